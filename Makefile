@@ -1,0 +1,70 @@
+# One name for each thing one does here. The build itself is CMake's: see CMakePresets.json.
+
+JOBS ?= $(shell nproc)
+DEMO_ARGS ?= replay --requests 24
+PREFIX ?= $(CURDIR)/install
+CONFIGURE_ARGS ?=
+VENV := build/venv/bin
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test test-dev test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+deps: ## install what building and testing need (Debian 12, Ubuntu 24.04)
+	@scripts/install-deps test
+
+build: ## build the library and the command line (build/release)
+	@scripts/install-deps build
+	@cmake --preset release --log-level=WARNING $(CONFIGURE_ARGS) >/dev/null
+	@cmake --build --preset release
+
+demo: build ## build, and replay requests between a prefill and a decode process
+	build/release/tools/towline/towline $(DEMO_ARGS)
+
+test: test-dev test-python test-asan-ubsan test-tsan ## run every test, then a part of them under each sanitizer
+	@echo "make test: all passed"
+
+test-dev: ## the tests of the dev preset
+test-asan-ubsan: ## unit, conformance and simulation tests and the fuzzers' sample, with ASan and UBSan
+test-tsan: ## unit and conformance tests, with TSan
+test-dev test-asan-ubsan test-tsan: test-%: deps
+	@cmake --preset $* --log-level=WARNING $(CONFIGURE_ARGS) >/dev/null
+	@cmake --build --preset $*
+	@scripts/run-tests $* $(JOBS)
+
+test-python: python ## the Python packages' tests
+	@for tests in bindings/python/tests compat/nixl/python/tests; do \
+	  if [ -d $$tests ]; then $(VENV)/python -m pytest -q $$tests || exit 1; fi; done
+
+python: deps ## build the Python packages into build/venv
+	@for package in bindings/python compat/nixl/python; do \
+	  if [ -f $$package/pyproject.toml ]; then \
+	    $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ./$$package || exit 1; fi; done
+
+format: deps ## format the C and C++ sources
+	@scripts/check-format --fix
+
+lint: deps ## check formatting, structure, and run clang-tidy (slow)
+	@scripts/install-deps lint
+	@scripts/check-format
+	@scripts/check-structure
+	@cmake --preset dev --log-level=WARNING >/dev/null
+	@run-clang-tidy -quiet -p build/dev -j $(JOBS) '$(CURDIR)/(src|tools|bench)/'
+
+bench: ## build the programs that measure (build/release/bench)
+	@scripts/install-deps build bench
+	@cmake --preset release --log-level=WARNING -DTOWLINE_BENCH=ON >/dev/null
+	@cmake --build --preset release
+
+nightly: ## everything that is too long for `make test`
+	@scripts/nightly
+
+install: build ## install to PREFIX
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove what was built, keep the Python environment
+	@find build -mindepth 1 -maxdepth 1 ! -name venv ! -name peers -exec rm -rf {} +

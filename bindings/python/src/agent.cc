@@ -1,0 +1,389 @@
+// Agents: their life, the GIL, notices, counters.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <ctime>
+#include <vector>
+
+#include "core.h"
+
+namespace towline::python {
+
+namespace {
+
+// Of all agents that are open; close_all() ends them at exit.
+Agent* open_agents = nullptr;
+
+bool interpreter_ends() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
+
+WithoutGil::WithoutGil() noexcept : state_(interpreter_ends() ? nullptr : PyEval_SaveThread()) {}
+
+WithoutGil::~WithoutGil() {
+  if (state_ == nullptr) return;
+  while (interpreter_ends()) pause();
+  PyEval_RestoreThread(state_);
+}
+
+// ---- text
+
+nb::str text(const char* bytes, size_t size) {
+  return nb::steal<nb::str>(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(size), "surrogateescape"));
+}
+
+nb::str text(const char* bytes) { return text(bytes, std::string_view(bytes).size()); }
+
+std::string bytes_of_text(nb::handle object, const char* what) {
+  nb::object encoded = nb::borrow(object);
+  if (PyUnicode_Check(object.ptr())) {
+    encoded = nb::steal(PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogateescape"));
+    if (!encoded.is_valid()) throw nb::python_error();
+  }
+  if (!PyBytes_Check(encoded.ptr()))
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is a str or bytes");
+  std::string bytes(PyBytes_AS_STRING(encoded.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(encoded.ptr())));
+  if (bytes.find('\0') != std::string::npos)
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " has a NUL in it");
+  return bytes;
+}
+
+BytesView::BytesView(nb::handle object) {
+  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+}
+
+// ---- life
+
+towline_agent_t* Agent::use() const {
+  if (closing || native == nullptr) raise(TOWLINE_CLOSED, "the agent is closed");
+  return native;
+}
+
+void Agent::close() {
+  while (closing && native != nullptr) {  // by another thread
+    const WithoutGil without_gil;
+    uint32_t turns = 0;
+    back_off(turns);
+  }
+  if (native == nullptr) return;
+  closing = true;
+  (previous != nullptr ? previous->next : open_agents) = next;
+  if (next != nullptr) next->previous = previous;
+  if (getpid() != pid) {  // the parent's: its threads are not here, and its connections are not ours to end
+    native = nullptr;
+    return;
+  }
+  for (uint32_t turns = 0; calls != 0;) {
+    const WithoutGil without_gil;
+    back_off(turns);
+  }
+  for (towline_notice_t& notice : stash) towline_notice_release(native, &notice);
+  stash.clear();
+  {
+    const WithoutGil without_gil;
+    (void)towline_agent_destroy(native);
+  }
+  native = nullptr;
+}
+
+Agent::~Agent() { close(); }
+
+namespace {
+
+void open(Agent* agent, nb::handle name, bool hosted, uint32_t workers, nb::handle listen,
+          nb::handle advertise, nb::handle backends, nb::handle config, nb::handle timeout) {
+  const std::string its_name = bytes_of_text(name, "name");
+  std::array<std::string, 4> texts;
+  const auto optional = [](nb::handle object, const char* what, std::string& keep) -> const char* {
+    if (object.is_none()) return nullptr;
+    keep = bytes_of_text(object, what);
+    return keep.c_str();
+  };
+  TOWLINE_INIT(towline_agent_options_t, options);
+  options.progress = hosted ? TOWLINE_PROGRESS_HOSTED : TOWLINE_PROGRESS_CALLER;
+  options.workers = workers;
+  options.listen = optional(listen, "listen", texts[0]);
+  options.advertise = optional(advertise, "advertise", texts[1]);
+  options.backends = optional(backends, "backends", texts[2]);
+  options.config = optional(config, "config", texts[3]);
+  options.default_timeout_ns = timeout_ns(timeout, 0);
+  towline_agent_t* native = nullptr;
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_agent_create(its_name.c_str(), &options, &native);
+  }
+  check(status, "towline_agent_create");
+  new (agent) Agent;
+  agent->native = native;
+  agent->hosted = hosted;
+  if (options.default_timeout_ns != 0) agent->default_timeout = options.default_timeout_ns;
+  agent->pid = getpid();
+  agent->next = open_agents;
+  if (open_agents != nullptr) open_agents->previous = agent;
+  open_agents = agent;
+}
+
+// At exit, while the interpreter is whole: threads that wait come back and end, and peers are told goodbye.
+void close_all() {
+  while (open_agents != nullptr) open_agents->close();
+}
+
+template <class Read>
+nb::str read_json(Agent& agent, const char* function, Read read) {
+  std::vector<char> json(16384);
+  size_t needed = 0;
+  do {
+    if (needed > json.size()) json.resize(needed + 1024);
+    int32_t status = 0;
+    {
+      const AgentCall call(agent);
+      status = read(call.native(), json.data(), json.size(), &needed);
+    }
+    check(status, function);
+  } while (needed > json.size());
+  return text(json.data(), needed - 1);
+}
+
+// ---- notices
+
+struct Notice {
+  nb::object peer;
+  nb::object incarnation;
+  nb::object data;
+};
+
+nb::object give(Agent& agent, towline_notice_t& native) {
+  nb::object data = nb::bytes(native.data, native.bytes);
+  nb::object notice =
+      nb::cast(Notice{text(native.peer_name), text(native.peer_incarnation), std::move(data)});
+  towline_notice_release(agent.native, &native);
+  return notice;
+}
+
+// None when there is none within the time.
+nb::object receive(Agent& agent, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  struct Receiving {
+    explicit Receiving(Agent& agent) : agent(agent) { ++agent.receivers; }
+    ~Receiving() { --agent.receivers; }
+    Agent& agent;
+  } const receiving(agent);
+  while (true) {
+    agent.use();
+    if (!agent.stash.empty()) {
+      towline_notice_t notice = agent.stash.front();
+      agent.stash.pop_front();
+      return give(agent, notice);
+    }
+    towline_notice_t notice{};
+    int32_t status = 0;
+    {
+      const AgentCall call(agent);
+      status = towline_notice_receive(call.native(), &notice);
+      if (status == TOWLINE_AGAIN && deadline.slice() != 0) {
+        (void)towline_agent_wait(call.native(), deadline.slice());
+        status = towline_notice_receive(call.native(), &notice);
+      }
+    }
+    if (status == TOWLINE_OK) return give(agent, notice);
+    if (status != TOWLINE_AGAIN) check(status, "towline_notice_receive");
+    check_signals();
+    if (deadline.passed()) return nb::none();
+  }
+}
+
+// Empties the inbox when nobody takes notices from it, so that the event descriptor is quiet. What is put
+// aside keeps its sender's credit, which bounds it.
+void put_aside(Agent& agent) {
+  if (agent.receivers != 0) return;
+  towline_notice_t notice{};
+  while (towline_notice_receive(agent.use(), &notice) == TOWLINE_OK) agent.stash.push_back(notice);
+}
+
+// The numbers of the transfers that ended since the last call.
+nb::list pull(Agent& agent) {
+  nb::list ended;
+  std::array<towline_completion_t, 64> completions;
+  while (true) {
+    int32_t count = 0;
+    {
+      const AgentCall call(agent);
+      count = towline_completions_pull(call.native(), completions.data(), completions.size());
+    }
+    check(count, "towline_completions_pull");
+    for (int32_t i = 0; i < count; ++i) {
+      ended.append(nb::int_(reinterpret_cast<uintptr_t>(completions[static_cast<size_t>(i)].user_data)));
+    }
+    if (count < static_cast<int32_t>(completions.size())) return ended;
+  }
+}
+
+int progress(Agent& agent) {
+  int32_t done = 0;
+  {
+    const AgentCall call(agent);
+    done = towline_agent_progress(call.native());
+  }
+  check(done, "towline_agent_progress");
+  return done;
+}
+
+// ---- metadata and peers
+
+nb::bytes metadata(Agent& agent, nb::handle regions) {
+  std::vector<towline_region_t*> handles;
+  if (!regions.is_none()) {
+    for (nb::handle region : nb::borrow(regions)) handles.push_back(nb::cast<Region&>(region).use());
+    if (handles.empty()) raise(TOWLINE_INVALID_ARGUMENT, "regions is empty; None means all of them");
+  }
+  std::vector<char> blob(65536);
+  size_t needed = 0;
+  do {
+    if (needed > blob.size()) blob.resize(needed + 1024);
+    check(towline_agent_metadata(agent.use(), handles.data(), handles.size(), blob.data(), blob.size(),
+                                 &needed),
+          "towline_agent_metadata");
+  } while (needed > blob.size());
+  return nb::bytes(blob.data(), needed);
+}
+
+nb::object add_peer(nb::handle self, nb::handle blob) {
+  const BytesView bytes(blob);
+  towline_peer_t* peer = nullptr;
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(self));
+    status = towline_peer_add(call.native(), bytes.data(), bytes.size(), &peer);
+  }
+  check(status, "towline_peer_add");
+  return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
+}
+
+nb::object connect(nb::handle self, nb::handle address, nb::handle timeout) {
+  const std::string where = bytes_of_text(address, "address");
+  const uint64_t nanoseconds = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
+  towline_peer_t* peer = nullptr;
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(self));
+    status = towline_peer_connect(call.native(), where.c_str(), nanoseconds, &peer);
+  }
+  check(status, "towline_peer_connect");
+  return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
+}
+
+nb::object find_peer(nb::handle self, nb::handle name) {
+  towline_peer_t* peer = nullptr;
+  check(towline_peer_find(agent_of(self).use(), bytes_of_text(name, "name").c_str(), &peer),
+        "towline_peer_find");
+  return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
+}
+
+// ---- counters
+
+struct Counter {
+  nb::object agent;
+  towline_counter_t* native = nullptr;
+
+  Counter() = default;
+  Counter(const Counter&) = delete;
+  Counter& operator=(const Counter&) = delete;
+  ~Counter() { towline_counter_destroy(native); }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    return 0;
+  }
+};
+
+nb::object create_counter(nb::handle self, uint64_t initial) {
+  towline_counter_t* native = nullptr;
+  check(towline_counter_create(agent_of(self).use(), initial, &native), "towline_counter_create");
+  auto* counter = new Counter;
+  counter->agent = nb::borrow(self);
+  counter->native = native;
+  return nb::cast(counter, nb::rv_policy::take_ownership);
+}
+
+uint64_t wait_counter(Counter& counter, uint64_t threshold, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  while (true) {
+    int32_t status = 0;
+    {
+      const AgentCall call(agent_of(counter.agent));
+      status = towline_counter_wait(counter.native, threshold, deadline.slice());
+    }
+    if (status == TOWLINE_OK) return towline_counter_value(counter.native);
+    if (status != TOWLINE_TIMED_OUT) check(status, "towline_counter_wait");
+    check_signals();
+    if (deadline.passed())
+      raise(TOWLINE_TIMED_OUT, "the counter has not reached " + std::to_string(threshold) + " yet");
+  }
+}
+
+}  // namespace
+
+void bind_agent(nb::module_& module) {
+  nb::class_<Notice>(module, "Notice")
+      .def_ro("peer", &Notice::peer)
+      .def_ro("incarnation", &Notice::incarnation)
+      .def_ro("data", &Notice::data)
+      .def("__repr__", [](const Notice& notice) {
+        return nb::str("Notice(peer={!r}, data={!r})").format(notice.peer, notice.data);
+      });
+  nb::class_<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
+      .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
+      .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
+      .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none());
+  nb::class_<Agent>(module, "Agent", nb::is_weak_referenceable())
+      .def("__init__", &open, nb::arg("name"), nb::arg("hosted"), nb::arg("workers"),
+           nb::arg("listen").none(), nb::arg("advertise").none(), nb::arg("backends").none(),
+           nb::arg("config").none(), nb::arg("timeout").none())
+      .def("_close", &Agent::close)
+      .def_prop_ro("closed", [](const Agent& agent) { return agent.closing || agent.native == nullptr; })
+      .def_prop_ro("hosted", [](const Agent& agent) { return agent.hosted; })
+      .def_prop_ro("name", [](const Agent& agent) { return text(towline_agent_name(agent.use())); })
+      .def_prop_ro("incarnation",
+                   [](const Agent& agent) { return text(towline_agent_incarnation(agent.use())); })
+      .def_prop_ro("address",
+                   [](const Agent& agent) {
+                     std::array<char, 512> address{};
+                     check(towline_agent_address(agent.use(), address.data(), address.size()),
+                           "towline_agent_address");
+                     return text(address.data());
+                   })
+      .def_prop_ro("event_fd",
+                   [](const Agent& agent) {
+                     int fd = -1;
+                     check(towline_agent_event_fd(agent.use(), &fd), "towline_agent_event_fd");
+                     return fd;
+                   })
+      .def("_info", [](Agent& agent) { return read_json(agent, "towline_agent_info", towline_agent_info); })
+      .def("_counters",
+           [](Agent& agent) { return read_json(agent, "towline_agent_counters", towline_agent_counters); })
+      .def("progress", &progress)
+      .def("receive", &receive, nb::arg("timeout") = nb::none())
+      .def("_put_aside", &put_aside)
+      .def("_pull", &pull)
+      .def("metadata", &metadata, nb::arg("regions") = nb::none())
+      .def("add_peer", &add_peer, nb::arg("blob"))
+      .def("_connect", &connect, nb::arg("address"), nb::arg("timeout").none())
+      .def("peer", &find_peer, nb::arg("name"))
+      .def("counter", &create_counter, nb::arg("initial") = 0)
+      .def(
+          "block_list",
+          [](nb::handle self, nb::handle source, nb::handle page_dim, nb::handle kind) {
+            return make_block_list(nb::borrow(self), nb::none(), source, page_dim, kind);
+          },
+          nb::arg("source"), nb::kw_only(), nb::arg("page_dim") = nb::none(), nb::arg("kind") = "dram");
+  module.def("_close_all", &close_all);
+}
+
+}  // namespace towline::python

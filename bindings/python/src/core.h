@@ -1,0 +1,218 @@
+// What the parts of the extension module share. It is thin: each class here owns one handle of the C API.
+//
+// Three rules hold everywhere.
+//   The GIL is kept for what is quick (a look, an immediate post) and given up (AgentCall, WithoutGil) for
+//   what can wait or copies much. Waits without end are cut into slices, so that signals are seen and close()
+//   can finish. Objects made from an agent hold a Python reference to it, which the garbage collector sees;
+//   the agent holds none. Fields are only touched with the GIL held, so that they need no locks of their own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <sys/types.h>
+#include <towline/towline.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace towline::python {
+
+// ---- errors.cc
+
+// Throws the Python exception of `status`.
+[[noreturn]] void raise(int32_t status, const std::string& message);
+// Throws for a negative status, with the sentence `function` left if it left one, else with `otherwise`.
+void check(int32_t status, const char* function, const std::string& otherwise = {});
+// The member of towline.Status; a new reference.
+nb::object status_object(int32_t status);
+void bind_errors(nb::module_& module);
+
+// ---- times
+
+inline constexpr uint64_t kSliceNs = 50'000'000;
+uint64_t now_ns() noexcept;
+// Seconds or None to nanoseconds. Throws for what is no number, or negative.
+uint64_t timeout_ns(nb::handle seconds, uint64_t when_none);
+
+// A point in time to wait for, slice by slice.
+class Deadline {
+ public:
+  explicit Deadline(uint64_t timeout) noexcept
+      : at_(timeout > TOWLINE_FOREVER - now_ns() ? TOWLINE_FOREVER : now_ns() + timeout) {}
+  [[nodiscard]] uint64_t slice() const noexcept {
+    const uint64_t now = now_ns();
+    return now >= at_ ? 0 : (at_ - now < kSliceNs ? at_ - now : kSliceNs);
+  }
+  [[nodiscard]] bool passed() const noexcept { return at_ != TOWLINE_FOREVER && now_ns() >= at_; }
+
+ private:
+  uint64_t at_;
+};
+
+// Throws what a signal handler raised.
+void check_signals();
+// Sleeps a little, longer the more often it was called, with the GIL given up by the caller.
+void back_off(uint32_t& turns) noexcept;
+
+// ---- the GIL
+
+// Gives the GIL up for its life. While the interpreter ends, its last thread keeps it, and others never come
+// back: they would be ended in the middle of a C++ frame.
+class WithoutGil {
+ public:
+  WithoutGil() noexcept;
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// ---- agent.cc
+
+struct Agent {
+  towline_agent_t* native = nullptr;
+  uint32_t calls = 0;      // under way without the GIL; close() waits for them
+  uint32_t receivers = 0;  // threads waiting in receive()
+  bool closing = false;
+  bool hosted = true;
+  uint64_t default_timeout = 30'000'000'000;
+  pid_t pid = 0;
+  std::deque<towline_notice_t>
+      stash;                  // taken from the inbox, not given back: their sender's credit is still used
+  Agent* previous = nullptr;  // of the agents that are open
+  Agent* next = nullptr;
+
+  Agent() = default;
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+  ~Agent();
+  // Throws Closed.
+  towline_agent_t* use() const;
+  void close();
+};
+
+// One call of the C API without the GIL, during which the agent can't be destroyed.
+class AgentCall {
+ public:
+  explicit AgentCall(Agent& agent) : counted_(agent) {}
+  [[nodiscard]] towline_agent_t* native() const noexcept { return counted_.native; }
+
+ private:
+  struct Counted {
+    explicit Counted(Agent& agent) : agent(agent), native(agent.use()) { ++agent.calls; }
+    ~Counted() { --agent.calls; }
+    Agent& agent;
+    towline_agent_t* native;
+  };
+  Counted counted_;  // counts with the GIL held: made before and destroyed after
+  WithoutGil without_gil_;
+};
+
+inline Agent& agent_of(nb::handle object) { return *nb::inst_ptr<Agent>(object); }
+void bind_agent(nb::module_& module);
+
+// Text of the C API, which may hold any byte but NUL, and back.
+nb::str text(const char* bytes);
+nb::str text(const char* bytes, size_t size);
+std::string bytes_of_text(nb::handle text, const char* what);
+
+// A read-only view of a bytes-like object for the length of a call.
+class BytesView {
+ public:
+  explicit BytesView(nb::handle object);
+  ~BytesView() { PyBuffer_Release(&view_); }
+  BytesView(const BytesView&) = delete;
+  BytesView& operator=(const BytesView&) = delete;
+  [[nodiscard]] const void* data() const noexcept { return view_.buf; }
+  [[nodiscard]] size_t size() const noexcept { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// Shows the garbage collector the references of a T, which lists them in visit(). Nothing is cleared: every
+// cycle also goes through an object of the application, which is.
+template <class T>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  return nb::inst_ptr<T>(nb::handle(self))->visit(visit, arg);
+}
+template <class T>
+inline PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<T>)}, {0, nullptr}};
+
+// ---- the other files
+
+void bind_memory(nb::module_& module);
+void bind_blocks(nb::module_& module);
+void bind_directory(nb::module_& module);
+void bind_peer(nb::module_& module);
+void bind_transfer(nb::module_& module);
+
+// kDram.. by name, and back.
+uint32_t kind_of(nb::handle name);
+const char* kind_name(uint32_t kind) noexcept;
+uint32_t access_of(nb::handle name);
+const char* access_name(uint32_t access) noexcept;
+
+struct Peer {
+  nb::object agent;
+  towline_peer_t* native = nullptr;
+  uint32_t calls = 0;  // under way without the GIL; remove() refuses meanwhile
+
+  Peer(nb::object agent, towline_peer_t* native) : agent(std::move(agent)), native(native) {}
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  ~Peer();
+  towline_peer_t* use() const;
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    return 0;
+  }
+};
+
+struct Region {
+  nb::object agent;
+  nb::object owner;    // what was registered
+  Py_buffer buffer{};  // keeps its memory where it is; obj null: none
+  towline_region_t* native = nullptr;
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  bool deregistering = false;
+
+  Region() = default;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+  towline_region_t* use() const;
+  void let_go() noexcept;
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    Py_VISIT(owner.ptr());
+    return 0;
+  }
+};
+
+struct BlockList {
+  nb::object agent;
+  nb::object peer;  // None: the agent's own memory
+  towline_block_list_t* native = nullptr;
+
+  BlockList() = default;
+  BlockList(const BlockList&) = delete;
+  BlockList& operator=(const BlockList&) = delete;
+  ~BlockList() { towline_block_list_destroy(native); }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    Py_VISIT(peer.ptr());
+    return 0;
+  }
+};
+nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source, nb::handle page_dim,
+                           nb::handle kind);
+
+}  // namespace towline::python

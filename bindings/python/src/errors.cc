@@ -1,0 +1,93 @@
+// Statuses to Python: the members of towline.Status and the exceptions of towline._errors.
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+
+#include "core.h"
+
+namespace towline::python {
+
+namespace {
+
+constexpr int32_t kLowest = TOWLINE_INTERNAL;
+constexpr int32_t kHighest = TOWLINE_IN_PROGRESS;
+
+// Live as long as the process: a module is never unloaded.
+std::array<PyObject*, kHighest - kLowest + 1> members{};
+PyObject* make_error = nullptr;
+
+// Hands over the enumeration and `make(status, message) -> exception`.
+void install(nb::handle status_type, nb::handle make) {
+  for (int32_t status = kLowest; status <= kHighest; ++status) {
+    members[static_cast<size_t>(status - kLowest)] = status_type(status).release().ptr();
+  }
+  make_error = make.inc_ref().ptr();
+}
+
+}  // namespace
+
+void raise(int32_t status, const std::string& message) {
+  const std::string& said = message.empty() ? std::string(towline_status_text(status)) : message;
+  nb::object error = nb::handle(make_error)(status, text(said.data(), said.size()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+void check(int32_t status, const char* function, const std::string& otherwise) {
+  if (status >= 0) return;
+  // The thread's last error may be an older one: its sentence begins with the function that failed.
+  const char* sentence = towline_last_error();
+  const size_t length = std::strlen(function);
+  const bool ours = std::strncmp(sentence, function, length) == 0;
+  if (ours) {
+    sentence += length;
+    sentence += std::strspn(sentence, ": ");
+  }
+  raise(status, ours && *sentence != 0 ? sentence : otherwise);
+}
+
+nb::object status_object(int32_t status) {
+  if (status < kLowest || status > kHighest) return nb::int_(status);
+  return nb::borrow(members[static_cast<size_t>(status - kLowest)]);
+}
+
+uint64_t now_ns() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+uint64_t timeout_ns(nb::handle seconds, uint64_t when_none) {
+  if (seconds.is_none()) return when_none;
+  const double value = PyFloat_AsDouble(seconds.ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (std::isnan(value) || value < 0)
+    raise(TOWLINE_INVALID_ARGUMENT, "a timeout is a number of seconds, 0 or more");
+  return value >= 1e9 ? TOWLINE_FOREVER : static_cast<uint64_t>(value * 1e9);
+}
+
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void back_off(uint32_t& turns) noexcept {
+  const timespec pause = {0, turns < 20 ? 20'000 : 500'000};
+  ++turns;
+  nanosleep(&pause, nullptr);
+}
+
+void bind_errors(nb::module_& module) {
+  module.def("_install", &install);
+  module.def("_status_list", [] {
+    nb::list list;
+#define TOWLINE_STATUS_PAIR(c_name, cpp_name, value, says) \
+  list.append(nb::make_tuple(nb::str(#c_name), nb::int_(value)));
+    TOWLINE_STATUS_LIST(TOWLINE_STATUS_PAIR)
+#undef TOWLINE_STATUS_PAIR
+    return list;
+  });
+  module.def("status_text", [](int status) { return nb::str(towline_status_text(status)); });
+}
+
+}  // namespace towline::python

@@ -1,0 +1,230 @@
+// Memory that peers can map, and registered regions.
+#include "arrays.h"
+
+#include <utility>
+
+namespace towline::python {
+
+namespace {
+
+// How long a region that is dropped waits for its peers, before its memory is kept for ever instead.
+constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
+
+struct Memory {
+  towline_memory_t* native = nullptr;
+  uint32_t exports = 0;
+  Py_ssize_t bytes = 0;  // buffers point to it as their shape
+
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { (void)towline_memory_free(native); }
+};
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  auto& memory = *nb::inst_ptr<Memory>(nb::handle(self));
+  if (memory.native == nullptr) {
+    PyErr_SetString(PyExc_BufferError, "the memory is freed");
+    return -1;
+  }
+  if (PyBuffer_FillInfo(view, self, towline_memory_address(memory.native), memory.bytes, 0, flags) != 0)
+    return -1;
+  ++memory.exports;
+  return 0;
+}
+
+void release_buffer(PyObject* self, Py_buffer*) { --nb::inst_ptr<Memory>(nb::handle(self))->exports; }
+
+PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                              {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
+                              {0, nullptr}};
+
+Memory* allocate(nb::handle, uint64_t bytes, bool huge) {
+  towline_memory_t* native = nullptr;
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_memory_allocate(bytes, huge ? uint32_t{TOWLINE_ALLOCATE_HUGE} : 0, &native);
+  }
+  check(status, "towline_memory_allocate");
+  auto* memory = new Memory;
+  memory->native = native;
+  memory->bytes = static_cast<Py_ssize_t>(towline_memory_bytes(native));
+  return memory;
+}
+
+void free_memory(Memory& memory) {
+  if (memory.exports != 0) {
+    PyErr_SetString(PyExc_BufferError, "arrays or regions still use the memory");
+    throw nb::python_error();
+  }
+  (void)towline_memory_free(std::exchange(memory.native, nullptr));
+}
+
+nb::object as_numpy(nb::handle self, nb::handle dtype, nb::handle shape) {
+  const nb::object flat = nb::module_::import_("numpy").attr("frombuffer")(self, dtype);
+  return shape.is_none() ? flat : flat.attr("reshape")(shape);
+}
+
+// ---- regions
+
+uint64_t unsigned_integer(nb::handle object, const char* what) {
+  const unsigned long long value = PyLong_AsUnsignedLongLong(object.ptr());
+  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is an integer from 0 to 2^64 - 1");
+  }
+  return value;
+}
+
+bool is_address(nb::handle object) {
+  if (!PyTuple_Check(object.ptr())) return false;
+  const Py_ssize_t size = PyTuple_GET_SIZE(object.ptr());
+  if (size != 2 && size != 3)
+    raise(TOWLINE_INVALID_ARGUMENT, "memory by address is (address, length[, device])");
+  return true;
+}
+
+// What to register of an object; fills the region's owner.
+void take_memory(nb::handle object, Region& region, towline_region_options_t& options) {
+  if (is_address(object)) {
+    region.address = unsigned_integer(object[0], "address");
+    region.bytes = unsigned_integer(object[1], "length");
+    if (PyTuple_GET_SIZE(object.ptr()) == 3) options.device = unsigned_integer(object[2], "device");
+    return;
+  }
+  Array array;
+  if (!array.take(object)) {
+    raise(TOWLINE_INVALID_ARGUMENT,
+          std::string("register: an array, a tensor, a buffer or (address, length[, device]), not ") +
+              Py_TYPE(object.ptr())->tp_name);
+  }
+  if (!array.dense())
+    raise(TOWLINE_INVALID_ARGUMENT, "register: the array has holes: register what it is a part of");
+  if (array.read_only && (options.access & TOWLINE_ACCESS_WRITE) != 0) {
+    raise(TOWLINE_PERMISSION_DENIED, "register: the memory is read-only: register it with access='read'");
+  }
+  region.address = array.address;
+  region.bytes = array.items() * array.item_bytes;
+  options.kind = array.kind;
+  options.device = array.device;
+  region.owner = array.owner;
+  std::swap(region.buffer, array.buffer);
+}
+
+nb::object register_memory(nb::handle self, nb::handle object, nb::handle access, bool guarded, bool share,
+                           nb::handle kind) {
+  auto* region = new Region;
+  const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
+  TOWLINE_INIT(towline_region_options_t, options);
+  options.access = access_of(access);
+  options.flags =
+      (guarded ? uint32_t{TOWLINE_REGION_GUARDED} : 0) | (share ? uint32_t{TOWLINE_REGION_SHARE} : 0);
+  if (!kind.is_none()) options.kind = kind_of(kind);
+  take_memory(object, *region, options);
+  region->agent = nb::borrow(self);
+  int32_t status = 0;
+  towline_region_t* native = nullptr;
+  {
+    const AgentCall call(agent_of(self));
+    status = towline_region_register(call.native(), reinterpret_cast<void*>(region->address), region->bytes,
+                                     &options, &native);
+  }
+  check(status, "towline_region_register");
+  region->native = native;
+  return result;
+}
+
+void deregister(Region& region, nb::handle timeout) {
+  if (region.native == nullptr) return;
+  const uint64_t nanoseconds = timeout_ns(timeout, kDropTimeoutNs);
+  towline_region_t* native = region.use();
+  region.deregistering = true;
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_region_deregister(native, nanoseconds);
+  }
+  region.deregistering = false;
+  check(status, "towline_region_deregister");
+  region.native = nullptr;
+  region.let_go();
+}
+
+}  // namespace
+
+towline_region_t* Region::use() const {
+  if (native == nullptr) raise(TOWLINE_STALE, "the region is deregistered");
+  if (deregistering) raise(TOWLINE_BUSY, "the region is being deregistered");
+  return native;
+}
+
+void Region::let_go() noexcept {
+  PyBuffer_Release(&buffer);
+  owner.reset();
+}
+
+Region::~Region() {
+  int32_t status = TOWLINE_OK;
+  if (native != nullptr) {
+    const WithoutGil without_gil;
+    status = towline_region_deregister(native, kDropTimeoutNs);
+  }
+  if (status >= 0) {
+    let_go();
+  } else {  // a peer may still reach the memory: better kept for ever than reused
+    owner.release();
+    buffer = {};
+  }
+}
+
+uint32_t kind_of(nb::handle name) {
+  static constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
+  for (uint32_t kind = 0; kind < 5; ++kind) {
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[kind]) == 0)
+      return kind;
+  }
+  raise(TOWLINE_INVALID_ARGUMENT, "kind is 'dram', 'vram', 'file', 'block' or 'object'");
+}
+
+const char* kind_name(uint32_t kind) noexcept {
+  static constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
+  return kind < 5 ? kNames[kind] : "unknown";
+}
+
+uint32_t access_of(nb::handle name) {
+  for (uint32_t access = 1; access <= 3; ++access) {
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), access_name(access)) == 0)
+      return access;
+  }
+  raise(TOWLINE_INVALID_ARGUMENT, "access is 'read', 'write' or 'all'");
+}
+
+const char* access_name(uint32_t access) noexcept {
+  static constexpr const char* kNames[] = {"none", "read", "write", "all"};
+  return access < 4 ? kNames[access] : "unknown";
+}
+
+void bind_memory(nb::module_& module) {
+  nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots))
+      .def_prop_ro("address",
+                   [](const Memory& memory) {
+                     return reinterpret_cast<uintptr_t>(towline_memory_address(memory.native));
+                   })
+      .def_prop_ro("bytes", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
+      .def("__len__", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
+      .def("numpy", &as_numpy, nb::arg("dtype") = "uint8", nb::arg("shape") = nb::none())
+      .def("free", &free_memory);
+  nb::class_<Region>(module, "Region", nb::type_slots(collected<Region>))
+      .def_prop_ro("key", [](const Region& region) { return towline_region_key(region.use()); })
+      .def_ro("address", &Region::address)
+      .def_ro("bytes", &Region::bytes)
+      .def_prop_ro("owner",
+                   [](const Region& region) { return region.owner.is_valid() ? region.owner : nb::none(); })
+      .def("deregister", &deregister, nb::arg("timeout") = nb::none());
+  module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("bytes"), nb::arg("huge"));
+  module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
+             nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none());
+}
+
+}  // namespace towline::python

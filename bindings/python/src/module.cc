@@ -1,0 +1,15 @@
+// The extension module towline._core.
+#include "core.h"
+
+NB_MODULE(_core, module) {
+  // An agent that the application still holds at exit is closed by then, and no leak.
+  nb::set_leak_warnings(false);
+  module.attr("version") = nb::str(towline_version());
+  towline::python::bind_errors(module);
+  towline::python::bind_blocks(module);
+  towline::python::bind_memory(module);
+  towline::python::bind_peer(module);
+  towline::python::bind_transfer(module);
+  towline::python::bind_agent(module);
+  towline::python::bind_directory(module);
+}

@@ -1,0 +1,138 @@
+// Peers: who they are, their regions, messages to them.
+#include <vector>
+
+#include "core.h"
+
+namespace towline::python {
+
+namespace {
+
+struct RegionInfo : towline_region_info_t {};
+
+nb::list regions(const Peer& peer) {
+  std::vector<towline_region_info_t> known(64);
+  size_t count = known.size();
+  check(towline_peer_regions(peer.use(), known.data(), &count), "towline_peer_regions");
+  while (count > known.size()) {
+    known.resize(count);
+    check(towline_peer_regions(peer.use(), known.data(), &count), "towline_peer_regions");
+  }
+  nb::list list;
+  for (size_t i = 0; i < count; ++i) list.append(nb::cast(RegionInfo{known[i]}));
+  return list;
+}
+
+const char* health(const Peer& peer) {
+  static constexpr const char* kNames[] = {"unknown", "alive", "suspect", "lost"};
+  const uint32_t now = towline_peer_health(peer.use());
+  return now < 4 ? kNames[now] : "unknown";
+}
+
+// Calls without the GIL; the peer can't be removed meanwhile.
+template <class Call>
+int32_t call_peer(Peer& peer, Call call) {
+  towline_peer_t* native = peer.use();
+  struct Counted {
+    explicit Counted(Peer& peer) : peer(peer) { ++peer.calls; }
+    ~Counted() { --peer.calls; }
+    Peer& peer;
+  } const counted(peer);
+  const AgentCall without_gil(agent_of(peer.agent));
+  return call(without_gil.native(), native);
+}
+
+// Tries again while there is no credit, until the timeout.
+template <class Call>
+void call_with_credit(Peer& peer, nb::handle timeout, const char* function, Call call) {
+  const Deadline deadline(timeout_ns(timeout, agent_of(peer.agent).default_timeout));
+  uint32_t turns = 0;
+  while (true) {
+    const int32_t status = call_peer(peer, [&](towline_agent_t* agent, towline_peer_t* native) {
+      const int32_t first = call(native);
+      if (first != TOWLINE_AGAIN || deadline.passed()) return first;
+      if (towline_agent_progress(agent) <= 0) back_off(turns);
+      return call(native);
+    });
+    if (status != TOWLINE_AGAIN || deadline.passed())
+      return check(status, function, "the peer gives no credit now");
+    check_signals();
+  }
+}
+
+void send(Peer& peer, nb::handle data, nb::handle timeout) {
+  const BytesView bytes(data);
+  call_with_credit(peer, timeout, "towline_notice_send", [&](towline_peer_t* native) {
+    return towline_notice_send(native, bytes.data(), bytes.size());
+  });
+}
+
+void add(Peer& peer, uint64_t key, uint64_t amount, nb::handle timeout) {
+  call_with_credit(peer, timeout, "towline_counter_add",
+                   [&](towline_peer_t* native) { return towline_counter_add(native, key, amount); });
+}
+
+void refresh(Peer& peer, nb::handle timeout) {
+  const uint64_t nanoseconds = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
+  check(call_peer(peer, [&](towline_agent_t*,
+                            towline_peer_t* native) { return towline_peer_refresh(native, nanoseconds); }),
+        "towline_peer_refresh");
+}
+
+void remove(Peer& peer) {
+  if (peer.calls != 0) raise(TOWLINE_BUSY, "another thread is calling this peer");
+  towline_peer_t* native = peer.use();
+  peer.native = nullptr;
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(peer.agent));
+    status = towline_peer_remove(native);
+  }
+  if (status < 0) peer.native = native;
+  check(status, "towline_peer_remove");
+}
+
+}  // namespace
+
+Peer::~Peer() { towline_peer_release(native); }
+
+towline_peer_t* Peer::use() const {
+  if (native == nullptr) raise(TOWLINE_STALE, "the peer is removed");
+  return native;
+}
+
+void bind_peer(nb::module_& module) {
+  nb::class_<RegionInfo>(module, "RegionInfo")
+      .def_ro("key", &RegionInfo::key)
+      .def_ro("address", &RegionInfo::address)
+      .def_ro("bytes", &RegionInfo::bytes)
+      .def_ro("device", &RegionInfo::device)
+      .def_prop_ro("kind", [](const RegionInfo& region) { return kind_name(region.kind); })
+      .def_prop_ro("access", [](const RegionInfo& region) { return access_name(region.access); })
+      .def_prop_ro("guarded",
+                   [](const RegionInfo& region) { return (region.flags & TOWLINE_REGION_GUARDED) != 0; })
+      .def("__repr__", [](const RegionInfo& region) {
+        return nb::str("RegionInfo(key={}, address={:#x}, bytes={}, access={!r})")
+            .format(region.key, region.address, region.bytes, access_name(region.access));
+      });
+  nb::class_<Peer>(module, "Peer", nb::type_slots(collected<Peer>), nb::is_weak_referenceable())
+      .def_prop_ro("name", [](const Peer& peer) { return text(towline_peer_name(peer.use())); })
+      .def_prop_ro("incarnation", [](const Peer& peer) { return text(towline_peer_incarnation(peer.use())); })
+      .def_prop_ro("health", &health)
+      .def("regions", &regions)
+      .def(
+          "block_list",
+          [](nb::handle self, nb::handle source, nb::handle kind) {
+            return make_block_list(nb::cast<Peer&>(self).agent, nb::borrow(self), source, nb::none(), kind);
+          },
+          nb::arg("source"), nb::kw_only(), nb::arg("kind") = "dram")
+      .def("send", &send, nb::arg("data"), nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def("add", &add, nb::arg("key"), nb::arg("amount") = 1, nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def("refresh", &refresh, nb::arg("timeout") = nb::none())
+      .def("remove", &remove)
+      .def("__repr__", [](const Peer& peer) {
+        if (peer.native == nullptr) return nb::str("Peer(removed)");
+        return nb::str("Peer({!r}, {!r})").format(text(towline_peer_name(peer.native)), health(peer));
+      });
+}
+
+}  // namespace towline::python

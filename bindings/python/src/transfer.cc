@@ -1,0 +1,355 @@
+// Transfers. post() and poll() are the hot path: one call of the C API, and nothing else that costs.
+#include <vector>
+
+#include "arrays.h"
+
+namespace towline::python {
+
+namespace {
+
+// What may be posted with the GIL held: copying it takes a few microseconds.
+constexpr uint64_t kQuickBytes = 64 << 10;
+// How long a transfer that is dropped waits to be fenced, before it is left to its agent.
+constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
+
+// Numbers transfers, so that a completion of one that is gone is known for what it is.
+uint64_t last_id = 0;
+
+struct Transfer {
+  nb::object agent;
+  nb::object peer;
+  towline_transfer_t* native = nullptr;
+  uint64_t bytes = 0;
+  uint64_t timeout = 0;  // 0: the agent's default
+  uint64_t id = ++last_id;
+  bool posted = false;
+  bool ended = false;  // the last post's outcome was seen, so that asking again is quick
+  bool awaitable = false;
+
+  Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+  ~Transfer() {
+    if (native == nullptr || (ended && towline_transfer_destroy(native, 0) >= 0)) return;
+    const WithoutGil without_gil;
+    (void)towline_transfer_destroy(native, kDropTimeoutNs);
+  }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    Py_VISIT(peer.ptr());
+    return 0;
+  }
+};
+
+uint64_t own_timeout(const Transfer& transfer) {
+  return transfer.timeout != 0 ? transfer.timeout : agent_of(transfer.agent).default_timeout;
+}
+
+std::string describe(const Transfer& transfer) {
+  return "a transfer of " + std::to_string(transfer.bytes) + " bytes";
+}
+
+[[noreturn]] void fail(const Transfer& transfer, int32_t status) {
+  if (status == TOWLINE_NOT_FOUND) raise(status, "the transfer was never posted");
+  std::string message = describe(transfer) + ": " + towline_status_text(status);
+  TOWLINE_INIT(towline_result_t, result);
+  if (status != TOWLINE_BUSY && towline_transfer_result(transfer.native, &result) >= 0 &&
+      result.failed_ranges != 0) {
+    const towline_failed_range_t& failed = result.failed[0];
+    message += "; " + std::to_string(failed.count) + " of " + std::to_string(result.blocks) +
+               " blocks from number " + std::to_string(failed.first) + " on failed";
+    if (failed.vendor_code != 0) message += " with code " + std::to_string(failed.vendor_code);
+  }
+  raise(status, message);
+}
+
+// What a call found: remembered, then given, or thrown.
+int32_t found(Transfer& transfer, int32_t status) {
+  transfer.ended = status != TOWLINE_IN_PROGRESS;
+  if (status < 0) fail(transfer, status);
+  return status;
+}
+
+int32_t post_once(const Transfer& transfer) {
+  if (transfer.bytes <= kQuickBytes) return towline_transfer_post(transfer.native);
+  const WithoutGil without_gil;
+  return towline_transfer_post(transfer.native);
+}
+
+int32_t start(Transfer& transfer) {
+  int32_t status = post_once(transfer);
+  if (status == TOWLINE_AGAIN && transfer.awaitable) {
+    // Perhaps completions fill their queue since nothing was ever awaited.
+    transfer.agent.attr("_hub")().attr("_ready")();
+    status = post_once(transfer);
+  }
+  if (status >= 0) {
+    transfer.posted = true;
+    transfer.ended = status == TOWLINE_OK;
+  }
+  return status;
+}
+
+int32_t look(Transfer& transfer) {
+  if (transfer.ended || !transfer.posted) return towline_transfer_poll(transfer.native);
+  const WithoutGil without_gil;
+  return towline_transfer_poll(transfer.native);
+}
+
+nb::object post(Transfer& transfer) {
+  const int32_t status = start(transfer);
+  if (status < 0 && status != TOWLINE_AGAIN) fail(transfer, status);
+  return status_object(status);
+}
+
+nb::object poll(Transfer& transfer) { return status_object(found(transfer, look(transfer))); }
+
+// Posts if that never happened, with patience where there is no credit yet.
+void ensure_posted(Transfer& transfer, const Deadline& deadline) {
+  const Deadline own(own_timeout(transfer));
+  for (uint32_t turns = 0; !transfer.posted;) {
+    const int32_t status = start(transfer);
+    if (status >= 0) return;
+    if (status != TOWLINE_AGAIN || deadline.passed() || own.passed()) fail(transfer, status);
+    {
+      const AgentCall call(agent_of(transfer.agent));
+      if (towline_agent_progress(call.native()) <= 0) back_off(turns);
+    }
+    check_signals();
+  }
+}
+
+nb::object wait(Transfer& transfer, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  ensure_posted(transfer, deadline);
+  int32_t status = TOWLINE_IN_PROGRESS;
+  if (transfer.ended) status = towline_transfer_poll(transfer.native);
+  while (status == TOWLINE_IN_PROGRESS) {
+    {
+      const WithoutGil without_gil;
+      status = towline_transfer_wait(transfer.native, deadline.slice());
+    }
+    if (status != TOWLINE_IN_PROGRESS) break;
+    check_signals();
+    if (deadline.passed()) {
+      nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
+      error = error(nb::str((describe(transfer) + " is still in flight").c_str()),
+                    status_object(TOWLINE_IN_PROGRESS));
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+      throw nb::python_error();
+    }
+  }
+  return status_object(found(transfer, status));
+}
+
+uint32_t fences_of(nb::handle name) {
+  static constexpr const char* kNames[] = {"", "local", "remote", "both"};
+  for (uint32_t fences = 1; fences <= 3; ++fences) {
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[fences]) == 0)
+      return fences;
+  }
+  raise(TOWLINE_INVALID_ARGUMENT, "fences is 'local', 'remote' or 'both'");
+}
+
+void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  const uint32_t wanted = fences_of(fences);
+  while (true) {
+    int32_t status = 0;
+    {
+      const WithoutGil without_gil;
+      status = towline_transfer_wait_fenced(transfer.native, wanted, deadline.slice());
+    }
+    if (status >= 0) return;
+    if (status != TOWLINE_TIMED_OUT) fail(transfer, status);
+    check_signals();
+    if (deadline.passed()) raise(status, describe(transfer) + " is not fenced yet");
+  }
+}
+
+void cancel(Transfer& transfer) {
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_transfer_cancel(transfer.native);
+  }
+  if (status < 0) fail(transfer, status);
+}
+
+void set_notice(Transfer& transfer, nb::handle notice) {
+  if (notice.is_none())
+    return check(towline_transfer_set_notice(transfer.native, nullptr, 0), "towline_transfer_set_notice");
+  const BytesView bytes(notice);
+  // An empty notice is one too: null would mean none.
+  check(towline_transfer_set_notice(transfer.native, bytes.size() != 0 ? bytes.data() : "", bytes.size()),
+        "towline_transfer_set_notice",
+        "the notice can't be set while the transfer is in flight, and has at most 65536 bytes");
+}
+
+nb::str route(const Transfer& transfer) {
+  std::vector<char> json(8192);
+  size_t needed = 0;
+  do {
+    if (needed > json.size()) json.resize(needed + 1024);
+    check(towline_transfer_route(transfer.native, json.data(), json.size(), &needed),
+          "towline_transfer_route");
+  } while (needed > json.size());
+  return text(json.data(), needed - 1);
+}
+
+// ---- results
+
+struct Result : towline_result_t {};
+
+Result result(const Transfer& transfer) {
+  Result result{{sizeof(towline_result_t)}};
+  check(towline_transfer_result(transfer.native, &result), "towline_transfer_result");
+  return result;
+}
+
+nb::list failed_ranges(const Result& result) {
+  nb::list ranges;
+  for (uint32_t i = 0; i < std::min<uint32_t>(result.failed_ranges, 8); ++i) {
+    const towline_failed_range_t& range = result.failed[i];
+    ranges.append(nb::make_tuple(range.first, range.count, status_object(range.status), range.vendor_code));
+  }
+  return ranges;
+}
+
+// ---- making
+
+bool in_event_loop() {
+  static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
+  const nb::object events = nb::steal(PyImport_GetModule(name));
+  if (!events.is_valid()) {
+    PyErr_Clear();
+    return false;
+  }
+  return !events.attr("_get_running_loop")().is_none();
+}
+
+void set_counter(towline_transfer_options_t& options, nb::handle counter) {
+  if (counter.is_none()) return;
+  options.counter_add = 1;
+  if (!PyTuple_Check(counter.ptr())) {
+    options.counter_key = nb::cast<uint64_t>(counter);
+    return;
+  }
+  if (PyTuple_GET_SIZE(counter.ptr()) != 2)
+    raise(TOWLINE_INVALID_ARGUMENT, "counter is a key or (key, amount)");
+  options.counter_key = nb::cast<uint64_t>(counter[0]);
+  options.counter_add = nb::cast<uint64_t>(counter[1]);
+}
+
+nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::handle my_picks,
+                  const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
+                  nb::handle timeout, nb::handle backend, uint32_t threads, nb::handle awaitable) {
+  auto* transfer = new Transfer;
+  nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
+  transfer->agent = nb::borrow(agent);
+  transfer->peer = theirs.peer;
+  transfer->awaitable = awaitable.is_none() ? in_event_loop() : nb::cast<bool>(awaitable);
+  transfer->timeout = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
+
+  TOWLINE_INIT(towline_transfer_options_t, options);
+  set_counter(options, counter);
+  options.timeout_ns = transfer->timeout;
+  options.threads = threads;
+  options.queue_completion = transfer->awaitable ? 1 : 0;
+  options.user_data = reinterpret_cast<void*>(transfer->id);
+  std::string its_backend;
+  if (!backend.is_none()) {
+    its_backend = bytes_of_text(backend, "backend");
+    options.backend = its_backend.c_str();
+  }
+  std::string its_notice;
+  if (!notice.is_none()) {
+    const BytesView bytes(notice);
+    its_notice.assign(static_cast<const char*>(bytes.data()), bytes.size());
+    options.notice = its_notice.data();
+    options.notice_bytes = its_notice.size();
+  }
+  const Picks local(my_picks, towline_block_list_blocks(mine.native), "local");
+  const Picks remote(their_picks, towline_block_list_blocks(theirs.native), "remote");
+  int32_t status = 0;
+  towline_transfer_t* native = nullptr;
+  {
+    const AgentCall call(agent_of(agent));
+    status = towline_transfer_create(call.native(), op, mine.native, local.native(), theirs.native,
+                                     remote.native(), &options, &native);
+  }
+  check(status, "towline_transfer_create");
+  transfer->native = native;
+  TOWLINE_INIT(towline_result_t, result);
+  check(towline_transfer_result(native, &result), "towline_transfer_result");
+  transfer->bytes = result.total_bytes;
+  transfer->ended = true;
+  return made;
+}
+
+template <uint32_t op>
+nb::object make(nb::handle agent, const BlockList& mine, nb::handle my_picks, const BlockList& theirs,
+                nb::handle their_picks, nb::handle notice, nb::handle counter, nb::handle timeout,
+                nb::handle backend, uint32_t threads, nb::handle awaitable) {
+  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads,
+                awaitable);
+}
+
+template <class Function>
+void bind_make(nb::module_& module, const char* name, Function function) {
+  module.def(name, function, nb::arg("agent"), nb::arg("mine"), nb::arg("my_picks").none(), nb::arg("theirs"),
+             nb::arg("their_picks").none(), nb::arg("notice").none(), nb::arg("counter").none(),
+             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("threads"),
+             nb::arg("awaitable").none());
+}
+
+nb::object await(nb::handle self) {
+  return nb::module_::import_("towline._asyncio").attr("wait_transfer")(self).attr("__await__")();
+}
+
+}  // namespace
+
+void bind_transfer(nb::module_& module) {
+  nb::class_<Result>(module, "Result")
+      .def_prop_ro("status", [](const Result& result) { return status_object(result.status); })
+      .def_prop_ro("fenced_locally",
+                   [](const Result& result) { return (result.fences & TOWLINE_FENCE_LOCAL) != 0; })
+      .def_prop_ro("fenced_remotely",
+                   [](const Result& result) { return (result.fences & TOWLINE_FENCE_REMOTE) != 0; })
+      .def_ro("bytes", &Result::bytes)
+      .def_ro("total_bytes", &Result::total_bytes)
+      .def_ro("blocks", &Result::blocks)
+      .def_ro("posted_at_ns", &Result::posted_at_ns)
+      .def_ro("ended_at_ns", &Result::ended_at_ns)
+      .def_prop_ro("failed", &failed_ranges)
+      .def("__repr__", [](const Result& result) {
+        return nb::str("Result(status={}, bytes={} of {}, blocks={})")
+            .format(towline_status_name(result.status), result.bytes, result.total_bytes, result.blocks);
+      });
+  nb::class_<Transfer>(module, "Transfer", nb::type_slots(collected<Transfer>), nb::is_weak_referenceable())
+      .def("post", &post)
+      .def("poll", &poll)
+      .def("wait", &wait, nb::arg("timeout") = nb::none())
+      .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
+      .def("cancel", &cancel)
+      .def("set_notice", &set_notice, nb::arg("notice").none())
+      .def_prop_ro("result", &result)
+      .def_ro("bytes", &Transfer::bytes)
+      .def_ro("awaitable", &Transfer::awaitable)
+      .def_ro("posted", &Transfer::posted)
+      .def_prop_ro("timeout",
+                   [](const Transfer& transfer) { return static_cast<double>(own_timeout(transfer)) / 1e9; })
+      .def("_route", &route)
+      .def("route",
+           [](const Transfer& transfer) {
+             return nb::module_::import_("json").attr("loads")(route(transfer));
+           })
+      .def_ro("_agent", &Transfer::agent)
+      .def_ro("_id", &Transfer::id)
+      .def("_look", [](Transfer& transfer) { return nb::int_(look(transfer)); })
+      .def("__await__", &await);
+  bind_make(module, "_read", &make<TOWLINE_READ>);
+  bind_make(module, "_write", &make<TOWLINE_WRITE>);
+}
+
+}  // namespace towline::python

@@ -1,0 +1,27 @@
+"""The quick start runs: each section's code blocks one after another, in an interpreter of its own."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from conftest import run_script
+
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "python.md"
+
+
+def sections() -> list[tuple[str, str]]:
+    parts = re.split(r"^## (.*)$", PAGE.read_text(), flags=re.MULTILINE)
+    return [
+        (title, "\n".join(blocks))
+        for title, text in zip(parts[1::2], parts[2::2])
+        if (blocks := re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    ]
+
+
+@pytest.mark.parametrize(("title", "code"), sections(), ids=[title for title, _ in sections()])
+def test_quick_start(title, code):
+    done = run_script(code)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,220 @@
+"""Bad input gives its own clear error."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+
+import numpy as np
+import pytest
+
+import towline
+from conftest import TIMEOUT
+from towline import Status
+
+
+def test_every_status_has_a_name_and_errors_fit_builtin_ones():
+    assert Status.OK == 0 and Status(-14) is Status.TIMED_OUT and Status.PEER_LOST.name == "PEER_LOST"
+    for kind, builtin in [
+        (towline.TimedOut, TimeoutError),
+        (towline.InvalidArgument, ValueError),
+        (towline.Mismatch, ValueError),
+        (towline.OutOfRange, IndexError),
+        (towline.PermissionDenied, PermissionError),
+        (towline.PeerLost, ConnectionError),
+        (towline.PeerRestarted, towline.PeerLost),
+        (towline.Unreachable, ConnectionError),
+        (towline.AddressInUse, OSError),
+        (towline.OutOfMemory, MemoryError),
+    ]:
+        assert issubclass(kind, builtin) and issubclass(kind, towline.Error)
+        error = pickle.loads(pickle.dumps(kind("what was tried", Status.BUSY)))
+        assert (type(error), str(error), error.status) == (kind, "what was tried", Status.BUSY)
+        assert kind("x").status == kind.status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"name": ""}, towline.InvalidArgument),
+        ({"name": "a\0b"}, towline.InvalidArgument),
+        ({"name": "x" * 256}, towline.Error),
+        ({"name": 5}, towline.InvalidArgument),
+        ({"name": "x", "progress": "sometimes"}, towline.InvalidArgument),
+        ({"name": "x", "workers": 99}, towline.Error),
+        ({"name": "x", "listen": "nonsense"}, towline.Error),
+        ({"name": "x", "backends": ["warp"]}, towline.Error),
+        ({"name": "x", "config": "= ="}, towline.Error),
+        ({"name": "x", "timeout": -1}, towline.InvalidArgument),
+        ({"name": "x", "timeout": "soon"}, TypeError),
+    ],
+    ids=str,
+)
+def test_agents_refuse_nonsense(arguments, error):
+    with pytest.raises(error) as raised:
+        towline.Agent(**{"listen": "none", **arguments}).close()
+    assert str(raised.value)
+
+
+def test_address_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(towline.AddressInUse):
+            towline.Agent("x", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_names_may_hold_odd_bytes(make_agent):
+    name = b"odd \xff\xfe \n name".decode("utf-8", "surrogateescape")
+    odd, other = make_agent(name), make_agent("other")
+    assert odd.name == name
+    assert other.add_peer(odd.metadata()).name == other.peer(name).name == name
+
+
+def test_unreachable_address_and_unknown_peer(make_agent):
+    agent = make_agent()
+    with socket.socket() as closed_port:
+        closed_port.bind(("127.0.0.1", 0))
+        address = "%s:%d" % closed_port.getsockname()
+        with pytest.raises(ConnectionError, match=address.split(":")[1]):
+            agent.connect(address, timeout=TIMEOUT).wait()
+    with pytest.raises(LookupError, match="nobody"):
+        agent.peer("nobody")
+    with pytest.raises(towline.Error):
+        agent.add_peer(b"not metadata")
+    with pytest.raises(TypeError):
+        agent.add_peer(5)
+
+
+@pytest.mark.parametrize("memory", [5, "text", None, (1,), (1, 2, 3, 4), (-1, 5), (0, 0), object()], ids=repr)
+def test_what_is_no_memory_is_refused(make_agent, memory):
+    with pytest.raises((towline.Error, TypeError)) as raised:
+        make_agent().register(memory)
+    assert str(raised.value)
+
+
+def test_wrong_access_kind_and_shape(make_agent):
+    agent = make_agent()
+    array = np.zeros((4, 1024), np.uint32)
+    for options in ({"access": "execute"}, {"kind": "tape"}):
+        with pytest.raises(ValueError):
+            agent.register(array, **options)
+    with pytest.raises(towline.Error):
+        agent.block_list(array)  # not registered
+    _region = agent.register(array)
+    for source, options in [
+        (array, {"page_dim": 2}),
+        (array[::-1], {}),
+        (object(), {}),
+        ([object()], {}),
+        ([(1, 2, 3, 4)], {}),
+        (np.zeros(()), {}),
+    ]:
+        with pytest.raises(towline.Error):
+            agent.block_list(source, **options)
+    with pytest.raises(towline.Error):
+        agent.block_list(towline.Blocks(array.ctypes.data, 4096, (5, 4096)))  # past the end
+    with pytest.raises(ValueError):
+        towline.Blocks(-1, 5)
+    with pytest.raises(towline.LimitExceeded):
+        towline.Blocks(0, 1, *[(1, 1)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("picks", "error"),
+    [
+        ([16], IndexError),
+        ([-1], IndexError),
+        (-1, IndexError),
+        (range(-2, 0), IndexError),
+        (np.array([0, 16]), IndexError),
+        (np.array([0, -1], np.int32), IndexError),
+        (np.array([0, -1], np.int64), IndexError),
+        ([0.5], TypeError),
+        (np.array([0.5]), ValueError),
+        (np.array([1, 2], np.int16), ValueError),
+        (np.array([1, 2], ">i4"), ValueError),
+        (np.array([[1], [2]]), ValueError),
+        (np.ones(16, bool), ValueError),
+        (b"1234", ValueError),
+        ("text", ValueError),
+        ({1, 2}, ValueError),
+    ],
+    ids=repr,
+)
+def test_bad_picks(pair, picks, error):
+    with pytest.raises(error):
+        pair.write([0, 1], picks)
+    with pytest.raises(error):
+        pair.write(picks, [0, 1])
+
+
+def test_transfers_that_do_not_fit(make_agent, pair):
+    with pytest.raises(towline.Mismatch):
+        pair.write([0], [0, 1])
+    with pytest.raises(towline.Error):
+        pair.near.write(pair.their_blocks, None, pair.my_blocks, None)
+    with pytest.raises(towline.Error, match="warp"):
+        pair.write(backend="warp")
+    with pytest.raises(towline.InvalidArgument):
+        make_agent().write(pair.my_blocks, None, pair.their_blocks, None)
+    with pytest.raises(TypeError):
+        pair.near.write(None, None, pair.their_blocks, None)
+    with pytest.raises(towline.LimitExceeded):
+        pair.write(notice=bytes(65537))
+
+
+def test_waits_that_give_up(pair):
+    counter = pair.near.counter(7)
+    assert (counter.value, counter.wait(7, 0)) == (7, 7)
+    with pytest.raises(TimeoutError):
+        counter.wait(8, timeout=0.01)
+    assert pair.near.receive(timeout=0) is None
+    assert pair.near.receive(timeout=0.01) is None
+    move = pair.write()
+    with pytest.raises(towline.NotFound, match="never posted"):
+        move.poll()
+    for nonsense in (-1, float("nan")):
+        with pytest.raises(ValueError):
+            move.wait(nonsense)
+    assert move.wait(float("inf")) == Status.OK
+    move.wait_fenced("both", 1)
+    with pytest.raises(ValueError):
+        move.wait_fenced("none")
+
+
+def test_closed_agent_refuses_everything(pair):
+    move = pair.write()
+    pair.near.close()
+    pair.near.close()
+    assert pair.near.closed and repr(pair.near) == "Agent(closed)"
+    for call in (
+        lambda: pair.near.name,
+        lambda: pair.near.receive(),
+        lambda: pair.near.register(bytearray(8)),
+        lambda: pair.near.info(),
+        lambda: pair.near.event_fd,
+        lambda: pair.near.connect("127.0.0.1:1").wait(),
+        lambda: pair.peer.send(b"x"),
+        lambda: move.post(),
+        lambda: pair.write(),
+    ):
+        with pytest.raises(towline.Closed):
+            call()
+    pair.my_region.deregister()
+
+
+def test_removed_peer_is_stale(pair):
+    move = pair.write()
+    pair.peer.remove()
+    for call in (lambda: pair.peer.name, lambda: move.post(), lambda: pair.peer.send(b"x")):
+        with pytest.raises(towline.Error) as raised:
+            call()
+        assert raised.value.status == Status.STALE
+    assert repr(pair.peer) == "Peer(removed)"
+
+
+def test_what_is_can_be_asked(pair):
+    pair.write(backend="tcp").wait(TIMEOUT)
+    assert {"shm", "tcp"} <= {backend["name"] for backend in pair.near.info()["backends"]}
+    assert pair.near.counters()
+    assert pair.peer.health == "alive" and pair.peer.incarnation == pair.far.incarnation
+    assert "near" in repr(pair.near) and "far" in repr(pair.peer)

@@ -1,0 +1,174 @@
+"""Interpreters end cleanly, whatever is still open; forked children are told; importing is light."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import towline
+from conftest import TIMEOUT, Server, run_script
+
+MAKE_AGENT = """
+import threading, towline
+agent = towline.Agent("leaver", listen="127.0.0.1:0")
+memory = bytearray(1 << 20)
+region = agent.register(memory)
+blocks = agent.block_list((region.address, 4096))
+move = agent.write(blocks, None, blocks, None)
+move.wait()
+"""
+
+
+def assert_clean(done) -> None:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "agent.close()",
+        "import sys; sys.exit(0)",
+        "del agent",
+        "agent.self = agent",
+        "with agent: pass",
+        "peer = agent.add_peer(agent.metadata())",
+        "copy = [agent, region, move]; copy.append(copy)",
+    ],
+)
+def test_interpreter_ends_with_agents_open(end):
+    assert_clean(run_script(MAKE_AGENT + end))
+
+
+@pytest.mark.parametrize("wait", ["agent.receive()", "agent.counter().wait(1)"])
+def test_interpreter_ends_while_a_daemon_thread_waits(wait):
+    done = run_script(
+        MAKE_AGENT
+        + f"""
+started = threading.Event()
+def work():
+    started.set()
+    try:
+        {wait}
+    except towline.Closed:
+        pass
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+"""
+    )
+    assert_clean(done)
+
+
+def test_interpreter_ends_with_an_event_loop_unfinished():
+    done = run_script(
+        MAKE_AGENT
+        + """
+import asyncio
+async def main():
+    asyncio.ensure_future(anext(agent.notices()))
+    await asyncio.sleep(0)
+    await agent.write(blocks, None, blocks, None)
+asyncio.run(main())
+"""
+    )
+    assert_clean(done)
+
+
+def test_signals_interrupt_waits():
+    done = run_script(
+        MAKE_AGENT
+        + """
+import signal
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    agent.receive()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "interrupted\n"
+
+
+def test_forked_child_is_told_and_disturbs_nothing():
+    done = run_script(
+        MAKE_AGENT
+        + """
+import os, sys
+child = os.fork()
+if child == 0:
+    for call in (move.post, agent.info, lambda: agent.receive(0), lambda: agent.register(bytearray(8))):
+        try:
+            call()
+            os._exit(1)
+        except towline.Forked:
+            pass
+    agent.close()
+    with towline.Agent("child", listen="none") as own:
+        own.register(bytearray(4096)).deregister()
+    del move, region, blocks, agent
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert move.post() == 0
+print(agent.name)
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "leaver\n"
+
+
+def test_killed_peer_is_noticed(make_agent):
+    server = Server(pages=4)
+    agent = make_agent("survivor")
+    peer = agent.add_peer(server.blob)
+    memory = agent.allocate(4096)
+    region = agent.register(memory)
+    move = agent.read(agent.block_list((region.address, 4096)), None, peer.block_list(server.blocks), [0], backend="tcp")
+    assert move.wait(TIMEOUT) == towline.Status.OK
+    server.process.kill()
+    server.process.join(TIMEOUT)
+    assert server.process.exitcode == -signal.SIGKILL
+    with pytest.raises(towline.Error) as raised:
+        while True:  # until the loss has come through
+            move.post()
+            move.wait(TIMEOUT)
+    assert raised.value.status in (
+        towline.Status.PEER_LOST,
+        towline.Status.UNREACHABLE,
+        towline.Status.TIMED_OUT,
+    )
+
+
+def test_import_is_light():
+    done = run_script(
+        """
+import sys
+import towline
+heavy = {"numpy", "torch", "asyncio", "json", "ctypes", "socket", "typing", "concurrent.futures", "inspect"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "[]\n"
+
+
+def test_stubs_are_shipped_and_complete():
+    """Every public name of the extension's classes is in the stub, and the other way round."""
+    import ast
+    import pathlib
+
+    from towline import _core
+
+    folder = pathlib.Path(towline.__file__).parent
+    assert (folder / "py.typed").exists()
+    classes = [node for node in ast.parse((folder / "_core.pyi").read_text()).body if isinstance(node, ast.ClassDef)]
+    assert {node.name for node in classes} == {name for name in vars(_core) if name[0].isupper()}
+    for node in classes:
+        stubbed = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        real = {name for name in vars(getattr(_core, node.name)) if not name.startswith("_")}
+        assert {name for name in stubbed if not name.startswith("_")} == real, node.name
+    assert set(towline.__all__) <= set(vars(towline))

@@ -1,0 +1,240 @@
+"""The agent: what the extension module does, and on top of it keyword arguments, asyncio and JSON."""
+
+from __future__ import annotations
+
+import atexit
+
+from . import _core, _errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+    from typing import Any
+
+    from ._asyncio import Hub, Notices
+
+atexit.register(_core._close_all)
+
+
+class Agent(_core.Agent):
+    """One participant: a name, registered memory, peers, and threads that make progress.
+
+    name: 1 to 255 bytes of any kind but NUL; it need not be unique.
+    progress: "hosted", where Towline's own threads make progress, or "caller", where only the application's calls do.
+    workers: progress threads, 1 to 8; 1 unless the configuration says otherwise.
+    listen: "host:port[,host:port]", by default "*:0", any address and port; "none" for no TCP.
+    advertise: what peers are told to connect to instead of that.
+    backends: names in order of preference, as a list or with commas; by default all that are usable.
+    config: TOML text, or a mapping from keys to values, over the environment and the configuration file.
+    timeout: seconds for transfers and control calls that name none; 30 by default.
+
+    `close()`, or the end of a `with` block, ends everything. So does dropping the agent and all that was made from it.
+    """
+
+    def __init__(
+        self,
+        name: str | bytes,
+        *,
+        progress: str = "hosted",
+        workers: int | None = None,
+        listen: str | None = None,
+        advertise: str | None = None,
+        backends: str | Iterable[str] | None = None,
+        config: str | Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if progress not in ("hosted", "caller"):
+            raise _errors.InvalidArgument(f"progress is 'hosted' or 'caller', not {progress!r}")
+        if backends is not None and not isinstance(backends, str):
+            backends = ",".join(backends)
+        if config is not None and not isinstance(config, str):
+            config = _toml(config)
+        super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
+        self._hub_of_loops: Hub | None = None
+        self._directories: dict[str, _core.Directory] = {}
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "Agent(closed)" if self.closed else f"Agent({self.name!r}, {self.address!r})"
+
+    def close(self) -> None:
+        """Ends every transfer (their outcome is CLOSED), tells the peers, and waits for threads that are in a call."""
+        hub, self._hub_of_loops = self._hub_of_loops, None
+        if hub is not None:
+            hub.detach()
+        self._close()
+        self._directories.clear()
+        if hub is not None:
+            hub.wake_all()
+
+    # ---- memory
+
+    def allocate(self, bytes: int, huge: bool = False) -> _core.Memory:
+        """Zeroed, page-aligned memory that peers on this host can map: the fastest to reach. huge: huge pages, or fail.
+
+        It is a buffer; `memory.numpy(dtype, shape)` is an array of it. It is freed when nothing uses it any more.
+        """
+        return _core._allocate(self, bytes, huge)
+
+    def register(
+        self, obj: Any, *, access: str = "all", guarded: bool = False, share: bool = False, kind: str | None = None
+    ) -> _core.Region:
+        """Lets peers reach memory: of an array, a tensor, a buffer, or (address, length[, device]).
+
+        access: what peers may do, "read", "write" or "all". guarded: only through paths where this agent checks every
+        access. share: moves page-aligned private memory onto shared memory in place, so that peers can map it.
+
+        The Region keeps `obj` alive. Keep the Region: dropping it deregisters, as `region.deregister()` does.
+        """
+        return _core._register(self, obj, access, guarded, share, kind)
+
+    # ---- peers
+
+    def connect(self, address: str, timeout: float | None = None) -> Connecting:
+        """Meets the agent at "host:port", "[v6]:port", "unix:/path" or "unix:@name", or in a directory as soon as it is
+        published there: "etcd://host:port/name".
+
+        `peer = await agent.connect(address)`, or `peer = agent.connect(address).wait()` without asyncio. Nothing happens
+        before that.
+        """
+        return Connecting(self, address, timeout)
+
+    def directory(self, address: str) -> _core.Directory:
+        """A directory where agents find one another, such as "etcd://host:port/namespace". It lives with this object."""
+        return _core._open_directory(self, address)
+
+    def publish(
+        self,
+        address: str,
+        *,
+        label: str | None = None,
+        regions: Iterable[_core.Region] | None = None,
+        timeout: float | None = None,
+    ) -> _core.DirectoryCall:
+        """Publishes this agent's present metadata in the directory at `address`, for as long as the agent is open.
+
+        `await agent.publish(address)`, or `agent.publish(address).wait()`. regions: only these, under a label of its
+        own. Publish again when regions came or went.
+        """
+        return self._published(address).publish(label=label, regions=regions, timeout=timeout)
+
+    def unpublish(
+        self, address: str, *, label: str | None = None, timeout: float | None = None
+    ) -> _core.DirectoryCall:
+        """Takes back what was published there under a label, or with None all of it."""
+        return self._published(address).unpublish(label=label, timeout=timeout)
+
+    def _published(self, address: str) -> _core.Directory:
+        if address not in self._directories:
+            self._directories[address] = self.directory(address)
+        return self._directories[address]
+
+    # ---- transfers
+
+    def read(
+        self,
+        mine: _core.BlockList,
+        my_picks: Any,
+        theirs: _core.BlockList,
+        their_picks: Any,
+        *,
+        notice: bytes | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        backend: str | None = None,
+        threads: int = 1,
+        awaitable: bool | None = None,
+    ) -> _core.Transfer:
+        """Prepares moving picked blocks of theirs into picked blocks of mine, pairwise in order.
+
+        picks: None (all), a slice or range, integers, or an array of 4- or 8-byte integers, which is not copied.
+        notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to
+        add to then. timeout: seconds from each post. backend: forces one. threads: workers to split the work over.
+        awaitable: whether its end wakes an event loop; by default when it is made inside of one.
+        """
+        return _core._read(
+            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
+        )
+
+    def write(
+        self,
+        mine: _core.BlockList,
+        my_picks: Any,
+        theirs: _core.BlockList,
+        their_picks: Any,
+        *,
+        notice: bytes | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        backend: str | None = None,
+        threads: int = 1,
+        awaitable: bool | None = None,
+    ) -> _core.Transfer:
+        """Prepares moving picked blocks of mine into picked blocks of theirs; for the rest, see read()."""
+        return _core._write(
+            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
+        )
+
+    # ---- what arrives
+
+    def notices(self) -> Notices:
+        """The notices that arrive, for `async for`. It ends when the agent is closed."""
+        from ._asyncio import Notices
+
+        return Notices(self)
+
+    # ---- what is
+
+    def info(self) -> dict[str, Any]:
+        """Backends, with the reason where one is not usable, regions, peers, topology."""
+        import json
+
+        return json.loads(self._info())
+
+    def counters(self) -> dict[str, Any]:
+        """Bytes, transfers, errors and latencies by peer, backend and direction."""
+        import json
+
+        return json.loads(self._counters())
+
+    def _hub(self) -> Hub:
+        """The way from this agent's events to event loops."""
+        if self._hub_of_loops is None:
+            import weakref
+
+            from ._asyncio import Hub
+
+            self._hub_of_loops = Hub(self)
+            weakref.finalize(self, self._hub_of_loops.detach).atexit = False
+        return self._hub_of_loops
+
+
+class Connecting:
+    """A connection to be made, by `await`ing it or by `wait()`."""
+
+    __slots__ = ("_agent", "_address", "_timeout")
+
+    def __init__(self, agent: Agent, address: str, timeout: float | None) -> None:
+        self._agent = agent
+        self._address = address
+        self._timeout = timeout
+
+    def wait(self) -> _core.Peer:
+        """Connects, and blocks this thread until that is done."""
+        return self._agent._connect(self._address, self._timeout)
+
+    def __await__(self) -> Generator[Any, None, _core.Peer]:
+        import asyncio
+
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+
+
+def _toml(config: Mapping[str, Any]) -> str:
+    import json
+
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())

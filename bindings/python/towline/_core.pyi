@@ -1,0 +1,347 @@
+"""The extension module. Use the names through `towline`."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Literal, final
+
+from typing_extensions import Buffer
+
+from ._errors import Error, Status
+
+version: str
+
+Kind = Literal["dram", "vram", "file", "block", "object"]
+Picks = None | slice | range | int | Sequence[int] | Any  # or an array of 4- or 8-byte integers
+
+def status_text(status: int) -> str: ...
+def _status_list() -> list[tuple[str, int]]: ...
+def _install(status_type: type[Status], make: Callable[[int, str], Error]) -> None: ...
+def _close_all() -> None: ...
+def _allocate(agent: Agent, bytes: int, huge: bool) -> Memory: ...
+def _register(agent: Agent, object: Any, access: str, guarded: bool, share: bool, kind: str | None) -> Region: ...
+def _read(
+    agent: Agent,
+    mine: BlockList,
+    my_picks: Picks,
+    theirs: BlockList,
+    their_picks: Picks,
+    notice: Buffer | None,
+    counter: int | tuple[int, int] | None,
+    timeout: float | None,
+    backend: str | None,
+    threads: int,
+    awaitable: bool | None,
+) -> Transfer: ...
+
+_write = _read
+
+def _open_directory(agent: Agent, address: str) -> Directory: ...
+
+class Agent:
+    def __init__(
+        self,
+        name: str | bytes,
+        hosted: bool,
+        workers: int,
+        listen: str | None,
+        advertise: str | None,
+        backends: str | None,
+        config: str | None,
+        timeout: float | None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def incarnation(self) -> str:
+        """32 hexadecimal digits, new for every agent made."""
+    @property
+    def address(self) -> str:
+        """What peers connect to; empty when the agent does not listen."""
+    @property
+    def hosted(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def event_fd(self) -> int:
+        """Polls readable while notices or completions wait to be pulled. Owned by the agent."""
+    def progress(self) -> int:
+        """One pass of every worker; the number of things done. Needed only with progress="caller"."""
+    def receive(self, timeout: float | None = None) -> Notice | None:
+        """The next notice; None when none came within the timeout. None waits without end, 0 only looks."""
+    def metadata(self, regions: Iterable[Region] | None = None) -> bytes:
+        """What peers need to know of this agent: addresses, and all regions or these."""
+    def add_peer(self, blob: Buffer) -> Peer:
+        """Makes a peer known from its metadata, or adds the regions in it to a peer that is known."""
+    def peer(self, name: str | bytes) -> Peer:
+        """A known peer, also one that connected to us. Raises NotFound."""
+    def counter(self, initial: int = 0) -> Counter:
+        """A number here that peers add to."""
+    def block_list(self, source: Any, *, page_dim: int | None = None, kind: Kind = "dram") -> BlockList:
+        """Blocks of this agent's registered memory.
+
+        source: Blocks, (address, length[, device]), an array of pages, or a list of these; or an N x 2 or N x 3 array of
+        8-byte integers, each row (address, length[, device]), which is not copied.
+
+        page_dim: of an array, the last dimension that counts blocks, the first by default: a block is all that follows,
+        which must be contiguous. Given, an array is memory whatever its shape and type.
+        """
+    def _close(self) -> None: ...
+    def _connect(self, address: str, timeout: float | None) -> Peer: ...
+    def _info(self) -> str: ...
+    def _counters(self) -> str: ...
+    def _pull(self) -> list[int]: ...
+    def _put_aside(self) -> None: ...
+    def _hub(self) -> Any: ...
+
+@final
+class Memory(Buffer):
+    """Shared memory that peers on this host can map. A buffer."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def numpy(self, dtype: Any = "uint8", shape: Any = None) -> Any:
+        """A NumPy array of it, which keeps it alive."""
+    def free(self) -> None:
+        """Frees it now. Raises BufferError while arrays or regions use it."""
+
+@final
+class Region:
+    """Registered memory. Dropping it deregisters it."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def owner(self) -> Any:
+        """The object that was registered, kept alive; None for memory by address."""
+    def deregister(self, timeout: float | None = None) -> None:
+        """Tells peers and waits for work in flight, 30 s by default. Raises TimedOut when some peer has not let go."""
+
+@final
+class RegionInfo:
+    """A peer's region, as far as known."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def access(self) -> Literal["none", "read", "write", "all"]: ...
+    @property
+    def guarded(self) -> bool: ...
+
+@final
+class Blocks:
+    """One contiguous `length` repeated over up to four nested (count, stride in bytes) dimensions, outermost first.
+
+    Block (i, j) of Blocks(address, length, (n, s), (m, t)) lies at address + i * s + j * t, and is number i * m + j.
+    """
+
+    def __init__(
+        self, address: int, length: int, *dims: tuple[int, int], kind: Kind = "dram", device: int = 0
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def dims(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def device(self) -> int: ...
+    def __len__(self) -> int: ...
+
+@final
+class BlockList:
+    """Checked blocks, ours or a peer's. Indices count through its entries."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def peer(self) -> Peer | None: ...
+    def __len__(self) -> int: ...
+
+@final
+class Peer:
+    """Another agent as seen from here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def health(self) -> Literal["unknown", "alive", "suspect", "lost"]: ...
+    def regions(self) -> list[RegionInfo]: ...
+    def block_list(self, source: Any, *, kind: Kind = "dram") -> BlockList:
+        """Blocks of the peer's memory: Blocks, (address, length[, device]), a list of these, or an array of rows."""
+    def send(self, data: Buffer, *, timeout: float | None = None) -> None:
+        """Sends a notice. Waits for credit up to the timeout, the agent's by default, then raises Again."""
+    def add(self, key: int, amount: int = 1, *, timeout: float | None = None) -> None:
+        """Adds to the peer's counter with this key."""
+    def refresh(self, timeout: float | None = None) -> None:
+        """Fetches the peer's present regions."""
+    def remove(self) -> None:
+        """Forgets the peer: everything in flight to it is cancelled."""
+
+@final
+class Transfer:
+    """A read or write that can be posted as often as wanted, once at a time."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def posted(self) -> bool: ...
+    @property
+    def awaitable(self) -> bool: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def result(self) -> Result: ...
+    def post(self) -> Status:
+        """Starts it. OK: done already. IN_PROGRESS: accepted. AGAIN: no credit or space now. Anything else raises."""
+    def poll(self) -> Status:
+        """OK or IN_PROGRESS; raises if it failed."""
+    def wait(self, timeout: float | None = None) -> Status:
+        """Waits for the end of the last post, and posts first if that never happened. Raises if it failed, and TimedOut
+        with the status IN_PROGRESS when the timeout came first: then it is still in flight."""
+    def __await__(self) -> Generator[Any, None, Status]:
+        """wait() for event loops."""
+    def wait_fenced(
+        self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
+    ) -> None:
+        """After a failure: waits until no byte of it can land, or be read, any more. Raises TimedOut."""
+    def cancel(self) -> None:
+        """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
+    def set_notice(self, notice: Buffer | None) -> None:
+        """Replaces the notice of later posts. Raises Busy while in flight."""
+    def route(self) -> dict[str, Any]:
+        """Which backend moves the bytes, over what, why, and why others do not."""
+    _id: int
+    _agent: Agent
+    def _look(self) -> int: ...
+
+@final
+class Result:
+    """The last post's outcome."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def bytes(self) -> int:
+        """Moved for certain."""
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def fenced_locally(self) -> bool: ...
+    @property
+    def fenced_remotely(self) -> bool: ...
+    @property
+    def posted_at_ns(self) -> int: ...
+    @property
+    def ended_at_ns(self) -> int: ...
+    @property
+    def failed(self) -> list[tuple[int, int, Status, int]]:
+        """(first, count, status, vendor code) by position in the order of the transfer's blocks."""
+
+@final
+class Notice:
+    """A small message that arrived."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+
+@final
+class Counter:
+    """A 64-bit number here that peers add to."""
+
+    @property
+    def key(self) -> int:
+        """What peers name it by; it travels to them with the application's own data."""
+    @property
+    def value(self) -> int: ...
+    def wait(self, threshold: int, timeout: float | None = None) -> int:
+        """Waits until the value is at least the threshold, and gives the value. Raises TimedOut."""
+
+@final
+class Directory:
+    """Where agents find one another by name. Keys are relative to its namespace; an agent's are name/label.
+
+    Its end, or close(), takes back what was published or put leased, unless another one of the same address is open.
+    """
+
+    def put(
+        self, key: str, value: Buffer, *, leased: bool = False, create: bool = False, timeout: float | None = None
+    ) -> DirectoryCall:
+        """leased: the key goes when this agent is gone. create: fails with ALREADY_EXISTS when the key is there."""
+    def get(
+        self, key: str, *, prefix: bool = False, wait: bool = False, timeout: float | None = None
+    ) -> DirectoryCall:
+        """Gives the key's bytes, or raises NotFound; with prefix a dict of every key that begins so. wait: until there is
+        one."""
+    def delete(self, key: str, *, prefix: bool = False, timeout: float | None = None) -> DirectoryCall: ...
+    def publish(
+        self, *, label: str | None = None, regions: Iterable[Region] | None = None, timeout: float | None = None
+    ) -> DirectoryCall:
+        """Puts this agent's present metadata, leased."""
+    def unpublish(self, *, label: str | None = None, timeout: float | None = None) -> DirectoryCall: ...
+    def fetch(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        wait: bool = False,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> DirectoryCall:
+        """Gives the Peer that published itself as name. follow: the peer is forgotten once its key is gone."""
+    def watch(self, prefix: str = "") -> Watch: ...
+    def close(self, timeout: float | None = None) -> None: ...
+    def _info(self) -> str: ...
+    def __enter__(self) -> Directory: ...
+    def __exit__(self, *_: object) -> None: ...
+
+@final
+class DirectoryCall:
+    """Something that was asked of a directory. `await` it, or wait() for it."""
+
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Any:
+        """Its result; raises what failed, and TimedOut when the timeout came first: then it goes on."""
+    def cancel(self) -> None: ...
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+@final
+class Watch:
+    """The events of a directory, for `for` and `async for`: (kind, key, value), where kind is "put", "gone", or once
+    "synced", when everything that was there at first has been told."""
+
+    @property
+    def following(self) -> bool:
+        """False while it connects to a server."""
+    def next(self, timeout: float | None = None) -> tuple[str, str, bytes] | None:
+        """None when no event came within the timeout."""
+    def __iter__(self) -> Watch: ...
+    def __next__(self) -> tuple[str, str, bytes]: ...
+    def __aiter__(self) -> Watch: ...
+    async def __anext__(self) -> tuple[str, str, bytes]: ...

@@ -1,0 +1,183 @@
+"""Statuses, and the exceptions that stand for them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from . import _core
+
+# The one list is the library's.
+Status = IntEnum("Status", _core._status_list(), module="towline")
+Status.__doc__ = "What became of a call: 0 is done, 1 in progress, everything negative an error."
+
+
+class Error(Exception):
+    """What Towline raises. `status` says what kind of failure it is, the text what was tried and with which values."""
+
+    status = Status.INTERNAL
+
+    def __init__(self, message: str = "", status: Status | None = None) -> None:
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class Again(Error, BlockingIOError):
+    """No credit or space now; try again."""
+
+    status = Status.AGAIN
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument makes no sense."""
+
+    status = Status.INVALID_ARGUMENT
+
+
+class OutOfRange(Error, IndexError):
+    """An index or address is outside."""
+
+    status = Status.OUT_OF_RANGE
+
+
+class NotFound(Error, LookupError):
+    """There is no such thing."""
+
+    status = Status.NOT_FOUND
+
+
+class PermissionDenied(Error, PermissionError):
+    """Not allowed."""
+
+    status = Status.PERMISSION_DENIED
+
+
+class Mismatch(Error, ValueError):
+    """Sizes do not fit together."""
+
+    status = Status.MISMATCH
+
+
+class LimitExceeded(Error):
+    """More than there may be."""
+
+    status = Status.LIMIT_EXCEEDED
+
+
+class OutOfMemory(Error, MemoryError):
+    """Out of memory."""
+
+    status = Status.OUT_OF_MEMORY
+
+
+class Unsupported(Error, NotImplementedError):
+    """Not supported here."""
+
+    status = Status.UNSUPPORTED
+
+
+class Busy(Error):
+    """Still in flight or in use."""
+
+    status = Status.BUSY
+
+
+class Cancelled(Error):
+    """The transfer was cancelled."""
+
+    status = Status.CANCELLED
+
+
+class TimedOut(Error, TimeoutError):
+    """The deadline passed.
+
+    A wait that gave up on a transfer still in flight has the status IN_PROGRESS.
+    """
+
+    status = Status.TIMED_OUT
+
+
+class PeerLost(Error, ConnectionError):
+    """The peer is gone."""
+
+    status = Status.PEER_LOST
+
+
+class PeerRestarted(PeerLost):
+    """The peer came back as a new incarnation."""
+
+    status = Status.PEER_RESTARTED
+
+
+class Stale(Error):
+    """The registration or handle is gone."""
+
+    status = Status.STALE
+
+
+class Corrupt(Error, ValueError):
+    """A checksum does not match."""
+
+    status = Status.CORRUPT
+
+
+class IoError(Error, OSError):
+    """Input or output failed."""
+
+    status = Status.IO
+
+
+class Forked(Error):
+    """The handle belongs to the parent process."""
+
+    status = Status.FORKED
+
+
+class Closed(Error):
+    """The agent is closed."""
+
+    status = Status.CLOSED
+
+
+class NoRoute(Error):
+    """No backend reaches the memory; the text says why for each."""
+
+    status = Status.NO_ROUTE
+
+
+class Unreachable(Error, ConnectionError):
+    """The address can't be reached."""
+
+    status = Status.UNREACHABLE
+
+
+class AddressInUse(Error, OSError):
+    """The address is in use."""
+
+    status = Status.ADDRESS_IN_USE
+
+
+_BY_STATUS = {
+    kind.status: kind
+    for kind in (
+        *(Again, InvalidArgument, OutOfRange, NotFound, PermissionDenied, Mismatch, LimitExceeded, OutOfMemory),
+        *(Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
+        *(NoRoute, Unreachable, AddressInUse),
+    )
+}
+
+
+# As users know them, in tracebacks and pickles.
+for _kind in (Error, *_BY_STATUS.values()):
+    _kind.__module__ = "towline"
+
+
+def _make(status: int, message: str) -> Error:
+    known = Status(status)
+    return _BY_STATUS.get(known, Error)(message, known)
+
+
+_core._install(Status, _make)

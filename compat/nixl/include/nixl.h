@@ -1,0 +1,135 @@
+// Source-compatible with NIXL's header of this name: class nixlAgent, on Towline.
+//
+// What differs is said in compat/nixl/README.md. In short: any thread may call anything; progress needs no
+// polling; every request has a deadline; handles stay valid, and answer with an error, after the peer or the
+// memory they speak of is gone; a peer that has restarted is loaded like a new one. Where a call fails,
+// towline_nixl.h tells why in words.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nixl_descriptors.h"
+#include "nixl_params.h"
+#include "nixl_types.h"
+
+namespace towline::nixl {
+struct Access;
+}
+
+class TOWLINE_NIXL_API nixlAgent {
+ private:
+  const std::unique_ptr<nixlAgentData> data;
+  friend struct towline::nixl::Access;
+
+ public:
+  // `name`: 1 to 255 bytes without NUL. Throws std::invalid_argument for another name, std::runtime_error
+  // when the port of the configuration can't be listened at or a variable of the environment has a bad value.
+  nixlAgent(const std::string& name, const nixlAgentConfig& cfg);
+  // Ends what is under way, frees every handle made from it, says goodbye to peers.
+  ~nixlAgent();
+  nixlAgent(nixlAgent&&) noexcept = delete;
+  nixlAgent& operator=(nixlAgent&&) noexcept = delete;
+
+  // ---- Backends
+
+  // The names createBackend takes here.
+  nixl_status_t getAvailPlugins(std::vector<nixl_backend_t>& plugins);
+  // NIXL_ERR_NOT_FOUND for one that is not there.
+  nixl_status_t getPluginParams(const nixl_backend_t& type, nixl_mem_list_t& mems,
+                                nixl_b_params_t& params) const;
+  // What the backend was made with, defaults included.
+  nixl_status_t getBackendParams(const nixlBackendH* backend, nixl_mem_list_t& mems,
+                                 nixl_b_params_t& params) const;
+  // One of each type: NIXL_ERR_INVALID_PARAM for a second. NIXL_ERR_NOT_FOUND for one that is not there.
+  // Parameters that mean nothing here are kept and reported by getBackendParams.
+  nixl_status_t createBackend(const nixl_backend_t& type, const nixl_b_params_t& params,
+                              nixlBackendH*& backend);
+
+  // ---- Memory
+
+  // All of the list or nothing. Memory must stay valid until deregistered. May overlap what is registered.
+  nixl_status_t registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params = nullptr);
+  // Takes exactly what was registered. Waits until no peer reaches the memory any more; NIXL_ERR_BACKEND when
+  // one does not let go in time: the memory must then not be reused, and the call may be repeated.
+  nixl_status_t deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params = nullptr);
+  // Of files: "size", "mode" and "mtime" of each path in metaInfo. Needs exactly one backend.
+  nixl_status_t queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& resp,
+                         const nixl_opt_args_t* extra_params) const;
+
+  // ---- Transfers
+
+  // Connects now and not with the first transfer. Blocks until it is up.
+  nixl_status_t makeConnection(const std::string& remote_agent,
+                               const nixl_opt_args_t* extra_params = nullptr);
+
+  // NIXL_INIT_AGENT: the local side. This agent's own name: the other side of transfers within it.
+  nixl_status_t prepXferDlist(const std::string& agent_name, const nixl_xfer_dlist_t& descs,
+                              nixlDlistH*& dlist_hndl, const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t prepXferDlist(const nixl_xfer_dlist_t& descs, nixlDlistH*& dlist_hndl,
+                              const nixl_opt_args_t* extra_params = nullptr) const;
+  // Connects when there is no connection yet. Reads backends and notif.
+  nixl_status_t makeXferReq(const nixl_xfer_op_t& operation, const nixlDlistH* local_side,
+                            const std::vector<int>& local_indices, const nixlDlistH* remote_side,
+                            const std::vector<int>& remote_indices, nixlXferReqH*& req_hndl,
+                            const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t createXferReq(const nixl_xfer_op_t& operation, const nixl_xfer_dlist_t& local_descs,
+                              const nixl_xfer_dlist_t& remote_descs, const std::string& remote_agent,
+                              nixlXferReqH*& req_hndl, const nixl_opt_args_t* extra_params = nullptr) const;
+  // From the path's bandwidth and latency, or from the request's last run when it had one.
+  nixl_status_t estimateXferCost(const nixlXferReqH* req_hndl, std::chrono::microseconds& duration,
+                                 std::chrono::microseconds& err_margin, nixl_cost_t& method,
+                                 const nixl_opt_args_t* extra_params = nullptr) const;
+  // NIXL_SUCCESS: done. NIXL_IN_PROG: getXferStatus tells the outcome. With extra_params its notif is that of
+  // this post and the next ones; extra_params without notif take it away.
+  nixl_status_t postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t getXferStatus(nixlXferReqH* req_hndl) const;
+  nixl_status_t getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfer_telem_t& telemetry) const;
+  nixl_status_t queryXferBackend(const nixlXferReqH* req_hndl, nixlBackendH*& backend) const;
+  // Cancels what is under way and waits until no byte can land any more. NIXL_ERR_REPOST_ACTIVE when that is
+  // not so in time: the request is still there, and the call may be repeated.
+  nixl_status_t releaseXferReq(nixlXferReqH* req_hndl) const;
+  // Requests made from the list stay usable.
+  nixl_status_t releasedDlistH(nixlDlistH* dlist_hndl) const;
+
+  // For code that runs on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here reaches GPU memory.
+  nixl_status_t prepMemView(const nixl_remote_dlist_t& dlist, nixlMemViewH& mvh,
+                            const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t prepMemView(const nixl_local_dlist_t& dlist, nixlMemViewH& mvh,
+                            const nixl_opt_args_t* extra_params = nullptr) const;
+  void releaseMemView(nixlMemViewH mvh) const;
+
+  // ---- Notifications
+
+  // Adds those that have arrived to the map.
+  nixl_status_t getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params = nullptr);
+  // At most 65,536 bytes. Waits, up to the default deadline, while the peer has 1 MiB of them unread.
+  nixl_status_t genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
+                         const nixl_opt_args_t* extra_params = nullptr) const;
+
+  // ---- Metadata, carried by the application
+
+  nixl_status_t getLocalMD(nixl_blob_t& str) const;
+  // An empty list: addresses only. Else these descriptors, with the addresses if includeConnInfo is set.
+  nixl_status_t getLocalPartialMD(const nixl_reg_dlist_t& descs, nixl_blob_t& str,
+                                  const nixl_opt_args_t* extra_params = nullptr) const;
+  // Adds to what is known of the agent. NIXL_ERR_MISMATCH: not metadata, or damaged. NIXL_ERR_BACKEND: no
+  // backend in common. NIXL_ERR_NOT_FOUND: descriptors of an agent whose addresses are not known.
+  nixl_status_t loadRemoteMD(const nixl_blob_t& remote_metadata, std::string& agent_name);
+  nixl_status_t invalidateRemoteMD(const std::string& remote_agent);
+
+  // ---- Metadata, carried by Towline. With ipAddr to or from the agent that listens there, else through the
+  // ---- metadata server. NIXL_SUCCESS: begun. What became of it: towline::nixl::metadata_calls.
+
+  nixl_status_t sendLocalMD(const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t sendLocalPartialMD(const nixl_reg_dlist_t& descs,
+                                   const nixl_opt_args_t* extra_params = nullptr) const;
+  nixl_status_t fetchRemoteMD(const std::string remote_name,  // NOLINT: by value as it is there
+                              const nixl_opt_args_t* extra_params = nullptr);
+  nixl_status_t invalidateLocalMD(const nixl_opt_args_t* extra_params = nullptr) const;
+  // NIXL_SUCCESS when the agent and, if there are any, all of these descriptors are known.
+  nixl_status_t checkRemoteMD(const std::string remote_name,  // NOLINT: the same
+                              const nixl_xfer_dlist_t& descs) const;
+};

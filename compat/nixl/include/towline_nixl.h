@@ -1,0 +1,72 @@
+// What Towline adds to NIXL's interface. Programs that use it run on Towline only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nixl.h"
+
+namespace towline::nixl {
+
+// Why the last call of this thread that failed did so; "" when none has.
+TOWLINE_NIXL_API const std::string& last_error() noexcept;
+
+// ---- The same calls without copies, for arrays that lie elsewhere
+
+// `count` rows of address, length and device, 64 bits each.
+struct Rows {
+  const uint64_t* data = nullptr;
+  size_t count = 0;
+};
+
+// `count` indices of 4 or 8 bytes; with `data` null start, start + step, ...
+struct Indices {
+  const void* data = nullptr;
+  uint32_t bytes = 4;
+  size_t count = 0;
+  uint64_t start = 0;
+  uint64_t step = 1;
+};
+
+TOWLINE_NIXL_API nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name,
+                                               nixl_mem_t type, Rows rows, nixlDlistH*& list,
+                                               const nixl_opt_args_t* extra_params = nullptr);
+TOWLINE_NIXL_API nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation,
+                                             const nixlDlistH* local, const Indices& local_indices,
+                                             const nixlDlistH* remote, const Indices& remote_indices,
+                                             nixlXferReqH*& request,
+                                             const nixl_opt_args_t* extra_params = nullptr);
+TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation,
+                                               nixl_mem_t local_type, Rows local, nixl_mem_t remote_type,
+                                               Rows remote, const std::string& remote_agent,
+                                               nixlXferReqH*& request,
+                                               const nixl_opt_args_t* extra_params = nullptr);
+
+// ---- Waiting instead of polling
+
+// Waits for a posted request's outcome; NIXL_IN_PROG when `timeout_ns` passed first.
+TOWLINE_NIXL_API nixl_status_t wait_xfer(const nixlAgent& agent, nixlXferReqH* request, uint64_t timeout_ns);
+
+// ---- Explaining
+
+// Which transport moves a request's bytes, why, and why others do not: JSON.
+TOWLINE_NIXL_API nixl_status_t xfer_route(const nixlXferReqH* request, std::string& json);
+// The agent's transports, regions and peers, and its counters: JSON.
+TOWLINE_NIXL_API nixl_status_t agent_info(const nixlAgent& agent, std::string& json);
+TOWLINE_NIXL_API nixl_status_t agent_counters(const nixlAgent& agent, std::string& json);
+// Where it listens: "10.0.0.7:8888".
+TOWLINE_NIXL_API nixl_status_t agent_address(const nixlAgent& agent, std::string& address);
+
+// What became of sendLocalMD and its like.
+struct MetadataCall {
+  uint64_t id = 0;   // counts up from 1
+  std::string what;  // "sendLocalMD to 10.0.0.7:8888"
+  nixl_status_t status = NIXL_IN_PROG;
+  std::string error;  // "" unless it failed
+};
+// The agent's last 64 of them, oldest first.
+TOWLINE_NIXL_API std::vector<MetadataCall> metadata_calls(const nixlAgent& agent);
+
+}  // namespace towline::nixl

@@ -1,0 +1,39 @@
+"""Towline under the interface of NIXL: agents that register memory and move it between one another.
+
+A program that imports nixl, nixl_cu12 or nixl_cu13 runs on Towline without a changed line. What maps to what, and
+what behaves better, is in docs/migrating-from-nixl.md.
+"""
+
+from __future__ import annotations
+
+from . import _bindings, _utils, logging
+from . import _api
+from ._bindings import *  # noqa: F403  the lists, enumerations and exceptions, as nixl itself has them here
+from ._api import (
+    DEFAULT_COMM_PORT,
+    nixl_agent,
+    nixl_agent_config,
+    nixl_backend_handle,
+    nixl_prepped_dlist_handle,
+    nixl_thread_sync_t,
+    nixl_xfer_handle,
+)
+from ._utils import ba_buf, free_passthru, malloc_passthru, verify_transfer
+from .logging import get_logger
+
+__version__ = _bindings.version
+__all__ = [
+    *_bindings.__all__,
+    "DEFAULT_COMM_PORT",
+    "ba_buf",
+    "free_passthru",
+    "get_logger",
+    "malloc_passthru",
+    "nixl_agent",
+    "nixl_agent_config",
+    "nixl_backend_handle",
+    "nixl_prepped_dlist_handle",
+    "nixl_thread_sync_t",
+    "nixl_xfer_handle",
+    "verify_transfer",
+]

@@ -1,0 +1,239 @@
+// What the parts of the extension module nixl._bindings share. It binds nixlAgent and its lists, and stands
+// on their headers only.
+//
+// Handles of requests and prepared lists are numbers in Python. Each agent keeps a table of those it gave
+// out, so that a number that is none of its own is an error and never memory. The table, and every field of
+// the classes here, is touched with the GIL held; calls of nixlAgent that can wait or copy much are made
+// without it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <sys/types.h>
+#include <towline_nixl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace towline::nixl::python {
+
+// ---- errors.cc
+
+// Throws the exception of `status`, an error, with the sentence that says why.
+[[noreturn]] void raise(nixl_status_t status, std::string_view why);
+// The same with the sentence that this thread's last call left.
+[[noreturn]] void raise(nixl_status_t status);
+// Gives what is no error back.
+inline nixl_status_t check(nixl_status_t status) {
+  if (status < 0) raise(status);
+  return status;
+}
+void bind_errors(nb::module_& module);
+
+// ---- the GIL
+
+// Gives the GIL up for its life. While the interpreter ends, its last thread keeps it, and others never come
+// back: they would be ended in the middle of a C++ frame.
+class WithoutGil {
+ public:
+  WithoutGil() noexcept;
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Lets other threads run, in the middle of waiting for what they do.
+void give_way() noexcept;
+
+// ---- arguments.cc
+
+// Text as NIXL takes it, a str (as UTF-8) or bytes, whatever the bytes are.
+struct Text {
+  std::string value;
+};
+bool read_text(PyObject* object, std::string& value);
+
+// An N x `columns` array of 64-bit integers: anything with the buffer protocol, NumPy first. Rows that are
+// not one after another are copied. Holds the array.
+class Table {
+ public:
+  // Throws ValueError for another shape or type of item.
+  Table(nb::handle array, size_t columns);
+  ~Table() { PyBuffer_Release(&view_); }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+  [[nodiscard]] const uint64_t* data() const noexcept { return data_; }
+  [[nodiscard]] size_t count() const noexcept { return count_; }
+
+ private:
+  Py_buffer view_{};
+  std::vector<uint64_t> copy_;
+  const uint64_t* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+// Whether `object` has the buffer protocol, and is no text.
+bool is_buffer(nb::handle object) noexcept;
+
+// Indices into a prepared list: a one-dimensional array of 4- or 8-byte integers, which is not copied unless
+// it has gaps, a range, or a sequence of integers. Holds the array.
+class Picks {
+ public:
+  // Throws TypeError or ValueError for what is none of these, nixlInvalidParamError for negative indices.
+  Picks(nb::handle object, const char* side);
+  ~Picks() { PyBuffer_Release(&view_); }
+  Picks(const Picks&) = delete;
+  Picks& operator=(const Picks&) = delete;
+  [[nodiscard]] const Indices& native() const noexcept { return native_; }
+
+ private:
+  void take_array(nb::handle object);
+  void take_range(nb::handle object);
+  void take_sequence(nb::handle object);
+  void use_copy();
+
+  const char* side_;
+  Py_buffer view_{};
+  std::vector<uint64_t> copy_;
+  Indices native_;
+};
+
+// An unsigned 64-bit integer; throws TypeError and OverflowError.
+uint64_t read_integer(PyObject* object);
+
+// ---- lists.cc
+
+// A list that calls use without the GIL while another thread may edit it: who edits it then gets a copy.
+template <class List>
+struct Shared {
+  std::shared_ptr<List> list;
+
+  explicit Shared(List&& from) : list(std::make_shared<List>(std::move(from))) {}
+  List& edit() {
+    if (list.use_count() > 1) list = std::make_shared<List>(*list);
+    return *list;
+  }
+};
+using XferList = Shared<nixl_xfer_dlist_t>;
+using RegList = Shared<nixl_reg_dlist_t>;
+using RemoteList = Shared<nixl_remote_dlist_t>;
+void bind_lists(nb::module_& module);
+
+// ---- agent.cc
+
+struct Request {
+  uint32_t users = 0;  // calls under way without the GIL
+  bool quick = false;  // so few bytes that starting it takes no longer than giving the GIL up
+  bool ended = true;   // its last run's outcome was seen, or it was never started
+};
+
+struct PreparedList {
+  uint32_t users = 0;
+  uint64_t largest = 0;  // bytes of its largest descriptor, or anything beyond what is quick
+};
+
+// Keeps a request or list in place for a call that is made without the GIL.
+template <class T>
+class Use {
+ public:
+  explicit Use(T& used) : used_(used) { ++used_.users; }
+  ~Use() { --used_.users; }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  T* operator->() const noexcept { return &used_; }
+
+ private:
+  T& used_;
+};
+
+struct Agent {
+  std::unique_ptr<nixlAgent> native;
+  std::unordered_map<uintptr_t, Request> requests;
+  std::unordered_map<uintptr_t, PreparedList> lists;
+  uint32_t calls = 0;  // under way without the GIL; close() waits for them
+  bool closing = false;
+  pid_t pid = 0;
+  Agent* previous = nullptr;  // of the agents that are open
+  Agent* next = nullptr;
+
+  Agent(const std::string& name, const nixlAgentConfig& config);
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+  ~Agent();
+  // Throws nixlNotAllowedError after close().
+  nixlAgent& use() const;
+  void close();
+  // Throw nixlInvalidParamError for numbers that are not given out, or freed.
+  Request& request(uintptr_t handle);
+  PreparedList& list(uintptr_t handle);
+};
+
+// One call of the agent without the GIL, during which it can't be closed.
+class Call {
+ public:
+  explicit Call(Agent& agent) : counted_(agent) {}
+  [[nodiscard]] nixlAgent& native() const noexcept { return counted_.native; }
+
+ private:
+  struct Counted {
+    explicit Counted(Agent& agent) : agent(agent), native(agent.use()) { ++agent.calls; }
+    ~Counted() { --agent.calls; }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+    Agent& agent;
+    nixlAgent& native;
+  };
+  Counted counted_;  // counts with the GIL held: made before and destroyed after
+  WithoutGil without_gil_;
+};
+
+// What `function` gives for the agent, called without the GIL.
+template <class Function>
+auto run(Agent& agent, Function function) {
+  const Call call(agent);
+  return function(call.native());
+}
+
+using Handles = std::vector<uintptr_t>;
+
+inline nixl_opt_args_t options_of(const Handles& backends) {
+  nixl_opt_args_t options;
+  for (const uintptr_t backend : backends)
+    options.backends.push_back(reinterpret_cast<nixlBackendH*>(backend));
+  return options;
+}
+
+void bind_agent(nb::module_& module);
+
+// ---- memory.cc, requests.cc, messages.cc
+
+void bind_memory(nb::class_<Agent>& agent);    // and backends
+void bind_requests(nb::class_<Agent>& agent);  // and prepared lists
+void bind_messages(nb::class_<Agent>& agent);  // notifications and metadata
+
+}  // namespace towline::nixl::python
+
+namespace nanobind::detail {
+
+template <>
+struct type_caster<towline::nixl::python::Text> {
+  NB_TYPE_CASTER(towline::nixl::python::Text, const_name("str | bytes"))
+
+  bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
+    return towline::nixl::python::read_text(source.ptr(), value.value);
+  }
+  static handle from_cpp(const towline::nixl::python::Text& text, rv_policy, cleanup_list*) noexcept {
+    return PyUnicode_DecodeUTF8(text.value.data(), static_cast<Py_ssize_t>(text.value.size()),
+                                "surrogateescape");
+  }
+};
+
+}  // namespace nanobind::detail

@@ -1,0 +1,267 @@
+// Descriptor lists: nixlXferDList, nixlRegDList and nixlRemoteDList. All hold rows of (address, bytes,
+// device); the last two add text to each.
+#include <serdes/serdes.h>
+
+#include <cstring>
+#include <utility>
+
+#include "core.h"
+
+namespace towline::nixl::python {
+
+namespace {
+
+static_assert(sizeof(nixlBasicDesc) == 3 * sizeof(uint64_t), "rows of N x 3 arrays are taken as they are");
+
+// What a list's entries are made of.
+template <class Desc>
+struct Traits;
+template <>
+struct Traits<nixlBasicDesc> {
+  static constexpr Py_ssize_t kFields = 3;
+  static constexpr const char* kShape = "(address, bytes, device)";
+};
+template <>
+struct Traits<nixlBlobDesc> {
+  static constexpr Py_ssize_t kFields = 4;
+  static constexpr const char* kShape = "(address, bytes, device, text or bytes)";
+  static std::string& text(nixlBlobDesc& desc) { return desc.metaInfo; }
+  static nb::object show(const nixlBlobDesc& desc) {
+    return nb::bytes(desc.metaInfo.data(), desc.metaInfo.size());
+  }
+};
+template <>
+struct Traits<nixlRemoteDesc> {
+  static constexpr Py_ssize_t kFields = 4;
+  static constexpr const char* kShape = "(address, bytes, device, agent name)";
+  static std::string& text(nixlRemoteDesc& desc) { return desc.remoteAgent; }
+  static nb::object show(const nixlRemoteDesc& desc) { return nb::cast(Text{desc.remoteAgent}); }
+};
+
+// Integers of one column. Lengths and devices are mostly one and the same object all down a list, and read
+// once.
+class Column {
+ public:
+  uint64_t read(PyObject* object) {
+    if (object != last_.ptr()) {
+      value_ = read_integer(object);
+      last_ = nb::borrow(object);
+    }
+    return value_;
+  }
+
+ private:
+  nb::object last_;  // held, so that its address stays its own
+  uint64_t value_ = 0;
+};
+
+struct Columns {
+  Column length;
+  Column device;
+};
+
+template <class Desc>
+void read_desc(PyObject* item, Desc& desc, Columns& columns) {
+  using Its = Traits<Desc>;
+  if (!PyTuple_Check(item))
+    throw nb::type_error((std::string("a descriptor is a tuple ") + Its::kShape).c_str());
+  if (PyTuple_GET_SIZE(item) != Its::kFields) {
+    throw nb::value_error((std::string("a descriptor is ") + Its::kShape + ", not a tuple of " +
+                           std::to_string(PyTuple_GET_SIZE(item)))
+                              .c_str());
+  }
+  desc.addr = read_integer(PyTuple_GET_ITEM(item, 0));
+  desc.len = columns.length.read(PyTuple_GET_ITEM(item, 1));
+  desc.devId = columns.device.read(PyTuple_GET_ITEM(item, 2));
+  if constexpr (Its::kFields == 4) {
+    if (!read_text(PyTuple_GET_ITEM(item, 3), Its::text(desc))) {
+      throw nb::type_error((std::string("a descriptor is ") + Its::kShape).c_str());
+    }
+  }
+}
+
+template <class Desc>
+nb::tuple show_desc(const Desc& desc) {
+  if constexpr (Traits<Desc>::kFields == 4) {
+    return nb::make_tuple(desc.addr, desc.len, desc.devId, Traits<Desc>::show(desc));
+  } else {
+    return nb::make_tuple(desc.addr, desc.len, desc.devId);
+  }
+}
+
+template <class Desc>
+nixlDescList<Desc> from_array(nixl_mem_t type, nb::handle array) {
+  const Table rows(array, 3);
+  nixlDescList<Desc> list(type, static_cast<int>(rows.count()));
+  if constexpr (std::is_same_v<Desc, nixlBasicDesc>) {
+    if (rows.count() != 0)
+      std::memcpy(static_cast<void*>(&list[0]), rows.data(), rows.count() * sizeof(Desc));
+  } else {
+    for (size_t i = 0; i < rows.count(); ++i) {
+      const uint64_t* row = rows.data() + 3 * i;
+      static_cast<nixlBasicDesc&>(list[i]) = nixlBasicDesc(row[0], row[1], row[2]);
+    }
+  }
+  return list;
+}
+
+// Tuples and their numbers lie all over memory: this asks for those that come soon, while others are read.
+void fetch_ahead(PyObject* fast, Py_ssize_t index) noexcept {
+  constexpr Py_ssize_t kTuples = 16;
+  constexpr Py_ssize_t kNumbers = 8;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast);
+  if (index + kTuples < count) __builtin_prefetch(PySequence_Fast_GET_ITEM(fast, index + kTuples));
+  if (index + kNumbers >= count) return;
+  PyObject* soon = PySequence_Fast_GET_ITEM(fast, index + kNumbers);
+  if (PyTuple_Check(soon) && PyTuple_GET_SIZE(soon) != 0) __builtin_prefetch(PyTuple_GET_ITEM(soon, 0));
+}
+
+template <class Desc>
+nixlDescList<Desc> from_sequence(nixl_mem_t type, nb::handle sequence) {
+  const nb::object fast =
+      nb::steal(PySequence_Fast(sequence.ptr(), "descriptors are a list of tuples or an array"));
+  if (!fast.is_valid()) throw nb::python_error();
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  nixlDescList<Desc> list(type, static_cast<int>(count));
+  Columns columns;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    fetch_ahead(fast.ptr(), i);
+    // Converting an item may run Python code, which may shorten the list.
+    if (i >= PySequence_Fast_GET_SIZE(fast.ptr()))
+      throw nb::value_error("the list changed while it was read");
+    read_desc(PySequence_Fast_GET_ITEM(fast.ptr(), i), list[static_cast<size_t>(i)], columns);
+  }
+  return list;
+}
+
+// ---- pickle
+
+template <class Desc>
+std::string serialized(const nixlDescList<Desc>& list) {
+  nixlSerDes serdes;
+  check(list.serialize(&serdes));
+  return serdes.exportStr();
+}
+
+template <class Desc>
+nb::bytes save(const nixlDescList<Desc>& list) {
+  const std::string state = serialized(list);
+  return nb::bytes(state.data(), state.size());
+}
+
+template <class Desc>
+nixlDescList<Desc> load(const nb::bytes& bytes) {
+  const std::string state(bytes.c_str(), bytes.size());
+  nixlSerDes serdes;
+  if (serdes.importStr(state) >= 0) {
+    nixlDescList<Desc> list(&serdes);
+    // What is cut short or of something else reads as an empty list.
+    if (serialized(list) == state) return list;
+  }
+  throw nb::value_error("this is not the pickle of a descriptor list, or not all of it");
+}
+
+// ---- the classes
+
+template <class Desc>
+Desc desc_of(nb::handle tuple) {
+  Desc desc{};
+  Columns columns;
+  read_desc(tuple.ptr(), desc, columns);
+  return desc;
+}
+
+template <class List>
+void check_index(const List& list, size_t index) {
+  if (index >= static_cast<size_t>(list.descCount())) {
+    throw nb::index_error(("index " + std::to_string(index) + " in a list of " +
+                           std::to_string(list.descCount()) + " descriptors")
+                              .c_str());
+  }
+}
+
+template <class Desc>
+nb::class_<Shared<nixlDescList<Desc>>> bind_list(nb::module_& module, const char* name) {
+  using List = nixlDescList<Desc>;
+  using Self = Shared<List>;
+  const auto add = [](Self& self, nb::handle desc) { self.edit().addDesc(desc_of<Desc>(desc)); };
+  nb::class_<Self> bound(module, name);
+  bound
+      .def(
+          "__init__",
+          [](Self* self, nixl_mem_t type, int size) {
+            if (size < 0) throw nb::value_error("init_size is negative");
+            List list(type, size);
+            for (Desc& entry : list) entry = Desc(0, 0, 0);
+            new (self) Self(std::move(list));
+          },
+          nb::arg("type"), nb::arg("init_size") = 0)
+      .def(
+          "__init__",
+          [](Self* self, nixl_mem_t type, nb::handle descs) {
+            if constexpr (!std::is_same_v<Desc, nixlRemoteDesc>) {
+              if (is_buffer(descs)) {
+                new (self) Self(from_array<Desc>(type, descs));
+                return;
+              }
+            }
+            new (self) Self(from_sequence<Desc>(type, descs));
+          },
+          nb::arg("type"), nb::arg("descs"))
+      .def("getType", [](const Self& self) { return self.list->getType(); })
+      .def("descCount", [](const Self& self) { return self.list->descCount(); })
+      .def("isEmpty", [](const Self& self) { return self.list->isEmpty(); })
+      .def(
+          "__eq__", [](const Self& self, const Self& other) { return *self.list == *other.list; },
+          nb::is_operator())
+      .def("__getitem__",
+           [](const Self& self, uint32_t index) {
+             check_index(*self.list, index);
+             return show_desc(std::as_const(*self.list)[index]);
+           })
+      .def("__setitem__",
+           [](Self& self, uint32_t index, nb::handle desc) {
+             check_index(*self.list, index);
+             self.edit()[index] = desc_of<Desc>(desc);
+           })
+      .def("addDesc", add)
+      .def("append", add)
+      .def("remDesc",
+           [](Self& self, int index) {
+             check_index(*self.list, static_cast<size_t>(static_cast<uint32_t>(index)));
+             self.edit().remDesc(index);
+           })
+      .def("clear", [](Self& self) { self.edit().clear(); })
+      .def("print", [](const Self& self) {
+        nb::print(nb::str("DescList of {} descriptors").format(self.list->descCount()));
+        for (const Desc& desc : std::as_const(*self.list)) nb::print(show_desc(desc));
+      });
+  if constexpr (!std::is_same_v<Desc, nixlRemoteDesc>) {
+    bound.def("__getstate__", [](const Self& self) { return save(*self.list); })
+        .def("__setstate__", [](Self& self, const nb::bytes& state) { new (&self) Self(load<Desc>(state)); });
+  }
+  bound.attr("__hash__") = nb::none();
+  return bound;
+}
+
+template <class Desc>
+void bind_index(nb::class_<Shared<nixlDescList<Desc>>>& bound) {
+  bound.def("index", [](const Shared<nixlDescList<Desc>>& self, nb::handle desc) {
+    const int index = self.list->getIndex(desc_of<Desc>(desc));
+    if (index < 0) raise(static_cast<nixl_status_t>(index), "the list does not have this descriptor");
+    return index;
+  });
+}
+
+}  // namespace
+
+void bind_lists(nb::module_& module) {
+  auto xfer = bind_list<nixlBasicDesc>(module, "nixlXferDList");
+  bind_index<nixlBasicDesc>(xfer);
+  bind_list<nixlRemoteDesc>(module, "nixlRemoteDList");
+  auto reg = bind_list<nixlBlobDesc>(module, "nixlRegDList");
+  bind_index<nixlBlobDesc>(reg);
+  reg.def("trim", [](const RegList& self) { return XferList(self.list->trim()); });
+}
+
+}  // namespace towline::nixl::python

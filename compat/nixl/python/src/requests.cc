@@ -1,0 +1,254 @@
+// Calls of nixlAgent about prepared lists and requests. Starting a request and asking how it stands are the
+// hot path: one look-up of the handle, and the call.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "core.h"
+
+namespace towline::nixl::python {
+
+namespace {
+
+// What may be started with the GIL held: copying it takes a few microseconds.
+constexpr uint64_t kQuickBytes = 64 << 10;
+
+// What indices of 31 bits reach.
+constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+
+template <class Handle>
+Handle* pointer(uintptr_t handle) {
+  return reinterpret_cast<Handle*>(handle);
+}
+
+// Rows of `list`, for calls that take arrays.
+Rows rows_of(const nixl_xfer_dlist_t& list) {
+  const auto count = static_cast<size_t>(list.descCount());
+  return {count != 0 ? reinterpret_cast<const uint64_t*>(&list[0]) : nullptr, count};
+}
+
+// Bytes of the largest descriptor, or anything beyond kQuickBytes.
+uint64_t largest(Rows rows) noexcept {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < rows.count && bytes <= kQuickBytes; ++i)
+    bytes = std::max(bytes, rows.data[3 * i + 1]);
+  return bytes;
+}
+
+bool is_quick(size_t count, uint64_t bytes) noexcept {
+  return count <= kQuickBytes && bytes <= kQuickBytes && count * bytes <= kQuickBytes;
+}
+
+// A copy of a table's entry, which `find` looks up, once no other thread's call uses it.
+template <class Find>
+auto unused(Find find) {
+  while (find().users != 0) give_way();  // calls are short; `find` throws where one of them removed it
+  return find();
+}
+
+// ---- prepared lists
+
+uintptr_t prepare(Agent& self, const std::string& agent_name, nixl_mem_t type, Rows rows,
+                  const Handles& backends) {
+  const nixl_opt_args_t options = options_of(backends);
+  nixlDlistH* list = nullptr;
+  check(run(self, [&](nixlAgent& agent) {
+    return prep_xfer_dlist(agent, agent_name, type, rows, list, &options);
+  }));
+  const auto handle = reinterpret_cast<uintptr_t>(list);
+  self.lists[handle].largest = largest(rows);
+  return handle;
+}
+
+uintptr_t prepare_list(Agent& self, const Text& agent_name, const XferList& descs, const Handles& backends) {
+  const auto list = descs.list;
+  return prepare(self, agent_name.value, list->getType(), rows_of(*list), backends);
+}
+
+uintptr_t prepare_local(Agent& self, const XferList& descs, const Handles& backends) {
+  return prepare_list(self, Text{NIXL_INIT_AGENT}, descs, backends);
+}
+
+// Rows of (address, bytes, device, stride, count), written out one by one.
+uintptr_t prepare_strided(Agent& self, const Text& agent_name, nixl_mem_t type, nb::handle descs,
+                          const Handles& backends) {
+  const Table table(descs, 5);
+  uint64_t total = 0;
+  for (size_t i = 0; i < table.count(); ++i) {
+    const uint64_t count = table.data()[5 * i + 4];
+    total = count > kMostBlocks ? kMostBlocks + 1 : total + count;
+    if (total > kMostBlocks) raise(NIXL_ERR_INVALID_PARAM, "the rows describe more than 2^31 descriptors");
+  }
+  std::vector<uint64_t> rows;
+  rows.reserve(3 * total);
+  for (size_t i = 0; i < table.count(); ++i) {
+    const uint64_t* row = table.data() + 5 * i;
+    for (uint64_t block = 0; block < row[4]; ++block)
+      rows.insert(rows.end(), {row[0] + block * row[3], row[1], row[2]});
+  }
+  return prepare(self, agent_name.value, type, {rows.data(), rows.size() / 3}, backends);
+}
+
+nixl_status_t release_list(Agent& self, uintptr_t handle) {
+  if (self.closing) return NIXL_SUCCESS;
+  (void)unused([&]() -> PreparedList& { return self.list(handle); });
+  self.lists.erase(handle);
+  return check(
+      run(self, [&](nixlAgent& agent) { return agent.releasedDlistH(pointer<nixlDlistH>(handle)); }));
+}
+
+// ---- requests
+
+uintptr_t keep(Agent& self, nixlXferReqH* request, bool quick) {
+  const auto handle = reinterpret_cast<uintptr_t>(request);
+  self.requests[handle].quick = quick;
+  return handle;
+}
+
+uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handle local_indices,
+               uintptr_t remote, nb::handle remote_indices, const Text& notification, const Handles& backends,
+               bool) {
+  const Use local_list(self.list(local));
+  const Use remote_list(self.list(remote));
+  const Picks mine(local_indices, "local");
+  const Picks theirs(remote_indices, "remote");
+  nixl_opt_args_t options = options_of(backends);
+  if (!notification.value.empty()) options.notif = notification.value;
+  nixlXferReqH* request = nullptr;
+  check(run(self, [&](nixlAgent& agent) {
+    return make_xfer_req(agent, operation, pointer<nixlDlistH>(local), mine.native(),
+                         pointer<nixlDlistH>(remote), theirs.native(), request, &options);
+  }));
+  return keep(self, request, is_quick(mine.native().count, local_list->largest));
+}
+
+uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, const XferList& remote,
+                 const Text& remote_agent, const Text& notification, const Handles& backends) {
+  const auto mine = local.list;
+  const auto theirs = remote.list;
+  nixl_opt_args_t options = options_of(backends);
+  if (!notification.value.empty()) options.notif = notification.value;
+  nixlXferReqH* request = nullptr;
+  check(run(self, [&](nixlAgent& agent) {
+    return create_xfer_req(agent, operation, mine->getType(), rows_of(*mine), theirs->getType(),
+                           rows_of(*theirs), remote_agent.value, request, &options);
+  }));
+  return keep(self, request, is_quick(rows_of(*mine).count, largest(rows_of(*mine))));
+}
+
+nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
+  const Use request(self.request(handle));
+  auto* native = pointer<nixlXferReqH>(handle);
+  nixl_opt_args_t options;
+  const nixl_opt_args_t* given = nullptr;
+  if (!notification.value.empty()) {
+    options.notif = notification.value;
+    given = &options;
+  }
+  const nixl_status_t status =
+      request->quick ? self.use().postXferReq(native, given)
+                     : run(self, [&](nixlAgent& agent) { return agent.postXferReq(native, given); });
+  if (status >= 0) request->ended = status == NIXL_SUCCESS;
+  return check(status);
+}
+
+nixl_status_t look(Agent& self, uintptr_t handle) {
+  const Use request(self.request(handle));
+  auto* native = pointer<nixlXferReqH>(handle);
+  const nixl_status_t status = request->ended
+                                   ? self.use().getXferStatus(native)
+                                   : run(self, [&](nixlAgent& agent) { return agent.getXferStatus(native); });
+  request->ended = status != NIXL_IN_PROG;
+  return check(status);
+}
+
+// "DONE" or "PROC", made once.
+nb::object word(nixl_status_t status) {
+  static PyObject* const kDone = PyUnicode_InternFromString("DONE");
+  static PyObject* const kProc = PyUnicode_InternFromString("PROC");
+  return nb::borrow(status == NIXL_SUCCESS ? kDone : kProc);
+}
+
+nixl_status_t release(Agent& self, uintptr_t handle) {
+  if (self.closing) return NIXL_SUCCESS;
+  const Request kept = unused([&]() -> Request& { return self.request(handle); });
+  self.requests.erase(handle);
+  const nixl_status_t status =
+      run(self, [&](nixlAgent& agent) { return agent.releaseXferReq(pointer<nixlXferReqH>(handle)); });
+  if (status < 0) self.requests[handle] = kept;  // it is still there, and may be released again
+  return check(status);
+}
+
+nixl_xfer_telem_t telemetry(Agent& self, uintptr_t handle) {
+  const Use request(self.request(handle));
+  nixl_xfer_telem_t figures;
+  check(self.use().getXferTelemetry(pointer<nixlXferReqH>(handle), figures));
+  return figures;
+}
+
+std::tuple<int64_t, int64_t, int> estimate(Agent& self, uintptr_t handle) {
+  const Use request(self.request(handle));
+  std::chrono::microseconds duration{};
+  std::chrono::microseconds margin{};
+  nixl_cost_t method{};
+  check(self.use().estimateXferCost(pointer<nixlXferReqH>(handle), duration, margin, method));
+  return {duration.count(), margin.count(), static_cast<int>(method)};
+}
+
+uintptr_t backend_of(Agent& self, uintptr_t handle) {
+  const Use request(self.request(handle));
+  nixlBackendH* backend = nullptr;
+  check(self.use().queryXferBackend(pointer<nixlXferReqH>(handle), backend));
+  return reinterpret_cast<uintptr_t>(backend);
+}
+
+// ---- memory views
+
+template <class List>
+uintptr_t prepare_view(Agent& self, const Shared<List>& descs, const Handles& backends) {
+  const auto list = descs.list;
+  const nixl_opt_args_t options = options_of(backends);
+  nixlMemViewH view = nullptr;
+  check(run(self, [&](nixlAgent& agent) { return agent.prepMemView(*list, view, &options); }));
+  return reinterpret_cast<uintptr_t>(view);
+}
+
+void release_view(Agent& self, uintptr_t view) {
+  run(self, [&](nixlAgent& agent) {
+    agent.releaseMemView(pointer<void>(view));
+    return 0;
+  });
+}
+
+}  // namespace
+
+void bind_requests(nb::class_<Agent>& agent) {
+  const Handles none;
+  agent
+      .def("prepXferDlist", &prepare_list, nb::arg("agent_name"), nb::arg("descs"), nb::arg("backend") = none)
+      .def("prepXferDlist", &prepare_local, nb::arg("descs"), nb::arg("backend") = none)
+      .def("prepXferDlist", &prepare_strided, nb::arg("agent_name"), nb::arg("mem_type"), nb::arg("descs"),
+           nb::arg("backend") = none)
+      .def("releasedDlistH", &release_list, nb::arg("handle"))
+      .def("makeXferReq", &make, nb::arg("operation"), nb::arg("local_side"), nb::arg("local_indices"),
+           nb::arg("remote_side"), nb::arg("remote_indices"), nb::arg("notif_msg") = "",
+           nb::arg("backend") = none, nb::arg("skip_desc_merg") = false)
+      .def("createXferReq", &create, nb::arg("operation"), nb::arg("local_descs"), nb::arg("remote_descs"),
+           nb::arg("remote_agent"), nb::arg("notif_msg") = "", nb::arg("backend") = none)
+      .def("postXferReq", &start, nb::arg("reqh"), nb::arg("notif_msg") = "")
+      .def("getXferStatus", &look, nb::arg("reqh"))
+      .def("_transfer", [](Agent& self, uintptr_t handle,
+                           const Text& notification) { return word(start(self, handle, notification)); })
+      .def("_state", [](Agent& self, uintptr_t handle) { return word(look(self, handle)); })
+      .def("getXferTelemetry", &telemetry, nb::arg("reqh"))
+      .def("estimateXferCost", &estimate, nb::arg("req_handle"))
+      .def("queryXferBackend", &backend_of, nb::arg("reqh"))
+      .def("releaseXferReq", &release, nb::arg("reqh"))
+      .def("prepMemView", &prepare_view<nixl_xfer_dlist_t>, nb::arg("dlist"), nb::arg("backends") = none)
+      .def("prepMemView", &prepare_view<nixl_remote_dlist_t>, nb::arg("dlist"), nb::arg("backends") = none)
+      .def("releaseMemView", &release_view, nb::arg("mvh"));
+}
+
+}  // namespace towline::nixl::python

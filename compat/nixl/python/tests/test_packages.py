@@ -1,0 +1,103 @@
+"""What can be imported under which name, and what importing costs."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import pytest
+
+import nixl
+from conftest import run_script
+
+SURFACE = """
+create_backend register_memory deregister_memory query_memory make_connection prep_xfer_dlist estimate_xfer_cost
+make_prepped_xfer initialize_xfer transfer check_xfer_state get_xfer_telemetry query_xfer_backend release_xfer_handle
+release_dlist_handle prep_mem_view release_mem_view get_new_notifs update_notifs check_remote_xfer_done send_notif
+get_agent_metadata get_partial_agent_metadata add_remote_agent remove_remote_agent send_local_metadata
+send_partial_agent_metadata fetch_remote_metadata invalidate_local_metadata check_remote_metadata get_xfer_descs
+get_reg_descs get_remote_descs get_serialized_descs deserialize_descs get_plugin_list get_plugin_mem_types
+get_plugin_params get_backend_mem_types get_backend_params
+""".split()
+BINDINGS = """
+NIXL_INIT_AGENT DEFAULT_COMM_PORT HAVE_UCX_GPU_DEVICE_API NIXL_THREAD_SYNC_NONE NIXL_THREAD_SYNC_STRICT
+NIXL_THREAD_SYNC_RW NIXL_THREAD_SYNC_DEFAULT DRAM_SEG VRAM_SEG BLK_SEG OBJ_SEG FILE_SEG NIXL_READ NIXL_WRITE
+NIXL_COST_ANALYTICAL_BACKEND NIXL_IN_PROG NIXL_SUCCESS nixlXferTelemetry nixlXferDList nixlRegDList nixlRemoteDList
+nixlAgent nixlAgentConfig nixl_mem_t nixl_xfer_op_t nixl_cost_t nixl_status_t nixlNotPostedError
+nixlInvalidParamError nixlBackendError nixlNotFoundError nixlMismatchError nixlNotAllowedError nixlRepostActiveError
+nixlUnknownError nixlNotSupportedError nixlRemoteDisconnectError nixlCancelledError nixlNoTelemetryError
+""".split()
+
+
+@pytest.mark.parametrize("package", ["nixl", "nixl_cu12", "nixl_cu13"])
+def test_each_package_is_the_same_one(package):
+    for name in ("_api", "_bindings", "_utils", "logging"):
+        assert importlib.import_module(f"{package}.{name}") is getattr(nixl, name)
+    module = importlib.import_module(package)
+    assert module.nixl_agent is nixl.nixl_agent
+    assert module.nixlXferDList is nixl._bindings.nixlXferDList
+
+
+def test_the_alias_may_be_imported_first():
+    done = run_script("import nixl_cu12._api as a, sys; import nixl._api as b; assert a is b; print(a.nixl_agent.__name__)")
+    assert (done.returncode, done.stdout) == (0, "nixl_agent\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_agent_has_each_call(name):
+    assert callable(getattr(nixl.nixl_agent, name))
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_bindings_have_each_name_and_so_has_the_package(name):
+    assert getattr(nixl, name) is getattr(nixl._bindings, name)
+
+
+def test_importing_needs_neither_numpy_nor_torch():
+    done = run_script(
+        """
+        import sys
+        sys.modules["numpy"] = sys.modules["torch"] = None  # importing them fails
+        import nixl
+        agent = nixl.nixl_agent("light")
+        agent.get_xfer_descs([(4096, 64, 0)], "DRAM")
+        print(sorted(m for m in sys.modules if m in ("asyncio", "ctypes", "multiprocessing", "socket")))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_enumerations_are_numbers():
+    bindings = nixl._bindings
+    assert (bindings.NIXL_SUCCESS, bindings.NIXL_IN_PROG, bindings.nixl_status_t.NIXL_ERR_NO_TELEMETRY) == (0, 1, -12)
+    assert int(bindings.FILE_SEG) == 4
+    assert bindings.nixl_mem_t(1) is bindings.VRAM_SEG
+    assert list(nixl.nixl_thread_sync_t)[0] is nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT
+    assert len(list(nixl.nixl_thread_sync_t)) == 3
+
+
+def test_raw_memory():
+    address = nixl.malloc_passthru(100)
+    other = nixl.malloc_passthru(100)
+    assert address % 4096 == 0
+    nixl.ba_buf(address, 100)
+    with pytest.raises(AssertionError):
+        nixl.ba_buf(other, 99)
+        nixl.verify_transfer(address, other, 100)
+    nixl.verify_transfer(address, other, 99)
+    nixl.free_passthru(address)
+    nixl.free_passthru(other)
+
+
+def test_loggers_hang_below_one(capsys):
+    assert nixl.get_logger("nixl._api").name == "nixl.api"
+    assert nixl.get_logger("__main__").name == "nixl.main__"
+    assert logging.getLogger("nixl").propagate is False
+
+
+@pytest.mark.parametrize(("level", "seen"), [("INFO", True), ("WARN", False), ("nonsense", True)])
+def test_log_level_comes_from_the_environment(level, seen):
+    done = run_script("import nixl; nixl.nixl_agent('logged')", NIXL_LOG_LEVEL=level)
+    assert ("NIXL INFO" in done.stdout and "logged" in done.stdout) == seen
+    assert ("ignored" in done.stdout) == (level == "nonsense")

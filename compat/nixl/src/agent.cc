@@ -1,0 +1,261 @@
+// nixlAgent: its life, its backends, its memory.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "agent_data.h"
+#include "explain.h"
+
+using namespace towline::nixl;  // NOLINT: this file is that interface's other side
+
+namespace {
+
+std::string checked_name(const std::string& name) {
+  if (name.empty() || name.size() > kMaxFrameName || name.find('\0') != std::string::npos) {
+    throw std::invalid_argument(fmt::format("an agent's name has 1 to {} bytes without NUL, not {} bytes",
+                                            kMaxFrameName, name.size()));
+  }
+  return name;
+}
+
+bool wants_telemetry(const Settings& settings, const nixlAgentConfig& config) {
+  if (settings.telemetry == false && config.captureTelemetry) {
+    log(LogLevel::kWarning,
+        "NIXL_TELEMETRY_ENABLE turns off the telemetry that the agent's configuration asks for");
+  }
+  return settings.telemetry.value_or(config.captureTelemetry);
+}
+
+towline::Agent make_agent(const std::string& name, const nixlAgentConfig& config, const Settings& settings) {
+  towline::AgentOptions options;
+  if (config.useListenThread) options.listen = fmt::format("*:{}", config.listenPort);
+  options.backends = settings.backends;
+  options.default_timeout = settings.timeout;
+  try {
+    return towline::Agent{name, options};
+  } catch (const towline::Error& error) {
+    throw std::runtime_error(fmt::format("agent '{}': {}", name, error.what()));
+  }
+}
+
+// Of the parameters that mean something here. Throws Error.
+void apply_parameters(nixlBackendH& backend) {
+  const auto given = [&](const char* key) -> std::string {
+    const auto found = backend.parameters.find(key);
+    return found == backend.parameters.end() ? std::string{} : found->second;
+  };
+  backend.forced = given("towline_transport");
+  if (const std::string text = given("towline_timeout"); !text.empty()) {
+    const auto timeout = parse_duration(text);
+    if (!timeout) {
+      throw towline::Error{towline::Status::kInvalidArgument,
+                           "towline_timeout is '" + text + "', and should be a time such as 30s or 500ms"};
+    }
+    backend.timeout_ns = static_cast<uint64_t>(timeout->count());
+  }
+  if (const std::string text = given("towline_threads"); !text.empty()) {
+    if (text.size() != 1 || text[0] < '1' || text[0] > '8') {
+      throw towline::Error{towline::Status::kInvalidArgument,
+                           "towline_threads is '" + text + "', and should be 1 to 8"};
+    }
+    backend.threads = static_cast<uint32_t>(text[0] - '0');
+  }
+}
+
+nixl_query_resp_t query_file(const std::string& path) {
+  struct stat found = {};
+  if (path.empty() || stat(path.c_str(), &found) != 0) return std::nullopt;
+  return nixl_b_params_t{{"size", std::to_string(found.st_size)},
+                         {"mode", std::to_string(found.st_mode)},
+                         {"mtime", std::to_string(found.st_mtime)}};
+}
+
+}  // namespace
+
+// ---- Life
+
+nixlAgentData::nixlAgentData(const std::string& agent_name, const nixlAgentConfig& agent_config)
+    : name(checked_name(agent_name)),
+      config(agent_config),
+      settings(Settings::read()),
+      timeout_ns(settings.timeout.count() > 0 ? static_cast<uint64_t>(settings.timeout.count())
+                                              : kDefaultTimeoutNs),
+      telemetry(wants_telemetry(settings, config)),
+      agent(make_agent(name, config, settings)) {}
+
+nixlAgentData::~nixlAgentData() {
+  // No thread of ours may be in here any more when the rest goes.
+  calls.stop();
+  opened_directory.reset();
+  // Ends all transfers and waits for their local fences. What is freed after it only gives memory back.
+  agent.reset();
+  while (nixlXferReqH* request = requests.take_first()) {
+    (void)towline_transfer_destroy(request->transfer, TOWLINE_FOREVER);
+    delete request;
+  }
+  while (nixlDlistH* list = lists.take_first()) delete list;
+  remotes.clear();
+  memory.clear();
+}
+
+nixlAgent::nixlAgent(const std::string& name, const nixlAgentConfig& cfg)
+    : data(std::make_unique<nixlAgentData>(name, cfg)) {}
+
+nixlAgent::~nixlAgent() = default;
+
+// ---- Backends
+
+std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type,
+                                                     bool others, const char* call) const {
+  const bool named = extra_params != nullptr && !extra_params->backends.empty();
+  std::vector<nixlBackendH*> found;
+  {
+    std::lock_guard lock(backends_mutex);
+    found = named ? extra_params->backends : by_creation;
+  }
+  std::erase_if(found, [&](const nixlBackendH* backend) {
+    return backend == nullptr || !backend->serves(type) || (others && !backend->is_transport());
+  });
+  if (found.empty()) {
+    fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends {} serves {}{}", call,
+         named ? "given" : "of agent '" + name + "'", nixlEnumStrings::memTypeStr(type),
+         others ? " of other agents" : "");
+  }
+  return found;
+}
+
+nixlBackendH* nixlAgentData::transport(const nixl_opt_args_t* extra_params, const char* call) const {
+  const std::vector<nixlBackendH*> found = candidates(extra_params, DRAM_SEG, true, call);
+  return found.empty() ? nullptr : found.front();
+}
+
+std::vector<std::string> nixlAgentData::transport_names() const {
+  std::lock_guard lock(backends_mutex);
+  std::vector<std::string> names;
+  for (const nixlBackendH* backend : by_creation) {
+    if (backend->is_transport()) names.emplace_back(backend->type.name);
+  }
+  return names;
+}
+
+nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
+  nixl_mem_list_t all = memories_of_info(agent->info());
+  const bool files = std::ranges::find(all, FILE_SEG) != all.end();
+  if (type.role == Role::kFiles) return files ? nixl_mem_list_t{DRAM_SEG, FILE_SEG} : nixl_mem_list_t{};
+  if (type.role == Role::kAbsent) return {};
+  std::erase(all, FILE_SEG);
+  return all;
+}
+
+nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
+  return guard("getAvailPlugins", [&] {
+    plugins.clear();
+    for (const BackendType* type : backend_types()) {
+      if (!data->memories_of(*type).empty()) plugins.emplace_back(type->name);
+    }
+    return NIXL_SUCCESS;
+  });
+}
+
+namespace {
+
+// Null, with the last error set, for one that is not here.
+const BackendType* present_type(const nixlAgentData& data, const std::string& name, nixl_mem_list_t& memories,
+                                const char* call) {
+  const BackendType* found = find_backend_type(name);
+  if (found == nullptr) {
+    fail(NIXL_ERR_NOT_FOUND, "{}: there is no backend '{}'", call, name);
+    return nullptr;
+  }
+  memories = data.memories_of(*found);
+  if (!memories.empty()) return found;
+  fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is not here: {}", call, name, found->what);
+  return nullptr;
+}
+
+}  // namespace
+
+nixl_status_t nixlAgent::getPluginParams(const nixl_backend_t& type, nixl_mem_list_t& mems,
+                                         nixl_b_params_t& params) const {
+  static constexpr const char* kCall = "getPluginParams";
+  return guard(kCall, [&] {
+    nixl_mem_list_t memories;
+    const BackendType* found = present_type(*data, type, memories, kCall);
+    if (found == nullptr) return NIXL_ERR_NOT_FOUND;
+    mems = memories;
+    params = backend_parameters(*found);
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t nixlAgent::getBackendParams(const nixlBackendH* backend, nixl_mem_list_t& mems,
+                                          nixl_b_params_t& params) const {
+  if (backend == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getBackendParams: the backend is null");
+  mems = backend->memories;
+  params = backend->parameters;
+  return NIXL_SUCCESS;
+}
+
+nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_params_t& params,
+                                       nixlBackendH*& backend) {
+  static constexpr const char* kCall = "createBackend";
+  return guard(kCall, [&] {
+    nixl_mem_list_t memories;
+    const BackendType* found = present_type(*data, type, memories, kCall);
+    if (found == nullptr) return NIXL_ERR_NOT_FOUND;
+    nixl_b_params_t all = params;
+    all.merge(backend_parameters(*found));
+    auto made = std::make_unique<nixlBackendH>(*found, std::move(all), std::move(memories));
+    apply_parameters(*made);
+    std::lock_guard lock(data->backends_mutex);
+    const auto [at, added] = data->backends.try_emplace(type, std::move(made));
+    if (!added) {
+      return fail(NIXL_ERR_INVALID_PARAM, "{}: agent '{}' has a backend '{}' already", kCall, data->name,
+                  type);
+    }
+    backend = at->second.get();
+    data->by_creation.push_back(backend);
+    return NIXL_SUCCESS;
+  });
+}
+
+// ---- Memory
+
+nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
+  if (data->candidates(extra_params, descs.getType(), false, "registerMem").empty())
+    return NIXL_ERR_NOT_FOUND;
+  // What can't be registered is a failure of the backends there, whatever the reason.
+  const auto to_backend_error = [](towline::Status status) {
+    const nixl_status_t mapped = to_nixl(status);
+    return mapped == NIXL_ERR_NOT_ALLOWED ? mapped : NIXL_ERR_BACKEND;
+  };
+  return guard("registerMem", to_backend_error, [&] {
+    data->memory.add(*data->agent, descs, {data->settings.share, data->timeout_ns});
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
+  if (data->candidates(extra_params, descs.getType(), false, "deregisterMem").empty())
+    return NIXL_ERR_NOT_FOUND;
+  return guard("deregisterMem", [&] {
+    return data->memory.remove(descs, {data->settings.share, data->timeout_ns});
+  });
+}
+
+nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& resp,
+                                  const nixl_opt_args_t* extra_params) const {
+  if (extra_params == nullptr || extra_params->backends.size() != 1 || extra_params->backends[0] == nullptr) {
+    return fail(NIXL_ERR_INVALID_PARAM, "queryMem: needs exactly one backend");
+  }
+  if (descs.getType() != FILE_SEG) {
+    return fail(NIXL_ERR_NOT_SUPPORTED, "queryMem: only files can be asked about, not {}",
+                nixlEnumStrings::memTypeStr(descs.getType()));
+  }
+  return guard("queryMem", [&] {
+    resp.clear();
+    for (const nixlBlobDesc& desc : descs) resp.push_back(query_file(desc.metaInfo));
+    return NIXL_SUCCESS;
+  });
+}

@@ -1,0 +1,205 @@
+// The inside of a nixlAgent, and of what is made from it.
+//
+// One nixlAgent is one Towline agent whose progress is hosted, so that its passive side works while the
+// application does something else. Posting and polling a request touch the request only: no lock, look-up or
+// allocation here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nixl.h>
+#include <towline_nixl.h>
+#include <towline/towline.hpp>
+#include "backends.h"
+#include "inbox.h"
+#include "memory_table.h"
+#include "messages.h"
+#include "metadata_calls.h"
+#include "metadata_directory.h"
+#include "remotes.h"
+#include "settings.h"
+
+namespace towline::nixl {
+
+// Links what an agent still has to free.
+template <class T>
+struct Linked {
+  T* next = nullptr;
+  T* previous = nullptr;
+};
+
+template <class T>
+class LinkedList {
+ public:
+  void add(T* item) noexcept {
+    std::lock_guard lock(mutex_);
+    item->next = first_;
+    if (first_ != nullptr) first_->previous = item;
+    first_ = item;
+  }
+  void remove(T* item) noexcept {
+    std::lock_guard lock(mutex_);
+    if (item->previous != nullptr) item->previous->next = item->next;
+    if (item->next != nullptr) item->next->previous = item->previous;
+    if (first_ == item) first_ = item->next;
+  }
+  // Null when empty.
+  T* take_first() noexcept {
+    std::lock_guard lock(mutex_);
+    T* item = first_;
+    if (item == nullptr) return nullptr;
+    first_ = item->next;
+    if (first_ != nullptr) first_->previous = nullptr;
+    return item;
+  }
+
+ private:
+  std::mutex mutex_;
+  T* first_ = nullptr;
+};
+
+using TransferHandle = detail::Handle<towline_transfer_t, detail::destroy>;
+using ListHandle = detail::Handle<towline_block_list_t, towline_block_list_destroy>;
+
+inline constexpr uint64_t kDefaultTimeoutNs = 30'000'000'000;  // Towline's
+
+}  // namespace towline::nixl
+
+class nixlDlistH : public towline::nixl::Linked<nixlDlistH> {
+ public:
+  towline::nixl::ListHandle list;
+  bool remote = false;
+  std::shared_ptr<towline::nixl::Remote> of;  // null: of this agent
+  std::vector<nixlBackendH*> backends;        // that it may be used with
+};
+
+class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
+ public:
+  // What became of a post that Towline has not accepted.
+  enum class Pending : uint8_t {
+    kNone,     // accepted
+    kWanted,   // to be made again when the status is asked for: the peer had no credit
+    kTrying,   // somebody is at it
+    kRefused,  // failed for good, with `refused`
+  };
+
+  towline_transfer_t* transfer = nullptr;
+  std::shared_ptr<towline::nixl::Remote> with;  // null: within this agent
+  nixlBackendH* backend = nullptr;
+  size_t bytes = 0;
+  size_t descs = 0;
+  uint64_t timeout_ns = 0;
+  bool has_notif = false;
+  bool timed = false;              // telemetry is on
+  std::atomic<bool> told{false};   // that the last post failed
+  std::atomic<bool> ended{false};  // timed: its end has been seen
+  std::atomic<Pending> pending{Pending::kNone};
+  std::atomic<int32_t> refused{0};  // a towline_status_t
+  uint64_t retry_until_ns = 0;
+  chrono_point_t started{};
+  std::atomic<int64_t> post_us{0};
+  std::atomic<int64_t> transfer_us{0};
+};
+
+class nixlAgentData final : public towline::nixl::MessageReader, public towline::nixl::DirectoryListener {
+ public:
+  nixlAgentData(const std::string& agent_name, const nixlAgentConfig& agent_config);
+  ~nixlAgentData() override;
+
+  // The backends that serve this kind of memory, and reach others' if `others`: of `extra_params` when it
+  // names some, else of those made, in the order of their creation. With none the last error is set.
+  std::vector<nixlBackendH*> candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type, bool others,
+                                        const char* call) const;
+  // The first that reaches other agents; null, with the last error set, when there is none.
+  nixlBackendH* transport(const nixl_opt_args_t* extra_params, const char* call) const;
+  [[nodiscard]] std::vector<std::string> transport_names() const;
+  // Kinds of memory that a backend of this type serves here; none when there is no such backend.
+  [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
+
+  nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows, size_t count,
+                          towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
+                          const char* call);
+  // Null when it can't be made.
+  [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote& remote,
+                                                   const nixl_xfer_dlist_t& descs) const;
+  nixl_status_t make_request(nixl_xfer_op_t operation, towline_block_list_t* local,
+                             const towline_picks_t* local_picks, towline_block_list_t* remote,
+                             const towline_picks_t* remote_picks, size_t descs, nixlBackendH* backend,
+                             std::shared_ptr<towline::nixl::Remote> with, const nixl_opt_args_t* extra_params,
+                             nixlXferReqH*& request, const char* call);
+  nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name);
+  nixl_status_t invalidate(const std::string& agent_name);
+  // The frame of getLocalMD, or with `descs` of getLocalPartialMD. Throws Error.
+  [[nodiscard]] towline::nixl::Frame local_frame(const nixl_reg_dlist_t* descs, bool addresses,
+                                                 const nixl_opt_args_t* extra_params);
+  nixl_status_t begin_send(const char* what, const towline::nixl::Frame& frame,
+                           const nixl_opt_args_t& extra_params);
+  nixl_status_t send_to(const std::string& address, const std::vector<std::string>& messages);
+  nixl_status_t fetch_from(const std::string& address, const std::string& remote_name);
+  // Waits for the peer's credit until then.
+  nixl_status_t send_notice(const towline::Peer& peer, std::string_view notice, uint64_t until_ns,
+                            const char* call);
+  // Takes in what peers and the metadata server have said since. Blocks for neither.
+  void catch_up();
+  // The directory, or why there is none.
+  towline::nixl::MetadataDirectory* directory(const char* call, nixl_status_t& status);
+
+  void read_message(const std::string& sender, std::string_view incarnation,
+                    std::string_view message) override;
+  void gone(const std::string& agent_name) override;
+
+  [[nodiscard]] const towline::Agent& towline_agent() const noexcept { return *agent; }
+
+  const std::string name;
+  const nixlAgentConfig config;
+  const towline::nixl::Settings settings;
+  const uint64_t timeout_ns;
+  const bool telemetry;
+  std::optional<towline::Agent> agent;  // gone first when this goes
+
+  mutable std::mutex backends_mutex;
+  std::map<std::string, std::unique_ptr<nixlBackendH>> backends;
+  std::vector<nixlBackendH*> by_creation;
+
+  towline::nixl::MemoryTable memory;
+  towline::nixl::Remotes remotes;
+  std::map<std::string, towline::nixl::Pieces, std::less<>> pieces;  // by sender; under the inbox's lock
+  towline::nixl::Inbox inbox{*this};
+  towline::nixl::LinkedList<nixlDlistH> lists;
+  towline::nixl::LinkedList<nixlXferReqH> requests;
+  towline::nixl::MetadataCalls calls;
+  std::mutex directory_mutex;
+  std::unique_ptr<towline::nixl::MetadataDirectory> opened_directory;
+};
+
+namespace towline::nixl {
+
+struct Access {
+  static nixlAgentData& data(const nixlAgent& agent) noexcept { return *agent.data; }
+};
+
+// Runs a call's work and turns what it throws into a status.
+template <class Work, class Map>
+nixl_status_t guard(const char* call, Map map, Work work) noexcept {
+  try {
+    return work();
+  } catch (const Error& error) {
+    return fail(map(error.code()), "{}: {}", call, error.what());
+  } catch (const std::exception& error) {
+    return fail(NIXL_ERR_UNKNOWN, "{}: {}", call, error.what());
+  }
+}
+template <class Work>
+nixl_status_t guard(const char* call, Work work) noexcept {
+  return guard(call, to_nixl, std::move(work));
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,304 @@
+// nixlAgent: lists, and requests made from them.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "agent_data.h"
+#include "notif.h"
+
+using namespace towline::nixl;  // NOLINT: this file is that interface's other side
+
+namespace {
+
+static_assert(sizeof(int) == 4, "indices are handed to Towline as they are");
+
+towline_picks_t picks_of(const std::vector<int>& indices) noexcept {
+  return {indices.data(), sizeof(int), 0, 0, 0, indices.size()};
+}
+
+const uint64_t* rows_of(const nixl_xfer_dlist_t& descs) noexcept {
+  return descs.isEmpty() ? nullptr : reinterpret_cast<const uint64_t*>(&descs[0]);
+}
+
+// Blocks of one device are taken from the rows where they lie; only lists over several need copies.
+int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t type, const uint64_t* rows,
+                    size_t count, towline_block_list_t** list) {
+  constexpr size_t kRowBytes = sizeof(nixlBasicDesc);
+  const uint32_t kind = kind_of(type);
+  const uint64_t device = type == DRAM_SEG || count == 0 ? 0 : rows[2];
+  bool one_device = true;
+  if (type != DRAM_SEG) {
+    for (size_t i = 1; i < count && one_device; ++i) one_device = rows[3 * i + 2] == device;
+  }
+  if (one_device) {
+    return towline_block_list_create_flat(agent, peer, kind, rows, kRowBytes, rows + 1, kRowBytes, device,
+                                          count, list);
+  }
+  std::vector<towline_blocks_t> blocks(count);
+  for (size_t i = 0; i < count; ++i) {
+    blocks[i].address = rows[3 * i];
+    blocks[i].length = rows[3 * i + 1];
+    blocks[i].device = rows[3 * i + 2];
+    blocks[i].kind = kind;
+  }
+  return towline_block_list_create(agent, peer, blocks.data(), count, list);
+}
+
+bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
+  uint64_t different = 0;
+  for (size_t i = 0; i < count; ++i) different |= a[3 * i + 1] ^ b[3 * i + 1];
+  return different == 0;
+}
+
+}  // namespace
+
+// ---- Lists
+
+nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows,
+                                       size_t count, ListHandle& list, std::shared_ptr<Remote>& of,
+                                       const char* call) {
+  if (count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
+  const bool own = agent_name.empty() || agent_name == name;
+  // What is said about agents comes before.
+  if (!own) catch_up();
+  std::shared_ptr<Remote> remote = own ? nullptr : remotes.find(agent_name);
+  if (!own && remote == nullptr) {
+    return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", call, agent_name);
+  }
+  if (remote != nullptr) {
+    const auto* descs = reinterpret_cast<const nixlBasicDesc*>(rows);
+    if (const size_t first = remote->first_unknown(type, descs, count); first != count) {
+      return fail(NIXL_ERR_NOT_FOUND,
+                  "{}: the metadata that is loaded of agent '{}' does not tell of descriptor {}", call,
+                  agent_name, first);
+    }
+  }
+  towline_block_list_t* made = nullptr;
+  if (type == FILE_SEG) {
+    std::vector<towline_blocks_t> blocks;
+    size_t missing = 0;
+    if (!memory.file_blocks(rows, count, blocks, missing)) {
+      return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered file", call, missing);
+    }
+    towline::detail::check(towline_block_list_create(agent->native(), nullptr, blocks.data(), count, &made));
+    list.reset(made);
+    return NIXL_SUCCESS;
+  }
+  const int32_t status = create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
+                                     type, rows, count, &made);
+  if (status < 0) {
+    return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  }
+  list.reset(made);
+  of = std::move(remote);
+  return NIXL_SUCCESS;
+}
+
+ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t& descs) const {
+  towline_block_list_t* made = nullptr;
+  const int32_t status = create_list(agent->native(), remote.peer().native(), descs.getType(), rows_of(descs),
+                                     static_cast<size_t>(descs.descCount()), &made);
+  return ListHandle{status < 0 ? nullptr : made};
+}
+
+namespace towline::nixl {
+
+nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
+                              Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "prepXferDlist";
+  list = nullptr;
+  nixlAgentData& data = Access::data(agent);
+  const bool others = !agent_name.empty() && agent_name != data.name;
+  std::vector<nixlBackendH*> backends = data.candidates(extra_params, type, others, kCall);
+  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
+  return guard(kCall, list_to_nixl, [&] {
+    auto made = std::make_unique<nixlDlistH>();
+    const nixl_status_t status =
+        data.make_list(agent_name, type, rows.data, rows.count, made->list, made->of, kCall);
+    if (status != NIXL_SUCCESS) return status;
+    made->remote = !agent_name.empty();
+    made->backends = std::move(backends);
+    data.lists.add(made.get());
+    list = made.release();
+    return NIXL_SUCCESS;
+  });
+}
+
+}  // namespace towline::nixl
+
+nixl_status_t nixlAgent::prepXferDlist(const std::string& agent_name, const nixl_xfer_dlist_t& descs,
+                                       nixlDlistH*& dlist_hndl, const nixl_opt_args_t* extra_params) const {
+  const Rows rows = {rows_of(descs), static_cast<size_t>(descs.descCount())};
+  return prep_xfer_dlist(*this, agent_name, descs.getType(), rows, dlist_hndl, extra_params);
+}
+
+nixl_status_t nixlAgent::prepXferDlist(const nixl_xfer_dlist_t& descs, nixlDlistH*& dlist_hndl,
+                                       const nixl_opt_args_t* extra_params) const {
+  return prepXferDlist(NIXL_INIT_AGENT, descs, dlist_hndl, extra_params);
+}
+
+nixl_status_t nixlAgent::releasedDlistH(nixlDlistH* dlist_hndl) const {
+  if (dlist_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "releasedDlistH: the list is null");
+  data->lists.remove(dlist_hndl);
+  delete dlist_hndl;
+  return NIXL_SUCCESS;
+}
+
+// ---- Making requests
+
+nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_block_list_t* local,
+                                          const towline_picks_t* local_picks, towline_block_list_t* remote,
+                                          const towline_picks_t* remote_picks, size_t descs,
+                                          nixlBackendH* backend, std::shared_ptr<Remote> with,
+                                          const nixl_opt_args_t* extra_params, nixlXferReqH*& request,
+                                          const char* call) {
+  if (with != nullptr && with->gone()) {
+    return fail(NIXL_ERR_NOT_FOUND,
+                "{}: the metadata of agent '{}' was invalidated after the list was prepared", call,
+                with->peer().name());
+  }
+  auto made = std::make_unique<nixlXferReqH>();
+  made->backend = backend;
+  made->with = std::move(with);
+  made->descs = descs;
+  made->timed = telemetry;
+  made->timeout_ns = backend->timeout_ns != 0 ? backend->timeout_ns : timeout_ns;
+  auto options = towline::detail::defaults<towline_transfer_options_t>();
+  options.timeout_ns = made->timeout_ns;
+  options.threads = backend->threads;
+  options.backend = towline::detail::or_null(backend->forced);
+  const nixl_blob_t none;
+  const nixl_blob_t* notif = notif_of(extra_params);
+  const NotificationNotice notice{notif == nullptr ? none : *notif};
+  if (notif != nullptr) {
+    if (!backend->is_transport()) return no_notif(*backend, call);
+    if (!notice.fits()) return too_long(*notif, call);
+    options.notice = notice.data();
+    options.notice_bytes = notice.size();
+    made->has_notif = true;
+  }
+  const int32_t status =
+      towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, local,
+                              local_picks, remote, remote_picks, &options, &made->transfer);
+  if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  auto result = towline::detail::defaults<towline_result_t>();
+  if (towline_transfer_result(made->transfer, &result) >= 0) made->bytes = result.total_bytes;
+  requests.add(made.get());
+  request = made.release();
+  return NIXL_SUCCESS;
+}
+
+namespace {
+
+towline_picks_t picks_of(const Indices& indices) noexcept {
+  return {indices.data, indices.data == nullptr ? 0 : indices.bytes, 0, indices.start, indices.step,
+          indices.count};
+}
+
+bool holds(const std::vector<nixlBackendH*>& backends, const nixlBackendH* backend) noexcept {
+  return std::ranges::find(backends, backend) != backends.end();
+}
+
+// The first that both sides, and what the caller allows, have; null when there is none.
+nixlBackendH* common_backend(const std::vector<nixlBackendH*>& local,
+                             const std::vector<nixlBackendH*>& remote,
+                             const nixl_opt_args_t* extra_params) noexcept {
+  const bool limited = extra_params != nullptr && !extra_params->backends.empty();
+  for (nixlBackendH* backend : limited ? extra_params->backends : local) {
+    if (backend != nullptr && holds(local, backend) && holds(remote, backend)) return backend;
+  }
+  return nullptr;
+}
+
+nixl_status_t make_from_lists(const nixlAgent& agent, nixl_xfer_op_t operation, const nixlDlistH* local,
+                              const towline_picks_t& local_picks, const nixlDlistH* remote,
+                              const towline_picks_t& remote_picks, nixlXferReqH*& request,
+                              const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "makeXferReq";
+  request = nullptr;
+  nixlAgentData& data = Access::data(agent);
+  if (local == nullptr || remote == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "{}: a list is null", kCall);
+  if (local->remote || !remote->remote) {
+    return fail(NIXL_ERR_INVALID_PARAM,
+                "{}: the local list is to be prepared for NIXL_INIT_AGENT, the other for an agent", kCall);
+  }
+  if (local_picks.count == 0 || local_picks.count != remote_picks.count) {
+    return fail(NIXL_ERR_INVALID_PARAM, "{}: {} local and {} remote indices", kCall, local_picks.count,
+                remote_picks.count);
+  }
+  nixlBackendH* backend = common_backend(local->backends, remote->backends, extra_params);
+  if (backend == nullptr) {
+    return fail(
+        NIXL_ERR_INVALID_PARAM, "{}: the lists have no backend in common{}", kCall,
+        extra_params == nullptr || extra_params->backends.empty() ? "" : " that is among those given");
+  }
+  return guard(kCall, [&] {
+    return data.make_request(operation, local->list.get(), &local_picks, remote->list.get(), &remote_picks,
+                             local_picks.count, backend, remote->of, extra_params, request, kCall);
+  });
+}
+
+}  // namespace
+
+nixl_status_t nixlAgent::makeXferReq(const nixl_xfer_op_t& operation, const nixlDlistH* local_side,
+                                     const std::vector<int>& local_indices, const nixlDlistH* remote_side,
+                                     const std::vector<int>& remote_indices, nixlXferReqH*& req_hndl,
+                                     const nixl_opt_args_t* extra_params) const {
+  return make_from_lists(*this, operation, local_side, picks_of(local_indices), remote_side,
+                         picks_of(remote_indices), req_hndl, extra_params);
+}
+
+namespace towline::nixl {
+
+nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, const nixlDlistH* local,
+                            const Indices& local_indices, const nixlDlistH* remote,
+                            const Indices& remote_indices, nixlXferReqH*& request,
+                            const nixl_opt_args_t* extra_params) {
+  return make_from_lists(agent, operation, local, picks_of(local_indices), remote, picks_of(remote_indices),
+                         request, extra_params);
+}
+
+nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, nixl_mem_t local_type,
+                              Rows local, nixl_mem_t remote_type, Rows remote,
+                              const std::string& remote_agent, nixlXferReqH*& request,
+                              const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "createXferReq";
+  request = nullptr;
+  nixlAgentData& data = Access::data(agent);
+  if (local.count != remote.count || local.count == 0) {
+    return fail(NIXL_ERR_INVALID_PARAM, "{}: {} local and {} remote descriptors", kCall, local.count,
+                remote.count);
+  }
+  if (remote_agent.empty()) return fail(NIXL_ERR_NOT_FOUND, "{}: the remote agent's name is empty", kCall);
+  if (!same_lengths(local.data, remote.data, local.count)) {
+    return fail(NIXL_ERR_INVALID_PARAM, "{}: local and remote descriptors differ in length", kCall);
+  }
+  const auto here_by = data.candidates(extra_params, local_type, false, kCall);
+  const auto there_by = data.candidates(extra_params, remote_type, remote_agent != data.name, kCall);
+  nixlBackendH* backend = common_backend(here_by, there_by, nullptr);
+  if (backend == nullptr) return NIXL_ERR_NOT_FOUND;
+  return guard(kCall, list_to_nixl, [&] {
+    ListHandle here;
+    ListHandle there;
+    std::shared_ptr<Remote> with;
+    nixl_status_t status =
+        data.make_list(NIXL_INIT_AGENT, local_type, local.data, local.count, here, with, kCall);
+    if (status == NIXL_SUCCESS) {
+      status = data.make_list(remote_agent, remote_type, remote.data, remote.count, there, with, kCall);
+    }
+    if (status != NIXL_SUCCESS) return status;
+    return data.make_request(operation, here.get(), nullptr, there.get(), nullptr, local.count, backend,
+                             std::move(with), extra_params, request, kCall);
+  });
+}
+
+}  // namespace towline::nixl
+
+nixl_status_t nixlAgent::createXferReq(const nixl_xfer_op_t& operation, const nixl_xfer_dlist_t& local_descs,
+                                       const nixl_xfer_dlist_t& remote_descs, const std::string& remote_agent,
+                                       nixlXferReqH*& req_hndl, const nixl_opt_args_t* extra_params) const {
+  const Rows local = {rows_of(local_descs), static_cast<size_t>(local_descs.descCount())};
+  const Rows remote = {rows_of(remote_descs), static_cast<size_t>(remote_descs.descCount())};
+  return create_xfer_req(*this, operation, local_descs.getType(), local, remote_descs.getType(), remote,
+                         remote_agent, req_hndl, extra_params);
+}

@@ -1,0 +1,408 @@
+// nixlAgent: metadata, carried by the application, to and from an address, and through a directory.
+//
+// Between agents: connecting to an address makes them known to each other, and what is to be loaded or
+// forgotten at the other side is then said in notices (messages.h), in the order of the calls. Fetching is
+// connecting: Towline's metadata of both is exchanged by it.
+#include <algorithm>
+
+#include "agent_data.h"
+#include "messages.h"
+
+using namespace towline::nixl;  // NOLINT: this file is that interface's other side
+
+const std::string default_metadata_label = "metadata";
+const std::string default_partial_metadata_label = "partial_metadata";
+
+namespace {
+
+std::string address_of(const nixl_opt_args_t& extra_params) {
+  const bool bare_v6 =
+      extra_params.ipAddr.find(':') != std::string::npos && !extra_params.ipAddr.starts_with('[');
+  return bare_v6 ? fmt::format("[{}]:{}", extra_params.ipAddr, extra_params.port)
+                 : fmt::format("{}:{}", extra_params.ipAddr, extra_params.port);
+}
+
+bool has_address(const nixl_opt_args_t* extra_params) noexcept {
+  return extra_params != nullptr && !extra_params->ipAddr.empty();
+}
+
+uint64_t steady_ns() noexcept {
+  return static_cast<uint64_t>(
+      std::chrono::nanoseconds{std::chrono::steady_clock::now().time_since_epoch()}.count());
+}
+
+}  // namespace
+
+// ---- Frames
+
+Frame nixlAgentData::local_frame(const nixl_reg_dlist_t* descs, bool addresses,
+                                 const nixl_opt_args_t* extra_params) {
+  Frame frame;
+  frame.name = name;
+  frame.addresses = addresses;
+  frame.backends = transport_names();
+  if (extra_params != nullptr && !extra_params->backends.empty()) {
+    std::erase_if(frame.backends, [&](const std::string& backend) {
+      return std::ranges::none_of(extra_params->backends, [&](const nixlBackendH* given) {
+        return given != nullptr && backend == given->type.name;
+      });
+    });
+  }
+  frame.partial = descs != nullptr;
+  if (descs == nullptr || descs->isEmpty()) {
+    const std::vector<std::byte> blob = agent->metadata();
+    frame.blob.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+    return frame;
+  }
+  frame.blob = memory.metadata(*agent, *descs);
+  frame.ranges.reserve(static_cast<size_t>(descs->descCount()));
+  for (const nixlBlobDesc& desc : *descs) {
+    frame.ranges.push_back({static_cast<uint32_t>(descs->getType()), desc.devId, desc.addr, desc.len});
+  }
+  return frame;
+}
+
+nixl_status_t nixlAgent::getLocalMD(nixl_blob_t& str) const {
+  static constexpr const char* kCall = "getLocalMD";
+  if (data->transport(nullptr, kCall) == nullptr) return NIXL_ERR_INVALID_PARAM;
+  return guard(kCall, [&] {
+    str = encode(data->local_frame(nullptr, true, nullptr));
+    return NIXL_SUCCESS;
+  });
+}
+
+namespace {
+
+// A partial frame always leaves out the addresses unless they are asked for, or there is nothing else in it.
+bool wants_addresses(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) noexcept {
+  return descs.isEmpty() || (extra_params != nullptr && extra_params->includeConnInfo);
+}
+
+}  // namespace
+
+nixl_status_t nixlAgent::getLocalPartialMD(const nixl_reg_dlist_t& descs, nixl_blob_t& str,
+                                           const nixl_opt_args_t* extra_params) const {
+  static constexpr const char* kCall = "getLocalPartialMD";
+  if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_NOT_FOUND;
+  return guard(kCall, [&] {
+    str = encode(data->local_frame(&descs, wants_addresses(descs, extra_params), extra_params));
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_name) {
+  static constexpr const char* kCall = "loadRemoteMD";
+  Frame frame;
+  if (const std::string why = decode(blob, frame); !why.empty()) {
+    return fail(NIXL_ERR_MISMATCH, "{}: {} bytes can't be read: {}", kCall, blob.size(), why);
+  }
+  if (frame.name == name) {
+    return fail(NIXL_ERR_INVALID_PARAM, "{}: this is agent '{}' itself, whose metadata needs no loading",
+                kCall, name);
+  }
+  const std::vector<std::string> mine = transport_names();
+  const bool common = std::ranges::any_of(frame.backends, [&](const std::string& theirs) {
+    return std::ranges::find(mine, theirs) != mine.end();
+  });
+  if (!common) {
+    return fail(NIXL_ERR_BACKEND, "{}: agent '{}' has backends {}, and '{}' has {}: none in common", kCall,
+                frame.name, fmt::join(frame.backends, ","), name,
+                mine.empty() ? "none" : fmt::format("{}", fmt::join(mine, ",")));
+  }
+  if (!frame.addresses && remotes.find(frame.name) == nullptr) {
+    return fail(NIXL_ERR_NOT_FOUND, "{}: metadata of agent '{}' without its addresses: load those first",
+                kCall, frame.name);
+  }
+  towline::Peer peer = agent->add_peer(frame.blob);
+  if (peer.name() != frame.name) {
+    return fail(NIXL_ERR_MISMATCH, "{}: metadata of '{}' that says it is of '{}'", kCall, peer.name(),
+                frame.name);
+  }
+  const nixl_status_t status = remotes.load(std::move(peer), frame);
+  if (status == NIXL_SUCCESS) agent_name = frame.name;
+  return status;
+}
+
+nixl_status_t nixlAgent::loadRemoteMD(const nixl_blob_t& remote_metadata, std::string& agent_name) {
+  return guard("loadRemoteMD", metadata_to_nixl, [&] { return data->load(remote_metadata, agent_name); });
+}
+
+nixl_status_t nixlAgentData::invalidate(const std::string& agent_name) {
+  if (agent_name == name) {
+    return fail(NIXL_ERR_INVALID_PARAM, "invalidateRemoteMD: '{}' is this agent itself", agent_name);
+  }
+  if (const std::shared_ptr<Remote> remote = remotes.forget(agent_name)) {
+    // Towline forgets it too: what is under way to it ends. Removing uses a reference up; others may be using
+    // the remote's.
+    towline_peer_t* peer = nullptr;
+    if (towline_peer_find(agent->native(), agent_name.c_str(), &peer) != TOWLINE_OK) return NIXL_SUCCESS;
+    const bool same = remote->peer().incarnation() == towline_peer_incarnation(peer);
+    if (!same || towline_peer_remove(peer) != TOWLINE_OK) towline_peer_release(peer);
+    return NIXL_SUCCESS;
+  }
+  return quiet_text(NIXL_ERR_NOT_FOUND,
+                    fmt::format("invalidateRemoteMD: the metadata of agent '{}' is not loaded", agent_name));
+}
+
+nixl_status_t nixlAgent::invalidateRemoteMD(const std::string& remote_agent) {
+  return guard("invalidateRemoteMD", [&] {
+    data->catch_up();
+    return data->invalidate(remote_agent);
+  });
+}
+
+nixl_status_t nixlAgent::checkRemoteMD(const std::string remote_name,  // NOLINT: by value as it is there
+                                       const nixl_xfer_dlist_t& descs) const {
+  static constexpr const char* kCall = "checkRemoteMD";
+  return guard(kCall, [&] {
+    const auto unknown = [&] {
+      return quiet_text(NIXL_ERR_NOT_FOUND,
+                        fmt::format("{}: not all of this is known of agent '{}'", kCall, remote_name));
+    };
+    data->catch_up();
+    const std::shared_ptr<Remote> remote = data->remotes.find(remote_name);
+    if (remote == nullptr) return unknown();
+    if (descs.isEmpty()) return NIXL_SUCCESS;
+    const auto count = static_cast<size_t>(descs.descCount());
+    if (remote->first_unknown(descs.getType(), &descs[0], count) != count) return unknown();
+    const auto list = data->try_list(*remote, descs);
+    return list ? NIXL_SUCCESS : unknown();
+  });
+}
+
+nixl_status_t nixlAgent::makeConnection(const std::string& remote_agent,
+                                        const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "makeConnection";
+  if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_NOT_FOUND;
+  return guard(kCall, [&] {
+    data->catch_up();
+    const std::shared_ptr<Remote> remote = data->remotes.find(remote_agent);
+    if (remote == nullptr) {
+      return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", kCall, remote_agent);
+    }
+    return data->send_notice(remote->peer(), make_message(MessageType::kNothing),
+                             steady_ns() + data->timeout_ns, kCall);
+  });
+}
+
+// ---- Messages about metadata
+
+void nixlAgentData::read_message(const std::string& sender, std::string_view incarnation,
+                                 std::string_view message) {
+  if (message_type(message) == MessageType::kInvalidate) {
+    const std::shared_ptr<Remote> remote = remotes.find(sender);
+    // The connection stays: what the sender sends next comes over it.
+    if (remote != nullptr && remote->peer().incarnation() == incarnation) (void)remotes.forget(sender);
+    return;
+  }
+  if (message_type(message) != MessageType::kLoad) return;
+  std::string bytes;
+  if (!pieces[sender].add(message_body(message), bytes)) return;
+  Frame frame;
+  // Nobody speaks for others.
+  if (decode(bytes, frame).empty() && frame.name != sender) {
+    log(LogLevel::kWarning,
+        fmt::format("agent '{}' sent metadata of agent '{}', which is not loaded", sender, frame.name));
+    return;
+  }
+  std::string loaded;
+  (void)guard("metadata sent by another agent", metadata_to_nixl, [&] { return load(bytes, loaded); });
+}
+
+void nixlAgentData::catch_up() {
+  inbox.drain(*agent);
+  std::unique_lock lock(directory_mutex);
+  MetadataDirectory* opened = opened_directory.get();
+  lock.unlock();
+  if (opened != nullptr) opened->poll(*this);
+}
+
+void nixlAgentData::gone(const std::string& agent_name) { (void)invalidate(agent_name); }
+
+// ---- To and from an address
+
+nixl_status_t nixlAgentData::send_to(const std::string& address, const std::vector<std::string>& messages) {
+  const uint64_t until_ns = steady_ns() + static_cast<uint64_t>(settings.metadata_timeout.count());
+  const towline::Peer peer = agent->connect(address, settings.metadata_timeout);
+  for (const std::string& message : messages) {
+    const nixl_status_t status = send_notice(peer, message, until_ns, "sending metadata");
+    if (status != NIXL_SUCCESS) return status;
+  }
+  return NIXL_SUCCESS;
+}
+
+nixl_status_t nixlAgentData::fetch_from(const std::string& address, const std::string& remote_name) {
+  if (transport(nullptr, "fetchRemoteMD") == nullptr) return NIXL_ERR_BACKEND;
+  towline::Peer peer = agent->connect(address, settings.metadata_timeout);
+  if (peer.name() != remote_name) {
+    return fail(NIXL_ERR_NOT_FOUND, "fetchRemoteMD: the agent at {} is '{}', not '{}'", address, peer.name(),
+                remote_name);
+  }
+  Frame frame;
+  frame.name = remote_name;
+  frame.addresses = true;
+  return remotes.load(std::move(peer), frame);
+}
+
+MetadataDirectory* nixlAgentData::directory(const char* call, nixl_status_t& status) {
+  std::lock_guard lock(directory_mutex);
+  status = guard(call, [&] {
+    if (opened_directory == nullptr) opened_directory = open_directory(*agent, settings);
+    if (opened_directory != nullptr) return NIXL_SUCCESS;
+    return fail(NIXL_ERR_INVALID_PARAM,
+                "{}: no ipAddr is given, and no metadata server is set (NIXL_ETCD_ENDPOINTS)", call);
+  });
+  return opened_directory.get();
+}
+
+nixl_status_t nixlAgentData::begin_send(const char* what, const Frame& frame,
+                                        const nixl_opt_args_t& extra_params) {
+  const std::string address = address_of(extra_params);
+  return calls.begin(fmt::format("{} to {}", what, address), address,
+                     [this, what, address, messages = make_load_messages(encode(frame))] {
+                       return guard(what, [&] { return send_to(address, messages); });
+                     });
+}
+
+nixl_status_t nixlAgent::sendLocalMD(const nixl_opt_args_t* extra_params) const {
+  static constexpr const char* kCall = "sendLocalMD";
+  if (data->transport(nullptr, kCall) == nullptr) return NIXL_ERR_INVALID_PARAM;
+  return guard(kCall, [&] {
+    if (has_address(extra_params)) {
+      return data->begin_send(kCall, data->local_frame(nullptr, true, nullptr), *extra_params);
+    }
+    nixl_status_t status = NIXL_SUCCESS;
+    MetadataDirectory* directory = data->directory(kCall, status);
+    if (directory == nullptr) return status;
+    std::string bytes = encode(data->local_frame(nullptr, true, nullptr));
+    return data->calls.begin(kCall, "directory", [directory, bytes = std::move(bytes)] {
+      return guard(kCall, [&] {
+        directory->publish(default_metadata_label, bytes);
+        return NIXL_SUCCESS;
+      });
+    });
+  });
+}
+
+nixl_status_t nixlAgent::sendLocalPartialMD(const nixl_reg_dlist_t& descs,
+                                            const nixl_opt_args_t* extra_params) const {
+  static constexpr const char* kCall = "sendLocalPartialMD";
+  if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_NOT_FOUND;
+  return guard(kCall, [&] {
+    if (has_address(extra_params)) {
+      return data->begin_send(kCall,
+                              data->local_frame(&descs, wants_addresses(descs, extra_params), extra_params),
+                              *extra_params);
+    }
+    nixl_status_t status = NIXL_SUCCESS;
+    MetadataDirectory* directory = data->directory(kCall, status);
+    if (directory == nullptr) return status;
+    if (extra_params == nullptr || extra_params->metadataLabel.empty()) {
+      return fail(NIXL_ERR_INVALID_PARAM, "{}: partial metadata needs a metadataLabel in a metadata server",
+                  kCall);
+    }
+    std::string bytes = encode(data->local_frame(&descs, wants_addresses(descs, extra_params), extra_params));
+    return data->calls.begin(kCall, "directory",
+                             [directory, label = extra_params->metadataLabel, bytes = std::move(bytes)] {
+                               return guard(kCall, [&] {
+                                 directory->publish(label, bytes);
+                                 return NIXL_SUCCESS;
+                               });
+                             });
+  });
+}
+
+nixl_status_t nixlAgent::fetchRemoteMD(const std::string remote_name,  // NOLINT: by value as it is there
+                                       const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "fetchRemoteMD";
+  return guard(kCall, [&] {
+    nixlAgentData* inside = data.get();
+    if (has_address(extra_params)) {
+      const std::string address = address_of(*extra_params);
+      return inside->calls.begin(fmt::format("{} of '{}' from {}", kCall, remote_name, address), address,
+                                 [inside, address, remote_name] {
+                                   return guard(kCall,
+                                                [&] { return inside->fetch_from(address, remote_name); });
+                                 });
+    }
+    nixl_status_t status = NIXL_SUCCESS;
+    MetadataDirectory* directory = inside->directory(kCall, status);
+    if (directory == nullptr) return status;
+    const bool labelled = extra_params != nullptr && !extra_params->metadataLabel.empty();
+    const std::string label = labelled ? extra_params->metadataLabel : default_metadata_label;
+    // Fetches wait for what is not there yet: each name is a place of its own.
+    return inside->calls.begin(fmt::format("{} of '{}'", kCall, remote_name), "directory/" + remote_name,
+                               [inside, directory, label, remote_name] {
+                                 return guard(kCall, metadata_to_nixl, [&] {
+                                   std::string loaded;
+                                   return inside->load(
+                                       directory->fetch(remote_name, label, inside->config.etcdWatchTimeout),
+                                       loaded);
+                                 });
+                               });
+  });
+}
+
+nixl_status_t nixlAgent::invalidateLocalMD(const nixl_opt_args_t* extra_params) const {
+  static constexpr const char* kCall = "invalidateLocalMD";
+  return guard(kCall, [&] {
+    nixlAgentData* inside = data.get();
+    if (has_address(extra_params)) {
+      const std::string address = address_of(*extra_params);
+      return inside->calls.begin(fmt::format("{} at {}", kCall, address), address, [inside, address] {
+        return guard(kCall,
+                     [&] { return inside->send_to(address, {make_message(MessageType::kInvalidate)}); });
+      });
+    }
+    nixl_status_t status = NIXL_SUCCESS;
+    MetadataDirectory* directory = inside->directory(kCall, status);
+    if (directory == nullptr) return status;
+    return inside->calls.begin(kCall, "directory", [directory] {
+      return guard(kCall, [&] {
+        directory->withdraw();
+        return NIXL_SUCCESS;
+      });
+    });
+  });
+}
+
+// ---- What Towline adds
+
+namespace towline::nixl {
+
+nixl_status_t xfer_route(const nixlXferReqH* request, std::string& json) {
+  if (request == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "xfer_route: the request is null");
+  return guard("xfer_route", [&] {
+    json = detail::read_text([&](char* text, size_t capacity, size_t* needed) {
+      return towline_transfer_route(request->transfer, text, capacity, needed);
+    });
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t agent_info(const nixlAgent& agent, std::string& json) {
+  return guard("agent_info", [&] {
+    json = Access::data(agent).agent->info();
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t agent_counters(const nixlAgent& agent, std::string& json) {
+  return guard("agent_counters", [&] {
+    json = Access::data(agent).agent->counters();
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t agent_address(const nixlAgent& agent, std::string& address) {
+  return guard("agent_address", [&] {
+    address = Access::data(agent).agent->address();
+    return NIXL_SUCCESS;
+  });
+}
+
+std::vector<MetadataCall> metadata_calls(const nixlAgent& agent) {
+  return Access::data(agent).calls.recent();
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,324 @@
+// nixlAgent: running requests, telling about them, notifications.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "agent_data.h"
+#include "explain.h"
+#include "notif.h"
+
+using namespace towline::nixl;  // NOLINT: this file is that interface's other side
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t whole_us(Clock::duration time) noexcept {
+  return std::max<int64_t>(1, std::chrono::ceil<std::chrono::microseconds>(time).count());
+}
+
+uint64_t now_ns() noexcept {
+  return static_cast<uint64_t>(std::chrono::nanoseconds{Clock::now().time_since_epoch()}.count());
+}
+
+}  // namespace
+
+// ---- Running requests
+
+namespace {
+
+// The notification of this post and the next ones.
+nixl_status_t change_notif(nixlXferReqH& request, const nixl_opt_args_t& extra_params) {
+  static constexpr const char* kCall = "postXferReq";
+  const nixl_blob_t* notif = notif_of(&extra_params);
+  if (notif == nullptr && !request.has_notif) return NIXL_SUCCESS;
+  int32_t status = TOWLINE_OK;
+  if (notif == nullptr) {
+    status = towline_transfer_set_notice(request.transfer, nullptr, 0);
+  } else {
+    const NotificationNotice notice{*notif};
+    if (!request.backend->is_transport()) return no_notif(*request.backend, kCall);
+    if (!notice.fits()) return too_long(*notif, kCall);
+    status = towline_transfer_set_notice(request.transfer, notice.data(), notice.size());
+  }
+  if (status < 0)
+    return fail(to_nixl(towline::Status{status}), "{}: the request is still in progress", kCall);
+  request.has_notif = notif != nullptr;
+  return NIXL_SUCCESS;
+}
+
+// Towline keeps the outcome of the run before; NIXL's interface answers that of the post.
+void refuse(nixlXferReqH& request, int32_t status) noexcept {
+  request.refused.store(status, std::memory_order_relaxed);
+  request.pending.store(nixlXferReqH::Pending::kRefused, std::memory_order_release);
+}
+
+// What a post that was not done at once answers.
+nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
+  if (status == TOWLINE_IN_PROGRESS) return NIXL_IN_PROG;
+  if (status == TOWLINE_AGAIN) {
+    request.retry_until_ns = now_ns() + request.timeout_ns;
+    request.pending.store(nixlXferReqH::Pending::kWanted, std::memory_order_release);
+    return NIXL_IN_PROG;
+  }
+  if (status == TOWLINE_BUSY) {
+    return fail(NIXL_ERR_REPOST_ACTIVE,
+                "postXferReq: the request's last run has not ended, or is not fenced yet");
+  }
+  request.told.store(true, std::memory_order_relaxed);
+  refuse(request, status);
+  return fail(to_nixl(towline::Status{status}), "postXferReq: {}",
+              towline::status_text(towline::Status{status}));
+}
+
+// Posts again what the peer had no credit for.
+int32_t retry_post(nixlXferReqH& request) {
+  using Pending = nixlXferReqH::Pending;
+  auto wanted = Pending::kWanted;
+  if (!request.pending.compare_exchange_strong(wanted, Pending::kTrying, std::memory_order_acq_rel)) {
+    return TOWLINE_IN_PROGRESS;  // another thread is at it
+  }
+  const int32_t status = towline_transfer_post(request.transfer);
+  if (status == TOWLINE_AGAIN && now_ns() < request.retry_until_ns) {
+    request.pending.store(Pending::kWanted, std::memory_order_release);
+    return TOWLINE_IN_PROGRESS;
+  }
+  if (status < 0) {
+    refuse(request, status);
+  } else {
+    request.pending.store(Pending::kNone, std::memory_order_release);
+  }
+  return status;
+}
+
+// What to do about a post that was not accepted, when the status is asked for.
+int32_t poll_pending(nixlXferReqH& request) {
+  const bool refused = request.pending.load(std::memory_order_acquire) == nixlXferReqH::Pending::kRefused;
+  return refused ? request.refused.load(std::memory_order_relaxed) : retry_post(request);
+}
+
+nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
+  // A request that was never posted is not found.
+  if (status == TOWLINE_NOT_FOUND) return NIXL_ERR_NOT_POSTED;
+  const nixl_status_t mapped = to_nixl(towline::Status{status});
+  if (request.told.exchange(true, std::memory_order_relaxed)) return mapped;
+  const char* more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
+  return fail(mapped, "getXferStatus: {}{}", towline::status_text(towline::Status{status}), more);
+}
+
+void note_end(nixlXferReqH& request) noexcept {
+  if (request.ended.exchange(true, std::memory_order_acq_rel)) return;
+  auto result = towline::detail::defaults<towline_result_t>();
+  int64_t us = whole_us(Clock::now() - request.started);
+  // When it ended, not when somebody looked; not known of what was done within the post.
+  if (towline_transfer_result(request.transfer, &result) >= 0 && result.ended_at_ns > result.posted_at_ns) {
+    const auto known = std::chrono::nanoseconds{result.ended_at_ns - result.posted_at_ns};
+    us = std::min(us, whole_us(std::chrono::duration_cast<Clock::duration>(known)));
+  }
+  request.transfer_us.store(std::max(us, request.post_us.load(std::memory_order_relaxed)),
+                            std::memory_order_release);
+}
+
+nixl_status_t timed_post(nixlXferReqH& request) {
+  request.ended.store(false, std::memory_order_relaxed);
+  request.started = Clock::now();
+  const int32_t status = towline_transfer_post(request.transfer);
+  const auto took = Clock::now() - request.started;
+  request.post_us.store(whole_us(took), std::memory_order_relaxed);
+  if (status != TOWLINE_OK) return slow_post(request, status);
+  request.transfer_us.store(whole_us(took), std::memory_order_relaxed);
+  request.ended.store(true, std::memory_order_release);
+  return NIXL_SUCCESS;
+}
+
+// False when a post is still to be made again.
+bool forget_refusal(nixlXferReqH& request) noexcept {
+  auto refused = nixlXferReqH::Pending::kRefused;
+  return request.pending.compare_exchange_strong(refused, nixlXferReqH::Pending::kNone,
+                                                 std::memory_order_acq_rel);
+}
+
+int32_t poll(nixlXferReqH& request) noexcept {
+  if (request.pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone) [[unlikely]] {
+    return poll_pending(request);
+  }
+  return towline_transfer_poll(request.transfer);
+}
+
+}  // namespace
+
+nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args_t* extra_params) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "postXferReq: the request is null");
+  if (req_hndl->pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone) [[unlikely]] {
+    if (!forget_refusal(*req_hndl)) return slow_post(*req_hndl, TOWLINE_BUSY);
+  }
+  if (extra_params != nullptr) {
+    const nixl_status_t status = change_notif(*req_hndl, *extra_params);
+    if (status != NIXL_SUCCESS) return status;
+  }
+  if (req_hndl->with != nullptr && req_hndl->with->gone()) [[unlikely]] {
+    return slow_post(*req_hndl, TOWLINE_STALE);
+  }
+  if (req_hndl->told.load(std::memory_order_relaxed)) req_hndl->told.store(false, std::memory_order_relaxed);
+  if (req_hndl->timed) [[unlikely]]
+    return timed_post(*req_hndl);
+  const int32_t status = towline_transfer_post(req_hndl->transfer);
+  return status == TOWLINE_OK ? NIXL_SUCCESS : slow_post(*req_hndl, status);
+}
+
+nixl_status_t nixlAgent::getXferStatus(nixlXferReqH* req_hndl) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getXferStatus: the request is null");
+  const int32_t status = poll(*req_hndl);
+  if (status < 0) [[unlikely]]
+    return failed_status(*req_hndl, status);
+  if (status == TOWLINE_OK && req_hndl->timed) [[unlikely]]
+    note_end(*req_hndl);
+  return status == TOWLINE_OK ? NIXL_SUCCESS : NIXL_IN_PROG;
+}
+
+namespace towline::nixl {
+
+nixl_status_t wait_xfer(const nixlAgent& agent, nixlXferReqH* request, uint64_t timeout_ns) {
+  if (request == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "wait_xfer: the request is null");
+  const uint64_t until_ns = timeout_ns > TOWLINE_FOREVER - now_ns() ? TOWLINE_FOREVER : now_ns() + timeout_ns;
+  while (request->pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone &&
+         now_ns() < until_ns) {
+    const nixl_status_t status = agent.getXferStatus(request);
+    if (status != NIXL_IN_PROG) return status;
+    std::this_thread::sleep_for(std::chrono::microseconds{100});
+  }
+  const uint64_t now = now_ns();
+  (void)towline_transfer_wait(request->transfer, until_ns > now ? until_ns - now : 0);
+  return agent.getXferStatus(request);
+}
+
+}  // namespace towline::nixl
+
+nixl_status_t nixlAgent::releaseXferReq(nixlXferReqH* req_hndl) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "releaseXferReq: the request is null");
+  const int32_t status = towline_transfer_destroy(req_hndl->transfer, data->timeout_ns);
+  if (status < 0) return fail(NIXL_ERR_REPOST_ACTIVE, "releaseXferReq: {}", towline_last_error());
+  data->requests.remove(req_hndl);
+  delete req_hndl;
+  return NIXL_SUCCESS;
+}
+
+// ---- About requests
+
+nixl_status_t nixlAgent::estimateXferCost(const nixlXferReqH* req_hndl, std::chrono::microseconds& duration,
+                                          std::chrono::microseconds& err_margin, nixl_cost_t& method,
+                                          const nixl_opt_args_t* /*extra_params*/) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "estimateXferCost: the request is null");
+  return guard("estimateXferCost", [&] {
+    method = nixl_cost_t::ANALYTICAL_BACKEND;
+    auto result = towline::detail::defaults<towline_result_t>();
+    towline::detail::check(towline_transfer_result(req_hndl->transfer, &result));
+    if (result.status == TOWLINE_OK && result.ended_at_ns > result.posted_at_ns) {
+      duration = std::chrono::ceil<std::chrono::microseconds>(
+          std::chrono::nanoseconds{result.ended_at_ns - result.posted_at_ns});
+      err_margin = duration / 4;
+      return NIXL_SUCCESS;
+    }
+    std::string route;
+    const nixl_status_t status = xfer_route(req_hndl, route);
+    if (status != NIXL_SUCCESS) return status;
+    const PathModel model = model_of_route(route);
+    const auto moving = static_cast<int64_t>(static_cast<double>(req_hndl->bytes) / model.bytes_per_ns);
+    duration = std::chrono::ceil<std::chrono::microseconds>(model.latency + std::chrono::nanoseconds{moving});
+    err_margin = duration;
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t nixlAgent::getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfer_telem_t& telemetry) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getXferTelemetry: the request is null");
+  if (!req_hndl->timed) {
+    return fail(NIXL_ERR_NO_TELEMETRY,
+                "getXferTelemetry: telemetry is off; set captureTelemetry or NIXL_TELEMETRY_ENABLE");
+  }
+  auto& request = const_cast<nixlXferReqH&>(*req_hndl);  // looking may find that it has ended
+  const nixl_status_t status = getXferStatus(&request);
+  if (status != NIXL_SUCCESS) return status;
+  telemetry.startTime = request.started;
+  telemetry.postDuration = std::chrono::microseconds{request.post_us.load(std::memory_order_relaxed)};
+  telemetry.xferDuration = std::chrono::microseconds{request.transfer_us.load(std::memory_order_acquire)};
+  telemetry.totalBytes = request.bytes;
+  telemetry.descCount = request.descs;
+  return NIXL_SUCCESS;
+}
+
+nixl_status_t nixlAgent::queryXferBackend(const nixlXferReqH* req_hndl, nixlBackendH*& backend) const {
+  if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "queryXferBackend: the request is null");
+  backend = req_hndl->backend;
+  return NIXL_SUCCESS;
+}
+
+// ---- Memory views
+
+nixl_status_t nixlAgent::prepMemView(const nixl_remote_dlist_t& /*dlist*/, nixlMemViewH& mvh,
+                                     const nixl_opt_args_t* /*extra_params*/) const {
+  mvh = nullptr;
+  return fail(NIXL_ERR_NOT_SUPPORTED, "prepMemView: no backend here gives code on a GPU a view of memory");
+}
+
+nixl_status_t nixlAgent::prepMemView(const nixl_local_dlist_t& /*dlist*/, nixlMemViewH& mvh,
+                                     const nixl_opt_args_t* /*extra_params*/) const {
+  mvh = nullptr;
+  return fail(NIXL_ERR_NOT_SUPPORTED, "prepMemView: no backend here gives code on a GPU a view of memory");
+}
+
+void nixlAgent::releaseMemView(nixlMemViewH mvh) const {
+  log(LogLevel::kWarning, fmt::format("releaseMemView: {} is no memory view", fmt::ptr(mvh)));
+}
+
+// ---- Notifications
+
+nixl_status_t nixlAgent::getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params) {
+  if (data->transport(extra_params, "getNotifs") == nullptr) return NIXL_ERR_BACKEND;
+  return guard("getNotifs", [&] {
+    data->inbox.take(*data->agent, notif_map);
+    return NIXL_SUCCESS;
+  });
+}
+
+nixl_status_t nixlAgent::genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
+                                  const nixl_opt_args_t* extra_params) const {
+  static constexpr const char* kCall = "genNotif";
+  if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_BACKEND;
+  return guard(kCall, [&] {
+    const NotificationNotice notice{msg};
+    if (!notice.fits()) return too_long(msg, kCall);
+    if (remote_agent == data->name) {
+      data->inbox.put(remote_agent, msg);
+      return NIXL_SUCCESS;
+    }
+    std::shared_ptr<Remote> remote = data->remotes.find(remote_agent);
+    if (remote == nullptr) {
+      data->catch_up();
+      remote = data->remotes.find(remote_agent);
+    }
+    if (remote == nullptr) {
+      return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", kCall, remote_agent);
+    }
+    return data->send_notice(remote->peer(), {notice.data(), notice.size()}, now_ns() + data->timeout_ns,
+                             kCall);
+  });
+}
+
+nixl_status_t nixlAgentData::send_notice(const towline::Peer& peer, std::string_view notice,
+                                         uint64_t until_ns, const char* call) {
+  auto pause = std::chrono::microseconds{20};
+  for (;;) {
+    const int32_t status = towline_notice_send(peer.native(), notice.data(), notice.size());
+    if (status >= 0) return NIXL_SUCCESS;
+    if (status != TOWLINE_AGAIN) {
+      return fail(to_nixl(towline::Status{status}), "{}: to agent '{}': {}", call, peer.name(),
+                  towline::status_text(towline::Status{status}));
+    }
+    if (now_ns() >= until_ns) {
+      return fail(NIXL_ERR_BACKEND, "{}: agent '{}' leaves 1 MiB of notifications unread", call, peer.name());
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds{1000});
+  }
+}

@@ -1,0 +1,33 @@
+#include "explain.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace towline::nixl {
+
+nixl_mem_list_t memories_of_info(const std::string& info) {
+  constexpr std::pair<const char*, nixl_mem_t> kKinds[] = {
+      {"dram", DRAM_SEG}, {"vram", VRAM_SEG}, {"file", FILE_SEG}};
+  const auto parsed = nlohmann::json::parse(info);
+  nixl_mem_list_t memories;
+  for (const auto& backend : parsed.at("backends")) {
+    if (!backend.value("usable", false)) continue;
+    const auto kinds = backend.value("kinds", nlohmann::json::array());
+    for (const auto& [name, memory] : kKinds) {
+      const bool serves = std::ranges::find(kinds, name) != kinds.end();
+      if (serves && std::ranges::find(memories, memory) == memories.end()) memories.push_back(memory);
+    }
+  }
+  return memories;
+}
+
+PathModel model_of_route(const std::string& route) {
+  using namespace std::chrono_literals;
+  const std::string backend = nlohmann::json::parse(route).value("backend", "");
+  // Of one core of a present server.
+  if (backend == "memory") return {500ns, 8.0};
+  if (backend == "shm") return {1us, 6.0};
+  return {30us, 1.5};
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,22 @@
+// Reads what Towline tells about itself, which is JSON.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <nixl_types.h>
+
+namespace towline::nixl {
+
+// Which of NIXL's kinds of memory Towline's usable backends serve, from towline_agent_info.
+[[nodiscard]] nixl_mem_list_t memories_of_info(const std::string& info);
+
+// A path's latency and bandwidth: orders of magnitude, for estimates.
+struct PathModel {
+  std::chrono::nanoseconds latency;
+  double bytes_per_ns;
+};
+// Of the backend that towline_transfer_route names.
+[[nodiscard]] PathModel model_of_route(const std::string& route);
+
+}  // namespace towline::nixl

@@ -1,0 +1,158 @@
+#include "frame.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstring>
+
+namespace towline::nixl {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
+
+constexpr uint32_t kMagic = 0x584e4c54;  // "TLNX"
+constexpr uint16_t kVersion = 1;
+constexpr uint16_t kAddresses = 1;
+constexpr uint16_t kPartial = 2;
+
+struct Head {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t flags;
+  uint32_t name_bytes;
+  uint32_t backends;
+  uint64_t ranges;
+  uint64_t blob_bytes;
+  uint64_t checksum;  // over everything but the blob, with this field 0
+};
+static_assert(sizeof(Head) == 40);
+
+struct WireRange {
+  uint32_t type;
+  uint32_t reserved;
+  uint64_t device;
+  uint64_t address;
+  uint64_t bytes;
+};
+static_assert(sizeof(WireRange) == 32);
+
+// FNV-1a, of everything but the blob, taking the checksum itself as 0: notices damage, not malice.
+uint64_t checksum(std::string_view bytes, const Head& head) noexcept {
+  Head blank = head;
+  blank.checksum = 0;
+  char start[sizeof blank];
+  std::memcpy(start, &blank, sizeof blank);
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&hash](std::string_view part) {
+    for (const char c : part) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  };
+  add({start, sizeof start});
+  add(bytes.substr(sizeof blank, bytes.size() - sizeof blank - head.blob_bytes));
+  return hash;
+}
+
+template <class T>
+void put(std::string& out, const T& value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : left_(bytes) {}
+
+  template <class T>
+  bool take(T& value) noexcept {
+    if (left_.size() < sizeof value) return false;
+    std::memcpy(&value, left_.data(), sizeof value);
+    left_.remove_prefix(sizeof value);
+    return true;
+  }
+  bool take(std::string& text, uint64_t bytes) {
+    if (left_.size() < bytes) return false;
+    text.assign(left_.substr(0, bytes));
+    left_.remove_prefix(bytes);
+    return true;
+  }
+  [[nodiscard]] uint64_t left() const noexcept { return left_.size(); }
+
+ private:
+  std::string_view left_;
+};
+
+std::string check_head(const Head& head, std::string_view bytes) {
+  if (head.magic != kMagic) return "it is not metadata of this NIXL on Towline";
+  if (head.version != kVersion) {
+    return fmt::format("its version is {}, and this one reads version {}", head.version, kVersion);
+  }
+  if (head.name_bytes == 0 || head.name_bytes > kMaxFrameName) return "the agent's name has a bad size";
+  if (head.backends > kMaxFrameBackends) return "it has too many backends";
+  if (head.blob_bytes > bytes.size() - sizeof head) return "it is cut off";
+  return checksum(bytes, head) == head.checksum ? "" : "it is damaged: the checksum does not match";
+}
+
+}  // namespace
+
+std::string encode(const Frame& frame) {
+  const Head head = {
+      kMagic,
+      kVersion,
+      static_cast<uint16_t>((frame.addresses ? kAddresses : 0) | (frame.partial ? kPartial : 0)),
+      static_cast<uint32_t>(frame.name.size()),
+      static_cast<uint32_t>(frame.backends.size()),
+      frame.ranges.size(),
+      frame.blob.size(),
+      0};
+  std::string out;
+  out.reserve(sizeof head + frame.name.size() + frame.ranges.size() * sizeof(WireRange) + frame.blob.size() +
+              256);
+  put(out, head);
+  out += frame.name;
+  for (const std::string& backend : frame.backends) {
+    out.push_back(static_cast<char>(static_cast<uint8_t>(backend.size())));
+    out.append(backend, 0, 255);
+  }
+  for (const FrameRange& range : frame.ranges) {
+    put(out, WireRange{range.type, 0, range.device, range.address, range.bytes});
+  }
+  out += frame.blob;
+  seal(out);
+  return out;
+}
+
+void seal(std::string& bytes) noexcept {
+  Head head = {};
+  if (bytes.size() < sizeof head) return;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  if (head.blob_bytes > bytes.size() - sizeof head) return;
+  head.checksum = checksum(bytes, head);
+  std::memcpy(bytes.data(), &head, sizeof head);
+}
+
+std::string decode(std::string_view bytes, Frame& frame) {
+  Reader reader{bytes};
+  Head head = {};
+  if (!reader.take(head)) return fmt::format("{} bytes are no metadata", bytes.size());
+  if (std::string why = check_head(head, bytes); !why.empty()) return why;
+  frame = {};
+  frame.addresses = (head.flags & kAddresses) != 0;
+  frame.partial = (head.flags & kPartial) != 0;
+  if (!reader.take(frame.name, head.name_bytes)) return "it is cut off";
+  for (uint32_t i = 0; i < head.backends; ++i) {
+    uint8_t size = 0;
+    if (!reader.take(size) || !reader.take(frame.backends.emplace_back(), size)) return "it is cut off";
+  }
+  if (reader.left() / sizeof(WireRange) < head.ranges) return "it is cut off";
+  frame.ranges.reserve(head.ranges);
+  for (uint64_t i = 0; i < head.ranges; ++i) {
+    WireRange range = {};
+    (void)reader.take(range);
+    if (range.type > FILE_SEG) return "a range has a kind of memory that there is not";
+    frame.ranges.push_back({range.type, range.device, range.address, range.bytes});
+  }
+  if (reader.left() != head.blob_bytes) return "its parts do not add up";
+  (void)reader.take(frame.blob, head.blob_bytes);
+  return {};
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,45 @@
+// Metadata as it travels: Towline's blob, which is opaque here, and what NIXL's interface needs besides.
+//
+// Little-endian; everything is length-checked. What is not Towline's has a checksum of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nixl_types.h>
+
+namespace towline::nixl {
+
+// Memory that partial metadata speaks of.
+struct FrameRange {
+  uint32_t type = DRAM_SEG;
+  uint64_t device = 0;
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+
+  friend bool operator==(const FrameRange&, const FrameRange&) = default;
+};
+
+struct Frame {
+  std::string name;                   // of the agent it is of
+  bool addresses = false;             // says where the agent is reached
+  bool partial = false;               // of the ranges only
+  std::vector<std::string> backends;  // by NIXL's names; those that reach other agents
+  std::vector<FrameRange> ranges;
+  std::string blob;  // Towline's
+
+  friend bool operator==(const Frame&, const Frame&) = default;
+};
+
+inline constexpr size_t kMaxFrameName = 255;
+inline constexpr size_t kMaxFrameBackends = 64;
+
+[[nodiscard]] std::string encode(const Frame& frame);
+// Sets the checksum of an encoded frame whose parts were changed.
+void seal(std::string& bytes) noexcept;
+// "" when it could be read; else why not.
+[[nodiscard]] std::string decode(std::string_view bytes, Frame& frame);
+
+}  // namespace towline::nixl

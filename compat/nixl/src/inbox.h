@@ -1,0 +1,41 @@
+// Notices that have arrived: notifications are kept until the application asks for them, messages of ours go
+// to their reader in the order in which they came.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include <nixl_types.h>
+#include <towline/towline.hpp>
+
+namespace towline::nixl {
+
+class MessageReader {
+ public:
+  virtual ~MessageReader() = default;
+  // A message of ours. Called with the inbox locked.
+  virtual void read_message(const std::string& name, std::string_view incarnation,
+                            std::string_view message) = 0;
+};
+
+class Inbox {
+ public:
+  explicit Inbox(MessageReader& reader) : reader_(reader) {}
+
+  // Reads what has arrived.
+  void drain(const Agent& agent);
+  // The same, and moves all notifications to the map.
+  void take(const Agent& agent, nixl_notifs_t& notifications);
+  // A notification that an agent sends itself.
+  void put(const std::string& name, const std::string& text);
+
+ private:
+  void drain_locked(const Agent& agent, nixl_notifs_t& into);
+
+  MessageReader& reader_;
+  std::mutex mutex_;
+  nixl_notifs_t kept_;
+};
+
+}  // namespace towline::nixl

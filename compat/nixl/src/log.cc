@@ -1,0 +1,127 @@
+#include "log.h"
+
+#include <cstdio>
+
+#include <towline_nixl.h>
+#include "settings.h"
+
+namespace towline::nixl {
+
+namespace {
+
+thread_local std::string last_error_text;
+
+const char* name_of(LogLevel level) noexcept {
+  constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error"};
+  return kNames[static_cast<int>(level)];
+}
+
+}  // namespace
+
+bool logs(LogLevel level) noexcept { return level >= log_level(); }
+
+void log(LogLevel level, const std::string& text) noexcept {
+  if (logs(level)) std::fprintf(stderr, "nixl on towline: %s: %s\n", name_of(level), text.c_str());
+}
+
+nixl_status_t quiet_text(nixl_status_t status, std::string text) noexcept {
+  last_error_text = std::move(text);
+  return status;
+}
+
+nixl_status_t fail_text(nixl_status_t status, std::string text) noexcept {
+  log(LogLevel::kError, text);
+  return quiet_text(status, std::move(text));
+}
+
+const std::string& last_error() noexcept { return last_error_text; }
+
+nixl_status_t to_nixl(Status status) noexcept {
+  switch (status) {
+    case Status::kOk:
+      return NIXL_SUCCESS;
+    case Status::kInProgress:
+      return NIXL_IN_PROG;
+    case Status::kInvalidArgument:
+    case Status::kOutOfRange:
+    case Status::kMismatch:
+    case Status::kLimitExceeded:
+      return NIXL_ERR_INVALID_PARAM;
+    case Status::kNotFound:
+    case Status::kStale:
+      return NIXL_ERR_NOT_FOUND;
+    case Status::kAlreadyExists:
+    case Status::kPermissionDenied:
+    case Status::kForked:
+    case Status::kClosed:
+      return NIXL_ERR_NOT_ALLOWED;
+    case Status::kUnsupported:
+      return NIXL_ERR_NOT_SUPPORTED;
+    case Status::kBusy:
+      return NIXL_ERR_REPOST_ACTIVE;
+    case Status::kCancelled:
+      return NIXL_ERR_CANCELED;
+    case Status::kPeerLost:
+    case Status::kPeerRestarted:
+    case Status::kUnreachable:
+      return NIXL_ERR_REMOTE_DISCONNECT;
+    case Status::kAgain:
+    case Status::kOutOfMemory:
+    case Status::kNoSpace:
+    case Status::kTimedOut:
+    case Status::kProtocol:
+    case Status::kCorrupt:
+    case Status::kIo:
+    case Status::kNoRoute:
+    case Status::kAddressInUse:
+    case Status::kShort:
+      return NIXL_ERR_BACKEND;
+    case Status::kInternal:
+      return NIXL_ERR_UNKNOWN;
+  }
+  return NIXL_ERR_UNKNOWN;
+}
+
+nixl_status_t list_to_nixl(Status status) noexcept {
+  return status == Status::kOutOfRange ? NIXL_ERR_NOT_FOUND : to_nixl(status);
+}
+
+nixl_status_t metadata_to_nixl(Status status) noexcept {
+  switch (status) {
+    case Status::kProtocol:
+    case Status::kCorrupt:
+    case Status::kShort:
+    case Status::kUnsupported:
+    case Status::kLimitExceeded:
+    case Status::kInvalidArgument:
+      return NIXL_ERR_MISMATCH;
+    default:
+      return to_nixl(status);
+  }
+}
+
+}  // namespace towline::nixl
+
+namespace nixlEnumStrings {
+
+std::string memTypeStr(const nixl_mem_t& mem) {
+  constexpr const char* kNames[] = {"DRAM_SEG", "VRAM_SEG", "BLK_SEG", "OBJ_SEG", "FILE_SEG"};
+  return mem >= DRAM_SEG && mem <= FILE_SEG ? kNames[mem] : "BAD_SEG";
+}
+
+std::string xferOpStr(const nixl_xfer_op_t& op) {
+  if (op == NIXL_READ) return "READ";
+  return op == NIXL_WRITE ? "WRITE" : "BAD_OP";
+}
+
+std::string statusStr(const nixl_status_t& status) {
+  constexpr const char* kErrors[] = {"NOT_POSTED",    "INVALID_PARAM",     "BACKEND",       "NOT_FOUND",
+                                     "MISMATCH",      "NOT_ALLOWED",       "REPOST_ACTIVE", "UNKNOWN",
+                                     "NOT_SUPPORTED", "REMOTE_DISCONNECT", "CANCELED",      "NO_TELEMETRY"};
+  if (status == NIXL_IN_PROG) return "NIXL_IN_PROG";
+  if (status == NIXL_SUCCESS) return "NIXL_SUCCESS";
+  if (status > NIXL_SUCCESS || status < NIXL_ERR_NO_TELEMETRY) return "BAD_STATUS";
+  return std::string{"NIXL_ERR_"} + kErrors[-status - 1];
+}
+
+}  // namespace nixlEnumStrings

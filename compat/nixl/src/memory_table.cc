@@ -1,0 +1,182 @@
+#include "memory_table.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <towline/storage.hpp>
+
+#include <algorithm>
+#include <vector>
+
+#include "log.h"
+
+namespace towline::nixl {
+
+namespace {
+
+bool page_aligned(const nixlBasicDesc& desc) noexcept {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  return desc.addr % page == 0 && desc.len % page == 0;
+}
+
+// "rw,create:/path" as options of Towline; false when it is not of that form.
+bool read_path(const std::string& text, StorageOptions& options, std::string& path) {
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos || colon + 1 == text.size()) return false;
+  bool access = false;
+  for (size_t begin = 0; begin < colon;) {
+    const size_t end = std::min(text.find(',', begin), colon);
+    const std::string word = text.substr(begin, end - begin);
+    if (begin == 0) {
+      access = word == "ro" || word == "rw";
+      options.access = word == "ro" ? Access::kRead : Access::kAll;
+    } else if (word == "create") {
+      options.create = true;
+      options.mode = 0644;
+    } else if (word == "direct") {
+      options.direct = true;
+    } else if (word == "sync") {
+      options.sync = Sync::kFull;
+    } else if (word != "noatime") {  // which only saves the file system work
+      return false;
+    }
+    begin = end + 1;
+  }
+  path = text.substr(colon + 1);
+  return access;
+}
+
+// A file by the path in its metadata, else by the descriptor that is its device.
+Region register_file(const Agent& agent, const nixlBlobDesc& desc) {
+  StorageOptions options;
+  options.bytes = desc.addr + desc.len;
+  std::string path;
+  if (read_path(desc.metaInfo, options, path)) return register_storage(agent, "file:" + path, options);
+  const int fd = static_cast<int>(desc.devId);
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) {
+    throw Error{
+        Status::kInvalidArgument,
+        fmt::format("device {} of a file is no open descriptor, and its metadata '{}' is not of the form "
+                    "'rw:path'",
+                    desc.devId, desc.metaInfo)};
+  }
+  const int access = flags & O_ACCMODE;
+  options.access = access == O_RDONLY ? Access::kRead : access == O_WRONLY ? Access::kWrite : Access::kAll;
+  options.direct = (flags & O_DIRECT) != 0;
+  return register_storage(agent, fd, options);
+}
+
+Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& desc,
+                    const MemoryOptions& options) {
+  if (type == FILE_SEG) return register_file(agent, desc);
+  const MemoryView memory = {reinterpret_cast<void*>(desc.addr), desc.len, Kind{kind_of(type)},
+                             type == DRAM_SEG ? 0 : desc.devId};
+  if (options.share && type == DRAM_SEG && page_aligned(desc)) {
+    try {
+      return agent.register_memory(memory, {.share = true});
+    } catch (const Error& error) {
+      log(LogLevel::kInfo,
+          fmt::format("{:#x} with {} bytes stays where it is: {}", desc.addr, desc.len, error.what()));
+    }
+  }
+  return agent.register_memory(memory);
+}
+
+}  // namespace
+
+uint32_t kind_of(nixl_mem_t type) noexcept {
+  constexpr uint32_t kKinds[] = {TOWLINE_DRAM, TOWLINE_VRAM, TOWLINE_BLOCK, TOWLINE_OBJECT, TOWLINE_FILE};
+  return type >= DRAM_SEG && type <= FILE_SEG ? kKinds[type] : UINT32_MAX;
+}
+
+void MemoryTable::add(const Agent& agent, const nixl_reg_dlist_t& descs, const MemoryOptions& options) {
+  // Those already made are deregistered when one fails: no peer knows them yet, so that does not wait.
+  std::vector<Region> made;
+  made.reserve(static_cast<size_t>(descs.descCount()));
+  for (const nixlBlobDesc& desc : descs) made.push_back(register_one(agent, descs.getType(), desc, options));
+  std::lock_guard lock(mutex_);
+  size_t i = 0;
+  for (const nixlBlobDesc& desc : descs)
+    regions_.emplace(key_of(descs.getType(), desc), std::move(made[i++]));
+}
+
+nixl_status_t MemoryTable::remove(const nixl_reg_dlist_t& descs, const MemoryOptions& options) {
+  nixl_status_t result = NIXL_SUCCESS;
+  for (const nixlBlobDesc& desc : descs) {
+    const Key key = key_of(descs.getType(), desc);
+    decltype(regions_)::node_type taken;
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto found = regions_.find(key); found != regions_.end()) taken = regions_.extract(found);
+    }
+    nixl_status_t status = NIXL_SUCCESS;
+    if (taken.empty()) {
+      status =
+          fail(NIXL_ERR_NOT_FOUND, "deregisterMem: {:#x} with {} bytes on device {} is not registered so",
+               desc.addr, desc.len, desc.devId);
+    } else if (taken.mapped().deregister(std::chrono::nanoseconds{options.timeout_ns}) != Status::kOk) {
+      status = fail(NIXL_ERR_BACKEND, "deregisterMem: {:#x} with {} bytes must not be reused yet: {}",
+                    desc.addr, desc.len, towline::last_error());
+      std::lock_guard lock(mutex_);
+      regions_.insert(std::move(taken));
+    }
+    if (result == NIXL_SUCCESS) result = status;
+  }
+  return result;
+}
+
+const Region* MemoryTable::covering(const Key& key) const {
+  if (const auto exact = regions_.find(key); exact != regions_.end()) return &exact->second;
+  // Regions may overlap, so that each that begins before may be the one.
+  for (auto region = regions_.lower_bound({key.type, key.device, 0, 0}); region != regions_.end(); ++region) {
+    const Key& at = region->first;
+    if (at.type != key.type || at.device != key.device || at.address > key.address) break;
+    if (key.address - at.address <= at.bytes && key.bytes <= at.bytes - (key.address - at.address)) {
+      return &region->second;
+    }
+  }
+  return nullptr;
+}
+
+bool MemoryTable::file_blocks(const uint64_t* rows, size_t count, std::vector<towline_blocks_t>& blocks,
+                              size_t& missing) const {
+  std::lock_guard lock(mutex_);
+  blocks.assign(count, {});
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t* row = rows + 3 * i;
+    const Region* file = covering({FILE_SEG, row[2], row[0], row[1]});
+    missing = i;
+    if (file == nullptr) return false;
+    blocks[i].address = row[0];
+    blocks[i].length = row[1];
+    blocks[i].device = towline_region_device(file->native());
+    blocks[i].kind = TOWLINE_FILE;
+  }
+  return true;
+}
+
+std::string MemoryTable::metadata(const Agent& agent, const nixl_reg_dlist_t& descs) const {
+  std::lock_guard lock(mutex_);
+  std::vector<towline_region_t*> regions;
+  regions.reserve(static_cast<size_t>(descs.descCount()));
+  for (const nixlBlobDesc& desc : descs) {
+    const Region* region = covering(key_of(descs.getType(), desc));
+    if (region == nullptr) {
+      throw Error{Status::kNotFound, fmt::format("{:#x} with {} bytes on device {} is not registered",
+                                                 desc.addr, desc.len, desc.devId)};
+    }
+    regions.push_back(region->native());
+  }
+  std::ranges::sort(regions);
+  regions.erase(std::unique(regions.begin(), regions.end()), regions.end());
+  return detail::read_sized<std::string>([&](void* blob, size_t capacity, size_t* needed) {
+    return towline_agent_metadata(agent.native(), regions.data(), regions.size(), blob, capacity, needed);
+  });
+}
+
+void MemoryTable::clear() {
+  std::lock_guard lock(mutex_);
+  regions_.clear();
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,54 @@
+// What an agent has registered, by NIXL's descriptors.
+#pragma once
+
+#include <compare>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <nixl_descriptors.h>
+#include <towline/towline.hpp>
+
+namespace towline::nixl {
+
+struct MemoryOptions {
+  bool share = false;  // move page-aligned memory to where peers on this host can map it
+  uint64_t timeout_ns = 0;
+};
+
+// NIXL's kind of memory as Towline's.
+[[nodiscard]] uint32_t kind_of(nixl_mem_t type) noexcept;
+
+class MemoryTable {
+ public:
+  // All or nothing. Throws Error.
+  void add(const Agent& agent, const nixl_reg_dlist_t& descs, const MemoryOptions& options);
+  // Each of the list once; goes on after a failure and gives the first.
+  nixl_status_t remove(const nixl_reg_dlist_t& descs, const MemoryOptions& options);
+  // Towline's metadata of the regions that hold the descriptors. Throws Error; kNotFound for one in none.
+  [[nodiscard]] std::string metadata(const Agent& agent, const nixl_reg_dlist_t& descs) const;
+  // Rows of files, whose device is NIXL's (an open descriptor or what a path was registered with), as
+  // Towline's blocks. False with `missing` for a row in no registered file.
+  bool file_blocks(const uint64_t* rows, size_t count, std::vector<towline_blocks_t>& blocks,
+                   size_t& missing) const;
+  void clear();
+
+ private:
+  struct Key {
+    nixl_mem_t type;
+    uint64_t device;
+    uintptr_t address;
+    size_t bytes;
+    auto operator<=>(const Key&) const = default;
+  };
+  static Key key_of(nixl_mem_t type, const nixlBasicDesc& desc) noexcept {
+    return {type, desc.devId, desc.addr, desc.len};
+  }
+  [[nodiscard]] const Region* covering(const Key& key) const;
+
+  mutable std::mutex mutex_;
+  std::multimap<Key, Region> regions_;
+};
+
+}  // namespace towline::nixl

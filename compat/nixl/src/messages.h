@@ -1,0 +1,89 @@
+// What agents of this interface say to each other in Towline's notices.
+//
+// A notification is a notice as it is, so that programs that speak Towline's own interface can send and read
+// them. A notice that begins with kMark is one of ours; a notification that happens to begin so is wrapped.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <towline/towline.h>
+
+namespace towline::nixl {
+
+enum class MessageType : char {
+  kText = 't',        // a wrapped notification follows
+  kLoad = 'l',        // a piece of the sender's metadata follows (PieceHead)
+  kInvalidate = 'i',  // forget the sender
+  kNothing = 'n',     // only makes a connection
+};
+
+inline constexpr std::string_view kMark{"\0\x1bTLNX\x01", 7};
+inline constexpr size_t kMessageHeadBytes = kMark.size() + 1;
+inline constexpr size_t kMaxNotificationBytes = TOWLINE_MAX_NOTICE_BYTES;
+
+[[nodiscard]] inline bool is_message(std::string_view notice) noexcept {
+  return notice.size() >= kMessageHeadBytes && notice.starts_with(kMark);
+}
+[[nodiscard]] inline MessageType message_type(std::string_view notice) noexcept {
+  return MessageType{notice[kMark.size()]};
+}
+[[nodiscard]] inline std::string_view message_body(std::string_view notice) noexcept {
+  return notice.substr(kMessageHeadBytes);
+}
+[[nodiscard]] inline std::string make_message(MessageType type, std::string_view body = {}) {
+  std::string message;
+  message.reserve(kMessageHeadBytes + body.size());
+  message.append(kMark);
+  message.push_back(static_cast<char>(type));
+  message.append(body);
+  return message;
+}
+
+// Metadata goes in pieces, one after another.
+struct PieceHead {
+  uint32_t index;
+  uint32_t count;
+};
+inline constexpr size_t kPieceBytes = 60'000;
+
+[[nodiscard]] std::vector<std::string> make_load_messages(const std::string& frame);
+
+// Puts the pieces of one sender together.
+class Pieces {
+ public:
+  // True when `frame` is whole. A piece out of order drops what was there.
+  bool add(std::string_view body, std::string& frame);
+
+ private:
+  static constexpr uint32_t kMaxPieces = 2000;
+
+  uint32_t next_ = 0;
+  std::string bytes_;
+};
+
+// The notice that carries a notification: itself, unless it would be taken for a message.
+class NotificationNotice {
+ public:
+  explicit NotificationNotice(const std::string& text) {
+    if (std::string_view{text}.starts_with(kMark)) wrapped_ = make_message(MessageType::kText, text);
+    view_ = wrapped_.empty() ? std::string_view{text} : wrapped_;
+  }
+  NotificationNotice(const NotificationNotice&) = delete;
+  NotificationNotice& operator=(const NotificationNotice&) = delete;
+  ~NotificationNotice() = default;
+
+  [[nodiscard]] bool fits() const noexcept { return view_.size() <= kMaxNotificationBytes; }
+  // Never null, which would mean none.
+  [[nodiscard]] const char* data() const noexcept { return view_.data() == nullptr ? "" : view_.data(); }
+  [[nodiscard]] size_t size() const noexcept { return view_.size(); }
+
+ private:
+  std::string wrapped_;
+  std::string_view view_;
+};
+
+}  // namespace towline::nixl

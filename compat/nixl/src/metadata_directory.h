@@ -1,0 +1,43 @@
+// Where agents publish metadata under their names: etcd, through Towline's directories.
+//
+// Keys are {namespace}/{agent}/{label}, the values frames. Calls that throw also block, up to their deadline:
+// they are made on the threads of MetadataCalls.
+#pragma once
+
+#include <towline/towline.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "settings.h"
+
+namespace towline::nixl {
+
+// Told that something an agent published is gone.
+class DirectoryListener {
+ public:
+  virtual ~DirectoryListener() = default;
+  virtual void gone(const std::string& agent_name) = 0;
+};
+
+class MetadataDirectory {
+ public:
+  virtual ~MetadataDirectory() = default;
+  // Puts a frame under this agent's name, for as long as the agent lives. Publishing again replaces it. All
+  // of these throw Error.
+  virtual void publish(const std::string& label, const std::string& frame) = 0;
+  // The frame an agent put; waits up to `wait` for it, kNotFound when it is not there by then. From then on
+  // poll() tells when something of that agent is gone.
+  virtual std::string fetch(const std::string& name, const std::string& label,
+                            std::chrono::nanoseconds wait) = 0;
+  // Takes back all of this agent's labels.
+  virtual void withdraw() = 0;
+  // Tells the listener what has happened since. Neither blocks nor throws.
+  virtual void poll(DirectoryListener& listener) noexcept = 0;
+};
+
+// The directory that the settings name; null when they name none. Throws Error for one that can't be opened.
+std::unique_ptr<MetadataDirectory> open_directory(const Agent& agent, const Settings& settings);
+
+}  // namespace towline::nixl

@@ -1,0 +1,96 @@
+#include "remotes.h"
+
+#include <algorithm>
+
+#include "log.h"
+
+namespace towline::nixl {
+
+void LoadedRanges::add(const FrameRange& range) {
+  if (range.bytes == 0 || range.address > UINT64_MAX - range.bytes) return;
+  auto& ends = ends_[{range.type, range.device}];
+  uint64_t begin = range.address;
+  uint64_t end = begin + range.bytes;
+  auto next = ends.upper_bound(begin);
+  if (next != ends.begin() && std::prev(next)->second >= begin) {
+    --next;
+    begin = next->first;
+  }
+  while (next != ends.end() && next->first <= end) {
+    end = std::max(end, next->second);
+    next = ends.erase(next);
+  }
+  ends.emplace(begin, end);
+}
+
+bool LoadedRanges::covers(nixl_mem_t type, const nixlBasicDesc& desc) const {
+  // The device says nothing of dram, neither here nor in the transfer.
+  const auto space = ends_.find({type, type == DRAM_SEG ? 0 : desc.devId});
+  if (space == ends_.end()) return false;
+  const auto next = space->second.upper_bound(desc.addr);
+  if (next == space->second.begin()) return false;
+  const uint64_t end = std::prev(next)->second;
+  return desc.addr < end && desc.len <= end - desc.addr;
+}
+
+Remote::Remote(Peer peer, const Frame& frame) : peer_(std::move(peer)) { merge(frame); }
+
+void Remote::merge(const Frame& frame) {
+  std::lock_guard lock(mutex_);
+  whole_ = whole_ || !frame.partial;
+  if (whole_) {
+    ranges_ = {};
+    return;
+  }
+  for (FrameRange range : frame.ranges) {
+    if (range.type == DRAM_SEG) range.device = 0;
+    ranges_.add(range);
+  }
+}
+
+size_t Remote::first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const {
+  std::lock_guard lock(mutex_);
+  if (whole_) return count;
+  size_t i = 0;
+  while (i < count && ranges_.covers(type, descs[i])) ++i;
+  return i;
+}
+
+std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+nixl_status_t Remotes::load(Peer peer, const Frame& frame) {
+  std::lock_guard lock(mutex_);
+  const auto known = by_name_.find(frame.name);
+  const bool same = known != by_name_.end() && known->second->peer().incarnation() == peer.incarnation();
+  if (same) {
+    known->second->merge(frame);
+    return NIXL_SUCCESS;
+  }
+  if (!frame.addresses) {
+    return fail(NIXL_ERR_NOT_FOUND, "metadata of agent '{}' without its addresses: load those first",
+                frame.name);
+  }
+  by_name_[frame.name] = std::make_shared<Remote>(std::move(peer), frame);
+  return NIXL_SUCCESS;
+}
+
+std::shared_ptr<Remote> Remotes::forget(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return nullptr;
+  std::shared_ptr<Remote> remote = std::move(found->second);
+  by_name_.erase(found);
+  remote->set_gone();
+  return remote;
+}
+
+void Remotes::clear() {
+  std::lock_guard lock(mutex_);
+  by_name_.clear();
+}
+
+}  // namespace towline::nixl

@@ -1,0 +1,67 @@
+// The agents whose metadata has been loaded. Towline may know more of them, and more agents: what has not
+// been loaded is not there for NIXL's interface.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include <nixl_descriptors.h>
+#include <towline/towline.hpp>
+#include "frame.h"
+
+namespace towline::nixl {
+
+// What partial metadata has told of.
+class LoadedRanges {
+ public:
+  void add(const FrameRange& range);
+  [[nodiscard]] bool covers(nixl_mem_t type, const nixlBasicDesc& desc) const;
+
+ private:
+  using Space = std::tuple<uint32_t, uint64_t>;         // kind, device
+  std::map<Space, std::map<uint64_t, uint64_t>> ends_;  // begin to end, disjoint
+};
+
+// One agent, one incarnation of it.
+class Remote {
+ public:
+  Remote(Peer peer, const Frame& frame);
+
+  [[nodiscard]] const Peer& peer() const noexcept { return peer_; }
+  // Adds what further metadata tells.
+  void merge(const Frame& frame);
+  // The place of the first of `count` descriptors that has not been loaded, else `count`.
+  [[nodiscard]] size_t first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const;
+  // Forgotten: what was made from it answers NIXL_ERR_NOT_FOUND, also after the agent has been loaded again.
+  [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
+  void set_gone() noexcept { gone_.store(true, std::memory_order_release); }
+
+ private:
+  Peer peer_;
+  std::atomic<bool> gone_{false};
+  mutable std::mutex mutex_;
+  bool whole_ = false;
+  LoadedRanges ranges_;
+};
+
+class Remotes {
+ public:
+  // Null when it is not known.
+  [[nodiscard]] std::shared_ptr<Remote> find(const std::string& name) const;
+  // Takes over the peer. A new incarnation replaces the old one. NIXL_ERR_NOT_FOUND for a frame without
+  // addresses of an agent that is not known.
+  nixl_status_t load(Peer peer, const Frame& frame);
+  // Null when it was not known.
+  std::shared_ptr<Remote> forget(const std::string& name);
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Remote>> by_name_;
+};
+
+}  // namespace towline::nixl

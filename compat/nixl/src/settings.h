@@ -1,0 +1,45 @@
+// What the environment says. Read here and nowhere else in compat/nixl.
+//
+//   TOWLINE_NIXL_BACKENDS   Towline's transports that agents use, in order of preference: "shm,tcp"
+//   TOWLINE_NIXL_TIMEOUT    deadline of transfers and control calls: "30s", "500ms"
+//   TOWLINE_NIXL_METADATA_TIMEOUT   of exchanging metadata with an address; default 5s
+//   TOWLINE_NIXL_SHARE      1: registered memory is moved, in place, to where peers on this host can map it
+//   UCX_TLS                 without TOWLINE_NIXL_BACKENDS: the transports it allows, as Towline's
+//   NIXL_TELEMETRY_ENABLE   figures of each request; beats the agent's configuration
+//   NIXL_ETCD_ENDPOINTS, TOWLINE_ETCD_ENDPOINTS   a metadata server (docs/directories.md)
+//   NIXL_LOG_LEVEL          TRACE, DEBUG, INFO, WARN, ERROR, FATAL
+//
+// Towline's own variables (docs/configuration.md) hold as well.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "log.h"
+
+namespace towline::nixl {
+
+struct Settings {
+  std::string backends;                // empty: Towline's own configuration decides
+  std::chrono::nanoseconds timeout{};  // 0: Towline's default
+  std::chrono::nanoseconds metadata_timeout = std::chrono::seconds{5};
+  bool share = false;
+  std::optional<bool> telemetry;
+  std::string etcd_endpoints;  // only whether there are any: Towline reads them itself
+
+  // Throws std::runtime_error that names the variable and what is expected.
+  static Settings read();
+};
+
+[[nodiscard]] LogLevel log_level() noexcept;
+
+// The transports that a value of UCX_TLS allows, as far as Towline has their like: "tcp,memory" for "tcp".
+// Empty when it limits nothing, or allows nothing that is here.
+[[nodiscard]] std::string transports_of_ucx_tls(std::string_view tls);
+
+// "250ms", "30s", "2min"; empty when it can't be read.
+[[nodiscard]] std::optional<std::chrono::nanoseconds> parse_duration(std::string_view text) noexcept;
+
+}  // namespace towline::nixl

@@ -1,0 +1,212 @@
+// What has no face of its own: frames, settings, loaded ranges, messages, calls that go on.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <stdexcept>
+
+#include "../src/frame.h"
+#include "../src/log.h"
+#include "../src/messages.h"
+#include "../src/metadata_calls.h"
+#include "../src/remotes.h"
+#include "../src/settings.h"
+
+namespace towline::nixl {
+namespace {
+
+Frame sample() {
+  Frame frame;
+  frame.name = "prefill-0";
+  frame.addresses = true;
+  frame.partial = true;
+  frame.backends = {"UCX", "LIBFABRIC"};
+  frame.ranges = {{DRAM_SEG, 0, 0x1000, 4096}, {VRAM_SEG, 3, 0x7f0000000000, 1 << 20}};
+  frame.blob = std::string("opaque\0bytes", 12);
+  return frame;
+}
+
+TEST(Frame, IsReadAsItWasWritten) {
+  Frame read;
+  EXPECT_EQ(decode(encode(sample()), read), "");
+  EXPECT_EQ(read, sample());
+}
+
+TEST(Frame, EveryCutAndEveryDamagedByteOutsideTheBlobIsSeen) {
+  const std::string bytes = encode(sample());
+  Frame read;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_NE(decode(bytes.substr(0, size), read), "") << "cut to " << size;
+  }
+  for (size_t at = 0; at < bytes.size() - sample().blob.size(); ++at) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] + 1);
+    EXPECT_NE(decode(damaged, read), "") << "byte " << at;
+  }
+  EXPECT_NE(decode(bytes + "x", read), "");
+}
+
+TEST(Settings, UcxTlsLimitsTheTransports) {
+  EXPECT_EQ(transports_of_ucx_tls(""), "");
+  EXPECT_EQ(transports_of_ucx_tls("all"), "");
+  EXPECT_EQ(transports_of_ucx_tls("tcp"), "tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,self"), "tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("shm"), "shm,memory");
+  EXPECT_EQ(transports_of_ucx_tls("^tcp"), "shm,memory");
+  EXPECT_EQ(transports_of_ucx_tls("^shm"), "tcp,memory");
+  // What is not here limits nothing.
+  EXPECT_EQ(transports_of_ucx_tls("rc,cuda_ipc"), "");
+  EXPECT_EQ(transports_of_ucx_tls("rc_x,tcp"), "tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,sm,self"), "");
+}
+
+TEST(Settings, TimesAreReadWithTheirUnit) {
+  using namespace std::chrono_literals;
+  EXPECT_EQ(parse_duration("30s"), 30s);
+  EXPECT_EQ(parse_duration("500ms"), 500ms);
+  EXPECT_EQ(parse_duration("1.5s"), 1500ms);
+  EXPECT_EQ(parse_duration("2min"), 120s);
+  for (const char* bad : {"", "30", "s", "-1s", "0s", "5 s", "nan s", "1e30s"})
+    EXPECT_FALSE(parse_duration(bad)) << bad;
+}
+
+TEST(Settings, BadValuesAreNamed) {
+  ASSERT_EQ(setenv("TOWLINE_NIXL_TIMEOUT", "soon", 1), 0);
+  try {
+    (void)Settings::read();
+    ADD_FAILURE() << "a bad value was taken";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string{error.what()}.find("TOWLINE_NIXL_TIMEOUT is 'soon'"), std::string::npos)
+        << error.what();
+  }
+  ASSERT_EQ(unsetenv("TOWLINE_NIXL_TIMEOUT"), 0);
+}
+
+TEST(LoadedRanges, CoverWhatTheyHold) {
+  LoadedRanges ranges;
+  ranges.add({DRAM_SEG, 0, 100, 50});
+  ranges.add({DRAM_SEG, 0, 200, 50});
+  ranges.add({VRAM_SEG, 1, 100, 50});
+  EXPECT_TRUE(ranges.covers(DRAM_SEG, {100, 50, 0}));
+  EXPECT_TRUE(ranges.covers(DRAM_SEG, {120, 10, 7}));
+  EXPECT_FALSE(ranges.covers(DRAM_SEG, {99, 2, 0}));
+  EXPECT_FALSE(ranges.covers(DRAM_SEG, {140, 20, 0}));
+  EXPECT_FALSE(ranges.covers(DRAM_SEG, {100, 150, 0}));
+  EXPECT_FALSE(ranges.covers(VRAM_SEG, {100, 50, 0}));
+  EXPECT_TRUE(ranges.covers(VRAM_SEG, {100, 50, 1}));
+  EXPECT_FALSE(ranges.covers(DRAM_SEG, {120, SIZE_MAX, 0}));
+  ranges.add({DRAM_SEG, 0, 140, 70});  // joins the two
+  EXPECT_TRUE(ranges.covers(DRAM_SEG, {100, 150, 0}));
+  ranges.add({DRAM_SEG, 0, UINT64_MAX - 4, 100});  // wraps: nothing
+  EXPECT_FALSE(ranges.covers(DRAM_SEG, {UINT64_MAX - 4, 1, 0}));
+}
+
+TEST(Messages, OnlyTextThatLooksLikeOneIsWrapped) {
+  const std::string plain = "req-17";
+  const NotificationNotice as_it_is{plain};
+  EXPECT_EQ(std::string_view(as_it_is.data(), as_it_is.size()), plain);
+  const std::string tricky = make_message(MessageType::kInvalidate);
+  const NotificationNotice wrapped{tricky};
+  const std::string_view notice{wrapped.data(), wrapped.size()};
+  ASSERT_TRUE(is_message(notice));
+  EXPECT_EQ(message_type(notice), MessageType::kText);
+  EXPECT_EQ(message_body(notice), tricky);
+  const std::string empty;
+  EXPECT_NE(NotificationNotice{empty}.data(), nullptr);
+}
+
+TEST(Messages, MetadataIsPutTogetherFromItsPieces) {
+  std::string frame(150'000, 'm');
+  frame[70'000] = 'x';
+  const std::vector<std::string> messages = make_load_messages(frame);
+  ASSERT_EQ(messages.size(), 3U);
+  for (const std::string& message : messages) EXPECT_LE(message.size(), kMaxNotificationBytes);
+  Pieces pieces;
+  std::string whole;
+  const auto add = [&](size_t i) { return pieces.add(message_body(messages[i]), whole); };
+  EXPECT_FALSE(add(1));  // not the first
+  EXPECT_FALSE(add(0));
+  EXPECT_FALSE(add(2));  // one is missing: all is dropped
+  EXPECT_FALSE(add(1));
+  EXPECT_FALSE(add(0));
+  EXPECT_FALSE(add(1));
+  EXPECT_FALSE(add(0));  // the sender begins anew
+  EXPECT_FALSE(add(1));
+  EXPECT_TRUE(add(2));
+  EXPECT_EQ(whole, frame);
+  EXPECT_FALSE(pieces.add("short", whole));
+}
+
+TEST(MetadataCalls, ToOnePlaceHappenInOrderAndDoNotHoldUpOthers) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool release = false;
+  std::vector<int> order;
+  const auto wait_until = [&](auto condition) {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds{20}, condition));
+  };
+  const auto note = [&](int value) {
+    std::lock_guard lock(mutex);
+    order.push_back(value);
+    changed.notify_all();
+    return NIXL_SUCCESS;
+  };
+  MetadataCalls calls;
+  ASSERT_EQ(calls.begin("slow", "a",
+                        [&] {
+                          wait_until([&] { return release; });
+                          return note(1);
+                        }),
+            NIXL_SUCCESS);
+  ASSERT_EQ(calls.begin("after it", "a", [&] { return note(2); }), NIXL_SUCCESS);
+  ASSERT_EQ(calls.begin("elsewhere", "b", [&] { return note(3); }), NIXL_SUCCESS);
+  wait_until([&] { return order == std::vector<int>{3}; });
+  {
+    std::lock_guard lock(mutex);
+    release = true;
+    changed.notify_all();
+  }
+  wait_until([&] { return order == std::vector<int>{3, 1, 2}; });
+}
+
+TEST(MetadataCalls, TellTheirOutcomeAndAreCancelledAtTheEnd) {
+  MetadataCalls calls;
+  std::atomic<bool> release{false};
+  std::atomic<bool> entered{false};
+  ASSERT_EQ(calls.begin("fails", "a", [] { return quiet_text(NIXL_ERR_NOT_FOUND, "nobody there"); }),
+            NIXL_SUCCESS);
+  while (calls.recent().front().status == NIXL_IN_PROG) std::this_thread::yield();
+  EXPECT_EQ(calls.recent().front().status, NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(calls.recent().front().error, "nobody there");
+  ASSERT_EQ(calls.begin("slow", "a",
+                        [&] {
+                          entered = true;
+                          while (!release) std::this_thread::yield();
+                          return NIXL_SUCCESS;
+                        }),
+            NIXL_SUCCESS);
+  while (!entered) std::this_thread::yield();
+  ASSERT_EQ(calls.begin("never begins", "a", [] { return NIXL_SUCCESS; }), NIXL_SUCCESS);
+  std::thread stopper([&] { calls.stop(); });
+  while (calls.recent().back().status == NIXL_IN_PROG) std::this_thread::yield();
+  release = true;
+  stopper.join();
+  EXPECT_EQ(calls.recent()[1].status, NIXL_SUCCESS);
+  EXPECT_EQ(calls.recent()[2].status, NIXL_ERR_CANCELED);
+  EXPECT_EQ(calls.begin("late", "a", [] { return NIXL_SUCCESS; }), NIXL_ERR_NOT_ALLOWED);
+}
+
+TEST(Statuses, EveryOneOfTowlinesHasOneOfNixls) {
+  for (int32_t status = -27; status <= 1; ++status) {
+    const nixl_status_t mapped = to_nixl(Status{status});
+    EXPECT_EQ(mapped < 0, status < 0) << status;
+    EXPECT_NE(nixlEnumStrings::statusStr(mapped), "BAD_STATUS");
+  }
+}
+
+}  // namespace
+}  // namespace towline::nixl

@@ -1,0 +1,127 @@
+// Files through the POSIX backend.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "support.h"
+
+namespace compat {
+namespace {
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(side.agent->createBackend("POSIX", {}, side.backend), NIXL_SUCCESS)
+        << towline::nixl::last_error();
+    ASSERT_EQ(side.agent->registerMem(side.registered()), NIXL_SUCCESS);
+    side.fill('a');
+  }
+  void TearDown() override { std::remove(path.c_str()); }
+
+  [[nodiscard]] std::string contents() const {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+  // Blocks of 4096 bytes of the file in reverse order.
+  [[nodiscard]] static nixl_xfer_dlist_t backwards(uint64_t device, size_t count) {
+    nixl_xfer_dlist_t list(FILE_SEG);
+    for (size_t i = 0; i < count; ++i) list.emplace((count - 1 - i) * 4096, size_t{4096}, device);
+    return list;
+  }
+  static nixl_reg_dlist_t file(uint64_t device, size_t bytes, const std::string& info = "") {
+    nixl_reg_dlist_t list(FILE_SEG);
+    list.addDesc(nixlBlobDesc(0, bytes, device, info));
+    return list;
+  }
+
+  std::string path = testing::TempDir() + "compat_nixl_storage_" + std::to_string(getpid());
+  Side side{"storage", 64 * 1024, nixlAgentConfig{}, false};
+};
+
+TEST_F(Files, AreWrittenAndReadByDescriptor) {
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_GE(fd, 0);
+  const auto device = static_cast<uint64_t>(fd);
+  ASSERT_EQ(side.agent->registerMem(file(device, 16 * 4096)), NIXL_SUCCESS) << towline::nixl::last_error();
+  nixlXferReqH* write = request(side, NIXL_WRITE, side.blocks(16, 4096), backwards(device, 16), side.name);
+  ASSERT_NE(write, nullptr);
+  ASSERT_EQ(run(*side.agent, write), NIXL_SUCCESS);
+  const std::string written = contents();
+  ASSERT_EQ(written.size(), 16U * 4096);
+  for (size_t i = 0; i < 16; ++i)
+    EXPECT_EQ(written.compare((15 - i) * 4096, 4096, &side.memory[i * 4096], 4096), 0) << i;
+
+  const std::vector<char> before = side.memory;
+  std::fill(side.memory.begin(), side.memory.end(), '\0');
+  nixlDlistH* here = nullptr;
+  nixlDlistH* there = nullptr;
+  ASSERT_EQ(side.agent->prepXferDlist(side.blocks(16, 4096), here), NIXL_SUCCESS);
+  ASSERT_EQ(side.agent->prepXferDlist(side.name, backwards(device, 16), there), NIXL_SUCCESS);
+  nixlXferReqH* read = nullptr;
+  ASSERT_EQ(side.agent->makeXferReq(NIXL_READ, here, {0, 5}, there, {0, 5}, read), NIXL_SUCCESS);
+  ASSERT_EQ(run(*side.agent, read), NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(&side.memory[0], &before[0], 4096), 0);
+  EXPECT_EQ(std::memcmp(&side.memory[5 * 4096], &before[5 * 4096], 4096), 0);
+  EXPECT_EQ(side.memory[4096], '\0');
+  EXPECT_EQ(side.agent->releaseXferReq(write), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releaseXferReq(read), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(file(device, 16 * 4096)), NIXL_SUCCESS);
+  close(fd);
+}
+
+TEST_F(Files, AreOpenedByPath) {
+  ASSERT_EQ(side.agent->registerMem(file(7, 4 * 4096, "rw,create:" + path)), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  nixlXferReqH* write = request(side, NIXL_WRITE, side.blocks(4, 4096), backwards(7, 4), side.name);
+  ASSERT_NE(write, nullptr);
+  ASSERT_EQ(run(*side.agent, write), NIXL_SUCCESS);
+  EXPECT_EQ(contents().size(), 4U * 4096);
+  EXPECT_EQ(side.agent->releaseXferReq(write), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(file(7, 4 * 4096, "rw,create:" + path)), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->registerMem(file(8, 4096, "ro:" + path + ".not")), NIXL_ERR_BACKEND);
+  EXPECT_EQ(side.agent->registerMem(file(1'000'000, 4096)), NIXL_ERR_BACKEND);  // no such descriptor
+}
+
+TEST_F(Files, ThatAreTooShortAreAnError) {
+  std::ofstream(path) << std::string(5000, 'x');
+  ASSERT_EQ(side.agent->registerMem(file(9, 2 * 4096, "ro:" + path)), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  nixlXferReqH* read = request(side, NIXL_READ, side.blocks(2, 4096), backwards(9, 2), side.name);
+  ASSERT_NE(read, nullptr);
+  EXPECT_LT(run(*side.agent, read), 0);
+}
+
+TEST_F(Files, CarryNoNotificationsAndReachNobodyElse) {
+  ASSERT_EQ(side.agent->registerMem(file(7, 4096, "rw,create:" + path)), NIXL_SUCCESS);
+  const nixl_opt_args_t args = with_notif("x");
+  nixlXferReqH* made = nullptr;
+  EXPECT_EQ(
+      side.agent->createXferReq(NIXL_WRITE, side.blocks(1, 4096), backwards(7, 1), side.name, made, &args),
+      NIXL_ERR_BACKEND);
+  nixl_xfer_dlist_t unknown(FILE_SEG);
+  unknown.emplace(uintptr_t{0}, size_t{4096}, uint64_t{99});
+  EXPECT_EQ(side.agent->createXferReq(NIXL_WRITE, side.blocks(1, 4096), unknown, side.name, made),
+            NIXL_ERR_NOT_FOUND);
+  nixl_notifs_t notifications;
+  EXPECT_EQ(side.agent->getNotifs(notifications), NIXL_ERR_BACKEND);
+  std::string blob;
+  EXPECT_EQ(side.agent->getLocalMD(blob), NIXL_ERR_INVALID_PARAM);
+  // Beside a transport both have their use.
+  nixlBackendH* transport = nullptr;
+  ASSERT_EQ(side.agent->createBackend("UCX", {}, transport), NIXL_SUCCESS);
+  Side other("storage-other", 4096);
+  side.load(other);
+  nixlXferReqH* across = request(side, NIXL_WRITE, side.blocks(1, 4096), other.blocks(1, 4096), other.name);
+  ASSERT_NE(across, nullptr);
+  nixlBackendH* used = nullptr;
+  EXPECT_EQ(side.agent->queryXferBackend(across, used), NIXL_SUCCESS);
+  EXPECT_EQ(used, transport);
+  EXPECT_EQ(run(*side.agent, across), NIXL_SUCCESS);
+}
+
+}  // namespace
+}  // namespace compat

@@ -1,0 +1,276 @@
+// Requests between two agents of a process, and within one.
+#include "support.h"
+
+namespace compat {
+namespace {
+
+struct Pair {
+  Side a{"transfers-a"};
+  Side b{"transfers-b"};
+  Pair() {
+    a.fill('a');
+    b.fill('A');
+    a.load(b);
+    b.load(a);
+  }
+};
+
+TEST(Transfers, WriteAndReadMoveEveryBlock) {
+  Pair pair;
+  const std::vector<char> before = pair.a.memory;
+  nixlXferReqH* write =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(64, 100, 200), pair.b.blocks(64, 100, 300), "transfers-b");
+  ASSERT_NE(write, nullptr);
+  EXPECT_EQ(pair.a.agent->getXferStatus(write), NIXL_ERR_NOT_POSTED);
+  ASSERT_EQ(run(*pair.a.agent, write), NIXL_SUCCESS);
+  for (size_t i = 0; i < 64; ++i) {
+    ASSERT_EQ(std::memcmp(&pair.b.memory[i * 300], &before[i * 200], 100), 0) << "block " << i;
+    ASSERT_EQ(pair.b.memory[i * 300 + 100], static_cast<char>('A' + static_cast<char>((i * 300 + 100) / 64)));
+  }
+  EXPECT_EQ(pair.a.agent->releaseXferReq(write), NIXL_SUCCESS);
+
+  std::fill(pair.a.memory.begin(), pair.a.memory.end(), '\0');
+  nixlXferReqH* read =
+      request(pair.a, NIXL_READ, pair.a.blocks(64, 100, 200), pair.b.blocks(64, 100, 300), "transfers-b");
+  ASSERT_EQ(run(*pair.a.agent, read), NIXL_SUCCESS);
+  for (size_t i = 0; i < 64; ++i) {
+    ASSERT_EQ(std::memcmp(&pair.a.memory[i * 200], &before[i * 200], 100), 0) << "block " << i;
+    ASSERT_EQ(pair.a.memory[i * 200 + 100], '\0');
+  }
+  EXPECT_EQ(pair.a.agent->releaseXferReq(read), NIXL_SUCCESS);
+}
+
+TEST(Transfers, PreparedListsArePickedByIndex) {
+  Pair pair;
+  const std::vector<char> before = pair.a.memory;
+  nixlDlistH* here = nullptr;
+  nixlDlistH* there = nullptr;
+  ASSERT_EQ(pair.a.agent->prepXferDlist(pair.a.blocks(16, 64), here), NIXL_SUCCESS);
+  ASSERT_EQ(pair.a.agent->prepXferDlist("transfers-b", pair.b.blocks(16, 64), there), NIXL_SUCCESS);
+  nixlXferReqH* made = nullptr;
+  ASSERT_EQ(pair.a.agent->makeXferReq(NIXL_WRITE, here, {3, 4, 5, 15}, there, {0, 1, 2, 9}, made),
+            NIXL_SUCCESS);
+  // The request lives on without the lists.
+  EXPECT_EQ(pair.a.agent->releasedDlistH(here), NIXL_SUCCESS);
+  EXPECT_EQ(pair.a.agent->releasedDlistH(there), NIXL_SUCCESS);
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(&pair.b.memory[0], &before[3 * 64], 3 * 64), 0);
+  EXPECT_EQ(std::memcmp(&pair.b.memory[9 * 64], &before[15 * 64], 64), 0);
+  EXPECT_EQ(pair.b.memory[3 * 64], static_cast<char>('A' + 3));
+  EXPECT_EQ(pair.a.agent->releaseXferReq(made), NIXL_SUCCESS);
+}
+
+TEST(Transfers, BadArgumentsAreRefusedAndLeaveNoHandle) {
+  Pair pair;
+  const nixlAgent& agent = *pair.a.agent;
+  nixlDlistH* here = nullptr;
+  nixlDlistH* there = nullptr;
+  ASSERT_EQ(agent.prepXferDlist(pair.a.blocks(4, 64), here), NIXL_SUCCESS);
+  ASSERT_EQ(agent.prepXferDlist("transfers-b", pair.b.blocks(4, 64), there), NIXL_SUCCESS);
+  auto* made = reinterpret_cast<nixlXferReqH*>(1);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, nullptr, {0}, there, {0}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(made, nullptr);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, there, {0}, here, {0}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, here, {0, 1}, there, {0}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, here, {}, there, {}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, here, {4}, there, {0}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.makeXferReq(NIXL_WRITE, here, {-1}, there, {0}, made), NIXL_ERR_INVALID_PARAM);
+  EXPECT_NE(towline::nixl::last_error(), "");
+  EXPECT_EQ(agent.createXferReq(NIXL_WRITE, pair.a.blocks(2, 64), pair.b.blocks(3, 64), "transfers-b", made),
+            NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.createXferReq(NIXL_WRITE, pair.a.blocks(2, 64), pair.b.blocks(2, 32), "transfers-b", made),
+            NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.createXferReq(NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "nobody", made),
+            NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(made, nullptr);
+  // Not registered: one byte too many.
+  nixl_xfer_dlist_t beyond(DRAM_SEG);
+  beyond.emplace(pair.b.address(), pair.b.memory.size() + 1, uint64_t{0});
+  nixlDlistH* list = nullptr;
+  EXPECT_EQ(agent.prepXferDlist("transfers-b", beyond, list), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(agent.prepXferDlist(beyond, list), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(agent.prepXferDlist("nobody", pair.b.blocks(1, 64), list), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(list, nullptr);
+  EXPECT_EQ(agent.postXferReq(nullptr), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent.releaseXferReq(nullptr), NIXL_ERR_INVALID_PARAM);
+}
+
+TEST(Transfers, WithinAnAgentGoByItsOwnName) {
+  Side side("transfers-alone");
+  side.fill('a');
+  nixl_xfer_dlist_t there(DRAM_SEG);
+  there.emplace(side.address() + 4096, size_t{512}, uint64_t{0});
+  const nixl_opt_args_t args = with_notif("to myself");
+  nixlXferReqH* made = request(side, NIXL_WRITE, side.blocks(1, 512), there, side.name, &args);
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(run(*side.agent, made), NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(&side.memory[0], &side.memory[4096], 512), 0);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*side.agent, side.name, 1, texts));
+  EXPECT_EQ(texts[0], "to myself");
+  ASSERT_EQ(side.agent->genNotif(side.name, "again"), NIXL_SUCCESS);
+  ASSERT_TRUE(receives(*side.agent, side.name, 1, texts));
+  EXPECT_EQ(texts[0], "again");
+}
+
+TEST(Transfers, ARepostCarriesTheNotificationItIsGiven) {
+  Pair pair;
+  nixlXferReqH* made = request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b");
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);  // none
+  const nixl_opt_args_t first = with_notif("first");
+  ASSERT_EQ(run(*pair.a.agent, made, &first), NIXL_SUCCESS);
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);  // the same again
+  nixl_opt_args_t legacy;
+  legacy.hasNotif = true;
+  legacy.notifMsg = "legacy";
+  ASSERT_EQ(run(*pair.a.agent, made, &legacy), NIXL_SUCCESS);
+  const nixl_opt_args_t without;
+  ASSERT_EQ(run(*pair.a.agent, made, &without), NIXL_SUCCESS);  // taken away
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  const nixl_opt_args_t empty = with_notif("");
+  ASSERT_EQ(run(*pair.a.agent, made, &empty), NIXL_SUCCESS);  // an empty one is one
+  const nixl_opt_args_t last = with_notif("last");
+  ASSERT_EQ(run(*pair.a.agent, made, &last), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 5, texts));
+  EXPECT_EQ(texts, (std::vector<std::string>{"first", "first", "legacy", "", "last"}));
+}
+
+TEST(Transfers, LargeNotificationsArriveAndTooLargeOnesAreRefused) {
+  Pair pair;
+  const std::string largest(65536, 'x');
+  const std::string too_large(65537, 'x');
+  ASSERT_EQ(pair.a.agent->genNotif("transfers-b", largest), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
+  EXPECT_EQ(texts[0], largest);
+  EXPECT_EQ(pair.a.agent->genNotif("transfers-b", too_large), NIXL_ERR_INVALID_PARAM);
+  const nixl_opt_args_t args = with_notif(too_large);
+  nixlXferReqH* made = nullptr;
+  EXPECT_EQ(pair.a.agent->createXferReq(NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b",
+                                        made, &args),
+            NIXL_ERR_INVALID_PARAM);
+  made = request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b");
+  EXPECT_EQ(pair.a.agent->postXferReq(made, &args), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+}
+
+TEST(Transfers, WithoutCreditForTheNotificationWaitAndThenGo) {
+  Pair pair;
+  const nixl_opt_args_t args = with_notif(std::string(65536, 'y'));
+  nixlXferReqH* made =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b", &args);
+  // 1 MiB may be unread: the sixteenth or so has to wait.
+  size_t posted = 0;
+  nixl_status_t status = NIXL_SUCCESS;
+  for (; posted < 64; ++posted) {
+    status = pair.a.agent->postXferReq(made);
+    if (status == NIXL_IN_PROG &&
+        !eventually([&] { return pair.a.agent->getXferStatus(made) != NIXL_IN_PROG; }, 200ms))
+      break;
+    ASSERT_EQ(pair.a.agent->getXferStatus(made), NIXL_SUCCESS);
+  }
+  ASSERT_LT(posted, 64U);
+  EXPECT_EQ(pair.a.agent->postXferReq(made), NIXL_ERR_REPOST_ACTIVE);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", posted, texts));
+  ASSERT_TRUE(eventually([&] { return pair.a.agent->getXferStatus(made) == NIXL_SUCCESS; }));
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
+}
+
+TEST(Transfers, TellTheirTelemetryWhenItIsOn) {
+  nixlAgentConfig config;
+  config.captureTelemetry = true;
+  Side a("telemetry-a", 1 << 20, config);
+  Side b("telemetry-b");
+  a.load(b);
+  nixlXferReqH* made = request(a, NIXL_WRITE, a.blocks(8, 128), b.blocks(8, 128), "telemetry-b");
+  nixl_xfer_telem_t telemetry = {};
+  EXPECT_EQ(a.agent->getXferTelemetry(made, telemetry), NIXL_ERR_NOT_POSTED);
+  const auto before = std::chrono::steady_clock::now();
+  ASSERT_EQ(run(*a.agent, made), NIXL_SUCCESS);
+  ASSERT_EQ(a.agent->getXferTelemetry(made, telemetry), NIXL_SUCCESS);
+  EXPECT_GE(telemetry.startTime, before);
+  EXPECT_GT(telemetry.postDuration.count(), 0);
+  EXPECT_GE(telemetry.xferDuration, telemetry.postDuration);
+  EXPECT_EQ(telemetry.totalBytes, 1024U);
+  EXPECT_EQ(telemetry.descCount, 8U);
+  b.load(a);
+  nixlXferReqH* untimed = request(b, NIXL_WRITE, b.blocks(1, 8), a.blocks(1, 8), "telemetry-a");
+  EXPECT_EQ(b.agent->getXferTelemetry(untimed, telemetry), NIXL_ERR_NO_TELEMETRY);
+}
+
+TEST(Transfers, ExplainThemselves) {
+  Pair pair;
+  nixlXferReqH* made =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 4096), pair.b.blocks(1, 4096), "transfers-b");
+  nixlBackendH* backend = nullptr;
+  EXPECT_EQ(pair.a.agent->queryXferBackend(made, backend), NIXL_SUCCESS);
+  EXPECT_EQ(backend, pair.a.backend);
+  std::chrono::microseconds duration{};
+  std::chrono::microseconds margin{};
+  nixl_cost_t method{};
+  EXPECT_EQ(pair.a.agent->estimateXferCost(made, duration, margin, method), NIXL_SUCCESS);
+  EXPECT_GT(duration.count(), 0);
+  EXPECT_EQ(method, nixl_cost_t::ANALYTICAL_BACKEND);
+  std::string route;
+  ASSERT_EQ(towline::nixl::xfer_route(made, route), NIXL_SUCCESS);
+  EXPECT_NE(route.find("\"backend\":\"memory\""), std::string::npos) << route;
+}
+
+TEST(Transfers, ArraysAreTakenWithoutLists) {
+  Pair pair;
+  const std::vector<char> before = pair.a.memory;
+  std::vector<uint64_t> here;
+  std::vector<uint64_t> there;
+  for (uint64_t i = 0; i < 8; ++i) {
+    here.insert(here.end(), {pair.a.address() + i * 64, 64, 0});
+    there.insert(there.end(), {pair.b.address() + (7 - i) * 64, 64, 0});
+  }
+  nixlDlistH* local = nullptr;
+  nixlDlistH* remote = nullptr;
+  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "", DRAM_SEG, {here.data(), 8}, local),
+            NIXL_SUCCESS);
+  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "transfers-b", DRAM_SEG, {there.data(), 8}, remote),
+            NIXL_SUCCESS);
+  const std::vector<int64_t> picks = {0, 2, 4};
+  nixlXferReqH* made = nullptr;
+  ASSERT_EQ(towline::nixl::make_xfer_req(*pair.a.agent, NIXL_WRITE, local, {picks.data(), 8, 3}, remote,
+                                         {.data = nullptr, .count = 3, .start = 1, .step = 2}, made),
+            NIXL_SUCCESS);
+  ASSERT_EQ(pair.a.agent->postXferReq(made) < 0, false);
+  EXPECT_EQ(towline::nixl::wait_xfer(*pair.a.agent, made, 10'000'000'000), NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(&pair.b.memory[6 * 64], &before[0], 64), 0);
+  EXPECT_EQ(std::memcmp(&pair.b.memory[4 * 64], &before[2 * 64], 64), 0);
+  EXPECT_EQ(std::memcmp(&pair.b.memory[2 * 64], &before[4 * 64], 64), 0);
+}
+
+TEST(Transfers, ManyThreadsMayUseOneAgent) {
+  Pair pair;
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        nixl_xfer_dlist_t here(DRAM_SEG);
+        nixl_xfer_dlist_t there(DRAM_SEG);
+        here.emplace(pair.a.address() + static_cast<size_t>(t) * 4096, size_t{256}, uint64_t{0});
+        there.emplace(pair.b.address() + static_cast<size_t>(t) * 4096, size_t{256}, uint64_t{0});
+        const nixl_opt_args_t args = with_notif("n");
+        nixlXferReqH* made = nullptr;
+        if (pair.a.agent->createXferReq(NIXL_WRITE, here, there, "transfers-b", made, &args) !=
+                NIXL_SUCCESS ||
+            run(*pair.a.agent, made) != NIXL_SUCCESS || pair.a.agent->releaseXferReq(made) != NIXL_SUCCESS) {
+          ++failures;
+        }
+      }
+    });
+  }
+  std::vector<std::string> texts;
+  EXPECT_TRUE(receives(*pair.b.agent, "transfers-a", 200, texts));
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+}
+
+}  // namespace
+}  // namespace compat

@@ -1,0 +1,273 @@
+// Maps C++ classes onto the plugin tables, so that a backend is two classes and one line.
+//
+//   class MyConnection { ... };
+//   class MyBackend : public towline::plugin::BackendBase { public: using Connection = MyConnection; ... };
+//   extern "C" const towline_plugin_v1_t* towline_plugin_v1() {
+//     static const towline_plugin_v1_t plugin = towline::plugin::describe<MyBackend>({...});
+//     return &plugin;
+//   }
+//
+// The member functions wanted are those called below, with the meaning v1.h gives the table slot of the same
+// name. They may throw only where the slot is not on the data path; what is thrown becomes a status and a
+// text for people.
+#pragma once
+
+#include <towline/plugin/v1.h>
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+namespace towline::plugin {
+
+// An error with a status, for member functions off the data path.
+class Failure : public std::exception {
+ public:
+  Failure(Status status, std::string text) : status_(status), text_(std::move(text)) {}
+  [[nodiscard]] Status status() const noexcept { return status_; }
+  [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  Status status_;
+  std::string text_;
+};
+
+// The host services, with C++ manners. Copies the table: a newer host is a longer one.
+class Host {
+ public:
+  explicit Host(const towline_host_v1_t* table) : table_(table) {}
+  [[nodiscard]] uint64_t now_ns() const noexcept { return table_->now_ns(table_->context); }
+  void log(int32_t level, const std::string& text) const {
+    table_->log(table_->context, level, text.c_str());
+  }
+  void fail(const std::string& text) const { table_->fail(table_->context, text.c_str()); }
+  // Records why and gives the status back: return host.refuse(Status::kUnsupported, "...");
+  int32_t refuse(Status status, const std::string& text) const {
+    fail(text);
+    return static_cast<int32_t>(status);
+  }
+  [[nodiscard]] std::string config(const char* key, const char* fallback) const {
+    return table_->config(table_->context, key, fallback);
+  }
+  [[nodiscard]] const towline_identity& self() const { return *table_->self(table_->context); }
+  [[nodiscard]] uint32_t worker_count() const { return table_->worker_count(table_->context); }
+  int32_t watch(uint32_t worker, int fd, uint32_t events, towline_ready_fn ready, void* argument) const {
+    return table_->watch(table_->context, worker, fd, events, ready, argument);
+  }
+  int32_t rewatch(uint32_t worker, int fd, uint32_t events, towline_ready_fn ready, void* argument) const {
+    return table_->rewatch(table_->context, worker, fd, events, ready, argument);
+  }
+  void unwatch(uint32_t worker, int fd) const { table_->unwatch(table_->context, worker, fd); }
+  [[nodiscard]] int wake_fd(uint32_t worker) const { return table_->wake_fd(table_->context, worker); }
+  void wake(uint32_t worker) const { table_->wake(table_->context, worker); }
+  void complete(uint64_t cookie, const towline_part_result& result) const {
+    table_->complete(table_->context, cookie, &result);
+  }
+  void message(void* peer, const void* data, size_t bytes) const {
+    table_->message(table_->context, peer, data, bytes);
+  }
+  int32_t accepted(uint32_t worker, towline_connection* connection, const towline_identity& identity,
+                   void** peer) const {
+    return table_->accepted(table_->context, worker, connection, &identity, peer);
+  }
+  void connection_event(void* peer, uint32_t event, Status status, const std::string& text) const {
+    table_->connection_event(table_->context, peer, event, static_cast<int32_t>(status), text.c_str());
+  }
+  int32_t pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
+              void** pin) const {
+    return table_->pin(table_->context, key, address, bytes, access, pointer, pin);
+  }
+  void unpin(void* pin) const { table_->unpin(table_->context, pin); }
+  [[nodiscard]] const towline_host_v1_t* table() const { return table_; }
+
+ private:
+  const towline_host_v1_t* table_;
+};
+
+// What people and the router should know of a backend.
+struct Description {
+  const char* name;
+  const char* version;
+  const char* text;
+  uint32_t traits;
+  uint32_t kinds;
+  uint32_t cost;
+  uint64_t worst_fence_ns;
+  const char* fence_reason;
+};
+
+namespace detail {
+
+template <class Call>
+int32_t guarded(const Host& host, Call&& call) noexcept {
+  try {
+    return call();
+  } catch (const Failure& failure) {
+    return host.refuse(failure.status(), failure.what());
+  } catch (const std::bad_alloc&) {
+    return static_cast<int32_t>(Status::kOutOfMemory);
+  } catch (const std::exception& error) {
+    return host.refuse(Status::kInternal, error.what());
+  }
+}
+
+template <class B>
+struct Tables {
+  using C = typename B::Connection;
+  static B* backend(towline_backend* handle) { return reinterpret_cast<B*>(handle); }
+  static C* connection(towline_connection* handle) { return reinterpret_cast<C*>(handle); }
+
+  static int32_t open(const towline_host_v1_t* table, towline_backend** out) noexcept {
+    Host host{table};
+    return guarded(host, [&] {
+      *out = reinterpret_cast<towline_backend*>(new B(host));
+      return 0;
+    });
+  }
+  static void close(towline_backend* b) noexcept { delete backend(b); }
+
+  // memory
+  static int32_t add(towline_backend* b, const towline_region_args* args, towline_registration** out,
+                     void* token, size_t* token_bytes) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->add(*args, out, token, token_bytes); });
+  }
+  static void remove(towline_backend* b, towline_registration* registration) noexcept {
+    backend(b)->remove(registration);
+  }
+  static int32_t import(towline_connection* c, const towline_region_args* args, const void* token,
+                        size_t token_bytes, towline_import** out, char how[64]) noexcept {
+    return guarded(connection(c)->host(),
+                   [&] { return connection(c)->import(*args, token, token_bytes, out, how); });
+  }
+  static void unimport(towline_connection* c, towline_import* import) noexcept {
+    connection(c)->unimport(import);
+  }
+
+  // connection
+  static int32_t address(towline_backend* b, void* address, size_t* bytes) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->address(address, bytes); });
+  }
+  static int32_t probe(towline_backend* b, const towline_identity* peer, const void* address,
+                       size_t bytes) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->probe(*peer, address, bytes); });
+  }
+  static int32_t connect(towline_backend* b, uint32_t worker, const towline_identity* identity,
+                         const void* address, size_t bytes, uint64_t deadline_ns, void* peer,
+                         towline_connection** out) noexcept {
+    return guarded(backend(b)->host(), [&] {
+      return backend(b)->connect(worker, *identity, address, bytes, deadline_ns, peer,
+                                 reinterpret_cast<C**>(out));
+    });
+  }
+  static void disconnect(towline_connection* c) noexcept { connection(c)->disconnect(); }  // deletes itself
+  static int32_t describe(towline_connection* c, char* json, size_t capacity) noexcept {
+    return guarded(connection(c)->host(), [&] {
+      const std::string text = connection(c)->describe();
+      if (capacity != 0) {
+        const size_t n = text.size() < capacity - 1 ? text.size() : capacity - 1;
+        std::memcpy(json, text.data(), n);
+        json[n] = 0;
+      }
+      return 0;
+    });
+  }
+
+  // data
+  static int32_t prepare(towline_connection* c, const towline_prepare_args* args,
+                         towline_prepared** out) noexcept {
+    return guarded(connection(c)->host(), [&] { return connection(c)->prepare(*args, out); });
+  }
+  static void unprepare(towline_prepared* prepared) noexcept { C::unprepare(prepared); }
+  static int32_t submit(towline_prepared* prepared, const towline_submit_args* args) noexcept {
+    return C::submit(prepared, *args);
+  }
+  static int32_t send(towline_connection* c, const void* message, size_t bytes) noexcept {
+    return connection(c)->send(message, bytes);
+  }
+  static void cancel(towline_connection* c, uint64_t cookie) noexcept { connection(c)->cancel(cookie); }
+  static uint32_t progress(towline_backend* b, uint32_t worker, uint64_t now_ns) noexcept {
+    return backend(b)->progress(worker, now_ns);
+  }
+  static uint32_t arm(towline_backend* b, uint32_t worker) noexcept {
+    return backend(b)->arm(worker) ? 1 : 0;
+  }
+  static void disarm(towline_backend* b, uint32_t worker) noexcept { backend(b)->disarm(worker); }
+
+  // storage
+  static int32_t storage_open(towline_backend* b, const towline_storage_args* args, towline_storage** out,
+                              towline_storage_attributes* attributes) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->storage_open(*args, out, *attributes); });
+  }
+  static int32_t storage_query(towline_backend* b, const char* uri,
+                               towline_storage_attributes* attributes) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->storage_query(uri, *attributes); });
+  }
+  static int32_t storage_commit(towline_backend* b, towline_storage* storage) noexcept {
+    return guarded(backend(b)->host(), [&] { return backend(b)->storage_commit(storage); });
+  }
+  static void storage_close(towline_backend* b, towline_storage* storage) noexcept {
+    backend(b)->storage_close(storage);
+  }
+
+  static constexpr towline_memory_table_v1 kMemory = {sizeof(towline_memory_table_v1), add, remove, import,
+                                                      unimport};
+  static constexpr towline_connection_table_v1 kConnection = {
+      sizeof(towline_connection_table_v1), address, probe, connect, disconnect, describe};
+  static constexpr towline_data_table_v1 kData = {
+      sizeof(towline_data_table_v1), prepare, unprepare, submit, send, cancel, progress, arm, disarm};
+
+  static const void* query(const char* id, uint32_t version) noexcept {
+    if (version != 1) return nullptr;
+    if (std::strcmp(id, "memory") == 0) return &kMemory;
+    if (std::strcmp(id, "connection") == 0) return &kConnection;
+    if (std::strcmp(id, "data") == 0) return &kData;
+    if constexpr (requires { B::kStorageSchemes; }) {
+      static constexpr towline_storage_table_v1 kStorage = {sizeof(towline_storage_table_v1),
+                                                            B::kStorageSchemes,
+                                                            storage_open,
+                                                            storage_query,
+                                                            storage_commit,
+                                                            storage_close};
+      if (std::strcmp(id, "storage") == 0) return &kStorage;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace detail
+
+// A backend class derives from this: it keeps the host services.
+class BackendBase {
+ public:
+  explicit BackendBase(const Host& host) : host_(host) {}
+  BackendBase(const BackendBase&) = delete;
+  BackendBase& operator=(const BackendBase&) = delete;
+  [[nodiscard]] const Host& host() const noexcept { return host_; }
+
+ private:
+  Host host_;
+};
+
+// The plugin struct of backend class B. `usable` writes a reason when it answers an error.
+template <class B>
+towline_plugin_v1_t describe(const Description& description,
+                             int32_t (*usable)(char* reason, size_t capacity)) {
+  using T = detail::Tables<B>;
+  return {sizeof(towline_plugin_v1_t),
+          TOWLINE_PLUGIN_MAJOR,
+          description.traits,
+          description.name,
+          description.version,
+          description.text,
+          description.kinds,
+          description.cost,
+          description.worst_fence_ns,
+          description.fence_reason,
+          usable,
+          T::open,
+          T::close,
+          T::query};
+}
+
+}  // namespace towline::plugin

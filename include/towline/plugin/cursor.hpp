@@ -1,0 +1,523 @@
+// Turns a plan into segments: (local, remote, length) triples in the plan's order, a window at a time.
+// Header-only C++20, needs nothing but plan.h, so that any backend, also out of tree, can use it.
+//
+//   towline::plugin::Cursor cursor{*plan, args->begin, args->end};
+//   towline_segment window[64];
+//   while (size_t count = cursor.next(window, 64, max_bytes)) { ... }
+//
+// Positions are bytes of the plan: 0 is the first byte of its first pair of blocks, plan->bytes the end.
+//
+// How it goes fast. Where both lists are extents, it looks for *rows*: blocks that follow each other with one
+// constant stride on both sides. A row that is contiguous on both sides becomes one segment at once, any
+// other costs two additions a block. Where runs or rows are short, blocks are taken in batches, in the
+// caller's window itself: first the indices of the blocks are put there, then one loop each turns those into
+// local and remote addresses (divisions by an extent's shape are multiplications prepared when the shape was
+// first met), and a last loop joins neighbours. No allocation, no lock, no call out of line per block.
+//
+// The plan must be well-formed, which every plan that Towline hands to a backend is: indices within the
+// lists, pairs of equal length, sums as stated, at most 2^32 - 1 blocks in a list.
+#pragma once
+
+#include <towline/plugin/plan.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace towline::plugin {
+
+namespace detail {
+
+__extension__ typedef unsigned __int128 Wide;  // NOLINT(modernize-use-using): __extension__ needs it
+
+// Divides 32-bit numbers by a fixed one with a multiplication, exactly for every divisor from 1 to 2^32
+// (Robison: N-bit unsigned division via N-bit multiply-add, 2005; with a reciprocal twice as long as the
+// dividend nothing can go wrong: the reciprocal is short by less than a divisor's share, which for a dividend
+// below 2^32 stays under 1 / divisor).
+class Divider {
+ public:
+  constexpr Divider() noexcept = default;
+  explicit constexpr Divider(uint64_t divisor) noexcept
+      : divisor_(divisor), reciprocal_(UINT64_MAX / divisor) {}
+
+  [[nodiscard]] constexpr uint64_t divisor() const noexcept { return divisor_; }
+  [[nodiscard]] constexpr uint64_t quotient(uint64_t dividend) const noexcept {
+    return static_cast<uint64_t>((static_cast<Wide>(reciprocal_) * (dividend + 1)) >> 64);
+  }
+
+ private:
+  uint64_t divisor_ = 1;
+  uint64_t reciprocal_ = UINT64_MAX;
+};
+
+// Blocks from one on that follow each other with a constant stride (which means nothing when there is only
+// one).
+struct Row {
+  uint64_t address;
+  uint64_t stride;
+  uint64_t blocks;
+  uint64_t length;
+  uint32_t region;
+
+  [[nodiscard]] constexpr bool contiguous() const noexcept { return stride == length || blocks == 1; }
+};
+
+// Finds the blocks of one list. Keeps what it learned about the extents' shape; not for two threads at once.
+class ListReader {
+ public:
+  explicit ListReader(const towline_list& list) noexcept : list_(&list), extent_(list.extents) {
+    if (extent_ != nullptr && list.extent_count > 1 && list.blocks_per_extent != 0)
+      per_extent_ = Divider{list.blocks_per_extent};
+  }
+
+  [[nodiscard]] bool is_flat() const noexcept { return list_->flat != nullptr; }
+
+  [[nodiscard]] uint64_t length(uint64_t block) noexcept {
+    if (is_flat()) return list_->flat[block].length;
+    return find(block).length;
+  }
+
+  // Segments hold block indices where the addresses belong: puts the addresses there, and the regions beside
+  // them. What the loops need is held in locals, since for all the compiler knows the stores could change it.
+  template <uint64_t towline_segment::*kAddress, uint32_t towline_segment::*kRegion>
+  void resolve(towline_segment* segments, size_t count) noexcept {
+    if (const towline_flat_block* const flat = list_->flat; flat != nullptr) {
+      for (size_t i = 0; i < count; ++i) {
+        const towline_flat_block entry = flat[segments[i].*kAddress];
+        segments[i].*kAddress = entry.address;
+        segments[i].*kRegion = entry.region;
+      }
+    } else if (list_->extent_count == 1 && extent_->dimensions <= 1) {
+      const towline_extent extent = *extent_;
+      for (size_t i = 0; i < count; ++i) {
+        segments[i].*kAddress = extent.address + segments[i].*kAddress * extent.stride[0];
+        segments[i].*kRegion = extent.region;
+      }
+    } else if (list_->extent_count > 1 && list_->blocks_per_extent != 0) {
+      const towline_extent* const extents = list_->extents;
+      const Divider per_extent = per_extent_;
+      for (size_t i = 0; i < count; ++i) {
+        const uint64_t block = segments[i].*kAddress;
+        const towline_extent& extent = extents[per_extent.quotient(block)];
+        segments[i].*kRegion = extent.region;
+        segments[i].*kAddress = address_of(extent, block);
+      }
+    } else {
+      for (size_t i = 0; i < count; ++i) {
+        const uint64_t block = segments[i].*kAddress;
+        const towline_extent& extent = find(block);
+        segments[i].*kRegion = extent.region;
+        segments[i].*kAddress = address_of(extent, block);
+      }
+    }
+  }
+
+  // The blocks block, block + step, ... as far as one stride leads from each to the next.
+  [[nodiscard]] Row row(uint64_t block, uint64_t step) noexcept {
+    if (is_flat()) {
+      const towline_flat_block& entry = list_->flat[block];
+      return {entry.address, 0, 1, entry.length, entry.region};
+    }
+    const towline_extent& extent = find(block);
+    uint64_t index = block - extent.first_block;
+    if (extent.dimensions <= 1) {
+      return {extent.address + index * extent.stride[0], step * extent.stride[0],
+              steps_within(extent.blocks - index, step), extent.length, extent.region};
+    }
+    learn_shape(extent);
+    // A step by whole rows leaves the inner indices as they are: the row then lies along an outer dimension.
+    uint32_t along = extent.dimensions - 1;
+    while (step != 1 && along > 0 && step % extent.count[along] == 0) step /= extent.count[along--];
+    uint64_t address = extent.address;
+    uint64_t index_along = 0;
+    for (uint32_t d = extent.dimensions; d-- > 0;) {
+      const uint64_t outer = d == 0 ? 0 : shape_[d].quotient(index);
+      const uint64_t here = index - outer * extent.count[d];
+      address += here * extent.stride[d];
+      if (d == along) index_along = here;
+      index = outer;
+    }
+    return {address, step * extent.stride[along], steps_within(extent.count[along] - index_along, step),
+            extent.length, extent.region};
+  }
+
+ private:
+  // How many of 0, step, 2 * step, ... lie below `count`. With step 0 a block follows itself for ever.
+  static constexpr uint64_t steps_within(uint64_t count, uint64_t step) noexcept {
+    if (step == 1) return count;
+    return step == 0 ? UINT64_MAX : (count - 1) / step + 1;
+  }
+
+  [[nodiscard]] const towline_extent& find(uint64_t block) noexcept {
+    if (block - extent_->first_block < extent_->blocks) return *extent_;
+    if (list_->blocks_per_extent != 0)
+      extent_ = list_->extents + per_extent_.quotient(block);
+    else
+      search(block);
+    return *extent_;
+  }
+
+  void search(uint64_t block) noexcept {
+    const towline_extent* const last = list_->extents + (list_->extent_count - 1);
+    if (extent_ != last && block - extent_[1].first_block < extent_[1].blocks) {
+      ++extent_;
+      return;
+    }
+    uint64_t low = 0;
+    uint64_t high = list_->extent_count;  // the extent lies in [low, high)
+    while (high - low > 1) {
+      const uint64_t middle = low + (high - low) / 2;
+      (list_->extents[middle].first_block <= block ? low : high) = middle;
+    }
+    extent_ = list_->extents + low;
+  }
+
+  [[nodiscard]] uint64_t address_of(const towline_extent& extent, uint64_t block) noexcept {
+    const uint64_t index = block - extent.first_block;
+    if (extent.dimensions <= 1) return extent.address + index * extent.stride[0];
+    if (extent.dimensions == 2 && shape_[1].divisor() == extent.count[1]) {
+      const uint64_t outer = shape_[1].quotient(index);
+      return extent.address + outer * extent.stride[0] + (index - outer * extent.count[1]) * extent.stride[1];
+    }
+    return inner_address(extent, index);
+  }
+
+  [[nodiscard]] uint64_t inner_address(const towline_extent& extent, uint64_t index) noexcept {
+    learn_shape(extent);
+    uint64_t address = extent.address;
+    for (uint32_t d = extent.dimensions - 1; d > 0; --d) {
+      const uint64_t outer = shape_[d].quotient(index);
+      address += (index - outer * extent.count[d]) * extent.stride[d];
+      index = outer;
+    }
+    return address + index * extent.stride[0];
+  }
+
+  void learn_shape(const towline_extent& extent) noexcept {
+    for (uint32_t d = 1; d < extent.dimensions; ++d)
+      if (shape_[d].divisor() != extent.count[d]) shape_[d] = Divider{extent.count[d]};
+  }
+
+  const towline_list* list_;
+  const towline_extent* extent_;  // found last
+  Divider per_extent_;
+  Divider shape_[TOWLINE_EXTENT_DIMENSIONS];  // by count[d] of the extent met last; [0] is not used
+};
+
+// A byte position of a plan as a place in its runs.
+struct Place {
+  uint64_t run = 0;
+  uint64_t in_run = 0;    // blocks of the run before it
+  uint64_t in_block = 0;  // bytes of the block before it
+  uint64_t block = 0;     // blocks of the plan before it
+};
+
+// With equal lengths and runs of one block, or one run: constant time. Otherwise the runs up to it are
+// walked, and with lengths that differ their blocks (rows, in extents).
+inline Place find_place(const towline_plan& plan, uint64_t position) noexcept {
+  Place place;
+  if (position >= plan.bytes) {
+    place.run = plan.run_count;
+    place.block = plan.blocks;
+    return place;
+  }
+  if (position == 0) return place;
+  if (plan.block_length != 0) {
+    place.block = position / plan.block_length;
+    place.in_block = position - place.block * plan.block_length;
+    uint64_t blocks = place.block;
+    if (plan.run_count == plan.blocks) {
+      place.run = blocks;
+      return place;
+    }
+    while (blocks >= plan.runs[place.run].count) blocks -= plan.runs[place.run++].count;
+    place.in_run = blocks;
+    return place;
+  }
+  ListReader local{*plan.local};
+  for (;;) {
+    const towline_run& run = plan.runs[place.run];
+    while (place.in_run < run.count) {
+      const Row row = local.row(run.local_block + place.in_run * plan.local_step, plan.local_step);
+      const uint64_t blocks = row.blocks < run.count - place.in_run ? row.blocks : run.count - place.in_run;
+      const uint64_t whole = position < blocks * row.length ? position / row.length : blocks;
+      position -= whole * row.length;
+      place.in_run += whole;
+      place.block += whole;
+      if (whole < blocks) {
+        place.in_block = position;
+        return place;
+      }
+    }
+    ++place.run;
+    place.in_run = 0;
+  }
+}
+
+}  // namespace detail
+
+// Which block, counted in the order of the plan, holds this byte; plan.blocks at the end. For failed ranges:
+// not fast where lengths differ.
+inline uint64_t position_to_block(const towline_plan& plan, uint64_t position) noexcept {
+  if (position >= plan.bytes) return plan.blocks;
+  if (plan.block_length != 0) return position / plan.block_length;
+  return detail::find_place(plan, position).block;
+}
+
+// Walks the bytes [begin, end) of a plan. A value, some hundred bytes; cheap to make (a few nanoseconds where
+// find_place is constant time), so one per submit is fine. One thread at a time; the plan must outlive it.
+class Cursor {
+ public:
+  // begin <= end <= plan.bytes; larger ones are taken as plan.bytes.
+  Cursor(const towline_plan& plan, uint64_t begin, uint64_t end) noexcept
+      : plan_(&plan), local_(*plan.local), remote_(*plan.remote) {
+    seek(begin, end);
+  }
+  explicit Cursor(const towline_plan& plan) noexcept : Cursor(plan, 0, plan.bytes) {}
+
+  // Starts anew at `begin`, until `end`. Free when begin is the present position.
+  void seek(uint64_t begin, uint64_t end) noexcept {
+    end_ = end < plan_->bytes ? end : plan_->bytes;
+    if (begin > end_) begin = end_;
+    if (begin == position_) return;
+    position_ = begin;
+    place(detail::find_place(*plan_, begin));
+  }
+
+  [[nodiscard]] uint64_t position() const noexcept { return position_; }
+  [[nodiscard]] uint64_t end() const noexcept { return end_; }
+  [[nodiscard]] bool done() const noexcept { return position_ == end_; }
+
+  // Fills out[0, capacity) with the next segments and moves on behind them. Together they hold at most
+  // max_bytes, and exactly that unless the end or the capacity comes first; a block may be cut anywhere.
+  // Neighbours that are contiguous on both sides in the same regions are one segment. Returns how many; 0
+  // only when done, or when asked for nothing.
+  size_t next(towline_segment* out, size_t capacity, uint64_t max_bytes) noexcept {
+    Window window{out, capacity, 0, end_ - position_};
+    if (max_bytes < window.budget) window.budget = max_bytes;
+    const uint64_t allowed = window.budget;
+    while (window.budget != 0) {
+      const size_t count_before = window.count;
+      const uint64_t budget_before = window.budget;
+      if (in_block_ != 0 || window.budget < plan_->block_length)
+        take_piece(window);
+      else if (!take_row(window) && !take_batch(window))
+        take_piece(window);
+      if (window.budget == budget_before && window.count == count_before) break;  // full
+    }
+    position_ += allowed - window.budget;
+    return window.count;
+  }
+
+ private:
+  static constexpr uint64_t kShortRow = 8;
+  static constexpr size_t kBatchBlocks = 64;
+
+  struct Window {
+    towline_segment* out;
+    size_t capacity;
+    size_t count;
+    uint64_t budget;  // bytes that may still be taken
+
+    // Joins the bytes to the last segment or begins one; false when there is no room.
+    bool append(uint64_t local, uint64_t remote, uint64_t length, uint32_t local_region,
+                uint32_t remote_region) noexcept {
+      if (count != 0) {
+        towline_segment& last = out[count - 1];
+        if (continues(last, {local, remote, length, local_region, remote_region})) {
+          last.length += length;
+          return true;
+        }
+      }
+      if (count == capacity) return false;
+      out[count++] = {local, remote, length, local_region, remote_region};
+      return true;
+    }
+
+    // The same for `blocks` segments that stand behind the last one already.
+    void join(size_t blocks) noexcept {
+      towline_segment* const end = out + count + blocks;
+      towline_segment* from = out + count;
+      if (count == 0) ++from;
+      // As a rule nothing joins: find the first that does.
+      for (; from < end; ++from)
+        if (continues(from[-1], *from)) break;
+      towline_segment* last = from - 1;
+      for (; from < end; ++from) {
+        if (continues(*last, *from))
+          last->length += from->length;
+        else
+          *++last = *from;
+      }
+      count = static_cast<size_t>(last - out) + 1;
+    }
+
+    static bool continues(const towline_segment& before, const towline_segment& next) noexcept {
+      return before.local + before.length == next.local && before.remote + before.length == next.remote &&
+             before.local_region == next.local_region && before.remote_region == next.remote_region;
+    }
+  };
+
+  void place(const detail::Place& place) noexcept {
+    run_ = place.run;
+    in_run_ = place.in_run;
+    in_block_ = place.in_block;
+  }
+
+  void advance_in_run(uint64_t blocks) noexcept {
+    in_run_ += blocks;
+    if (in_run_ == plan_->runs[run_].count) {
+      ++run_;
+      in_run_ = 0;
+    }
+  }
+
+  // What is left of the present block, or as much of it as the budget allows.
+  void take_piece(Window& window) noexcept {
+    const towline_run& run = plan_->runs[run_];
+    const detail::Row local = local_.row(run.local_block + in_run_ * plan_->local_step, plan_->local_step);
+    const detail::Row remote =
+        remote_.row(run.remote_block + in_run_ * plan_->remote_step, plan_->remote_step);
+    const uint64_t rest = local.length - in_block_;
+    const uint64_t length = rest < window.budget ? rest : window.budget;
+    if (!window.append(local.address + in_block_, remote.address + in_block_, length, local.region,
+                       remote.region))
+      return;
+    window.budget -= length;
+    in_block_ += length;
+    if (length == rest) {
+      in_block_ = 0;
+      advance_in_run(1);
+    }
+  }
+
+  // Whole blocks of one row. False, with nothing taken, where a batch is the better way or not one block
+  // fits.
+  bool take_row(Window& window) noexcept {
+    const towline_run& run = plan_->runs[run_];
+    const uint64_t left = run.count - in_run_;
+    if (left < kShortRow || short_rows_ || local_.is_flat() || remote_.is_flat()) return false;
+    const detail::Row local = local_.row(run.local_block + in_run_ * plan_->local_step, plan_->local_step);
+    const detail::Row remote =
+        remote_.row(run.remote_block + in_run_ * plan_->remote_step, plan_->remote_step);
+    const uint64_t length = local.length;
+    uint64_t blocks = local.blocks < remote.blocks ? local.blocks : remote.blocks;
+    if (blocks > left) blocks = left;
+    const bool one_segment = blocks == 1 || (local.stride == length && remote.stride == length);
+    if (blocks < kShortRow && blocks < left) {
+      short_rows_ = true;
+      return false;
+    }
+    if (window.budget < blocks * length) blocks = window.budget / length;
+    if (blocks == 0) return false;
+    if (one_segment) {
+      if (window.append(local.address, remote.address, blocks * length, local.region, remote.region)) {
+        window.budget -= blocks * length;
+        advance_in_run(blocks);
+      }
+      return true;
+    }
+    if (!window.append(local.address, remote.address, length, local.region, remote.region)) return true;
+    const size_t room = window.capacity - window.count;
+    if (blocks - 1 > room) blocks = room + 1;
+    towline_segment* out = window.out + window.count;
+    uint64_t local_address = local.address;
+    uint64_t remote_address = remote.address;
+    for (uint64_t i = 1; i < blocks; ++i) {
+      local_address += local.stride;
+      remote_address += remote.stride;
+      *out++ = {local_address, remote_address, length, local.region, remote.region};
+    }
+    window.count += blocks - 1;
+    window.budget -= blocks * length;
+    advance_in_run(blocks);
+    return true;
+  }
+
+  // Whole blocks, wherever they lie. False, with nothing taken, when there is no room or the first does not
+  // fit into the budget.
+  bool take_batch(Window& window) noexcept {
+    size_t wanted = window.capacity - window.count;
+    if (wanted > kBatchBlocks) wanted = kBatchBlocks;
+    towline_segment* const segments = window.out + window.count;
+    size_t taken = collect(segments, wanted);
+    if (const uint64_t length = plan_->block_length; length != 0) {
+      if (window.budget < taken * length) taken = static_cast<size_t>(window.budget / length);
+      for (size_t i = 0; i < taken; ++i) segments[i].length = length;
+      window.budget -= taken * length;
+    } else {
+      const size_t collected = taken;
+      for (taken = 0; taken < collected; ++taken) {
+        const uint64_t block_length = local_.length(segments[taken].local);
+        if (block_length > window.budget) break;
+        segments[taken].length = block_length;
+        window.budget -= block_length;
+      }
+    }
+    if (taken == 0) return false;
+    local_.resolve<&towline_segment::local, &towline_segment::local_region>(segments, taken);
+    remote_.resolve<&towline_segment::remote, &towline_segment::remote_region>(segments, taken);
+    window.join(taken);
+    advance(taken);
+    return true;
+  }
+
+  // The indices of the next blocks, up to `wanted`, or up to a run that is worth taking by rows.
+  size_t collect(towline_segment* segments, size_t wanted) noexcept {
+    if (plan_->run_count == plan_->blocks) {
+      const towline_run* const runs = plan_->runs + run_;
+      const uint64_t left = plan_->run_count - run_;
+      if (left < wanted) wanted = static_cast<size_t>(left);
+      for (size_t i = 0; i < wanted; ++i) {
+        segments[i].local = runs[i].local_block;
+        segments[i].remote = runs[i].remote_block;
+      }
+      return wanted;
+    }
+    const bool by_rows = !short_rows_ && !local_.is_flat() && !remote_.is_flat();
+    short_rows_ = false;
+    const uint64_t local_step = plan_->local_step;
+    const uint64_t remote_step = plan_->remote_step;
+    size_t count = 0;
+    uint64_t in_run = in_run_;
+    for (uint64_t r = run_; r < plan_->run_count && count < wanted; ++r, in_run = 0) {
+      const towline_run run = plan_->runs[r];
+      uint64_t blocks = run.count - in_run;
+      if (by_rows && blocks >= kShortRow && count != 0) break;
+      if (blocks > wanted - count) blocks = wanted - count;
+      uint64_t local_block = run.local_block + in_run * local_step;
+      uint64_t remote_block = run.remote_block + in_run * remote_step;
+      for (const size_t end = count + blocks; count < end; ++count) {
+        segments[count].local = local_block;
+        segments[count].remote = remote_block;
+        local_block += local_step;
+        remote_block += remote_step;
+      }
+    }
+    return count;
+  }
+
+  void advance(uint64_t blocks) noexcept {
+    if (plan_->run_count == plan_->blocks) {
+      run_ += blocks;
+      return;
+    }
+    while (blocks != 0) {
+      const uint64_t left = plan_->runs[run_].count - in_run_;
+      const uint64_t here = blocks < left ? blocks : left;
+      advance_in_run(here);
+      blocks -= here;
+    }
+  }
+
+  const towline_plan* plan_;
+  detail::ListReader local_;
+  detail::ListReader remote_;
+  uint64_t position_ = 0;
+  uint64_t end_ = 0;
+  uint64_t run_ = 0;
+  uint64_t in_run_ = 0;
+  uint64_t in_block_ = 0;
+  bool short_rows_ = false;  // the last row was: take a batch before trying the next
+};
+
+}  // namespace towline::plugin

@@ -1,0 +1,368 @@
+// Towline's C API: the only binary boundary. Everything else (C++, Python, Rust, the command line) stands on
+// it.
+//
+// Conventions. Functions that can fail return a status; zero or positive is success. After a failure
+// towline_last_error() gives, for this thread, a sentence that says what was tried, with which values, and
+// what to do. Option structs begin with `struct_size`: set it to sizeof, zero the rest for defaults
+// (TOWLINE_INIT does both). Any thread may call anything. Objects are freed by their own _destroy function;
+// destroying an agent ends everything made from it, and objects still held then answer TOWLINE_CLOSED. Times
+// are nanoseconds; a timeout of TOWLINE_FOREVER waits without end, 0 only looks.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <towline/export.h>
+#include <towline/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TOWLINE_VERSION_MAJOR 0
+#define TOWLINE_VERSION_MINOR 1
+#define TOWLINE_VERSION_PATCH 0
+#define TOWLINE_FOREVER UINT64_MAX
+
+// Gives an options struct its defaults: TOWLINE_INIT(towline_agent_options_t, options);
+#define TOWLINE_INIT(type, name) type name = {sizeof(type)}
+
+typedef struct towline_agent towline_agent_t;
+typedef struct towline_memory towline_memory_t;
+typedef struct towline_region towline_region_t;
+typedef struct towline_peer towline_peer_t;
+typedef struct towline_block_list towline_block_list_t;
+typedef struct towline_transfer towline_transfer_t;
+typedef struct towline_counter towline_counter_t;
+
+// "0.1.0".
+TOWLINE_API const char* towline_version(void);
+// The last failure's sentence of this thread; never null, "" when there was none.
+TOWLINE_API const char* towline_last_error(void);
+
+// ---- Agents
+// ------------------------------------------------------------------------------------------------------
+
+typedef enum towline_progress_t {
+  TOWLINE_PROGRESS_HOSTED = 0,  // Towline's own threads make progress; passive sides work without calling in
+  TOWLINE_PROGRESS_CALLER = 1,  // progress happens only inside the application's calls; peers are told
+} towline_progress_t;
+
+typedef struct towline_agent_options_t {
+  size_t struct_size;
+  uint32_t progress;   // towline_progress_t
+  uint32_t workers;    // progress engines, 1 to 8; 0: 1
+  const char* listen;  // "host:port[,host:port]", "*:0" (any address, any port) by default, "none" for no TCP
+  const char*
+      advertise;  // "host[:port]" that peers should use instead of the listening address; null: found out
+  const char* backends;         // comma-separated names in order of preference; null: all usable
+  const char* config;           // TOML text that overrides environment and file; null: none
+  uint64_t default_timeout_ns;  // deadline of transfers and control calls that name none; 0: 30 s
+} towline_agent_options_t;
+
+// Makes an agent. `name`: 1 to 255 bytes of any kind but NUL; it need not be unique, the incarnation is.
+TOWLINE_API int32_t towline_agent_create(const char* name, const towline_agent_options_t* options,
+                                         towline_agent_t** agent);
+// Ends every transfer (their outcome is TOWLINE_CLOSED), waits for local fences, says goodbye to peers, joins
+// threads.
+TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
+TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);
+// 32 hexadecimal digits, new for every agent made.
+TOWLINE_API const char* towline_agent_incarnation(const towline_agent_t* agent);
+// One pass of every progress engine; returns the number of things done. Needed only with
+// TOWLINE_PROGRESS_CALLER.
+TOWLINE_API int32_t towline_agent_progress(towline_agent_t* agent);
+// A file descriptor that polls readable while notices or queued completions wait to be pulled. Owned by the
+// agent.
+TOWLINE_API int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd);
+// Sleeps until a notice or queued completion is there or the timeout passes (TOWLINE_TIMED_OUT).
+TOWLINE_API int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns);
+// The address peers connect to ("10.0.0.7:7777"); empty when the agent does not listen.
+TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity);
+// Backends with traits and the reason where one is not usable, regions, peers with health, topology: JSON
+// text. Writes at most `capacity` bytes with NUL; `needed` receives the whole size (both may be 0/null to
+// ask).
+TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, size_t* needed);
+// Counters of this agent as JSON (per peer, backend and direction), same size convention.
+TOWLINE_API int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity,
+                                           size_t* needed);
+
+// ---- Memory
+// ------------------------------------------------------------------------------------------------------
+
+typedef enum towline_kind_t {
+  TOWLINE_DRAM = 0,
+  TOWLINE_VRAM = 1,
+  TOWLINE_FILE = 2,
+  TOWLINE_BLOCK = 3,
+  TOWLINE_OBJECT = 4,
+} towline_kind_t;
+
+enum {
+  TOWLINE_ACCESS_READ = 1,   // peers may READ
+  TOWLINE_ACCESS_WRITE = 2,  // peers may WRITE
+  TOWLINE_ACCESS_ALL = 3,
+};
+
+enum {
+  TOWLINE_REGION_GUARDED = 1,  // reached only through paths where this agent checks every access
+  TOWLINE_REGION_SHARE =
+      2,  // page-aligned private memory: move it onto shared memory in place, so peers can map it
+  TOWLINE_ALLOCATE_HUGE = 4,  // towline_memory_allocate: huge pages, or fail
+};
+
+typedef struct towline_region_options_t {
+  size_t struct_size;
+  uint32_t access;  // TOWLINE_ACCESS_*; 0: all
+  uint32_t flags;   // TOWLINE_REGION_*
+  uint32_t kind;    // towline_kind_t
+  uint64_t device;  // GPU ordinal, file descriptor and so on; 0 for dram
+} towline_region_options_t;
+
+// Memory that peers on this host can map: sealed shared memory, zeroed, page-aligned.
+TOWLINE_API int32_t towline_memory_allocate(uint64_t bytes, uint32_t flags, towline_memory_t** memory);
+TOWLINE_API void* towline_memory_address(const towline_memory_t* memory);
+TOWLINE_API uint64_t towline_memory_bytes(const towline_memory_t* memory);
+TOWLINE_API int32_t towline_memory_free(towline_memory_t* memory);
+
+// Registers [address, address + bytes). The memory must stay valid until deregistered. Overlapping
+// registrations are allowed; each has its own access rights.
+TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t bytes,
+                                            const towline_region_options_t* options,
+                                            towline_region_t** region);
+// Refuses new work, tells peers, waits for work in flight to be fenced, frees the handle. TOWLINE_TIMED_OUT:
+// some peer has not let go yet (the last error names it); the memory must then not be reused, and the call
+// may be repeated.
+TOWLINE_API int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns);
+TOWLINE_API uint64_t towline_region_key(const towline_region_t* region);
+
+// ---- Peers and metadata
+// ------------------------------------------------------------------------------------------
+
+typedef enum towline_health_t {
+  TOWLINE_HEALTH_UNKNOWN = 0,  // never connected
+  TOWLINE_HEALTH_ALIVE = 1,
+  TOWLINE_HEALTH_SUSPECT = 2,  // silent for longer than a heartbeat
+  TOWLINE_HEALTH_LOST = 3,     // gone or unreachable; a later post tries again if it is the same incarnation
+} towline_health_t;
+
+// This agent's public metadata as a blob: addresses, and all regions, or only those of `regions` when `count`
+// > 0. Same size convention as towline_agent_info.
+TOWLINE_API int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions,
+                                           size_t count, void* blob, size_t capacity, size_t* needed);
+// Makes a peer known from a blob, or adds the blob's regions to a peer already known (same incarnation). A
+// blob with another incarnation under a known name replaces the old peer: its handles answer
+// TOWLINE_PEER_RESTARTED.
+TOWLINE_API int32_t towline_peer_add(towline_agent_t* agent, const void* blob, size_t bytes,
+                                     towline_peer_t** peer);
+// Exchanges metadata with the agent listening at "host:port", "[v6]:port", "unix:/path" or "unix:@name"; or
+// waits until an agent is published in a directory, "etcd://host:port/name" (see directory.h), and fetches
+// it.
+TOWLINE_API int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64_t timeout_ns,
+                                         towline_peer_t** peer);
+// A known peer by name (also one that connected to us); TOWLINE_NOT_FOUND otherwise. Each success adds a
+// reference.
+TOWLINE_API int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer_t** peer);
+// Fetches the peer's present metadata (new regions) from the address it listens on. TOWLINE_UNREACHABLE: it
+// does not listen; have it send a new blob.
+TOWLINE_API int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_ns);
+// Forgets the peer: everything in flight to it ends with TOWLINE_CANCELLED, its lists and transfers answer
+// TOWLINE_STALE.
+TOWLINE_API int32_t towline_peer_remove(towline_peer_t* peer);
+// Drops this reference; the peer stays known to the agent.
+TOWLINE_API void towline_peer_release(towline_peer_t* peer);
+TOWLINE_API const char* towline_peer_name(const towline_peer_t* peer);
+TOWLINE_API const char* towline_peer_incarnation(const towline_peer_t* peer);
+TOWLINE_API uint32_t towline_peer_health(const towline_peer_t* peer);
+
+typedef struct towline_region_info_t {
+  uint64_t key;
+  uint64_t address;
+  uint64_t bytes;
+  uint64_t device;
+  uint32_t kind;
+  uint32_t access;
+  uint32_t flags;
+  uint32_t reserved;
+} towline_region_info_t;
+
+// The peer's regions as far as known; `count` is capacity on entry and the whole number on return.
+TOWLINE_API int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions,
+                                         size_t* count);
+
+// ---- Block lists
+// -------------------------------------------------------------------------------------------------
+
+#define TOWLINE_MAX_DIMENSIONS 4
+
+// One contiguous `length` repeated over up to four nested dimensions, outermost first: block (i0,i1,..) lies
+// at address + i0*stride[0] + i1*stride[1] + .. ; the last dimension counts fastest. dimensions = 0 is one
+// block.
+typedef struct towline_blocks_t {
+  uint64_t address;
+  uint64_t length;
+  uint64_t device;
+  uint32_t kind;        // towline_kind_t
+  uint32_t dimensions;  // 0 to TOWLINE_MAX_DIMENSIONS
+  uint64_t count[TOWLINE_MAX_DIMENSIONS];
+  uint64_t stride[TOWLINE_MAX_DIMENSIONS];
+} towline_blocks_t;
+
+// A validated list over this agent's own regions (peer null) or a peer's. Block indices count through the
+// entries. Every block must lie in one registered region; the error names the first that does not.
+TOWLINE_API int32_t towline_block_list_create(towline_agent_t* agent, towline_peer_t* peer,
+                                              const towline_blocks_t* blocks, size_t count,
+                                              towline_block_list_t** list);
+// The same from `count` plain blocks: addresses and lengths as arrays, read with the given byte strides (so
+// that rows of an N x 3 array need no copy).
+TOWLINE_API int32_t towline_block_list_create_flat(towline_agent_t* agent, towline_peer_t* peer,
+                                                   uint32_t kind, const uint64_t* addresses,
+                                                   size_t address_stride_bytes, const uint64_t* lengths,
+                                                   size_t length_stride_bytes, uint64_t device, size_t count,
+                                                   towline_block_list_t** list);
+TOWLINE_API void towline_block_list_destroy(towline_block_list_t* list);
+TOWLINE_API uint64_t towline_block_list_blocks(const towline_block_list_t* list);
+TOWLINE_API uint64_t towline_block_list_bytes(const towline_block_list_t* list);
+
+// ---- Transfers
+// ---------------------------------------------------------------------------------------------------
+
+typedef enum towline_op_t {
+  TOWLINE_READ = 0,   // remote to local
+  TOWLINE_WRITE = 1,  // local to remote
+} towline_op_t;
+
+// Which blocks of a list, in order: `count` indices of 4 or 8 bytes, or with `indices` null the range start,
+// start + step, ... A null towline_picks_t pointer means every block in order.
+typedef struct towline_picks_t {
+  const void* indices;
+  uint32_t index_bytes;
+  uint32_t reserved;
+  uint64_t start;
+  uint64_t step;
+  uint64_t count;
+} towline_picks_t;
+
+typedef struct towline_completion_t {
+  void* user_data;
+  towline_transfer_t* transfer;
+  int32_t status;
+  uint32_t reserved;
+  uint64_t bytes;
+} towline_completion_t;
+
+// Called on the thread that finds the transfer ended, with nothing held: it may call any function of this
+// API.
+typedef void (*towline_callback_t)(const towline_completion_t* completion);
+
+typedef struct towline_transfer_options_t {
+  size_t struct_size;
+  const void* notice;  // delivered to the peer after the data; copied
+  size_t notice_bytes;
+  uint64_t counter_key;  // of the peer's counter to add to after the data; 0: none
+  uint64_t counter_add;
+  uint64_t timeout_ns;        // from each post; 0: the agent's default
+  const char* backend;        // force one backend by name; null: the router chooses
+  uint32_t threads;           // engines to split the work over, 0 or 1: one
+  uint32_t queue_completion;  // non-zero: the end is put in the agent's completion queue
+  void* user_data;            // given back with completions and callbacks
+  towline_callback_t callback;
+} towline_transfer_options_t;
+
+// Blocks of `local` against blocks of `remote`, pairwise in order. Both sides must hold the same number of
+// bytes; block sizes may differ where one divides into the other. Reusable: post as often as wanted, once at
+// a time.
+TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_block_list_t* local,
+                                            const towline_picks_t* local_picks, towline_block_list_t* remote,
+                                            const towline_picks_t* remote_picks,
+                                            const towline_transfer_options_t* options,
+                                            towline_transfer_t** transfer);
+// Starts it. TOWLINE_OK: already done. TOWLINE_IN_PROGRESS: accepted, exactly one outcome will follow.
+// TOWLINE_AGAIN: not accepted for want of credit or space. Any other error: not accepted. Allocates nothing.
+TOWLINE_API int32_t towline_transfer_post(towline_transfer_t* transfer);
+// TOWLINE_IN_PROGRESS or the outcome. Helps to make progress.
+TOWLINE_API int32_t towline_transfer_poll(towline_transfer_t* transfer);
+// Waits for the outcome; TOWLINE_IN_PROGRESS when `timeout_ns` passed first.
+TOWLINE_API int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns);
+
+enum {
+  TOWLINE_FENCE_LOCAL = 1,   // no byte of the transfer can land in, or be read from, local memory any more
+  TOWLINE_FENCE_REMOTE = 2,  // the same for the peer's memory
+};
+// Waits until the asked fences hold. TOWLINE_TIMED_OUT when they do not yet.
+TOWLINE_API int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences,
+                                                 uint64_t timeout_ns);
+// Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows; wait for it before reusing
+// memory.
+TOWLINE_API int32_t towline_transfer_cancel(towline_transfer_t* transfer);
+// Replaces the notice of later posts; TOWLINE_BUSY while in flight.
+TOWLINE_API int32_t towline_transfer_set_notice(towline_transfer_t* transfer, const void* notice,
+                                                size_t bytes);
+
+typedef struct towline_failed_range_t {
+  uint64_t first;  // position in the order of the transfer's blocks, not an index into a list
+  uint64_t count;
+  int32_t status;
+  int32_t vendor_code;  // errno or the vendor library's code; 0: none
+} towline_failed_range_t;
+
+typedef struct towline_result_t {
+  size_t struct_size;
+  int32_t status;   // outcome of the last post, TOWLINE_IN_PROGRESS, or TOWLINE_NOT_FOUND when never posted
+  uint32_t fences;  // TOWLINE_FENCE_* that hold
+  uint64_t bytes;   // moved for certain
+  uint64_t total_bytes;
+  uint64_t blocks;
+  uint64_t posted_at_ns;  // monotonic clock; 0, as ended_at_ns, when it was done inside post()
+  uint64_t ended_at_ns;
+  uint32_t failed_ranges;  // how many ranges failed (at most 8 are kept)
+  uint32_t reserved;
+  towline_failed_range_t failed[8];
+} towline_result_t;
+
+TOWLINE_API int32_t towline_transfer_result(const towline_transfer_t* transfer, towline_result_t* result);
+// Which backend moves the bytes, over what, why, and why others do not: JSON, size convention as agent_info.
+TOWLINE_API int32_t towline_transfer_route(const towline_transfer_t* transfer, char* json, size_t capacity,
+                                           size_t* needed);
+// Cancels if in flight, waits for the local fence up to `timeout_ns`, frees. TOWLINE_TIMED_OUT: not freed,
+// call again.
+TOWLINE_API int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_ns);
+
+// Pulls up to `capacity` ended transfers that asked for queue_completion; returns how many, never blocks.
+TOWLINE_API int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions,
+                                             size_t capacity);
+
+// ---- Notices and counters
+// ----------------------------------------------------------------------------------------
+
+#define TOWLINE_MAX_NOTICE_BYTES 65536
+
+typedef struct towline_notice_t {
+  const char* peer_name;  // NUL-terminated
+  const char* peer_incarnation;
+  const void* data;
+  size_t bytes;
+  void* node;  // internal
+} towline_notice_t;
+
+// Sends a notice by itself. TOWLINE_AGAIN without credit.
+TOWLINE_API int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes);
+// Takes the next notice that arrived; TOWLINE_AGAIN when there is none. Helps to make progress. The contents
+// stay valid until the notice is given back with towline_notice_release, which also returns the sender's
+// credit.
+TOWLINE_API int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice);
+TOWLINE_API void towline_notice_release(towline_agent_t* agent, towline_notice_t* notice);
+
+// A 64-bit number here that peers add to. The key travels to them with the application's own data.
+TOWLINE_API int32_t towline_counter_create(towline_agent_t* agent, uint64_t initial,
+                                           towline_counter_t** counter);
+TOWLINE_API uint64_t towline_counter_key(const towline_counter_t* counter);
+TOWLINE_API uint64_t towline_counter_value(const towline_counter_t* counter);
+// Waits until the value is at least `threshold`.
+TOWLINE_API int32_t towline_counter_wait(towline_counter_t* counter, uint64_t threshold, uint64_t timeout_ns);
+TOWLINE_API void towline_counter_destroy(towline_counter_t* counter);
+// Adds to the peer's counter with this key. Adding to a key that is gone is dropped and counted there.
+TOWLINE_API int32_t towline_counter_add(towline_peer_t* peer, uint64_t key, uint64_t amount);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

@@ -1,0 +1,800 @@
+// Towline for C++20: RAII over the C API, header-only, so that only C crosses the library's border.
+//
+//   towline::Agent agent{"prefill-0"};
+//   auto cache = agent.register_memory(towline::dram(address, bytes));
+//   auto peer = agent.connect("10.0.0.7:7777");
+//   auto mine = agent.block_list(my_layers);             // span<const Blocks>
+//   auto theirs = peer.block_list(their_layers);
+//   auto move = agent.transfer(towline::Op::write, mine, my_pages, theirs, their_pages, {.notice =
+//   "req-17"}); if (is_error(move.post())) ... towline::Status outcome = move.wait(5s);
+//
+// Two paths, two ways to fail. The control path (everything that makes, registers, connects or describes)
+// throws towline::Error. The data path (post, poll, wait, cancel, send, receive, add, pull) returns Status,
+// never throws, and is an inlined call of the C function.
+//
+// Ownership. Every type that owns something moves and does not copy; what was moved from is empty: it may be
+// destroyed or assigned to, nothing else. Any thread may call anything. Objects may outlive their agent: they
+// then answer Status::kClosed.
+#pragma once
+
+#include <towline/status.h>
+#include <towline/towline.h>
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ranges>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace towline {
+// Versioned: a program may also link the library statically, whose classes bear the same names.
+inline namespace v0 {
+
+// What the control path throws: a code to branch on, and a sentence with what was tried with which values.
+class Error : public std::runtime_error {
+ public:
+  Error(Status code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  [[nodiscard]] Status code() const noexcept { return code_; }
+
+ private:
+  Status code_;
+};
+
+// "0.1.0", of the library that is loaded.
+[[nodiscard]] inline std::string_view version() noexcept { return towline_version(); }
+
+// The sentence of this thread's last failure, "" without one. Valid until the thread's next call that fails.
+[[nodiscard]] inline std::string_view last_error() noexcept { return towline_last_error(); }
+
+// ---- Times ----------------------------------------------------------------------------------------------
+
+// When to stop waiting: so long from now (5s), at a point of the steady clock, or never.
+class Deadline {
+ public:
+  template <class Rep, class Period>
+  constexpr Deadline(std::chrono::duration<Rep, Period> from_now) noexcept  // NOLINT: implicit on purpose
+      : nanoseconds_(saturate(from_now)) {}
+  template <class Duration>
+  constexpr Deadline(std::chrono::time_point<std::chrono::steady_clock, Duration> at) noexcept  // NOLINT
+      : nanoseconds_(saturate(at.time_since_epoch())), absolute_(true) {}
+
+  constexpr Deadline() noexcept = default;  // never
+
+  // Nanoseconds left as the C API takes them; 0 when it has passed.
+  [[nodiscard]] uint64_t remaining_ns() const noexcept {
+    if (!absolute_) return nanoseconds_;
+    const uint64_t now = saturate(std::chrono::steady_clock::now().time_since_epoch());
+    return nanoseconds_ > now ? nanoseconds_ - now : 0;
+  }
+
+ private:
+  template <class Rep, class Period>
+  static constexpr uint64_t saturate(std::chrono::duration<Rep, Period> time) noexcept {
+    using Seconds = std::chrono::duration<double>;
+    if (time <= time.zero()) return 0;
+    if (Seconds{time} >= Seconds{std::chrono::nanoseconds::max()}) return TOWLINE_FOREVER;
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+  }
+
+  uint64_t nanoseconds_ = TOWLINE_FOREVER;
+  bool absolute_ = false;
+};
+
+inline constexpr Deadline kForever{};
+
+// How long destructors wait for fences; call deregister() or destroy() where memory is reused.
+inline constexpr std::chrono::seconds kDestructorTimeout{30};
+
+// ---- Enumerations ---------------------------------------------------------------------------------------
+
+enum class Op : uint32_t { read = TOWLINE_READ, write = TOWLINE_WRITE };
+
+enum class Kind : uint32_t {
+  kDram = TOWLINE_DRAM,
+  kVram = TOWLINE_VRAM,
+  kFile = TOWLINE_FILE,
+  kBlock = TOWLINE_BLOCK,
+  kObject = TOWLINE_OBJECT,
+};
+
+// What peers may do with a region.
+enum class Access : uint32_t {
+  kRead = TOWLINE_ACCESS_READ,
+  kWrite = TOWLINE_ACCESS_WRITE,
+  kAll = TOWLINE_ACCESS_ALL,
+};
+
+enum class Progress : uint32_t { kHosted = TOWLINE_PROGRESS_HOSTED, kCaller = TOWLINE_PROGRESS_CALLER };
+
+enum class Health : uint32_t {
+  kUnknown = TOWLINE_HEALTH_UNKNOWN,
+  kAlive = TOWLINE_HEALTH_ALIVE,
+  kSuspect = TOWLINE_HEALTH_SUSPECT,
+  kLost = TOWLINE_HEALTH_LOST,
+};
+
+enum class Fence : uint32_t {
+  kLocal = TOWLINE_FENCE_LOCAL,
+  kRemote = TOWLINE_FENCE_REMOTE,
+  kBoth = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE,
+};
+
+// ---- Options, for designated initialisers: {.workers = 2, .listen = "127.0.0.1:0"} ----------------------
+
+struct AgentOptions {
+  Progress progress = Progress::kHosted;
+  uint32_t workers = 0;                        // progress engines, 1 to 8; 0: 1
+  std::string listen{};                        // "host:port[,..]", "none"; empty: "*:0"
+  std::string advertise{};                     // what peers are told instead; empty: found out
+  std::string backends{};                      // comma-separated, in order of preference; empty: all usable
+  std::string config{};                        // TOML text over environment and file
+  std::chrono::nanoseconds default_timeout{};  // of whatever names none; 0: 30 s
+};
+
+struct MemoryOptions {
+  bool huge_pages = false;  // huge pages, or fail
+};
+
+struct RegionOptions {
+  Access access = Access::kAll;
+  bool guarded = false;  // reached only through paths where this agent checks every access
+  bool share = false;    // page-aligned private memory: move it in place onto shared memory, for peers to map
+};
+
+// ---- Views: arguments that own nothing and live as long as the call -------------------------------------
+
+namespace detail {
+
+template <class Range>
+concept Array = std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>;
+
+template <class Range>
+using Element = std::ranges::range_value_t<Range>;
+
+template <class Range>
+concept IndexArray = Array<Range> && std::integral<Element<Range>> &&
+    (sizeof(Element<Range>) == 4 || sizeof(Element<Range>) == 8);
+
+template <class Text>
+concept TextLike = std::convertible_to<const Text&, std::string_view>;
+
+template <class Range>
+concept ByteArray = Array<Range> && sizeof(Element<Range>) == 1 && !TextLike<Range>;
+
+}  // namespace detail
+
+// Bytes from text or from any contiguous range of one-byte values.
+class BytesView {
+ public:
+  constexpr BytesView() noexcept = default;
+  template <detail::TextLike Text>
+  constexpr BytesView(const Text& text) noexcept  // NOLINT: implicit on purpose
+      : BytesView(std::string_view{text}.data(), std::string_view{text}.size()) {}
+  template <detail::ByteArray Bytes>
+  constexpr BytesView(const Bytes& bytes) noexcept  // NOLINT: the same
+      : BytesView(std::ranges::data(bytes), std::ranges::size(bytes)) {}
+  constexpr BytesView(const void* data, size_t size) noexcept : data_(data), size_(size) {}
+
+  [[nodiscard]] constexpr const void* data() const noexcept { return data_; }
+  [[nodiscard]] constexpr size_t size() const noexcept { return size_; }
+
+ private:
+  const void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Blocks start, start + step, .. of a list.
+struct Range {
+  uint64_t start = 0;
+  uint64_t step = 1;
+  uint64_t count = 0;
+};
+
+// Every block of a list, in order.
+struct All {};
+inline constexpr All all{};
+
+// Which blocks of a list, in order: `all`, a Range, or 4- or 8-byte indices (vector, span), not copied.
+class Picks {
+ public:
+  constexpr Picks(All) noexcept {}       // NOLINT: implicit on purpose
+  constexpr Picks(Range range) noexcept  // NOLINT: the same
+      : picks_{nullptr, 0, 0, range.start, range.step, range.count}, all_(false) {}
+  template <detail::IndexArray Indices>
+  constexpr Picks(const Indices& indices) noexcept  // NOLINT: the same
+      : all_(false) {
+    picks_.indices = indices_or_dummy(std::ranges::data(indices));
+    picks_.index_bytes = sizeof(detail::Element<Indices>);
+    picks_.count = std::ranges::size(indices);
+  }
+
+  // Null for all.
+  [[nodiscard]] constexpr const towline_picks_t* get() const noexcept { return all_ ? nullptr : &picks_; }
+
+ private:
+  // An empty vector has no data, and null would mean a range; with a count of 0 nothing is read through it.
+  static constexpr const void* indices_or_dummy(const void* indices) noexcept {
+    return indices != nullptr ? indices : &kNothing;
+  }
+  static constexpr uint64_t kNothing = 0;
+
+  towline_picks_t picks_{};
+  bool all_ = true;
+};
+
+// A piece of memory to register. Made by dram() and its like.
+struct MemoryView {
+  void* address = nullptr;
+  uint64_t bytes = 0;
+  Kind kind = Kind::kDram;
+  uint64_t device = 0;
+};
+
+// ---- Blocks ---------------------------------------------------------------------------------------------
+
+// One contiguous length repeated over up to four nested dimensions. Built from the outside in:
+//
+//   Blocks::at(cache, page_bytes).repeat(layers, layer_stride).repeat(pages, page_bytes)
+//
+// counts page 0 of layer 0, page 1 of layer 0, .. The address is this process's, or the peer's for its lists.
+struct Blocks : towline_blocks_t {
+  Blocks() noexcept : towline_blocks_t{} {}
+
+  [[nodiscard]] static Blocks at(uint64_t address, uint64_t length, Kind kind = Kind::kDram,
+                                 uint64_t device = 0) noexcept {
+    Blocks blocks;
+    blocks.address = address;
+    blocks.length = length;
+    blocks.kind = static_cast<uint32_t>(kind);
+    blocks.device = device;
+    return blocks;
+  }
+  [[nodiscard]] static Blocks at(const void* address, uint64_t length, Kind kind = Kind::kDram,
+                                 uint64_t device = 0) noexcept {
+    return at(reinterpret_cast<uint64_t>(address), length, kind, device);
+  }
+
+  // Repeats what there is `times`, `stride_bytes` apart, as a new innermost dimension. Throws at the fifth.
+  [[nodiscard]] Blocks repeat(uint64_t times, uint64_t stride_bytes) const {
+    if (dimensions >= TOWLINE_MAX_DIMENSIONS) {
+      throw Error{Status::kLimitExceeded, "Blocks::repeat: blocks have at most four dimensions"};
+    }
+    Blocks more = *this;
+    more.count[dimensions] = times;
+    more.stride[dimensions] = stride_bytes;
+    more.dimensions = dimensions + 1;
+    return more;
+  }
+
+  // How many blocks this is.
+  [[nodiscard]] uint64_t size() const noexcept {
+    uint64_t product = 1;
+    for (uint32_t dimension = 0; dimension < dimensions; ++dimension) product *= count[dimension];
+    return product;
+  }
+};
+static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are handed to C");
+
+// `bytes` cut into blocks of `block_bytes` that lie one after another; a remainder is left out.
+[[nodiscard]] inline Blocks blocks_of(const void* address, uint64_t bytes, uint64_t block_bytes) {
+  if (block_bytes == 0) throw Error{Status::kInvalidArgument, "blocks_of: block_bytes is zero"};
+  return Blocks::at(address, block_bytes).repeat(bytes / block_bytes, block_bytes);
+}
+
+// ---- Handles --------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline void check(int32_t status) {
+  if (status >= 0) return;
+  const char* message = towline_last_error();
+  throw Error{Status{status}, *message != 0 ? message : towline_status_text(status)};
+}
+
+// An options struct of the C API with nothing set.
+template <class Options>
+[[nodiscard]] constexpr Options defaults() noexcept {
+  Options options{};
+  options.struct_size = sizeof(Options);
+  return options;
+}
+
+[[nodiscard]] constexpr Status status(int32_t code) noexcept { return Status{code}; }
+
+inline const char* or_null(const std::string& text) noexcept { return text.empty() ? nullptr : text.c_str(); }
+
+// Reads what has the "capacity, needed" convention; asks again when it grew in between.
+template <class Buffer, class Read>
+[[nodiscard]] Buffer read_sized(Read read) {
+  Buffer buffer;
+  size_t needed = 0;
+  check(read(nullptr, size_t{0}, &needed));
+  while (needed > buffer.size()) {
+    buffer.resize(needed);
+    check(read(buffer.data(), buffer.size(), &needed));
+  }
+  buffer.resize(needed);
+  return buffer;
+}
+
+template <class Read>
+[[nodiscard]] std::string read_text(Read read) {
+  auto text = read_sized<std::string>(read);
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  return text;
+}
+
+template <class T, auto Destroy>
+struct Deleter {
+  void operator()(T* handle) const noexcept { Destroy(handle); }
+};
+
+template <class T, auto Destroy>
+using Handle = std::unique_ptr<T, Deleter<T, Destroy>>;
+
+inline void deregister(towline_region_t* region) noexcept {
+  (void)towline_region_deregister(region, Deadline{kDestructorTimeout}.remaining_ns());
+}
+inline void destroy(towline_transfer_t* transfer) noexcept {
+  (void)towline_transfer_destroy(transfer, Deadline{kDestructorTimeout}.remaining_ns());
+}
+
+}  // namespace detail
+
+// Memory that peers on this host can map: shared, sealed, zeroed, page-aligned. Freed at the end of its life,
+// which must come after that of the regions in it.
+class Memory {
+ public:
+  explicit Memory(uint64_t bytes, const MemoryOptions& options = {}) {
+    towline_memory_t* memory = nullptr;
+    detail::check(towline_memory_allocate(bytes, options.huge_pages ? TOWLINE_ALLOCATE_HUGE : 0, &memory));
+    handle_.reset(memory);
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept {
+    return static_cast<std::byte*>(towline_memory_address(handle_.get()));
+  }
+  [[nodiscard]] uint64_t size() const noexcept { return towline_memory_bytes(handle_.get()); }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data(), size()}; }
+  [[nodiscard]] towline_memory_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  detail::Handle<towline_memory_t, towline_memory_free> handle_;
+};
+
+[[nodiscard]] inline MemoryView dram(void* address, uint64_t bytes) noexcept {
+  return {.address = address, .bytes = bytes};
+}
+[[nodiscard]] inline MemoryView dram(const Memory& memory) noexcept {
+  return dram(memory.data(), memory.size());
+}
+[[nodiscard]] inline MemoryView dram(std::span<std::byte> bytes) noexcept {
+  return dram(bytes.data(), bytes.size());
+}
+
+// Registered memory. Its end deregisters: peers are told, and work in flight is waited for.
+class Region {
+ public:
+  // What peers name it by.
+  [[nodiscard]] uint64_t key() const noexcept { return towline_region_key(handle_.get()); }
+
+  // Deregisters now. kOk: the memory may be reused, and this object is empty. kTimedOut: some peer has not
+  // let go; last_error() names it, the memory must not be reused yet, and the call may be repeated.
+  Status deregister(Deadline deadline = kForever) noexcept {
+    const Status status = detail::status(towline_region_deregister(handle_.get(), deadline.remaining_ns()));
+    if (status == Status::kOk) (void)handle_.release();
+    return status;
+  }
+  explicit Region(towline_region_t* region) noexcept : handle_(region) {}  // takes it over
+  [[nodiscard]] towline_region_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  detail::Handle<towline_region_t, detail::deregister> handle_;
+};
+
+// Validated, resolved blocks of this agent or of a peer. Block indices count through its entries.
+class BlockList {
+ public:
+  [[nodiscard]] uint64_t blocks() const noexcept { return towline_block_list_blocks(handle_.get()); }
+  [[nodiscard]] uint64_t bytes() const noexcept { return towline_block_list_bytes(handle_.get()); }
+  [[nodiscard]] towline_block_list_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  friend class Agent;
+  friend class Peer;
+  BlockList(towline_agent_t* agent, towline_peer_t* peer, std::span<const Blocks> blocks) {
+    towline_block_list_t* list = nullptr;
+    detail::check(towline_block_list_create(agent, peer, blocks.data(), blocks.size(), &list));
+    handle_.reset(list);
+  }
+  // From plain blocks: addresses[i], lengths[i].
+  BlockList(towline_agent_t* agent, towline_peer_t* peer, Kind kind, uint64_t device,
+            std::span<const uint64_t> addresses, std::span<const uint64_t> lengths) {
+    if (addresses.size() != lengths.size()) {
+      throw Error{Status::kMismatch, "block_list: " + std::to_string(addresses.size()) + " addresses, but " +
+                                         std::to_string(lengths.size()) + " lengths"};
+    }
+    towline_block_list_t* list = nullptr;
+    detail::check(towline_block_list_create_flat(agent, peer, static_cast<uint32_t>(kind), addresses.data(),
+                                                 sizeof(uint64_t), lengths.data(), sizeof(uint64_t), device,
+                                                 addresses.size(), &list));
+    handle_.reset(list);
+  }
+  detail::Handle<towline_block_list_t, towline_block_list_destroy> handle_;
+};
+
+using RegionInfo = towline_region_info_t;
+
+// Another agent as seen from here. A reference: its end leaves the peer known to the agent.
+class Peer {
+ public:
+  [[nodiscard]] std::string_view name() const noexcept { return towline_peer_name(handle_.get()); }
+  [[nodiscard]] std::string_view incarnation() const noexcept {
+    return towline_peer_incarnation(handle_.get());
+  }
+  [[nodiscard]] Health health() const noexcept { return Health{towline_peer_health(handle_.get())}; }
+
+  // Its regions as far as known here; refresh() fetches news.
+  [[nodiscard]] std::vector<RegionInfo> regions() const {
+    std::vector<RegionInfo> regions;
+    size_t count = 0;
+    detail::check(towline_peer_regions(handle_.get(), nullptr, &count));
+    while (count > regions.size()) {
+      regions.resize(count);
+      detail::check(towline_peer_regions(handle_.get(), regions.data(), &count));
+    }
+    regions.resize(count);
+    return regions;
+  }
+
+  // Fetches the peer's present metadata. Blocks until it is here.
+  void refresh(Deadline deadline = std::chrono::seconds{30}) {
+    detail::check(towline_peer_refresh(handle_.get(), deadline.remaining_ns()));
+  }
+
+  // Lists over the peer's registered memory.
+  [[nodiscard]] BlockList block_list(std::span<const Blocks> blocks) const {
+    return BlockList{agent_, handle_.get(), blocks};
+  }
+  [[nodiscard]] BlockList block_list(const Blocks& blocks) const { return block_list({&blocks, 1}); }
+  [[nodiscard]] BlockList block_list(std::span<const uint64_t> addresses, std::span<const uint64_t> lengths,
+                                     Kind kind = Kind::kDram, uint64_t device = 0) const {
+    return BlockList{agent_, handle_.get(), kind, device, addresses, lengths};
+  }
+
+  // Sends a notice by itself. kAgain: no credit now.
+  [[nodiscard]] Status send(BytesView notice) const noexcept {
+    return detail::status(towline_notice_send(handle_.get(), notice.data(), notice.size()));
+  }
+  // Adds to the peer's counter with this key.
+  [[nodiscard]] Status add(uint64_t counter_key, uint64_t amount) const noexcept {
+    return detail::status(towline_counter_add(handle_.get(), counter_key, amount));
+  }
+
+  // Makes the agent forget the peer; what is in flight to it ends cancelled.
+  void remove() { detail::check(towline_peer_remove(handle_.get())), (void)handle_.release(); }
+  Peer(towline_agent_t* agent, towline_peer_t* peer) noexcept
+      : agent_(agent), handle_(peer) {}  // takes it over
+  [[nodiscard]] towline_peer_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  towline_agent_t* agent_ = nullptr;
+  detail::Handle<towline_peer_t, towline_peer_release> handle_;
+};
+
+// ---- Transfers ------------------------------------------------------------------------------------------
+
+struct TransferOptions {
+  BytesView notice{};        // delivered to the peer after the data; copied
+  uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
+  uint64_t counter_add = 0;
+  std::chrono::nanoseconds timeout{};  // from each post; 0: the agent's default
+  std::string backend{};               // force one by name; empty: the router chooses
+  uint32_t threads = 0;                // engines to split the work over; 0: one
+  bool queue_completion = false;       // put the end in the agent's completion queue: Agent::pull
+  void* user_data = nullptr;           // given back with completions and callbacks
+  towline_callback_t callback = nullptr;
+};
+
+// What became of a transfer's last post.
+struct Result : towline_result_t {
+  [[nodiscard]] Status outcome() const noexcept { return Status{status}; }
+  [[nodiscard]] std::chrono::nanoseconds duration() const noexcept {
+    return std::chrono::nanoseconds{ended_at_ns - posted_at_ns};
+  }
+  // The ranges that are kept, at most eight; failed_ranges says how many there were.
+  [[nodiscard]] std::span<const towline_failed_range_t> failures() const noexcept {
+    constexpr uint32_t kKept = std::extent_v<decltype(failed)>;
+    return {failed, failed_ranges < kKept ? failed_ranges : kKept};
+  }
+};
+
+// A READ or WRITE of chosen blocks, posted as often as wanted, once at a time. Its end cancels what is in
+// flight and waits for the local fence.
+class Transfer {
+ public:
+  // Starts it; allocates nothing. kOk: already done. kInProgress: exactly one outcome follows. kAgain: not
+  // accepted for want of credit or space. Other errors: not accepted.
+  [[nodiscard]] Status post() const noexcept { return detail::status(towline_transfer_post(handle_.get())); }
+  // kInProgress or the outcome. Helps to make progress.
+  [[nodiscard]] Status poll() const noexcept { return detail::status(towline_transfer_poll(handle_.get())); }
+  // Waits for the outcome; kInProgress when the deadline came first.
+  [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_transfer_wait(handle_.get(), deadline.remaining_ns()));
+  }
+  // Waits until no byte can land any more on the named sides; kTimedOut when that does not hold yet.
+  [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
+    return detail::status(
+        towline_transfer_wait_fenced(handle_.get(), static_cast<uint32_t>(fence), deadline.remaining_ns()));
+  }
+  // Ends it with kCancelled if it has no outcome yet. The fence follows; wait for it before reusing memory.
+  Status cancel() const noexcept { return detail::status(towline_transfer_cancel(handle_.get())); }
+  // Replaces the notice of later posts; kBusy while in flight.
+  [[nodiscard]] Status set_notice(BytesView notice) const noexcept {
+    return detail::status(towline_transfer_set_notice(handle_.get(), notice.data(), notice.size()));
+  }
+
+  [[nodiscard]] Result result() const {
+    Result result{detail::defaults<towline_result_t>()};
+    detail::check(towline_transfer_result(handle_.get(), &result));
+    return result;
+  }
+  // Which backend moves the bytes, over what, why, and why others do not: JSON.
+  [[nodiscard]] std::string route() const {
+    return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
+      return towline_transfer_route(handle_.get(), json, capacity, needed);
+    });
+  }
+  // Cancels, waits for the local fence, frees. kTimedOut: not freed, call again.
+  Status destroy(Deadline deadline = kForever) noexcept {
+    const Status status = detail::status(towline_transfer_destroy(handle_.get(), deadline.remaining_ns()));
+    if (status == Status::kOk) (void)handle_.release();
+    return status;
+  }
+  [[nodiscard]] towline_transfer_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  friend class Agent;
+  explicit Transfer(towline_transfer_t* transfer) noexcept : handle_(transfer) {}
+  detail::Handle<towline_transfer_t, detail::destroy> handle_;
+};
+
+// An ended transfer that asked for queue_completion.
+struct Completion : towline_completion_t {
+  Completion() noexcept : towline_completion_t{} {}
+  [[nodiscard]] Status outcome() const noexcept { return Status{status}; }
+};
+static_assert(sizeof(Completion) == sizeof(towline_completion_t), "arrays of Completion are handed to C");
+
+// ---- Notices and counters -------------------------------------------------------------------------------
+
+// A message that arrived. Its contents live as long as it does; its end gives the sender's credit back, so
+// take what you need and let it go. Must end before its agent.
+class Notice {
+ public:
+  Notice() noexcept = default;
+  Notice(Notice&& other) noexcept : agent_(std::exchange(other.agent_, nullptr)), notice_(other.notice_) {}
+  Notice& operator=(Notice&& other) noexcept {
+    if (this != &other) {
+      release();
+      agent_ = std::exchange(other.agent_, nullptr);
+      notice_ = other.notice_;
+    }
+    return *this;
+  }
+  Notice(const Notice&) = delete;
+  Notice& operator=(const Notice&) = delete;
+  ~Notice() { release(); }
+
+  [[nodiscard]] std::string_view peer_name() const noexcept { return notice_.peer_name; }
+  [[nodiscard]] std::string_view peer_incarnation() const noexcept { return notice_.peer_incarnation; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+    return {static_cast<const std::byte*>(notice_.data), notice_.bytes};
+  }
+  [[nodiscard]] std::string_view text() const noexcept {
+    return {static_cast<const char*>(notice_.data), notice_.bytes};
+  }
+  [[nodiscard]] explicit operator bool() const noexcept { return agent_ != nullptr; }
+  void release() noexcept {
+    if (agent_ != nullptr) towline_notice_release(std::exchange(agent_, nullptr), &notice_);
+  }
+
+ private:
+  friend class Agent;
+  towline_agent_t* agent_ = nullptr;
+  towline_notice_t notice_{};
+};
+
+// A 64-bit number here that peers add to. Its key travels to them with the application's own data.
+class Counter {
+ public:
+  [[nodiscard]] uint64_t key() const noexcept { return towline_counter_key(handle_.get()); }
+  [[nodiscard]] uint64_t value() const noexcept { return towline_counter_value(handle_.get()); }
+  // Waits until the value is at least `threshold`; kTimedOut when the deadline came first.
+  [[nodiscard]] Status wait(uint64_t threshold, Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_counter_wait(handle_.get(), threshold, deadline.remaining_ns()));
+  }
+  [[nodiscard]] towline_counter_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  friend class Agent;
+  explicit Counter(towline_counter_t* counter) noexcept : handle_(counter) {}
+  detail::Handle<towline_counter_t, towline_counter_destroy> handle_;
+};
+
+// ---- Agent ----------------------------------------------------------------------------------------------
+
+// One participant: a name, an incarnation, registered memory, backends, a progress engine. Its end ends every
+// transfer, says goodbye to peers and joins its threads.
+class Agent {
+ public:
+  // `name`: 1 to 255 bytes; it need not be unique, the incarnation is.
+  explicit Agent(const std::string& name, const AgentOptions& options = {}) {
+    auto native = detail::defaults<towline_agent_options_t>();
+    native.progress = static_cast<uint32_t>(options.progress);
+    native.workers = options.workers;
+    native.listen = detail::or_null(options.listen);
+    native.advertise = detail::or_null(options.advertise);
+    native.backends = detail::or_null(options.backends);
+    native.config = detail::or_null(options.config);
+    native.default_timeout_ns = Deadline{options.default_timeout}.remaining_ns();
+    towline_agent_t* agent = nullptr;
+    if (name.find('\0') != std::string::npos) {
+      throw Error{Status::kInvalidArgument, "Agent: the name contains a NUL byte"};
+    }
+    detail::check(towline_agent_create(name.c_str(), &native, &agent));
+    handle_.reset(agent);
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept { return towline_agent_name(handle_.get()); }
+  // 32 hexadecimal digits, new for every agent made.
+  [[nodiscard]] std::string_view incarnation() const noexcept {
+    return towline_agent_incarnation(handle_.get());
+  }
+  // What peers connect to, "10.0.0.7:7777"; empty when the agent does not listen.
+  [[nodiscard]] std::string address() const {
+    std::array<char, 1024> text{};
+    detail::check(towline_agent_address(handle_.get(), text.data(), text.size()));
+    return text.data();
+  }
+  // Backends with traits and reasons, regions, peers, topology: JSON.
+  [[nodiscard]] std::string info() const {
+    return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
+      return towline_agent_info(handle_.get(), json, capacity, needed);
+    });
+  }
+  // Counters per peer, backend and direction: JSON.
+  [[nodiscard]] std::string counters() const {
+    return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
+      return towline_agent_counters(handle_.get(), json, capacity, needed);
+    });
+  }
+
+  // Registers memory, which must stay valid until the region ends.
+  [[nodiscard]] Region register_memory(const MemoryView& memory, const RegionOptions& options = {}) const {
+    auto native = detail::defaults<towline_region_options_t>();
+    native.access = static_cast<uint32_t>(options.access);
+    native.flags = (options.guarded ? uint32_t{TOWLINE_REGION_GUARDED} : 0) |
+                   (options.share ? uint32_t{TOWLINE_REGION_SHARE} : 0);
+    native.kind = static_cast<uint32_t>(memory.kind);
+    native.device = memory.device;
+    towline_region_t* region = nullptr;
+    detail::check(towline_region_register(handle_.get(), memory.address, memory.bytes, &native, &region));
+    return Region{region};
+  }
+
+  // This agent's metadata as a blob: with all its regions, or only some.
+  [[nodiscard]] std::vector<std::byte> metadata(std::span<const Region* const> regions = {}) const {
+    std::vector<towline_region_t*> native;
+    native.reserve(regions.size());
+    for (const Region* region : regions) native.push_back(region->native());
+    return detail::read_sized<std::vector<std::byte>>([&](void* blob, size_t capacity, size_t* needed) {
+      return towline_agent_metadata(handle_.get(), native.data(), native.size(), blob, capacity, needed);
+    });
+  }
+  // Makes a peer known from a blob, or adds the blob's regions to it.
+  [[nodiscard]] Peer add_peer(BytesView blob) const {
+    towline_peer_t* peer = nullptr;
+    detail::check(towline_peer_add(handle_.get(), blob.data(), blob.size(), &peer));
+    return Peer{handle_.get(), peer};
+  }
+  // Meets the agent at "host:port", "[v6]:port", "unix:/path", "unix:@name" or "etcd://host:port/name".
+  // Blocks.
+  [[nodiscard]] Peer connect(const std::string& address, Deadline deadline = std::chrono::seconds{30}) const {
+    towline_peer_t* peer = nullptr;
+    detail::check(towline_peer_connect(handle_.get(), address.c_str(), deadline.remaining_ns(), &peer));
+    return Peer{handle_.get(), peer};
+  }
+  // A peer known by name, also one that connected to us.
+  [[nodiscard]] std::optional<Peer> find_peer(const std::string& name) const {
+    towline_peer_t* peer = nullptr;
+    const int32_t status = towline_peer_find(handle_.get(), name.c_str(), &peer);
+    if (status == TOWLINE_NOT_FOUND) return std::nullopt;
+    detail::check(status);
+    return Peer{handle_.get(), peer};
+  }
+
+  // Lists over this agent's own registered memory.
+  [[nodiscard]] BlockList block_list(std::span<const Blocks> blocks) const {
+    return BlockList{handle_.get(), nullptr, blocks};
+  }
+  [[nodiscard]] BlockList block_list(const Blocks& blocks) const { return block_list({&blocks, 1}); }
+  [[nodiscard]] BlockList block_list(std::span<const uint64_t> addresses, std::span<const uint64_t> lengths,
+                                     Kind kind = Kind::kDram, uint64_t device = 0) const {
+    return BlockList{handle_.get(), nullptr, kind, device, addresses, lengths};
+  }
+
+  // Blocks of `local` against blocks of `remote`, pairwise in order; both sides hold as many bytes.
+  [[nodiscard]] Transfer transfer(Op op, const BlockList& local, const Picks& local_picks,
+                                  const BlockList& remote, const Picks& remote_picks,
+                                  const TransferOptions& options = {}) const {
+    auto native = detail::defaults<towline_transfer_options_t>();
+    native.notice = options.notice.data();
+    native.notice_bytes = options.notice.size();
+    native.counter_key = options.counter_key;
+    native.counter_add = options.counter_add;
+    native.timeout_ns = Deadline{options.timeout}.remaining_ns();
+    native.backend = detail::or_null(options.backend);
+    native.threads = options.threads;
+    native.queue_completion = options.queue_completion ? 1 : 0;
+    native.user_data = options.user_data;
+    native.callback = options.callback;
+    towline_transfer_t* transfer = nullptr;
+    detail::check(towline_transfer_create(handle_.get(), static_cast<uint32_t>(op), local.native(),
+                                          local_picks.get(), remote.native(), remote_picks.get(), &native,
+                                          &transfer));
+    return Transfer{transfer};
+  }
+  [[nodiscard]] Transfer transfer(Op op, const BlockList& local, const BlockList& remote,
+                                  const TransferOptions& options = {}) const {
+    return transfer(op, local, all, remote, all, options);
+  }
+
+  [[nodiscard]] Counter counter(uint64_t initial = 0) const {
+    towline_counter_t* counter = nullptr;
+    detail::check(towline_counter_create(handle_.get(), initial, &counter));
+    return Counter{counter};
+  }
+
+  // One pass of every progress engine; the number of things done, or a negative status. Needed only with
+  // Progress::kCaller.
+  int32_t progress() const noexcept { return towline_agent_progress(handle_.get()); }
+  // Takes the next notice, kAgain without one. What `notice` held before is given back. Helps make progress.
+  [[nodiscard]] Status receive(Notice& notice) const noexcept {
+    notice.release();
+    const Status status = detail::status(towline_notice_receive(handle_.get(), &notice.notice_));
+    if (status == Status::kOk) notice.agent_ = handle_.get();
+    return status;
+  }
+  // Pulls ended transfers that asked for queue_completion: how many, or a negative status. Never blocks.
+  [[nodiscard]] int32_t pull(std::span<Completion> completions) const noexcept {
+    return towline_completions_pull(handle_.get(), completions.data(), completions.size());
+  }
+  // Sleeps until a notice or queued completion is there; kTimedOut when the deadline came first.
+  [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_agent_wait(handle_.get(), deadline.remaining_ns()));
+  }
+  // Polls readable while notices or completions wait. Owned by the agent.
+  [[nodiscard]] int event_fd() const {
+    int fd = -1;
+    detail::check(towline_agent_event_fd(handle_.get(), &fd));
+    return fd;
+  }
+  [[nodiscard]] towline_agent_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  detail::Handle<towline_agent_t, towline_agent_destroy> handle_;
+};
+
+}  // namespace v0
+}  // namespace towline

@@ -1,0 +1,354 @@
+#include "agent/agent.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "agent/block_list.h"
+#include "agent/host_services.h"
+#include "agent/link.h"
+#include "agent/metadata_service.h"
+#include "agent/transfer.h"
+#include "base/config_file.h"
+#include "base/error.h"
+#include "base/futex.h"
+#include "base/host_identity.h"
+#include "base/in_use.h"
+#include "base/log.h"
+
+namespace towline {
+
+std::atomic<uint64_t> process_fork_generation{0};
+
+namespace {
+
+constexpr uint32_t kMostWorkers = 8;
+constexpr std::size_t kCompletionCapacity = 1 << 16;
+constexpr uint64_t kCloseTimeoutNs = 5 * kSecondNs;
+
+const Clock& system_clock() noexcept {
+  static const SystemClock clock;
+  return clock;
+}
+
+void count_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++process_fork_generation; });
+  (void)registered;
+}
+
+}  // namespace
+
+void control_pause(Agent& agent, uint32_t done) noexcept {
+  if (done != 0) return;
+  if (!agent.hosted()) {
+    sched_yield();
+    return;
+  }
+  const timespec pause{0, 20'000};
+  nanosleep(&pause, nullptr);
+}
+
+std::shared_ptr<Agent> Agent::create(AgentOptions options) {
+  if (options.name.empty() || options.name.size() > metadata::kMaxNameBytes ||
+      options.name.find('\0') != std::string::npos) {
+    fail(Status::kInvalidArgument, "an agent's name has 1 to {} bytes and no NUL; '{}' has {}",
+         metadata::kMaxNameBytes, options.name, options.name.size());
+  }
+  if (options.workers < 1 || options.workers > kMostWorkers) {
+    fail(Status::kInvalidArgument, "an agent has 1 to {} workers, not {}", kMostWorkers, options.workers);
+  }
+  std::shared_ptr<Agent> agent(new Agent(std::move(options)));
+  agent->open();
+  return agent;
+}
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)),
+      clock_(options_.clock != nullptr ? options_.clock : &system_clock()),
+      in_real_time_(options_.clock == nullptr),
+      incarnation_(Id::random()),
+      incarnation_text_(incarnation_.to_hex()),
+      fork_generation_(fork_generation()),
+      completions_(kCompletionCapacity) {
+  count_forks();
+  const Config& config = options_.config;
+  tuning_ = {config.get_duration_ns("progress.spin", 20 * kMicrosecondNs),
+             config.get_duration_ns("peer.heartbeat", kSecondNs),
+             config.get_duration_ns("peer.suspect", 3 * kSecondNs),
+             config.get_duration_ns("peer.lost", 10 * kSecondNs),
+             config.get_duration_ns("connection.idle", 300 * kSecondNs),
+             config.get_duration_ns("connection.timeout", 10 * kSecondNs)};
+  const HostIdentity host = read_host_identity();
+  identity_ = {{incarnation_.hi, incarnation_.lo},
+               {host.boot_id.hi, host.boot_id.lo},
+               host.pid,
+               host.pid_namespace,
+               host.process_start_time,
+               host.network_namespace,
+               options_.hosted ? 0u : 1u,
+               options_.workers,
+               options_.name.c_str()};
+}
+
+void Agent::open() {
+  if (const auto level = log_level_from_name(options_.config.get_string("log.level", "warning")))
+    set_log_level(*level);
+  metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
+  regions_ = std::make_unique<RegionTable>();
+  for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
+  backends_ = std::make_unique<BackendHost>(*this, options_.backends, options_.config.get_list("plugins"),
+                                            options_.config.get_string("faults"), host_services());
+  if (options_.listen != "none") {
+    Worker::Guard guard(*workers_[0]);
+    metadata_service_ = std::make_unique<MetadataService>(*this, options_.listen, options_.advertise);
+  }
+  warn_of_unknown_settings();
+  if (options_.hosted) {
+    for (auto& worker : workers_) worker->start_thread();
+  }
+}
+
+// Everybody who reads settings has read them, but for what this agent does not use.
+void Agent::warn_of_unknown_settings() {
+  options_.config.declare({"etcd.*", "telemetry.*", "storage.*"});
+  for (const std::string& name : backends_->names_not_open()) options_.config.declare({name + ".*"});
+  options_.config.warn_unknown_keys();
+}
+
+Agent::~Agent() { close(); }
+
+Status Agent::usable() const noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  return closed() ? Status::kClosed : Status::kOk;
+}
+
+void Agent::check_usable() const {
+  const Status status = usable();
+  if (status == Status::kForked)
+    fail(status, "agent '{}' belongs to the parent of this forked process", name());
+  if (status != Status::kOk) fail(status, "agent '{}' has been closed", name());
+}
+
+void Agent::close() noexcept {
+  if (fork_generation_ != fork_generation()) {
+    // The parent's threads, sockets and memory are not ours to end: leave them be.
+    for (auto& worker : workers_) worker->forget_thread();
+    (void)metadata_service_.release();
+    (void)backends_.release();
+    for (auto& worker : workers_) (void)worker.release();
+    for (auto& peer : peers_) (void)peer.release();
+    (void)regions_.release();
+    (void)metrics_.release();
+    return;
+  }
+  if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  if (backends_ == nullptr) return;  // open() did not get far enough for anything to end
+  for_each_transfer([](Transfer& transfer) { transfer.close_gate(static_cast<int32_t>(Status::kClosed)); });
+  for (auto& worker : workers_) {
+    Worker::Guard guard(*worker);
+    worker->fail_everything(TOWLINE_CLOSED);
+    const ValueMessage bye = make_value_message(ControlType::kBye, 0);
+    for (Link* link : std::vector<Link*>(worker->links())) (void)link->send(&bye, sizeof bye);
+  }
+  drive_until([this] { return all_transfers_ready(); }, deadline_after(kCloseTimeoutNs));
+  {
+    Worker::Guard guard(*workers_[0]);
+    metadata_service_.reset();
+  }
+  for (auto& worker : workers_) worker->stop_thread();
+  for (auto& worker : workers_) {
+    for (Link* link : std::vector<Link*>(worker->links())) {
+      bool shut = false;
+      while (!shut) {
+        Worker::Guard guard(*worker);
+        shut = link->shut();
+      }
+    }
+  }
+  release_transfers();
+  release_regions();
+  backends_->close();
+  notify_activity();
+}
+
+bool Agent::all_transfers_ready() {
+  bool ready = true;
+  for_each_transfer([&](Transfer& transfer) { ready = ready && transfer.ready(); });
+  return ready;
+}
+
+void Agent::release_transfers() noexcept {
+  InUse::publish();
+  for_each_transfer([](Transfer& transfer) {
+    for (uint32_t i = 0; i < transfer.part_count(); ++i) {
+      Worker::Guard guard(*transfer.parts()[i].worker);
+      (void)transfer.try_release(transfer.parts()[i]);
+    }
+  });
+}
+
+uint64_t Agent::deadline_after(uint64_t timeout_ns) const noexcept {
+  return Deadline::after(now_ns(), timeout_ns).ns();
+}
+
+void Agent::expire_listener(uint64_t now_ns) noexcept {
+  if (metadata_service_ != nullptr && now_ns >= metadata_service_->next_deadline_ns())
+    metadata_service_->expire(now_ns);
+}
+
+// ---- progress
+
+Worker& Agent::my_worker() noexcept {
+  static std::atomic<uint32_t> next_thread{0};
+  thread_local const uint32_t number = next_thread.fetch_add(1, std::memory_order_relaxed);
+  return *workers_[number % workers_.size()];
+}
+
+uint32_t Agent::progress() noexcept {
+  uint32_t done = 0;
+  for (auto& worker : workers_) done += worker->drive();
+  return done;
+}
+
+void Agent::notify_activity() noexcept {
+  activity_.fetch_add(1, std::memory_order_seq_cst);
+  if (activity_waiters_.load(std::memory_order_seq_cst) != 0) futex_wake_all(activity_);
+  if (event_fd_used_.load(std::memory_order_acquire) &&
+      !event_signaled_.exchange(true, std::memory_order_acq_rel)) {
+    event_fd_.signal();
+  }
+}
+
+int Agent::event_fd() noexcept {
+  event_fd_used_.store(true, std::memory_order_seq_cst);
+  if (has_activity()) notify_activity();
+  return event_fd_.fd();
+}
+
+bool Agent::has_activity() const noexcept { return !inbox_.looks_empty() || !completions_.looks_empty(); }
+
+void Agent::settle_event_fd() noexcept {
+  if (!event_fd_used_.load(std::memory_order_relaxed) || has_activity()) return;
+  event_fd_.drain();
+  event_signaled_.store(false, std::memory_order_seq_cst);
+  if (has_activity()) notify_activity();
+}
+
+Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
+  const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
+  uint64_t spin_until_ns = monotonic_now_ns() + tuning_.spin_ns;
+  while (!has_activity()) {
+    if (const Status status = usable(); status != Status::kOk) return status;
+    const uint32_t seen = activity_.load(std::memory_order_seq_cst);
+    const uint32_t done = progress();
+    if (has_activity()) break;
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns >= deadline_ns) return Status::kTimedOut;
+    if (done != 0) spin_until_ns = now_ns + tuning_.spin_ns;
+    if (now_ns < spin_until_ns) {
+      cpu_pause();
+      continue;
+    }
+    if (!hosted()) {
+      workers_[0]->sleep_driving(workers_.size() > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs)
+                                                     : deadline_ns);
+      continue;
+    }
+    activity_waiters_.fetch_add(1, std::memory_order_seq_cst);
+    for (auto& worker : workers_) worker->hand_over();
+    futex_wait(activity_, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
+    activity_waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  return Status::kOk;
+}
+
+// ---- completions
+
+bool Agent::reserve_completion() noexcept {
+  if (completions_reserved_.fetch_add(1, std::memory_order_relaxed) < kCompletionCapacity) return true;
+  release_completion();
+  return false;
+}
+
+void Agent::push_completion(const towline_completion_t& completion) noexcept {
+  const bool pushed = completions_.try_push(completion);
+  TOWLINE_DCHECK(pushed, "a completion was reserved");
+  (void)pushed;
+  notify_activity();
+}
+
+size_t Agent::pull_completions(towline_completion_t* completions, size_t capacity) noexcept {
+  if (completions_.looks_empty()) progress();
+  size_t count = 0;
+  while (count < capacity) {
+    const auto completion = completions_.try_pop();
+    if (!completion) break;
+    completions[count++] = *completion;
+    release_completion();
+  }
+  settle_event_fd();
+  return count;
+}
+
+// ---- counters
+
+Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns) noexcept {
+  const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
+  uint64_t spin_until_ns = monotonic_now_ns() + tuning_.spin_ns;
+  while (true) {
+    CounterCell* cell = counters_.find(key);
+    if (cell == nullptr) return Status::kStale;
+    const uint32_t seen = cell->changes.load(std::memory_order_seq_cst);
+    if (cell->value.load(std::memory_order_acquire) >= threshold) return Status::kOk;
+    if (const Status status = usable(); status != Status::kOk) return status;
+    const uint32_t done = progress();
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns >= deadline_ns) return Status::kTimedOut;
+    if (done != 0) spin_until_ns = now_ns + tuning_.spin_ns;
+    if (now_ns < spin_until_ns) {
+      cpu_pause();
+      continue;
+    }
+    if (!hosted()) {
+      workers_[0]->sleep_driving(workers_.size() > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs)
+                                                     : deadline_ns);
+      continue;
+    }
+    cell->waiters.fetch_add(1, std::memory_order_seq_cst);
+    for (auto& worker : workers_) worker->hand_over();
+    futex_wait(cell->changes, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
+    cell->waiters.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+// ---- transfers
+
+void Agent::add_transfer(Transfer& transfer) {
+  std::lock_guard lock(control_mutex_);
+  transfers_.insert(&transfer);
+}
+
+void Agent::remove_transfer(Transfer& transfer) noexcept {
+  std::lock_guard lock(control_mutex_);
+  transfers_.erase(&transfer);
+}
+
+// ---- notices
+
+NoticeNode* Agent::receive_notice() noexcept {
+  if (NoticeNode* node = inbox_.pull()) {
+    settle_event_fd();
+    return node;
+  }
+  progress();
+  NoticeNode* node = inbox_.pull();
+  settle_event_fd();
+  return node;
+}
+
+void Agent::give_back_notice(NoticeNode* node) noexcept {
+  node->link->consumed(node->link_generation, node->bytes);
+  workers_[node->worker]->notices().give(node);
+}
+
+}  // namespace towline

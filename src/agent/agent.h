@@ -1,0 +1,254 @@
+// An agent: a name, an incarnation, registered memory, backends, peers and the workers that make progress.
+//
+// This file ties the rooms together; each has its own: worker (progress), peer and link (who, and how
+// reached), transfer (one move), router (which way), regions (registered memory), inbox (notices),
+// backend_host (plugins).
+//
+// Locks, in the order they may nest: a worker's lock, then control_mutex_, then leaves (peer, region table,
+// inbox). No callback of the application runs under any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "agent/backend_host.h"
+#include "agent/counter.h"
+#include "agent/inbox.h"
+#include "agent/peer.h"
+#include "agent/worker.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/id.h"
+#include "base/mpsc_queue.h"
+#include "base/slab.h"
+#include "base/wake.h"
+#include "memory/region_table.h"
+#include "telemetry/metrics.h"
+#include "towline/storage.h"
+#include "towline/towline.h"
+
+namespace towline {
+
+class BlockList;
+class Link;
+class MetadataService;
+class Transfer;
+
+struct AgentOptions {
+  std::string name;
+  bool hosted = true;
+  uint32_t workers = 1;
+  std::string listen = "*:0";  // "none": no listener
+  std::string advertise;
+  std::vector<std::string> backends;  // empty: all
+  Config config;
+  uint64_t default_timeout_ns = 30 * kSecondNs;
+  const Clock* clock = nullptr;  // null: the system's; lives longer than the agent
+};
+
+// Settings the data path needs, read once.
+struct AgentTuning {
+  uint64_t spin_ns;             // progress.spin: how long a worker polls after the last thing done
+  uint64_t heartbeat_ns;        // peer.heartbeat
+  uint64_t suspect_ns;          // peer.suspect
+  uint64_t lost_ns;             // peer.lost
+  uint64_t idle_ns;             // connection.idle: close after; off-host backends
+  uint64_t connect_timeout_ns;  // connection.timeout
+};
+
+class Agent : public std::enable_shared_from_this<Agent> {
+ public:
+  // Throws Error.
+  static std::shared_ptr<Agent> create(AgentOptions options);
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  // Ends everything; later calls through handles answer kClosed. Idempotent.
+  void close() noexcept;
+  [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  // kForked in a child of fork, kClosed after close(), else kOk.
+  [[nodiscard]] Status usable() const noexcept;
+  void check_usable() const;  // throws Error
+
+  // ---- who we are
+  [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
+  [[nodiscard]] const std::string& incarnation_text() const noexcept { return incarnation_text_; }
+  [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
+  [[nodiscard]] bool hosted() const noexcept { return options_.hosted; }
+  [[nodiscard]] const Config& config() const noexcept { return options_.config; }
+  [[nodiscard]] const AgentTuning& tuning() const noexcept { return tuning_; }
+  [[nodiscard]] const Clock& clock() const noexcept { return *clock_; }
+  [[nodiscard]] uint64_t now_ns() const noexcept { return clock_->now_ns(); }
+  [[nodiscard]] bool in_real_time() const noexcept { return in_real_time_; }
+  [[nodiscard]] uint64_t default_timeout_ns() const noexcept { return options_.default_timeout_ns; }
+  [[nodiscard]] std::string address() const;
+  [[nodiscard]] std::string info();
+  [[nodiscard]] std::string counters();
+
+  // ---- progress
+  uint32_t progress() noexcept;  // one pass of every worker; application threads
+  [[nodiscard]] std::vector<std::unique_ptr<Worker>>& workers() noexcept { return workers_; }
+  // The worker this thread posts to.
+  [[nodiscard]] Worker& my_worker() noexcept;
+  // Drives, then waits a little, until `ready` or the deadline; false: the deadline. Control path.
+  template <class Ready>
+  bool drive_until(Ready&& ready, uint64_t deadline_ns);
+  Status wait_activity(uint64_t timeout_ns) noexcept;
+  [[nodiscard]] int event_fd() noexcept;
+  // Something to pull arrived. Any thread.
+  void notify_activity() noexcept;
+
+  // ---- memory
+  std::shared_ptr<Region> add_region(void* address, uint64_t bytes, const towline_region_options_t& options);
+  // kTimedOut with a text naming who still holds it: not deregistered yet, may be called again.
+  Status remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
+  // What the URI names, opened and registered by the backend of its scheme; agent_storage.cc.
+  std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
+  void query_storage(const char* uri, towline_storage_info_t& info);
+  void commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns);
+  [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
+  [[nodiscard]] towline_registration* registration(uint64_t key, const Backend& backend) const;
+  [[nodiscard]] RegionTable& regions() noexcept { return *regions_; }
+
+  // ---- peers
+  // The blob of these regions, or of all when null. The second: under worker 0's lock already.
+  [[nodiscard]] std::vector<uint8_t> metadata(const std::vector<uint64_t>* keys);
+  [[nodiscard]] std::vector<uint8_t> metadata_locked(const std::vector<uint64_t>* keys);
+  Peer& add_peer(std::span<const uint8_t> blob);
+  Peer& connect_peer(const std::string& address, uint64_t timeout_ns);
+  void refresh_peer(Peer& peer, uint64_t timeout_ns);
+  [[nodiscard]] Peer* find_peer(const std::string& name) noexcept;
+  void remove_peer(Peer& peer) noexcept;
+  // kAgain without credit or room. The first message to a peer connects; throws Error when that fails.
+  [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes);
+  [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
+
+  // ---- transfers
+  // A list of our own regions as the far side of a transfer: this agent as its own peer.
+  std::shared_ptr<BlockList> as_remote(const std::shared_ptr<BlockList>& list);
+  void add_transfer(Transfer& transfer);
+  void remove_transfer(Transfer& transfer) noexcept;
+  template <class Visit>
+  void for_each_transfer(Visit&& visit) {
+    std::lock_guard lock(control_mutex_);
+    for (Transfer* transfer : transfers_) visit(*transfer);
+  }
+  // Reserved at post, filled at the end, pulled by the application.
+  [[nodiscard]] bool reserve_completion() noexcept;
+  void release_completion() noexcept { completions_reserved_.fetch_sub(1, std::memory_order_relaxed); }
+  void push_completion(const towline_completion_t& completion) noexcept;
+  size_t pull_completions(towline_completion_t* completions, size_t capacity) noexcept;
+
+  // ---- notices and counters
+  [[nodiscard]] Inbox& inbox() noexcept { return inbox_; }
+  // Null when there is none. Drives once if so.
+  [[nodiscard]] NoticeNode* receive_notice() noexcept;
+  void give_back_notice(NoticeNode* node) noexcept;
+  [[nodiscard]] CounterTable& remote_counters() noexcept { return counters_; }
+  Status wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns) noexcept;
+  [[nodiscard]] Metrics& metrics() noexcept { return *metrics_; }
+  [[nodiscard]] const Metrics& metrics() const noexcept { return *metrics_; }
+  [[nodiscard]] BackendHost& backends() noexcept { return *backends_; }
+
+  // ---- called by host services, under the worker's lock
+  Status accepted(Backend& backend, uint32_t worker, towline_connection* connection,
+                  const towline_identity& identity, void** link) noexcept;
+  void expire_listener(uint64_t now_ns) noexcept;
+  void warn_of_unknown_settings();
+  // A peer asked us to let go of one of its regions.
+  void revoke_remote(Peer& peer, uint64_t key) noexcept;
+  [[nodiscard]] bool has_revoked_regions() const noexcept {
+    return revoked_count_.load(std::memory_order_acquire) != 0;
+  }
+  // Whether any link still imports a region that its peer revoked; forgets it when not.
+  [[nodiscard]] bool revoked_region_in_use(const Peer& peer, uint64_t key) noexcept;
+
+ private:
+  explicit Agent(AgentOptions options);
+  void open();
+  [[nodiscard]] bool all_transfers_ready();
+  void release_transfers() noexcept;
+  [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;
+  [[nodiscard]] bool has_activity() const noexcept;
+  void settle_event_fd() noexcept;
+  Peer& learn(const metadata::PeerMetadata& metadata);
+  void gate_transfers_locked(const Peer& peer, Status why) noexcept;
+  // An established connection for messages; connects when there is none. Throws Error.
+  Link* message_link(Peer& peer, uint64_t deadline_ns);
+  [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
+  void register_with_backends(Region& region);
+  void unregister_from_backends(Region& region);
+  void release_regions() noexcept;
+  void ask_peers_to_let_go(const Region& region);
+  // All that a peer may know; with_storage: for ourselves.
+  [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
+  std::shared_ptr<Region> take_on(Region region);
+  [[nodiscard]] Backend& storage_backend(const char* uri);
+  static void close_storage(Region& region) noexcept;
+  void forget_own_region(uint64_t key) noexcept;
+  [[nodiscard]] std::string peer_holding(uint64_t key);
+  [[nodiscard]] bool release_transfers_of(uint64_t key);
+
+  AgentOptions options_;
+  const Clock* clock_;
+  const bool in_real_time_;
+  AgentTuning tuning_{};
+  Id incarnation_;
+  std::string incarnation_text_;
+  towline_identity identity_{};
+  const uint64_t fork_generation_;
+  std::atomic<bool> closed_{false};
+
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<RegionTable> regions_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::unique_ptr<BackendHost> backends_;
+  std::unique_ptr<MetadataService> metadata_service_;
+
+  std::mutex control_mutex_;
+  std::vector<std::unique_ptr<Peer>> peers_;           // all there ever were
+  std::map<std::string, Peer*, std::less<>> by_name_;  // the present incarnation of each
+  std::map<Id, Peer*> by_incarnation_;
+  std::set<Transfer*> transfers_;
+  std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
+  std::atomic<uint32_t> revoked_count_{0};
+  std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer
+  std::atomic<uint64_t> last_device_{0};  // given to storage
+
+  Inbox inbox_;
+  CounterTable counters_;
+  MpmcQueue<towline_completion_t> completions_;
+  std::atomic<uint64_t> completions_reserved_{0};
+
+  EventFd event_fd_;
+  std::atomic<bool> event_fd_used_{false};
+  std::atomic<bool> event_signaled_{false};
+  std::atomic<uint32_t> activity_{0};
+  std::atomic<uint32_t> activity_waiters_{0};
+};
+
+// Sleeps briefly when nothing was done; for control-path waits that poll.
+void control_pause(Agent& agent, uint32_t done) noexcept;
+
+template <class Ready>
+bool Agent::drive_until(Ready&& ready, uint64_t deadline_ns) {
+  while (!ready()) {
+    if (now_ns() >= deadline_ns) return false;
+    control_pause(*this, progress());
+  }
+  return true;
+}
+
+// How often this process has forked, as seen in this process: the child's is one more than its parent's.
+extern std::atomic<uint64_t> process_fork_generation;
+inline uint64_t fork_generation() noexcept { return process_fork_generation.load(std::memory_order_relaxed); }
+
+}  // namespace towline

@@ -1,0 +1,159 @@
+// Agent: what it tells people about itself, as JSON.
+#include <nlohmann/json.hpp>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/metadata_service.h"
+#include "agent/transfer.h"
+#include "base/topology.h"
+#include "telemetry/snapshot.h"
+
+namespace towline {
+
+namespace {
+
+using nlohmann::json;
+
+const char* health_name(uint32_t health) noexcept {
+  constexpr const char* kNames[] = {"unknown", "alive", "suspect", "lost"};
+  return health < 4 ? kNames[health] : "unknown";
+}
+
+json traits_of(uint32_t traits) {
+  json names = json::array();
+  if ((traits & TOWLINE_TRAIT_ONE_SIDED) != 0) names.push_back("one_sided");
+  if ((traits & TOWLINE_TRAIT_OWNER_CHECKED) != 0) names.push_back("owner_checked");
+  if ((traits & TOWLINE_TRAIT_SAME_PROCESS) != 0) names.push_back("same_process");
+  if ((traits & TOWLINE_TRAIT_SAME_HOST) != 0) names.push_back("same_host");
+  if ((traits & TOWLINE_TRAIT_STORAGE) != 0) names.push_back("storage");
+  return names;
+}
+
+const char* kind_name(uint32_t kind) noexcept {
+  constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
+  return kind < 5 ? kNames[kind] : "unknown";
+}
+
+json kinds_of(uint32_t kinds) {
+  json names = json::array();
+  for (uint32_t kind = 0; kind < 5; ++kind) {
+    if ((kinds & (1u << kind)) != 0) names.push_back(kind_name(kind));
+  }
+  return names;
+}
+
+json describe_backend(const Backend& backend) {
+  json entry = {{"name", backend.name}, {"step", step_name(backend.step)}, {"usable", backend.open()}};
+  if (!backend.file.empty()) entry["file"] = backend.file;
+  if (!backend.open()) entry["reason"] = backend.reason;
+  if (backend.plugin == nullptr) return entry;
+  entry["version"] = backend.plugin->version;
+  entry["description"] = backend.plugin->description;
+  entry["traits"] = traits_of(backend.plugin->traits);
+  entry["kinds"] = kinds_of(backend.plugin->kinds);
+  entry["cost"] = backend.plugin->cost;
+  if (backend.plugin->worst_fence_ns != UINT64_MAX) entry["worst_fence_ns"] = backend.plugin->worst_fence_ns;
+  entry["fence_reason"] = backend.plugin->fence_reason;
+  return entry;
+}
+
+json describe_topology() {
+  const HostTopology topology = read_host_topology();
+  json nodes = json::array();
+  for (const NumaNode& node : topology.nodes) {
+    nodes.push_back({{"id", node.id}, {"cpus", node.cpus}, {"memory_bytes", node.memory_bytes}});
+  }
+  json huge_pages = json::array();
+  for (const HugePageSize& size : topology.huge_pages) {
+    huge_pages.push_back({{"bytes", size.bytes}, {"reserved", size.reserved}, {"free", size.free}});
+  }
+  return {{"numa_nodes", nodes},
+          {"online_cpus", topology.online_cpus.size()},
+          {"allowed_cpus", topology.allowed_cpus.size()},
+          {"huge_pages", huge_pages}};
+}
+
+// Names may hold any byte; JSON wants UTF-8.
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+}  // namespace
+
+std::string Agent::address() const {
+  if (metadata_service_ == nullptr || metadata_service_->addresses().empty()) return {};
+  return metadata_service_->addresses().front();
+}
+
+std::string Agent::info() {
+  check_usable();
+  json result = {{"name", name()},
+                 {"incarnation", incarnation_text_},
+                 {"version", {TOWLINE_VERSION_MAJOR, TOWLINE_VERSION_MINOR, TOWLINE_VERSION_PATCH}},
+                 {"progress", hosted() ? "hosted" : "caller"},
+                 {"workers", workers_.size()},
+                 {"listen", metadata_service_ ? json(metadata_service_->addresses()) : json::array()},
+                 {"backends", json::array()},
+                 {"regions", json::array()},
+                 {"peers", json::array()},
+                 {"topology", describe_topology()}};
+  for (const auto& backend : backends_->backends()) result["backends"].push_back(describe_backend(*backend));
+  for (const auto& region : regions_->published()) {
+    result["regions"].push_back({{"key", region->ref.key},
+                                 {"kind", kind_name(region->ref.kind)},
+                                 {"device", region->ref.device},
+                                 {"address", region->ref.address},
+                                 {"bytes", region->ref.bytes},
+                                 {"access", region->ref.access},
+                                 {"flags", region->ref.flags},
+                                 {"shared", region->shared.file != nullptr}});
+  }
+  std::vector<Peer*> peers;
+  {
+    std::lock_guard lock(control_mutex_);
+    for (const auto& [peer_name, peer] : by_name_) peers.push_back(peer);
+  }
+  for (const Peer* peer : peers) {
+    json links = json::array();
+    for (const Link* link : peer->links()) {
+      if (link->up())
+        links.push_back({{"backend", link->backend().name}, {"worker", link->worker().index()}});
+    }
+    result["peers"].push_back({{"name", peer->name()},
+                               {"incarnation", peer->incarnation_text()},
+                               {"health", health_name(peer->health())},
+                               {"regions", peer->regions().size()},
+                               {"connections", links}});
+  }
+  return dump(result);
+}
+
+std::string Agent::counters() {
+  check_usable();
+  return dump(json(read_snapshot(*metrics_)));
+}
+
+std::string Transfer::route() const {
+  json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
+                 {"peer", remote_->peer()->name()},
+                 {"backend", backend_->name},
+                 {"why", "the cheapest backend that reaches every region"},
+                 {"bytes", plan_.view().bytes},
+                 {"blocks", plan_.view().blocks},
+                 {"runs", plan_.view().run_count},
+                 {"parts", json::array()},
+                 {"regions", json::array()},
+                 {"not_taken", not_taken()}};
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Part& part = parts_[i];
+    Worker::Guard guard(*part.worker);
+    json entry = {{"worker", part.worker->index()}, {"begin", part.begin}, {"end", part.end}};
+    if (part.link != nullptr) entry["connection"] = json::parse(part.link->describe(), nullptr, false);
+    result["parts"].push_back(std::move(entry));
+    if (i != 0 || part.link == nullptr) continue;
+    for (const auto& region : remote_->remote_regions()) {
+      result["regions"].push_back({{"key", region->ref.key}, {"how", part.link->how(*region)}});
+    }
+  }
+  return dump(result);
+}
+
+}  // namespace towline

@@ -1,0 +1,235 @@
+// Agent: peers. Learning of them, reaching them, losing them.
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/metadata_service.h"
+#include "agent/router.h"
+#include "agent/transfer.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "metadata/listener/exchange.h"
+
+namespace towline {
+
+Peer& Agent::learn(const metadata::PeerMetadata& metadata) {
+  std::lock_guard lock(control_mutex_);
+  if (const auto known = by_incarnation_.find(metadata.identity.incarnation);
+      known != by_incarnation_.end()) {
+    known->second->merge(metadata);
+    return *known->second;
+  }
+  auto made = std::make_unique<Peer>(*this, metadata);
+  Peer& peer = *made;
+  const bool ours = peer.incarnation() == incarnation_;
+  const auto old = by_name_.find(peer.name());
+  if (ours || (old != by_name_.end() && old->second->incarnation() == incarnation_)) {
+    // Another agent may bear our name: neither is the other restarted, and the name is the other's here.
+    peers_.push_back(std::move(made));
+    if (!ours || old == by_name_.end()) by_name_[peer.name()] = &peer;
+    by_incarnation_[peer.incarnation()] = &peer;
+    return peer;
+  }
+  if (old != by_name_.end()) {
+    TOWLINE_LOG(kInfo, "peer '{}' has restarted: {} is now {}", peer.name(), old->second->incarnation_text(),
+                peer.incarnation_text());
+    by_incarnation_.erase(old->second->incarnation());
+    old->second->end(Status::kPeerRestarted);
+    gate_transfers_locked(*old->second, Status::kPeerRestarted);
+  }
+  peers_.push_back(std::move(made));
+  by_name_[peer.name()] = &peer;
+  by_incarnation_[peer.incarnation()] = &peer;
+  return peer;
+}
+
+void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
+  for (Transfer* transfer : transfers_) {
+    if (transfer->remote().peer() == &peer) transfer->close_gate(static_cast<int32_t>(why));
+  }
+  // Its links close in their workers' next round.
+  for (const auto& worker : workers_) {
+    worker->maintain_soon();
+    worker->wake();
+  }
+}
+
+Peer& Agent::add_peer(std::span<const uint8_t> blob) {
+  check_usable();
+  return learn(metadata::decode(blob));
+}
+
+Peer& Agent::connect_peer(const std::string& address, uint64_t timeout_ns) {
+  check_usable();
+  const std::vector<uint8_t> own = metadata(nullptr);
+  return add_peer(metadata::exchange(address, own, Deadline::after(monotonic_now_ns(), timeout_ns)));
+}
+
+void Agent::refresh_peer(Peer& peer, uint64_t timeout_ns) {
+  check_usable();
+  if (peer.ended() != Status::kOk)
+    fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
+  const std::vector<std::string> addresses = peer.listen_addresses();
+  if (addresses.empty()) {
+    fail(Status::kUnreachable, "peer '{}' does not listen: ask it for its metadata and add that",
+         peer.name());
+  }
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
+  std::string reasons;
+  for (const std::string& address : addresses) {
+    try {
+      Peer& found = add_peer(metadata::exchange(address, metadata(nullptr), deadline));
+      if (&found == &peer) return;
+      fail(Status::kPeerRestarted, "peer '{}' at {} is another incarnation now: {}", peer.name(), address,
+           found.incarnation_text());
+    } catch (const Error& error) {
+      if (error.code() == Status::kPeerRestarted) throw;
+      reasons += fmt::format("\n  {}", error.what());
+    }
+  }
+  fail(Status::kUnreachable, "refreshing the metadata of peer '{}':{}", peer.name(), reasons);
+}
+
+Peer* Agent::find_peer(const std::string& name) noexcept {
+  std::lock_guard lock(control_mutex_);
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+void Agent::remove_peer(Peer& peer) noexcept {
+  std::lock_guard lock(control_mutex_);
+  if (const auto found = by_name_.find(peer.name()); found != by_name_.end() && found->second == &peer)
+    by_name_.erase(found);
+  if (const auto found = by_incarnation_.find(peer.incarnation());
+      found != by_incarnation_.end() && found->second == &peer) {
+    by_incarnation_.erase(found);
+  }
+  peer.end(Status::kStale);
+  gate_transfers_locked(peer, Status::kStale);
+}
+
+Status Agent::accepted(Backend& backend, uint32_t worker, towline_connection* connection,
+                       const towline_identity& identity, void** link) noexcept {
+  try {
+    if (closed()) return Status::kClosed;
+    metadata::PeerMetadata metadata;
+    metadata.identity.name = identity.name;
+    metadata.identity.incarnation = {identity.incarnation[0], identity.incarnation[1]};
+    metadata.identity.host = {{identity.host[0], identity.host[1]},
+                              static_cast<uint32_t>(identity.pid),
+                              identity.pid_namespace,
+                              identity.network_namespace,
+                              identity.start_time};
+    metadata.identity.caller_driven = identity.caller_driven != 0;
+    metadata.identity.workers = identity.workers;
+    metadata.partial = true;
+    Peer& peer = learn(metadata);
+    Link& to = peer.link_for_incoming(backend, worker);
+    *link = &to;
+    to.adopt(connection);
+    return Status::kOk;
+  } catch (const std::exception& error) {
+    set_failure_text(error.what());
+    return Status::kInternal;
+  }
+}
+
+// ---- revocation by the owner
+
+void Agent::revoke_remote(Peer& peer, uint64_t key) noexcept {
+  std::shared_ptr<RemoteRegion> region = peer.forget_region(key);
+  if (region == nullptr) return;
+  std::lock_guard lock(control_mutex_);
+  revoked_.emplace_back(&peer, std::move(region));
+  revoked_count_.fetch_add(1, std::memory_order_acq_rel);
+  for (const auto& worker : workers_) {
+    worker->maintain_soon();
+    worker->wake();
+  }
+  for (Transfer* transfer : transfers_) {
+    if (transfer->remote().peer() == &peer && transfer->remote().uses_region(key)) {
+      transfer->close_gate(static_cast<int32_t>(Status::kStale));
+    }
+  }
+}
+
+bool Agent::revoked_region_in_use(const Peer& peer, uint64_t key) noexcept {
+  std::lock_guard lock(control_mutex_);
+  for (auto entry = revoked_.begin(); entry != revoked_.end(); ++entry) {
+    if (entry->first != &peer || entry->second->ref.key != key) continue;
+    if (entry->second->imports.load(std::memory_order_acquire) != 0) return true;
+    revoked_.erase(entry);
+    revoked_count_.fetch_sub(1, std::memory_order_acq_rel);
+    return false;
+  }
+  return false;
+}
+
+// ---- messages outside transfers
+
+Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
+  Worker& mine = my_worker();
+  if (Link* up = peer.up_link(mine.index())) return up;
+  std::string reasons;
+  for (const auto& backend : backends_->backends()) {
+    if (!may_do(*backend, peer, 0, {})) {
+      reasons += fmt::format("\n  {}: {}", backend->name, reason_against(*backend, peer, 0, {}));
+      continue;
+    }
+    Link& link = peer.link(*backend, mine.index());
+    {
+      Worker::Guard guard(mine);
+      link.connect(deadline_ns);
+    }
+    drive_until(
+        [&] { return link.up() || link.state() == Link::State::kDown || peer.ended() != Status::kOk; },
+        deadline_ns);
+    if (peer.ended() != Status::kOk)
+      fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
+    if (link.up()) return &link;
+    Worker::Guard guard(mine);
+    reasons += fmt::format("\n  {}: {}", backend->name, link.last_error_text());
+  }
+  fail(Status::kUnreachable, "no backend reaches peer '{}':{}", peer.name(), reasons);
+}
+
+Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes) {
+  check_usable();
+  if (peer.ended() != Status::kOk) return peer.ended();
+  Link* link = peer.up_link(my_worker().index());
+  if (link == nullptr) link = message_link(peer, now_ns() + options_.default_timeout_ns);
+  Worker::Guard guard(link->worker());
+  if (!link->up()) return Status::kPeerLost;
+  if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
+    return Status::kAgain;
+  const Status status = link->send(message, bytes);
+  if (status != Status::kOk && notice_bytes != UINT64_MAX) link->return_notice_credit(notice_bytes);
+  if (status == Status::kOk && notice_bytes != UINT64_MAX) link->sent().add_notice(link->worker().index());
+  return status;
+}
+
+Status Agent::send_notice(Peer& peer, const void* data, size_t bytes) {
+  if (bytes > TOWLINE_MAX_NOTICE_BYTES) {
+    fail(Status::kLimitExceeded, "a notice has at most {} bytes, not {}", TOWLINE_MAX_NOTICE_BYTES, bytes);
+  }
+  thread_local std::vector<uint8_t> message;  // grows to the largest notice this thread has sent
+  message.resize(sizeof(DataMessage) + bytes);
+  const DataMessage header = {
+      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, static_cast<uint32_t>(bytes)},
+      0,
+      0,
+      1,
+      0};
+  std::memcpy(message.data(), &header, sizeof header);
+  if (bytes != 0) std::memcpy(message.data() + sizeof header, data, bytes);
+  return send_message(peer, message.data(), message.size(), bytes);
+}
+
+Status Agent::add_to_counter(Peer& peer, uint64_t key, uint64_t amount) {
+  if (key == 0) fail(Status::kInvalidArgument, "a counter's key is never 0");
+  const DataMessage message = {
+      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, 0}, key, amount, 0, 0};
+  return send_message(peer, &message, sizeof message, UINT64_MAX);
+}
+
+}  // namespace towline

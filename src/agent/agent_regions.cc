@@ -1,0 +1,226 @@
+// Agent: registered memory and the metadata that tells peers of it.
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/metadata_service.h"
+#include "agent/opened_storage.h"
+#include "agent/transfer.h"
+#include "base/error.h"
+#include "base/in_use.h"
+
+namespace towline {
+
+std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
+                                          const towline_region_options_t& options) {
+  check_usable();
+  Region region;
+  region.ref = {0,
+                reinterpret_cast<uint64_t>(address),
+                bytes,
+                options.device,
+                options.kind,
+                options.access,
+                options.flags & (TOWLINE_REGION_GUARDED | TOWLINE_REGION_SHARE),
+                0};
+  if (region.ref.access == 0) region.ref.access = TOWLINE_ACCESS_ALL;
+  validate_region(region.ref, "region");
+  if (is_storage(options.kind))
+    fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
+  if (options.kind == TOWLINE_DRAM) {
+    if ((options.flags & TOWLINE_REGION_SHARE) != 0) region.in_place = share_in_place(address, bytes);
+    region.shared = find_shared_range(address, bytes, region.shared_reason);
+  }
+  return take_on(std::move(region));
+}
+
+std::shared_ptr<Region> Agent::take_on(Region region) {
+  std::shared_ptr<Region> added = regions_->add(std::move(region));
+  register_with_backends(*added);
+  const bool taken =
+      std::any_of(added->registrations.begin(), added->registrations.end(),
+                  [](const RegionRegistration& entry) { return entry.registration != nullptr; });
+  if (!taken) {
+    std::string reasons;
+    for (const auto& backend : backends_->backends()) {
+      reasons += fmt::format("\n  {}: {}", backend->name,
+                             backend->open() ? added->registrations[backend->index].reason : backend->reason);
+    }
+    regions_->remove(added->ref.key);
+    fail(Status::kUnsupported, "no backend takes this memory:{}", reasons);
+  }
+  regions_->publish(added->ref.key);
+  return added;
+}
+
+void Agent::register_with_backends(Region& region) {
+  region.registrations.resize(backends_->backends().size());
+  Worker::Guard guard(*workers_[0]);
+  for (const auto& backend : backends_->backends()) {
+    RegionRegistration& entry = region.registrations[backend->index];
+    if (!backend->open()) continue;
+    if ((backend->plugin->kinds & (1u << region.ref.kind)) == 0) {
+      entry.reason = "it does not serve this kind of memory";
+      continue;
+    }
+    const towline_region_args args = {sizeof(towline_region_args), region.ref,
+                                      region.shared.file != nullptr ? region.shared.file->fd() : -1,
+                                      region.shared.offset, storage_of(region, *backend)};
+    uint8_t token[TOWLINE_MAX_TOKEN_BYTES];
+    size_t token_bytes = 0;
+    take_failure_text();
+    auto* registration = static_cast<towline_registration*>(nullptr);
+    const int32_t status = backend->memory->add(backend->handle, &args, &registration, token, &token_bytes);
+    if (status == TOWLINE_OK && token_bytes <= sizeof token) {
+      entry.registration = registration;
+      entry.token.assign(token, token + token_bytes);
+    } else {
+      entry.reason = take_failure_text();
+      if (entry.reason.empty()) entry.reason = status_text(static_cast<Status>(status));
+    }
+  }
+}
+
+towline_registration* Agent::registration(uint64_t key, const Backend& backend) const {
+  const std::shared_ptr<Region> region = regions_->find(key);
+  if (region == nullptr || backend.index >= region->registrations.size()) return nullptr;
+  return static_cast<towline_registration*>(region->registrations[backend.index].registration);
+}
+
+Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {
+  const uint64_t key = region->ref.key;
+  const uint64_t deadline_ns = deadline_after(timeout_ns);
+  const bool first = regions_->retire(key);
+  for_each_transfer([&](Transfer& transfer) {
+    const bool own_target = transfer.remote().peer() != nullptr &&
+                            transfer.remote().peer()->incarnation() == incarnation_ &&
+                            transfer.remote().uses_region(key);
+    if (transfer.local().uses_region(key) || own_target)
+      transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  });
+  if (first) ask_peers_to_let_go(*region);
+  why.clear();
+  const bool gone = drive_until(
+      [&] {
+        why.clear();
+        if (!release_transfers_of(key)) why = "a transfer of this agent is still in flight";
+        if (why.empty()) why = peer_holding(key);
+        if (why.empty() && regions_->pinned(key) != 0) why = "a peer's access is under way";
+        return why.empty();
+      },
+      deadline_ns);
+  if (!gone) return Status::kTimedOut;
+  unregister_from_backends(*region);
+  forget_own_region(key);
+  return regions_->remove(key) ? Status::kOk : Status::kStale;
+}
+
+// Nobody but ourselves was told of storage.
+void Agent::ask_peers_to_let_go(const Region& region) {
+  for (auto& worker : workers_) {
+    Worker::Guard guard(*worker);
+    for (Link* link : std::vector<Link*>(worker->links())) {
+      if (is_storage(region.ref.kind) && link->peer().incarnation() != incarnation_) continue;
+      if (link->up()) link->ask_revoke(region.ref.key);
+    }
+  }
+}
+
+std::string Agent::peer_holding(uint64_t key) {
+  for (auto& worker : workers_) {
+    Worker::Guard guard(*worker);
+    for (const Link* link : worker->links()) {
+      if (!link->revocation_pending(key)) continue;
+      return fmt::format("peer '{}' ({}) has not let go of it yet over {}", link->peer().name(),
+                         link->peer().health() == TOWLINE_HEALTH_ALIVE ? "alive" : "silent",
+                         link->backend().name);
+    }
+  }
+  return {};
+}
+
+bool Agent::release_transfers_of(uint64_t key) {
+  InUse::publish();
+  bool clean = true;
+  for_each_transfer([&](Transfer& transfer) {
+    if (!transfer.local().uses_region(key)) return;
+    for (uint32_t i = 0; i < transfer.part_count(); ++i) {
+      Part& part = transfer.parts()[i];
+      if (!part.worker->try_lock()) {
+        clean = false;
+        continue;
+      }
+      if (part.prepared != nullptr && !transfer.try_release(part)) clean = false;
+      part.worker->unlock();
+    }
+  });
+  return clean;
+}
+
+void Agent::unregister_from_backends(Region& region) {
+  Worker::Guard guard(*workers_[0]);
+  for (const auto& backend : backends_->backends()) {
+    RegionRegistration& entry = region.registrations[backend->index];
+    if (entry.registration == nullptr || !backend->open()) continue;
+    backend->memory->remove(backend->handle, static_cast<towline_registration*>(entry.registration));
+    entry.registration = nullptr;
+  }
+  close_storage(region);
+}
+
+void Agent::release_regions() noexcept {
+  for (const auto& region : regions_->published()) {
+    regions_->retire(region->ref.key);
+    unregister_from_backends(*region);
+  }
+}
+
+// ---- metadata
+
+std::vector<uint8_t> Agent::metadata(const std::vector<uint64_t>* keys) {
+  check_usable();
+  Worker::Guard guard(*workers_[0]);
+  return metadata_locked(keys);
+}
+
+std::vector<uint8_t> Agent::metadata_locked(const std::vector<uint64_t>* keys) {
+  return metadata::encode(describe_self(keys, false));
+}
+
+metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, bool with_storage) {
+  metadata::PeerMetadata self;
+  self.identity.name = name();
+  self.identity.incarnation = incarnation_;
+  self.identity.host = {{identity_.host[0], identity_.host[1]},
+                        static_cast<uint32_t>(identity_.pid),
+                        identity_.pid_namespace,
+                        identity_.network_namespace,
+                        identity_.start_time};
+  self.identity.caller_driven = identity_.caller_driven != 0;
+  self.identity.workers = identity_.workers;
+  self.partial = keys != nullptr;
+  if (metadata_service_ != nullptr) self.listen = metadata_service_->addresses();
+  std::vector<uint32_t> number(backends_->backends().size(), UINT32_MAX);  // of the backend in the blob
+  for (const auto& backend : backends_->backends()) {
+    if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
+    uint8_t address[TOWLINE_MAX_ADDRESS_BYTES];
+    size_t bytes = sizeof address;
+    if (backend->connection->address(backend->handle, address, &bytes) != TOWLINE_OK || bytes == 0) continue;
+    number[backend->index] = static_cast<uint32_t>(self.backends.size());
+    self.backends.push_back({backend->name, backend->plugin->version, {address, address + bytes}});
+  }
+  for (const auto& region : regions_->published()) {
+    if (keys != nullptr && std::find(keys->begin(), keys->end(), region->ref.key) == keys->end()) continue;
+    if (is_storage(region->ref.kind) && !with_storage) continue;
+    metadata::RegionMetadata entry;
+    entry.region = region->ref;
+    for (uint32_t i = 0; i < region->registrations.size(); ++i) {
+      if (number[i] == UINT32_MAX || region->registrations[i].token.empty()) continue;
+      entry.tokens.push_back({number[i], region->registrations[i].token});
+    }
+    self.regions.push_back(std::move(entry));
+  }
+  return self;
+}
+
+}  // namespace towline

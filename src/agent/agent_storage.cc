@@ -1,0 +1,193 @@
+// Agent: files and the like as regions, and this agent as its own peer, which is how they are reached.
+#include <string_view>
+
+#include "agent/agent.h"
+#include "agent/block_list.h"
+#include "agent/opened_storage.h"
+#include "agent/transfer.h"
+#include "base/error.h"
+
+namespace towline {
+
+namespace {
+
+constexpr uint32_t kKnownFlags =
+    TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_DIRECT | TOWLINE_STORAGE_REPLACE;
+
+[[noreturn]] void fail_as(int32_t status, const Backend& backend) {
+  std::string text = take_failure_text();
+  if (text.empty()) text = status_text(static_cast<Status>(status));
+  fail(static_cast<Status>(status), "{}: {}", backend.name, text);
+}
+
+bool has_word(std::string_view list, std::string_view word) noexcept {
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    if (list.substr(0, comma) == word) return true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return false;
+}
+
+towline_storage_args checked_args(const char* uri, const towline_storage_options_t& options) {
+  if ((options.flags & ~kKnownFlags) != 0)
+    fail(Status::kInvalidArgument, "options.flags is {:#x}, of which {:#x} are not known", options.flags,
+         options.flags & ~kKnownFlags);
+  if ((options.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
+    fail(Status::kInvalidArgument, "options.access is {:#x}: 1 is read, 2 is write, 3 is both",
+         options.access);
+  if (options.sync > TOWLINE_SYNC_FULL)
+    fail(Status::kInvalidArgument, "options.sync is {}: it is TOWLINE_SYNC_NONE, _DATA or _FULL",
+         options.sync);
+  const bool makes =
+      (options.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_REPLACE)) != 0;
+  uint32_t access = options.access;
+  if (access == 0) access = makes ? TOWLINE_ACCESS_ALL : TOWLINE_ACCESS_READ;
+  if (makes && (access & TOWLINE_ACCESS_WRITE) == 0)
+    fail(Status::kInvalidArgument, "options.flags asks to change the file, options.access only to read it");
+  return {sizeof(towline_storage_args),
+          uri,
+          options.fd,
+          access,
+          options.flags,
+          options.sync,
+          options.mode != 0 ? options.mode : 0666,
+          options.bytes};
+}
+
+}  // namespace
+
+OpenedStorage::OpenedStorage(Backend& backend, const towline_storage_args& args)
+    : backend_(backend), replaces_((args.flags & TOWLINE_STORAGE_REPLACE) != 0) {
+  attributes_.struct_size = sizeof attributes_;
+  take_failure_text();
+  const int32_t status = backend.storage->open(backend.handle, &args, &handle_, &attributes_);
+  if (status != TOWLINE_OK) fail_as(status, backend);
+}
+
+void OpenedStorage::commit() {
+  std::lock_guard lock(mutex_);
+  if (handle_ == nullptr) fail(Status::kStale, "the region has been deregistered");
+  take_failure_text();
+  const int32_t status = backend_.storage->commit(backend_.handle, handle_);
+  if (status != TOWLINE_OK) fail_as(status, backend_);
+}
+
+void OpenedStorage::close() noexcept {
+  std::lock_guard lock(mutex_);
+  if (handle_ != nullptr) backend_.storage->close(backend_.handle, std::exchange(handle_, nullptr));
+}
+
+towline_storage* storage_of(const Region& region, const Backend& backend) noexcept {
+  const auto* opened = static_cast<const OpenedStorage*>(region.storage.get());
+  return opened != nullptr && &opened->backend() == &backend ? opened->handle() : nullptr;
+}
+
+// ---- regions of storage
+
+Backend& Agent::storage_backend(const char* uri) {
+  const std::string_view text = uri == nullptr ? "file:" : uri;
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos || colon == 0)
+    fail(Status::kInvalidArgument, "'{}' has no scheme: a file is named \"file:/path\"", text);
+  const std::string_view scheme = text.substr(0, colon);
+  std::string known;
+  for (const auto& backend : backends_->backends()) {
+    if (backend->plugin == nullptr || !backend->has_trait(TOWLINE_TRAIT_STORAGE)) continue;
+    if (!backend->open()) {
+      known += fmt::format("\n  {}: {}", backend->name, backend->reason);
+      continue;
+    }
+    if (has_word(backend->storage->schemes, scheme)) return *backend;
+    known += fmt::format("\n  {}: serves {}", backend->name, backend->storage->schemes);
+  }
+  fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}", scheme,
+       known.empty() ? "; none of its backends is for storage" : known);
+}
+
+std::shared_ptr<Region> Agent::add_storage(const char* uri, const towline_storage_options_t& options) {
+  check_usable();
+  const towline_storage_args args = checked_args(uri, options);
+  if (uri == nullptr && args.fd < 0)
+    fail(Status::kInvalidArgument, "uri is null and options.fd is {}: one of them is needed", args.fd);
+  auto opened = std::make_shared<OpenedStorage>(storage_backend(uri), args);
+  const towline_storage_attributes& attributes = opened->attributes();
+  const std::string name = uri != nullptr ? uri : fmt::format("descriptor {}", args.fd);
+  const uint64_t bytes = options.bytes != 0 ? options.bytes : attributes.bytes;
+  if (bytes == 0)
+    fail(Status::kInvalidArgument, "{} is empty: say in options.bytes how far it may be written", name);
+  Region region;
+  region.ref = {0, 0, bytes, last_device_.fetch_add(1) + 1, attributes.kind, args.access, 0, 0};
+  validate_region(region.ref, name);
+  region.storage = std::move(opened);
+  return take_on(std::move(region));
+}
+
+void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
+  check_usable();
+  Backend& backend = storage_backend(uri);
+  towline_storage_attributes attributes = {};
+  attributes.struct_size = sizeof attributes;
+  take_failure_text();
+  const int32_t status = backend.storage->query(backend.handle, uri, &attributes);
+  if (status != TOWLINE_OK) fail_as(status, backend);
+  info = {sizeof info, attributes.exists, attributes.kind, attributes.bytes, attributes.modified_ns};
+}
+
+void Agent::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns) {
+  check_usable();
+  auto* opened = static_cast<OpenedStorage*>(region->storage.get());
+  if (opened == nullptr) fail(Status::kInvalidArgument, "the region is memory: only storage is committed");
+  if (opened->replaces()) {
+    const uint64_t key = region->ref.key;
+    const auto uses = [key](const Transfer& transfer) {
+      return transfer.local().uses_region(key) || transfer.remote().uses_region(key);
+    };
+    for_each_transfer([&](Transfer& transfer) {
+      if (uses(transfer)) transfer.close_gate(static_cast<int32_t>(Status::kStale));
+    });
+    const bool idle = drive_until(
+        [&] {
+          bool ready = true;
+          for_each_transfer(
+              [&](Transfer& transfer) { ready = ready && (!uses(transfer) || transfer.ready()); });
+          return ready;
+        },
+        deadline_after(timeout_ns));
+    if (!idle) fail(Status::kTimedOut, "a transfer of the region is still in flight");
+  }
+  opened->commit();
+}
+
+void Agent::close_storage(Region& region) noexcept {
+  if (auto* opened = static_cast<OpenedStorage*>(region.storage.get()); opened != nullptr) opened->close();
+}
+
+// ---- this agent as its own peer
+
+std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& list) {
+  Peer* self = own_peer_.load(std::memory_order_acquire);
+  if (self != nullptr && self->ended() != Status::kOk) self = nullptr;
+  std::vector<uint64_t> unknown;
+  for (const towline_region_ref& ref : list->resolved()->regions()) {
+    if (self == nullptr || self->region(ref.key) == nullptr) unknown.push_back(ref.key);
+  }
+  if (!unknown.empty()) {
+    Worker::Guard guard(*workers_[0]);
+    self = &learn(describe_self(&unknown, true));
+    own_peer_.store(self, std::memory_order_release);
+  }
+  std::vector<std::shared_ptr<RemoteRegion>> regions;
+  for (const towline_region_ref& ref : list->resolved()->regions()) {
+    std::shared_ptr<RemoteRegion> region = self->region(ref.key);
+    if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
+    regions.push_back(std::move(region));
+  }
+  return std::make_shared<BlockList>(list->resolved(), self, std::move(regions));
+}
+
+void Agent::forget_own_region(uint64_t key) noexcept {
+  if (Peer* self = own_peer_.load(std::memory_order_acquire); self != nullptr) (void)self->forget_region(key);
+}
+
+}  // namespace towline

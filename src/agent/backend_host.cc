@@ -1,0 +1,194 @@
+#include "agent/backend_host.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/builtin_backends.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace towline {
+
+namespace {
+
+thread_local std::string failure_text;
+
+template <class Table>
+const Table* query(const towline_plugin_v1_t& plugin, const char* id) {
+  const auto* table = static_cast<const Table*>(plugin.query_table(id, 1));
+  if (table == nullptr) fail(Status::kUnsupported, "it has no table '{}' of version 1", id);
+  if (table->struct_size < sizeof(Table)) {
+    fail(Status::kUnsupported, "its table '{}' has {} bytes, {} are needed", id, table->struct_size,
+         sizeof(Table));
+  }
+  return table;
+}
+
+}  // namespace
+
+const char* step_name(Backend::Step step) noexcept {
+  switch (step) {
+    case Backend::Step::kDiscovered:
+      return "discovered";
+    case Backend::Step::kLoaded:
+      return "loaded";
+    case Backend::Step::kUsable:
+      return "usable";
+    case Backend::Step::kOpen:
+      return "open";
+    case Backend::Step::kClosed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+std::string take_failure_text() { return std::exchange(failure_text, {}); }
+void set_failure_text(std::string text) { failure_text = std::move(text); }
+
+BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
+                         const std::vector<std::string>& plugin_files, const std::string& faults,
+                         const towline_host_v1_t& services)
+    : agent_(agent) {
+  discover(plugin_files);
+  for (const std::string& name : wanted) {
+    if (find(name) != nullptr) continue;
+    std::string known;
+    for (const auto& backend : backends_) known += (known.empty() ? "" : ", ") + backend->name;
+    fail(Status::kNotFound, "there is no backend '{}'; known here: {}", name, known);
+  }
+  if (!wanted.empty()) {
+    std::erase_if(backends_, [&](const auto& backend) {
+      if (std::find(wanted.begin(), wanted.end(), backend->name) != wanted.end()) return false;
+      not_wanted_.push_back(backend->name);
+      return true;
+    });
+    std::stable_sort(backends_.begin(), backends_.end(), [&](const auto& a, const auto& b) {
+      return std::find(wanted.begin(), wanted.end(), a->name) <
+             std::find(wanted.begin(), wanted.end(), b->name);
+    });
+  } else {
+    std::stable_sort(backends_.begin(), backends_.end(), [](const auto& a, const auto& b) {
+      return (a->plugin ? a->plugin->cost : UINT32_MAX) < (b->plugin ? b->plugin->cost : UINT32_MAX);
+    });
+  }
+  for (uint32_t i = 0; i < backends_.size(); ++i) {
+    Backend& backend = *backends_[i];
+    backend.index = i;
+    backend.agent = &agent_;
+    backend.host = services;
+    backend.host.context = &backend;
+    const bool stores = backend.plugin != nullptr && backend.has_trait(TOWLINE_TRAIT_STORAGE);
+    if (!faults.empty() && backend.plugin != nullptr && !stores)
+      backend.plugin = wrap_with_faults(backend.plugin, faults);
+    open(backend);
+  }
+}
+
+BackendHost::~BackendHost() { close(); }
+
+void BackendHost::discover(const std::vector<std::string>& plugin_files) {
+  for (const towline_plugin_v1_fn plugin : builtin_backends()) {
+    backends_.push_back(std::make_unique<Backend>());
+    load(*backends_.back(), plugin());
+  }
+  for (const std::string& file : plugin_files) {
+    auto backend = std::make_unique<Backend>();
+    backend->name = file;
+    backend->file = file;
+    try {
+      DynamicLibrary library(file);
+      load(*backend, library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL)());
+      libraries_.push_back(std::move(library));
+    } catch (const Error& error) {
+      backend->reason = fmt::format("loading the plugin {} failed: {}", file, error.what());
+      TOWLINE_LOG(kWarning, "{}", backend->reason);
+    }
+    backends_.push_back(std::move(backend));
+  }
+}
+
+void BackendHost::load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept {
+  try {
+    if (plugin == nullptr) fail(Status::kUnsupported, "its entry symbol returned null");
+    if (plugin->major != TOWLINE_PLUGIN_MAJOR) {
+      fail(Status::kUnsupported, "it speaks plugin ABI {}, this library {}", plugin->major,
+           TOWLINE_PLUGIN_MAJOR);
+    }
+    if (plugin->struct_size < sizeof(towline_plugin_v1_t)) {
+      fail(Status::kUnsupported, "its description has {} bytes, {} are needed", plugin->struct_size,
+           sizeof(towline_plugin_v1_t));
+    }
+    backend.name = plugin->name;
+    backend.plugin = plugin;
+    backend.memory = query<towline_memory_table_v1>(*plugin, "memory");
+    backend.connection = query<towline_connection_table_v1>(*plugin, "connection");
+    backend.data = query<towline_data_table_v1>(*plugin, "data");
+    backend.step = Backend::Step::kLoaded;
+  } catch (const std::exception& error) {
+    backend.reason = fmt::format("loading {} failed: {}", backend.file.empty() ? backend.name : backend.file,
+                                 error.what());
+    backend.plugin = nullptr;
+    TOWLINE_LOG(kWarning, "{}", backend.reason);
+  }
+}
+
+void BackendHost::open(Backend& backend) noexcept {
+  if (backend.step != Backend::Step::kLoaded) return;
+  try {
+    backend.memory = query<towline_memory_table_v1>(*backend.plugin, "memory");
+    backend.connection = query<towline_connection_table_v1>(*backend.plugin, "connection");
+    backend.data = query<towline_data_table_v1>(*backend.plugin, "data");
+    if (backend.has_trait(TOWLINE_TRAIT_STORAGE))
+      backend.storage = query<towline_storage_table_v1>(*backend.plugin, "storage");
+    char reason[256] = "";
+    if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
+      backend.reason = fmt::format("not usable here: {}", reason);
+      return;
+    }
+    backend.step = Backend::Step::kUsable;
+    take_failure_text();
+    const int32_t status = backend.plugin->open(&backend.host, &backend.handle);
+    if (status != TOWLINE_OK) {
+      backend.reason = fmt::format("opening it failed: {} ({})", take_failure_text(),
+                                   status_name(static_cast<Status>(status)));
+      TOWLINE_LOG(kWarning, "backend {}: {}", backend.name, backend.reason);
+      return;
+    }
+    backend.step = Backend::Step::kOpen;
+  } catch (const std::exception& error) {
+    backend.reason = error.what();
+  }
+}
+
+void BackendHost::close() noexcept {
+  for (auto& backend : backends_) {
+    if (!backend->open()) continue;
+    backend->plugin->close(backend->handle);
+    backend->handle = nullptr;
+    backend->step = Backend::Step::kClosed;
+    backend->reason = "closed";
+  }
+}
+
+std::vector<std::string> BackendHost::names_not_open() const {
+  std::vector<std::string> names = not_wanted_;
+  for (const auto& backend : backends_)
+    if (!backend->open()) names.push_back(backend->name);
+  return names;
+}
+
+std::string BackendHost::names() const {
+  std::string names;
+  for (const auto& backend : backends_) names += (names.empty() ? "" : ", ") + backend->name;
+  return names;
+}
+
+Backend* BackendHost::find(std::string_view name) const noexcept {
+  for (const auto& backend : backends_) {
+    if (backend->name == name) return backend.get();
+  }
+  return nullptr;
+}
+
+}  // namespace towline

@@ -1,0 +1,47 @@
+// A validated list of blocks, of this agent or of a peer, as applications hold it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "agent/peer.h"
+#include "plan/resolved_list.h"
+#include "towline/status.h"
+
+namespace towline {
+
+class Agent;
+
+class BlockList {
+ public:
+  BlockList(std::shared_ptr<const ResolvedList> resolved, Peer* peer,
+            std::vector<std::shared_ptr<RemoteRegion>> remote_regions)
+      : resolved_(std::move(resolved)), peer_(peer), remote_regions_(std::move(remote_regions)) {}
+
+  [[nodiscard]] const std::shared_ptr<const ResolvedList>& resolved() const noexcept { return resolved_; }
+  [[nodiscard]] const towline_list& view() const noexcept { return resolved_->view(); }
+  [[nodiscard]] Peer* peer() const noexcept { return peer_; }  // null: local
+  // A peer's: one for each of the view's regions.
+  [[nodiscard]] const std::vector<std::shared_ptr<RemoteRegion>>& remote_regions() const noexcept {
+    return remote_regions_;
+  }
+  [[nodiscard]] bool uses_region(uint64_t key) const noexcept {
+    for (uint64_t i = 0; i < view().region_count; ++i) {
+      if (view().regions[i].key == key) return true;
+    }
+    return false;
+  }
+
+  // kOk, or why transfers can no longer be made from it.
+  [[nodiscard]] Status gate() const noexcept { return gate_.load(std::memory_order_acquire); }
+  void close_gate(Status why) noexcept { gate_.store(why, std::memory_order_release); }
+
+ private:
+  std::shared_ptr<const ResolvedList> resolved_;
+  Peer* peer_;
+  std::vector<std::shared_ptr<RemoteRegion>> remote_regions_;
+  std::atomic<Status> gate_{Status::kOk};
+};
+
+}  // namespace towline

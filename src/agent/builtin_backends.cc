@@ -1,0 +1,25 @@
+#include "agent/builtin_backends.h"
+
+#include "storage/posix/plugin.h"
+#include "transports/faulty/plugin.h"
+#include "transports/memory/plugin.h"
+#include "transports/shm/plugin.h"
+#include "transports/tcp/plugin.h"
+
+namespace towline {
+
+std::span<const towline_plugin_v1_fn> builtin_backends() noexcept {
+  static constexpr towline_plugin_v1_fn kBuiltin[] = {
+      towline_memory_plugin,
+      towline_shm_plugin,
+      towline_tcp_plugin,
+      towline_posix_plugin,
+  };
+  return kBuiltin;
+}
+
+const towline_plugin_v1_t* wrap_with_faults(const towline_plugin_v1_t* plugin, const std::string& faults) {
+  return make_faulty(plugin, framing::parse_fault_options(faults));
+}
+
+}  // namespace towline

@@ -1,0 +1,17 @@
+// The one table of built-in backends, and the only place where the agent names any.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "towline/plugin/v1.h"
+
+namespace towline {
+
+std::span<const towline_plugin_v1_fn> builtin_backends() noexcept;
+
+// The same plugin behind the fault interceptor, set up by `faults` (framing/fault_options.h). Throws Error
+// naming what is wrong with the text. The answer lives as long as the process.
+const towline_plugin_v1_t* wrap_with_faults(const towline_plugin_v1_t* plugin, const std::string& faults);
+
+}  // namespace towline

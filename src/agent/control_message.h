@@ -1,0 +1,60 @@
+// What agents say to each other over a connection's message channel. Little-endian, one message is one of
+// these structs, kData followed by its notice's bytes. Everything that arrives is copied out and
+// length-checked before use.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace towline {
+
+static_assert(std::endian::native == std::endian::little, "control messages are sent as they lie in memory");
+
+enum class ControlType : uint8_t {
+  kData = 1,    // a notice, an addition to a counter, or both; follows its transfer's data
+  kCredit = 2,  // value: notice bytes consumed since the connection came up
+  kPing = 3,    // value: echoed in kPong
+  kPong = 4,
+  kRevoke = 5,   // value: region key; let go of it
+  kRevoked = 6,  // value: region key; nothing here reaches it any more
+  kBye = 7,      // value: 0; the sender closes in good order
+};
+
+inline constexpr uint8_t kControlVersion = 1;
+
+// Every message begins so. Later versions may be longer; readers take the part they know.
+struct ControlHeader {
+  uint8_t type;
+  uint8_t version;
+  uint16_t reserved;
+  uint32_t notice_bytes;  // kData: bytes that follow; else 0
+};
+
+struct DataMessage {
+  ControlHeader header;
+  uint64_t counter_key;  // 0: none
+  uint64_t counter_add;
+  uint32_t has_notice;
+  uint32_t reserved;
+};
+static_assert(sizeof(DataMessage) == 32);
+
+struct ValueMessage {
+  ControlHeader header;
+  uint64_t value;
+};
+static_assert(sizeof(ValueMessage) == 16);
+
+inline ValueMessage make_value_message(ControlType type, uint64_t value) noexcept {
+  return {{static_cast<uint8_t>(type), kControlVersion, 0, 0}, value};
+}
+
+// What a notice takes of the credit the receiver granted: its bytes and its bookkeeping.
+inline constexpr uint64_t notice_credit(uint64_t notice_bytes) noexcept { return notice_bytes + 64; }
+
+// Notice bytes (by notice_credit) a peer may have unconsumed at the receiver, per connection.
+inline constexpr uint64_t kNoticeCreditBytes = 1 << 20;
+
+}  // namespace towline

@@ -1,0 +1,35 @@
+// Counters for monitoring systems: of one agent, or of all on this host, through an exporter's plugin.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/config.h"
+#include "towline/plugin/v1.h"
+
+namespace towline {
+
+class Agent;
+
+// "[...]": the counters of this agent, or with null of every agent on this host.
+std::string counters_json(const Agent* agent);
+
+class Exporter {
+ public:
+  // Serves until it ends. The agent, if any, outlives it. Throws Error.
+  Exporter(const Config& config, const Agent* agent, const std::string& address);
+  ~Exporter();
+  Exporter(const Exporter&) = delete;
+  Exporter& operator=(const Exporter&) = delete;
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  // In a child of fork, where its threads are not: nothing of it is ended.
+  void forget() noexcept { instance_ = nullptr; }
+
+ private:
+  const Agent* const agent_;
+  const towline_exporter_table_v1* table_ = nullptr;
+  towline_exporter_instance* instance_ = nullptr;
+  std::string address_;
+};
+
+}  // namespace towline

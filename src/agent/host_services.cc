@@ -1,0 +1,111 @@
+#include "agent/host_services.h"
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/transfer.h"
+#include "base/log.h"
+
+namespace towline {
+
+namespace {
+
+Backend& backend_of(void* context) noexcept { return *static_cast<Backend*>(context); }
+Agent& agent_of(void* context) noexcept { return *backend_of(context).agent; }
+
+uint64_t now_ns(void* context) { return agent_of(context).now_ns(); }
+
+void log(void* context, int32_t level, const char* text) {
+  const std::string& name = backend_of(context).name;
+  switch (level) {
+    case 0:
+      TOWLINE_LOG(kError, "{}: {}", name, text);
+      return;
+    case 1:
+      TOWLINE_LOG(kWarning, "{}: {}", name, text);
+      return;
+    case 2:
+      TOWLINE_LOG(kInfo, "{}: {}", name, text);
+      return;
+    default:
+      TOWLINE_LOG(kDebug, "{}: {}", name, text);
+  }
+}
+
+void fail_with(void*, const char* text) { set_failure_text(text == nullptr ? "" : text); }
+
+const char* config(void* context, const char* key, const char* fallback) {
+  thread_local std::string value;
+  value = agent_of(context).config().get_string(key, fallback == nullptr ? "" : fallback);
+  return value.c_str();
+}
+
+const towline_identity* self(void* context) { return &agent_of(context).identity(); }
+uint32_t worker_count(void* context) { return static_cast<uint32_t>(agent_of(context).workers().size()); }
+
+int32_t watch(void* context, uint32_t worker, int fd, uint32_t events, towline_ready_fn ready,
+              void* argument) {
+  return agent_of(context).workers()[worker]->watch(fd, events, ready, argument, false);
+}
+int32_t rewatch(void* context, uint32_t worker, int fd, uint32_t events, towline_ready_fn ready,
+                void* argument) {
+  return agent_of(context).workers()[worker]->watch(fd, events, ready, argument, true);
+}
+void unwatch(void* context, uint32_t worker, int fd) { agent_of(context).workers()[worker]->unwatch(fd); }
+int wake_fd(void* context, uint32_t worker) { return agent_of(context).workers()[worker]->wake_fd(); }
+void wake(void* context, uint32_t worker) { agent_of(context).workers()[worker]->wake(); }
+
+void complete(void*, uint64_t cookie, const towline_part_result* result) {
+  // Parts live as long as their transfer, which is not let go of while the backend has any of them.
+  auto* part = reinterpret_cast<Part*>(cookie);
+  if (!part->submitted) {
+    TOWLINE_LOG(kError, "a backend completed a part that is not in flight; ignored");
+    return;
+  }
+  part->transfer->part_ended(*part, *result);
+}
+
+void message(void*, void* peer, const void* data, size_t bytes) {
+  static_cast<Link*>(peer)->on_message(static_cast<const uint8_t*>(data), bytes);
+}
+
+int32_t accepted(void* context, uint32_t worker, towline_connection* connection,
+                 const towline_identity* identity, void** peer) {
+  return static_cast<int32_t>(
+      agent_of(context).accepted(backend_of(context), worker, connection, *identity, peer));
+}
+
+void connection_event(void*, void* peer, uint32_t event, int32_t status, const char* text) {
+  static_cast<Link*>(peer)->on_event(event, static_cast<Status>(status), text);
+}
+
+int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
+            void** pin) {
+  return static_cast<int32_t>(agent_of(context).regions().pin(key, address, bytes, access, pointer, pin));
+}
+void unpin(void*, void* pin) { RegionTable::unpin(pin); }
+
+}  // namespace
+
+towline_host_v1_t host_services() noexcept {
+  return {sizeof(towline_host_v1_t),
+          nullptr,
+          now_ns,
+          log,
+          fail_with,
+          config,
+          self,
+          worker_count,
+          watch,
+          rewatch,
+          unwatch,
+          wake_fd,
+          wake,
+          complete,
+          message,
+          accepted,
+          connection_event,
+          pin,
+          unpin};
+}
+
+}  // namespace towline

@@ -1,0 +1,429 @@
+#include "agent/link.h"
+
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/transfer.h"
+#include "agent/worker.h"
+#include "base/in_use.h"
+#include "base/log.h"
+
+namespace towline {
+
+Link::Link(Peer& peer, Backend& backend, Worker& worker)
+    : peer_(peer),
+      backend_(backend),
+      worker_(worker),
+      sent_(peer.agent().metrics().series(peer.name(), backend.name, Direction::kTx)),
+      received_(peer.agent().metrics().series(peer.name(), backend.name, Direction::kRx)) {}
+
+Link::~Link() = default;
+
+// ---- coming up and going down
+
+void Link::connect(uint64_t deadline_ns) {
+  if (state() == State::kConnecting || state() == State::kUp) return;
+  if (state() == State::kBroken && !teardown()) return;
+  ++attempts_;
+  last_error_ = Status::kOk;
+  last_error_text_.clear();
+  std::vector<uint8_t> address;
+  if (!peer_.address(backend_.name, address)) {
+    last_error_ = Status::kNoRoute;
+    last_error_text_ = fmt::format("peer '{}' has given no {} address", peer_.name(), backend_.name);
+    return;
+  }
+  const Agent& agent = worker_.agent();
+  connect_deadline_ns_ = std::min(deadline_ns, agent.now_ns() + agent.tuning().connect_timeout_ns);
+  worker_.remove_link(*this);
+  worker_.add_link(*this);
+  state_.store(State::kConnecting, std::memory_order_release);
+  take_failure_text();
+  towline_connection* connection = nullptr;
+  const int32_t status =
+      backend_.connection->connect(backend_.handle, worker_.index(), &peer_.identity(), address.data(),
+                                   address.size(), connect_deadline_ns_, this, &connection);
+  if (status != TOWLINE_OK) {
+    state_.store(State::kDown, std::memory_order_release);
+    last_error_ = static_cast<Status>(status);
+    last_error_text_ = take_failure_text();
+    return;
+  }
+  connection_ = connection;
+}
+
+void Link::adopt(towline_connection* connection) {
+  connection_ = connection;
+  ++attempts_;
+  last_error_ = Status::kOk;
+  worker_.remove_link(*this);
+  worker_.add_link(*this);
+  came_up();
+}
+
+void Link::came_up() noexcept {
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+  last_heard_ns_ = last_ping_ns_ = last_used_ns_ = worker_.agent().now_ns();
+  notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = 0;
+  notice_bytes_consumed_.store(0, std::memory_order_relaxed);
+  pong_due_ = false;
+  waiting_.clear();
+  {
+    std::lock_guard lock(revocations_mutex_);
+    revocations_asked_.clear();
+  }
+  state_.store(State::kUp, std::memory_order_release);
+  peer_.set_health(TOWLINE_HEALTH_ALIVE);
+}
+
+void Link::on_event(uint32_t event, Status status, const char* text) noexcept {
+  if (event == TOWLINE_CONNECTION_UP) {
+    if (state() == State::kConnecting) came_up();
+    return;
+  }
+  close(status, text == nullptr ? "" : text);
+}
+
+void Link::close(Status why, std::string text) {
+  if (state() == State::kDown || state() == State::kBroken) return;
+  const bool was_up = up();
+  last_error_ = why;
+  last_error_text_ = std::move(text);
+  state_.store(State::kBroken, std::memory_order_release);
+  worker_.maintain_soon();
+  if (was_up) {
+    bool other_up = false;
+    for (const Link* link : peer_.links()) other_up = other_up || link->up();
+    if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
+    TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
+                status_name(why));
+  }
+  for (Part* part : prepared_) part->transfer->close_gate(Transfer::kRelink);
+  // Parts end through their backend, which gives the fences; their outcome need not wait for that.
+  const Status outcome = why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why;
+  for (Part* part : prepared_) {
+    if (part->submitted) part->transfer->end(outcome, &worker_);
+  }
+}
+
+void Link::add_prepared(Part& part) {
+  part.prepared_at = prepared_.size();
+  prepared_.push_back(&part);
+}
+
+// Puts the last in its place: whoever removes while walking the list walks it from the end.
+void Link::remove_prepared(Part& part) noexcept {
+  prepared_[part.prepared_at] = prepared_.back();
+  prepared_[part.prepared_at]->prepared_at = part.prepared_at;
+  prepared_.pop_back();
+}
+
+bool Link::release_revoked() noexcept {
+  bool clean = true;
+  InUse::publish();
+  for (std::size_t i = prepared_.size(); i > 0; --i) {
+    Part& part = *prepared_[i - 1];
+    bool revoked = false;
+    for (const auto& region : part.transfer->remote().remote_regions()) {
+      revoked = revoked || region->revoked.load(std::memory_order_acquire);
+    }
+    if (revoked && !part.transfer->try_release(part)) clean = false;
+  }
+  return clean;
+}
+
+void Link::drop_imports(bool all) noexcept {
+  std::erase_if(imports_, [&](const auto& entry) {
+    const Import& import = entry.second;
+    if (!all && !import.region->revoked.load(std::memory_order_acquire)) return false;
+    if (import.handle != nullptr) backend_.memory->unimport(connection_, import.handle);
+    import.region->imports.fetch_sub(1, std::memory_order_acq_rel);
+    return true;
+  });
+}
+
+bool Link::teardown() noexcept {
+  // Whoever posts the short way at this moment may still be copying through a plan prepared here: wait for
+  // that first.
+  bool posting = false;
+  if (!prepared_.empty()) InUse::publish();
+  for (std::size_t i = prepared_.size(); i > 0; --i) {
+    Part& part = *prepared_[i - 1];
+    if (!part.submitted && !part.transfer->try_release(part)) posting = true;
+  }
+  if (posting) return false;
+  // What is still prepared is in flight; disconnect ends it, and its plan is released when its transfer is
+  // next touched.
+  if (connection_ != nullptr) {
+    drop_imports(true);
+    backend_.connection->disconnect(connection_);
+    connection_ = nullptr;
+  }
+  worker_.remove_link(*this);
+  state_.store(State::kDown, std::memory_order_release);
+  return true;
+}
+
+bool Link::shut() noexcept {
+  close(Status::kClosed, "this agent was closed");
+  return state() == State::kDown || teardown();
+}
+
+// ---- imports
+
+Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import** import) {
+  if (region->revoked.load(std::memory_order_acquire)) {
+    set_failure_text("the peer has deregistered the region");
+    return Status::kStale;
+  }
+  auto [found, fresh] = imports_.try_emplace(region->ref.key);
+  Import& entry = found->second;
+  if (fresh) {
+    entry.region = region;
+    region->imports.fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (!entry.ready) {
+    const towline_region_args args = {sizeof(towline_region_args), region->ref, -1, 0, nullptr};
+    const auto token = region->tokens.find(backend_.name);
+    const bool has_token = token != region->tokens.end();
+    take_failure_text();
+    const int32_t status =
+        backend_.memory->import(connection_, &args, has_token ? token->second.data() : nullptr,
+                                has_token ? token->second.size() : 0, &entry.handle, entry.how);
+    if (status == TOWLINE_AGAIN) return Status::kAgain;
+    if (status != TOWLINE_OK) {
+      imports_.erase(found);
+      region->imports.fetch_sub(1, std::memory_order_acq_rel);
+      return static_cast<Status>(status);
+    }
+    entry.how[sizeof entry.how - 1] = 0;
+    entry.ready = true;
+  }
+  *import = entry.handle;
+  return Status::kOk;
+}
+
+std::string Link::how(const RemoteRegion& region) const {
+  const auto found = imports_.find(region.ref.key);
+  return found == imports_.end() ? "" : found->second.how;
+}
+
+std::string Link::describe() const {
+  if (connection_ == nullptr) return "{}";
+  char text[2048] = "";
+  if (backend_.connection->describe(connection_, text, sizeof text) != TOWLINE_OK) return "{}";
+  return text;
+}
+
+// ---- messages
+
+Status Link::send(const void* message, size_t bytes) noexcept {
+  if (!up()) return Status::kPeerLost;
+  last_used_ns_ = last_heard_ns_ > last_used_ns_ ? last_heard_ns_ : last_used_ns_;
+  return static_cast<Status>(backend_.data->send(connection_, message, bytes));
+}
+
+Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
+  const uint64_t taken = notice_bytes_sent_ + notice_credit(notice_bytes);
+  if (taken - notice_bytes_credited_ > kNoticeCreditBytes) return Status::kAgain;
+  notice_bytes_sent_ = taken;
+  return Status::kOk;
+}
+
+void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
+  if (generation != this->generation()) return;
+  const uint64_t consumed =
+      notice_bytes_consumed_.fetch_add(notice_credit(notice_bytes), std::memory_order_relaxed);
+  // The sender may be waiting for credit: once in a while, and when about a quarter of it is used up, tell it
+  // soon.
+  constexpr uint64_t kStep = kNoticeCreditBytes / 4;
+  if (consumed / kStep != (consumed + notice_credit(notice_bytes)) / kStep) {
+    worker_.maintain_soon();
+    worker_.wake();
+  }
+}
+
+void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
+  last_heard_ns_ = worker_.pass_began_ns();
+  if (peer_.health() == TOWLINE_HEALTH_SUSPECT) peer_.set_health(TOWLINE_HEALTH_ALIVE);
+  ControlHeader header;
+  if (bytes < sizeof header) return close(Status::kProtocol, "a control message was cut short");
+  std::memcpy(&header, data, sizeof header);
+  if (header.type == static_cast<uint8_t>(ControlType::kData)) {
+    DataMessage message;
+    if (bytes < sizeof message) return close(Status::kProtocol, "a notice was cut short");
+    std::memcpy(&message, data, sizeof message);
+    if (header.notice_bytes != bytes - sizeof message || header.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
+      return close(Status::kProtocol, "a notice's length does not fit its message");
+    }
+    return on_data(message, data + sizeof message, header.notice_bytes);
+  }
+  ValueMessage message;
+  if (bytes < sizeof message) return close(Status::kProtocol, "a control message was cut short");
+  std::memcpy(&message, data, sizeof message);
+  switch (static_cast<ControlType>(header.type)) {
+    case ControlType::kCredit:
+      if (message.value > notice_bytes_sent_ || message.value < notice_bytes_credited_) {
+        return close(Status::kProtocol, "the peer credits notices that were never sent");
+      }
+      notice_bytes_credited_ = message.value;
+      return;
+    case ControlType::kPing:
+      pong_due_ = true;
+      pong_value_ = message.value;
+      send_waiting();
+      return;
+    case ControlType::kPong:
+      return;
+    case ControlType::kRevoke:
+      return on_revoke(message.value);
+    case ControlType::kRevoked: {
+      std::lock_guard lock(revocations_mutex_);
+      std::erase(revocations_asked_, message.value);
+      return;
+    }
+    case ControlType::kBye:
+      return close(Status::kPeerLost, "the peer said goodbye");
+    case ControlType::kData:
+      break;
+  }
+  // Unknown types come from later versions; they must be safe to leave out.
+}
+
+void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) noexcept {
+  Agent& agent = worker_.agent();
+  if (message.counter_key != 0 && !agent.remote_counters().add(message.counter_key, message.counter_add)) {
+    received_->add_error(worker_.index(), Status::kNotFound);
+  }
+  if (message.has_notice == 0) return;
+  NoticeNode* node = worker_.notices().take(bytes);
+  if (node == nullptr) return close(Status::kOutOfMemory, "no memory for an arriving notice");
+  node->peer = &peer_;
+  node->link = this;
+  node->link_generation = generation();
+  node->worker = worker_.index();
+  node->bytes = bytes;
+  std::memcpy(node->data(), notice, bytes);
+  received_->add_notice(worker_.index());
+  agent.inbox().push(node);
+  agent.notify_activity();
+}
+
+// ---- revocations
+
+void Link::ask_revoke(uint64_t key) {
+  {
+    std::lock_guard lock(revocations_mutex_);
+    revocations_asked_.push_back(key);
+  }
+  waiting_.push_back(make_value_message(ControlType::kRevoke, key));
+  send_waiting();
+}
+
+bool Link::revocation_pending(uint64_t key) const noexcept {
+  if (!up()) return false;
+  std::lock_guard lock(revocations_mutex_);
+  return std::find(revocations_asked_.begin(), revocations_asked_.end(), key) != revocations_asked_.end();
+}
+
+void Link::on_revoke(uint64_t key) noexcept {
+  worker_.agent().revoke_remote(peer_, key);
+  revoking_here_.push_back(key);
+  worker_.maintain_soon();
+}
+
+uint32_t Link::answer_revocations() noexcept {
+  // Every link of the peer lets go of revoked regions in its own maintain(); the answer waits for all of
+  // them.
+  if (release_revoked()) drop_imports(false);
+  uint32_t done = 0;
+  std::erase_if(revoking_here_, [&](uint64_t key) {
+    if (worker_.agent().revoked_region_in_use(peer_, key)) return false;
+    waiting_.push_back(make_value_message(ControlType::kRevoked, key));
+    ++done;
+    return true;
+  });
+  return done;
+}
+
+// ---- once in a while
+
+uint32_t Link::send_waiting() noexcept {
+  uint32_t done = 0;
+  if (!up()) return 0;
+  if (pong_due_) {
+    const ValueMessage pong = make_value_message(ControlType::kPong, pong_value_);
+    if (send(&pong, sizeof pong) == Status::kOk) {
+      pong_due_ = false;
+      ++done;
+    }
+  }
+  while (!waiting_.empty() && send(&waiting_.front(), sizeof(ValueMessage)) == Status::kOk) {
+    waiting_.pop_front();
+    ++done;
+  }
+  const uint64_t consumed = notice_bytes_consumed_.load(std::memory_order_relaxed);
+  if (consumed - notice_bytes_reported_ >= kNoticeCreditBytes / 8) {
+    const ValueMessage credit = make_value_message(ControlType::kCredit, consumed);
+    if (send(&credit, sizeof credit) == Status::kOk) {
+      notice_bytes_reported_ = consumed;
+      ++done;
+    }
+  }
+  return done;
+}
+
+void Link::heartbeat(uint64_t now_ns) noexcept {
+  const AgentTuning& tuning = worker_.agent().tuning();
+  const uint64_t silent_ns = now_ns > last_heard_ns_ ? now_ns - last_heard_ns_ : 0;
+  if (silent_ns >= tuning.heartbeat_ns && now_ns - last_ping_ns_ >= tuning.heartbeat_ns) {
+    last_ping_ns_ = now_ns;
+    const ValueMessage ping = make_value_message(ControlType::kPing, now_ns);
+    // No room for a ping means that the peer does not read: its silence tells.
+    (void)send(&ping, sizeof ping);
+  }
+  if (silent_ns < tuning.suspect_ns) return;
+  if (peer_.health() == TOWLINE_HEALTH_ALIVE) peer_.set_health(TOWLINE_HEALTH_SUSPECT);
+  // A caller-driven peer is silent whenever its application is busy elsewhere: suspect, but not lost.
+  if (silent_ns >= tuning.lost_ns && peer_.identity().caller_driven == 0) {
+    close(Status::kPeerLost, fmt::format("nothing heard for {} ms", silent_ns / kMillisecondNs));
+  }
+}
+
+bool Link::has_chores() const noexcept {
+  return state() == State::kBroken || state() == State::kConnecting || pong_due_ || !waiting_.empty() ||
+         !revoking_here_.empty() || peer_.ended() != Status::kOk || worker_.agent().has_revoked_regions() ||
+         notice_bytes_consumed_.load(std::memory_order_relaxed) - notice_bytes_reported_ >=
+             kNoticeCreditBytes / 8;
+}
+
+uint32_t Link::maintain(uint64_t now_ns) noexcept {
+  if (const Status ended = peer_.ended(); ended != Status::kOk) {
+    close(ended == Status::kStale ? Status::kCancelled : ended, status_text(ended));
+  }
+  switch (state()) {
+    case State::kDown:
+      return 0;
+    case State::kConnecting:
+      if (now_ns >= connect_deadline_ns_) {
+        close(Status::kTimedOut,
+              fmt::format("connecting to '{}' over {} took too long", peer_.name(), backend_.name));
+      }
+      return 0;
+    case State::kBroken:
+      return teardown() ? 1 : 0;
+    case State::kUp:
+      break;
+  }
+  heartbeat(now_ns);
+  uint32_t done = send_waiting();
+  if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();
+  if (parts_in_flight_ != 0) last_used_ns_ = now_ns;
+  if (!backend_.has_trait(TOWLINE_TRAIT_SAME_HOST) &&
+      now_ns > last_used_ns_ + worker_.agent().tuning().idle_ns) {
+    close(Status::kClosed, "idle");
+  }
+  return done;
+}
+
+}  // namespace towline

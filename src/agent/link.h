@@ -1,0 +1,150 @@
+// One worker's connection to one peer over one backend, with all that the core keeps about it: its state,
+// what it imported, the plans prepared on it, heartbeats, notice credit.
+//
+//   down --connect()--> connecting --UP--> up --DOWN, silence, close()--> broken --teardown in the next
+//   pass--> down
+//                            \--DOWN, deadline--> broken
+//   down --accepted--> up
+//
+// Everything is under the worker's lock unless said otherwise. Each time it comes up, its generation is one
+// more: what was prepared on an earlier generation is prepared anew.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "agent/backend_host.h"
+#include "agent/control_message.h"
+#include "agent/peer.h"
+#include "telemetry/metrics.h"
+
+namespace towline {
+
+class Worker;
+struct Part;
+
+class Link {
+ public:
+  enum class State : uint32_t { kDown, kConnecting, kUp, kBroken };
+
+  Link(Peer& peer, Backend& backend, Worker& worker);
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link();
+
+  // Starts connecting unless connecting or up. A failure shows as state() kDown with last_error().
+  void connect(uint64_t deadline_ns);
+  // A connection that the backend accepted.
+  void adopt(towline_connection* connection);
+  // Ends it; `why` goes to everything in flight. Takes effect in the worker's next pass.
+  void close(Status why, std::string text);
+
+  void on_event(uint32_t event, Status status, const char* text) noexcept;
+  void on_message(const uint8_t* data, size_t bytes) noexcept;
+  // Heartbeats, teardown, credits and revocations that wait. Once a pass while it has something to do, else
+  // every few milliseconds. Returns how much was done.
+  uint32_t maintain(uint64_t now_ns) noexcept;
+
+  // Something that maintain() could not finish: it should be called again soon.
+  [[nodiscard]] bool has_chores() const noexcept;
+
+  // kOk with *import set; kAgain: asked, call again; or why not, with the backend's words in
+  // take_failure_text().
+  Status import(const std::shared_ptr<RemoteRegion>& region, towline_import** import);
+  // For people: how each region is reached ("mapped memfd").
+  [[nodiscard]] std::string how(const RemoteRegion& region) const;
+
+  // Sends a message; kAgain when the backend has no room now.
+  [[nodiscard]] Status send(const void* message, size_t bytes) noexcept;
+  // Takes credit for a notice of so many bytes; kAgain when the peer has not consumed enough yet.
+  [[nodiscard]] Status take_notice_credit(uint64_t notice_bytes) noexcept;
+  void return_notice_credit(uint64_t notice_bytes) noexcept {
+    notice_bytes_sent_ -= notice_credit(notice_bytes);
+  }
+  // The application consumed a notice that came over `generation` of this link. Any thread.
+  void consumed(uint32_t generation, uint64_t notice_bytes) noexcept;
+  // Asks the peer to let go of a region of ours.
+  void ask_revoke(uint64_t key);
+  // A part is, or is no longer, prepared here.
+  void add_prepared(Part& part);
+  void remove_prepared(Part& part) noexcept;
+  void part_started() noexcept { ++parts_in_flight_; }
+  void part_ended() noexcept { --parts_in_flight_; }
+
+  [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool up() const noexcept { return state() == State::kUp; }
+  [[nodiscard]] uint32_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+  [[nodiscard]] uint64_t attempts() const noexcept { return attempts_; }
+  [[nodiscard]] Status last_error() const noexcept { return last_error_; }
+  [[nodiscard]] const std::string& last_error_text() const noexcept { return last_error_text_; }
+  [[nodiscard]] towline_connection* connection() const noexcept { return connection_; }
+  [[nodiscard]] Peer& peer() const noexcept { return peer_; }
+  [[nodiscard]] Backend& backend() const noexcept { return backend_; }
+  [[nodiscard]] Worker& worker() const noexcept { return worker_; }
+  [[nodiscard]] Series& sent() const noexcept { return *sent_; }
+  [[nodiscard]] Series& received() const noexcept { return *received_; }
+  [[nodiscard]] std::string describe() const;
+  // Has the peer confirmed that it let go of this region of ours? Any thread.
+  [[nodiscard]] bool revocation_pending(uint64_t key) const noexcept;
+  // The agent is closing: disconnects. False: somebody is posting through it, call again.
+  [[nodiscard]] bool shut() noexcept;
+
+ private:
+  struct Import {
+    towline_import* handle = nullptr;
+    std::shared_ptr<RemoteRegion> region;
+    bool ready = false;
+    char how[64] = {};
+  };
+
+  void came_up() noexcept;
+  bool teardown() noexcept;  // false: somebody is posting through it, again in the next pass
+  bool release_revoked() noexcept;
+  void drop_imports(bool all) noexcept;
+  void on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) noexcept;
+  void on_revoke(uint64_t key) noexcept;
+  uint32_t answer_revocations() noexcept;
+  uint32_t send_waiting() noexcept;
+  void heartbeat(uint64_t now_ns) noexcept;
+
+  Peer& peer_;
+  Backend& backend_;
+  Worker& worker_;
+  Series* sent_;
+  Series* received_;
+
+  std::atomic<State> state_{State::kDown};
+  std::atomic<uint32_t> generation_{0};
+  towline_connection* connection_ = nullptr;
+  uint64_t attempts_ = 0;
+  uint64_t connect_deadline_ns_ = UINT64_MAX;
+  Status last_error_ = Status::kOk;
+  std::string last_error_text_;
+
+  std::unordered_map<uint64_t, Import> imports_;
+  std::vector<Part*> prepared_;
+  uint32_t parts_in_flight_ = 0;
+
+  uint64_t last_heard_ns_ = 0;
+  uint64_t last_ping_ns_ = 0;
+  uint64_t last_used_ns_ = 0;
+
+  uint64_t notice_bytes_sent_ = 0;      // by notice_credit, since it came up
+  uint64_t notice_bytes_credited_ = 0;  // as the peer reported
+  std::atomic<uint64_t> notice_bytes_consumed_{0};
+  uint64_t notice_bytes_reported_ = 0;
+  bool pong_due_ = false;
+  uint64_t pong_value_ = 0;
+  std::deque<ValueMessage> waiting_;     // control messages that found no room
+  std::vector<uint64_t> revoking_here_;  // the peer's regions we still have to let go of
+
+  mutable std::mutex revocations_mutex_;
+  std::vector<uint64_t> revocations_asked_;  // our regions the peer has not confirmed yet
+};
+
+}  // namespace towline

@@ -1,0 +1,42 @@
+// A file, device or object that a backend opened for a region of this agent; closed with the region.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "agent/backend_host.h"
+#include "towline/storage.h"
+
+namespace towline {
+
+class OpenedStorage {
+ public:
+  // Throws Error with the backend's words. Blocks as long as opening does.
+  OpenedStorage(Backend& backend, const towline_storage_args& args);
+  OpenedStorage(const OpenedStorage&) = delete;
+  OpenedStorage& operator=(const OpenedStorage&) = delete;
+  ~OpenedStorage() { close(); }
+
+  [[nodiscard]] const towline_storage_attributes& attributes() const noexcept { return attributes_; }
+  [[nodiscard]] Backend& backend() const noexcept { return backend_; }
+  [[nodiscard]] towline_storage* handle() const noexcept { return handle_; }
+  [[nodiscard]] bool replaces() const noexcept { return replaces_; }
+
+  // Throws Error. Any thread.
+  void commit();
+  // Idempotent; before the backend closes. What was not committed is dropped.
+  void close() noexcept;
+
+ private:
+  Backend& backend_;
+  const bool replaces_;
+  std::mutex mutex_;
+  towline_storage* handle_ = nullptr;
+  towline_storage_attributes attributes_ = {};
+};
+
+// What the region is of as `backend` opened it; null for memory, and for the others.
+[[nodiscard]] towline_storage* storage_of(const struct Region& region, const Backend& backend) noexcept;
+
+}  // namespace towline

@@ -1,0 +1,106 @@
+// Another agent as seen from here: what its metadata says, and one link for each backend and worker that
+// reach it.
+//
+// A peer is one incarnation. A new incarnation under the same name is a new Peer; the old one is *ended* and
+// everything made from it answers why. Peers live until the agent is gone: links, notices and lists point to
+// them freely.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/id.h"
+#include "memory/region_index.h"
+#include "metadata/blob/blob.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+#include "towline/towline.h"
+
+namespace towline {
+
+class Agent;
+class Link;
+struct Backend;
+
+// A region of a peer. Shared by the peer, block lists and links' imports.
+struct RemoteRegion {
+  towline_region_ref ref = {};
+  std::map<std::string, std::vector<uint8_t>> tokens;  // by backend
+  std::atomic<int32_t> imports{0};                     // over all links
+  std::atomic<bool> revoked{false};
+};
+
+class Peer {
+ public:
+  Peer(Agent& agent, const metadata::PeerMetadata& metadata);
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  ~Peer();
+
+  // Adds regions and addresses of further metadata of the same incarnation.
+  void merge(const metadata::PeerMetadata& metadata);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& incarnation_text() const noexcept { return incarnation_text_; }
+  [[nodiscard]] Id incarnation() const noexcept {
+    return {identity_.incarnation[0], identity_.incarnation[1]};
+  }
+  [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
+  [[nodiscard]] Agent& agent() const noexcept { return agent_; }
+  [[nodiscard]] std::vector<std::string> listen_addresses() const;
+
+  // kOk while usable; else kPeerRestarted, kStale (removed) or kClosed, for good.
+  [[nodiscard]] Status ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+  void end(Status why) noexcept;
+
+  [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
+  void set_health(uint32_t health) noexcept { health_.store(health, std::memory_order_relaxed); }
+
+  // The address its metadata gives for a backend; false when it has none.
+  [[nodiscard]] bool address(const std::string& backend, std::vector<uint8_t>& address) const;
+  [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions() const;
+  [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key) const;
+  // All of them for look-ups by address; the same object until they change.
+  [[nodiscard]] std::shared_ptr<const RegionIndex> region_index() const;
+  // The peer let go of a region: unknown from now on. Null when it was not known.
+  std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
+
+  // What a backend said of reaching the peer, until the peer's metadata changes.
+  enum class Reach : uint8_t { kUnknown, kMaybe, kNo };
+  [[nodiscard]] Reach reach(const Backend& backend) const;
+  void set_reach(const Backend& backend, Reach reach);
+  [[nodiscard]] bool has_up_link(const Backend& backend) const;
+
+  // The link of a backend and worker; made when it is not there. Any thread.
+  Link& link(Backend& backend, uint32_t worker);
+  // The same, without making one.
+  [[nodiscard]] Link* find_link(const Backend& backend, uint32_t worker) const;
+  // A link that is up, of this worker if there is one; null when none is. Allocates nothing.
+  [[nodiscard]] Link* up_link(uint32_t worker) const noexcept;
+  // Takes a connection that came in: the slot's link when that is free, else a further one.
+  Link& link_for_incoming(Backend& backend, uint32_t worker);
+  [[nodiscard]] std::vector<Link*> links() const;
+
+ private:
+  Agent& agent_;
+  const std::string name_;
+  towline_identity identity_;
+  const std::string incarnation_text_;
+  std::atomic<Status> ended_{Status::kOk};
+  std::atomic<uint32_t> health_{TOWLINE_HEALTH_UNKNOWN};
+
+  mutable std::mutex mutex_;
+  std::vector<std::string> listen_addresses_;
+  std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
+  std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
+  mutable std::shared_ptr<const RegionIndex> index_;  // of regions_; null: to be made
+  std::vector<Reach> reach_;                          // by backend
+  std::vector<std::unique_ptr<Link>> links_;
+};
+
+}  // namespace towline

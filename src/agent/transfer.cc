@@ -1,0 +1,738 @@
+#include "agent/transfer.h"
+
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/router.h"
+#include "agent/worker.h"
+#include "base/error.h"
+#include "base/futex.h"
+#include "base/in_use.h"
+
+namespace towline {
+
+namespace {
+
+constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
+constexpr uint64_t kImmediatePostsPerCount = 64;
+constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
+
+}  // namespace
+
+Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
+                   std::shared_ptr<BlockList> remote, Plan plan, TransferOptions options)
+    : phase_(kBusy),
+      outcome_(static_cast<int32_t>(Status::kNotFound)),
+      fork_generation_(fork_generation()),
+      agent_(std::move(agent)),
+      op_(op),
+      local_(std::move(local)),
+      remote_(std::move(remote)),
+      plan_(std::move(plan)),
+      options_(std::move(options)) {
+  if (options_.timeout_ns == 0) options_.timeout_ns = agent_->default_timeout_ns();
+  build_message();
+  const uint64_t bytes = plan_.view().bytes;
+  const auto workers = static_cast<uint32_t>(agent_->workers().size());
+  const uint32_t home = agent_->my_worker().index();
+  part_count_ = std::clamp<uint32_t>(options_.threads, 1, std::min<uint32_t>(workers, kMaxParts));
+  if (bytes < part_count_ * uint64_t{65536}) part_count_ = 1;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    part.transfer = this;
+    part.worker = agent_->workers()[(home + i) % workers].get();
+    // Shares end on page boundaries, so that neighbours do not write to one page.
+    part.begin = i == 0 ? 0 : parts_[i - 1].end;
+    part.end = i + 1 == part_count_ ? bytes : (bytes / part_count_ * (i + 1)) & ~uint64_t{4095};
+  }
+}
+
+Transfer::~Transfer() = default;
+
+void Transfer::build_message() {
+  message_.clear();
+  if (!options_.has_notice && options_.counter_key == 0) return;
+  const DataMessage header = {{static_cast<uint8_t>(ControlType::kData), kControlVersion, 0,
+                               static_cast<uint32_t>(options_.notice.size())},
+                              options_.counter_key,
+                              options_.counter_add,
+                              options_.has_notice ? 1u : 0u,
+                              0};
+  const auto* begin = reinterpret_cast<const uint8_t*>(&header);
+  message_.assign(begin, begin + sizeof header);
+  message_.insert(message_.end(), options_.notice.begin(), options_.notice.end());
+}
+
+// ---- finding the way
+
+void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns) {
+  Peer& peer = *remote_->peer();
+  forced_ = forced_backend;
+  rejected_.clear();
+  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  for (const auto& backend : agent_->backends().backends()) {
+    if (!may_do(*backend, peer, kinds, forced_)) continue;
+    std::string reason;
+    if (try_backend(*backend, deadline_ns, reason)) {
+      phase_.store(kReady, std::memory_order_release);
+      return;
+    }
+    rejected_.emplace_back(backend.get(), std::move(reason));
+    if (peer.ended() != Status::kOk)
+      fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
+  }
+  backend_ = nullptr;
+  std::string reasons;
+  for (const std::string& reason : not_taken()) reasons += "\n  " + reason;
+  if (reasons.empty())
+    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
+         agent_->backends().names());
+  const bool late = agent_->now_ns() >= deadline_ns;
+  fail(late ? Status::kTimedOut : Status::kNoRoute, "no backend reaches the memory of peer '{}':{}",
+       peer.name(), reasons);
+}
+
+std::vector<std::string> Transfer::not_taken() const {
+  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  std::vector<std::string> result;
+  for (const auto& backend : agent_->backends().backends()) {
+    if (backend.get() == backend_ || (!forced_.empty() && backend->name != forced_)) continue;
+    const auto tried = std::find_if(rejected_.begin(), rejected_.end(),
+                                    [&](const auto& entry) { return entry.first == backend.get(); });
+    std::string reason =
+        tried != rejected_.end() ? tried->second : reason_against(*backend, *remote_->peer(), kinds, forced_);
+    if (reason.empty() && backend_ != nullptr)
+      reason = fmt::format("not tried: '{}' comes before it", backend_->name);
+    result.push_back(backend->name + ": " + reason);
+  }
+  return result;
+}
+
+bool Transfer::try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason) {
+  backend_ = &backend;
+  Status status = Status::kOk;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    part.link = nullptr;
+    part.attempt = 0;
+    agent_->drive_until(
+        [&] {
+          Worker::Guard guard(*part.worker);
+          take_failure_text();
+          status = establish_part(part, deadline_ns);
+          if (is_error(status)) reason = take_failure_text();
+          return status != Status::kInProgress;
+        },
+        deadline_ns);
+    if (status != Status::kOk) break;
+  }
+  if (status == Status::kOk) return true;
+  if (status == Status::kInProgress) reason = "not connected before the deadline";
+  if (reason.empty()) reason = status_text(status);
+  release_parts();
+  return false;
+}
+
+Status Transfer::establish_part(Part& part, uint64_t deadline_ns) noexcept {
+  Peer& peer = *remote_->peer();
+  if (peer.ended() != Status::kOk) return peer.ended();
+  try {
+    if (part.link == nullptr) part.link = &peer.link(*backend_, part.worker->index());
+    Link& link = *part.link;
+    if (link.state() == Link::State::kDown) {
+      if (part.attempt != 0 && part.attempt == link.attempts()) {
+        set_failure_text(link.last_error_text());
+        return is_error(link.last_error()) ? link.last_error() : Status::kPeerLost;
+      }
+      link.connect(deadline_ns);
+      part.attempt = link.attempts();
+      if (link.state() == Link::State::kDown) return establish_part(part, deadline_ns);
+    }
+    if (link.state() == Link::State::kConnecting && part.attempt == 0) part.attempt = link.attempts();
+    if (!link.up()) return Status::kInProgress;
+    const Status status = prepare_part(part);
+    if (status == Status::kAgain) return Status::kInProgress;
+    part.attempt = 0;
+    return status;
+  } catch (const std::exception& error) {
+    set_failure_text(error.what());
+    return Status::kInternal;
+  }
+}
+
+Status Transfer::prepare_part(Part& part) noexcept {
+  Link& link = *part.link;
+  if (part.prepared != nullptr) {
+    if (part.link_generation == link.generation()) return Status::kOk;
+    immediate_ = nullptr;
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    link.remove_prepared(part);
+  }
+  std::vector<towline_import*> imports;
+  for (const auto& region : remote_->remote_regions()) {
+    towline_import* import = nullptr;
+    const Status status = link.import(region, &import);
+    if (status != Status::kOk) return status;
+    imports.push_back(import);
+  }
+  std::vector<towline_registration*> registrations;
+  for (uint64_t i = 0; i < local_->view().region_count; ++i) {
+    const uint64_t key = local_->view().regions[i].key;
+    registrations.push_back(agent_->registration(key, *backend_));
+  }
+  const towline_prepare_args args = {
+      sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};
+  const auto status = static_cast<Status>(backend_->data->prepare(link.connection(), &args, &part.prepared));
+  if (status != Status::kOk) return status;
+  part.link_generation = link.generation();
+  link.add_prepared(part);
+  short_way_.store(false, std::memory_order_relaxed);
+  constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
+  if (part_count_ == 1 && (part.prepared->flags & kShortWay) == kShortWay && !wants_delivery()) {
+    immediate_ = part.prepared;
+    immediate_submit_ = backend_->data->submit;
+    immediate_tries_ = (part.prepared->flags & TOWLINE_PREPARED_TRY) != 0;
+    immediate_args_ = {sizeof(towline_submit_args),
+                       reinterpret_cast<uint64_t>(&part),
+                       part.begin,
+                       part.end,
+                       nullptr,
+                       0,
+                       immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
+                       0};
+    short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
+  }
+  bool all = true;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Part& other = parts_[i];
+    all = all && other.prepared != nullptr && other.link->up() &&
+          other.link_generation == other.link->generation();
+  }
+  int32_t expected = kRelink;
+  if (all) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
+  return Status::kOk;
+}
+
+void Transfer::release_parts() noexcept {
+  immediate_ = nullptr;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    Worker::Guard guard(*part.worker);
+    if (part.prepared == nullptr) continue;
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    part.link->remove_prepared(part);
+  }
+}
+
+bool Transfer::try_release(Part& part) noexcept {
+  // Busy means a post that may be at the backend, which must be waited for, or one on the long way (it has
+  // shares), which looks at its plans only under this lock.
+  if (InUse::by_any(this)) return false;
+  const bool mine = take(kHeld);
+  if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;
+  immediate_ = nullptr;
+  if (part.prepared != nullptr && !part.submitted) {
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    part.link->remove_prepared(part);
+  }
+  if (mine) phase_.store(kReady, std::memory_order_release);
+  return !part.submitted;
+}
+
+void Transfer::close_gate(int32_t gate) noexcept {
+  int32_t seen = gate_.load(std::memory_order_relaxed);
+  while (seen >= 0 && seen != gate && !gate_.compare_exchange_weak(seen, gate, std::memory_order_seq_cst)) {
+  }
+}
+
+// ---- posting
+
+bool Transfer::take(Phase phase) noexcept {
+  uint32_t seen = kReady;
+  while (!phase_.compare_exchange_weak(seen, phase, std::memory_order_seq_cst)) {
+    if (seen == kBusy) return false;
+    if (seen == kHeld) cpu_pause();
+    seen = kReady;
+  }
+  return true;
+}
+
+Status Transfer::post() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  // Not even entered when it is closed, so that whoever waits for the last to leave is not kept waiting.
+  if (short_way_.load(std::memory_order_relaxed) && gate_.load(std::memory_order_relaxed) == kOpen) {
+    const InUse use(this);
+    if (use && post_short()) return Status::kOk;
+  }
+  if (!take(kBusy)) return Status::kBusy;
+  if (gate_.load(std::memory_order_seq_cst) != kOpen || immediate_ == nullptr) return post_slow();
+  if (has_message()) return post_with_message();
+  const int32_t status = immediate_submit_(immediate_, &immediate_args_);
+  if (status == TOWLINE_AGAIN && immediate_tries_) return post_slow();
+  if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
+    note_failure({status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
+    bytes_.store(0, std::memory_order_relaxed);
+  }
+  if (status != TOWLINE_AGAIN) {
+    last_was_immediate_.store(true, std::memory_order_relaxed);
+    outcome_.store(status, std::memory_order_release);
+    count_immediate_post();
+  }
+  phase_.store(kReady, std::memory_order_release);
+  return static_cast<Status>(status);
+}
+
+// The short way: the bytes are there when the backend returns; no clock, lock, locked instruction or
+// allocation. False: not for this post, or it failed: the other way does, or says, what there is to.
+bool Transfer::post_short() noexcept {
+  // In this order: whoever closes the short way has opened the gate before.
+  if (phase_.load(std::memory_order_relaxed) != kReady) return false;
+  if (gate_.load(std::memory_order_acquire) != kOpen || !short_way_.load(std::memory_order_acquire))
+    return false;
+  if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) return false;
+  last_was_immediate_.store(true, std::memory_order_relaxed);
+  outcome_.store(TOWLINE_OK, std::memory_order_release);
+  count_immediate_post();
+  return true;
+}
+
+// Whoever calls has closed the way to new ones.
+void Transfer::wait_for_short_posts() const noexcept {
+  InUse::publish();
+  SpinWait spin;
+  while (InUse::by_any(this))
+    if (!spin.again()) control_pause(*agent_, 0);
+}
+
+void Transfer::count_immediate_post() noexcept {
+  const uint64_t posts = immediate_posts_.load(std::memory_order_relaxed) + 1;
+  immediate_posts_.store(posts, std::memory_order_relaxed);
+  if (posts >= kImmediatePostsPerCount) flush_counts();
+}
+
+// The same, and then the message, which needs the lock. Whatever does not go straight through takes the long
+// way from the beginning: what has been copied is copied again.
+Status Transfer::post_with_message() noexcept {
+  Part& part = parts_[0];
+  Link& link = *part.link;
+  if (!part.worker->try_lock()) return post_slow();
+  bool sent = link.up() && link.generation() == part.link_generation;
+  sent = sent && (!options_.has_notice || link.take_notice_credit(options_.notice.size()) == Status::kOk);
+  if (sent) {
+    sent = immediate_submit_(immediate_, &immediate_args_) == TOWLINE_OK &&
+           link.send(message_.data(), message_.size()) == Status::kOk;
+    if (!sent && options_.has_notice) link.return_notice_credit(options_.notice.size());
+  }
+  if (sent) {
+    last_was_immediate_.store(true, std::memory_order_relaxed);
+    outcome_.store(TOWLINE_OK, std::memory_order_release);
+    count_immediate_post();
+  }
+  part.worker->unlock();
+  if (!sent) return post_slow();
+  phase_.store(kReady, std::memory_order_release);
+  return Status::kOk;
+}
+
+Status Transfer::post_slow() noexcept {
+  const int32_t gate = gate_.load(std::memory_order_seq_cst);
+  if (gate < 0) {
+    phase_.store(kReady, std::memory_order_release);
+    return static_cast<Status>(gate);
+  }
+  if (options_.queue_completion && !agent_->reserve_completion()) {
+    phase_.store(kReady, std::memory_order_release);
+    return Status::kAgain;
+  }
+  const int32_t before = outcome_.load(std::memory_order_relaxed);
+  const uint64_t now_ns = agent_->now_ns();
+  last_was_immediate_.store(false, std::memory_order_relaxed);
+  failed_count_ = 0;
+  first_error_.store(0, std::memory_order_relaxed);
+  bytes_.store(0, std::memory_order_relaxed);
+  fences_.store(kAllFences, std::memory_order_relaxed);
+  posted_at_ns_.store(now_ns, std::memory_order_relaxed);
+  parts_left_.store(part_count_, std::memory_order_relaxed);
+  shares_.store(2, std::memory_order_relaxed);
+  outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
+  ended_.store(false, std::memory_order_seq_cst);
+  const uint64_t deadline_ns = Deadline::after(now_ns, options_.timeout_ns).ns();
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    parts_[i].deadline_ns = deadline_ns;
+    parts_[i].attempt = 0;
+    parts_[i].message_only = false;
+  }
+  const Status status = start_parts();
+  if (!is_error(status)) return status;
+  // Not accepted: as if it had not been posted.
+  ended_.store(true, std::memory_order_relaxed);
+  outcome_.store(before, std::memory_order_release);
+  if (options_.queue_completion) agent_->release_completion();
+  phase_.store(kReady, std::memory_order_release);
+  return status;
+}
+
+Status Transfer::start_parts() noexcept {
+  Part& first = parts_[0];
+  if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
+    Status status = Status::kAgain;
+    // Under the lock the link can't break; it may have just before.
+    const bool usable =
+        first.link->up() && first.link_generation == first.link->generation() && first.prepared != nullptr;
+    if (usable) status = submit_now(first);
+    const bool again_later = !usable;
+    if (again_later) first.worker->establish_later(first);
+    first.worker->unlock();
+    if (again_later) status = Status::kInProgress;
+    if (is_error(status)) return status;
+    if (status == Status::kInProgress) first.worker->wake();
+    return accepted();
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    SpinWait spin;
+    while (!part.worker->enqueue(&part)) {
+      if (i == 0) return Status::kAgain;
+      if (part.worker->drive() == 0 && !spin.again()) control_pause(*agent_, 0);
+    }
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    if (i == 0) parts_[i].worker->drive();
+    parts_[i].worker->wake();
+  }
+  return accepted();
+}
+
+// What post answers once the parts are on their way: a bad outcome that is there already is for poll to tell,
+// an error of post would say that nothing has been accepted.
+Status Transfer::accepted() const noexcept {
+  return poll_outcome() == Status::kOk ? Status::kOk : Status::kInProgress;
+}
+
+Status Transfer::submit_now(Part& part) noexcept {
+  const bool message = part_count_ == 1 && has_message();
+  const bool notice = message && options_.has_notice;
+  if (notice && part.link->take_notice_credit(options_.notice.size()) != Status::kOk) return Status::kAgain;
+  const towline_submit_args args = {
+      sizeof(towline_submit_args),         reinterpret_cast<uint64_t>(&part), part.begin, part.end,
+      message ? message_.data() : nullptr, message ? message_.size() : 0,     0,          0};
+  part.submitted = true;
+  part.link->part_started();
+  part.worker->track(part);
+  const int32_t status = backend_->data->submit(part.prepared, &args);
+  if (status == TOWLINE_IN_PROGRESS) return Status::kInProgress;
+  if (status == TOWLINE_OK) {
+    part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
+    return Status::kOk;
+  }
+  part.submitted = false;
+  part.link->part_ended();
+  part.worker->untrack(part);
+  if (notice) part.link->return_notice_credit(options_.notice.size());
+  return static_cast<Status>(status);
+}
+
+bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
+  const bool over = ended_.load(std::memory_order_acquire);
+  if (part.message_only) {
+    Status status = over ? Status::kCancelled : Status::kAgain;
+    if (!over && now_ns >= part.deadline_ns) status = Status::kTimedOut;
+    if (!over && status == Status::kAgain) {
+      const bool notice = options_.has_notice;
+      if (!notice || part.link->take_notice_credit(options_.notice.size()) == Status::kOk) {
+        status = part.link->send(message_.data(), message_.size());
+        if (status != Status::kOk && notice) part.link->return_notice_credit(options_.notice.size());
+      }
+      if (status == Status::kAgain) return false;
+    }
+    part.message_only = false;
+    end(status, part.worker);
+    drop();
+    return true;
+  }
+  Status status = Status::kOk;
+  if (over) {
+    status = Status::kCancelled;
+  } else if (now_ns >= part.deadline_ns) {
+    status = Status::kTimedOut;
+    end(status, part.worker);
+  } else {
+    const bool usable =
+        part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
+    if (!usable) status = establish_part(part, part.deadline_ns);
+    if (status == Status::kOk) status = submit_now(part);
+    if (status == Status::kInProgress && part.submitted) return true;
+    if (status == Status::kInProgress || status == Status::kAgain) return false;
+    if (status == Status::kOk) return true;
+  }
+  part_ended(part, {static_cast<int32_t>(status), 0, kAllFences, 0, 0, part.begin, part.end});
+  return true;
+}
+
+// ---- ending
+
+void Transfer::expire(Part& part) noexcept {
+  end(Status::kTimedOut, part.worker);
+  if (part.submitted) backend_->data->cancel(part.link->connection(), reinterpret_cast<uint64_t>(&part));
+}
+
+Status Transfer::cancel() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  if (outcome_.load(std::memory_order_acquire) != static_cast<int32_t>(Status::kInProgress))
+    return Status::kOk;
+  end(Status::kCancelled, nullptr);
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    Worker::Guard guard(*part.worker);
+    if (part.submitted && part.link->connection() != nullptr) {
+      backend_->data->cancel(part.link->connection(), reinterpret_cast<uint64_t>(&part));
+    }
+  }
+  return Status::kOk;
+}
+
+void Transfer::part_ended(Part& part, const towline_part_result& result) noexcept {
+  if (part.submitted) {
+    part.submitted = false;
+    part.link->part_ended();
+    part.worker->untrack(part);
+  }
+  bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
+                   std::memory_order_relaxed);
+  if (result.status != TOWLINE_OK) {
+    fences_.fetch_and(result.fences, std::memory_order_relaxed);
+    note_failure(result);
+  }
+  if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) all_parts_ended(*part.worker);
+}
+
+void Transfer::all_parts_ended(Worker& worker) noexcept {
+  const uint64_t now_ns = agent_->now_ns();
+  ended_at_ns_.store(now_ns, std::memory_order_relaxed);
+  const int32_t error = first_error_.load(std::memory_order_acquire);
+  if (Link* link = parts_[0].link; link != nullptr) {
+    Series& series = op_ == TOWLINE_WRITE ? link->sent() : link->received();
+    const uint64_t posted_ns = posted_at_ns_.load(std::memory_order_relaxed);
+    if (error == 0) {
+      series.add_transfer(worker.index(), plan_.view().bytes, plan_.view().blocks,
+                          std::max<uint64_t>(now_ns - posted_ns, 1));
+    } else {
+      series.add_error(worker.index(), static_cast<Status>(error));
+    }
+  }
+  if (!ended_.load(std::memory_order_acquire)) {
+    if (error == 0 && part_count_ > 1 && has_message()) {
+      // Striped: the message follows now that every byte is there, on the first part's connection.
+      Part& part = parts_[0];
+      part.message_only = true;
+      if (part.worker == &worker) {
+        worker.establish_later(part);
+        return;
+      }
+      if (part.worker->enqueue(&part)) {
+        part.worker->wake();
+        return;
+      }
+      part.message_only = false;
+      end(Status::kAgain, &worker);
+    } else {
+      end(static_cast<Status>(error), &worker);
+    }
+  }
+  drop();
+}
+
+void Transfer::end(Status status, Worker* worker) noexcept {
+  if (ended_.exchange(true, std::memory_order_seq_cst)) return;
+  final_status_ = status;
+  if (!wants_delivery()) return publish();
+  if (worker != nullptr) return worker->finished(*this);
+  deliver();
+}
+
+void Transfer::publish() noexcept {
+  outcome_.store(static_cast<int32_t>(final_status_), std::memory_order_seq_cst);
+  drop();
+}
+
+void Transfer::deliver() noexcept {
+  const std::shared_ptr<Agent> agent = agent_;  // the transfer may be gone once its outcome is known
+  const towline_completion_t completion = {options_.user_data, reinterpret_cast<towline_transfer_t*>(this),
+                                           static_cast<int32_t>(final_status_), 0,
+                                           bytes_.load(std::memory_order_relaxed)};
+  const towline_callback_t callback = options_.callback;
+  const bool queued = options_.queue_completion;
+  publish();  // from here on the application may post again or destroy it
+  if (queued) agent->push_completion(completion);
+  if (callback != nullptr) callback(&completion);
+}
+
+void Transfer::drop() noexcept {
+  const bool last = shares_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+  // `this` may be destroyed by a waiter as soon as the phase is ready and the outcome known: wake through
+  // locals only.
+  const bool waiters = waiters_.load(std::memory_order_seq_cst) != 0;
+  std::atomic<uint32_t>& word = wake_word_;
+  if (waiters) word.fetch_add(1, std::memory_order_seq_cst);
+  if (last) phase_.store(kReady, std::memory_order_seq_cst);
+  if (waiters) futex_wake_all(word);
+}
+
+void Transfer::note_failure(const towline_part_result& result) noexcept {
+  int32_t expected = 0;
+  first_error_.compare_exchange_strong(expected, result.status, std::memory_order_acq_rel);
+  while (failure_lock_.exchange(1, std::memory_order_acquire) != 0) cpu_pause();
+  const uint64_t bytes = plan_.view().bytes;
+  uint64_t begin = std::min(result.failed_begin, bytes);
+  uint64_t end = std::min(result.failed_end, bytes);
+  if (begin >= end) {
+    begin = 0;
+    end = bytes;
+  }
+  if (failed_count_ < failed_.size()) {
+    const uint64_t first = plan_.picked_block_at(begin);
+    const uint64_t last = plan_.picked_block_at(end - 1);
+    failed_[failed_count_] = {first, last - first + 1, result.status, result.vendor_code};
+  }
+  ++failed_count_;
+  failure_lock_.store(0, std::memory_order_release);
+}
+
+// ---- waiting and asking
+
+Status Transfer::poll_outcome() const noexcept {
+  const auto status = static_cast<Status>(outcome_.load(std::memory_order_acquire));
+  // Done implies fenced, and that it can be posted again at once.
+  if (status == Status::kOk && phase_.load(std::memory_order_acquire) == kBusy) return Status::kInProgress;
+  return status;
+}
+
+Status Transfer::poll() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  const Status status = poll_outcome();
+  if (status != Status::kInProgress) return status;
+  for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->drive();
+  return poll_outcome();
+}
+
+template <class Done>
+bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
+  const uint64_t start_ns = monotonic_now_ns();
+  const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
+  uint64_t spin_until_ns = start_ns + kSpinBeforeSleepNs;
+  while (!done()) {
+    uint32_t work = 0;
+    for (uint32_t i = 0; i < part_count_; ++i) work += parts_[i].worker->drive();
+    if (done()) return true;
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns >= deadline_ns) return false;
+    if (work != 0) spin_until_ns = now_ns + kSpinBeforeSleepNs;
+    if (now_ns < spin_until_ns) {
+      cpu_pause();
+      continue;
+    }
+    if (!agent_->hosted()) {
+      const uint64_t slice_ns =
+          part_count_ > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs) : deadline_ns;
+      parts_[0].worker->sleep_driving(slice_ns);
+      continue;
+    }
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = wake_word_.load(std::memory_order_seq_cst);
+    if (!done()) {
+      for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->hand_over();
+      futex_wait(wake_word_, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
+    }
+    waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  return true;
+}
+
+Status Transfer::wait(uint64_t timeout_ns) noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  return wait_until([this] { return poll_outcome() != Status::kInProgress; }, timeout_ns)
+             ? poll_outcome()
+             : Status::kInProgress;
+}
+
+bool Transfer::fenced(uint32_t fences) const noexcept {
+  if (phase_.load(std::memory_order_acquire) != kReady) return false;
+  const uint32_t known = fences_.load(std::memory_order_relaxed);
+  if ((fences & TOWLINE_FENCE_LOCAL) != 0 && (known & TOWLINE_FENCE_LOCAL) == 0) return false;
+  if ((fences & TOWLINE_FENCE_REMOTE) == 0 || (known & TOWLINE_FENCE_REMOTE) != 0) return true;
+  // The connection broke with bytes under way. They can land no more once the peer's process is gone, or once
+  // it has accepted a new connection of ours, since it drops the old one first.
+  if (remote_->peer()->ended() == Status::kPeerRestarted) return true;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Part& part = parts_[i];
+    if (part.link == nullptr || !part.link->up() || part.link->generation() == part.link_generation)
+      return false;
+  }
+  return true;
+}
+
+Status Transfer::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  return wait_until([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kTimedOut;
+}
+
+Status Transfer::set_notice(const void* notice, size_t bytes) {
+  if (bytes > TOWLINE_MAX_NOTICE_BYTES) return Status::kLimitExceeded;
+  if (!take(kBusy)) return Status::kBusy;
+  const auto* begin = static_cast<const uint8_t*>(notice);
+  options_.has_notice = notice != nullptr || bytes != 0;
+  if (options_.has_notice) options_.notice.assign(begin, begin + bytes);
+  if (short_way_.exchange(false, std::memory_order_seq_cst)) wait_for_short_posts();
+  build_message();
+  short_way_.store(immediate_ != nullptr && !immediate_tries_ && !has_message(), std::memory_order_release);
+  phase_.store(kReady, std::memory_order_release);
+  return Status::kOk;
+}
+
+void Transfer::flush_counts() noexcept {
+  const uint64_t posts = immediate_posts_.exchange(0, std::memory_order_relaxed);
+  if (posts == 0 || parts_[0].link == nullptr) return;
+  Series& series = op_ == TOWLINE_WRITE ? parts_[0].link->sent() : parts_[0].link->received();
+  series.add_transfers(kSharedShard, posts, posts * plan_.view().bytes, posts * plan_.view().blocks);
+}
+
+void Transfer::result(towline_result_t& result) const noexcept {
+  const size_t size = result.struct_size;
+  result = {};
+  result.struct_size = size;
+  const Status outcome = poll_outcome();
+  result.status = static_cast<int32_t>(outcome);
+  if (phase_.load(std::memory_order_acquire) == kReady) {
+    if (fenced(TOWLINE_FENCE_LOCAL)) result.fences |= TOWLINE_FENCE_LOCAL;
+    if (fenced(TOWLINE_FENCE_REMOTE)) result.fences |= TOWLINE_FENCE_REMOTE;
+  }
+  result.total_bytes = plan_.view().bytes;
+  result.blocks = plan_.view().blocks;
+  if (last_was_immediate_.load(std::memory_order_relaxed)) {
+    result.bytes = outcome == Status::kOk ? result.total_bytes : 0;
+  } else {
+    result.bytes = bytes_.load(std::memory_order_relaxed);
+    result.posted_at_ns = posted_at_ns_.load(std::memory_order_relaxed);
+    result.ended_at_ns = outcome == Status::kInProgress ? 0 : ended_at_ns_.load(std::memory_order_relaxed);
+  }
+  if (outcome != Status::kOk) {
+    result.failed_ranges = failed_count_;
+    std::copy_n(failed_.begin(), std::min<size_t>(failed_count_, failed_.size()), result.failed);
+  }
+}
+
+Status Transfer::retire(uint64_t timeout_ns) noexcept {
+  close_gate(static_cast<int32_t>(Status::kStale));
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  cancel();
+  if (!wait_until([this] { return phase_.load(std::memory_order_acquire) == kReady; }, timeout_ns))
+    return Status::kTimedOut;
+  while (!take(kBusy)) cpu_pause();
+  wait_for_short_posts();
+  flush_counts();
+  release_parts();
+  return Status::kOk;
+}
+
+}  // namespace towline

@@ -1,0 +1,201 @@
+// A READ or WRITE of chosen local blocks against chosen remote blocks; made once, posted often.
+//
+// Two atomics rule it. `phase_` is who may touch it: ready (may be posted), busy (posted), held (for a
+// moment, by a worker that releases what it prepared). `gate_` is whether a post may take the short way:
+// open, relink (its connection is gone, try a new one) or a status for good. Whoever invalidates something
+// closes the gate first and then waits for the phase; post takes the phase first and then looks at the gate:
+// one of the two always sees the other.
+//
+// One post ends in two steps. The *outcome* is set exactly once, by whoever comes first: the last part, the
+// deadline, cancel, the peer's loss. The *fence* comes when the last part has ended at its backend. Ready
+// again: both happened.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/block_list.h"
+#include "agent/control_message.h"
+#include "agent/intrusive_list.h"
+#include "plan/plan.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+#include "towline/towline.h"
+
+namespace towline {
+
+class Agent;
+class Link;
+class Transfer;
+class Worker;
+struct Backend;
+
+inline constexpr uint32_t kMaxParts = 8;
+
+// A worker's share of a transfer. Under that worker's lock.
+struct Part {
+  Transfer* transfer = nullptr;
+  Worker* worker = nullptr;
+  Link* link = nullptr;
+  uint64_t begin = 0;  // bytes of the plan
+  uint64_t end = 0;
+  towline_prepared* prepared = nullptr;
+  uint32_t link_generation = 0;  // that `prepared` belongs to
+  uint64_t attempt = 0;          // of the link, that establishing waits for; 0: none yet
+  std::size_t prepared_at = 0;   // in the link's list
+  bool submitted = false;        // at the backend
+  bool waiting = false;          // in the worker's establishing list
+  bool message_only = false;     // the data is there, the message must still go
+  IntrusiveHook<Part> hook;
+  uint64_t deadline_ns = UINT64_MAX;
+};
+
+struct TransferOptions {
+  std::vector<uint8_t> notice;
+  bool has_notice = false;
+  uint64_t counter_key = 0;
+  uint64_t counter_add = 0;
+  uint64_t timeout_ns = 0;
+  uint32_t threads = 1;
+  bool queue_completion = false;
+  void* user_data = nullptr;
+  towline_callback_t callback = nullptr;
+};
+
+class Transfer {
+ public:
+  static constexpr int32_t kOpen = 0;
+  static constexpr int32_t kRelink = 1;
+
+  Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
+           std::shared_ptr<BlockList> remote, Plan plan, TransferOptions options);
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+  ~Transfer();
+
+  // Finds the way: tries the candidate backends in order until one has prepared every part. Throws Error
+  // naming each candidate and why it would not do. Control path, may wait until the deadline.
+  void establish(const std::string& forced_backend, uint64_t deadline_ns);
+
+  [[nodiscard]] Status post() noexcept;
+  [[nodiscard]] Status poll() noexcept;
+  [[nodiscard]] Status wait(uint64_t timeout_ns) noexcept;
+  [[nodiscard]] Status wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept;
+  Status cancel() noexcept;
+  [[nodiscard]] Status set_notice(const void* notice, size_t bytes);
+  void result(towline_result_t& result) const noexcept;
+  [[nodiscard]] std::string route() const;
+  // Cancels, waits for the fence, lets go of everything prepared. kTimedOut: not yet.
+  [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
+
+  // Shuts the gate: kRelink, or a status for good. Any thread.
+  void close_gate(int32_t gate) noexcept;
+  [[nodiscard]] bool uses(const BlockList& list) const noexcept {
+    return local_.get() == &list || remote_.get() == &list;
+  }
+  [[nodiscard]] const BlockList& local() const noexcept { return *local_; }
+  [[nodiscard]] const BlockList& remote() const noexcept { return *remote_; }
+  [[nodiscard]] bool ready() const noexcept { return phase_.load(std::memory_order_acquire) == kReady; }
+
+  // Under the part's worker's lock.
+  void part_ended(Part& part, const towline_part_result& result) noexcept;
+  // Once per pass for parts in the establishing list; true when the part no longer needs it.
+  bool step_part(Part& part, uint64_t now_ns) noexcept;
+  // The deadline of a part passed.
+  void expire(Part& part) noexcept;
+  // Lets go of what the part prepared; false: a post is using it, call again. The caller has closed the gate
+  // and called InUse::publish() since.
+  bool try_release(Part& part) noexcept;
+  void end(Status status, Worker* worker) noexcept;
+  // From the worker's delivery, nothing held.
+  void deliver() noexcept;
+
+  Transfer* finished_next = nullptr;
+
+  [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
+  [[nodiscard]] std::array<Part, kMaxParts>& parts() noexcept { return parts_; }
+  [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
+
+ private:
+  enum Phase : uint32_t { kReady = 0, kBusy = 1, kHeld = 2 };
+
+  // From ready to `phase`; false: it is busy. Who holds it lets go after a few instructions, and is waited
+  // for.
+  [[nodiscard]] bool take(Phase phase) noexcept;
+
+  [[nodiscard]] bool post_short() noexcept;
+  void count_immediate_post() noexcept;
+  void wait_for_short_posts() const noexcept;
+  [[nodiscard]] Status post_with_message() noexcept;
+  [[nodiscard]] Status post_slow() noexcept;
+  [[nodiscard]] Status start_parts() noexcept;
+  [[nodiscard]] Status accepted() const noexcept;
+  [[nodiscard]] Status submit_now(Part& part) noexcept;
+  [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] Status prepare_part(Part& part) noexcept;
+  // "tcp: reason" for each backend but the one taken.
+  [[nodiscard]] std::vector<std::string> not_taken() const;
+  [[nodiscard]] bool try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason);
+  void release_parts() noexcept;
+  [[nodiscard]] Status poll_outcome() const noexcept;
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
+  template <class Done>
+  [[nodiscard]] bool wait_until(Done&& done, uint64_t timeout_ns) noexcept;
+  void all_parts_ended(Worker& worker) noexcept;
+  void publish() noexcept;
+  void drop() noexcept;
+  void build_message();
+  void note_failure(const towline_part_result& result) noexcept;
+  [[nodiscard]] bool wants_delivery() const noexcept {
+    return options_.callback != nullptr || options_.queue_completion;
+  }
+  [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
+  void flush_counts() noexcept;
+
+  // Read by every post.
+  std::atomic<uint32_t> phase_{kReady};
+  std::atomic<int32_t> gate_{kRelink};
+  std::atomic<int32_t> outcome_;
+  towline_prepared* immediate_ = nullptr;  // set when a post may go straight to the backend
+  int32_t (*immediate_submit_)(towline_prepared*, const towline_submit_args*) = nullptr;
+  towline_submit_args immediate_args_ = {};
+  bool immediate_tries_ = false;  // it may answer kAgain: then the long way
+  const uint64_t fork_generation_;
+  std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, nothing to deliver
+  std::atomic<bool> last_was_immediate_{false};
+  std::atomic<uint64_t> immediate_posts_{0};  // not yet added to the counters
+
+  std::shared_ptr<Agent> agent_;
+  const uint32_t op_;
+  std::shared_ptr<BlockList> local_;
+  std::shared_ptr<BlockList> remote_;
+  Plan plan_;
+  TransferOptions options_;
+  std::vector<uint8_t> message_;  // DataMessage and notice; empty: none
+  Backend* backend_ = nullptr;
+  std::string forced_;                                            // the backend asked for
+  std::vector<std::pair<const Backend*, std::string>> rejected_;  // tried in vain, and why
+
+  std::array<Part, kMaxParts> parts_;
+  uint32_t part_count_ = 0;
+  std::atomic<uint32_t> parts_left_{0};
+  std::atomic<uint32_t> shares_{0};  // of the busy phase: one for the outcome, one for the parts
+  std::atomic<bool> ended_{true};
+  Status final_status_ = Status::kNotFound;
+  std::atomic<uint32_t> waiters_{0};
+  std::atomic<uint32_t> wake_word_{0};
+  std::atomic<uint32_t> fences_{3};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> posted_at_ns_{0};
+  std::atomic<uint64_t> ended_at_ns_{0};
+  std::atomic<uint32_t> failure_lock_{0};
+  uint32_t failed_count_ = 0;
+  std::array<towline_failed_range_t, 8> failed_{};
+  std::atomic<int32_t> first_error_{0};
+};
+
+}  // namespace towline

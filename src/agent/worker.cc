@@ -1,0 +1,389 @@
+#include "agent/worker.h"
+
+#include <algorithm>
+#include <array>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/transfer.h"
+#include "base/futex.h"
+#include "base/log.h"
+#include "base/ticks.h"
+
+namespace towline {
+
+namespace {
+
+constexpr std::size_t kQueueCapacity = 4096;
+// How long our thread leaves driving applications alone before it looks whether they still drive.
+constexpr uint64_t kShortestParkNs = 50 * kMicrosecondNs;
+constexpr uint64_t kLongestParkNs = kMillisecondNs;
+constexpr uint64_t kMaintenanceNs =
+    2 * kMillisecondNs;                  // heartbeats, teardown and the like are looked at so often
+constexpr uint32_t kPassesPerPoll = 64;  // passes of a busy worker between looks at epoll
+constexpr uint64_t kFreshTicks = 2000;   // less than a microsecond or so
+
+}  // namespace
+
+Worker::Worker(Agent& agent, uint32_t index) : agent_(agent), index_(index), queue_(kQueueCapacity) {
+  poller_.add(wake_.fd(), EPOLLIN, nullptr);
+  poller_.add(kick_.fd(), EPOLLIN, &kick_);
+}
+
+Worker::~Worker() { stop_thread(); }
+
+void Worker::start_thread() {
+  thread_ = std::thread([this] { run_thread(); });
+}
+
+void Worker::stop_thread() noexcept {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_seq_cst);
+  park_word_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(park_word_);
+  kick_.signal();
+  thread_.join();
+}
+
+void Worker::lock() noexcept {
+  if (try_lock()) return;
+  waiting_lockers_.fetch_add(1, std::memory_order_relaxed);
+  SpinWait spin;
+  while (!try_lock()) {
+    if (!spin.again()) {
+      const timespec pause{0, 20'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+  waiting_lockers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Worker::unlock() noexcept {
+  Transfer* list = finished_;
+  finished_ = nullptr;
+  finished_tail_ = &finished_;
+  locked_.store(false, std::memory_order_release);
+  // A poster that found the lock taken has queued by now, or will see it free. The queue is looked at once
+  // more here only through whoever polls: drive(), our thread, or the poster's own wake().
+  if (list != nullptr) deliver(list);
+}
+
+void Worker::deliver(Transfer* list) noexcept {
+  while (list != nullptr) {
+    Transfer* transfer = list;
+    list = transfer->finished_next;
+    transfer->finished_next = nullptr;
+    transfer->deliver();
+  }
+}
+
+void Worker::finished(Transfer& transfer) noexcept {
+  transfer.finished_next = nullptr;
+  *finished_tail_ = &transfer;
+  finished_tail_ = &transfer.finished_next;
+}
+
+uint32_t Worker::drive() noexcept {
+  if (!try_lock()) return 0;
+  driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // under the lock
+  if (armed_) {
+    // The sleeper must arm again once this thread stops driving: get it out of epoll now.
+    disarm();
+    kick_.signal();
+  }
+  const uint32_t done = pass(++passes_since_poll_ >= kPassesPerPoll);
+  unlock();
+  return done;
+}
+
+void Worker::wake() noexcept {
+  if (sleeping_.load(std::memory_order_seq_cst)) wake_.signal();
+}
+
+void Worker::hand_over() noexcept {
+  if (!hosted()) return;
+  park_word_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(park_word_);
+}
+
+bool Worker::enqueue(Part* part) noexcept { return queue_.try_push(part); }
+
+// ---- under the lock
+
+int32_t Worker::watch(int fd, uint32_t events, towline_ready_fn ready, void* argument, bool again) noexcept {
+  try {
+    auto& slot = watches_[fd];
+    if (slot != nullptr) {
+      if (!again)
+        dead_watches_.push_back(std::move(slot));
+      else
+        slot->dead = false;
+    }
+    if (slot == nullptr) slot = std::make_unique<Watch>();
+    slot->ready = ready;
+    slot->argument = argument;
+    slot->fd = fd;
+    if (again) {
+      poller_.modify(fd, events, slot.get());
+    } else {
+      poller_.add(fd, events, slot.get());
+    }
+    return TOWLINE_OK;
+  } catch (const std::exception& error) {
+    set_failure_text(error.what());
+    watches_.erase(fd);
+    return TOWLINE_IO;
+  }
+}
+
+void Worker::unwatch(int fd) noexcept {
+  const auto found = watches_.find(fd);
+  if (found == watches_.end()) return;
+  poller_.remove(fd);
+  found->second->dead = true;
+  dead_watches_.push_back(std::move(found->second));  // an event of it may already have been fetched
+  watches_.erase(found);
+}
+
+void Worker::track(Part& part) noexcept {
+  in_flight_.push(part);
+  if (part.deadline_ns < next_deadline_ns_) next_deadline_ns_ = part.deadline_ns;
+}
+
+void Worker::untrack(Part& part) noexcept { in_flight_.remove(part); }
+
+void Worker::establish_later(Part& part) noexcept {
+  if (part.waiting) return;
+  part.waiting = true;
+  establishing_.push_back(&part);
+}
+
+// Reading the clock takes as long as a tenth of an idle pass: not again before it can have moved much.
+uint64_t Worker::read_clock() noexcept {
+  if (kHasTicks && agent_.in_real_time()) {
+    const uint64_t now = ticks();
+    if (now - clock_read_at_ < kFreshTicks) return now_ns_;
+    clock_read_at_ = now;
+  }
+  return now_ns_ = agent_.now_ns();
+}
+
+uint32_t Worker::pass(bool poll_descriptors) noexcept {
+  uint32_t done = drain_queue();
+  const uint64_t now_ns = read_clock();
+  for (const auto& backend : agent_.backends().backends()) {
+    if (backend->open()) done += backend->data->progress(backend->handle, index_, now_ns);
+  }
+  if (poll_descriptors) done += handle_events(0);
+  if (!establishing_.empty()) done += step_establishing(now_ns);
+  if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
+  if (now_ns >= next_maintenance_ns_ || maintenance_due_.load(std::memory_order_acquire)) {
+    maintenance_due_.store(false, std::memory_order_relaxed);
+    next_maintenance_ns_ = now_ns + kMaintenanceNs;
+    for (std::size_t i = 0; i < links_.size(); ++i) done += links_[i]->maintain(now_ns);
+    if (index_ == 0) agent_.expire_listener(now_ns);
+  }
+  return done;
+}
+
+uint32_t Worker::drain_queue() noexcept {
+  uint32_t done = 0;
+  while (!queue_.looks_empty()) {
+    std::optional<Part*> part = queue_.try_pop();
+    if (!part) break;
+    ++done;
+    if (!(*part)->transfer->step_part(**part, agent_.now_ns())) establish_later(**part);
+  }
+  return done;
+}
+
+uint32_t Worker::step_establishing(uint64_t now_ns) noexcept {
+  uint32_t done = 0;
+  for (std::size_t i = 0; i < establishing_.size();) {
+    Part& part = *establishing_[i];
+    part.waiting = false;
+    if (part.transfer->step_part(part, now_ns)) {
+      establishing_[i] = establishing_.back();
+      establishing_.pop_back();
+      ++done;
+    } else {
+      part.waiting = true;
+      ++i;
+    }
+  }
+  return done;
+}
+
+void Worker::check_deadlines(uint64_t now_ns) noexcept {
+  next_deadline_ns_ = UINT64_MAX;
+  for (Part* part = in_flight_.first(); part != nullptr;) {
+    Part* next = part->hook.next;
+    if (part->deadline_ns <= now_ns) {
+      part->deadline_ns = UINT64_MAX;
+      part->transfer->expire(*part);
+    } else if (part->deadline_ns < next_deadline_ns_) {
+      next_deadline_ns_ = part->deadline_ns;
+    }
+    part = next;
+  }
+}
+
+uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
+  passes_since_poll_ = 0;
+  std::array<PollEvent, 64> events;
+  const std::size_t count = poller_.wait(events, timeout_ns);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (events[i].context == &kick_) continue;
+    auto* watch = static_cast<Watch*>(events[i].context);
+    if (watch == nullptr) {
+      wake_.drain();
+    } else if (!watch->dead) {
+      watch->ready(watch->argument, events[i].events);
+    }
+  }
+  dead_watches_.clear();
+  return static_cast<uint32_t>(count);
+}
+
+bool Worker::arm() noexcept {
+  armed_ = true;
+  bool work = false;
+  for (const auto& backend : agent_.backends().backends()) {
+    if (backend->open() && backend->data->arm(backend->handle, index_) != 0) work = true;
+  }
+  if (!work && queue_.looks_empty()) return true;
+  disarm();
+  return false;
+}
+
+void Worker::disarm() noexcept {
+  if (!armed_) return;
+  armed_ = false;
+  for (const auto& backend : agent_.backends().backends()) {
+    if (backend->open()) backend->data->disarm(backend->handle, index_);
+  }
+}
+
+uint64_t Worker::sleep_limit_ns(uint64_t now_ns) const noexcept {
+  if (!establishing_.empty()) return kMillisecondNs;
+  uint64_t limit = kNoDeadline;
+  if (next_deadline_ns_ != UINT64_MAX) limit = next_deadline_ns_ > now_ns ? next_deadline_ns_ - now_ns : 0;
+  const uint64_t beat_ns = agent_.tuning().heartbeat_ns / 2;
+  for (const Link* link : links_) {
+    if (link->state() == Link::State::kDown) continue;
+    limit = std::min(limit, link->has_chores() ? kMaintenanceNs : beat_ns);
+  }
+  return limit;
+}
+
+void Worker::fail_everything(int32_t status) noexcept {
+  while (std::optional<Part*> part = queue_.try_pop()) {
+    (*part)->waiting = true;
+    establishing_.push_back(*part);
+  }
+  for (Part* part : std::vector<Part*>(std::move(establishing_))) {
+    part->waiting = false;
+    part->transfer->end(static_cast<Status>(status), this);
+    (void)part->transfer->step_part(*part, agent_.now_ns());  // an ended one it only clears away
+  }
+  for (Part* part = in_flight_.first(); part != nullptr;) {
+    Part* next = part->hook.next;
+    part->transfer->end(static_cast<Status>(status), this);
+    if (part->submitted && part->link != nullptr && part->link->connection() != nullptr) {
+      part->link->backend().data->cancel(part->link->connection(), reinterpret_cast<uint64_t>(part));
+    }
+    part = next;
+  }
+}
+
+// ---- our thread
+
+void Worker::park(uint64_t ns) noexcept {
+  const uint32_t seen = park_word_.load(std::memory_order_seq_cst);
+  if (stop_.load(std::memory_order_seq_cst)) return;
+  futex_wait(park_word_, seen, monotonic_now_ns() + ns);
+}
+
+// Armed. Events are level-triggered: whoever polls next sees them again. A peer that rang the bell left its
+// data where the next pass looks anyway, and whoever was woken for it should not first make system calls,
+// which are slow on a processor that has just woken up: polling, which drains the bell, then has time.
+void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
+  PollEvent event = {};
+  const bool woken = poller_.wait({&event, 1}, limit_ns) != 0;
+  if (woken && event.context == &kick_) kick_.drain();
+  sleeping_.store(false, std::memory_order_seq_cst);
+  if (!try_lock()) return;
+  disarm();
+  const bool bell = woken && event.context == nullptr;
+  passes_since_poll_ = bell ? kPassesPerPoll - 4 : kPassesPerPoll;
+  unlock();
+}
+
+void Worker::run_thread() noexcept {
+  uint64_t seen_driven = driven_.load(std::memory_order_relaxed);
+  uint64_t idle_since_ns = monotonic_now_ns();
+  uint64_t park_ns = kShortestParkNs;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    const uint64_t driven = driven_.load(std::memory_order_relaxed);
+    if (driven != seen_driven) {
+      // Applications drive: leave them the core, and look again in a while, soon at first.
+      seen_driven = driven;
+      kick_.drain();
+      park(park_ns);
+      park_ns = std::min(park_ns * 2, kLongestParkNs);
+      idle_since_ns = monotonic_now_ns();
+      continue;
+    }
+    park_ns = kShortestParkNs;
+    if (waiting_lockers_.load(std::memory_order_relaxed) != 0 || !try_lock()) {
+      sched_yield();
+      continue;
+    }
+    const uint32_t done = pass(++passes_since_poll_ >= kPassesPerPoll);
+    const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
+    if (done != 0) {
+      unlock();
+      idle_since_ns = now_ns;
+      continue;
+    }
+    if (now_ns - idle_since_ns < agent_.tuning().spin_ns) {
+      unlock();
+      cpu_pause();
+      continue;
+    }
+    // Nothing to do: sleep. A poster stores its work and then reads sleeping_; we store sleeping_ and then
+    // read the queue.
+    sleeping_.store(true, std::memory_order_seq_cst);
+    if (stop_.load(std::memory_order_seq_cst) || handle_events(0) != 0 || !arm()) {
+      sleeping_.store(false, std::memory_order_seq_cst);
+      unlock();
+      idle_since_ns = monotonic_now_ns();
+      continue;
+    }
+    const uint64_t limit_ns = sleep_limit_ns(agent_.now_ns());
+    unlock();
+    sleep_in_epoll(limit_ns);
+    idle_since_ns = monotonic_now_ns();
+  }
+}
+
+void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
+  if (!try_lock()) {
+    cpu_pause();
+    return;
+  }
+  sleeping_.store(true, std::memory_order_seq_cst);
+  uint64_t limit_ns = sleep_limit_ns(agent_.now_ns());
+  const bool asleep = pass(true) == 0 && arm();
+  unlock();
+  if (asleep) {
+    const uint64_t now_ns = monotonic_now_ns();
+    const uint64_t left_ns = deadline_ns <= now_ns ? 0 : deadline_ns - now_ns;
+    if (left_ns < limit_ns) limit_ns = left_ns;
+    sleep_in_epoll(limit_ns);
+  } else {
+    sleeping_.store(false, std::memory_order_seq_cst);
+  }
+}
+
+}  // namespace towline

@@ -1,0 +1,68 @@
+// Which object each thread is at work with, so that whoever takes the object away can wait for the threads
+// that are: one hazard pointer a thread. The user's side is two plain stores; all the cost is with the one
+// who takes away, who has the kernel run a fence on every processor of this process (membarrier). A locked
+// instruction on the user's side would have to wait for all of its earlier stores, which after a copy of 4
+// KiB takes a third as long as the copy.
+//
+//   the user                                  the one who takes away
+//     const InUse use(object);                  closed = true;
+//     if (use && !closed) { ...object... }      InUse::publish();
+//                                               while (InUse::by_any(object)) ...
+//
+// A user that was in before publish() is seen by by_any(); one that comes later sees `closed`.
+#pragma once
+
+#include <atomic>
+
+#include "base/spin.h"
+
+namespace towline {
+
+class InUse {
+ public:
+  // One object a thread at a time: does not nest.
+  explicit InUse(const void* object) noexcept : slot_(mine()) {
+    if (slot_ == nullptr) return;
+    slot_->object.store(object, std::memory_order_relaxed);
+    if (slot_->fences)
+      full_fence();
+    else
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+  ~InUse() {
+    if (slot_ != nullptr) slot_->object.store(nullptr, std::memory_order_release);
+  }
+  // False when memory was short for this thread's first use: take another way.
+  explicit operator bool() const noexcept { return slot_ != nullptr; }
+
+  static void publish() noexcept;
+  [[nodiscard]] static bool by_any(const void* object) noexcept;
+
+ private:
+  friend class InUseSlots;
+
+  // One cache line each; made when a thread first needs one, used again by other threads after it, never
+  // freed.
+  struct alignas(kNoSharingBytes) Slot {
+    std::atomic<const void*> object{nullptr};
+    bool fences = false;  // this kernel has no membarrier for us: users fence themselves
+    std::atomic<bool> taken{true};
+    Slot* next = nullptr;
+  };
+
+  static Slot* mine() noexcept {
+    Slot* const slot = mine_;
+    return slot != nullptr ? slot : take_slot();
+  }
+  static Slot* take_slot() noexcept;
+
+  // Reached without a call, also from a library that was loaded late: it is small enough for what is kept
+  // free.
+  static thread_local constinit Slot* mine_ __attribute__((tls_model("initial-exec")));
+
+  Slot* const slot_;
+};
+
+}  // namespace towline

@@ -1,0 +1,156 @@
+// C API: status texts, agents, completions.
+#include "base/config_file.h"
+#include "capi/handles.h"
+
+namespace towline::capi {
+
+namespace {
+thread_local std::string last_error;
+}
+
+int32_t refuse(Status code, std::string text) {
+  last_error = std::move(text);
+  return static_cast<int32_t>(code);
+}
+
+Status give(const void* data, size_t bytes, bool text, void* out, size_t capacity, size_t* needed) {
+  const size_t whole = bytes + (text ? 1 : 0);
+  if (needed != nullptr) *needed = whole;
+  if (needed == nullptr && capacity < whole)
+    fail(Status::kNoSpace, "{} bytes are needed, {} were given", whole, capacity);
+  if (out == nullptr || capacity == 0) return Status::kOk;
+  const size_t room = text ? capacity - 1 : capacity;
+  std::memcpy(out, data, std::min(bytes, room));
+  if (text) static_cast<char*>(out)[std::min(bytes, room)] = 0;
+  return Status::kOk;
+}
+
+namespace {
+
+AgentOptions agent_options(const char* name, const towline_agent_options_t& given) {
+  AgentOptions options;
+  options.name = name;
+  options.config = Config::from_process();
+  if (given.config != nullptr) {
+    for (const auto& [key, value] : parse_config_file(given.config, "options.config")) {
+      options.config.set(key, value.text);
+    }
+  }
+  if (given.progress > TOWLINE_PROGRESS_CALLER) {
+    fail(Status::kInvalidArgument, "options.progress is {}; it is TOWLINE_PROGRESS_HOSTED or _CALLER",
+         given.progress);
+  }
+  options.hosted = given.progress == TOWLINE_PROGRESS_HOSTED;
+  options.workers =
+      given.workers != 0 ? given.workers : static_cast<uint32_t>(options.config.get_u64("workers", 1, 1, 8));
+  options.listen = given.listen != nullptr ? given.listen : options.config.get_string("listen", "*:0");
+  options.advertise = given.advertise != nullptr ? given.advertise : options.config.get_string("advertise");
+  if (given.backends != nullptr) options.config.set("backends", given.backends);
+  options.backends = options.config.get_list("backends");
+  if (given.default_timeout_ns != 0) options.default_timeout_ns = given.default_timeout_ns;
+  return options;
+}
+
+}  // namespace
+}  // namespace towline::capi
+
+using namespace towline;  // NOLINT: C entry points
+
+extern "C" {
+
+const char* towline_status_text(int32_t status) { return status_text(static_cast<Status>(status)); }
+const char* towline_status_name(int32_t status) { return status_name(static_cast<Status>(status)); }
+const char* towline_version(void) { return "0.1.0"; }
+const char* towline_last_error(void) { return capi::last_error.c_str(); }
+
+int32_t towline_agent_create(const char* name, const towline_agent_options_t* options,
+                             towline_agent_t** agent) {
+  return capi::guard(__func__, [&] {
+    capi::need(name, "name");
+    capi::need(agent, "agent");
+    const auto given = capi::take_options(options, "options");
+    auto made = Agent::create(capi::agent_options(name, given));
+    std::unique_ptr<Exporter> exporter;
+    const std::string address = made->config().get_string("telemetry.prometheus");
+    if (!address.empty()) exporter = std::make_unique<Exporter>(made->config(), made.get(), address);
+    *agent = new towline_agent{made, std::make_shared<DirectoryHost>(made), std::move(exporter)};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_agent_destroy(towline_agent_t* agent) {
+  return capi::guard(__func__, [&] {
+    if (agent == nullptr) return Status::kOk;
+    if (agent->agent->usable() == Status::kForked) {
+      fail(Status::kForked, "the agent belongs to the parent of this forked process");
+    }
+    agent->exporter.reset();
+    agent->directories->close();
+    agent->agent->close();
+    delete agent;
+    return Status::kOk;
+  });
+}
+
+const char* towline_agent_name(const towline_agent_t* agent) {
+  return agent == nullptr ? "" : agent->agent->name().c_str();
+}
+const char* towline_agent_incarnation(const towline_agent_t* agent) {
+  return agent == nullptr ? "" : agent->agent->incarnation_text().c_str();
+}
+
+int32_t towline_agent_progress(towline_agent_t* agent) {
+  if (agent == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (const Status status = agent->agent->usable(); status != Status::kOk)
+    return static_cast<int32_t>(status);
+  return static_cast<int32_t>(std::min<uint32_t>(agent->agent->progress(), INT32_MAX));
+}
+
+int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(fd, "fd");
+    agent->agent->check_usable();
+    *fd = agent->agent->event_fd();
+    return Status::kOk;
+  });
+}
+
+int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
+  if (agent == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(agent->agent->wait_activity(timeout_ns));
+}
+
+int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    const std::string address = agent->agent->address();
+    return capi::give(address.data(), address.size(), true, text, capacity, nullptr);
+  });
+}
+
+int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    const std::string text = agent->agent->info();
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    const std::string text = agent->agent->counters();
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions, size_t capacity) {
+  if (agent == nullptr || (completions == nullptr && capacity != 0)) return TOWLINE_INVALID_ARGUMENT;
+  if (const Status status = agent->agent->usable(); status == Status::kForked)
+    return static_cast<int32_t>(status);
+  return static_cast<int32_t>(
+      agent->agent->pull_completions(completions, std::min<size_t>(capacity, INT32_MAX)));
+}
+
+}  // extern "C"

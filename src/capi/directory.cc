@@ -1,0 +1,240 @@
+// C API: directories.
+#include "agent/directory.h"
+
+#include "capi/handles.h"
+#include "towline/directory.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+struct towline_directory {
+  std::shared_ptr<Agent> agent;
+  std::shared_ptr<DirectoryHost> host;
+  std::shared_ptr<Directory> directory;
+};
+struct towline_directory_call {
+  std::shared_ptr<Agent> agent;
+  std::shared_ptr<DirectoryCall> call;
+};
+struct towline_watch {
+  std::shared_ptr<Agent> agent;
+  std::shared_ptr<Directory> directory;
+  std::shared_ptr<DirectoryWatch> watch;
+  DirectoryWatch::Event current;
+};
+
+namespace {
+
+Directory& of(towline_directory_t* directory) {
+  capi::need(directory, "directory");
+  directory->agent->check_usable();
+  return *directory->directory;
+}
+
+// Of a parent's objects nothing can be ended in a child of fork: they are left.
+template <class Handle>
+bool forked(const Handle& handle) noexcept {
+  return handle.agent->usable() == Status::kForked;
+}
+
+Status hand_out(towline_directory_t* directory, std::shared_ptr<DirectoryCall> started,
+                towline_directory_call_t** call) {
+  if (call != nullptr) *call = new towline_directory_call{directory->agent, std::move(started)};
+  return Status::kOk;
+}
+
+towline_directory_entry_t view(const DirectoryEntry& entry) noexcept {
+  return {entry.key.c_str(), entry.value.data(), entry.value.size(), entry.revision};
+}
+
+// The outcome, with its sentence for towline_last_error.
+int32_t outcome(const char* function, const DirectoryCall& call, Status status) {
+  if (!is_error(status)) return static_cast<int32_t>(status);
+  return capi::refuse(status, std::string(function) + ": " + call.error());
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t towline_directory_open(towline_agent_t* agent, const char* address, towline_directory_t** directory) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(address, "address");
+    capi::need(directory, "directory");
+    *directory = new towline_directory{agent->agent, agent->directories,
+                                       agent->directories->open(DirectoryAddress::parse(address))};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_directory_close(towline_directory_t* directory, uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] {
+    if (directory == nullptr || forked(*directory)) return Status::kOk;
+    directory->host->let_go(directory->directory, timeout_ns);
+    delete directory;
+    return Status::kOk;
+  });
+}
+
+int32_t towline_directory_info(towline_directory_t* directory, char* json, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    const std::string text = of(directory).info();
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_directory_put(towline_directory_t* directory, const char* key, const void* value,
+                              size_t bytes, uint32_t flags, uint64_t timeout_ns,
+                              towline_directory_call_t** call) {
+  return capi::guard(__func__, [&] {
+    capi::need(key, "key");
+    if (bytes != 0) capi::need(value, "value");
+    const std::string_view view(static_cast<const char*>(value), bytes);
+    return hand_out(directory, of(directory).put(key, view, flags, timeout_ns), call);
+  });
+}
+
+int32_t towline_directory_get(towline_directory_t* directory, const char* key, uint32_t flags,
+                              uint64_t timeout_ns, towline_directory_call_t** call) {
+  return capi::guard(__func__, [&] {
+    capi::need(key, "key");
+    return hand_out(directory, of(directory).get(key, flags, timeout_ns), call);
+  });
+}
+
+int32_t towline_directory_delete(towline_directory_t* directory, const char* key, uint32_t flags,
+                                 uint64_t timeout_ns, towline_directory_call_t** call) {
+  return capi::guard(__func__, [&] {
+    capi::need(key, "key");
+    return hand_out(directory, of(directory).remove(key, flags, timeout_ns), call);
+  });
+}
+
+int32_t towline_directory_publish(towline_directory_t* directory, const char* label,
+                                  towline_region_t* const* regions, size_t count, uint64_t timeout_ns,
+                                  towline_directory_call_t** call) {
+  return capi::guard(__func__, [&] {
+    std::vector<uint64_t> keys;
+    for (size_t i = 0; i < count; ++i) {
+      capi::need(regions, "regions");
+      capi::need(regions[i], "an entry of regions");
+      keys.push_back(regions[i]->region->ref.key);
+    }
+    return hand_out(
+        directory,
+        of(directory).publish(label == nullptr ? "" : label, count != 0 ? &keys : nullptr, timeout_ns), call);
+  });
+}
+
+int32_t towline_directory_unpublish(towline_directory_t* directory, const char* label, uint64_t timeout_ns,
+                                    towline_directory_call_t** call) {
+  return capi::guard(__func__,
+                     [&] { return hand_out(directory, of(directory).unpublish(label, timeout_ns), call); });
+}
+
+int32_t towline_directory_fetch(towline_directory_t* directory, const char* name, const char* label,
+                                uint32_t flags, uint64_t timeout_ns, towline_directory_call_t** call) {
+  return capi::guard(__func__, [&] {
+    capi::need(name, "name");
+    return hand_out(directory, of(directory).fetch(name, label == nullptr ? "" : label, flags, timeout_ns),
+                    call);
+  });
+}
+
+int32_t towline_directory_call_poll(towline_directory_call_t* call) {
+  if (call == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (forked(*call)) return TOWLINE_FORKED;
+  return outcome(__func__, *call->call, call->call->poll());
+}
+
+int32_t towline_directory_call_wait(towline_directory_call_t* call, uint64_t timeout_ns) {
+  if (call == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (forked(*call)) return TOWLINE_FORKED;
+  const char* const function = __func__;  // inside, it is the lambda's
+  return capi::guard(function, [&] {
+    return static_cast<Status>(outcome(function, *call->call, call->call->wait(timeout_ns)));
+  });
+}
+
+int32_t towline_directory_call_cancel(towline_directory_call_t* call) {
+  return capi::guard(__func__, [&] {
+    capi::need(call, "call");
+    if (!forked(*call)) call->call->cancel();
+    return Status::kOk;
+  });
+}
+
+const char* towline_directory_call_error(const towline_directory_call_t* call) {
+  return call == nullptr || forked(*call) ? "" : call->call->error().c_str();
+}
+
+int32_t towline_directory_call_entries(const towline_directory_call_t* call,
+                                       towline_directory_entry_t* entries, size_t* count) {
+  return capi::guard(__func__, [&] {
+    capi::need(call, "call");
+    capi::need(count, "count");
+    const std::vector<DirectoryEntry>& found = call->call->entries();
+    const size_t capacity = entries == nullptr ? 0 : *count;
+    *count = found.size();
+    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) entries[i] = view(found[i]);
+    return Status::kOk;
+  });
+}
+
+int32_t towline_directory_call_peer(const towline_directory_call_t* call, towline_peer_t** peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(call, "call");
+    capi::need(peer, "peer");
+    Peer* const found = call->call->peer();
+    if (found == nullptr) fail(Status::kNotFound, "the call is no fetch that succeeded");
+    *peer = new towline_peer{call->agent, found};
+    return Status::kOk;
+  });
+}
+
+void towline_directory_call_release(towline_directory_call_t* call) {
+  if (call == nullptr || forked(*call)) return;
+  call->call->cancel();
+  delete call;
+}
+
+int32_t towline_directory_watch(towline_directory_t* directory, const char* prefix, towline_watch_t** watch) {
+  return capi::guard(__func__, [&] {
+    capi::need(prefix, "prefix");
+    capi::need(watch, "watch");
+    auto started = of(directory).watch(prefix);
+    *watch = new towline_watch{directory->agent, directory->directory, std::move(started), {}};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_watch_next(towline_watch_t* watch, uint64_t timeout_ns, towline_directory_event_t* event) {
+  return capi::guard(__func__, [&] {
+    capi::need(watch, "watch");
+    capi::need(event, "event");
+    if (forked(*watch)) return Status::kForked;
+    std::string why;
+    const Status status = watch->watch->next(timeout_ns, watch->current, why);
+    if (status != Status::kOk) {
+      return static_cast<Status>(capi::refuse(
+          status, status == Status::kTimedOut ? "towline_watch_next: no event came in time"
+                                              : "towline_watch_next: the watch has ended: " + why));
+    }
+    *event = {watch->current.kind, 0, view(watch->current.entry)};
+    return status;
+  });
+}
+
+int32_t towline_watch_status(towline_watch_t* watch) {
+  if (watch == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (forked(*watch)) return TOWLINE_FORKED;
+  return static_cast<int32_t>(watch->watch->status());
+}
+
+void towline_watch_release(towline_watch_t* watch) {
+  if (watch == nullptr || forked(*watch)) return;
+  watch->directory->unwatch(*watch->watch);
+  delete watch;
+}
+
+}  // extern "C"

@@ -1,0 +1,88 @@
+// What the C API's opaque pointers point to. Handles outlive their agent: they hold it, closed or not.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "agent/agent.h"
+#include "agent/block_list.h"
+#include "agent/directory.h"
+#include "agent/exporter.h"
+#include "agent/transfer.h"
+#include "base/error.h"
+#include "memory/shared_memory.h"
+#include "towline/towline.h"
+
+struct towline_agent {
+  std::shared_ptr<towline::Agent> agent;
+  std::shared_ptr<towline::DirectoryHost> directories;
+  std::unique_ptr<towline::Exporter> exporter;  // of the setting telemetry.prometheus
+};
+struct towline_memory {
+  std::unique_ptr<towline::SharedMemory> memory;
+};
+struct towline_region {
+  std::shared_ptr<towline::Agent> agent;
+  std::shared_ptr<towline::Region> region;
+};
+struct towline_peer {
+  std::shared_ptr<towline::Agent> agent;
+  towline::Peer* peer;
+};
+struct towline_block_list {
+  std::shared_ptr<towline::Agent> agent;
+  std::shared_ptr<towline::BlockList> list;
+};
+struct towline_counter {
+  std::shared_ptr<towline::Agent> agent;
+  uint64_t key;
+};
+// A towline_transfer is a towline::Transfer itself: its calls are the data path.
+
+namespace towline::capi {
+
+// The thread's sentence for towline_last_error; gives `code` back.
+int32_t refuse(Status code, std::string text);
+
+// Runs the control path of a call: exceptions become a status and a sentence that begins with the call's
+// name.
+template <class Call>
+int32_t guard(const char* function, Call&& call) noexcept {
+  try {
+    return static_cast<int32_t>(call());
+  } catch (const Error& error) {
+    return refuse(error.code(), std::string(function) + ": " + error.what());
+  } catch (const std::bad_alloc&) {
+    return refuse(Status::kOutOfMemory, std::string(function) + ": out of memory");
+  } catch (const std::exception& error) {
+    return refuse(Status::kInternal, std::string(function) + ": " + error.what());
+  }
+}
+
+inline void need(const void* pointer, const char* what) {
+  if (pointer == nullptr) fail(Status::kInvalidArgument, "{} is null", what);
+}
+
+// Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error
+// for a size that no version had.
+template <class Options>
+Options take_options(const Options* given, const char* what) {
+  Options options = {};
+  options.struct_size = sizeof options;
+  if (given == nullptr) return options;
+  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
+    fail(Status::kInvalidArgument, "{}.struct_size is {}; set it to sizeof the struct", what,
+         given->struct_size);
+  }
+  std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
+  options.struct_size = sizeof options;
+  return options;
+}
+
+// Text and blobs of unknown size: writes what fits (text with NUL) and the whole size. Without `needed` all
+// must fit.
+Status give(const void* data, size_t bytes, bool text, void* out, size_t capacity, size_t* needed);
+
+}  // namespace towline::capi

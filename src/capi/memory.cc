@@ -1,0 +1,126 @@
+// C API: memory, regions, block lists.
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+namespace {
+
+// Resolves against this agent's regions or a peer's; `make` gets the index of regions.
+template <class Make>
+std::shared_ptr<BlockList> make_list(Agent& agent, Peer* peer, Make&& make) {
+  agent.check_usable();
+  if (peer == nullptr) {
+    const RegionTable::Reader reader(agent.regions());
+    return std::make_shared<BlockList>(make(reader.index()), nullptr,
+                                       std::vector<std::shared_ptr<RemoteRegion>>{});
+  }
+  if (peer->ended() != Status::kOk)
+    fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
+  std::shared_ptr<const ResolvedList> resolved = make(*peer->region_index());
+  std::vector<std::shared_ptr<RemoteRegion>> regions;
+  for (const towline_region_ref& ref : resolved->regions()) {
+    std::shared_ptr<RemoteRegion> region = peer->region(ref.key);
+    if (region == nullptr)
+      fail(Status::kStale, "peer '{}' has deregistered the region with key {}", peer->name(), ref.key);
+    regions.push_back(std::move(region));
+  }
+  return std::make_shared<BlockList>(std::move(resolved), peer, std::move(regions));
+}
+
+Peer* checked_peer(const towline_agent_t& agent, const towline_peer_t* peer) {
+  if (peer == nullptr) return nullptr;
+  if (peer->agent != agent.agent) fail(Status::kInvalidArgument, "peer belongs to another agent");
+  return peer->peer;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t towline_memory_allocate(uint64_t bytes, uint32_t flags, towline_memory_t** memory) {
+  return capi::guard(__func__, [&] {
+    capi::need(memory, "memory");
+    *memory = new towline_memory{SharedMemory::allocate(bytes, flags)};
+    return Status::kOk;
+  });
+}
+
+void* towline_memory_address(const towline_memory_t* memory) {
+  return memory == nullptr ? nullptr : memory->memory->address();
+}
+uint64_t towline_memory_bytes(const towline_memory_t* memory) {
+  return memory == nullptr ? 0 : memory->memory->bytes();
+}
+
+int32_t towline_memory_free(towline_memory_t* memory) {
+  delete memory;
+  return TOWLINE_OK;
+}
+
+int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t bytes,
+                                const towline_region_options_t* options, towline_region_t** region) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(region, "region");
+    const auto given = capi::take_options(options, "options");
+    *region = new towline_region{agent->agent, agent->agent->add_region(address, bytes, given)};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] {
+    if (region == nullptr) return Status::kOk;
+    if (region->agent->usable() == Status::kOk) {
+      std::string why;
+      const Status status = region->agent->remove_region(region->region, timeout_ns, why);
+      if (status == Status::kTimedOut) fail(status, "the region is still in use: {}", why);
+    }
+    delete region;
+    return Status::kOk;
+  });
+}
+
+uint64_t towline_region_key(const towline_region_t* region) {
+  return region == nullptr ? 0 : region->region->ref.key;
+}
+
+int32_t towline_block_list_create(towline_agent_t* agent, towline_peer_t* peer,
+                                  const towline_blocks_t* blocks, size_t count, towline_block_list_t** list) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(list, "list");
+    if (count != 0) capi::need(blocks, "blocks");
+    auto made = make_list(*agent->agent, checked_peer(*agent, peer), [&](const RegionIndex& regions) {
+      return ResolvedList::from_blocks({blocks, count}, regions);
+    });
+    *list = new towline_block_list{agent->agent, std::move(made)};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_block_list_create_flat(towline_agent_t* agent, towline_peer_t* peer, uint32_t kind,
+                                       const uint64_t* addresses, size_t address_stride_bytes,
+                                       const uint64_t* lengths, size_t length_stride_bytes, uint64_t device,
+                                       size_t count, towline_block_list_t** list) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(list, "list");
+    const FlatBlocks flat = {
+        kind, device, count, addresses, address_stride_bytes, lengths, length_stride_bytes};
+    auto made = make_list(*agent->agent, checked_peer(*agent, peer),
+                          [&](const RegionIndex& regions) { return ResolvedList::from_flat(flat, regions); });
+    *list = new towline_block_list{agent->agent, std::move(made)};
+    return Status::kOk;
+  });
+}
+
+void towline_block_list_destroy(towline_block_list_t* list) { delete list; }
+uint64_t towline_block_list_blocks(const towline_block_list_t* list) {
+  return list == nullptr ? 0 : list->list->view().blocks;
+}
+uint64_t towline_block_list_bytes(const towline_block_list_t* list) {
+  return list == nullptr ? 0 : list->list->resolved()->bytes();
+}
+
+}  // extern "C"

@@ -1,0 +1,171 @@
+// C API: metadata, peers, notices, counters.
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+extern "C" {
+
+int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions, size_t count,
+                               void* blob, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    std::vector<uint64_t> keys;
+    for (size_t i = 0; i < count; ++i) {
+      capi::need(regions, "regions");
+      capi::need(regions[i], "an entry of regions");
+      keys.push_back(regions[i]->region->ref.key);
+    }
+    const std::vector<uint8_t> bytes = agent->agent->metadata(count != 0 ? &keys : nullptr);
+    return capi::give(bytes.data(), bytes.size(), false, blob, capacity, needed);
+  });
+}
+
+int32_t towline_peer_add(towline_agent_t* agent, const void* blob, size_t bytes, towline_peer_t** peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(blob, "blob");
+    Peer& added = agent->agent->add_peer({static_cast<const uint8_t*>(blob), bytes});
+    if (peer != nullptr) *peer = new towline_peer{agent->agent, &added};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64_t timeout_ns,
+                             towline_peer_t** peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(address, "address");
+    if (timeout_ns == 0) timeout_ns = agent->agent->default_timeout_ns();
+    Peer& connected = DirectoryAddress::is_one(address) ? agent->directories->connect(address, timeout_ns)
+                                                        : agent->agent->connect_peer(address, timeout_ns);
+    if (peer != nullptr) *peer = new towline_peer{agent->agent, &connected};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer_t** peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(name, "name");
+    capi::need(peer, "peer");
+    agent->agent->check_usable();
+    Peer* found = agent->agent->find_peer(name);
+    if (found == nullptr)
+      fail(Status::kNotFound, "no peer '{}' is known to agent '{}'", name, agent->agent->name());
+    *peer = new towline_peer{agent->agent, found};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] {
+    capi::need(peer, "peer");
+    if (timeout_ns == 0) timeout_ns = peer->agent->default_timeout_ns();
+    peer->agent->refresh_peer(*peer->peer, timeout_ns);
+    return Status::kOk;
+  });
+}
+
+int32_t towline_peer_remove(towline_peer_t* peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(peer, "peer");
+    peer->agent->check_usable();
+    peer->agent->remove_peer(*peer->peer);
+    delete peer;
+    return Status::kOk;
+  });
+}
+
+void towline_peer_release(towline_peer_t* peer) { delete peer; }
+const char* towline_peer_name(const towline_peer_t* peer) {
+  return peer == nullptr ? "" : peer->peer->name().c_str();
+}
+const char* towline_peer_incarnation(const towline_peer_t* peer) {
+  return peer == nullptr ? "" : peer->peer->incarnation_text().c_str();
+}
+uint32_t towline_peer_health(const towline_peer_t* peer) {
+  return peer == nullptr ? uint32_t{TOWLINE_HEALTH_UNKNOWN} : peer->peer->health();
+}
+
+int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions, size_t* count) {
+  return capi::guard(__func__, [&] {
+    capi::need(peer, "peer");
+    capi::need(count, "count");
+    const auto known = peer->peer->regions();
+    const size_t capacity = regions == nullptr ? 0 : *count;
+    *count = known.size();
+    for (size_t i = 0; i < std::min(capacity, known.size()); ++i) {
+      const towline_region_ref& ref = known[i]->ref;
+      regions[i] = {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
+    }
+    return Status::kOk;
+  });
+}
+
+int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes) {
+  if (peer == nullptr || (data == nullptr && bytes != 0)) {
+    return capi::refuse(Status::kInvalidArgument, "towline_notice_send: peer or data is null");
+  }
+  return capi::guard(__func__, [&] { return peer->agent->send_notice(*peer->peer, data, bytes); });
+}
+
+int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice) {
+  if (agent == nullptr || notice == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  NoticeNode* node = agent->agent->inbox().pull();
+  if (node == nullptr) {
+    if (const Status status = agent->agent->usable(); status != Status::kOk)
+      return static_cast<int32_t>(status);
+    node = agent->agent->receive_notice();
+    if (node == nullptr) return TOWLINE_AGAIN;
+  }
+  *notice = {node->peer->name().c_str(), node->peer->incarnation_text().c_str(), node->data(), node->bytes,
+             node};
+  return TOWLINE_OK;
+}
+
+void towline_notice_release(towline_agent_t* agent, towline_notice_t* notice) {
+  if (agent == nullptr || notice == nullptr || notice->node == nullptr) return;
+  agent->agent->give_back_notice(static_cast<NoticeNode*>(notice->node));
+  *notice = {};
+}
+
+int32_t towline_counter_create(towline_agent_t* agent, uint64_t initial, towline_counter_t** counter) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(counter, "counter");
+    agent->agent->check_usable();
+    const uint64_t key = agent->agent->remote_counters().create(initial);
+    if (key == 0)
+      fail(Status::kLimitExceeded, "agent '{}' has no room for another counter", agent->agent->name());
+    *counter = new towline_counter{agent->agent, key};
+    return Status::kOk;
+  });
+}
+
+uint64_t towline_counter_key(const towline_counter_t* counter) {
+  return counter == nullptr ? 0 : counter->key;
+}
+
+uint64_t towline_counter_value(const towline_counter_t* counter) {
+  if (counter == nullptr) return 0;
+  const CounterCell* cell = counter->agent->remote_counters().find(counter->key);
+  return cell == nullptr ? 0 : cell->value.load(std::memory_order_acquire);
+}
+
+int32_t towline_counter_wait(towline_counter_t* counter, uint64_t threshold, uint64_t timeout_ns) {
+  if (counter == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(counter->agent->wait_counter(counter->key, threshold, timeout_ns));
+}
+
+void towline_counter_destroy(towline_counter_t* counter) {
+  if (counter == nullptr) return;
+  counter->agent->remote_counters().destroy(counter->key);
+  delete counter;
+}
+
+int32_t towline_counter_add(towline_peer_t* peer, uint64_t key, uint64_t amount) {
+  if (peer == nullptr) return capi::refuse(Status::kInvalidArgument, "towline_counter_add: peer is null");
+  return capi::guard(__func__, [&] { return peer->agent->add_to_counter(*peer->peer, key, amount); });
+}
+
+}  // extern "C"

@@ -1,0 +1,57 @@
+// C API: storage.
+#include "towline/storage.h"
+
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+extern "C" {
+
+int32_t towline_storage_register(towline_agent_t* agent, const char* uri,
+                                 const towline_storage_options_t* options, towline_region_t** region) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(region, "region");
+    auto given = capi::take_options(options, "options");
+    if (options == nullptr) given.fd = -1;
+    *region = new towline_region{agent->agent, agent->agent->add_storage(uri, given)};
+    return Status::kOk;
+  });
+}
+
+int32_t towline_storage_query(towline_agent_t* agent, const char* uri, towline_storage_info_t* info) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(uri, "uri");
+    capi::need(info, "info");
+    towline_storage_info_t found = {};
+    agent->agent->query_storage(uri, found);
+    found.struct_size = info->struct_size;
+    std::memcpy(info, &found, std::min(info->struct_size, sizeof found));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] {
+    capi::need(region, "region");
+    region->agent->commit_storage(region->region, timeout_ns);
+    return Status::kOk;
+  });
+}
+
+int32_t towline_region_info(const towline_region_t* region, towline_region_info_t* info) {
+  return capi::guard(__func__, [&] {
+    capi::need(region, "region");
+    capi::need(info, "info");
+    const towline_region_ref& ref = region->region->ref;
+    *info = {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
+    return Status::kOk;
+  });
+}
+
+uint64_t towline_region_device(const towline_region_t* region) {
+  return region == nullptr ? 0 : region->region->ref.device;
+}
+
+}  // extern "C"

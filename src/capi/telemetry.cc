@@ -1,0 +1,47 @@
+// C API: counters of a host, exporters.
+#include "towline/telemetry.h"
+#include "agent/exporter.h"
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+struct towline_exporter {
+  std::shared_ptr<Agent> agent;  // null: of the host
+  Exporter exporter;
+};
+
+extern "C" {
+
+int32_t towline_host_counters(char* json, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    const std::string text = counters_json(nullptr);
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_exporter_start(towline_agent_t* agent, const char* address, towline_exporter_t** exporter) {
+  return capi::guard(__func__, [&] {
+    capi::need(address, "address");
+    capi::need(exporter, "exporter");
+    if (agent == nullptr) {
+      *exporter = new towline_exporter{nullptr, Exporter(Config::from_process(), nullptr, address)};
+      return Status::kOk;
+    }
+    agent->agent->check_usable();
+    *exporter =
+        new towline_exporter{agent->agent, Exporter(agent->agent->config(), agent->agent.get(), address)};
+    return Status::kOk;
+  });
+}
+
+const char* towline_exporter_address(const towline_exporter_t* exporter) {
+  return exporter == nullptr ? "" : exporter->exporter.address().c_str();
+}
+
+void towline_exporter_stop(towline_exporter_t* exporter) {
+  if (exporter == nullptr) return;
+  if (exporter->agent != nullptr && exporter->agent->usable() == Status::kForked) exporter->exporter.forget();
+  delete exporter;
+}
+
+}  // extern "C"

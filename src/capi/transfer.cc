@@ -1,0 +1,154 @@
+// C API: transfers.
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+namespace {
+
+Transfer& of(towline_transfer_t* transfer) noexcept { return *reinterpret_cast<Transfer*>(transfer); }
+const Transfer& of(const towline_transfer_t* transfer) noexcept {
+  return *reinterpret_cast<const Transfer*>(transfer);
+}
+
+TransferOptions transfer_options(const towline_transfer_options_t& given) {
+  TransferOptions options;
+  if (given.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
+    fail(Status::kLimitExceeded, "options.notice_bytes is {}; a notice has at most {}", given.notice_bytes,
+         TOWLINE_MAX_NOTICE_BYTES);
+  }
+  if (given.notice_bytes != 0) capi::need(given.notice, "options.notice");
+  if (given.notice != nullptr) {
+    const auto* begin = static_cast<const uint8_t*>(given.notice);
+    options.notice.assign(begin, begin + given.notice_bytes);
+    options.has_notice = true;
+  }
+  options.counter_key = given.counter_key;
+  options.counter_add = given.counter_add;
+  options.timeout_ns = given.timeout_ns;
+  options.threads = given.threads == 0 ? 1 : given.threads;
+  options.queue_completion = given.queue_completion != 0;
+  options.user_data = given.user_data;
+  options.callback = given.callback;
+  return options;
+}
+
+void check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
+  capi::need(list, what);
+  if (list->agent.get() != &agent)
+    fail(Status::kInvalidArgument, "the {} list belongs to another agent", what);
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_block_list_t* local,
+                                const towline_picks_t* local_picks, towline_block_list_t* remote,
+                                const towline_picks_t* remote_picks,
+                                const towline_transfer_options_t* options, towline_transfer_t** transfer) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(transfer, "transfer");
+    Agent& owner = *agent->agent;
+    owner.check_usable();
+    check_list(owner, local, "local");
+    check_list(owner, remote, "remote");
+    if (op != TOWLINE_READ && op != TOWLINE_WRITE) {
+      fail(Status::kInvalidArgument, "op is {}; it is TOWLINE_READ or TOWLINE_WRITE", op);
+    }
+    if (local->list->peer() != nullptr) {
+      fail(Status::kInvalidArgument, "the local list is of peer '{}'; lists of peers go on the remote side",
+           local->list->peer()->name());
+    }
+    const auto given = capi::take_options(options, "options");
+    TransferOptions wanted = transfer_options(given);
+    const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
+    std::shared_ptr<BlockList> target = remote->list;
+    if (target->peer() == nullptr) target = owner.as_remote(target);
+    Plan plan = Plan::compile(local->list->resolved(), local_picks, target->resolved(), remote_picks, op);
+    auto made = std::make_unique<Transfer>(agent->agent, op, local->list, std::move(target), std::move(plan),
+                                           std::move(wanted));
+    owner.add_transfer(*made);
+    try {
+      made->establish(given.backend == nullptr ? "" : given.backend,
+                      Deadline::after(owner.now_ns(), timeout_ns).ns());
+    } catch (...) {
+      owner.remove_transfer(*made);
+      throw;
+    }
+    *transfer = reinterpret_cast<towline_transfer_t*>(made.release());
+    return Status::kOk;
+  });
+}
+
+int32_t towline_transfer_post(towline_transfer_t* transfer) {
+  if (transfer == nullptr) [[unlikely]]
+    return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(of(transfer).post());
+}
+
+int32_t towline_transfer_poll(towline_transfer_t* transfer) {
+  if (transfer == nullptr) [[unlikely]]
+    return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(of(transfer).poll());
+}
+
+int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns) {
+  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(of(transfer).wait(timeout_ns));
+}
+
+int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences, uint64_t timeout_ns) {
+  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(of(transfer).wait_fenced(fences, timeout_ns));
+}
+
+int32_t towline_transfer_cancel(towline_transfer_t* transfer) {
+  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return static_cast<int32_t>(of(transfer).cancel());
+}
+
+int32_t towline_transfer_set_notice(towline_transfer_t* transfer, const void* notice, size_t bytes) {
+  return capi::guard(__func__, [&] {
+    capi::need(transfer, "transfer");
+    if (bytes != 0) capi::need(notice, "notice");
+    return of(transfer).set_notice(notice, bytes);
+  });
+}
+
+int32_t towline_transfer_result(const towline_transfer_t* transfer, towline_result_t* result) {
+  return capi::guard(__func__, [&] {
+    capi::need(transfer, "transfer");
+    capi::need(result, "result");
+    towline_result_t whole = {};
+    whole.struct_size = result->struct_size;
+    of(transfer).result(whole);
+    std::memcpy(result, &whole, std::min(result->struct_size, sizeof whole));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_transfer_route(const towline_transfer_t* transfer, char* json, size_t capacity,
+                               size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(transfer, "transfer");
+    const std::string text = of(transfer).route();
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] {
+    if (transfer == nullptr) return Status::kOk;
+    const Status status = of(transfer).retire(timeout_ns);
+    if (status == Status::kTimedOut) {
+      fail(status, "the transfer is not fenced yet: its memory may still be in use; call again");
+    }
+    if (status == Status::kForked) return Status::kOk;  // the parent's copy lives on
+    of(transfer).agent().remove_transfer(of(transfer));
+    delete &of(transfer);
+    return Status::kOk;
+  });
+}
+
+}  // extern "C"

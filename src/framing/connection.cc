@@ -1,0 +1,258 @@
+#include "framing/connection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "framing/core.h"
+
+namespace towline::framing {
+namespace {
+
+constexpr uint32_t kSmallestQueueBytes = 2 * (kMaxMessageBytes + kHeaderBytes);
+
+ConnectionOptions within_limits(ConnectionOptions options) noexcept {
+  options.max_frame_bytes = std::clamp(options.max_frame_bytes, 1u, kMaxPayloadBytes);
+  options.max_segments = std::clamp(options.max_segments, 1u, kMaxSegments);
+  options.max_parts = std::max(options.max_parts, 1u);
+  options.max_reads = std::clamp(options.max_reads, 1u, kReadCredits);
+  options.read_request_bytes =
+      std::clamp(options.read_request_bytes, 1u, static_cast<uint32_t>(kMaxReadBytes));
+  options.window_frames = std::clamp(options.window_frames, 1u, kWindowFrames);
+  options.queue_bytes = std::max(options.queue_bytes, kSmallestQueueBytes);
+  options.small_bytes = std::min({options.small_bytes, options.max_frame_bytes, options.queue_bytes / 4});
+  options.pass_bytes = std::max(options.pass_bytes, 1u);
+  return options;
+}
+
+std::string in_json(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+  }
+  return out + '"';
+}
+
+}  // namespace
+
+Output::Output(const ConnectionOptions& options)
+    : queue(options.queue_bytes),
+      frame(kMaxSegments + 2),
+      preamble(std::make_unique_for_overwrite<uint8_t[]>(kMaxPreambleBytes)),
+      pins(kMaxSegments),
+      sent(options.window_frames),
+      refusals(kWindowFrames),
+      answers(kReadCredits) {}
+
+Input::Input(const ConnectionOptions& options)
+    : staging(std::make_unique_for_overwrite<uint8_t[]>(kStagingBytes)),
+      target(kMaxSegments + 1),
+      pins(kMaxSegments),
+      reads(options.max_reads) {}
+
+LaneState::LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& options)
+    : lane(std::move(stream)),
+      traits(lane->traits()),
+      frame_bytes(std::clamp(traits.frame_bytes, 1u, options.max_frame_bytes)),
+      out(options),
+      in(options) {
+  traits.read_ahead_bytes = std::clamp<uint32_t>(traits.read_ahead_bytes, kHeaderBytes, 64u << 10);
+}
+
+ConnectionCore::ConnectionCore(const plugin::Host& host, void* peer, const ConnectionOptions& options)
+    : host_(host),
+      peer_(peer),
+      options_(within_limits(options)),
+      parts_(options_.max_parts),
+      requests_(options_.max_reads),
+      answers_(kReadCredits),
+      window_(kMaxSegments + 1),
+      wire_window_(kMaxSegments),
+      scratch_preamble_(std::make_unique_for_overwrite<uint8_t[]>(kMaxPreambleBytes)) {
+  for (uint32_t i = options_.max_reads; i-- > 0;) free_requests_.push_back(i);
+  for (uint32_t i = kReadCredits; i-- > 0;) free_answers_.push_back(i);
+}
+
+ConnectionCore::~ConnectionCore() { release_everything(); }
+
+void ConnectionCore::add_lane(std::unique_ptr<Lane> lane) {
+  auto state = std::make_unique<LaneState>(std::move(lane), options_);
+  state->index = static_cast<uint32_t>(lanes_.size());
+  if (down_) state->lane->close();
+  lanes_.push_back(std::move(state));
+}
+
+uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
+  uint32_t work = ended_.empty() ? 0 : deliver_ended();
+  for (std::size_t i = 0; i < lanes_.size() && !down_; ++i) {
+    LaneState& lane = *lanes_[i];
+    lane.out.blocked = lane.out.inline_used = false;
+    work += read_lane(lane);
+    if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");
+  }
+  // Most passes find nothing: a spinning receiver must look at its lanes again soon.
+  if (work == 0 && !down_ && !has_work()) return 0;
+  if (!down_) {
+    work += deliver_ended();
+    do {
+      work += flush_lanes();
+      work += retry_messages();
+    } while (pump_reads() != 0);
+  }
+  work += deliver_ended();
+  if (work != 0) last_activity_ns_ = now_ns;
+  return work;
+}
+
+// Reads and messages that found no room wait for a lane that has output.
+bool ConnectionCore::arm() noexcept {
+  if (!ended_.empty()) return true;
+  if (down_) return false;
+  bool work = false;
+  std::size_t asked = 0;
+  for (; asked < lanes_.size() && !work; ++asked) {
+    LaneState& lane = *lanes_[asked];
+    const bool output = has_output(lane);
+    work = lane.broken.status != Status::kOk || (output && !lane.out.blocked) || lane.lane->arm(output);
+  }
+  armed_ = !work;
+  if (work)
+    for (std::size_t i = 0; i < asked; ++i) lanes_[i]->lane->disarm();
+  return work;
+}
+
+void ConnectionCore::disarm() noexcept {
+  armed_ = false;
+  if (down_) return;
+  for (const auto& lane : lanes_) lane->lane->disarm();
+}
+
+// After a call from outside: the worker sleeps and does not know of what the call left behind.
+void ConnectionCore::wake_if_needed() noexcept {
+  if (!armed_) return;
+  bool work = !ended_.empty();
+  for (const auto& lane : lanes_) work = work || lane->broken.status != Status::kOk || has_output(*lane);
+  if (!work) return;
+  armed_ = false;
+  host_.wake(options_.worker);
+}
+
+void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const char* doing) noexcept {
+  const bool closed = result.status == Status::kClosed;
+  const Status status = closed ? Status::kPeerLost : result.status;
+  try {
+    std::string why = closed ? "closed by the peer" : status_text(result.status);
+    if (result.detail != nullptr) why = result.detail;
+    if (result.vendor_code != 0) why += ": " + errno_text(result.vendor_code);
+    fail(status, fmt::format("{} lane {} ({}): {}", doing, lane.index, lane.lane->describe(), why));
+  } catch (...) {
+    fail(status, doing);
+  }
+}
+
+// Nothing is read into, or written from, registered memory after this.
+void ConnectionCore::release_everything() noexcept {
+  for (const auto& lane : lanes_) {
+    lane->lane->close();
+    lane->in.pins.release(host_);
+    lane->in.target.clear();
+    lane->out.pins.release(host_);
+    lane->out.frame.clear();
+    lane->out.frame_open = false;
+    lane->out.queue.clear();
+  }
+}
+
+void ConnectionCore::fail(Status status, const std::string& text) noexcept {
+  if (down_) return;
+  down_ = true;
+  release_everything();
+  end_all(Status::kPeerLost);
+  deliver_ended();
+  host_.connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
+}
+
+void ConnectionCore::close() noexcept {
+  if (!down_) {
+    FrameHeader header;
+    header.type = FrameType::kBye;
+    for (const auto& lane : lanes_)
+      if (lane->broken.status == Status::kOk && lane->out.nothing_queued()) emit_plain(*lane, header);
+    down_ = true;
+    release_everything();
+    end_all(Status::kClosed);
+  }
+  deliver_ended();
+}
+
+bool ConnectionCore::idle() const noexcept {
+  if (parts_.live() != 0) return false;
+  return std::all_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
+    return !has_output(*lane) && lane->in.state == InputState::kHeader && lane->in.begin == lane->in.end &&
+           lane->in.reads.empty();
+  });
+}
+
+std::string ConnectionCore::describe() const {
+  std::string lanes;
+  for (const auto& lane : lanes_) {
+    if (!lanes.empty()) lanes += ", ";
+    lanes += in_json(lane->lane->describe());
+  }
+  return fmt::format(
+      R"({{"lanes": {}, "lane": [{}], "state": "{}", "parts": {}, "frames_sent": {}, "frames_received": {}, )"
+      R"("bytes_sent": {}, "bytes_received": {}, "acks_sent": {}, "refused": {}, "checksum": {}}})",
+      lanes_.size(), lanes, down_ ? "down" : "up", parts_.live(), statistics_.frames_sent,
+      statistics_.frames_received, statistics_.bytes_sent, statistics_.bytes_received, statistics_.acks_sent,
+      statistics_.refused, options_.checksum);
+}
+
+// ---- The public face
+// ---------------------------------------------------------------------------------------------
+
+Connection::Connection(const plugin::Host& host, void* peer, const ConnectionOptions& options)
+    : core_(std::make_unique<ConnectionCore>(host, peer, options)) {}
+Connection::~Connection() = default;
+
+void Connection::add_lane(std::unique_ptr<Lane> lane) { core_->add_lane(std::move(lane)); }
+std::size_t Connection::lane_count() const noexcept { return core_->lanes_.size(); }
+
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared) {
+  if (args.op != TOWLINE_READ && args.op != TOWLINE_WRITE) return static_cast<int32_t>(Status::kUnsupported);
+  auto made = std::make_unique<Prepared>();
+  made->base = {0, 0, core_->options_.connection, args.plan};
+  made->core = core_.get();
+  made->op = args.op;
+  *prepared = &made.release()->base;
+  return 0;
+}
+
+void Connection::unprepare(towline_prepared* prepared) noexcept {
+  delete reinterpret_cast<Prepared*>(prepared);
+}
+
+int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
+  const Prepared& own = *reinterpret_cast<Prepared*>(prepared);
+  return own.core->submit(own, args);
+}
+
+int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
+  return core_->send(message, bytes);
+}
+void Connection::cancel(uint64_t cookie) noexcept { core_->cancel(cookie); }
+uint32_t Connection::progress(uint64_t now_ns) noexcept { return core_->progress(now_ns); }
+bool Connection::arm() noexcept { return core_->arm(); }
+void Connection::disarm() noexcept { core_->disarm(); }
+void Connection::fail(Status status, const std::string& text) noexcept { core_->fail(status, text); }
+void Connection::close() noexcept { core_->close(); }
+bool Connection::down() const noexcept { return core_->down_; }
+bool Connection::idle() const noexcept { return core_->idle(); }
+uint64_t Connection::last_activity_ns() const noexcept { return core_->last_activity_ns_; }
+const ConnectionStatistics& Connection::statistics() const noexcept { return core_->statistics_; }
+std::string Connection::describe() const { return core_->describe(); }
+
+}  // namespace towline::framing

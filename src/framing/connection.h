@@ -1,0 +1,126 @@
+// The framed engine: one worker's connection to one peer, carrying plans and messages over one or more lanes.
+// The owner of memory checks every access (host.pin); the initiator names regions by key only.
+//
+// Who calls: the worker that owns the connection, one thread at a time, under its lock. Nothing blocks. The
+// host is called back (complete, message, connection_event) only from progress(), fail() and close();
+// callbacks may call submit, send and cancel, and must not destroy the connection.
+//
+// How a transport uses it:
+//   Connection framed(host, peer, options);
+//   framed.add_lane(std::make_unique<SocketLane>(...));     // once the transport's own handshake is over
+//   static submit/unprepare forward straight from the backend's tables; prepare, send, cancel, progress
+//   likewise. framed.progress(now) as often as the worker turns; arm() before it sleeps; disarm() after.
+//   framed.close() in disconnect(), then destroy it.
+//
+// How it works (wire.h has the frames):
+//  - WRITE: the part is cut into frames of at most one lane's frame_bytes and max_segments segments. Payload
+//  goes from
+//    local memory into the lane; the owner pins each frame's regions, places the payload straight into them
+//    and counts the frame. Counts come back cumulatively; a refused frame is named by a NACK before the count
+//    passes it. The part is complete when every frame is counted: its bytes are then visible at the owner.
+//  - READ: requests (segments) go out as far as credits allow; the owner answers each, in order on the
+//  request's lane,
+//    from pinned memory; the bytes are scattered here by the part's own cursor. Complete when all bytes are
+//    placed.
+//  - Striping: a part of one frame goes over the least loaded lane; frames of a larger one are taken by
+//  whichever lane
+//    has room. Reads are requested over the lane with the fewest bytes outstanding.
+//  - A message attached to a WRITE travels inside its last frame when all its frames use one lane (always so
+//  for a
+//    small part, and for every part of a connection with one lane): no extra round trip. The owner drops it
+//    when any frame of the part was refused. When the part is striped, and for READ, it is held here until
+//    the data is known to be placed, then sent: a join at the receiver would save half a round trip on
+//    transfers that take many, and would make the receiver keep state for each transfer under way.
+//  - Everything is bounded: parts, frames awaiting their count (kWindowFrames a lane), read requests
+//  (kReadCredits), the
+//    bytes queued for a lane. Readers never wait for space to write in, so two engines can't block each
+//    other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "framing/lane.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/plugin/v1.h"
+
+namespace towline::framing {
+
+struct ConnectionOptions {
+  uint32_t worker = 0;  // woken through the host when a call from outside leaves work behind
+  towline_connection* connection = nullptr;  // put into each Prepared: the transport's own connection object
+  uint32_t max_frame_bytes = 1u << 20;       // payload of a frame; a lane's hint may lower it
+  uint32_t max_segments = 512;               // of a frame, up to wire.h's kMaxSegments
+  uint32_t max_parts = 1024;                 // in flight; then submit answers kAgain
+  uint32_t max_reads = 64;                   // read requests outstanding, up to wire.h's kReadCredits
+  uint32_t read_request_bytes = 1u << 20;    // of one read request
+  uint64_t read_window_bytes = 16u << 20;    // of all requests outstanding; small READs pass beyond it
+  uint32_t small_bytes = 16u << 10;   // a part up to this size is copied once, into the lane or its queue
+  uint32_t window_frames = 1024;      // uncounted WRITE frames a lane, up to wire.h's kWindowFrames
+  uint32_t queue_bytes = 256u << 10;  // small frames waiting for a lane; at least the largest message
+  uint32_t max_held_message_bytes = 1u << 20;  // attached messages kept until their data is placed
+  uint32_t pass_bytes = 4u << 20;              // moved per lane and direction in one progress()
+  bool checksum = false;                       // CRC-32C over every payload we send
+};
+
+// What the engine did since it was made.
+struct ConnectionStatistics {
+  uint64_t frames_sent = 0;
+  uint64_t frames_received = 0;
+  uint64_t bytes_sent = 0;  // on the lanes
+  uint64_t bytes_received = 0;
+  uint64_t acks_sent = 0;         // frames that carry nothing but the count
+  uint64_t refused = 0;           // frames of the peer that the host refused
+  uint64_t messages_dropped = 0;  // attached to parts whose data was refused here
+};
+
+class ConnectionCore;
+
+class Connection {
+ public:
+  // `peer` is the core's cookie for messages and events.
+  Connection(const plugin::Host& host, void* peer, const ConnectionOptions& options);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();  // close() has been called, or no part is in flight
+
+  // Adds a lane at any time while up; the first one carries plain messages. Control path: allocates.
+  void add_lane(std::unique_ptr<Lane> lane);
+  [[nodiscard]] std::size_t lane_count() const noexcept;
+
+  // v1.h's data table. Imports are not looked at: the plan's remote regions name the keys.
+  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
+  static void unprepare(towline_prepared* prepared) noexcept;
+  [[nodiscard]] static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
+  [[nodiscard]] int32_t send(const void* message, std::size_t bytes) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+
+  // Reads, places, answers and writes what can be done now, and delivers completions. Returns how much was
+  // done. A lane that ends or breaks makes the connection fail() in here.
+  uint32_t progress(uint64_t now_ns) noexcept;
+  // About to sleep. True: there is work after all, and nothing stays armed.
+  [[nodiscard]] bool arm() noexcept;
+  void disarm() noexcept;
+
+  // Breaks the connection: closes lanes, completes every part in flight with kPeerLost, gives pins back,
+  // reports TOWLINE_CONNECTION_DOWN once with this status and text. No byte lands afterwards. Later calls do
+  // nothing.
+  void fail(Status status, const std::string& text) noexcept;
+  // Our own end: says goodbye to the peer as far as lanes take it at once, then as fail(), but parts end with
+  // kClosed and no event is reported.
+  void close() noexcept;
+
+  [[nodiscard]] bool down() const noexcept;  // failed or closed: submit and send answer kPeerLost
+  // Nothing in flight or queued, in either direction: may be closed for idleness.
+  [[nodiscard]] bool idle() const noexcept;
+  [[nodiscard]] uint64_t last_activity_ns() const noexcept;  // of the last progress() that did something
+  [[nodiscard]] const ConnectionStatistics& statistics() const noexcept;
+  [[nodiscard]] std::string describe() const;  // JSON object
+
+ private:
+  std::unique_ptr<ConnectionCore> core_;
+};
+
+}  // namespace towline::framing

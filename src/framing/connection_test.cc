@@ -1,0 +1,338 @@
+#include "framing/connection.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "framing/test_support.h"
+#include "framing/wire.h"
+#include "towline/plugin/cursor.hpp"
+
+namespace towline::framing {
+namespace {
+
+using testing::FakePlan;
+using testing::RingPair;
+using testing::Side;
+
+struct Medium {
+  const char* name;
+  std::size_t ring_bytes;  // 0: sockets
+  int lanes;
+};
+
+void PrintTo(const Medium& medium, std::ostream* out) { *out << medium.name; }
+
+// Two connections joined by lanes; `a` initiates, `b` owns.
+class ConnectionTest : public ::testing::TestWithParam<Medium> {
+ protected:
+  void join(const ConnectionOptions& options = {}) {
+    a_ = std::make_unique<Side>(options);
+    b_ = std::make_unique<Side>(options);
+    for (int i = 0; i < GetParam().lanes; ++i) {
+      testing::LanePair lanes;
+      if (GetParam().ring_bytes == 0) {
+        lanes = testing::socket_lanes();
+      } else {
+        rings_.push_back(std::make_unique<RingPair>(GetParam().ring_bytes));
+        lanes = rings_.back()->lanes();
+      }
+      a_->connection.add_lane(std::move(lanes.first));
+      b_->connection.add_lane(std::move(lanes.second));
+    }
+    b_->host.on_message = [this](std::string_view text) {
+      messages_.emplace_back(text);
+      if (at_message_) at_message_();
+    };
+  }
+
+  void make_memory(std::size_t bytes) {
+    local_.resize(bytes);
+    remote_.resize(bytes);
+    std::iota(local_.begin(), local_.end(), uint8_t{1});
+    key_ = b_->host.add(remote_.data(), remote_.size());
+  }
+
+  void run(uint64_t cookie) {
+    for (int i = 0; i < 100000 && !a_->host.ended(cookie); ++i) turn();
+    ASSERT_TRUE(a_->host.ended(cookie));
+  }
+  uint32_t turn() {
+    const uint32_t at_a = a_->progress();
+    return at_a + b_->progress();
+  }
+  void settle() {
+    while (turn() != 0) {
+    }
+  }
+
+  std::vector<std::unique_ptr<RingPair>> rings_;
+  std::unique_ptr<Side> a_;
+  std::unique_ptr<Side> b_;
+  std::vector<uint8_t> local_;
+  std::vector<uint8_t> remote_;
+  std::vector<std::string> messages_;
+  std::function<void()> at_message_;
+  uint64_t key_ = 0;
+};
+
+TEST_P(ConnectionTest, SmallWriteArrivesWithItsMessageBehindIt) {
+  join();
+  make_memory(64);
+  FakePlan plan{key_};
+  plan.add(local_.data(), remote_.data(), 64);
+  bool seen = false;
+  at_message_ = [&] { seen = remote_ == local_; };
+  towline_prepared* prepared = a_->prepare(plan.plan(), TOWLINE_WRITE);
+  ASSERT_EQ(a_->submit(prepared, 7, 0, 64, "done"), Status::kInProgress);
+  run(7);
+  EXPECT_EQ(a_->host.status(7), Status::kOk);
+  EXPECT_EQ(a_->host.result(7).bytes, 64u);
+  EXPECT_EQ(a_->host.result(7).fences, 3u);
+  EXPECT_EQ(messages_, std::vector<std::string>{"done"});
+  EXPECT_TRUE(seen);
+  EXPECT_EQ(b_->host.pins_held(), 0u);
+  EXPECT_TRUE(a_->connection.idle());
+  EXPECT_TRUE(b_->connection.idle());
+}
+
+// Scattered both ways, sizes from one byte to beyond a frame, part of a plan.
+TEST_P(ConnectionTest, LargeScatteredPartsMoveEveryByteBothWays) {
+  for (const bool checksum : {false, true}) {
+    ConnectionOptions options;
+    options.checksum = checksum;
+    options.max_segments = 40;
+    join(options);
+    make_memory(8 << 20);
+    for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
+      FakePlan plan{key_};
+      uint32_t length = 1;
+      std::size_t low = 0;
+      std::size_t high = remote_.size();
+      while (high - low >= 2 * std::size_t{length}) {
+        high -= length;
+        plan.add(local_.data() + low, remote_.data() + high, length);
+        low += length;
+        length = length * 5 % 70001;
+      }
+      const uint64_t begin = 12345;
+      const uint64_t end = plan.bytes() - 777;
+      const std::vector<uint8_t> before = op == TOWLINE_WRITE ? remote_ : local_;
+      const uint64_t cookie = 100 + op;
+      at_message_ = [&] { EXPECT_FALSE(a_->host.ended(cookie) && op == TOWLINE_WRITE && messages_.empty()); };
+      ASSERT_EQ(a_->submit(a_->prepare(plan.plan(), op), cookie, begin, end, "after"), Status::kInProgress);
+      run(cookie);
+      EXPECT_EQ(a_->host.status(cookie), Status::kOk);
+      EXPECT_EQ(a_->host.result(cookie).bytes, end - begin);
+      plugin::Cursor cursor{*plan.plan()};
+      towline_segment segment;
+      std::vector<uint8_t> expected = before;
+      while (cursor.next(&segment, 1, 1) != 0) {
+        const uint64_t at = cursor.position() - 1;
+        if (at < begin || at >= end) continue;
+        const auto from_local = segment.local - reinterpret_cast<uint64_t>(local_.data());
+        const auto from_remote = segment.remote - reinterpret_cast<uint64_t>(remote_.data());
+        if (op == TOWLINE_WRITE)
+          expected[from_remote] = local_[from_local];
+        else
+          expected[from_local] = remote_[from_remote];
+      }
+      EXPECT_TRUE((op == TOWLINE_WRITE ? remote_ : local_) == expected);
+      settle();
+      EXPECT_EQ(messages_.size(), op == TOWLINE_WRITE ? 1u : 2u);
+    }
+    EXPECT_EQ(b_->host.pins_held(), 0u);
+    messages_.clear();
+  }
+}
+
+TEST_P(ConnectionTest, MessagesComeInOrderAndAgainWhenTheQueueIsFull) {
+  join();
+  int sent = 0;
+  std::string text(5000, 'x');
+  const auto send = [&] {
+    const std::string message = std::to_string(sent) + text;
+    return static_cast<Status>(a_->connection.send(message.data(), message.size()));
+  };
+  while (send() == Status::kOk) ++sent;
+  ASSERT_GT(sent, 40);
+  const int first = sent;
+  while (sent < first + 50) {
+    turn();
+    while (sent < first + 50 && send() == Status::kOk) ++sent;
+  }
+  settle();
+  ASSERT_EQ(messages_.size(), static_cast<std::size_t>(sent));
+  for (int i = 0; i < sent; ++i) EXPECT_EQ(messages_[i], std::to_string(i) + text);
+  const std::string largest(TOWLINE_MAX_MESSAGE_BYTES, 'y');
+  EXPECT_EQ(static_cast<Status>(a_->connection.send(largest.data(), largest.size())), Status::kOk);
+  settle();
+  EXPECT_EQ(messages_.back(), largest);
+}
+
+TEST_P(ConnectionTest, OwnerRefusesBadKeyBoundsAndAccessAndOthersGoOn) {
+  join();
+  make_memory(4 << 20);
+  const uint64_t read_only = b_->host.add(remote_.data(), remote_.size(), TOWLINE_ACCESS_READ);
+  struct Case {
+    uint64_t key;
+    int64_t shift;
+    uint32_t op;
+    Status expected;
+  };
+  const auto size = static_cast<uint32_t>(remote_.size());
+  for (const uint32_t bytes : {64u, 300000u, size}) {
+    uint64_t cookie = 1000 * bytes;
+    for (const Case& c :
+         {Case{99, 0, TOWLINE_WRITE, Status::kStale}, Case{99, 0, TOWLINE_READ, Status::kStale},
+          Case{key_, size, TOWLINE_WRITE, Status::kOutOfRange},
+          Case{key_, size, TOWLINE_READ, Status::kOutOfRange},
+          Case{read_only, 0, TOWLINE_WRITE, Status::kPermissionDenied}}) {
+      FakePlan bad{c.key};
+      bad.add(local_.data(), remote_.data() + c.shift, bytes);
+      FakePlan good{key_};
+      good.add(local_.data(), remote_.data(), bytes);
+      ++cookie;
+      ASSERT_EQ(a_->submit(a_->prepare(bad.plan(), c.op), cookie, 0, bytes, "never"), Status::kInProgress);
+      ASSERT_EQ(a_->submit(a_->prepare(good.plan(), c.op), cookie + 500, 0, bytes), Status::kInProgress);
+      run(cookie);
+      run(cookie + 500);
+      EXPECT_EQ(a_->host.status(cookie), c.expected);
+      EXPECT_EQ(a_->host.result(cookie).bytes, 0u);
+      EXPECT_EQ(a_->host.result(cookie).fences, 3u);
+      EXPECT_EQ(a_->host.result(cookie).failed_begin, 0u);
+      EXPECT_EQ(a_->host.result(cookie).failed_end, bytes);
+      EXPECT_EQ(a_->host.status(cookie + 500), Status::kOk);
+    }
+  }
+  settle();
+  EXPECT_TRUE(messages_.empty());
+  EXPECT_FALSE(a_->connection.down());
+}
+
+// One frame in the middle hits a hole: the message must not come, though the last frame carries it.
+TEST_P(ConnectionTest, MessageOfAPartRefusedInTheMiddleIsDropped) {
+  ConnectionOptions options;
+  options.max_frame_bytes = 64 << 10;
+  join(options);
+  make_memory(1 << 20);
+  FakePlan plan{key_};
+  for (uint32_t i = 0; i < 16; ++i) {
+    const bool hole = i == 5;
+    plan.add(local_.data() + i * 65536, hole ? local_.data() : remote_.data() + i * 65536, 65536);
+  }
+  ASSERT_EQ(a_->submit(a_->prepare(plan.plan(), TOWLINE_WRITE), 1, 0, plan.bytes(), "no"),
+            Status::kInProgress);
+  run(1);
+  settle();
+  EXPECT_EQ(a_->host.status(1), Status::kOutOfRange);
+  EXPECT_LE(a_->host.result(1).failed_begin, 5 * 65536u);
+  EXPECT_GE(a_->host.result(1).failed_end, 6 * 65536u);
+  EXPECT_TRUE(messages_.empty());
+}
+
+TEST_P(ConnectionTest, CancelledPartsEndOnceAndOthersGoOn) {
+  join();
+  make_memory(16 << 20);
+  FakePlan plan{key_};
+  plan.add(local_.data(), remote_.data(), 16 << 20);
+  uint64_t cookie = 0;
+  for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
+    for (int turns = 0; turns < 12; ++turns) {
+      towline_prepared* prepared = a_->prepare(plan.plan(), op);
+      ++cookie;
+      ASSERT_EQ(a_->submit(prepared, cookie, 0, plan.bytes(), "m"), Status::kInProgress);
+      for (int i = 0; i < turns; ++i) turn();
+      const bool ended = a_->host.ended(cookie);
+      a_->connection.cancel(cookie);
+      run(cookie);
+      const towline_part_result& result = a_->host.result(cookie);
+      EXPECT_TRUE(result.fences & TOWLINE_PART_FENCED_LOCAL);
+      if (result.status == 0) {
+        EXPECT_EQ(result.bytes, plan.bytes());
+      } else {
+        EXPECT_FALSE(ended);
+        EXPECT_EQ(a_->host.status(cookie), Status::kCancelled);
+        EXPECT_LT(result.failed_begin, result.failed_end);
+      }
+      if (op == TOWLINE_READ) {  // what still comes must not land
+        std::vector<uint8_t> before = local_;
+        std::fill(remote_.begin(), remote_.end(), static_cast<uint8_t>(cookie));
+        settle();
+        EXPECT_TRUE(before == local_);
+      }
+    }
+  }
+  settle();
+  EXPECT_EQ(a_->host.twice, 0u);
+  EXPECT_EQ(b_->host.pins_held(), 0u);
+  EXPECT_TRUE(a_->connection.idle());
+  EXPECT_TRUE(b_->connection.idle());
+}
+
+TEST_P(ConnectionTest, FailEndsEverythingOnceAndReportsOnce) {
+  join();
+  make_memory(16 << 20);
+  FakePlan plan{key_};
+  plan.add(local_.data(), remote_.data(), 16 << 20);
+  towline_prepared* write = a_->prepare(plan.plan(), TOWLINE_WRITE);
+  towline_prepared* read = a_->prepare(plan.plan(), TOWLINE_READ);
+  for (uint64_t i = 0; i < 10; ++i) {
+    ASSERT_EQ(a_->submit(i % 2 == 0 ? write : read, i, 0, plan.bytes()), Status::kInProgress);
+  }
+  turn();
+  a_->connection.fail(Status::kTimedOut, "silent");
+  a_->connection.fail(Status::kTimedOut, "again");
+  EXPECT_EQ(a_->host.completions, 10u);
+  for (uint64_t i = 0; i < 10; ++i) {
+    EXPECT_EQ(a_->host.status(i), Status::kPeerLost);
+    EXPECT_TRUE(a_->host.result(i).fences & TOWLINE_PART_FENCED_LOCAL);
+  }
+  ASSERT_EQ(a_->host.events.size(), 1u);
+  EXPECT_EQ(a_->host.events[0].status, Status::kTimedOut);
+  EXPECT_EQ(a_->submit(write, 99, 0, 64), Status::kPeerLost);
+  settle();
+  ASSERT_EQ(b_->host.events.size(), 1u);
+  EXPECT_EQ(b_->host.events[0].event, static_cast<uint32_t>(TOWLINE_CONNECTION_DOWN));
+  EXPECT_EQ(b_->host.pins_held(), 0u);
+}
+
+TEST_P(ConnectionTest, CloseSaysGoodbye) {
+  join();
+  a_->connection.close();
+  settle();
+  EXPECT_TRUE(a_->host.events.empty());
+  ASSERT_EQ(b_->host.events.size(), 1u);
+  EXPECT_EQ(b_->host.events[0].text, "the peer said goodbye");
+}
+
+TEST_P(ConnectionTest, ManySmallWritesAllComplete) {
+  join();
+  make_memory(1 << 16);
+  FakePlan plan{key_};
+  for (uint32_t i = 0; i < 1024; ++i) plan.add(local_.data() + i * 64, remote_.data() + i * 64, 64);
+  towline_prepared* prepared = a_->prepare(plan.plan(), TOWLINE_WRITE);
+  uint64_t accepted = 0;
+  for (uint64_t i = 0; i < 5000;) {
+    const Status status = a_->submit(prepared, i, i % 1024 * 64, i % 1024 * 64 + 64, std::to_string(i));
+    if (status == Status::kInProgress) {
+      ++accepted;
+      ++i;
+    } else {
+      ASSERT_EQ(status, Status::kAgain);
+      turn();
+    }
+  }
+  while (a_->host.completions < accepted) ASSERT_NE(turn(), 0u);
+  EXPECT_TRUE(local_ == remote_);
+  EXPECT_EQ(messages_.size(), 5000u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Media, ConnectionTest,
+                         ::testing::Values(Medium{"ring", 256 << 10, 1}, Medium{"tiny_ring", 512, 1},
+                                           Medium{"rings", 64 << 10, 3}, Medium{"socket", 0, 1},
+                                           Medium{"sockets", 0, 4}),
+                         [](const auto& medium) { return std::string(medium.param.name); });
+
+}  // namespace
+}  // namespace towline::framing

@@ -1,0 +1,153 @@
+// What the owner of memory does: places WRITEs, answers READs, refuses what the host refuses.
+#include <algorithm>
+#include <new>
+
+#include "framing/core.h"
+
+namespace towline::framing {
+
+// Pins the regions and appends where the segments lie. Neighbours in one region are pinned by one call over
+// all they span: a region is one range, so the span lies inside exactly when every segment does.
+Status ConnectionCore::pin_segments(std::span<const WireSegment> segments, uint32_t access, IovList& target,
+                                    PinSet& pins) noexcept {
+  for (std::size_t i = 0; i < segments.size();) {
+    uint64_t low = segments[i].address;
+    uint64_t high = low + segments[i].length;
+    std::size_t end = i + 1;
+    for (; end < segments.size() && segments[end].key == segments[i].key; ++end) {
+      low = std::min(low, segments[end].address);
+      high = std::max(high, segments[end].address + segments[end].length);
+    }
+    void* pointer = nullptr;
+    void* pin = nullptr;
+    const int32_t result = host_.pin(segments[i].key, low, high - low, access, &pointer, &pin);
+    if (result != 0) return result < 0 ? static_cast<Status>(result) : Status::kInternal;
+    pins.add(pin);
+    for (; i < end; ++i)
+      target.append(static_cast<uint8_t*>(pointer) + (segments[i].address - low),
+                    static_cast<std::size_t>(segments[i].length));
+  }
+  return Status::kOk;
+}
+
+// A frame is placed whole or not at all.
+void ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexcept {
+  Input& in = lane.in;
+  const std::size_t count = in.header.segment_count;
+  std::memcpy(wire_window_.data(), preamble + kHeaderBytes, count * sizeof(WireSegment));
+  in.target.clear();
+  in.refused = pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_WRITE, in.target, in.pins);
+  in.state = InputState::kPayload;
+  if (in.refused == Status::kOk) return;
+  in.pins.release(host_);
+  in.target.clear();
+  in.payload_left = in.header.payload_bytes;
+  in.state = InputState::kDrain;
+}
+
+void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
+  Input& in = lane.in;
+  in.pins.release(host_);
+  if (in.refused == Status::kOk && !good) in.refused = Status::kCorrupt;
+  const bool chained = (in.header.flags & kFlagChained) != 0;
+  if (in.refused != Status::kOk) {
+    refuse_write(lane);
+    if (chained) in.refused_part = in.header.part;
+  }
+  if (message.empty()) return;
+  if (in.refused != Status::kOk || (chained && in.refused_part == in.header.part))
+    ++statistics_.messages_dropped;
+  else
+    host_.message(peer_, message.data(), message.size());
+}
+
+void ConnectionCore::refuse_write(LaneState& lane) noexcept {
+  const FrameHeader& header = lane.in.header;
+  if (lane.out.refusals.full()) {
+    protocol_error(lane, "more uncounted frames than allowed");
+    return;
+  }
+  ++statistics_.refused;
+  lane.out.refusals.push(
+      {lane.in.counted, lane.in.refused, header.part, header.offset, header.payload_bytes});
+}
+
+bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexcept {
+  if (free_answers_.empty()) return protocol_error(lane, "more read requests than credits");
+  const uint32_t index = free_answers_.back();
+  ReadAnswer& answer = answers_[index];
+  const FrameHeader& header = lane.in.header;
+  if (answer.segments == nullptr) answer.segments.reset(new (std::nothrow) WireSegment[kMaxSegments]);
+  if (answer.segments == nullptr) {
+    fail(Status::kOutOfMemory, "no memory to answer a read request");
+    return false;
+  }
+  free_answers_.pop_back();
+  std::memcpy(answer.segments.get(), preamble + kHeaderBytes, header.segment_count * sizeof(WireSegment));
+  answer.segment_count = header.segment_count;
+  answer.segment = 0;
+  answer.in_segment = 0;
+  answer.wire_id = header.part;
+  answer.next = header.offset;
+  answer.end = header.offset + header.extent;
+  lane.out.answers.push(index);
+  return true;
+}
+
+// Cuts the next frame's worth off a read request's segments; returns how many pieces it has.
+std::size_t ConnectionCore::cut_answer(ReadAnswer& answer, uint64_t frame_bytes) noexcept {
+  std::size_t count = 0;
+  while (frame_bytes != 0 && answer.segment < answer.segment_count) {
+    const WireSegment& segment = answer.segments[answer.segment];
+    const uint64_t here = std::min(frame_bytes, segment.length - answer.in_segment);
+    wire_window_[count++] = {segment.key, segment.address + answer.in_segment, here};
+    frame_bytes -= here;
+    answer.in_segment += here;
+    if (answer.in_segment == segment.length) {
+      ++answer.segment;
+      answer.in_segment = 0;
+    }
+  }
+  return count;
+}
+
+// The next DATA frame of the lane's oldest read request. Requests that the host refuses are answered by a
+// NACK.
+bool ConnectionCore::open_answer(LaneState& lane) noexcept {
+  Output& out = lane.out;
+  while (!out.answers.empty() && may_emit(lane, kHeaderBytes)) {
+    const uint32_t index = out.answers.front();
+    ReadAnswer& answer = answers_[index];
+    out.frame.clear();
+    out.frame.append(out.preamble.get(), kHeaderBytes);
+    const std::size_t count = cut_answer(answer, lane.frame_bytes);
+    const Status status =
+        pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
+    if (status != Status::kOk) {
+      out.pins.release(host_);
+      ++statistics_.refused;
+      emit_nack(lane, answer.wire_id, answer.next, answer.end - answer.next, status);
+      out.answers.pop();
+      free_answers_.push_back(index);  // within its capacity
+      continue;
+    }
+    const std::size_t bytes = out.frame.bytes() - kHeaderBytes;
+    FrameHeader header = new_header(lane, FrameType::kData);
+    header.payload_bytes = static_cast<uint32_t>(bytes);
+    header.part = answer.wire_id;
+    header.offset = answer.next;
+    add_checksum(header, out.frame.pieces().subspan(1));
+    encode_header(header, out.preamble.get());
+    out.ahead = out.queue.size();
+    out.frame_sequence = header.sequence;
+    answer.next += bytes;
+    if (answer.next == answer.end) {
+      out.answers.pop();
+      free_answers_.push_back(index);
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace towline::framing

@@ -1,0 +1,250 @@
+// Parts: submit, cancel, what becomes of them, and what the host is told. part.h lists the states.
+#include <algorithm>
+
+#include "framing/core.h"
+
+namespace towline::framing {
+namespace {
+
+constexpr std::size_t kInlineSegments = 64;  // of a small WRITE; one of more goes the way of the large ones
+
+constexpr int32_t code(Status status) noexcept { return static_cast<int32_t>(status); }
+
+}  // namespace
+
+int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_args& args) noexcept {
+  if (down_) return code(Status::kPeerLost);
+  const towline_plan& plan = *prepared.base.plan;
+  if (args.begin > args.end || args.end > plan.bytes) return code(Status::kInvalidArgument);
+  if (args.message_bytes > kMaxMessageBytes) return code(Status::kLimitExceeded);
+  if (lanes_.empty()) return code(Status::kAgain);
+  if (args.begin == args.end) return submit_nothing(args);
+  Part* part = parts_.allocate();
+  if (part == nullptr) return code(Status::kAgain);
+  part->state = PartState::kProducing;
+  part->is_read = prepared.op == TOWLINE_READ;
+  part->cookie = args.cookie;
+  part->begin = args.begin;
+  part->end = args.end;
+  part->regions = plan.remote->regions;
+  part->produced = 0;
+  part->cursor.emplace(plan, args.begin, args.end);
+  const int32_t result = part->is_read ? start_read(*part, args) : start_write(*part, args);
+  wake_if_needed();
+  return result;
+}
+
+int32_t ConnectionCore::submit_nothing(const towline_submit_args& args) noexcept {
+  return args.message_bytes == 0 ? code(Status::kOk) : send(args.message, args.message_bytes);
+}
+
+int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args) noexcept {
+  LaneState& lane = least_loaded();
+  if (part.bytes() <= options_.small_bytes && write_small(part, lane, args)) return code(Status::kInProgress);
+  if (!hold_message(part, args)) {
+    parts_.release(part);
+    return code(Status::kAgain);
+  }
+  if (part.bytes() <= lane.frame_bytes) {
+    lane.out.short_parts.push(part);
+  } else if (lanes_.size() == 1) {
+    part.chained = true;
+    lane.out.long_parts.push(part);
+  } else {
+    striped_.push(part);
+  }
+  return code(Status::kInProgress);
+}
+
+int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) noexcept {
+  if (!hold_message(part, args)) {
+    parts_.release(part);
+    return code(Status::kAgain);
+  }
+  reading_.push(part);
+  pump_reads();
+  return code(Status::kInProgress);
+}
+
+// The whole part as one frame with its message, at once: into the lane, or what it does not take copied into
+// its queue.
+bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept {
+  if (lane.out.sent.size() >= options_.window_frames || lane.broken.status != Status::kOk) return false;
+  const std::size_t most = std::min<std::size_t>(kInlineSegments, options_.max_segments);
+  const std::size_t count = part.cursor->next(window_.data(), most, part.bytes());
+  const std::size_t bytes = part.bytes();
+  const std::size_t total = kHeaderBytes + count * sizeof(WireSegment) + bytes + args.message_bytes;
+  if (!part.cursor->done() || !may_emit(lane, total)) {
+    part.cursor->seek(part.begin, part.end);
+    return false;
+  }
+  std::array<iovec, kInlineSegments + 2> pieces;
+  uint8_t* const preamble = scratch_preamble_.get();
+  describe_segments({window_.data(), count}, part.regions, preamble);
+  for (std::size_t i = 0; i < count; ++i)
+    pieces[1 + i] = {reinterpret_cast<void*>(window_[i].local), static_cast<std::size_t>(window_[i].length)};
+  std::size_t used = 1 + count;
+  if (args.message_bytes != 0) pieces[used++] = {const_cast<void*>(args.message), args.message_bytes};
+  FrameHeader header = new_header(lane, FrameType::kWrite);
+  header.segment_count = static_cast<uint16_t>(count);
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+  header.message_bytes = static_cast<uint32_t>(args.message_bytes);
+  header.part = part.wire_id();
+  header.offset = part.begin;
+  add_checksum(header, {pieces.data() + 1, used - 1});
+  encode_header(header, preamble);
+  pieces[0] = {preamble, preamble_bytes(header)};
+  track(lane, part, header.sequence, bytes);
+  part.state = PartState::kWaiting;
+  emit(lane, {pieces.data(), used}, total);
+  return true;
+}
+
+bool ConnectionCore::hold_message(Part& part, const towline_submit_args& args) noexcept {
+  if (args.message_bytes == 0) return true;
+  if (held_message_bytes_ + args.message_bytes > options_.max_held_message_bytes) return false;
+  try {
+    const auto* data = static_cast<const uint8_t*>(args.message);
+    part.message.assign(data, data + args.message_bytes);
+  } catch (...) {
+    return false;
+  }
+  held_message_bytes_ += args.message_bytes;
+  return true;
+}
+
+void ConnectionCore::cancel(uint64_t cookie) noexcept {
+  if (down_) return;
+  Part* found = nullptr;
+  parts_.for_each_live([&](Part& part) {
+    if (part.cookie == cookie && part.state != PartState::kEnded) found = &part;
+  });
+  if (found == nullptr || found->state == PartState::kMessage) return;
+  found->cancelled = true;
+  if (found->is_read) {
+    abandon_requests(*found);
+    end_part(*found);
+  } else {
+    stop_producing(*found);
+  }
+  wake_if_needed();
+}
+
+// Answers that still come for the part are thrown away, the one that is arriving included.
+void ConnectionCore::abandon_requests(Part& part) noexcept {
+  for (const auto& lane : lanes_) {
+    Input& in = lane->in;
+    if (in.state != InputState::kPayload || in.header.type != FrameType::kData) continue;
+    if (requests_[in.reads.front()].part != &part) continue;
+    in.payload_left = in.target.bytes();
+    in.target.clear();
+    in.state = InputState::kDrain;
+  }
+  for (ReadRequest& request : requests_)
+    if (request.part == &part) request.part = nullptr;
+}
+
+void ConnectionCore::stop_producing(Part& part) noexcept {
+  if (part.state != PartState::kProducing) return;
+  part.list->remove(part);
+  part.state = PartState::kWaiting;
+  settle(part);
+}
+
+void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uint64_t end) noexcept {
+  if (part.failed_bytes == 0) {
+    part.failed_begin = begin;
+    part.failed_end = end;
+  }
+  part.failed_begin = std::min(part.failed_begin, begin);
+  part.failed_end = std::max(part.failed_end, end);
+  part.failed_bytes += end - begin;
+  if (part.status == Status::kOk) part.status = status;
+}
+
+// To be called when a frame or request of the part was settled, or no more will be made.
+void ConnectionCore::settle(Part& part) noexcept {
+  if (part.state != PartState::kWaiting || part.outstanding != 0) return;
+  const bool complete = part.status == Status::kOk && part.produced == part.bytes();
+  if (!complete || part.message.empty() || part.message_sent) {
+    end_part(part);
+    return;
+  }
+  part.state = PartState::kMessage;
+  messages_.push(part);
+  send_held_message(part);
+}
+
+bool ConnectionCore::send_held_message(Part& part) noexcept {
+  if (!emit_message(*lanes_.front(), part.message.data(), part.message.size())) return false;
+  part.message_sent = true;
+  end_part(part);
+  return true;
+}
+
+uint32_t ConnectionCore::retry_messages() noexcept {
+  uint32_t sent = 0;
+  while (!messages_.empty() && send_held_message(*messages_.front())) ++sent;
+  return sent;
+}
+
+void ConnectionCore::end_part(Part& part) noexcept {
+  if (part.list != nullptr) part.list->remove(part);
+  part.state = PartState::kEnded;
+  held_message_bytes_ -= part.message.size();
+  part.message.clear();
+  ended_.push(part);
+}
+
+void ConnectionCore::end_all(Status status) noexcept {
+  parts_.for_each_live([&](Part& part) {
+    if (part.state == PartState::kEnded) return;
+    // Everything had arrived; only the message did not leave, which is a failure all the same.
+    part.status = status;
+    end_part(part);
+  });
+}
+
+uint32_t ConnectionCore::deliver_ended() noexcept {
+  if (delivering_) return 0;
+  delivering_ = true;
+  uint32_t count = 0;
+  while (Part* part = ended_.pop()) {
+    const towline_part_result result = result_of(*part);
+    const uint64_t cookie = part->cookie;
+    parts_.release(*part);
+    host_.complete(cookie, result);
+    ++count;
+  }
+  delivering_ = false;
+  return count;
+}
+
+// Local memory is out of reach once a part has ended: WRITE frames are settled, or their lane is closed;
+// answers to READ requests are placed, or thrown away. The peer's memory is when nothing made for the part is
+// outstanding.
+towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
+  towline_part_result result{};
+  Status status = part.status;
+  const bool complete = part.produced == part.bytes() && part.outstanding == 0;
+  if (status == Status::kOk && part.cancelled && !complete) status = Status::kCancelled;
+  result.status = code(status);
+  result.fences = TOWLINE_PART_FENCED_LOCAL;
+  if (part.outstanding == 0) result.fences |= TOWLINE_PART_FENCED_REMOTE;
+  result.bytes = part.confirmed > part.failed_bytes ? part.confirmed - part.failed_bytes : 0;
+  if (status == Status::kOk) return result;
+  // Frames of one lane are settled in order, so what is confirmed is then a prefix; with several it may lie
+  // anywhere.
+  uint64_t settled = part.begin;
+  if (part.outstanding == 0) settled += part.produced;
+  if (part.outstanding != 0 && lanes_.size() == 1) settled += part.confirmed;
+  result.failed_begin = settled;
+  result.failed_end = part.end;
+  if (part.failed_bytes != 0) {
+    result.failed_begin = std::min(part.failed_begin, settled);
+    if (settled == part.end) result.failed_end = part.failed_end;
+  }
+  return result;
+}
+
+}  // namespace towline::framing

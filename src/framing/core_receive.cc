@@ -1,0 +1,302 @@
+// Reading lanes and taking frames apart. Everything is read into private memory first: headers, segments and
+// messages into a lane's staging, payload straight to where it belongs (with the next frame's beginning into
+// staging, in the same call). A frame is begun when its preamble is there and checked, counted when it has
+// been dealt with.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "framing/core.h"
+
+namespace towline::framing {
+
+uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
+  uint32_t work = 0;
+  std::size_t budget = options_.pass_bytes;
+  while (!down_ && budget != 0) {
+    std::size_t asked = 0;
+    const IoResult result = fill(lane, asked);
+    if (result.status == Status::kAgain) break;
+    if (result.status != Status::kOk) {
+      break_lane(lane, result, "reading");
+      break;
+    }
+    ++work;
+    statistics_.bytes_received += result.bytes;
+    budget -= std::min(budget, result.bytes);
+    take_apart(lane);
+    if (result.bytes < asked) break;  // it has run dry
+  }
+  return work;
+}
+
+// One read: what the present state wants, and some of what follows.
+IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
+  Input& in = lane.in;
+  const std::size_t have = in.end - in.begin;
+  const std::size_t ahead = in.bulk ? in.expected_preamble : lane.traits.read_ahead_bytes;
+  std::size_t wanted = 0;
+  switch (in.state) {
+    case InputState::kHeader:
+      wanted = std::max(in.needed, ahead) - have;
+      break;
+    case InputState::kMessage:
+      wanted = in.header.message_bytes - have + ahead;
+      break;
+    case InputState::kPayload:
+      wanted =
+          in.header.message_bytes + (in.header.payload_bytes >= kBulkBytes ? in.expected_preamble : ahead);
+      break;
+    case InputState::kDrain:
+      wanted = in.payload_left + in.header.message_bytes + ahead;
+      break;
+  }
+  if (have == 0) in.begin = in.end = 0;
+  if (wanted > kStagingBytes - in.end && in.begin != 0) {
+    std::memmove(in.staging.get(), in.staging.get() + in.begin, have);
+    in.begin = 0;
+    in.end = have;
+  }
+  const iovec space = {in.staging.get() + in.end, std::min(wanted, kStagingBytes - in.end)};
+  const std::size_t target_bytes = in.state == InputState::kPayload ? in.target.bytes() : 0;
+  asked = target_bytes + space.iov_len;
+  const IoResult result =
+      lane.lane->read(target_bytes != 0 ? in.target.with_back(space) : std::span(&space, 1));
+  if (result.status != Status::kOk) return result;
+  const std::size_t placed = std::min(result.bytes, target_bytes);
+  if (placed != 0) account(in, placed);
+  in.end += result.bytes - placed;
+  return result;
+}
+
+// The first `bytes` of the target hold their payload now.
+void ConnectionCore::account(Input& in, std::size_t bytes) noexcept {
+  if ((in.header.flags & kFlagChecksum) == 0) {
+    in.target.advance(bytes);
+    return;
+  }
+  in.target.advance(bytes, [&](const uint8_t* data, std::size_t here) {
+    in.checksum = crc32c({data, here}, in.checksum);
+  });
+}
+
+void ConnectionCore::take_apart(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  for (bool more = true; more && !down_;) {
+    const std::size_t have = in.end - in.begin;
+    switch (in.state) {
+      case InputState::kHeader:
+        more = have >= in.needed && begin_frame(lane);
+        break;
+      case InputState::kPayload: {
+        const std::size_t here = std::min(have, in.target.bytes());
+        in.target.copy_in({in.staging.get() + in.begin, here});
+        account(in, here);
+        in.begin += here;
+        more = in.target.empty() && end_payload(lane);
+        break;
+      }
+      case InputState::kDrain: {
+        const std::size_t here = std::min(have, in.payload_left);
+        in.begin += here;
+        in.payload_left -= here;
+        more = in.payload_left == 0 && end_payload(lane);
+        break;
+      }
+      case InputState::kMessage:
+        more = have >= in.header.message_bytes && end_message(lane);
+        break;
+    }
+  }
+}
+
+// False when bytes are missing, or the connection is down.
+bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  const uint8_t* const data = in.staging.get() + in.begin;
+  if (const char* wrong = decode_header(data, in.header)) return protocol_error(lane, wrong);
+  const std::size_t preamble = preamble_bytes(in.header);
+  if (in.end - in.begin < preamble) {
+    in.needed = preamble;
+    return in.needed <= in.end - in.begin;
+  }
+  if (const char* wrong = check_preamble(data, in.header)) return protocol_error(lane, wrong);
+  if (in.header.sequence != in.counted) return protocol_error(lane, "frame out of sequence");
+  if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
+  in.begin += preamble;
+  in.expected_preamble = preamble;
+  in.bulk = in.header.payload_bytes >= kBulkBytes;
+  in.needed = kHeaderBytes;
+  in.checksum = 0;
+  in.refused = Status::kOk;
+  switch (in.header.type) {
+    case FrameType::kWrite:
+      begin_write(lane, data);
+      return true;
+    case FrameType::kData:
+      return begin_data(lane);
+    case FrameType::kMessage:
+      in.state = InputState::kMessage;
+      return true;
+    case FrameType::kRead:
+      return begin_read(lane, data) && count_frame(lane);
+    case FrameType::kNack:
+      return take_nack(lane) && count_frame(lane);
+    case FrameType::kAck:
+      return count_frame(lane);
+    case FrameType::kBye:
+      break;
+  }
+  fail(Status::kPeerLost, "the peer said goodbye");
+  return false;
+}
+
+bool ConnectionCore::end_payload(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  if (in.header.message_bytes != 0) {
+    in.state = InputState::kMessage;
+    return true;
+  }
+  const bool good = (in.header.flags & kFlagChecksum) == 0 || in.checksum == in.header.payload_crc;
+  if (in.header.type == FrameType::kData)
+    end_data(lane, good);
+  else
+    end_write(lane, good, {});
+  return count_frame(lane);
+}
+
+// Of a WRITE or by itself.
+bool ConnectionCore::end_message(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  const std::span<const uint8_t> message{in.staging.get() + in.begin, in.header.message_bytes};
+  const bool good =
+      (in.header.flags & kFlagChecksum) == 0 || crc32c(message, in.checksum) == in.header.payload_crc;
+  in.begin += message.size();
+  if (in.header.type == FrameType::kWrite) {
+    end_write(lane, good, message);
+  } else if (!good) {
+    return protocol_error(lane, "checksum of a message does not match");
+  } else {
+    host_.message(peer_, message.data(), message.size());
+  }
+  return !down_ && count_frame(lane);
+}
+
+bool ConnectionCore::count_frame(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  in.state = InputState::kHeader;
+  in.counted = in.header.sequence + 1;
+  if (in.header.type == FrameType::kWrite) in.ack_due = true;
+  ++statistics_.frames_received;
+  return true;
+}
+
+// Frames whose bytes are still under way from local memory can't have been counted, whatever the peer says.
+bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
+  Output& out = lane.out;
+  const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;
+  if (ack == out.acked) return true;
+  if (ack - out.acked > limit - out.acked) return false;
+  out.acked = ack;
+  while (!out.sent.empty() && static_cast<int32_t>(ack - out.sent.front().sequence) > 0) {
+    const SentFrame frame = out.sent.front();
+    out.sent.pop();
+    out.unacked_bytes -= frame.bytes;
+    --frame.part->outstanding;
+    frame.part->confirmed += frame.bytes;
+    settle(*frame.part);
+  }
+  return true;
+}
+
+// Of our oldest read request on this lane, or of a WRITE frame that is not counted yet.
+bool ConnectionCore::take_nack(LaneState& lane) noexcept {
+  const FrameHeader& header = lane.in.header;
+  const uint64_t end = header.offset + header.extent;
+  const auto status = static_cast<Status>(header.status);
+  if (!lane.in.reads.empty()) {
+    const ReadRequest& request = requests_[lane.in.reads.front()];
+    if (request.wire_id == header.part) {
+      if (header.offset != request.next || end != request.end)
+        return protocol_error(lane, "a read request refused in part");
+      settle_request(lane, status);
+      return true;
+    }
+  }
+  Part* part = parts_.find(header.part);
+  if (part == nullptr || part->is_read || part->outstanding == 0 || header.offset < part->begin ||
+      end > part->begin + part->produced)
+    return protocol_error(lane, "refused what was not asked");
+  note_failure(*part, status, header.offset, end);
+  stop_producing(*part);
+  return true;
+}
+
+bool ConnectionCore::begin_data(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  if (in.reads.empty()) return protocol_error(lane, "data that was not asked for");
+  ReadRequest& request = requests_[in.reads.front()];
+  if (request.wire_id != in.header.part || request.next != in.header.offset ||
+      in.header.payload_bytes > request.end - request.next)
+    return protocol_error(lane, "data out of order");
+  in.payload_left = in.header.payload_bytes;
+  in.state = InputState::kDrain;
+  if (request.part == nullptr) return true;
+  const std::size_t count = request.cursor->next(window_.data(), window_.size(), in.header.payload_bytes);
+  in.target.clear();
+  for (std::size_t i = 0; i < count; ++i)
+    in.target.append(reinterpret_cast<const void*>(window_[i].local),
+                     static_cast<std::size_t>(window_[i].length));
+  if (in.target.bytes() != in.header.payload_bytes)
+    return protocol_error(lane, "data in more segments than asked for");
+  in.state = InputState::kPayload;
+  return true;
+}
+
+void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
+  ReadRequest& request = requests_[lane.in.reads.front()];
+  const uint64_t bytes = lane.in.header.payload_bytes;
+  if (request.part != nullptr) {
+    request.part->confirmed += bytes;
+    if (!good) note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
+  }
+  request.next += bytes;
+  lane.in.read_bytes -= bytes;
+  read_bytes_ -= bytes;
+  if (request.next == request.end) settle_request(lane, Status::kOk);
+}
+
+// The oldest read request of the lane has been answered, or what is left of it refused.
+void ConnectionCore::settle_request(LaneState& lane, Status status) noexcept {
+  const uint32_t index = lane.in.reads.front();
+  ReadRequest& request = requests_[index];
+  const uint64_t left = request.end - request.next;
+  lane.in.reads.pop();
+  lane.in.read_bytes -= left;
+  read_bytes_ -= left;
+  free_requests_.push_back(index);  // within its capacity
+  Part* const part = std::exchange(request.part, nullptr);
+  if (part == nullptr) return;
+  --part->outstanding;
+  if (left != 0) {
+    part->confirmed += left;
+    note_failure(*part, status, request.next, request.end);
+  }
+  if (part->status != Status::kOk) stop_producing(*part);
+  settle(*part);
+}
+
+bool ConnectionCore::protocol_error(LaneState& lane, const char* what) noexcept {
+  const FrameHeader& header = lane.in.header;
+  try {
+    fail(Status::kProtocol,
+         fmt::format("the peer broke the protocol on lane {} ({}): {} (frame {} of type {})", lane.index,
+                     lane.lane->describe(), what, lane.in.counted, static_cast<unsigned>(header.type)));
+  } catch (...) {
+    fail(Status::kProtocol, what);
+  }
+  return false;
+}
+
+}  // namespace towline::framing

@@ -1,0 +1,333 @@
+// Making frames and writing them. A lane's bytes are, in order: what is queued `ahead`, the frame under way
+// (gathered from where its payload lies), the rest of the queue. Sequence numbers are given in that same
+// order.
+#include <algorithm>
+
+#include "framing/core.h"
+
+namespace towline::framing {
+
+LaneState& ConnectionCore::least_loaded() noexcept {
+  LaneState* best = lanes_.front().get();
+  for (const auto& lane : lanes_) {
+    if (lane->out.unacked_bytes + lane->out.queue.size() < best->out.unacked_bytes + best->out.queue.size())
+      best = lane.get();
+  }
+  return *best;
+}
+
+LaneState& ConnectionCore::least_read_from() noexcept {
+  LaneState* best = lanes_.front().get();
+  for (const auto& lane : lanes_)
+    if (lane->in.read_bytes < best->in.read_bytes) best = lane.get();
+  return *best;
+}
+
+void describe_segments(std::span<const towline_segment> segments, const towline_region_ref* regions,
+                       uint8_t* preamble) noexcept {
+  uint8_t* out = preamble + kHeaderBytes;
+  for (const towline_segment& segment : segments) {
+    const WireSegment wire = {regions[segment.remote_region].key, segment.remote, segment.length};
+    std::memcpy(out, &wire, sizeof wire);
+    out += sizeof wire;
+  }
+}
+
+void ConnectionCore::add_checksum(FrameHeader& header, std::span<const iovec> payload) const noexcept {
+  if (!options_.checksum) return;
+  header.flags |= kFlagChecksum;
+  header.payload_crc = checksum_of(payload);
+}
+
+// Takes the next sequence number: the frame must follow.
+FrameHeader ConnectionCore::new_header(LaneState& lane, FrameType type) noexcept {
+  FrameHeader header;
+  header.type = type;
+  header.sequence = lane.out.sequence++;
+  header.ack = lane.count();
+  if (header.ack == lane.in.counted) lane.in.ack_due = false;
+  ++statistics_.frames_sent;
+  return header;
+}
+
+bool ConnectionCore::may_emit(const LaneState& lane, std::size_t bytes) const noexcept {
+  return lane.out.queue.room() >= bytes;
+}
+
+// A whole frame of which nothing has to stay where it lies. may_emit() said that there is room.
+void ConnectionCore::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
+  Output& out = lane.out;
+  std::size_t written = 0;
+  if (out.nothing_queued() && !out.blocked && (lane.traits.calls_are_cheap || !out.inline_used)) {
+    out.inline_used = true;
+    const IoResult result = lane.lane->write(pieces);
+    if (result.status == Status::kOk) {
+      written = result.bytes;
+      statistics_.bytes_sent += written;
+      if (written == bytes) return;
+    } else if (result.status != Status::kAgain) {
+      lane.broken = result;
+      return;
+    }
+    out.blocked = true;
+  }
+  for (const iovec& piece : pieces) {
+    const std::size_t skipped = std::min(written, piece.iov_len);
+    written -= skipped;
+    out.queue.push(static_cast<const uint8_t*>(piece.iov_base) + skipped, piece.iov_len - skipped);
+  }
+}
+
+bool ConnectionCore::emit_plain(LaneState& lane, FrameHeader header) noexcept {
+  if (!may_emit(lane, kHeaderBytes)) return false;
+  const FrameHeader fresh = new_header(lane, header.type);
+  header.sequence = fresh.sequence;
+  header.ack = fresh.ack;
+  uint8_t bytes[kHeaderBytes];
+  encode_header(header, bytes);
+  const iovec piece = {bytes, sizeof bytes};
+  emit(lane, {&piece, 1}, sizeof bytes);
+  return true;
+}
+
+bool ConnectionCore::emit_nack(LaneState& lane, uint64_t part, uint64_t offset, uint64_t bytes,
+                               Status status) noexcept {
+  FrameHeader header;
+  header.type = FrameType::kNack;
+  header.part = part;
+  header.offset = offset;
+  header.extent = bytes;
+  header.status = static_cast<int32_t>(status);
+  return emit_plain(lane, header);
+}
+
+bool ConnectionCore::emit_message(LaneState& lane, const void* message, std::size_t bytes) noexcept {
+  if (lane.broken.status != Status::kOk || !may_emit(lane, kHeaderBytes + bytes)) return false;
+  FrameHeader header = new_header(lane, FrameType::kMessage);
+  header.message_bytes = static_cast<uint32_t>(bytes);
+  uint8_t encoded[kHeaderBytes];
+  const iovec pieces[2] = {{encoded, sizeof encoded}, {const_cast<void*>(message), bytes}};
+  add_checksum(header, {pieces + 1, 1});
+  encode_header(header, encoded);
+  emit(lane, pieces, kHeaderBytes + bytes);
+  return true;
+}
+
+int32_t ConnectionCore::send(const void* message, std::size_t bytes) noexcept {
+  if (down_) return static_cast<int32_t>(Status::kPeerLost);
+  if (bytes > kMaxMessageBytes) return static_cast<int32_t>(Status::kLimitExceeded);
+  if (bytes == 0) return static_cast<int32_t>(Status::kInvalidArgument);
+  if (lanes_.empty() || !emit_message(*lanes_.front(), message, bytes))
+    return static_cast<int32_t>(Status::kAgain);
+  wake_if_needed();
+  return static_cast<int32_t>(Status::kOk);
+}
+
+// NACKs first, each still held back by its own count, then the count if no frame has carried it.
+void ConnectionCore::emit_counts(LaneState& lane) noexcept {
+  BoundedQueue<Refusal>& refusals = lane.out.refusals;
+  while (!refusals.empty()) {
+    const Refusal& refusal = refusals.front();
+    if (!emit_nack(lane, refusal.part, refusal.offset, refusal.bytes, refusal.status)) return;
+    refusals.pop();
+    lane.in.ack_due = true;
+  }
+  if (!lane.in.ack_due) return;
+  FrameHeader header;
+  header.type = FrameType::kAck;
+  if (emit_plain(lane, header)) ++statistics_.acks_sent;
+}
+
+bool ConnectionCore::reads_possible() const noexcept {
+  if (reading_.empty() || free_requests_.empty()) return false;
+  return read_bytes_ < options_.read_window_bytes || reading_.front()->bytes() <= options_.small_bytes;
+}
+
+// Parts take turns, so that a small READ does not wait for a large one.
+uint32_t ConnectionCore::pump_reads() noexcept {
+  uint32_t made = 0;
+  while (reads_possible() && request_read(*reading_.front(), least_read_from())) ++made;
+  return made;
+}
+
+bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
+  const uint32_t index = free_requests_.back();
+  ReadRequest& request = requests_[index];
+  request.cursor = part.cursor;  // it will scatter the answer
+  const uint64_t offset = part.cursor->position();
+  const std::size_t count =
+      part.cursor->next(window_.data(), options_.max_segments, options_.read_request_bytes);
+  const std::size_t bytes = kHeaderBytes + count * sizeof(WireSegment);
+  if (!may_emit(lane, bytes) || lane.broken.status != Status::kOk) {
+    part.cursor = request.cursor;
+    return false;
+  }
+  free_requests_.pop_back();
+  const uint64_t length = part.cursor->position() - offset;
+  request.wire_id = part.wire_id();
+  request.part = &part;
+  request.next = offset;
+  request.end = offset + length;
+  lane.in.reads.push(index);
+  lane.in.read_bytes += length;
+  read_bytes_ += length;
+  ++part.outstanding;
+  part.produced += length;
+  reading_.remove(part);
+  if (part.cursor->done())
+    part.state = PartState::kWaiting;
+  else
+    reading_.push(part);
+  FrameHeader header = new_header(lane, FrameType::kRead);
+  header.segment_count = static_cast<uint16_t>(count);
+  header.part = part.wire_id();
+  header.offset = offset;
+  header.extent = length;
+  describe_segments({window_.data(), count}, part.regions, scratch_preamble_.get());
+  encode_header(header, scratch_preamble_.get());
+  const iovec piece = {scratch_preamble_.get(), bytes};
+  emit(lane, {&piece, 1}, bytes);
+  return true;
+}
+
+bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
+  const Output& out = lane.out;
+  if (!out.answers.empty()) return true;
+  if (out.sent.size() >= options_.window_frames) return false;
+  return !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty();
+}
+
+// The next large frame, from the sources in turn.
+void ConnectionCore::open_frame(LaneState& lane) noexcept {
+  Output& out = lane.out;
+  for (uint32_t tried = 0; tried < 4 && !out.frame_open; ++tried) {
+    switch (out.turn++ % 4) {
+      case 0:
+        out.frame_open = open_answer(lane);
+        break;
+      case 1:
+        out.frame_open = open_write(lane, out.short_parts);
+        break;
+      case 2:
+        out.frame_open = open_write(lane, out.long_parts);
+        break;
+      default:
+        out.frame_open = open_write(lane, striped_);
+        break;
+    }
+  }
+}
+
+bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
+  Output& out = lane.out;
+  if (from.empty() || out.sent.size() >= options_.window_frames) return false;
+  Part& part = *from.front();
+  const uint64_t offset = part.cursor->position();
+  const std::size_t count = part.cursor->next(window_.data(), options_.max_segments, lane.frame_bytes);
+  const uint64_t bytes = part.cursor->position() - offset;
+  const bool last = part.cursor->done();
+  const bool only = last && offset == part.begin;
+
+  FrameHeader header = new_header(lane, FrameType::kWrite);
+  if (part.chained && !only) header.flags |= kFlagChained;
+  header.segment_count = static_cast<uint16_t>(count);
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+  header.part = part.wire_id();
+  header.offset = offset;
+  out.frame.clear();
+  out.frame.append(out.preamble.get(), preamble_bytes(header));
+  for (std::size_t i = 0; i < count; ++i)
+    out.frame.append(reinterpret_cast<const void*>(window_[i].local),
+                     static_cast<std::size_t>(window_[i].length));
+  if (last && !part.message.empty() && (only || part.chained)) {
+    header.message_bytes = static_cast<uint32_t>(part.message.size());
+    out.frame.append(part.message.data(), part.message.size());
+    part.message_sent = true;
+  }
+  add_checksum(header, out.frame.pieces().subspan(1));
+  describe_segments({window_.data(), count}, part.regions, out.preamble.get());
+  encode_header(header, out.preamble.get());
+  out.ahead = out.queue.size();
+  out.frame_sequence = header.sequence;
+  track(lane, part, header.sequence, bytes);
+  if (last) {
+    from.remove(part);
+    part.state = PartState::kWaiting;
+  }
+  return true;
+}
+
+void ConnectionCore::track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept {
+  lane.out.sent.push({sequence, static_cast<uint32_t>(bytes), &part});
+  lane.out.unacked_bytes += bytes;
+  ++part.outstanding;
+  part.produced += bytes;
+}
+
+// One write. False when the lane has nothing to write, takes nothing more, or broke.
+bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
+  Output& out = lane.out;
+  if (out.blocked || lane.broken.status != Status::kOk) return false;
+  if (!out.frame_open) open_frame(lane);
+  const uint64_t sent_before = statistics_.bytes_sent;
+  emit_counts(lane);
+  iovec front[2];
+  const std::size_t ahead = out.frame_open ? out.ahead : out.queue.size();
+  const std::span<const iovec> queued{front, out.queue.front(ahead, front)};
+  const std::size_t offered = ahead + (out.frame_open ? out.frame.bytes() : 0);
+  if (offered == 0 || out.blocked) return statistics_.bytes_sent != sent_before;
+  const IoResult result = lane.lane->write(out.frame_open ? out.frame.with_front(queued) : queued);
+  if (result.status == Status::kAgain) {
+    out.blocked = true;
+    return false;
+  }
+  if (result.status != Status::kOk) {
+    lane.broken = result;
+    return false;
+  }
+  statistics_.bytes_sent += result.bytes;
+  budget -= std::min(budget, result.bytes);
+  const std::size_t from_queue = std::min(result.bytes, ahead);
+  out.queue.pop(from_queue);
+  if (out.frame_open) {
+    out.ahead -= from_queue;
+    out.frame.advance(result.bytes - from_queue);
+    if (out.frame.empty()) finish_frame_out(lane);
+  }
+  out.blocked = result.bytes < offered;
+  return true;
+}
+
+void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
+  lane.out.pins.release(host_);
+  lane.out.frame_open = false;
+}
+
+// Lanes take turns, a frame each, so that what is striped spreads.
+uint32_t ConnectionCore::flush_lanes() noexcept {
+  uint32_t work = 0;
+  std::size_t budget = options_.pass_bytes;
+  for (bool moved = true; moved && budget != 0;) {
+    moved = false;
+    for (const auto& lane : lanes_) {
+      if (!flush_step(*lane, budget)) continue;
+      moved = true;
+      ++work;
+    }
+  }
+  return work;
+}
+
+bool ConnectionCore::has_output(const LaneState& lane) const noexcept {
+  return !lane.out.nothing_queued() || !lane.out.refusals.empty() || lane.in.ack_due || can_open(lane);
+}
+
+// Is there anything to do that does not wait for something to be read?
+bool ConnectionCore::has_work() const noexcept {
+  if (!ended_.empty() || !messages_.empty() || reads_possible()) return true;
+  return std::any_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
+    return lane->broken.status != Status::kOk || has_output(*lane);
+  });
+}
+
+}  // namespace towline::framing

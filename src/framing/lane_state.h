@@ -1,0 +1,149 @@
+// What the engine keeps for each lane: what goes out, what comes in, and what is expected of the peer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "framing/byte_queue.h"
+#include "framing/connection.h"
+#include "framing/iov_list.h"
+#include "framing/lane.h"
+#include "framing/part.h"
+#include "framing/wire.h"
+#include "towline/plugin/backend.hpp"
+
+namespace towline::framing {
+
+// The region pins that one frame holds.
+class PinSet {
+ public:
+  explicit PinSet(std::size_t capacity) { pins_.reserve(capacity); }
+  void add(void* pin) noexcept { pins_.push_back(pin); }  // within the capacity: no allocation
+  void release(const plugin::Host& host) noexcept {
+    for (void* pin : pins_) host.unpin(pin);
+    pins_.clear();
+  }
+
+ private:
+  std::vector<void*> pins_;
+};
+
+// A WRITE frame that the owner has not counted yet. Its part can't end before it.
+struct SentFrame {
+  uint32_t sequence = 0;
+  uint32_t bytes = 0;
+  Part* part = nullptr;
+};
+
+// A refused WRITE frame whose NACK still has to be queued; the count may not pass `sequence` before.
+struct Refusal {
+  uint32_t sequence = 0;
+  Status status = Status::kOk;
+  uint64_t part = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+// A read request of ours, answered in order on its lane. `part` becomes null when the part ends before the
+// answer.
+struct ReadRequest {
+  uint64_t wire_id = 0;
+  Part* part = nullptr;
+  uint64_t next = 0;  // plan byte that the next DATA begins with
+  uint64_t end = 0;
+  std::optional<plugin::Cursor> cursor;  // at `next`
+};
+
+// A read request of the peer's.
+struct ReadAnswer {
+  uint64_t wire_id = 0;
+  uint64_t next = 0;
+  uint64_t end = 0;
+  uint32_t segment = 0;     // the next bytes lie in this one,
+  uint64_t in_segment = 0;  // so far from its beginning
+  uint32_t segment_count = 0;
+  std::unique_ptr<WireSegment[]> segments;  // kMaxSegments, made when first needed
+};
+
+// Bytes of input gathered before they are taken apart: a message, a preamble and some read ahead, in one
+// piece.
+inline constexpr std::size_t kStagingBytes = 160u << 10;
+inline constexpr uint32_t kBulkBytes = 8u
+                                       << 10;  // payload from which on reads stop short of the next payload
+
+struct Output {
+  explicit Output(const ConnectionOptions& options);
+
+  ByteQueue queue;        // whole small frames, and what is left of one partly written
+  std::size_t ahead = 0;  // bytes of the queue that go before the frame under way
+  IovList frame;          // what is left of the frame under way
+  std::unique_ptr<uint8_t[]> preamble;
+  PinSet pins;  // DATA under way
+  bool frame_open = false;
+  uint32_t frame_sequence = 0;  // of the frame under way
+  bool blocked = false;         // the lane took less than it was given; tried again each pass
+  bool inline_used =
+      false;              // this pass has written a small frame at once (lanes with dear calls: one a pass)
+  uint32_t sequence = 0;  // of the next frame
+  uint32_t acked = 0;     // frames the peer has counted
+  uint32_t turn = 0;      // which source comes next
+  uint64_t unacked_bytes = 0;
+  BoundedQueue<SentFrame> sent;
+  BoundedQueue<Refusal> refusals;
+  BoundedQueue<uint32_t> answers;  // indices of ReadAnswers
+  PartList short_parts;            // WRITEs bound to this lane, of one frame (or few)
+  PartList long_parts;             // and of more: only where there is but one lane
+
+  [[nodiscard]] bool nothing_queued() const noexcept { return !frame_open && queue.empty(); }
+};
+
+enum class InputState : uint8_t {
+  kHeader,   // a frame's header and segments are being gathered in staging
+  kPayload,  // its payload goes where `target` says
+  kDrain,    // its payload is thrown away
+  kMessage,  // its message is being gathered in staging
+};
+
+struct Input {
+  explicit Input(const ConnectionOptions& options);
+
+  std::unique_ptr<uint8_t[]> staging;  // bytes [begin, end) are read and not yet dealt with
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  InputState state = InputState::kHeader;
+  FrameHeader header;
+  IovList target;
+  PinSet pins;
+  std::size_t payload_left = 0;       // to be drained
+  std::size_t needed = kHeaderBytes;  // bytes in staging before there is anything to do
+  uint32_t checksum = 0;
+  Status refused = Status::kOk;                  // why this WRITE frame is being drained
+  std::size_t expected_preamble = kHeaderBytes;  // as long as the last frame's
+  bool bulk = false;     // the last frame was large: read no further than the next preamble
+  uint32_t counted = 0;  // frames dealt with
+  bool ack_due = false;
+  uint64_t refused_part = 0;     // the chained part of which a frame was refused last
+  BoundedQueue<uint32_t> reads;  // indices of ReadRequests, in the order asked on this lane
+  uint64_t read_bytes = 0;       // outstanding in them
+};
+
+struct LaneState {
+  LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& options);
+
+  std::unique_ptr<Lane> lane;
+  Lane::Traits traits;
+  uint32_t frame_bytes;  // of this lane, by its hint and the options
+  uint32_t index = 0;
+  Output out;
+  Input in;
+  IoResult broken;  // not kOk: a write failed, and the next progress() fails the connection
+
+  // The count that may be told now: NACKs come first.
+  [[nodiscard]] uint32_t count() const noexcept {
+    return out.refusals.empty() ? in.counted : out.refusals.front().sequence;
+  }
+};
+
+}  // namespace towline::framing

@@ -1,0 +1,81 @@
+// A lane over two byte rings, one for each direction, in memory that the caller provides: shared between
+// processes, or on the heap between agents of one process.
+//
+// The peer may be hostile or broken: positions it stores are checked (base/spsc_bytes.h), and the engine
+// copies what it reads before it checks it. A ring that breaks the rules ends the lane with kProtocol.
+//
+// Sleeping: arm() stores "asleep" in the shared header, fences, and looks again, so that either it sees the
+// peer's bytes or the peer sees the flag; the peer calls its wake hook only when it does.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/spsc_bytes.h"
+#include "framing/lane.h"
+
+namespace towline::framing {
+
+// One direction, at the start of its memory; a fresh one is all zero bytes. The layout is wire format.
+struct RingHeader {
+  SpscHeader positions;
+  alignas(kNoSharingBytes) std::atomic<uint32_t> producer_closed{0};  // no more bytes will come
+  std::atomic<uint32_t> consumer_closed{0};                           // no more bytes are read
+};
+static_assert(sizeof(RingHeader) == sizeof(SpscHeader) + kNoSharingBytes);
+
+struct RingView {
+  RingHeader* header = nullptr;
+  std::span<uint8_t> data;
+};
+
+// Memory that one direction of `capacity` bytes (a power of two) needs: a multiple of kNoSharingBytes, so
+// that several may follow each other.
+constexpr std::size_t ring_bytes(std::size_t capacity) noexcept {
+  return sizeof(RingHeader) + (capacity + kNoSharingBytes - 1) / kNoSharingBytes * kNoSharingBytes;
+}
+
+// `memory` is aligned to kNoSharingBytes and ring_bytes(capacity) long. Whoever makes the memory hands it
+// over zeroed.
+inline RingView ring_view(void* memory, std::size_t capacity) noexcept {
+  return {static_cast<RingHeader*>(memory), {static_cast<uint8_t*>(memory) + sizeof(RingHeader), capacity}};
+}
+
+class RingLane final : public Lane {
+ public:
+  // Wakes the peer's worker. Called under our worker's lock; may be null when the peer never sleeps.
+  struct WakeHook {
+    void (*wake)(void* context) = nullptr;
+    void* context = nullptr;
+  };
+
+  // The memory outlives the lane.
+  RingLane(RingView outgoing, RingView incoming, WakeHook wake_peer, std::string description);
+  ~RingLane() override;
+
+  [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool arm(bool want_write) noexcept override;
+  void disarm() noexcept override;
+  void close() noexcept override;
+  [[nodiscard]] std::string describe() const override { return description_; }
+  [[nodiscard]] Traits traits() const noexcept override;
+
+ private:
+  void wake_peer() noexcept {
+    if (wake_peer_.wake != nullptr) wake_peer_.wake(wake_peer_.context);
+  }
+
+  RingHeader* outgoing_;
+  RingHeader* incoming_;
+  SpscProducer producer_;
+  SpscConsumer consumer_;
+  WakeHook wake_peer_;
+  std::string description_;
+  bool closed_ = false;
+};
+
+}  // namespace towline::framing

@@ -1,0 +1,123 @@
+#include "framing/ring_lane.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/random.h"
+#include "framing/test_support.h"
+
+namespace towline::framing {
+namespace {
+
+using testing::RingPair;
+
+iovec piece(void* data, std::size_t bytes) { return {data, bytes}; }
+
+TEST(RingLane, MovesWhatFitsAndSaysAgain) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  uint8_t out[100] = {};
+  for (uint8_t i = 0; i < 100; ++i) out[i] = i;
+  const iovec pieces[2] = {piece(out, 30), piece(out + 30, 70)};
+  EXPECT_EQ(first->write(pieces).bytes, 64u);
+  EXPECT_EQ(first->write(pieces).status, Status::kAgain);
+  uint8_t in[100] = {};
+  const iovec space[2] = {piece(in, 10), piece(in + 10, 90)};
+  EXPECT_EQ(second->read(space).bytes, 64u);
+  EXPECT_EQ(std::memcmp(in, out, 64), 0);
+  EXPECT_EQ(second->read(space).status, Status::kAgain);
+}
+
+TEST(RingLane, CloseIsSeenAfterTheLastByte) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  uint8_t byte = 7;
+  const iovec one = piece(&byte, 1);
+  ASSERT_EQ(first->write({&one, 1}).bytes, 1u);
+  first->close();
+  EXPECT_TRUE(second->arm(false));
+  EXPECT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_EQ(second->read({&one, 1}).status, Status::kClosed);
+  EXPECT_EQ(first->read({&one, 1}).status, Status::kClosed);
+}
+
+TEST(RingLane, ImpossiblePositionsAreAnError) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  rings.forth().header->positions.written.store(65);
+  uint8_t byte = 0;
+  const iovec one = piece(&byte, 1);
+  EXPECT_EQ(second->read({&one, 1}).status, Status::kProtocol);
+  EXPECT_TRUE(second->arm(false));
+}
+
+TEST(RingLane, WakesOnlyAPeerThatArmed) {
+  int wakes = 0;
+  const RingLane::WakeHook hook = {[](void* count) { ++*static_cast<int*>(count); }, &wakes};
+  RingPair rings{64};
+  auto [first, second] = rings.lanes(hook);
+  uint8_t byte = 0;
+  const iovec one = piece(&byte, 1);
+  ASSERT_EQ(first->write({&one, 1}).bytes, 1u);
+  EXPECT_EQ(wakes, 0);
+  EXPECT_TRUE(second->arm(false));
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_FALSE(second->arm(false));
+  ASSERT_EQ(first->write({&one, 1}).bytes, 1u);
+  ASSERT_EQ(first->write({&one, 1}).bytes, 1u);
+  EXPECT_EQ(wakes, 1);
+  second->disarm();
+  EXPECT_TRUE(second->arm(false));
+}
+
+struct Sleeper {
+  std::atomic<uint32_t> turn{0};
+  static void wake(void* self) {
+    auto& sleeper = *static_cast<Sleeper*>(self);
+    sleeper.turn.fetch_add(1);
+    (void)futex_wake(sleeper.turn, 1);
+  }
+  void sleep(uint32_t seen) { (void)futex_wait(turn, seen, kNoDeadline); }
+};
+
+// Both ends sleep whenever they can; a lost wake-up would hang.
+TEST(RingLane, NoWakeUpIsLost) {
+  constexpr uint64_t kBytes = 1 << 20;
+  RingPair rings{256};
+  Sleeper writer;
+  Sleeper reader;
+  auto [first, second] = rings.lanes({Sleeper::wake, &reader}, {Sleeper::wake, &writer});
+  std::thread producer([&, &lane = *first] {
+    Random random{1};
+    uint8_t data[64];
+    for (uint64_t sent = 0; sent < kBytes;) {
+      const uint32_t seen = writer.turn.load();
+      const std::size_t bytes = std::min<uint64_t>(random.between(1, 64), kBytes - sent);
+      for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<uint8_t>((sent + i) * 31);
+      const iovec one = piece(data, bytes);
+      const IoResult result = lane.write({&one, 1});
+      sent += result.bytes;
+      if (result.status == Status::kAgain && !lane.arm(true)) writer.sleep(seen);
+      lane.disarm();
+    }
+  });
+  uint8_t data[64];
+  uint64_t wrong = 0;
+  for (uint64_t got = 0; got < kBytes;) {
+    const uint32_t seen = reader.turn.load();
+    const iovec one = piece(data, 64);
+    const IoResult result = second->read({&one, 1});
+    for (std::size_t i = 0; i < result.bytes; ++i) wrong += data[i] != static_cast<uint8_t>((got + i) * 31);
+    got += result.bytes;
+    if (result.status == Status::kAgain && !second->arm(false)) reader.sleep(seen);
+    second->disarm();
+  }
+  producer.join();
+  EXPECT_EQ(wrong, 0u);
+}
+
+}  // namespace
+}  // namespace towline::framing

@@ -1,0 +1,121 @@
+// The registered regions of one agent: found by address when block lists are made, by key when a peer's frame
+// arrives.
+//
+// Life of a region: add (it has a key, nobody finds it) -> publish (found, pinned) -> retire (neither any
+// more; pins that are held stay good) -> remove, once pinned() is 0. Its key never names another region
+// afterwards.
+#pragma once
+
+#include <towline/plugin/plan.h>
+#include <towline/status.h>
+#include <towline/towline.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "memory/region_index.h"
+#include "memory/shared_memory.h"
+
+namespace towline {
+
+// What one backend made of a region; filled by the agent's backend host.
+struct RegionRegistration {
+  void* registration = nullptr;  // null: the backend does not take this memory
+  std::vector<uint8_t> token;    // travels in the metadata
+  std::string reason;            // why it does not take it, for people
+};
+
+// A registered region. `ref`, `file` and the rest do not change once published, except `registrations`, which
+// belong to the agent: it fills them before publishing and empties them between retiring and removing.
+struct Region {
+  towline_region_ref ref = {};
+  SharedRange shared;                             // where peers can map it; file null: they can't
+  std::string shared_reason;                      // why they can't, for people
+  std::shared_ptr<InPlaceShare> in_place;         // TOWLINE_REGION_SHARE: undone when the last region lets go
+  std::vector<RegionRegistration> registrations;  // by the agent's number of the backend
+  std::shared_ptr<void> storage;                  // what the agent keeps for a file or the like; null: memory
+};
+
+// Files, devices and objects, whose addresses are offsets and not pointers.
+[[nodiscard]] constexpr bool is_storage(uint32_t kind) noexcept {
+  return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
+}
+
+class RegionTable {
+ public:
+  static constexpr uint32_t kMaxRegions = 1u << 20;
+
+  RegionTable();
+  ~RegionTable();
+  RegionTable(const RegionTable&) = delete;
+  RegionTable& operator=(const RegionTable&) = delete;
+
+  // ---- control path: any thread, takes the table's lock, may allocate
+
+  // Takes a region on, with ref.key and access 0 (all) filled in. Throws Error: validate_region's, or
+  // kLimitExceeded.
+  std::shared_ptr<Region> add(Region region);
+  // From now on it is found and pinned. Only once.
+  void publish(uint64_t key);
+  // Not found any more, and new pins are refused (kStale). False when it was not published, or is retired
+  // already.
+  bool retire(uint64_t key) noexcept;
+  // Frees the slot of a region that is retired or was never published. False while it is pinned, or when
+  // there is none.
+  bool remove(uint64_t key) noexcept;
+  // Pins held now; 0 for an unknown key. After retire() it only falls.
+  [[nodiscard]] uint64_t pinned(uint64_t key) const noexcept;
+
+  // Null when there is none (any more); also finds unpublished and retired ones.
+  [[nodiscard]] std::shared_ptr<Region> find(uint64_t key) const;
+  // All that are published, by ascending slot.
+  [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
+  [[nodiscard]] uint64_t size() const noexcept;  // published
+
+  // Look-ups by address, with the table locked against changes for as long as the Reader lives. Control path;
+  // make block lists under it, nothing that blocks.
+  class Reader {
+   public:
+    explicit Reader(const RegionTable& table) : lock_(table.mutex_), index_(table.index_) {}
+    [[nodiscard]] const RegionIndex& index() const noexcept { return index_; }
+
+   private:
+    std::shared_lock<std::shared_mutex> lock_;
+    const RegionIndex& index_;
+  };
+
+  // ---- data path: any thread, lock-free, no allocation
+
+  // May a peer access (TOWLINE_ACCESS_* bits, at least one) [address, address + bytes) of the region with
+  // this key? On kOk the region cannot be removed until unpin(pin). Every value may be hostile. kStale: no
+  // such region (any more). kInvalidArgument: no bytes or no access asked. kOutOfRange, kPermissionDenied: as
+  // they say; nothing of storage is for peers, so that kPermissionDenied too. kAgain: 2^31 pins.
+  [[nodiscard]] Status pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
+                           void** pin) noexcept;
+  // Pins without looking at a range, for users that have checked (a posted transfer).
+  [[nodiscard]] Status hold(uint64_t key, void** pin) noexcept;
+  static void unpin(void* pin) noexcept;
+
+ private:
+  struct Slot;
+  static constexpr uint32_t kChunkSlots = 256;
+  static constexpr uint32_t kChunks = kMaxRegions / kChunkSlots;
+
+  [[nodiscard]] Slot* slot_at(uint32_t index) const noexcept;
+  [[nodiscard]] Slot* find_slot(uint64_t key) const noexcept;
+  uint32_t take_slot();
+
+  mutable std::shared_mutex mutex_;
+  RegionIndex index_;           // the published
+  std::vector<uint32_t> free_;  // slots
+  uint32_t made_ = 0;           // slots ever used
+  std::unique_ptr<std::atomic<Slot*>[]> chunks_;
+};
+
+}  // namespace towline

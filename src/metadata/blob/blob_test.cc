@@ -1,0 +1,247 @@
+#include "metadata/blob/blob.h"
+
+#include <gtest/gtest.h>
+#include <towline/plugin/v1.h>
+
+#include <cstring>
+#include <functional>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "metadata/blob/wire.h"
+
+namespace towline::metadata {
+namespace {
+
+PeerMetadata example() {
+  PeerMetadata metadata;
+  metadata.identity.name = std::string("prefill \xff\n\"0\"", 13);
+  metadata.identity.incarnation = {0x1122334455667788, 0x99aabbccddeeff00};
+  metadata.identity.host.boot_id = {1, 2};
+  metadata.identity.host.pid = 4711;
+  metadata.identity.host.pid_namespace = 4026531836;
+  metadata.identity.host.network_namespace = 4026531840;
+  metadata.identity.host.process_start_time = 123456789;
+  metadata.identity.caller_driven = true;
+  metadata.identity.workers = 3;
+  metadata.listen = {"10.0.0.7:7777", "[::1]:7777"};
+  metadata.backends = {{"shm", "0.1.0", {}}, {"tcp", "0.1.0", {1, 2, 3}}};
+  for (uint32_t i = 0; i < 5; ++i) {
+    RegionMetadata& entry = metadata.regions.emplace_back();
+    entry.region.key = uint64_t{i + 1} << 32 | i;
+    entry.region.address = 0x7f0000000000 + uint64_t{i} * (1u << 30);
+    entry.region.bytes = 1u << 30;
+    entry.region.access = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
+    if (i % 2 == 0) entry.tokens = {{0, {9, 8, 7}}, {1, {6}}};
+  }
+  return metadata;
+}
+
+Status decode_status(std::span<const uint8_t> blob) {
+  try {
+    decode(blob);
+  } catch (const Error& error) {
+    EXPECT_FALSE(error.message().empty());
+    return error.code();
+  }
+  return Status::kOk;
+}
+
+Status encode_status(const std::function<void(PeerMetadata&)>& change) {
+  PeerMetadata metadata = example();
+  change(metadata);
+  try {
+    encode(metadata);
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return Status::kOk;
+}
+
+// Changes bytes of a good blob, then puts length and checksum right.
+std::vector<uint8_t> changed(const std::function<void(std::vector<uint8_t>&)>& change) {
+  std::vector<uint8_t> blob = encode(example());
+  blob.resize(blob.size() - wire::kTrailerBytes);
+  change(blob);
+  const auto bytes = static_cast<uint32_t>(blob.size() + wire::kTrailerBytes);
+  std::memcpy(blob.data() + 4, &bytes, sizeof bytes);
+  const uint32_t checksum = crc32c(blob);
+  WireWriter(blob).u32(checksum);
+  return blob;
+}
+
+void append_section(std::vector<uint8_t>& blob, uint16_t id, uint16_t flags, std::size_t bytes) {
+  WireWriter writer(blob);
+  writer.u16(id);
+  writer.u16(flags);
+  writer.u32(static_cast<uint32_t>(bytes));
+  writer.zeros(bytes);
+}
+
+TEST(Blob, GivesBackWhatWasEncoded) {
+  PeerMetadata metadata = example();
+  EXPECT_EQ(decode(encode(metadata)), metadata);
+  metadata.partial = true;
+  metadata.regions.resize(1);
+  EXPECT_EQ(decode(encode(metadata)), metadata);
+  metadata.regions.clear();
+  metadata.backends.clear();
+  metadata.listen.clear();
+  EXPECT_EQ(decode(encode(metadata)), metadata);
+}
+
+TEST(Blob, KeepsExtremeRegions) {
+  PeerMetadata metadata = example();
+  const uint64_t most = UINT64_MAX;
+  metadata.regions.clear();
+  for (const auto& [key, address, bytes] :
+       {std::tuple{most, uint64_t{0}, most}, std::tuple{uint64_t{0}, most, uint64_t{0}},
+        std::tuple{uint64_t{UINT32_MAX}, most / 2, most / 2}}) {
+    RegionMetadata& entry = metadata.regions.emplace_back();
+    entry.region = {key, address, bytes, most, UINT32_MAX, UINT32_MAX, UINT32_MAX, 0};
+  }
+  EXPECT_EQ(decode(encode(metadata)), metadata);
+}
+
+TEST(Blob, TakesAtMostSixtyBytesARegion) {
+  PeerMetadata metadata = example();
+  metadata.regions.clear();
+  const std::size_t empty = encode(metadata).size();
+  for (uint64_t i = 0; i < 1000; ++i) {
+    metadata.regions.emplace_back().region = {
+        (i * 7919) % 1000 | (i << 36), 0x7f0000000000 + ((i * 7919) % 1000 << 24), 1u << 23, 7, 1, 3, 1, 0};
+  }
+  EXPECT_LE(encode(metadata).size(), empty + 60 * metadata.regions.size());
+  EXPECT_LE(empty, 256u);
+}
+
+TEST(Blob, LeavesOutEmptyTokens) {
+  PeerMetadata metadata = example();
+  metadata.regions[0].tokens = {{0, {}}, {1, {6}}};
+  EXPECT_EQ(decode(encode(metadata)).regions[0].tokens, (std::vector<RegionToken>{{1, {6}}}));
+  EXPECT_TRUE(metadata.regions[1].token(0).empty());
+}
+
+TEST(Blob, RefusesTruncationAtEveryByte) {
+  const std::vector<uint8_t> blob = encode(example());
+  for (std::size_t bytes = 0; bytes < blob.size(); ++bytes) {
+    EXPECT_EQ(decode_status(std::span(blob).first(bytes)), Status::kShort) << bytes;
+  }
+  std::vector<uint8_t> longer = blob;
+  longer.push_back(0);
+  EXPECT_EQ(decode_status(longer), Status::kProtocol);
+}
+
+TEST(Blob, DetectsEverySingleFlippedBit) {
+  std::vector<uint8_t> blob = encode(example());
+  for (std::size_t bit = 0; bit < blob.size() * 8; ++bit) {
+    blob[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    EXPECT_NE(decode_status(blob), Status::kOk) << "bit " << bit;
+    if (bit >= 8 * 8) {
+      EXPECT_EQ(decode_status(blob), Status::kCorrupt) << "bit " << bit;
+    }
+    blob[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+  }
+  EXPECT_EQ(decode_status(blob), Status::kOk);
+}
+
+TEST(Blob, NamesAnotherMajorVersion) {
+  const auto blob = changed([](auto& bytes) { bytes[8] = 2; });
+  EXPECT_EQ(decode_status(blob), Status::kUnsupported);
+}
+
+TEST(Blob, TakesANewerMinorVersionLeavingOutWhatItDoesNotKnow) {
+  const auto newer = changed([](auto& bytes) {
+    bytes[9] = 7;
+    append_section(bytes, 99, 0, 33);
+  });
+  EXPECT_EQ(decode(newer), example());
+  const auto must = changed([](auto& bytes) { append_section(bytes, 99, wire::kMustUnderstand, 33); });
+  EXPECT_EQ(decode_status(must), Status::kUnsupported);
+}
+
+TEST(Blob, TakesFieldsAddedToASectionByANewerMinorVersion) {
+  // The identity comes first: its length lies after the blob's header and the section's id and flags.
+  const auto lengthened = [](std::vector<uint8_t>& bytes) {
+    uint32_t length = 0;
+    std::memcpy(&length, bytes.data() + wire::kHeaderBytes + 4, sizeof length);
+    bytes.insert(bytes.begin() + wire::kHeaderBytes + wire::kSectionHeaderBytes + length, {1, 2, 3});
+    length += 3;
+    std::memcpy(bytes.data() + wire::kHeaderBytes + 4, &length, sizeof length);
+  };
+  EXPECT_EQ(decode_status(changed(lengthened)), Status::kProtocol);
+  const auto newer = changed([&](auto& bytes) {
+    bytes[9] = 1;
+    lengthened(bytes);
+  });
+  EXPECT_EQ(decode(newer), example());
+}
+
+TEST(Blob, RefusesSectionsTwiceOrMissing) {
+  EXPECT_EQ(decode_status(changed([](auto& bytes) { append_section(bytes, 4, 0, 1); })), Status::kProtocol);
+  EXPECT_EQ(decode_status(changed([](auto& bytes) { bytes.resize(wire::kHeaderBytes); })), Status::kProtocol);
+}
+
+TEST(Blob, RefusesCountsThatCanNotBe) {
+  const auto with_count = [](uint64_t count) {
+    return changed([&](auto& bytes) {
+      bytes.resize(wire::kHeaderBytes);
+      std::vector<uint8_t> whole = encode(example());
+      uint32_t identity_bytes = 0;
+      std::memcpy(&identity_bytes, whole.data() + wire::kHeaderBytes + 4, sizeof identity_bytes);
+      const auto identity =
+          std::span(whole).subspan(wire::kHeaderBytes, wire::kSectionHeaderBytes + identity_bytes);
+      bytes.insert(bytes.end(), identity.begin(), identity.end());
+      std::vector<uint8_t> payload;
+      WireWriter payload_writer(payload);
+      wire::put_varint(payload_writer, count);
+      WireWriter writer(bytes);
+      writer.u16(4);
+      writer.u16(0);
+      writer.bytes32(payload);
+    });
+  };
+  EXPECT_EQ(decode_status(with_count(0)), Status::kOk);
+  EXPECT_EQ(decode_status(with_count(1)), Status::kProtocol);
+  EXPECT_EQ(decode_status(with_count(kMaxRegions)), Status::kProtocol);
+  EXPECT_EQ(decode_status(with_count(kMaxRegions + 1)), Status::kLimitExceeded);
+  EXPECT_EQ(decode_status(with_count(UINT64_MAX)), Status::kLimitExceeded);
+}
+
+TEST(Blob, RefusesWhatIsNoBlob) {
+  const std::string text = "GET / HTTP/1.1\r\nHost: 10.0.0.7:7777\r\n\r\n";
+  EXPECT_EQ(decode_status({reinterpret_cast<const uint8_t*>(text.data()), text.size()}), Status::kProtocol);
+  EXPECT_EQ(decode_status({}), Status::kShort);
+}
+
+TEST(Blob, RefusesToEncodeWhatItCouldNotDecode) {
+  EXPECT_EQ(encode_status([](PeerMetadata& m) { m.identity.name.clear(); }), Status::kInvalidArgument);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) { m.identity.name = std::string(256, 'x'); }),
+            Status::kLimitExceeded);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) { m.identity.name = std::string("a\0b", 3); }),
+            Status::kInvalidArgument);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) { m.identity.incarnation = {}; }), Status::kInvalidArgument);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) {
+              m.backends.resize(kMaxBackends + 1, {"x", "", {}});
+            }),
+            Status::kLimitExceeded);
+  EXPECT_EQ(
+      encode_status([](PeerMetadata& m) { m.backends[1].address.resize(TOWLINE_MAX_ADDRESS_BYTES + 1); }),
+      Status::kLimitExceeded);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) { m.listen.assign(kMaxListenAddresses + 1, "x:1"); }),
+            Status::kLimitExceeded);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) {
+              m.regions[0].tokens = {{2, {1}}};
+            }),
+            Status::kInvalidArgument);
+  EXPECT_EQ(encode_status([](PeerMetadata& m) {
+              m.regions[0].tokens = {{1, {1}}, {0, {1}}};
+            }),
+            Status::kInvalidArgument);
+  EXPECT_EQ(encode_status(
+                [](PeerMetadata& m) { m.regions[0].tokens[0].bytes.resize(TOWLINE_MAX_TOKEN_BYTES + 1); }),
+            Status::kLimitExceeded);
+}
+
+}  // namespace
+}  // namespace towline::metadata

@@ -1,0 +1,43 @@
+// Every decoder of an etcd's answers, with any bytes. What is taken must go round: base64 to the same text.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "metadata/etcd/codec.h"
+
+namespace {
+
+using namespace towline;        // NOLINT: one file
+using namespace towline::etcd;  // NOLINT: the same
+
+template <class Decode>
+void run(Decode decode, std::string_view text) {
+  try {
+    (void)decode(text);
+  } catch (const Error& error) {
+    if (error.code() != Status::kProtocol) std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  run(decode_header, text);
+  run(decode_range, text);
+  run(decode_create, text);
+  run(decode_remove, text);
+  run(decode_grant, text);
+  run(decode_keepalive, text);
+  run(decode_watch, text);
+  run(decode_token, text);
+  (void)decode_refusal(200, text);
+  (void)decode_refusal(500, text);
+  std::string bytes;
+  if (from_base64(text, bytes) && to_base64(bytes) != text) std::abort();
+  if (!from_base64(to_base64(text), bytes) || bytes != text) std::abort();
+  return 0;
+}

@@ -1,0 +1,87 @@
+// One thread's timers, and the commands that others leave for it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace towline::etcd {
+
+// Timers, by one thread. A timer may set and cancel others, and itself again.
+class Timers {
+ public:
+  using Id = uint64_t;  // 0: none
+
+  Id at(uint64_t time_ns, std::function<void()> action) {
+    const Id id = ++last_;
+    actions_.emplace(std::pair{time_ns, id}, std::move(action));
+    times_[id] = time_ns;
+    return id;
+  }
+  Id after(uint64_t delay_ns, std::function<void()> action) {
+    return at(Deadline::after(monotonic_now_ns(), delay_ns).ns(), std::move(action));
+  }
+  // Sets `id` to none.
+  void cancel(Id& id) {
+    if (const auto found = times_.find(id); found != times_.end()) {
+      actions_.erase({found->second, id});
+      times_.erase(found);
+    }
+    id = 0;
+  }
+  [[nodiscard]] uint64_t next_ns() const {
+    return actions_.empty() ? kNoDeadline : actions_.begin()->first.first;
+  }
+  // Those that are due at the time of the call.
+  void run() {
+    const uint64_t now_ns = monotonic_now_ns();
+    while (!actions_.empty() && actions_.begin()->first.first <= now_ns) {
+      auto first = actions_.begin();
+      const std::function<void()> action = std::move(first->second);
+      times_.erase(first->first.second);
+      actions_.erase(first);
+      action();
+    }
+  }
+
+ private:
+  std::map<std::pair<uint64_t, Id>, std::function<void()>> actions_;
+  std::map<Id, uint64_t> times_;
+  Id last_ = 0;
+};
+
+// Commands for the thread, from any.
+class Commands {
+ public:
+  // False once closed: the command is dropped.
+  bool push(std::function<void()> command) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    commands_.push_back(std::move(command));
+    return true;
+  }
+  void run() {
+    std::vector<std::function<void()>> taken;
+    {
+      const std::lock_guard lock(mutex_);
+      taken.swap(commands_);
+    }
+    for (const auto& command : taken) command();
+  }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::function<void()>> commands_;
+  bool closed_ = false;
+};
+
+}  // namespace towline::etcd

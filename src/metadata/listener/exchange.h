@@ -1,0 +1,20 @@
+// The client of the built-in exchange of metadata.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace towline::metadata {
+
+// Gives `own` (may be empty) to the agent listening at `address` ("10.0.0.7:7777", "[::1]:7777", "host:port",
+// "unix:/path", "unix:@name") and returns its blob, not decoded. Tries every address a host name stands for,
+// one after another. Blocks until done or until the deadline, on CLOCK_MONOTONIC. Throws Error:
+// kInvalidArgument, kUnreachable, kTimedOut, kProtocol (who answers there is no Towline agent), or the status
+// with which the peer refused; the text names the address.
+std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline);
+
+}  // namespace towline::metadata

@@ -1,0 +1,248 @@
+#include "metadata/listener/listener.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "metadata/listener/wire.h"
+
+namespace towline::metadata {
+
+namespace {
+constexpr std::size_t kReadBytes = 256u << 10;
+constexpr uint32_t kAcceptsPerTurn = 32;
+}  // namespace
+
+// A listening socket with its way back to the listener.
+struct Listener::Door {
+  Door(Listener& listener, ListeningSocket&& taken) : owner(listener), socket(std::move(taken)) {}
+  static void ready(void* argument, uint32_t) {
+    auto& door = *static_cast<Door*>(argument);
+    door.owner.accept_from(door.socket);
+  }
+
+  Listener& owner;
+  ListeningSocket socket;
+};
+
+// One client, by turns: receiving its header and blob, sending ours, then draining until it closes. Draining
+// keeps the answer from being lost: closing with bytes unread would reset the connection.
+struct Listener::Client {
+  enum class Phase { kReceiving, kSending, kDraining };
+
+  Client(Listener& listener, UniqueFd socket, uint64_t deadline) noexcept
+      : owner(listener), fd(std::move(socket)), deadline_ns(deadline) {}
+  static void ready(void* argument, uint32_t events) {
+    auto& client = *static_cast<Client*>(argument);
+    client.owner.serve(client, events);
+  }
+
+  Listener& owner;
+  UniqueFd fd;
+  uint64_t deadline_ns;
+  Clients::iterator self;
+  Phase phase = Phase::kReceiving;
+  std::array<uint8_t, wire::kExchangeHeaderBytes> header = {};  // theirs, then ours
+  std::size_t header_bytes = 0;
+  wire::ExchangeHeader request;
+  Blob body;
+  std::shared_ptr<const Blob> reply;
+  std::size_t sent = 0;  // of header and reply
+};
+
+Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions& options)
+    : host_(host), clock_(clock), options_(options) {
+  std::vector<ListeningSocket> sockets;
+  for (const Endpoint& endpoint : parse_endpoints(options.listen))
+    sockets.emplace_back(endpoint, options.ports);
+  for (const Endpoint& endpoint : advertised(options.advertise, sockets))
+    addresses_.push_back(endpoint.text());
+  for (ListeningSocket& socket : sockets) doors_.push_back(std::make_unique<Door>(*this, std::move(socket)));
+  for (std::size_t watched = 0; watched < doors_.size(); ++watched) {
+    try {
+      host_.watch(doors_[watched]->socket.fd(), EPOLLIN, Door::ready, doors_[watched].get());
+    } catch (...) {
+      while (watched > 0) host_.unwatch(doors_[--watched]->socket.fd());
+      throw;
+    }
+  }
+}
+
+Listener::~Listener() {
+  for (const auto& door : doors_) host_.unwatch(door->socket.fd());
+  for (const Client& client : clients_) host_.unwatch(client.fd.get());
+}
+
+uint64_t Listener::next_deadline_ns() const noexcept {
+  return clients_.empty() ? kNoDeadline : clients_.front().deadline_ns;
+}
+
+uint32_t Listener::expire(uint64_t now_ns) {
+  uint32_t cut = 0;
+  for (; !clients_.empty() && clients_.front().deadline_ns <= now_ns; ++cut) {
+    Client& client = clients_.front();
+    drop(client, client.phase == Client::Phase::kDraining);
+  }
+  return cut;
+}
+
+void Listener::accept_from(ListeningSocket& socket) {
+  for (uint32_t i = 0; i < kAcceptsPerTurn; ++i) {
+    int error = 0;
+    UniqueFd fd = socket.accept(nullptr, &error);
+    if (error != 0) {
+      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener {}: accepting: {}",
+                        socket.address().text(), errno_text(error));
+    }
+    if (!fd.valid()) return;
+    // The one that came first is the likeliest to be stuck: an exchange takes milliseconds.
+    while (clients_.size() >= std::max(options_.max_clients, 1u)) drop(clients_.front(), false);
+    try {
+      admit(std::move(fd));
+    } catch (const std::exception& failure) {
+      ++refused_;
+      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: taking a client: {}", failure.what());
+    }
+  }
+}
+
+void Listener::admit(UniqueFd fd) {
+  const uint64_t deadline = Deadline::after(clock_, options_.client_timeout_ns).ns();
+  Client& client = clients_.emplace_back(*this, std::move(fd), deadline);
+  client.self = std::prev(clients_.end());
+  try {
+    host_.watch(client.fd.get(), EPOLLIN, Client::ready, &client);
+  } catch (...) {
+    clients_.pop_back();
+    throw;
+  }
+}
+
+void Listener::serve(Client& client, uint32_t events) {
+  bool keep = true;
+  try {
+    if (client.phase == Client::Phase::kReceiving) {
+      keep = receive(client);
+    } else if (client.phase == Client::Phase::kSending) {
+      keep = (events & (EPOLLERR | EPOLLHUP)) == 0 && send(client);
+    } else {
+      char waste[4096];
+      const ssize_t n = recv(client.fd.get(), waste, sizeof waste, 0);
+      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return drop(client, true);
+    }
+  } catch (const std::exception& failure) {
+    TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: serving a client: {}", failure.what());
+    keep = false;
+  }
+  if (!keep) drop(client, false);
+}
+
+// Takes what there is, one piece a turn so that clients take turns. False: cut it.
+bool Listener::receive(Client& client) {
+  if (client.header_bytes < client.header.size()) {
+    const ssize_t n = recv(client.fd.get(), client.header.data() + client.header_bytes,
+                           client.header.size() - client.header_bytes, 0);
+    if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
+    client.header_bytes += static_cast<std::size_t>(n);
+    if (client.header_bytes < client.header.size()) return true;
+    if (!wire::unpack(client.header, client.request)) return false;  // no agent: it gets no answer
+    const bool acceptable =
+        client.request.major == wire::kExchangeMajor && client.request.bytes <= options_.max_blob_bytes;
+    return client.request.bytes == 0 || !acceptable ? answer(client) : true;
+  }
+  const std::size_t have = client.body.size();
+  const std::size_t want = std::min<std::size_t>(client.request.bytes - have, kReadBytes);
+  if (held_bytes_ + want > options_.max_total_bytes) return answer(client);
+  client.body.resize(have + want);
+  const ssize_t n = recv(client.fd.get(), client.body.data() + have, want, 0);
+  const int error = errno;
+  const std::size_t taken = n > 0 ? static_cast<std::size_t>(n) : 0;
+  client.body.resize(have + taken);
+  held_bytes_ += taken;
+  if (n <= 0) return n < 0 && (error == EAGAIN || error == EINTR);
+  return client.body.size() < client.request.bytes || answer(client);
+}
+
+// The request is here, or is not going to be taken: hands the blob over, and starts the answer. False: cut
+// it.
+bool Listener::answer(Client& client) {
+  wire::ExchangeHeader header;
+  try {
+    if (client.request.major != wire::kExchangeMajor) {
+      fail(Status::kUnsupported, "metadata exchange of version {}: this Towline speaks version {}",
+           client.request.major, wire::kExchangeMajor);
+    }
+    if (client.request.bytes > options_.max_blob_bytes) {
+      fail(Status::kLimitExceeded, "metadata of {} bytes: at most {} are taken", client.request.bytes,
+           options_.max_blob_bytes);
+    }
+    if (client.body.size() < client.request.bytes) {
+      fail(Status::kAgain, "too much metadata of others under way, try again");
+    }
+    if (!client.body.empty()) host_.peer_blob(client.body);
+    client.reply = host_.local_blob();
+    if (client.reply == nullptr) fail(Status::kClosed, "this agent is closing");
+  } catch (const Error& refusal) {
+    const std::string& text = refusal.message();
+    const auto end =
+        text.begin() + static_cast<std::ptrdiff_t>(std::min(text.size(), wire::kMaxRefusalBytes));
+    client.reply = std::make_shared<const Blob>(text.begin(), end);
+    header.status = static_cast<int32_t>(refusal.code());
+    ++refused_;
+  }
+  held_bytes_ -= client.body.size();
+  client.body = {};
+  header.bytes = static_cast<uint32_t>(client.reply->size());
+  client.header = wire::pack(header);
+  client.phase = Client::Phase::kSending;
+  return send(client);
+}
+
+// Sends what fits. False: cut it.
+bool Listener::send(Client& client) {
+  const std::size_t all = client.header.size() + client.reply->size();
+  while (client.sent < all) {
+    iovec pieces[2];
+    std::size_t count = 0;
+    const std::size_t body_sent = client.sent - std::min(client.sent, client.header.size());
+    if (client.sent < client.header.size()) {
+      pieces[count++] = {client.header.data() + client.sent, client.header.size() - client.sent};
+    }
+    if (body_sent < client.reply->size()) {
+      pieces[count++] = {const_cast<uint8_t*>(client.reply->data()) + body_sent,
+                         client.reply->size() - body_sent};
+    }
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t n = sendmsg(client.fd.get(), &message, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      host_.rewatch(client.fd.get(), EPOLLOUT, Client::ready, &client);
+      return true;
+    }
+    if (n <= 0) return false;
+    client.sent += static_cast<std::size_t>(n);
+  }
+  wire::ExchangeHeader answered;
+  if (wire::unpack(client.header, answered) && answered.status == 0) ++served_;
+  client.reply.reset();
+  client.phase = Client::Phase::kDraining;
+  shutdown(client.fd.get(), SHUT_WR);
+  host_.rewatch(client.fd.get(), EPOLLIN, Client::ready, &client);
+  return true;
+}
+
+void Listener::drop(Client& client, bool well) noexcept {
+  if (!well) ++refused_;
+  held_bytes_ -= client.body.size();
+  host_.unwatch(client.fd.get());
+  clients_.erase(client.self);
+}
+
+}  // namespace towline::metadata

@@ -1,0 +1,207 @@
+#include "plan/overlap.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "towline/plugin/cursor.hpp"
+
+namespace towline {
+
+namespace {
+
+constexpr uint64_t kSmallBitmapBits = uint64_t{1} << 20;
+constexpr uint64_t kBitmapBitsPerInterval = 512;
+
+// Sets bits [begin, end); false when one was set before.
+bool set_fresh_bits(std::vector<uint64_t>& bits, uint64_t begin, uint64_t end) noexcept {
+  while (begin < end) {
+    const uint64_t word = begin / 64;
+    const uint64_t stop = std::min(end, (word + 1) * 64);
+    const uint64_t width = stop - begin;
+    const uint64_t mask = (width == 64 ? UINT64_MAX : (uint64_t{1} << width) - 1) << (begin % 64);
+    if ((bits[word] & mask) != 0) return false;
+    bits[word] |= mask;
+    begin = stop;
+  }
+  return true;
+}
+
+// True: no two share a byte. False: not known. One bit for each grain, the largest power of two that divides
+// every distance and length.
+bool disjoint_by_bitmap(const std::vector<Interval>& intervals) {
+  uint64_t low = UINT64_MAX;
+  uint64_t high = 0;
+  for (const Interval& interval : intervals) {
+    if (interval.space != intervals.front().space) return false;
+    low = std::min(low, interval.address);
+    high = std::max(high, interval.address + interval.bytes);
+  }
+  uint64_t grains = 0;
+  for (const Interval& interval : intervals) grains |= (interval.address - low) | interval.bytes;
+  const int shift = std::countr_zero(grains);
+  const uint64_t bits = (high - low) >> shift;
+  if (bits > std::max(kSmallBitmapBits, intervals.size() * kBitmapBitsPerInterval)) return false;
+  std::vector<uint64_t> bitmap(bits / 64 + 1);
+  return std::all_of(intervals.begin(), intervals.end(), [&](const Interval& interval) {
+    const uint64_t begin = (interval.address - low) >> shift;
+    return set_fresh_bits(bitmap, begin, begin + (interval.bytes >> shift));
+  });
+}
+
+struct Hull {
+  uint32_t space;
+  uint64_t begin;
+  uint64_t end;
+  const towline_extent* extent;
+};
+
+enum class Answer { kNo, kYes, kUnknown };
+
+// Within one extent. Strides that are each at least as long as what the shorter ones span cannot overlap.
+Answer overlaps_itself(const towline_extent& extent, uint64_t& span) noexcept {
+  std::pair<uint64_t, uint64_t> dimensions[TOWLINE_EXTENT_DIMENSIONS];  // stride, count; ascending
+  uint32_t used = 0;
+  for (uint32_t d = 0; d < extent.dimensions; ++d) {
+    if (extent.count[d] == 1) continue;
+    uint32_t at = used++;
+    for (; at > 0 && dimensions[at - 1].first > extent.stride[d]; --at) dimensions[at] = dimensions[at - 1];
+    dimensions[at] = {extent.stride[d], extent.count[d]};
+  }
+  span = extent.length;
+  Answer answer = Answer::kNo;
+  for (uint32_t d = 0; d < used; ++d) {
+    const auto [stride, count] = dimensions[d];
+    if (stride < extent.length) answer = Answer::kYes;
+    if (stride < span && answer == Answer::kNo) answer = Answer::kUnknown;
+    span += (count - 1) * stride;
+  }
+  return answer;
+}
+
+// True: extents whose hulls overlap have no byte in common, since all their strides have a common divisor and
+// they lie at different places within it (keys and values in turn, heads of a token). False: not known.
+bool disjoint_by_residue(std::vector<Hull>::const_iterator begin, std::vector<Hull>::const_iterator end) {
+  uint64_t divisor = 0;
+  for (auto hull = begin; hull != end; ++hull)
+    for (uint32_t d = 0; d < hull->extent->dimensions; ++d)
+      if (hull->extent->count[d] > 1) divisor = std::gcd(divisor, hull->extent->stride[d]);
+  if (divisor == 0) return false;
+  std::vector<std::pair<uint64_t, uint64_t>> places;  // begin, end
+  for (auto hull = begin; hull != end; ++hull) {
+    const uint64_t place = (hull->begin - begin->begin) % divisor;
+    if (hull->extent->length > divisor) return false;
+    places.emplace_back(place, place + hull->extent->length);
+  }
+  std::sort(places.begin(), places.end());
+  for (size_t i = 1; i < places.size(); ++i)
+    if (places[i].first < places[i - 1].second) return false;
+  return places.back().second <= places.front().first + divisor;
+}
+
+void add_blocks(const towline_list& list, const towline_extent& extent, const std::vector<uint32_t>& spaces,
+                std::vector<Interval>& intervals) {
+  plugin::detail::ListReader reader(list);
+  for (uint64_t block = extent.first_block; block < extent.first_block + extent.blocks;) {
+    const plugin::detail::Row row = reader.row(block, 1);
+    for (uint64_t i = 0; i < row.blocks; ++i)
+      intervals.push_back(
+          {row.address + i * row.stride, row.length, spaces[row.region], static_cast<uint32_t>(block + i)});
+    block += row.blocks;
+  }
+}
+
+bool extents_overlap(const towline_list& list, uint64_t max_blocks) {
+  const std::vector<uint32_t> spaces = address_spaces(list);
+  std::vector<Hull> hulls;
+  std::vector<bool> doubtful(list.extent_count);
+  hulls.reserve(list.extent_count);
+  for (uint64_t i = 0; i < list.extent_count; ++i) {
+    const towline_extent& extent = list.extents[i];
+    uint64_t span = 0;
+    const Answer answer = overlaps_itself(extent, span);
+    if (answer == Answer::kYes) return true;
+    doubtful[i] = answer == Answer::kUnknown;
+    hulls.push_back({spaces[extent.region], extent.address, extent.address + span, &extent});
+  }
+  std::sort(hulls.begin(), hulls.end(), [](const Hull& a, const Hull& b) {
+    return a.space != b.space ? a.space < b.space : a.begin < b.begin;
+  });
+  std::vector<Interval> intervals;
+  for (auto begin = hulls.cbegin(); begin != hulls.cend();) {
+    auto end = begin + 1;
+    uint64_t reach = begin->end;
+    bool unknown = doubtful[static_cast<size_t>(begin->extent - list.extents)];
+    for (; end != hulls.cend() && end->space == begin->space && end->begin < reach; ++end) {
+      reach = std::max(reach, end->end);
+      unknown = unknown || doubtful[static_cast<size_t>(end->extent - list.extents)];
+    }
+    if (unknown || (end - begin > 1 && !disjoint_by_residue(begin, end))) {
+      intervals.clear();
+      uint64_t blocks = 0;
+      for (auto hull = begin; hull != end; ++hull) blocks += hull->extent->blocks;
+      if (blocks <= max_blocks) {
+        intervals.reserve(blocks);
+        for (auto hull = begin; hull != end; ++hull) add_blocks(list, *hull->extent, spaces, intervals);
+        if (find_overlap(intervals)) return true;
+      }
+    }
+    begin = end;
+  }
+  return false;
+}
+
+bool flat_overlaps(const towline_list& list, uint64_t max_blocks) {
+  const std::vector<uint32_t> spaces = address_spaces(list);
+  bool ascending = true;
+  for (uint64_t i = 1; i < list.extent_count && ascending; ++i) {
+    const towline_flat_block& before = list.flat[i - 1];
+    const towline_flat_block& entry = list.flat[i];
+    ascending =
+        spaces[before.region] == spaces[entry.region] && entry.address >= before.address + before.length;
+  }
+  if (ascending || list.extent_count > max_blocks) return false;
+  std::vector<Interval> intervals;
+  intervals.reserve(list.extent_count);
+  for (uint64_t i = 0; i < list.extent_count; ++i) {
+    const towline_flat_block& entry = list.flat[i];
+    intervals.push_back({entry.address, entry.length, spaces[entry.region], static_cast<uint32_t>(i)});
+  }
+  return find_overlap(intervals).has_value();
+}
+
+}  // namespace
+
+std::vector<uint32_t> address_spaces(const towline_list& list) {
+  std::vector<uint32_t> spaces(list.region_count);
+  std::vector<uint32_t> firsts;  // a region of each space
+  for (uint32_t i = 0; i < list.region_count; ++i) {
+    const auto same = std::find_if(firsts.begin(), firsts.end(), [&](uint32_t first) {
+      return list.regions[first].kind == list.regions[i].kind &&
+             list.regions[first].device == list.regions[i].device;
+    });
+    spaces[i] = static_cast<uint32_t>(same - firsts.begin());
+    if (same == firsts.end()) firsts.push_back(i);
+  }
+  return spaces;
+}
+
+std::optional<std::pair<uint32_t, uint32_t>> find_overlap(std::vector<Interval>& intervals) {
+  if (intervals.size() < 2 || disjoint_by_bitmap(intervals)) return std::nullopt;
+  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) {
+    if (a.space != b.space) return a.space < b.space;
+    return a.address != b.address ? a.address < b.address : a.position < b.position;
+  });
+  for (size_t i = 1; i < intervals.size(); ++i) {
+    const Interval& before = intervals[i - 1];
+    if (before.space == intervals[i].space && intervals[i].address < before.address + before.bytes)
+      return std::minmax(before.position, intervals[i].position);
+  }
+  return std::nullopt;
+}
+
+bool list_overlaps(const towline_list& list, uint64_t max_blocks) {
+  return list.flat != nullptr ? flat_overlaps(list, max_blocks) : extents_overlap(list, max_blocks);
+}
+
+}  // namespace towline

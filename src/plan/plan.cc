@@ -1,0 +1,395 @@
+#include "plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "plan/overlap.h"
+#include "plan/picks.h"
+#include "towline/plugin/cursor.hpp"
+
+namespace towline {
+
+namespace {
+
+constexpr uint64_t kMaxPlanBytes = uint64_t{1} << 63;
+constexpr const char* kLocal = "local";
+constexpr const char* kRemote = "remote";
+
+__extension__ using Wide = unsigned __int128;
+
+// One side of a plan under construction.
+struct Side {
+  const char* name;
+  std::shared_ptr<const ResolvedList> list;
+  Picks picks;
+  uint64_t parts = 1;  // each picked block is cut into
+
+  [[nodiscard]] const towline_list& view() const noexcept { return list->view(); }
+  // The picks as one range of pieces?
+  [[nodiscard]] bool is_regular() const noexcept {
+    return picks.is_range() && (parts == 1 || picks.step == 1 || picks.count == 1);
+  }
+  // Of pieces, when regular.
+  [[nodiscard]] uint64_t first_piece() const noexcept { return picks.start * parts; }
+  [[nodiscard]] uint64_t piece_step() const noexcept { return parts == 1 ? picks.step : 1; }
+};
+
+// Indices as the pairing loop reads them.
+template <class Index>
+struct IndexArray {
+  const Picks& picks;
+  uint64_t operator[](uint64_t position) const noexcept { return picks.load<Index>(position); }
+};
+struct IndexRange {
+  const Picks& picks;
+  uint64_t operator[](uint64_t position) const noexcept { return picks.start + position * picks.step; }
+};
+
+template <class Visit>
+void with_indices(const Picks& picks, Visit&& visit) {
+  if (picks.is_range()) {
+    visit(IndexRange{picks});
+  } else if (picks.index_bytes == 4) {
+    visit(IndexArray<uint32_t>{picks});
+  } else {
+    visit(IndexArray<uint64_t>{picks});
+  }
+}
+
+// The picked blocks of one side as stretches of consecutive pieces.
+class PieceReader {
+ public:
+  explicit PieceReader(const Side& side) noexcept : side_(side) {}
+
+  // Moves on when the present stretch is used up; call only while pieces are left on this side.
+  void settle() noexcept {
+    if (left_ != 0) return;
+    if (side_.is_regular() && side_.piece_step() == 1) {
+      at_ = side_.first_piece();
+      left_ = side_.picks.count * side_.parts;
+    } else {
+      at_ = side_.picks.at(position_++) * side_.parts;
+      left_ = side_.parts;
+    }
+  }
+  [[nodiscard]] uint64_t at() const noexcept { return at_; }
+  [[nodiscard]] uint64_t left() const noexcept { return left_; }
+  void take(uint64_t pieces) noexcept {
+    at_ += pieces;
+    left_ -= pieces;
+  }
+
+ private:
+  const Side& side_;
+  uint64_t position_ = 0;
+  uint64_t at_ = 0;
+  uint64_t left_ = 0;
+};
+
+}  // namespace
+
+class PlanCompiler {
+ public:
+  PlanCompiler(Side local, Side remote, uint32_t op) noexcept
+      : local_(std::move(local)), remote_(std::move(remote)), op_(op) {}
+
+  Plan compile();
+
+ private:
+  [[nodiscard]] Side& target() noexcept { return op_ == TOWLINE_READ ? local_ : remote_; }
+
+  void fit();
+  void check_target();
+  void check_overlap(const Side& side);
+  void pair();
+  void one_run();
+  template <class Local, class Remote>
+  void pair_blocks(const Local& local, const Remote& remote);
+  void pair_pieces();
+  void reserve_runs(uint64_t count);
+  void trim_runs(uint64_t count);
+  void measure();
+  void check_access();
+
+  Side local_;
+  Side remote_;
+  uint32_t op_;
+  Plan plan_;
+};
+
+Plan PlanCompiler::compile() {
+  check_range(local_.picks, local_.view().blocks, kLocal);
+  check_range(remote_.picks, remote_.view().blocks, kRemote);
+  check_target();
+  fit();
+  plan_.local_parts_ = local_.parts;
+  plan_.local_ = local_.parts == 1 ? local_.list : local_.list->cut(local_.parts);
+  plan_.remote_ = remote_.parts == 1 ? remote_.list : remote_.list->cut(remote_.parts);
+  plan_.view_.local = &plan_.local_->view();
+  plan_.view_.remote = &plan_.remote_->view();
+  plan_.view_.local_step = 1;
+  plan_.view_.remote_step = 1;
+  plan_.view_.blocks = local_.picks.count * local_.parts;
+  pair();
+  plan_.view_.runs = plan_.runs_.get();
+  measure();
+  check_access();
+  return std::move(plan_);
+}
+
+// Decides how both sides' blocks are cut so that they pair up.
+void PlanCompiler::fit() {
+  const uint64_t local_length = local_.view().block_length;
+  const uint64_t remote_length = remote_.view().block_length;
+  const uint64_t local_count = local_.picks.count;
+  const uint64_t remote_count = remote_.picks.count;
+  if (local_length == remote_length || local_length == 0 || remote_length == 0) {
+    if (local_count != remote_count)
+      fail(Status::kMismatch,
+           "{} local blocks{} are paired with {} remote ones{}: pick the same number on both sides",
+           local_count,
+           local_length == 0 ? " of different lengths" : fmt::format(" of {} bytes", local_length),
+           remote_count,
+           remote_length == 0 ? " of different lengths" : fmt::format(" of {} bytes", remote_length));
+    return;
+  }
+  const Wide local_bytes = Wide{local_count} * local_length;
+  const Wide remote_bytes = Wide{remote_count} * remote_length;
+  if (local_bytes != remote_bytes)
+    fail(Status::kMismatch,
+         "{} local blocks of {} bytes and {} remote blocks of {} bytes hold different amounts: both sides "
+         "must be equal",
+         local_count, local_length, remote_count, remote_length);
+  const uint64_t piece = std::gcd(local_length, remote_length);
+  if (piece != local_length && piece != remote_length && piece < kMinCutBytes)
+    fail(Status::kMismatch,
+         "local blocks of {} bytes and remote blocks of {} bytes fit together only in pieces of {} bytes: "
+         "one length "
+         "must divide the other, or their common divisor be at least {} bytes",
+         local_length, remote_length, piece, kMinCutBytes);
+  local_.parts = local_length / piece;
+  remote_.parts = remote_length / piece;
+  const uint64_t limit = local_.is_regular() && remote_.is_regular() ? kMaxListBlocks : kMaxPickedBlocks;
+  if (local_.parts > limit / local_count)
+    fail(Status::kLimitExceeded,
+         "{} local blocks of {} bytes against remote blocks of {} come to more than {} pieces of {} bytes",
+         local_count, local_length, remote_length, limit, piece);
+}
+
+// Each byte of the side where bytes land may be written once.
+void PlanCompiler::check_target() {
+  const Side& side = target();
+  if (side.picks.is_range() && side.picks.step == 0 && side.picks.count > 1)
+    fail(Status::kInvalidArgument,
+         "{} block {} is picked {} times by a range of step 0, but bytes land there: each block may be "
+         "picked once",
+         side.name, side.picks.start, side.picks.count);
+  if (side.list->overlaps()) check_overlap(side);
+}
+
+// The list's blocks overlap; do the picked ones? More than can be looked at are let pass: overlap among
+// targets is the application's error, not a danger.
+void PlanCompiler::check_overlap(const Side& side) {
+  if (side.picks.count > kMaxPickedBlocks) return;
+  const std::vector<uint32_t> spaces = address_spaces(side.view());
+  plugin::detail::ListReader reader(side.view());
+  std::vector<Interval> intervals;
+  intervals.reserve(side.picks.count);
+  for (uint64_t i = 0; i < side.picks.count; ++i) {
+    const plugin::detail::Row row = reader.row(side.picks.at(i), 1);
+    intervals.push_back({row.address, row.length, spaces[row.region], static_cast<uint32_t>(i)});
+  }
+  const auto found = find_overlap(intervals);
+  if (!found) return;
+  const auto [first, second] = *found;
+  if (side.picks.at(first) == side.picks.at(second)) fail_duplicate(side.picks, second, side.name);
+  const plugin::detail::Row one = reader.row(side.picks.at(first), 1);
+  const plugin::detail::Row other = reader.row(side.picks.at(second), 1);
+  fail(Status::kInvalidArgument,
+       "{} blocks {} and {} (positions {} and {}), [{:#x}, {:#x}) and [{:#x}, {:#x}), overlap, but bytes "
+       "land there",
+       side.name, side.picks.at(first), side.picks.at(second), first, second, one.address,
+       one.address + one.length, other.address, other.address + other.length);
+}
+
+void PlanCompiler::pair() {
+  if (local_.is_regular() && remote_.is_regular()) {
+    one_run();
+  } else if (local_.parts == 1 && remote_.parts == 1) {
+    with_indices(local_.picks, [&](const auto& local) {
+      with_indices(remote_.picks, [&](const auto& remote) { pair_blocks(local, remote); });
+    });
+  } else {
+    pair_pieces();
+  }
+}
+
+void PlanCompiler::one_run() {
+  reserve_runs(1);
+  plan_.runs_[0] = {static_cast<uint32_t>(local_.first_piece()), static_cast<uint32_t>(remote_.first_piece()),
+                    static_cast<uint32_t>(plan_.view_.blocks), 0};
+  plan_.view_.run_count = 1;
+  plan_.view_.local_step = local_.piece_step();
+  plan_.view_.remote_step = remote_.piece_step();
+}
+
+// Indices are within their lists. Consecutive blocks on both sides are one run.
+template <class Local, class Remote>
+void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
+  const uint64_t count = plan_.view_.blocks;
+  const bool into_local = op_ == TOWLINE_READ;
+  const bool check = !target().picks.is_range();  // a range names nothing twice
+  SeenIndices seen(check ? count : 0, check ? target().view().blocks : 0);
+  reserve_runs(count);
+  towline_run* run = plan_.runs_.get();
+  *run = {static_cast<uint32_t>(local[0]), static_cast<uint32_t>(remote[0]), 0, 0};
+  uint32_t next_local = run->local_block;
+  uint32_t next_remote = run->remote_block;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto local_block = static_cast<uint32_t>(local[i]);
+    const auto remote_block = static_cast<uint32_t>(remote[i]);
+    if (check && !seen.add(into_local ? local_block : remote_block)) [[unlikely]]
+      fail_duplicate(target().picks, i, target().name);
+    if (local_block == next_local && remote_block == next_remote) {
+      ++run->count;
+    } else {
+      *++run = {local_block, remote_block, 1, 0};
+    }
+    next_local = local_block + 1;
+    next_remote = remote_block + 1;
+  }
+  trim_runs(static_cast<uint64_t>(run - plan_.runs_.get()) + 1);
+}
+
+void PlanCompiler::pair_pieces() {
+  if (const Side& side = target(); !side.picks.is_range()) {
+    SeenIndices seen(side.picks.count, side.view().blocks);
+    for (uint64_t i = 0; i < side.picks.count; ++i)
+      if (!seen.add(static_cast<uint32_t>(side.picks.at(i)))) fail_duplicate(side.picks, i, side.name);
+  }
+  reserve_runs(local_.picks.count + remote_.picks.count);
+  PieceReader local(local_);
+  PieceReader remote(remote_);
+  towline_run* const runs = plan_.runs_.get();
+  uint64_t used = 0;
+  for (uint64_t left = plan_.view_.blocks; left != 0;) {
+    local.settle();
+    remote.settle();
+    const uint64_t pieces = std::min(local.left(), remote.left());
+    const towline_run run = {static_cast<uint32_t>(local.at()), static_cast<uint32_t>(remote.at()),
+                             static_cast<uint32_t>(pieces), 0};
+    if (used != 0 && runs[used - 1].local_block + runs[used - 1].count == run.local_block &&
+        runs[used - 1].remote_block + runs[used - 1].count == run.remote_block)
+      runs[used - 1].count += run.count;
+    else
+      runs[used++] = run;
+    local.take(pieces);
+    remote.take(pieces);
+    left -= pieces;
+  }
+  trim_runs(used);
+}
+
+void PlanCompiler::reserve_runs(uint64_t count) {
+  plan_.runs_ = std::make_unique_for_overwrite<towline_run[]>(count);
+  plan_.run_capacity_ = count;
+}
+
+// Gives back what merging saved, when it is worth a copy.
+void PlanCompiler::trim_runs(uint64_t count) {
+  plan_.view_.run_count = count;
+  if (count * 4 > plan_.run_capacity_ * 3) return;
+  auto runs = std::make_unique_for_overwrite<towline_run[]>(count);
+  std::copy_n(plan_.runs_.get(), count, runs.get());
+  plan_.runs_ = std::move(runs);
+  plan_.run_capacity_ = count;
+}
+
+// Lengths of pairs and the bytes in all.
+void PlanCompiler::measure() {
+  towline_plan& view = plan_.view_;
+  Wide bytes = 0;
+  if (view.local->block_length != 0 && view.remote->block_length != 0) {
+    view.block_length = view.local->block_length;
+    bytes = Wide{view.blocks} * view.block_length;
+  } else {
+    plugin::detail::ListReader local_reader(*view.local);
+    plugin::detail::ListReader remote_reader(*view.remote);
+    uint64_t position = 0;
+    bool all_equal = true;
+    for (uint64_t r = 0; r < view.run_count; ++r) {
+      const towline_run& run = view.runs[r];
+      for (uint64_t i = 0; i < run.count;) {
+        const auto local = local_reader.row(run.local_block + i * view.local_step, view.local_step);
+        const auto remote = remote_reader.row(run.remote_block + i * view.remote_step, view.remote_step);
+        if (local.length != remote.length)
+          fail(Status::kMismatch,
+               "position {}: local block {} has {} bytes, remote block {} has {}: where a list's lengths "
+               "differ, each "
+               "pair must be equal",
+               position, run.local_block + i * view.local_step, local.length,
+               run.remote_block + i * view.remote_step, remote.length);
+        if (position == 0) view.block_length = local.length;
+        all_equal = all_equal && local.length == view.block_length;
+        const uint64_t blocks = std::min({local.blocks, remote.blocks, run.count - i});
+        bytes += Wide{blocks} * local.length;
+        position += blocks;
+        i += blocks;
+      }
+    }
+    if (!all_equal) view.block_length = 0;
+  }
+  if (bytes > kMaxPlanBytes)
+    fail(Status::kLimitExceeded, "the {} picked blocks come to more than 2^63 bytes", view.blocks);
+  view.bytes = static_cast<uint64_t>(bytes);
+}
+
+void PlanCompiler::check_access() {
+  const uint32_t needed = op_ == TOWLINE_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
+  if ((plan_.remote_->common_access() & needed) == needed) return;
+  plugin::Cursor cursor(plan_.view_);
+  towline_segment window[64];
+  for (;;) {
+    const uint64_t begin = cursor.position();
+    const size_t count = cursor.next(window, std::size(window), UINT64_MAX);
+    if (count == 0) return;
+    uint64_t before = 0;
+    for (size_t i = 0; i < count; before += window[i++].length) {
+      const towline_region_ref& region = plan_.view_.remote->regions[window[i].remote_region];
+      if ((region.access & needed) == needed) continue;
+      fail(Status::kPermissionDenied,
+           "position {}: remote address {:#x} lies in region {:#x} at [{:#x}, {:#x}), which its owner "
+           "registered "
+           "without {} access",
+           plan_.picked_block_at(begin + before), window[i].remote, region.key, region.address,
+           region.address + region.bytes, op_ == TOWLINE_READ ? "read" : "write");
+    }
+  }
+}
+
+Plan Plan::compile(std::shared_ptr<const ResolvedList> local, const towline_picks_t* local_picks,
+                   std::shared_ptr<const ResolvedList> remote, const towline_picks_t* remote_picks,
+                   uint32_t op) {
+  if (local == nullptr || remote == nullptr)
+    fail(Status::kInvalidArgument, "the {} block list is null", local == nullptr ? kLocal : kRemote);
+  if (op != TOWLINE_READ && op != TOWLINE_WRITE)
+    fail(Status::kInvalidArgument, "operation {}: 0 is read, 1 is write", op);
+  const Picks from_local = make_picks(local_picks, local->blocks(), kLocal);
+  const Picks from_remote = make_picks(remote_picks, remote->blocks(), kRemote);
+  return PlanCompiler({kLocal, std::move(local), from_local}, {kRemote, std::move(remote), from_remote}, op)
+      .compile();
+}
+
+uint64_t Plan::picked_block_at(uint64_t position) const noexcept {
+  return plugin::position_to_block(view_, position) / local_parts_;
+}
+
+uint64_t Plan::memory_bytes() const noexcept { return sizeof(*this) + run_capacity_ * sizeof(towline_run); }
+
+}  // namespace towline

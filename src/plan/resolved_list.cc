@@ -1,0 +1,510 @@
+#include "plan/resolved_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "plan/overlap.h"
+
+namespace towline {
+
+namespace {
+
+constexpr uint32_t kNoRegion = UINT32_MAX;
+constexpr uint64_t kMaxExtents = 1 << 20;
+// An extent takes as much memory as so many flat blocks.
+constexpr uint64_t kFlatBlocksPerExtent = sizeof(towline_extent) / sizeof(towline_flat_block);
+constexpr uint64_t kMaxListBytes = uint64_t{1} << 63;
+
+uint64_t load_strided(const uint64_t* values, size_t stride_bytes, uint64_t i) noexcept {
+  uint64_t value = 0;
+  std::memcpy(&value, reinterpret_cast<const uint8_t*>(values) + i * stride_bytes, sizeof(value));
+  return value;
+}
+
+// From the first to the last byte of all blocks; does not overflow for a validated extent.
+uint64_t span_of(const towline_extent& extent, uint32_t from_dimension = 0) noexcept {
+  uint64_t span = extent.length;
+  for (uint32_t d = from_dimension; d < extent.dimensions; ++d)
+    span += (extent.count[d] - 1) * extent.stride[d];
+  return span;
+}
+
+// Drops dimensions of one, and joins two where the inner one's blocks simply go on in the outer one.
+void simplify(towline_extent& extent) noexcept {
+  uint32_t used = 0;
+  for (uint32_t d = 0; d < extent.dimensions; ++d) {
+    if (extent.count[d] == 1) continue;
+    if (used != 0 && extent.stride[used - 1] == extent.count[d] * extent.stride[d]) {
+      extent.count[used - 1] *= extent.count[d];
+      extent.stride[used - 1] = extent.stride[d];
+    } else {
+      extent.count[used] = extent.count[d];
+      extent.stride[used] = extent.stride[d];
+      ++used;
+    }
+  }
+  extent.dimensions = used;
+  for (uint32_t d = used; d < TOWLINE_EXTENT_DIMENSIONS; ++d) extent.count[d] = extent.stride[d] = 0;
+}
+
+// Throws unless the entry makes sense by itself.
+towline_extent extent_of(const towline_blocks_t& entry, uint64_t index) {
+  if (entry.kind > TOWLINE_OBJECT)
+    fail(Status::kInvalidArgument, "entry {} has memory kind {}: the kinds are 0 (dram) to {} (object)",
+         index, entry.kind, static_cast<uint32_t>(TOWLINE_OBJECT));
+  if (entry.length == 0)
+    fail(Status::kInvalidArgument, "entry {} at {:#x} has blocks of 0 bytes", index, entry.address);
+  if (entry.dimensions > TOWLINE_MAX_DIMENSIONS)
+    fail(Status::kInvalidArgument, "entry {} has {} dimensions: {} are the most", index, entry.dimensions,
+         TOWLINE_MAX_DIMENSIONS);
+  towline_extent extent = {};
+  extent.address = entry.address;
+  extent.length = entry.length;
+  extent.blocks = 1;
+  extent.dimensions = entry.dimensions;
+  __extension__ using Wide = unsigned __int128;
+  Wide end = Wide{entry.address} + entry.length;
+  for (uint32_t d = 0; d < entry.dimensions; ++d) {
+    if (entry.count[d] == 0) fail(Status::kInvalidArgument, "entry {} has count 0 in dimension {}", index, d);
+    if (entry.count[d] > kMaxListBlocks || extent.blocks * entry.count[d] > kMaxListBlocks)
+      fail(Status::kLimitExceeded, "entry {} has more than {} blocks (dimension {} counts {})", index,
+           kMaxListBlocks, d, entry.count[d]);
+    extent.blocks *= entry.count[d];
+    extent.count[d] = entry.count[d];
+    extent.stride[d] = entry.stride[d];
+    end += Wide{entry.count[d] - 1} * entry.stride[d];
+    if (end > kMaxBlockBytes) break;
+  }
+  if (end > kMaxBlockBytes)
+    fail(Status::kOutOfRange,
+         "entry {} at {:#x} with blocks of {} bytes ends beyond 2^63: are length, counts and strides (in "
+         "bytes) right?",
+         index, entry.address, entry.length);
+  simplify(extent);
+  return extent;
+}
+
+}  // namespace
+
+class ResolvedListBuilder {
+ public:
+  explicit ResolvedListBuilder(const RegionIndex& index)
+      : index_(index), list_(std::make_shared<ResolvedList>(ResolvedList::Private{})) {}
+
+  std::shared_ptr<const ResolvedList> from_blocks(std::span<const towline_blocks_t> blocks);
+  std::shared_ptr<const ResolvedList> from_flat(const FlatBlocks& blocks);
+  static std::shared_ptr<const ResolvedList> cut(const ResolvedList& whole, uint64_t parts);
+
+ private:
+  // What the flat loop learns on its way.
+  struct FlatShape {
+    bool fits = true;     // every length in 32 bits
+    uint64_t breaks = 0;  // places where neither distance nor length nor region go on as before
+  };
+
+  void set_space(uint32_t kind, uint64_t device) {
+    kind_ = kind;
+    device_ = device;
+    any_region_will_do_ = index_.one_class(kind, device);
+    current_ = kNoRegion;
+  }
+
+  [[nodiscard]] bool covers(uint32_t region, uint64_t address, uint64_t bytes) const noexcept {
+    const towline_region_ref& known = list_->regions_[region];
+    const uint64_t before = address - known.address;
+    return address >= known.address && before <= known.bytes && bytes <= known.bytes - before;
+  }
+
+  // A region that may stand for any later block it covers: there can be no better one.
+  [[nodiscard]] bool is_best(const towline_region_ref& region) const noexcept {
+    return any_region_will_do_ ||
+           (region.access == TOWLINE_ACCESS_ALL && (region.flags & TOWLINE_REGION_GUARDED) == 0);
+  }
+
+  // The list's number of a region that covers these bytes, or kNoRegion.
+  uint32_t region_at(uint64_t address, uint64_t bytes) {
+    if (current_ != kNoRegion) {
+      if (covers(current_, address, bytes)) return current_;
+      // Lists often visit regions in turn: try the one that came after this one last time.
+      const uint32_t next = after_[current_];
+      if (next != kNoRegion && covers(next, address, bytes)) return current_ = next;
+    }
+    return look_up(address, bytes);
+  }
+
+  uint32_t look_up(uint64_t address, uint64_t bytes) {
+    const towline_region_ref* found = index_.find(kind_, device_, address, bytes);
+    if (found == nullptr) return kNoRegion;
+    const auto [place, fresh] =
+        numbers_.try_emplace(found->key, static_cast<uint32_t>(list_->regions_.size()));
+    if (fresh) {
+      list_->regions_.push_back(*found);
+      after_.push_back(kNoRegion);
+    }
+    const uint32_t number = place->second;
+    if (is_best(*found)) {
+      if (current_ != kNoRegion) after_[current_] = number;
+      current_ = number;
+    } else {
+      current_ = kNoRegion;
+    }
+    return number;
+  }
+
+  void place(const towline_extent& extent, uint64_t entry, uint64_t first_in_entry);
+  void push(towline_extent extent, uint32_t region);
+  void flatten();
+  FlatShape fill_flat(const FlatBlocks& blocks);
+  void group_flat();
+  std::shared_ptr<const ResolvedList> finish();
+
+  [[noreturn]] void fail_uncovered(uint64_t entry, uint64_t block, uint64_t address, uint64_t bytes) const {
+    fail(Status::kOutOfRange,
+         "block {} of entry {}, [{:#x}, {:#x}) of kind {} on device {}, lies in no registered region: {}",
+         block, entry, address, address + bytes, kind_, device_,
+         index_.describe_near(kind_, device_, address));
+  }
+
+  const RegionIndex& index_;
+  std::shared_ptr<ResolvedList> list_;
+  uint32_t kind_ = 0;
+  uint64_t device_ = 0;
+  bool any_region_will_do_ = false;
+  uint32_t current_ = kNoRegion;
+  std::vector<uint32_t> after_;                     // by number: the region that followed it last
+  std::unordered_map<uint64_t, uint32_t> numbers_;  // by key
+};
+
+// ---- nested entries
+
+std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_blocks(
+    std::span<const towline_blocks_t> blocks) {
+  if (blocks.empty()) fail(Status::kInvalidArgument, "a block list needs at least one entry");
+  if (blocks.data() == nullptr) fail(Status::kInvalidArgument, "the entries' address is null");
+  const bool plain = blocks.size() > 1 && std::all_of(blocks.begin(), blocks.end(), [&](const auto& entry) {
+                       return entry.dimensions == 0 && entry.kind == blocks.front().kind &&
+                              entry.device == blocks.front().device;
+                     });
+  if (plain) {
+    const size_t stride = sizeof(towline_blocks_t);
+    return from_flat({blocks.front().kind, blocks.front().device, blocks.size(), &blocks.front().address,
+                      stride, &blocks.front().length, stride});
+  }
+  uint64_t total = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const towline_extent extent = extent_of(blocks[i], i);
+    if (total + extent.blocks > kMaxListBlocks)
+      fail(Status::kLimitExceeded, "entries 0 to {} have {} blocks: a list has at most {}", i,
+           total + extent.blocks, kMaxListBlocks);
+    total += extent.blocks;
+    if (i == 0 || blocks[i].kind != kind_ || blocks[i].device != device_)
+      set_space(blocks[i].kind, blocks[i].device);
+    place(extent, i, 0);
+  }
+  if (list_->extents_.size() * kFlatBlocksPerExtent > total && list_->extents_.size() > 1) flatten();
+  return finish();
+}
+
+// Whole if its hull lies in one region, else along its outermost dimension in pieces that do, else piece by
+// piece.
+void ResolvedListBuilder::place(const towline_extent& extent, uint64_t entry, uint64_t first_in_entry) {
+  if (const uint32_t region = region_at(extent.address, span_of(extent)); region != kNoRegion) {
+    push(extent, region);
+    return;
+  }
+  if (extent.blocks == 1) fail_uncovered(entry, first_in_entry, extent.address, extent.length);
+  towline_extent inner = extent;
+  inner.blocks = extent.blocks / extent.count[0];
+  inner.dimensions = extent.dimensions - 1;
+  std::copy(extent.count + 1, extent.count + TOWLINE_EXTENT_DIMENSIONS, inner.count);
+  std::copy(extent.stride + 1, extent.stride + TOWLINE_EXTENT_DIMENSIONS, inner.stride);
+  inner.count[TOWLINE_EXTENT_DIMENSIONS - 1] = inner.stride[TOWLINE_EXTENT_DIMENSIONS - 1] = 0;
+  const uint64_t inner_span = span_of(inner);
+  for (uint64_t i = 0; i < extent.count[0];) {
+    inner.address = extent.address + i * extent.stride[0];
+    const uint32_t region = region_at(inner.address, inner_span);
+    if (region == kNoRegion) {
+      place(inner, entry, first_in_entry + i * inner.blocks);
+      ++i;
+      continue;
+    }
+    const towline_region_ref& known = list_->regions_[region];
+    const uint64_t room = known.address + known.bytes - inner.address - inner_span;
+    uint64_t count = extent.count[0] - i;
+    if (extent.stride[0] != 0) count = std::min(count, room / extent.stride[0] + 1);
+    towline_extent piece = extent;
+    piece.address = inner.address;
+    piece.count[0] = count;
+    piece.blocks = count * inner.blocks;
+    simplify(piece);
+    push(piece, region);
+    i += count;
+  }
+}
+
+// Single blocks at a constant distance become one extent; others are left as given.
+void ResolvedListBuilder::push(towline_extent extent, uint32_t region) {
+  extent.region = region;
+  auto& extents = list_->extents_;
+  if (!extents.empty() && extent.blocks == 1) {
+    towline_extent& last = extents.back();
+    const bool alike =
+        last.length == extent.length && last.region == region && extent.address >= last.address;
+    if (alike && last.blocks == 1) {
+      last.dimensions = 1;
+      last.count[0] = last.blocks = 2;
+      last.stride[0] = extent.address - last.address;
+      return;
+    }
+    if (alike && last.dimensions == 1 && extent.address == last.address + last.count[0] * last.stride[0]) {
+      last.blocks = ++last.count[0];
+      return;
+    }
+  }
+  if (extents.size() == kMaxExtents)
+    fail(Status::kLimitExceeded,
+         "the list comes to more than {} extents: register larger regions, or use less entries", kMaxExtents);
+  extents.push_back(extent);
+}
+
+// Gives up extents for flat blocks where that takes less memory.
+void ResolvedListBuilder::flatten() {
+  uint64_t blocks = 0;
+  for (const towline_extent& extent : list_->extents_) {
+    if (extent.length > UINT32_MAX) return;
+    blocks += extent.blocks;
+  }
+  if (blocks > kMaxFlatBlocks) return;
+  auto flat = std::make_unique_for_overwrite<towline_flat_block[]>(blocks);
+  uint64_t next = 0;
+  for (const towline_extent& extent : list_->extents_) {
+    uint64_t index[TOWLINE_EXTENT_DIMENSIONS] = {};
+    for (uint64_t block = 0; block < extent.blocks; ++block) {
+      uint64_t address = extent.address;
+      for (uint32_t d = 0; d < extent.dimensions; ++d) address += index[d] * extent.stride[d];
+      flat[next++] = {address, static_cast<uint32_t>(extent.length), extent.region};
+      for (uint32_t d = extent.dimensions; d-- > 0 && ++index[d] == extent.count[d];) index[d] = 0;
+    }
+  }
+  list_->flat_ = std::move(flat);
+  list_->view_.blocks = blocks;
+  list_->extents_ = {};
+}
+
+// ---- plain blocks
+
+std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
+  if (blocks.count == 0) fail(Status::kInvalidArgument, "a block list needs at least one entry");
+  if (blocks.count > kMaxFlatBlocks)
+    fail(Status::kLimitExceeded,
+         "{} plain blocks: a list has at most {}; describe regular ones as nested entries", blocks.count,
+         kMaxFlatBlocks);
+  if (blocks.addresses == nullptr || blocks.lengths == nullptr)
+    fail(Status::kInvalidArgument, "{} blocks, but the array of {} is null", blocks.count,
+         blocks.addresses == nullptr ? "addresses" : "lengths");
+  if (blocks.kind > TOWLINE_OBJECT)
+    fail(Status::kInvalidArgument, "memory kind {}: the kinds are 0 (dram) to {} (object)", blocks.kind,
+         static_cast<uint32_t>(TOWLINE_OBJECT));
+  set_space(blocks.kind, blocks.device);
+  list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(blocks.count);
+  list_->view_.blocks = blocks.count;
+  const FlatShape shape = fill_flat(blocks);
+  if (!shape.fits) {
+    list_->flat_.reset();
+    for (uint64_t i = 0; i < blocks.count; ++i) {
+      towline_extent extent = {};
+      extent.address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
+      extent.length = load_strided(blocks.lengths, blocks.length_stride_bytes, i);
+      extent.blocks = 1;
+      push(extent, region_at(extent.address, extent.length));
+    }
+  } else if (shape.breaks == 0 || (shape.breaks + 1) * kFlatBlocksPerExtent <= blocks.count) {
+    group_flat();
+  }
+  return finish();
+}
+
+ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& blocks) {
+  FlatShape shape;
+  towline_flat_block* const flat = list_->flat_.get();
+  uint64_t covering_address = 0;  // the present region, at hand; none at first
+  uint64_t covering_bytes = 0;
+  uint32_t region = kNoRegion;
+  uint64_t last_address = 0;
+  uint64_t last_length = 0;
+  uint64_t last_distance = 0;
+  uint32_t last_region = kNoRegion;
+  uint64_t lengths = 0;  // all of them, or-ed
+  for (uint64_t i = 0; i < blocks.count; ++i) {
+    const uint64_t address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
+    const uint64_t length = load_strided(blocks.lengths, blocks.length_stride_bytes, i);
+    if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", i, address);
+    const uint64_t before = address - covering_address;
+    if (before >= covering_bytes || length > covering_bytes - before) [[unlikely]] {
+      if (length > kMaxBlockBytes || address > kMaxBlockBytes - length)
+        fail(Status::kOutOfRange, "entry {} at {:#x} with {} bytes ends beyond 2^63: is the length right?", i,
+             address, length);
+      region = region_at(address, length);
+      if (region == kNoRegion) fail_uncovered(i, 0, address, length);
+      // Without a best region every block is looked up anew.
+      const bool keep = current_ == region;
+      covering_address = keep ? list_->regions_[region].address : 0;
+      covering_bytes = keep ? list_->regions_[region].bytes : 0;
+    }
+    flat[i] = {address, static_cast<uint32_t>(length), region};
+    lengths |= length;
+    const uint64_t distance = address - last_address;
+    const bool goes_on = length == last_length && region == last_region && distance < kMaxBlockBytes;
+    shape.breaks += (goes_on && (distance == last_distance || i == 1)) || i == 0 ? 0 : 1;
+    last_distance = distance;
+    last_address = address;
+    last_length = length;
+    last_region = region;
+  }
+  shape.fits = lengths <= UINT32_MAX;
+  return shape;
+}
+
+// Flat blocks that go on at a constant distance become extents.
+void ResolvedListBuilder::group_flat() {
+  const auto flat = std::move(list_->flat_);
+  const uint64_t count = list_->view_.blocks;
+  for (uint64_t i = 0; i < count;) {
+    const towline_flat_block& first = flat[i];
+    towline_extent extent = {};
+    extent.address = first.address;
+    extent.length = first.length;
+    extent.region = first.region;
+    extent.blocks = 1;
+    uint64_t last = first.address;
+    for (uint64_t next = i + 1; next < count; ++next) {
+      const towline_flat_block& entry = flat[next];
+      const uint64_t distance = entry.address - last;
+      if (entry.length != first.length || entry.region != first.region || distance >= kMaxBlockBytes) break;
+      if (extent.blocks > 1 && distance != extent.stride[0]) break;
+      extent.stride[0] = distance;
+      extent.dimensions = 1;
+      extent.count[0] = ++extent.blocks;
+      last = entry.address;
+    }
+    i += extent.blocks;
+    list_->extents_.push_back(extent);
+  }
+}
+
+// ---- both
+
+std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
+  ResolvedList& list = *list_;
+  towline_list& view = list.view_;
+  __extension__ using Wide = unsigned __int128;
+  Wide bytes = 0;
+  if (list.flat_ != nullptr) {
+    view.flat = list.flat_.get();
+    view.extent_count = view.blocks;
+    view.block_length = view.flat[0].length;
+    view.blocks_per_extent = 1;
+    uint64_t differences = 0;
+    uint64_t sum = 0;  // of less than 2^24 lengths of less than 2^32
+    for (uint64_t i = 0; i < view.blocks; ++i) {
+      differences |= view.flat[i].length ^ view.flat[0].length;
+      sum += view.flat[i].length;
+    }
+    if (differences != 0) view.block_length = 0;
+    bytes = sum;
+  } else {
+    list.extents_.shrink_to_fit();
+    view.extents = list.extents_.data();
+    view.extent_count = list.extents_.size();
+    view.block_length = list.extents_.front().length;
+    view.blocks_per_extent = list.extents_.front().blocks;
+    view.blocks = 0;
+    for (towline_extent& extent : list.extents_) {
+      extent.first_block = view.blocks;
+      view.blocks += extent.blocks;
+      bytes += Wide{extent.blocks} * extent.length;
+      if (extent.length != view.block_length) view.block_length = 0;
+      if (extent.blocks != view.blocks_per_extent) view.blocks_per_extent = 0;
+    }
+  }
+  if (bytes > kMaxListBytes)
+    fail(Status::kLimitExceeded, "the list's blocks come to more than 2^63 bytes together");
+  list.bytes_ = static_cast<uint64_t>(bytes);
+  view.regions = list.regions_.data();
+  view.region_count = list.regions_.size();
+  list.common_access_ = TOWLINE_ACCESS_ALL;
+  for (const towline_region_ref& region : list.regions_) list.common_access_ &= region.access;
+  return list_;
+}
+
+std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList& whole, uint64_t parts) {
+  const towline_list& view = whole.view_;
+  const bool flat = view.flat != nullptr;
+  const uint64_t limit = flat ? kMaxFlatBlocks : kMaxListBlocks;
+  if (parts > limit / view.blocks)
+    fail(Status::kLimitExceeded,
+         "{} blocks of {} bytes must each be cut into {} to fit the other side: more than the {} a list can "
+         "have",
+         view.blocks, view.block_length, parts, limit);
+  const RegionIndex none;
+  ResolvedListBuilder builder{none};
+  ResolvedList& list = *builder.list_;
+  list.regions_ = whole.regions_;
+  list.view_.blocks = view.blocks * parts;
+  if (flat) {
+    list.flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(view.blocks * parts);
+    towline_flat_block* next = list.flat_.get();
+    for (uint64_t i = 0; i < view.blocks; ++i) {
+      const towline_flat_block& block = view.flat[i];
+      const auto length = static_cast<uint32_t>(block.length / parts);
+      for (uint64_t part = 0; part < parts; ++part)
+        *next++ = {block.address + part * length, length, block.region};
+    }
+  } else {
+    list.extents_ = whole.extents_;
+    for (towline_extent& extent : list.extents_) {
+      extent.length /= parts;
+      extent.blocks *= parts;
+      extent.count[extent.dimensions] = parts;
+      extent.stride[extent.dimensions] = extent.length;
+      ++extent.dimensions;
+      simplify(extent);
+    }
+  }
+  return builder.finish();
+}
+
+std::shared_ptr<const ResolvedList> ResolvedList::from_blocks(std::span<const towline_blocks_t> blocks,
+                                                              const RegionIndex& regions) {
+  return ResolvedListBuilder(regions).from_blocks(blocks);
+}
+
+std::shared_ptr<const ResolvedList> ResolvedList::from_flat(const FlatBlocks& blocks,
+                                                            const RegionIndex& regions) {
+  return ResolvedListBuilder(regions).from_flat(blocks);
+}
+
+bool ResolvedList::overlaps() const {
+  Overlap known = overlap_.load(std::memory_order_relaxed);
+  if (known == Overlap::kUnknown) {
+    known = list_overlaps(view_, kMaxFlatBlocks) ? Overlap::kYes : Overlap::kNo;
+    overlap_.store(known, std::memory_order_relaxed);
+  }
+  return known == Overlap::kYes;
+}
+
+std::shared_ptr<const ResolvedList> ResolvedList::cut(uint64_t parts) const {
+  TOWLINE_CHECK(view_.block_length != 0 && parts != 0 && view_.block_length % parts == 0,
+                "cutting blocks of {} bytes into {}", view_.block_length, parts);
+  std::lock_guard lock(cuts_mutex_);
+  auto& kept = cuts_[parts];
+  if (kept == nullptr) kept = ResolvedListBuilder::cut(*this, parts);
+  return kept;
+}
+
+}  // namespace towline

@@ -1,0 +1,244 @@
+#include "storage/posix/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/storage.h"
+
+namespace towline::posix {
+
+namespace {
+
+constexpr std::string_view kScheme = "file:";
+constexpr uint32_t kUsualAlignment = 4096;
+constexpr uint32_t kLargestAlignment = 64 << 10;
+
+template <class... Args>
+[[noreturn]] void refuse(Status status, fmt::format_string<Args...> format, Args&&... args) {
+  throw plugin::Failure(status, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void refuse_errno(int error, fmt::format_string<Args...> format, Args&&... args) {
+  throw plugin::Failure(status_from_errno(error),
+                        fmt::format(format, std::forward<Args>(args)...) + ": " + errno_text(error));
+}
+
+std::string path_of(const char* uri) {
+  std::string_view path = uri;
+  if (!path.starts_with(kScheme)) refuse(Status::kUnsupported, "'{}' is not a file: URI", uri);
+  path.remove_prefix(kScheme.size());
+  if (path.starts_with("//")) {  // file://host/path and file:///path
+    const size_t slash = path.find('/', 2);
+    const std::string_view host = path.substr(2, slash == std::string_view::npos ? slash : slash - 2);
+    if (slash == std::string_view::npos || !(host.empty() || host == "localhost"))
+      refuse(Status::kInvalidArgument, "'{}' names a host: file: URIs are of this host, \"file:/path\"", uri);
+    path.remove_prefix(slash);
+  }
+  if (path.empty()) refuse(Status::kInvalidArgument, "'{}' names no path", uri);
+  return std::string(path);
+}
+
+int access_flags(uint32_t access) noexcept {
+  if (access == TOWLINE_ACCESS_READ) return O_RDONLY;
+  return access == TOWLINE_ACCESS_WRITE ? O_WRONLY : O_RDWR;
+}
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string own_link(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
+
+uint64_t block_device_bytes(int fd) noexcept {
+  uint64_t bytes = 0;
+  return ::ioctl(fd, BLKGETSIZE64, &bytes) == 0 ? bytes : 0;
+}
+
+// Throws for what is neither a file nor a block device.
+towline_storage_attributes attributes_of(const struct stat& found, const std::string& name) {
+  towline_storage_attributes attributes = {};
+  attributes.struct_size = sizeof attributes;
+  attributes.exists = 1;
+  attributes.modified_ns = static_cast<uint64_t>(found.st_mtim.tv_sec) * 1'000'000'000 +
+                           static_cast<uint64_t>(found.st_mtim.tv_nsec);
+  attributes.bytes = static_cast<uint64_t>(found.st_size);
+  if (S_ISREG(found.st_mode))
+    attributes.kind = TOWLINE_FILE;
+  else if (S_ISBLK(found.st_mode))
+    attributes.kind = TOWLINE_BLOCK;
+  else
+    refuse(Status::kInvalidArgument, "{} is {}, neither a file nor a block device", name,
+           S_ISDIR(found.st_mode) ? "a directory" : "something else");
+  return attributes;
+}
+
+uint64_t next_id() noexcept {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
+
+File::File(const towline_storage_args& args) : id_(next_id()), sync_(args.sync) {
+  replaces_ = (args.flags & TOWLINE_STORAGE_REPLACE) != 0;
+  if (args.uri == nullptr) {
+    name_ = fmt::format("descriptor {}", args.fd);
+    if (replaces_ || (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE)) != 0)
+      refuse(Status::kInvalidArgument, "{}: creating, emptying and replacing need a path", name_);
+    plain_.reset(::fcntl(args.fd, F_DUPFD_CLOEXEC, 0));
+    if (!plain_) refuse_errno(errno, "{}", name_);
+    const int mode = ::fcntl(plain_.get(), F_GETFL) & O_ACCMODE;
+    const bool enough = mode == O_RDWR || access_flags(args.access) == mode;
+    if (!enough)
+      refuse(Status::kPermissionDenied, "{} is not open for {}", name_,
+             mode == O_RDONLY ? "writing" : "reading");
+  } else {
+    name_ = path_of(args.uri);
+    if (replaces_)
+      open_replacement(args);
+    else
+      open_path(name_, args);
+  }
+  examine(args);
+}
+
+File::~File() {
+  if (!hidden_.empty()) (void)::unlinkat(directory_.get(), hidden_.c_str(), 0);
+}
+
+void File::open_path(const std::string& path, const towline_storage_args& args) {
+  int flags = access_flags(args.access) | O_CLOEXEC;
+  if ((args.flags & TOWLINE_STORAGE_CREATE) != 0) flags |= O_CREAT;
+  if ((args.flags & TOWLINE_STORAGE_TRUNCATE) != 0) flags |= O_TRUNC;
+  plain_.reset(::open(path.c_str(), flags | O_NONBLOCK, args.mode));  // a pipe must not hold us up
+  if (!plain_) {
+    const int error = errno;
+    if (error == EISDIR) refuse(Status::kInvalidArgument, "{} is a directory", path);
+    if (error == ENXIO) refuse(Status::kInvalidArgument, "{} is neither a file nor a block device", path);
+    refuse_errno(error, "opening {}", path);
+  }
+  (void)::fcntl(plain_.get(), F_SETFL, ::fcntl(plain_.get(), F_GETFL) & ~O_NONBLOCK);
+}
+
+void File::open_replacement(const towline_storage_args& args) {
+  target_ = name_;
+  struct stat old = {};
+  const bool exists = ::stat(target_.c_str(), &old) == 0;
+  if (exists && !S_ISREG(old.st_mode)) refuse(Status::kInvalidArgument, "{} is not a file", target_);
+  if (exists && ::access(target_.c_str(), W_OK) != 0) refuse_errno(errno, "replacing {}", target_);
+  const std::string directory = directory_of(target_);
+  directory_.reset(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory_) refuse_errno(errno, "opening the directory {}", directory);
+  plain_.reset(::openat(directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, args.mode));
+  if (!plain_) {
+    hidden_ = fmt::format(".{}.{}.towline", target_.substr(target_.rfind('/') + 1), Id::random().to_hex());
+    plain_.reset(
+        ::openat(directory_.get(), hidden_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, args.mode));
+    if (!plain_) {
+      const int error = errno;
+      hidden_.clear();
+      refuse_errno(error, "making a file beside {}", target_);
+    }
+  }
+  if (exists) (void)::fchmod(plain_.get(), old.st_mode & 07777);
+}
+
+void File::open_direct(int flags) {
+  direct_.reset(::open(own_link(plain_.get()).c_str(), flags | O_DIRECT | O_CLOEXEC));
+  if (!direct_) {
+    const int error = errno;
+    if (error == EINVAL) refuse(Status::kUnsupported, "{}: its file system has no direct I/O", name_);
+    refuse_errno(error, "opening {} for direct I/O", name_);
+  }
+  offset_alignment_ = memory_alignment_ = kUsualAlignment;
+  struct statx found = {};
+  if (::statx(direct_.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 &&
+      (found.stx_mask & STATX_DIOALIGN) != 0) {
+    if (found.stx_dio_offset_align == 0)
+      refuse(Status::kUnsupported, "{}: its file system has no direct I/O for this file", name_);
+    offset_alignment_ = found.stx_dio_offset_align;
+    memory_alignment_ = std::max<uint32_t>(found.stx_dio_mem_align, 1);
+  }
+  if (offset_alignment_ > kLargestAlignment || memory_alignment_ > kLargestAlignment)
+    refuse(Status::kUnsupported, "{}: direct I/O wants an alignment of {} bytes, {} are the most", name_,
+           std::max(offset_alignment_, memory_alignment_), kLargestAlignment);
+  write_unit_ = std::max(offset_alignment_, static_cast<uint32_t>(::sysconf(_SC_PAGESIZE)));
+}
+
+void File::examine(const towline_storage_args& args) {
+  struct stat found = {};
+  if (::fstat(plain_.get(), &found) != 0) refuse_errno(errno, "looking at {}", name_);
+  attributes_ = attributes_of(found, name_);
+  if (attributes_.kind == TOWLINE_BLOCK) attributes_.bytes = block_device_bytes(plain_.get());
+  const int flags = ::fcntl(plain_.get(), F_GETFL);
+  const bool was_direct = (flags & O_DIRECT) != 0;
+  if ((args.flags & TOWLINE_STORAGE_DIRECT) != 0 || was_direct) open_direct(flags & O_ACCMODE);
+  // A descriptor we were given may be direct, appending or non-blocking: ours must not be, the other stays as
+  // it is.
+  if ((flags & (O_DIRECT | O_APPEND | O_NONBLOCK)) != 0) {
+    UniqueFd anew(::open(own_link(plain_.get()).c_str(), (flags & O_ACCMODE) | O_CLOEXEC));
+    if (!anew) refuse_errno(errno, "opening {} anew, without O_DIRECT, O_APPEND and O_NONBLOCK", name_);
+    plain_ = std::move(anew);
+  }
+}
+
+towline_storage_attributes File::query(const char* uri) {
+  const std::string path = path_of(uri);
+  struct stat found = {};
+  if (::stat(path.c_str(), &found) != 0) {
+    const int error = errno;
+    if (error != ENOENT && error != ENOTDIR) refuse_errno(error, "looking at {}", path);
+    towline_storage_attributes nothing = {};
+    nothing.struct_size = sizeof nothing;
+    return nothing;
+  }
+  towline_storage_attributes attributes = attributes_of(found, path);
+  if (attributes.kind == TOWLINE_BLOCK) {
+    const UniqueFd device(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (device) attributes.bytes = block_device_bytes(device.get());
+  }
+  return attributes;
+}
+
+int File::sync() const noexcept {
+  const int result = sync_ == TOWLINE_SYNC_DATA ? ::fdatasync(plain_.get()) : ::fsync(plain_.get());
+  return result == 0 ? 0 : errno;
+}
+
+void File::commit() {
+  if (committed_ && replaces_) refuse(Status::kAlreadyExists, "{} has been committed already", name_);
+  if (::fsync(plain_.get()) != 0) refuse_errno(errno, "writing {} to its device", name_);
+  if (!replaces_) return;
+  const std::string base = target_.substr(target_.rfind('/') + 1);
+  if (hidden_.empty()) {
+    // A nameless file can't be linked over another: it gets a name of its own first.
+    const std::string name = fmt::format(".{}.{}.towline", base, Id::random().to_hex());
+    if (::linkat(AT_FDCWD, own_link(plain_.get()).c_str(), directory_.get(), name.c_str(),
+                 AT_SYMLINK_FOLLOW) != 0)
+      refuse_errno(errno, "naming the file that replaces {}", target_);
+    hidden_ = name;
+  }
+  if (::renameat(directory_.get(), hidden_.c_str(), directory_.get(), base.c_str()) != 0)
+    refuse_errno(errno, "renaming {} to {}", hidden_, target_);
+  hidden_.clear();
+  committed_ = true;
+  if (::fsync(directory_.get()) != 0)
+    refuse_errno(errno, "{} is replaced, but its directory could not be written to its device", target_);
+}
+
+}  // namespace towline::posix

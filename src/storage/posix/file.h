@@ -1,0 +1,90 @@
+// An open file or block device.
+//
+// A file that is read or written past the page cache has two descriptors: `direct` for what is aligned, and
+// the plain one for the edges of a WRITE, where a page is shared with bytes that are not ours: writing those
+// by the byte leaves the neighbours alone without a read-modify-write that could undo somebody else's, and
+// lets the file end where it should. A page goes either way as a whole: a cached page that is written back
+// would undo what went past it into the same page.
+//
+// Replacing. The new file has no name (O_TMPFILE) until commit, or a hidden one beside the old where the file
+// system knows no nameless files: a process that is killed leaves at most that. commit makes it durable,
+// gives it a name and renames it over the old one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "towline/plugin/v1.h"
+
+namespace towline::posix {
+
+class File {
+ public:
+  // Throws plugin::Failure naming the path and what is wrong with it.
+  explicit File(const towline_storage_args& args);
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  static towline_storage_attributes query(const char* uri);
+
+  // Everything written is durable; a replacement takes its place. Throws plugin::Failure.
+  void commit();
+  // What a WRITE with a sync policy waits for; an errno or 0. Blocks.
+  [[nodiscard]] int sync() const noexcept;
+
+  [[nodiscard]] const towline_storage_attributes& attributes() const noexcept { return attributes_; }
+  [[nodiscard]] int fd() const noexcept { return plain_.get(); }
+  [[nodiscard]] int direct_fd() const noexcept { return direct_.get(); }  // -1: through the page cache
+  [[nodiscard]] bool direct() const noexcept { return direct_.valid(); }
+  // Of offsets and lengths, and of addresses in memory, for the direct descriptor.
+  [[nodiscard]] uint32_t offset_alignment() const noexcept { return offset_alignment_; }
+  // What a direct WRITE covers whole: sectors and pages.
+  [[nodiscard]] uint32_t write_unit() const noexcept { return write_unit_; }
+  [[nodiscard]] uint32_t memory_alignment() const noexcept { return memory_alignment_; }
+  [[nodiscard]] bool syncs() const noexcept { return sync_ != 0; }
+  [[nodiscard]] bool committed() const noexcept { return committed_; }
+  [[nodiscard]] uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+
+  // A buffered write held its thread up: for a while they are left to the pool. Any thread.
+  void note_slow_write(uint64_t now_ns) const noexcept {
+    slow_until_ns_.store(now_ns + kSlowForNs, std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool was_slow() const noexcept { return slow_until_ns_.load(std::memory_order_relaxed) != 0; }
+  [[nodiscard]] bool slow(uint64_t now_ns) const noexcept {
+    const uint64_t until = slow_until_ns_.load(std::memory_order_relaxed);
+    if (until == 0) return false;
+    if (now_ns < until) return true;
+    slow_until_ns_.store(0, std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  static constexpr uint64_t kSlowForNs = 500'000'000;
+
+  void open_path(const std::string& path, const towline_storage_args& args);
+  void open_replacement(const towline_storage_args& args);
+  void open_direct(int flags);
+  void examine(const towline_storage_args& args);
+
+  const uint64_t id_;
+  std::string name_;    // for messages
+  std::string target_;  // replacing: the path that it will have
+  std::string hidden_;  // replacing: the name it has meanwhile; empty: none
+  UniqueFd plain_;
+  UniqueFd direct_;
+  UniqueFd directory_;
+  uint32_t sync_ = 0;
+  bool replaces_ = false;
+  bool committed_ = false;
+  uint32_t offset_alignment_ = 1;
+  uint32_t memory_alignment_ = 1;
+  uint32_t write_unit_ = 1;
+  towline_storage_attributes attributes_ = {};
+  mutable std::atomic<uint64_t> slow_until_ns_{0};
+};
+
+}  // namespace towline::posix

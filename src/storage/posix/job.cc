@@ -1,0 +1,145 @@
+#include "storage/posix/job.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+
+#include "base/error.h"
+#include "storage/posix/bounce.h"
+
+namespace towline::posix {
+
+Status status_of_failure(int error) noexcept {
+  if (error == 0) return Status::kShort;
+  // These mean something else to who posted than they do to the system call.
+  if (error == EAGAIN || error == EBADF || error == EFAULT) return Status::kIo;
+  const Status status = status_from_errno(error);
+  return status == Status::kInternal ? Status::kIo : status;
+}
+
+void Job::begin(Prepared& prepared, const towline_submit_args& args) {
+  message.assign(static_cast<const uint8_t*>(args.message),
+                 static_cast<const uint8_t*>(args.message) + args.message_bytes);
+  cookie = args.cookie;
+  prepared_ = &prepared;
+  begin_ = args.begin;
+  end_ = args.end;
+  cursor_.emplace(*prepared.plan, args.begin, args.end);
+  shares_.store(1, std::memory_order_relaxed);
+  stopped_.store(false, std::memory_order_relaxed);
+  syncing_ = has_returned_ = pooled = runnable = handed_on = false;
+  moved_ = failed_begin_ = failed_end_ = 0;
+  status_ = Status::kOk;
+  vendor_code_ = 0;
+  next = finished_next = nullptr;
+}
+
+bool Job::take(Window& window, uint64_t max_bytes) noexcept {
+  if (stopped()) return false;
+  std::lock_guard lock(lock_);
+  if (has_returned_) {
+    window = returned_;
+    has_returned_ = false;
+    return true;
+  }
+  window.first = 0;
+  window.position = cursor_->position();
+  window.count = static_cast<uint32_t>(cursor_->next(window.segments, kWindowSegments, max_bytes));
+  return window.count != 0;
+}
+
+void Job::put_back(const Window& window) noexcept {
+  if (window.empty()) return;
+  std::lock_guard lock(lock_);
+  returned_ = window;
+  has_returned_ = true;
+}
+
+void Job::moved(uint64_t bytes) noexcept {
+  std::lock_guard lock(lock_);
+  moved_ += bytes;
+}
+
+void Job::failed(Status status, int vendor_code, uint64_t begin, uint64_t end) noexcept {
+  std::lock_guard lock(lock_);
+  const bool first = status_ == Status::kOk || failed_begin_ == failed_end_ || begin < failed_begin_;
+  if (first) {
+    status_ = status;
+    vendor_code_ = vendor_code;
+    failed_begin_ = begin;
+    failed_end_ = end;
+  }
+  stopped_.store(true, std::memory_order_relaxed);
+}
+
+void Job::failed(const Operation& operation, int64_t result) noexcept {
+  const uint64_t done = operation.plan_done();
+  moved(done);
+  const int error = result < 0 ? static_cast<int>(-result) : 0;
+  failed(status_of_failure(error), error, operation.position + done,
+         operation.position + operation.plan_bytes);
+}
+
+void Job::stop(Status status) noexcept {
+  std::lock_guard lock(lock_);
+  if (status_ == Status::kOk) status_ = status;
+  stopped_.store(true, std::memory_order_relaxed);
+}
+
+// ---- threads of the pool
+
+void Job::help(BounceBuffers& buffers) noexcept {
+  if (syncing_) {
+    // Each file once: neighbours of one file are the rule.
+    const File* last = nullptr;
+    for (const File* file : prepared_->files) {
+      if (file == last || !file->syncs()) continue;
+      last = file;
+      if (const int error = file->sync(); error != 0) failed(status_of_failure(error), error, begin_, end_);
+    }
+    return;
+  }
+  Window window;
+  while (take(window)) run(window, buffers);
+}
+
+void Job::run(Window& window, BounceBuffers& buffers) noexcept {
+  Cutter cutter(window, prepared_->files.data(), write());
+  Operation operation;
+  operation.job = this;
+  while (!stopped() && cutter.next(operation)) {
+    if (!take_bounce(buffers, operation)) {
+      failed(Status::kOutOfMemory, ENOMEM, operation.position, operation.position + operation.plan_bytes);
+      return;
+    }
+    int64_t result = 1;
+    while (!operation.finished() && result > 0) {
+      result = operation.attempt(0);
+      if (result > 0) operation.advance(static_cast<uint64_t>(result));
+    }
+    drop_bounce(buffers, operation);
+    if (!operation.finished()) return failed(operation, result);
+    moved(operation.plan_bytes);
+  }
+}
+
+// ---- the end
+
+bool Job::begin_sync() noexcept {
+  if (syncing_ || !prepared_->syncs || status_ != Status::kOk) return false;
+  syncing_ = true;
+  return true;
+}
+
+towline_part_result Job::result() const noexcept {
+  towline_part_result result = {};
+  result.status = static_cast<int32_t>(status_);
+  result.vendor_code = vendor_code_;
+  result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
+  result.bytes = moved_;
+  result.failed_begin = failed_begin_;
+  result.failed_end = failed_end_;
+  return result;
+}
+
+}  // namespace towline::posix

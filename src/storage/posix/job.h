@@ -1,0 +1,130 @@
+// One submitted part on its way: what is left of its plan, who is working on it, and how it went.
+//
+// Everybody who works on a job (the worker, a thread of the pool, each operation in the kernel) holds a
+// *share*; the job is over when nothing is left to take, or it was stopped, and the last share is given back.
+// Whoever gives that one back reports the job to its queue.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/spin.h"
+#include "storage/posix/segments.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+
+namespace towline::posix {
+
+class Connection;
+class JobQueue;
+
+// A plan prepared on a connection.
+struct Prepared : towline_prepared {
+  JobQueue* queue = nullptr;
+  uint32_t op = 0;
+  std::vector<const File*> files;  // by the plan's number of the remote region
+  bool direct = false;             // some file is
+  bool syncs = false;              // a WRITE waits for the device
+  std::vector<int> buffers;        // the kernel queue's numbers of the local regions; empty: none
+  bool attached = false;           // to the kernel queue: files and buffers
+  uint32_t posts = 0;              // inside post; to measure once in a while
+  int single_fd = -1;              // not -1: the whole plan is one piece of one file
+  uint64_t single_offset = 0;
+  iovec single = {};
+
+  [[nodiscard]] bool write() const noexcept { return op != 0; }
+};
+
+class SpinLock {
+ public:
+  void lock() noexcept {
+    while (locked_.exchange(true, std::memory_order_acquire)) {
+      SpinWait spin;
+      while (locked_.load(std::memory_order_relaxed) && spin.again()) {
+      }
+    }
+  }
+  void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> locked_{false};
+};
+
+class Job {
+ public:
+  enum class Mode {
+    kDrive,  // the worker calls the kernel itself, a window at a time
+    kQueue,  // operations go to the kernel's queue
+    kPool,   // threads do it
+  };
+
+  // Makes the job new, with one share for the worker. Only when nobody has a share. Throws std::bad_alloc.
+  void begin(Prepared& prepared, const towline_submit_args& args);
+
+  // ---- any thread that holds a share
+
+  // The next segments, up to a window; false: nothing left, or stopped.
+  [[nodiscard]] bool take(Window& window, uint64_t max_bytes = kWindowBytes) noexcept;
+  // What was taken and could not be begun; the next take() gives it again. One at a time, the worker only.
+  void put_back(const Window& window) noexcept;
+  void moved(uint64_t bytes) noexcept;
+  // Stops the job; of several failures the first in the plan is kept.
+  void failed(Status status, int vendor_code, uint64_t begin, uint64_t end) noexcept;
+  // An operation ended badly, after what it moved.
+  void failed(const Operation& operation, int64_t result) noexcept;
+  // Nothing more is begun.
+  void stop(Status status) noexcept;
+  [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_relaxed); }
+  void add_share() noexcept { shares_.fetch_add(1, std::memory_order_relaxed); }
+  // True: it was the last one. Report the job.
+  [[nodiscard]] bool give_share() noexcept { return shares_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+
+  // A thread of the pool: does windows until none is left, or waits for the device.
+  void help(BounceBuffers& buffers) noexcept;
+
+  // ---- the worker, once it is over
+  [[nodiscard]] towline_part_result result() const noexcept;
+  // Whether the device must still be waited for. Then it is no longer, and help() does it.
+  [[nodiscard]] bool begin_sync() noexcept;
+
+  [[nodiscard]] Prepared& prepared() const noexcept { return *prepared_; }
+  [[nodiscard]] bool write() const noexcept { return prepared_->write(); }
+  [[nodiscard]] uint64_t bytes() const noexcept { return end_ - begin_; }
+
+  uint64_t cookie = 0;
+  Mode mode = Mode::kDrive;
+  bool runnable = false;   // the worker holds a share and works on it in each pass
+  bool pooled = false;     // the pool was asked to help
+  bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
+  std::vector<uint8_t> message;
+  Job* next = nullptr;           // in a list of the queue
+  Job* finished_next = nullptr;  // in the list of those that threads finished
+  Connection* connection = nullptr;
+
+ private:
+  void run(Window& window, BounceBuffers& buffers) noexcept;
+
+  Prepared* prepared_ = nullptr;
+  uint64_t begin_ = 0;
+  uint64_t end_ = 0;
+  std::atomic<uint32_t> shares_{0};
+  std::atomic<bool> stopped_{false};
+  bool syncing_ = false;
+
+  SpinLock lock_;  // of all below
+  std::optional<plugin::Cursor> cursor_;
+  bool has_returned_ = false;
+  Window returned_;
+  uint64_t moved_ = 0;
+  Status status_ = Status::kOk;
+  int vendor_code_ = 0;
+  uint64_t failed_begin_ = 0;
+  uint64_t failed_end_ = 0;
+};
+
+// The status of a system call on a file that failed with this errno; kShort for 0 bytes at the end of a file.
+[[nodiscard]] Status status_of_failure(int error) noexcept;
+
+}  // namespace towline::posix

@@ -1,0 +1,491 @@
+#include "storage/posix/job_queue.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "storage/posix/connection.h"
+
+namespace towline::posix {
+
+namespace {
+
+constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
+constexpr uint64_t kDriveWriteBytes = 256 << 10;  // of a write, between two looks at anything else
+constexpr uint32_t kMeasureEvery = 16;
+constexpr uint8_t kRetries = 8;
+
+}  // namespace
+
+// ---- inside post
+
+int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept {
+  const bool write = prepared.write();
+  const bool measure = write && prepared.posts++ % kMeasureEvery == 0;
+  if (write && prepared.files[0]->was_slow()) return TOWLINE_AGAIN;
+  const int flags = write ? 0 : RWF_NOWAIT;
+  const uint64_t begin_ns = measure ? monotonic_now_ns() : 0;
+  if (prepared.single_fd >= 0) {
+    const auto offset = static_cast<off_t>(prepared.single_offset);
+    const ssize_t result =
+        write ? ::pwrite(prepared.single_fd, prepared.single.iov_base, prepared.single.iov_len, offset)
+              : ::preadv2(prepared.single_fd, &prepared.single, 1, offset, flags);
+    if (result != static_cast<ssize_t>(prepared.single.iov_len)) return TOWLINE_AGAIN;
+  } else {
+    plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
+    Window window;
+    Operation operation;
+    for (;;) {
+      window.first = 0;
+      window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
+      if (window.count == 0) break;
+      Cutter cutter(window, prepared.files.data(), write);
+      while (cutter.next(operation)) {
+        if (operation.attempt(flags) != static_cast<int64_t>(operation.bytes)) return TOWLINE_AGAIN;
+      }
+    }
+  }
+  if (measure) {
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns - begin_ns > kSlowWriteNs) prepared.files[0]->note_slow_write(now_ns);
+  }
+  return TOWLINE_OK;
+}
+
+// ---- life
+
+JobQueue::JobQueue(const plugin::Host& host, uint32_t worker, const Settings& settings, Pool& pool)
+    : host_(host), worker_(worker), settings_(settings), pool_(pool) {}
+
+JobQueue::~JobQueue() {
+  if (queue_ != nullptr) host_.unwatch(worker_, queue_->fd());
+}
+
+void JobQueue::open_queue() {
+  queue_tried_ = true;
+  const Engine engine = settings_.engine;
+  std::string reason;
+  if (engine == Engine::kAuto || engine == Engine::kUring) {
+    queue_ = KernelQueue::open_uring(settings_, reason);
+    if (queue_ == nullptr) no_queue_ = "uring: " + reason;
+  }
+  if (queue_ == nullptr && (engine == Engine::kAuto || engine == Engine::kAio)) {
+    queue_ = KernelQueue::open_aio(settings_, reason);
+    if (queue_ == nullptr) no_queue_ += (no_queue_.empty() ? "aio: " : "; aio: ") + reason;
+  }
+  if (queue_ == nullptr) return;
+  operations_ = std::make_unique<Operation[]>(settings_.queue_depth);
+  for (uint32_t i = 0; i < settings_.queue_depth; ++i) release(operations_[i]);
+  if (host_.watch(worker_, queue_->fd(), EPOLLIN, on_ready, this) != TOWLINE_OK) {
+    queue_.reset();
+    no_queue_ = "its descriptor can't be watched";
+  }
+}
+
+void JobQueue::get_ready(Prepared& prepared) {
+  const Engine engine = settings_.engine;
+  if (!queue_tried_ && engine != Engine::kThreads && engine != Engine::kPread) open_queue();
+  if (queue_ == nullptr && (engine == Engine::kUring || engine == Engine::kAio)) {
+    throw plugin::Failure(Status::kUnsupported, fmt::format("posix.engine = {} can't be had here: {}",
+                                                            engine_name(engine), no_queue_));
+  }
+  if (queue_ == nullptr) return;
+  const towline_list& local = *prepared.plan->local;
+  if (settings_.register_buffers) prepared.buffers.reserve(local.region_count);
+  prepared.attached = true;
+  for (const File* file : prepared.files) {
+    queue_->attach_file(file->fd());
+    if (file->direct()) queue_->attach_file(file->direct_fd());
+  }
+  for (uint64_t i = 0; settings_.register_buffers && i < local.region_count; ++i)
+    prepared.buffers.push_back(queue_->attach_buffer(local.regions[i].address, local.regions[i].bytes));
+}
+
+void JobQueue::let_go(Prepared& prepared) noexcept {
+  if (!prepared.attached) return;
+  for (const File* file : prepared.files) {
+    queue_->detach_file(file->fd());
+    if (file->direct()) queue_->detach_file(file->direct_fd());
+  }
+  for (const int buffer : prepared.buffers) queue_->detach_buffer(buffer);
+}
+
+// ---- jobs come and go
+
+int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) noexcept try {
+  if (free_jobs_ == nullptr) {
+    active_.reserve(jobs_.size() + 1);
+    runnable_.reserve(jobs_.size() + 1);
+    jobs_.push_back(std::make_unique<Job>());
+    free_jobs_ = jobs_.back().get();
+    free_jobs_->next = nullptr;
+  }
+  Job& job = *free_jobs_;
+  Job* const rest = job.next;
+  job.begin(prepared, args);
+  free_jobs_ = rest;
+  job.connection = reinterpret_cast<Connection*>(prepared.connection);
+  active_.push_back(&job);
+  choose_mode(job);
+  make_runnable(job);
+  if (job.mode == Job::Mode::kDrive) return TOWLINE_IN_PROGRESS;
+  uint64_t budget = kWindowBytes;
+  job.handed_on = step(job, budget);  // it must not end before this call has
+  return TOWLINE_IN_PROGRESS;
+} catch (const std::exception&) {
+  return TOWLINE_OUT_OF_MEMORY;
+}
+
+void JobQueue::choose_mode(Job& job) noexcept {
+  const Prepared& prepared = job.prepared();
+  switch (settings_.engine) {
+    case Engine::kPread:
+      job.mode = Job::Mode::kDrive;
+      return;
+    case Engine::kThreads:
+      job.mode = Job::Mode::kPool;
+      return;
+    case Engine::kUring:
+    case Engine::kAio:
+      job.mode = Job::Mode::kQueue;
+      return;
+    case Engine::kAuto:
+      break;
+  }
+  if (prepared.direct) {
+    job.mode = queue_ != nullptr ? Job::Mode::kQueue : Job::Mode::kPool;
+    return;
+  }
+  job.mode = Job::Mode::kDrive;
+  if (job.write() && prepared.files[0]->slow(monotonic_now_ns())) job.mode = Job::Mode::kPool;
+}
+
+void JobQueue::make_runnable(Job& job) noexcept {
+  job.runnable = true;
+  runnable_.push_back(&job);
+}
+
+// The worker's share goes; the job goes on without it, or is over.
+void JobQueue::leave(Job& job) noexcept {
+  job.runnable = false;
+  std::erase(runnable_, &job);
+  if (job.pooled) {
+    // What no thread has begun needs none any more, unless threads are all that is to do it.
+    const bool all_theirs = job.mode == Job::Mode::kPool && !job.stopped();
+    for (uint32_t count = all_theirs ? 0 : pool_.take_back(job); count != 0; --count) (void)job.give_share();
+  }
+  if (job.give_share()) over(job);
+}
+
+// Nobody works on it.
+void JobQueue::over(Job& job) noexcept {
+  if (job.begin_sync()) {
+    if (pool_.ask(job, 1)) return;
+    job.failed(Status::kOutOfMemory, ENOMEM, 0, 0);
+  }
+  std::erase(active_, &job);
+  const uint64_t cookie = job.cookie;
+  const towline_part_result result = job.result();
+  Connection* connection = job.connection;
+  if (result.status == TOWLINE_OK && !job.message.empty())
+    (void)connection->send(job.message.data(), job.message.size());
+  job.next = free_jobs_;
+  free_jobs_ = &job;
+  host_.complete(cookie, result);
+}
+
+void JobQueue::finished(Job& job) noexcept {
+  Job* head = finished_.load(std::memory_order_relaxed);
+  do {
+    job.finished_next = head;
+  } while (!finished_.compare_exchange_weak(head, &job, std::memory_order_seq_cst));
+  host_.wake(worker_);
+}
+
+uint32_t JobQueue::collect_finished() noexcept {
+  if (finished_.load(std::memory_order_acquire) == nullptr) return 0;
+  uint32_t done = 0;
+  for (Job* job = finished_.exchange(nullptr, std::memory_order_acq_rel); job != nullptr; ++done) {
+    Job* const rest = job->finished_next;
+    over(*job);
+    job = rest;
+  }
+  return done;
+}
+
+void JobQueue::cancel(uint64_t cookie) noexcept {
+  for (Job* job : active_) {
+    if (job->cookie != cookie) continue;
+    job->stop(Status::kCancelled);
+    for (uint32_t i = 0; operations_ != nullptr && i < settings_.queue_depth; ++i) {
+      if (operations_[i].job == job) queue_->cancel(operations_[i]);
+    }
+    // What waits for a thread waits no longer. Each entry taken back is a share; with none there may be no
+    // share left at all, the job being among the finished.
+    bool last = false;
+    if (job->pooled && !job->runnable) {
+      for (uint32_t count = pool_.take_back(*job); count != 0; --count) last = job->give_share();
+    }
+    if (last) over(*job);
+    return;
+  }
+}
+
+void JobQueue::close(const Connection& connection, Status status) noexcept {
+  for (size_t i = active_.size(); i > 0; --i) {
+    Job& job = *active_[i - 1];
+    if (job.connection != &connection) continue;
+    job.stop(status);
+    for (uint32_t k = 0; operations_ != nullptr && k < settings_.queue_depth; ++k) {
+      if (operations_[k].job == &job) queue_->cancel(operations_[k]);
+    }
+  }
+  const auto mine = [&] {
+    return std::any_of(active_.begin(), active_.end(),
+                       [&](const Job* job) { return job->connection == &connection; });
+  };
+  while (mine()) {
+    if (progress() != 0) continue;
+    if (in_kernel_ != 0)
+      queue_->wait();
+    else
+      sched_yield();
+  }
+}
+
+// ---- turning
+
+bool JobQueue::has_work() const noexcept {
+  if (finished_.load(std::memory_order_seq_cst) != nullptr) return true;
+  // Jobs that wait for room in the kernel are woken by what ends there.
+  for (const Job* job : runnable_) {
+    const bool waits = job->mode == Job::Mode::kQueue && free_operations_ == nullptr;
+    if (!waits || job->handed_on || job->stopped()) return true;
+  }
+  return again_ != nullptr && in_kernel_ == 0;
+}
+
+uint32_t JobQueue::progress() noexcept {
+  uint32_t done = collect_finished();
+  if (in_kernel_ != 0 || again_ != nullptr) done += reap();
+  uint64_t budget = kWindowBytes;
+  for (size_t steps = runnable_.size(); steps != 0 && budget != 0 && !runnable_.empty(); --steps) {
+    turn_ = turn_ + 1 < runnable_.size() ? turn_ + 1 : 0;
+    Job& job = *runnable_[turn_];
+    const uint64_t before = budget;
+    const bool leaves = step(job, budget);
+    if (leaves) leave(job);
+    if (leaves || budget != before) ++done;
+  }
+  return done;
+}
+
+bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
+  if (job.handed_on) return true;
+  switch (job.mode) {
+    case Job::Mode::kDrive:
+      return drive(job, budget);
+    case Job::Mode::kQueue:
+      return feed(job, budget);
+    case Job::Mode::kPool:
+      break;
+  }
+  if (job.stopped()) return true;
+  const uint64_t windows = std::max<uint64_t>(job.bytes() / kWindowBytes, job.prepared().direct ? 4 : 1);
+  // Threads that write to one file take turns at its lock.
+  const uint32_t helpers = job.write() && !job.prepared().direct
+                               ? 1
+                               : static_cast<uint32_t>(std::min<uint64_t>(windows, pool_.most_threads()));
+  job.pooled = true;
+  if (!pool_.ask(job, helpers)) job.failed(Status::kOutOfMemory, ENOMEM, 0, 0);
+  return true;
+}
+
+// One window by plain system calls on this thread.
+bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
+  const Prepared& prepared = job.prepared();
+  const bool write = job.write();
+  if (!job.pooled && !write && settings_.engine == Engine::kAuto && job.bytes() >= settings_.parallel_bytes) {
+    job.pooled = true;
+    (void)pool_.ask(job, 1);
+  }
+  Window window;
+  const uint64_t most = write ? kDriveWriteBytes : kWindowBytes / 2;
+  if (!job.take(window, std::min(budget, most))) return true;
+  const uint64_t position = window.position;
+  Cutter cutter(window, prepared.files.data(), write);
+  Operation operation;
+  const uint64_t begin_ns = write ? monotonic_now_ns() : 0;
+  while (!job.stopped()) {
+    const uint32_t first = window.first;
+    const uint64_t at = window.position;
+    if (!cutter.next(operation)) break;
+    bool waits = false;
+    if (!run_here(job, operation, waits)) break;
+    if (waits) {
+      window.count += window.first - first;
+      window.first = first;
+      window.position = at;
+      window.skip(operation.done);
+      fall_back(job, window);
+      break;
+    }
+  }
+  const uint64_t moved = window.position - position;
+  budget -= std::min(budget, std::max<uint64_t>(moved, 1));
+  if (write && settings_.engine == Engine::kAuto) {
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns - begin_ns > kSlowWriteNs) {
+      prepared.files[0]->note_slow_write(now_ns);
+      job.mode = Job::Mode::kPool;
+    }
+  }
+  return false;
+}
+
+// False: it failed, and the job knows. `waits`: it would have to wait; what it did move is accounted for.
+bool JobQueue::run_here(Job& job, Operation& operation, bool& waits) noexcept {
+  if (!take_bounce(pool_.buffers(), operation)) {
+    job.failed(Status::kOutOfMemory, ENOMEM, operation.position, operation.position + operation.plan_bytes);
+    return false;
+  }
+  const int flags = operation.write || settings_.engine == Engine::kPread ? 0 : RWF_NOWAIT;
+  int64_t result = 1;
+  while (!operation.finished() && result > 0) {
+    result = operation.attempt(flags);
+    if (result > 0) operation.advance(static_cast<uint64_t>(result));
+  }
+  drop_bounce(pool_.buffers(), operation);
+  if (operation.finished()) {
+    job.moved(operation.plan_bytes);
+    return true;
+  }
+  if (flags != 0 && (result == -EAGAIN || result == -EOPNOTSUPP)) {
+    job.moved(operation.done);
+    waits = true;
+    return true;
+  }
+  job.failed(operation, result);
+  return false;
+}
+
+// The rest of the job waits for the device.
+void JobQueue::fall_back(Job& job, const Window& rest) noexcept {
+  job.put_back(rest);
+  if (job.pooled) {
+    for (uint32_t count = pool_.take_back(job); count != 0; --count) (void)job.give_share();
+  }
+  job.mode = queue_ != nullptr ? Job::Mode::kQueue : Job::Mode::kPool;
+}
+
+// ---- the kernel's queue
+
+void JobQueue::release(Operation& operation) noexcept {
+  operation.job = nullptr;
+  operation.next = free_operations_;
+  free_operations_ = &operation;
+}
+
+void JobQueue::push(Operation& operation) noexcept {
+  if (queue_->push(operation)) {
+    ++in_kernel_;
+    return;
+  }
+  operation.next = again_;
+  again_ = &operation;
+}
+
+bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
+  const Prepared& prepared = job.prepared();
+  bool left = true;
+  Window window;
+  while (free_operations_ != nullptr && again_ == nullptr && budget != 0) {
+    if (!job.take(window)) {
+      left = false;
+      break;
+    }
+    Cutter cutter(window, prepared.files.data(), job.write());
+    while (free_operations_ != nullptr && !window.empty()) {
+      Operation& operation = *free_operations_;
+      free_operations_ = operation.next;
+      (void)cutter.next(operation);
+      operation.job = &job;
+      if (!take_bounce(pool_.buffers(), operation)) {
+        job.failed(Status::kOutOfMemory, ENOMEM, operation.position,
+                   operation.position + operation.plan_bytes);
+        release(operation);
+        break;
+      }
+      if (!prepared.buffers.empty() && operation.bounce == nullptr && operation.iov_count == 1)
+        operation.buffer = prepared.buffers[operation.local_region];
+      job.add_share();
+      // What is buffered may be copied while it is handed to the kernel.
+      if (!prepared.direct) budget -= std::min(budget, operation.bytes);
+      push(operation);
+    }
+    job.put_back(window);
+  }
+  queue_->flush();
+  return !left || job.stopped();
+}
+
+uint32_t JobQueue::reap() noexcept {
+  KernelQueue::Ended ended[kReapAtOnce];
+  uint32_t done = 0;
+  for (Operation* operation = std::exchange(again_, nullptr); operation != nullptr;) {
+    Operation* const rest = operation->next;
+    push(*operation);
+    operation = rest;
+  }
+  size_t count = 0;
+  do {
+    count = queue_->reap(ended, kReapAtOnce);
+    in_kernel_ -= static_cast<uint32_t>(count);
+    for (size_t i = 0; i < count; ++i) this->ended(*ended[i].operation, ended[i].result);
+    done += static_cast<uint32_t>(count);
+  } while (count == kReapAtOnce);
+  queue_->flush();
+  return done;
+}
+
+void JobQueue::ended(Operation& operation, int64_t result) noexcept {
+  Job& job = *operation.job;
+  // The thread that submitted it may have ended, which takes its operations along: they are begun again. The
+  // kernel then says EFAULT as well, as it does of bad memory.
+  const bool may_retry = result == -EFAULT && operation.retries < kRetries;
+  if (may_retry) ++operation.retries;
+  const bool cut_off = may_retry || result == -ECANCELED || result == -EINTR || result == -EAGAIN;
+  if (result > 0) operation.advance(static_cast<uint64_t>(result));
+  if (!operation.finished() && !job.stopped() && (result > 0 || cut_off)) {
+    push(operation);
+    return;
+  }
+  drop_bounce(pool_.buffers(), operation);
+  if (operation.finished()) {
+    job.moved(operation.plan_bytes);
+  } else if (cut_off || (result > 0 && job.stopped())) {
+    job.moved(operation.plan_done());
+  } else {
+    job.failed(operation, result);
+  }
+  release(operation);
+  if (job.give_share()) over(job);
+}
+
+void JobQueue::on_ready(void* self, uint32_t) noexcept {
+  auto* queue = static_cast<JobQueue*>(self);
+  queue->queue_->drain();
+  (void)queue->reap();
+}
+
+std::string JobQueue::describe() const {
+  return fmt::format(
+      R"({{"storage": "posix", "engine": "{}", "queue": {}, "no_queue": "{}", "jobs": {}, "in_kernel": {}, "threads": {}}})",
+      engine_name(settings_.engine), queue_ != nullptr ? queue_->describe() : "null", no_queue_,
+      active_.size(), in_kernel_, pool_.threads());
+}
+
+}  // namespace towline::posix

@@ -1,0 +1,99 @@
+// A worker's share of the backend: the jobs posted on it, the kernel queue they use, and what turns them.
+//
+// How a job is done. Small plans were tried inside post already (try_inline). Others begin in one of three
+// ways and may change to another:
+//
+//   kDrive  each pass moves one window by plain system calls. Cached reads never wait (RWF_NOWAIT); the first
+//           one that would, sends the rest to the kernel queue or the pool. Buffered writes are copies into
+//           the page cache and hardly ever wait; when one did, the file's writes are left to the pool for a
+//           while. Large cached reads are shared with threads of the pool, which take windows from the other
+//           end of the same queue.
+//   kQueue  operations go to the kernel queue as it has room: direct I/O, and what is not cached.
+//   kPool   threads make blocking calls: where the kernel has no queue for us, and for waiting for the
+//   device.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "storage/posix/job.h"
+#include "storage/posix/kernel_queue.h"
+#include "storage/posix/pool.h"
+#include "storage/posix/settings.h"
+#include "towline/plugin/backend.hpp"
+
+namespace towline::posix {
+
+// Does the whole range by system calls that do not wait. TOWLINE_OK, or TOWLINE_AGAIN: post it. Any thread.
+[[nodiscard]] int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept;
+
+class JobQueue {
+ public:
+  JobQueue(const plugin::Host& host, uint32_t worker, const Settings& settings, Pool& pool);
+  JobQueue(const JobQueue&) = delete;
+  JobQueue& operator=(const JobQueue&) = delete;
+  ~JobQueue();
+
+  // A thread of the pool gave the job's last share back. Any thread.
+  void finished(Job& job) noexcept;
+
+  // ---- the worker, under its lock
+  // Opens the kernel queue when a plan will want it. Throws plugin::Failure when a forced engine can't be
+  // had.
+  void get_ready(Prepared& prepared);
+  void let_go(Prepared& prepared) noexcept;
+  [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+  uint32_t progress() noexcept;
+  // Is there something that progress() would do now?
+  [[nodiscard]] bool has_work() const noexcept;
+  // Ends all of a connection's jobs with `status`; waits for what is in the kernel.
+  void close(const Connection& connection, Status status) noexcept;
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  static constexpr size_t kReapAtOnce = 64;
+
+  void choose_mode(Job& job) noexcept;
+  void make_runnable(Job& job) noexcept;
+  // True: the job needs no more of this; the worker's share is given back.
+  [[nodiscard]] bool step(Job& job, uint64_t& budget) noexcept;
+  [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
+  [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
+  [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
+  void fall_back(Job& job, const Window& rest) noexcept;
+  void leave(Job& job) noexcept;
+  void over(Job& job) noexcept;
+  uint32_t collect_finished() noexcept;
+  uint32_t reap() noexcept;
+  void ended(Operation& operation, int64_t result) noexcept;
+  void push(Operation& operation) noexcept;
+  void release(Operation& operation) noexcept;
+  void open_queue();
+  static void on_ready(void* self, uint32_t events) noexcept;
+
+  const plugin::Host host_;
+  const uint32_t worker_;
+  const Settings& settings_;
+  Pool& pool_;
+
+  std::unique_ptr<KernelQueue> queue_;
+  bool queue_tried_ = false;
+  std::string no_queue_;  // why there is none
+  std::unique_ptr<Operation[]> operations_;
+  Operation* free_operations_ = nullptr;
+  Operation* again_ = nullptr;  // found no room, or came short
+  uint32_t in_kernel_ = 0;
+
+  std::vector<std::unique_ptr<Job>> jobs_;  // all that were ever needed at once
+  Job* free_jobs_ = nullptr;
+  std::vector<Job*> active_;
+  std::vector<Job*> runnable_;
+  size_t turn_ = 0;
+  std::atomic<Job*> finished_{nullptr};
+};
+
+}  // namespace towline::posix

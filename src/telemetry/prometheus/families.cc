@@ -1,0 +1,159 @@
+#include "telemetry/prometheus/families.h"
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+namespace towline::telemetry {
+namespace {
+
+using nlohmann::json;
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+using Labels = std::map<std::string, std::string>;
+
+// Powers of two from about a microsecond to about 17 s: what is counted finer is added up.
+constexpr unsigned kFirstBoundBits = 10;
+constexpr unsigned kLastBoundBits = 34;
+constexpr std::size_t kBounds = kLastBoundBits - kFirstBoundBits + 1;
+
+struct Latencies {
+  std::array<uint64_t, kBounds + 1> counts{};  // the last: beyond all bounds
+  double sum_s = 0;
+};
+
+struct Totals {
+  std::map<Labels, double> bytes, transfers, blocks, notices, errors;
+  std::map<Labels, double> info, started, overflowed;
+  std::map<Labels, Latencies> latencies;
+};
+
+std::string text(const json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end()) return "";
+  return found->is_string() ? found->get<std::string>() : found->is_number() ? found->dump() : "";
+}
+
+double number(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0.0;
+}
+
+void add_latencies(const json& series, Latencies& to) {
+  to.sum_s += number(series, "latency_sum_ns") * 1e-9;
+  const auto buckets = series.find("latency_buckets");
+  if (buckets == series.end() || !buckets->is_array()) return;
+  for (const json& bucket : *buckets) {
+    if (!bucket.is_array() || bucket.size() != 2 || !bucket[0].is_number_unsigned() ||
+        !bucket[1].is_number_unsigned()) {
+      continue;
+    }
+    const auto upper_ns = bucket[0].get<uint64_t>();
+    std::size_t bound = 0;
+    while (bound < kBounds && uint64_t{1} << (kFirstBoundBits + bound) < upper_ns) ++bound;
+    to.counts[bound] += bucket[1].get<uint64_t>();
+  }
+}
+
+void add_series(const json& series, Labels labels, Totals& totals) {
+  labels["peer"] = text(series, "peer");
+  labels["backend"] = text(series, "backend");
+  labels["direction"] = text(series, "direction");
+  totals.bytes[labels] += number(series, "bytes");
+  totals.transfers[labels] += number(series, "transfers");
+  totals.blocks[labels] += number(series, "blocks");
+  totals.notices[labels] += number(series, "notices");
+  add_latencies(series, totals.latencies[labels]);
+  const auto errors = series.find("errors");
+  if (errors == series.end() || !errors->is_object()) return;
+  for (const auto& [status, count] : errors->items()) {
+    labels["status"] = status;
+    if (count.is_number()) totals.errors[labels] += count.get<double>();
+  }
+}
+
+void add_agent(const json& agent, Totals& totals) {
+  Labels labels = {{"agent", text(agent, "agent")}, {"pid", text(agent, "pid")}};
+  totals.started[labels] = number(agent, "started_realtime_ns") * 1e-9;
+  totals.overflowed[labels] += number(agent, "overflowed_series");
+  Labels with_incarnation = labels;
+  with_incarnation["incarnation"] = text(agent, "incarnation");
+  totals.info[with_incarnation] = 1;
+  const auto series = agent.find("series");
+  if (series == agent.end() || !series->is_array()) return;
+  for (const json& one : *series) {
+    if (one.is_object()) add_series(one, labels, totals);
+  }
+}
+
+ClientMetric labelled(const Labels& labels) {
+  ClientMetric metric;
+  for (const auto& [name, value] : labels) metric.label.push_back({name, value});
+  return metric;
+}
+
+MetricFamily family(const char* name, const char* help, MetricType type,
+                    const std::map<Labels, double>& values) {
+  MetricFamily result{name, help, type, {}};
+  for (const auto& [labels, value] : values) {
+    ClientMetric metric = labelled(labels);
+    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    result.metric.push_back(std::move(metric));
+  }
+  return result;
+}
+
+MetricFamily latency_family(const std::map<Labels, Latencies>& values) {
+  MetricFamily result{"towline_transfer_latency_seconds",
+                      "Time from post to outcome of transfers that are timed",
+                      MetricType::Histogram,
+                      {}};
+  for (const auto& [labels, latencies] : values) {
+    ClientMetric metric = labelled(labels);
+    uint64_t below = 0;
+    for (std::size_t bound = 0; bound <= kBounds; ++bound) {
+      below += latencies.counts[bound];
+      const double upper_s = bound < kBounds
+                                 ? static_cast<double>(uint64_t{1} << (kFirstBoundBits + bound)) * 1e-9
+                                 : std::numeric_limits<double>::infinity();
+      metric.histogram.bucket.push_back({below, upper_s});
+    }
+    metric.histogram.sample_count = below;
+    metric.histogram.sample_sum = latencies.sum_s;
+    result.metric.push_back(std::move(metric));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<MetricFamily> make_families(std::string_view counters) {
+  const json agents = json::parse(counters, nullptr, false);
+  Totals totals;
+  if (agents.is_array()) {
+    for (const json& agent : agents) {
+      if (agent.is_object()) add_agent(agent, totals);
+    }
+  }
+  using enum MetricType;
+  return {
+      family("towline_agent_info", "Which agents there are", Gauge, totals.info),
+      family("towline_agent_start_time_seconds", "When the agent was made, in seconds since 1970", Gauge,
+             totals.started),
+      family("towline_bytes_total", "Bytes moved for certain", Counter, totals.bytes),
+      family("towline_transfers_total", "Transfers that ended well", Counter, totals.transfers),
+      family("towline_blocks_total", "Blocks in them", Counter, totals.blocks),
+      family("towline_notices_total", "Notices sent or received", Counter, totals.notices),
+      family("towline_errors_total", "Transfers and messages that failed, by status", Counter, totals.errors),
+      family("towline_series_overflow_total", "Series counted as peer \"other\" for want of room", Counter,
+             totals.overflowed),
+      latency_family(totals.latencies)};
+}
+
+}  // namespace towline::telemetry

@@ -1,0 +1,172 @@
+#include "transports/memory/backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+
+#include "base/config.h"
+#include "base/wire.h"
+#include "towline/towline.h"
+
+namespace towline::memory {
+
+namespace {
+
+constexpr uint8_t kAddressVersion = 1;
+constexpr uint64_t kMinRingBytes = 16u << 10;
+constexpr uint64_t kMaxRingBytes = 64u << 20;
+
+struct Address {
+  uint64_t incarnation[2];
+};
+
+std::optional<Address> decode_address(const void* data, size_t bytes) noexcept {
+  WireReader reader{{static_cast<const uint8_t*>(data), bytes}};
+  const uint8_t version = reader.u8();
+  Address address{};
+  for (uint64_t& word : address.incarnation) word = reader.u64();
+  if (version == 0 || (version > kAddressVersion ? !reader.ok() : !reader.finished())) return std::nullopt;
+  return address;
+}
+
+uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback) {
+  const std::string value = host.config(key, fallback);
+  const std::optional<uint64_t> bytes = parse_bytes(value);
+  if (!bytes)
+    throw plugin::Failure(Status::kInvalidArgument,
+                          fmt::format("{} = \"{}\": expected a size such as 256KiB", key, value));
+  return *bytes;
+}
+
+}  // namespace
+
+Backend::Backend(const plugin::Host& host)
+    : BackendBase(host), workers_(host.worker_count()), mailbox_(std::make_shared<Mailbox>(host)) {
+  inline_bytes_ = read_bytes(host, "memory.inline_bytes", "256KiB");
+  const uint64_t ring_bytes = read_bytes(host, "memory.ring_bytes", "256KiB");
+  if (!std::has_single_bit(ring_bytes) || ring_bytes < kMinRingBytes || ring_bytes > kMaxRingBytes)
+    throw plugin::Failure(Status::kInvalidArgument,
+                          fmt::format("memory.ring_bytes = {}: expected a power of two from {} to {}",
+                                      ring_bytes, kMinRingBytes, kMaxRingBytes));
+  ring_bytes_ = static_cast<uint32_t>(ring_bytes);
+  const std::string framed = host.config("memory.framed", "false");
+  if (framed != "true" && framed != "false")
+    throw plugin::Failure(Status::kInvalidArgument,
+                          fmt::format("memory.framed = \"{}\": expected true or false", framed));
+  framed_only_ = framed == "true";
+  enter_directory(host.self().incarnation, mailbox_);
+}
+
+Backend::~Backend() {
+  leave_directory(host().self().incarnation);
+  for (const Call& call : mailbox_->close()) call.link->answer(Link::Answer::kRefused, Status::kClosed);
+}
+
+int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
+                     size_t* token_bytes) {
+  if (args.region.kind != TOWLINE_DRAM)
+    return host().refuse(Status::kUnsupported, "memory: only dram is reached");
+  *token_bytes = 0;
+  *registration =
+      reinterpret_cast<towline_registration*>(this);  // nothing to keep: peers ask the host for pins
+  return TOWLINE_OK;
+}
+
+int32_t Backend::address(void* address, size_t* bytes) {
+  WireWriter writer{std::span<uint8_t>{static_cast<uint8_t*>(address), *bytes}};
+  writer.u8(kAddressVersion);
+  for (const uint64_t word : host().self().incarnation) writer.u64(word);
+  if (!writer.ok()) return host().refuse(Status::kNoSpace, "memory: no room for the address");
+  *bytes = writer.size();
+  return TOWLINE_OK;
+}
+
+int32_t Backend::probe(const towline_identity&, const void* address, size_t bytes) {
+  const auto decoded = decode_address(address, bytes);
+  if (!decoded) return host().refuse(Status::kProtocol, "memory: the peer's address makes no sense");
+  if (find_in_directory(decoded->incarnation) == nullptr)
+    return host().refuse(Status::kUnreachable, "memory: the peer is not an agent of this process");
+  return TOWLINE_OK;
+}
+
+int32_t Backend::connect(uint32_t worker, const towline_identity&, const void* address, size_t bytes,
+                         uint64_t deadline_ns, void* peer, Connection** out) {
+  const auto decoded = decode_address(address, bytes);
+  if (!decoded) return host().refuse(Status::kProtocol, "memory: the peer's address makes no sense");
+  const std::shared_ptr<Mailbox> mailbox = find_in_directory(decoded->incarnation);
+  if (mailbox == nullptr)
+    return host().refuse(Status::kUnreachable, "memory: the peer is not an agent of this process");
+  auto link = std::make_shared<Link>(ring_bytes_);
+  auto connection = std::make_unique<Connection>(*this, worker, link, 0, peer);
+  connection->call(deadline_ns);
+  const Status status = mailbox->post(worker % mailbox->workers(), {link, host().self(), host().self().name});
+  if (status != Status::kOk) return host().refuse(status, "memory: the peer has closed");
+  workers_[worker].connections.push_back(connection.get());
+  *out = connection.release();
+  return TOWLINE_OK;
+}
+
+uint32_t Backend::answer_calls(uint32_t worker) noexcept {
+  uint32_t count = 0;
+  for (const Call& call : mailbox_->take(worker)) {
+    ++count;
+    Connection* connection = nullptr;
+    try {
+      connection = new Connection(*this, worker, call.link, 1, nullptr);
+      workers_[worker].connections.push_back(connection);
+      if (connection->accept(call)) continue;
+    } catch (const std::exception&) {
+      call.link->answer(Link::Answer::kRefused, Status::kOutOfMemory);
+    }
+    if (connection != nullptr) release(connection);
+  }
+  return count;
+}
+
+void Backend::release(Connection* connection) noexcept {
+  Worker& mine = workers_[connection->worker()];
+  std::replace(mine.connections.begin(), mine.connections.end(), connection,
+               static_cast<Connection*>(nullptr));
+  mine.dead.push_back(connection);
+}
+
+void Backend::bury(uint32_t worker) noexcept {
+  Worker& mine = workers_[worker];
+  if (mine.dead.empty()) return;
+  ++mine.depth;  // what a destructor sets off is buried in the next turn
+  while (!mine.dead.empty()) {
+    Connection* connection = mine.dead.back();
+    mine.dead.pop_back();
+    delete connection;
+  }
+  --mine.depth;
+  std::erase(mine.connections, nullptr);
+}
+
+uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
+  const Scope scope{*this, worker};
+  Worker& mine = workers_[worker];
+  uint32_t done = mailbox_->has_calls(worker) ? answer_calls(worker) : 0;
+  for (size_t i = 0; i < mine.connections.size(); ++i)
+    if (mine.connections[i] != nullptr) done += mine.connections[i]->progress(now_ns);
+  return done;
+}
+
+bool Backend::arm(uint32_t worker) noexcept {
+  Worker& mine = workers_[worker];
+  bool work = mailbox_->has_calls(worker);
+  for (size_t i = 0; i < mine.connections.size() && !work; ++i)
+    work = mine.connections[i] != nullptr && mine.connections[i]->arm();
+  if (work) disarm(worker);
+  return work;
+}
+
+void Backend::disarm(uint32_t worker) noexcept {
+  for (Connection* connection : workers_[worker].connections)
+    if (connection != nullptr) connection->disarm();
+}
+
+}  // namespace towline::memory

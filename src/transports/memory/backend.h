@@ -1,0 +1,74 @@
+// One agent's instance of the memory transport: its mailbox in the process, and its connections by worker.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+#include "transports/memory/connection.h"
+#include "transports/memory/directory.h"
+
+namespace towline::memory {
+
+class Backend : public plugin::BackendBase {
+ public:
+  using Connection = memory::Connection;
+
+  explicit Backend(const plugin::Host& host);
+  ~Backend();
+
+  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
+              size_t* token_bytes);
+  void remove(towline_registration*) noexcept {}
+  int32_t address(void* address, size_t* bytes);
+  int32_t probe(const towline_identity& peer, const void* address, size_t bytes);
+  int32_t connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
+                  uint64_t deadline_ns, void* peer, Connection** connection);
+  uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
+  bool arm(uint32_t worker) noexcept;
+  void disarm(uint32_t worker) noexcept;
+
+  // For connections.
+
+  [[nodiscard]] uint64_t inline_bytes() const noexcept { return inline_bytes_; }
+  [[nodiscard]] bool framed_only() const noexcept { return framed_only_; }
+
+  // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
+  // are deleted when the outermost one ends.
+  class Scope {
+   public:
+    Scope(Backend& backend, uint32_t worker) noexcept : backend_(backend), worker_(worker) {
+      ++backend_.workers_[worker_].depth;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      if (--backend_.workers_[worker_].depth == 0) backend_.bury(worker_);
+    }
+
+   private:
+    Backend& backend_;
+    const uint32_t worker_;
+  };
+  // Called by disconnect(), which is the connection's last word.
+  void release(Connection* connection) noexcept;
+
+ private:
+  struct Worker {
+    std::vector<Connection*> connections;  // null: released during a Scope
+    std::vector<Connection*> dead;
+    uint32_t depth = 0;
+  };
+
+  uint32_t answer_calls(uint32_t worker) noexcept;
+  void bury(uint32_t worker) noexcept;
+
+  uint64_t inline_bytes_ = 0;
+  uint32_t ring_bytes_ = 0;
+  bool framed_only_ = false;
+  std::vector<Worker> workers_;
+  std::shared_ptr<Mailbox> mailbox_;
+};
+
+}  // namespace towline::memory

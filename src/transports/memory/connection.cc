@@ -1,0 +1,320 @@
+#include "transports/memory/connection.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "towline/plugin/cursor.hpp"
+#include "towline/towline.h"
+#include "transports/memory/backend.h"
+
+namespace towline::memory {
+
+namespace {
+
+constexpr uint32_t kMostDrainPasses = 4096;  // of what a peer that went left in its ring
+
+towline_connection* handle(Connection* connection) {
+  return reinterpret_cast<towline_connection*>(connection);
+}
+
+}  // namespace
+
+Connection::Connection(Backend& backend, uint32_t worker, std::shared_ptr<Link> link, uint32_t side,
+                       void* peer)
+    : backend_(backend),
+      worker_(worker),
+      link_(std::move(link)),
+      side_(side),
+      peer_(peer),
+      copies_(backend.host(), worker, *link_, side, backend.inline_bytes()) {
+  link_->attach(side_, backend.host(), worker);
+}
+
+Connection::~Connection() {
+  if (framed_ != nullptr) framed_->close();
+  link_->close(side_);
+  give_pins_back();
+}
+
+const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
+
+// ---- coming up and going down
+
+bool Connection::accept(const Call& call) {
+  if (link_->closed(0)) return false;
+  const int32_t status = host().accepted(worker_, handle(this), call.as_identity(), &peer_);
+  if (status < 0) {
+    link_->answer(Link::Answer::kRefused, static_cast<Status>(status));
+    return false;
+  }
+  try {
+    start_engine();
+    link_->answer(Link::Answer::kAccepted, Status::kOk);
+  } catch (const std::exception& error) {
+    link_->answer(Link::Answer::kRefused, Status::kOutOfMemory);
+    fail(Status::kOutOfMemory, error.what());  // the core knows of it by now, and will disconnect
+  }
+  return true;
+}
+
+void Connection::start_engine() {
+  framing::ConnectionOptions options;
+  options.worker = worker_;
+  options.connection = handle(this);
+  framed_ = std::make_unique<framing::Connection>(host(), peer_, options);
+  framed_->add_lane(std::make_unique<framing::RingLane>(
+      link_->outgoing(side_), link_->incoming(side_),
+      framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process"));
+  copies_.open(*framed_);
+  state_ = State::kUp;
+}
+
+void Connection::wake_peer(void* self) noexcept {
+  const auto* connection = static_cast<Connection*>(self);
+  connection->link_->wake(1 - connection->side_);
+}
+
+uint32_t Connection::wait_for_answer(uint64_t now_ns) noexcept {
+  switch (link_->answer()) {
+    case Link::Answer::kAccepted:
+      try {
+        start_engine();
+      } catch (const std::exception& error) {
+        fail(Status::kOutOfMemory, error.what());
+        return 1;
+      }
+      host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
+      return 1;
+    case Link::Answer::kRefused:
+      fail(link_->refusal(), "memory: the peer refused the connection");
+      return 1;
+    case Link::Answer::kNone:
+      break;
+  }
+  if (now_ns < deadline_ns_) return 0;
+  fail(Status::kTimedOut, "memory: the peer did not answer in time (does its application make progress?)");
+  return 1;
+}
+
+void Connection::peer_gone() noexcept {
+  // What it wrote before it went is still to be delivered.
+  for (uint32_t i = 0; i < kMostDrainPasses && state_ == State::kUp; ++i)
+    if (run_framed(host().now_ns()) == 0) break;
+  fail(Status::kPeerLost, "memory: the peer closed the connection");
+}
+
+void Connection::fail(Status status, const std::string& text) noexcept {
+  if (state_ == State::kDown) return;
+  state_ = State::kDown;
+  link_->close(side_);
+  give_pins_back();
+  copies_.close(Status::kPeerLost);
+  if (framed_ != nullptr)
+    framed_->fail(status, text);  // reports it
+  else if (!disconnected_)
+    host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
+}
+
+void Connection::disconnect() noexcept {
+  if (disconnected_) return;
+  disconnected_ = true;
+  const Backend::Scope scope{backend_, worker_};
+  state_ = State::kDown;
+  copies_.close(Status::kClosed);
+  if (framed_ != nullptr && !in_framed_) framed_->close();
+  link_->close(side_);
+  give_pins_back();
+  asking_.clear();
+  backend_.release(this);
+}
+
+// ---- turning
+
+uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
+  in_framed_ = true;
+  const uint32_t done = framed_->progress(now_ns);
+  in_framed_ = false;
+  if (state_ == State::kUp && framed_->down()) {
+    // It has told the core itself.
+    state_ = State::kDown;
+    link_->close(side_);
+    give_pins_back();
+    copies_.close(Status::kPeerLost);
+  }
+  return done;
+}
+
+uint32_t Connection::progress(uint64_t now_ns) noexcept {
+  if (state_ == State::kDown) return 0;
+  if (state_ == State::kCalling) return wait_for_answer(now_ns);
+  uint32_t done = link_->has_letters(side_) ? read_letters() : 0;
+  done += run_framed(now_ns);
+  if (state_ == State::kUp) done += copies_.progress();
+  if (state_ == State::kUp && link_->closed(1 - side_)) {
+    peer_gone();
+    ++done;
+  }
+  return done;
+}
+
+bool Connection::arm() noexcept {
+  if (state_ == State::kCalling) return link_->answer() != Link::Answer::kNone;
+  if (state_ == State::kDown) return false;
+  return link_->has_letters(side_) || link_->closed(1 - side_) || copies_.has_copies() || framed_->arm();
+}
+
+void Connection::disarm() noexcept {
+  if (framed_ != nullptr) framed_->disarm();
+}
+
+int32_t Connection::send(const void* message, size_t bytes) noexcept {
+  if (state_ != State::kUp)
+    return static_cast<int32_t>(framed_ == nullptr ? Status::kAgain : Status::kPeerLost);
+  return framed_->send(message, bytes);
+}
+
+void Connection::cancel(uint64_t cookie) noexcept {
+  if (!copies_.cancel(cookie) && framed_ != nullptr) framed_->cancel(cookie);
+}
+
+// ---- regions
+
+uint32_t Connection::read_letters() noexcept {
+  uint32_t count = 0;
+  for (const Letter& letter : link_->take(side_)) {
+    ++count;
+    switch (letter.kind) {
+      case Letter::Kind::kPin:
+        on_pin(letter);
+        break;
+      case Letter::Kind::kPinned:
+        if (const auto found = asking_.find(letter.request); found != asking_.end()) {
+          found->second->status = letter.status;
+          found->second->delta = letter.pointer - found->second->region.address;
+          asking_.erase(found);
+        }
+        break;
+      case Letter::Kind::kUnpin:
+        if (const auto found = pins_.find(letter.request); found != pins_.end()) {
+          host().unpin(found->second);
+          pins_.erase(found);
+        }
+        break;
+    }
+  }
+  return count;
+}
+
+// The owner's side: our memory is wanted as it lies, for as long as the peer's import lives.
+void Connection::on_pin(const Letter& letter) noexcept {
+  Letter reply = letter;
+  reply.kind = Letter::Kind::kPinned;
+  void* pointer = nullptr;
+  void* pin = nullptr;
+  const towline_region_ref& region = letter.region;
+  reply.status = static_cast<Status>(
+      host().pin(region.key, region.address, region.bytes, region.access, &pointer, &pin));
+  if (reply.status == Status::kOk) {
+    pins_[letter.request] = pin;
+    reply.pointer = reinterpret_cast<uint64_t>(pointer);
+  }
+  link_->post(1 - side_, reply);
+}
+
+// After the link is closed: the peer copies no more.
+void Connection::give_pins_back() noexcept {
+  for (const auto& [request, pin] : pins_) host().unpin(pin);
+  pins_.clear();
+}
+
+int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** out,
+                           char how[64]) {
+  if (state_ == State::kDown) return host().refuse(Status::kPeerLost, "memory: the connection is down");
+  auto* import = reinterpret_cast<Import*>(*out);
+  if (import == nullptr) {
+    if (args.region.kind != TOWLINE_DRAM)
+      return host().refuse(Status::kUnsupported, "memory: only dram is reached");
+    import = new Import;
+    import->region = args.region;
+    import->framed = backend_.framed_only() || (args.region.flags & TOWLINE_REGION_GUARDED) != 0;
+    if (import->framed) {
+      import->status = Status::kOk;
+    } else {
+      import->request = ++last_request_;
+      asking_[import->request] = import;
+      link_->post(1 - side_, {Letter::Kind::kPin, import->request, import->region, Status::kOk, 0});
+    }
+    *out = reinterpret_cast<towline_import*>(import);
+  }
+  if (import->status == Status::kOk) {
+    std::snprintf(how, 64, "%s", import->framed ? "ring in this process" : "same address space");
+    return TOWLINE_OK;
+  }
+  if (import->status == Status::kAgain) return TOWLINE_AGAIN;
+  const Status status = import->status;
+  unimport(*out);
+  *out = nullptr;
+  return host().refuse(status, "memory: the owner refused access to the region");
+}
+
+void Connection::unimport(towline_import* handle) noexcept {
+  auto* import = reinterpret_cast<Import*>(handle);
+  if (import->request != 0) {
+    asking_.erase(import->request);
+    link_->post(1 - side_, {Letter::Kind::kUnpin, import->request, import->region, Status::kOk, 0});
+  }
+  delete import;
+}
+
+// ---- plans
+
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
+  if (state_ != State::kUp) return host().refuse(Status::kPeerLost, "memory: the connection is down");
+  auto prepared = std::make_unique<Prepared>();
+  prepared->connection = handle(this);
+  prepared->plan = args.plan;
+  prepared->op = args.op;
+  const towline_plan& plan = *args.plan;
+  bool framed = backend_.framed_only();
+  for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
+    const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
+    framed = framed || import.framed;
+    prepared->deltas.push_back(import.delta);
+  }
+  if (framed) {
+    // One region that only its owner may touch makes the whole plan go that way: one path, one order.
+    if (const int32_t status = framed_->prepare(args, &prepared->framed); status != TOWLINE_OK) return status;
+    prepared->flags = prepared->framed->flags & ~static_cast<uint32_t>(TOWLINE_PREPARED_CONCURRENT);
+    *out = prepared.release();
+    return TOWLINE_OK;
+  }
+  prepared->queue = &copies_;
+  if (plan.bytes <= copies_.inline_bytes())
+    prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
+  towline_segment segments[2];
+  plugin::Cursor cursor{plan};
+  if (cursor.next(segments, 2, plan.bytes) == 1 && cursor.done()) {
+    auto* const local = reinterpret_cast<uint8_t*>(segments[0].local);
+    auto* const remote =
+        reinterpret_cast<uint8_t*>(segments[0].remote + prepared->deltas[segments[0].remote_region]);
+    prepared->contiguous_to = args.op == TOWLINE_READ ? local : remote;
+    prepared->contiguous_from = args.op == TOWLINE_READ ? remote : local;
+  }
+  *out = prepared.release();
+  return TOWLINE_OK;
+}
+
+void Connection::unprepare(towline_prepared* prepared) noexcept {
+  auto* mine = static_cast<Prepared*>(prepared);
+  if (mine->framed != nullptr) framing::Connection::unprepare(mine->framed);
+  delete mine;
+}
+
+std::string Connection::describe() const {
+  return fmt::format(R"({{"transport": "memory", "queued_copies": {}, "pins": {}, "ring": {}}})",
+                     copies_.queued(), pins_.size(), framed_ == nullptr ? "{}" : framed_->describe());
+}
+
+}  // namespace towline::memory

@@ -1,0 +1,153 @@
+// Who connects to us, until a worker has taken the connection over: worker 0 listens, hears the hello, checks
+// it, and leaves it in the inbox of the worker it is for.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transports/shm/backend.h"
+
+namespace towline::shm {
+
+namespace {
+
+constexpr size_t kMostVisitors = 64;  // connected and silent
+constexpr uint64_t kHelloWithinNs = 5 * kSecondNs;
+constexpr uint32_t kMostAcceptsAtOnce = 64;
+
+}  // namespace
+
+void Backend::listener_ready(void* self, uint32_t) { static_cast<Backend*>(self)->accept_visitors(); }
+
+void Backend::accept_visitors() {
+  for (uint32_t i = 0; i < kMostAcceptsAtOnce; ++i) {
+    UniqueFd socket{accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+    if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
+      // Out of descriptors: turn the visitor away rather than be called again and again.
+      spare_.reset();
+      socket.reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      socket.reset();
+      spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      host().log(1, "shm: out of file descriptors, a connection was turned away");
+      continue;
+    }
+    if (!socket) return;
+    if (visitors_.size() >= kMostVisitors) dismiss(*visitors_.front());
+    auto visitor = std::make_unique<Visitor>(Visitor{this, std::move(socket), host().now_ns()});
+    const int fd = visitor->socket.get();
+    if (host().watch(0, fd, EPOLLIN, &Backend::visitor_ready, visitor.get()) == TOWLINE_OK)
+      visitors_.push_back(std::move(visitor));
+  }
+}
+
+void Backend::visitor_ready(void* visitor, uint32_t) {
+  auto* who = static_cast<Visitor*>(visitor);
+  who->backend->hear(*who);
+}
+
+void Backend::dismiss(Visitor& visitor) noexcept {
+  if (visitor.socket) host().unwatch(0, visitor.socket.get());
+  std::erase_if(visitors_, [&](const auto& entry) { return entry.get() == &visitor; });
+}
+
+void Backend::dismiss_slow_visitors(uint64_t now_ns) noexcept {
+  while (!visitors_.empty() && now_ns > visitors_.front()->since_ns + kHelloWithinNs)
+    dismiss(*visitors_.front());
+}
+
+void Backend::hear(Visitor& visitor) {
+  Packet packet;
+  const Status received = receive_packet(visitor.socket.get(), packet);
+  if (received == Status::kAgain) return;
+  std::optional<Hello> hello;
+  std::string why;
+  Status status = received == Status::kOk ? check_hello(visitor, packet, hello, why) : Status::kProtocol;
+  if (status != Status::kOk) {
+    if (!why.empty()) {
+      send_packet(visitor.socket.get(), encode(Refuse{status, why}), {});
+      host().log(3, "shm: refused a connection: " + why);
+    }
+    return dismiss(visitor);
+  }
+  host().unwatch(0, visitor.socket.get());
+  const uint32_t worker = hello->worker % worker_count_;
+  Greeted greeted{std::move(visitor.socket), std::move(*hello), std::move(packet.fds[0]),
+                  std::move(packet.fds[1])};
+  dismiss(visitor);
+  {
+    const std::lock_guard lock(workers_[worker].inbox_mutex);
+    workers_[worker].inbox.push_back(std::move(greeted));
+  }
+  workers_[worker].has_mail.store(true, std::memory_order_release);
+  host().wake(worker);
+}
+
+Status Backend::check_hello(const Visitor& visitor, const Packet& packet, std::optional<Hello>& hello,
+                            std::string& why) {
+  const uint16_t version = packet_version(packet.span());
+  if (version == 0) return Status::kProtocol;  // not of our kind: no answer
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(visitor.socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    return Status::kIo;
+  if (credentials.uid != geteuid() && !settings_.any_user) {
+    why = fmt::format("it comes from user {}, the agent runs as {} (shm.any_user allows that)",
+                      credentials.uid, geteuid());
+    return Status::kPermissionDenied;
+  }
+  hello = decode_hello(packet.span());
+  if (!hello) {
+    why =
+        fmt::format("its hello (version {}) does not decode; this side speaks version {}", version, kVersion);
+    return Status::kProtocol;
+  }
+  if (!std::equal(std::begin(hello->target), std::end(hello->target), cookie_)) {
+    why = "it is meant for another agent than the one that listens here";
+    return Status::kPeerRestarted;
+  }
+  if (packet.fds_lost || packet.fd_count == 0) {
+    why =
+        packet.fds_lost ? "the agent is out of file descriptors" : "its hello came without the rings' memory";
+    return packet.fds_lost ? Status::kLimitExceeded : Status::kProtocol;
+  }
+  return Status::kOk;
+}
+
+uint32_t Backend::take_mail(uint32_t worker) noexcept {
+  Worker& mine = workers_[worker];
+  std::vector<Greeted> inbox;
+  {
+    const std::lock_guard lock(mine.inbox_mutex);
+    inbox.swap(mine.inbox);
+    mine.has_mail.store(false, std::memory_order_relaxed);
+  }
+  for (Greeted& greeted : inbox) {
+    const UniqueFd refusal{fcntl(greeted.socket.get(), F_DUPFD_CLOEXEC, 0)};
+    const auto turn_away = [&](Status status, const char* why) {
+      send_packet(refusal.get(), encode(Refuse{status, why}), {});
+      host().log(3, fmt::format("shm: refused a connection: {}", why));
+    };
+    auto* connection = new Connection(*this, worker, nullptr);
+    mine.connections.push_back(connection);
+    bool taken = false;
+    try {
+      taken = connection->accept(std::move(greeted));
+    } catch (const plugin::Failure& failure) {
+      turn_away(failure.status(), failure.what());
+    } catch (const Error& error) {
+      turn_away(error.code(), error.what());
+    } catch (const std::exception& error) {
+      turn_away(Status::kInternal, error.what());
+    }
+    if (!taken) release(connection);
+  }
+  return static_cast<uint32_t>(inbox.size());
+}
+
+}  // namespace towline::shm

@@ -1,0 +1,375 @@
+#include "transports/shm/connection.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transports/shm/backend.h"
+
+namespace towline::shm {
+
+namespace {
+
+constexpr uint64_t kRetryNs = kMillisecondNs;  // when the peer's backlog is full
+constexpr uint32_t kMostPacketsAtOnce = 32;
+constexpr uint32_t kMostDrainPasses = 4096;  // of what a dead peer left in its ring
+
+towline_connection* handle(Connection* connection) {
+  return reinterpret_cast<towline_connection*>(connection);
+}
+
+std::string connect_text(const Address& address, int error) {
+  return fmt::format("shm: connecting to {} \"{}\": {}{}", address.abstract ? "abstract socket" : "socket",
+                     address.name, errno_text(error),
+                     error == ECONNREFUSED || error == ENOENT ? "; has the peer ended?" : "");
+}
+
+Status connect_status(int error) noexcept {
+  return error == EACCES || error == EPERM ? Status::kPermissionDenied : Status::kUnreachable;
+}
+
+}  // namespace
+
+Connection::Connection(Backend& backend, uint32_t worker, void* peer)
+    : backend_(backend),
+      worker_(worker),
+      peer_(peer),
+      socket_(backend.host(), worker, &Connection::socket_ready, this),
+      direct_(backend.host(), worker) {}
+
+Connection::~Connection() {
+  let_go();
+  if (framed_ != nullptr) framed_->close();
+}
+
+const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
+
+// ---- handshake
+
+void Connection::connect(const towline_identity& peer, const Address& address, uint64_t deadline_ns) {
+  identity_ = peer;
+  identity_.name = nullptr;
+  address_ = address;
+  deadline_ns_ = deadline_ns;
+  const int error = try_connect();
+  if (error != 0 && error != EAGAIN)
+    throw plugin::Failure(connect_status(error), connect_text(address, error));
+  const uint64_t now_ns = host().now_ns();
+  const uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+  const bool bounded = deadline_ns != kNoDeadline;
+  if (!bounded && error == 0) return;
+  timer_ = make_timer(error == EAGAIN ? kRetryNs : left_ns, error == EAGAIN ? kRetryNs : 0);
+  host().watch(worker_, timer_.get(), EPOLLIN, &Connection::timer_ready, this);
+}
+
+// 0, EAGAIN or another errno.
+int Connection::try_connect() {
+  UniqueFd socket = make_socket();
+  if (const int error = connect_to(socket.get(), address_); error != 0) return error;
+  socket_.open(std::move(socket));
+  state_ = State::kGreeting;
+  greet();
+  return 0;
+}
+
+void Connection::greet() {
+  const Settings& settings = backend_.settings();
+  const towline_identity& self = host().self();
+  Hello hello;
+  std::copy(std::begin(identity_.incarnation), std::end(identity_.incarnation), hello.target);
+  hello.identity = self;
+  hello.name = self.name;
+  hello.worker = worker_;
+  hello.ring_bytes = settings.ring_bytes;
+  hello.proof = own_proof();
+  UniqueFd memory;
+  ring_.emplace(RingMemory::create(settings.ring_bytes, memory));
+  std::vector<int> fds = {memory.get()};
+  if (const int wake = host().wake_fd(worker_); wake >= 0) fds.push_back(wake);
+  if (const Status status = socket_.send(encode(hello), std::move(fds)); status != Status::kOk)
+    throw plugin::Failure(Status::kUnreachable, "shm: the peer closed the socket before the greeting");
+}
+
+void Connection::on_welcome(Packet& packet) {
+  const std::optional<Welcome> welcome = decode_welcome(packet.span());
+  if (!welcome || state_ != State::kGreeting)
+    return fail(Status::kProtocol, "shm: the peer's welcome makes no sense");
+  if (!std::equal(std::begin(welcome->incarnation), std::end(welcome->incarnation), identity_.incarnation))
+    return fail(Status::kPeerRestarted, "shm: another agent answered under the peer's name");
+  try {
+    meet(identity_, welcome->proof, std::move(packet.fds[0]));
+    start_engine();
+  } catch (const std::exception& error) {
+    return fail(Status::kUnreachable, error.what());
+  }
+  stop_timer();
+  state_ = State::kUp;
+  host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
+}
+
+void Connection::on_refuse(const Packet& packet) {
+  const std::optional<Refuse> refuse = decode_refuse(packet.span());
+  if (!refuse) return fail(Status::kProtocol, "shm: the peer refused, without saying why");
+  fail(refuse->status, "shm: the peer refused the connection: " + refuse->text);
+}
+
+bool Connection::accept(Greeted greeted) {
+  const towline_identity identity = greeted.hello.as_identity();
+  std::copy(std::begin(identity.incarnation), std::end(identity.incarnation), identity_.incarnation);
+  ring_.emplace(RingMemory::adopt(greeted.memory.get(), greeted.hello.ring_bytes));
+  socket_.open(std::move(greeted.socket));
+  meet(identity, greeted.hello.proof, std::move(greeted.wake));
+  if (const int32_t status = host().accepted(worker_, handle(this), identity, &peer_); status < 0) {
+    socket_.send(encode(Refuse{static_cast<Status>(status), "the agent does not want it"}));
+    return false;
+  }
+  try {
+    start_engine();
+  } catch (const std::exception& error) {
+    fail(Status::kOutOfMemory, error.what());  // the core knows of it by now, and will disconnect
+    return true;
+  }
+  state_ = State::kUp;
+  Welcome welcome;
+  std::copy_n(host().self().incarnation, 2, welcome.incarnation);
+  welcome.worker = worker_;
+  welcome.proof = own_proof();
+  std::vector<int> fds;
+  if (const int wake = host().wake_fd(worker_); wake >= 0) fds.push_back(wake);
+  if (const Status status = socket_.send(encode(welcome), std::move(fds)); status != Status::kOk)
+    fail(Status::kPeerLost, "shm: the peer went away during the greeting");
+  return true;
+}
+
+Proof Connection::own_proof() const noexcept {
+  if (!backend_.settings().allows(Path::kProcessVm)) return {};
+  return {reinterpret_cast<uint64_t>(backend_.cookie()), reinterpret_cast<uint64_t>(probe_)};
+}
+
+// Who the peer is and what can be done with it, once its proof is known.
+void Connection::meet(const towline_identity& peer, const Proof& proof, UniqueFd wake) {
+  const towline_identity& self = host().self();
+  const bool same_pids = std::equal(std::begin(peer.host), std::end(peer.host), self.host) &&
+                         peer.pid_namespace != 0 && peer.pid_namespace == self.pid_namespace;
+  process_ = peer_process(socket_.fd(), same_pids ? peer.start_time : 0);
+  if (process_.uid != geteuid() && !backend_.settings().any_user)
+    throw plugin::Failure(
+        Status::kPermissionDenied,
+        fmt::format("shm: the peer runs as user {}, this process as {} (shm.any_user allows that)",
+                    process_.uid, geteuid()));
+  if (wake && accept_wake_fd(wake.get())) wake_ = std::move(wake);
+  if (process_.pidfd && process_.pid != getpid()) {
+    process_watched_ =
+        host().watch(worker_, process_.pidfd.get(), EPOLLIN, &Connection::process_ready, this) == TOWLINE_OK;
+  }
+  process_vm_error_ = backend_.settings().allows(Path::kProcessVm)
+                          ? prove_process_vm(process_.pid, proof, identity_.incarnation)
+                          : ENOTSUP;
+}
+
+void Connection::start_engine() {
+  framing::ConnectionOptions options;
+  options.worker = worker_;
+  options.connection = handle(this);
+  framed_ = std::make_unique<framing::Connection>(host(), peer_, options);
+  framed_->add_lane(std::make_unique<framing::RingLane>(
+      ring_->outgoing(), ring_->incoming(), framing::RingLane::WakeHook{&Connection::wake_peer, this},
+      fmt::format("ring in shared memory, peer's pid {}", process_.pid)));
+  direct_.open(*framed_, process_.pid, socket_.fd(), process_watched_ ? process_.pidfd.get() : -1);
+}
+
+void Connection::wake_peer(void* self) {
+  auto* connection = static_cast<Connection*>(self);
+  const uint64_t one = 1;
+  if (connection->wake_) {
+    // Full counters wake just as well.
+    [[maybe_unused]] const ssize_t written = write(connection->wake_.get(), &one, sizeof one);
+  } else {
+    connection->socket_.send(encode_bare(PacketType::kWake));
+  }
+}
+
+// ---- events
+
+void Connection::socket_ready(void* self, uint32_t events) {
+  auto* connection = static_cast<Connection*>(self);
+  const Backend::Scope scope{connection->backend_, connection->worker_};
+  if ((events & EPOLLOUT) != 0 && connection->socket_.flush() != Status::kOk)
+    return connection->peer_gone("its socket closed");
+  connection->receive_all();
+}
+
+void Connection::process_ready(void* self, uint32_t) {
+  auto* connection = static_cast<Connection*>(self);
+  const Backend::Scope scope{connection->backend_, connection->worker_};
+  connection->peer_gone("its process ended");
+}
+
+void Connection::timer_ready(void* self, uint32_t) {
+  auto* connection = static_cast<Connection*>(self);
+  const Backend::Scope scope{connection->backend_, connection->worker_};
+  uint64_t expirations = 0;
+  [[maybe_unused]] const ssize_t bytes = read(connection->timer_.get(), &expirations, sizeof expirations);
+  connection->progress(connection->host().now_ns());
+}
+
+void Connection::receive_all() {
+  for (uint32_t i = 0; i < kMostPacketsAtOnce && socket_.is_open() && !socket_.congested(); ++i) {
+    Packet packet;
+    switch (socket_.receive(packet)) {
+      case Status::kOk:
+        on_packet(packet);
+        break;
+      case Status::kAgain:
+        return;
+      case Status::kClosed:
+        return peer_gone("its socket closed");
+      default:
+        return fail(Status::kProtocol, "shm: the peer sent garbage over the socket");
+    }
+  }
+}
+
+void Connection::on_packet(Packet& packet) {
+  const std::optional<PacketType> type = packet_type(packet.span());
+  if (!type) return fail(Status::kProtocol, "shm: the peer sent garbage over the socket");
+  switch (*type) {
+    case PacketType::kWelcome:
+      return on_welcome(packet);
+    case PacketType::kRefuse:
+      return on_refuse(packet);
+    case PacketType::kDescriptorRequest:
+      if (const auto request = decode_descriptor_request(packet.span()); request && state_ == State::kUp)
+        return on_descriptor_request(*request);
+      break;
+    case PacketType::kDescriptorAnswer:
+      if (const auto answer = decode_descriptor_answer(packet.span()); answer && state_ == State::kUp)
+        return on_descriptor_answer(*answer, packet);
+      break;
+    case PacketType::kWake:
+      return;  // being here is all that was wanted
+    case PacketType::kGoodbye:
+      return peer_gone("it said goodbye");
+    case PacketType::kHello:
+      break;
+  }
+  fail(Status::kProtocol, "shm: the peer broke the order of the conversation");
+}
+
+void Connection::peer_gone(const std::string& how) noexcept {
+  if (state_ == State::kUp && !in_framed_) {
+    // What it wrote before it went is still to be delivered.
+    for (uint32_t i = 0; i < kMostDrainPasses && state_ == State::kUp; ++i)
+      if (run_framed(host().now_ns()) == 0) break;
+  }
+  const bool greeting = state_ == State::kConnecting || state_ == State::kGreeting;
+  fail(greeting ? Status::kUnreachable : Status::kPeerLost,
+       fmt::format("shm: the peer is gone: {}{}", how, greeting ? " before it answered" : ""));
+}
+
+void Connection::stop_timer() noexcept {
+  if (!timer_) return;
+  host().unwatch(worker_, timer_.get());
+  timer_.reset();
+}
+
+// Gives up everything that is watched. The descriptors stay open: a thread in submit may be looking at them.
+void Connection::let_go() noexcept {
+  stop_timer();
+  if (process_watched_) host().unwatch(worker_, process_.pidfd.get());
+  process_watched_ = false;
+  socket_.shut();
+}
+
+void Connection::fail(Status status, const std::string& text) noexcept {
+  if (state_ == State::kDown) return;
+  const Backend::Scope scope{backend_, worker_};
+  state_ = State::kDown;
+  let_go();
+  direct_.close(Status::kPeerLost);
+  if (framed_ != nullptr)
+    framed_->fail(status, text);  // reports it
+  else if (!disconnected_)
+    host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
+}
+
+void Connection::disconnect() noexcept {
+  if (disconnected_) return;
+  disconnected_ = true;
+  const Backend::Scope scope{backend_, worker_};
+  const bool was_up = state_ == State::kUp;
+  state_ = State::kDown;
+  direct_.close(Status::kClosed);
+  if (framed_ != nullptr && !in_framed_) framed_->close();
+  if (was_up) socket_.send(encode_bare(PacketType::kGoodbye));
+  let_go();
+  asking_.clear();
+  backend_.release(this);
+}
+
+// ---- turning
+
+uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
+  in_framed_ = true;
+  const uint32_t done = framed_->progress(now_ns);
+  in_framed_ = false;
+  if (state_ == State::kUp && framed_->down()) {
+    // It has told the core itself.
+    state_ = State::kDown;
+    let_go();
+    direct_.close(Status::kPeerLost);
+  }
+  return done;
+}
+
+uint32_t Connection::progress(uint64_t now_ns) noexcept {
+  switch (state_) {
+    case State::kUp: {
+      uint32_t done = run_framed(now_ns);
+      if (state_ == State::kUp) done += direct_.progress();
+      return done;
+    }
+    case State::kDown:
+      return 0;
+    case State::kConnecting:
+    case State::kGreeting:
+      break;
+  }
+  if (now_ns >= deadline_ns_) {
+    fail(Status::kTimedOut, "shm: the peer did not answer in time");
+    return 1;
+  }
+  if (state_ == State::kGreeting) return 0;
+  try {
+    const int error = try_connect();
+    if (error != 0 && error != EAGAIN) fail(connect_status(error), connect_text(address_, error));
+    return error == EAGAIN ? 0 : 1;
+  } catch (const std::exception& error) {
+    fail(Status::kUnreachable, error.what());
+    return 1;
+  }
+}
+
+bool Connection::arm() noexcept { return state_ == State::kUp && (direct_.has_copies() || framed_->arm()); }
+
+void Connection::disarm() noexcept {
+  if (framed_ != nullptr) framed_->disarm();
+}
+
+int32_t Connection::send(const void* message, size_t bytes) noexcept {
+  if (state_ != State::kUp)
+    return static_cast<int32_t>(framed_ == nullptr ? Status::kAgain : Status::kPeerLost);
+  return framed_->send(message, bytes);
+}
+
+void Connection::cancel(uint64_t cookie) noexcept {
+  if (!direct_.cancel(cookie) && framed_ != nullptr) framed_->cancel(cookie);
+}
+
+}  // namespace towline::shm

@@ -1,0 +1,151 @@
+// One worker's connection to one peer on this host.
+//
+//   connector   kConnecting --connected--> kGreeting --WELCOME--> kUp --+
+//                    |                         |                        +--> kDown --disconnect()--> gone
+//                    +---------- refused, late or broken ---------------+
+//   acceptor    (its hello was checked by the backend, worker 0)    kUp --+
+//
+// Everything but submit of a concurrent plan is called by the worker, under its lock. Callbacks of the host
+// may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
+// backend's outermost call on this worker returns (Backend::Scope).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "framing/connection.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/shm/direct_path.h"
+#include "transports/shm/mapping_cache.h"
+#include "transports/shm/packet_socket.h"
+#include "transports/shm/ring_memory.h"
+#include "transports/shm/wire.h"
+
+namespace towline::shm {
+
+class Backend;
+
+// A peer's region as this connection reaches it.
+struct Import {
+  towline_region_ref region = {};
+  size_t path = 0;       // index into Settings::paths, of the one being tried
+  uint64_t request = 0;  // of the descriptor that was asked for; 0: not asked
+  bool answered = false;
+  std::string reasons;  // why the paths before would not do
+  bool ring = false;    // reached through the framed engine
+  RegionWay way;        // otherwise
+  MappedRegion mapped;
+};
+
+// What the backend knows of someone whose hello was in order.
+struct Greeted {
+  UniqueFd socket;
+  Hello hello;
+  UniqueFd memory;
+  UniqueFd wake;
+};
+
+class Connection {
+ public:
+  Connection(Backend& backend, uint32_t worker, void* peer);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  // The connector's start. Throws when it can't even begin.
+  void connect(const towline_identity& peer, const Address& address, uint64_t deadline_ns);
+  // The acceptor's: asks the core, then welcomes the connector. False: refused, to be deleted.
+  bool accept(Greeted greeted);
+
+  [[nodiscard]] const plugin::Host& host() const noexcept;
+  int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
+                 towline_import** import, char how[64]);
+  void unimport(towline_import* import) noexcept;
+  void disconnect() noexcept;
+  [[nodiscard]] std::string describe() const;
+
+  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
+  static void unprepare(towline_prepared* prepared) noexcept;
+  static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
+    auto* mine = static_cast<Prepared*>(prepared);
+    return mine->framed == nullptr ? mine->path->submit(*mine, args)
+                                   : framing::Connection::submit(mine->framed, args);
+  }
+  int32_t send(const void* message, size_t bytes) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+
+  // From the backend.
+  uint32_t progress(uint64_t now_ns) noexcept;
+  [[nodiscard]] bool arm() noexcept;  // true: there is work
+  void disarm() noexcept;
+  [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
+
+ private:
+  enum class State { kConnecting, kGreeting, kUp, kDown };
+
+  static void socket_ready(void* self, uint32_t events);
+  static void process_ready(void* self, uint32_t events);
+  static void timer_ready(void* self, uint32_t events);
+  static void wake_peer(void* self);
+
+  // Handshake.
+  int try_connect();
+  void greet();
+  void on_welcome(Packet& packet);
+  void on_refuse(const Packet& packet);
+  void meet(const towline_identity& peer, const Proof& proof, UniqueFd wake);
+  void start_engine();
+  [[nodiscard]] Proof own_proof() const noexcept;
+  void stop_timer() noexcept;
+
+  // Packets.
+  void receive_all();
+  void on_packet(Packet& packet);
+  void on_descriptor_request(const DescriptorRequest& request);
+  void on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet);
+  uint32_t run_framed(uint64_t now_ns) noexcept;
+  void peer_gone(const std::string& how) noexcept;
+  void let_go() noexcept;
+  void fail(Status status, const std::string& text) noexcept;
+
+  // Imports.
+  Status try_path(Import& import);
+  Status try_mapped(Import& import);
+  void map_answer(Import& import, const DescriptorAnswer& answer, UniqueFd fd);
+  [[nodiscard]] std::string how(const Import& import) const;
+
+  Backend& backend_;
+  const uint32_t worker_;
+  void* peer_;
+  State state_ = State::kConnecting;
+  bool disconnected_ = false;
+  bool in_framed_ = false;  // the framed engine is on the stack: it must not be closed now
+
+  // What the other side is and how it is reached.
+  Address address_;
+  towline_identity identity_ = {};  // name not kept
+  uint64_t deadline_ns_ = 0;
+  UniqueFd timer_;  // while connecting: retries and the deadline
+  PacketSocket socket_;
+  PeerProcess process_;
+  bool process_watched_ = false;
+  UniqueFd wake_;  // the peer's worker's event descriptor
+  int process_vm_error_ = 0;
+  alignas(16) uint64_t probe_[2] = {};  // the peer tries process_vm here
+
+  // What is left of the connection comes before what runs over it.
+  std::optional<RingMemory> ring_;
+  std::unique_ptr<framing::Connection> framed_;
+  DirectPath direct_;
+
+  uint64_t last_request_ = 0;
+  std::map<uint64_t, Import*> asking_;  // by request
+  size_t imports_ = 0;
+};
+
+}  // namespace towline::shm

@@ -1,0 +1,232 @@
+// How a connection reaches the peer's regions, and what it answers when the peer asks for ours.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "towline/towline.h"
+#include "transports/shm/backend.h"
+#include "transports/shm/connection.h"
+#include "transports/shm/stream_copy.h"
+
+namespace towline::shm {
+
+namespace {
+
+constexpr size_t kHowBytes = 64;
+
+void add_reason(std::string& reasons, const char* path, const std::string& reason) {
+  if (!reasons.empty()) reasons += "; ";
+  reasons += path;
+  reasons += ": ";
+  reasons += reason;
+}
+
+Prepared& make_prepared(std::unique_ptr<Prepared>& prepared, Connection* connection,
+                        const towline_prepare_args& args) {
+  prepared = std::make_unique<Prepared>();
+  prepared->connection = reinterpret_cast<towline_connection*>(connection);
+  prepared->plan = args.plan;
+  prepared->op = args.op;
+  return *prepared;
+}
+
+}  // namespace
+
+// ---- the owner's side
+
+void Connection::on_descriptor_request(const DescriptorRequest& request) {
+  int fd = -1;
+  std::shared_ptr<const void> keep;
+  DescriptorAnswer answer = backend_.find_descriptor(request.key, &fd, &keep);
+  answer.request = request.request;
+  std::vector<int> fds;
+  if (answer.status == Status::kOk) fds.push_back(fd);
+  const Status sent = socket_.send(encode(answer), std::move(fds));
+  if (sent == Status::kClosed) return peer_gone("its socket closed");
+  if (sent != Status::kOk)
+    fail(Status::kProtocol, "shm: the peer asks for descriptors and does not take them");
+}
+
+// ---- the importer's side
+
+int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** out,
+                           char how_text[64]) {
+  if (state_ == State::kDown) return host().refuse(Status::kPeerLost, "shm: the connection is down");
+  auto* import = reinterpret_cast<Import*>(*out);
+  if (import == nullptr) {
+    if (args.region.kind != TOWLINE_DRAM)
+      return host().refuse(Status::kUnsupported, "shm: only dram can be shared");
+    import = new Import;
+    import->region = args.region;
+    *out = reinterpret_cast<towline_import*>(import);
+    ++imports_;
+  }
+  const std::vector<Path>& paths = backend_.settings().paths;
+  for (; import->path < paths.size(); ++import->path) {
+    const Status status = try_path(*import);
+    if (status == Status::kAgain) return TOWLINE_AGAIN;
+    if (status != Status::kOk) continue;
+    const std::string text = how(*import);
+    const size_t bytes = std::min(text.size(), kHowBytes - 1);
+    std::memcpy(how_text, text.data(), bytes);
+    how_text[bytes] = 0;
+    return TOWLINE_OK;
+  }
+  const std::string reasons = import->reasons;
+  unimport(*out);
+  *out = nullptr;
+  return host().refuse(Status::kUnsupported, "shm: no path reaches the region: " + reasons);
+}
+
+// kOk: it is; kAgain: not known yet; anything else: it is not, and why is in the reasons.
+Status Connection::try_path(Import& import) {
+  const bool guarded = (import.region.flags & TOWLINE_REGION_GUARDED) != 0;
+  switch (backend_.settings().paths[import.path]) {
+    case Path::kMapped:
+      if (!guarded) return try_mapped(import);
+      add_reason(import.reasons, "mapped", "guarded");
+      return Status::kUnsupported;
+    case Path::kProcessVm: {
+      if (guarded) {
+        add_reason(import.reasons, "process_vm", "guarded");
+        return Status::kUnsupported;
+      }
+      int error = process_vm_error_;
+      if (error == 0) error = try_range(process_.pid, import.region.address, import.region.bytes);
+      if (error == 0) return Status::kOk;
+      add_reason(import.reasons, "process_vm", process_vm_text(error));
+      return Status::kUnsupported;
+    }
+    case Path::kRing:
+      import.ring = true;
+      return Status::kOk;
+  }
+  return Status::kUnsupported;
+}
+
+Status Connection::try_mapped(Import& import) {
+  if (import.request == 0) {
+    const uint64_t request = ++last_request_;
+    const Status sent = socket_.send(encode(DescriptorRequest{request, import.region.key}));
+    if (sent != Status::kOk)
+      return Status::kAgain;  // the peer is gone or busy: the connection or a later call tells
+    import.request = request;
+    asking_[request] = &import;
+    return Status::kAgain;
+  }
+  if (!import.answered) return Status::kAgain;
+  return import.mapped.address != nullptr ? Status::kOk : Status::kUnsupported;
+}
+
+void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet) {
+  const auto found = asking_.find(answer.request);
+  if (found == asking_.end()) return;  // nobody waits for it any more
+  Import& import = *found->second;
+  asking_.erase(found);
+  import.answered = true;
+  if (answer.status != Status::kOk)
+    add_reason(import.reasons, "mapped", answer.text);
+  else if (packet.fd_count != 1)
+    add_reason(import.reasons, "mapped",
+               packet.fds_lost ? "this process is out of descriptors" : "no descriptor came");
+  else
+    map_answer(import, answer, std::move(packet.fds[0]));
+}
+
+void Connection::map_answer(Import& import, const DescriptorAnswer& answer, UniqueFd fd) {
+  const towline_region_ref& region = import.region;
+  if (answer.address != region.address || answer.bytes != region.bytes)
+    return add_reason(import.reasons, "mapped", "the owner knows the region otherwise");
+  try {
+    const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
+    import.mapped = backend_.mappings().map(fd.get(), answer.file_offset, region.bytes, writable,
+                                            backend_.settings().map_unsealed);
+    import.way = {true, reinterpret_cast<uint64_t>(import.mapped.address) - region.address};
+  } catch (const std::exception& error) {
+    add_reason(import.reasons, "mapped", error.what());
+  }
+}
+
+void Connection::unimport(towline_import* handle) noexcept {
+  auto* import = reinterpret_cast<Import*>(handle);
+  if (import->request != 0) asking_.erase(import->request);
+  delete import;
+  --imports_;
+}
+
+std::string Connection::how(const Import& import) const {
+  if (import.way.mapped) return import.mapped.sealed ? "mapped memfd" : "mapped file";
+  if (!import.ring) return "process_vm";
+  return import.reasons.empty() ? "ring" : fmt::format("ring ({})", import.reasons);
+}
+
+// ---- plans
+
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
+  if (state_ != State::kUp) return host().refuse(Status::kPeerLost, "shm: the connection is down");
+  std::unique_ptr<Prepared> owner;
+  Prepared& prepared = make_prepared(owner, this, args);
+  const towline_plan& plan = *args.plan;
+  bool all_mapped = true;
+  bool framed = false;
+  for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
+    const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
+    framed = framed || import.ring;
+    all_mapped = all_mapped && import.way.mapped;
+    prepared.ways.push_back(import.way);
+    prepared.deltas.push_back(import.way.delta);
+    if (import.way.mapped) prepared.held.push_back(import.mapped.mapping);
+  }
+  if (framed) {
+    // One region that only its owner may touch makes the whole plan go that way: one path, one order.
+    if (const int32_t status = framed_->prepare(args, &prepared.framed); status != TOWLINE_OK) return status;
+    prepared.flags = prepared.framed->flags & ~static_cast<uint32_t>(TOWLINE_PREPARED_CONCURRENT);
+    prepared.held.clear();
+    *out = owner.release();
+    return TOWLINE_OK;
+  }
+  prepared.path = &direct_;
+  prepared.process_vm = !all_mapped;
+  const Settings& settings = backend_.settings();
+  prepared.inline_bytes = all_mapped ? settings.inline_bytes : settings.process_vm_inline_bytes;
+  if (plan.bytes <= prepared.inline_bytes)
+    prepared.flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
+  towline_segment segments[2];
+  plugin::Cursor cursor{plan};
+  prepared.one_piece = cursor.next(segments, 2, plan.bytes) == 1 && cursor.done();
+  const uint64_t piece_bytes = prepared.one_piece ? plan.bytes : plan.block_length;
+  prepared.streamed = all_mapped && piece_bytes >= kStreamedPieceBytes;
+  if (prepared.one_piece) {
+    const towline_segment& segment = segments[0];
+    prepared.local = segment.local;
+    prepared.remote = segment.remote;
+    if (all_mapped) {
+      auto* const local = reinterpret_cast<uint8_t*>(segment.local);
+      auto* const remote =
+          reinterpret_cast<uint8_t*>(segment.remote + prepared.deltas[segment.remote_region]);
+      prepared.to = args.op == TOWLINE_READ ? local : remote;
+      prepared.from = args.op == TOWLINE_READ ? remote : local;
+    }
+  }
+  *out = owner.release();
+  return TOWLINE_OK;
+}
+
+void Connection::unprepare(towline_prepared* prepared) noexcept {
+  auto* mine = static_cast<Prepared*>(prepared);
+  if (mine->framed != nullptr) framing::Connection::unprepare(mine->framed);
+  delete mine;
+}
+
+std::string Connection::describe() const {
+  return fmt::format(
+      R"({{"transport": "shm", "peer_pid": {}, "process_vm": "{}", "ring_bytes": {}, "imports": {}, "mappings": {}, )"
+      R"("queued_copies": {}, "ring": {}}})",
+      process_.pid, process_vm_text(process_vm_error_), backend_.settings().ring_bytes, imports_,
+      backend_.mappings().live(), direct_.queued(), framed_ == nullptr ? "{}" : framed_->describe());
+}
+
+}  // namespace towline::shm

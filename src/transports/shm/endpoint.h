@@ -1,0 +1,75 @@
+// The system's side of the socket between two shm ends: names, packets with descriptors, who the peer is.
+// Nothing here blocks or keeps state.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "towline/status.h"
+#include "transports/shm/wire.h"
+
+namespace towline::shm {
+
+// The name an instance listens on: abstract unless `directory` is given, then a socket file in it. Throws
+// Error when the path is too long for a socket.
+Address socket_name(const uint64_t incarnation[2], const std::string& directory);
+
+// Listens; a socket file appears under its name only once it listens. Throws Error.
+UniqueFd listen_on(const Address& address);
+
+// Removes socket files in `directory` that nobody listens on any more (their process was killed). Never
+// throws: what can't be looked at stays.
+void sweep_dead_sockets(const std::string& directory) noexcept;
+
+UniqueFd make_socket();  // throws Error
+int connect_to(int socket,
+               const Address& address) noexcept;  // 0 or errno; EAGAIN: the backlog is full, try again
+
+inline constexpr size_t kMaxPacketFds = 2;
+
+struct Packet {
+  std::array<uint8_t, kMaxPacketBytes> data;
+  size_t bytes = 0;
+  std::array<UniqueFd, kMaxPacketFds> fds;
+  size_t fd_count = 0;
+  bool fds_lost = false;  // more came than fit or than we have descriptors for
+
+  [[nodiscard]] std::span<const uint8_t> span() const noexcept { return {data.data(), bytes}; }
+};
+
+// kOk, kAgain, kClosed (end of file), kProtocol (longer than any packet of ours), kIo. Descriptors are
+// close-on-exec.
+Status receive_packet(int socket, Packet& packet) noexcept;
+
+// kOk, kAgain, kClosed, kIo. All of the packet or nothing.
+Status send_packet(int socket, std::span<const uint8_t> data, std::span<const int> fds) noexcept;
+
+// Who is at the other end, as the kernel knows it.
+struct PeerProcess {
+  pid_t pid = 0;  // in our pid namespace; 0: not visible from it
+  uid_t uid = 0;
+  UniqueFd pidfd;  // readable once the process is gone; may be absent
+};
+
+// Throws Error when the kernel does not even tell credentials. `start_time` as the peer says it, 0 when it
+// means nothing here (another pid namespace): tells that the pid is still the same process. pid is 0 when it
+// is not.
+PeerProcess peer_process(int socket, uint64_t start_time);
+
+// Still connected? Does not consume anything.
+bool socket_alive(int socket) noexcept;
+
+// A one-shot timer; readable after `delay_ns`, then every `interval_ns` when not 0. Throws Error.
+UniqueFd make_timer(uint64_t delay_ns, uint64_t interval_ns);
+
+// Is this descriptor, which a peer sent, an eventfd? Then writing 8 bytes to it is all right. Makes it
+// nonblocking.
+bool accept_wake_fd(int fd) noexcept;
+
+}  // namespace towline::shm

@@ -1,0 +1,117 @@
+// What the two ends of an shm connection say to each other over their Unix socket, one packet at a time.
+// Everything is length-checked before it is used; a packet that does not decode ends the connection.
+//
+//   connector                                acceptor
+//     HELLO {identity, proof} + memfd, wake fd  ->
+//                                            <-  WELCOME {proof} + wake fd       or REFUSE {status, text}
+//     DESCRIPTOR_REQUEST {key}                <->  DESCRIPTOR_ANSWER {where in the file} + fd     (either
+//     side asks) GOODBYE                                 <->                                 (a clean end;
+//     end of file is any end)
+//
+// The packets are little-endian and begin with {magic, version, type}. A later version may only append
+// fields: decoders skip what follows the fields they know when the sender's version is newer than theirs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+
+namespace towline::shm {
+
+inline constexpr uint32_t kMagic = 0x4d534c54;  // "TLSM"
+inline constexpr uint16_t kVersion = 1;
+inline constexpr size_t kMaxPacketBytes = 1024;
+inline constexpr size_t kMaxNameBytes = 255;
+inline constexpr size_t kMaxTextBytes = 512;
+
+enum class PacketType : uint16_t {
+  kHello = 1,
+  kWelcome = 2,
+  kRefuse = 3,
+  kDescriptorRequest = 4,
+  kDescriptorAnswer = 5,
+  kWake = 6,  // to a worker that has no event descriptor to give away
+  kGoodbye = 7,
+};
+
+// Where the other side can try process_vm: a copy of our incarnation to read, a cell of 16 bytes to write.
+struct Proof {
+  uint64_t cookie_address = 0;
+  uint64_t probe_address = 0;
+};
+
+// An identity that owns its name; `as_identity` points into it.
+struct Hello {
+  uint64_t target[2] = {};  // the incarnation that is meant: a name may have changed hands
+  towline_identity identity = {};
+  std::string name;
+  uint32_t worker = 0;
+  uint32_t ring_bytes = 0;  // of each of the two rings in the memfd
+  Proof proof;
+
+  [[nodiscard]] towline_identity as_identity() const noexcept {
+    towline_identity result = identity;
+    result.name = name.c_str();
+    return result;
+  }
+};
+
+struct Welcome {
+  uint64_t incarnation[2] = {};
+  uint32_t worker = 0;
+  Proof proof;
+};
+
+struct Refuse {
+  Status status = Status::kProtocol;
+  std::string text;
+};
+
+struct DescriptorRequest {
+  uint64_t request = 0;
+  uint64_t key = 0;
+};
+
+struct DescriptorAnswer {
+  uint64_t request = 0;
+  Status status = Status::kOk;  // kOk comes with a descriptor
+  uint64_t address = 0;         // of the region at its owner
+  uint64_t bytes = 0;
+  uint64_t file_offset = 0;  // of the region's first byte
+  std::string text;          // why not
+};
+
+std::vector<uint8_t> encode(const Hello& hello);
+std::vector<uint8_t> encode(const Welcome& welcome);
+std::vector<uint8_t> encode(const Refuse& refuse);
+std::vector<uint8_t> encode(const DescriptorRequest& request);
+std::vector<uint8_t> encode(const DescriptorAnswer& answer);
+std::vector<uint8_t> encode_bare(PacketType type);  // kWake and kGoodbye
+
+// nullopt: not a packet of ours.
+std::optional<PacketType> packet_type(std::span<const uint8_t> packet) noexcept;
+// The sender's version, for a clear refusal; 0 when it is not a packet of ours.
+uint16_t packet_version(std::span<const uint8_t> packet) noexcept;
+
+std::optional<Hello> decode_hello(std::span<const uint8_t> packet);
+std::optional<Welcome> decode_welcome(std::span<const uint8_t> packet);
+std::optional<Refuse> decode_refuse(std::span<const uint8_t> packet);
+std::optional<DescriptorRequest> decode_descriptor_request(std::span<const uint8_t> packet);
+std::optional<DescriptorAnswer> decode_descriptor_answer(std::span<const uint8_t> packet);
+
+// How others reach an instance: what address() writes into the metadata.
+struct Address {
+  bool abstract = true;  // a name in the abstract namespace of one network namespace; else a path
+  std::string name;
+};
+
+std::vector<uint8_t> encode(const Address& address);
+std::optional<Address> decode_address(std::span<const uint8_t> bytes);
+
+}  // namespace towline::shm

@@ -1,0 +1,80 @@
+// The acceptor's side of handshakes: listens, reads hellos, and cuts whoever sends none in time. Lives on
+// worker 0.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/socket_address.h"
+#include "base/unique_fd.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/tcp/options.h"
+#include "transports/tcp/wire.h"
+
+namespace towline::tcp {
+
+// A socket whose hello is in order and addressed to us.
+struct Arrival {
+  UniqueFd fd;
+  Hello hello;
+};
+
+class Acceptor {
+ public:
+  // Binds and watches. `arrived` is called on worker 0. Throws Error, naming the address.
+  Acceptor(const plugin::Host& host, const Options& options, std::function<void(Arrival)> arrived);
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+  ~Acceptor();
+
+  // Endpoints for peers, numbers only, best first.
+  [[nodiscard]] const std::vector<std::string>& endpoints() const noexcept { return endpoints_; }
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+  [[nodiscard]] uint64_t cut() const noexcept { return cut_; }
+
+  [[nodiscard]] uint64_t next_ns() const noexcept;
+  // Cuts those whose time is over; returns how many.
+  uint32_t expire(uint64_t now_ns);
+
+ private:
+  struct Door {
+    Acceptor* owner;
+    ListeningSocket socket;
+  };
+  struct Pending {
+    Acceptor* owner = nullptr;
+    UniqueFd fd;
+    SocketAddress from;
+    uint64_t deadline_ns = 0;
+    PacketReader reader{kHelloMagic};
+    std::list<Pending>::iterator self;
+  };
+
+  static void door_ready(void* door, uint32_t events);
+  static void pending_ready(void* pending, uint32_t events);
+  void listen(const Endpoint& endpoint);
+  void find_endpoints();
+  void admit(UniqueFd fd, const SocketAddress& from);
+  void take_hello(Pending& pending);
+  void refuse(int fd, Status status, const char* text);
+  void drop(Pending& pending);
+
+  const plugin::Host& host_;
+  const Options& options_;
+  const std::function<void(Arrival)> arrived_;
+  std::list<Door> doors_;
+  std::vector<std::string> endpoints_;
+  std::list<Pending> pending_;  // oldest first
+  uint64_t cut_ = 0;
+};
+
+// Sends a whole reply on a new socket; false when it does not take it.
+bool send_reply(const plugin::Host& host, int fd, Status status, const std::string& text);
+
+Id incarnation_of(const towline_identity& identity) noexcept;
+
+}  // namespace towline::tcp

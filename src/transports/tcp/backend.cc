@@ -1,0 +1,254 @@
+#include "transports/tcp/backend.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "towline/towline.h"
+
+namespace towline::tcp {
+
+Backend::Backend(const plugin::Host& host) : BackendBase(host), options_(Options::read(this->host())) {
+  for (uint32_t i = 0; i < std::max(this->host().worker_count(), 1u); ++i)
+    workers_.push_back(std::make_unique<Worker>());
+  if (options_.listen.empty() && options_.unix_dir.empty()) return;
+  try {
+    acceptor_ = std::make_unique<Acceptor>(this->host(), options_,
+                                           [this](Arrival arrival) { deliver(std::move(arrival)); });
+  } catch (const Error& error) {
+    throw plugin::Failure(error.code(), error.message());
+  }
+}
+
+Backend::~Backend() {
+  for (uint32_t i = 0; i < workers_.size(); ++i) {
+    if (workers_[i]->timer.valid()) host().unwatch(i, workers_[i]->timer.get());
+  }
+}
+
+// ---- tables
+
+int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
+                     size_t* token_bytes) {
+  if (args.region.kind != TOWLINE_DRAM) return host().refuse(Status::kUnsupported, "tcp moves dram only");
+  *registration =
+      reinterpret_cast<towline_registration*>(this);  // nothing to keep: the core pins what frames name
+  *token_bytes = 0;
+  return TOWLINE_OK;
+}
+
+int32_t Backend::address(void* address, size_t* bytes) {
+  if (acceptor_ == nullptr) {
+    *bytes = 0;
+    return TOWLINE_OK;
+  }
+  const std::vector<uint8_t> packed = pack_address(acceptor_->endpoints());
+  if (packed.size() > *bytes) return host().refuse(Status::kLimitExceeded, "no room for the address");
+  std::memcpy(address, packed.data(), packed.size());
+  *bytes = packed.size();
+  return TOWLINE_OK;
+}
+
+std::vector<SocketAddress> choose_candidates(const towline_identity& self, const towline_identity& peer,
+                                             const std::vector<std::string>& endpoints) {
+  const bool same_host =
+      self.host[0] == peer.host[0] && self.host[1] == peer.host[1] && (self.host[0] | self.host[1]) != 0;
+  const bool same_network =
+      same_host && self.network_namespace != 0 && self.network_namespace == peer.network_namespace;
+  std::vector<SocketAddress> unix_sockets;
+  std::vector<SocketAddress> loopback;
+  std::vector<SocketAddress> others;
+  for (const std::string& text : endpoints) {
+    try {
+      const std::optional<SocketAddress> address = numeric_address(parse_endpoint(text));
+      if (!address) continue;
+      (address->is_unix() ? unix_sockets : address->is_loopback() ? loopback : others).push_back(*address);
+    } catch (const Error&) {  // a later version may know more forms
+    }
+  }
+  std::vector<SocketAddress> candidates;
+  const auto append = [&](const std::vector<SocketAddress>& more) {
+    candidates.insert(candidates.end(), more.begin(), more.end());
+  };
+  if (same_host) append(unix_sockets);
+  if (same_network) append(loopback);
+  append(others);
+  // Of another network: only somebody who forwards ports can have meant it.
+  if (candidates.empty()) append(loopback);
+  return candidates;
+}
+
+int32_t Backend::probe(const towline_identity& peer, const void* address, size_t bytes) {
+  std::vector<std::string> endpoints;
+  const char* problem = unpack_address({static_cast<const uint8_t*>(address), bytes}, endpoints);
+  if (problem != nullptr)
+    return host().refuse(Status::kProtocol, fmt::format("the peer's tcp address: {}", problem));
+  if (!choose_candidates(host().self(), peer, endpoints).empty()) return TOWLINE_OK;
+  return host().refuse(Status::kUnreachable, "the peer has a Unix socket on another host only");
+}
+
+int32_t Backend::connect(uint32_t worker, const towline_identity& peer, const void* address, size_t bytes,
+                         uint64_t deadline_ns, void* cookie, Connection** connection) {
+  const int32_t reachable = probe(peer, address, bytes);
+  if (reachable != TOWLINE_OK) return reachable;
+  std::vector<std::string> endpoints;
+  if (unpack_address({static_cast<const uint8_t*>(address), bytes}, endpoints) != nullptr)
+    return TOWLINE_PROTOCOL;
+  auto made = std::make_unique<Connection>(*this, worker, cookie);
+  made->connect(peer, choose_candidates(host().self(), peer, endpoints), deadline_ns);
+  *connection = made.release();
+  return TOWLINE_OK;
+}
+
+// ---- arrivals
+
+// On worker 0. Another worker's connections are its own affair: it finds the socket in its inbox.
+void Backend::deliver(Arrival arrival) {
+  const uint32_t index = arrival.hello.worker % static_cast<uint32_t>(workers_.size());
+  Worker& worker = *workers_[index];
+  {
+    const std::lock_guard lock(worker.inbox_mutex);
+    worker.inbox.push_back(std::move(arrival));
+    worker.inbox_size.store(worker.inbox.size(), std::memory_order_release);
+  }
+  host().wake(index);
+}
+
+uint32_t Backend::take_arrivals(uint32_t index) {
+  Worker& worker = *workers_[index];
+  std::vector<Arrival> arrivals;
+  {
+    const std::lock_guard lock(worker.inbox_mutex);
+    arrivals.swap(worker.inbox);
+    worker.inbox_size.store(0, std::memory_order_relaxed);
+  }
+  for (Arrival& arrival : arrivals) take_arrival(index, std::move(arrival));
+  return static_cast<uint32_t>(arrivals.size());
+}
+
+void Backend::take_arrival(uint32_t index, Arrival arrival) {
+  Worker& worker = *workers_[index];
+  const Id id = arrival.hello.connection;
+  const auto known = worker.accepted.find(id);
+  if (arrival.hello.lane != 0 || known != worker.accepted.end()) {
+    if (known != worker.accepted.end() && arrival.hello.lane != 0)
+      return known->second->join(std::move(arrival));
+    send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
+    return;
+  }
+  auto made = std::make_unique<Connection>(*this, index, nullptr);
+  Connection* const connection = made.get();
+  worker.accepted.emplace(id, connection);
+  if (connection->accept(std::move(arrival))) {
+    (void)made.release();  // the core's until disconnect()
+  } else {
+    worker.accepted.erase(id);
+  }
+}
+
+// ---- progress
+
+uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
+  Worker& worker = *workers_[index];
+  uint32_t done = 0;
+  worker.in_progress = true;
+  if (worker.inbox_size.load(std::memory_order_acquire) != 0) {
+    try {
+      done += take_arrivals(index);
+    } catch (const std::exception& error) {
+      host().log(1, fmt::format("taking a connection: {}", error.what()));
+    }
+  }
+  if (index == 0 && acceptor_ != nullptr && now_ns >= acceptor_->next_ns()) done += acceptor_->expire(now_ns);
+  // Connections may come, and be retired, meanwhile.
+  for (std::size_t i = 0; i < worker.active.size(); ++i) {
+    Connection* const connection = worker.active[i];
+    if (connection == nullptr) continue;
+    const uint32_t here = connection->progress(now_ns);
+    done += here;
+    if (here != 0 || worker.active[i] == nullptr || !connection->quiet(now_ns) || connection->arm()) continue;
+    connection->set_inactive();
+    worker.active[i] = nullptr;
+  }
+  std::erase(worker.active, nullptr);
+  worker.in_progress = false;
+  worker.retired.clear();
+  return done;
+}
+
+bool Backend::arm(uint32_t index) noexcept {
+  Worker& worker = *workers_[index];
+  uint64_t next_ns = index == 0 && acceptor_ != nullptr ? acceptor_->next_ns() : kNoDeadline;
+  for (const Connection* connection : worker.active) next_ns = std::min(next_ns, connection->next_ns());
+  const uint64_t now_ns = next_ns == kNoDeadline ? 0 : host().now_ns();
+  if (worker.inbox_size.load(std::memory_order_acquire) != 0 || next_ns <= now_ns) return true;
+  for (std::size_t i = 0; i < worker.active.size(); ++i) {
+    if (!worker.active[i]->arm()) continue;
+    for (std::size_t j = 0; j <= i; ++j) worker.active[j]->disarm();
+    return true;
+  }
+  set_timer(index, next_ns, now_ns);
+  return false;
+}
+
+void Backend::disarm(uint32_t index) noexcept {
+  for (Connection* connection : workers_[index]->active) connection->disarm();
+}
+
+// Handshakes end by their deadlines also when nothing else wakes the worker.
+void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept {
+  Worker& worker = *workers_[index];
+  if (next_ns == worker.timer_ns) return;
+  if (!worker.timer.valid()) {
+    worker.timer.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!worker.timer.valid()) return;  // the core's own wake-ups have to do
+    const int32_t status = host().watch(index, worker.timer.get(), EPOLLIN, timer_ready, &worker);
+    if (status != TOWLINE_OK) return worker.timer.reset();
+  }
+  itimerspec when = {};  // zero stops it
+  if (next_ns != kNoDeadline) {
+    const uint64_t left = next_ns - now_ns;
+    when.it_value = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
+  }
+  timerfd_settime(worker.timer.get(), 0, &when, nullptr);
+  worker.timer_ns = next_ns;
+}
+
+void Backend::timer_ready(void* argument, uint32_t) {
+  auto& worker = *static_cast<Worker*>(argument);
+  uint64_t expirations = 0;
+  if (read(worker.timer.get(), &expirations, sizeof expirations) > 0) worker.timer_ns = kNoDeadline;
+}
+
+// ---- connections' lists
+
+void Backend::add_active(Connection& connection) noexcept {
+  std::vector<Connection*>& active = workers_[connection.worker()]->active;
+  active.push_back(&connection);
+}
+
+void Backend::retire(Connection& connection) noexcept {
+  Worker& worker = *workers_[connection.worker()];
+  const auto accepted = worker.accepted.find(connection.id());
+  if (accepted != worker.accepted.end() && accepted->second == &connection) worker.accepted.erase(accepted);
+  std::unique_ptr<Connection> owned(&connection);
+  if (!worker.in_progress) {
+    std::erase(worker.active, &connection);
+    return;
+  }
+  std::replace(worker.active.begin(), worker.active.end(), &connection, static_cast<Connection*>(nullptr));
+  worker.retired.push_back(std::move(owned));
+}
+
+void Backend::note_open(const SocketAddress& address) {
+  if (address.is_loopback() || warned_.exchange(true, std::memory_order_relaxed)) return;
+  host().log(1, fmt::format("connected to {}: data leaves this host neither authenticated nor encrypted",
+                            address.text()));
+}
+
+}  // namespace towline::tcp

@@ -1,0 +1,260 @@
+#include "transports/tcp/connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "framing/faulty_lane.h"
+#include "towline/towline.h"
+#include "transports/tcp/backend.h"
+#include "transports/tcp/socket_lane.h"
+
+namespace towline::tcp {
+namespace {
+
+// Longer than any pause between the frames of one transfer; polling an idle socket costs a system call a
+// pass.
+constexpr uint64_t kQuietNs = kMillisecondNs;
+// And so many passes: a worker that was not scheduled for a while has not looked yet.
+constexpr uint32_t kQuietPasses = 256;
+
+}  // namespace
+
+Connection::Connection(Backend& backend, uint32_t worker, void* peer)
+    : backend_(backend), worker_(worker), peer_(peer) {}
+
+Connection::~Connection() = default;
+
+const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
+
+void Connection::stirred(void* self, uint32_t) { static_cast<Connection*>(self)->activate(); }
+
+void Connection::become_active() noexcept {
+  if (disconnected_) return;
+  active_ = true;
+  idle_passes_ = 0;
+  if (framed_ != nullptr) framed_->disarm();
+  backend_.add_active(*this);
+}
+
+// ---- coming up
+
+void Connection::connect(const towline_identity& peer, std::vector<SocketAddress> candidates,
+                         uint64_t deadline_ns) {
+  connector_side_ = true;
+  const towline_identity& self = host().self();
+  hello_.target = incarnation_of(peer);
+  hello_.connection = Id::random();
+  hello_.worker = worker_;
+  hello_.self = self;
+  hello_.name = self.name == nullptr ? "" : self.name;
+  connector_ = std::make_unique<Connector>(host(), worker_, std::move(candidates), backend_.options(), hello_,
+                                           peer.name == nullptr ? "" : peer.name, deadline_ns, stirred, this);
+  activate();
+  host().wake(worker_);
+}
+
+uint32_t Connection::step_connector(uint64_t now_ns) {
+  const Status status = connector_->step(now_ns);
+  if (status == Status::kInProgress) return 0;
+  if (status != Status::kOk) {
+    fail(status, connector_->text());
+    return 1;
+  }
+  address_ = connector_->winner();
+  UniqueFd fd = connector_->take();
+  connector_.reset();
+  open(std::move(fd));
+  host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
+  return 1;
+}
+
+bool Connection::accept(Arrival arrival) {
+  hello_ = std::move(arrival.hello);
+  address_ = SocketAddress::peer_of(arrival.fd.get());
+  const towline_identity identity = hello_.identity();
+  auto* const handle = reinterpret_cast<towline_connection*>(this);
+  const auto status = static_cast<Status>(host().accepted(worker_, handle, identity, &peer_));
+  if (is_error(status)) {
+    send_reply(host(), arrival.fd.get(), status, status_text(status));
+    return false;
+  }
+  // Without the reply the connector would take frames for it.
+  if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) shutdown(arrival.fd.get(), SHUT_RDWR);
+  open(std::move(arrival.fd));
+  activate();
+  return true;
+}
+
+void Connection::join(Arrival arrival) {
+  const bool same = arrival.hello.self.incarnation[0] == hello_.self.incarnation[0] &&
+                    arrival.hello.self.incarnation[1] == hello_.self.incarnation[1];
+  if (connector_side_ || !same || framed_ == nullptr || framed_->down() ||
+      framed_->lane_count() >= kMaxLanes) {
+    send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
+    return;
+  }
+  if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) return;
+  add_lane(std::move(arrival.fd));
+  activate();
+}
+
+void Connection::open(UniqueFd fd) {
+  const Options& options = backend_.options();
+  framing::ConnectionOptions framing_options;
+  framing_options.worker = worker_;
+  framing_options.connection = reinterpret_cast<towline_connection*>(this);
+  framing_options.max_frame_bytes = static_cast<uint32_t>(options.frame_bytes);
+  framing_options.checksum = options.checksum;
+  framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
+  opened_ns_ = host().now_ns();
+  add_lane(std::move(fd));
+  backend_.note_open(address_);
+}
+
+void Connection::add_lane(UniqueFd fd) {
+  const Options& options = backend_.options();
+  std::unique_ptr<framing::Lane> lane =
+      std::make_unique<SocketLane>(host(), worker_, std::move(fd), framed_->lane_count() == 0,
+                                   static_cast<uint32_t>(options.frame_bytes), stirred, this);
+  if (options.faults.any()) {
+    framing::FaultOptions faults = options.faults;
+    faults.seed += backend_.next_fault_seed();
+    lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
+  }
+  framed_->add_lane(std::move(lane));
+}
+
+void Connection::fail(Status status, const std::string& text) noexcept {
+  failed_ = true;
+  // The text may live in the connector.
+  const std::unique_ptr<Connector> kept = std::move(connector_);
+  host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
+}
+
+// ---- further lanes
+
+bool Connection::wants_more_lanes() const noexcept {
+  if (!connector_side_ || more_lanes_tried_ || backend_.options().sockets < 2) return false;
+  const framing::ConnectionStatistics& statistics = framed_->statistics();
+  return statistics.bytes_sent + statistics.bytes_received >= backend_.options().bulk_bytes;
+}
+
+void Connection::dial_more_lanes(uint64_t now_ns) {
+  more_lanes_tried_ = true;
+  dials_deadline_ns_ = Deadline::after(now_ns, backend_.options().handshake_timeout_ns).ns();
+  for (uint32_t lane = 1; lane < backend_.options().sockets; ++lane) {
+    dials_.push_back(std::make_unique<Dial>(host(), worker_, address_, backend_.options(), stirred, this));
+  }
+}
+
+// The connection does without the lanes that don't come up.
+uint32_t Connection::step_more_lanes(uint64_t now_ns) {
+  uint32_t done = 0;
+  for (std::size_t i = 0; i < dials_.size(); ++i) {
+    Dial& dial = *dials_[i];
+    const Dial::State state = dial.step();
+    if (state == Dial::State::kConnected) {
+      hello_.lane = static_cast<uint16_t>(i + 1 < kMaxLanes ? i + 1 : kMaxLanes - 1);
+      dial.send_hello(hello_, now_ns);
+    } else if (state == Dial::State::kAnswered) {
+      const Reply& reply = dial.reply();
+      const bool welcome = reply.status == TOWLINE_OK && reply.incarnation == hello_.target;
+      if (welcome) add_lane(dial.take());
+      if (!welcome)
+        host().log(2, fmt::format("another socket to {} was refused: {}", address_.text(), reply.text));
+    } else if (state == Dial::State::kFailed || now_ns >= dials_deadline_ns_) {
+      const std::string why = state == Dial::State::kFailed ? dial.text() : "no reply in time";
+      host().log(2, fmt::format("another socket to {}: {}", address_.text(), why));
+    } else {
+      continue;
+    }
+    if (dial.state() == Dial::State::kAwaiting) continue;
+    dials_.erase(dials_.begin() + static_cast<std::ptrdiff_t>(i--));
+    ++done;
+  }
+  return done;
+}
+
+// ---- running
+
+uint32_t Connection::progress(uint64_t now_ns) noexcept {
+  uint32_t done = 0;
+  try {
+    if (connector_ != nullptr) done += step_connector(now_ns);
+    if (framed_ == nullptr || disconnected_ || framed_->down()) return done;
+    if (!dials_.empty()) done += step_more_lanes(now_ns);
+    if (wants_more_lanes()) dial_more_lanes(now_ns);
+  } catch (const std::exception& error) {
+    if (connector_ != nullptr) {
+      fail(Status::kInternal, error.what());
+    } else {
+      host().log(1, fmt::format("another socket to {}: {}", address_.text(), error.what()));
+      dials_.clear();
+    }
+    return done + 1;
+  }
+  const uint32_t moved = framed_->progress(now_ns);
+  idle_passes_ = moved == 0 ? idle_passes_ + 1 : 0;
+  return done + moved;
+}
+
+bool Connection::arm() noexcept { return framed_ != nullptr && !framed_->down() && framed_->arm(); }
+
+void Connection::disarm() noexcept {
+  if (framed_ != nullptr) framed_->disarm();
+}
+
+bool Connection::quiet(uint64_t now_ns) const noexcept {
+  if (failed_ || disconnected_) return true;
+  if (framed_ == nullptr || !dials_.empty()) return false;
+  if (framed_->down()) return true;
+  return idle_passes_ >= kQuietPasses &&
+         now_ns > std::max(opened_ns_, framed_->last_activity_ns()) + kQuietNs;
+}
+
+uint64_t Connection::next_ns() const noexcept {
+  if (connector_ != nullptr) return connector_->next_ns();
+  return dials_.empty() ? kNoDeadline : dials_deadline_ns_;
+}
+
+int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** import,
+                           char how[64]) {
+  if (args.region.kind != TOWLINE_DRAM) return host().refuse(Status::kUnsupported, "tcp reaches dram only");
+  *import = reinterpret_cast<towline_import*>(this);  // nothing to keep: frames name regions by key
+  std::snprintf(how, 64, "frames over %s", address_.is_unix() ? "a Unix socket" : "tcp");
+  return TOWLINE_OK;
+}
+
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared) {
+  if (framed_ == nullptr) return failed_ ? TOWLINE_PEER_LOST : TOWLINE_AGAIN;
+  return framed_->prepare(args, prepared);
+}
+
+int32_t Connection::send(const void* message, size_t bytes) noexcept {
+  if (framed_ == nullptr) return failed_ ? TOWLINE_PEER_LOST : TOWLINE_AGAIN;
+  activate();
+  return framed_->send(message, bytes);
+}
+
+void Connection::disconnect() noexcept {
+  connector_.reset();
+  dials_.clear();
+  if (framed_ != nullptr) framed_->close();
+  disconnected_ = true;
+  backend_.retire(*this);  // deletes this, now or soon
+}
+
+std::string Connection::describe() const {
+  std::string address = address_.text();
+  std::replace_if(
+      address.begin(), address.end(),
+      [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; }, '?');
+  return fmt::format(R"({{"peer": "{}", "dialled": {}, "framing": {}}})", address, connector_side_,
+                     framed_ == nullptr ? "{}" : framed_->describe());
+}
+
+}  // namespace towline::tcp

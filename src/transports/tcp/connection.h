@@ -1,0 +1,108 @@
+// One worker's connection to one peer: the handshake, then a framed engine over one socket, and over several
+// once it carries bulk data.
+//
+//   connector   kConnecting --reply--> kUp --+
+//                    \--refused, late--------+--> kDown --disconnect()--> gone
+//   acceptor    (hello read by Acceptor) kUp-+
+//
+// Everything is called by the worker, under its lock. Callbacks of the host may call anything of the
+// connection, also disconnect(): it then lives on, deaf and dumb, until the backend's progress() on this
+// worker returns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/id.h"
+#include "base/socket_address.h"
+#include "framing/connection.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/tcp/acceptor.h"
+#include "transports/tcp/dial.h"
+
+namespace towline::tcp {
+
+class Backend;
+
+class Connection {
+ public:
+  Connection(Backend& backend, uint32_t worker, void* peer);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  // The connector's start.
+  void connect(const towline_identity& peer, std::vector<SocketAddress> candidates, uint64_t deadline_ns);
+  // The acceptor's: asks the core, then answers. False: refused, to be deleted.
+  bool accept(Arrival arrival);
+  // One more socket of the connector's.
+  void join(Arrival arrival);
+
+  [[nodiscard]] const plugin::Host& host() const noexcept;
+  int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
+                 towline_import** import, char how[64]);
+  void unimport(towline_import*) noexcept {}
+  void disconnect() noexcept;
+  [[nodiscard]] std::string describe() const;
+
+  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
+  static void unprepare(towline_prepared* prepared) noexcept { framing::Connection::unprepare(prepared); }
+  static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
+    reinterpret_cast<Connection*>(prepared->connection)->activate();
+    return framing::Connection::submit(prepared, args);
+  }
+  int32_t send(const void* message, size_t bytes) noexcept;
+  void cancel(uint64_t cookie) noexcept {
+    if (framed_ != nullptr) framed_->cancel(cookie);
+  }
+
+  // From the backend.
+  uint32_t progress(uint64_t now_ns) noexcept;
+  [[nodiscard]] bool arm() noexcept;  // true: there is work
+  void disarm() noexcept;
+  // Nothing has happened for a while: to be left to epoll.
+  [[nodiscard]] bool quiet(uint64_t now_ns) const noexcept;
+  [[nodiscard]] uint64_t next_ns()
+      const noexcept;  // when progress() has something to do though no socket stirs
+  [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
+  [[nodiscard]] const Id& id() const noexcept { return hello_.connection; }
+  // To be polled in each progress() of the worker from now on.
+  void activate() noexcept {
+    if (!active_) become_active();
+  }
+  [[nodiscard]] bool active() const noexcept { return active_; }
+  void set_inactive() noexcept { active_ = false; }
+
+ private:
+  static void stirred(void* self, uint32_t events);
+
+  void become_active() noexcept;
+  uint32_t step_connector(uint64_t now_ns);
+  void open(UniqueFd fd);
+  void add_lane(UniqueFd fd);
+  void fail(Status status, const std::string& text) noexcept;
+  [[nodiscard]] bool wants_more_lanes() const noexcept;
+  void dial_more_lanes(uint64_t now_ns);
+  uint32_t step_more_lanes(uint64_t now_ns);
+
+  Backend& backend_;
+  const uint32_t worker_;
+  void* peer_;
+  bool connector_side_ = false;
+  bool active_ = false;
+  bool disconnected_ = false;
+  bool failed_ = false;  // before it was up
+  bool more_lanes_tried_ = false;
+  Hello hello_;            // as sent, or as received: names the connection
+  SocketAddress address_;  // of the peer, where lane 0 reached it
+  uint64_t opened_ns_ = 0;
+  uint32_t idle_passes_ = 0;
+  std::unique_ptr<framing::Connection> framed_;
+  std::unique_ptr<Connector> connector_;
+  std::vector<std::unique_ptr<Dial>> dials_;  // further lanes on their way
+  uint64_t dials_deadline_ns_ = 0;
+};
+
+}  // namespace towline::tcp

@@ -1,0 +1,239 @@
+#include "transports/tcp/dial.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transports/tcp/socket_lane.h"
+
+namespace towline::tcp {
+namespace {
+
+constexpr uint64_t kStaggerNs =
+    200 * kMillisecondNs;  // an address that does not answer delays the next by so much
+constexpr uint64_t kSilenceNs = 1000 * kMillisecondNs;  // connected but no reply: others get their turn
+
+}  // namespace
+
+Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, const Options& options,
+           towline_ready_fn wake, void* argument)
+    : host_(host), worker_(worker), to_(to), wake_(wake), argument_(argument) {
+  fd_ = open_stream_socket(to.family());
+  tune_socket(fd_.get(), options);
+  const int error = start_connect(fd_.get(), to_);
+  if (error == 0) {
+    state_ = State::kConnected;
+    watch(EPOLLIN);
+  } else if (error == EINPROGRESS) {
+    watch(EPOLLOUT);
+  } else {
+    fail(Status::kUnreachable, errno_text(error));
+  }
+}
+
+Dial::~Dial() {
+  if (watched_) host_.unwatch(worker_, fd_.get());
+}
+
+void Dial::ready(void* self, uint32_t) {
+  auto& dial = *static_cast<Dial*>(self);
+  dial.stirred_ = true;
+  dial.wake_(dial.argument_, 0);
+}
+
+void Dial::watch(uint32_t events) {
+  const int32_t status = watched_ ? host_.rewatch(worker_, fd_.get(), events, ready, this)
+                                  : host_.watch(worker_, fd_.get(), events, ready, this);
+  watched_ = watched_ || status == TOWLINE_OK;
+  if (status != TOWLINE_OK) fail(static_cast<Status>(status), "its socket can't be watched");
+}
+
+void Dial::fail(Status status, std::string text) {
+  state_ = State::kFailed;
+  status_ = status;
+  text_ = std::move(text);
+  if (watched_) host_.unwatch(worker_, fd_.get());
+  watched_ = false;
+  fd_.reset();
+}
+
+Dial::State Dial::step() {
+  if (!stirred_) return state_;
+  stirred_ = false;
+  if (state_ == State::kConnecting) {
+    if (const int error = finish_connect(fd_.get()); error != 0) {
+      fail(Status::kUnreachable, errno_text(error));
+    } else {
+      state_ = State::kConnected;
+      watch(EPOLLIN);
+    }
+  } else if (state_ == State::kAwaiting) {
+    read_reply();
+  }
+  return state_;
+}
+
+void Dial::send_hello(const Hello& hello, uint64_t now_ns) {
+  const std::vector<uint8_t> packet = pack(hello);
+  const ssize_t n = ::send(fd_.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n != static_cast<ssize_t>(packet.size())) {  // a new socket has room for it
+    return fail(Status::kUnreachable, n < 0 ? errno_text(errno) : "the hello was cut short");
+  }
+  hello_sent_ns_ = now_ns;
+  state_ = State::kAwaiting;
+}
+
+void Dial::read_reply() {
+  switch (reader_.receive(fd_.get())) {
+    case PacketReader::State::kMore:
+      return;
+    case PacketReader::State::kGarbage:
+      return fail(Status::kProtocol, "who answers there does not speak Towline's tcp");
+    case PacketReader::State::kClosed:
+      if (reader_.error() != 0) return fail(Status::kUnreachable, errno_text(reader_.error()));
+      return fail(Status::kProtocol, "it closed the connection without a reply");
+    case PacketReader::State::kWhole:
+      break;
+  }
+  const char* problem = unpack(reader_.packet(), reply_);
+  if (problem != nullptr) return fail(Status::kProtocol, fmt::format("its reply can't be read: {}", problem));
+  state_ = State::kAnswered;
+}
+
+UniqueFd Dial::take() {
+  if (watched_) host_.unwatch(worker_, fd_.get());
+  watched_ = false;
+  return std::move(fd_);
+}
+
+Connector::Connector(const plugin::Host& host, uint32_t worker, std::vector<SocketAddress> candidates,
+                     const Options& options, Hello hello, std::string peer_name, uint64_t deadline_ns,
+                     towline_ready_fn wake, void* argument)
+    : host_(host),
+      worker_(worker),
+      candidates_(std::move(candidates)),
+      options_(options),
+      hello_(std::move(hello)),
+      peer_name_(std::move(peer_name)),
+      deadline_ns_(deadline_ns),
+      wake_(wake),
+      argument_(argument) {}
+
+void Connector::start_next(uint64_t now_ns) {
+  const SocketAddress& to = candidates_[next_++];
+  next_start_ns_ = now_ns + kStaggerNs;
+  try {
+    dials_.push_back(std::make_unique<Dial>(host_, worker_, to, options_, wake_, argument_));
+  } catch (const Error& error) {
+    remember(error.code(), fmt::format("{}: {}", to.text(), error.message()));
+  }
+}
+
+// How telling an outcome is: what somebody said comes before what nobody said.
+void Connector::remember(Status status, const std::string& text) {
+  const int rank = status == Status::kUnreachable ? 0
+                   : status == Status::kTimedOut  ? 1
+                   : status == Status::kProtocol  ? 2
+                                                  : 3;
+  if (rank > rank_) {
+    rank_ = rank;
+    status_ = status;
+  }
+  if (!tried_.empty()) tried_ += "; ";
+  tried_ += text;
+}
+
+// The winner has answered or failed: is it the peer?
+void Connector::judge(const Dial& dial) {
+  const std::string where = dial.to().text();
+  if (dial.state() == Dial::State::kFailed)
+    return remember(dial.status(), fmt::format("{}: {}", where, dial.text()));
+  const Reply& reply = dial.reply();
+  if (reply.incarnation != hello_.target) {
+    remember(Status::kPeerRestarted,
+             fmt::format("{}: there is agent '{}' of another incarnation", where, reply.name));
+    if (reply.name == peer_name_) verdict_ = Status::kPeerRestarted;
+  } else if (reply.status != TOWLINE_OK) {
+    remember(static_cast<Status>(reply.status), fmt::format("{}: it refused: {}", where, reply.text));
+    verdict_ = static_cast<Status>(reply.status);
+  } else {
+    verdict_ = Status::kOk;
+  }
+}
+
+// Says hello on the first that is connected, unless somebody is being listened to.
+bool Connector::elect(uint64_t now_ns) {
+  if (winner_ != nullptr) return false;
+  for (const auto& dial : dials_) {
+    if (dial->state() != Dial::State::kConnected) continue;
+    dial->send_hello(hello_, now_ns);
+    winner_ = dial.get();
+    return true;
+  }
+  return false;
+}
+
+Status Connector::finish(Status status, const std::string& text) {
+  text_ = fmt::format("connecting to '{}' over tcp: {}", peer_name_, text);
+  return status;
+}
+
+Status Connector::step(uint64_t now_ns) {
+  for (const auto& dial : dials_) dial->step();
+  if (winner_ != nullptr && winner_->state() != Dial::State::kAwaiting) {
+    judge(*winner_);
+    if (verdict_ == Status::kOk) return Status::kOk;
+    if (verdict_) return finish(*verdict_, tried_);
+  }
+  const bool others = next_ < candidates_.size() || dials_.size() > 1;
+  const bool silent = winner_ != nullptr && others && now_ns >= winner_->hello_sent_ns() + kSilenceNs;
+  std::erase_if(dials_, [&](const std::unique_ptr<Dial>& dial) {
+    const bool chosen = dial.get() == winner_;
+    if (chosen && silent && dial->state() == Dial::State::kAwaiting) {
+      remember(Status::kTimedOut, fmt::format("{}: no reply", dial->to().text()));
+    } else if (dial->state() == Dial::State::kFailed && !chosen) {
+      remember(dial->status(), fmt::format("{}: {}", dial->to().text(), dial->text()));
+    } else if (!chosen || dial->state() == Dial::State::kAwaiting) {
+      return false;
+    }
+    if (chosen) winner_ = nullptr;
+    next_start_ns_ = now_ns;
+    return true;
+  });
+  if (now_ns >= deadline_ns_) {
+    std::string waiting;
+    for (const auto& dial : dials_) {
+      waiting += fmt::format("{}{}: no {}", waiting.empty() ? "" : "; ", dial->to().text(),
+                             dial.get() == winner_ ? "reply" : "connection");
+    }
+    return finish(Status::kTimedOut, fmt::format("the deadline passed ({}{}{})", tried_,
+                                                 tried_.empty() || waiting.empty() ? "" : "; ", waiting));
+  }
+  while (next_ < candidates_.size() && winner_ == nullptr && (dials_.empty() || now_ns >= next_start_ns_)) {
+    start_next(now_ns);
+    if (!dials_.empty() && dials_.back()->state() == Dial::State::kFailed) {
+      remember(dials_.back()->status(),
+               fmt::format("{}: {}", dials_.back()->to().text(), dials_.back()->text()));
+      dials_.pop_back();
+      next_start_ns_ = now_ns;
+    }
+  }
+  elect(now_ns);
+  if (dials_.empty() && next_ == candidates_.size()) return finish(status_, tried_);
+  return Status::kInProgress;
+}
+
+uint64_t Connector::next_ns() const noexcept {
+  uint64_t next = deadline_ns_;
+  if (winner_ == nullptr && next_ < candidates_.size()) next = std::min(next, next_start_ns_);
+  if (winner_ != nullptr && (dials_.size() > 1 || next_ < candidates_.size())) {
+    next = std::min(next, winner_->hello_sent_ns() + kSilenceNs);
+  }
+  return next;
+}
+
+}  // namespace towline::tcp

@@ -1,0 +1,83 @@
+#include "transports/tcp/options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "transports/tcp/wire.h"
+
+namespace towline::tcp {
+namespace {
+
+[[noreturn]] void refuse(const char* key, const std::string& value, const std::string& wanted) {
+  throw plugin::Failure(Status::kInvalidArgument,
+                        fmt::format("{} = \"{}\": expected {}", key, value, wanted));
+}
+
+uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback, uint64_t low,
+                    uint64_t high) {
+  const std::string value = host.config(key, fallback);
+  const std::optional<uint64_t> bytes = parse_bytes(value);
+  if (!bytes || *bytes < low || *bytes > high)
+    refuse(key, value, fmt::format("a size from {} to {} bytes", low, high));
+  return *bytes;
+}
+
+uint64_t read_duration(const plugin::Host& host, const char* key, const char* fallback) {
+  const std::string value = host.config(key, fallback);
+  const std::optional<uint64_t> ns = parse_duration_ns(value);
+  if (!ns || *ns == 0) refuse(key, value, "a time such as 5s");
+  return *ns;
+}
+
+uint32_t read_number(const plugin::Host& host, const char* key, const char* fallback, uint32_t low,
+                     uint32_t high) {
+  const std::string value = host.config(key, fallback);
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  const bool whole = error == std::errc{} && end == value.data() + value.size();
+  if (!whole || number < low || number > high)
+    refuse(key, value, fmt::format("a number from {} to {}", low, high));
+  return number;
+}
+
+bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
+  const std::string value = host.config(key, fallback ? "true" : "false");
+  if (value == "true" || value == "yes" || value == "on" || value == "1") return true;
+  if (value == "false" || value == "no" || value == "off" || value == "0") return false;
+  refuse(key, value, "true or false");
+}
+
+Options read_all(const plugin::Host& host) {
+  Options options;
+  const std::string listen = host.config("tcp.listen", "*:0");
+  if (listen != "none") options.listen = parse_endpoints(listen, 0);
+  options.ports = parse_port_range(host.config("tcp.port_range", ""));
+  options.advertise = host.config("tcp.advertise", "");
+  options.unix_dir = host.config("tcp.unix_dir", "");
+  while (options.unix_dir.size() > 1 && options.unix_dir.ends_with('/')) options.unix_dir.pop_back();
+  options.sockets = read_number(host, "tcp.sockets", "4", 1, kMaxLanes);
+  options.bulk_bytes = read_bytes(host, "tcp.bulk_bytes", "1MiB", 0, UINT64_MAX);
+  options.frame_bytes = read_bytes(host, "tcp.frame_bytes", "1MiB", 4096, 16u << 20);
+  options.socket_buffer = read_bytes(host, "tcp.socket_buffer", "0", 0, 1u << 30);
+  options.handshake_timeout_ns = read_duration(host, "tcp.handshake_timeout", "5s");
+  options.user_timeout_ns = read_duration(host, "tcp.user_timeout", "20s");
+  options.checksum = read_bool(host, "tcp.checksum", false);
+  options.faults = framing::parse_fault_options(host.config("faults", ""));
+  return options;
+}
+
+}  // namespace
+
+Options Options::read(const plugin::Host& host) {
+  try {
+    return read_all(host);
+  } catch (const Error& error) {
+    throw plugin::Failure(error.code(), error.message());
+  }
+}
+
+}  // namespace towline::tcp

@@ -1,0 +1,32 @@
+// The configuration of one instance, keys "tcp.*"; README.md explains them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/socket_address.h"
+#include "framing/fault_options.h"
+#include "towline/plugin/backend.hpp"
+
+namespace towline::tcp {
+
+struct Options {
+  std::vector<Endpoint> listen;  // empty: takes no connections
+  PortRange ports;
+  std::string advertise;
+  std::string unix_dir;        // empty: no Unix socket
+  uint32_t sockets = 0;        // lanes of a connection once it carries bulk data
+  uint64_t bulk_bytes = 0;     // moved in both directions until it counts as that
+  uint64_t frame_bytes = 0;    // payload of one frame
+  uint64_t socket_buffer = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
+  uint64_t handshake_timeout_ns = 0;
+  uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket
+  bool checksum = false;
+  framing::FaultOptions faults;
+
+  // Throws plugin::Failure, naming the value.
+  static Options read(const plugin::Host& host);
+};
+
+}  // namespace towline::tcp

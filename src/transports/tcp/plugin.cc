@@ -1,0 +1,40 @@
+#include "transports/tcp/plugin.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/towline.h"
+#include "transports/tcp/backend.h"
+
+namespace {
+
+int32_t usable(char* reason, size_t capacity) {
+  for (const int family : {AF_INET, AF_INET6, AF_UNIX}) {
+    if (towline::UniqueFd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)).valid()) return TOWLINE_OK;
+  }
+  const int error = errno;
+  std::snprintf(reason, capacity, "no stream socket can be opened: %s", towline::errno_text(error).c_str());
+  return static_cast<int32_t>(towline::status_from_errno(error));
+}
+
+}  // namespace
+
+const towline_plugin_v1_t* towline_tcp_plugin() {
+  static const towline_plugin_v1_t plugin = towline::plugin::describe<towline::tcp::Backend>(
+      {.name = "tcp",
+       .version = "0.1.0",
+       .text = "framed transfers over TCP and Unix stream sockets, to any host",
+       .traits = TOWLINE_TRAIT_OWNER_CHECKED,
+       .kinds = 1u << TOWLINE_DRAM,
+       .cost = 100,
+       .worst_fence_ns = 20 * towline::kSecondNs,
+       .fence_reason = "acknowledgement, or the end of the connection within tcp.user_timeout"},
+      usable);
+  return &plugin;
+}

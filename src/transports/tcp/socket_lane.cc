@@ -1,0 +1,117 @@
+#include "transports/tcp/socket_lane.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/socket_address.h"
+
+namespace towline::tcp {
+namespace {
+
+// After so many empty reads a further lane is looked at once in so many passes.
+constexpr uint32_t kPatience = 64;
+constexpr uint32_t kSeldom = 16;
+
+void set(int fd, int level, int option, int value) noexcept {
+  setsockopt(fd, level, option, &value, sizeof value);
+}
+
+framing::IoResult failed() noexcept {
+  const int error = errno;
+  if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return framing::IoResult::again();
+  const bool gone = error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == EHOSTUNREACH ||
+                    error == ENETUNREACH || error == ECONNABORTED;
+  return framing::IoResult::error(gone ? Status::kPeerLost : status_from_errno(error), error);
+}
+
+}  // namespace
+
+void tune_socket(int fd, const Options& options) noexcept {
+  if (options.socket_buffer != 0) {
+    set(fd, SOL_SOCKET, SO_SNDBUF, static_cast<int>(options.socket_buffer));
+    set(fd, SOL_SOCKET, SO_RCVBUF, static_cast<int>(options.socket_buffer));
+  }
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(options.user_timeout_ns / kMillisecondNs));
+}
+
+SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, UniqueFd fd, bool first,
+                       uint32_t frame_bytes, towline_ready_fn ready, void* argument)
+    : host_(host),
+      worker_(worker),
+      fd_(std::move(fd)),
+      first_(first),
+      frame_bytes_(frame_bytes),
+      ready_(ready),
+      argument_(argument),
+      name_(fmt::format("{} -> {}", SocketAddress::local_of(fd_.get()).text(),
+                        SocketAddress::peer_of(fd_.get()).text())) {}
+
+framing::IoResult SocketLane::write(std::span<const iovec> pieces) noexcept {
+  if (!fd_.valid()) return framing::IoResult::closed();
+  ssize_t n = 0;
+  if (pieces.size() == 1) {
+    n = ::send(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } else {
+    msghdr message = {};
+    message.msg_iov = const_cast<iovec*>(pieces.data());
+    message.msg_iovlen = pieces.size();
+    n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  return n > 0 ? framing::IoResult::moved(static_cast<std::size_t>(n)) : failed();
+}
+
+framing::IoResult SocketLane::read(std::span<const iovec> pieces) noexcept {
+  if (!fd_.valid()) return framing::IoResult::closed();
+  if (!first_ && empty_reads_ >= kPatience && ++empty_reads_ % kSeldom != 0) {
+    return framing::IoResult::again();
+  }
+  const ssize_t n = pieces.size() == 1
+                        ? ::recv(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
+                        : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
+  if (n > 0) {
+    empty_reads_ = 0;
+    return framing::IoResult::moved(static_cast<std::size_t>(n));
+  }
+  if (empty_reads_ < kPatience) ++empty_reads_;
+  return n == 0 ? framing::IoResult::closed() : failed();
+}
+
+bool SocketLane::arm(bool want_write) noexcept {
+  if (!fd_.valid()) return true;
+  empty_reads_ = 0;  // whatever wakes us may have come here
+  const uint32_t wanted = want_write ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  if (watched_ == wanted) return false;
+  const int32_t status = watched_ == 0 ? host_.watch(worker_, fd_.get(), wanted, ready_, argument_)
+                                       : host_.rewatch(worker_, fd_.get(), wanted, ready_, argument_);
+  if (status != TOWLINE_OK) return true;  // never sleep on a socket that can't wake us
+  watched_ = wanted;
+  return false;
+}
+
+void SocketLane::close() noexcept {
+  if (!fd_.valid()) return;
+  if (watched_ != 0) host_.unwatch(worker_, fd_.get());
+  watched_ = 0;
+  fd_.reset();
+}
+
+std::string SocketLane::describe() const { return name_; }
+
+framing::Lane::Traits SocketLane::traits() const noexcept {
+  Traits traits;
+  traits.frame_bytes = frame_bytes_;
+  return traits;
+}
+
+}  // namespace towline::tcp

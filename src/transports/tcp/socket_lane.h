@@ -1,0 +1,52 @@
+// A lane over one stream socket, TCP or Unix.
+//
+// Polled while its worker is busy: a read is one recv that mostly finds something or says EAGAIN, without
+// epoll. Only when the worker is about to sleep does the socket's epoll interest matter, and it is changed
+// only when it has to be.
+//
+// What comes later has its place here: TLS is a lane around this one; io_uring and MSG_ZEROCOPY replace the
+// two system calls in read() and write() under the rules in framing/lane.h.
+#pragma once
+
+#include <cstdint>
+
+#include "base/unique_fd.h"
+#include "framing/lane.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/tcp/options.h"
+
+namespace towline::tcp {
+
+// Sets what every connected socket gets; what the kernel refuses is left as it is.
+void tune_socket(int fd, const Options& options) noexcept;
+
+class SocketLane final : public framing::Lane {
+ public:
+  // `ready` with `argument` is called on the worker when the socket has something while it is watched. The
+  // host outlives it. A lane that is not the first of its connection is read less often while nothing comes.
+  SocketLane(const plugin::Host& host, uint32_t worker, UniqueFd fd, bool first, uint32_t frame_bytes,
+             towline_ready_fn ready, void* argument);
+  ~SocketLane() override { close(); }
+
+  [[nodiscard]] framing::IoResult write(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] framing::IoResult read(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool arm(bool want_write) noexcept override;
+  void disarm() noexcept override {}  // level-triggered interest does no harm while awake
+  void close() noexcept override;
+  [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] Traits traits() const noexcept override;
+
+ private:
+  const plugin::Host& host_;
+  const uint32_t worker_;
+  UniqueFd fd_;
+  const bool first_;
+  const uint32_t frame_bytes_;
+  const towline_ready_fn ready_;
+  void* const argument_;
+  uint32_t watched_ = 0;      // epoll events; 0: not watched
+  uint32_t empty_reads_ = 0;  // in a row
+  std::string name_;
+};
+
+}  // namespace towline::tcp

@@ -1,0 +1,88 @@
+// The handshake of one socket; frames (framing/wire.h) follow it. Little-endian.
+//
+//   packet = u32 magic, u8 major, u8 minor, u16 bytes of the whole packet, fields, u32 CRC-32C of everything
+//   before
+//
+// The connector sends a hello, the acceptor answers with a reply, and neither sends frames before its own
+// part is done, so each is read to its last byte and no further. Lane 0 makes the connection; once it is up,
+// more sockets may join it by its id. A later minor version adds fields before the checksum, which an older
+// one leaves out.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/id.h"
+#include "towline/plugin/v1.h"
+
+namespace towline::tcp {
+
+inline constexpr uint32_t kHelloMagic = 0x48545754;  // "TWTH"
+inline constexpr uint32_t kReplyMagic = 0x52545754;  // "TWTR"
+inline constexpr uint8_t kMajor = 1;
+inline constexpr uint8_t kMinor = 0;
+inline constexpr std::size_t kPrefixBytes = 8;
+inline constexpr std::size_t kMaxPacketBytes = 1024;
+inline constexpr std::size_t kMaxReplyText = 512;
+inline constexpr std::size_t kMaxNameBytes = 255;
+inline constexpr uint16_t kMaxLanes = 64;
+
+// From the connector. `self.name` is not used: the name is beside it.
+struct Hello {
+  Id target;      // the incarnation it wants to reach
+  Id connection;  // random: what lanes are joined by
+  uint16_t lane = 0;
+  uint32_t worker = 0;  // of the acceptor, modulo the number it has
+  towline_identity self = {};
+  std::string name;
+
+  // `self` with the name in it, valid as long as this.
+  [[nodiscard]] towline_identity identity() const noexcept;
+};
+
+// From the acceptor.
+struct Reply {
+  int32_t status = 0;  // TOWLINE_OK or why not
+  Id incarnation;      // who is here
+  std::string name;
+  std::string text;  // for people, when status is an error
+};
+
+std::vector<uint8_t> pack(const Hello& hello);
+std::vector<uint8_t> pack(const Reply& reply);
+
+// Null when good, else what is wrong with it, for people. `packet` is whole.
+[[nodiscard]] const char* unpack(std::span<const uint8_t> packet, Hello& hello);
+[[nodiscard]] const char* unpack(std::span<const uint8_t> packet, Reply& reply);
+
+// Reads one packet from a non-blocking socket, and never a byte more.
+class PacketReader {
+ public:
+  enum class State { kMore, kWhole, kGarbage, kClosed };
+
+  explicit PacketReader(uint32_t magic) noexcept : magic_(magic) {}
+  State receive(int fd) noexcept;
+  [[nodiscard]] std::span<const uint8_t> packet() const noexcept { return {bytes_.data(), have_}; }
+  [[nodiscard]] int error() const noexcept {
+    return error_;
+  }  // kClosed: the errno, or 0 for the end of the stream
+
+ private:
+  uint32_t magic_;
+  std::array<uint8_t, kMaxPacketBytes> bytes_;
+  std::size_t have_ = 0;
+  std::size_t want_ = kPrefixBytes;
+  int error_ = 0;
+};
+
+// What a backend says of itself in the metadata: u8 version 1, then the endpoints as counted texts, best
+// first. At most TOWLINE_MAX_ADDRESS_BYTES: the last ones are left out if need be.
+std::vector<uint8_t> pack_address(std::span<const std::string> endpoints);
+[[nodiscard]] const char* unpack_address(std::span<const uint8_t> address,
+                                         std::vector<std::string>& endpoints);
+
+}  // namespace towline::tcp

@@ -1,0 +1,417 @@
+// What every transport promises, through the public API.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "transport_fixture.h"
+
+namespace towline::conformance {
+namespace {
+
+TEST_P(TransportTest, WriteMovesPickedBlocksAndNoOthers) {
+  stamp(left_memory_->data(), left_memory_->size(), 1);
+  const auto from = shuffled(kBlocks, 1);
+  const auto to = shuffled(kBlocks, 2);
+  constexpr uint32_t kMoved = kBlocks / 2;
+  const Transfer move = left_->transfer(Op::write, mine(), std::span(from).first(kMoved), theirs(),
+                                        std::span(to).first(kMoved));
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  for (uint32_t i = 0; i < kMoved; ++i) {
+    ASSERT_EQ(
+        std::memcmp(right_memory_->data() + to[i] * kBlock, left_memory_->data() + from[i] * kBlock, kBlock),
+        0)
+        << "block " << i;
+  }
+  const std::vector<std::byte> zero(kBlock);
+  for (uint32_t i = kMoved; i < kBlocks; ++i) {
+    ASSERT_EQ(std::memcmp(right_memory_->data() + to[i] * kBlock, zero.data(), kBlock), 0)
+        << "block " << to[i];
+  }
+  EXPECT_EQ(move.result().bytes, kMoved * kBlock);
+  EXPECT_EQ(move.result().fences, 3u);
+}
+
+TEST_P(TransportTest, ReadMovesPickedBlocks) {
+  stamp(right_memory_->data(), right_memory_->size(), 2);
+  const auto from = shuffled(kBlocks, 3);
+  const auto to = shuffled(kBlocks, 4);
+  const Transfer move = left_->transfer(Op::read, mine(), to, theirs(), from);
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  for (uint32_t i = 0; i < kBlocks; ++i) {
+    ASSERT_EQ(
+        std::memcmp(left_memory_->data() + to[i] * kBlock, right_memory_->data() + from[i] * kBlock, kBlock),
+        0)
+        << "block " << i;
+  }
+}
+
+TEST_P(TransportTest, UnequalBlockSizesAreCutToFit) {
+  stamp(left_memory_->data(), left_memory_->size(), 3);
+  // Every other 8 KiB block here against 2 KiB blocks there.
+  const Transfer move =
+      left_->transfer(Op::write, mine(8192), Range{0, 2, 256}, theirs(2048), Range{0, 1, 1024});
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  for (uint64_t i = 0; i < 256; ++i) {
+    ASSERT_EQ(std::memcmp(right_memory_->data() + i * 8192, left_memory_->data() + i * 16384, 8192), 0) << i;
+  }
+}
+
+TEST_P(TransportTest, NestedStridesMoveOneHeadOfEveryToken) {
+  stamp(right_memory_->data(), right_memory_->size(), 4);
+  // There: 64 pages of 16 tokens of 8 heads of 512 bytes. Here: the third head alone, packed.
+  const Blocks theirs_head =
+      Blocks::at(right_memory_->data() + 2 * 512, 512).repeat(64, 65536).repeat(16, 4096);
+  const Blocks mine_head = Blocks::at(left_memory_->data(), 512).repeat(64 * 16, 512);
+  const Transfer move =
+      left_->transfer(Op::read, left_->block_list(mine_head), peer_->block_list(theirs_head));
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  for (uint64_t token = 0; token < 64 * 16; ++token) {
+    ASSERT_EQ(
+        std::memcmp(left_memory_->data() + token * 512, right_memory_->data() + token * 4096 + 1024, 512), 0)
+        << token;
+  }
+}
+
+TEST_P(TransportTest, NoticeArrivesAfterEveryByte) {
+  const BlockList from = mine();
+  const BlockList to = theirs();
+  const Transfer move = left_->transfer(Op::write, from, to, {.notice = "first"});
+  for (uint64_t round = 1; round <= 20; ++round) {
+    stamp(left_memory_->data(), left_memory_->size(), round);
+    const std::string text = "round " + std::to_string(round);
+    ASSERT_EQ(move.set_notice(text), Status::kOk);
+    ASSERT_GE(static_cast<int>(move.post()), 0);
+    const Notice notice = next_notice(*right_);
+    ASSERT_TRUE(notice);
+    EXPECT_EQ(notice.text(), text);
+    EXPECT_EQ(notice.peer_name(), "left");
+    EXPECT_EQ(notice.peer_incarnation(), left_->incarnation());
+    ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0) << round;
+    ASSERT_EQ(move.wait(20s), Status::kOk);
+  }
+}
+
+TEST_P(TransportTest, ReadCarriesANoticeToTheOwner) {
+  const Transfer move = left_->transfer(Op::read, mine(), theirs(), {.notice = "read it"});
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  EXPECT_EQ(next_notice(*right_).text(), "read it");
+}
+
+TEST_P(TransportTest, StandaloneNoticesKeepOrderAndWaitForCredit) {
+  const std::string filler(1000, 'x');
+  uint32_t sent = 0;
+  Status status = Status::kOk;
+  while (sent < 100000 && (status = peer_->send(std::to_string(sent) + " " + filler)) == Status::kOk) ++sent;
+  EXPECT_EQ(status, Status::kAgain) << "a receiver that never looks must bound its sender";
+  EXPECT_GT(sent, 100u);
+  for (uint32_t i = 0; i < sent; ++i) {
+    const Notice notice = next_notice(*right_);
+    ASSERT_TRUE(notice);
+    ASSERT_EQ(notice.text(), std::to_string(i) + " " + filler);
+  }
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while ((status = peer_->send("again")) == Status::kAgain && std::chrono::steady_clock::now() < until)
+    std::this_thread::yield();
+  EXPECT_EQ(status, Status::kOk) << "consumed notices give their credit back";
+  EXPECT_EQ(next_notice(*right_).text(), "again");
+}
+
+TEST_P(TransportTest, EmptyAndLargestNoticesArriveWhole) {
+  ASSERT_EQ(peer_->send(""), Status::kOk);
+  const Notice empty = next_notice(*right_);
+  EXPECT_TRUE(empty);
+  EXPECT_EQ(empty.bytes().size(), 0u);
+  std::string largest(TOWLINE_MAX_NOTICE_BYTES, 'n');
+  for (size_t i = 0; i < largest.size(); ++i) largest[i] = static_cast<char>(i * 7);
+  ASSERT_EQ(peer_->send(largest), Status::kOk);
+  EXPECT_EQ(next_notice(*right_).text(), largest);
+  EXPECT_EQ(peer_->send(largest + "!"), Status::kLimitExceeded);
+}
+
+TEST_P(TransportTest, CountersAddUpAfterTheData) {
+  const Counter counter = right_->counter(5);
+  const Transfer move =
+      left_->transfer(Op::write, mine(), theirs(), {.counter_key = counter.key(), .counter_add = 10});
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  ASSERT_EQ(counter.wait(15, 20s), Status::kOk);
+  ASSERT_EQ(peer_->add(counter.key(), 3), Status::kOk);
+  ASSERT_EQ(counter.wait(18, 20s), Status::kOk);
+  EXPECT_EQ(counter.value(), 18u);
+  EXPECT_EQ(counter.wait(19, 1ms), Status::kTimedOut);
+}
+
+TEST_P(TransportTest, ATransferIsPostedAgainAndAgain) {
+  const auto picks = shuffled(16, 9);
+  const Transfer move = left_->transfer(Op::write, mine(), picks, theirs(), picks);
+  for (uint64_t round = 0; round < 500; ++round) {
+    stamp(left_memory_->data(), 16 * kBlock, round);
+    ASSERT_EQ(run(move), Status::kOk) << round;
+    ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), 16 * kBlock), 0) << round;
+  }
+}
+
+TEST_P(TransportTest, LargeTransfersMoveWhole) {
+  start({}, {}, uint64_t{48} << 20);
+  stamp(left_memory_->data(), left_memory_->size(), 5);
+  const Transfer write = left_->transfer(Op::write, mine(16 << 20), theirs(16 << 20));
+  ASSERT_EQ(run(write), Status::kOk) << last_error();
+  ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+  stamp(right_memory_->data(), right_memory_->size(), 6);
+  const Transfer read = left_->transfer(Op::read, mine(16 << 20), theirs(16 << 20));
+  ASSERT_EQ(run(read), Status::kOk) << last_error();
+  ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+}
+
+TEST_P(TransportTest, OddAddressesAndLengthsMoveExactly) {
+  stamp(left_memory_->data(), left_memory_->size(), 7);
+  for (const uint64_t length : {1, 3, 63, 1001, 4097}) {
+    const BlockList from =
+        left_->block_list(Blocks::at(left_memory_->data() + 13, length).repeat(50, length + 5));
+    const BlockList to =
+        peer_->block_list(Blocks::at(right_memory_->data() + 1, length).repeat(50, length + 9));
+    ASSERT_EQ(run(left_->transfer(Op::write, from, to)), Status::kOk) << last_error();
+    for (uint64_t i = 0; i < 50; ++i) {
+      ASSERT_EQ(std::memcmp(right_memory_->data() + 1 + i * (length + 9),
+                            left_memory_->data() + 13 + i * (length + 5), length),
+                0)
+          << length << " block " << i;
+    }
+  }
+}
+
+TEST_P(TransportTest, WorkSplitOverTwoEnginesJoinsBeforeItsNotice) {
+  start({.workers = 2}, {.workers = 2}, uint64_t{16} << 20);
+  const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "joined", .threads = 2});
+  for (uint64_t round = 0; round < 5; ++round) {
+    stamp(left_memory_->data(), left_memory_->size(), round);
+    ASSERT_EQ(run(move), Status::kOk) << last_error();
+    ASSERT_EQ(next_notice(*right_).text(), "joined");
+    ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+  }
+}
+
+TEST_P(TransportTest, CompletionsAreQueuedOrCalledBackOnce) {
+  std::atomic<int> called{0};
+  const Transfer called_back =
+      left_->transfer(Op::write, mine(), theirs(),
+                      {.user_data = &called, .callback = [](const towline_completion_t* completion) {
+                         if (completion->status == TOWLINE_OK)
+                           static_cast<std::atomic<int>*>(completion->user_data)->fetch_add(1);
+                       }});
+  ASSERT_EQ(run(called_back), Status::kOk);
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (called.load() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_EQ(called.load(), 1);
+
+  int tag = 0;
+  const Transfer queued =
+      left_->transfer(Op::write, mine(), theirs(), {.queue_completion = true, .user_data = &tag});
+  ASSERT_GE(static_cast<int>(queued.post()), 0);
+  Completion completion;
+  int32_t pulled = 0;
+  while ((pulled = left_->pull({&completion, 1})) == 0 && std::chrono::steady_clock::now() < until)
+    (void)left_->wait(10ms);
+  ASSERT_EQ(pulled, 1);
+  EXPECT_EQ(completion.outcome(), Status::kOk);
+  EXPECT_EQ(completion.user_data, &tag);
+  EXPECT_EQ(completion.transfer, queued.native());
+  EXPECT_EQ(left_->pull({&completion, 1}), 0);
+}
+
+TEST_P(TransportTest, PassiveApplicationsServeReadsAndWrites) {
+  // `right` is never called in here: its hosted engine does what the path needs.
+  stamp(right_memory_->data(), right_memory_->size(), 8);
+  ASSERT_EQ(run(left_->transfer(Op::read, mine(), theirs())), Status::kOk);
+  ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+}
+
+TEST_P(TransportTest, CallerDrivenAgentsWorkWhileTheyAreDriven) {
+  start({.progress = Progress::kCaller}, {.progress = Progress::kCaller});
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop.load()) right_->progress();
+  });
+  stamp(left_memory_->data(), left_memory_->size(), 9);
+  {
+    const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "driven"});
+    EXPECT_EQ(run(move), Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+    EXPECT_EQ(next_notice(*right_).text(), "driven");
+  }
+  left_region_.reset();
+  left_.reset();
+  stop = true;
+  other.join();
+}
+
+TEST_P(TransportTest, ManyThreadsShareOneAgent) {
+  constexpr int kThreads = 8;
+  stamp(left_memory_->data(), left_memory_->size(), 10);
+  const BlockList from = mine();
+  const BlockList to = theirs();
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      const Range share{t * kBlocks / kThreads, 1, kBlocks / kThreads};
+      const Transfer move = left_->transfer(Op::write, from, share, to, share, {.notice = "t"});
+      for (int round = 0; round < 20; ++round) {
+        Status status = run(move);
+        while (status == Status::kAgain) {
+          std::this_thread::yield();
+          status = run(move);
+        }
+        if (status != Status::kOk) ++failures;
+      }
+    });
+  }
+  int notices = 0;
+  while (notices < kThreads * 20) {
+    const Notice notice = next_notice(*right_);
+    if (!notice) break;
+    ++notices;
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures.load(), 0);
+  EXPECT_EQ(notices, kThreads * 20);
+  EXPECT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+}
+
+TEST_P(TransportTest, AccessRightsAreKept) {
+  const Buffer memory(kBlock, GetParam().shared_memory);
+  const Region read_only =
+      right_->register_memory(dram(memory.data(), memory.size()), {.access = Access::kRead});
+  const Peer peer = left_->add_peer(right_->metadata());
+  const BlockList there = peer.block_list(Blocks::at(memory.data(), kBlock));
+  const BlockList here = left_->block_list(Blocks::at(left_memory_->data(), kBlock));
+  EXPECT_EQ(run(left_->transfer(Op::read, here, there)), Status::kOk);
+  try {
+    (void)left_->transfer(Op::write, here, there);
+    FAIL() << "writing a read-only region was allowed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kPermissionDenied) << error.what();
+  }
+}
+
+TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
+  if (!kSeesRings && std::string(GetParam().name) == "shm") {
+    GTEST_SKIP() << "guarded memory goes through the ring, which ThreadSanitizer can't follow";
+  }
+  const Buffer memory(kBlock, GetParam().shared_memory);
+  stamp(memory.data(), memory.size(), 11);
+  const Region guarded = right_->register_memory(dram(memory.data(), memory.size()), {.guarded = true});
+  const Peer peer = left_->add_peer(right_->metadata());
+  const BlockList there = peer.block_list(Blocks::at(memory.data(), kBlock));
+  const BlockList here = left_->block_list(Blocks::at(left_memory_->data(), kBlock));
+  try {
+    const Transfer move = left_->transfer(Op::read, here, there);
+    EXPECT_TRUE(GetParam().guards);
+    EXPECT_EQ(run(move), Status::kOk);
+    EXPECT_EQ(std::memcmp(left_memory_->data(), memory.data(), kBlock), 0);
+  } catch (const Error& error) {
+    EXPECT_FALSE(GetParam().guards) << error.what();
+    EXPECT_EQ(error.code(), Status::kNoRoute) << error.what();
+  }
+}
+
+TEST_P(TransportTest, DeregisteredMemoryIsNeverTouchedAgain) {
+  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  ASSERT_EQ(run(move), Status::kOk);
+  ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
+  std::memset(right_memory_->data(), 0x5a, right_memory_->size());
+  const Status status = run(move);
+  EXPECT_EQ(status, Status::kStale) << status_name(status);
+  for (uint64_t i = 0; i < right_memory_->size(); ++i)
+    ASSERT_EQ(right_memory_->data()[i], std::byte{0x5a}) << i;
+}
+
+TEST_P(TransportTest, DeregisteringLocalMemoryStopsItsTransfers) {
+  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  ASSERT_EQ(run(move), Status::kOk);
+  ASSERT_EQ(left_region_->deregister(20s), Status::kOk) << last_error();
+  EXPECT_EQ(move.post(), Status::kStale);
+  EXPECT_THROW((void)mine(), Error);
+}
+
+TEST_P(TransportTest, CancelHasOneOutcomeAndAFence) {
+  start({}, {}, uint64_t{64} << 20);
+  const Transfer move = left_->transfer(Op::write, mine(1 << 20), theirs(1 << 20));
+  for (int round = 0; round < 5; ++round) {
+    const Status posted = move.post();
+    ASSERT_GE(static_cast<int>(posted), 0);
+    move.cancel();
+    const Status outcome = move.wait(20s);
+    EXPECT_TRUE(outcome == Status::kCancelled || outcome == Status::kOk) << status_name(outcome);
+    ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+    EXPECT_EQ(move.poll(), outcome) << "an outcome never changes";
+    // Fenced: what is written now is not overwritten by what was under way.
+    std::memset(right_memory_->data(), 0x11, right_memory_->size());
+    ASSERT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + right_memory_->size(),
+                            [](std::byte byte) { return byte == std::byte{0x11}; }));
+  }
+  EXPECT_EQ(run(move), Status::kOk) << "a cancelled transfer can be posted again";
+}
+
+TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
+  Agent third("third",
+              {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
+  const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
+  Region region = third.register_memory(dram(memory.data(), memory.size()));
+  const Peer other = left_->add_peer(third.metadata());
+  const Transfer to_right = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
+  const Transfer to_third =
+      left_->transfer(Op::write, mine(), other.block_list(blocks_of(memory.data(), memory.size(), kBlock)));
+  ASSERT_EQ(run(to_right), Status::kOk);
+  right_region_.reset();
+  right_.reset();
+  Status status = Status::kOk;
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (status == Status::kOk && std::chrono::steady_clock::now() < until) status = run(to_right);
+  EXPECT_TRUE(is_error(status)) << status_name(status);
+  EXPECT_EQ(run(to_third), Status::kOk) << last_error();
+}
+
+// A post that was accepted is not refused because its outcome came before it returned.
+TEST_P(TransportTest, ADeadlineThatIsOverAtOnceEndsAnAcceptedPost) {
+  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();  // connected
+  for (int i = 0; i < 200; ++i) {
+    const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.timeout = 1ns});
+    const Status posted = move.post();
+    ASSERT_TRUE(posted == Status::kOk || posted == Status::kInProgress) << status_name(posted);
+    const Status status = move.wait(20s);
+    ASSERT_TRUE(status == Status::kOk || status == Status::kTimedOut) << status_name(status);
+    ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  }
+  EXPECT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();
+}
+
+TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
+  const Transfer old = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
+  ASSERT_EQ(run(old), Status::kOk);
+  right_.reset();  // as a crash would, without deregistering
+  right_region_.reset();
+  right_ = std::make_unique<Agent>(
+      "right",
+      AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
+  right_region_ =
+      std::make_unique<Region>(right_->register_memory(dram(right_memory_->data(), right_memory_->size())));
+  const Peer again = left_->add_peer(right_->metadata());
+  EXPECT_NE(again.incarnation(), peer_->incarnation());
+  EXPECT_EQ(old.post(), Status::kPeerRestarted);
+  const BlockList there = again.block_list(blocks_of(right_memory_->data(), right_memory_->size(), kBlock));
+  EXPECT_EQ(run(left_->transfer(Op::write, mine(), there)), Status::kOk) << last_error();
+}
+
+TEST_P(TransportTest, RouteSaysWhichBackendAndWhy) {
+  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  const std::string route = move.route();
+  EXPECT_NE(route.find(std::string("\"backend\":\"") + GetParam().backends + "\""), std::string::npos)
+      << route;
+  EXPECT_NE(route.find("\"how\""), std::string::npos) << route;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::ValuesIn(kTransports),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace towline::conformance

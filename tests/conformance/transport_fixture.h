@@ -1,0 +1,158 @@
+// Joins a transport to the conformance suite: how to make two agents that reach each other over it, and only
+// it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "towline/towline.hpp"
+
+namespace towline::conformance {
+
+using namespace std::chrono_literals;
+
+struct Transport {
+  const char* name;      // in the test's name
+  const char* backends;  // the agents' only ones
+  const char* config;    // TOML
+  bool shared_memory;    // allocate with towline::Memory, so that peers can map it; else plain memory
+  bool guards = true;    // reaches guarded regions
+};
+
+inline void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
+
+// ThreadSanitizer does not see that a store through one mapping of shared memory is ordered before a load
+// through another: payload that crossed the ring between two agents of one process would be reported as a
+// race.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kSeesRings = false;
+#else
+inline constexpr bool kSeesRings = true;
+#endif
+
+// Every way bytes can take today. A new transport, or a new path of one, joins here.
+inline const Transport kTransports[] = {
+    {"memory", "memory", "", false},
+    {"memory_framed", "memory", "[memory]\nframed = true\n", false},
+    {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true, false},
+    {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false, false},
+#ifndef __SANITIZE_THREAD__
+    {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
+#endif
+    {"shm", "shm", "", true},
+    {"tcp", "tcp", "", false},
+    {"tcp_one_socket_checksum", "tcp", "[tcp]\nsockets = 1\nchecksum = true\n", false},
+};
+
+// Page-aligned memory of either sort.
+class Buffer {
+ public:
+  Buffer(uint64_t bytes, bool shared) : bytes_(bytes) {
+    if (shared) {
+      memory_ = std::make_unique<Memory>(bytes);
+    } else {
+      plain_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) & ~uint64_t{4095})));
+      std::memset(plain_.get(), 0, bytes);
+    }
+  }
+  [[nodiscard]] std::byte* data() const { return memory_ ? memory_->data() : plain_.get(); }
+  [[nodiscard]] uint64_t size() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* pointer) const { std::free(pointer); }
+  };
+  uint64_t bytes_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<std::byte, Free> plain_;
+};
+
+// Fills memory with what only this (seed, address offset) pair gives, so that a misplaced or stale byte
+// shows.
+inline void stamp(std::byte* data, uint64_t bytes, uint64_t seed) {
+  for (uint64_t i = 0; i + 8 <= bytes; i += 8) {
+    const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ (i * 0xbf58476d1ce4e5b9ULL);
+    std::memcpy(data + i, &word, 8);
+  }
+}
+
+class TransportTest : public ::testing::TestWithParam<Transport> {
+ protected:
+  static constexpr uint64_t kBlock = 4096;
+  static constexpr uint64_t kBlocks = 1024;
+
+  void SetUp() override { start({}, {}); }
+
+  void start(AgentOptions left_options, AgentOptions right_options, uint64_t bytes = kBlock * kBlocks) {
+    const Transport& transport = GetParam();
+    peer_.reset();
+    for (AgentOptions* options : {&left_options, &right_options}) {
+      options->backends = transport.backends;
+      options->config += transport.config;
+      if (options->listen.empty()) options->listen = "127.0.0.1:0";
+      if (options->default_timeout == 0ns) options->default_timeout = 20s;
+    }
+    left_memory_ = std::make_unique<Buffer>(bytes, transport.shared_memory);
+    right_memory_ = std::make_unique<Buffer>(bytes, transport.shared_memory);
+    left_region_.reset();
+    right_region_.reset();
+    left_ = std::make_unique<Agent>("left", left_options);
+    right_ = std::make_unique<Agent>("right", right_options);
+    left_region_ = std::make_unique<Region>(left_->register_memory(dram(left_memory_->data(), bytes)));
+    right_region_ = std::make_unique<Region>(right_->register_memory(dram(right_memory_->data(), bytes)));
+    peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
+  }
+
+  void TearDown() override {
+    peer_.reset();
+    left_region_.reset();
+    right_region_.reset();
+    left_.reset();
+    right_.reset();
+  }
+
+  [[nodiscard]] BlockList mine(uint64_t block = kBlock) const {
+    return left_->block_list(blocks_of(left_memory_->data(), left_memory_->size(), block));
+  }
+  [[nodiscard]] BlockList theirs(uint64_t block = kBlock) const {
+    return peer_->block_list(blocks_of(right_memory_->data(), right_memory_->size(), block));
+  }
+  [[nodiscard]] std::vector<uint32_t> shuffled(uint32_t count, uint32_t seed) const {
+    std::vector<uint32_t> picks(count);
+    for (uint32_t i = 0; i < count; ++i) picks[i] = i;
+    std::shuffle(picks.begin(), picks.end(), std::mt19937(seed));
+    return picks;
+  }
+  static Status run(const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(20s) : posted;
+  }
+  // The next notice, or an empty one after a while.
+  static Notice next_notice(const Agent& agent) {
+    Notice notice;
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (agent.receive(notice) != Status::kOk && std::chrono::steady_clock::now() < until) {
+      (void)agent.wait(100ms);
+    }
+    return notice;
+  }
+
+  std::unique_ptr<Buffer> left_memory_;
+  std::unique_ptr<Buffer> right_memory_;
+  std::unique_ptr<Agent> left_;
+  std::unique_ptr<Agent> right_;
+  std::unique_ptr<Region> left_region_;
+  std::unique_ptr<Region> right_region_;
+  std::unique_ptr<Peer> peer_;
+};
+
+}  // namespace towline::conformance

@@ -1,0 +1,337 @@
+// Promises 5 to 9 and 13 with real processes. Prints how long it took to notice and to fence.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "towline/towline.hpp"
+#include "victim.h"
+
+namespace towline::faults {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kQuickHeartbeat =
+    "[peer]\nheartbeat = \"50ms\"\nsuspect = \"150ms\"\nlost = \"400ms\"\n";
+
+struct Way {
+  const char* name;
+  const char* backends;
+  const char* config;
+  bool shared_memory;
+};
+
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+const Way kWays[] = {
+    {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true},
+    {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
+    {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
+    {"tcp", "tcp", "", false},
+};
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+template <class Ready>
+bool eventually(Ready&& ready, Clock::duration limit = 20s) {
+  const auto until = Clock::now() + limit;
+  while (!ready()) {
+    if (Clock::now() >= until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// This process's side: an agent with memory of the same size as the victim's.
+class Survivor {
+ public:
+  explicit Survivor(const Way& way, const std::string& more_config = {},
+                    const std::string& listen = "127.0.0.1:0")
+      : agent_("survivor", {.listen = listen, .backends = way.backends, .config = way.config + more_config}),
+        memory_(kVictimBytes),
+        region_(agent_.register_memory(dram(memory_))) {}
+
+  Transfer write_to(const Peer& peer, const Victim& victim, const TransferOptions& options = {}) const {
+    return agent_.transfer(
+        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, 1 << 20)),
+        peer.block_list(blocks_of(reinterpret_cast<const void*>(victim.memory()), kVictimBytes, 1 << 20)),
+        options);
+  }
+  static Status run(const Transfer& transfer, Clock::duration limit = 20s) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(limit) : posted;
+  }
+  bool echoes(const Peer& peer, const std::string& text) const {
+    if (!eventually([&] { return peer.send(text) == Status::kOk; })) return false;
+    Notice notice;
+    return eventually([&] {
+      (void)agent_.wait(10ms);
+      return agent_.receive(notice) == Status::kOk && notice.text() == text;
+    });
+  }
+
+  Agent agent_;
+  Memory memory_;
+  Region region_;
+};
+
+class Faults : public ::testing::TestWithParam<Way> {
+ protected:
+  [[nodiscard]] VictimOptions victim_options(const std::string& more_config = {}) const {
+    return {.backends = GetParam().backends,
+            .config = GetParam().config + more_config,
+            .shared_memory = GetParam().shared_memory};
+  }
+};
+
+TEST_P(Faults, AKilledPeerIsNoticedAtOnceAndEverythingInFlightEnds) {
+  Survivor survivor(GetParam());
+  Victim victim(victim_options());
+  const Peer peer = survivor.agent_.connect(victim.address());
+  const Transfer move = survivor.write_to(peer, victim, {.timeout = 10s});
+  ASSERT_EQ(Survivor::run(move), Status::kOk) << last_error();
+  Status status = move.post();
+  ASSERT_GE(static_cast<int>(status), 0) << status_name(status);
+  const auto killed_at = Clock::now();
+  victim.kill_hard();
+  // The one in flight has one outcome; the first one after the peer is known to be gone is refused.
+  status = move.wait(10s);
+  EXPECT_NE(status, Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return is_error(Survivor::run(move, 10s)); }));
+  const double noticed_ms = milliseconds_since(killed_at);
+  EXPECT_EQ(move.wait_fenced(Fence::kLocal, 10s), Status::kOk);
+  std::printf("    %s: noticed after %.1f ms, fenced locally after %.1f ms\n", GetParam().name, noticed_ms,
+              milliseconds_since(killed_at));
+  EXPECT_TRUE(eventually([&] { return peer.health() == Health::kLost; }));
+}
+
+TEST_P(Faults, AStoppedPeerIsSuspectThenLostAndOthersGoOn) {
+  Survivor survivor(GetParam(), kQuickHeartbeat);
+  Victim stopped(victim_options());
+  VictimOptions other_options = victim_options();
+  other_options.name = "other";
+  Victim other(other_options);
+  const Peer peer = survivor.agent_.connect(stopped.address());
+  const Peer other_peer = survivor.agent_.connect(other.address());
+  const Transfer move = survivor.write_to(peer, stopped, {.notice = "data", .timeout = 5s});
+  const Transfer other_move = survivor.write_to(other_peer, other, {.timeout = 5s});
+  ASSERT_EQ(Survivor::run(move), Status::kOk) << last_error();
+  ASSERT_EQ(Survivor::run(other_move), Status::kOk) << last_error();
+  stopped.signal(SIGSTOP);
+  const auto stopped_at = Clock::now();
+  ASSERT_TRUE(
+      eventually([&] { return peer.health() == Health::kSuspect || peer.health() == Health::kLost; }));
+  const double suspect_ms = milliseconds_since(stopped_at);
+  ASSERT_EQ(Survivor::run(other_move), Status::kOk) << "another peer is not held up";
+  ASSERT_TRUE(eventually([&] { return peer.health() == Health::kLost; }));
+  std::printf("    %s: suspect after %.1f ms, lost after %.1f ms\n", GetParam().name, suspect_ms,
+              milliseconds_since(stopped_at));
+  EXPECT_EQ(other_peer.health(), Health::kAlive);
+  stopped.signal(SIGCONT);
+  // The same incarnation: the same handles work again, over a new connection.
+  ASSERT_TRUE(eventually([&] { return Survivor::run(move, 5s) == Status::kOk; })) << last_error();
+  EXPECT_EQ(peer.health(), Health::kAlive);
+}
+
+TEST_P(Faults, APeerRestartedUnderItsNameIsMetAnew) {
+  Survivor survivor(GetParam());
+  auto victim = std::make_unique<Victim>(victim_options());
+  const Peer before = survivor.agent_.connect(victim->address());
+  const Transfer old = survivor.write_to(before, *victim, {.timeout = 5s});
+  ASSERT_EQ(Survivor::run(old), Status::kOk) << last_error();
+  victim = nullptr;  // kill -9
+  victim = std::make_unique<Victim>(victim_options());
+  const Peer after = survivor.agent_.connect(victim->address());
+  EXPECT_NE(before.incarnation(), after.incarnation());
+  EXPECT_EQ(old.post(), Status::kPeerRestarted);
+  EXPECT_EQ(old.wait_fenced(Fence::kBoth, 5s), Status::kOk);
+  EXPECT_EQ(Survivor::run(survivor.write_to(after, *victim)), Status::kOk) << last_error();
+  EXPECT_TRUE(survivor.echoes(after, "hello again"));
+  EXPECT_EQ(victim->finish(), 0);
+}
+
+TEST_P(Faults, NothingIsLeftBehindByAKilledProcess) {
+  const auto count = [] {
+    size_t entries = 0;
+    for (const char* directory : {"/dev/shm", "/tmp"}) {
+      for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+        if (entry.path().filename().string().find("towline") == 0) ++entries;
+      }
+    }
+    return entries;
+  };
+  const size_t before = count();
+  {
+    Survivor survivor(GetParam());
+    Victim victim(victim_options());
+    const Peer peer = survivor.agent_.connect(victim.address());
+    ASSERT_EQ(Survivor::run(survivor.write_to(peer, victim)), Status::kOk) << last_error();
+    victim.kill_hard();
+  }
+  EXPECT_EQ(count(), before);
+}
+
+TEST_P(Faults, ASurvivorEndsCleanlyWhileTransfersAreUnderWay) {
+  // The other way round: the side that posts goes away in the middle, the victim lives on and ends with exit
+  // code 0.
+  Victim victim(victim_options());
+  {
+    Survivor survivor(GetParam());
+    const Peer peer = survivor.agent_.connect(victim.address());
+    const Transfer move = survivor.write_to(peer, victim);
+    ASSERT_GE(static_cast<int>(move.post()), 0);
+  }
+  Survivor next(GetParam());
+  const Peer peer = next.agent_.connect(victim.address());
+  EXPECT_EQ(Survivor::run(next.write_to(peer, victim)), Status::kOk) << last_error();
+  EXPECT_EQ(victim.finish(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(kWays),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---- strangers
+
+void send_to(const std::string& address, const void* bytes, size_t count) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) {
+    [[maybe_unused]] const ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
+  }
+  close(fd);
+}
+
+TEST(Strangers, GarbageAndSilenceOnThePortDisturbNobody) {
+  const Way way = kWays[3];
+  Survivor survivor(way);
+  Victim victim({.backends = "tcp", .config = {}, .shared_memory = false});
+  const Peer peer = survivor.agent_.connect(victim.address());
+  const Transfer move = survivor.write_to(peer, victim);
+  std::mt19937 random(5);
+  for (int i = 0; i < 50; ++i) {
+    std::vector<uint8_t> garbage(random() % 4096);
+    for (uint8_t& byte : garbage) byte = static_cast<uint8_t>(random());
+    send_to(victim.address(), garbage.data(), garbage.size());
+  }
+  EXPECT_EQ(Survivor::run(move), Status::kOk) << last_error();
+  EXPECT_TRUE(survivor.echoes(peer, "still here"));
+  EXPECT_NO_THROW((void)survivor.agent_.connect(victim.address()));
+}
+
+// Runs `body` in a child process, since it changes what the whole process has; true when it returned true.
+bool in_child(const std::function<bool()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    bool right = false;
+    try {
+      right = body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    std::fflush(nullptr);
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(Limits, OutOfDescriptorsIsAClearErrorAndTheFirstAgentGoesOn) {
+  EXPECT_TRUE(in_child([] {
+    Agent first("first", {.listen = "127.0.0.1:0"});
+    Memory memory(1 << 20);
+    const Region region = first.register_memory(dram(memory));
+    const Peer self = first.add_peer(first.metadata());
+    const Transfer move = first.transfer(Op::write, first.block_list(Blocks::at(memory.data(), 4096)),
+                                         self.block_list(Blocks::at(memory.data() + 4096, 4096)));
+    const rlimit none = {3, 3};
+    setrlimit(RLIMIT_NOFILE, &none);
+    try {
+      Agent second("second", {.listen = "127.0.0.1:0"});
+      return false;
+    } catch (const Error& error) {
+      std::printf("    %s\n", error.what());
+    }
+    return Survivor::run(move) == Status::kOk;
+  }));
+}
+
+// ---- two hosts
+
+bool shell(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
+
+// Two network namespaces joined by a veth pair, as two hosts: this process's own new one, and the victim's.
+bool cut_and_heal() {
+  if (unshare(CLONE_NEWNET) != 0) return false;
+  const std::string quick = std::string(kQuickHeartbeat) + "[connection]\ntimeout = \"1s\"\n";
+  VictimOptions options;
+  options.listen = "10.77.0.2:7777";
+  options.config = quick;
+  options.own_network = true;
+  Victim victim(options);
+  const std::string pid = std::to_string(victim.pid());
+  const std::string inside = "nsenter -t " + pid + " -n ";
+  if (!shell("ip link set lo up && ip link add tl0 type veth peer name tl1 netns " + pid) ||
+      !shell("ip addr add 10.77.0.1/24 dev tl0 && ip link set tl0 up") ||
+      !shell(inside + "ip addr add 10.77.0.2/24 dev tl1") ||
+      !shell(inside + "ip link set tl1 up && " + inside + "ip link set lo up")) {
+    return false;
+  }
+  victim.network_ready();
+  victim.wait_ready();
+  const Way way = {"hosts", "tcp", "", false};
+  Survivor survivor(way, quick, "10.77.0.1:7777");
+  const Peer peer = survivor.agent_.connect(victim.address());
+  const Transfer move = survivor.write_to(peer, victim, {.timeout = 3s});
+  if (Survivor::run(move) != Status::kOk || !survivor.echoes(peer, "across")) return false;
+  if (!shell("ip link set tl0 down")) return false;
+  const auto cut_at = Clock::now();
+  const Status cut = Survivor::run(move, 10s);
+  std::printf("    network cut: %s after %.1f ms\n", status_name(cut), milliseconds_since(cut_at));
+  if (!is_error(cut)) return false;
+  if (!eventually([&] { return peer.health() == Health::kLost; })) return false;
+  if (!shell("ip link set tl0 up")) return false;
+  const auto healed_at = Clock::now();
+  if (!eventually([&] { return Survivor::run(move, 5s) == Status::kOk; })) return false;
+  std::printf("    network healed: the same transfer done after %.1f ms\n", milliseconds_since(healed_at));
+  return move.wait_fenced(Fence::kBoth, 5s) == Status::kOk && survivor.echoes(peer, "healed") &&
+         victim.finish() == 0;
+}
+
+TEST(TwoHosts, ANetworkCutInTheMiddleEndsTransfersAndHeals) {
+  const bool namespaces =
+      in_child([] { return unshare(CLONE_NEWNET) == 0 && shell("ip link add tla type veth peer name tlb"); });
+  if (!namespaces)
+    GTEST_SKIP() << "needs the right to make network namespaces and veth pairs (CAP_NET_ADMIN)";
+  EXPECT_TRUE(in_child(cut_and_heal));
+}
+
+}  // namespace
+}  // namespace towline::faults
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "--victim") return towline::faults::run_victim(argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

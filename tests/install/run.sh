@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# run.sh <cmake> <build folder>: the install tree works, also after it was moved, for both ways of finding it.
+set -euo pipefail
+
+cmake=$1 build=$2
+consumer=$(cd "$(dirname "${BASH_SOURCE[0]}")/consumer" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$cmake" --install "$build" --prefix "$work/first" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+mv "$work/first" "$work/moved"
+prefix=$work/moved
+
+if grep -rIl --exclude-dir=bin "$work/first\|$build" "$prefix"; then
+  echo "the files above name the place they were built or installed at" >&2
+  exit 1
+fi
+
+"$cmake" -S "$consumer" -B "$work/found" -DCMAKE_PREFIX_PATH="$prefix" >"$work/configure.log" ||
+  { cat "$work/configure.log"; exit 1; }
+"$cmake" --build "$work/found" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+for program in consumer_c consumer_cpp; do
+  echo "find_package, $program: $("$work/found/$program")"
+done
+
+pc=$(find "$prefix" -name towline.pc -printf '%h')
+flags() { PKG_CONFIG_PATH=$pc pkg-config "$@" towline; }
+read -ra compile <<<"$(flags --cflags)"
+read -ra link <<<"$(flags --libs)"
+library=$(flags --variable=libdir)
+"$CC" "$consumer/consumer.c" "${compile[@]}" "${link[@]}" -Wl,-rpath,"$library" -o "$work/by_pkg_config"
+echo "pkg-config, version $(flags --modversion): $("$work/by_pkg_config")"
+
+if [[ -x $prefix/bin/towline ]]; then
+  echo "the moved tool: $("$prefix/bin/towline" --version)"
+fi

@@ -1,0 +1,128 @@
+// What the tests of the etcd directory talk to: a real etcd in a process of its own, a line to it that can be
+// cut, and a server that answers whatever a test wants.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace towline::interop {
+
+// A folder that is gone with it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Nobody listens at it when it is given.
+uint16_t free_port();
+
+struct EtcdOptions {
+  std::string cert_file{};  // TLS with these
+  std::string key_file{};
+  std::string client_ca_file{};  // and clients have to show a certificate of this authority
+};
+
+class Etcd {
+ public:
+  static bool installed();
+  explicit Etcd(const EtcdOptions& options = {});
+  ~Etcd();
+  Etcd(const Etcd&) = delete;
+  Etcd& operator=(const Etcd&) = delete;
+
+  [[nodiscard]] std::string address() const;  // "127.0.0.1:12345"
+  [[nodiscard]] uint16_t port() const { return port_; }
+  void start();                 // waits until it answers
+  void stop(int signal);        // ends it
+  void wipe() const;            // what it has stored; not while it runs
+  void send(int signal) const;  // SIGSTOP, SIGCONT
+  // Asks the gateway by plain HTTP; the answer's body. Throws when it is not 200.
+  [[nodiscard]] std::string post(const std::string& path, const std::string& json) const;
+
+ private:
+  const EtcdOptions options_;
+  TemporaryFolder folder_;
+  uint16_t port_;
+  uint16_t peer_port_;
+  pid_t pid_ = -1;
+};
+
+// Carries connections to a port, until told otherwise.
+class Line {
+ public:
+  enum class State { kOpen, kCut, kSilent };
+
+  explicit Line(uint16_t to);
+  ~Line();
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
+  [[nodiscard]] std::string address() const;
+  void open() { become(State::kOpen); }
+  void cut() { become(State::kCut); }                          // connections break, new ones too
+  void silence() { become(State::kSilent); }                   // they stay, and carry nothing
+  [[nodiscard]] unsigned carried() const { return carried_; }  // connections so far
+
+ private:
+  void become(State state);  // returns when it holds
+  void run();
+
+  const uint16_t to_;
+  uint16_t port_ = 0;  // before what sets it
+  int listener_ = -1;
+  std::atomic<State> state_{State::kOpen};
+  std::atomic<State> seen_{State::kOpen};
+  std::atomic<bool> stop_{false};
+  std::atomic<unsigned> carried_{0};
+  std::thread thread_;
+};
+
+// An HTTP server of sorts: what it sends for a path is bytes that the test gives.
+class FakeServer {
+ public:
+  // What to send for a request, and whether to go on sending the last bytes for ever.
+  struct Answer {
+    std::string bytes;
+    bool endless = false;
+    bool hold = false;  // then keep the connection, and say no more
+  };
+  using Handler = std::function<Answer(const std::string& path, const std::string& body)>;
+
+  explicit FakeServer(Handler handler);
+  ~FakeServer();
+  FakeServer(const FakeServer&) = delete;
+  FakeServer& operator=(const FakeServer&) = delete;
+  [[nodiscard]] std::string address() const;
+  [[nodiscard]] unsigned requests() const { return requests_; }
+
+  // A whole answer with this status and body.
+  static Answer http(int status, const std::string& body);
+
+ private:
+  void run();
+  void serve(int fd);
+
+  const Handler handler_;
+  uint16_t port_ = 0;  // before what sets it
+  int listener_ = -1;
+  std::atomic<bool> stop_{false};
+  std::atomic<unsigned> requests_{0};
+  std::thread thread_;
+  std::vector<std::thread> clients_;
+};
+
+}  // namespace towline::interop

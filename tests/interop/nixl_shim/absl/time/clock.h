@@ -1,0 +1,11 @@
+// What test_transfer.cpp uses of Abseil.
+#pragma once
+
+#include <chrono>
+
+namespace absl {
+inline std::chrono::steady_clock::time_point Now() { return std::chrono::steady_clock::now(); }
+inline double ToDoubleSeconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+}  // namespace absl

@@ -1,0 +1,36 @@
+// towline bench: measures transfers between processes.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/initiator.h"
+#include "options.h"
+
+namespace tool::bench {
+
+struct BenchOptions {
+  InitiatorOptions common;  // of all initiators; rows are made from what follows
+  std::vector<std::string> ops{"write", "read"};
+  std::vector<uint64_t> sizes;
+  std::vector<uint64_t> batches;  // one for each size, or one for all; empty: by size
+  std::vector<uint32_t> threads{1};
+  uint32_t targets = 1;
+  std::string listen;                // only serve as targets
+  std::vector<std::string> connect;  // targets that run elsewhere
+  std::string faults;
+};
+
+[[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);
+
+// One row of all initiators together. `measured`, `checked`: what each of them reported.
+[[nodiscard]] nlohmann::json join_row(const Row& row, const std::vector<nlohmann::json>& measured,
+                                      const std::vector<nlohmann::json>& checked);
+
+void run_bench(const BenchOptions& options, const CommonOptions& common);
+
+void add_bench_command(CLI::App& app, CommonOptions& common);
+
+}  // namespace tool::bench

@@ -1,0 +1,114 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "bench/bench.h"
+#include "buffer.h"
+#include "failure.h"
+#include "units.h"
+
+namespace tool::bench {
+namespace {
+
+struct Texts {
+  std::string sizes = "4KiB,64KiB,1MiB,64MiB";
+  std::string op = "both";
+  std::string span = "256MiB";
+  std::string seconds = "500ms";
+};
+
+// What the pattern says about the number of processes where the user did not.
+void complete(BenchOptions& options, bool initiators_given, bool targets_given) {
+  const Pattern pattern = parse_pattern(options.common.pattern);
+  if (!options.connect.empty()) {
+    options.targets = static_cast<uint32_t>(options.connect.size());
+    targets_given = true;
+  }
+  const bool several_initiators = pattern == Pattern::kManyToOne;
+  const bool several_targets = pattern == Pattern::kOneToMany || pattern == Pattern::kTensorParallel;
+  if (!initiators_given) {
+    options.common.initiators = several_initiators ? 2 : pattern == Pattern::kPairwise ? options.targets : 1;
+  }
+  if (!targets_given) {
+    options.targets = several_targets ? 2 : pattern == Pattern::kPairwise ? options.common.initiators : 1;
+  }
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, CommonOptions& common) {
+  auto* command = app.add_subcommand("bench", "Measure transfers between pairs of processes");
+  auto options = std::make_shared<BenchOptions>();
+  auto texts = std::make_shared<Texts>();
+  InitiatorOptions& each = options->common;
+
+  command->add_option("--pattern", each.pattern, "pairwise, manytoone, onetomany or tp")
+      ->capture_default_str();
+  auto* initiators = command->add_option("--initiators", each.initiators,
+                                         "Processes that post; by default as the pattern needs");
+  auto* targets = command->add_option("--targets", options->targets,
+                                      "Passive processes; by default as the pattern needs");
+  command->add_option("--op", texts->op, "read, write or both")->capture_default_str();
+  command->add_option("--sizes", texts->sizes, "Block sizes")->type_name("SIZE,..")->capture_default_str();
+  command
+      ->add_option("--batches", options->batches,
+                   "Blocks of a request: one for each size, or one for all; by default 64 MiB worth")
+      ->delimiter(',')
+      ->type_name("N,..");
+  command->add_option("--threads", options->threads, "Threads that post, each its own requests")
+      ->delimiter(',')
+      ->type_name("N,..")
+      ->capture_default_str();
+  command->add_option("--memory", each.memory_kind, "shared (peers map it) or private (as malloc gives it)")
+      ->capture_default_str();
+  command->add_option("--backend", each.backend, "Force one backend; by default the router chooses")
+      ->type_name("NAME");
+  command->add_option("--span", texts->span, "Blocks of a thread lie at random over so much memory")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command->add_flag("--sequential", each.sequential, "Blocks in order instead");
+  command->add_option("--iterations", each.iterations,
+                      "Requests of each thread; by default as many as take --time");
+  command->add_option("--time", texts->seconds, "How long to measure each row")
+      ->type_name("DURATION")
+      ->capture_default_str();
+  command->add_option("--warmup", each.warmup, "Requests before measuring")->capture_default_str();
+  command->add_flag("--spin", each.spin, "Poll for the end instead of waiting");
+  command->add_flag("!--no-check", each.check, "Leave out the check of every byte");
+  command
+      ->add_option("--faults", options->faults,
+                   "Faults that the transports shall meet, as TOWLINE_FAULTS has them")
+      ->type_name("SPEC");
+  command
+      ->add_option("--listen", options->listen,
+                   "Only be targets, for initiators elsewhere; further ones take the ports after it")
+      ->type_name("HOST:PORT");
+  command->add_option("--connect", options->connect, "Targets that run elsewhere")
+      ->delimiter(',')
+      ->type_name("HOST:PORT,..");
+  command->add_flag("--json", common.json, "Print the results as JSON");
+  command->footer(
+      "Examples:\n"
+      "  towline bench                                        two processes, both directions, 4 KiB to 64 "
+      "MiB\n"
+      "  towline bench --sizes 64KiB --memory private         memory that peers cannot map\n"
+      "  towline bench --pattern tp --targets 4 --op write    each block shared out over four ranks\n"
+      "  towline bench --backend tcp --threads 1,2,4\n"
+      "  towline bench --listen '*:7800'                      on one host ...\n"
+      "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
+      "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
+      "are\n"
+      "processor time of the two sides for 10^9 bytes.");
+
+  command->callback([options, texts, initiators, targets, &common] {
+    options->sizes = parse_sizes(texts->sizes);
+    options->common.span_bytes = parse_size(texts->span);
+    options->common.seconds = std::chrono::duration<double>(parse_duration(texts->seconds)).count();
+    if (texts->op != "both") options->ops = {texts->op};
+    (void)parse_buffer_kind(options->common.memory_kind);
+    complete(*options, initiators->count() > 0, targets->count() > 0);
+    run_bench(*options, common);
+  });
+}
+
+}  // namespace tool::bench

@@ -1,0 +1,358 @@
+#include "bench/initiator.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "bench/target.h"
+#include "buffer.h"
+#include "failure.h"
+#include "mix.h"
+#include "rank.h"
+#include "samples.h"
+#include "usage.h"
+
+namespace tool::bench {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using towline::Status;
+
+constexpr size_t kMostSamples = 1 << 20;
+constexpr size_t kMostReported = 5000;
+constexpr std::chrono::seconds kAnswerWithin{120};
+
+double seconds_between(steady_clock::time_point from, steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// So few that they fit a message, evenly chosen from the sorted ones, the largest among them.
+std::vector<double> thinned(std::vector<double> samples) {
+  std::ranges::sort(samples);
+  if (samples.size() <= kMostReported) return samples;
+  std::vector<double> chosen;
+  for (size_t at = 1; at <= kMostReported; ++at)
+    chosen.push_back(samples[at * samples.size() / kMostReported - 1]);
+  return chosen;
+}
+
+// Another process's memory that is lent to us.
+struct TargetPeer {
+  std::unique_ptr<towline::Peer> peer;
+  uint64_t base = 0;
+};
+
+// What one thread moves to or from one target.
+struct Stream {
+  Area local;
+  Share share;
+  uint32_t thread = 0;
+  uint64_t remote_offset = 0;
+  uint64_t identity = 0;
+  std::vector<uint32_t> local_picks;
+  towline::Transfer transfer;
+};
+
+struct ThreadTimes {
+  std::vector<double> samples;
+  uint64_t iterations = 0;
+  Status failure = Status::kOk;
+};
+
+class Initiator {
+ public:
+  Initiator(const json& configuration, Channel& parent)
+      : options_(configuration.get<InitiatorOptions>()),
+        most_threads_(std::ranges::max(options_.rows, {}, &Row::threads).threads),
+        rank_(fmt::format("bench-initiator-{}-{}", options_.rank, getpid()),
+              {.workers = std::clamp(most_threads_, 1u, 8u), .listen = options_.listen}, parent) {}
+
+  void run() {
+    const auto addresses = rank_.wait_for_parent("start").at("start").get<std::vector<std::string>>();
+    targets_ = static_cast<uint32_t>(addresses.size());
+    for (size_t row = 0; row < options_.rows.size(); ++row) measure_memory(options_.rows[row]);
+    buffer_.emplace(parse_buffer_kind(options_.memory_kind), local_thread_bytes_ * most_threads_);
+    region_.emplace(rank_.agent().register_memory(towline::dram(buffer_->bytes())));
+    peers_.resize(targets_);
+    for (const Share& share : shares(options_.rows.front())) join(share.target, addresses[share.target]);
+    rank_.report({{"ready", true}});
+    for (size_t row = 0; row < options_.rows.size(); ++row) {
+      (void)rank_.wait_for_parent("prepare");
+      epoch_ = 2 * row + 1;
+      prepare(options_.rows[row]);
+      rank_.report({{"prepared", row}});
+      (void)rank_.wait_for_parent("go");
+      rank_.report({{"measured", measure(options_.rows[row])}});
+      (void)rank_.wait_for_parent("check");
+      rank_.report({{"checked", check(options_.rows[row], epoch_)}});
+    }
+    streams_.clear();
+    for (const TargetPeer& target : peers_) {
+      if (target.peer != nullptr) ask(target, {{"ask", "close"}});
+    }
+    while (true) rank_.wait(milliseconds{1000});
+  }
+
+ private:
+  [[nodiscard]] std::vector<Share> shares(const Row& row) const {
+    return shares_of(parse_pattern(options_.pattern), options_.initiators, targets_, options_.rank, row.size);
+  }
+  // Shares of a tensor parallel block are parts of one local block; others have blocks of their own.
+  [[nodiscard]] bool shares_local_blocks() const {
+    return parse_pattern(options_.pattern) == Pattern::kTensorParallel;
+  }
+
+  void measure_memory(const Row& row) {
+    const uint64_t blocks = area_blocks(row, options_.span_bytes);
+    const auto all = shares(row);
+    const uint64_t slots = shares_local_blocks() ? 1 : all.size();
+    for (const Share& share : all) {
+      local_thread_bytes_ = std::max(local_thread_bytes_, blocks * share.local_block * slots);
+      remote_thread_bytes_ = std::max(remote_thread_bytes_, blocks * share.remote_block);
+    }
+  }
+
+  void join(uint32_t target, const std::string& address) {
+    TargetPeer& joined = peers_[target];
+    joined.peer = std::make_unique<towline::Peer>(rank_.agent().connect(address));
+    const json opened = ask(joined, {{"ask", "open"}, {"bytes", remote_thread_bytes_ * most_threads_}});
+    joined.base = opened.at("base");
+    joined.peer->refresh();
+  }
+
+  // Asks a target and waits for its answer.
+  json ask(const TargetPeer& target, json question) {
+    const uint64_t id = ++questions_;
+    question["id"] = id;
+    question["initiator"] = options_.rank;
+    rank_.send(*target.peer, question.dump());
+    const auto deadline = steady_clock::now() + kAnswerWithin;
+    while (steady_clock::now() < deadline) {
+      towline::Notice notice;
+      while (rank_.agent().receive(notice) == Status::kOk) {
+        const json answer = json::parse(notice.text());
+        if (answer.value("id", uint64_t{0}) != id) continue;
+        if (answer.contains("failed")) {
+          throw Failure{fmt::format("'{}': {}", notice.peer_name(), answer["failed"].get<std::string>())};
+        }
+        return answer;
+      }
+      rank_.wait(milliseconds{50});
+    }
+    throw Failure{fmt::format("'{}' did not answer", target.peer->name())};
+  }
+
+  // ---- a row
+
+  void prepare(const Row& row) {
+    streams_.clear();
+    const uint64_t blocks = area_blocks(row, options_.span_bytes);
+    const auto all = shares(row);
+    for (uint32_t thread = 0; thread < row.threads; ++thread) {
+      for (size_t slot = 0; slot < all.size(); ++slot) {
+        const uint64_t start = thread * local_thread_bytes_ +
+                               (shares_local_blocks() ? 0 : slot * blocks * all[slot].local_block) +
+                               all[slot].local_offset;
+        add_stream(row, blocks, all[slot], thread, start);
+      }
+    }
+    fill(row, epoch_);
+    for (uint64_t iteration = 0; iteration < options_.warmup; ++iteration) {
+      for (uint32_t thread = 0; thread < row.threads; ++thread) fail_if(run_once(thread), row);
+    }
+    if (options_.warmup > 0) fail_if_wrong(check(row, epoch_));
+    fill(row, ++epoch_);
+    usage_before_.clear();
+    for (const TargetPeer& target : peers_) {
+      usage_before_.push_back(
+          target.peer == nullptr ? 0 : ask(target, {{"ask", "usage"}}).at("cpu_s").get<double>());
+    }
+  }
+
+  void add_stream(const Row& row, uint64_t blocks, const Share& share, uint32_t thread,
+                  uint64_t local_start) {
+    const TargetPeer& target = peers_[share.target];
+    const uint64_t identity = mix(options_.rank, thread, share.target);
+    const uint64_t remote_offset = thread * remote_thread_bytes_ + share.remote_offset;
+    const Area local{.base = reinterpret_cast<uint64_t>(buffer_->data()) + local_start,
+                     .stride = share.local_block,
+                     .length = share.length,
+                     .identity = identity};
+    const auto here = rank_.agent().block_list(
+        towline::Blocks::at(local.base, share.length).repeat(blocks, share.local_block));
+    const auto there = target.peer->block_list(
+        towline::Blocks::at(target.base + remote_offset, share.length).repeat(blocks, share.remote_block));
+    // Shares of one block take it from the same places.
+    Order order{.seed = options_.seed,
+                .initiator = options_.rank,
+                .thread = thread,
+                .sequential = options_.sequential};
+    const auto local_picks = pick_blocks(row, options_.span_bytes, order);
+    order.remote = true;
+    const auto remote_picks = pick_blocks(row, options_.span_bytes, order);
+    const auto op = row.op == "read" ? towline::Op::read : towline::Op::write;
+    towline::TransferOptions transfer_options;
+    transfer_options.backend = options_.backend;
+    auto transfer = rank_.agent().transfer(op, here, local_picks, there, remote_picks, transfer_options);
+    if (route_.empty()) route_ = transfer.route();
+    streams_.push_back({local, share, thread, remote_offset, identity, local_picks, std::move(transfer)});
+  }
+
+  json ask_blocks(const char* what, const Row& row, const Stream& stream, uint64_t epoch) {
+    return ask(peers_[stream.share.target], {{"ask", what},
+                                             {"row", row},
+                                             {"span", options_.span_bytes},
+                                             {"seed", options_.seed},
+                                             {"sequential", options_.sequential},
+                                             {"thread", stream.thread},
+                                             {"offset", stream.remote_offset},
+                                             {"stride", stream.share.remote_block},
+                                             {"length", stream.share.length},
+                                             {"identity", stream.identity},
+                                             {"epoch", epoch}});
+  }
+
+  // Stamps the side that the data comes from.
+  void fill(const Row& row, uint64_t epoch) {
+    for (const Stream& stream : streams_) {
+      if (row.op == "write") {
+        fill_blocks(stream.local, stream.local_picks, epoch);
+      } else {
+        ask_blocks("fill", row, stream, epoch);
+      }
+    }
+  }
+
+  // Checks every byte of the side that it went to.
+  json check(const Row& row, uint64_t epoch) {
+    if (!options_.check) return {{"blocks", 0}, {"wrong", 0}};
+    uint64_t wrong = 0;
+    for (const Stream& stream : streams_) {
+      wrong += row.op == "read" ? count_wrong_blocks(stream.local, stream.local_picks, epoch)
+                                : ask_blocks("check", row, stream, epoch).at("wrong").get<uint64_t>();
+    }
+    return {{"blocks", streams_.size() * row.batch}, {"wrong", wrong}};
+  }
+
+  static void fail_if_wrong(const json& checked) {
+    if (checked.at("wrong") == 0) return;
+    throw Failure{fmt::format("{} of {} blocks hold wrong bytes", checked.at("wrong").dump(),
+                              checked.at("blocks").dump())};
+  }
+
+  void fail_if(Status status, const Row& row) const {
+    if (!is_error(status)) return;
+    throw Failure{fmt::format("{} of {} blocks of {} bytes: {}. {}", row.op, row.batch, row.size,
+                              status_text(status), route_)};
+  }
+
+  // One request: this thread's transfers to all its targets, at once.
+  [[nodiscard]] Status run_once(uint32_t thread) {
+    const size_t each = streams_.size() / (streams_.back().thread + 1);
+    const auto mine = std::span{streams_}.subspan(thread * each, each);
+    for (Stream& stream : mine) {
+      Status status = stream.transfer.post();
+      while (status == Status::kAgain) {
+        rank_.agent().progress();
+        status = stream.transfer.post();
+      }
+      if (is_error(status)) return status;
+    }
+    for (Stream& stream : mine) {
+      Status status = Status::kInProgress;
+      while (status == Status::kInProgress)
+        status = options_.spin ? stream.transfer.poll() : stream.transfer.wait();
+      if (is_error(status)) return status;
+    }
+    return Status::kOk;
+  }
+
+  void run_thread(uint32_t thread, ThreadTimes& times) {
+    const auto start = steady_clock::now();
+    auto before = start;
+    while (options_.iterations > 0
+               ? times.iterations < options_.iterations
+               : times.iterations < 3 || seconds_between(start, before) < options_.seconds) {
+      times.failure = run_once(thread);
+      if (is_error(times.failure)) return;
+      const auto now = steady_clock::now();
+      if (times.samples.size() < kMostSamples) times.samples.push_back(seconds_between(before, now));
+      before = now;
+      ++times.iterations;
+    }
+  }
+
+  json measure(const Row& row) {
+    std::vector<ThreadTimes> times(row.threads);
+    for (ThreadTimes& one : times) one.samples.reserve(4096);
+    std::barrier begin{static_cast<ptrdiff_t>(row.threads)};
+    const double cpu_before = cpu_seconds();
+    const auto start = steady_clock::now();
+    {
+      std::vector<std::jthread> threads;
+      for (uint32_t thread = 1; thread < row.threads; ++thread) {
+        threads.emplace_back([&, thread] {
+          begin.arrive_and_wait();
+          run_thread(thread, times[thread]);
+        });
+      }
+      begin.arrive_and_wait();
+      run_thread(0, times[0]);
+    }
+    const double wall_s = seconds_between(start, steady_clock::now());
+    const double cpu_s = cpu_seconds() - cpu_before;
+    uint64_t iterations = 0;
+    std::vector<double> samples;
+    for (ThreadTimes& one : times) {
+      fail_if(one.failure, row);
+      iterations += one.iterations;
+      samples.insert(samples.end(), one.samples.begin(), one.samples.end());
+    }
+    json targets = json::array();
+    for (size_t target = 0; target < peers_.size(); ++target) {
+      if (peers_[target].peer == nullptr) continue;
+      const double after = ask(peers_[target], {{"ask", "usage"}}).at("cpu_s");
+      targets.push_back({{"target", target}, {"before_s", usage_before_[target]}, {"after_s", after}});
+    }
+    uint64_t request_bytes = 0;
+    for (const Stream& stream : streams_)
+      request_bytes += stream.thread == 0 ? stream.share.length * row.batch : 0;
+    return {{"iterations", iterations}, {"bytes", iterations * request_bytes},      {"wall_s", wall_s},
+            {"cpu_s", cpu_s},           {"samples_s", thinned(std::move(samples))}, {"targets", targets},
+            {"route", route_}};
+  }
+
+  InitiatorOptions options_;
+  uint32_t most_threads_;
+  std::optional<Buffer> buffer_;
+  Rank rank_;
+  uint32_t targets_ = 0;
+  uint64_t local_thread_bytes_ = 0;
+  uint64_t remote_thread_bytes_ = 0;
+  std::optional<towline::Region> region_;
+  std::vector<TargetPeer> peers_;
+  std::vector<Stream> streams_;
+  std::vector<double> usage_before_;
+  uint64_t questions_ = 0;
+  uint64_t epoch_ = 0;
+  std::string route_;
+};
+
+}  // namespace
+
+void run_initiator(const json& configuration, Channel& parent) {
+  try {
+    Initiator{configuration, parent}.run();
+  } catch (const Stopped&) {
+  }
+}
+
+}  // namespace tool::bench

@@ -1,0 +1,39 @@
+// The active side of a bench: posts transfers and keeps the times.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/row.h"
+#include "channel.h"
+
+namespace tool::bench {
+
+struct InitiatorOptions {
+  uint32_t rank = 0;
+  uint32_t initiators = 1;
+  std::string pattern = "pairwise";
+  std::vector<Row> rows;
+  std::string listen = "127.0.0.1:0";  // for targets to connect back
+  std::string memory_kind = "shared";
+  std::string backend;
+  uint64_t iterations = 0;  // 0: as many as take `seconds`, at least 3
+  double seconds = 0.5;
+  uint64_t warmup = 2;
+  bool check = true;
+  bool sequential = false;  // blocks in order, not at random
+  bool spin = false;        // poll instead of wait
+  uint64_t span_bytes = 0;
+  uint64_t seed = 1;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(InitiatorOptions, rank, initiators, pattern, rows, listen, memory_kind,
+                                   backend, iterations, seconds, warmup, check, sequential, spin, span_bytes,
+                                   seed)
+
+// The body of an initiator process. `configuration`: InitiatorOptions. Then, in turn with the parent:
+//   {"start": [target addresses]} -> {"ready"}, and for each row
+//   {"prepare": row} -> {"prepared"}, {"go": row} -> {"measured": ..}, {"check": row} -> {"checked": ..}
+void run_initiator(const nlohmann::json& configuration, Channel& parent);
+
+}  // namespace tool::bench

@@ -1,0 +1,75 @@
+// What one line of a bench measures, and where its bytes lie. Both sides work the same out from the same
+// numbers, so that nothing but a seed travels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <towline/towline.hpp>
+#include <vector>
+
+namespace tool::bench {
+
+// Who exchanges with whom.
+//   pairwise    initiator i with target i
+//   manytoone   every initiator with the one target
+//   onetomany   the one initiator with every target, at once
+//   tp          as tensor parallel ranks of different number: each block lies whole on a rank of the smaller
+//   side and is
+//               shared out over ranks of the larger one
+enum class Pattern { kPairwise, kManyToOne, kOneToMany, kTensorParallel };
+
+[[nodiscard]] Pattern parse_pattern(const std::string& text);
+// Throws Failure where the pattern does not go with so many processes.
+void check_pattern(Pattern pattern, uint32_t initiators, uint32_t targets);
+
+// How an initiator's blocks lie against those of one target.
+struct Share {
+  uint32_t target = 0;
+  uint64_t local_block = 0;   // bytes from one block to the next, here
+  uint64_t remote_block = 0;  // and there
+  uint64_t local_offset = 0;  // of the part that is moved, in the block
+  uint64_t remote_offset = 0;
+  uint64_t length = 0;
+};
+[[nodiscard]] std::vector<Share> shares_of(Pattern pattern, uint32_t initiators, uint32_t targets,
+                                           uint32_t initiator, uint64_t block_bytes);
+
+struct Row {
+  std::string op = "write";
+  uint64_t size = 0;   // bytes of a block
+  uint64_t batch = 0;  // blocks of a request, in each thread
+  uint32_t threads = 1;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, op, size, batch, threads)
+
+// As many as fill 64 MiB, but at most 16,384.
+[[nodiscard]] uint64_t default_batch(uint64_t size);
+
+// One thread's blocks lie spread over an area; this is how many fit, and which of them it uses.
+[[nodiscard]] uint64_t area_blocks(const Row& row, uint64_t span_bytes);
+struct Order {
+  uint64_t seed = 0;
+  uint32_t initiator = 0;
+  uint32_t thread = 0;
+  bool remote = false;
+  bool sequential = false;
+};
+[[nodiscard]] std::vector<uint32_t> pick_blocks(const Row& row, uint64_t span_bytes, const Order& order);
+
+// What a side keeps for one thread of one share.
+struct Area {
+  uint64_t base = 0;      // address of the part that is moved of block 0
+  uint64_t stride = 0;    // from block to block
+  uint64_t length = 0;    // of the part
+  uint64_t identity = 0;  // of initiator, thread and target: goes into the stamps
+};
+
+// Writes the stamps of (identity, position, epoch) into the picked blocks.
+void fill_blocks(const Area& area, const std::vector<uint32_t>& picks, uint64_t epoch);
+// Checks every byte. The number of blocks that are wrong.
+[[nodiscard]] uint64_t count_wrong_blocks(const Area& area, const std::vector<uint32_t>& picks,
+                                          uint64_t epoch);
+
+}  // namespace tool::bench

@@ -1,0 +1,53 @@
+#include "buffer.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "failure.h"
+#include "units.h"
+
+namespace tool {
+
+BufferKind parse_buffer_kind(const std::string& text) {
+  if (text == "shared") return BufferKind::kShared;
+  if (text == "private") return BufferKind::kPrivate;
+  throw Failure{fmt::format("'{}' is no sort of memory: shared or private", text)};
+}
+
+void Unmap::operator()(std::byte* address) const { munmap(address, bytes); }
+
+Buffer::Buffer(BufferKind kind, uint64_t bytes) : size_(bytes) {
+  if (kind == BufferKind::kShared) {
+    shared_.emplace(bytes);
+    data_ = shared_->data();
+  } else {
+    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) {
+      throw Failure{
+          fmt::format("no {} of memory: {}", format_size(static_cast<double>(bytes)), std::strerror(errno))};
+    }
+    private_ = {static_cast<std::byte*>(address), Unmap{bytes}};
+    data_ = private_.get();
+  }
+  constexpr uint64_t kPage = 4096;
+  for (uint64_t offset = 0; offset < size_; offset += kPage) {
+    *reinterpret_cast<volatile std::byte*>(data_ + offset) = std::byte{0};
+  }
+}
+
+uint64_t available_memory_bytes() {
+  std::ifstream file{"/proc/meminfo"};
+  std::string name;
+  uint64_t kib = 0;
+  std::string rest;
+  while (file >> name >> kib && std::getline(file, rest)) {
+    if (name == "MemAvailable:") return kib * 1024;
+  }
+  return 0;
+}
+
+}  // namespace tool

@@ -1,0 +1,2 @@
+# The program knows its own options.
+towline completions fish | source

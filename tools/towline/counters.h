@@ -1,0 +1,19 @@
+// towline counters: what the agents of this host have moved, as a table, as JSON, or for Prometheus.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "options.h"
+
+namespace tool {
+
+void add_counters_command(CLI::App& app, CommonOptions& common);
+
+// The counters for people. With those of `seconds` ago: what moves now, else what has moved since the agents
+// began.
+[[nodiscard]] std::string render_counters(const nlohmann::json& now, const nlohmann::json* before,
+                                          double seconds, const Terminal& terminal);
+
+}  // namespace tool

@@ -1,0 +1,17 @@
+// What ends a command early.
+#pragma once
+
+#include <stdexcept>
+
+namespace tool {
+
+// Something the user should read: printed as "towline: error: ..", exit code 1.
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Ctrl-C or SIGTERM: children are ended, nothing is printed but that, exit code 130.
+struct Interrupted {};
+
+}  // namespace tool

@@ -1,0 +1,99 @@
+#include "info.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <towline/towline.hpp>
+
+#include "units.h"
+
+namespace tool {
+namespace {
+
+using nlohmann::json;
+
+std::string join(const json& list) {
+  std::vector<std::string> texts;
+  for (const json& item : list) texts.push_back(item.is_string() ? item.get<std::string>() : item.dump());
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+// How soon after a failure nothing of a transfer can land any more, and how the backend knows.
+std::string fence(const json& backend) {
+  const std::string reason = backend.value("fence_reason", "");
+  if (!backend.contains("worst_fence_ns")) return reason.empty() ? "" : "unbounded: " + reason;
+  const std::string time = format_duration(backend["worst_fence_ns"].get<double>() * 1e-9);
+  return reason.empty() ? time : fmt::format("{}: {}", time, reason);
+}
+
+std::string render_backends(const json& backends, const Terminal& terminal) {
+  using enum Table::Align;
+  Table table{
+      {{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"traits", kLeft}, {"about", kLeft}}};
+  for (const json& backend : backends) {
+    const bool usable = backend.value("usable", false);
+    std::string about = backend.value("description", "");
+    if (!usable) {
+      const std::string step = backend.value("step", "");
+      about =
+          fmt::format("{}{}", step.empty() ? "" : step + ": ", backend.value("reason", "no reason given"));
+    }
+    table.add({backend.value("name", "?"), usable ? terminal.green("yes") : terminal.red("no"),
+               join(backend.value("kinds", json::array())), join(backend.value("traits", json::array())),
+               about});
+  }
+  std::string text = table.render(terminal);
+  text +=
+      "\n" + terminal.bold("Fences") + ": after a failure, until nothing of a transfer can land any more\n";
+  Table fences{{{"backend", kLeft}, {"at worst", kLeft}}};
+  for (const json& backend : backends) {
+    if (const std::string at_worst = fence(backend); !at_worst.empty())
+      fences.add({backend.value("name", "?"), at_worst});
+  }
+  return text + fences.render(terminal);
+}
+
+std::string render_topology(const json& topology, const Terminal& terminal) {
+  std::string text = terminal.bold("Machine") + "\n";
+  text += fmt::format("  processors  {} online, {} for this process\n", topology.value("online_cpus", 0),
+                      topology.value("allowed_cpus", 0));
+  for (const json& node : topology.value("numa_nodes", json::array())) {
+    text +=
+        fmt::format("  NUMA node {} {} of memory, {} processors\n", node.value("id", 0),
+                    format_size(node.value("memory_bytes", 0.0)), node.value("cpus", json::array()).size());
+  }
+  for (const json& size : topology.value("huge_pages", json::array())) {
+    text += fmt::format("  huge pages  {}: {} reserved, {} free\n", format_size(size.value("bytes", 0.0)),
+                        size.value("reserved", 0), size.value("free", 0));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string render_info(const json& info, const Terminal& terminal) {
+  std::string text = terminal.bold(fmt::format("Towline {}", towline::version())) + "\n\n";
+  text += render_backends(info.value("backends", json::array()), terminal) + "\n";
+  if (const auto listen = info.value("listen", json::array()); !listen.empty()) {
+    text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
+  }
+  return text + render_topology(info.value("topology", json::object()), terminal);
+}
+
+void add_info_command(CLI::App& app, CommonOptions& common) {
+  auto* command =
+      app.add_subcommand("info", "Show the backends usable here, why others are not, and the machine");
+  command->add_flag("--json", common.json, "Print all of it as JSON");
+  command->callback([&common] {
+    const towline::Agent agent{"towline-info"};
+    const json info = json::parse(agent.info());
+    if (common.json) {
+      fmt::print("{}\n", info.dump(2));
+    } else {
+      fmt::print("{}", render_info(info, common.output));
+    }
+  });
+}
+
+}  // namespace tool

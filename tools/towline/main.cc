@@ -1,0 +1,86 @@
+// The towline command: info, counters, bench, replay, completions.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <towline/towline.hpp>
+
+#include "bench/bench.h"
+#include "bench/initiator.h"
+#include "bench/target.h"
+#include "completions.h"
+#include "counters.h"
+#include "failure.h"
+#include "info.h"
+#include "options.h"
+#include "process.h"
+#include "replay/command.h"
+#include "replay/decode.h"
+#include "replay/prefill.h"
+
+namespace {
+
+constexpr int kUsageExit = 2;
+constexpr int kInterruptedExit = 130;
+
+// Processes that a command starts are this program again.
+int run_as_worker(const std::string& work) {
+  if (work == "replay-prefill") return tool::run_worker(tool::replay::run_prefill);
+  if (work == "replay-decode") return tool::run_worker(tool::replay::run_decode);
+  if (work == "bench-initiator") return tool::run_worker(tool::bench::run_initiator);
+  if (work == "bench-target") return tool::run_worker(tool::bench::run_target);
+  throw tool::Failure{"no such worker: " + work};
+}
+
+int run(int argc, char** argv) {
+  tool::CommonOptions common;
+  CLI::App app{"Moves AI state between memories, processes and hosts.", "towline"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string{"towline "} + std::string{towline::version()});
+  app.footer(
+      "Examples:\n"
+      "  towline info\n"
+      "  towline counters --watch\n"
+      "  towline bench --sizes 64KiB,1MiB\n"
+      "  towline replay --requests 24\n"
+      "towline COMMAND --help says more.");
+  bool no_color = false;
+  std::string no_color_variable;  // no-color.org: any value that is not empty counts
+  app.add_flag("--no-color", no_color, "Write without colour, as with NO_COLOR set");
+  app.add_option("--no-color-variable", no_color_variable)->envname("NO_COLOR")->group("");
+  app.parse_complete_callback([&] {
+    const bool colour = !no_color && no_color_variable.empty();
+    common.output = tool::Terminal{stdout, colour};
+    common.errors = tool::Terminal{stderr, colour};
+  });
+  tool::add_info_command(app, common);
+  tool::add_counters_command(app, common);
+  tool::bench::add_bench_command(app, common);
+  tool::replay::add_replay_command(app, common);
+  tool::add_completions_command(app);
+  const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
+    throw tool::Failure{fmt::format("no command '{}'; towline --help lists them", argv[1])};
+  }
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageExit;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc == 3 && std::string_view{argv[1]} == "worker") return run_as_worker(argv[2]);
+    return run(argc, argv);
+  } catch (const tool::Interrupted&) {
+    fmt::print(stderr, "\ntowline: interrupted\n");
+    return kInterruptedExit;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "towline: error: {}\n", error.what());
+    return 1;
+  }
+}

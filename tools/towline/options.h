@@ -1,0 +1,14 @@
+// What every subcommand is given.
+#pragma once
+
+#include "terminal.h"
+
+namespace tool {
+
+struct CommonOptions {
+  bool json = false;
+  Terminal output{stdout, true};  // results
+  Terminal errors{stderr, true};  // progress, and what went wrong
+};
+
+}  // namespace tool

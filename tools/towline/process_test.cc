@@ -1,0 +1,54 @@
+#include "process.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "failure.h"
+
+namespace tool {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Ends {
+  Ends() { EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0); }
+  int fds[2] = {-1, -1};
+};
+
+TEST(Channel, CarriesMessagesInOrder) {
+  const Ends ends;
+  Channel left{ends.fds[0]};
+  Channel right{ends.fds[1]};
+  EXPECT_FALSE(right.try_receive());
+  left.send({{"n", 1}});
+  left.send({{"n", 2}, {"text", "a\nb"}});
+  EXPECT_EQ((*right.receive(1s))["n"], 1);
+  EXPECT_EQ((*right.receive(1s))["text"], "a\nb");
+  EXPECT_FALSE(right.try_receive());
+  EXPECT_FALSE(right.closed());
+}
+
+TEST(Channel, TellsThatTheOtherSideWent) {
+  const Ends ends;
+  Channel right{ends.fds[1]};
+  {
+    Channel left{ends.fds[0]};
+    left.send({{"last", true}});
+  }
+  EXPECT_TRUE(right.receive(1s));
+  EXPECT_FALSE(right.receive(1s));
+  EXPECT_TRUE(right.closed());
+  right.send({{"into", "the void"}});
+}
+
+TEST(Channel, RefusesWhatIsNoJson) {
+  const Ends ends;
+  Channel right{ends.fds[1]};
+  ASSERT_EQ(write(ends.fds[0], "nonsense\n", 9), 9);
+  EXPECT_THROW((void)right.receive(1s), Failure);
+  close(ends.fds[0]);
+}
+
+}  // namespace
+}  // namespace tool

@@ -1,0 +1,104 @@
+#include "replay/command.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "failure.h"
+#include "replay/replay.h"
+#include "units.h"
+
+namespace tool::replay {
+
+void add_replay_command(CLI::App& app, CommonOptions& common) {
+  auto* command =
+      app.add_subcommand("replay", "Play a trace of requests through prefill and decode processes");
+  auto options = std::make_shared<ReplayOptions>();
+  Setup& setup = options->setup;
+  auto texts = std::make_shared<std::map<std::string, std::string>>();
+
+  command
+      ->add_option("--trace", setup.trace,
+                   "Trace in Mooncake's format (JSON lines); without it, requests of that shape")
+      ->type_name("FILE");
+  command->add_option("--requests,-n", setup.requests, "How many requests")->capture_default_str();
+  command->add_option("--seed", setup.seed, "Of the generated requests and the order of pages")
+      ->capture_default_str();
+  command->add_option("--speed", (*texts)["speed"], "Times the trace's own speed, or max")
+      ->type_name("X|max")
+      ->default_str("max");
+  command->add_option("--model", setup.model, "llama-3.1-8b, llama-3.1-70b, qwen3-32b or deepseek-v3")
+      ->capture_default_str();
+  command->add_option("--layers", setup.layers, "Only the first so many layers; 0: all")
+      ->capture_default_str();
+  command->add_option("--dtype", setup.dtype, "bf16, fp16, fp8, int8 or fp32")->capture_default_str();
+  command->add_option("--page-tokens", setup.page_tokens, "Tokens in a page")->capture_default_str();
+  command->add_option("--prefill-tp", setup.prefill_tp, "Tensor parallel ranks that prefill")
+      ->capture_default_str();
+  command->add_option("--decode-tp", setup.decode_tp, "Tensor parallel ranks that decode")
+      ->capture_default_str();
+  command->add_option("--op", setup.op, "read: decode pulls; write: prefill pushes")->capture_default_str();
+  command
+      ->add_option("--memory", (*texts)["memory"],
+                   "Each side's pool, over its ranks; by default by the largest request")
+      ->type_name("SIZE");
+  command
+      ->add_option("--memory-kind", setup.memory_kind,
+                   "shared (peers map it) or private (as malloc gives it)")
+      ->capture_default_str();
+  command->add_option("--backend", setup.backend, "Force one backend; by default the router chooses")
+      ->type_name("NAME");
+  command->add_option("--threads", setup.threads, "Threads a transfer is split over")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 8));
+  command->add_option("--in-flight", setup.in_flight, "Requests a decode rank fetches at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  command->add_option("--verify", setup.verify, "sampled: some words of every page; full: every byte")
+      ->capture_default_str();
+  command
+      ->add_option("--faults", options->faults,
+                   "Faults that the transports shall meet, as TOWLINE_FAULTS has them")
+      ->type_name("SPEC");
+  command->add_option("--patience", setup.patience_s, "Seconds without progress after which to give up")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 3600));
+  command
+      ->add_option("--role", (*texts)["role"],
+                   "Run one side only, the other one elsewhere: prefill or decode")
+      ->check(CLI::IsMember({"prefill", "decode"}));
+  command
+      ->add_option("--listen", options->listen, "Where rank 0 listens; further ranks take the ports after it")
+      ->type_name("HOST:PORT");
+  command->add_option("--connect", options->connect, "Where prefill rank 0 listens, for --role decode")
+      ->type_name("HOST:PORT");
+  command->add_flag("--json", common.json, "Print the summary as JSON");
+  command->footer(
+      "Examples:\n"
+      "  towline replay                                       a small replay on this machine\n"
+      "  towline replay --trace t.jsonl -n 100 --layers 8     a trace of one's own\n"
+      "  towline replay --prefill-tp 2 --decode-tp 4          heads are split differently on the two sides\n"
+      "  towline replay --model deepseek-v3 --op write        prefill pushes latent pages\n"
+      "  towline replay --role prefill --listen '*:7700'      on one host ...\n"
+      "  towline replay --role decode --connect 10.0.0.7:7700 ... and on the other");
+
+  command->callback([options, texts, &common] {
+    const std::string& speed = (*texts)["speed"];
+    if (!speed.empty() && speed != "max") {
+      if (!CLI::detail::lexical_cast(speed, options->setup.speed) || options->setup.speed <= 0) {
+        throw Failure{"--speed " + speed + ": a number above 0, or max"};
+      }
+    }
+    if (const std::string& memory = (*texts)["memory"]; !memory.empty())
+      options->setup.memory_bytes = parse_size(memory);
+    const std::string& role = (*texts)["role"];
+    if (role == "prefill") options->role = Role::kPrefill;
+    if (role == "decode") options->role = Role::kDecode;
+    if (options->role == Role::kPrefill && options->listen.empty()) options->listen = "*:0";
+    if ((options->role == Role::kDecode) != !options->connect.empty()) {
+      throw Failure{"--role decode and --connect HOST:PORT belong together"};
+    }
+    run_replay(*options, common);
+  });
+}
+
+}  // namespace tool::replay

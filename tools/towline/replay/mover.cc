@@ -1,0 +1,138 @@
+#include "replay/mover.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "failure.h"
+
+namespace tool::replay {
+
+using towline::Status;
+
+namespace {
+
+// Blocks picked for one transfer; the library takes ten million.
+constexpr uint64_t kMostPicks = 4'000'000;
+constexpr int kMostAttempts = 10;
+
+// What another post may overcome: the connection went, not the memory or the peer.
+bool worth_repeating(Status status) {
+  return status == Status::kPeerLost || status == Status::kTimedOut || status == Status::kIo ||
+         status == Status::kShort || status == Status::kCorrupt || status == Status::kUnreachable;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+void Mover::start(const Lane& lane, uint32_t request, uint32_t consumer, MessageType message,
+                  const std::vector<uint32_t>& local_pages, const std::vector<uint32_t>& remote_pages) {
+  const uint32_t layer_planes = lane.local.shape.layer_planes();
+  const uint64_t picks_each = local_pages.size() * std::max(lane.local.blocks_per_page(lane.heads),
+                                                            lane.remote.blocks_per_page(lane.heads));
+  const auto step = static_cast<uint32_t>(std::clamp<uint64_t>(kMostPicks / picks_each, 1, layer_planes));
+  const uint32_t parts = (layer_planes + step - 1) / step;
+  const uint64_t group = next_id_++;
+  groups_[group] = {{request, consumer}, parts};
+  std::vector<uint32_t> local;
+  std::vector<uint32_t> remote;
+  for (uint32_t part = 0; part < parts; ++part) {
+    local.clear();
+    remote.clear();
+    const uint32_t first = part * step;
+    const uint32_t last = std::min(layer_planes, first + step);
+    lane.local.append_picks(lane.heads, first, last, local_pages, local);
+    lane.remote.append_picks(lane.heads, first, last, remote_pages, remote);
+    const uint64_t id = next_id_++;
+    const std::string notice = encode_part(message, {request, part, parts});
+    Part made{.transfer = agent_.transfer(options_.op, lane.local_list, local, lane.remote_list, remote,
+                                          {.notice = notice,
+                                           .timeout = options_.timeout,
+                                           .backend = options_.backend,
+                                           .threads = options_.threads,
+                                           .queue_completion = true,
+                                           .user_data = reinterpret_cast<void*>(id)}),
+              .group = group,
+              .bytes = uint64_t{last - first} * local_pages.size() * lane.local.shape.page_tokens *
+                       lane.heads.count * lane.local.shape.head_bytes,
+              .blocks = std::max(local.size(), remote.size())};
+    if (route_.empty()) route_ = made.transfer.route();
+    parts_.emplace(id, std::move(made));
+    unposted_.push_back(id);
+  }
+}
+
+void Mover::post(uint64_t id, std::vector<Ended>& ended) {
+  Part& part = parts_.at(id);
+  part.posted_at = Clock::now();
+  const Status status = part.transfer.post();
+  if (status == Status::kAgain || status == Status::kBusy) {
+    unposted_.push_front(id);
+    return;
+  }
+  part.in_flight = true;
+  if (in_flight_++ == 0) active_since_ = part.posted_at;
+  if (status != Status::kInProgress) end(id, status, ended);
+}
+
+void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
+  const auto found = parts_.find(id);
+  if (found == parts_.end() || !found->second.in_flight) return;  // its end was seen when it was posted
+  Part& part = found->second;
+  part.in_flight = false;
+  const double latency_s = seconds_since(part.posted_at);
+  if (--in_flight_ == 0) active_s_ += seconds_since(active_since_);
+  if (is_error(outcome)) {
+    if (!worth_repeating(outcome) || ++part.attempts >= kMostAttempts) {
+      throw Failure{
+          fmt::format("request {}: a transfer of {} blocks failed after {} attempts: {}. Its route: {}",
+                      groups_.at(part.group).what.request, part.blocks, part.attempts, status_text(outcome),
+                      part.transfer.route())};
+    }
+    ++retries_;
+    unposted_.push_back(id);
+    return;
+  }
+  latencies_.add(latency_s);
+  bytes_ += part.bytes;
+  blocks_ += part.blocks;
+  ++transfers_;
+  const uint64_t group = part.group;
+  parts_.erase(found);
+  if (--groups_.at(group).parts_left > 0) return;
+  ended.push_back(groups_.at(group).what);
+  groups_.erase(group);
+}
+
+// What failed must have let go of the memory it writes to before it is posted again.
+bool Mover::fenced(const Part& part) const {
+  const auto fence = options_.op == towline::Op::read ? towline::Fence::kLocal : towline::Fence::kBoth;
+  return part.transfer.wait_fenced(fence, std::chrono::milliseconds{5}) == Status::kOk;
+}
+
+std::vector<Mover::Ended> Mover::advance() {
+  std::vector<Ended> ended;
+  for (size_t count = unposted_.size(); count > 0; --count) {
+    const uint64_t id = unposted_.front();
+    unposted_.pop_front();
+    if (parts_.at(id).attempts > 0 && !fenced(parts_.at(id))) {
+      unposted_.push_back(id);
+      continue;
+    }
+    post(id, ended);
+    if (!unposted_.empty() && unposted_.front() == id) break;  // no credit
+  }
+  std::array<towline::Completion, 16> completions;
+  for (int32_t count = 0; (count = agent_.pull(completions)) > 0;) {
+    for (int32_t at = 0; at < count; ++at) {
+      end(reinterpret_cast<uint64_t>(completions[at].user_data), completions[at].outcome(), ended);
+    }
+  }
+  return ended;
+}
+
+}  // namespace tool::replay

@@ -1,0 +1,71 @@
+// A rank's bounded pool of pages, and the prefix blocks that lie in it.
+//
+// A block is what one prefix hash stands for, up to 512 tokens. Requests in work hold the blocks they need;
+// blocks that nobody holds stay as a prefix cache until their pages are wanted, the longest unused first.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "mix.h"
+
+namespace tool::replay {
+
+struct BlockKey {
+  uint64_t hash = 0;
+  uint32_t tokens = 0;  // a block that was cut short is another one than the whole
+  bool operator==(const BlockKey&) const = default;
+};
+
+struct Block {
+  BlockKey key;
+  std::vector<uint32_t> pages;
+  std::vector<uint64_t> epochs;  // of the writing, one for each source; the owner of the pool fills them in
+  uint32_t holders = 0;
+  std::list<Block*>::iterator unused_at;  // valid while nobody holds it
+};
+
+class BlockPool {
+ public:
+  // Pages are handed out in an order drawn from `seed`, so that a request's pages lie scattered as in a used
+  // cache.
+  BlockPool(uint32_t pages, uint32_t page_tokens, uint64_t seed);
+
+  [[nodiscard]] uint32_t pages() const { return pages_; }
+  [[nodiscard]] uint32_t free_pages() const { return static_cast<uint32_t>(free_.size()); }
+  [[nodiscard]] uint64_t evictions() const { return evictions_; }
+  [[nodiscard]] uint32_t pages_of(uint32_t tokens) const {
+    return (tokens + page_tokens_ - 1) / page_tokens_;
+  }
+
+  struct Held {
+    Block* block = nullptr;
+    bool fresh = false;  // its pages hold nothing of it yet
+  };
+  // Holds all of these blocks, in order, or none: nothing when that takes more pages than are free or unused.
+  // Blocks stay where they are until released; a block asked for twice is held twice.
+  [[nodiscard]] std::optional<std::vector<Held>> hold(const std::vector<BlockKey>& keys);
+  void release(Block& block);
+
+ private:
+  struct KeyHash {
+    size_t operator()(const BlockKey& key) const { return mix(key.hash, key.tokens); }
+  };
+
+  [[nodiscard]] bool room_for(const std::vector<BlockKey>& keys) const;
+  void add_holder(Block& block);
+  void evict_one();
+
+  uint32_t pages_;
+  uint32_t page_tokens_;
+  uint64_t evictions_ = 0;
+  std::vector<uint32_t> free_;
+  std::unordered_map<BlockKey, Block, KeyHash> blocks_;
+  std::list<Block*> unused_;  // the longest unused in front
+  uint64_t unused_pages_ = 0;
+};
+
+}  // namespace tool::replay

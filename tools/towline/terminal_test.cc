@@ -1,0 +1,45 @@
+#include "terminal.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace tool {
+namespace {
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<std::FILE, Close>;
+
+TEST(Terminal, AFileGetsNeitherColourNorABar) {
+  const File file{std::tmpfile()};
+  const Terminal terminal{file.get(), true};
+  EXPECT_FALSE(terminal.interactive());
+  EXPECT_EQ(terminal.bold("x"), "x");
+  {
+    ProgressBar bar{terminal, "replay"};
+    bar.update(0.5, "half");
+  }
+  EXPECT_EQ(std::ftell(file.get()), 0);
+}
+
+TEST(Terminal, WidthCountsWhatIsSeen) {
+  EXPECT_EQ(visible_width("abc"), 3u);
+  EXPECT_EQ(visible_width("\033[1mabc\033[0m"), 3u);
+  EXPECT_EQ(visible_width("━╸"), 2u);
+}
+
+TEST(Terminal, TablesAlignTheirColumns) {
+  const File file{std::tmpfile()};
+  Table table{{{"name", Table::Align::kLeft}, {"GB/s"}}};
+  table.add({"shm", "17.10"});
+  table.add({"loopback", "3.6"});
+  EXPECT_EQ(table.render(Terminal{file.get(), true}),
+            "name       GB/s\n"
+            "shm       17.10\n"
+            "loopback    3.6\n");
+}
+
+}  // namespace
+}  // namespace tool

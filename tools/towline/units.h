@@ -1,0 +1,28 @@
+// Sizes, times and rates as people write and read them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tool {
+
+// "4096", "4KiB", "4K" (both 1024), "4KB" (1000), up to T. Throws Failure with the text that was wrong.
+[[nodiscard]] uint64_t parse_size(std::string_view text);
+// "4KiB,64KiB,1MiB".
+[[nodiscard]] std::vector<uint64_t> parse_sizes(std::string_view text);
+// "500ms", "2s", "1.5s", "1m", "20us"; a bare number is seconds.
+[[nodiscard]] std::chrono::nanoseconds parse_duration(std::string_view text);
+
+// Three digits and a binary unit: "64 KiB", "1.25 GiB".
+[[nodiscard]] std::string format_size(double bytes);
+// Three digits: "850 ns", "12.3 us", "1.20 s".
+[[nodiscard]] std::string format_duration(double seconds);
+// Decimal gigabytes: "12.3 GB/s".
+[[nodiscard]] std::string format_rate(double bytes_per_s);
+// A count with separators: "182,790".
+[[nodiscard]] std::string format_count(uint64_t count);
+
+}  // namespace tool
