@@ -228,7 +228,8 @@ TEST_F(ListenerTest, CutsSilentAndHalfOpenClientsAtTheirDeadline) {
   EXPECT_EQ(listener->next_deadline_ns(), 1000 + options.client_timeout_ns);
   EXPECT_EQ(listener->expire(listener->next_deadline_ns() - 1), 0u);
   EXPECT_EQ(exchange_with(host, address(), {}).status, Status::kOk);
-  host.turn_until([&] { return listener->clients() == 2; });  // The exchange's own client has been seen to leave.
+  host.turn_until(
+      [&] { return listener->clients() == 2; });  // The exchange's own client has been seen to leave.
   EXPECT_EQ(listener->expire(listener->next_deadline_ns()), 2u);
   EXPECT_EQ(listener->next_deadline_ns(), kNoDeadline);
   EXPECT_TRUE(read_to_end(silent).empty());
