@@ -182,6 +182,9 @@ struct Region {
   towline_region_t* native = nullptr;
   uint64_t address = 0;
   uint64_t bytes = 0;
+  uint32_t kind = TOWLINE_DRAM;
+  uint64_t device = 0;
+  uint32_t calls = 0;  // under way without the GIL; deregister() refuses meanwhile
   bool deregistering = false;
 
   Region() = default;
@@ -196,6 +199,8 @@ struct Region {
     return 0;
   }
 };
+
+void bind_storage(nb::module_& module, nb::class_<Region>& region);
 
 struct BlockList {
   nb::object agent;

@@ -123,6 +123,8 @@ nb::object register_memory(nb::handle self, nb::handle object, nb::handle access
   if (!kind.is_none()) options.kind = kind_of(kind);
   take_memory(object, *region, options);
   region->agent = nb::borrow(self);
+  region->kind = options.kind;
+  region->device = options.device;
   int32_t status = 0;
   towline_region_t* native = nullptr;
   {
@@ -139,6 +141,7 @@ void deregister(Region& region, nb::handle timeout) {
   if (region.native == nullptr) return;
   const uint64_t nanoseconds = timeout_ns(timeout, kDropTimeoutNs);
   towline_region_t* native = region.use();
+  if (region.calls != 0) raise(TOWLINE_BUSY, "the region is being committed");
   region.deregistering = true;
   int32_t status = 0;
   {
@@ -215,13 +218,15 @@ void bind_memory(nb::module_& module) {
       .def("__len__", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
       .def("numpy", &as_numpy, nb::arg("dtype") = "uint8", nb::arg("shape") = nb::none())
       .def("free", &free_memory);
-  nb::class_<Region>(module, "Region", nb::type_slots(collected<Region>))
-      .def_prop_ro("key", [](const Region& region) { return towline_region_key(region.use()); })
+  nb::class_<Region> region(module, "Region", nb::type_slots(collected<Region>));
+  region.def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
       .def_ro("address", &Region::address)
       .def_ro("bytes", &Region::bytes)
-      .def_prop_ro("owner",
-                   [](const Region& region) { return region.owner.is_valid() ? region.owner : nb::none(); })
+      .def_ro("device", &Region::device)
+      .def_prop_ro("kind", [](const Region& one) { return kind_name(one.kind); })
+      .def_prop_ro("owner", [](const Region& one) { return one.owner.is_valid() ? one.owner : nb::none(); })
       .def("deregister", &deregister, nb::arg("timeout") = nb::none());
+  bind_storage(module, region);
   module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("bytes"), nb::arg("huge"));
   module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
              nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none());

@@ -39,6 +39,7 @@ from ._errors import (
     Unreachable,
     Unsupported,
 )
+from ._storage import FileInfo
 
 __all__ = [
     "AddressInUse",
@@ -55,6 +56,7 @@ __all__ = [
     "Directory",
     "DirectoryCall",
     "Error",
+    "FileInfo",
     "Forked",
     "InvalidArgument",
     "IoError",

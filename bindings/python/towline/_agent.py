@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 
 from . import _core, _errors
+from ._storage import FileInfo, flags_of, place_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from collections.abc import Generator, Iterable, Mapping
     from typing import Any
 
@@ -92,6 +94,40 @@ class Agent(_core.Agent):
         The Region keeps `obj` alive. Keep the Region: dropping it deregisters, as `region.deregister()` does.
         """
         return _core._register(self, obj, access, guarded, share, kind)
+
+    # ---- files
+
+    def register_file(
+        self,
+        file: str | os.PathLike[str] | int | Any,
+        *,
+        access: str | None = None,
+        create: bool = False,
+        truncate: bool = False,
+        direct: bool = False,
+        replace: bool = False,
+        sync: str = "none",
+        mode: int = 0,
+        bytes: int = 0,
+    ) -> _core.Region:
+        """Opens a file, or a block device, as a region: `region.blocks(offset, length)` says what to read or write.
+
+        file: a path, a URI such as "file:/data/kv.bin", or something open: a descriptor, or what has a fileno().
+        access: "read", "write" or "all"; by default "read", and "all" with create, truncate or replace.
+        create: make it when it is not there. truncate: empty it first. direct: past the page cache.
+        replace: write a new file that takes the old one's place at `region.commit()`, whole or not at all.
+        sync: when a write is done: "none", at once; "data", on the device; "full", with all of the file's attributes.
+        mode: permissions of a file that is made, less the umask; 0o666 by default.
+        bytes: the region's size; writes may grow the file up to it. The file's present size by default.
+        """
+        uri, descriptor = place_of(file)
+        flags = flags_of(create, truncate, direct, replace)
+        return _core._register_file(self, uri, descriptor, access, flags, sync, mode, bytes)
+
+    def query_file(self, file: str | os.PathLike[str]) -> FileInfo | None:
+        """What is at a path or URI; None when nothing is."""
+        found = _core._query_file(self, place_of(file)[0])
+        return None if found is None else FileInfo(*found)
 
     # ---- peers
 

@@ -18,6 +18,16 @@ def _install(status_type: type[Status], make: Callable[[int, str], Error]) -> No
 def _close_all() -> None: ...
 def _allocate(agent: Agent, bytes: int, huge: bool) -> Memory: ...
 def _register(agent: Agent, object: Any, access: str, guarded: bool, share: bool, kind: str | None) -> Region: ...
+def _register_file(
+    agent: Agent, uri: str | None, fd: int, access: str | None, flags: int, sync: str, mode: int, bytes: int
+) -> Region: ...
+def _query_file(agent: Agent, uri: str) -> tuple[Literal["file", "block"], int, int] | None: ...
+
+_STORAGE_CREATE: int
+_STORAGE_TRUNCATE: int
+_STORAGE_DIRECT: int
+_STORAGE_REPLACE: int
+
 def _read(
     agent: Agent,
     mine: BlockList,
@@ -108,7 +118,7 @@ class Memory(Buffer):
 
 @final
 class Region:
-    """Registered memory. Dropping it deregisters it."""
+    """Registered memory, or a registered file. Dropping it deregisters it."""
 
     @property
     def key(self) -> int: ...
@@ -117,8 +127,18 @@ class Region:
     @property
     def bytes(self) -> int: ...
     @property
+    def kind(self) -> Kind: ...
+    @property
+    def device(self) -> int:
+        """The number that blocks of it name: of a file, one that the agent gave it."""
+    @property
     def owner(self) -> Any:
-        """The object that was registered, kept alive; None for memory by address."""
+        """The object that was registered, kept alive; None for memory by address, and files."""
+    def blocks(self, offset: int, length: int, *dims: tuple[int, int]) -> Blocks:
+        """Blocks of the region, from a number of bytes into it: for block_list()."""
+    def commit(self, timeout: float | None = None) -> None:
+        """Of a file: waits for transfers in flight, 30 s by default, and makes all that was written durable; with
+        replace=True the new file then takes the old one's place, once."""
     def deregister(self, timeout: float | None = None) -> None:
         """Tells peers and waits for work in flight, 30 s by default. Raises TimedOut when some peer has not let go."""
 

@@ -1,0 +1,104 @@
+// Files as regions: opening, looking, committing. A file's region is used like any other: its blocks carry
+// its kind and device.
+#include <towline/storage.h>
+
+#include "core.h"
+
+namespace towline::python {
+
+namespace {
+
+constexpr uint64_t kCommitTimeoutNs = 30'000'000'000;
+
+uint32_t sync_of(nb::handle name) {
+  static constexpr const char* kNames[] = {"none", "data", "full"};
+  for (uint32_t sync = 0; sync < 3; ++sync) {
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[sync]) == 0)
+      return sync;
+  }
+  raise(TOWLINE_INVALID_ARGUMENT, "sync is 'none', 'data' or 'full'");
+}
+
+// `uri`: None for the open descriptor `fd`.
+nb::object register_file(nb::handle self, nb::handle uri, int fd, nb::handle access, uint32_t flags,
+                         nb::handle sync, uint32_t mode, uint64_t bytes) {
+  auto* region = new Region;
+  const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
+  TOWLINE_INIT(towline_storage_options_t, options);
+  options.access = access.is_none() ? 0 : access_of(access);
+  options.flags = flags;
+  options.sync = sync_of(sync);
+  options.mode = mode;
+  options.bytes = bytes;
+  options.fd = fd;
+  const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "file");
+  region->agent = nb::borrow(self);
+  int32_t status = 0;
+  towline_region_t* native = nullptr;
+  {
+    const AgentCall call(agent_of(self));
+    status =
+        towline_storage_register(call.native(), uri.is_none() ? nullptr : name.c_str(), &options, &native);
+  }
+  check(status, "towline_storage_register");
+  region->native = native;
+  towline_region_info_t info{};
+  check(towline_region_info(native, &info), "towline_region_info");
+  region->address = info.address;
+  region->bytes = info.bytes;
+  region->kind = info.kind;
+  region->device = info.device;
+  return result;
+}
+
+// (kind, bytes, modified_ns), or None.
+nb::object query_file(nb::handle self, nb::handle uri) {
+  TOWLINE_INIT(towline_storage_info_t, info);
+  const std::string name = bytes_of_text(uri, "file");
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(self));
+    status = towline_storage_query(call.native(), name.c_str(), &info);
+  }
+  check(status, "towline_storage_query");
+  if (info.exists == 0) return nb::none();
+  return nb::make_tuple(kind_name(info.kind), info.bytes, info.modified_ns);
+}
+
+void commit(Region& region, nb::handle timeout) {
+  const uint64_t nanoseconds = timeout_ns(timeout, kCommitTimeoutNs);
+  towline_region_t* native = region.use();
+  int32_t status = 0;
+  ++region.calls;
+  {
+    const WithoutGil without_gil;
+    status = towline_storage_commit(native, nanoseconds);
+  }
+  --region.calls;
+  check(status, "towline_storage_commit");
+}
+
+nb::object blocks_of(const Region& region, uint64_t offset, uint64_t length, nb::args dimensions) {
+  (void)region.use();
+  nb::dict where;
+  where["kind"] = kind_name(region.kind);
+  where["device"] = region.device;
+  return nb::module_::import_("towline._core")
+      .attr("Blocks")(region.address + offset, length, *dimensions, **where);
+}
+
+}  // namespace
+
+void bind_storage(nb::module_& module, nb::class_<Region>& region) {
+  region.def("commit", &commit, nb::arg("timeout") = nb::none())
+      .def("blocks", &blocks_of, nb::arg("offset"), nb::arg("length"), nb::arg("dims"));
+  module.def("_register_file", &register_file, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
+             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("bytes"));
+  module.def("_query_file", &query_file, nb::arg("agent"), nb::arg("uri"));
+  module.attr("_STORAGE_CREATE") = uint32_t{TOWLINE_STORAGE_CREATE};
+  module.attr("_STORAGE_TRUNCATE") = uint32_t{TOWLINE_STORAGE_TRUNCATE};
+  module.attr("_STORAGE_DIRECT") = uint32_t{TOWLINE_STORAGE_DIRECT};
+  module.attr("_STORAGE_REPLACE") = uint32_t{TOWLINE_STORAGE_REPLACE};
+}
+
+}  // namespace towline::python
