@@ -51,6 +51,15 @@ std::size_t parse_size(const std::string& text) {
   }
 }
 
+Cell parse_cell(const std::string& text) {
+  const std::size_t first = text.find(':');
+  const std::size_t second = text.find(':', first + 1);
+  if (second == std::string::npos) throw std::invalid_argument("a cell is OP:BLOCK:COUNT, not " + text);
+  const bool read = text.substr(0, first) == "READ";
+  return {read ? Op::kRead : Op::kWrite, parse_size(text.substr(first + 1, second - first - 1)),
+          std::stoul(text.substr(second + 1))};
+}
+
 std::string Cell::name() const { return fmt::format("{} {} x {}", op_name(), size_name(block), count); }
 
 std::vector<Cell> default_cells(std::size_t span) {

@@ -35,6 +35,8 @@ BlockLists make_lists(const Cell& cell, std::size_t span);
 // "4k", "64K", "1MiB", "64m", "4096" -> bytes. Throws std::invalid_argument.
 std::size_t parse_size(const std::string& text);
 std::string size_name(std::size_t bytes);
+// "WRITE:4k:1024". Throws std::invalid_argument.
+Cell parse_cell(const std::string& text);
 
 // Payload: every 8-byte word depends on the block's place in the list, on its own place and on the epoch, so
 // that a misplaced, stale or torn block is seen. Python computes the same (peers/nixl/peer.py).

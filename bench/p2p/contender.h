@@ -42,6 +42,9 @@ class Contender {
   // the iterations took on the wall clock.
   virtual double run(std::uint64_t iterations) = 0;
 
+  // Measures for a time of its own, whatever `iterations` is: one will do.
+  virtual bool by_time() const { return false; }
+
   // Stamps the source and, after a run, returns the number of wrong blocks at the destination.
   virtual void stamp_source(std::uint64_t epoch) = 0;
   virtual std::size_t verify(std::uint64_t epoch) = 0;

@@ -41,15 +41,6 @@ struct Options {
   Settings settings;
 };
 
-Cell parse_cell(const std::string& text) {
-  const std::size_t first = text.find(':');
-  const std::size_t second = text.find(':', first + 1);
-  if (second == std::string::npos) throw std::invalid_argument("a cell is OP:BLOCK:COUNT, not " + text);
-  const bool read = text.substr(0, first) == "READ";
-  return {read ? Op::kRead : Op::kWrite, parse_size(text.substr(first + 1, second - first - 1)),
-          std::stoul(text.substr(second + 1))};
-}
-
 std::vector<Cell> chosen_cells(const Options& options, std::size_t span) {
   if (options.cells.empty()) return default_cells(span);
   std::vector<Cell> cells;
