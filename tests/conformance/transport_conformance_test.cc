@@ -59,9 +59,8 @@ TEST_P(TransportTest, UnequalBlockSizesAreCutToFit) {
 TEST_P(TransportTest, NestedStridesMoveOneHeadOfEveryToken) {
   stamp(right_memory_->data(), right_memory_->size(), 4);
   // There: 64 pages of 16 tokens of 8 heads of 512 bytes. Here: the third head alone, packed.
-  const Blocks theirs_head =
-      Blocks::at(right_memory_->data() + 2 * 512, 512).repeat(64, 65536).repeat(16, 4096);
-  const Blocks mine_head = Blocks::at(left_memory_->data(), 512).repeat(64 * 16, 512);
+  const Blocks theirs_head = at(right_memory_->data() + 2 * 512, 512).repeat(64, 65536).repeat(16, 4096);
+  const Blocks mine_head = at(left_memory_->data(), 512).repeat(64 * 16, 512);
   const Transfer move =
       left_->transfer(Op::read, left_->block_list(mine_head), peer_->block_list(theirs_head));
   ASSERT_EQ(run(move), Status::kOk) << last_error();
@@ -165,10 +164,8 @@ TEST_P(TransportTest, LargeTransfersMoveWhole) {
 TEST_P(TransportTest, OddAddressesAndLengthsMoveExactly) {
   stamp(left_memory_->data(), left_memory_->size(), 7);
   for (const uint64_t length : {1, 3, 63, 1001, 4097}) {
-    const BlockList from =
-        left_->block_list(Blocks::at(left_memory_->data() + 13, length).repeat(50, length + 5));
-    const BlockList to =
-        peer_->block_list(Blocks::at(right_memory_->data() + 1, length).repeat(50, length + 9));
+    const BlockList from = left_->block_list(at(left_memory_->data() + 13, length).repeat(50, length + 5));
+    const BlockList to = peer_->block_list(at(right_memory_->data() + 1, length).repeat(50, length + 9));
     ASSERT_EQ(run(left_->transfer(Op::write, from, to)), Status::kOk) << last_error();
     for (uint64_t i = 0; i < 50; ++i) {
       ASSERT_EQ(std::memcmp(right_memory_->data() + 1 + i * (length + 9),
@@ -280,10 +277,10 @@ TEST_P(TransportTest, ManyThreadsShareOneAgent) {
 TEST_P(TransportTest, AccessRightsAreKept) {
   const Buffer memory(kBlock, GetParam().shared_memory);
   const Region read_only =
-      right_->register_memory(dram(memory.data(), memory.size()), {.access = Access::kRead});
+      right_->register_memory(view(memory.data(), memory.size()), {.access = Access::kRead});
   const Peer peer = left_->add_peer(right_->metadata());
-  const BlockList there = peer.block_list(Blocks::at(memory.data(), kBlock));
-  const BlockList here = left_->block_list(Blocks::at(left_memory_->data(), kBlock));
+  const BlockList there = peer.block_list(at(memory.data(), kBlock));
+  const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   EXPECT_EQ(run(left_->transfer(Op::read, here, there)), Status::kOk);
   try {
     (void)left_->transfer(Op::write, here, there);
@@ -299,10 +296,10 @@ TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
   }
   const Buffer memory(kBlock, GetParam().shared_memory);
   stamp(memory.data(), memory.size(), 11);
-  const Region guarded = right_->register_memory(dram(memory.data(), memory.size()), {.guarded = true});
+  const Region guarded = right_->register_memory(view(memory.data(), memory.size()), {.guarded = true});
   const Peer peer = left_->add_peer(right_->metadata());
-  const BlockList there = peer.block_list(Blocks::at(memory.data(), kBlock));
-  const BlockList here = left_->block_list(Blocks::at(left_memory_->data(), kBlock));
+  const BlockList there = peer.block_list(at(memory.data(), kBlock));
+  const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   try {
     const Transfer move = left_->transfer(Op::read, here, there);
     EXPECT_TRUE(GetParam().guards);
@@ -356,11 +353,11 @@ TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
   Agent third("third",
               {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
   const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
-  Region region = third.register_memory(dram(memory.data(), memory.size()));
+  Region region = third.register_memory(view(memory.data(), memory.size()));
   const Peer other = left_->add_peer(third.metadata());
   const Transfer to_right = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
   const Transfer to_third =
-      left_->transfer(Op::write, mine(), other.block_list(blocks_of(memory.data(), memory.size(), kBlock)));
+      left_->transfer(Op::write, mine(), other.block_list(cut(memory.data(), memory.size(), kBlock)));
   ASSERT_EQ(run(to_right), Status::kOk);
   right_region_.reset();
   right_.reset();
@@ -394,11 +391,11 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
       "right",
       AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
   right_region_ =
-      std::make_unique<Region>(right_->register_memory(dram(right_memory_->data(), right_memory_->size())));
+      std::make_unique<Region>(right_->register_memory(view(right_memory_->data(), right_memory_->size())));
   const Peer again = left_->add_peer(right_->metadata());
   EXPECT_NE(again.incarnation(), peer_->incarnation());
   EXPECT_EQ(old.post(), Status::kPeerRestarted);
-  const BlockList there = again.block_list(blocks_of(right_memory_->data(), right_memory_->size(), kBlock));
+  const BlockList there = again.block_list(cut(right_memory_->data(), right_memory_->size(), kBlock));
   EXPECT_EQ(run(left_->transfer(Op::write, mine(), there)), Status::kOk) << last_error();
 }
 
@@ -411,7 +408,7 @@ TEST_P(TransportTest, RouteSaysWhichBackendAndWhy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::ValuesIn(kTransports),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& tested) { return std::string(tested.param.name); });
 
 }  // namespace
 }  // namespace towline::conformance

@@ -21,11 +21,12 @@ namespace towline::conformance {
 using namespace std::chrono_literals;
 
 struct Transport {
-  const char* name;      // in the test's name
-  const char* backends;  // the agents' only ones
-  const char* config;    // TOML
-  bool shared_memory;    // allocate with towline::Memory, so that peers can map it; else plain memory
-  bool guards = true;    // reaches guarded regions
+  const char* name;         // in the test's name
+  const char* backends;     // the agents' only ones
+  const char* config;       // TOML
+  bool shared_memory;       // allocate with towline::Memory, so that peers can map it; else plain memory
+  bool guards = true;       // reaches guarded regions
+  Kind kind = Kind::kDram;  // what the memory is registered as: vram where GPUs are made of host memory
 };
 
 inline void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
@@ -50,6 +51,11 @@ inline const Transport kTransports[] = {
 #endif
     {"shm", "shm", "", true},
     {"tcp", "tcp", "", false},
+    // GPU memory on GPUs made of host memory: as it lies in this process, and mapped once more by descriptor.
+    {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, false, Kind::kVram},
+    {"cuda_mapped", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true,
+     false, Kind::kVram},
+    {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
     {"tcp_one_socket_checksum", "tcp", "[tcp]\nsockets = 1\nchecksum = true\n", false},
 };
 
@@ -107,9 +113,20 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
     right_region_.reset();
     left_ = std::make_unique<Agent>("left", left_options);
     right_ = std::make_unique<Agent>("right", right_options);
-    left_region_ = std::make_unique<Region>(left_->register_memory(dram(left_memory_->data(), bytes)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(dram(right_memory_->data(), bytes)));
+    left_region_ = std::make_unique<Region>(left_->register_memory(view(left_memory_->data(), bytes)));
+    right_region_ = std::make_unique<Region>(right_->register_memory(view(right_memory_->data(), bytes)));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
+  }
+
+  // Memory and blocks of the kind that the transport is tested with.
+  [[nodiscard]] static MemoryView view(void* address, uint64_t bytes) {
+    return {.address = address, .bytes = bytes, .kind = GetParam().kind};
+  }
+  [[nodiscard]] static Blocks at(const void* address, uint64_t length) {
+    return Blocks::at(address, length, GetParam().kind);
+  }
+  [[nodiscard]] static Blocks cut(const void* address, uint64_t bytes, uint64_t block) {
+    return at(address, block).repeat(bytes / block, block);
   }
 
   void TearDown() override {
@@ -121,10 +138,10 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
   }
 
   [[nodiscard]] BlockList mine(uint64_t block = kBlock) const {
-    return left_->block_list(blocks_of(left_memory_->data(), left_memory_->size(), block));
+    return left_->block_list(cut(left_memory_->data(), left_memory_->size(), block));
   }
   [[nodiscard]] BlockList theirs(uint64_t block = kBlock) const {
-    return peer_->block_list(blocks_of(right_memory_->data(), right_memory_->size(), block));
+    return peer_->block_list(cut(right_memory_->data(), right_memory_->size(), block));
   }
   [[nodiscard]] std::vector<uint32_t> shuffled(uint32_t count, uint32_t seed) const {
     std::vector<uint32_t> picks(count);

@@ -1,0 +1,216 @@
+#include "transports/cuda/backend.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr size_t kMostAllocations = kMostParts;
+
+// What the address is instead of GPU memory.
+[[noreturn]] void refuse_pointer(const towline_region_ref& region, uint64_t address,
+                                 const Allocation& found) {
+  switch (found.where) {
+    case Where::kUnknown:
+      fail(Status::kInvalidArgument,
+           "cuda: no GPU memory at {:#x} (region {:#x} of {} bytes): it was freed, or it is host memory, "
+           "which is "
+           "registered as dram",
+           address, region.address, region.bytes);
+    case Where::kHost:
+      fail(Status::kInvalidArgument, "cuda: {:#x} is pinned host memory: register it as dram", address);
+    case Where::kManaged:
+      fail(Status::kUnsupported, "cuda: {:#x} is managed memory, which moves: use plain GPU memory", address);
+    case Where::kGpu:
+      break;
+  }
+  fail(Status::kInvalidArgument, "cuda: {:#x} lies on GPU {}, and was registered as on GPU {}", address,
+       found.gpu, region.device);
+}
+
+}  // namespace
+
+Backend::Backend(const plugin::Host& host, Device& device) try
+    : BackendBase(host),
+      device_(device),
+      settings_(Settings::read(host)),
+      mappings_(device),
+      workers_(host.worker_count()) {
+  carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this));
+  service_.emplace(this->host(), [this](const Ask& ask) { return find_part(ask); });
+} catch (const core::Error& error) {
+  throw plugin::Failure(error.code(), error.message());
+}
+
+Backend::~Backend() {
+  service_.reset();
+  carrier_.reset();
+}
+
+// ---- memory
+
+std::vector<Allocation> Backend::allocations_of(const towline_region_ref& region) const {
+  std::vector<Allocation> result;
+  const uint64_t end = region.address + region.bytes;
+  for (uint64_t at = region.address; at < end;) {
+    Allocation allocation = device_.look_up(at);
+    if (allocation.where != Where::kGpu || allocation.gpu != region.device || allocation.bytes == 0)
+      refuse_pointer(region, at, allocation);
+    at = allocation.address + allocation.bytes;
+    result.push_back(std::move(allocation));
+    if (result.size() > kMostAllocations)
+      fail(Status::kLimitExceeded, "cuda: the region lies in more than {} allocations", kMostAllocations);
+  }
+  return result;
+}
+
+void Backend::add_vram(const towline_region_args& args, Region& region) {
+  device_.start();
+  if (args.region.device >= device_.gpus().size())
+    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", args.region.device,
+         device_.gpus().size());
+  region.gpu = static_cast<uint32_t>(args.region.device);
+  (void)allocations_of(args.region);
+}
+
+int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,
+                     size_t* token_bytes) try {
+  *token_bytes = 0;
+  auto region = std::make_unique<Region>();
+  region->args = args;
+  if (args.region.kind == TOWLINE_VRAM) {
+    add_vram(args, *region);
+    const std::vector<uint8_t> bytes = encode(Token{device_.gpus()[region->gpu].uuid});
+    std::memcpy(token, bytes.data(), bytes.size());
+    *token_bytes = bytes.size();
+  } else if (args.region.kind != TOWLINE_DRAM) {
+    return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");
+  }
+  *registration = reinterpret_cast<towline_registration*>(region.get());
+  const std::lock_guard lock(regions_mutex_);
+  regions_[args.region.key] = std::move(region);
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+}
+
+void Backend::remove(towline_registration* registration) noexcept {
+  const std::lock_guard lock(regions_mutex_);
+  regions_.erase(reinterpret_cast<const Region*>(registration)->args.region.key);
+}
+
+// Looks the memory up anew: allocators may have put other memory under the addresses since it was registered.
+Answer Backend::find_part(const Ask& ask) {
+  const std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(ask.key);
+  if (found == regions_.end()) fail(Status::kStale, "it has no such region");
+  const towline_region_args& args = found->second->args;
+  if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
+    fail(Status::kPermissionDenied, "the region is guarded");
+  Answer answer;
+  answer.region_address = args.region.address;
+  answer.region_bytes = args.region.bytes;
+  if (found->second->vram()) {
+    const std::vector<Allocation> allocations = allocations_of(args.region);
+    if (ask.index >= allocations.size()) fail(Status::kStale, "its memory was remapped meanwhile");
+    answer.parts = static_cast<uint32_t>(allocations.size());
+    answer.part = device_.share(allocations[ask.index]);
+    return answer;
+  }
+  if (args.fd < 0)
+    fail(Status::kUnsupported,
+         "its dram is private to it: allocate it with towline::Memory, or register it with `share`");
+  answer.parts = 1;
+  answer.part.sharing = Sharing::kHostFile;
+  answer.part.address = args.region.address;
+  answer.part.bytes = args.region.bytes;
+  answer.part.file_offset = args.fd_offset;
+  answer.part.fd = duplicate_fd(args.fd);
+  return answer;
+}
+
+// ---- connections
+
+bool Backend::same_process(const towline_identity& peer) const noexcept {
+  const towline_identity& self = host().self();
+  return std::equal(std::begin(peer.host), std::end(peer.host), self.host) && peer.pid == self.pid &&
+         peer.pid_namespace == self.pid_namespace && peer.start_time == self.start_time;
+}
+
+int32_t Backend::address(void* address, size_t* bytes) { return carrier_->address(address, bytes); }
+
+int32_t Backend::probe(const towline_identity& peer, const void* address, size_t bytes) {
+  return carrier_->probe(peer, address, bytes);
+}
+
+int32_t Backend::connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
+                         uint64_t deadline_ns, void* peer, Connection** out) {
+  const Scope scope{*this, worker};
+  auto connection = std::make_unique<Connection>(*this, worker, identity, peer);
+  workers_[worker].connections.push_back(connection.get());
+  const int32_t status = connection->connect(identity, address, bytes, deadline_ns);
+  if (status != TOWLINE_OK) {
+    std::erase(workers_[worker].connections, connection.get());
+    return status;
+  }
+  *out = connection.release();
+  return TOWLINE_OK;
+}
+
+int32_t Backend::on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
+                             CarrierEvents** events) {
+  const Scope scope{*this, worker};
+  auto connection = std::make_unique<Connection>(*this, worker, identity, nullptr);
+  workers_[worker].connections.push_back(connection.get());
+  const int32_t status = connection->accept(carried, identity);
+  if (status < 0) {
+    std::erase(workers_[worker].connections, connection.get());
+    return status;
+  }
+  *events = connection.release()->events();  // the core's until disconnect()
+  return status;
+}
+
+void Backend::release(Connection* connection) noexcept {
+  Worker& mine = workers_[connection->worker()];
+  std::replace(mine.connections.begin(), mine.connections.end(), connection,
+               static_cast<Connection*>(nullptr));
+  mine.dead.push_back(connection);
+}
+
+void Backend::bury(uint32_t worker) noexcept {
+  Worker& mine = workers_[worker];
+  if (mine.dead.empty()) return;
+  ++mine.depth;  // what a destructor sets off is buried in the next turn
+  while (!mine.dead.empty()) {
+    Connection* connection = mine.dead.back();
+    mine.dead.pop_back();
+    delete connection;
+  }
+  --mine.depth;
+  std::erase(mine.connections, nullptr);
+}
+
+uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
+  const Scope scope{*this, worker};
+  uint32_t done = carrier_->progress(worker, now_ns);
+  Worker& mine = workers_[worker];
+  for (size_t i = 0; i < mine.connections.size(); ++i)
+    if (mine.connections[i] != nullptr) done += mine.connections[i]->progress(now_ns);
+  return done;
+}
+
+bool Backend::arm(uint32_t worker) noexcept {
+  for (const Connection* connection : workers_[worker].connections)
+    if (connection != nullptr && connection->busy()) return true;
+  return carrier_->arm(worker);
+}
+
+}  // namespace towline::cuda

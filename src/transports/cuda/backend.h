@@ -1,0 +1,102 @@
+// One agent's instance of the cuda transport: its regions, its connections by worker, and the socket it gives
+// memory out on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+#include "towline/towline.h"
+#include "transports/cuda/carrier.h"
+#include "transports/cuda/connection.h"
+#include "transports/cuda/device.h"
+#include "transports/cuda/mapping_cache.h"
+#include "transports/cuda/memory_service.h"
+#include "transports/cuda/settings.h"
+
+namespace towline::cuda {
+
+// Memory of ours, as registered.
+struct Region {
+  towline_region_args args = {};
+  uint32_t gpu = 0;  // of vram
+  [[nodiscard]] bool vram() const noexcept { return args.region.kind == TOWLINE_VRAM; }
+};
+
+class Backend : public plugin::BackendBase, private CarrierOwner {
+ public:
+  using Connection = cuda::Connection;
+
+  Backend(const plugin::Host& host, Device& device);
+  virtual ~Backend();
+
+  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
+              size_t* token_bytes);
+  void remove(towline_registration* registration) noexcept;
+  int32_t address(void* address, size_t* bytes);
+  int32_t probe(const towline_identity& peer, const void* address, size_t bytes);
+  int32_t connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
+                  uint64_t deadline_ns, void* peer, Connection** connection);
+  uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
+  bool arm(uint32_t worker) noexcept;
+  void disarm(uint32_t worker) noexcept { carrier_->disarm(worker); }
+
+  // For connections.
+
+  [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
+  [[nodiscard]] Device& device() noexcept { return device_; }
+  [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
+  [[nodiscard]] Carrier& carrier() noexcept { return *carrier_; }
+  [[nodiscard]] bool same_process(const towline_identity& peer) const noexcept;
+
+  // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
+  // are deleted when the outermost one ends.
+  class Scope {
+   public:
+    Scope(Backend& backend, uint32_t worker) noexcept : backend_(backend), worker_(worker) {
+      ++backend_.workers_[worker_].depth;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      if (--backend_.workers_[worker_].depth == 0) backend_.bury(worker_);
+    }
+
+   private:
+    Backend& backend_;
+    const uint32_t worker_;
+  };
+  // Called by disconnect(), which is the connection's last word.
+  void release(Connection* connection) noexcept;
+
+ private:
+  struct Worker {
+    std::vector<Connection*> connections;  // null: released during a Scope
+    std::vector<Connection*> dead;
+    uint32_t depth = 0;
+  };
+
+  int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
+                      CarrierEvents** events) override;
+  void add_vram(const towline_region_args& args, Region& region);
+  [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
+  Answer find_part(const Ask& ask);
+  void bury(uint32_t worker) noexcept;
+
+  Device& device_;
+  const Settings settings_;
+  MappingCache mappings_;
+  std::vector<Worker> workers_;
+  std::optional<Carrier> carrier_;
+  std::optional<MemoryService> service_;
+
+  std::mutex regions_mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<Region>> regions_;  // by key
+};
+
+}  // namespace towline::cuda

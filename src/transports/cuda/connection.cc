@@ -1,0 +1,392 @@
+#include "transports/cuda/connection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transports/cuda/backend.h"
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: look at the lane's state
+constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
+
+towline_connection* handle(Connection* connection) {
+  return reinterpret_cast<towline_connection*>(connection);
+}
+
+const Region* region_of(const towline_registration* registration) noexcept {
+  return reinterpret_cast<const Region*>(registration);
+}
+
+}  // namespace
+
+Connection::Connection(Backend& backend, uint32_t worker, const towline_identity& identity, void* peer)
+    : backend_(backend),
+      worker_(worker),
+      peer_(peer),
+      incarnation_{identity.incarnation[0], identity.incarnation[1]},
+      same_process_(backend.same_process(identity)) {}
+
+const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
+
+// ---- coming and going
+
+int32_t Connection::connect(const towline_identity& identity, const void* address, size_t bytes,
+                            uint64_t deadline_ns) {
+  return backend_.carrier().connect(worker_, identity, address, bytes, deadline_ns, *this, &carried_);
+}
+
+int32_t Connection::accept(towline_connection* carried, const towline_identity& identity) {
+  carried_ = carried;
+  const int32_t status = host().accepted(worker_, handle(this), identity, &peer_);
+  up_ = status >= 0;
+  return status;
+}
+
+void Connection::on_message(const void* data, size_t bytes) {
+  const Backend::Scope scope{backend_, worker_};
+  if (!disconnected_) host().message(peer_, data, bytes);
+}
+
+void Connection::on_event(uint32_t event, int32_t status, const char* text) {
+  const Backend::Scope scope{backend_, worker_};
+  up_ = event == TOWLINE_CONNECTION_UP;
+  if (!up_) end_jobs(Status::kPeerLost);
+  if (!disconnected_) host().connection_event(peer_, event, static_cast<Status>(status), text);
+}
+
+void Connection::disconnect() noexcept {
+  if (disconnected_) return;
+  disconnected_ = true;
+  const Backend::Scope scope{backend_, worker_};
+  up_ = false;
+  end_jobs(Status::kClosed);
+  if (carried_ != nullptr) backend_.carrier().disconnect(carried_);
+  carried_ = nullptr;
+  backend_.release(this);
+}
+
+int32_t Connection::send(const void* message, size_t bytes) noexcept {
+  if (carried_ == nullptr) return static_cast<int32_t>(Status::kPeerLost);
+  return backend_.carrier().send(carried_, message, bytes);
+}
+
+std::string Connection::describe() const {
+  std::string gpus;
+  for (const auto& [gpu, lane] : lanes_)
+    gpus += fmt::format("{}\"{}\"", gpus.empty() ? "" : ", ", uuid_text(backend_.device().gpus()[gpu].uuid));
+  return fmt::format(
+      R"({{"transport": "cuda", "gpus": [{}], "imports": {}, "mappings": {}, "under_way": {}, "carrier": {}}})",
+      gpus, imports_, backend_.mappings().live(), jobs_.size(), backend_.carrier().describe(carried_));
+}
+
+// ---- regions
+
+int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
+                           towline_import** out, char how[64]) {
+  if (!up_) return host().refuse(Status::kPeerLost, "cuda: the connection is down");
+  auto* import = reinterpret_cast<Import*>(*out);
+  if (import == nullptr) {
+    const bool vram = args.region.kind == TOWLINE_VRAM;
+    if (!vram && args.region.kind != TOWLINE_DRAM)
+      return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");
+    if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
+      return host().refuse(Status::kPermissionDenied, "cuda: the region is guarded, and a GPU asks no owner");
+    const auto decoded = decode_token({static_cast<const uint8_t*>(token), token_bytes});
+    if (vram && !decoded)
+      return host().refuse(Status::kProtocol, "cuda: the peer does not say which GPU the region is on");
+    backend_.device().start();
+    import = new Import;
+    import->region = args.region;
+    if (vram) import->gpu = decoded->gpu;
+    import->direct = same_process_ && backend_.settings().direct;
+    ++imports_;
+    *out = reinterpret_cast<towline_import*>(import);
+  }
+  std::string text;
+  Status status = Status::kOk;
+  if (!import->direct) {
+    if (import->request == nullptr) import->request = std::make_unique<MemoryRequest>(host(), worker_);
+    if (!import->started) {
+      status = import->request->start(incarnation_, import->region.key, text);
+      import->started = status == Status::kOk;
+    }
+    if (status == Status::kOk) status = import->request->step(import->region, text);
+    if (status == Status::kAgain) return TOWLINE_AGAIN;
+  }
+  if (status != Status::kOk) {
+    unimport(*out);
+    *out = nullptr;
+    return host().refuse(status, "cuda: " + text);
+  }
+  if (!import->direct) {
+    import->parts = std::move(import->request->parts());
+    import->request.reset();
+    import->direct = false;
+  }
+  const char* const way = import->direct                                          ? "this process"
+                          : import->parts.front().sharing == Sharing::kDescriptor ? "VMM descriptor"
+                          : import->parts.front().sharing == Sharing::kHandle     ? "cudaIpc"
+                                                                                  : "pinned memfd";
+  if (import->region.kind == TOWLINE_VRAM)
+    std::snprintf(how, 64, "%s, %.16s", way, uuid_text(import->gpu).c_str());
+  else
+    std::snprintf(how, 64, "%s, dram", way);
+  return TOWLINE_OK;
+}
+
+void Connection::unimport(towline_import* import) noexcept {
+  delete reinterpret_cast<Import*>(import);
+  --imports_;
+}
+
+// ---- plans
+
+// The GPU of our own memory; where we bring none, the peer's if we use it already, or one we use.
+uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
+  Device& device = backend_.device();
+  const towline_list& local = *args.plan->local;
+  const towline_list& remote = *args.plan->remote;
+  int64_t chosen = -1;
+  for (uint64_t i = 0; i < local.region_count; ++i) {
+    if (local.regions[i].kind != TOWLINE_VRAM) continue;
+    if (chosen >= 0 && chosen != static_cast<int64_t>(local.regions[i].device))
+      fail(Status::kUnsupported, "cuda: the local list lies on GPUs {} and {}: make one transfer for each",
+           chosen, local.regions[i].device);
+    chosen = static_cast<int64_t>(local.regions[i].device);
+  }
+  if (chosen >= 0) return static_cast<uint32_t>(chosen);
+  const auto count = static_cast<uint32_t>(device.gpus().size());
+  for (uint64_t i = 0; i < remote.region_count; ++i) {
+    const Uuid& theirs = reinterpret_cast<const Import*>(args.remote[i])->gpu;
+    for (uint32_t gpu = 0; gpu < count; ++gpu)
+      if (device.gpus()[gpu].uuid == theirs && device.in_use(gpu)) return gpu;
+  }
+  const int32_t wanted = backend_.settings().gpu;
+  if (wanted >= 0 && static_cast<uint32_t>(wanted) >= count)
+    fail(Status::kInvalidArgument, "cuda: there is no GPU {} (cuda.gpu): this process sees {}", wanted,
+         count);
+  if (wanted >= 0) return static_cast<uint32_t>(wanted);
+  for (uint32_t gpu = 0; gpu < count; ++gpu)
+    if (device.in_use(gpu)) return gpu;
+  fail(Status::kUnsupported,
+       "cuda: this process uses no GPU that could move the bytes, and none is taken unasked (cuda.gpu names "
+       "one)");
+}
+
+Connection::OneLane& Connection::lane_of(uint32_t gpu) {
+  OneLane& mine = lanes_[gpu];
+  if (mine.lane == nullptr) {
+    mine.lane = backend_.device().make_lane(gpu);
+    mine.free_slots.reserve(Lane::kSlots);
+    for (uint32_t slot = Lane::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
+    jobs_.reserve(jobs_.capacity() + Lane::kSlots);
+    free_.reserve(free_.capacity() + Lane::kSlots);
+  }
+  return mine;
+}
+
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) try {
+  if (!up_) return host().refuse(Status::kPeerLost, "cuda: the connection is down");
+  Device& device = backend_.device();
+  const Settings& settings = backend_.settings();
+  const towline_plan& plan = *args.plan;
+  auto prepared = std::make_unique<Prepared>();
+  prepared->connection = handle(this);
+  prepared->plan = args.plan;
+  const uint32_t gpu = choose_gpu(args);
+  prepared->lane = lane_of(gpu).lane;
+  bool host_memory = false;
+  std::vector<uint64_t> local_deltas;
+  std::vector<uint64_t> remote_deltas;
+  const auto keep = [&](MappingCache::Way way) {
+    prepared->held.push_back(std::move(way.keep));
+    return way.delta;
+  };
+  for (uint64_t i = 0; i < plan.local->region_count; ++i) {
+    const towline_region_ref& region = plan.local->regions[i];
+    if (region_of(args.local[i]) == nullptr)
+      return host().refuse(Status::kUnsupported,
+                           "cuda: a local region was not registered with this transport");
+    if (region.kind == TOWLINE_VRAM && device.look_up(region.address).where != Where::kGpu)
+      return host().refuse(
+          Status::kStale,
+          fmt::format("cuda: there is no GPU memory at {:#x} any more (freed, unmapped or put to "
+                      "sleep since it was registered)",
+                      region.address));
+    local_deltas.push_back(
+        region.kind == TOWLINE_VRAM ? 0 : keep(backend_.mappings().pin(region.address, region.bytes)));
+    host_memory = host_memory || region.kind == TOWLINE_DRAM;
+  }
+  for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
+    const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
+    const towline_region_ref& region = import.region;
+    const bool vram = region.kind == TOWLINE_VRAM;
+    host_memory = host_memory || !vram;
+    if (!import.direct) {
+      const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
+      remote_deltas.push_back(keep(backend_.mappings().map(incarnation_, gpu, import.parts, writable)));
+    } else if (vram) {
+      device.reach(gpu, static_cast<uint32_t>(region.device));
+      remote_deltas.push_back(0);
+    } else {
+      remote_deltas.push_back(keep(backend_.mappings().pin(region.address, region.bytes)));
+    }
+  }
+  const Ways ways{local_deltas.data(), remote_deltas.data(), args.op == TOWLINE_READ};
+  prepared->work = std::make_unique<WorkList>(plan, ways, prepared->lane);
+  prepared->copy_engine = prepared->work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
+  prepared->blocks = host_memory ? settings.host_blocks : settings.blocks;
+  *out = prepared.release();
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+}
+
+void Connection::unprepare(towline_prepared* prepared) noexcept { delete static_cast<Prepared*>(prepared); }
+
+// ---- parts
+
+int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
+  auto& mine = *static_cast<Prepared*>(prepared);
+  return reinterpret_cast<Connection*>(mine.connection)->begin(mine, args);
+}
+
+int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) noexcept try {
+  if (!up_) return static_cast<int32_t>(Status::kPeerLost);
+  const auto found = std::find_if(lanes_.begin(), lanes_.end(),
+                                  [&](const auto& entry) { return entry.second.lane == prepared.lane; });
+  OneLane& lane = found->second;
+  if (lane.free_slots.empty()) return TOWLINE_AGAIN;
+  if (free_.empty()) free_.push_back(std::make_unique<Job>());
+  Job& job = *free_.back();
+  const auto* message = static_cast<const uint8_t*>(args.message);
+  job.message.assign(message, message + args.message_bytes);
+  job.cookie = args.cookie;
+  job.begin = args.begin;
+  job.end = args.end;
+  job.lane = prepared.lane.get();
+  job.slot = lane.free_slots.back();
+  job.value = ++lane.last_value;
+  job.asked_ns = 0;
+  job.status = Status::kOk;
+  job.code = 0;
+  job.moved = args.begin == args.end;
+  Code code = 0;
+  if (job.moved) {
+    // Nothing but its message.
+  } else if (prepared.copy_engine) {
+    code = job.lane->copy(prepared.work->to() + args.begin, prepared.work->from() + args.begin,
+                          args.end - args.begin, job.slot, job.value);
+  } else {
+    const CopyJob work = prepared.work->job(args.begin, args.end);
+    code = job.lane->launch(work, useful_blocks(work, prepared.blocks), job.slot, job.value);
+  }
+  if (code != 0) {
+    host().fail("cuda: starting a copy failed: " + backend_.device().code_text(code));
+    return static_cast<int32_t>(Status::kIo);
+  }
+  lane.free_slots.pop_back();
+  if (!job.moved) ++moving_;
+  jobs_.push_back(std::move(free_.back()));
+  free_.pop_back();
+  return TOWLINE_IN_PROGRESS;
+} catch (const std::bad_alloc&) {
+  return static_cast<int32_t>(Status::kOutOfMemory);
+}
+
+// A copy that was begun can't be called back; its end comes soon, and is told as a cancel.
+void Connection::cancel(uint64_t cookie) noexcept {
+  for (const auto& job : jobs_)
+    if (job->cookie == cookie && job->status == Status::kOk) job->status = Status::kCancelled;
+}
+
+void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
+  if (job.lane->flag(job.slot).load(std::memory_order_acquire) == job.value) {
+    job.moved = true;
+    return;
+  }
+  if (job.asked_ns == 0) job.asked_ns = now_ns;
+  if (now_ns < job.asked_ns + kAskAfterNs) return;
+  job.asked_ns = now_ns;
+  const Code code = job.lane->state();
+  if (code == Lane::kBusy || code == 0) return;
+  job.moved = true;
+  job.status = Status::kIo;
+  job.code = code;
+  host().log(0, "cuda: a copy failed, and with it every later one of this process on that GPU: " +
+                    backend_.device().code_text(code));
+}
+
+// True when nothing is left to do but to complete it.
+bool Connection::finish(Job& job) noexcept {
+  if (job.status != Status::kOk || job.message.empty()) return true;
+  const int32_t sent = send(job.message.data(), job.message.size());
+  if (sent == TOWLINE_AGAIN) return false;
+  if (sent < 0) job.status = static_cast<Status>(sent);
+  return true;
+}
+
+uint32_t Connection::progress(uint64_t now_ns) noexcept {
+  uint32_t done = 0;
+  for (size_t i = 0; i < jobs_.size();) {
+    Job& job = *jobs_[i];
+    if (!job.moved) {
+      look_at(job, now_ns);
+      if (job.moved) {
+        --moving_;
+        ++done;
+      }
+    }
+    if (!job.moved || !finish(job)) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<Job> ended = std::move(jobs_[i]);
+    jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
+    complete(*ended);  // may submit or disconnect
+    free_.push_back(std::move(ended));
+    ++done;
+  }
+  return done;
+}
+
+void Connection::complete(Job& job) noexcept {
+  for (auto& [gpu, lane] : lanes_)
+    if (lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
+  towline_part_result result{};
+  result.status = static_cast<int32_t>(job.status);
+  result.vendor_code = job.code;
+  result.fences = kFenced;
+  const bool moved = job.status == Status::kOk;
+  result.bytes = moved ? job.end - job.begin : 0;
+  if (!moved) {
+    result.failed_begin = job.begin;
+    result.failed_end = job.end;
+  }
+  host().complete(job.cookie, result);
+}
+
+// Copies that were begun are waited for: that is bounded by what a GPU does in one launch, and afterwards no
+// byte can land.
+void Connection::end_jobs(Status status) noexcept {
+  for (auto& [gpu, lane] : lanes_)
+    if (moving_ != 0) (void)lane.lane->drain();
+  moving_ = 0;
+  while (!jobs_.empty()) {
+    std::unique_ptr<Job> job = std::move(jobs_.back());
+    jobs_.pop_back();
+    if (job->status == Status::kOk) job->status = status;
+    complete(*job);
+    free_.push_back(std::move(job));
+  }
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,125 @@
+// One worker's connection to one peer on this host: messages go over the carrier, bytes are moved by a GPU of
+// this process.
+//
+// A part that was submitted is under way on a lane until the lane's flag for it says that it is over; then
+// its message is sent, and the core told. Everything is called by the worker, under its lock. Callbacks of
+// the host may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
+// backend's outermost call on this worker returns (Backend::Scope).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+#include "transports/cuda/carrier.h"
+#include "transports/cuda/device.h"
+#include "transports/cuda/mapping_cache.h"
+#include "transports/cuda/memory_service.h"
+#include "transports/cuda/work_list.h"
+
+namespace towline::cuda {
+
+class Backend;
+
+// A peer's region as this connection reaches it. Mapped only when a plan says by which GPU.
+struct Import {
+  towline_region_ref region = {};
+  Uuid gpu = {};        // of vram
+  bool direct = false;  // it is memory of this process
+  std::unique_ptr<MemoryRequest> request;
+  bool started = false;
+  std::vector<Shared> parts;  // otherwise
+};
+
+// A plan prepared on a connection.
+struct Prepared : towline_prepared {
+  uint32_t blocks = 0;
+  bool copy_engine = false;
+  std::shared_ptr<Lane> lane;
+  std::unique_ptr<WorkList> work;
+  std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
+};
+
+class Connection final : private CarrierEvents {
+ public:
+  Connection(Backend& backend, uint32_t worker, const towline_identity& identity, void* peer);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() = default;
+
+  // The connector's start; a status.
+  int32_t connect(const towline_identity& identity, const void* address, size_t bytes, uint64_t deadline_ns);
+  // The acceptor's: asks the core.
+  int32_t accept(towline_connection* carried, const towline_identity& identity);
+  [[nodiscard]] CarrierEvents* events() noexcept { return this; }
+
+  [[nodiscard]] const plugin::Host& host() const noexcept;
+  int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
+                 towline_import** import, char how[64]);
+  void unimport(towline_import* import) noexcept;
+  void disconnect() noexcept;
+  [[nodiscard]] std::string describe() const;
+
+  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
+  static void unprepare(towline_prepared* prepared) noexcept;
+  static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
+  int32_t send(const void* message, size_t bytes) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+
+  // From the backend.
+  uint32_t progress(uint64_t now_ns) noexcept;
+  // The GPU is at work: it wakes nobody, so the worker has to look.
+  [[nodiscard]] bool busy() const noexcept { return moving_ != 0; }
+  [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
+
+ private:
+  struct Job {
+    uint64_t cookie = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    Lane* lane = nullptr;
+    uint32_t slot = 0;
+    uint64_t value = 0;     // of the lane's flag once it is over
+    uint64_t asked_ns = 0;  // when the lane's state was last looked at
+    Status status = Status::kOk;
+    int32_t code = 0;
+    bool moved = false;
+    std::vector<uint8_t> message;
+  };
+  struct OneLane {
+    std::shared_ptr<Lane> lane;
+    std::vector<uint32_t> free_slots;
+    uint64_t last_value = 0;
+  };
+
+  void on_message(const void* data, size_t bytes) override;
+  void on_event(uint32_t event, int32_t status, const char* text) override;
+
+  OneLane& lane_of(uint32_t gpu);
+  uint32_t choose_gpu(const towline_prepare_args& args) const;
+  int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
+  void look_at(Job& job, uint64_t now_ns) noexcept;
+  bool finish(Job& job) noexcept;
+  void complete(Job& job) noexcept;
+  void end_jobs(Status status) noexcept;
+
+  Backend& backend_;
+  const uint32_t worker_;
+  void* peer_;
+  uint64_t incarnation_[2];
+  const bool same_process_;
+  towline_connection* carried_ = nullptr;
+  bool up_ = false;
+  bool disconnected_ = false;
+
+  std::map<uint32_t, OneLane> lanes_;       // by GPU
+  std::vector<std::unique_ptr<Job>> jobs_;  // under way, oldest first
+  std::vector<std::unique_ptr<Job>> free_;
+  size_t moving_ = 0;  // of jobs_
+  size_t imports_ = 0;
+};
+
+}  // namespace towline::cuda

@@ -1,0 +1,151 @@
+// What this transport needs of GPUs, behind one small interface: driver.h has the one for NVIDIA's driver,
+// and fake/ one that keeps "GPU" memory in host memory, so that everything above it runs where there is no
+// GPU.
+//
+// Addresses are GPU addresses as applications hold them. Control path: throws Error, naming the vendor's
+// code. Data path (noexcept): a Code, 0 or the vendor's. Any thread may call anything; the calling thread's
+// current GPU and context are left as found.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "transports/cuda/copy_job.h"
+
+namespace towline::cuda {
+
+using Code = int32_t;  // 0: well
+
+// Names a GPU across processes: an ordinal depends on CUDA_VISIBLE_DEVICES.
+using Uuid = std::array<uint8_t, 16>;
+std::string uuid_text(const Uuid& uuid);  // "GPU-xxxxxxxx-xxxx-..."
+
+struct Gpu {
+  Uuid uuid = {};
+  std::string name;
+  uint32_t multiprocessors = 0;
+};
+
+enum class Where : uint8_t {
+  kUnknown = 0,  // not known to the GPU's driver: plain host memory, or nothing at all
+  kHost = 1,     // pinned
+  kGpu = 2,
+  kManaged = 3,
+};
+
+enum class Sharing : uint8_t {
+  kNone = 0,
+  kDescriptor = 1,  // by file descriptor
+  kHandle = 2,      // by 64 bytes
+  kHostFile = 3,    // host memory that lies in a file
+};
+
+// The allocation that an address lies in, as whole.
+struct Allocation {
+  Where where = Where::kUnknown;
+  uint32_t gpu = 0;  // ordinal here
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  uint64_t id = 0;  // of this process; another allocation at the same address has another
+  Sharing sharing = Sharing::kNone;
+  std::string why_not;  // it can't be shared
+};
+
+// A part of a region as its owner gives it to a peer.
+struct Shared {
+  Sharing sharing = Sharing::kNone;
+  uint64_t address = 0;  // at the owner: of the whole allocation
+  uint64_t bytes = 0;
+  uint64_t id = 0;
+  uint64_t file_offset = 0;             // kHostFile: of address
+  std::array<uint8_t, 64> handle = {};  // kHandle
+  UniqueFd fd;                          // kDescriptor, kHostFile
+};
+
+// Memory of a peer where one of our GPUs reaches it, until this goes.
+class Mapped {
+ public:
+  Mapped() = default;
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  virtual ~Mapped() = default;
+  [[nodiscard]] virtual uint64_t address() const noexcept = 0;  // of the first part's first byte
+};
+
+// Host memory that GPUs reach, until this goes. `delta`: what to add to a host address.
+class Pinned {
+ public:
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  virtual ~Pinned() = default;
+  [[nodiscard]] virtual uint64_t delta() const noexcept = 0;
+};
+
+// Work for one GPU, in order. One thread at a time, but for release_list. Going waits for what was begun.
+class Lane {
+ public:
+  static constexpr uint32_t kSlots = 256;
+
+  // Room for a list: written by the host, read by the GPU once it was uploaded.
+  struct List {
+    void* host = nullptr;
+    uint64_t gpu = 0;
+    uint64_t bytes = 0;
+    uint64_t node = 0;  // the lane's
+  };
+
+  Lane() = default;
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  virtual ~Lane() = default;
+
+  virtual List make_list(uint64_t bytes) = 0;  // throws Error
+  virtual void release_list(const List& list) noexcept = 0;
+  virtual Code upload(const List& list) noexcept = 0;
+
+  // Begin work that ends with `value` in flag(slot). Several may be under way with different slots.
+  virtual Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept = 0;
+  // With the copy engine.
+  virtual Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept = 0;
+  [[nodiscard]] virtual const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept = 0;
+  // 0: idle, all flags are set; kBusy; anything else: broken, nothing more lands.
+  static constexpr Code kBusy = -1;
+  [[nodiscard]] virtual Code state() noexcept = 0;
+  // Waits until nothing is under way.
+  virtual Code drain() noexcept = 0;
+};
+
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  // Makes the driver ready for this process, once; everything below needs it. Throws Error that says what is
+  // missing.
+  virtual void start() = 0;
+  [[nodiscard]] virtual const std::vector<Gpu>& gpus() const noexcept = 0;
+  // Does this process use the GPU already? No context is made by asking.
+  [[nodiscard]] virtual bool in_use(uint32_t gpu) const noexcept = 0;
+  [[nodiscard]] virtual Allocation look_up(uint64_t address) const = 0;
+  [[nodiscard]] virtual Shared share(const Allocation& allocation) const = 0;
+  // Neighbouring parts of one owner, in order, mapped as one range that `gpu` reaches.
+  virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;
+  // Lets `gpu` reach memory of this process on `other`; throws Error where the two have no path.
+  virtual void reach(uint32_t gpu, uint32_t other) = 0;
+  virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
+  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu) = 0;
+  [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+};
+
+}  // namespace towline::cuda

@@ -1,0 +1,307 @@
+#include "transports/cuda/driver.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/memfd.h"
+#include "transports/cuda/driver_api.h"
+#include "transports/cuda/driver_lane.h"
+#include "transports/cuda/kernel_image.h"
+
+namespace towline::cuda {
+
+namespace {
+
+using driver::Api;
+using driver::kSuccess;
+
+constexpr uint64_t kHostPage = 4096;
+
+class Nvidia;
+
+// Peers' GPU memory: by descriptor, in one reserved range.
+class DescriptorMapping : public Mapped {
+ public:
+  DescriptorMapping(const Api& api, uint32_t gpu, std::span<const Shared> parts, bool writable) : api_(api) {
+    for (const Shared& part : parts) bytes_ += part.bytes;
+    try {
+      api.check(api.vmm_reserve(&base_, bytes_, 0, 0, 0), "reserving addresses for a peer's memory");
+      for (const Shared& part : parts) {
+        driver::Handle handle = 0;
+        void* const fd = reinterpret_cast<void*>(static_cast<intptr_t>(part.fd.get()));
+        api.check(api.vmm_import(&handle, fd, driver::kHandlePosixFd), "importing a peer's memory");
+        const driver::Result mapped = api.vmm_map(base_ + mapped_, part.bytes, 0, handle, 0);
+        api.vmm_release(handle);  // the mapping keeps it
+        api.check(mapped, "mapping a peer's memory");
+        mapped_ += part.bytes;
+      }
+      const driver::AccessDescriptor access{{1, static_cast<int>(gpu)}, writable ? 3 : 1};
+      api.check(api.vmm_set_access(base_, bytes_, &access, 1),
+                "access to a peer's memory (is there a path between the GPUs?)");
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  ~DescriptorMapping() override { undo(); }
+  [[nodiscard]] uint64_t address() const noexcept override { return base_; }
+
+ private:
+  void undo() noexcept {
+    if (mapped_ != 0) api_.vmm_unmap(base_, mapped_);
+    if (base_ != 0) api_.vmm_free(base_, bytes_);
+  }
+
+  const Api& api_;
+  driver::Pointer base_ = 0;
+  uint64_t bytes_ = 0;
+  uint64_t mapped_ = 0;
+};
+
+class Nvidia final : public Device {
+ public:
+  Nvidia() {
+    if (kernel_image().empty())
+      fail(Status::kUnsupported, "cuda: this plugin was built without CUDA's compiler: it has no kernels");
+  }
+
+  void start() override {
+    const std::lock_guard lock(mutex_);
+    if (started_) return;
+    api_.check(api_.init(0), "cuInit");
+    int count = 0;
+    api_.check(api_.device_get_count(&count), "cuDeviceGetCount");
+    if (count == 0) fail(Status::kUnsupported, "cuda: the driver shows this process no GPU");
+    gpus_.resize(static_cast<size_t>(count));
+    contexts_ = std::vector<Kernels>(gpus_.size());
+    for (int i = 0; i < count; ++i) {
+      Gpu& gpu = gpus_[static_cast<size_t>(i)];
+      char name[128] = "";
+      int multiprocessors = 0;
+      driver::Uuid uuid{};
+      api_.check(api_.device_get_name(name, sizeof name, i), "cuDeviceGetName");
+      api_.check(api_.device_get_uuid(&uuid, i), "cuDeviceGetUuid");
+      api_.check(api_.device_get_attribute(&multiprocessors, driver::kAttributeMultiprocessors, i),
+                 "cuDeviceGetAttribute");
+      gpu.name = name;
+      gpu.multiprocessors = static_cast<uint32_t>(multiprocessors);
+      std::memcpy(gpu.uuid.data(), uuid.bytes, gpu.uuid.size());
+    }
+    started_ = true;
+  }
+
+  [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
+
+  [[nodiscard]] bool in_use(uint32_t gpu) const noexcept override {
+    unsigned flags = 0;
+    int active = 0;
+    return gpu < gpus_.size() && api_.primary_get_state(static_cast<int>(gpu), &flags, &active) == kSuccess &&
+           active != 0;
+  }
+
+  [[nodiscard]] Allocation look_up(uint64_t address) const override {
+    Allocation result;
+    unsigned type = 0;
+    if (api_.pointer_get_attribute(&type, driver::kMemoryType, address) != kSuccess || type == 0)
+      return result;
+    int ordinal = 0;
+    unsigned managed = 0;
+    size_t bytes = 0;
+    driver::Pointer start = 0;
+    api_.check(api_.pointer_get_attribute(&ordinal, driver::kDeviceOrdinal, address),
+               "which GPU memory is on");
+    api_.check(api_.pointer_get_attribute(&start, driver::kRangeStart, address),
+               "where an allocation begins");
+    api_.check(api_.pointer_get_attribute(&bytes, driver::kRangeSize, address), "how long an allocation is");
+    api_.pointer_get_attribute(&result.id, driver::kBufferId, address);
+    api_.pointer_get_attribute(&managed, driver::kIsManaged, address);
+    result.gpu = static_cast<uint32_t>(ordinal);
+    result.address = start;
+    result.bytes = bytes;
+    if (managed != 0) {
+      result.where = Where::kManaged;
+      return result;
+    }
+    result.where = type == driver::kMemoryTypeDevice ? Where::kGpu : Where::kHost;
+    if (result.where == Where::kGpu) find_sharing(address, result);
+    return result;
+  }
+
+  [[nodiscard]] Shared share(const Allocation& allocation) const override {
+    Shared shared;
+    shared.sharing = allocation.sharing;
+    shared.address = allocation.address;
+    shared.bytes = allocation.bytes;
+    shared.id = allocation.id;
+    if (allocation.sharing == Sharing::kDescriptor) {
+      driver::Handle handle = 0;
+      int fd = -1;
+      api_.check(api_.vmm_retain(&handle, reinterpret_cast<void*>(allocation.address)),
+                 "finding a VMM allocation");
+      const driver::Result exported = api_.vmm_export(&fd, handle, driver::kHandlePosixFd, 0);
+      api_.vmm_release(handle);
+      api_.check(exported, "exporting a VMM allocation as a file descriptor");
+      shared.fd.reset(fd);
+    } else if (allocation.sharing == Sharing::kHandle) {
+      const Current current(api_, context(allocation.gpu).context);
+      driver::IpcHandle handle{};
+      api_.check(api_.ipc_get_handle(&handle, allocation.address), "cuIpcGetMemHandle");
+      std::memcpy(shared.handle.data(), handle.bytes, shared.handle.size());
+    } else {
+      fail(Status::kUnsupported, "cuda: {}", allocation.why_not);
+    }
+    return shared;
+  }
+
+  std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) override {
+    const Kernels& kernels = context(gpu);
+    if (parts.front().sharing == Sharing::kDescriptor)
+      return std::make_unique<DescriptorMapping>(api_, gpu, parts, writable);
+    if (parts.size() != 1)
+      fail(Status::kUnsupported,
+           "cuda: a region over several cudaMalloc allocations can't be mapped as one; register each");
+    driver::IpcHandle handle{};
+    std::memcpy(handle.bytes, parts.front().handle.data(), sizeof handle.bytes);
+    const Current current(api_, kernels.context);
+    driver::Pointer address = 0;
+    api_.check(api_.ipc_open_handle(&address, handle, driver::kIpcLazyPeerAccess), "cuIpcOpenMemHandle");
+    return std::make_unique<HandleMapping>(*this, kernels.context, address);
+  }
+
+  void reach(uint32_t gpu, uint32_t other) override {
+    if (gpu == other) return;
+    int can = 0;
+    api_.check(api_.device_can_access_peer(&can, static_cast<int>(gpu), static_cast<int>(other)),
+               "cuDeviceCanAccessPeer");
+    if (can == 0)
+      fail(Status::kUnsupported, "cuda: GPU {} has no path to the memory of GPU {} (no peer access)", gpu,
+           other);
+    const driver::Context theirs = context(other).context;
+    const Current current(api_, context(gpu).context);
+    const driver::Result result = api_.context_enable_peer(theirs, 0);
+    if (result != driver::kPeerAccessAlreadyEnabled) api_.check(result, "cuCtxEnablePeerAccess");
+  }
+
+  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
+
+  std::unique_ptr<Lane> make_lane(uint32_t gpu) override {
+    const Kernels& kernels = context(gpu);
+    return make_driver_lane(api_, kernels);
+  }
+
+  [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }
+
+  [[nodiscard]] const Api& api() const noexcept { return api_; }
+
+ private:
+  class HandleMapping : public Mapped {
+   public:
+    HandleMapping(const Nvidia& device, driver::Context context, driver::Pointer address)
+        : device_(device), context_(context), address_(address) {}
+    ~HandleMapping() override {
+      const Current current(device_.api_, context_);
+      device_.api_.ipc_close_handle(address_);
+    }
+    [[nodiscard]] uint64_t address() const noexcept override { return address_; }
+
+   private:
+    const Nvidia& device_;
+    driver::Context context_;
+    driver::Pointer address_;
+  };
+
+  void find_sharing(uint64_t address, Allocation& result) const {
+    unsigned handles = 0;
+    unsigned legacy = 0;
+    api_.pointer_get_attribute(&handles, driver::kAllowedHandleTypes, address);
+    api_.pointer_get_attribute(&legacy, driver::kLegacyIpcCapable, address);
+    if ((handles & driver::kHandlePosixFd) != 0)
+      result.sharing = Sharing::kDescriptor;
+    else if (legacy != 0)
+      result.sharing = Sharing::kHandle;
+    else
+      result.why_not = fmt::format(
+          "the allocation at {:#x} was not made to be shared between processes (a VMM or pool allocation "
+          "without "
+          "a POSIX handle type; for torch's expandable segments, allow sharing them or switch them off)",
+          result.address);
+  }
+
+  // The primary context, which the application has made: it holds memory there. Or the settings say so.
+  const Kernels& context(uint32_t gpu) const {
+    const std::lock_guard lock(mutex_);
+    Kernels& kernels = contexts_.at(gpu);
+    if (kernels.context != nullptr) return kernels;
+    driver::Context context = nullptr;
+    api_.check(api_.primary_retain(&context, static_cast<int>(gpu)), "cuDevicePrimaryCtxRetain");
+    const Current current(api_, context);
+    load_kernels(api_, kernel_image(), kernels);
+    kernels.context = context;
+    return kernels;
+  }
+
+  const Api api_;
+  mutable std::mutex mutex_;
+  bool started_ = false;
+  std::vector<Gpu> gpus_;
+  mutable std::vector<Kernels> contexts_;  // by ordinal
+};
+
+class HostRegistration : public Pinned {
+ public:
+  HostRegistration(const Api& api, uint64_t begin, uint64_t bytes) : api_(api), begin_(begin) {
+    api.check(api.host_register(reinterpret_cast<void*>(begin), bytes, driver::kHostPortableMapped),
+              "pinning host memory (cuMemHostRegister)");
+    driver::Pointer pointer = 0;
+    const driver::Result result = api.host_device_pointer(&pointer, reinterpret_cast<void*>(begin), 0);
+    if (result != kSuccess) api.host_unregister(reinterpret_cast<void*>(begin));
+    api.check(result, "cuMemHostGetDevicePointer");
+    delta_ = pointer - begin;
+  }
+  ~HostRegistration() override { api_.host_unregister(reinterpret_cast<void*>(begin_)); }
+  [[nodiscard]] uint64_t delta() const noexcept override { return delta_; }
+
+ private:
+  const Api& api_;
+  uint64_t begin_;
+  uint64_t delta_ = 0;
+};
+
+class PinnedAlready : public Pinned {
+ public:
+  [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
+};
+
+std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes) {
+  // Any context does: the registration is portable.
+  uint32_t gpu = 0;
+  while (gpu < gpus_.size() && !in_use(gpu)) ++gpu;
+  if (gpu == gpus_.size())
+    fail(Status::kUnsupported, "cuda: this process uses no GPU, so it can't pin memory for one");
+  const Current current(api_, context(gpu).context);
+  const Allocation first = look_up(address);
+  if (first.where == Where::kHost) {
+    if (first.address + first.bytes >= address + bytes) return std::make_unique<PinnedAlready>();
+    fail(Status::kUnsupported, "cuda: only the first {} of {} bytes at {:#x} are pinned",
+         first.address + first.bytes - address, bytes, address);
+  }
+  const uint64_t begin = address / kHostPage * kHostPage;
+  const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
+  return std::make_unique<HostRegistration>(api_, begin, end - begin);
+}
+
+}  // namespace
+
+Device& nvidia_device() {
+  // Never destroyed: the driver may be gone by then.
+  static Nvidia* const device = new Nvidia;
+  return *device;
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,89 @@
+#include "transports/cuda/driver_api.h"
+
+#include "base/error.h"
+
+namespace towline::cuda::driver {
+
+namespace {
+
+constexpr int kWanted = 12000;  // 12.0
+
+using GetProcAddress = Result (*)(const char*, void**, int, uint64_t, int*);
+
+}  // namespace
+
+Api::Api() : library("libcuda.so.1") {
+  library.keep_loaded();  // it leaves threads and exit handlers behind
+  const auto get_version = library.symbol<Result (*)(int*)>("cuDriverGetVersion");
+  check(get_version(&version), "cuDriverGetVersion");
+  if (version < kWanted)
+    fail(Status::kUnsupported, "cuda: the driver speaks CUDA {}.{}; 12.0 or later is needed", version / 1000,
+         version % 1000 / 10);
+  const auto find = library.symbol<GetProcAddress>("cuGetProcAddress_v2");
+  const auto load = [&](auto& function, const char* name) {
+    void* address = nullptr;
+    int found = 0;
+    if (find(name, &address, kWanted, 0, &found) != kSuccess || address == nullptr)
+      fail(Status::kUnsupported, "cuda: the driver (CUDA {}.{}) has no {}", version / 1000,
+           version % 1000 / 10, name);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+  };
+  load(init, "cuInit");
+  load(get_error_name, "cuGetErrorName");
+  load(device_get_count, "cuDeviceGetCount");
+  load(device_get, "cuDeviceGet");
+  load(device_get_name, "cuDeviceGetName");
+  load(device_get_uuid, "cuDeviceGetUuid");
+  load(device_get_attribute, "cuDeviceGetAttribute");
+  load(device_can_access_peer, "cuDeviceCanAccessPeer");
+  load(primary_get_state, "cuDevicePrimaryCtxGetState");
+  load(primary_retain, "cuDevicePrimaryCtxRetain");
+  load(context_push, "cuCtxPushCurrent");
+  load(context_pop, "cuCtxPopCurrent");
+  load(context_enable_peer, "cuCtxEnablePeerAccess");
+  load(module_load, "cuModuleLoadData");
+  load(module_get_function, "cuModuleGetFunction");
+  load(launch, "cuLaunchKernel");
+  load(stream_create, "cuStreamCreate");
+  load(stream_destroy, "cuStreamDestroy");
+  load(stream_query, "cuStreamQuery");
+  load(stream_synchronize, "cuStreamSynchronize");
+  load(stream_write_value64, "cuStreamWriteValue64");
+  load(memory_alloc, "cuMemAlloc");
+  load(memory_free, "cuMemFree");
+  load(memory_set32, "cuMemsetD32");
+  load(memory_copy_async, "cuMemcpyAsync");
+  load(host_alloc, "cuMemHostAlloc");
+  load(host_free, "cuMemFreeHost");
+  load(host_register, "cuMemHostRegister");
+  load(host_unregister, "cuMemHostUnregister");
+  load(host_device_pointer, "cuMemHostGetDevicePointer");
+  load(pointer_get_attribute, "cuPointerGetAttribute");
+  load(ipc_get_handle, "cuIpcGetMemHandle");
+  load(ipc_open_handle, "cuIpcOpenMemHandle");
+  load(ipc_close_handle, "cuIpcCloseMemHandle");
+  load(vmm_retain, "cuMemRetainAllocationHandle");
+  load(vmm_release, "cuMemRelease");
+  load(vmm_export, "cuMemExportToShareableHandle");
+  load(vmm_import, "cuMemImportFromShareableHandle");
+  load(vmm_reserve, "cuMemAddressReserve");
+  load(vmm_free, "cuMemAddressFree");
+  load(vmm_map, "cuMemMap");
+  load(vmm_unmap, "cuMemUnmap");
+  load(vmm_set_access, "cuMemSetAccess");
+}
+
+std::string Api::text(Result code) const {
+  const char* name = nullptr;
+  if (get_error_name != nullptr && get_error_name(code, &name) == kSuccess && name != nullptr)
+    return fmt::format("{} ({})", name, code);
+  return fmt::format("CUDA error {}", code);
+}
+
+void Api::check(Result code, const char* what) const {
+  if (code == kSuccess) return;
+  const Status status = code == 2 ? Status::kOutOfMemory : Status::kIo;
+  fail(status, "cuda: {}: {}", what, text(code));
+}
+
+}  // namespace towline::cuda::driver

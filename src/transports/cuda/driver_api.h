@@ -1,0 +1,124 @@
+// The part of the CUDA driver's binary interface that is used here, as of CUDA 12.0, looked up at run time:
+// so the plugin is built without CUDA's headers, and loads where there is no driver.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dynamic_library.h"
+
+namespace towline::cuda::driver {
+
+using Result = int;
+using Device = int;
+using Pointer = unsigned long long;
+using Context = struct OpaqueContext*;
+using Module = struct OpaqueModule*;
+using Function = struct OpaqueFunction*;
+using Stream = struct OpaqueStream*;
+using Handle = unsigned long long;  // of a VMM allocation
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kDeinitialized = 4;
+inline constexpr Result kNotReady = 600;
+inline constexpr Result kPeerAccessAlreadyEnabled = 704;
+inline constexpr Result kHostMemoryAlreadyRegistered = 712;
+
+inline constexpr int kAttributeMultiprocessors = 16;
+
+enum PointerAttribute : int {
+  kContextOf = 1,
+  kMemoryType = 2,
+  kBufferId = 7,
+  kIsManaged = 8,
+  kDeviceOrdinal = 9,
+  kLegacyIpcCapable = 10,
+  kRangeStart = 11,
+  kRangeSize = 12,
+  kAllowedHandleTypes = 14,
+};
+inline constexpr unsigned kMemoryTypeHost = 1;
+inline constexpr unsigned kMemoryTypeDevice = 2;
+inline constexpr int kHandlePosixFd = 1;
+
+struct IpcHandle {
+  char bytes[64];
+};
+
+struct Location {
+  int type;  // 1: a GPU
+  int id;
+};
+
+struct AccessDescriptor {
+  Location location;
+  int flags;  // 1: read, 3: read and write
+};
+
+struct Uuid {
+  char bytes[16];
+};
+
+inline constexpr unsigned kIpcLazyPeerAccess = 1;
+inline constexpr unsigned kHostPortableMapped = 3;
+inline constexpr unsigned kStreamNonBlocking = 1;
+
+struct Api {
+  // Loads libcuda.so.1; throws Error that says what is missing.
+  explicit Api();
+
+  [[nodiscard]] std::string text(Result code) const;
+  // Throws Error "cuda: <what>: CUDA_ERROR_..." unless it went well.
+  void check(Result code, const char* what) const;
+
+  DynamicLibrary library;
+  int version = 0;  // 13000: CUDA 13.0
+
+  Result (*init)(unsigned) = nullptr;
+  Result (*get_error_name)(Result, const char**) = nullptr;
+  Result (*device_get_count)(int*) = nullptr;
+  Result (*device_get)(Device*, int) = nullptr;
+  Result (*device_get_name)(char*, int, Device) = nullptr;
+  Result (*device_get_uuid)(Uuid*, Device) = nullptr;
+  Result (*device_get_attribute)(int*, int, Device) = nullptr;
+  Result (*device_can_access_peer)(int*, Device, Device) = nullptr;
+  Result (*primary_get_state)(Device, unsigned*, int*) = nullptr;
+  Result (*primary_retain)(Context*, Device) = nullptr;
+  Result (*context_push)(Context) = nullptr;
+  Result (*context_pop)(Context*) = nullptr;
+  Result (*context_enable_peer)(Context, unsigned) = nullptr;
+  Result (*module_load)(Module*, const void*) = nullptr;
+  Result (*module_get_function)(Function*, Module, const char*) = nullptr;
+  Result (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
+                   void**, void**) = nullptr;
+  Result (*stream_create)(Stream*, unsigned) = nullptr;
+  Result (*stream_destroy)(Stream) = nullptr;
+  Result (*stream_query)(Stream) = nullptr;
+  Result (*stream_synchronize)(Stream) = nullptr;
+  Result (*stream_write_value64)(Stream, Pointer, uint64_t, unsigned) = nullptr;
+  Result (*memory_alloc)(Pointer*, size_t) = nullptr;
+  Result (*memory_free)(Pointer) = nullptr;
+  Result (*memory_set32)(Pointer, unsigned, size_t) = nullptr;
+  Result (*memory_copy_async)(Pointer, Pointer, size_t, Stream) = nullptr;
+  Result (*host_alloc)(void**, size_t, unsigned) = nullptr;
+  Result (*host_free)(void*) = nullptr;
+  Result (*host_register)(void*, size_t, unsigned) = nullptr;
+  Result (*host_unregister)(void*) = nullptr;
+  Result (*host_device_pointer)(Pointer*, void*, unsigned) = nullptr;
+  Result (*pointer_get_attribute)(void*, int, Pointer) = nullptr;
+  Result (*ipc_get_handle)(IpcHandle*, Pointer) = nullptr;
+  Result (*ipc_open_handle)(Pointer*, IpcHandle, unsigned) = nullptr;
+  Result (*ipc_close_handle)(Pointer) = nullptr;
+  Result (*vmm_retain)(Handle*, void*) = nullptr;
+  Result (*vmm_release)(Handle) = nullptr;
+  Result (*vmm_export)(void*, Handle, int, unsigned long long) = nullptr;
+  Result (*vmm_import)(Handle*, void*, int) = nullptr;
+  Result (*vmm_reserve)(Pointer*, size_t, size_t, Pointer, unsigned long long) = nullptr;
+  Result (*vmm_free)(Pointer, size_t) = nullptr;
+  Result (*vmm_map)(Pointer, size_t, size_t, Handle, unsigned long long) = nullptr;
+  Result (*vmm_unmap)(Pointer, size_t) = nullptr;
+  Result (*vmm_set_access)(Pointer, size_t, const AccessDescriptor*, size_t) = nullptr;
+};
+
+}  // namespace towline::cuda::driver

@@ -1,0 +1,188 @@
+#include "transports/cuda/driver_lane.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+
+namespace towline::cuda {
+
+namespace {
+
+using driver::Api;
+using driver::kSuccess;
+
+constexpr uint64_t kSlabBytes = 4u << 20;
+constexpr uint64_t kListAlignment = 256;
+
+class DriverLane final : public Lane {
+ public:
+  DriverLane(const Api& api, const Kernels& kernels) : api_(api), kernels_(kernels) {
+    const Current current(api_, kernels_.context);
+    try {
+      api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+      api_.check(api_.host_alloc(&flags_, kSlots * sizeof(uint64_t), driver::kHostPortableMapped),
+                 "pinned flags");
+      api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");
+      std::fill_n(static_cast<uint64_t*>(flags_), kSlots, 0);
+      api_.check(api_.memory_alloc(&arrivals_, kSlots * sizeof(uint32_t)), "memory for counters");
+      api_.check(api_.memory_set32(arrivals_, 0, kSlots), "cuMemsetD32");
+      api_.check(api_.stream_synchronize(nullptr), "clearing counters");
+    } catch (...) {
+      destroy();
+      throw;
+    }
+  }
+  ~DriverLane() override {
+    const Current current(api_, kernels_.context);
+    destroy();
+  }
+
+  List make_list(uint64_t bytes) override {
+    const uint64_t wanted = (bytes + kListAlignment - 1) / kListAlignment * kListAlignment;
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < slabs_.size(); ++i)
+      if (const auto list = take(i, wanted); list.host != nullptr) return list;
+    Slab slab;
+    slab.bytes = std::max(kSlabBytes, wanted);
+    const Current current(api_, kernels_.context);
+    api_.check(api_.host_alloc(&slab.host, slab.bytes, driver::kHostPortableMapped),
+               "pinned memory for a page list");
+    if (const driver::Result result = api_.memory_alloc(&slab.gpu, slab.bytes); result != kSuccess) {
+      api_.host_free(slab.host);
+      api_.check(result, "GPU memory for a page list");
+    }
+    slab.holes[0] = slab.bytes;
+    slabs_.push_back(std::move(slab));
+    return take(slabs_.size() - 1, wanted);
+  }
+
+  void release_list(const List& list) noexcept override {
+    const std::lock_guard lock(mutex_);
+    auto& holes = slabs_[list.node].holes;
+    uint64_t begin = list.gpu - slabs_[list.node].gpu;
+    uint64_t end = begin + list.bytes;
+    auto next = holes.lower_bound(begin);
+    if (next != holes.end() && next->first == end) {
+      end += next->second;
+      next = holes.erase(next);
+    }
+    if (next != holes.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second == begin) {
+        before->second = end - before->first;
+        return;
+      }
+    }
+    try {
+      holes[begin] = end - begin;
+    } catch (const std::bad_alloc&) {
+      // Lost until the lane goes.
+    }
+  }
+
+  Code upload(const List& list) noexcept override {
+    const Current current(api_, kernels_.context);
+    return api_.memory_copy_async(list.gpu, reinterpret_cast<driver::Pointer>(list.host), list.bytes,
+                                  stream_);
+  }
+
+  Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
+    const Current current(api_, kernels_.context);
+    Completion done{arrivals_ + slot * sizeof(uint32_t), flags_gpu_ + slot * sizeof(uint64_t), value};
+    CopyJob mine = job;
+    void* arguments[] = {&mine, &done};
+    const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
+    return api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr);
+  }
+
+  Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept override {
+    const Current current(api_, kernels_.context);
+    const Code code = api_.memory_copy_async(to, from, bytes, stream_);
+    if (code != kSuccess) return code;
+    const Code flagged = api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
+    if (flagged != kSuccess) api_.stream_synchronize(stream_);  // refused: then nothing may be under way
+    return flagged;
+  }
+
+  [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
+    static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
+    return static_cast<const std::atomic<uint64_t>*>(flags_)[slot];
+  }
+
+  [[nodiscard]] Code state() noexcept override {
+    const Current current(api_, kernels_.context);
+    const driver::Result result = api_.stream_query(stream_);
+    return result == driver::kNotReady ? kBusy : result;
+  }
+
+  Code drain() noexcept override {
+    const Current current(api_, kernels_.context);
+    return api_.stream_synchronize(stream_);
+  }
+
+ private:
+  struct Slab {
+    void* host = nullptr;
+    driver::Pointer gpu = 0;
+    uint64_t bytes = 0;
+    std::map<uint64_t, uint64_t> holes;  // length by offset
+  };
+
+  List take(size_t index, uint64_t bytes) {
+    Slab& slab = slabs_[index];
+    for (auto hole = slab.holes.begin(); hole != slab.holes.end(); ++hole) {
+      if (hole->second < bytes) continue;
+      const uint64_t offset = hole->first;
+      const uint64_t left = hole->second - bytes;
+      slab.holes.erase(hole);
+      if (left != 0) slab.holes[offset + bytes] = left;
+      return {static_cast<uint8_t*>(slab.host) + offset, slab.gpu + offset, bytes, index};
+    }
+    return {};
+  }
+
+  // What was begun ends first. A broken context frees nothing, nor does a driver that is shutting down.
+  void destroy() noexcept {
+    if (stream_ != nullptr) {
+      api_.stream_synchronize(stream_);
+      api_.stream_destroy(stream_);
+    }
+    for (const Slab& slab : slabs_) {
+      api_.memory_free(slab.gpu);
+      api_.host_free(slab.host);
+    }
+    if (arrivals_ != 0) api_.memory_free(arrivals_);
+    if (flags_ != nullptr) api_.host_free(flags_);
+  }
+
+  const Api& api_;
+  const Kernels kernels_;
+  driver::Stream stream_ = nullptr;
+  void* flags_ = nullptr;
+  driver::Pointer flags_gpu_ = 0;
+  driver::Pointer arrivals_ = 0;
+  std::mutex mutex_;
+  std::vector<Slab> slabs_;
+};
+
+}  // namespace
+
+void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels& kernels) {
+  static constexpr const char* kNames[] = {"towline_copy_strided", "towline_copy_strided_aligned",
+                                           "towline_copy_pairs",   "towline_copy_pairs_aligned",
+                                           "towline_copy_pieces",  "towline_copy_pieces_aligned"};
+  driver::Module module = nullptr;
+  api.check(api.module_load(&module, image.data()),
+            "loading the copy kernels (compute capability 8.0 or later is needed)");
+  for (size_t i = 0; i < kernels.copy.size(); ++i)
+    api.check(api.module_get_function(&kernels.copy[i], module, kNames[i]), kNames[i]);
+}
+
+std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels) {
+  return std::make_unique<DriverLane>(api, kernels);
+}
+
+}  // namespace towline::cuda

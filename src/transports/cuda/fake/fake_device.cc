@@ -1,0 +1,381 @@
+#include "transports/cuda/fake/fake_device.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "base/error.h"
+#include "memory/shared_memory.h"
+
+namespace towline::cuda::fake {
+
+// ---- faults
+
+void Faults::hold(bool held) {
+  const std::lock_guard lock(mutex_);
+  held_ = held;
+  let_go_.notify_all();
+}
+
+void Faults::wait_until_let_go() {
+  std::unique_lock lock(mutex_);
+  let_go_.wait(lock, [this] { return !held_; });
+}
+
+void Faults::refuse_launches(uint32_t count, Code code) {
+  const std::lock_guard lock(mutex_);
+  refusals_ = count;
+  refusal_ = code;
+}
+
+Code Faults::take_refusal() {
+  const std::lock_guard lock(mutex_);
+  if (refusals_ == 0) return 0;
+  --refusals_;
+  return refusal_;
+}
+
+void Faults::break_next(Code code) {
+  const std::lock_guard lock(mutex_);
+  break_ = code;
+}
+
+Code Faults::take_break() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(break_, 0);
+}
+
+void Faults::forget(uint64_t address, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  forgotten_.push_back({address, address + bytes, 0});
+}
+
+void Faults::place(uint64_t address, uint64_t bytes, uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  placed_.push_back({address, address + bytes, gpu});
+}
+
+bool Faults::forgotten(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(forgotten_.begin(), forgotten_.end(),
+                     [&](const Range& range) { return address >= range.begin && address < range.end; });
+}
+
+uint32_t Faults::gpu_of(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  for (const Range& range : placed_)
+    if (address >= range.begin && address < range.end) return range.gpu;
+  return 0;
+}
+
+void Faults::separate(bool separated) {
+  const std::lock_guard lock(mutex_);
+  separated_ = separated;
+}
+
+bool Faults::separated() {
+  const std::lock_guard lock(mutex_);
+  return separated_;
+}
+
+void Faults::reset() {
+  const std::lock_guard lock(mutex_);
+  held_ = separated_ = false;
+  refusals_ = 0;
+  refusal_ = break_ = 0;
+  forgotten_.clear();
+  placed_.clear();
+  let_go_.notify_all();
+}
+
+Faults& faults() {
+  static Faults* const instance = new Faults;
+  return *instance;
+}
+
+namespace {
+
+// ---- lanes
+
+template <Form kForm>
+void run_form(const CopyJob& job) {
+  for (uint64_t i = 0; i < chunks_of(job); ++i) {
+    const Chunk chunk = find_chunk<kForm>(job, i);
+    if (job.aligned != 0 && ((chunk.to | chunk.from | chunk.bytes) & 15) != 0)
+      std::abort();  // the kernel would fault
+    std::memmove(reinterpret_cast<void*>(chunk.to), reinterpret_cast<const void*>(chunk.from), chunk.bytes);
+  }
+}
+
+void run(const CopyJob& job) {
+  switch (job.form) {
+    case Form::kStrided:
+      return run_form<Form::kStrided>(job);
+    case Form::kPairs:
+      return run_form<Form::kPairs>(job);
+    case Form::kPieces:
+      return run_form<Form::kPieces>(job);
+  }
+}
+
+class FakeLane final : public Lane {
+ public:
+  FakeLane() : thread_([this] { work(); }) {}
+  ~FakeLane() override {
+    (void)drain();
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  List make_list(uint64_t bytes) override {
+    // The GPU's copy is another memory, so that what was not uploaded shows.
+    return {new uint8_t[bytes](), reinterpret_cast<uint64_t>(new uint8_t[bytes]()), bytes, 0};
+  }
+  void release_list(const List& list) noexcept override {
+    delete[] static_cast<uint8_t*>(list.host);
+    delete[] reinterpret_cast<uint8_t*>(list.gpu);
+  }
+  Code upload(const List& list) noexcept override {
+    std::memcpy(reinterpret_cast<void*>(list.gpu), list.host, list.bytes);
+    return 0;
+  }
+  Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
+    if (blocks == 0 || job.pieces == 0) return 1;
+    return enqueue({job, slot, value});
+  }
+  Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept override {
+    Work work{{}, slot, value};
+    work.job.form = Form::kStrided;
+    work.job.end = work.job.piece_bytes = bytes;
+    work.job.chunk_bytes = 1u << 30;
+    work.job.chunks_per_piece = static_cast<uint32_t>(bytes / work.job.chunk_bytes + 1);
+    work.job.pieces = 1;
+    work.job.to.address = to;
+    work.job.from.address = from;
+    return enqueue(work);
+  }
+  [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
+    return flags_[slot];
+  }
+  [[nodiscard]] Code state() noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (broken_ != 0) return broken_;
+    return queue_.empty() && !running_ ? 0 : kBusy;
+  }
+  Code drain() noexcept override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
+    return broken_;
+  }
+
+ private:
+  struct Work {
+    CopyJob job;
+    uint32_t slot;
+    uint64_t value;
+  };
+
+  Code enqueue(const Work& work) {
+    if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
+    const std::lock_guard lock(mutex_);
+    if (broken_ != 0) return broken_;
+    queue_.push_back(work);
+    changed_.notify_all();
+    return 0;
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (stop_) return;
+      const Work next = queue_.front();
+      queue_.pop_front();
+      running_ = true;
+      lock.unlock();
+      faults().wait_until_let_go();
+      const Code broken = faults().take_break();
+      if (broken == 0) {
+        run(next.job);
+        flags_[next.slot].store(next.value, std::memory_order_release);
+      }
+      lock.lock();
+      running_ = false;
+      if (broken != 0) {
+        broken_ = broken;
+        queue_.clear();
+      }
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> queue_;
+  bool running_ = false;
+  bool stop_ = false;
+  Code broken_ = 0;
+  std::array<std::atomic<uint64_t>, kSlots> flags_ = {};
+  std::thread thread_;
+};
+
+// ---- memory
+
+struct Vma {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t inode = 0;
+  bool memfd = false;
+};
+
+Vma find_vma(uint64_t address) {
+  Vma found;
+  std::FILE* const maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return found;
+  char line[512];
+  while (std::fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long begin = 0;
+    unsigned long end = 0;
+    unsigned long inode = 0;
+    char access[8] = "";
+    char name[256] = "";
+    if (std::sscanf(line, "%lx-%lx %7s %*x %*s %lu %255s", &begin, &end, access, &inode, name) < 4) continue;
+    if (address < begin || address >= end) continue;
+    if (access[0] == 'r') found = {begin, end, inode, std::strncmp(name, "/memfd:", 7) == 0};
+    break;
+  }
+  std::fclose(maps);
+  return found;
+}
+
+class Files : public Mapped {
+ public:
+  Files(std::span<const Shared> parts, bool writable) {
+    for (const Shared& part : parts) bytes_ += part.bytes;
+    base_ = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base_ == MAP_FAILED) fail_errno(errno, "fake GPU: reserving {} bytes", bytes_);
+    uint64_t at = 0;
+    for (const Shared& part : parts) {
+      const int access = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+      if (mmap(static_cast<uint8_t*>(base_) + at, part.bytes, access, MAP_SHARED | MAP_FIXED, part.fd.get(),
+               static_cast<off_t>(part.file_offset)) == MAP_FAILED) {
+        const int error = errno;
+        munmap(base_, bytes_);
+        fail_errno(error, "fake GPU: mapping a part of {} bytes", part.bytes);
+      }
+      at += part.bytes;
+    }
+  }
+  ~Files() override { munmap(base_, bytes_); }
+  [[nodiscard]] uint64_t address() const noexcept override { return reinterpret_cast<uint64_t>(base_); }
+
+ private:
+  void* base_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class AsItLies : public Mapped {
+ public:
+  explicit AsItLies(uint64_t address) : address_(address) {}
+  [[nodiscard]] uint64_t address() const noexcept override { return address_; }
+
+ private:
+  uint64_t address_;
+};
+
+class NotMoved : public Pinned {
+ public:
+  [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
+};
+
+class FakeDevice final : public Device {
+ public:
+  FakeDevice() {
+    for (uint8_t i = 0; i < 2; ++i) {
+      Gpu gpu;
+      gpu.uuid.fill(static_cast<uint8_t>(0xf0 + i));
+      gpu.name = "fake GPU";
+      gpu.multiprocessors = 4;
+      gpus_.push_back(gpu);
+    }
+  }
+
+  void start() override {}
+  [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
+  [[nodiscard]] bool in_use(uint32_t) const noexcept override { return true; }
+
+  [[nodiscard]] Allocation look_up(uint64_t address) const override {
+    const Vma vma = find_vma(address);
+    if (vma.end == 0 || faults().forgotten(address)) return {};
+    Allocation result;
+    result.where = Where::kGpu;
+    result.gpu = faults().gpu_of(address);
+    result.address = vma.begin;
+    result.bytes = vma.end - vma.begin;
+    result.id = vma.memfd ? vma.inode : vma.begin;
+    result.sharing = vma.memfd ? Sharing::kDescriptor : Sharing::kHandle;
+    return result;
+  }
+
+  [[nodiscard]] Shared share(const Allocation& allocation) const override {
+    Shared shared;
+    shared.sharing = allocation.sharing;
+    shared.address = allocation.address;
+    shared.bytes = allocation.bytes;
+    shared.id = allocation.id;
+    const auto process = static_cast<uint64_t>(getpid());
+    std::memcpy(shared.handle.data(), &process, sizeof process);
+    if (allocation.sharing == Sharing::kHandle) return shared;
+    std::string why;
+    const SharedRange range =
+        find_shared_range(reinterpret_cast<const void*>(allocation.address), allocation.bytes, why);
+    if (range.file == nullptr) fail(Status::kUnsupported, "fake GPU: {}", why);
+    shared.fd = duplicate_fd(range.file->fd());
+    shared.file_offset = range.offset;
+    return shared;
+  }
+
+  std::unique_ptr<Mapped> map(uint32_t, std::span<const Shared> parts, bool writable) override {
+    if (faults().separated()) fail(Status::kUnsupported, "fake GPU: no path between the GPUs");
+    const Shared& first = parts.front();
+    if (first.sharing == Sharing::kDescriptor) return std::make_unique<Files>(parts, writable);
+    uint64_t process = 0;
+    std::memcpy(&process, first.handle.data(), sizeof process);
+    if (process != static_cast<uint64_t>(getpid()))
+      fail(Status::kUnsupported, "fake GPU: a handle works in its own process only");
+    return std::make_unique<AsItLies>(first.address);
+  }
+
+  void reach(uint32_t gpu, uint32_t other) override {
+    if (gpu != other && faults().separated())
+      fail(Status::kUnsupported, "fake GPU: no path between GPUs {} and {}", gpu, other);
+  }
+  std::unique_ptr<Pinned> pin(uint64_t, uint64_t) override { return std::make_unique<NotMoved>(); }
+  std::unique_ptr<Lane> make_lane(uint32_t) override { return std::make_unique<FakeLane>(); }
+  [[nodiscard]] std::string code_text(Code code) const override {
+    return fmt::format("FAKE_ERROR ({})", code);
+  }
+
+ private:
+  std::vector<Gpu> gpus_;
+};
+
+}  // namespace
+
+Device& fake_device() {
+  static FakeDevice* const device = new FakeDevice;
+  return *device;
+}
+
+}  // namespace towline::cuda::fake

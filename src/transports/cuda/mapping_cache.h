@@ -1,0 +1,58 @@
+// Peers' memory as our GPUs reach it: each allocation mapped once for each GPU, however many regions and
+// connections reach into it; unmapped when the last of them has let go.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "base/memfd.h"
+#include "transports/cuda/device.h"
+
+namespace towline::cuda {
+
+class MappingCache {
+ public:
+  // Where an owner's addresses are found by one of our GPUs, for as long as `keep` lives.
+  struct Way {
+    std::shared_ptr<const void> keep;
+    uint64_t delta = 0;  // to be added to the owner's addresses
+  };
+
+  explicit MappingCache(Device& device) : device_(device) {}
+
+  // Any thread. Throws Error.
+  Way map(const uint64_t incarnation[2], uint32_t gpu, std::span<const Shared> parts, bool writable);
+  // Host memory of this process.
+  Way pin(uint64_t address, uint64_t bytes);
+  [[nodiscard]] size_t live() const;
+
+ private:
+  // By the allocations' numbers at their owner, so that memory which was given back and taken anew at the
+  // same address is mapped anew.
+  struct Key {
+    uint64_t owner[2];
+    uint64_t first_id;
+    uint64_t last_id;
+    uint64_t address;
+    uint64_t bytes;
+    uint64_t file[3];
+    uint32_t gpu;
+    bool writable;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct HostFile;
+
+  Way map_host_file(uint32_t gpu, const Shared& part, bool writable);
+
+  Device& device_;
+  mutable std::mutex mutex_;
+  std::map<Key, std::weak_ptr<const Mapped>> mapped_;
+  std::map<Key, std::weak_ptr<const HostFile>> files_;
+  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<const Pinned>> pinned_;  // by begin and end
+};
+
+}  // namespace towline::cuda

@@ -1,0 +1,33 @@
+#include "transports/cuda/plugin.h"
+
+#include <cstdio>
+#include <exception>
+
+#include "transports/cuda/backend.h"
+#include "transports/cuda/driver.h"
+
+namespace {
+
+class NvidiaBackend : public towline::cuda::Backend {
+ public:
+  explicit NvidiaBackend(const towline::plugin::Host& host) : Backend(host, towline::cuda::nvidia_device()) {}
+};
+
+// Does not initialise the driver: that would be seen by a process that forks later.
+int32_t usable(char* reason, size_t capacity) {
+  try {
+    (void)towline::cuda::nvidia_device();
+    return TOWLINE_OK;
+  } catch (const std::exception& error) {
+    std::snprintf(reason, capacity, "%s", error.what());
+    return TOWLINE_UNSUPPORTED;
+  }
+}
+
+}  // namespace
+
+extern "C" const towline_plugin_v1_t* towline_plugin_v1() {
+  static const towline_plugin_v1_t plugin =
+      towline::plugin::describe<NvidiaBackend>(towline::cuda::kDescription, usable);
+  return &plugin;
+}

@@ -1,0 +1,50 @@
+#include "transports/cuda/settings.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+#include <string>
+
+#include "base/config.h"
+
+namespace towline::cuda {
+
+namespace {
+
+[[noreturn]] void refuse(const char* key, const std::string& value, const char* wanted) {
+  throw plugin::Failure(Status::kInvalidArgument,
+                        fmt::format("{} = \"{}\": expected {}", key, value, wanted));
+}
+
+int32_t read_number(const plugin::Host& host, const char* key, const char* fallback, int32_t least,
+                    int32_t most, const char* wanted) {
+  const std::string value = host.config(key, fallback);
+  int32_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || number < least || number > most)
+    refuse(key, value, wanted);
+  return number;
+}
+
+}  // namespace
+
+Settings Settings::read(const plugin::Host& host) {
+  Settings settings;
+  constexpr int32_t kMostBlocks = 1024;
+  settings.blocks = static_cast<uint32_t>(
+      read_number(host, "cuda.blocks", "24", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
+  settings.host_blocks = static_cast<uint32_t>(
+      read_number(host, "cuda.host_blocks", "8", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
+  settings.gpu = read_number(host, "cuda.gpu", "-1", -1, 1023, "the ordinal of a GPU, or -1");
+  const std::string bytes = host.config("cuda.copy_engine_bytes", "16MiB");
+  const std::optional<uint64_t> parsed = parse_bytes(bytes);
+  if (!parsed) refuse("cuda.copy_engine_bytes", bytes, "a size such as 16MiB");
+  settings.copy_engine_bytes = *parsed;
+  const std::string direct = host.config("cuda.direct", "true");
+  if (direct != "true" && direct != "false") refuse("cuda.direct", direct, "true or false");
+  settings.direct = direct == "true";
+  return settings;
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,21 @@
+// The settings "cuda.*".
+#pragma once
+
+#include <cstdint>
+
+#include "towline/plugin/backend.hpp"
+
+namespace towline::cuda {
+
+struct Settings {
+  uint32_t blocks = 0;             // thread blocks of a copy between GPUs at most
+  uint32_t host_blocks = 0;        // the same where one side is host memory
+  uint64_t copy_engine_bytes = 0;  // contiguous ranges of so many bytes go without a thread block
+  bool direct = true;              // memory of the same process is used as it lies, not mapped once more
+  int32_t gpu = -1;                // that moves bytes where a plan's local side names none; -1: one in use
+
+  // Throws plugin::Failure naming the setting.
+  static Settings read(const plugin::Host& host);
+};
+
+}  // namespace towline::cuda
