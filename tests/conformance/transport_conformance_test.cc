@@ -224,9 +224,8 @@ TEST_P(TransportTest, PassiveApplicationsServeReadsAndWrites) {
 
 TEST_P(TransportTest, CallerDrivenAgentsWorkWhileTheyAreDriven) {
   start({.progress = Progress::kCaller}, {.progress = Progress::kCaller});
-  std::atomic<bool> stop{false};
-  std::thread other([&] {
-    while (!stop.load()) right_->progress();
+  std::jthread other([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) right_->progress();
   });
   stamp(left_memory_->data(), left_memory_->size(), 9);
   {
@@ -237,8 +236,6 @@ TEST_P(TransportTest, CallerDrivenAgentsWorkWhileTheyAreDriven) {
   }
   left_region_.reset();
   left_.reset();
-  stop = true;
-  other.join();
 }
 
 TEST_P(TransportTest, ManyThreadsShareOneAgent) {

@@ -21,7 +21,7 @@
 namespace towline::metadata {
 namespace {
 
-Deadline soon() { return Deadline::after(monotonic_now_ns(), 20 * kSecondNs); }
+Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
 
 Blob bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 

@@ -24,7 +24,7 @@ using towline::testing::turn_until;
 
 constexpr std::size_t kBytes = 4u << 20;
 
-Deadline soon() { return Deadline::after(monotonic_now_ns(), 20 * kSecondNs); }
+Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
 
 std::vector<uint8_t> address_of(const std::vector<std::string>& endpoints) { return pack_address(endpoints); }
 

@@ -289,9 +289,9 @@ class FakeAgent {
   towline_host_v1_t table_ = {};
 };
 
-// Turns all agents until `done`; false when 20 seconds passed first.
+// Turns all agents until `done`; false when a minute passed first.
 inline bool turn_until(const std::vector<FakeAgent*>& agents, const std::function<bool()>& done) {
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), 20 * kSecondNs);
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), 60 * kSecondNs);
   while (!done()) {
     uint32_t work = 0;
     for (FakeAgent* agent : agents) work += agent->turn();
