@@ -22,6 +22,7 @@ struct Options {
   std::string folder = ".";
   std::string span = "1g";
   std::string limit;
+  std::string fill = "64k";
   std::string json_file;
   std::string nixl_python;
   std::string nixl_script = BENCH_NIXL_SCRIPT;
@@ -76,7 +77,7 @@ Contenders make_contenders(const Options& options, Store& store) {
 int compare(const Options& options) {
   const std::size_t span = parse_size(options.span);
   const std::size_t limit = options.limit.empty() ? span : std::min(span, parse_size(options.limit));
-  Store store(options.folder, span, options.direct);
+  Store store(options.folder, span, parse_size(options.fill), options.direct);
   const Contenders contenders = make_contenders(options, store);
   std::vector<CellResult> results;
   const double start = now_s();
@@ -110,6 +111,7 @@ int main(int argc, char** argv) {
   app.add_flag("--spreads", options.spreads, "print [min max] beside each median");
   app.add_option("--folder", options.folder, "where the file is made")->capture_default_str();
   app.add_option("--span", options.span, "bytes of the file")->capture_default_str();
+  app.add_option("--fill", options.fill, "bytes of each write that makes the file")->capture_default_str();
   app.add_option("--limit", options.limit, "leave cells of more bytes out; the span by default");
   app.add_option("--rounds", options.settings.rounds)->capture_default_str();
   app.add_option("--batch-s", options.settings.batch_s, "seconds of a contender in a round")

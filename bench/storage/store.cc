@@ -21,11 +21,11 @@ constexpr std::size_t kCheckedBytes = 64 << 20;
 
 }  // namespace
 
-Store::Store(const std::string& folder, std::size_t span, bool direct)
+Store::Store(const std::string& folder, std::size_t span, std::size_t fill_bytes, bool direct)
     : path_(folder + "/towline-bench-storage-" + std::to_string(::getpid())), span_(span), direct_(direct) {
   fd_ = ::open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (fd_ < 0) fail("making " + path_);
-  const std::vector<std::byte> zeros(kHugePage);
+  const std::vector<std::byte> zeros(fill_bytes);  // what is written at once is cached as one piece
   for (std::size_t at = 0; at < span_; at += zeros.size()) {
     const std::size_t bytes = std::min(zeros.size(), span_ - at);
     if (::pwrite(fd_, zeros.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes))

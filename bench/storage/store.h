@@ -12,7 +12,7 @@ namespace bench {
 // A file of `span` bytes, all of it written; removed at the end. In the page cache, or by direct I/O past it.
 class Store {
  public:
-  Store(const std::string& folder, std::size_t span, bool direct);
+  Store(const std::string& folder, std::size_t span, std::size_t fill_bytes, bool direct);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;

@@ -20,75 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "towline/storage.hpp"
-#include "towline/towline.hpp"
+#include "storage_support.h"
 
 namespace towline::faults {
 namespace {
-
-using namespace std::chrono_literals;
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (std::filesystem::current_path() / "faults-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
-    path_ = pattern;
-  }
-  ~Folder() {
-    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
-    std::filesystem::remove_all(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  // False: not allowed here.
-  bool mount_small(const char* options) {
-    mounted_ = ::mount("none", path_.c_str(), "tmpfs", 0, options) == 0;
-    return mounted_;
-  }
-  [[nodiscard]] bool make_read_only() const {
-    return ::mount("none", path_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") == 0;
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  bool mounted_ = false;
-};
-
-AgentOptions quiet(std::string config = {}) {
-  AgentOptions options;
-  options.listen = "none";
-  options.config = std::move(config);
-  return options;
-}
-
-Status run(const Transfer& transfer) {
-  const Status posted = transfer.post();
-  const Status outcome = posted == Status::kInProgress ? transfer.wait(30s) : posted;
-  (void)transfer.wait_fenced(Fence::kBoth, 30s);
-  return outcome;
-}
-
-void make_file(const std::string& path, size_t bytes, char value = 'a') {
-  const int fd = ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
-  ASSERT_GE(fd, 0) << path;
-  const std::vector<char> contents(bytes, value);
-  ASSERT_EQ(::write(fd, contents.data(), bytes), static_cast<ssize_t>(bytes));
-  ::close(fd);
-}
-
-// What registering says; empty when it works.
-std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
-                                       StorageOptions options = {}) {
-  try {
-    (void)register_storage(agent, uri, options);
-    return {Status::kOk, {}};
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-}
 
 // ---- what can't be opened
 

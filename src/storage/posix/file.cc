@@ -184,7 +184,14 @@ void File::examine(const towline_storage_args& args) {
   struct stat found = {};
   if (::fstat(plain_.get(), &found) != 0) refuse_errno(errno, "looking at {}", name_);
   attributes_ = attributes_of(found, name_);
-  if (attributes_.kind == TOWLINE_BLOCK) attributes_.bytes = block_device_bytes(plain_.get());
+  if (attributes_.kind == TOWLINE_BLOCK) {
+    attributes_.bytes = block_device_bytes(plain_.get());
+    // Opening such a device for writing succeeds.
+    int read_only = 0;
+    if ((args.access & TOWLINE_ACCESS_WRITE) != 0 && ::ioctl(plain_.get(), BLKROGET, &read_only) == 0 &&
+        read_only != 0)
+      refuse(Status::kPermissionDenied, "{} is a read-only device", name_);
+  }
   const int flags = ::fcntl(plain_.get(), F_GETFL);
   const bool was_direct = (flags & O_DIRECT) != 0;
   if ((args.flags & TOWLINE_STORAGE_DIRECT) != 0 || was_direct) open_direct(flags & O_ACCMODE);

@@ -13,8 +13,7 @@ namespace towline::posix {
 
 namespace {
 
-constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
-constexpr uint64_t kDriveWriteBytes = 256 << 10;  // of a write, between two looks at anything else
+constexpr uint64_t kSlowWriteNs = 2'000'000;  // a window's copy takes a tenth of that
 constexpr uint32_t kMeasureEvery = 16;
 constexpr uint8_t kRetries = 8;
 
@@ -313,7 +312,7 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
     (void)pool_.ask(job, 1);
   }
   Window window;
-  const uint64_t most = write ? kDriveWriteBytes : kWindowBytes / 2;
+  const uint64_t most = write ? kWindowBytes : kWindowBytes / 2;
   if (!job.take(window, std::min(budget, most))) return true;
   const uint64_t position = window.position;
   Cutter cutter(window, prepared.files.data(), write);
@@ -459,7 +458,7 @@ void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   if (may_retry) ++operation.retries;
   const bool cut_off = may_retry || result == -ECANCELED || result == -EINTR || result == -EAGAIN;
   if (result > 0) operation.advance(static_cast<uint64_t>(result));
-  if (!operation.finished() && !job.stopped() && (result > 0 || cut_off)) {
+  if (!operation.finished() && !operation.met_end() && !job.stopped() && (result > 0 || cut_off)) {
     push(operation);
     return;
   }

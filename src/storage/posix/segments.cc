@@ -54,6 +54,7 @@ uint64_t Operation::plan_done() const noexcept {
 }
 
 int64_t Operation::attempt(int flags) const noexcept {
+  if (met_end()) return 0;
   for (;;) {
     const auto at = static_cast<off_t>(offset + done);
     const auto count = static_cast<int>(iov_count);

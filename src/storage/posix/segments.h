@@ -56,6 +56,10 @@ struct Operation {
   iovec iov[kWindowSegments];
 
   [[nodiscard]] bool finished() const noexcept { return done >= needed; }
+  // A direct READ that stopped within a sector met the end of the file; what is left could not be asked for.
+  [[nodiscard]] bool met_end() const noexcept {
+    return !write && fd == file->direct_fd() && done % file->offset_alignment() != 0;
+  }
   // So many bytes more were moved.
   void advance(uint64_t moved) noexcept;
   // Of the plan's bytes, how many are moved for certain.

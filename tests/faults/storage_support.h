@@ -1,0 +1,87 @@
+// What the storage fault tests share: folders, mounts, quiet agents, and running a transfer to its end.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "towline/storage.hpp"
+#include "towline/towline.hpp"
+
+namespace towline::faults {
+
+using namespace std::chrono_literals;
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::current_path() / "faults-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
+    path_ = pattern;
+  }
+  ~Folder() {
+    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
+    std::filesystem::remove_all(path_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  // False: not allowed here.
+  bool mount_small(const char* options) {
+    mounted_ = ::mount("none", path_.c_str(), "tmpfs", 0, options) == 0;
+    return mounted_;
+  }
+  [[nodiscard]] bool make_read_only() const {
+    return ::mount("none", path_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") == 0;
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool mounted_ = false;
+};
+
+inline AgentOptions quiet(std::string config = {}) {
+  AgentOptions options;
+  options.listen = "none";
+  options.config = std::move(config);
+  return options;
+}
+
+inline Status run(const Transfer& transfer) {
+  const Status posted = transfer.post();
+  const Status outcome = posted == Status::kInProgress ? transfer.wait(30s) : posted;
+  (void)transfer.wait_fenced(Fence::kBoth, 30s);
+  return outcome;
+}
+
+inline void make_file(const std::string& path, size_t bytes, char value = 'a') {
+  const int fd = ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  ASSERT_GE(fd, 0) << path;
+  const std::vector<char> contents(bytes, value);
+  ASSERT_EQ(::write(fd, contents.data(), bytes), static_cast<ssize_t>(bytes));
+  ::close(fd);
+}
+
+// What registering says; empty when it works.
+inline std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
+                                              StorageOptions options = {}) {
+  try {
+    (void)register_storage(agent, uri, options);
+    return {Status::kOk, {}};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+}
+
+}  // namespace towline::faults
