@@ -54,7 +54,7 @@ std::string render_bash(const CLI::App& app) {
   case ${{COMP_WORDS[1]}} in
 {}    *) words="{} {}" ;;
   esac
-  if [[ $previous == --trace ]]; then
+  if [[ $previous == --trace || $previous == --storage ]]; then
     COMPREPLY=($(compgen -f -- "$current"))
   else
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -88,7 +88,7 @@ std::string render_zsh(const CLI::App& app) {
   return fmt::format(R"(#compdef towline
 _towline() {{
   local -a choices
-  if [[ $words[CURRENT-1] == --trace ]]; then _files; return; fi
+  if [[ $words[CURRENT-1] == --trace || $words[CURRENT-1] == --storage ]]; then _files; return; fi
   if (( CURRENT == 2 )); then
     choices=({}{})
     _describe 'command' choices
@@ -118,7 +118,7 @@ std::string render_fish(const CLI::App& app) {
     for (const Completed& option : options_of(*command)) {
       text += fmt::format("complete -c towline -n '__fish_seen_subcommand_from {}' -l {} -d '{}'{}\n",
                           command->get_name(), option.name.substr(2), quoted(option.description),
-                          option.name == "--trace" ? " -r -F" : "");
+                          option.name == "--trace" || option.name == "--storage" ? " -r -F" : "");
     }
   }
   return text;

@@ -27,7 +27,8 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   cursor_.emplace(*prepared.plan, args.begin, args.end);
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
-  syncing_ = has_returned_ = pooled = runnable = handed_on = false;
+  syncing_ = has_returned_ = pooled = weighed = runnable = handed_on = false;
+  window_bytes = kWindowBytes;
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;
@@ -100,7 +101,7 @@ void Job::help(BounceBuffers& buffers) noexcept {
     return;
   }
   Window window;
-  while (take(window)) run(window, buffers);
+  while (take(window, window_bytes)) run(window, buffers);
 }
 
 void Job::run(Window& window, BounceBuffers& buffers) noexcept {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/initiator.h"
+#include "bench/storage.h"
 #include "options.h"
 
 namespace tool::bench {
@@ -21,6 +22,8 @@ struct BenchOptions {
   std::string listen;                // only serve as targets
   std::vector<std::string> connect;  // targets that run elsewhere
   std::string faults;
+  StorageOptions storage;  // with a folder: files instead of peers
+  std::vector<uint32_t> depths{1};
 };
 
 [[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);

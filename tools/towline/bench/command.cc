@@ -17,6 +17,44 @@ struct Texts {
   std::string seconds = "500ms";
 };
 
+// What rows of files share with rows between processes.
+void complete_storage(BenchOptions& options) {
+  StorageOptions& storage = options.storage;
+  const InitiatorOptions& each = options.common;
+  storage.span_bytes = each.span_bytes;
+  storage.iterations = each.iterations;
+  storage.seconds = each.seconds;
+  storage.warmup = each.warmup;
+  storage.check = each.check;
+  storage.sequential = each.sequential;
+  storage.spin = each.spin;
+}
+
+// Files instead of peers.
+void add_storage_options(CLI::App& command, BenchOptions& options) {
+  auto* folder =
+      command.add_option("--storage", options.storage.folder, "Measure files made in this folder, not peers")
+          ->type_name("FOLDER");
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--backend", "--faults",
+                            "--listen", "--connect"})
+    folder->excludes(command.get_option(other));
+  command.add_flag("--direct", options.storage.direct, "Past the page cache")->needs(folder);
+  command.add_option("--sync", options.storage.sync, "What a write waits for: none, data or full (fsync)")
+      ->capture_default_str()
+      ->needs(folder);
+  command.add_option("--engine", options.storage.engine, "auto, uring, aio, threads or pread")
+      ->capture_default_str()
+      ->needs(folder);
+  command.add_option("--files", options.storage.files, "Files of each thread")
+      ->capture_default_str()
+      ->needs(folder);
+  command.add_option("--depths", options.depths, "Requests of each thread in flight at once")
+      ->delimiter(',')
+      ->type_name("N,..")
+      ->capture_default_str()
+      ->needs(folder);
+}
+
 // What the pattern says about the number of processes where the user did not.
 void complete(BenchOptions& options, bool initiators_given, bool targets_given) {
   const Pattern pattern = parse_pattern(options.common.pattern);
@@ -48,7 +86,8 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
                                          "Processes that post; by default as the pattern needs");
   auto* targets = command->add_option("--targets", options->targets,
                                       "Passive processes; by default as the pattern needs");
-  command->add_option("--op", texts->op, "read, write or both")->capture_default_str();
+  command->add_option("--op", texts->op, "read, write or both; with --storage mixed too")
+      ->capture_default_str();
   command->add_option("--sizes", texts->sizes, "Block sizes")->type_name("SIZE,..")->capture_default_str();
   command
       ->add_option("--batches", options->batches,
@@ -86,6 +125,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--connect", options->connect, "Targets that run elsewhere")
       ->delimiter(',')
       ->type_name("HOST:PORT,..");
+  add_storage_options(*command, *options);
   command->add_flag("--json", common.json, "Print the results as JSON");
   command->footer(
       "Examples:\n"
@@ -96,6 +136,8 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --backend tcp --threads 1,2,4\n"
       "  towline bench --listen '*:7800'                      on one host ...\n"
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
+      "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
+      "  towline bench --storage . --op mixed --sync data --files 4\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
       "processor time of the two sides for 10^9 bytes.");
@@ -105,6 +147,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
     options->common.span_bytes = parse_size(texts->span);
     options->common.seconds = std::chrono::duration<double>(parse_duration(texts->seconds)).count();
     if (texts->op != "both") options->ops = {texts->op};
+    complete_storage(*options);
     (void)parse_buffer_kind(options->common.memory_kind);
     complete(*options, initiators->count() > 0, targets->count() > 0);
     run_bench(*options, common);

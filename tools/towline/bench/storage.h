@@ -1,0 +1,77 @@
+// towline bench --storage: measures transfers between memory and files, in this process.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <towline/storage.hpp>
+#include <towline/towline.hpp>
+#include <vector>
+
+#include "bench/row.h"
+#include "buffer.h"
+#include "options.h"
+
+namespace tool::bench {
+
+struct StorageOptions {
+  std::string folder;  // files are made in it, under no name: nothing is left behind
+  bool direct = false;
+  std::string sync = "none";    // what a write waits for: none, data or full
+  std::string engine = "auto";  // posix.engine
+  uint32_t files = 1;           // of each thread; its blocks lie spread over them
+  uint64_t span_bytes = 0;      // of all files of a thread together
+  uint64_t iterations = 0;      // 0: as many as take `seconds`, at least 3
+  double seconds = 0.5;
+  uint64_t warmup = 2;
+  bool check = true;
+  bool sequential = false;
+  bool spin = false;
+  uint64_t seed = 1;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StorageOptions, folder, direct, sync, engine, files, span_bytes,
+                                   iterations, seconds, warmup, check, sequential, spin, seed)
+
+struct StorageRow {
+  Row row;             // op: read, write, or mixed, which turns from one to the other
+  uint32_t depth = 1;  // requests of a thread in flight at once
+};
+
+// One row, from making its files to checking them.
+class StorageRun {
+ public:
+  // Throws Failure where the row can't be.
+  StorageRun(const StorageOptions& options, const StorageRow& row);
+  ~StorageRun();
+  StorageRun(const StorageRun&) = delete;
+  StorageRun& operator=(const StorageRun&) = delete;
+
+  // Stamps what will be read or written, and runs the warm-up.
+  void prepare();
+  // The row's figures.
+  [[nodiscard]] nlohmann::json measure();
+  // Every byte that was moved: of reads the memory's, of writes the file's. The blocks that are wrong.
+  [[nodiscard]] uint64_t count_wrong();
+  [[nodiscard]] uint64_t checked_blocks() const;
+
+  // For tests: the first file.
+  [[nodiscard]] int file() const;
+
+ private:
+  struct Lane;
+
+  [[nodiscard]] uint64_t requests() const;  // lists of blocks that a thread has
+
+  const StorageOptions options_;
+  const StorageRow row_;
+  std::unique_ptr<towline::Agent> agent_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // of each thread; they end before the agent
+};
+
+[[nodiscard]] std::vector<StorageRow> storage_rows(const std::vector<Row>& rows,
+                                                   const std::vector<uint32_t>& depths);
+
+void run_storage_bench(const StorageOptions& options, const std::vector<StorageRow>& rows,
+                       const CommonOptions& common);
+
+}  // namespace tool::bench
