@@ -42,7 +42,7 @@ class Contender {
   // the iterations took on the wall clock.
   virtual double run(std::uint64_t iterations) = 0;
 
-  // Measures for a time of its own, whatever `iterations` is: one will do.
+  // Measures for a time of its own, whatever `iterations` is, and moves bytes of its own: nothing is checked.
   virtual bool by_time() const { return false; }
 
   // Stamps the source and, after a run, returns the number of wrong blocks at the destination.

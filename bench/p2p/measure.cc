@@ -19,6 +19,7 @@ struct Entrant {
 };
 
 void check_bytes(Contender& contender) {
+  if (contender.by_time()) return;  // its bytes are its own
   static std::uint64_t epoch = 0;
   contender.stamp_source(++epoch);
   contender.run(1);
