@@ -40,6 +40,14 @@ inline constexpr bool kSeesRings = false;
 inline constexpr bool kSeesRings = true;
 #endif
 
+#ifdef TOWLINE_CUDA_PLUGIN
+// On a machine with GPUs (tests/gpu).
+inline const Transport kTransports[] = {
+    {"cuda_gpu", "cuda", "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n[cuda]\ngpu = \"0\"\n", true, false},
+    {"cuda_gpu_mapped", "cuda",
+     "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n[cuda]\ngpu = \"0\"\ndirect = \"false\"\n", true, false},
+};
+#else
 // Every way bytes can take today. A new transport, or a new path of one, joins here.
 inline const Transport kTransports[] = {
     {"memory", "memory", "", false},
@@ -58,6 +66,7 @@ inline const Transport kTransports[] = {
     {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
     {"tcp_one_socket_checksum", "tcp", "[tcp]\nsockets = 1\nchecksum = true\n", false},
 };
+#endif
 
 // Page-aligned memory of either sort.
 class Buffer {
@@ -91,12 +100,36 @@ inline void stamp(std::byte* data, uint64_t bytes, uint64_t seed) {
   }
 }
 
+// Why this machine can't have the transport; empty: it can.
+inline std::string unusable() {
+#ifdef TOWLINE_CUDA_PLUGIN
+  static const std::string why = []() -> std::string {
+    try {
+      const Agent agent(
+          "probe",
+          {.listen = "none", .backends = "cuda", .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n"});
+      const Memory memory(4096);
+      (void)agent.register_memory(dram(memory));
+      return {};
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }();
+  return why;
+#else
+  return {};
+#endif
+}
+
 class TransportTest : public ::testing::TestWithParam<Transport> {
  protected:
   static constexpr uint64_t kBlock = 4096;
   static constexpr uint64_t kBlocks = 1024;
 
-  void SetUp() override { start({}, {}); }
+  void SetUp() override {
+    if (const std::string why = unusable(); !why.empty()) GTEST_SKIP() << why;
+    start({}, {});
+  }
 
   void start(AgentOptions left_options, AgentOptions right_options, uint64_t bytes = kBlock * kBlocks) {
     const Transport& transport = GetParam();

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "towline/export.h"
+
 #include "transports/cuda/backend.h"
 #include "transports/cuda/driver.h"
 
@@ -26,7 +28,7 @@ int32_t usable(char* reason, size_t capacity) {
 
 }  // namespace
 
-extern "C" const towline_plugin_v1_t* towline_plugin_v1() {
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
   static const towline_plugin_v1_t plugin =
       towline::plugin::describe<NvidiaBackend>(towline::cuda::kDescription, usable);
   return &plugin;

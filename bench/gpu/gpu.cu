@@ -1,0 +1,189 @@
+#include "gpu.h"
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+
+namespace bench::gpu {
+
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error));
+}
+
+cudaStream_t stream() {
+  static cudaStream_t made = [] {
+    cudaStream_t fresh = nullptr;
+    check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "stream");
+    return fresh;
+  }();
+  return made;
+}
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+__global__ void stamp_words(uint64_t* words, uint64_t count, uint64_t seed) {
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+    words[i] = seed * 0x9e3779b97f4a7c15ull ^ i * 0xbf58476d1ce4e5b9ull;
+}
+
+__global__ void __launch_bounds__(1024) copy_pages(const Pair* list, uint64_t pairs, uint64_t units,
+                                                   uint32_t* arrivals, uint64_t* flag, uint64_t value) {
+  for (uint64_t p = blockIdx.x; p < pairs; p += gridDim.x) {
+    auto* const to = reinterpret_cast<uint4*>(list[p].to);
+    const auto* const from = reinterpret_cast<const uint4*>(list[p].from);
+    for (uint64_t i = threadIdx.x; i < units; i += 4 * blockDim.x) {
+      uint4 data[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        if (i + k * blockDim.x < units) data[k] = __ldcs(from + i + k * blockDim.x);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        if (i + k * blockDim.x < units) __stcs(to + i + k * blockDim.x, data[k]);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  if (atomicAdd(arrivals, 1u) != gridDim.x - 1) return;
+  *arrivals = 0;
+  __threadfence_system();
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+__global__ void compare_pages(const Pair* list, uint64_t pairs, uint64_t words, uint64_t* wrong) {
+  for (uint64_t p = blockIdx.x; p < pairs; p += gridDim.x) {
+    const auto* const to = reinterpret_cast<const uint64_t*>(list[p].to);
+    const auto* const from = reinterpret_cast<const uint64_t*>(list[p].from);
+    for (uint64_t i = threadIdx.x; i < words; i += blockDim.x)
+      if (to[i] != from[i]) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ull);
+  }
+}
+
+}  // namespace
+
+int count() {
+  int gpus = 0;
+  return cudaGetDeviceCount(&gpus) == cudaSuccess ? gpus : 0;
+}
+
+std::string name(int gpu) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, gpu), "properties");
+  return properties.name;
+}
+
+void use(int gpu) { check(cudaSetDevice(gpu), "cudaSetDevice"); }
+
+uint64_t allocate(uint64_t bytes) {
+  void* pointer = nullptr;
+  check(cudaMalloc(&pointer, bytes), "cudaMalloc");
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+void* allocate_pinned(uint64_t bytes) {
+  void* pointer = nullptr;
+  check(cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
+  return pointer;
+}
+
+std::string export_handle(uint64_t address) {
+  cudaIpcMemHandle_t handle{};
+  check(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(address)), "cudaIpcGetMemHandle");
+  return {reinterpret_cast<const char*>(&handle), sizeof handle};
+}
+
+uint64_t import_handle(const std::string& bytes) {
+  cudaIpcMemHandle_t handle{};
+  bytes.copy(reinterpret_cast<char*>(&handle), sizeof handle);
+  void* pointer = nullptr;
+  check(cudaIpcOpenMemHandle(&pointer, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+void stamp(uint64_t address, uint64_t bytes, uint64_t seed) {
+  stamp_words<<<1024, 256, 0, stream()>>>(reinterpret_cast<uint64_t*>(address), bytes / 8, seed);
+  synchronize();
+}
+
+void fill(uint64_t address, uint64_t bytes, int byte) {
+  check(cudaMemsetAsync(reinterpret_cast<void*>(address), byte, bytes, stream()), "cudaMemset");
+  synchronize();
+}
+
+void synchronize() { check(cudaStreamSynchronize(stream()), "synchronize"); }
+
+PageList::PageList(const std::vector<Pair>& pairs, uint64_t page_bytes)
+    : page_bytes_(page_bytes), pairs_(pairs.size()) {
+  check(cudaMalloc(&list_, pairs.size() * sizeof(Pair)), "cudaMalloc");
+  check(cudaMemcpy(list_, pairs.data(), pairs.size() * sizeof(Pair), cudaMemcpyHostToDevice), "cudaMemcpy");
+  check(cudaMalloc(&arrivals_, sizeof *arrivals_), "cudaMalloc");
+  check(cudaMemset(arrivals_, 0, sizeof *arrivals_), "cudaMemset");
+  check(cudaMalloc(&wrong_, sizeof *wrong_), "cudaMalloc");
+  check(cudaHostAlloc(&flag_, sizeof *flag_, cudaHostAllocMapped), "cudaHostAlloc");
+  *flag_ = 0;
+  check(cudaDeviceSynchronize(), "synchronize");
+}
+
+PageList::~PageList() {
+  cudaFree(list_);
+  cudaFree(arrivals_);
+  cudaFree(wrong_);
+  cudaFreeHost(flag_);
+}
+
+double PageList::copy(int blocks) {
+  const double begun = now_s();
+  ++value_;
+  copy_pages<<<blocks, 1024, 0, stream()>>>(list_, pairs_, page_bytes_ / 16, arrivals_, flag_, value_);
+  const std::atomic_ref<uint64_t> flag(*flag_);
+  while (flag.load(std::memory_order_acquire) != value_) {
+    if (now_s() > begun + 10) throw std::runtime_error("the bare kernel does not end");
+  }
+  const double ended = now_s();
+  check(cudaGetLastError(), "launch");
+  return ended - begun;
+}
+
+double PageList::copy_on_gpu(int blocks) {
+  cudaEvent_t first = nullptr;
+  cudaEvent_t last = nullptr;
+  check(cudaEventCreate(&first), "event");
+  check(cudaEventCreate(&last), "event");
+  check(cudaEventRecord(first, stream()), "record");
+  ++value_;
+  copy_pages<<<blocks, 1024, 0, stream()>>>(list_, pairs_, page_bytes_ / 16, arrivals_, flag_, value_);
+  check(cudaEventRecord(last, stream()), "record");
+  check(cudaEventSynchronize(last), "synchronize");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, first, last), "elapsed");
+  cudaEventDestroy(first);
+  cudaEventDestroy(last);
+  return milliseconds / 1e3;
+}
+
+uint64_t PageList::differing_words() {
+  check(cudaMemset(wrong_, 0, sizeof *wrong_), "cudaMemset");
+  compare_pages<<<1024, 256, 0, stream()>>>(list_, pairs_, page_bytes_ / 8, wrong_);
+  synchronize();
+  uint64_t wrong = 0;
+  check(cudaMemcpy(&wrong, wrong_, sizeof wrong, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return wrong;
+}
+
+double copy_engine(uint64_t to, uint64_t from, uint64_t bytes) {
+  const double begun = now_s();
+  check(cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, cudaMemcpyDefault,
+                        stream()),
+        "cudaMemcpyAsync");
+  synchronize();
+  return now_s() - begun;
+}
+
+}  // namespace bench::gpu

@@ -1,0 +1,51 @@
+// The GPU's side of the harness: memory, stamps, and the limits that transfers are held against.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bench::gpu {
+
+struct Pair {
+  uint64_t to;
+  uint64_t from;
+};
+
+int count();
+std::string name(int gpu);
+// Throw std::runtime_error on any error. Work on `gpu` until the next call.
+void use(int gpu);
+uint64_t allocate(uint64_t bytes);
+void* allocate_pinned(uint64_t bytes);
+std::string export_handle(uint64_t address);  // 64 bytes
+uint64_t import_handle(const std::string& handle);
+void stamp(uint64_t address, uint64_t bytes, uint64_t seed);  // each word by its place
+void fill(uint64_t address, uint64_t bytes, int byte);
+void synchronize();
+
+// A list of pages on the GPU in use, and the plain kernel over it: each block takes page after page. The end
+// is a word in pinned memory, written by the last block, as a transfer's is.
+class PageList {
+ public:
+  PageList(const std::vector<Pair>& pairs, uint64_t page_bytes);
+  PageList(const PageList&) = delete;
+  PageList& operator=(const PageList&) = delete;
+  ~PageList();
+  double copy(int blocks);         // seconds from the launch until the host sees the end
+  double copy_on_gpu(int blocks);  // seconds between events around it
+  uint64_t differing_words();      // between each page and its source
+
+ private:
+  uint64_t page_bytes_;
+  uint64_t pairs_;
+  Pair* list_ = nullptr;
+  uint32_t* arrivals_ = nullptr;
+  uint64_t* wrong_ = nullptr;
+  uint64_t* flag_ = nullptr;
+  uint64_t value_ = 0;
+};
+
+double copy_engine(uint64_t to, uint64_t from, uint64_t bytes);  // seconds, by cudaMemcpyAsync and a wait
+
+}  // namespace bench::gpu

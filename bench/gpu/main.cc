@@ -1,0 +1,304 @@
+// Paged transfers between GPUs, interleaved with the plain kernel over the identical list. Two processes:
+// this one moves the bytes on GPU 0, its child owns memory on the last GPU. Pages are drawn at random over a
+// span well beyond any cache; each is stamped, and compared after the last round.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <numeric>
+#include <random>
+
+#include "gpu.h"
+#include "support/statistics.h"
+#include "support/table.h"
+#include "towline/towline.hpp"
+
+namespace bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Options {
+  std::string plugin;
+  uint64_t span = uint64_t{33} << 30;
+  uint64_t host_span = uint64_t{4} << 30;
+  int rounds = 15;
+  int blocks = 24;
+  int host_blocks = 8;
+  bool target = false;
+};
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
+std::string unhex(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+towline::AgentOptions agent_options(const Options& options) {
+  towline::AgentOptions result;
+  result.listen = "none";
+  result.backends = "cuda";
+  result.config = fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nhost_blocks = \"{}\"\n",
+                              options.plugin, options.blocks, options.host_blocks);
+  return result;
+}
+
+// The owner of the far memory: registers it and waits until it is told to go.
+int serve(const Options& options) {
+  const int gpu = gpu::count() - 1;
+  gpu::use(gpu);
+  const uint64_t address = gpu::allocate(options.span);
+  towline::Agent agent("target", agent_options(options));
+  const auto region = agent.register_memory({.address = reinterpret_cast<void*>(address),
+                                             .bytes = options.span,
+                                             .kind = towline::Kind::kVram,
+                                             .device = static_cast<uint64_t>(gpu)});
+  const auto blob = agent.metadata();
+  std::cout << hex({reinterpret_cast<const char*>(blob.data()), blob.size()}) << ' '
+            << hex(gpu::export_handle(address)) << ' ' << address << ' ' << gpu << std::endl;
+  std::string line;
+  std::getline(std::cin, line);
+  return 0;
+}
+
+class Target {
+ public:
+  Target(const char* self, const Options& options) {
+    int down[2];
+    int up[2];
+    if (pipe(down) != 0 || pipe(up) != 0) throw std::runtime_error("pipe");
+    child_ = fork();
+    if (child_ == 0) {
+      dup2(down[0], 0);
+      dup2(up[1], 1);
+      for (const int fd : {down[0], down[1], up[0], up[1]}) close(fd);
+      const std::string span = std::to_string(options.span);
+      execl(self, self, "--target", "--plugin", options.plugin.c_str(), "--span", span.c_str(), nullptr);
+      _exit(127);
+    }
+    close(down[0]);
+    close(up[1]);
+    input_ = down[1];
+    std::FILE* const lines = fdopen(up[0], "r");
+    std::vector<char> line(1 << 20);
+    if (std::fgets(line.data(), static_cast<int>(line.size()), lines) == nullptr)
+      throw std::runtime_error("the target process ended");
+    std::istringstream words(line.data());
+    std::string blob;
+    std::string exported;
+    words >> blob >> exported >> address >> gpu;
+    metadata = unhex(blob);
+    handle = unhex(exported);
+    std::fclose(lines);
+  }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+  ~Target() {
+    close(input_);
+    waitpid(child_, nullptr, 0);
+  }
+
+  std::string metadata;
+  std::string handle;
+  uint64_t address = 0;
+  uint64_t gpu = 0;
+
+ private:
+  pid_t child_ = 0;
+  int input_ = -1;
+};
+
+struct Cell {
+  std::string name;
+  towline::Op op;
+  uint64_t page;
+  uint64_t pages;
+  bool host;
+};
+
+struct Ends {
+  towline::Agent& agent;
+  towline::Peer& peer;
+  uint64_t local;        // vram
+  std::byte* host;       // pinned
+  uint64_t remote;       // at its owner
+  uint64_t remote_here;  // as mapped for the plain kernel
+  uint64_t remote_gpu;
+};
+
+std::vector<uint32_t> draw(uint64_t available, uint64_t wanted, std::mt19937& random) {
+  std::vector<uint32_t> all(available);
+  std::iota(all.begin(), all.end(), 0u);
+  for (uint64_t i = 0; i < wanted; ++i) std::swap(all[i], all[i + random() % (available - i)]);
+  all.resize(wanted);
+  return all;
+}
+
+std::vector<std::string> run(const Cell& cell, const Options& options, const Ends& ends, int& wrong) {
+  std::mt19937 random(7);
+  const uint64_t local_span = cell.host ? options.host_span : options.span;
+  const auto mine = draw(local_span / cell.page, cell.pages, random);
+  const auto theirs = draw(options.span / cell.page, cell.pages, random);
+  const uint64_t local = cell.host ? reinterpret_cast<uint64_t>(ends.host) : ends.local;
+  const bool read = cell.op == towline::Op::read;
+  std::vector<gpu::Pair> pairs(cell.pages);
+  for (uint64_t i = 0; i < cell.pages; ++i) {
+    const uint64_t here = local + mine[i] * cell.page;
+    const uint64_t there = ends.remote_here + theirs[i] * cell.page;
+    pairs[i] = read ? gpu::Pair{here, there} : gpu::Pair{there, here};
+  }
+  gpu::PageList bare(pairs, cell.page);
+  const auto kind = cell.host ? towline::Kind::kDram : towline::Kind::kVram;
+  const double begun = now_s();
+  const auto here = ends.agent.block_list(
+      towline::Blocks::at(local, cell.page, kind, 0).repeat(local_span / cell.page, cell.page));
+  const auto there =
+      ends.peer.block_list(towline::Blocks::at(ends.remote, cell.page, towline::Kind::kVram, ends.remote_gpu)
+                               .repeat(options.span / cell.page, cell.page));
+  const double listed = now_s();
+  const towline::Transfer move = ends.agent.transfer(cell.op, here, mine, there, theirs);
+  const double made = now_s();
+  const auto ours = [&] {
+    const double start = now_s();
+    towline::Status status = move.post();
+    const double posted = now_s();
+    while (status == towline::Status::kInProgress) status = move.poll();
+    const double ended = now_s();
+    if (status != towline::Status::kOk)
+      throw std::runtime_error(
+          fmt::format("{}: {} {}", cell.name, towline::status_name(status), towline::last_error()));
+    return std::pair{posted - start, ended - start};
+  };
+  const int blocks = cell.host ? options.host_blocks : options.blocks;
+  const int bare_blocks = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(blocks), cell.pages));
+  const bool one = cell.pages == 1 && cell.page > (64u << 20);
+  std::vector<double> bare_s;
+  std::vector<double> ours_s;
+  std::vector<double> post_s;
+  std::vector<double> engine_s;
+  const int rounds = cell.pages * cell.page < (1u << 20) ? options.rounds * 20 : options.rounds;
+  for (int round = -2; round < rounds; ++round) {
+    const double a = bare.copy(one ? options.blocks : bare_blocks);
+    const auto [posted, b] = ours();
+    const double c = one ? gpu::copy_engine(pairs[0].to, pairs[0].from, cell.page) : 0;
+    if (round < 0) continue;
+    bare_s.push_back(a);
+    ours_s.push_back(b);
+    post_s.push_back(posted);
+    engine_s.push_back(c);
+  }
+  // What only our last transfer wrote is compared.
+  for (const gpu::Pair& pair : pairs)
+    if (pairs.size() <= 4096) gpu::fill(pair.to, std::min<uint64_t>(cell.page, 4096), 0xee);
+  (void)ours();
+  const uint64_t differing = bare.differing_words();
+  wrong += differing != 0;
+  const double bytes = static_cast<double>(cell.page * cell.pages);
+  const Spread b = spread_of(bare_s);
+  const Spread o = spread_of(ours_s);
+  const Spread limit = one ? spread_of(engine_s) : b;
+  return {cell.name,
+          fmt::format("{:.1f}", bytes / o.median / 1e9),
+          fmt::format("{:.1f}-{:.1f}", bytes / o.max / 1e9, bytes / o.min / 1e9),
+          fmt::format("{:.1f}", bytes / b.median / 1e9),
+          one ? fmt::format("{:.1f}", bytes / limit.median / 1e9) : "-",
+          fmt::format("{:.3f}", limit.median / o.median),
+          fmt::format("{:.1f}", o.median * 1e6),
+          fmt::format("{:.1f}", b.median * 1e6),
+          fmt::format("{:.1f}", spread_of(post_s).median * 1e6),
+          fmt::format("{:.0f}/{:.0f}", (listed - begun) * 1e6, (made - listed) * 1e6),
+          differing == 0 ? "right" : fmt::format("{} WORDS WRONG", differing)};
+}
+
+int measure(const char* self, const Options& options) {
+  const Target target(self, options);
+  gpu::use(0);
+  std::cout << fmt::format(
+      "{} x {}, {} thread blocks ({} with host memory), medians of {} rounds, spans {} GiB\n\n", gpu::count(),
+      gpu::name(0), options.blocks, options.host_blocks, options.rounds, options.span >> 30);
+  towline::Agent agent("initiator", agent_options(options));
+  const uint64_t local = gpu::allocate(options.span);
+  auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
+  const auto region = agent.register_memory(
+      {.address = reinterpret_cast<void*>(local), .bytes = options.span, .kind = towline::Kind::kVram});
+  const auto host_region = agent.register_memory(towline::dram(host, options.host_span));
+  towline::Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata)));
+  const uint64_t mapped = gpu::import_handle(target.handle);
+  gpu::stamp(local, options.span, 1);
+  gpu::stamp(mapped, options.span, 2);
+  gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
+  const Ends ends{agent, peer, local, host, target.address, mapped, target.gpu};
+  constexpr auto kWrite = towline::Op::write;
+  constexpr auto kRead = towline::Op::read;
+  const Cell cells[] = {
+      {"write 32 KiB x 4096", kWrite, 32768, 4096, false},
+      {"read 32 KiB x 4096", kRead, 32768, 4096, false},
+      {"write 64 KiB x 4096", kWrite, 65536, 4096, false},
+      {"read 64 KiB x 4096", kRead, 65536, 4096, false},
+      {"write 4 KiB x 16384", kWrite, 4096, 16384, false},
+      {"read 4 KiB x 16384", kRead, 4096, 16384, false},
+      {"write 1 GiB x 1", kWrite, uint64_t{1} << 30, 1, false},
+      {"read 1 GiB x 1", kRead, uint64_t{1} << 30, 1, false},
+      {"write 4 KiB x 1", kWrite, 4096, 1, false},
+      {"read 4 KiB x 1", kRead, 4096, 1, false},
+      {"write 64 KiB x 1", kWrite, 65536, 1, false},
+      {"write 512 B x 65536", kWrite, 512, 65536, false},
+      {"write 32 KiB x 112000", kWrite, 32768, 112000, false},
+      {"host to peer 32 KiB x 4096", kWrite, 32768, 4096, true},
+      {"peer to host 32 KiB x 4096", kRead, 32768, 4096, true},
+      {"host to peer 64 KiB x 4096", kWrite, 65536, 4096, true},
+  };
+  Rows rows{{"transfer", "GB/s", "spread", "bare GB/s", "engine GB/s", "of limit", "us", "bare us", "post us",
+             "lists/transfer us", "pages"}};
+  int wrong = 0;
+  for (const Cell& cell : cells) {
+    if (cell.page * cell.pages > options.span) continue;
+    try {
+      rows.push_back(run(cell, options, ends, wrong));
+    } catch (const std::exception& error) {
+      std::cout << cell.name << ": " << error.what() << std::endl;
+      ++wrong;
+    }
+  }
+  std::cout << render(rows) << std::endl;
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) try {
+  bench::Options options;
+  CLI::App app{"Transfers between GPUs against the plain kernel over the same list"};
+  app.add_option("--plugin", options.plugin, "libtowline_cuda.so")->required();
+  app.add_option("--span", options.span, "bytes of GPU memory that pages are drawn from");
+  app.add_option("--host-span", options.host_span, "the same of pinned host memory");
+  app.add_option("--rounds", options.rounds);
+  app.add_option("--blocks", options.blocks, "thread blocks, of both");
+  app.add_option("--host-blocks", options.host_blocks,
+                 "thread blocks where one side is host memory, of both");
+  app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
+  CLI11_PARSE(app, argc, argv);
+  if (bench::gpu::count() == 0) {
+    std::cerr << "there is no GPU here\n";
+    return 77;
+  }
+  return options.target ? bench::serve(options) : bench::measure("/proc/self/exe", options);
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 1;
+}

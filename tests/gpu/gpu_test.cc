@@ -1,0 +1,271 @@
+// The cuda transport on real GPUs: memory of both sorts, in this process and in another, on one GPU or two.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "gpu/target.h"
+#include "towline/towline.hpp"
+
+namespace towline::gpu_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint64_t kBytes = uint64_t{32} << 20;
+
+AgentOptions over_cuda(const std::string& more = "") {
+  return {.listen = "none", .backends = "cuda", .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n" + more};
+}
+
+Status run(const Transfer& transfer) {
+  const Status posted = transfer.post();
+  return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+}
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    cuda_ = Cuda::get(why);
+    if (cuda_ == nullptr) GTEST_SKIP() << "no GPU: " << why;
+    other_ = cuda_->gpus() - 1;
+  }
+  [[nodiscard]] static MemoryView view(const GpuMemory& memory) {
+    return {
+        .address = memory.pointer(), .bytes = memory.bytes(), .kind = Kind::kVram, .device = memory.gpu()};
+  }
+  [[nodiscard]] static Blocks at(uint64_t address, uint64_t length, uint32_t gpu) {
+    return Blocks::at(address, length, Kind::kVram, gpu);
+  }
+
+  Cuda* cuda_ = nullptr;
+  uint32_t other_ = 0;
+};
+
+class Processes : public Gpu, public ::testing::WithParamInterface<Sort> {};
+
+TEST_P(Processes, PagesMoveBothWaysAndNothingElse) {
+  Target target(other_, kBytes, GetParam());
+  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
+  const Agent agent("initiator", over_cuda());
+  const Region region = agent.register_memory(view(memory));
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+  std::mt19937 random(1);
+  for (const uint64_t page : {32768, 4096, 512}) {
+    const auto count = static_cast<uint32_t>(kBytes / page);
+    std::vector<uint32_t> from(count);
+    std::iota(from.begin(), from.end(), 0u);
+    std::vector<uint32_t> to = from;
+    std::shuffle(from.begin(), from.end(), random);
+    std::shuffle(to.begin(), to.end(), random);
+    const auto half = count / 2;
+    const BlockList mine = agent.block_list(at(memory.address(), page, 0).repeat(count, page));
+    const BlockList theirs = peer.block_list(at(target.address(), page, target.gpu()).repeat(count, page));
+    memory.put(stamped(kBytes, page));
+    target.stamp(page + 1);
+    const Transfer write =
+        agent.transfer(Op::write, mine, std::span(from).first(half), theirs, std::span(to).first(half));
+    ASSERT_EQ(run(write), Status::kOk) << last_error();
+    std::vector<uint8_t> expected = stamped(kBytes, page + 1);
+    const std::vector<uint8_t> sent = stamped(kBytes, page);
+    for (uint32_t i = 0; i < half; ++i)
+      std::memcpy(expected.data() + to[i] * page, sent.data() + from[i] * page, page);
+    ASSERT_TRUE(target.get() == expected) << "written, pages of " << page;
+    const Transfer read =
+        agent.transfer(Op::read, mine, std::span(from).first(half), theirs, std::span(to).last(half));
+    ASSERT_EQ(run(read), Status::kOk) << last_error();
+    std::vector<uint8_t> here = sent;
+    for (uint32_t i = 0; i < half; ++i)
+      std::memcpy(here.data() + from[i] * page, expected.data() + to[count - half + i] * page, page);
+    ASSERT_TRUE(memory.get() == here) << "read, pages of " << page;
+  }
+}
+
+TEST_P(Processes, AnyAddressAndLengthMovesExactly) {
+  Target target(other_, kBytes, GetParam());
+  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
+  const Agent agent("initiator", over_cuda());
+  const Region region = agent.register_memory(view(memory));
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+  for (const uint64_t length : {1, 3, 16, 63, 1001, 4097, 40000}) {
+    for (const uint64_t shift : {0, 1, 4, 8, 16}) {
+      memory.put(stamped(kBytes, length));
+      target.stamp(length + 100);
+      std::vector<uint8_t> expected = stamped(kBytes, length + 100);
+      const std::vector<uint8_t> sent = stamped(kBytes, length);
+      const uint64_t here = length + 5;
+      const uint64_t there = length + 21;
+      const BlockList mine = agent.block_list(at(memory.address() + 16 + shift, length, 0).repeat(100, here));
+      const BlockList theirs =
+          peer.block_list(at(target.address() + 32, length, target.gpu()).repeat(100, there));
+      ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs)), Status::kOk) << last_error();
+      for (uint64_t i = 0; i < 100; ++i)
+        std::memcpy(expected.data() + 32 + i * there, sent.data() + 16 + shift + i * here, length);
+      ASSERT_TRUE(target.get() == expected) << length << " bytes, shifted by " << shift;
+    }
+  }
+}
+
+// 64 pages of 16 tokens of 8 heads there; heads outside tokens here.
+TEST_P(Processes, HeadsAreRecutOnTheWay) {
+  constexpr uint64_t kHead = 256;
+  constexpr uint64_t kTokens = 16;
+  constexpr uint64_t kHeads = 8;
+  constexpr uint64_t kPages = 64;
+  constexpr uint64_t kPage = kTokens * kHeads * kHead;
+  Target target(other_, kBytes, GetParam());
+  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
+  const Agent agent("initiator", over_cuda());
+  const Region region = agent.register_memory(view(memory));
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+  target.stamp(9);
+  const std::vector<uint8_t> theirs = stamped(kBytes, 9);
+  const BlockList there = peer.block_list(at(target.address(), kHead, target.gpu())
+                                              .repeat(kPages, kPage)
+                                              .repeat(kHeads, kHead)
+                                              .repeat(kTokens, kHeads * kHead));
+  const BlockList here =
+      agent.block_list(at(memory.address(), kHead, 0).repeat(kPages * kHeads * kTokens, kHead));
+  memory.put(std::vector<uint8_t>(kBytes));
+  ASSERT_EQ(run(agent.transfer(Op::read, here, there)), Status::kOk) << last_error();
+  const std::vector<uint8_t> now = memory.get();
+  for (uint64_t p = 0; p < kPages; ++p)
+    for (uint64_t h = 0; h < kHeads; ++h)
+      for (uint64_t t = 0; t < kTokens; ++t)
+        ASSERT_EQ(std::memcmp(now.data() + ((p * kHeads + h) * kTokens + t) * kHead,
+                              theirs.data() + p * kPage + (t * kHeads + h) * kHead, kHead),
+                  0)
+            << p << ' ' << h << ' ' << t;
+}
+
+TEST_P(Processes, HostMemoryMovesToAPeersGpuAndBackWithoutIt) {
+  Target target(other_, kBytes, GetParam());
+  cuda_->use(0);
+  const Memory shared(kBytes);
+  std::vector<std::byte> plain(kBytes);
+  const Agent agent("initiator", over_cuda());
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+  const BlockList theirs =
+      peer.block_list(at(target.address(), 4096, target.gpu()).repeat(kBytes / 4096, 4096));
+  for (const std::span<std::byte> host : {shared.bytes(), std::span(plain)}) {
+    const Region region = agent.register_memory(dram(host));
+    const BlockList mine = agent.block_list(blocks_of(host.data(), host.size(), 4096));
+    const std::vector<uint8_t> sent = stamped(kBytes, 5);
+    std::memcpy(host.data(), sent.data(), kBytes);
+    target.stamp(6);
+    ASSERT_EQ(
+        run(agent.transfer(Op::write, mine, Range{0, 2, kBytes / 8192}, theirs, Range{0, 2, kBytes / 8192})),
+        Status::kOk)
+        << last_error();
+    std::vector<uint8_t> expected = stamped(kBytes, 6);
+    for (uint64_t i = 0; i < kBytes; i += 8192) std::memcpy(expected.data() + i, sent.data() + i, 4096);
+    ASSERT_TRUE(target.get() == expected);
+    ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk) << last_error();
+    ASSERT_EQ(std::memcmp(host.data(), expected.data(), kBytes), 0);
+  }
+}
+
+TEST_P(Processes, AKilledPeerEndsTransfersAndTheGpuGoesOn) {
+  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
+  const Agent agent("initiator", over_cuda());
+  const Region region = agent.register_memory(view(memory));
+  {
+    Target target(other_, kBytes, GetParam());
+    const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+    const BlockList mine = agent.block_list(at(memory.address(), 4096, 0).repeat(kBytes / 4096, 4096));
+    const BlockList theirs =
+        peer.block_list(at(target.address(), 4096, target.gpu()).repeat(kBytes / 4096, 4096));
+    const Transfer move = agent.transfer(Op::write, mine, theirs, {.timeout = 10s});
+    ASSERT_EQ(run(move), Status::kOk) << last_error();
+    target.kill_it();
+    Status status = Status::kOk;
+    const auto until = std::chrono::steady_clock::now() + 30s;
+    while (status == Status::kOk && std::chrono::steady_clock::now() < until) status = run(move);
+    EXPECT_TRUE(is_error(status)) << status_name(status);
+    EXPECT_EQ(move.wait_fenced(Fence::kLocal, 10s), Status::kOk);
+  }
+  Target again(other_, kBytes, GetParam());
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(again.metadata())));
+  const BlockList mine = agent.block_list(at(memory.address(), kBytes, 0));
+  EXPECT_EQ(run(agent.transfer(Op::write, mine, peer.block_list(at(again.address(), kBytes, again.gpu())))),
+            Status::kOk)
+      << last_error();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Processes, ::testing::Values(Sort::kPlain, Sort::kVmm), [](const auto& tested) {
+  return tested.param == Sort::kPlain ? "cudaMalloc" : "vmm";
+});
+
+TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
+  GpuMemory left(*cuda_, 0, kBytes, Sort::kPlain);
+  GpuMemory right(*cuda_, other_, kBytes, Sort::kPlain);
+  left.put(stamped(kBytes, 1));
+  right.put(std::vector<uint8_t>(kBytes));
+  const Agent one("one", over_cuda());
+  const Agent two("two", over_cuda());
+  cuda_->use(other_);
+  const cuda::driver::Context before = cuda_->current();
+  const Region region = one.register_memory(view(left));
+  const Region target = two.register_memory(view(right));
+  const Peer peer = one.add_peer(two.metadata());
+  const Transfer move = one.transfer(
+      Op::write, one.block_list(at(left.address(), 65536, 0).repeat(256, 65536)),
+      peer.block_list(at(right.address(), 65536, other_).repeat(256, 131072)), {.notice = "moved"});
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  EXPECT_EQ(cuda_->current(), before);
+  Notice notice;
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (two.receive(notice) != Status::kOk && std::chrono::steady_clock::now() < until)
+    (void)two.wait(100ms);
+  EXPECT_EQ(notice.text(), "moved");
+  const std::vector<uint8_t> sent = stamped(kBytes, 1);
+  const std::vector<uint8_t> now = right.get();
+  for (uint64_t i = 0; i < 256; ++i)
+    ASSERT_EQ(std::memcmp(now.data() + i * 131072, sent.data() + i * 65536, 65536), 0) << i;
+}
+
+TEST_F(Gpu, WhatIsNoGpuMemoryIsRefusedClearly) {
+  cuda_->use(0);
+  const Agent agent("agent", over_cuda());
+  std::vector<std::byte> host(4096);
+  const auto refusal = [&](MemoryView view) -> std::string {
+    try {
+      const Region region = agent.register_memory(view);
+      return "taken";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_NE(refusal({.address = host.data(), .bytes = 4096, .kind = Kind::kVram}).find("registered as dram"),
+            std::string::npos);
+  uint64_t gone = 0;
+  {
+    GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
+    gone = memory.address();
+    EXPECT_NE(refusal({.address = memory.pointer(), .bytes = kBytes, .kind = Kind::kVram, .device = 99})
+                  .find("no GPU 99"),
+              std::string::npos);
+    EXPECT_NE(refusal({.address = memory.pointer(), .bytes = kBytes * 64, .kind = Kind::kVram}), "taken");
+    if (other_ != 0) {
+      EXPECT_NE(refusal({.address = memory.pointer(), .bytes = kBytes, .kind = Kind::kVram, .device = other_})
+                    .find("lies on GPU 0"),
+                std::string::npos);
+    }
+  }
+  EXPECT_NE(refusal({.address = reinterpret_cast<void*>(gone), .bytes = kBytes, .kind = Kind::kVram})
+                .find("no GPU memory"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace towline::gpu_test
+
+int main(int argc, char** argv) {
+  if (argc == 5 && std::string(argv[1]) == "--target") return towline::gpu_test::Target::serve(argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
