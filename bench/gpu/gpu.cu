@@ -33,19 +33,23 @@ __global__ void stamp_words(uint64_t* words, uint64_t count, uint64_t seed) {
     words[i] = seed * 0x9e3779b97f4a7c15ull ^ i * 0xbf58476d1ce4e5b9ull;
 }
 
-__global__ void __launch_bounds__(1024) copy_pages(const Pair* list, uint64_t pairs, uint64_t units,
+// As many threads to a page as it has work for: up to a whole block, and no fewer than a warp.
+__global__ void __launch_bounds__(1024) copy_pages(const Pair* list, uint64_t pairs, uint32_t units, uint32_t threads,
                                                    uint32_t* arrivals, uint64_t* flag, uint64_t value) {
-  for (uint64_t p = blockIdx.x; p < pairs; p += gridDim.x) {
+  const uint32_t lane = threadIdx.x % threads;
+  const uint32_t teams = blockDim.x / threads;
+  const uint64_t step = uint64_t{gridDim.x} * teams;
+  for (uint64_t p = uint64_t{blockIdx.x} * teams + threadIdx.x / threads; p < pairs; p += step) {
     auto* const to = reinterpret_cast<uint4*>(list[p].to);
     const auto* const from = reinterpret_cast<const uint4*>(list[p].from);
-    for (uint64_t i = threadIdx.x; i < units; i += 4 * blockDim.x) {
+    for (uint32_t i = lane; i < units; i += 4 * threads) {
       uint4 data[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        if (i + k * blockDim.x < units) data[k] = __ldcs(from + i + k * blockDim.x);
+        if (i + k * threads < units) data[k] = __ldcs(from + i + k * threads);
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        if (i + k * blockDim.x < units) __stcs(to + i + k * blockDim.x, data[k]);
+        if (i + k * threads < units) __stcs(to + i + k * threads, data[k]);
     }
   }
   __syncthreads();
@@ -128,44 +132,39 @@ PageList::PageList(const std::vector<Pair>& pairs, uint64_t page_bytes)
   check(cudaMalloc(&wrong_, sizeof *wrong_), "cudaMalloc");
   check(cudaHostAlloc(&flag_, sizeof *flag_, cudaHostAllocMapped), "cudaHostAlloc");
   *flag_ = 0;
+  cudaStream_t own = nullptr;
+  check(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking), "stream");
+  stream_ = own;
   check(cudaDeviceSynchronize(), "synchronize");
 }
 
 PageList::~PageList() {
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
   cudaFree(list_);
   cudaFree(arrivals_);
   cudaFree(wrong_);
   cudaFreeHost(flag_);
 }
 
-double PageList::copy(int blocks) {
+void PageList::begin(int blocks) {
+  copy_pages<<<blocks, 1024, 0, static_cast<cudaStream_t>(stream_)>>>(list_, pairs_, units(), team(), arrivals_, flag_,
+                                                                      ++value_);
+}
+
+void PageList::wait() {
   const double begun = now_s();
-  ++value_;
-  copy_pages<<<blocks, 1024, 0, stream()>>>(list_, pairs_, page_bytes_ / 16, arrivals_, flag_, value_);
   const std::atomic_ref<uint64_t> flag(*flag_);
   while (flag.load(std::memory_order_acquire) != value_) {
     if (now_s() > begun + 10) throw std::runtime_error("the bare kernel does not end");
   }
-  const double ended = now_s();
   check(cudaGetLastError(), "launch");
-  return ended - begun;
 }
 
-double PageList::copy_on_gpu(int blocks) {
-  cudaEvent_t first = nullptr;
-  cudaEvent_t last = nullptr;
-  check(cudaEventCreate(&first), "event");
-  check(cudaEventCreate(&last), "event");
-  check(cudaEventRecord(first, stream()), "record");
-  ++value_;
-  copy_pages<<<blocks, 1024, 0, stream()>>>(list_, pairs_, page_bytes_ / 16, arrivals_, flag_, value_);
-  check(cudaEventRecord(last, stream()), "record");
-  check(cudaEventSynchronize(last), "synchronize");
-  float milliseconds = 0;
-  check(cudaEventElapsedTime(&milliseconds, first, last), "elapsed");
-  cudaEventDestroy(first);
-  cudaEventDestroy(last);
-  return milliseconds / 1e3;
+double PageList::copy(int blocks) {
+  const double begun = now_s();
+  begin(blocks);
+  wait();
+  return now_s() - begun;
 }
 
 uint64_t PageList::differing_words() {

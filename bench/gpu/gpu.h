@@ -24,7 +24,7 @@ void stamp(uint64_t address, uint64_t bytes, uint64_t seed);  // each word by it
 void fill(uint64_t address, uint64_t bytes, int byte);
 void synchronize();
 
-// A list of pages on the GPU in use, and the plain kernel over it: each block takes page after page. The end
+// A list of pages on the GPU in use, and the plain kernel over it. The end
 // is a word in pinned memory, written by the last block, as a transfer's is.
 class PageList {
  public:
@@ -36,7 +36,17 @@ class PageList {
   double copy_on_gpu(int blocks);  // seconds between events around it
   uint64_t differing_words();      // between each page and its source
 
+  void begin(int blocks);              // to be waited for with wait()
+  void wait();
+
  private:
+  [[nodiscard]] uint32_t units() const noexcept { return static_cast<uint32_t>(page_bytes_ / 16); }
+  [[nodiscard]] uint32_t team() const noexcept {
+    uint32_t threads = 32;
+    while (threads < 1024 && threads * 4 < units()) threads *= 2;
+    return threads;
+  }
+
   uint64_t page_bytes_;
   uint64_t pairs_;
   Pair* list_ = nullptr;
@@ -44,6 +54,7 @@ class PageList {
   uint64_t* wrong_ = nullptr;
   uint64_t* flag_ = nullptr;
   uint64_t value_ = 0;
+  void* stream_ = nullptr;  // its own
 };
 
 double copy_engine(uint64_t to, uint64_t from, uint64_t bytes);  // seconds, by cudaMemcpyAsync and a wait

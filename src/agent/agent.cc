@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "agent/block_list.h"
+#include "agent/builtin_backends.h"
 #include "agent/host_services.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
+#include "agent/plugin_finder.h"
 #include "agent/transfer.h"
 #include "base/config_file.h"
 #include "base/error.h"
@@ -97,7 +99,13 @@ void Agent::open() {
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
   regions_ = std::make_unique<RegionTable>();
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
-  backends_ = std::make_unique<BackendHost>(*this, options_.backends, options_.config.get_list("plugins"),
+  std::vector<std::string> plugins = options_.config.get_list("plugins");
+  for (const char* name : bundled_backends()) {
+    const auto& wanted = options_.backends;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
+    if (std::string file = bundled_plugin(options_.config, name); !file.empty()) plugins.push_back(file);
+  }
+  backends_ = std::make_unique<BackendHost>(*this, options_.backends, plugins,
                                             options_.config.get_string("faults"), host_services());
   if (options_.listen != "none") {
     Worker::Guard guard(*workers_[0]);

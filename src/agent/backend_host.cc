@@ -99,6 +99,7 @@ void BackendHost::discover(const std::vector<std::string>& plugin_files) {
     try {
       DynamicLibrary library(file);
       load(*backend, library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL)());
+      if (find(backend->name) != nullptr) continue;  // the one named first serves
       libraries_.push_back(std::move(library));
     } catch (const Error& error) {
       backend->reason = fmt::format("loading the plugin {} failed: {}", file, error.what());

@@ -18,6 +18,11 @@ std::span<const towline_plugin_v1_fn> builtin_backends() noexcept {
   return kBuiltin;
 }
 
+std::span<const char* const> bundled_backends() noexcept {
+  static constexpr const char* kBundled[] = {"cuda"};
+  return kBundled;
+}
+
 const towline_plugin_v1_t* wrap_with_faults(const towline_plugin_v1_t* plugin, const std::string& faults) {
   return make_faulty(plugin, framing::parse_fault_options(faults));
 }

@@ -10,6 +10,9 @@ namespace towline {
 
 std::span<const towline_plugin_v1_fn> builtin_backends() noexcept;
 
+// Those that come with Towline as plugins, and are loaded where their file is there.
+std::span<const char* const> bundled_backends() noexcept;
+
 // The same plugin behind the fault interceptor, set up by `faults` (framing/fault_options.h). Throws Error
 // naming what is wrong with the text. The answer lives as long as the process.
 const towline_plugin_v1_t* wrap_with_faults(const towline_plugin_v1_t* plugin, const std::string& faults);

@@ -76,4 +76,12 @@ const towline_plugin_v1_t& load_plugin(const Config& config, std::string_view na
        name, looked);
 }
 
+std::string bundled_plugin(const Config& config, std::string_view name) {
+  for (const std::string& folder : folders(config)) {
+    std::string file = fmt::format("{}/libtowline_{}.so", folder, name);
+    if (access(file.c_str(), F_OK) == 0) return file;
+  }
+  return {};
+}
+
 }  // namespace towline

@@ -1,6 +1,7 @@
 // Plugins that are loaded when they are asked for by name: directories, exporters.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "base/config.h"
@@ -12,6 +13,9 @@ namespace towline {
 // Loads libtowline_<name>.so from the folders of the setting plugin_path, then from those beside this library
 // (towline/plugins, plugins). It stays loaded. Throws Error: kNotFound naming every place, kUnsupported.
 const towline_plugin_v1_t& load_plugin(const Config& config, std::string_view name);
+
+// Where the backend of this name lies that comes with Towline as a plugin; empty: it was left out.
+std::string bundled_plugin(const Config& config, std::string_view name);
 
 // A plugin's table; throws Error(kUnsupported) when it has none of that id.
 template <class Table>

@@ -79,12 +79,13 @@ int32_t Connection::send(const void* message, size_t bytes) noexcept {
 }
 
 std::string Connection::describe() const {
-  std::string gpus;
-  for (const auto& [gpu, lane] : lanes_)
-    gpus += fmt::format("{}\"{}\"", gpus.empty() ? "" : ", ", uuid_text(backend_.device().gpus()[gpu].uuid));
+  std::string lanes;
+  for (const auto& [which, lane] : lanes_)
+    lanes += fmt::format("{}\"{} {}\"", lanes.empty() ? "" : ", ", which.second == TOWLINE_READ ? "pull by" : "push by",
+                        uuid_text(backend_.device().gpus()[which.first].uuid));
   return fmt::format(
-      R"({{"transport": "cuda", "gpus": [{}], "imports": {}, "mappings": {}, "under_way": {}, "carrier": {}}})",
-      gpus, imports_, backend_.mappings().live(), jobs_.size(), backend_.carrier().describe(carried_));
+      R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, "carrier": {}}})",
+      lanes, imports_, backend_.mappings().live(), jobs_.size(), backend_.carrier().describe(carried_));
 }
 
 // ---- regions
@@ -181,8 +182,8 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
        "one)");
 }
 
-Connection::OneLane& Connection::lane_of(uint32_t gpu) {
-  OneLane& mine = lanes_[gpu];
+Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
+  OneLane& mine = lanes_[{gpu, op}];
   if (mine.lane == nullptr) {
     mine.lane = backend_.device().make_lane(gpu);
     mine.free_slots.reserve(Lane::kSlots);
@@ -202,7 +203,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->connection = handle(this);
   prepared->plan = args.plan;
   const uint32_t gpu = choose_gpu(args);
-  prepared->lane = lane_of(gpu).lane;
+  prepared->lane = lane_of(gpu, args.op).lane;
   bool host_memory = false;
   std::vector<uint64_t> local_deltas;
   std::vector<uint64_t> remote_deltas;
@@ -297,6 +298,7 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
   if (!job.moved) ++moving_;
   jobs_.push_back(std::move(free_.back()));
   free_.pop_back();
+  host().wake(worker_);  // the GPU wakes nobody
   return TOWLINE_IN_PROGRESS;
 } catch (const std::bad_alloc&) {
   return static_cast<int32_t>(Status::kOutOfMemory);
@@ -359,7 +361,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 }
 
 void Connection::complete(Job& job) noexcept {
-  for (auto& [gpu, lane] : lanes_)
+  for (auto& [which, lane] : lanes_)
     if (lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
   towline_part_result result{};
   result.status = static_cast<int32_t>(job.status);
@@ -377,7 +379,7 @@ void Connection::complete(Job& job) noexcept {
 // Copies that were begun are waited for: that is bounded by what a GPU does in one launch, and afterwards no
 // byte can land.
 void Connection::end_jobs(Status status) noexcept {
-  for (auto& [gpu, lane] : lanes_)
+  for (auto& [which, lane] : lanes_)
     if (moving_ != 0) (void)lane.lane->drain();
   moving_ = 0;
   while (!jobs_.empty()) {

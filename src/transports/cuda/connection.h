@@ -98,7 +98,7 @@ class Connection final : private CarrierEvents {
   void on_message(const void* data, size_t bytes) override;
   void on_event(uint32_t event, int32_t status, const char* text) override;
 
-  OneLane& lane_of(uint32_t gpu);
+  OneLane& lane_of(uint32_t gpu, uint32_t op);
   uint32_t choose_gpu(const towline_prepare_args& args) const;
   int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
   void look_at(Job& job, uint64_t now_ns) noexcept;
@@ -115,7 +115,8 @@ class Connection final : private CarrierEvents {
   bool up_ = false;
   bool disconnected_ = false;
 
-  std::map<uint32_t, OneLane> lanes_;       // by GPU
+  // By GPU and direction: what is read and what is written overlap.
+  std::map<std::pair<uint32_t, uint32_t>, OneLane> lanes_;
   std::vector<std::unique_ptr<Job>> jobs_;  // under way, oldest first
   std::vector<std::unique_ptr<Job>> free_;
   size_t moving_ = 0;  // of jobs_

@@ -96,8 +96,8 @@ void Faults::reset() {
 }
 
 Faults& faults() {
-  static Faults* const instance = new Faults;
-  return *instance;
+  static Faults instance;
+  return instance;
 }
 
 namespace {
@@ -374,8 +374,8 @@ class FakeDevice final : public Device {
 }  // namespace
 
 Device& fake_device() {
-  static FakeDevice* const device = new FakeDevice;
-  return *device;
+  static FakeDevice device;
+  return device;
 }
 
 }  // namespace towline::cuda::fake
