@@ -34,8 +34,9 @@ __global__ void stamp_words(uint64_t* words, uint64_t count, uint64_t seed) {
 }
 
 // As many threads to a page as it has work for: up to a whole block, and no fewer than a warp.
-__global__ void __launch_bounds__(1024) copy_pages(const Pair* list, uint64_t pairs, uint32_t units, uint32_t threads,
-                                                   uint32_t* arrivals, uint64_t* flag, uint64_t value) {
+__global__ void __launch_bounds__(1024)
+    copy_pages(const Pair* list, uint64_t pairs, uint32_t units, uint32_t threads, uint32_t* arrivals,
+               uint64_t* flag, uint64_t value) {
   const uint32_t lane = threadIdx.x % threads;
   const uint32_t teams = blockDim.x / threads;
   const uint64_t step = uint64_t{gridDim.x} * teams;
@@ -147,8 +148,8 @@ PageList::~PageList() {
 }
 
 void PageList::begin(int blocks) {
-  copy_pages<<<blocks, 1024, 0, static_cast<cudaStream_t>(stream_)>>>(list_, pairs_, units(), team(), arrivals_, flag_,
-                                                                      ++value_);
+  copy_pages<<<blocks, 1024, 0, static_cast<cudaStream_t>(stream_)>>>(list_, pairs_, units(), team(),
+                                                                      arrivals_, flag_, ++value_);
 }
 
 void PageList::wait() {

@@ -36,7 +36,7 @@ class PageList {
   double copy_on_gpu(int blocks);  // seconds between events around it
   uint64_t differing_words();      // between each page and its source
 
-  void begin(int blocks);              // to be waited for with wait()
+  void begin(int blocks);  // to be waited for with wait()
   void wait();
 
  private:

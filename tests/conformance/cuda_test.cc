@@ -39,10 +39,11 @@ class CudaTest : public ::testing::Test {
     ASSERT_TRUE(command_(command, a, b, c)) << command;
   }
   static AgentOptions options(const char* more = "") {
-    return {.listen = "none",
-            .backends = "cuda",
-            .config = std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n") + more,
-            .default_timeout = 20s};
+    return {
+        .listen = "none",
+        .backends = "cuda",
+        .config = std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n") + more,
+        .default_timeout = 20s};
   }
   static MemoryView vram(const Buffer& memory, uint64_t device = 0) {
     return {.address = memory.data(), .bytes = memory.size(), .kind = Kind::kVram, .device = device};
@@ -83,11 +84,14 @@ class CudaTest : public ::testing::Test {
 };
 
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
-  const auto refusal = [&](const MemoryView& view) { return text_of([&] { (void)left_->register_memory(view); }); };
+  const auto refusal = [&](const MemoryView& view) {
+    return text_of([&] { (void)left_->register_memory(view); });
+  };
   EXPECT_NE(refusal(vram(left_memory_, 7)).find("there is no GPU 7"), std::string::npos);
   EXPECT_NE(refusal(vram(left_memory_, 1)).find("lies on GPU 0"), std::string::npos);
   gpu("forget", reinterpret_cast<uint64_t>(left_memory_.data()) + kPage, kPage);
-  EXPECT_NE(refusal({.address = left_memory_.data() + kPage, .bytes = kPage, .kind = Kind::kVram}).find("no GPU memory"),
+  EXPECT_NE(refusal({.address = left_memory_.data() + kPage, .bytes = kPage, .kind = Kind::kVram})
+                .find("no GPU memory"),
             std::string::npos);
 }
 
@@ -97,9 +101,11 @@ TEST_F(CudaTest, MemoryTakenAwayUnderARegionIsFoundBeforeItIsUsed) {
   const Peer peer = left_->add_peer(right_->metadata());
   gpu("forget", reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size());
   const auto attempt = [&] {
-    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)), peer.block_list(pages(right_memory_)));
+    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                          peer.block_list(pages(right_memory_)));
   };
-  EXPECT_NE(text_of(attempt).find("the owner says: cuda: no GPU memory"), std::string::npos) << text_of(attempt);
+  EXPECT_NE(text_of(attempt).find("the owner says: cuda: no GPU memory"), std::string::npos)
+      << text_of(attempt);
   gpu("reset");
   gpu("forget", reinterpret_cast<uint64_t>(left_memory_.data()), left_memory_.size());
   EXPECT_NE(text_of(attempt).find("any more"), std::string::npos) << text_of(attempt);
@@ -118,7 +124,8 @@ TEST_F(CudaTest, AGuardedRegionIsNotGivenToAGpu) {
   const Region there = right_->register_memory(vram(right_memory_), {.guarded = true});
   const Peer peer = left_->add_peer(right_->metadata());
   const std::string text = text_of([&] {
-    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)), peer.block_list(pages(right_memory_)));
+    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                          peer.block_list(pages(right_memory_)));
   });
   EXPECT_NE(text.find("guarded"), std::string::npos) << text;
 }
@@ -131,8 +138,8 @@ TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
   for (uint64_t i = 0; i < kParts; ++i) {
     const int fd = memfd_create("part", MFD_CLOEXEC);
     ASSERT_EQ(ftruncate(fd, kPart), 0);
-    ASSERT_NE(mmap(static_cast<std::byte*>(range) + i * kPart, kPart, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                   fd, 0),
+    ASSERT_NE(mmap(static_cast<std::byte*>(range) + i * kPart, kPart, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_FIXED, fd, 0),
               MAP_FAILED);
     close(fd);
   }
@@ -143,8 +150,9 @@ TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
     const Region here = left_->register_memory(vram(left_memory_));
     const Region there = right_->register_memory({.address = data, .bytes = kBytes, .kind = Kind::kVram});
     const Peer peer = left_->add_peer(right_->metadata());
-    const Transfer move = left_->transfer(Op::write, left_->block_list(Blocks::at(left_memory_.data(), kBytes, Kind::kVram)),
-                                          peer.block_list(Blocks::at(data, kBytes, Kind::kVram)));
+    const Transfer move =
+        left_->transfer(Op::write, left_->block_list(Blocks::at(left_memory_.data(), kBytes, Kind::kVram)),
+                        peer.block_list(Blocks::at(data, kBytes, Kind::kVram)));
     ASSERT_EQ(run(move), Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(data, left_memory_.data(), kBytes), 0);
     EXPECT_NE(move.route().find("VMM descriptor"), std::string::npos) << move.route();
@@ -204,8 +212,9 @@ TEST_F(CudaTest, WhatIsUnderWayIsBoundedAndAllOfItEnds) {
   ASSERT_EQ(run(first), Status::kOk) << last_error();
   std::vector<Transfer> moves;
   for (uint32_t i = 0; i < 300; ++i)
-    moves.push_back(left_->transfer(Op::write, left_->block_list(pages(left_memory_)), Range{i % kPages, 1, 1},
-                                    peer_->block_list(pages(right_memory_)), Range{i % kPages, 1, 1}));
+    moves.push_back(left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                                    Range{i % kPages, 1, 1}, peer_->block_list(pages(right_memory_)),
+                                    Range{i % kPages, 1, 1}));
   gpu("hold", 1);
   std::vector<Status> posted;
   for (const Transfer& move : moves) posted.push_back(move.post());

@@ -81,8 +81,9 @@ int32_t Connection::send(const void* message, size_t bytes) noexcept {
 std::string Connection::describe() const {
   std::string lanes;
   for (const auto& [which, lane] : lanes_)
-    lanes += fmt::format("{}\"{} {}\"", lanes.empty() ? "" : ", ", which.second == TOWLINE_READ ? "pull by" : "push by",
-                        uuid_text(backend_.device().gpus()[which.first].uuid));
+    lanes += fmt::format("{}\"{} {}\"", lanes.empty() ? "" : ", ",
+                         which.second == TOWLINE_READ ? "pull by" : "push by",
+                         uuid_text(backend_.device().gpus()[which.first].uuid));
   return fmt::format(
       R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, "carrier": {}}})",
       lanes, imports_, backend_.mappings().live(), jobs_.size(), backend_.carrier().describe(carried_));

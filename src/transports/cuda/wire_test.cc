@@ -47,7 +47,8 @@ TEST(CudaWire, WhatIsCutOrChangedIsRefused) {
   const std::vector<uint8_t> ask = encode(Ask{{1, 2}, 3, 4});
   const std::vector<uint8_t> answer = encode(an_answer());
   const std::vector<uint8_t> token = encode(Token{});
-  for (size_t bytes = 0; bytes < ask.size(); ++bytes) EXPECT_FALSE(decode_ask(std::span(ask).first(bytes))) << bytes;
+  for (size_t bytes = 0; bytes < ask.size(); ++bytes)
+    EXPECT_FALSE(decode_ask(std::span(ask).first(bytes))) << bytes;
   for (size_t bytes = 0; bytes < answer.size(); ++bytes)
     EXPECT_FALSE(decode_answer(std::span(answer).first(bytes))) << bytes;
   for (size_t bytes = 0; bytes < token.size(); ++bytes)
@@ -64,7 +65,8 @@ TEST(CudaWire, WhatIsCutOrChangedIsRefused) {
 TEST(CudaWire, PartsThatMakeNoSenseAreRefused) {
   for (const auto& spoil : std::vector<void (*)(Answer&)>{
            [](Answer& answer) { answer.part.bytes = 0; }, [](Answer& answer) { answer.parts = 0; },
-           [](Answer& answer) { answer.parts = kMostParts + 1; }, [](Answer& answer) { answer.part.bytes = UINT64_MAX; },
+           [](Answer& answer) { answer.parts = kMostParts + 1; },
+           [](Answer& answer) { answer.part.bytes = UINT64_MAX; },
            [](Answer& answer) { answer.part.sharing = Sharing::kNone; },
            [](Answer& answer) { answer.part.sharing = static_cast<Sharing>(9); }}) {
     Answer answer = an_answer();
