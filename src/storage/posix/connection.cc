@@ -54,11 +54,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->queue->get_ready(*prepared);
   const Settings& settings = backend_.settings();
   const bool may_try = settings.engine == Engine::kAuto || settings.engine == Engine::kPread;
-  // Reads that may be shared with a thread are not done inside post.
-  const uint64_t shared_from =
-      prepared->write() || settings.engine != Engine::kAuto ? UINT64_MAX : settings.stream_bytes();
-  if (may_try && !prepared->direct && !prepared->syncs && plan.bytes <= settings.inline_bytes &&
-      plan.bytes < shared_from) {
+  if (may_try && !prepared->direct && !prepared->syncs && plan.bytes <= settings.inline_bytes) {
     prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE | TOWLINE_PREPARED_TRY;
     towline_segment segments[2];
     plugin::Cursor cursor{plan};

@@ -27,8 +27,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   cursor_.emplace(*prepared.plan, args.begin, args.end);
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
-  syncing_ = has_returned_ = pooled = weighed = runnable = handed_on = false;
-  window_bytes = kWindowBytes;
+  syncing_ = has_returned_ = pooled = runnable = handed_on = false;
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;
@@ -101,7 +100,7 @@ void Job::help(BounceBuffers& buffers) noexcept {
     return;
   }
   Window window;
-  while (take(window, window_bytes)) run(window, buffers);
+  while (take(window)) run(window, buffers);
 }
 
 void Job::run(Window& window, BounceBuffers& buffers) noexcept {

@@ -95,10 +95,8 @@ class Job {
 
   uint64_t cookie = 0;
   Mode mode = Mode::kDrive;
-  bool runnable = false;                 // the worker holds a share and works on it in each pass
-  bool pooled = false;                   // the pool was asked to help
-  bool weighed = false;                  // whether it should be was decided
-  uint64_t window_bytes = kWindowBytes;  // what helpers take at once
+  bool runnable = false;   // the worker holds a share and works on it in each pass
+  bool pooled = false;     // the pool was asked to help
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;
   Job* next = nullptr;           // in a list of the queue

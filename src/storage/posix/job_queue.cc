@@ -15,7 +15,6 @@ namespace {
 
 constexpr uint64_t kSlowWriteNs = 2'000'000;  // a window's copy takes a tenth of that
 constexpr uint32_t kMeasureEvery = 16;
-constexpr uint64_t kLeastSharedBytes = 64 << 10;
 constexpr uint8_t kRetries = 8;
 
 }  // namespace
@@ -304,27 +303,16 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
   return true;
 }
 
-// A thread that still polls after its last work costs nothing to ask; one that sleeps costs more than a small
-// read. So what is not large is shared only while reads follow one another.
-void JobQueue::weigh_sharing(Job& job) noexcept {
-  job.weighed = true;
-  if (job.bytes() < settings_.stream_bytes()) return;
-  const uint64_t now_ns = monotonic_now_ns();
-  const bool follows = now_ns - last_read_ns_ < 2 * settings_.spin_ns;
-  last_read_ns_ = now_ns;
-  if (job.bytes() < settings_.parallel_bytes && !follows) return;
-  job.window_bytes = std::clamp(job.bytes() / 2, kLeastSharedBytes, kWindowBytes / 2);
-  job.pooled = true;
-  (void)pool_.ask(job, 1);
-}
-
 // One window by plain system calls on this thread.
 bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   const Prepared& prepared = job.prepared();
   const bool write = job.write();
-  if (!job.weighed && !write && settings_.engine == Engine::kAuto) weigh_sharing(job);
+  if (!job.pooled && !write && settings_.engine == Engine::kAuto && job.bytes() >= settings_.parallel_bytes) {
+    job.pooled = true;
+    (void)pool_.ask(job, 1);
+  }
   Window window;
-  const uint64_t most = write || job.pooled ? job.window_bytes : kWindowBytes / 2;
+  const uint64_t most = write ? kWindowBytes : kWindowBytes / 2;
   if (!job.take(window, std::min(budget, most))) return true;
   const uint64_t position = window.position;
   Cutter cutter(window, prepared.files.data(), write);

@@ -64,7 +64,6 @@ class JobQueue {
   [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
-  void weigh_sharing(Job& job) noexcept;
   void fall_back(Job& job, const Window& rest) noexcept;
   void leave(Job& job) noexcept;
   void over(Job& job) noexcept;
@@ -94,7 +93,6 @@ class JobQueue {
   std::vector<Job*> active_;
   std::vector<Job*> runnable_;
   size_t turn_ = 0;
-  uint64_t last_read_ns_ = 0;  // when the last one that might be shared began
   std::atomic<Job*> finished_{nullptr};
 };
 

@@ -29,9 +29,6 @@ struct Settings {
   bool register_buffers = false;
   bool sqpoll = false;
 
-  // Reads of less are never shared.
-  [[nodiscard]] uint64_t stream_bytes() const noexcept { return parallel_bytes / 4; }
-
   // Throws plugin::Failure naming key and value.
   static Settings read(const plugin::Host& host);
 };
