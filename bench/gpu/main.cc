@@ -224,6 +224,68 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
           differing == 0 ? "right" : fmt::format("{} WORDS WRONG", differing)};
 }
 
+// The halves of one draw, written and read at the same time; the bytes of both over the time until both are
+// over.
+std::vector<std::string> run_both_ways(uint64_t page, uint64_t pages, const Options& options,
+                                       const Ends& ends) {
+  std::mt19937 random(11);
+  const auto mine = draw(options.span / page, 2 * pages, random);
+  const auto theirs = draw(options.span / page, 2 * pages, random);
+  std::vector<gpu::Pair> out(pages);
+  std::vector<gpu::Pair> in(pages);
+  for (uint64_t i = 0; i < pages; ++i) {
+    out[i] = {ends.remote_here + theirs[i] * page, ends.local + mine[i] * page};
+    in[i] = {ends.local + mine[pages + i] * page, ends.remote_here + theirs[pages + i] * page};
+  }
+  gpu::PageList bare_out(out, page);
+  gpu::PageList bare_in(in, page);
+  const auto here = ends.agent.block_list(
+      towline::Blocks::at(ends.local, page, towline::Kind::kVram, 0).repeat(options.span / page, page));
+  const auto there =
+      ends.peer.block_list(towline::Blocks::at(ends.remote, page, towline::Kind::kVram, ends.remote_gpu)
+                               .repeat(options.span / page, page));
+  const towline::Transfer write = ends.agent.transfer(towline::Op::write, here, std::span(mine).first(pages),
+                                                      there, std::span(theirs).first(pages));
+  const towline::Transfer read = ends.agent.transfer(towline::Op::read, here, std::span(mine).last(pages),
+                                                     there, std::span(theirs).last(pages));
+  std::vector<double> bare_s;
+  std::vector<double> ours_s;
+  for (int round = -2; round < options.rounds; ++round) {
+    const double start = now_s();
+    bare_out.begin(options.blocks);
+    bare_in.begin(options.blocks);
+    bare_out.wait();
+    bare_in.wait();
+    const double middle = now_s();
+    towline::Status first = write.post();
+    towline::Status second = read.post();
+    while (first == towline::Status::kInProgress || second == towline::Status::kInProgress) {
+      if (first == towline::Status::kInProgress) first = write.poll();
+      if (second == towline::Status::kInProgress) second = read.poll();
+    }
+    const double end = now_s();
+    if (first != towline::Status::kOk || second != towline::Status::kOk)
+      throw std::runtime_error(std::string(towline::last_error()));
+    if (round < 0) continue;
+    bare_s.push_back(middle - start);
+    ours_s.push_back(end - middle);
+  }
+  const double bytes = 2.0 * static_cast<double>(page * pages);
+  const Spread b = spread_of(bare_s);
+  const Spread o = spread_of(ours_s);
+  return {fmt::format("both ways {} KiB x {}", page >> 10, pages),
+          fmt::format("{:.1f}", bytes / o.median / 1e9),
+          fmt::format("{:.1f}-{:.1f}", bytes / o.max / 1e9, bytes / o.min / 1e9),
+          fmt::format("{:.1f}", bytes / b.median / 1e9),
+          "-",
+          fmt::format("{:.3f}", b.median / o.median),
+          fmt::format("{:.1f}", o.median * 1e6),
+          fmt::format("{:.1f}", b.median * 1e6),
+          "-",
+          "-",
+          bare_out.differing_words() + bare_in.differing_words() == 0 ? "right" : "WRONG"};
+}
+
 int measure(const char* self, const Options& options) {
   const Target target(self, options);
   gpu::use(0);
@@ -273,6 +335,12 @@ int measure(const char* self, const Options& options) {
       std::cout << cell.name << ": " << error.what() << std::endl;
       ++wrong;
     }
+  }
+  try {
+    rows.push_back(run_both_ways(32768, 4096, options, ends));
+  } catch (const std::exception& error) {
+    std::cout << "both ways: " << error.what() << std::endl;
+    ++wrong;
   }
   std::cout << render(rows) << std::endl;
   return wrong == 0 ? 0 : 1;

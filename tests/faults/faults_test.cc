@@ -43,6 +43,8 @@ const Way kWays[] = {
     {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
     {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
     {"tcp", "tcp", "", false},
+    // By GPUs made of host memory: what is passed between the processes is the same.
+    {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
 };
 
 double milliseconds_since(Clock::time_point start) {

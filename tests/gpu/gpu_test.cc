@@ -228,6 +228,35 @@ TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
     ASSERT_EQ(std::memcmp(now.data() + i * 131072, sent.data() + i * 65536, 65536), 0) << i;
 }
 
+TEST_F(Gpu, ACopyCanBeOrderedAfterTheDefaultStream) {
+  constexpr uint64_t kLarge = uint64_t{1} << 30;
+  GpuMemory left(*cuda_, 0, kLarge, Sort::kPlain);
+  GpuMemory right(*cuda_, other_, kLarge, Sort::kPlain);
+  const Agent one("one", over_cuda("[cuda]\nafter_default_stream = \"true\"\n"));
+  const Agent two("two", over_cuda());
+  const Region region = one.register_memory(view(left));
+  const Region target = two.register_memory(view(right));
+  const Peer peer = one.add_peer(two.metadata());
+  const Transfer move = one.transfer(Op::write, one.block_list(at(left.address(), kLarge, 0)),
+                                     peer.block_list(at(right.address(), kLarge, other_)));
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  const auto& api = cuda_->api();
+  cuda_->use(0);
+  for (unsigned round = 1; round <= 3; ++round) {
+    // Each of these takes a while, and none is waited for.
+    for (unsigned step = 0; step < 50; ++step)
+      api.check(api.memory_set32(left.address(), round * 1000 + step, kLarge / 4), "cuMemsetD32");
+    ASSERT_EQ(run(move), Status::kOk) << last_error();
+    const std::vector<uint8_t> now = right.get();
+    for (uint64_t i = 0; i < kLarge; i += 4096) {
+      uint32_t word = 0;
+      std::memcpy(&word, now.data() + i, sizeof word);
+      ASSERT_EQ(word, round * 1000 + 49) << i;
+    }
+    cuda_->use(0);
+  }
+}
+
 TEST_F(Gpu, WhatIsNoGpuMemoryIsRefusedClearly) {
   cuda_->use(0);
   const Agent agent("agent", over_cuda());

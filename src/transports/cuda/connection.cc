@@ -186,7 +186,7 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
 Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
   OneLane& mine = lanes_[{gpu, op}];
   if (mine.lane == nullptr) {
-    mine.lane = backend_.device().make_lane(gpu);
+    mine.lane = backend_.device().make_lane(gpu, backend_.settings().after_default_stream);
     mine.free_slots.reserve(Lane::kSlots);
     for (uint32_t slot = Lane::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
     jobs_.reserve(jobs_.capacity() + Lane::kSlots);

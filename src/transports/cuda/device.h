@@ -144,7 +144,9 @@ class Device {
   // Lets `gpu` reach memory of this process on `other`; throws Error where the two have no path.
   virtual void reach(uint32_t gpu, uint32_t other) = 0;
   virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
-  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu) = 0;
+  // after_default: work on the lane comes after what the application has put on the GPU's default stream
+  // before, and what it puts there later comes after that work.
+  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
 };
 

@@ -190,9 +190,9 @@ class Nvidia final : public Device {
 
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
 
-  std::unique_ptr<Lane> make_lane(uint32_t gpu) override {
+  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) override {
     const Kernels& kernels = context(gpu);
-    return make_driver_lane(api_, kernels);
+    return make_driver_lane(api_, kernels, after_default);
   }
 
   [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }

@@ -62,6 +62,7 @@ struct Uuid {
 
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
+inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
 inline constexpr unsigned kStreamNonBlocking = 1;
 
 struct Api {

@@ -19,10 +19,12 @@ constexpr uint64_t kListAlignment = 256;
 
 class DriverLane final : public Lane {
  public:
-  DriverLane(const Api& api, const Kernels& kernels) : api_(api), kernels_(kernels) {
+  DriverLane(const Api& api, const Kernels& kernels, bool after_default) : api_(api), kernels_(kernels) {
     const Current current(api_, kernels_.context);
     try {
-      api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+      api_.check(
+          api_.stream_create(&stream_, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking),
+          "cuStreamCreate");
       api_.check(api_.host_alloc(&flags_, kSlots * sizeof(uint64_t), driver::kHostPortableMapped),
                  "pinned flags");
       api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");
@@ -181,8 +183,8 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
     api.check(api.module_get_function(&kernels.copy[i], module, kNames[i]), kNames[i]);
 }
 
-std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels) {
-  return std::make_unique<DriverLane>(api, kernels);
+std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels, bool after_default) {
+  return std::make_unique<DriverLane>(api, kernels, after_default);
 }
 
 }  // namespace towline::cuda

@@ -35,6 +35,6 @@ class Current {
 
 // The context is current.
 void load_kernels(const driver::Api& api, std::span<const unsigned char> image, Kernels& kernels);
-std::unique_ptr<Lane> make_driver_lane(const driver::Api& api, const Kernels& kernels);
+std::unique_ptr<Lane> make_driver_lane(const driver::Api& api, const Kernels& kernels, bool after_default);
 
 }  // namespace towline::cuda

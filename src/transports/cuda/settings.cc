@@ -27,6 +27,12 @@ int32_t read_number(const plugin::Host& host, const char* key, const char* fallb
   return number;
 }
 
+bool read_bool(const plugin::Host& host, const char* key, const char* fallback) {
+  const std::string value = host.config(key, fallback);
+  if (value != "true" && value != "false") refuse(key, value, "true or false");
+  return value == "true";
+}
+
 }  // namespace
 
 Settings Settings::read(const plugin::Host& host) {
@@ -41,9 +47,8 @@ Settings Settings::read(const plugin::Host& host) {
   const std::optional<uint64_t> parsed = parse_bytes(bytes);
   if (!parsed) refuse("cuda.copy_engine_bytes", bytes, "a size such as 16MiB");
   settings.copy_engine_bytes = *parsed;
-  const std::string direct = host.config("cuda.direct", "true");
-  if (direct != "true" && direct != "false") refuse("cuda.direct", direct, "true or false");
-  settings.direct = direct == "true";
+  settings.direct = read_bool(host, "cuda.direct", "true");
+  settings.after_default_stream = read_bool(host, "cuda.after_default_stream", "false");
   return settings;
 }
 

@@ -14,6 +14,8 @@ struct Settings {
   bool direct = true;              // memory of the same process is used as it lies, not mapped once more
   int32_t gpu = -1;                // that moves bytes where a plan's local side names none; -1: one in use
 
+  bool after_default_stream = false;  // copies are ordered with the GPU's default stream
+
   // Throws plugin::Failure naming the setting.
   static Settings read(const plugin::Host& host);
 };

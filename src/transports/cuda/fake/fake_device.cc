@@ -362,7 +362,7 @@ class FakeDevice final : public Device {
       fail(Status::kUnsupported, "fake GPU: no path between GPUs {} and {}", gpu, other);
   }
   std::unique_ptr<Pinned> pin(uint64_t, uint64_t) override { return std::make_unique<NotMoved>(); }
-  std::unique_ptr<Lane> make_lane(uint32_t) override { return std::make_unique<FakeLane>(); }
+  std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
   [[nodiscard]] std::string code_text(Code code) const override {
     return fmt::format("FAKE_ERROR ({})", code);
   }
