@@ -1,12 +1,10 @@
 // Collectives: a communicator among ranks (processes, or threads of one), its operations, works and windows.
 //
 //   towline_communicator_t* world;
-//   towline_communicator_create(NULL, &world);                        // rank and size from torchrun, MPI, Slurm
-//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);   // done when it returns
-//   towline_work_t* work;
-//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, &work);  // goes on by itself
-//   towline_work_wait(work, TOWLINE_FOREVER);
-//   towline_work_release(work);
+//   towline_communicator_create(NULL, &world);                        // rank and size from torchrun, MPI,
+//   Slurm towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);   // done when
+//   it returns towline_work_t* work; towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM,
+//   NULL, &work);  // goes on by itself towline_work_wait(work, TOWLINE_FOREVER); towline_work_release(work);
 //
 // Conventions are those of towline.h. Every rank calls the same operations of one communicator in the same
 // order, with the same sizes, types, reduction and root; who does not is told, on every rank, in the same
@@ -111,8 +109,8 @@ typedef struct towline_collective_store_t {
   void (*release)(void* context);  // the communicator, and all split from it, are gone; may be null
 } towline_collective_store_t;
 
-enum {                                       // towline_communicator_options_t.flags
-  TOWLINE_COMMUNICATOR_ABORT_PROCESS = 1,    // end the process (SIGABRT) when an operation fails or times out
+enum {                                     // towline_communicator_options_t.flags
+  TOWLINE_COMMUNICATOR_ABORT_PROCESS = 1,  // end the process (SIGABRT) when an operation fails or times out
   TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY = 2,  // talk over TCP on one host, too
 };
 
@@ -122,17 +120,17 @@ typedef struct towline_communicator_options_t {
   const char* backend;  // "cpu", "fake", or one that was registered; null: "cpu"
   int32_t rank;         // used where size > 0; else found in the environment
   int32_t size;
-  // Where to meet: "tcp://host:port" (rank 0 serves there; torch's TCPStore is understood as well), "file:/path"
-  // (a folder that all ranks see), a directory's address ("etcd://.."; needs `agent`), "env" (MASTER_ADDR and
-  // MASTER_PORT). null: "env". Ignored where `store` is given.
+  // Where to meet: "tcp://host:port" (rank 0 serves there; torch's TCPStore is understood as well),
+  // "file:/path" (a folder that all ranks see), a directory's address ("etcd://.."; needs `agent`), "env"
+  // (MASTER_ADDR and MASTER_PORT). null: "env". Ignored where `store` is given.
   const char* bootstrap;
   const towline_collective_store_t* store;
-  towline_agent_t* agent;        // for a directory
-  uint64_t timeout_ns;           // of operations that name none, and of forming; 0: 600 s
-  uint32_t flags;                // TOWLINE_COMMUNICATOR_*
-  uint32_t flight_records;       // operations remembered; 0: 2000
-  const char* config;            // TOML text over environment and file: [collectives] ...
-  const char* const* hints;      // key, value, key, value, ..., null; kept for info; unknown ones do no harm
+  towline_agent_t* agent;    // for a directory
+  uint64_t timeout_ns;       // of operations that name none, and of forming; 0: 600 s
+  uint32_t flags;            // TOWLINE_COMMUNICATOR_*
+  uint32_t flight_records;   // operations remembered; 0: 2000
+  const char* config;        // TOML text over environment and file: [collectives] ...
+  const char* const* hints;  // key, value, key, value, ..., null; kept for info; unknown ones do no harm
   uint64_t reserved[4];
 } towline_communicator_options_t;
 
@@ -201,9 +199,10 @@ TOWLINE_API int32_t towline_communicator_error(const towline_communicator_t* com
 //   gather              count                 size * count, at root of one rank      root
 //   scatter             size * count, at root count                 of one rank      root
 //   all_to_all          size * count          size * count          for one rank
-//   all_to_all_v        sum of input_counts   sum of output_counts  -                input_counts, output_counts
-//   send                count                 -                     elements         root (the peer), tag
-//   recv                -                     count                 elements         root (the peer), tag
+//   all_to_all_v        sum of input_counts   sum of output_counts  -                input_counts,
+//   output_counts send                count                 -                     elements         root (the
+//   peer), tag recv                -                     count                 elements         root (the
+//   peer), tag
 //
 // Whatever has one part a rank may be given as lists of parts instead, `inputs` or `outputs` (size pointers,
 // part i of rank i), which are then used in place of `input` or `output`. Parts lie one behind the other
@@ -298,20 +297,21 @@ typedef struct towline_hook_args_t {
   size_t struct_size;
   uint32_t op;  // towline_collective_op_t
   uint32_t async;
-  uint64_t op_id;  // counts through the process's operations: monotonic, from 1
+  uint64_t op_id;                    // counts through the process's operations: monotonic, from 1
   const towline_collective_t* call;  // null for a batch
   const towline_collective_options_t* options;
   towline_communicator_t* communicator;
-  int32_t status;    // post: the outcome, or TOWLINE_IN_PROGRESS of one issued without waiting; else TOWLINE_OK
+  int32_t status;  // post: the outcome, or TOWLINE_IN_PROGRESS of one issued without waiting; else TOWLINE_OK
   uint32_t reserved;
   towline_work_t* work;  // post: of one issued without waiting; else null
   const char* text;      // abort: why
 } towline_hook_args_t;
 
 typedef enum towline_hook_kind_t {
-  TOWLINE_HOOK_PRE = 0,    // before an operation is issued, on the caller's thread
-  TOWLINE_HOOK_POST = 1,   // after it has been, on the caller's thread
-  TOWLINE_HOOK_ABORT = 2,  // once when the communicator breaks, on a thread of ours; must not wait for operations
+  TOWLINE_HOOK_PRE = 0,   // before an operation is issued, on the caller's thread
+  TOWLINE_HOOK_POST = 1,  // after it has been, on the caller's thread
+  TOWLINE_HOOK_ABORT =
+      2,  // once when the communicator breaks, on a thread of ours; must not wait for operations
 } towline_hook_kind_t;
 
 typedef void (*towline_hook_fn)(void* context, const towline_hook_args_t* args);
@@ -322,8 +322,8 @@ TOWLINE_API int32_t towline_communicator_hook(towline_communicator_t* communicat
 TOWLINE_API void towline_hook_remove(towline_hook_t* hook);
 
 // The last operations of this communicator, oldest first, as JSON in the format 2.10 of torch's flight
-// recorder: {"version", "pg_config", "pg_status", "entries": [{"record_id", "process_group", "profiling_name",
-// "state", "time_created_ns", ...}]}. Size convention as towline_agent_info.
+// recorder: {"version", "pg_config", "pg_status", "entries": [{"record_id", "process_group",
+// "profiling_name", "state", "time_created_ns", ...}]}. Size convention as towline_agent_info.
 TOWLINE_API int32_t towline_communicator_flight_records(towline_communicator_t* communicator, char* json,
                                                         size_t capacity, size_t* needed);
 TOWLINE_API int32_t towline_communicator_flight_reset(towline_communicator_t* communicator);
@@ -340,8 +340,9 @@ TOWLINE_API int32_t towline_window_create(towline_communicator_t* communicator, 
                                           towline_window_t** window);
 // Collective: waits until every rank is here, so that nobody uses it any more.
 TOWLINE_API int32_t towline_window_destroy(towline_window_t* window, uint64_t timeout_ns);
-TOWLINE_API void* towline_window_address(const towline_window_t* window);                 // one's own
-TOWLINE_API uint64_t towline_window_bytes(const towline_window_t* window, int32_t rank);  // of any rank; 0: none
+TOWLINE_API void* towline_window_address(const towline_window_t* window);  // one's own
+TOWLINE_API uint64_t towline_window_bytes(const towline_window_t* window,
+                                          int32_t rank);  // of any rank; 0: none
 // Where a rank's memory lies in this process; null when it can't be reached so.
 TOWLINE_API void* towline_window_map_remote(const towline_window_t* window, int32_t rank);
 // Bytes are there for `rank`, and whoever saw a later signal, when it returns.
@@ -373,9 +374,11 @@ TOWLINE_API int32_t towline_collective_backends(char* text, size_t capacity, siz
 // -------------------------------------------------------------------------------
 
 #ifdef __cplusplus
-#define TOWLINE_COLLECTIVE_ZERO_ {}
+#define TOWLINE_COLLECTIVE_ZERO_ \
+  {}
 #else
-#define TOWLINE_COLLECTIVE_ZERO_ {0}
+#define TOWLINE_COLLECTIVE_ZERO_ \
+  { 0 }
 #endif
 #define TOWLINE_COLLECTIVE_CALL_(op_, datatype_)        \
   towline_collective_t call = TOWLINE_COLLECTIVE_ZERO_; \
@@ -389,8 +392,8 @@ static inline int32_t towline_barrier(towline_communicator_t* communicator,
   return towline_collective(communicator, &call, options, work);
 }
 
-static inline int32_t towline_all_reduce(towline_communicator_t* communicator, const void* input, void* output,
-                                         uint64_t count, uint32_t datatype, uint32_t reduction,
+static inline int32_t towline_all_reduce(towline_communicator_t* communicator, const void* input,
+                                         void* output, uint64_t count, uint32_t datatype, uint32_t reduction,
                                          const towline_collective_options_t* options, towline_work_t** work) {
   TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_REDUCE, datatype);
   call.input = input;
@@ -424,8 +427,8 @@ static inline int32_t towline_broadcast(towline_communicator_t* communicator, vo
 }
 
 // `count` elements of each rank.
-static inline int32_t towline_all_gather(towline_communicator_t* communicator, const void* input, void* output,
-                                         uint64_t count, uint32_t datatype,
+static inline int32_t towline_all_gather(towline_communicator_t* communicator, const void* input,
+                                         void* output, uint64_t count, uint32_t datatype,
                                          const towline_collective_options_t* options, towline_work_t** work) {
   TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_GATHER, datatype);
   call.input = input;
@@ -448,8 +451,8 @@ static inline int32_t towline_reduce_scatter(towline_communicator_t* communicato
 }
 
 // `count` elements for each rank.
-static inline int32_t towline_all_to_all(towline_communicator_t* communicator, const void* input, void* output,
-                                         uint64_t count, uint32_t datatype,
+static inline int32_t towline_all_to_all(towline_communicator_t* communicator, const void* input,
+                                         void* output, uint64_t count, uint32_t datatype,
                                          const towline_collective_options_t* options, towline_work_t** work) {
   TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_TO_ALL, datatype);
   call.input = input;

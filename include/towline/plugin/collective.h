@@ -1,10 +1,10 @@
-// The collective table: what a backend of communicators answers for, built in, registered or loaded. A library
-// exports `towline_collective_v1`, a function without arguments that returns its table.
+// The collective table: what a backend of communicators answers for, built in, registered or loaded. A
+// library exports `towline_collective_v1`, a function without arguments that returns its table.
 //
 // Life. open (collective: every rank opens) -> operations -> close. The communicator calls `perform` by one
-// thread at a time, in the order in which operations were issued, with calls that it has checked (known types,
-// root in range, no null where bytes are needed; lists of parts and offsets as given). Messages (send, recv)
-// are started, tested and released under another lock, beside `perform`. `abort` comes from any thread.
+// thread at a time, in the order in which operations were issued, with calls that it has checked (known
+// types, root in range, no null where bytes are needed; lists of parts and offsets as given). Messages (send,
+// recv) are started, tested and released under another lock, beside `perform`. `abort` comes from any thread.
 //
 // Failing. perform and message_test return a status; the sentence goes through host->fail on the same thread.
 // A failure of an accepted operation breaks the communicator: the backend tells the other ranks, and says

@@ -1,0 +1,15 @@
+// A directory as the place where ranks of a communicator meet.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "collectives/store.h"
+#include "towline/towline.h"
+
+namespace towline::capi {
+
+// address: "etcd://..". Throws Error.
+std::shared_ptr<collectives::Store> open_directory_store(towline_agent_t* agent, const std::string& address);
+
+}  // namespace towline::capi

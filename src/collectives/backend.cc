@@ -1,0 +1,81 @@
+#include "collectives/backend.h"
+
+#include <cctype>
+#include <map>
+#include <mutex>
+
+#include "base/config.h"
+#include "base/dynamic_library.h"
+#include "base/error.h"
+
+namespace towline::collectives {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, const towline_collective_table_v1_t*> tables = {{"cpu", &cpu_backend()},
+                                                                        {"fake", &fake_backend()}};
+};
+
+// What the application registers is the process's, as what the dynamic loader loads is.
+Registry& registry() {
+  static Registry of_process;
+  return of_process;
+}
+
+void check(const std::string& name, const towline_collective_table_v1_t* table) {
+  if (name.empty() || table == nullptr) fail(Status::kInvalidArgument, "a backend needs a name and a table");
+  if (table->struct_size < offsetof(towline_collective_table_v1_t, window_open) ||
+      table->major != TOWLINE_COLLECTIVE_MAJOR) {
+    fail(Status::kUnsupported, "backend {} has table version {} of {} bytes; this library takes version {}",
+         name, table->major, table->struct_size, TOWLINE_COLLECTIVE_MAJOR);
+  }
+}
+
+}  // namespace
+
+const towline_collective_table_v1_t& find_backend(const std::string& name) {
+  {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    if (const auto found = all.tables.find(name); found != all.tables.end()) return *found->second;
+  }
+  std::string upper;
+  for (const char c : name) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (const auto path = Config::from_process().environment("TORCHCOMMS_BACKEND_LIB_PATH_" + upper)) {
+    load_backend(name, *path);
+    return find_backend(name);
+  }
+  std::string known;
+  for (const std::string& other : backend_names()) known += (known.empty() ? "" : ", ") + other;
+  fail(Status::kNotFound,
+       "no backend \"{}\": known are {}; register or load it, or set TORCHCOMMS_BACKEND_LIB_PATH_{}", name,
+       known, upper);
+}
+
+std::vector<std::string> backend_names() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, table] : all.tables) names.push_back(name);
+  return names;
+}
+
+void register_backend(const std::string& name, const towline_collective_table_v1_t* table) {
+  check(name, table);
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (!all.tables.emplace(name, table).second)
+    fail(Status::kAlreadyExists, "there is a backend {} already", name);
+}
+
+void load_backend(const std::string& name, const std::string& path) {
+  DynamicLibrary library(path);
+  const auto entry = library.symbol<towline_collective_v1_fn>("towline_collective_v1");
+  const towline_collective_table_v1_t* table = entry();
+  if (table == nullptr) fail(Status::kUnsupported, "{} gives no table for backend {}", path, name);
+  register_backend(name, table);
+  library.keep_loaded();
+}
+
+}  // namespace towline::collectives

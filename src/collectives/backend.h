@@ -1,0 +1,22 @@
+// The backends of communicators, by name: built in, registered by the application, or loaded.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives {
+
+// Any thread. Throws Error: kNotFound names those that are known.
+const towline_collective_table_v1_t& find_backend(const std::string& name);
+std::vector<std::string> backend_names();
+// Throws Error: kAlreadyExists, kUnsupported.
+void register_backend(const std::string& name, const towline_collective_table_v1_t* table);
+void load_backend(const std::string& name, const std::string& path);
+
+// Built in.
+const towline_collective_table_v1_t& cpu_backend();
+const towline_collective_table_v1_t& fake_backend();
+
+}  // namespace towline::collectives

@@ -1,0 +1,62 @@
+// Why a communicator broke: set once, on every rank to the same.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "towline/status.h"
+
+namespace towline::collectives {
+
+struct Breakage {
+  Status status = Status::kOk;
+  std::string text;
+};
+
+// Any thread.
+class Breaker {
+ public:
+  // Agrees with the other ranks on what is to be the reason, and tells them: set by the backend before ranks
+  // work together. What it returns is recorded.
+  using Agree = std::function<Breakage(Breakage)>;
+  void set_agree(Agree agree) { agree_ = std::move(agree); }
+  // Called once, after it is recorded, with nothing held.
+  void set_listener(std::function<void(const Breakage&)> listener) { listener_ = std::move(listener); }
+
+  bool broken() const noexcept { return status_.load(std::memory_order_acquire) != 0; }
+  Status status() const noexcept { return Status{status_.load(std::memory_order_acquire)}; }
+  Breakage breakage() const {
+    const std::lock_guard lock(mutex_);
+    return breakage_;
+  }
+
+  // Breaks it if it isn't; returns the reason that holds.
+  Status raise(Status status, std::string text) {
+    if (broken()) return this->status();
+    Breakage agreed{status, std::move(text)};
+    if (agree_) agreed = agree_(std::move(agreed));
+    return record(std::move(agreed));
+  }
+  // The same for what the others agreed on.
+  Status record(Breakage agreed) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (broken()) return breakage_.status;
+      breakage_ = std::move(agreed);
+      status_.store(static_cast<int32_t>(breakage_.status), std::memory_order_release);
+    }
+    if (listener_) listener_(breakage_);
+    return breakage_.status;
+  }
+
+ private:
+  Agree agree_;
+  std::function<void(const Breakage&)> listener_;
+  mutable std::mutex mutex_;
+  Breakage breakage_;
+  std::atomic<int32_t> status_{0};
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,64 @@
+// An operation as the algorithms see it: pointers and bytes of every part, counted in the group's own
+// indices.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "towline/collectives.h"
+
+namespace towline::collectives {
+
+// What every rank must agree on before a byte is read. Compared as bytes.
+struct Header {
+  uint64_t number = 0;  // of the operation in its communicator
+  uint64_t count = 0;   // elements; 0 where ranks' counts differ by right
+  uint64_t digest = 0;  // of the counts that all ranks give alike
+  uint8_t op = 0;
+  uint8_t datatype = 0;
+  uint8_t reduction = 0;
+  uint8_t step = 0;  // of an operation made of several
+  int32_t root = 0;
+  friend bool operator==(const Header&, const Header&) = default;
+};
+static_assert(sizeof(Header) == 32);
+
+// "all_reduce #12 of 1024 float32 (sum)".
+std::string describe(const Header& header);
+// "rank 0 is at all_reduce #12 of ..., rank 3 at barrier #12".
+std::string describe_mismatch(int rank, const Header& header, int other_rank, const Header& other);
+
+// One part a rank, in bytes.
+struct Parts {
+  std::vector<uint8_t*> at;
+  std::vector<uint64_t> bytes;
+  void resize(size_t size) {
+    at.resize(size);
+    bytes.resize(size);
+  }
+};
+
+// Filled from a call without allocating once the vectors have their size.
+struct Call {
+  Header header;
+  uint32_t op = 0;
+  uint32_t datatype = 0;
+  uint32_t reduction = 0;
+  uint32_t divisor = 1;  // AVG
+  int root = 0;
+  uint64_t element = 1;            // bytes
+  const uint8_t* input = nullptr;  // where the whole is one buffer
+  uint8_t* output = nullptr;
+  uint64_t bytes = 0;  // of that buffer, or of this rank's part
+  Parts in;            // parts for the ranks: reduce_scatter, scatter (root), all_to_all
+  Parts out;           // parts of the ranks: all_gather, gather (root), all_to_all
+  Deadline deadline;
+};
+
+// Takes a checked call of the C API apart. `inputs`/`outputs` unused by the operation are left alone.
+void take_apart(const towline_collective_t& call, int rank, int size, uint64_t number, Deadline deadline,
+                Call& result);
+
+}  // namespace towline::collectives

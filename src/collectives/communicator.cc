@@ -1,0 +1,612 @@
+#include "collectives/communicator.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/spin.h"
+#include "collectives/backend.h"
+#include "collectives/checks.h"
+#include "collectives/reduce.h"
+#include "collectives/types.h"
+
+namespace towline::collectives {
+namespace {
+
+std::atomic<uint64_t> forks{0};
+void count_forks() {
+  static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  if (registered != 0) fail_errno(registered, "cannot watch for forks");
+}
+
+std::atomic<uint64_t> op_ids{0};
+
+// The sentence of the backend's call in hand, on its thread.
+thread_local std::string backend_text;
+
+// How many communicators of a name each rank of this process made: part of where they meet, so that a new one
+// does not find what an old one left. By rank, since threads may be ranks.
+uint64_t count_of(const std::string& name, int rank) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, uint64_t> counts;
+  const std::lock_guard lock(mutex);
+  return counts[{name, rank}]++;
+}
+
+}  // namespace
+
+// ---- Life
+
+std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, std::shared_ptr<Store> store,
+                                                   std::shared_ptr<Config> config) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    fail(Status::kInvalidArgument, "rank {} of {} is none", options.rank, options.size);
+  count_forks();
+  const uint64_t instance = count_of(options.name, options.rank);
+  auto meeting =
+      std::make_shared<PrefixStore>(std::move(store), fmt::format("towline/{}/{}/", options.name, instance));
+  std::shared_ptr<Communicator> made(
+      new Communicator(std::move(options), std::move(meeting), std::move(config)));
+  made->open();
+  return made;
+}
+
+Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<Store> store,
+                           std::shared_ptr<Config> config)
+    : options_(std::move(options)),
+      store_(std::move(store)),
+      config_(std::move(config)),
+      table_(&find_backend(options_.backend)),
+      forks_(forks.load(std::memory_order_relaxed)),
+      timeout_ns_(options_.timeout_ns),
+      hints_(options_.hints),
+      recorder_(options_.flight_records) {}
+
+void Communicator::open() {
+  host_.struct_size = sizeof host_;
+  host_.context = this;
+  host_.fail = [](void*, const char* text) { backend_text = text; };
+  host_.broken = [](void* context, int32_t status, const char* text) {
+    static_cast<Communicator*>(context)->broken(Status{status}, text);
+  };
+  host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
+    try {
+      static_cast<Communicator*>(context)->store_->set(key, {static_cast<const uint8_t*>(value), bytes});
+      return TOWLINE_OK;
+    } catch (const Error& error) {
+      backend_text = error.message();
+      return static_cast<int32_t>(error.code());
+    }
+  };
+  host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
+                       size_t* bytes) -> int32_t {
+    try {
+      const Bytes found = static_cast<Communicator*>(context)->store_->get(key, Deadline::at(deadline_ns));
+      std::memcpy(value, found.data(), std::min(capacity, found.size()));
+      *bytes = found.size();
+      return TOWLINE_OK;
+    } catch (const Error& error) {
+      backend_text = error.message();
+      return static_cast<int32_t>(error.code());
+    }
+  };
+  host_.config = [](void* context, const char* key, const char* fallback) -> const char* {
+    thread_local std::string text;
+    auto& self = *static_cast<Communicator*>(context);
+    if (std::strcmp(key, "collectives.store_host") == 0) return (text = self.store_->local_host()).c_str();
+    return (text = self.config_->get_string(key, fallback)).c_str();
+  };
+  host_.environment = [](void* context, const char* name) -> const char* {
+    thread_local std::string text;
+    const auto found = static_cast<Communicator*>(context)->config_->environment(name);
+    return found ? (text = *found).c_str() : nullptr;
+  };
+  towline_collective_open_args args = {};
+  args.struct_size = sizeof args;
+  args.host = &host_;
+  args.name = options_.name.c_str();
+  args.rank = options_.rank;
+  args.size = options_.size;
+  args.deadline_ns = Deadline::after(monotonic_now_ns(), options_.timeout_ns).ns();
+  args.flags = options_.flags;
+  std::vector<const char*> hints;
+  for (const auto& [key, value] : hints_) {
+    hints.push_back(key.c_str());
+    hints.push_back(value.c_str());
+  }
+  hints.push_back(nullptr);
+  args.hints = hints.data();
+  backend_text.clear();
+  if (const int32_t status = table_->open(&args, &backend_); status < 0)
+    fail(Status{status}, "communicator {} did not form: {}", options_.name,
+         backend_text.empty() ? status_text(Status{status}) : backend_text);
+}
+
+Communicator::~Communicator() {
+  if (backend_ != nullptr) close();
+}
+
+void Communicator::finalize() {
+  check_usable();
+  finalized_ = true;
+  std::unique_lock lock(queue_mutex_);
+  queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+  lock.unlock();
+  std::unique_lock active(active_mutex_);
+  active_changed_.wait(active, [&] { return active_.empty(); });
+}
+
+void Communicator::close() noexcept {
+  if (forks_ != forks.load(std::memory_order_relaxed)) return;
+  finalized_ = true;
+  {
+    std::unique_lock lock(queue_mutex_);
+    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+    stopping_ = true;
+  }
+  queue_changed_.notify_all();
+  {
+    std::unique_lock active(active_mutex_);
+    active_changed_.wait(active, [&] { return active_.empty(); });
+    messages_stopping_ = true;
+  }
+  active_changed_.notify_all();
+  if (runner_.joinable()) runner_.join();
+  if (mover_.joinable()) mover_.join();
+  // Works that the application still holds have ended; they need it no more.
+  table_->close(backend_);
+  backend_ = nullptr;
+}
+
+Status Communicator::usable_fast() const noexcept {
+  if (forks_ != forks.load(std::memory_order_relaxed)) return Status::kForked;
+  if (const int32_t status = broken_.load(std::memory_order_acquire); status != 0) return Status{status};
+  return finalized_.load(std::memory_order_relaxed) ? Status::kClosed : Status::kOk;
+}
+
+Status Communicator::usable(std::string& text) const {
+  const Status status = usable_fast();
+  if (status == Status::kForked) {
+    text = fmt::format("communicator {} belongs to the parent process: make a new one in the child",
+                       options_.name);
+  } else if (status == Status::kClosed && broken_ == 0) {
+    text = fmt::format("communicator {} was finalized", options_.name);
+  } else if (is_error(status)) {
+    const std::lock_guard lock(state_mutex_);
+    text = broken_text_;
+  }
+  return status;
+}
+
+void Communicator::check_usable() const {
+  std::string text;
+  const Status status = usable(text);
+  if (is_error(status) && !(status == Status::kClosed && broken_ == 0)) fail(status, "{}", text);
+}
+
+Status Communicator::error(std::string* text) const {
+  std::string found;
+  Status status = usable(found);
+  if (status == Status::kClosed && broken_ == 0) {
+    status = Status::kOk;
+    found.clear();
+  }
+  if (text != nullptr) *text = std::move(found);
+  return status;
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (usable_fast() == Status::kForked) check_usable();
+  const std::string text =
+      reason.empty()
+          ? fmt::format("rank {} aborted communicator {}", options_.rank, options_.name)
+          : fmt::format("rank {} aborted communicator {}: {}", options_.rank, options_.name, reason);
+  table_->abort(backend_, TOWLINE_CANCELLED, text.c_str());
+  broken(Status::kCancelled, text);
+}
+
+// First or not: the backend says once why; what an operation returned may be first to tell.
+void Communicator::broken(Status status, const std::string& text) {
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (broken_ == 0) {
+      broken_text_ = text;
+      broken_.store(static_cast<int32_t>(status), std::memory_order_release);
+    }
+  }
+  if (!aborted_hooks_called_.exchange(true)) {
+    call_hooks(TOWLINE_HOOK_ABORT, nullptr, TOWLINE_OP_BARRIER, nullptr, 0, static_cast<int32_t>(status),
+               nullptr, text.c_str(), false);
+  }
+}
+
+void Communicator::set_hint(const std::string& key, const std::string& value) {
+  const std::lock_guard lock(state_mutex_);
+  hints_[key] = value;
+}
+
+std::string Communicator::info_json() {
+  nlohmann::json info = {{"name", options_.name},
+                         {"rank", options_.rank},
+                         {"size", options_.size},
+                         {"backend", options_.backend},
+                         {"version", table_->version != nullptr ? table_->version : ""},
+                         {"timeout_ns", timeout_ns()},
+                         {"store", store_->describe()},
+                         {"flight_records", options_.flight_records}};
+  {
+    const std::lock_guard lock(state_mutex_);
+    info["hints"] = hints_;
+    info["broken"] = broken_text_;
+  }
+  if (usable_fast() != Status::kForked && table_->describe != nullptr) {
+    std::string text(65536, 0);
+    size_t needed = 0;
+    table_->describe(backend_, text.data(), text.size(), &needed);
+    if (needed > text.size()) {
+      text.resize(needed);
+      table_->describe(backend_, text.data(), text.size(), &needed);
+    }
+    info["details"] = nlohmann::json::parse(text.c_str(), nullptr, false);
+  }
+  return info.dump();
+}
+
+// ---- Split
+
+std::shared_ptr<Communicator> Communicator::split(const int32_t* ranks, size_t count, const char* name,
+                                                  uint64_t timeout_ns) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  const uint32_t number = splits_++;
+  if (count == 0) return nullptr;
+  std::string members;
+  int mine = -1;
+  for (size_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || ranks[i] >= options_.size)
+      fail(Status::kInvalidArgument, "split: no rank {} among {}", ranks[i], options_.size);
+    if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
+      fail(Status::kInvalidArgument, "split: rank {} is there twice", ranks[i]);
+    if (ranks[i] == options_.rank) mine = static_cast<int>(i);
+    members += fmt::format("{},", ranks[i]);
+  }
+  if (mine < 0)
+    fail(Status::kInvalidArgument, "split: rank {} is not in its own list {}", options_.rank, members);
+  CommunicatorOptions options = options_;
+  options.name = name != nullptr ? name : fmt::format("{}.{}", options_.name, number);
+  options.rank = mine;
+  options.size = static_cast<int>(count);
+  options.timeout_ns = timeout_ns != 0 ? timeout_ns : this->timeout_ns();
+  {
+    const std::lock_guard lock(state_mutex_);
+    options.hints = hints_;
+  }
+  auto meeting =
+      std::make_shared<PrefixStore>(store_, fmt::format("split/{}/{}/{}/", number, members, options.name));
+  std::shared_ptr<Communicator> made(new Communicator(std::move(options), std::move(meeting), config_));
+  made->open();
+  return made;
+}
+
+// ---- Hooks
+
+std::shared_ptr<Hook> Communicator::add_hook(uint32_t kind, towline_hook_fn function, void* context) {
+  if (kind > TOWLINE_HOOK_ABORT || function == nullptr)
+    fail(Status::kInvalidArgument, "no hook of kind {}", kind);
+  auto hook = std::make_shared<Hook>();
+  hook->kind = kind;
+  hook->function = function;
+  hook->context = context;
+  const std::lock_guard lock(hooks_mutex_);
+  hooks_.push_back(hook);
+  ++hook_count_;
+  return hook;
+}
+
+void Communicator::remove_hook(const std::shared_ptr<Hook>& hook) {
+  {
+    const std::lock_guard lock(hooks_mutex_);
+    if (std::erase(hooks_, hook) != 0) --hook_count_;
+  }
+  const std::lock_guard lock(hook->running);
+  hook->removed = true;
+}
+
+void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
+                              const towline_collective_options_t* options, uint64_t op_id, int32_t status,
+                              Work* work, const char* text, bool async) {
+  std::vector<std::shared_ptr<Hook>> called;
+  {
+    const std::lock_guard lock(hooks_mutex_);
+    for (const auto& hook : hooks_)
+      if (hook->kind == kind) called.push_back(hook);
+  }
+  if (called.empty()) return;
+  towline_hook_args_t args = {};
+  args.struct_size = sizeof args;
+  args.op = op;
+  args.async = async ? 1 : 0;
+  args.op_id = op_id;
+  args.call = call;
+  args.options = options;
+  args.communicator = handle_;
+  args.status = status;
+  args.work = reinterpret_cast<towline_work_t*>(work);
+  args.text = text;
+  for (const auto& hook : called) {
+    const std::lock_guard lock(hook->running);
+    if (!hook->removed) hook->function(hook->context, &args);
+  }
+}
+
+// ---- Running
+
+void Communicator::check_call(const towline_collective_t& call) const {
+  collectives::check_call(call, options_.rank, options_.size);
+}
+
+uint64_t Communicator::next_op_id() noexcept { return op_ids.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+uint64_t Communicator::timeout_of(const towline_collective_options_t* options) const noexcept {
+  return options != nullptr && options->timeout_ns != 0 ? options->timeout_ns : timeout_ns();
+}
+
+// The sentence of a failure that the backend returned on this thread.
+Status Communicator::failure(int32_t status, std::string& text) const {
+  text = backend_text.empty() ? status_text(Status{status}) : backend_text;
+  return Status{status};
+}
+
+void Communicator::check_backend(int32_t status, const char* what) const {
+  if (status >= 0) return;
+  fail(Status{status}, "{}: {}", what, backend_text.empty() ? status_text(Status{status}) : backend_text);
+}
+
+// An accepted operation failed: the communicator is broken, whoever noticed.
+void Communicator::after_failure(Status status, const std::string& text) noexcept {
+  broken(status, text);
+  if ((options_.flags & TOWLINE_COMMUNICATOR_ABORT_PROCESS) != 0 && status != Status::kCancelled) {
+    TOWLINE_LOG(kError, "communicator {}: {}; ending the process as asked", options_.name, text);
+    std::abort();
+  }
+}
+
+// Under perform_mutex_.
+Status Communicator::perform(const towline_collective_t& given, Deadline deadline, std::string& text) {
+  backend_text.clear();
+  const uint64_t number = number_++;
+  int32_t status = TOWLINE_OK;
+  if (reduces(given.op) && given.reduction == TOWLINE_PREMUL_SUM) {
+    // Every rank's own factor: applied here, so that what ranks exchange is a plain sum.
+    OwnedCall owned(given, options_.size);
+    towline_collective_t call = owned.get();
+    const uint64_t element = datatype_bytes(call.datatype);
+    std::vector<const void*> parts;
+    if (call.op == TOWLINE_OP_REDUCE_SCATTER || call.op == TOWLINE_OP_REDUCE_SCATTER_V) {
+      uint64_t total = 0;
+      for (int rank = 0; rank < options_.size; ++rank)
+        total += call.input_counts != nullptr && call.op == TOWLINE_OP_REDUCE_SCATTER_V
+                     ? call.input_counts[rank]
+                     : call.count;
+      scaled_.resize(total * element);
+      uint64_t at = 0;
+      uint64_t behind = 0;
+      for (int rank = 0; rank < options_.size; ++rank) {
+        const uint64_t count = call.op == TOWLINE_OP_REDUCE_SCATTER_V ? call.input_counts[rank] : call.count;
+        const auto* from =
+            call.inputs != nullptr
+                ? static_cast<const uint8_t*>(call.inputs[rank])
+                : static_cast<const uint8_t*>(call.input) +
+                      (call.input_offsets != nullptr ? call.input_offsets[rank] : behind) * element;
+        scale(scaled_.data() + at, from, count, call.datatype, call.factor);
+        at += count * element;
+        behind += count;
+      }
+      call.inputs = nullptr;
+      call.input_offsets = nullptr;
+    } else {
+      scaled_.resize(call.count * element);
+      scale(scaled_.data(), call.input, call.count, call.datatype, call.factor);
+    }
+    call.input = scaled_.data();
+    status = table_->perform(backend_, &call, number, deadline.ns());
+  } else {
+    status = table_->perform(backend_, &given, number, deadline.ns());
+  }
+  if (status < 0) return failure(status, text);
+  return Status::kOk;
+}
+
+Status Communicator::run(const towline_collective_t& call, const towline_collective_options_t* options,
+                         std::string& text) {
+  if (const Status status = usable_fast(); is_error(status)) [[unlikely]]
+    return usable(text);
+  check_call(call);
+  const uint64_t timeout_ns = timeout_of(options);
+  const uint64_t now = monotonic_now_ns();
+  const Deadline deadline = Deadline::after(now, timeout_ns);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
+  Status status = Status::kOk;
+  if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
+    std::vector<std::unique_ptr<OwnedCall>> calls;
+    calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
+    status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
+  } else {
+    status = perform_now(call, timeout_ns, deadline, op_id, text);
+  }
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, static_cast<int32_t>(status), nullptr,
+               nullptr, false);
+  return status;
+}
+
+Status Communicator::perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
+                                 uint64_t op_id, std::string& text) {
+  if (queued_.load(std::memory_order_acquire) != 0) {
+    // Others are before it.
+    Work* work = enqueue(call, timeout_ns, deadline, op_id);
+    const Status status = wait(*work, TOWLINE_FOREVER);
+    text = work->error();
+    work->release();
+    return status;
+  }
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  Status status = Status::kOk;
+  {
+    const std::lock_guard lock(perform_mutex_);
+    status = perform(call, deadline, text);
+  }
+  recorder_.end(record, status, monotonic_now_ns());
+  if (is_error(status)) after_failure(status, text);
+  return status;
+}
+
+Work* Communicator::start(const towline_collective_t& call, const towline_collective_options_t* options) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  check_call(call);
+  const uint64_t timeout_ns = timeout_of(options);
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
+  Work* work = nullptr;
+  if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
+    std::vector<std::unique_ptr<OwnedCall>> calls;
+    calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
+    work = begin_messages(call.op, std::move(calls), timeout_ns, deadline, op_id);
+    watch_messages(work);
+  } else {
+    work = enqueue(call, timeout_ns, deadline, op_id);
+  }
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS, work, nullptr, true);
+  return work;
+}
+
+Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
+                            uint64_t op_id) {
+  auto* work = new Work(shared_from_this(), call.op, timeout_ns, deadline);
+  work->batch.push_back(std::make_unique<OwnedCall>(call, options_.size));
+  work->record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queue_.emplace_back(work);
+    queued_.fetch_add(1, std::memory_order_release);
+    if (!runner_.joinable()) runner_ = std::thread([this] { serve_queue(); });
+  }
+  queue_changed_.notify_one();
+  return work;
+}
+
+bool Communicator::run_front() {
+  WorkRef work;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (queue_.empty()) return false;
+    work = std::move(queue_.front());
+    queue_.pop_front();
+  }
+  work->begin();
+  recorder_.start(work->record, monotonic_now_ns());
+  std::string text;
+  Status status = usable_fast();
+  if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before
+  if (is_error(status))
+    usable(text);
+  else
+    status = perform(work->batch.front()->get(), work->deadline(), text);
+  recorder_.end(work->record, status, monotonic_now_ns());
+  if (is_error(status)) after_failure(status, text);
+  work->finish(status, std::move(text));
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queued_.fetch_sub(1, std::memory_order_release);
+  }
+  queue_changed_.notify_all();
+  return true;
+}
+
+void Communicator::serve_queue() {
+  for (;;) {
+    {
+      std::unique_lock lock(queue_mutex_);
+      queue_changed_.wait(lock, [&] { return !queue_.empty() || stopping_; });
+      if (queue_.empty()) return;
+    }
+    const std::lock_guard lock(perform_mutex_);
+    run_front();
+  }
+}
+
+// Runs what is before it and itself, unless somebody else is at it.
+bool Communicator::drain_for(Work& work) {
+  std::unique_lock lock(perform_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  while (!work.ended() && run_front()) {
+  }
+  return work.ended();
+}
+
+Status Communicator::wait(Work& work, uint64_t timeout_ns) {
+  const Deadline until = Deadline::after(monotonic_now_ns(), timeout_ns);
+  work.call_all(TOWLINE_WORK_WAIT_PRE);
+  if (work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV || work.op() == TOWLINE_OP_BATCH) {
+    wait_for_messages(work, until);
+  } else {
+    // With a time limit the operation stays with our thread: it could outlast the limit in this one.
+    if (!work.ended() && timeout_ns != 0 && until >= work.deadline()) drain_for(work);
+    SpinWait spin(2000, 16);
+    while (!work.ended() && spin.again()) {
+    }
+    while (!work.ended() && !until.passed(monotonic_now_ns())) {
+      work.sleep(std::min(until, Deadline::after(monotonic_now_ns(), 100 * kMillisecondNs)));
+      // One that waits behind another that may take longer.
+      if (!work.ended() && work.state() == TOWLINE_WORK_NOT_STARTED &&
+          work.deadline().passed(monotonic_now_ns())) {
+        const std::string text = fmt::format("rank {} timed out in {}, which waited for operations before it",
+                                             options_.rank, op_name(work.op()));
+        table_->abort(backend_, TOWLINE_TIMED_OUT, text.c_str());
+      }
+    }
+  }
+  work.call_all(TOWLINE_WORK_WAIT_POST);
+  return work.outcome();
+}
+
+// ---- Windows
+
+towline_collective_window* Communicator::open_window(void* address, uint64_t bytes) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  if (table_->struct_size < sizeof(towline_collective_table_v1_t) || table_->window_open == nullptr)
+    fail(Status::kUnsupported, "backend {} has no windows", options_.backend);
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns());
+  {
+    std::unique_lock lock(queue_mutex_);
+    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+  }
+  const std::lock_guard lock(perform_mutex_);
+  backend_text.clear();
+  towline_collective_window* window = nullptr;
+  check_backend(table_->window_open(backend_, address, bytes, number_++, deadline.ns(), &window), "window");
+  return window;
+}
+
+void Communicator::close_window(towline_collective_window* window, uint64_t timeout_ns) {
+  const std::lock_guard lock(perform_mutex_);
+  backend_text.clear();
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
+  check_backend(table_->window_close(window, number_++, deadline.ns()), "window");
+}
+
+}  // namespace towline::collectives

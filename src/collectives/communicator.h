@@ -1,0 +1,176 @@
+// A communicator: takes operations, checks them, keeps their order, and has a backend do them.
+//
+// An operation that is waited for runs on the caller's thread. Others queue; a thread of the communicator's,
+// made when it is first needed, runs them in order, and so does whoever waits for one: only `perform_mutex_`
+// says whose turn it is. Sends and receives do not queue; they are moved on by a second such thread and by
+// who waits for them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/config.h"
+#include "collectives/flight_recorder.h"
+#include "collectives/store.h"
+#include "collectives/work.h"
+#include "towline/plugin/collective.h"
+#include "towline/status.h"
+
+namespace towline::collectives {
+
+// What is called before and after operations, and when a communicator breaks.
+struct Hook {
+  uint32_t kind = 0;
+  towline_hook_fn function = nullptr;
+  void* context = nullptr;
+  std::recursive_mutex running;
+  bool removed = false;  // under running
+};
+
+struct CommunicatorOptions {
+  std::string name = "world";
+  std::string backend = "cpu";
+  int rank = 0;
+  int size = 1;
+  uint64_t timeout_ns = 600'000'000'000;
+  uint32_t flags = 0;
+  uint32_t flight_records = 2000;
+  std::map<std::string, std::string> hints;
+};
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  // Collective. Throws Error.
+  static std::shared_ptr<Communicator> create(CommunicatorOptions options, std::shared_ptr<Store> store,
+                                              std::shared_ptr<Config> config);
+  ~Communicator();
+
+  int rank() const noexcept { return options_.rank; }
+  int size() const noexcept { return options_.size; }
+  const std::string& name() const noexcept { return options_.name; }
+  const std::string& backend_name() const noexcept { return options_.backend; }
+  uint64_t timeout_ns() const noexcept { return timeout_ns_.load(std::memory_order_relaxed); }
+  void set_timeout(uint64_t timeout_ns) noexcept { timeout_ns_.store(timeout_ns, std::memory_order_relaxed); }
+  void set_hint(const std::string& key, const std::string& value);
+  std::string info_json();
+
+  // ---- Operations. A failure's sentence is left in `text`.
+  Status run(const towline_collective_t& call, const towline_collective_options_t* options,
+             std::string& text);
+  Work* start(const towline_collective_t& call, const towline_collective_options_t* options);  // throws Error
+  Status run_batch(std::vector<std::unique_ptr<OwnedCall>> calls, const towline_collective_options_t* options,
+                   std::string& text);
+  Work* start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
+                    const towline_collective_options_t* options);
+  void check_call(const towline_collective_t& call) const;  // throws Error
+
+  // Waits for a work of this communicator, doing what is to be done meanwhile.
+  Status wait(Work& work, uint64_t timeout_ns);
+
+  // ---- Life
+  std::shared_ptr<Communicator> split(const int32_t* ranks, size_t count, const char* name,
+                                      uint64_t timeout_ns);
+  void finalize();
+  void close() noexcept;  // the application lets go of it
+  void abort(const std::string& reason);
+  // kOk, or why it broke.
+  Status error(std::string* text) const;
+
+  std::shared_ptr<Hook> add_hook(uint32_t kind, towline_hook_fn function, void* context);
+  void remove_hook(const std::shared_ptr<Hook>& hook);
+  FlightRecorder& recorder() noexcept { return recorder_; }
+  // What hooks are given as the communicator; set by the C API.
+  void set_handle(towline_communicator_t* handle) noexcept { handle_ = handle; }
+
+  // ---- Windows
+  const towline_collective_table_v1_t& table() const noexcept { return *table_; }
+  towline_collective_window* open_window(void* address, uint64_t bytes);
+  void close_window(towline_collective_window* window, uint64_t timeout_ns);
+  // Throws the Error of a status that a call into the backend returned on this thread.
+  void check_backend(int32_t status, const char* what) const;
+  Status usable(std::string& text) const;
+
+ private:
+  Communicator(CommunicatorOptions options, std::shared_ptr<Store> store, std::shared_ptr<Config> config);
+
+  void open();
+  Status usable_fast() const noexcept;
+  void check_usable() const;  // throws Error
+  static uint64_t next_op_id() noexcept;
+  uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
+  Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
+  Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
+                     std::string& text);
+  Status failure(int32_t status, std::string& text) const;
+  void after_failure(Status status, const std::string& text) noexcept;
+
+  // Queue of operations
+  Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
+  bool run_front();  // one of the queue, if there is one; perform_mutex_ is held
+  bool drain_for(Work& work);
+  void serve_queue();
+
+  // Messages
+  Work* begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls, uint64_t timeout_ns,
+                       Deadline deadline, uint64_t op_id);
+  bool move_messages(Work& work);  // whether it has ended
+  void wait_for_messages(Work& work, Deadline until);
+  Status run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op, uint64_t timeout_ns,
+                      Deadline deadline, uint64_t op_id, std::string& text);
+  void serve_messages();
+  void watch_messages(Work* work);
+
+  void call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
+                  const towline_collective_options_t* options, uint64_t op_id, int32_t status, Work* work,
+                  const char* text, bool async);
+  void broken(Status status, const std::string& text);
+
+  const CommunicatorOptions options_;
+  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Config> config_;
+  const towline_collective_table_v1_t* table_;
+  towline_collective_host_v1_t host_ = {};
+  towline_collective_backend* backend_ = nullptr;
+  const uint64_t forks_;
+  towline_communicator_t* handle_ = nullptr;
+  std::atomic<uint64_t> timeout_ns_;
+  std::atomic<bool> finalized_{false};
+  std::atomic<int32_t> broken_{0};
+  mutable std::mutex state_mutex_;  // of the next
+  std::string broken_text_;
+  std::map<std::string, std::string> hints_;
+  std::atomic<bool> aborted_hooks_called_{false};
+
+  std::mutex perform_mutex_;
+  uint64_t number_ = 0;          // under perform_mutex_
+  std::vector<uint8_t> scaled_;  // under perform_mutex_
+  std::atomic<uint32_t> queued_{0};
+  std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<WorkRef> queue_;
+  bool stopping_ = false;  // under queue_mutex_
+  std::thread runner_;
+
+  std::mutex active_mutex_;
+  std::condition_variable active_changed_;
+  std::vector<WorkRef> active_;  // messages under way
+  bool messages_stopping_ = false;
+  std::thread mover_;
+
+  std::atomic<uint32_t> hook_count_{0};
+  std::mutex hooks_mutex_;
+  std::vector<std::shared_ptr<Hook>> hooks_;
+  FlightRecorder recorder_;
+  uint32_t splits_ = 0;
+};
+
+}  // namespace towline::collectives

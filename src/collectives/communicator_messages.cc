@@ -1,0 +1,187 @@
+// Sends, receives and batches of them.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/spin.h"
+#include "collectives/communicator.h"
+#include "collectives/types.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
+
+std::string describe(const towline_collective_t& call) {
+  return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(call.op), call.count,
+                     datatype_name(call.datatype), call.op == TOWLINE_OP_SEND ? "to" : "from", call.root,
+                     call.tag);
+}
+
+}  // namespace
+
+Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls,
+                                   uint64_t timeout_ns, Deadline deadline, uint64_t op_id) {
+  auto* work = new Work(shared_from_this(), op, timeout_ns, deadline);
+  const uint64_t now = monotonic_now_ns();
+  work->record =
+      recorder_.issue(calls.size() == 1 ? &calls.front()->get() : nullptr, op, op_id, timeout_ns, now);
+  work->batch = std::move(calls);
+  work->begin();
+  recorder_.start(work->record, now);
+  {
+    const std::lock_guard lock(work->messages_mutex);
+    for (const auto& call : work->batch) {
+      towline_collective_message* message = nullptr;
+      table_->message_start(backend_, &call->get(), &message);
+      work->messages.push_back(message);
+    }
+  }
+  move_messages(*work);
+  return work;
+}
+
+bool Communicator::move_messages(Work& work) {
+  if (work.ended()) return true;
+  std::unique_lock lock(work.messages_mutex);
+  if (work.ended()) return true;
+  std::string text;
+  Status outcome = Status::kOk;
+  std::string pending;
+  for (size_t i = 0; i < work.messages.size(); ++i) {
+    if (work.messages[i] == nullptr) continue;
+    const int32_t status = table_->message_test(backend_, work.messages[i]);
+    if (status == TOWLINE_IN_PROGRESS) {
+      outcome = Status::kInProgress;
+      continue;
+    }
+    table_->message_release(backend_, work.messages[i]);
+    work.messages[i] = nullptr;
+    if (status < 0) {
+      outcome = failure(status, text);
+      break;
+    }
+  }
+  if (outcome == Status::kInProgress && work.deadline().passed(monotonic_now_ns())) {
+    for (size_t i = 0; i < work.messages.size(); ++i)
+      if (work.messages[i] != nullptr && pending.empty()) pending = describe(work.batch[i]->get());
+    const std::string late = fmt::format("rank {} timed out in {}", options_.rank, pending);
+    table_->abort(backend_, TOWLINE_TIMED_OUT, late.c_str());
+    return false;  // the next test gives what is agreed on
+  }
+  if (outcome == Status::kInProgress) return false;
+  for (towline_collective_message*& message : work.messages) {
+    if (message != nullptr) table_->message_release(backend_, message);
+    message = nullptr;
+  }
+  lock.unlock();
+  recorder_.end(work.record, outcome, monotonic_now_ns());
+  if (is_error(outcome)) after_failure(outcome, text);
+  work.finish(outcome, std::move(text));
+  return true;
+}
+
+void Communicator::wait_for_messages(Work& work, Deadline until) {
+  for (uint32_t turn = 0; turn < 1000; ++turn) {
+    if (move_messages(work)) return;
+    cpu_pause();
+  }
+  const uint64_t began = monotonic_now_ns();
+  for (uint64_t now = began; now - began < kYieldNs; now = monotonic_now_ns()) {
+    if (move_messages(work) || until.passed(now)) return;
+    sched_yield();
+  }
+  while (!move_messages(work)) {
+    const uint64_t now = monotonic_now_ns();
+    if (until.passed(now)) return;
+    table_->message_wait(backend_, std::min({until.ns(), work.deadline().ns(), now + 100 * kMillisecondNs}));
+  }
+}
+
+Status Communicator::run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op,
+                                  uint64_t timeout_ns, Deadline deadline, uint64_t op_id, std::string& text) {
+  Work* work = begin_messages(op, std::move(calls), timeout_ns, deadline, op_id);
+  wait_for_messages(*work, Deadline::never());
+  text = work->error();
+  const Status status = work->outcome();
+  work->release();
+  return status;
+}
+
+// ---- Those nobody waits for
+
+void Communicator::watch_messages(Work* work) {
+  if (work->ended()) return;
+  {
+    const std::lock_guard lock(active_mutex_);
+    active_.emplace_back(work);
+    if (!mover_.joinable()) mover_ = std::thread([this] { serve_messages(); });
+  }
+  active_changed_.notify_all();
+}
+
+void Communicator::serve_messages() {
+  std::vector<WorkRef> mine;
+  for (;;) {
+    {
+      std::unique_lock lock(active_mutex_);
+      active_changed_.wait(lock, [&] { return !active_.empty() || messages_stopping_; });
+      if (active_.empty()) return;
+      mine.clear();
+      for (const WorkRef& work : active_) mine.emplace_back(work.get());
+    }
+    bool moved = false;
+    Deadline nearest;
+    for (const WorkRef& work : mine) {
+      if (move_messages(*work))
+        moved = true;
+      else
+        nearest = std::min(nearest, work->deadline());
+    }
+    if (moved) {
+      {
+        const std::lock_guard lock(active_mutex_);
+        std::erase_if(active_, [](const WorkRef& work) { return work->ended(); });
+      }
+      active_changed_.notify_all();
+      continue;
+    }
+    // Short, since what is started meanwhile is not among `mine`.
+    table_->message_wait(backend_, std::min(nearest.ns(), monotonic_now_ns() + 20 * kMillisecondNs));
+  }
+}
+
+Status Communicator::run_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
+                               const towline_collective_options_t* options, std::string& text) {
+  if (const Status status = usable_fast(); is_error(status)) return usable(text);
+  const uint64_t timeout_ns = timeout_of(options);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_OP_BATCH, options, op_id, 0, nullptr, nullptr, false);
+  const Status status = run_messages(std::move(calls), TOWLINE_OP_BATCH, timeout_ns,
+                                     Deadline::after(monotonic_now_ns(), timeout_ns), op_id, text);
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_OP_BATCH, options, op_id, static_cast<int32_t>(status),
+               nullptr, nullptr, false);
+  return status;
+}
+
+Work* Communicator::start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
+                                const towline_collective_options_t* options) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  const uint64_t timeout_ns = timeout_of(options);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_OP_BATCH, options, op_id, 0, nullptr, nullptr, true);
+  Work* work = begin_messages(TOWLINE_OP_BATCH, std::move(calls), timeout_ns,
+                              Deadline::after(monotonic_now_ns(), timeout_ns), op_id);
+  watch_messages(work);
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_OP_BATCH, options, op_id, TOWLINE_IN_PROGRESS, work,
+               nullptr, true);
+  return work;
+}
+
+}  // namespace towline::collectives

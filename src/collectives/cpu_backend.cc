@@ -1,0 +1,382 @@
+#include "collectives/cpu_backend.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/id.h"
+#include "collectives/reduce.h"
+#include "collectives/types.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr int kWatchMs = 200;  // how late we may learn what another rank of the host broke while idle
+
+std::span<const uint8_t> as_bytes(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+void store_set(const towline_collective_host_v1_t& host, const std::string& key,
+               std::span<const uint8_t> value) {
+  if (const int32_t status = host.store_set(host.context, key.c_str(), value.data(), value.size());
+      status < 0)
+    fail(Status{status}, "cannot put \"{}\" into the store: {}", key, status_text(Status{status}));
+}
+
+std::vector<uint8_t> store_get(const towline_collective_host_v1_t& host, const std::string& key,
+                               Deadline deadline) {
+  std::vector<uint8_t> value(4096);
+  for (;;) {
+    size_t bytes = 0;
+    const int32_t status =
+        host.store_get(host.context, key.c_str(), deadline.ns(), value.data(), value.size(), &bytes);
+    if (status < 0) fail(Status{status}, "\"{}\" did not come: {}", key, status_text(Status{status}));
+    const bool whole = bytes <= value.size();
+    value.resize(bytes);
+    if (whole) return value;
+  }
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const towline_collective_open_args& args)
+    : host_(*args.host), rank_(args.rank), size_(args.size), flags_(args.flags) {
+  settings_.stage_bytes = size_setting("collectives.stage_bytes", settings_.stage_bytes);
+  settings_.flat_bytes =
+      std::min(size_setting("collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
+  settings_.channel_bytes = size_setting("collectives.channel_bytes", settings_.channel_bytes);
+  settings_.streaming_bytes = size_setting("collectives.streaming_bytes", settings_.streaming_bytes);
+  settings_.stage_bytes = std::max<uint64_t>((settings_.stage_bytes + 4095) / 4096 * 4096,
+                                             (static_cast<uint64_t>(size_) * 64 + 4095) / 4096 * 4096);
+  settings_.channel_bytes = std::max<uint64_t>(settings_.channel_bytes / 4096 * 4096, 4096);
+  breaker_.set_agree([this](Breakage reason) { return agree(std::move(reason)); });
+  breaker_.set_listener([this](const Breakage&) { wake_.signal(); });
+
+  const Deadline deadline = Deadline::at(args.deadline_ns);
+  mesh_ = std::make_unique<TcpMesh>(rank_, size_, setting("collectives.listen", "*:0"), breaker_);
+  exchange_infos(deadline);
+  watcher_ = std::thread([this] { watch(); });
+  try {
+    share_memory(deadline);
+  } catch (...) {
+    stop_ = true;
+    wake_.signal();
+    watcher_.join();
+    throw;
+  }
+  messages_ = std::make_unique<MessageEngine>(
+      rank_, size_,
+      [this](int peer) -> std::unique_ptr<Channel> {
+        class ShmChannel final : public Channel {
+         public:
+          ShmChannel(ShmGroup& group, int peer) : group_(group), peer_(peer) {}
+          size_t write(const void* data, size_t bytes) override {
+            return group_.channel_write(peer_, data, bytes);
+          }
+          size_t read(void* data, size_t bytes) override { return group_.channel_read(peer_, data, bytes); }
+          bool can_write() override { return group_.channel_can_write(peer_); }
+          bool can_read() override { return group_.channel_can_read(peer_); }
+
+         private:
+          ShmGroup& group_;
+          const int peer_;
+        };
+        if (peer == rank_) return std::make_unique<LocalChannel>();
+        const std::vector<int>& host = hosts_[my_host_];
+        if (const auto found = std::ranges::find(host, peer); found != host.end())
+          return std::make_unique<ShmChannel>(*group_, static_cast<int>(found - host.begin()));
+        return mesh_->message_channel(peer);
+      },
+      breaker_);
+}
+
+CpuBackend::~CpuBackend() {
+  group_->leave();
+  if (!one_host()) mesh_->leave();
+  stop_ = true;
+  wake_.signal();
+  watcher_.join();
+}
+
+std::string CpuBackend::setting(const char* key, const char* fallback) const {
+  return host_.config(host_.context, key, fallback);
+}
+
+uint64_t CpuBackend::size_setting(const char* key, uint64_t fallback) const {
+  const std::string text = setting(key, "");
+  if (text.empty()) return fallback;
+  const auto bytes = parse_bytes(text);
+  if (!bytes) fail(Status::kInvalidArgument, "{} = \"{}\" is no size, such as 512KiB", key, text);
+  return *bytes;
+}
+
+// ---- Forming
+
+void CpuBackend::exchange_infos(Deadline deadline) {
+  RankInfo mine = this_rank();
+  mine.label = setting("collectives.host", "");
+  mine.endpoints = mesh_->endpoints(setting("collectives.store_host", ""));
+  store_set(host_, fmt::format("info/{}", rank_), encode(mine));
+  for (int rank = 0; rank < size_; ++rank) {
+    try {
+      infos_.push_back(decode(store_get(host_, fmt::format("info/{}", rank), deadline), rank));
+    } catch (const Error& error) {
+      if (error.code() != Status::kTimedOut) throw;
+      fail(Status::kTimedOut, "rank {} of {} waited in vain for rank {} to come", rank_, size_, rank);
+    }
+  }
+  hosts_ = hosts_of(infos_, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) == 0);
+}
+
+// The first rank of a host makes the memory; the others open it by its descriptor there. Whoever can't says
+// so, and then that host's ranks go by TCP. Everyone learns it, so all see the same hosts.
+void CpuBackend::share_memory(Deadline deadline) {
+  const auto host_of = [&](int rank) {
+    return static_cast<size_t>(
+        std::ranges::find_if(hosts_,
+                             [&](const auto& host) { return std::ranges::find(host, rank) != host.end(); }) -
+        hosts_.begin());
+  };
+  const std::vector<int> host = hosts_[host_of(rank_)];
+  const auto most = static_cast<uint64_t>(std::max<size_t>(host.size(), 1));
+  settings_.channel_bytes = std::max<uint64_t>(
+      4096, std::min(settings_.channel_bytes, (uint64_t{64} << 20) / (most * most) / 4096 * 4096));
+  settings_.crowded = std::ranges::any_of(
+      host, [&](int rank) { return infos_[static_cast<size_t>(rank)].processors < host.size(); });
+
+  UniqueFd created;
+  Mapping mapping;
+  std::string problem;
+  try {
+    mapping = open_arena(host, created, deadline);
+  } catch (const Error& error) {
+    if (error.code() == Status::kTimedOut) throw;
+    problem = error.message();
+  }
+  store_set(host_, fmt::format("mapped/{}", rank_), as_bytes(problem));
+  std::vector<bool> failed(hosts_.size());
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!store_get(host_, fmt::format("mapped/{}", rank), deadline).empty()) failed[host_of(rank)] = true;
+  }
+  if (std::ranges::find(failed, true) != failed.end()) {
+    std::vector<std::vector<int>> split;
+    for (size_t i = 0; i < hosts_.size(); ++i) {
+      if (!failed[i]) split.push_back(hosts_[i]);
+      for (size_t k = 0; failed[i] && k < hosts_[i].size(); ++k) split.push_back({hosts_[i][k]});
+    }
+    hosts_ = std::move(split);
+  }
+  my_host_ = host_of(rank_);
+  if (hosts_[my_host_].size() != host.size() || !mapping.valid()) {
+    created = create_memfd("towline-collectives", ShmGroup::bytes(1, settings_));
+    mapping = Mapping::map_shared(created.get(), ShmGroup::bytes(1, settings_), MapAccess::kReadWrite);
+  }
+  const std::vector<int>& members = hosts_[my_host_];
+  const auto index = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
+  group_ = std::make_unique<ShmGroup>(std::move(mapping), index, members, settings_, breaker_);
+  watch_processes();
+  if (!one_host()) {
+    if (rank_ == 0) store_set(host_, "mesh", as_bytes(Id::random().to_hex()));
+    const std::vector<uint8_t> text = store_get(host_, "mesh", deadline);
+    const auto secret = Id::from_hex(std::string(text.begin(), text.end()));
+    if (!secret) fail(Status::kProtocol, "the store's \"mesh\" is no identity");
+    mesh_->join(infos_, *secret, deadline);
+    // Nobody goes on before rank 0 can tell everyone of a break.
+    if (rank_ == 0) {
+      while (!mesh_->complete()) {
+        if (deadline.passed(monotonic_now_ns()))
+          fail(Status::kTimedOut, "not every rank connected to rank 0");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      store_set(host_, "joined", as_bytes("all"));
+    }
+    store_get(host_, "joined", deadline);
+  }
+  formed_ = true;
+  wake_.signal();
+}
+
+Mapping CpuBackend::open_arena(const std::vector<int>& host, UniqueFd& created, Deadline deadline) {
+  const uint64_t bytes = ShmGroup::bytes(static_cast<uint32_t>(host.size()), settings_);
+  const std::string key = fmt::format("arena/{}", host.front());
+  if (rank_ == host.front()) {
+    try {
+      created = create_memfd("towline-collectives", bytes);
+      Mapping mapping = Mapping::map_shared(created.get(), bytes, MapAccess::kReadWrite);
+      store_set(host_, key, as_bytes(fmt::format("/proc/{}/fd/{}", ::getpid(), created.get())));
+      return mapping;
+    } catch (const Error&) {
+      store_set(host_, key, as_bytes("none"));
+      throw;
+    }
+  }
+  const std::vector<uint8_t> value = store_get(host_, key, deadline);
+  const std::string path(value.begin(), value.end());
+  if (!path.starts_with("/proc/"))
+    fail(Status::kOutOfMemory, "the first rank of the host has no shared memory");
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) fail_errno(errno, "cannot open {}", path);
+  require_sealed(fd.get(), bytes);
+  return Mapping::map_shared(fd.get(), bytes, MapAccess::kReadWrite);
+}
+
+void CpuBackend::watch_processes() {
+  const std::vector<int>& members = hosts_[my_host_];
+  for (size_t i = 0; i < members.size(); ++i) {
+    const HostIdentity& other = infos_[static_cast<size_t>(members[i])].host;
+    if (other.pid == infos_[static_cast<size_t>(rank_)].host.pid) continue;
+    UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, other.pid, 0)));
+    const bool gone = !process && errno == ESRCH;
+    if (gone || process_start_time(other.pid) != other.process_start_time)
+      fail(Status::kPeerLost, "{} ended while the communicator formed",
+           name_of(members[i], infos_[static_cast<size_t>(members[i])]));
+    if (process) watched_.push_back({std::move(process), static_cast<int>(i), false});
+  }
+}
+
+// ---- Watching
+
+void CpuBackend::watch() {
+  std::vector<pollfd> polled;
+  bool told = false;
+  while (!stop_) {
+    const bool ready = formed_;
+    polled.assign(1, {wake_.fd(), POLLIN, 0});
+    if (ready) {
+      for (const Watched& watched : watched_)
+        polled.push_back({watched.ended ? -1 : watched.process.get(), POLLIN, 0});
+    }
+    if (ready && one_host()) mesh_.reset();  // nobody will connect
+    if (mesh_ != nullptr) mesh_->poll_fds(polled);
+    ::poll(polled.data(), polled.size(), ready ? kWatchMs : 20);
+    if (polled[0].revents != 0) wake_.drain();
+    if (mesh_ != nullptr) mesh_->serve();
+    if (ready) {
+      for (size_t i = 0; i < watched_.size() && i + 1 < polled.size(); ++i) {
+        if (polled[i + 1].revents == 0) continue;
+        watched_[i].ended = true;
+        if (group_->has_left(watched_[i].index)) continue;
+        const int rank = hosts_[my_host_][static_cast<size_t>(watched_[i].index)];
+        breaker_.raise(Status::kPeerLost, fmt::format("{} ended without closing the communicator",
+                                                      name_of(rank, infos_[static_cast<size_t>(rank)])));
+      }
+      if (group_->broken() && !breaker_.broken()) {
+        const Breakage found = group_->breakage();
+        if (one_host())
+          breaker_.record(found);
+        else
+          breaker_.raise(found.status, found.text);
+      }
+    }
+    if (breaker_.broken() && !told) {
+      told = true;
+      const Breakage why = breaker_.breakage();
+      if (group_ != nullptr && ready) group_->break_group(why);
+      host_.broken(host_.context, static_cast<int32_t>(why.status), why.text.c_str());
+    }
+  }
+}
+
+Breakage CpuBackend::agree(Breakage reason) {
+  if (group_ == nullptr) return reason;
+  if (one_host()) return group_->break_group(reason);
+  const Breakage agreed = mesh_->agree(std::move(reason));
+  group_->break_group(agreed);
+  return agreed;
+}
+
+// ---- Messages
+
+void CpuBackend::message_wait(uint64_t until_ns) {
+  thread_local std::vector<int> readable;
+  thread_local std::vector<int> writable;
+  readable.clear();
+  writable.clear();
+  if (one_host()) {
+    const uint32_t seen = group_->announce();
+    if (!breaker_.broken() && !group_->broken() && !messages_->ready(readable, writable))
+      group_->sleep(seen, until_ns);
+    group_->retire();
+    return;
+  }
+  if (breaker_.broken() || messages_->ready(readable, writable)) {
+    sched_yield();
+    return;
+  }
+  std::vector<pollfd> polled;
+  for (const int fd : readable) polled.push_back({fd, POLLIN, 0});
+  for (const int fd : writable) polled.push_back({fd, POLLOUT, 0});
+  const uint64_t now = monotonic_now_ns();
+  const uint64_t left = until_ns > now ? until_ns - now : 0;
+  // Channels of both kinds may wait: look at those in memory every millisecond.
+  const timespec most = {0, static_cast<long>(std::min<uint64_t>(left, kMillisecondNs))};
+  ::ppoll(polled.data(), polled.size(), &most, nullptr);
+}
+
+// ---- Performing
+
+Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
+  if (breaker_.broken()) return breaker_.status();
+  take_apart(call, rank_, size_, number, deadline, call_);
+  return one_host() ? run_on_host(call_, *group_) : run_between_hosts(call_);
+}
+
+Status CpuBackend::run_on_host(const Call& call, ShmGroup& group) {
+  switch (call.op) {
+    case TOWLINE_OP_BARRIER:
+      return group.barrier(call);
+    case TOWLINE_OP_ALL_REDUCE:
+      return group.all_reduce(call);
+    case TOWLINE_OP_REDUCE:
+      return group.reduce(call);
+    case TOWLINE_OP_BROADCAST:
+      return group.broadcast(call);
+    case TOWLINE_OP_ALL_GATHER:
+    case TOWLINE_OP_ALL_GATHER_V:
+      return group.all_gather(call);
+    case TOWLINE_OP_REDUCE_SCATTER:
+    case TOWLINE_OP_REDUCE_SCATTER_V:
+      return group.reduce_scatter(call);
+    case TOWLINE_OP_GATHER:
+      return group.gather(call);
+    case TOWLINE_OP_SCATTER:
+      return group.scatter(call);
+    case TOWLINE_OP_ALL_TO_ALL:
+      return group.all_to_all(call);
+    case TOWLINE_OP_ALL_TO_ALL_V:
+      return group.all_to_all_v(call);
+    default:
+      return breaker_.raise(Status::kInternal, "an operation that is none");
+  }
+}
+
+std::string CpuBackend::describe() const {
+  nlohmann::json info;
+  info["kernels"] = reduce_kernels();
+  info["stage_bytes"] = settings_.stage_bytes;
+  info["flat_bytes"] = settings_.flat_bytes;
+  info["channel_bytes"] = settings_.channel_bytes;
+  info["streaming_bytes"] = settings_.streaming_bytes;
+  info["crowded"] = settings_.crowded;
+  info["between_hosts"] = one_host() ? "none" : "tcp";
+  info["hosts"] = hosts_;
+  for (size_t rank = 0; rank < infos_.size(); ++rank) {
+    info["ranks"].push_back({{"rank", rank},
+                             {"host", infos_[rank].host_name},
+                             {"process", infos_[rank].host.pid},
+                             {"processors", infos_[rank].processors},
+                             {"numa_node", infos_[rank].numa_node},
+                             {"endpoints", infos_[rank].endpoints}});
+  }
+  return info.dump();
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,91 @@
+// The backend of processors' memory: shared memory on a host, TCP between hosts.
+//
+// Threads. The communicator's call perform; any thread messages; one thread of ours watches: other processes'
+// ends, what the others broke, connections. It sleeps otherwise.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "base/wake.h"
+#include "collectives/breaker.h"
+#include "collectives/call.h"
+#include "collectives/messages.h"
+#include "collectives/shm_group.h"
+#include "collectives/tcp_group.h"
+#include "collectives/tcp_mesh.h"
+#include "collectives/topology.h"
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives {
+
+class CpuBackend {
+ public:
+  // Returns when all ranks have come. Throws Error.
+  explicit CpuBackend(const towline_collective_open_args& args);
+  ~CpuBackend();
+
+  Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline);
+  MessageEngine& messages() { return *messages_; }
+  void message_wait(uint64_t until_ns);
+  void abort(Status status, const std::string& text) { breaker_.raise(status, text); }
+  std::string describe() const;
+  const Breaker& breaker() const { return breaker_; }
+  Breaker& breaker() { return breaker_; }
+  bool one_host() const { return hosts_.size() == 1; }
+  ShmGroup& group() { return *group_; }
+  int size() const { return size_; }
+  int rank() const { return rank_; }
+  const std::vector<RankInfo>& ranks() const { return infos_; }
+
+ private:
+  struct Watched {
+    UniqueFd process;  // a pidfd
+    int index;         // in the group
+    bool ended = false;
+  };
+
+  std::string setting(const char* key, const char* fallback) const;
+  uint64_t size_setting(const char* key, uint64_t fallback) const;
+  void exchange_infos(Deadline deadline);
+  void share_memory(Deadline deadline);
+  Mapping open_arena(const std::vector<int>& host, UniqueFd& created, Deadline deadline);
+  void watch_processes();
+  void watch();
+  Breakage agree(Breakage reason);
+  Status run_on_host(const Call& call, ShmGroup& group);
+  // In cpu_hosts.cc. They may change the call.
+  Status run_between_hosts(Call& call);
+  Status barrier_between_hosts(Call& call);
+  Status all_reduce_between_hosts(Call& call);
+  Status broadcast_between_hosts(Call& call);
+  Status all_gather_between_hosts(Call& call);
+  Status reduce_scatter_between_hosts(Call& call);
+
+  const towline_collective_host_v1_t& host_;
+  const int rank_;
+  const int size_;
+  const uint32_t flags_;
+  ShmSettings settings_;
+  std::vector<RankInfo> infos_;
+  std::vector<std::vector<int>> hosts_;
+  size_t my_host_ = 0;
+  Breaker breaker_;
+  std::unique_ptr<ShmGroup> group_;  // of this host; one rank alone has one, too
+  std::unique_ptr<TcpMesh> mesh_;    // where there are several hosts
+  std::unique_ptr<MessageEngine> messages_;
+  std::vector<Watched> watched_;
+  Call call_;                          // being performed
+  std::unique_ptr<TcpGroup> all_;      // over several hosts: every rank,
+  std::unique_ptr<TcpGroup> leaders_;  // and each host's first, where this rank is one
+  std::vector<uint8_t> scratch_;
+  EventFd wake_;
+  std::atomic<bool> formed_{false};  // everything above is made
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,113 @@
+// A backend without other ranks: everything ends at once. Outputs are what one rank alone would get, for each
+// of the ranks there are said to be; sends go nowhere, receives leave their buffer as it is. For trying a
+// program of many ranks in one process, and for measuring what a call costs by itself.
+#include <cstring>
+#include <string>
+
+#include "collectives/backend.h"
+#include "collectives/call.h"
+#include "collectives/reduce.h"
+#include "collectives/types.h"
+
+struct towline_collective_backend {
+  int rank;
+  int size;
+  towline::collectives::Call call;
+};
+
+namespace towline::collectives {
+namespace {
+
+void copy(void* to, const void* from, uint64_t bytes) {
+  if (bytes != 0 && to != nullptr && from != nullptr && to != from) std::memmove(to, from, bytes);
+}
+
+int32_t open(const towline_collective_open_args* args, towline_collective_backend** backend) {
+  *backend = new towline_collective_backend{args->rank, args->size, {}};
+  return TOWLINE_OK;
+}
+
+void close(towline_collective_backend* backend) { delete backend; }
+
+int32_t perform(towline_collective_backend* backend, const towline_collective_t* given, uint64_t number,
+                uint64_t deadline_ns) {
+  Call& call = backend->call;
+  take_apart(*given, backend->rank, backend->size, number, Deadline::at(deadline_ns), call);
+  const auto me = static_cast<size_t>(backend->rank);
+  switch (call.op) {
+    case TOWLINE_OP_ALL_REDUCE:
+    case TOWLINE_OP_BROADCAST:
+      copy(call.output, call.input, call.bytes);
+      break;
+    case TOWLINE_OP_REDUCE:
+      if (backend->rank == call.root) copy(call.output, call.input, call.bytes);
+      break;
+    case TOWLINE_OP_ALL_GATHER:
+    case TOWLINE_OP_ALL_GATHER_V:
+      for (size_t rank = 0; rank < call.out.at.size(); ++rank)
+        copy(call.out.at[rank], call.input, std::min(call.out.bytes[rank], call.bytes));
+      break;
+    case TOWLINE_OP_GATHER:
+      if (backend->rank == call.root) {
+        for (size_t rank = 0; rank < call.out.at.size(); ++rank)
+          copy(call.out.at[rank], call.input, call.bytes);
+      }
+      break;
+    case TOWLINE_OP_REDUCE_SCATTER:
+    case TOWLINE_OP_REDUCE_SCATTER_V:
+      copy(call.output, call.in.at[me], call.in.bytes[me]);
+      break;
+    case TOWLINE_OP_SCATTER:
+      if (backend->rank == call.root) copy(call.output, call.in.at[me], call.bytes);
+      break;
+    case TOWLINE_OP_ALL_TO_ALL:
+    case TOWLINE_OP_ALL_TO_ALL_V:
+      for (size_t rank = 0; rank < call.out.at.size(); ++rank)
+        copy(call.out.at[rank], call.in.at[rank], std::min(call.out.bytes[rank], call.in.bytes[rank]));
+      break;
+    default:
+      break;
+  }
+  return TOWLINE_OK;
+}
+
+int32_t message_start(towline_collective_backend* backend, const towline_collective_t*,
+                      towline_collective_message** message) {
+  *message = reinterpret_cast<towline_collective_message*>(backend);
+  return TOWLINE_OK;
+}
+int32_t message_test(towline_collective_backend*, towline_collective_message*) { return TOWLINE_OK; }
+void message_release(towline_collective_backend*, towline_collective_message*) {}
+void message_wait(towline_collective_backend*, uint64_t) {}
+void abort(towline_collective_backend*, int32_t, const char*) {}
+
+int32_t describe(towline_collective_backend*, char* json, size_t capacity, size_t* needed) {
+  constexpr char kText[] = "{}";
+  *needed = sizeof kText;
+  if (capacity >= sizeof kText) std::memcpy(json, kText, sizeof kText);
+  return TOWLINE_OK;
+}
+
+}  // namespace
+
+const towline_collective_table_v1_t& fake_backend() {
+  static const towline_collective_table_v1_t table = [] {
+    towline_collective_table_v1_t made = {};
+    made.struct_size = sizeof made;
+    made.major = TOWLINE_COLLECTIVE_MAJOR;
+    made.version = "1";
+    made.open = open;
+    made.close = close;
+    made.perform = perform;
+    made.message_start = message_start;
+    made.message_test = message_test;
+    made.message_release = message_release;
+    made.message_wait = message_wait;
+    made.abort = abort;
+    made.describe = describe;
+    return made;
+  }();
+  return table;
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,136 @@
+#include "collectives/flight_recorder.h"
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "collectives/types.h"
+
+namespace towline::collectives {
+namespace {
+
+// Torch's names of types, which readers of the format expect.
+const char* scalar_name(uint32_t datatype) {
+  constexpr const char* kNames[] = {"Float",       "Double", "Half", "BFloat16", "Float8_e4m3fn",
+                                    "Float8_e5m2", "Char",   "Byte", "Short",    "UInt16",
+                                    "Int",         "UInt32", "Long", "UInt64",   "Bool"};
+  return datatype < kDatatypes ? kNames[datatype] : "Undefined";
+}
+
+bool is_message(uint32_t op) {
+  return op == TOWLINE_OP_SEND || op == TOWLINE_OP_RECV || op == TOWLINE_OP_BATCH;
+}
+
+}  // namespace
+
+uint64_t FlightRecorder::issue(const towline_collective_t* call, uint32_t op, uint64_t op_id,
+                               uint64_t timeout_ns, uint64_t now_ns) noexcept {
+  if (entries_.empty()) return 0;
+  const Guard guard(lock_);
+  Entry& entry = entries_[recorded_ % entries_.size()];
+  entry = {};
+  entry.record = ++recorded_;
+  entry.op_id = op_id;
+  entry.sequence = is_message(op) ? ++messages_ : ++collectives_;
+  entry.timeout_ns = timeout_ns;
+  entry.created_ns = now_ns;
+  entry.op = op;
+  if (call != nullptr) {
+    entry.count = call->count;
+    entry.datatype = call->datatype;
+    entry.reduction = call->reduction;
+    entry.root = call->root;
+  }
+  return entry.record;
+}
+
+void FlightRecorder::start(uint64_t record, uint64_t now_ns) noexcept {
+  const Guard guard(lock_);
+  if (Entry* entry = find(record)) entry->started_ns = now_ns;
+}
+
+void FlightRecorder::end(uint64_t record, Status status, uint64_t now_ns) noexcept {
+  const Guard guard(lock_);
+  if (Entry* entry = find(record)) {
+    if (entry->started_ns == 0) entry->started_ns = entry->created_ns;
+    entry->ended_ns = now_ns;
+    entry->status = status;
+  }
+}
+
+void FlightRecorder::reset() noexcept {
+  const Guard guard(lock_);
+  std::ranges::fill(entries_, Entry{});
+}
+
+std::string FlightRecorder::dump(const std::string& name, int rank, int size) const {
+  std::vector<Entry> entries;
+  {
+    const Guard guard(lock_);
+    entries = entries_;
+  }
+  std::erase_if(entries, [](const Entry& entry) { return entry.record == 0; });
+  std::ranges::sort(entries, {}, &Entry::record);
+
+  timespec wall = {};
+  clock_gettime(CLOCK_REALTIME, &wall);
+  const auto offset = static_cast<int64_t>(static_cast<uint64_t>(wall.tv_sec) * kSecondNs +
+                                           static_cast<uint64_t>(wall.tv_nsec) - monotonic_now_ns());
+  const auto wall_ns = [&](uint64_t ns) {
+    return ns == 0 ? nlohmann::json() : nlohmann::json(static_cast<int64_t>(ns) + offset);
+  };
+
+  nlohmann::json dump;
+  dump["version"] = "2.10";
+  std::vector<int> ranks(static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) ranks[static_cast<size_t>(i)] = i;
+  dump["pg_config"]["0"] = {{"name", name}, {"desc", "towline"}, {"ranks", nlohmann::json(ranks).dump()}};
+  uint64_t issued = 0;
+  uint64_t started = 0;
+  uint64_t completed = 0;
+  dump["entries"] = nlohmann::json::array();
+  for (const Entry& entry : entries) {
+    const bool message = is_message(entry.op);
+    const bool ended = entry.ended_ns != 0;
+    const char* state = ended                   ? (entry.status == Status::kOk ? "completed" : "failed")
+                        : entry.started_ns != 0 ? "started"
+                                                : "scheduled";
+    if (!message) {
+      issued = entry.sequence;
+      if (entry.started_ns != 0) started = entry.sequence;
+      if (ended && entry.status == Status::kOk) completed = entry.sequence;
+    }
+    nlohmann::json one = {{"record_id", entry.record},
+                          {"pg_id", 0},
+                          {"process_group", {name, "towline"}},
+                          {"collective_seq_id", message ? 0 : entry.sequence},
+                          {"p2p_seq_id", message ? entry.sequence : 0},
+                          {"op_id", entry.op_id},
+                          {"profiling_name", std::string("towline:") + op_name(entry.op)},
+                          {"time_created_ns", wall_ns(entry.created_ns)},
+                          {"time_discovered_started_ns", wall_ns(entry.started_ns)},
+                          {"time_discovered_completed_ns", wall_ns(entry.ended_ns)},
+                          {"state", state},
+                          {"input_sizes", {{entry.count}}},
+                          {"input_dtypes", {scalar_name(entry.datatype)}},
+                          {"output_sizes", {{entry.count}}},
+                          {"output_dtypes", {scalar_name(entry.datatype)}},
+                          {"timeout_ms", entry.timeout_ns / kMillisecondNs},
+                          {"is_p2p", message},
+                          {"retired", ended},
+                          {"frames", nlohmann::json::array()}};
+    if (has_root(entry.op)) one["root"] = entry.root;
+    if (reduces(entry.op)) one["reduction"] = reduction_name(entry.reduction);
+    if (ended) one["duration_ms"] = static_cast<double>(entry.ended_ns - entry.started_ns) / 1e6;
+    if (ended && entry.status != Status::kOk) one["status"] = status_name(entry.status);
+    dump["entries"].push_back(std::move(one));
+  }
+  dump["pg_status"]["0"] = {{"last_enqueued_collective", issued},
+                            {"last_started_collective", started},
+                            {"last_completed_collective", completed}};
+  dump["rank"] = rank;
+  return dump.dump();
+}
+
+}  // namespace towline::collectives

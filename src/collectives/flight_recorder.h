@@ -1,0 +1,71 @@
+// The last operations of a communicator, for finding out afterwards what hung.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/spin.h"
+#include "towline/collectives.h"
+#include "towline/status.h"
+
+namespace towline::collectives {
+
+// Any thread. Recording takes a lock for a few stores.
+class FlightRecorder {
+ public:
+  explicit FlightRecorder(uint32_t capacity) : entries_(capacity) {}
+
+  // What identifies the record in the calls that follow; 0 when recording is off.
+  uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id, uint64_t timeout_ns,
+                 uint64_t now_ns) noexcept;
+  void start(uint64_t record, uint64_t now_ns) noexcept;
+  void end(uint64_t record, Status status, uint64_t now_ns) noexcept;
+  void reset() noexcept;
+
+  // JSON in the format of torch's flight recorder. Times are those of the wall clock.
+  std::string dump(const std::string& name, int rank, int size) const;
+
+ private:
+  struct Entry {
+    uint64_t record = 0;  // from 1; 0: never used
+    uint64_t op_id = 0;
+    uint64_t sequence = 0;  // among collectives, or among messages
+    uint64_t count = 0;
+    uint64_t timeout_ns = 0;
+    uint64_t created_ns = 0;
+    uint64_t started_ns = 0;
+    uint64_t ended_ns = 0;
+    uint32_t op = 0;
+    uint32_t datatype = 0;
+    uint32_t reduction = 0;
+    int32_t root = 0;
+    Status status = Status::kInProgress;
+  };
+  class Guard {
+   public:
+    explicit Guard(std::atomic_flag& flag) noexcept : flag_(flag) {
+      while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
+    }
+    ~Guard() { flag_.clear(std::memory_order_release); }
+
+   private:
+    std::atomic_flag& flag_;
+  };
+
+  Entry* find(uint64_t record) noexcept {
+    if (record == 0) return nullptr;
+    Entry& entry = entries_[(record - 1) % entries_.size()];
+    return entry.record == record ? &entry : nullptr;
+  }
+
+  mutable std::atomic_flag lock_;
+  std::vector<Entry> entries_;
+  uint64_t recorded_ = 0;
+  uint64_t collectives_ = 0;
+  uint64_t messages_ = 0;
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,121 @@
+// Sends and receives between pairs of ranks, over channels of bytes. Each goes out as a header (bytes, tag)
+// and its data. A receiver takes messages from a channel in their order and gives each to the first receive
+// with its tag; one that nobody waits for yet is kept until somebody does, up to a limit, beyond which its
+// sender waits for the receive.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/breaker.h"
+#include "towline/status.h"
+
+namespace towline::collectives {
+
+// Bytes to and from one rank, in order. Under the engine's lock.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  virtual size_t write(const void* data, size_t bytes) = 0;  // how many went in
+  virtual size_t read(void* data, size_t bytes) = 0;         // how many came out
+  virtual bool can_write() = 0;
+  virtual bool can_read() = 0;
+  // What to poll for more; -1 where it is memory, or not connected yet.
+  virtual int fd() const { return -1; }
+};
+
+// In the process: to oneself.
+class LocalChannel final : public Channel {
+ public:
+  size_t write(const void* data, size_t bytes) override {
+    const auto* from = static_cast<const uint8_t*>(data);
+    bytes_.insert(bytes_.end(), from, from + bytes);
+    return bytes;
+  }
+  size_t read(void* data, size_t bytes) override {
+    const size_t count = std::min(bytes, bytes_.size());
+    std::copy_n(bytes_.begin(), count, static_cast<uint8_t*>(data));
+    bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(count));
+    return count;
+  }
+  bool can_write() override { return true; }
+  bool can_read() override { return !bytes_.empty(); }
+
+ private:
+  std::deque<uint8_t> bytes_;
+};
+
+struct Message {
+  bool is_send = false;
+  int peer = 0;
+  uint64_t tag = 0;
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+  uint64_t done = 0;  // of the header, then the data
+  bool ended = false;
+};
+
+// Any thread.
+class MessageEngine {
+ public:
+  using Open = std::function<std::unique_ptr<Channel>(int peer)>;
+  // `open` makes the channel to a rank when it is first used.
+  MessageEngine(int rank, int size, Open open, Breaker& breaker);
+
+  void start(Message& message);
+  // Moves everything on; kInProgress, kOk, or why the communicator broke.
+  Status test(Message& message);
+  // Takes a message out of it that has not ended; nobody touches its memory any more.
+  void forget(Message& message);
+  // Whether test would do something. The descriptors to poll otherwise are appended.
+  bool ready(std::vector<int>& read_fds, std::vector<int>& write_fds);
+
+ private:
+  struct Wire {
+    uint64_t bytes;
+    uint64_t tag;
+  };
+  struct Kept {
+    uint64_t tag;
+    std::vector<uint8_t> data;
+  };
+  struct Peer {
+    std::unique_ptr<Channel> channel;
+    std::deque<Message*> sends;
+    std::list<Message*> receives;
+    std::deque<Kept> kept;
+    uint64_t kept_bytes = 0;
+    // The message that is coming in.
+    Wire wire = {};
+    uint64_t wire_bytes = 0;    // of the header
+    bool accepted = false;      // there is a place for its data
+    Message* target = nullptr;  // else into `arriving`
+    std::vector<uint8_t> arriving;
+    uint64_t arrived = 0;
+  };
+  static constexpr uint64_t kMostKept = 64u << 20;
+
+  bool move();
+  bool move_out(Peer& peer);
+  bool move_in(int rank, Peer& peer);
+  bool take_kept(Peer& peer, int rank);
+  bool accept(int rank, Peer& peer);
+  void finish_in(int rank, Peer& peer);
+  void refuse(int rank, uint64_t sent, const Message& message);
+
+  const int rank_;
+  const Open open_;
+  Breaker& breaker_;
+  std::mutex mutex_;
+  std::vector<Peer> peers_;
+  std::vector<int> active_;  // peers with something to move
+};
+
+}  // namespace towline::collectives

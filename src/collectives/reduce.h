@@ -1,0 +1,37 @@
+// Reducing the inputs of several ranks, element by element, in the order of the ranks.
+//
+// Kernels are compiled for several instruction sets; which one runs is found out once. All give the same
+// bits: each element is combined in the same order with the same operations, 16- and 8-bit floats in float32
+// with one rounding at the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace towline::collectives {
+
+// to[i] = from[0][i] op from[1][i] op ... for `count` elements. `sources` is at least 1. For AVG the result
+// is divided by `divisor`. to may be one of the sources, otherwise none overlap. PREMUL_SUM is SUM here: see
+// scale(). `streaming`: store past the caches, for results that nobody reads soon.
+struct ReduceArgs {
+  void* to;
+  const void* const* from;
+  uint32_t sources;
+  uint32_t datatype;
+  uint32_t reduction;
+  uint32_t divisor;
+  uint64_t count;
+  bool streaming = false;
+};
+void reduce(const ReduceArgs& args) noexcept;
+
+// to[i] = from[i] * factor, rounded to the type. Integers: the factor is rounded towards zero first.
+void scale(void* to, const void* from, uint64_t count, uint32_t datatype, double factor) noexcept;
+
+// "avx512", "avx2", "neon", "baseline".
+const char* reduce_kernels() noexcept;
+
+// For tests: reduces by kernels of one instruction set; false where this processor has it not.
+bool reduce_with(const char* kernels, const ReduceArgs& args) noexcept;
+
+}  // namespace towline::collectives

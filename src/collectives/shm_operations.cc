@@ -1,0 +1,359 @@
+// The operations of a host's ranks, as loops of phases (see shm_group.h). What an own part needs is taken
+// from and put into the caller's memory straight; only what others need goes through the stages.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "collectives/reduce.h"
+#include "collectives/shm_group.h"
+#include "collectives/stream_copy.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kLine = 64;
+
+uint64_t pieces(uint64_t bytes, uint64_t piece) { return bytes == 0 ? 1 : (bytes + piece - 1) / piece; }
+
+// What is left of `bytes` from `begin` on, at most `piece`.
+uint64_t piece_at(uint64_t bytes, uint64_t begin, uint64_t piece) {
+  return begin >= bytes ? 0 : std::min(piece, bytes - begin);
+}
+
+void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+ReduceArgs reduce_args(const Call& call, void* to, const std::vector<const void*>& from, uint64_t bytes) {
+  return {
+      to,           from.data(),         static_cast<uint32_t>(from.size()), call.datatype, call.reduction,
+      call.divisor, bytes / call.element};
+}
+
+}  // namespace
+
+Status ShmGroup::barrier(const Call& call) { return first_phase(call); }
+
+// ---- all_reduce, reduce
+
+Status ShmGroup::all_reduce(const Call& call) {
+  if (call.bytes <= sizeof(Posted::inlined)) return all_reduce_inline(call);
+  if (call.bytes <= settings_.flat_bytes) return all_reduce_flat(call);
+  return reduce_in_slices(call, -1);
+}
+
+Status ShmGroup::reduce(const Call& call) { return reduce_in_slices(call, call.root); }
+
+// The data rides in the lines that say who has come.
+Status ShmGroup::all_reduce_inline(const Call& call) {
+  if (const Status status = first_phase(call, call.input, call.bytes); is_error(status)) return status;
+  alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
+  alignas(8) uint8_t result[sizeof(Posted::inlined)];
+  if (size() <= 64) {
+    // Copied out first, so that the vectors of the kernel do not run over lines that others write.
+    for (int other = 0; other < size(); ++other) {
+      std::memcpy(values[other], block(other).posted[phase_ & 1].inlined, sizeof *values);
+      sources_[static_cast<size_t>(other)] = values[other];
+    }
+  } else {
+    for (int other = 0; other < size(); ++other)
+      sources_[static_cast<size_t>(other)] = block(other).posted[phase_ & 1].inlined;
+  }
+  collectives::reduce(reduce_args(call, result, sources_, call.bytes));
+  copy(call.output, result, call.bytes);
+  return Status::kOk;
+}
+
+// Every rank gives all and reduces all: one phase.
+Status ShmGroup::all_reduce_flat(const Call& call) {
+  const uint64_t phase = next_phase();
+  copy(half(index_, phase), call.input, call.bytes);
+  if (const Status status = first_phase(call); is_error(status)) return status;
+  for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, phase);
+  collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
+  return Status::kOk;
+}
+
+// Each rank reduces its slice of a piece; results are collected from the stages. While piece k is reduced,
+// piece k + 1 is put into the other half, the result of k in the place of the own slice, which nobody needs
+// to be given. So there is one phase a piece.
+Status ShmGroup::reduce_in_slices(const Call& call, int root) {
+  const auto n = static_cast<uint64_t>(size());
+  const auto me = static_cast<uint64_t>(index_);
+  const uint64_t most = settings_.stage_bytes / n / kLine * kLine;  // of a slice
+  const uint64_t steps = pieces(call.bytes, most * n);
+  const bool streaming = call.bytes >= settings_.streaming_bytes;
+  // Slice r of the piece at `begin`: in the data, and in a stage.
+  struct Slice {
+    uint64_t begin;
+    uint64_t bytes;
+  };
+  const auto slice = [&](uint64_t step, uint64_t rank) -> Slice {
+    const uint64_t begin = step * most * n;
+    const uint64_t whole = piece_at(call.bytes, begin, most * n);
+    const uint64_t share = std::min(most, ((whole + n - 1) / n + kLine - 1) / kLine * kLine);
+    return {begin + rank * share, piece_at(whole, rank * share, share)};
+  };
+  const auto put_inputs = [&](uint64_t step, uint64_t phase) {
+    uint8_t* stage = half(index_, phase);
+    for (uint64_t rank = 0; rank < n; ++rank) {
+      if (rank == me) continue;
+      const Slice part = slice(step, rank);
+      copy(stage + rank * most, call.input + part.begin, part.bytes);
+    }
+  };
+
+  put_inputs(0, next_phase());
+  if (const Status status = first_phase(call); is_error(status)) return status;
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t inputs = phase_;
+    const uint64_t results = next_phase();
+    const Slice mine = slice(step, me);
+    uint8_t* const result = half(index_, results) + me * most;
+    for (uint64_t rank = 0; rank < n; ++rank) {
+      sources_[rank] = rank == me ? static_cast<const void*>(call.input + mine.begin)
+                                  : half(static_cast<int>(rank), inputs) + me * most;
+    }
+    const bool wanted_here = root < 0 || root == index_;
+    const bool wanted_there = root < 0 ? n > 1 : root != index_;
+    if (!wanted_there) {
+      ReduceArgs args = reduce_args(call, call.output + mine.begin, sources_, mine.bytes);
+      args.streaming = streaming;
+      if (mine.bytes != 0) collectives::reduce(args);
+    } else if (mine.bytes != 0) {
+      // By pieces that the first-level cache keeps, so that the second copy reads no memory.
+      constexpr uint64_t kPiece = 8192;
+      for (uint64_t done = 0; done < mine.bytes; done += kPiece) {
+        const uint64_t bytes = std::min(kPiece, mine.bytes - done);
+        collectives::reduce(reduce_args(call, result + done, sources_, bytes));
+        if (wanted_here) copy_out(call.output + mine.begin + done, result + done, bytes, streaming);
+        for (const void*& source : sources_) source = static_cast<const uint8_t*>(source) + bytes;
+      }
+    }
+    if (step + 1 < steps) put_inputs(step + 1, results);
+    if (const Status status = phase(call.deadline); is_error(status)) return status;
+    if (!wanted_here) continue;
+    for (uint64_t offset = 1; offset < n; ++offset) {
+      const uint64_t rank = (me + offset) % n;
+      const Slice part = slice(step, rank);
+      copy_out(call.output + part.begin, half(static_cast<int>(rank), results) + rank * most, part.bytes,
+               streaming);
+    }
+  }
+  return Status::kOk;
+}
+
+// ---- broadcast, scatter
+
+Status ShmGroup::broadcast(const Call& call) {
+  const uint64_t piece = settings_.stage_bytes;
+  const bool streaming = call.bytes >= settings_.streaming_bytes;
+  const uint64_t steps = pieces(call.bytes, piece);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t bytes = piece_at(call.bytes, begin, piece);
+    const uint64_t at = next_phase();
+    if (index_ == call.root) copy(half(index_, at), call.input + begin, bytes);
+    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    if (index_ != call.root && bytes != 0) {
+      copy_out(call.output + begin, half(call.root, at), bytes, streaming);
+    }
+  }
+  if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
+  return Status::kOk;
+}
+
+Status ShmGroup::scatter(const Call& call) {
+  const auto n = static_cast<uint64_t>(size());
+  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const bool is_root = index_ == call.root;
+  const uint64_t steps = pieces(call.bytes, piece);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t bytes = piece_at(call.bytes, begin, piece);
+    const uint64_t at = next_phase();
+    if (is_root && bytes != 0) {
+      for (uint64_t rank = 0; rank < n; ++rank)
+        if (rank != static_cast<uint64_t>(index_))
+          copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
+    }
+    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    if (bytes == 0) continue;
+    const auto me = static_cast<uint64_t>(index_);
+    copy(call.output + begin, is_root ? call.in.at[me] + begin : half(call.root, at) + me * piece, bytes);
+  }
+  return Status::kOk;
+}
+
+// ---- gathers
+
+Status ShmGroup::all_gather(const Call& call) {
+  const uint64_t piece = settings_.stage_bytes;
+  const auto me = static_cast<size_t>(index_);
+  const uint64_t largest = *std::ranges::max_element(call.out.bytes);
+  const bool streaming = largest * static_cast<uint64_t>(size()) >= settings_.streaming_bytes;
+  const uint64_t steps = pieces(largest, piece);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t at = next_phase();
+    const uint64_t mine = piece_at(call.out.bytes[me], begin, piece);
+    if (mine != 0) {
+      copy(half(index_, at), call.input + begin, mine);
+      if (call.out.at[me] != call.input)
+        copy_out(call.out.at[me] + begin, call.input + begin, mine, streaming);
+    }
+    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    for (int offset = 1; offset < size(); ++offset) {
+      const int other = (index_ + offset) % size();
+      const auto i = static_cast<size_t>(other);
+      const uint64_t bytes = piece_at(call.out.bytes[i], begin, piece);
+      if (bytes != 0) copy_out(call.out.at[i] + begin, half(other, at), bytes, streaming);
+    }
+  }
+  return Status::kOk;
+}
+
+Status ShmGroup::gather(const Call& call) {
+  const uint64_t piece = settings_.stage_bytes;
+  const bool is_root = index_ == call.root;
+  const uint64_t steps = pieces(call.bytes, piece);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t bytes = piece_at(call.bytes, begin, piece);
+    const uint64_t at = next_phase();
+    if (!is_root) copy(half(index_, at), call.input + begin, bytes);
+    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    if (!is_root || bytes == 0) continue;
+    for (int other = 0; other < size(); ++other) {
+      const uint8_t* from = other == index_ ? call.input + begin : half(other, at);
+      copy(call.out.at[static_cast<size_t>(other)] + begin, from, bytes);
+    }
+  }
+  return Status::kOk;
+}
+
+// ---- reduce_scatter
+
+Status ShmGroup::reduce_scatter(const Call& call) {
+  const auto n = static_cast<uint64_t>(size());
+  const auto me = static_cast<uint64_t>(index_);
+  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const uint64_t largest = *std::ranges::max_element(call.in.bytes);
+  const bool streaming = largest * n >= settings_.streaming_bytes;
+  const uint64_t steps = pieces(largest, piece);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t at = next_phase();
+    for (uint64_t rank = 0; rank < n; ++rank) {
+      const uint64_t bytes = piece_at(call.in.bytes[rank], begin, piece);
+      if (rank != me && bytes != 0) copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
+    }
+    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    const uint64_t mine = piece_at(call.in.bytes[me], begin, piece);
+    if (mine == 0) continue;
+    for (uint64_t rank = 0; rank < n; ++rank) {
+      sources_[rank] = rank == me ? static_cast<const void*>(call.in.at[me] + begin)
+                                  : half(static_cast<int>(rank), at) + me * piece;
+    }
+    ReduceArgs args = reduce_args(call, call.output + begin, sources_, mine);
+    args.streaming = streaming;
+    collectives::reduce(args);
+  }
+  return Status::kOk;
+}
+
+// ---- all_to_all
+
+Status ShmGroup::all_to_all(const Call& call) {
+  return to_everyone(call, *std::ranges::max_element(call.in.bytes), true);
+}
+
+// Everyone learns first what everyone sends to everyone and expects, so all see the same disagreement.
+Status ShmGroup::all_to_all_v(const Call& call) {
+  const auto n = static_cast<size_t>(size());
+  const uint64_t row = n * sizeof(uint64_t);
+  if (2 * row > settings_.stage_bytes)
+    return breaker_.raise(Status::kLimitExceeded,
+                          "all_to_all_v: collectives.stage_bytes is too small for the counts");
+  const uint64_t at = next_phase();
+  std::memcpy(half(index_, at), call.in.bytes.data(), row);
+  std::memcpy(half(index_, at) + row, call.out.bytes.data(), row);
+  if (const Status status = first_phase(call); is_error(status)) return status;
+  uint64_t largest = 0;
+  for (size_t from = 0; from < n; ++from)
+    std::memcpy(counts_.data() + from * n, half(static_cast<int>(from), at), row);
+  for (size_t to = 0; to < n; ++to) {
+    for (size_t from = 0; from < n; ++from) {
+      uint64_t expected = 0;
+      std::memcpy(&expected, half(static_cast<int>(to), at) + row + from * sizeof expected, sizeof expected);
+      const uint64_t sent = counts_[from * n + to];
+      if (sent != expected) {
+        return breaker_.raise(Status::kMismatch,
+                              fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}",
+                                          describe(call.header), ranks_[from], sent, ranks_[to], expected));
+      }
+      largest = std::max(largest, sent);
+    }
+  }
+  return to_everyone(call, largest, false);
+}
+
+Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, bool headed) {
+  const auto n = static_cast<uint64_t>(size());
+  const auto me = static_cast<uint64_t>(index_);
+  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const bool streaming = most_bytes * n >= settings_.streaming_bytes;
+  const uint64_t steps = pieces(most_bytes, piece);
+  if (!headed && most_bytes == 0) return phase(call.deadline);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t begin = step * piece;
+    const uint64_t at = next_phase();
+    for (uint64_t rank = 0; rank < n; ++rank) {
+      const uint64_t bytes = piece_at(call.in.bytes[rank], begin, piece);
+      if (bytes == 0) continue;
+      if (rank == me)
+        copy_out(call.out.at[me] + begin, call.in.at[me] + begin, bytes, streaming);
+      else
+        copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
+    }
+    const Status status = step == 0 && headed ? first_phase(call) : phase(call.deadline);
+    if (is_error(status)) return status;
+    for (uint64_t offset = 1; offset < n; ++offset) {
+      const uint64_t rank = (me + offset) % n;
+      const uint64_t bytes = piece_at(call.out.bytes[rank], begin, piece);
+      if (bytes != 0)
+        copy_out(call.out.at[rank] + begin, half(static_cast<int>(rank), at) + me * piece, bytes, streaming);
+    }
+  }
+  return Status::kOk;
+}
+
+// ---- control
+
+Status ShmGroup::exchange(const Header& header, const void* mine, uint64_t bytes,
+                          std::vector<std::vector<uint8_t>>& all, Deadline deadline) {
+  Call call;
+  call.header = header;
+  call.deadline = deadline;
+  const uint64_t at = next_phase();
+  uint8_t* const stage = half(index_, at);
+  std::memcpy(stage, &bytes, sizeof bytes);
+  if (bytes != 0) std::memcpy(stage + sizeof bytes, mine, bytes);
+  if (const Status status = first_phase(call); is_error(status)) return status;
+  all.resize(ranks_.size());
+  for (int other = 0; other < size(); ++other) {
+    uint64_t length = 0;
+    std::memcpy(&length, half(other, at), sizeof length);
+    length = std::min(length, kMostExchanged);
+    const uint8_t* const from = half(other, at) + sizeof length;
+    all[static_cast<size_t>(other)].assign(from, from + length);
+  }
+  return Status::kOk;
+}
+
+}  // namespace towline::collectives

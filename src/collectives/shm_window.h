@@ -1,0 +1,53 @@
+// Memory that the ranks of one host put into and get from: every rank's, mapped by all.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/memfd.h"
+#include "collectives/cpu_backend.h"
+#include "memory/shared_memory.h"
+
+namespace towline::collectives {
+
+class ShmWindow {
+ public:
+  // Collective. address null: allocated. Throws Error, on every rank alike where one can't share its memory.
+  ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline);
+  // Collective: nobody uses it any more when it returns.
+  Status close(uint64_t number, Deadline deadline);
+
+  void* address(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].address; }
+  uint64_t bytes(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].bytes; }
+  void signal(int rank) noexcept;
+  // kOk, kTimedOut, or why the communicator broke.
+  Status wait_signal(int rank, Deadline deadline) noexcept;
+  CpuBackend& backend() noexcept { return backend_; }
+
+ private:
+  struct alignas(128) Signals {
+    std::atomic<uint64_t> count;
+  };
+  struct Rank {
+    Mapping memory;   // of others
+    Mapping signals;  // what it counts of each rank
+    uint8_t* address = nullptr;
+    uint64_t bytes = 0;
+  };
+
+  Signals& signals(int of, int from) const noexcept {
+    return reinterpret_cast<Signals*>(ranks_[static_cast<size_t>(of)].signals.address())[from];
+  }
+  std::vector<uint8_t> offer(void* address, uint64_t bytes, UniqueFd& signals_fd, SharedRange& range);
+  void open(int rank, const std::vector<uint8_t>& offer);
+
+  CpuBackend& backend_;
+  std::unique_ptr<SharedMemory> allocated_;
+  std::shared_ptr<InPlaceShare> shared_;
+  std::vector<Rank> ranks_;
+  std::vector<std::atomic<uint64_t>> taken_;  // signals waited for
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,108 @@
+// Where ranks meet: small values under keys, that outlive the operation that put them. Control path only.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "towline/collectives.h"
+
+namespace towline::collectives {
+
+using Bytes = std::vector<uint8_t>;
+
+// Any thread. Throws Error.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, std::span<const uint8_t> value) = 0;
+  // Waits until the key is there; Error(kTimedOut) at the deadline.
+  virtual Bytes get(const std::string& key, Deadline deadline) = 0;
+  virtual std::string describe() const = 0;
+  // The address of ours by which the store is reached, "10.0.0.7"; "" where it is no network.
+  virtual std::string local_host() const { return {}; }
+};
+
+// The application's, by the C API.
+class CallbackStore final : public Store {
+ public:
+  explicit CallbackStore(const towline_collective_store_t& callbacks) : callbacks_(callbacks) {}
+  ~CallbackStore() override {
+    if (callbacks_.release != nullptr) callbacks_.release(callbacks_.context);
+  }
+  void set(const std::string& key, std::span<const uint8_t> value) override;
+  Bytes get(const std::string& key, Deadline deadline) override;
+  std::string describe() const override { return "store of the application"; }
+
+ private:
+  const towline_collective_store_t callbacks_;
+  std::mutex mutex_;
+};
+
+// Of this process: for one rank alone, and for ranks that are threads.
+class MemoryStore final : public Store {
+ public:
+  void set(const std::string& key, std::span<const uint8_t> value) override;
+  Bytes get(const std::string& key, Deadline deadline) override;
+  std::string describe() const override { return "memory"; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Bytes> values_;
+};
+
+// A folder that all ranks see; a key is a file, put there whole.
+class FileStore final : public Store {
+ public:
+  explicit FileStore(std::string folder);
+  void set(const std::string& key, std::span<const uint8_t> value) override;
+  Bytes get(const std::string& key, Deadline deadline) override;
+  std::string describe() const override { return "file:" + folder_; }
+
+ private:
+  std::string path(const std::string& key) const;
+  const std::string folder_;
+};
+
+// A part of another store.
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::shared_ptr<Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, std::span<const uint8_t> value) override {
+    store_->set(prefix_ + key, value);
+  }
+  Bytes get(const std::string& key, Deadline deadline) override {
+    return store_->get(prefix_ + key, deadline);
+  }
+  std::string describe() const override { return store_->describe(); }
+  std::string local_host() const override { return store_->local_host(); }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string prefix_;
+};
+
+// By address, as towline_communicator_options_t.bootstrap says; not directories. Throws Error.
+std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
+                                  Deadline deadline);
+
+// Rank and size from the environment; `method` as the C API says. Throws Error(kNotFound).
+struct RankAndSize {
+  int rank = 0;
+  int size = 0;
+  std::string source;  // "RANK and WORLD_SIZE"
+};
+RankAndSize rank_from_environment(const Config& config, std::string_view method);
+
+}  // namespace towline::collectives

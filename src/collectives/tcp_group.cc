@@ -1,0 +1,214 @@
+#include "collectives/tcp_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/reduce.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kFlatBytes = 16 << 10;   // all_reduce up to here: gathered everywhere
+constexpr uint64_t kPieceBytes = 1 << 20;   // of a part that is received to be reduced
+constexpr uint64_t kTreeBytes = 256 << 10;  // broadcast up to here: a tree
+
+std::span<const uint8_t> bytes_at(const uint8_t* at, uint64_t bytes) {
+  return {at, static_cast<size_t>(bytes)};
+}
+std::span<uint8_t> bytes_at(uint8_t* at, uint64_t bytes) { return {at, static_cast<size_t>(bytes)}; }
+
+void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+TcpGroup::TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks)
+    : mesh_(mesh), index_(index), ranks_(std::move(ranks)), sources_(ranks_.size()) {}
+
+Status TcpGroup::swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in) {
+  return mesh_.exchange(call.header, ranks_[static_cast<size_t>(ahead(step))], out,
+                        ranks_[static_cast<size_t>(back(step))], in, call.deadline);
+}
+Status TcpGroup::send(const Call& call, int to, std::span<const uint8_t> out) {
+  return mesh_.exchange(call.header, ranks_[static_cast<size_t>(to)], out, -1, {}, call.deadline);
+}
+Status TcpGroup::receive(const Call& call, int from, std::span<uint8_t> in) {
+  return mesh_.exchange(call.header, -1, {}, ranks_[static_cast<size_t>(from)], in, call.deadline);
+}
+
+// After step k everyone knows of 2^(k+1) ranks that they have come.
+Status TcpGroup::barrier(const Call& call) {
+  for (int step = 1; step < size(); step *= 2)
+    if (const Status status = swap(call, step, {}, {}); is_error(status)) return status;
+  return Status::kOk;
+}
+
+// Equal parts of the buffer, whole elements, the last ones shorter.
+void TcpGroup::cut(const Call& call, uint8_t* base, Parts& parts) const {
+  const auto n = static_cast<uint64_t>(size());
+  const uint64_t elements = call.bytes / call.element;
+  const uint64_t share = (elements + n - 1) / n * call.element;
+  parts.resize(n);
+  for (uint64_t rank = 0; rank < n; ++rank) {
+    const uint64_t begin = std::min(rank * share, call.bytes);
+    parts.at[rank] = base + begin;
+    parts.bytes[rank] = std::min(share, call.bytes - begin);
+  }
+}
+
+// The parts of all ranks that are mine to reduce, by pieces, into `to`. `to` may be the place of my own part.
+Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
+  const auto me = static_cast<size_t>(index_);
+  const uint64_t largest = *std::ranges::max_element(in.bytes);
+  for (uint64_t begin = 0; begin == 0 || begin < largest; begin += kPieceBytes) {
+    const auto piece = [&](size_t rank) {
+      return begin >= in.bytes[rank] ? 0 : std::min(kPieceBytes, in.bytes[rank] - begin);
+    };
+    const uint64_t mine = piece(me);
+    received_.resize(static_cast<size_t>(size()) * mine);
+    for (int step = 1; step < size(); ++step) {
+      const auto from = static_cast<size_t>(back(step));
+      const auto target = static_cast<size_t>(ahead(step));
+      const Status status = swap(call, step, bytes_at(in.at[target] + begin, piece(target)),
+                                 bytes_at(received_.data() + from * mine, mine));
+      if (is_error(status)) return status;
+    }
+    for (size_t rank = 0; rank < sources_.size(); ++rank)
+      sources_[rank] = rank == me ? in.at[me] + begin : received_.data() + rank * mine;
+    collectives::reduce({to + begin, sources_.data(), static_cast<uint32_t>(sources_.size()), call.datatype,
+                         call.reduction, call.divisor, mine / call.element});
+  }
+  return Status::kOk;
+}
+
+Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts& out) {
+  const auto me = static_cast<size_t>(index_);
+  copy(out.at[me], mine, out.bytes[me]);
+  for (int step = 1; step < size(); ++step) {
+    const auto from = static_cast<size_t>(back(step));
+    const Status status =
+        swap(call, step, bytes_at(mine, out.bytes[me]), bytes_at(out.at[from], out.bytes[from]));
+    if (is_error(status)) return status;
+  }
+  return Status::kOk;
+}
+
+Status TcpGroup::all_reduce(const Call& call) {
+  const auto me = static_cast<size_t>(index_);
+  if (call.bytes <= kFlatBytes) {
+    received_.resize(static_cast<size_t>(size()) * call.bytes);
+    out_.resize(ranks_.size());
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      out_.at[rank] = received_.data() + rank * call.bytes;
+      out_.bytes[rank] = call.bytes;
+      sources_[rank] = out_.at[rank];
+    }
+    if (const Status status = share_parts(call, call.input, out_); is_error(status)) return status;
+    collectives::reduce({call.output, sources_.data(), static_cast<uint32_t>(sources_.size()), call.datatype,
+                         call.reduction, call.divisor, call.bytes / call.element});
+    return Status::kOk;
+  }
+  cut(call, const_cast<uint8_t*>(call.input), in_);
+  cut(call, call.output, out_);
+  if (const Status status = reduce_parts(call, in_, out_.at[me]); is_error(status)) return status;
+  return share_parts(call, out_.at[me], out_);
+}
+
+Status TcpGroup::reduce(const Call& call) {
+  const auto me = static_cast<size_t>(index_);
+  cut(call, const_cast<uint8_t*>(call.input), in_);
+  result_.resize(in_.bytes[me]);
+  if (const Status status = reduce_parts(call, in_, result_.data()); is_error(status)) return status;
+  if (index_ != call.root) return send(call, call.root, result_);
+  cut(call, call.output, out_);
+  copy(out_.at[me], result_.data(), result_.size());
+  for (int other = 0; other < size(); ++other) {
+    const auto i = static_cast<size_t>(other);
+    if (other == index_) continue;
+    if (const Status status = receive(call, other, bytes_at(out_.at[i], out_.bytes[i])); is_error(status))
+      return status;
+  }
+  return Status::kOk;
+}
+
+Status TcpGroup::broadcast(const Call& call) {
+  const int n = size();
+  if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
+  if (call.bytes <= kTreeBytes || n <= 2 || call.output == nullptr) {
+    // A binomial tree: in round k whoever has it gives it to the one 2^k further from the root.
+    const int place = (index_ - call.root + n) % n;
+    const uint8_t* data = index_ == call.root ? call.input : call.output;
+    for (int step = 1; step < n; step *= 2) {
+      Status status = Status::kOk;
+      if (place < step && place + step < n)
+        status = send(call, (index_ + step) % n, bytes_at(data, call.bytes));
+      else if (place >= step && place < 2 * step)
+        status = receive(call, (index_ - step + n) % n, bytes_at(call.output, call.bytes));
+      if (is_error(status)) return status;
+    }
+    return Status::kOk;
+  }
+  // The root gives everyone a part; parts then go to everyone.
+  cut(call, call.output, out_);
+  const auto me = static_cast<size_t>(index_);
+  for (int other = 0; other < n; ++other) {
+    const auto i = static_cast<size_t>(other);
+    Status status = Status::kOk;
+    if (index_ == call.root && other != index_)
+      status = send(call, other, bytes_at(out_.at[i], out_.bytes[i]));
+    if (index_ != call.root && other == index_)
+      status = receive(call, call.root, bytes_at(out_.at[me], out_.bytes[me]));
+    if (is_error(status)) return status;
+  }
+  return share_parts(call, out_.at[me], out_);
+}
+
+Status TcpGroup::all_gather(const Call& call) { return share_parts(call, call.input, call.out); }
+
+Status TcpGroup::reduce_scatter(const Call& call) { return reduce_parts(call, call.in, call.output); }
+
+Status TcpGroup::gather(const Call& call) {
+  if (index_ != call.root) return send(call, call.root, bytes_at(call.input, call.bytes));
+  for (int other = 0; other < size(); ++other) {
+    const auto i = static_cast<size_t>(other);
+    if (other == index_) {
+      copy(call.out.at[i], call.input, call.out.bytes[i]);
+    } else if (const Status status = receive(call, other, bytes_at(call.out.at[i], call.out.bytes[i]));
+               is_error(status)) {
+      return status;
+    }
+  }
+  return Status::kOk;
+}
+
+Status TcpGroup::scatter(const Call& call) {
+  if (index_ != call.root) return receive(call, call.root, bytes_at(call.output, call.bytes));
+  for (int other = 0; other < size(); ++other) {
+    const auto i = static_cast<size_t>(other);
+    if (other == index_) {
+      copy(call.output, call.in.at[i], call.in.bytes[i]);
+    } else if (const Status status =
+                   send(call, other, bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]));
+               is_error(status)) {
+      return status;
+    }
+  }
+  return Status::kOk;
+}
+
+Status TcpGroup::all_to_all(const Call& call) {
+  const auto me = static_cast<size_t>(index_);
+  copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
+  for (int step = 1; step < size(); ++step) {
+    const auto from = static_cast<size_t>(back(step));
+    const auto target = static_cast<size_t>(ahead(step));
+    const Status status =
+        swap(call, step, bytes_at(static_cast<const uint8_t*>(call.in.at[target]), call.in.bytes[target]),
+             bytes_at(call.out.at[from], call.out.bytes[from]));
+    if (is_error(status)) return status;
+  }
+  return Status::kOk;
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,54 @@
+// Operations among ranks of which no two share memory, over a mesh. Parts and roots are in the group's own
+// indices.
+//
+// Reductions are pairwise: every rank sends each other the part that that one reduces, which takes them in
+// the order of ranks; results then go round. That moves as little as a ring, rounds once and gives the same
+// bits on every rank. Small ones are gathered everywhere and reduced by everyone.
+#pragma once
+
+#include <vector>
+
+#include "collectives/call.h"
+#include "collectives/tcp_mesh.h"
+
+namespace towline::collectives {
+
+class TcpGroup {
+ public:
+  TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks);
+
+  int index() const noexcept { return index_; }
+  int size() const noexcept { return static_cast<int>(ranks_.size()); }
+
+  Status barrier(const Call& call);
+  Status all_reduce(const Call& call);
+  Status reduce(const Call& call);
+  Status broadcast(const Call& call);
+  Status all_gather(const Call& call);
+  Status reduce_scatter(const Call& call);
+  Status gather(const Call& call);
+  Status scatter(const Call& call);
+  Status all_to_all(const Call& call);
+
+ private:
+  // `out` to the rank `step` further, `in` from the one `step` back.
+  Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
+  Status send(const Call& call, int to, std::span<const uint8_t> out);
+  Status receive(const Call& call, int from, std::span<uint8_t> in);
+  int ahead(int step) const { return (index_ + step) % size(); }
+  int back(int step) const { return (index_ - step + size()) % size(); }
+  Status reduce_parts(const Call& call, const Parts& in, uint8_t* to);
+  Status share_parts(const Call& call, const uint8_t* mine, const Parts& out);
+  void cut(const Call& call, uint8_t* base, Parts& parts) const;
+
+  TcpMesh& mesh_;
+  const int index_;
+  const std::vector<int> ranks_;
+  std::vector<uint8_t> received_;
+  std::vector<uint8_t> result_;
+  std::vector<const void*> sources_;
+  Parts in_;
+  Parts out_;
+};
+
+}  // namespace towline::collectives

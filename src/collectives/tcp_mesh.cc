@@ -1,0 +1,439 @@
+#include "collectives/tcp_mesh.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/spin.h"
+#include "base/wire.h"
+#include "collectives/sockets.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint32_t kMagic = 0x4c574f54;
+constexpr uint16_t kVersion = 1;
+constexpr size_t kHelloBytes = 4 + 2 + 1 + 4 + 16;
+constexpr size_t kMostArriving = 1024;
+
+// Control frames: type, status, text. A rank proposes, rank 0 announces.
+constexpr uint8_t kBreak = 1;
+constexpr uint8_t kLeave = 2;
+
+// Goes before every message between two ranks of an operation.
+struct Prefix {
+  Header header;
+  uint64_t bytes = 0;
+};
+static_assert(sizeof(Prefix) == 40);
+
+class SocketChannel final : public Channel {
+ public:
+  SocketChannel(UniqueFd socket, int peer, Breaker& breaker)
+      : socket_(std::move(socket)), peer_(peer), breaker_(breaker) {}
+  size_t write(const void* data, size_t bytes) override {
+    for (;;) {
+      const ssize_t n = ::send(socket_.get(), data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n >= 0) return static_cast<size_t>(n);
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) lost();
+      return 0;
+    }
+  }
+  size_t read(void* data, size_t bytes) override {
+    if (bytes == 0) return 0;
+    for (;;) {
+      const ssize_t n = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
+      if (n > 0) return static_cast<size_t>(n);
+      if (n < 0 && errno == EINTR) continue;
+      if (n == 0 || errno != EAGAIN) lost();
+      return 0;
+    }
+  }
+  bool can_write() override { return ready(POLLOUT); }
+  bool can_read() override { return ready(POLLIN); }
+  int fd() const override { return socket_.get(); }
+
+ private:
+  bool ready(short events) const {
+    pollfd polled = {socket_.get(), events, 0};
+    return ::poll(&polled, 1, 0) > 0;
+  }
+  void lost() {
+    breaker_.raise(Status::kPeerLost,
+                   fmt::format("rank {} closed its connection while messages were expected", peer_));
+  }
+
+  const UniqueFd socket_;
+  const int peer_;
+  Breaker& breaker_;
+};
+
+}  // namespace
+
+TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker)
+    : rank_(rank),
+      size_(size),
+      breaker_(breaker),
+      socket_(parse_endpoint(listen, 0)),
+      controls_(static_cast<size_t>(size)),
+      lanes_(static_cast<size_t>(size)),
+      message_sockets_(static_cast<size_t>(size)) {}
+
+TcpMesh::~TcpMesh() = default;
+
+std::vector<std::string> TcpMesh::endpoints(const std::string& store_host) const {
+  std::vector<std::string> result;
+  const auto add = [&](const std::string& text) {
+    if (std::ranges::find(result, text) == result.end()) result.push_back(text);
+  };
+  const std::vector<SocketAddress> reachable = socket_.reachable();
+  for (const SocketAddress& address : reachable)
+    if (address.endpoint().host == store_host) add(address.text());
+  for (const SocketAddress& address : reachable) add(address.text());
+  if (result.size() > 16) result.resize(16);
+  return result;
+}
+
+std::string TcpMesh::describe(int peer) const {
+  const auto i = static_cast<size_t>(peer);
+  return i < infos_.size() ? name_of(peer, infos_[i]) : fmt::format("rank {}", peer);
+}
+
+// ---- Connecting
+
+UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
+  std::string problems;
+  for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
+    try {
+      const uint64_t now = monotonic_now_ns();
+      const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, 5 * kSecondNs).ns()));
+      UniqueFd socket = dial(parse_endpoint(text), soon, false);
+      std::vector<uint8_t> hello;
+      WireWriter out(hello);
+      out.u32(kMagic);
+      out.u16(kVersion);
+      out.u8(static_cast<uint8_t>(kind));
+      out.u32(static_cast<uint32_t>(rank_));
+      out.u64(secret_.hi);
+      out.u64(secret_.lo);
+      if (!is_error(send_all(socket.get(), hello, soon))) return socket;
+    } catch (const Error& error) {
+      problems += (problems.empty() ? "" : "; ") + error.message();
+    }
+  }
+  fail(Status::kUnreachable, "cannot connect to {}: {}", describe(peer),
+       problems.empty() ? "it gives no address" : problems);
+}
+
+void TcpMesh::join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline) {
+  infos_ = infos;
+  {
+    const std::lock_guard lock(mutex_);
+    secret_ = secret;
+  }
+  if (rank_ == 0) return;
+  UniqueFd socket = dial_peer(0, Kind::kControl, deadline);
+  const std::lock_guard lock(mutex_);
+  controls_[0].socket = std::move(socket);
+}
+
+bool TcpMesh::complete() {
+  const std::lock_guard lock(mutex_);
+  return rank_ != 0 || std::all_of(controls_.begin() + 1, controls_.end(),
+                                   [](const Control& control) { return control.socket.valid(); });
+}
+
+int TcpMesh::lane(int peer, Deadline deadline, Status& status) {
+  const auto i = static_cast<size_t>(peer);
+  std::unique_lock lock(mutex_);
+  if (lanes_[i].valid()) return lanes_[i].get();
+  if (rank_ > peer) {
+    lock.unlock();
+    try {
+      UniqueFd socket = dial_peer(peer, Kind::kLane, deadline);
+      lock.lock();
+      lanes_[i] = std::move(socket);
+      return lanes_[i].get();
+    } catch (const Error& error) {
+      status = breaker_.raise(Status::kPeerLost, error.message());
+      return -1;
+    }
+  }
+  while (!lanes_[i].valid()) {
+    if (breaker_.broken()) {
+      status = breaker_.status();
+      return -1;
+    }
+    if (deadline.passed(monotonic_now_ns())) {
+      lock.unlock();
+      status = breaker_.raise(Status::kTimedOut,
+                              fmt::format("rank {} timed out: no sign of {}", rank_, describe(peer)));
+      return -1;
+    }
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+  return lanes_[i].get();
+}
+
+std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
+  const auto i = static_cast<size_t>(peer);
+  if (rank_ > peer) {
+    try {
+      UniqueFd socket = dial_peer(peer, Kind::kMessages, Deadline::after(monotonic_now_ns(), 30 * kSecondNs));
+      return std::make_unique<SocketChannel>(std::move(socket), peer, breaker_);
+    } catch (const Error& error) {
+      breaker_.raise(Status::kPeerLost, error.message());
+      return nullptr;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (!message_sockets_[i].valid()) return nullptr;
+  return std::make_unique<SocketChannel>(std::move(message_sockets_[i]), peer, breaker_);
+}
+
+// ---- The watcher
+
+void TcpMesh::poll_fds(std::vector<pollfd>& polled) {
+  polled.push_back({socket_.fd(), POLLIN, 0});
+  for (const Arriving& arriving : arriving_) {
+    if (arriving.bytes.size() < kHelloBytes) polled.push_back({arriving.socket.get(), POLLIN, 0});
+  }
+  const std::lock_guard lock(mutex_);
+  for (const Control& control : controls_)
+    if (control.socket.valid()) polled.push_back({control.socket.get(), POLLIN, 0});
+}
+
+void TcpMesh::serve() {
+  int error = 0;
+  while (UniqueFd socket = socket_.accept(nullptr, &error)) {
+    if (arriving_.size() >= kMostArriving) arriving_.pop_front();
+    set_no_delay(socket.get());
+    arriving_.push_back({std::move(socket), {}});
+  }
+  for (auto arriving = arriving_.begin(); arriving != arriving_.end();)
+    arriving = greet(*arriving) ? arriving_.erase(arriving) : std::next(arriving);
+  for (int peer = 0; peer < size_; ++peer) {
+    Control& control = controls_[static_cast<size_t>(peer)];
+    {
+      const std::lock_guard lock(mutex_);
+      if (!control.socket.valid()) continue;
+    }
+    if (read_control(peer, control)) continue;
+    const bool left = control.left;
+    {
+      const std::lock_guard lock(mutex_);
+      control.socket.reset();
+    }
+    if (left || breaker_.broken()) continue;
+    Breakage lost{Status::kPeerLost,
+                  fmt::format("{} ended without closing the communicator", describe(peer))};
+    if (rank_ == 0)
+      decide(std::move(lost));
+    else
+      breaker_.record(std::move(lost));
+  }
+}
+
+// True when it is done with: taken in or thrown out.
+bool TcpMesh::greet(Arriving& arriving) {
+  if (arriving.bytes.size() < kHelloBytes) {
+    uint8_t buffer[kHelloBytes];
+    const ssize_t got =
+        ::recv(arriving.socket.get(), buffer, kHelloBytes - arriving.bytes.size(), MSG_DONTWAIT);
+    if (got == 0) return true;
+    if (got < 0) return errno != EAGAIN && errno != EINTR;
+    arriving.bytes.insert(arriving.bytes.end(), buffer, buffer + got);
+    if (arriving.bytes.size() < kHelloBytes) return false;
+  }
+  WireReader in(arriving.bytes);
+  const bool known = in.u32() == kMagic && in.u16() == kVersion;
+  const uint8_t kind = in.u8();
+  const uint32_t peer = in.u32();
+  const Id secret{in.u64(), in.u64()};
+  const std::lock_guard lock(mutex_);
+  if (known && secret_.is_none()) return false;  // we do not know it yet
+  if (!known || secret != secret_ || peer >= static_cast<uint32_t>(size_)) return true;
+  if (kind == static_cast<uint8_t>(Kind::kControl)) controls_[peer].socket = std::move(arriving.socket);
+  if (kind == static_cast<uint8_t>(Kind::kLane)) lanes_[peer] = std::move(arriving.socket);
+  if (kind == static_cast<uint8_t>(Kind::kMessages)) message_sockets_[peer] = std::move(arriving.socket);
+  changed_.notify_all();
+  return true;
+}
+
+// False when the connection is over.
+bool TcpMesh::read_control(int peer, Control& control) {
+  for (;;) {
+    uint8_t buffer[4096];
+    const ssize_t got = ::recv(control.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got == 0) return false;
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) return false;
+      return true;
+    }
+    control.bytes.insert(control.bytes.end(), buffer, buffer + got);
+    for (;;) {
+      WireReader in(control.bytes);
+      const uint8_t type = in.u8();
+      const int32_t status = in.i32();
+      const std::string text(in.string16(4096));
+      if (!in.ok()) break;
+      control.bytes.erase(control.bytes.begin(),
+                          control.bytes.begin() + static_cast<ptrdiff_t>(in.position()));
+      if (type == kLeave) control.left = true;
+      if (type != kBreak || status >= 0) continue;
+      Breakage reason{Status{status}, text};
+      if (rank_ == 0) {
+        decide(std::move(reason));
+      } else if (peer == 0) {
+        {
+          const std::lock_guard lock(mutex_);
+          if (!agreed_) {
+            agreed_ = true;
+            agreement_ = reason;
+          }
+        }
+        changed_.notify_all();
+        breaker_.record(std::move(reason));
+      }
+    }
+    if (control.bytes.size() > 65536) return false;
+  }
+}
+
+void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept {
+  std::vector<uint8_t> frame;
+  WireWriter out(frame);
+  out.u8(type);
+  out.i32(static_cast<int32_t>(reason.status));
+  out.string16(std::string_view(reason.text).substr(0, 4000));
+  const UniqueFd& socket = controls_[static_cast<size_t>(peer)].socket;
+  if (socket.valid())
+    (void)send_all(socket.get(), frame, Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
+}
+
+// Rank 0: the first reason is everyone's.
+void TcpMesh::decide(Breakage reason) {
+  Breakage agreed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!agreed_) {
+      agreed_ = true;
+      agreement_ = std::move(reason);
+      for (int peer = 1; peer < size_; ++peer) tell(peer, kBreak, agreement_);
+    }
+    agreed = agreement_;
+  }
+  changed_.notify_all();
+  breaker_.record(std::move(agreed));
+}
+
+Breakage TcpMesh::agree(Breakage reason) {
+  std::unique_lock lock(mutex_);
+  if (agreed_) return agreement_;
+  if (rank_ == 0) {
+    agreed_ = true;
+    agreement_ = std::move(reason);
+    for (int peer = 1; peer < size_; ++peer) tell(peer, kBreak, agreement_);
+    return agreement_;
+  }
+  tell(0, kBreak, reason);
+  changed_.wait_for(lock, std::chrono::milliseconds(500), [&] { return agreed_; });
+  return agreed_ ? agreement_ : reason;
+}
+
+void TcpMesh::leave() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < size_; ++peer) tell(peer, kLeave, {});
+}
+
+// ---- Operations
+
+Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> out, int from,
+                         std::span<uint8_t> in, Deadline deadline) {
+  Status status = Status::kOk;
+  const int out_fd = to < 0 ? -1 : lane(to, deadline, status);
+  if (is_error(status)) return status;
+  const int in_fd = from < 0 ? -1 : lane(from, deadline, status);
+  if (is_error(status)) return status;
+
+  Prefix prefix{header, out.size()};
+  Prefix theirs;
+  size_t sent = to < 0 ? sizeof prefix + out.size() : 0;
+  size_t received = from < 0 ? sizeof theirs + in.size() : 0;
+  SpinWait spin(0, 64);
+  while (sent < sizeof prefix + out.size() || received < sizeof theirs + in.size()) {
+    bool moved = false;
+    if (sent < sizeof prefix + out.size()) {
+      iovec parts[2] = {};
+      int count = 0;
+      if (sent < sizeof prefix)
+        parts[count++] = {reinterpret_cast<uint8_t*>(&prefix) + sent, sizeof prefix - sent};
+      const size_t at = sent < sizeof prefix ? 0 : sent - sizeof prefix;
+      if (out.size() > at) parts[count++] = {const_cast<uint8_t*>(out.data()) + at, out.size() - at};
+      msghdr message = {};
+      message.msg_iov = parts;
+      message.msg_iovlen = static_cast<size_t>(count);
+      const ssize_t n = ::sendmsg(out_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n > 0) {
+        sent += static_cast<size_t>(n);
+        moved = true;
+      } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
+        return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
+                                                             describe(to), collectives::describe(header)));
+      }
+    }
+    if (received < sizeof theirs + in.size()) {
+      const bool heading = received < sizeof theirs;
+      uint8_t* const at =
+          heading ? reinterpret_cast<uint8_t*>(&theirs) + received : in.data() + (received - sizeof theirs);
+      const size_t room = heading ? sizeof theirs - received : sizeof theirs + in.size() - received;
+      const ssize_t n = ::recv(in_fd, at, room, MSG_DONTWAIT);
+      if (n > 0) {
+        received += static_cast<size_t>(n);
+        moved = true;
+        if (heading && received >= sizeof theirs) {
+          if (!(theirs.header == header)) {
+            const bool lower = rank_ < from;
+            return breaker_.raise(Status::kMismatch,
+                                  describe_mismatch(lower ? rank_ : from, lower ? header : theirs.header,
+                                                    lower ? from : rank_, lower ? theirs.header : header));
+          }
+          if (theirs.bytes != in.size()) {
+            return breaker_.raise(
+                Status::kMismatch,
+                fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}",
+                            collectives::describe(header), from, theirs.bytes, rank_, in.size()));
+          }
+        }
+      } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+        return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
+                                                             describe(from), collectives::describe(header)));
+      }
+    }
+    if (moved) {
+      spin.reset();
+      continue;
+    }
+    if (breaker_.broken()) return breaker_.status();
+    if (deadline.passed(monotonic_now_ns())) {
+      const int late = received < sizeof theirs + in.size() ? from : to;
+      return breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
+                                                           rank_, collectives::describe(header), late));
+    }
+    if (spin.again()) continue;
+    pollfd polled[2];
+    nfds_t count = 0;
+    if (sent < sizeof prefix + out.size()) polled[count++] = {out_fd, POLLOUT, 0};
+    if (received < sizeof theirs + in.size()) polled[count++] = {in_fd, POLLIN, 0};
+    ::poll(polled, count, poll_timeout_ms(deadline, 50));
+  }
+  return Status::kOk;
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,94 @@
+// Connections between ranks that share no memory. Every rank listens; a pair is connected when it first has
+// something to say, the higher rank dials. Beside, every rank keeps a control connection to rank 0, over
+// which a communicator breaks as one: a rank proposes a reason, rank 0 tells everyone the first it got.
+//
+// Threads: lanes belong to the thread that performs, message channels to the message engine, the rest to the
+// backend's watcher.
+#pragma once
+
+#include <poll.h>
+
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/id.h"
+#include "base/socket_address.h"
+#include "base/unique_fd.h"
+#include "collectives/breaker.h"
+#include "collectives/call.h"
+#include "collectives/messages.h"
+#include "collectives/topology.h"
+
+namespace towline::collectives {
+
+class TcpMesh {
+ public:
+  // Listens. `listen`: "host:port" or "*:0".
+  TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker);
+  ~TcpMesh();
+
+  // Where others reach this rank, best first: the address by which the store was reached comes first.
+  std::vector<std::string> endpoints(const std::string& store_host) const;
+  // Knows the others from here on; connects to rank 0. `secret` is what connections show. Throws Error.
+  void join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline);
+  // After all have joined, at rank 0: that everyone's control connection is there.
+  bool complete();
+
+  // ---- The watcher
+  void poll_fds(std::vector<pollfd>& polled);
+  void serve();  // accepts, reads what came; breaks the communicator when a rank is gone
+  // Any thread: proposes a reason to break and waits, for a moment, for what is agreed on.
+  Breakage agree(Breakage reason);
+  void leave() noexcept;
+
+  // ---- The performing thread. Sends `out` to one rank while it receives `in` from another (or the same; -1:
+  // none). Both sides give the same header, and the same number of bytes.
+  Status exchange(const Header& header, int to, std::span<const uint8_t> out, int from, std::span<uint8_t> in,
+                  Deadline deadline);
+
+  // ---- The message engine. Null until the other side has dialled.
+  std::unique_ptr<Channel> message_channel(int peer);
+
+ private:
+  enum class Kind : uint8_t { kControl = 0, kLane = 1, kMessages = 2 };
+  struct Arriving {
+    UniqueFd socket;
+    std::vector<uint8_t> bytes;
+  };
+  struct Control {
+    UniqueFd socket;
+    std::vector<uint8_t> bytes;
+    bool left = false;
+  };
+
+  UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
+  int lane(int peer, Deadline deadline, Status& status);
+  bool greet(Arriving& arriving);
+  bool read_control(int peer, Control& control);
+  void decide(Breakage reason);
+  void tell(int peer, uint8_t type, const Breakage& reason) noexcept;
+  std::string describe(int peer) const;
+
+  const int rank_;
+  const int size_;
+  Breaker& breaker_;
+  ListeningSocket socket_;
+  std::vector<RankInfo> infos_;
+  Id secret_;
+  std::list<Arriving> arriving_;  // the watcher's
+  std::mutex mutex_;              // of what follows
+  std::condition_variable changed_;
+  std::vector<Control> controls_;  // rank 0: of everyone; others: of rank 0
+  std::vector<UniqueFd> lanes_;
+  std::vector<UniqueFd> message_sockets_;
+  bool agreed_ = false;
+  Breakage agreement_;
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,103 @@
+// Ranks as threads, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/communicator.h"
+#include "collectives/types.h"
+
+namespace towline::collectives {
+
+struct World {
+  int size = 2;
+  uint32_t flags = 0;
+  int ranks_per_host = 0;  // 0: all on one; else so many share memory, and TCP goes between
+  std::string stage_bytes = "64KiB";
+  uint64_t timeout_ns = 120 * kSecondNs;
+  std::string backend = "cpu";
+};
+
+inline std::shared_ptr<Communicator> join(const World& world, int rank, const std::shared_ptr<Store>& store,
+                                          const std::string& name = "test") {
+  CommunicatorOptions options;
+  options.name = name;
+  options.backend = world.backend;
+  options.rank = rank;
+  options.size = world.size;
+  options.flags = world.flags;
+  options.timeout_ns = world.timeout_ns;
+  auto config = std::make_shared<Config>();
+  config->set("collectives.stage_bytes", world.stage_bytes);
+  config->set("collectives.flat_bytes", "8KiB");
+  config->set("collectives.channel_bytes", "16KiB");
+  config->set("collectives.listen", "127.0.0.1:0");
+  if (world.ranks_per_host != 0) config->set("collectives.host", std::to_string(rank / world.ranks_per_host));
+  return Communicator::create(std::move(options), store, std::move(config));
+}
+
+// Runs the body as every rank, in a thread each, and waits. An exception of one fails the test.
+inline void run_threads(int size, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void run_ranks(const World& world, const std::function<void(Communicator&)>& body) {
+  auto store = std::make_shared<MemoryStore>();
+  // By test, since each rank of the process counts its communicators of a name.
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  const std::string name = std::string(test->test_suite_name()) + "." + test->name();
+  run_threads(world.size, [&](int rank) {
+    const auto communicator = join(world, rank, store, name);
+    body(*communicator);
+    communicator->close();
+  });
+}
+
+inline towline_collective_t call_of(uint32_t op, uint32_t datatype = TOWLINE_FLOAT32, uint64_t count = 0,
+                                    const void* input = nullptr, void* output = nullptr) {
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = op;
+  call.datatype = datatype;
+  call.count = count;
+  call.input = input;
+  call.output = output;
+  return call;
+}
+
+// Runs it; a failure fails the test with its sentence.
+inline void do_run(Communicator& communicator, const towline_collective_t& call) {
+  std::string text;
+  const Status status = communicator.run(call, nullptr, text);
+  ASSERT_EQ(status, Status::kOk) << op_name(call.op) << ": " << text;
+}
+
+inline void do_barrier(Communicator& communicator) { do_run(communicator, call_of(TOWLINE_OP_BARRIER)); }
+
+// Until the condition holds; fails the test after two minutes.
+inline void eventually(const std::function<bool()>& condition) {
+  const uint64_t limit = monotonic_now_ns() + 120 * kSecondNs;
+  while (!condition()) {
+    ASSERT_LT(monotonic_now_ns(), limit) << "it never came to be";
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,93 @@
+#include "collectives/topology.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/wire.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint16_t kVersion = 1;
+
+}  // namespace
+
+RankInfo this_rank() {
+  RankInfo info;
+  info.host = read_host_identity();
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) == 0) info.host_name = name;
+  const HostTopology topology = read_host_topology();
+  info.processors = static_cast<uint32_t>(topology.allowed_cpus.size());
+  const int cpu = ::sched_getcpu();
+  if (cpu >= 0) info.numa_node = topology.node_of_cpu(static_cast<uint32_t>(cpu)).value_or(0);
+  return info;
+}
+
+std::vector<uint8_t> encode(const RankInfo& info) {
+  std::vector<uint8_t> bytes;
+  WireWriter out(bytes);
+  out.u16(kVersion);
+  out.u64(info.host.boot_id.hi);
+  out.u64(info.host.boot_id.lo);
+  out.u32(info.host.pid);
+  out.u64(info.host.pid_namespace);
+  out.u64(info.host.network_namespace);
+  out.u64(info.host.process_start_time);
+  out.string16(info.host_name);
+  out.string16(info.label);
+  out.u32(info.processors);
+  out.u32(info.numa_node);
+  out.u32(static_cast<uint32_t>(info.endpoints.size()));
+  for (const std::string& endpoint : info.endpoints) out.string16(endpoint);
+  return bytes;
+}
+
+RankInfo decode(std::span<const uint8_t> bytes, int rank) {
+  WireReader in(bytes);
+  RankInfo info;
+  const uint16_t version = in.u16();
+  info.host.boot_id.hi = in.u64();
+  info.host.boot_id.lo = in.u64();
+  info.host.pid = in.u32();
+  info.host.pid_namespace = in.u64();
+  info.host.network_namespace = in.u64();
+  info.host.process_start_time = in.u64();
+  info.host_name = in.string16(255);
+  info.label = in.string16(255);
+  info.processors = in.u32();
+  info.numa_node = in.u32();
+  const uint32_t count = in.count32(256, 2);
+  for (uint32_t i = 0; i < count; ++i) info.endpoints.emplace_back(in.string16(255));
+  if (!in.ok() || version != kVersion)
+    fail(Status::kProtocol, "rank {} describes itself in a way not known here (version {}, here {})", rank,
+         version, kVersion);
+  return info;
+}
+
+std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool shared_memory) {
+  std::vector<std::vector<int>> hosts;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    bool placed = false;
+    for (std::vector<int>& host : hosts) {
+      const RankInfo& first = ranks[static_cast<size_t>(host.front())];
+      const RankInfo& mine = ranks[rank];
+      if (!shared_memory || mine.label != first.label || !mine.host.same_pid_namespace(first.host) ||
+          !mine.host.same_network_namespace(first.host))
+        continue;
+      host.push_back(static_cast<int>(rank));
+      placed = true;
+      break;
+    }
+    if (!placed) hosts.push_back({static_cast<int>(rank)});
+  }
+  return hosts;
+}
+
+std::string name_of(int rank, const RankInfo& info) {
+  return fmt::format("rank {} (process {} on {})", rank, info.host.pid, info.host_name);
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,36 @@
+// Who shares a host with whom, from what every rank says of itself.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/host_identity.h"
+
+namespace towline::collectives {
+
+struct RankInfo {
+  HostIdentity host;
+  std::string host_name;
+  std::string label;        // setting collectives.host: ranks with different ones count as on different hosts
+  uint32_t processors = 0;  // this rank may use
+  uint32_t numa_node = 0;   // of the processor it ran on
+  std::vector<std::string> endpoints;  // where it takes connections, best first
+};
+
+// Of the calling process.
+RankInfo this_rank();
+
+std::vector<uint8_t> encode(const RankInfo& info);
+// Throws Error(kProtocol).
+RankInfo decode(std::span<const uint8_t> bytes, int rank);
+
+// Ranks in groups that share memory, each in order, groups in the order of their first rank. Without shared
+// memory every rank is alone.
+std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool shared_memory);
+
+// "rank 2 (process 1234 on host-a)".
+std::string name_of(int rank, const RankInfo& info);
+
+}  // namespace towline::collectives

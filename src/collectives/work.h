@@ -1,0 +1,115 @@
+// An operation that was issued without waiting: its call, its state, who wants to know of its end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "towline/collectives.h"
+#include "towline/plugin/collective.h"
+#include "towline/status.h"
+
+namespace towline::collectives {
+
+class Communicator;
+
+// A call with its arrays copied.
+class OwnedCall {
+ public:
+  OwnedCall(const towline_collective_t& call, int size);
+  OwnedCall(const OwnedCall&) = delete;
+  OwnedCall& operator=(const OwnedCall&) = delete;
+  const towline_collective_t& get() const noexcept { return call_; }
+
+ private:
+  towline_collective_t call_ = {};
+  std::vector<uint64_t> numbers_;
+  std::vector<const void*> pointers_;
+};
+
+// not started -> in progress -> completed | timed out | error; once, by who runs it. Owners are counted: the
+// application's and the communicator's while it is under way.
+class Work {
+ public:
+  explicit Work(std::shared_ptr<Communicator> communicator, uint32_t op, uint64_t timeout_ns,
+                Deadline deadline)
+      : communicator_(std::move(communicator)), op_(op), timeout_ns_(timeout_ns), deadline_(deadline) {}
+
+  void retain() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
+  void release() noexcept {
+    if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  uint32_t state() const noexcept { return state_.load(std::memory_order_acquire); }
+  bool ended() const noexcept { return state() >= TOWLINE_WORK_COMPLETED; }
+  // kInProgress, or the outcome.
+  Status outcome() const noexcept { return ended() ? status_ : Status::kInProgress; }
+  const char* error() const noexcept { return ended() ? text_.c_str() : ""; }
+  uint32_t op() const noexcept { return op_; }
+  uint64_t timeout_ns() const noexcept { return timeout_ns_; }
+  Deadline deadline() const noexcept { return deadline_; }
+  const std::shared_ptr<Communicator>& communicator() const noexcept { return communicator_; }
+
+  void on(uint32_t event, towline_work_fn function, void* context);
+  void call_all(uint32_t event);  // of WAIT_PRE and WAIT_POST
+
+  // Whoever runs it. Functions are called with nothing held.
+  void begin();
+  void finish(Status status, std::string text);
+  // Sleeps until it has ended.
+  void sleep(Deadline until) const noexcept;
+
+  // ---- The communicator's, while under way
+  std::vector<std::unique_ptr<OwnedCall>> batch;      // the one call, or sends and receives
+  std::vector<towline_collective_message*> messages;  // of the batch, started
+  std::mutex messages_mutex;
+  uint64_t record = 0;  // in the flight recorder
+
+ private:
+  friend class Communicator;
+  struct Listener {
+    uint32_t event;
+    towline_work_fn function;
+    void* context;
+  };
+  ~Work() = default;
+
+  const std::shared_ptr<Communicator> communicator_;
+  const uint32_t op_;
+  const uint64_t timeout_ns_;
+  const Deadline deadline_;
+  std::atomic<uint32_t> owners_{1};
+  mutable std::atomic<uint32_t> state_{TOWLINE_WORK_NOT_STARTED};
+  Status status_ = Status::kInProgress;
+  std::string text_;
+  std::mutex listeners_mutex_;
+  std::vector<Listener> listeners_;
+};
+
+// One owner's share.
+class WorkRef {
+ public:
+  WorkRef() noexcept = default;
+  explicit WorkRef(Work* work) noexcept : work_(work) { work_->retain(); }
+  WorkRef(WorkRef&& other) noexcept : work_(std::exchange(other.work_, nullptr)) {}
+  WorkRef& operator=(WorkRef&& other) noexcept {
+    std::swap(work_, other.work_);
+    return *this;
+  }
+  ~WorkRef() {
+    if (work_ != nullptr) work_->release();
+  }
+  Work* operator->() const noexcept { return work_; }
+  Work& operator*() const noexcept { return *work_; }
+  Work* get() const noexcept { return work_; }
+
+ private:
+  Work* work_ = nullptr;
+};
+
+}  // namespace towline::collectives
