@@ -27,6 +27,7 @@ struct Options {
   uint64_t host_span = uint64_t{4} << 30;
   int rounds = 15;
   int blocks = 24;
+  int read_blocks = 12;
   int host_blocks = 8;
   bool target = false;
 };
@@ -52,8 +53,9 @@ towline::AgentOptions agent_options(const Options& options) {
   towline::AgentOptions result;
   result.listen = "none";
   result.backends = "cuda";
-  result.config = fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nhost_blocks = \"{}\"\n",
-                              options.plugin, options.blocks, options.host_blocks);
+  result.config = fmt::format(
+      "plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n", options.plugin,
+      options.blocks, options.read_blocks, options.host_blocks);
   return result;
 }
 
@@ -183,7 +185,7 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
           fmt::format("{}: {} {}", cell.name, towline::status_name(status), towline::last_error()));
     return std::pair{posted - start, ended - start};
   };
-  const int blocks = cell.host ? options.host_blocks : options.blocks;
+  const int blocks = cell.host ? options.host_blocks : read ? options.read_blocks : options.blocks;
   const int bare_blocks = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(blocks), cell.pages));
   const bool one = cell.pages == 1 && cell.page > (64u << 20);
   std::vector<double> bare_s;
@@ -253,7 +255,7 @@ std::vector<std::string> run_both_ways(uint64_t page, uint64_t pages, const Opti
   for (int round = -2; round < options.rounds; ++round) {
     const double start = now_s();
     bare_out.begin(options.blocks);
-    bare_in.begin(options.blocks);
+    bare_in.begin(options.read_blocks);
     bare_out.wait();
     bare_in.wait();
     const double middle = now_s();
@@ -290,8 +292,8 @@ int measure(const char* self, const Options& options) {
   const Target target(self, options);
   gpu::use(0);
   std::cout << fmt::format(
-      "{} x {}, {} thread blocks ({} with host memory), medians of {} rounds, spans {} GiB\n\n", gpu::count(),
-      gpu::name(0), options.blocks, options.host_blocks, options.rounds, options.span >> 30);
+      "{} x {}, thread blocks: {} to write, {} to read, {} with host memory; medians of {} rounds, spans {} GiB\n\n", gpu::count(),
+      gpu::name(0), options.blocks, options.read_blocks, options.host_blocks, options.rounds, options.span >> 30);
   towline::Agent agent("initiator", agent_options(options));
   const uint64_t local = gpu::allocate(options.span);
   auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
@@ -357,6 +359,7 @@ int main(int argc, char** argv) try {
   app.add_option("--host-span", options.host_span, "the same of pinned host memory");
   app.add_option("--rounds", options.rounds);
   app.add_option("--blocks", options.blocks, "thread blocks, of both");
+  app.add_option("--read-blocks", options.read_blocks, "the same of reads");
   app.add_option("--host-blocks", options.host_blocks,
                  "thread blocks where one side is host memory, of both");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");

@@ -245,7 +245,9 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const Ways ways{local_deltas.data(), remote_deltas.data(), args.op == TOWLINE_READ};
   prepared->work = std::make_unique<WorkList>(plan, ways, prepared->lane);
   prepared->copy_engine = prepared->work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
-  prepared->blocks = host_memory ? settings.host_blocks : settings.blocks;
+  prepared->blocks = host_memory ? settings.host_blocks
+                     : args.op == TOWLINE_READ ? settings.read_blocks
+                                               : settings.blocks;
   *out = prepared.release();
   return TOWLINE_OK;
 } catch (const core::Error& error) {

@@ -8,7 +8,8 @@
 namespace towline::cuda {
 
 struct Settings {
-  uint32_t blocks = 0;             // thread blocks of a copy between GPUs at most
+  uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most
+  uint32_t read_blocks = 0;        // the same of one from it
   uint32_t host_blocks = 0;        // the same where one side is host memory
   uint64_t copy_engine_bytes = 0;  // contiguous ranges of so many bytes go without a thread block
   bool direct = true;              // memory of the same process is used as it lies, not mapped once more
