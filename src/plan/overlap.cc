@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <span>
+#include <type_traits>
 
 #include "towline/plugin/cursor.hpp"
 
@@ -27,26 +29,86 @@ bool set_fresh_bits(std::vector<uint64_t>& bits, uint64_t begin, uint64_t end) n
   return true;
 }
 
-// True: no two share a byte. False: not known. One bit for each grain, the largest power of two that divides
-// every distance and length.
-bool disjoint_by_bitmap(const std::vector<Interval>& intervals) {
+// What one look at blocks of one address space tells, without a branch for each: lists of 100,000 are made
+// for one transfer.
+struct Layout {
   uint64_t low = UINT64_MAX;
   uint64_t high = 0;
-  for (const Interval& interval : intervals) {
-    if (interval.space != intervals.front().space) return false;
-    low = std::min(low, interval.address);
-    high = std::max(high, interval.address + interval.bytes);
+  uint64_t grains = 0;        // distances from the first one and lengths, or-ed
+  uint64_t lengths = 0;       // their differences from the first one's, or-ed
+  bool out_of_order = false;  // some block begins before the end of the one before it
+};
+
+template <class Block>
+uint64_t bytes_of(const Block& block) noexcept {
+  if constexpr (std::is_same_v<Block, Interval>) {
+    return block.bytes;
+  } else {
+    return block.length;
   }
-  uint64_t grains = 0;
-  for (const Interval& interval : intervals) grains |= (interval.address - low) | interval.bytes;
-  const int shift = std::countr_zero(grains);
-  const uint64_t bits = (high - low) >> shift;
-  if (bits > std::max(kSmallBitmapBits, intervals.size() * kBitmapBitsPerInterval)) return false;
+}
+
+template <class Block>
+Layout layout_of(std::span<const Block> blocks) noexcept {
+  Layout layout;
+  const uint64_t first = blocks.front().address;
+  const uint64_t first_bytes = bytes_of(blocks.front());
+  uint64_t end = 0;
+  uint64_t disorder = 0;
+  for (const Block& block : blocks) {
+    const uint64_t bytes = bytes_of(block);
+    disorder |= block.address < end ? 1 : 0;
+    end = block.address + bytes;
+    layout.low = std::min(layout.low, block.address);
+    layout.high = std::max(layout.high, end);
+    layout.grains |= (block.address - first) | bytes;
+    layout.lengths |= bytes ^ first_bytes;
+  }
+  layout.out_of_order = disorder != 0;
+  return layout;
+}
+
+// True: no two share a byte. False: not known. One bit for each grain, the largest power of two that divides
+// every distance and length. All of one address space.
+template <class Block>
+bool disjoint_by_bitmap(std::span<const Block> blocks, const Layout& layout) {
+  const int shift = std::countr_zero(layout.grains);
+  const uint64_t bits = (layout.high - layout.low) >> shift;
+  if (bits > std::max(kSmallBitmapBits, blocks.size() * kBitmapBitsPerInterval)) return false;
   std::vector<uint64_t> bitmap(bits / 64 + 1);
-  return std::all_of(intervals.begin(), intervals.end(), [&](const Interval& interval) {
-    const uint64_t begin = (interval.address - low) >> shift;
-    return set_fresh_bits(bitmap, begin, begin + (interval.bytes >> shift));
+  if (layout.lengths == 0 && bytes_of(blocks.front()) >> shift == 1) {
+    uint64_t twice = 0;
+    for (const Block& block : blocks) {
+      const uint64_t grain = (block.address - layout.low) >> shift;
+      uint64_t& word = bitmap[grain / 64];
+      const uint64_t mask = uint64_t{1} << (grain % 64);
+      twice |= word & mask;
+      word |= mask;
+    }
+    return twice == 0;
+  }
+  return std::all_of(blocks.begin(), blocks.end(), [&](const Block& block) {
+    const uint64_t begin = (block.address - layout.low) >> shift;
+    return set_fresh_bits(bitmap, begin, begin + (bytes_of(block) >> shift));
   });
+}
+
+bool in_one_space(std::span<const Interval> intervals) noexcept {
+  return std::all_of(intervals.begin(), intervals.end(),
+                     [&](const Interval& interval) { return interval.space == intervals.front().space; });
+}
+
+std::optional<std::pair<uint32_t, uint32_t>> find_overlap_by_sorting(std::vector<Interval>& intervals) {
+  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) {
+    if (a.space != b.space) return a.space < b.space;
+    return a.address != b.address ? a.address < b.address : a.position < b.position;
+  });
+  for (size_t i = 1; i < intervals.size(); ++i) {
+    const Interval& before = intervals[i - 1];
+    if (before.space == intervals[i].space && intervals[i].address < before.address + before.bytes)
+      return std::minmax(before.position, intervals[i].position);
+  }
+  return std::nullopt;
 }
 
 struct Hull {
@@ -153,21 +215,20 @@ bool extents_overlap(const towline_list& list, uint64_t max_blocks) {
 
 bool flat_overlaps(const towline_list& list, uint64_t max_blocks) {
   const std::vector<uint32_t> spaces = address_spaces(list);
-  bool ascending = true;
-  for (uint64_t i = 1; i < list.extent_count && ascending; ++i) {
-    const towline_flat_block& before = list.flat[i - 1];
-    const towline_flat_block& entry = list.flat[i];
-    ascending =
-        spaces[before.region] == spaces[entry.region] && entry.address >= before.address + before.length;
+  const std::span<const towline_flat_block> blocks(list.flat, list.extent_count);
+  if (std::all_of(spaces.begin(), spaces.end(), [](uint32_t space) { return space == 0; })) {
+    const Layout layout = layout_of(blocks);
+    if (!layout.out_of_order) return false;
+    if (blocks.size() > max_blocks || disjoint_by_bitmap(blocks, layout)) return false;
   }
-  if (ascending || list.extent_count > max_blocks) return false;
+  if (blocks.size() > max_blocks) return false;
   std::vector<Interval> intervals;
-  intervals.reserve(list.extent_count);
-  for (uint64_t i = 0; i < list.extent_count; ++i) {
-    const towline_flat_block& entry = list.flat[i];
-    intervals.push_back({entry.address, entry.length, spaces[entry.region], static_cast<uint32_t>(i)});
+  intervals.reserve(blocks.size());
+  for (const towline_flat_block& block : blocks) {
+    const auto position = static_cast<uint32_t>(&block - blocks.data());
+    intervals.push_back({block.address, block.length, spaces[block.region], position});
   }
-  return find_overlap(intervals).has_value();
+  return find_overlap_by_sorting(intervals).has_value();
 }
 
 }  // namespace
@@ -187,17 +248,10 @@ std::vector<uint32_t> address_spaces(const towline_list& list) {
 }
 
 std::optional<std::pair<uint32_t, uint32_t>> find_overlap(std::vector<Interval>& intervals) {
-  if (intervals.size() < 2 || disjoint_by_bitmap(intervals)) return std::nullopt;
-  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) {
-    if (a.space != b.space) return a.space < b.space;
-    return a.address != b.address ? a.address < b.address : a.position < b.position;
-  });
-  for (size_t i = 1; i < intervals.size(); ++i) {
-    const Interval& before = intervals[i - 1];
-    if (before.space == intervals[i].space && intervals[i].address < before.address + before.bytes)
-      return std::minmax(before.position, intervals[i].position);
-  }
-  return std::nullopt;
+  if (intervals.size() < 2) return std::nullopt;
+  const std::span<const Interval> all(intervals);
+  if (in_one_space(all) && disjoint_by_bitmap(all, layout_of(all))) return std::nullopt;
+  return find_overlap_by_sorting(intervals);
 }
 
 bool list_overlaps(const towline_list& list, uint64_t max_blocks) {

@@ -105,6 +105,8 @@ class ResolvedListBuilder {
   struct FlatShape {
     bool fits = true;     // every length in 32 bits
     uint64_t breaks = 0;  // places where neither distance nor length nor region go on as before
+    bool alike = true;    // all of one length
+    uint64_t bytes = 0;   // of all together, where every length fits
   };
 
   void set_space(uint32_t kind, uint64_t device) {
@@ -161,6 +163,7 @@ class ResolvedListBuilder {
   void flatten();
   FlatShape fill_flat(const FlatBlocks& blocks);
   void group_flat();
+  void measure_flat();
   std::shared_ptr<const ResolvedList> finish();
 
   [[noreturn]] void fail_uncovered(uint64_t entry, uint64_t block, uint64_t address, uint64_t bytes) const {
@@ -294,6 +297,7 @@ void ResolvedListBuilder::flatten() {
   list_->flat_ = std::move(flat);
   list_->view_.blocks = blocks;
   list_->extents_ = {};
+  measure_flat();
 }
 
 // ---- plain blocks
@@ -325,6 +329,9 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlo
     }
   } else if (shape.breaks == 0 || (shape.breaks + 1) * kFlatBlocksPerExtent <= blocks.count) {
     group_flat();
+  } else {
+    list_->view_.block_length = shape.alike ? list_->flat_[0].length : 0;
+    list_->bytes_ = shape.bytes;
   }
   return finish();
 }
@@ -336,16 +343,18 @@ ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& 
   uint64_t covering_bytes = 0;
   uint32_t region = kNoRegion;
   uint64_t last_address = 0;
-  uint64_t last_length = 0;
+  uint64_t last_length = load_strided(blocks.lengths, blocks.length_stride_bytes, 0);
   uint64_t last_distance = 0;
   uint32_t last_region = kNoRegion;
-  uint64_t lengths = 0;  // all of them, or-ed
+  uint64_t lengths = 0;      // all of them, or-ed
+  uint64_t differences = 0;  // between neighbours' lengths, or-ed
   for (uint64_t i = 0; i < blocks.count; ++i) {
     const uint64_t address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
     const uint64_t length = load_strided(blocks.lengths, blocks.length_stride_bytes, i);
-    if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", i, address);
     const uint64_t before = address - covering_address;
-    if (before >= covering_bytes || length > covering_bytes - before) [[unlikely]] {
+    // A block of no bytes has a length that is too large by one.
+    if (before >= covering_bytes || length - 1 >= covering_bytes - before) [[unlikely]] {
+      if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", i, address);
       if (length > kMaxBlockBytes || address > kMaxBlockBytes - length)
         fail(Status::kOutOfRange, "entry {} at {:#x} with {} bytes ends beyond 2^63: is the length right?", i,
              address, length);
@@ -358,15 +367,21 @@ ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& 
     }
     flat[i] = {address, static_cast<uint32_t>(length), region};
     lengths |= length;
+    shape.bytes += length;
     const uint64_t distance = address - last_address;
-    const bool goes_on = length == last_length && region == last_region && distance < kMaxBlockBytes;
-    shape.breaks += (goes_on && (distance == last_distance || i == 1)) || i == 0 ? 0 : 1;
+    const uint64_t change = length ^ last_length;
+    differences |= change;
+    // The first has no neighbour, the second no distance to compare with. Distances go upwards only.
+    const uint64_t turn = i > 1 ? distance ^ last_distance : 0;
+    const bool goes_on = (change | turn | (region ^ last_region)) == 0 && distance < kMaxBlockBytes;
+    shape.breaks += goes_on || i == 0 ? 0 : 1;
     last_distance = distance;
     last_address = address;
     last_length = length;
     last_region = region;
   }
   shape.fits = lengths <= UINT32_MAX;
+  shape.alike = differences == 0;
   return shape;
 }
 
@@ -399,6 +414,19 @@ void ResolvedListBuilder::group_flat() {
 
 // ---- both
 
+// The length and bytes of flat blocks.
+void ResolvedListBuilder::measure_flat() {
+  const towline_flat_block* const flat = list_->flat_.get();
+  uint64_t differences = 0;
+  uint64_t bytes = 0;  // of less than 2^24 lengths of less than 2^32
+  for (uint64_t i = 0; i < list_->view_.blocks; ++i) {
+    differences |= flat[i].length ^ flat[0].length;
+    bytes += flat[i].length;
+  }
+  list_->view_.block_length = differences == 0 ? flat[0].length : 0;
+  list_->bytes_ = bytes;
+}
+
 std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
   ResolvedList& list = *list_;
   towline_list& view = list.view_;
@@ -407,16 +435,8 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
   if (list.flat_ != nullptr) {
     view.flat = list.flat_.get();
     view.extent_count = view.blocks;
-    view.block_length = view.flat[0].length;
     view.blocks_per_extent = 1;
-    uint64_t differences = 0;
-    uint64_t sum = 0;  // of less than 2^24 lengths of less than 2^32
-    for (uint64_t i = 0; i < view.blocks; ++i) {
-      differences |= view.flat[i].length ^ view.flat[0].length;
-      sum += view.flat[i].length;
-    }
-    if (differences != 0) view.block_length = 0;
-    bytes = sum;
+    bytes = list.bytes_;
   } else {
     list.extents_.shrink_to_fit();
     view.extents = list.extents_.data();
@@ -465,6 +485,7 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList&
       for (uint64_t part = 0; part < parts; ++part)
         *next++ = {block.address + part * length, length, block.region};
     }
+    builder.measure_flat();
   } else {
     list.extents_ = whole.extents_;
     for (towline_extent& extent : list.extents_) {

@@ -287,6 +287,26 @@ TEST(ResolvedList, notices_overlap_as_a_look_at_all_pairs_would) {
   }
 }
 
+TEST(ResolvedList, notices_the_one_page_among_shuffled_ones_that_overlaps) {
+  Random random(11);
+  for (const uint64_t distance : {uint64_t{4096}, uint64_t{4096} << 14, uint64_t{5000}}) {
+    SCOPED_TRACE(distance);
+    std::vector<Block> pages;
+    for (uint64_t i = 0; i < 3000; ++i) pages.push_back({kBase + i * distance, 4096});
+    for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[random.below(i)]);
+    EXPECT_FALSE(ResolvedList::from_flat(flat_of(pages), one_region())->overlaps());
+    for (const uint64_t shift : {0, 1, 4095}) {
+      std::vector<Block> once_more = pages;
+      once_more[1500].address = pages[7].address + shift;
+      EXPECT_TRUE(ResolvedList::from_flat(flat_of(once_more), one_region())->overlaps()) << shift;
+    }
+    std::vector<Block> longer = pages;
+    longer[1500].length = distance + 1;  // into its neighbour, unless that is far
+    longer[1500].address = std::min(longer[1500].address, kBase + 2998 * distance);
+    EXPECT_TRUE(ResolvedList::from_flat(flat_of(longer), one_region())->overlaps());
+  }
+}
+
 TEST(ResolvedList, tells_overlap_apart_by_address_space) {
   std::vector<towline_region_ref> regions = {region(1, kBase, 4096), region(2, kBase, 4096)};
   regions[1].kind = TOWLINE_VRAM;
