@@ -47,7 +47,6 @@ void Connection::connect(const towline_identity& peer, std::vector<SocketAddress
   connector_side_ = true;
   const towline_identity& self = host().self();
   hello_.target = incarnation_of(peer);
-  hello_.connection = Id::random();
   hello_.worker = worker_;
   hello_.self = self;
   hello_.name = self.name == nullptr ? "" : self.name;
@@ -65,6 +64,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
     return 1;
   }
   address_ = connector_->winner();
+  hello_.connection = connector_->connection();  // by which further lanes join
   UniqueFd fd = connector_->take();
   connector_.reset();
   open(std::move(fd));

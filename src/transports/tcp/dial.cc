@@ -170,6 +170,8 @@ bool Connector::elect(uint64_t now_ns) {
   if (winner_ != nullptr) return false;
   for (const auto& dial : dials_) {
     if (dial->state() != Dial::State::kConnected) continue;
+    // Another one each time: a peer that was silent for a while may answer a hello that has been given up.
+    hello_.connection = Id::random();
     dial->send_hello(hello_, now_ns);
     winner_ = dial.get();
     return true;

@@ -80,6 +80,8 @@ class Connector {
   [[nodiscard]] uint64_t next_ns() const noexcept;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] const SocketAddress& winner() const noexcept { return winner_->to(); }
+  // What the connection is called in the hello that was answered.
+  [[nodiscard]] const Id& connection() const noexcept { return hello_.connection; }
   UniqueFd take() { return winner_->take(); }
 
  private:
@@ -93,7 +95,7 @@ class Connector {
   const uint32_t worker_;
   const std::vector<SocketAddress> candidates_;
   const Options& options_;
-  const Hello hello_;
+  Hello hello_;
   const std::string peer_name_;
   const uint64_t deadline_ns_;
   const towline_ready_fn wake_;
