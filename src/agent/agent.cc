@@ -80,7 +80,8 @@ Agent::Agent(AgentOptions options)
              config.get_duration_ns("peer.suspect", 3 * kSecondNs),
              config.get_duration_ns("peer.lost", 10 * kSecondNs),
              config.get_duration_ns("connection.idle", 300 * kSecondNs),
-             config.get_duration_ns("connection.timeout", 10 * kSecondNs)};
+             config.get_duration_ns("connection.timeout", 10 * kSecondNs),
+             config.get_duration_ns("connection.wait", UINT64_MAX)};
   const HostIdentity host = read_host_identity();
   identity_ = {{incarnation_.hi, incarnation_.lo},
                {host.boot_id.hi, host.boot_id.lo},

@@ -61,6 +61,7 @@ struct AgentTuning {
   uint64_t lost_ns;             // peer.lost
   uint64_t idle_ns;             // connection.idle: close after; off-host backends
   uint64_t connect_timeout_ns;  // connection.timeout
+  uint64_t connect_wait_ns;     // connection.wait: how long making a transfer waits for one that is coming up
 };
 
 class Agent : public std::enable_shared_from_this<Agent> {

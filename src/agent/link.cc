@@ -34,7 +34,8 @@ void Link::connect(uint64_t deadline_ns) {
     return;
   }
   const Agent& agent = worker_.agent();
-  connect_deadline_ns_ = std::min(deadline_ns, agent.now_ns() + agent.tuning().connect_timeout_ns);
+  connecting_since_ns_ = agent.now_ns();
+  connect_deadline_ns_ = std::min(deadline_ns, connecting_since_ns_ + agent.tuning().connect_timeout_ns);
   worker_.remove_link(*this);
   worker_.add_link(*this);
   state_.store(State::kConnecting, std::memory_order_release);

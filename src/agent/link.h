@@ -80,6 +80,8 @@ class Link {
   [[nodiscard]] bool up() const noexcept { return state() == State::kUp; }
   [[nodiscard]] uint32_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t attempts() const noexcept { return attempts_; }
+  // Since when; only while connecting.
+  [[nodiscard]] uint64_t connecting_since_ns() const noexcept { return connecting_since_ns_; }
   [[nodiscard]] Status last_error() const noexcept { return last_error_; }
   [[nodiscard]] const std::string& last_error_text() const noexcept { return last_error_text_; }
   [[nodiscard]] towline_connection* connection() const noexcept { return connection_; }
@@ -122,6 +124,7 @@ class Link {
   std::atomic<uint32_t> generation_{0};
   towline_connection* connection_ = nullptr;
   uint64_t attempts_ = 0;
+  uint64_t connecting_since_ns_ = 0;
   uint64_t connect_deadline_ns_ = UINT64_MAX;
   Status last_error_ = Status::kOk;
   std::string last_error_text_;

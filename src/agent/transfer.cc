@@ -116,15 +116,18 @@ bool Transfer::try_backend(Backend& backend, uint64_t deadline_ns, std::string& 
     Part& part = parts_[i];
     part.link = nullptr;
     part.attempt = 0;
+    bool later = false;
     agent_->drive_until(
         [&] {
           Worker::Guard guard(*part.worker);
           take_failure_text();
           status = establish_part(part, deadline_ns);
           if (is_error(status)) reason = take_failure_text();
-          return status != Status::kInProgress;
+          later = status == Status::kInProgress && waited_enough(part);
+          return later || status != Status::kInProgress;
         },
         deadline_ns);
+    if (later) status = Status::kOk;
     if (status != Status::kOk) break;
   }
   if (status == Status::kOk) return true;
@@ -132,6 +135,14 @@ bool Transfer::try_backend(Backend& backend, uint64_t deadline_ns, std::string& 
   if (reason.empty()) reason = status_text(status);
   release_parts();
   return false;
+}
+
+// For a connection that is coming up; under the part's worker's lock.
+bool Transfer::waited_enough(const Part& part) const noexcept {
+  const uint64_t wait_ns = agent_->tuning().connect_wait_ns;
+  if (wait_ns == UINT64_MAX || part.link == nullptr || part.link->state() != Link::State::kConnecting)
+    return false;
+  return agent_->now_ns() - part.link->connecting_since_ns() >= wait_ns;
 }
 
 Status Transfer::establish_part(Part& part, uint64_t deadline_ns) noexcept {

@@ -78,7 +78,9 @@ class Transfer {
   ~Transfer();
 
   // Finds the way: tries the candidate backends in order until one has prepared every part. Throws Error
-  // naming each candidate and why it would not do. Control path, may wait until the deadline.
+  // naming each candidate and why it would not do. Control path, may wait until the deadline. A backend whose
+  // connection takes longer than connection.wait is taken as it is: posts wait for it, and end with what
+  // becomes of it.
   void establish(const std::string& forced_backend, uint64_t deadline_ns);
 
   [[nodiscard]] Status post() noexcept;
@@ -136,6 +138,7 @@ class Transfer {
   [[nodiscard]] Status accepted() const noexcept;
   [[nodiscard]] Status submit_now(Part& part) noexcept;
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
   // "tcp: reason" for each backend but the one taken.
   [[nodiscard]] std::vector<std::string> not_taken() const;
