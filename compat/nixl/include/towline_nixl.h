@@ -21,6 +21,13 @@ struct Rows {
   size_t count = 0;
 };
 
+// `count` rows of address, length, device, stride and a number of descriptors, each beginning `stride` bytes
+// after the one before it. Indices count through all of them.
+struct StridedRows {
+  const uint64_t* data = nullptr;
+  size_t count = 0;
+};
+
 // `count` indices of 4 or 8 bytes; with `data` null start, start + step, ...
 struct Indices {
   const void* data = nullptr;
@@ -33,6 +40,9 @@ struct Indices {
 TOWLINE_NIXL_API nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name,
                                                nixl_mem_t type, Rows rows, nixlDlistH*& list,
                                                const nixl_opt_args_t* extra_params = nullptr);
+TOWLINE_NIXL_API nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name,
+                                                  nixl_mem_t type, StridedRows rows, nixlDlistH*& list,
+                                                  const nixl_opt_args_t* extra_params = nullptr);
 TOWLINE_NIXL_API nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation,
                                              const nixlDlistH* local, const Indices& local_indices,
                                              const nixlDlistH* remote, const Indices& remote_indices,

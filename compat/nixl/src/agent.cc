@@ -31,6 +31,7 @@ towline::Agent make_agent(const std::string& name, const nixlAgentConfig& config
   towline::AgentOptions options;
   if (config.useListenThread) options.listen = fmt::format("*:{}", config.listenPort);
   options.backends = settings.backends;
+  options.config = settings.towline;
   options.default_timeout = settings.timeout;
   try {
     return towline::Agent{name, options};
@@ -82,6 +83,7 @@ nixlAgentData::nixlAgentData(const std::string& agent_name, const nixlAgentConfi
       timeout_ns(settings.timeout.count() > 0 ? static_cast<uint64_t>(settings.timeout.count())
                                               : kDefaultTimeoutNs),
       telemetry(wants_telemetry(settings, config)),
+      exporter(settings.exporter.empty() ? nullptr : share_exporter(settings.exporter)),
       agent(make_agent(name, config, settings)) {}
 
 nixlAgentData::~nixlAgentData() {

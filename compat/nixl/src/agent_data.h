@@ -19,6 +19,7 @@
 #include <towline_nixl.h>
 #include <towline/towline.hpp>
 #include "backends.h"
+#include "exporter.h"
 #include "inbox.h"
 #include "memory_table.h"
 #include "messages.h"
@@ -127,6 +128,13 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows, size_t count,
                           towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
                           const char* call);
+  // Of strided rows, which stay rows as far as possible.
+  nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, towline::nixl::StridedRows rows,
+                          towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
+                          const char* call);
+  // The agent whose metadata is loaded under this name, null for this one itself.
+  nixl_status_t find_remote(const std::string& agent_name, std::shared_ptr<towline::nixl::Remote>& remote,
+                            const char* call);
   // Null when it can't be made.
   [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote& remote,
                                                    const nixl_xfer_dlist_t& descs) const;
@@ -163,7 +171,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   const towline::nixl::Settings settings;
   const uint64_t timeout_ns;
   const bool telemetry;
-  std::optional<towline::Agent> agent;  // gone first when this goes
+  const towline::nixl::SharedExporter exporter;  // null: none
+  std::optional<towline::Agent> agent;           // gone first when this goes
 
   mutable std::mutex backends_mutex;
   std::map<std::string, std::unique_ptr<nixlBackendH>> backends;

@@ -44,6 +44,21 @@ int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t typ
   return towline_block_list_create(agent, peer, blocks.data(), count, list);
 }
 
+constexpr size_t kStridedColumns = 5;
+constexpr uint64_t kMostDescriptors = uint64_t{1} << 31;  // what indices of 31 bits reach
+constexpr uint64_t kMostWrittenOut = 10'000'000;          // what Towline takes one by one
+
+std::vector<uint64_t> write_out(StridedRows rows, uint64_t total) {
+  std::vector<uint64_t> result;
+  result.reserve(3 * total);
+  for (size_t i = 0; i < rows.count; ++i) {
+    const uint64_t* row = rows.data + kStridedColumns * i;
+    for (uint64_t block = 0; block < row[4]; ++block)
+      result.insert(result.end(), {row[0] + block * row[3], row[1], row[2]});
+  }
+  return result;
+}
+
 bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
   uint64_t different = 0;
   for (size_t i = 0; i < count; ++i) different |= a[3 * i + 1] ^ b[3 * i + 1];
@@ -54,17 +69,23 @@ bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
 
 // ---- Lists
 
+nixl_status_t nixlAgentData::find_remote(const std::string& agent_name, std::shared_ptr<Remote>& remote,
+                                         const char* call) {
+  remote = nullptr;
+  if (agent_name.empty() || agent_name == name) return NIXL_SUCCESS;
+  // What is said about agents comes before.
+  catch_up();
+  remote = remotes.find(agent_name);
+  if (remote != nullptr) return NIXL_SUCCESS;
+  return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", call, agent_name);
+}
+
 nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows,
                                        size_t count, ListHandle& list, std::shared_ptr<Remote>& of,
                                        const char* call) {
   if (count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
-  const bool own = agent_name.empty() || agent_name == name;
-  // What is said about agents comes before.
-  if (!own) catch_up();
-  std::shared_ptr<Remote> remote = own ? nullptr : remotes.find(agent_name);
-  if (!own && remote == nullptr) {
-    return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", call, agent_name);
-  }
+  std::shared_ptr<Remote> remote;
+  if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
   if (remote != nullptr) {
     const auto* descs = reinterpret_cast<const nixlBasicDesc*>(rows);
     if (const size_t first = remote->first_unknown(type, descs, count); first != count) {
@@ -94,6 +115,52 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   return NIXL_SUCCESS;
 }
 
+nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, StridedRows rows,
+                                       ListHandle& list, std::shared_ptr<Remote>& of, const char* call) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < rows.count; ++i) {
+    const uint64_t count = rows.data[kStridedColumns * i + 4];
+    total = count > kMostDescriptors ? count : total + count;
+    if (total > kMostDescriptors) {
+      return fail(NIXL_ERR_INVALID_PARAM, "{}: rows 0 to {} describe more than 2^31 descriptors", call, i);
+    }
+  }
+  std::shared_ptr<Remote> remote;
+  if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
+  // Files, and what partial metadata tells of, are looked up by descriptor.
+  if (type == FILE_SEG || (remote != nullptr && !remote->whole())) {
+    if (total > kMostWrittenOut) {
+      return fail(NIXL_ERR_INVALID_PARAM, "{}: {} descriptors, where {} are the most", call, total,
+                  kMostWrittenOut);
+    }
+    const std::vector<uint64_t> written_out = write_out(rows, total);
+    return make_list(agent_name, type, written_out.data(), total, list, of, call);
+  }
+  std::vector<towline_blocks_t> blocks;
+  blocks.reserve(rows.count);
+  for (size_t i = 0; i < rows.count; ++i) {
+    const uint64_t* row = rows.data + kStridedColumns * i;
+    if (row[4] == 0) continue;
+    towline_blocks_t& made = blocks.emplace_back();
+    made.address = row[0];
+    made.length = row[1];
+    made.device = type == DRAM_SEG ? 0 : row[2];
+    made.kind = kind_of(type);
+    made.dimensions = 1;
+    made.stride[0] = row[3];
+    made.count[0] = row[4];
+  }
+  if (blocks.empty()) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
+  towline_block_list_t* made = nullptr;
+  const int32_t status =
+      towline_block_list_create(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
+                                blocks.data(), blocks.size(), &made);
+  if (status < 0) return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  list.reset(made);
+  of = std::move(remote);
+  return NIXL_SUCCESS;
+}
+
 ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t& descs) const {
   towline_block_list_t* made = nullptr;
   const int32_t status = create_list(agent->native(), remote.peer().native(), descs.getType(), rows_of(descs),
@@ -101,26 +168,46 @@ ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t
   return ListHandle{status < 0 ? nullptr : made};
 }
 
-namespace towline::nixl {
+namespace {
 
-nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
-                              Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+// `make` makes the list.
+template <class Make>
+nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type, nixlDlistH*& list,
+                      const nixl_opt_args_t* extra_params, Make make) {
   static constexpr const char* kCall = "prepXferDlist";
   list = nullptr;
-  nixlAgentData& data = Access::data(agent);
   const bool others = !agent_name.empty() && agent_name != data.name;
   std::vector<nixlBackendH*> backends = data.candidates(extra_params, type, others, kCall);
   if (backends.empty()) return NIXL_ERR_NOT_FOUND;
   return guard(kCall, list_to_nixl, [&] {
     auto made = std::make_unique<nixlDlistH>();
-    const nixl_status_t status =
-        data.make_list(agent_name, type, rows.data, rows.count, made->list, made->of, kCall);
+    const nixl_status_t status = make(*made, kCall);
     if (status != NIXL_SUCCESS) return status;
     made->remote = !agent_name.empty();
     made->backends = std::move(backends);
     data.lists.add(made.get());
     list = made.release();
     return NIXL_SUCCESS;
+  });
+}
+
+}  // namespace
+
+namespace towline::nixl {
+
+nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
+                              Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+  nixlAgentData& data = Access::data(agent);
+  return prepare(data, agent_name, type, list, extra_params, [&](nixlDlistH& made, const char* call) {
+    return data.make_list(agent_name, type, rows.data, rows.count, made.list, made.of, call);
+  });
+}
+
+nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
+                                 StridedRows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+  nixlAgentData& data = Access::data(agent);
+  return prepare(data, agent_name, type, list, extra_params, [&](nixlDlistH& made, const char* call) {
+    return data.make_list(agent_name, type, rows, made.list, made.of, call);
   });
 }
 

@@ -68,7 +68,7 @@ class ServerDirectory final : public MetadataDirectory {
 }  // namespace
 
 std::unique_ptr<MetadataDirectory> open_directory(const Agent& agent, const Settings& settings) {
-  if (settings.etcd_endpoints.empty()) return nullptr;
+  if (!settings.has_etcd) return nullptr;
   return std::make_unique<ServerDirectory>(agent, settings.metadata_timeout);
 }
 

@@ -56,6 +56,11 @@ size_t Remote::first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t
   return i;
 }
 
+bool Remote::whole() const {
+  std::lock_guard lock(mutex_);
+  return whole_;
+}
+
 std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);

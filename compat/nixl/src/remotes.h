@@ -36,6 +36,8 @@ class Remote {
   void merge(const Frame& frame);
   // The place of the first of `count` descriptors that has not been loaded, else `count`.
   [[nodiscard]] size_t first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const;
+  // All its memory has been loaded.
+  [[nodiscard]] bool whole() const;
   // Forgotten: what was made from it answers NIXL_ERR_NOT_FOUND, also after the agent has been loaded again.
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
   void set_gone() noexcept { gone_.store(true, std::memory_order_release); }

@@ -4,9 +4,12 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <vector>
+
+#include "config_file.h"
 
 namespace towline::nixl {
 
@@ -25,29 +28,107 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-[[noreturn]] void refuse(const char* name, const std::string& value, const char* expected) {
-  throw std::runtime_error(
-      fmt::format("the environment's {} is '{}', and should be {}", name, value, expected));
+ConfigFile find_config_file() {
+  if (const std::string named = variable("NIXL_CONFIG_FILE"); !named.empty()) return ConfigFile::read(named);
+  const std::string home = variable("HOME");
+  for (const std::string& file : {home.empty() ? home : home + "/.nixl.cfg", std::string{"/etc/nixl.cfg"}}) {
+    std::error_code ignored;
+    if (!file.empty() && std::filesystem::exists(file, ignored)) return ConfigFile::read(file);
+  }
+  return {};
 }
 
-std::optional<bool> flag(const char* name) {
-  const std::string value = lower(variable(name));
-  if (value.empty()) return std::nullopt;
-  for (const char* yes : {"1", "y", "yes", "on", "true", "enable"}) {
-    if (value == yes) return true;
+struct Value {
+  std::string text;  // empty: not set
+  std::string source;
+
+  [[noreturn]] void refuse(const char* name, const char* expected) const {
+    throw std::runtime_error(fmt::format("{}: {} is '{}', and should be {}", source, name, text, expected));
   }
-  for (const char* no : {"0", "n", "no", "off", "false", "disable"}) {
-    if (value == no) return false;
+};
+
+class Source {
+ public:
+  // In the environment, else in the file.
+  [[nodiscard]] Value get(const char* name) const {
+    std::string text = variable(name);
+    if (!text.empty()) return {std::move(text), "the environment"};
+    return {file_.find(name).value_or(""), "the configuration file " + file_.name()};
   }
-  refuse(name, value, "yes or no");
+
+  [[nodiscard]] std::optional<bool> flag(const char* name) const {
+    const Value value = get(name);
+    const std::string text = lower(value.text);
+    if (text.empty()) return std::nullopt;
+    for (const char* yes : {"1", "y", "yes", "on", "true", "enable"}) {
+      if (text == yes) return true;
+    }
+    for (const char* no : {"0", "n", "no", "off", "false", "disable"}) {
+      if (text == no) return false;
+    }
+    value.refuse(name, "yes or no");
+  }
+
+  void duration(const char* name, std::chrono::nanoseconds& into) const {
+    const Value value = get(name);
+    if (value.text.empty()) return;
+    const auto parsed = parse_duration(value.text);
+    if (!parsed) value.refuse(name, "a time such as 30s or 500ms");
+    into = *parsed;
+  }
+
+  [[nodiscard]] uint16_t port(const char* name, uint16_t otherwise) const {
+    const Value value = get(name);
+    if (value.text.empty()) return otherwise;
+    uint16_t port = 0;
+    const char* const end = value.text.data() + value.text.size();
+    const auto [stopped, error] = std::from_chars(value.text.data(), end, port);
+    if (error != std::errc{} || stopped != end) value.refuse(name, "a port from 0 to 65535");
+    return port;
+  }
+
+ private:
+  ConfigFile file_ = find_config_file();
+};
+
+std::string toml_text(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) >= ' ') result += c;
+  }
+  return result + '"';
 }
 
-void duration(const char* name, std::chrono::nanoseconds& into) {
-  const std::string value = variable(name);
-  if (value.empty()) return;
-  const auto parsed = parse_duration(value);
-  if (!parsed) refuse(name, value, "a time such as 30s or 500ms");
-  into = *parsed;
+// Towline reads the environment's TOWLINE_ETCD_*, NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE itself, its own
+// first: what only NIXL's file says is handed to it.
+void read_etcd(const Source& source, Settings& settings) {
+  constexpr std::array kNames = {
+      std::array{"TOWLINE_ETCD_ENDPOINTS", "NIXL_ETCD_ENDPOINTS", "etcd.endpoints"},
+      std::array{"TOWLINE_ETCD_NAMESPACE", "NIXL_ETCD_NAMESPACE", "etcd.namespace"}};
+  for (const auto& [ours, theirs, key] : kNames) {
+    const bool in_environment = !variable(ours).empty() || !variable(theirs).empty();
+    const std::string text = in_environment ? std::string{} : source.get(theirs).text;
+    if (!text.empty()) settings.towline += fmt::format("{} = {}\n", key, toml_text(text));
+    if (ours == kNames[0][0]) settings.has_etcd = in_environment || !text.empty();
+  }
+}
+
+// NIXL's exporter of this name serves its events; ours serves Towline's counters at the same place. Whoever
+// sets Towline's own has it served by each agent.
+void read_exporter(const Source& source, Settings& settings) {
+  const Value exporter = source.get("NIXL_TELEMETRY_EXPORTER");
+  if (settings.telemetry != true || exporter.text.empty()) return;
+  if (lower(exporter.text) != "prometheus") {
+    log(LogLevel::kInfo,
+        fmt::format("NIXL_TELEMETRY_EXPORTER is '{}', which is not here: only prometheus", exporter.text));
+    return;
+  }
+  if (!variable("TOWLINE_TELEMETRY_PROMETHEUS").empty()) return;
+  constexpr uint16_t kTheirPort = 9090;
+  const bool local = source.flag("NIXL_TELEMETRY_PROMETHEUS_LOCAL").value_or(false);
+  settings.exporter = fmt::format("{}:{}", local ? "127.0.0.1" : "0.0.0.0",
+                                  source.port("NIXL_TELEMETRY_PROMETHEUS_PORT", kTheirPort));
 }
 
 // Towline's transports by the names UCX has for their like.
@@ -124,8 +205,12 @@ std::optional<std::chrono::nanoseconds> parse_duration(std::string_view text) no
 }
 
 Settings Settings::read() {
+  const Source source;
   Settings settings;
-  settings.backends = variable("TOWLINE_NIXL_BACKENDS");
+  // Making a request does not wait for a peer that hangs, as with NIXL, where connections come up in the
+  // background.
+  if (variable("TOWLINE_CONNECTION_WAIT").empty()) settings.towline = "connection.wait = \"1s\"\n";
+  settings.backends = source.get("TOWLINE_NIXL_BACKENDS").text;
   if (settings.backends.empty()) {
     const std::string tls = variable("UCX_TLS");
     settings.backends = transports_of_ucx_tls(tls);
@@ -135,11 +220,12 @@ Settings Settings::read() {
       log(LogLevel::kInfo, "UCX_TLS=" + tls + " names no transport that is here, and limits nothing");
     }
   }
-  duration("TOWLINE_NIXL_TIMEOUT", settings.timeout);
-  duration("TOWLINE_NIXL_METADATA_TIMEOUT", settings.metadata_timeout);
-  settings.share = flag("TOWLINE_NIXL_SHARE").value_or(false);
-  settings.telemetry = flag("NIXL_TELEMETRY_ENABLE");
-  settings.etcd_endpoints = variable("TOWLINE_ETCD_ENDPOINTS") + variable("NIXL_ETCD_ENDPOINTS");
+  source.duration("TOWLINE_NIXL_TIMEOUT", settings.timeout);
+  source.duration("TOWLINE_NIXL_METADATA_TIMEOUT", settings.metadata_timeout);
+  settings.share = source.flag("TOWLINE_NIXL_SHARE").value_or(false);
+  settings.telemetry = source.flag("NIXL_TELEMETRY_ENABLE");
+  read_etcd(source, settings);
+  read_exporter(source, settings);
   return settings;
 }
 

@@ -1,4 +1,5 @@
-// What the environment says. Read here and nowhere else in compat/nixl.
+// What the environment says, and NIXL's configuration file where the environment is silent: TOML, named by
+// NIXL_CONFIG_FILE, else ~/.nixl.cfg, else /etc/nixl.cfg. Both are read here and nowhere else in compat/nixl.
 //
 //   TOWLINE_NIXL_BACKENDS   Towline's transports that agents use, in order of preference: "shm,tcp"
 //   TOWLINE_NIXL_TIMEOUT    deadline of transfers and control calls: "30s", "500ms"
@@ -6,10 +7,11 @@
 //   TOWLINE_NIXL_SHARE      1: registered memory is moved, in place, to where peers on this host can map it
 //   UCX_TLS                 without TOWLINE_NIXL_BACKENDS: the transports it allows, as Towline's
 //   NIXL_TELEMETRY_ENABLE   figures of each request; beats the agent's configuration
-//   NIXL_ETCD_ENDPOINTS, TOWLINE_ETCD_ENDPOINTS   a metadata server (docs/directories.md)
-//   NIXL_LOG_LEVEL          TRACE, DEBUG, INFO, WARN, ERROR, FATAL
+//   NIXL_TELEMETRY_EXPORTER=prometheus, with _PROMETHEUS_PORT and _PROMETHEUS_LOCAL   serves Towline's
+//   counters NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*   a metadata server
+//   (docs/directories.md) NIXL_LOG_LEVEL          TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
 //
-// Towline's own variables (docs/configuration.md) hold as well.
+// Towline's own variables and file (docs/configuration.md) hold as well.
 #pragma once
 
 #include <chrono>
@@ -27,9 +29,11 @@ struct Settings {
   std::chrono::nanoseconds metadata_timeout = std::chrono::seconds{5};
   bool share = false;
   std::optional<bool> telemetry;
-  std::string etcd_endpoints;  // only whether there are any: Towline reads them itself
+  bool has_etcd = false;
+  std::string towline;   // TOML for Towline's agent, over its environment and file
+  std::string exporter;  // where counters are served: "0.0.0.0:9090"
 
-  // Throws std::runtime_error that names the variable and what is expected.
+  // Throws std::runtime_error that names the source, the key and what is expected.
   static Settings read();
 };
 

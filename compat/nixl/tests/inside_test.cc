@@ -1,11 +1,16 @@
 // What has no face of its own: frames, settings, loaded ranges, messages, calls that go on.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 
 #include "../src/frame.h"
@@ -79,10 +84,137 @@ TEST(Settings, BadValuesAreNamed) {
     (void)Settings::read();
     ADD_FAILURE() << "a bad value was taken";
   } catch (const std::runtime_error& error) {
-    EXPECT_NE(std::string{error.what()}.find("TOWLINE_NIXL_TIMEOUT is 'soon'"), std::string::npos)
+    EXPECT_NE(std::string{error.what()}.find("the environment: TOWLINE_NIXL_TIMEOUT is 'soon'"),
+              std::string::npos)
         << error.what();
   }
   ASSERT_EQ(unsetenv("TOWLINE_NIXL_TIMEOUT"), 0);
+}
+
+// Sets variables for its life.
+class Environment {
+ public:
+  explicit Environment(std::map<std::string, std::string> variables) {
+    for (const auto& [name, value] : variables) {
+      const char* before = std::getenv(name.c_str());
+      before_[name] = before == nullptr ? std::nullopt : std::optional<std::string>{before};
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_) {
+      if (value) {
+        setenv(name.c_str(), value->c_str(), 1);
+      } else {
+        unsetenv(name.c_str());
+      }
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
+class SettingsFile : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void write(const char* name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
+  // None of NIXL's is set: an empty variable is as good as none.
+  [[nodiscard]] std::map<std::string, std::string> environment(const char* file) const {
+    return {{"NIXL_CONFIG_FILE", file == nullptr ? "" : (folder_ / file).string()},
+            {"HOME", folder_.string()},
+            {"NIXL_ETCD_ENDPOINTS", ""},
+            {"NIXL_ETCD_NAMESPACE", ""},
+            {"TOWLINE_ETCD_ENDPOINTS", ""},
+            {"TOWLINE_ETCD_NAMESPACE", ""},
+            {"NIXL_TELEMETRY_ENABLE", ""},
+            {"NIXL_TELEMETRY_EXPORTER", ""},
+            {"TOWLINE_TELEMETRY_PROMETHEUS", ""},
+            {"TOWLINE_NIXL_TIMEOUT", ""},
+            {"TOWLINE_CONNECTION_WAIT", "2s"}};  // else there is one line more for Towline
+  }
+  static std::string refusal() {
+    try {
+      (void)Settings::read();
+      return "";
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+  }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::path(testing::TempDir()) / ("nixl_settings_" + std::to_string(getpid()));
+};
+
+TEST_F(SettingsFile, SpeaksWhereTheEnvironmentIsSilent) {
+  write("nixl.toml", R"(
+NIXL_TELEMETRY_ENABLE = true
+NIXL_TELEMETRY_EXPORTER = "prometheus"
+NIXL_TELEMETRY_PROMETHEUS_LOCAL = "yes"
+NIXL_TELEMETRY_PROMETHEUS_PORT = 9191
+NIXL_ETCD_ENDPOINTS = "http://a:1,http://b:2"
+NIXL_ETCD_NAMESPACE = "/a \"b\" \\"
+TOWLINE_NIXL_TIMEOUT = "5s"
+)");
+  const Environment environment{this->environment("nixl.toml")};
+  Settings settings = Settings::read();
+  EXPECT_EQ(settings.telemetry, true);
+  EXPECT_EQ(settings.exporter, "127.0.0.1:9191");
+  EXPECT_EQ(settings.timeout, std::chrono::seconds{5});
+  EXPECT_TRUE(settings.has_etcd);
+  EXPECT_EQ(settings.towline,
+            "etcd.endpoints = \"http://a:1,http://b:2\"\netcd.namespace = \"/a \\\"b\\\" \\\\\"\n");
+  const Environment louder{{{"NIXL_ETCD_ENDPOINTS", "http://c:3"},
+                            {"TOWLINE_ETCD_NAMESPACE", "/ours"},
+                            {"NIXL_TELEMETRY_ENABLE", "no"},
+                            {"TOWLINE_NIXL_TIMEOUT", "7s"}}};
+  settings = Settings::read();
+  EXPECT_EQ(settings.telemetry, false);
+  EXPECT_EQ(settings.exporter, "");  // telemetry is off
+  EXPECT_EQ(settings.timeout, std::chrono::seconds{7});
+  EXPECT_TRUE(settings.has_etcd);
+  EXPECT_EQ(settings.towline, "");  // Towline reads the environment itself
+}
+
+TEST_F(SettingsFile, IsFoundAtHome) {
+  write(".nixl.cfg", "NIXL_TELEMETRY_ENABLE = 1\nNIXL_TELEMETRY_EXPORTER = \"Prometheus\"");
+  const Environment environment{this->environment(nullptr)};
+  EXPECT_EQ(Settings::read().exporter, "0.0.0.0:9090");
+  const Environment ours{{{"TOWLINE_TELEMETRY_PROMETHEUS", "127.0.0.1:0"}}};
+  EXPECT_EQ(Settings::read().exporter, "");  // each agent serves its own
+}
+
+TEST_F(SettingsFile, IsRefusedByNameAndPlace) {
+  write("broken.toml", "a = 1\nb = ");
+  write("typed.toml", "NIXL_TELEMETRY_ENABLE = [true]");
+  write("bad.toml",
+        "NIXL_TELEMETRY_ENABLE = true\nNIXL_TELEMETRY_EXPORTER = \"prometheus\"\n"
+        "NIXL_TELEMETRY_PROMETHEUS_PORT = 70000");
+  const auto says = [&](const char* file, const char* what) {
+    const Environment environment{this->environment(file)};
+    const std::string text = refusal();
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+    EXPECT_NE(text.find(file), std::string::npos) << text;
+  };
+  says("broken.toml", "line 2");
+  says("typed.toml", "NIXL_TELEMETRY_ENABLE should be text, a number, true or false");
+  says("bad.toml", "NIXL_TELEMETRY_PROMETHEUS_PORT is '70000', and should be a port");
+  says("missing.toml", "could not be opened");
+}
+
+TEST(Statuses, EveryOneOfTowlineIsOneOfNixl) {
+  EXPECT_EQ(to_nixl(Status::kInternal), NIXL_ERR_UNKNOWN);
+  EXPECT_EQ(to_nixl(Status{-12345}), NIXL_ERR_UNKNOWN);
+  EXPECT_EQ(to_nixl(Status::kCancelled), NIXL_ERR_CANCELED);
+  EXPECT_EQ(to_nixl(Status::kBusy), NIXL_ERR_REPOST_ACTIVE);
+  EXPECT_EQ(to_nixl(Status::kTimedOut), NIXL_ERR_BACKEND);
+  EXPECT_EQ(to_nixl(Status::kPeerLost), NIXL_ERR_REMOTE_DISCONNECT);
+  EXPECT_EQ(list_to_nixl(Status::kOutOfRange), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(metadata_to_nixl(Status::kCorrupt), NIXL_ERR_MISMATCH);
 }
 
 TEST(LoadedRanges, CoverWhatTheyHold) {

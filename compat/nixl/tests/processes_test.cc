@@ -129,5 +129,53 @@ TEST(StoppedPeer, EndsTheRequestByItsDeadlineAndReleaseWaitsForTheFence) {
   }
 }
 
+class HangingPeer : public testing::TestWithParam<const char*> {};
+
+TEST_P(HangingPeer, DoesNotHoldUpMakingRequestsWhichRunWhenItGoesOn) {
+  const std::string tls = std::string("UCX_TLS=") + GetParam();
+  setenv("UCX_TLS", GetParam(), 1);
+  Side side("hopeful", 1 << 16);
+  unsetenv("UCX_TLS");
+  Child child("hangs", {tls});
+  const Target target(side, child);
+  child.signal(SIGSTOP);  // before there is any connection
+  const nixl_opt_args_t args = with_notif("late");
+  nixlXferReqH* first = request(side, NIXL_READ, side.blocks(4, 4096), target.blocks(4, 4096), "hangs");
+  nixlXferReqH* second =
+      request(side, NIXL_WRITE, side.blocks(1, 4096), target.blocks(1, 4096), "hangs", &args);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  std::string route;
+  EXPECT_EQ(towline::nixl::xfer_route(first, route), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->postXferReq(first), NIXL_IN_PROG);
+  EXPECT_EQ(side.agent->getXferStatus(first), NIXL_IN_PROG);
+  child.signal(SIGCONT);
+  nixl_status_t status = NIXL_IN_PROG;
+  ASSERT_TRUE(eventually([&] { return (status = side.agent->getXferStatus(first)) != NIXL_IN_PROG; }));
+  EXPECT_EQ(status, NIXL_SUCCESS) << towline::nixl::last_error();
+  EXPECT_EQ(side.memory[64], 'b');
+  EXPECT_EQ(run(*side.agent, second), NIXL_SUCCESS);
+  EXPECT_EQ(child.ask("await hopeful"), "late");
+  EXPECT_EQ(side.agent->releaseXferReq(first), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releaseXferReq(second), NIXL_SUCCESS);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, HangingPeer, testing::Values("tcp", "shm"));
+
+TEST(StoppedPeer, EndsARequestThatItNeverLetConnect) {
+  setenv("TOWLINE_NIXL_TIMEOUT", "1500ms", 1);
+  setenv("UCX_TLS", "tcp", 1);
+  Side side("patient-2", 1 << 16);
+  unsetenv("TOWLINE_NIXL_TIMEOUT");
+  unsetenv("UCX_TLS");
+  Child child("stopped-2", {"UCX_TLS=tcp"});
+  const Target target(side, child);
+  child.signal(SIGSTOP);
+  nixlXferReqH* made = request(side, NIXL_READ, side.blocks(1, 4096), target.blocks(1, 4096), "stopped-2");
+  ASSERT_NE(made, nullptr);
+  EXPECT_LT(run(*side.agent, made), 0);
+  EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);  // nothing of it can land
+  child.signal(SIGCONT);
+}
+
 }  // namespace
 }  // namespace compat

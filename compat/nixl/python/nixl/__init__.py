@@ -17,6 +17,7 @@ from ._api import (
     nixl_prepped_dlist_handle,
     nixl_thread_sync_t,
     nixl_xfer_handle,
+    nixlBind,
 )
 from ._utils import ba_buf, free_passthru, malloc_passthru, verify_transfer
 from .logging import get_logger
@@ -29,6 +30,7 @@ __all__ = [
     "free_passthru",
     "get_logger",
     "malloc_passthru",
+    "nixlBind",
     "nixl_agent",
     "nixl_agent_config",
     "nixl_backend_handle",

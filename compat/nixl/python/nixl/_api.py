@@ -30,6 +30,8 @@ __all__ = [
 
 logger = get_logger(__name__)
 
+nixlBind = _bindings  # the name that programs import the lists and exceptions by
+
 _NONE: list[int] = []  # no backends named; never changed
 _XferList = _bindings.nixlXferDList
 _MEMORY_TYPES = _describe.MEMORY_TYPES

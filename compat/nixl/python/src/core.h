@@ -111,14 +111,21 @@ uint64_t read_integer(PyObject* object);
 
 // ---- lists.cc
 
+template <class List>
+std::shared_ptr<List> share(List&& list) {
+  return std::make_shared<List>(std::move(list));
+}
+// The memory of large lists is used again.
+std::shared_ptr<nixl_xfer_dlist_t> share(nixl_xfer_dlist_t&& list);
+
 // A list that calls use without the GIL while another thread may edit it: who edits it then gets a copy.
 template <class List>
 struct Shared {
   std::shared_ptr<List> list;
 
-  explicit Shared(List&& from) : list(std::make_shared<List>(std::move(from))) {}
+  explicit Shared(List&& from) : list(share(std::move(from))) {}
   List& edit() {
-    if (list.use_count() > 1) list = std::make_shared<List>(*list);
+    if (list.use_count() > 1) list = share(List(*list));
     return *list;
   }
 };

@@ -2,7 +2,8 @@
 // device); the last two add text to each.
 #include <serdes/serdes.h>
 
-#include <cstring>
+#include <mutex>
+#include <type_traits>
 #include <utility>
 
 #include "core.h"
@@ -89,20 +90,73 @@ nb::tuple show_desc(const Desc& desc) {
   }
 }
 
+using Descs = std::vector<nixlBasicDesc>;
+
+// Memory of large lists that are gone, for the next ones: touching fresh pages takes longer than copying
+// rows.
+class Recycler {
+ public:
+  // Empty, with room for `count` if there is one like that.
+  Descs take(size_t count) {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = kept_.size(); i-- > 0;) {
+      if (kept_[i].capacity() < count || kept_[i].capacity() / 2 > count) continue;
+      Descs descs = std::move(kept_[i]);
+      kept_.erase(kept_.begin() + static_cast<ptrdiff_t>(i));
+      return descs;
+    }
+    return {};
+  }
+  void keep(Descs descs) noexcept {
+    if (descs.capacity() < kFewest || descs.capacity() > kMost) return;
+    descs.clear();
+    const std::lock_guard lock(mutex_);
+    if (kept_.size() == kArrays) kept_.erase(kept_.begin());
+    kept_.push_back(std::move(descs));
+  }
+
+ private:
+  static constexpr size_t kArrays = 4;
+  static constexpr size_t kFewest = 2048;     // descriptors: what is smaller stays in the heap anyway
+  static constexpr size_t kMost = 128 << 10;  // 3 MiB
+
+  std::mutex mutex_;
+  std::vector<Descs> kept_ = [] {
+    std::vector<Descs> kept;
+    kept.reserve(kArrays);  // keeping allocates nothing
+    return kept;
+  }();
+};
+
+// Never destroyed: lists may go while the interpreter ends.
+Recycler& recycler() {
+  static Recycler* const only = new Recycler;
+  return *only;
+}
+
+struct Inside : nixl_xfer_dlist_t {
+  static Descs& of(nixl_xfer_dlist_t& list) noexcept { return list.*(&Inside::descs); }
+};
+
 template <class Desc>
 nixlDescList<Desc> from_array(nixl_mem_t type, nb::handle array) {
   const Table rows(array, 3);
-  nixlDescList<Desc> list(type, static_cast<int>(rows.count()));
   if constexpr (std::is_same_v<Desc, nixlBasicDesc>) {
-    if (rows.count() != 0)
-      std::memcpy(static_cast<void*>(&list[0]), rows.data(), rows.count() * sizeof(Desc));
+    static_assert(std::is_trivially_copyable_v<nixlBasicDesc>);
+    nixl_xfer_dlist_t list(type);
+    Descs& descs = Inside::of(list);
+    descs = recycler().take(rows.count());
+    const auto* const first = reinterpret_cast<const nixlBasicDesc*>(rows.data());
+    if (rows.count() != 0) descs.assign(first, first + rows.count());
+    return list;
   } else {
+    nixlDescList<Desc> list(type, static_cast<int>(rows.count()));
     for (size_t i = 0; i < rows.count(); ++i) {
       const uint64_t* row = rows.data() + 3 * i;
       static_cast<nixlBasicDesc&>(list[i]) = nixlBasicDesc(row[0], row[1], row[2]);
     }
+    return list;
   }
-  return list;
 }
 
 // Tuples and their numbers lie all over memory: this asks for those that come soon, while others are read.
@@ -254,6 +308,16 @@ void bind_index(nb::class_<Shared<nixlDescList<Desc>>>& bound) {
 }
 
 }  // namespace
+
+std::shared_ptr<nixl_xfer_dlist_t> share(nixl_xfer_dlist_t&& list) {
+  struct Recycle {
+    void operator()(nixl_xfer_dlist_t* gone) const noexcept {
+      recycler().keep(std::move(Inside::of(*gone)));
+      delete gone;
+    }
+  };
+  return {new nixl_xfer_dlist_t(std::move(list)), Recycle{}};
+}
 
 void bind_lists(nb::module_& module) {
   auto xfer = bind_list<nixlBasicDesc>(module, "nixlXferDList");

@@ -15,9 +15,6 @@ namespace {
 // What may be started with the GIL held: copying it takes a few microseconds.
 constexpr uint64_t kQuickBytes = 64 << 10;
 
-// What indices of 31 bits reach.
-constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
-
 template <class Handle>
 Handle* pointer(uintptr_t handle) {
   return reinterpret_cast<Handle*>(handle);
@@ -29,16 +26,23 @@ Rows rows_of(const nixl_xfer_dlist_t& list) {
   return {count != 0 ? reinterpret_cast<const uint64_t*>(&list[0]) : nullptr, count};
 }
 
-// Bytes of the largest descriptor, or anything beyond kQuickBytes.
-uint64_t largest(Rows rows) noexcept {
+// Bytes of the largest descriptor among rows of `columns` numbers, or anything beyond kQuickBytes.
+uint64_t largest(const uint64_t* rows, size_t count, size_t columns) noexcept {
   uint64_t bytes = 0;
-  for (size_t i = 0; i < rows.count && bytes <= kQuickBytes; ++i)
-    bytes = std::max(bytes, rows.data[3 * i + 1]);
+  for (size_t i = 0; i < count && bytes <= kQuickBytes; ++i) bytes = std::max(bytes, rows[columns * i + 1]);
   return bytes;
 }
 
 bool is_quick(size_t count, uint64_t bytes) noexcept {
   return count <= kQuickBytes && bytes <= kQuickBytes && count * bytes <= kQuickBytes;
+}
+
+// All of the rows together. Looks no further than it has to.
+bool is_quick(Rows rows) noexcept {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < rows.count && bytes <= kQuickBytes; ++i)
+    bytes += std::min(rows.data[3 * i + 1], kQuickBytes + 1);
+  return bytes <= kQuickBytes;
 }
 
 // A copy of a table's entry, which `find` looks up, once no other thread's call uses it.
@@ -50,45 +54,39 @@ auto unused(Find find) {
 
 // ---- prepared lists
 
-uintptr_t prepare(Agent& self, const std::string& agent_name, nixl_mem_t type, Rows rows,
-                  const Handles& backends) {
+// `prep` makes the list, whose largest descriptor has `bytes`.
+template <class Prep>
+uintptr_t prepare(Agent& self, const Handles& backends, uint64_t bytes, Prep prep) {
   const nixl_opt_args_t options = options_of(backends);
   nixlDlistH* list = nullptr;
-  check(run(self, [&](nixlAgent& agent) {
-    return prep_xfer_dlist(agent, agent_name, type, rows, list, &options);
-  }));
+  check(run(self, [&](nixlAgent& agent) { return prep(agent, list, &options); }));
   const auto handle = reinterpret_cast<uintptr_t>(list);
-  self.lists[handle].largest = largest(rows);
+  self.lists[handle].largest = bytes;
   return handle;
 }
 
 uintptr_t prepare_list(Agent& self, const Text& agent_name, const XferList& descs, const Handles& backends) {
-  const auto list = descs.list;
-  return prepare(self, agent_name.value, list->getType(), rows_of(*list), backends);
+  const auto held = descs.list;
+  const Rows rows = rows_of(*held);
+  return prepare(self, backends, largest(rows.data, rows.count, 3),
+                 [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
+                   return prep_xfer_dlist(agent, agent_name.value, held->getType(), rows, list, options);
+                 });
 }
 
 uintptr_t prepare_local(Agent& self, const XferList& descs, const Handles& backends) {
   return prepare_list(self, Text{NIXL_INIT_AGENT}, descs, backends);
 }
 
-// Rows of (address, bytes, device, stride, count), written out one by one.
+// Rows of (address, bytes, device, stride, count).
 uintptr_t prepare_strided(Agent& self, const Text& agent_name, nixl_mem_t type, nb::handle descs,
                           const Handles& backends) {
   const Table table(descs, 5);
-  uint64_t total = 0;
-  for (size_t i = 0; i < table.count(); ++i) {
-    const uint64_t count = table.data()[5 * i + 4];
-    total = count > kMostBlocks ? kMostBlocks + 1 : total + count;
-    if (total > kMostBlocks) raise(NIXL_ERR_INVALID_PARAM, "the rows describe more than 2^31 descriptors");
-  }
-  std::vector<uint64_t> rows;
-  rows.reserve(3 * total);
-  for (size_t i = 0; i < table.count(); ++i) {
-    const uint64_t* row = table.data() + 5 * i;
-    for (uint64_t block = 0; block < row[4]; ++block)
-      rows.insert(rows.end(), {row[0] + block * row[3], row[1], row[2]});
-  }
-  return prepare(self, agent_name.value, type, {rows.data(), rows.size() / 3}, backends);
+  const StridedRows rows = {table.data(), table.count()};
+  return prepare(self, backends, largest(rows.data, rows.count, 5),
+                 [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
+                   return prep_strided_dlist(agent, agent_name.value, type, rows, list, options);
+                 });
 }
 
 nixl_status_t release_list(Agent& self, uintptr_t handle) {
@@ -135,7 +133,7 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
     return create_xfer_req(agent, operation, mine->getType(), rows_of(*mine), theirs->getType(),
                            rows_of(*theirs), remote_agent.value, request, &options);
   }));
-  return keep(self, request, is_quick(rows_of(*mine).count, largest(rows_of(*mine))));
+  return keep(self, request, is_quick(rows_of(*mine)));
 }
 
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {

@@ -33,9 +33,18 @@ nixlUnknownError nixlNotSupportedError nixlRemoteDisconnectError nixlCancelledEr
 def test_each_package_is_the_same_one(package):
     for name in ("_api", "_bindings", "_utils", "logging"):
         assert importlib.import_module(f"{package}.{name}") is getattr(nixl, name)
+    assert importlib.import_module(f"{package}._api").nixlBind is nixl.nixlBind is nixl._bindings
     module = importlib.import_module(package)
     assert module.nixl_agent is nixl.nixl_agent
     assert module.nixlXferDList is nixl._bindings.nixlXferDList
+
+
+def test_its_version_is_that_of_the_interface():
+    """Programs look for the distribution of the package they import, and refuse to run on one that is too old."""
+    from importlib.metadata import packages_distributions, version
+
+    for package in ("nixl", "nixl_cu12", "nixl_cu13"):
+        assert [version(name).split(".")[:3] for name in packages_distributions()[package]] == [["1", "5", "1"]]
 
 
 def test_the_alias_may_be_imported_first():

@@ -1,0 +1,115 @@
+"""The statuses that take some doing: requests that are under way, late or released early, and failures of another
+kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from conftest import eventually, finish, register, rows, run_script
+from nixl._bindings import nixlBackendError, nixlCancelledError, nixlRepostActiveError
+
+LARGE = 8 << 20  # more than sockets hold
+
+
+@contextlib.contextmanager
+def stopped(far):
+    """The far process hangs meanwhile."""
+    os.kill(far.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(far.process.pid, signal.SIGCONT)
+
+
+def connected(near, far, operation):
+    """A request over TCP that has run once."""
+    mine = np.zeros((far.pages, far.page_bytes), np.uint8)
+    register(near, mine)
+    near.add_remote_agent(far.metadata)
+    handle = near.initialize_xfer(operation, near.get_xfer_descs(rows(mine), "DRAM"), far.descs(near), far.name)
+    finish(near, handle, near.transfer(handle))
+    return mine, handle
+
+
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_request_under_way_can_not_be_started_again_and_ends_by_its_deadline(
+    make_agent, start_far, monkeypatch, operation
+):
+    monkeypatch.setenv("TOWLINE_NIXL_BACKENDS", "tcp")
+    far = start_far(pages=4, page_bytes=LARGE)
+    monkeypatch.setenv("TOWLINE_NIXL_TIMEOUT", "1s")
+    near = make_agent("near")
+    _, handle = connected(near, far, operation)
+
+    def late():
+        try:
+            return near.check_xfer_state(handle) != "PROC"
+        except nixlBackendError as error:
+            assert "NIXL_ERR_BACKEND" in str(error)
+            return True
+
+    with stopped(far):
+        assert near.transfer(handle) == "PROC"
+        with pytest.raises(nixlRepostActiveError):
+            near.transfer(handle)
+        eventually(late, "the deadline")
+        with pytest.raises(nixlBackendError):
+            near.check_xfer_state(handle)  # as often as one asks
+
+    def released():
+        try:
+            handle.release()
+            return True
+        except nixlRepostActiveError:
+            return False
+
+    eventually(released, "the fence")
+
+
+def test_a_request_to_a_peer_that_hangs_may_be_released(make_agent, start_far, monkeypatch):
+    """It is cancelled, and nothing of it lands later. Nobody can ask about it any more, so that nixlCancelledError is
+    never seen unless a release runs out of time."""
+    monkeypatch.setenv("TOWLINE_NIXL_BACKENDS", "tcp")
+    far = start_far(pages=4, page_bytes=LARGE)
+    near = make_agent("near")
+    mine, handle = connected(near, far, "READ")
+    mine[:] = 0
+    with stopped(far):
+        assert near.transfer(handle) == "PROC"
+        try:
+            handle.release()
+        except nixlRepostActiveError:
+            with pytest.raises(nixlCancelledError):
+                near.check_xfer_state(handle)
+    handle.release()
+    before = mine.copy()
+    assert far.ask("pages").shape[0] == far.pages  # a round trip through the other process
+    assert (mine == before).all()
+
+
+def test_what_no_status_stands_for_is_unknown():
+    """Memory that runs out, for example."""
+    done = run_script(
+        """
+        import resource, numpy as np, nixl
+        from nixl._bindings import nixlUnknownError
+        address = nixl.malloc_passthru(4096)
+        a, b = nixl.nixl_agent("a"), nixl.nixl_agent("b")
+        memory = b.register_memory([(address, 4096, 0, "")], "DRAM")
+        a.add_remote_agent(b.get_partial_agent_metadata(memory, inc_conn_info=True))
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+        try:  # of memory that partial metadata tells of, rows are written out: 24 bytes for each descriptor
+            a.prep_xfer_dlist("b", np.array([[address, 1, 0, 0, 9_000_000]], np.uint64), "DRAM")
+        except nixlUnknownError as error:
+            print(error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NIXL_ERR_UNKNOWN: prepXferDlist: " in done.stdout

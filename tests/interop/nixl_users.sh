@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# nixl_users.sh [lmcache] [vllm]: the NIXL code of LMCache and vLLM, unmodified, from their wheels, with the wheel
+# towline-nixl in place of NIXL's, on the memory of the host. Without arguments: both. nixl_users/ says what of them runs.
+#
+#   TOWLINE_NIXL_USERS    virtual environment to run in, made when it is not there: torch as of scripts/torch-cpu, their
+#                         wheels without their dependencies, and of those what the parts need. 3 GB are downloaded for it.
+#   TOWLINE_NIXL_PACKAGE  what to install: a wheel or a folder. Default: compat/nixl/python
+#
+# Exits 0 when all pass, 77 when TOWLINE_NIXL_USERS is not set, else 1.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+venv=${TOWLINE_NIXL_USERS:-}
+if [[ -z $venv ]]; then
+  echo "skipped: TOWLINE_NIXL_USERS names no folder for an environment with torch, LMCache and vLLM"
+  exit 77
+fi
+users=("$@")
+(($#)) || users=(lmcache vllm)
+
+"$root/scripts/torch-cpu" "$venv"
+pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+
+declare -A wheels=([lmcache]=lmcache==0.5.6 [vllm]=vllm==0.33.0)
+# Of their dependencies those that the parts import.
+declare -A needs=(
+  [lmcache]="msgspec pyzmq pyyaml psutil prometheus-client sortedcontainers aiofiles aiofile aiohttp requests py-cpuinfo
+    numpy numba cachetools nvtx httpx blake3 safetensors opentelemetry-api opentelemetry-sdk
+    opentelemetry-exporter-prometheus redis xxhash fastapi"
+  [vllm]="msgspec pyzmq psutil numpy regex cloudpickle transformers pydantic cachetools py-cpuinfo cbor2 pybase64
+    prometheus-client aiohttp requests einops pillow")
+pip install 'scikit-build-core>=0.10' 'nanobind>=2.4'
+failed=0
+for user in "${users[@]}"; do
+  # shellcheck disable=SC2086
+  pip install ${needs[$user]}
+  pip install --no-deps "${wheels[$user]}"
+  pip install --no-build-isolation --force-reinstall --no-deps "${TOWLINE_NIXL_PACKAGE:-$root/compat/nixl/python}"
+  timeout 300 "$venv/bin/python" "$root/tests/interop/nixl_users/${user}_users.py" || failed=1
+done
+exit $failed
