@@ -15,45 +15,7 @@ namespace {
 // Of all agents that are open; close_all() ends them at exit.
 Agent* open_agents = nullptr;
 
-bool interpreter_ends() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
 }  // namespace
-
-WithoutGil::WithoutGil() noexcept : state_(interpreter_ends() ? nullptr : PyEval_SaveThread()) {}
-
-WithoutGil::~WithoutGil() {
-  if (state_ == nullptr) return;
-  while (interpreter_ends()) pause();
-  PyEval_RestoreThread(state_);
-}
-
-// ---- text
-
-nb::str text(const char* bytes, size_t size) {
-  return nb::steal<nb::str>(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(size), "surrogateescape"));
-}
-
-nb::str text(const char* bytes) { return text(bytes, std::string_view(bytes).size()); }
-
-std::string bytes_of_text(nb::handle object, const char* what) {
-  nb::object encoded = nb::borrow(object);
-  if (PyUnicode_Check(object.ptr())) {
-    encoded = nb::steal(PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogateescape"));
-    if (!encoded.is_valid()) throw nb::python_error();
-  }
-  if (!PyBytes_Check(encoded.ptr()))
-    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is a str or bytes");
-  std::string bytes(PyBytes_AS_STRING(encoded.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(encoded.ptr())));
-  if (bytes.find('\0') != std::string::npos)
-    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " has a NUL in it");
-  return bytes;
-}
 
 BytesView::BytesView(nb::handle object) {
   if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
@@ -365,6 +327,8 @@ void bind_agent(nb::module_& module) {
                      check(towline_agent_event_fd(agent.use(), &fd), "towline_agent_event_fd");
                      return fd;
                    })
+      // The handle of the C API, for our other extension modules.
+      .def_prop_ro("_native", [](const Agent& agent) { return reinterpret_cast<uintptr_t>(agent.use()); })
       .def("_info", [](Agent& agent) { return read_json(agent, "towline_agent_info", towline_agent_info); })
       .def("_counters",
            [](Agent& agent) { return read_json(agent, "towline_agent_counters", towline_agent_counters); })

@@ -56,7 +56,10 @@ void check_signals();
 // Sleeps a little, longer the more often it was called, with the GIL given up by the caller.
 void back_off(uint32_t& turns) noexcept;
 
-// ---- the GIL
+// ---- the GIL (interpreter.cc)
+
+// Whether the interpreter is being torn down: nothing of Python may be touched from threads of ours any more.
+bool interpreter_ends() noexcept;
 
 // Gives the GIL up for its life. While the interpreter ends, its last thread keeps it, and others never come
 // back: they would be ended in the middle of a C++ frame.

@@ -1,0 +1,111 @@
+// What the parts of towline._collectives share. The rules of ../core.h hold here too.
+//
+// An operation that was issued without waiting needs its tensors until it has ended, whatever becomes of its
+// Work. They are in a Pending, which the communicator lists; a Work that goes before its operation leaves it
+// there, and later calls (or the end of the communicator) let it go. So no thread but the application's ever
+// drops a Python reference.
+#pragma once
+
+#include <string>
+
+#include "views.h"
+
+namespace towline::python {
+
+struct Pending {
+  towline_work_t* native = nullptr;
+  Held held;
+  bool abandoned = false;  // its Work is gone
+  bool listed = true;      // the communicator is still open
+  Pending* previous = nullptr;
+  Pending* next = nullptr;
+};
+
+struct Communicator {
+  towline_communicator_t* native = nullptr;
+  nb::object agent;
+  int rank = 0;
+  int size = 1;
+  uint32_t calls = 0;  // under way without the GIL; close() waits for them
+  uint32_t windows = 0;
+  bool closing = false;
+  pid_t pid = 0;
+  Pending* first_pending = nullptr;
+  Communicator* previous = nullptr;  // of those that are open
+  Communicator* next = nullptr;
+
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator() { close(); }
+  // Throws Closed.
+  towline_communicator_t* use() const;
+  void close();
+  void add(Pending* pending) noexcept;
+  void drop(Pending* pending);
+  // Lets a few operations go that ended and whose Works are gone.
+  void sweep();
+  int visit(visitproc visit, void* arg) const;
+};
+
+// One call of the C API without the GIL, during which the communicator can't be destroyed.
+class CommunicatorCall {
+ public:
+  explicit CommunicatorCall(Communicator& communicator) : counted_(communicator) {}
+  [[nodiscard]] towline_communicator_t* native() const noexcept { return counted_.native; }
+
+ private:
+  struct Counted {
+    explicit Counted(Communicator& one) : communicator(one), native(one.use()) { ++one.calls; }
+    ~Counted() { --communicator.calls; }
+    Communicator& communicator;
+    towline_communicator_t* native;
+  };
+  Counted counted_;
+  WithoutGil without_gil_;
+};
+
+inline Communicator& communicator_of(nb::handle object) { return *nb::inst_ptr<Communicator>(object); }
+
+// Lists a communicator that was made or split off as open.
+nb::object own(towline_communicator_t* native, nb::handle agent);
+void open_in_place(Communicator* communicator, towline_communicator_t* native, nb::handle agent);
+
+// The options that every operation takes.
+struct CallOptions {
+  CallOptions(nb::handle timeout, nb::handle hints);
+  [[nodiscard]] const towline_collective_options_t* native() const noexcept {
+    return given_ ? &options_ : nullptr;
+  }
+
+ private:
+  bool given_ = false;
+  towline_collective_options_t options_{};
+  std::vector<std::string> texts_;
+  std::vector<const char*> pointers_;
+};
+
+// A dict of strings as the C API takes them; null-terminated. Throws.
+void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<const char*>& pointers);
+
+// A Work for an operation that was issued.
+nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held);
+
+// Calls a Python function from any thread; what it raises is reported and goes no further.
+void call_from_anywhere(nb::handle function, PyObject* argument) noexcept;
+
+uint32_t reduction_of(nb::handle op);
+
+template <class T>
+nb::object give(T* made) {
+  return nb::cast(made, nb::rv_policy::take_ownership);
+}
+
+using CommunicatorClass = nb::class_<Communicator>;
+void bind_operations(CommunicatorClass& communicator, nb::module_& module);
+void bind_work(nb::module_& module);
+void bind_window(CommunicatorClass& communicator, nb::module_& module);
+void bind_hooks(CommunicatorClass& communicator, nb::module_& module);
+CommunicatorClass bind_communicator(nb::module_& module);
+
+}  // namespace towline::python

@@ -1,0 +1,14 @@
+// The extension module towline._collectives, apart from towline._core so that who needs no collectives
+// loads none.
+#include "communicator.h"
+
+NB_MODULE(_collectives, module) {
+  // A communicator that the application still holds at exit is closed by then, and no leak.
+  nb::set_leak_warnings(false);
+  towline::python::bind_errors(module);
+  towline::python::bind_work(module);
+  auto communicator = towline::python::bind_communicator(module);
+  towline::python::bind_operations(communicator, module);
+  towline::python::bind_window(communicator, module);
+  towline::python::bind_hooks(communicator, module);
+}

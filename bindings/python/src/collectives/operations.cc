@@ -1,0 +1,504 @@
+// The operations: tensors to one towline_collective_t, which is done at once or becomes a Work.
+#include <numeric>
+
+#include "communicator.h"
+
+namespace towline::python {
+
+namespace {
+
+using Counts = std::vector<uint64_t>;
+
+// One call on its way.
+class Call {
+ public:
+  Call(nb::handle self, uint32_t op, bool async)
+      : self_(self), communicator_(communicator_of(self)), async_(async) {
+    call_.struct_size = sizeof call_;
+    call_.op = op;
+    call_.datatype = TOWLINE_UINT8;
+    if (async) held_.keep_objects();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  towline_collective_t* operator->() noexcept { return &call_; }
+  [[nodiscard]] uint64_t size() const noexcept { return static_cast<uint64_t>(communicator_.size); }
+  [[nodiscard]] bool is(nb::handle root) const { return nb::cast<int>(root) == communicator_.rank; }
+  Held& held() noexcept { return held_; }
+
+  void reduce_with(nb::handle op, nb::handle factor) {
+    call_.reduction = reduction_of(op);
+    reduces_ = true;
+    if (!factor.is_none()) {
+      call_.factor = PyFloat_AsDouble(factor.ptr());
+      if (call_.factor == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    } else if (call_.reduction == TOWLINE_PREMUL_SUM) {
+      raise(TOWLINE_INVALID_ARGUMENT, "premul_sum needs a factor");
+    }
+  }
+
+  // The type of one tensor of the operation; all have the same.
+  void type(const View& view, const char* what) {
+    const bool known = view.datatype != View::kUnknownType;
+    if (!known && reduces_)
+      raise(TOWLINE_UNSUPPORTED, std::string(what) + ": there is no reduction for its type");
+    if (!typed_) {
+      typed_ = true;
+      datatype_ = view.datatype;
+      item_bytes_ = view.item_bytes;
+      call_.datatype = known ? view.datatype : uint32_t{TOWLINE_UINT8};
+    } else if (datatype_ != view.datatype || item_bytes_ != view.item_bytes) {
+      raise(TOWLINE_MISMATCH, std::string(what) + ": its type is not that of the other tensors");
+    }
+  }
+  // Elements as the call counts them: types that only travel are bytes.
+  [[nodiscard]] uint64_t scaled(uint64_t elements) const noexcept {
+    return datatype_ == View::kUnknownType ? elements * item_bytes_ : elements;
+  }
+
+  View input(nb::handle tensor, const char* what) {
+    const View view = held_.view(tensor, what);
+    type(view, what);
+    call_.input = view.data;
+    return view;
+  }
+  View output(nb::handle tensor, const char* what) {
+    const View view = held_.writable_view(tensor, what);
+    type(view, what);
+    call_.output = view.data;
+    return view;
+  }
+  // One tensor per rank; their sizes.
+  Counts inputs(nb::handle list, const char* what) {
+    Counts counts = parts(list, what, [&](nb::handle tensor) { return held_.view(tensor, what); });
+    call_.inputs = const_cast<const void* const*>(pointers_.back().data());
+    return counts;
+  }
+  Counts outputs(nb::handle list, const char* what) {
+    Counts counts = parts(list, what, [&](nb::handle tensor) { return held_.writable_view(tensor, what); });
+    call_.outputs = pointers_.back().data();
+    return counts;
+  }
+  const uint64_t* keep(Counts counts) {
+    for (uint64_t& count : counts) count = scaled(count);
+    counts_.push_back(std::move(counts));
+    return counts_.back().data();
+  }
+
+  nb::object issue(nb::handle timeout, nb::handle hints) {
+    const CallOptions options(timeout, hints);
+    int32_t status = 0;
+    if (!async_) {
+      {
+        const CommunicatorCall call(communicator_);
+        status = towline_collective(call.native(), &call_, options.native(), nullptr);
+      }
+      check(status, "towline_collective");
+      return nb::none();
+    }
+    towline_work_t* work = nullptr;
+    {
+      const CommunicatorCall call(communicator_);
+      status = towline_collective(call.native(), &call_, options.native(), &work);
+    }
+    check(status, "towline_collective");
+    return make_work(self_, work, std::move(held_));
+  }
+
+ private:
+  template <class Take>
+  Counts parts(nb::handle list, const char* what, Take take) {
+    const nb::object sequence = nb::steal(PySequence_Fast(list.ptr(), "a list of tensors, one per rank"));
+    if (!sequence.is_valid()) throw nb::python_error();
+    const auto given = static_cast<uint64_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    if (given != size()) {
+      raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + ": " + std::to_string(given) + " tensors for " +
+                                          std::to_string(size()) + " ranks");
+    }
+    Counts counts;
+    pointers_.emplace_back();
+    for (uint64_t i = 0; i < given; ++i) {
+      const View view = take(PySequence_Fast_GET_ITEM(sequence.ptr(), static_cast<Py_ssize_t>(i)));
+      type(view, what);
+      pointers_.back().push_back(view.data);
+      counts.push_back(view.count);
+    }
+    return counts;
+  }
+
+  nb::handle self_;
+  Communicator& communicator_;
+  const bool async_;
+  towline_collective_t call_{};
+  bool reduces_ = false;
+  bool typed_ = false;
+  uint32_t datatype_ = TOWLINE_UINT8;
+  uint64_t item_bytes_ = 1;
+  Held held_;
+  std::vector<std::vector<void*>> pointers_;
+  std::vector<Counts> counts_;
+};
+
+bool is_list(nb::handle object) {
+  return PyList_Check(object.ptr()) ||
+         (PyTuple_Check(object.ptr()) &&
+          !(PyTuple_GET_SIZE(object.ptr()) == 3 && PyLong_Check(PyTuple_GET_ITEM(object.ptr(), 0))));
+}
+
+bool all_equal(const Counts& counts, uint64_t count) {
+  for (const uint64_t one : counts) {
+    if (one != count) return false;
+  }
+  return true;
+}
+
+[[noreturn]] void refuse_sizes(const char* what, uint64_t has, uint64_t needs) {
+  raise(TOWLINE_MISMATCH, std::string(what) + " has " + std::to_string(has) + " elements where " +
+                              std::to_string(needs) + " belong");
+}
+
+void need_size(const char* what, uint64_t has, uint64_t needs) {
+  if (has != needs) refuse_sizes(what, has, needs);
+}
+
+nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::handle output, nb::handle factor,
+                      bool async_op, nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_ALL_REDUCE, async_op);
+  call.reduce_with(op, factor);
+  const bool in_place = output.is_none();
+  const View in = in_place ? call.output(tensor, "tensor") : call.input(tensor, "tensor");
+  call->input = in.data;
+  call->count = in.count;
+  if (!in_place) need_size("output", call.output(output, "output").count, in.count);
+  return call.issue(timeout, hints);
+}
+
+nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handle op, nb::handle output,
+                  nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_REDUCE, async_op);
+  call.reduce_with(op, factor);
+  call->root = nb::cast<int>(root);
+  const bool at_root = call.is(root);
+  const bool in_place = at_root && output.is_none();
+  const View in = in_place ? call.output(tensor, "tensor") : call.input(tensor, "tensor");
+  call->input = in.data;
+  call->count = in.count;
+  if (at_root && !in_place) need_size("output", call.output(output, "output").count, in.count);
+  return call.issue(timeout, hints);
+}
+
+nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool async_op, nb::handle timeout,
+                     nb::handle hints) {
+  Call call(self, TOWLINE_OP_BROADCAST, async_op);
+  call->root = nb::cast<int>(root);
+  const View view = call.is(root) ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
+  call->input = view.data;
+  call->output = view.data;
+  call->count = call.scaled(view.count);
+  return call.issue(timeout, hints);
+}
+
+nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool async_op, nb::handle timeout,
+                      nb::handle hints) {
+  Call call(self, TOWLINE_OP_ALL_GATHER, async_op);
+  const View in = call.input(input, "input");
+  call->count = call.scaled(in.count);
+  if (!is_list(output)) {
+    need_size("output", call.output(output, "output").count, in.count * call.size());
+    return call.issue(timeout, hints);
+  }
+  Counts counts = call.outputs(output, "output");
+  if (!all_equal(counts, in.count)) {
+    call->op = TOWLINE_OP_ALL_GATHER_V;
+    need_size("the input", in.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
+    call->output_counts = call.keep(std::move(counts));
+    call->count = 0;
+  }
+  return call.issue(timeout, hints);
+}
+
+// Sizes may differ from rank to rank: the same operation on every rank, also where a rank sees equal ones.
+nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bool async_op,
+                        nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_ALL_GATHER_V, async_op);
+  const View in = call.input(input, "input");
+  Counts counts = call.outputs(output, "output");
+  need_size("the input", in.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
+  call->output_counts = call.keep(std::move(counts));
+  return call.issue(timeout, hints);
+}
+
+nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
+                          nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_REDUCE_SCATTER, async_op);
+  call.reduce_with(op, factor);
+  const View out = call.output(output, "output");
+  call->count = out.count;
+  if (!is_list(input)) {
+    need_size("input", call.input(input, "input").count, out.count * call.size());
+    return call.issue(timeout, hints);
+  }
+  Counts counts = call.inputs(input, "input");
+  if (!all_equal(counts, out.count)) {
+    call->op = TOWLINE_OP_REDUCE_SCATTER_V;
+    need_size("the output", out.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
+    call->input_counts = call.keep(std::move(counts));
+    call->count = 0;
+  }
+  return call.issue(timeout, hints);
+}
+
+nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
+                            nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_REDUCE_SCATTER_V, async_op);
+  call.reduce_with(op, factor);
+  const View out = call.output(output, "output");
+  Counts counts = call.inputs(input, "input");
+  need_size("the output", out.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
+  call->input_counts = call.keep(std::move(counts));
+  return call.issue(timeout, hints);
+}
+
+nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
+                  nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_GATHER, async_op);
+  call->root = nb::cast<int>(root);
+  const View in = call.input(input, "input");
+  call->count = call.scaled(in.count);
+  if (call.is(root)) {
+    if (output.is_none()) raise(TOWLINE_INVALID_ARGUMENT, "output: the root needs one");
+    if (is_list(output)) {
+      for (const uint64_t count : call.outputs(output, "output"))
+        need_size("a part of the output", count, in.count);
+    } else {
+      need_size("output", call.output(output, "output").count, in.count * call.size());
+    }
+  }
+  return call.issue(timeout, hints);
+}
+
+nb::object scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
+                   nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_SCATTER, async_op);
+  call->root = nb::cast<int>(root);
+  const View out = call.output(output, "output");
+  call->count = call.scaled(out.count);
+  if (call.is(root)) {
+    if (input.is_none()) raise(TOWLINE_INVALID_ARGUMENT, "input: the root needs one");
+    if (is_list(input)) {
+      for (const uint64_t count : call.inputs(input, "input"))
+        need_size("a part of the input", count, out.count);
+    } else {
+      need_size("input", call.input(input, "input").count, out.count * call.size());
+    }
+  }
+  return call.issue(timeout, hints);
+}
+
+uint64_t rows_of(nb::handle tensor, const View& view) {
+  if (view.rows != 0 && !nb::hasattr(tensor, "shape")) return view.rows;
+  const nb::object shape = tensor.attr("shape");
+  return nb::len(shape) != 0 ? nb::cast<uint64_t>(shape[0]) : 1;
+}
+
+// Rows for each rank to elements for each rank.
+Counts take_splits(nb::handle splits, nb::handle tensor, const View& view, uint64_t size, const char* what) {
+  Counts counts;
+  for (nb::handle split : nb::borrow(splits)) {
+    const long long rows = PyLong_AsLongLong(split.ptr());
+    if (rows == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (rows < 0) raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + ": a split is negative");
+    counts.push_back(static_cast<uint64_t>(rows));
+  }
+  if (counts.size() != size) {
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + ": " + std::to_string(counts.size()) +
+                                        " splits for " + std::to_string(size) + " ranks");
+  }
+  const uint64_t rows = rows_of(tensor, view);
+  const uint64_t sum = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  if (sum != rows) {
+    raise(TOWLINE_MISMATCH, std::string(what) + ": they sum to " + std::to_string(sum) + ", the tensor has " +
+                                std::to_string(rows) + " rows");
+  }
+  const uint64_t per_row = rows != 0 ? view.count / rows : 0;
+  for (uint64_t& count : counts) count *= per_row;
+  return counts;
+}
+
+nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::handle output_splits,
+                      nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints) {
+  Call call(self, TOWLINE_OP_ALL_TO_ALL, async_op);
+  if (is_list(output) != is_list(input))
+    raise(TOWLINE_INVALID_ARGUMENT, "output and input are both lists of tensors, or both tensors");
+  if (is_list(output)) {
+    // What one rank sees as equal another may not: lists are always the operation with sizes.
+    call->op = TOWLINE_OP_ALL_TO_ALL_V;
+    Counts in = call.inputs(input, "input");
+    Counts out = call.outputs(output, "output");
+    call->input_counts = call.keep(std::move(in));
+    call->output_counts = call.keep(std::move(out));
+    return call.issue(timeout, hints);
+  }
+  const View in = call.input(input, "input");
+  const View out = call.output(output, "output");
+  if (output_splits.is_none() && input_splits.is_none()) {
+    need_size("output", out.count, in.count);
+    if (in.count % call.size() != 0) {
+      raise(TOWLINE_MISMATCH, "input: its " + std::to_string(in.count) + " elements do not divide among " +
+                                  std::to_string(call.size()) + " ranks");
+    }
+    call->count = call.scaled(in.count / call.size());
+    return call.issue(timeout, hints);
+  }
+  call->op = TOWLINE_OP_ALL_TO_ALL_V;
+  const auto counts = [&](nb::handle splits, nb::handle tensor, const View& view, const char* what) {
+    if (!splits.is_none()) return take_splits(splits, tensor, view, call.size(), what);
+    if (view.count % call.size() != 0)
+      raise(TOWLINE_MISMATCH, std::string(what) + ": without them the tensor has to divide among the ranks");
+    return Counts(call.size(), view.count / call.size());
+  };
+  call->input_counts = call.keep(counts(input_splits, input, in, "input_splits"));
+  call->output_counts = call.keep(counts(output_splits, output, out, "output_splits"));
+  return call.issue(timeout, hints);
+}
+
+void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
+  const View view =
+      call->op == TOWLINE_OP_SEND ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
+  call->count = call.scaled(view.count);
+  call->root = peer;
+  call->tag = tag;
+}
+
+nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
+                nb::handle hints) {
+  Call call(self, TOWLINE_OP_SEND, async_op);
+  set_message(call, tensor, peer, tag);
+  return call.issue(timeout, hints);
+}
+
+nb::object recv(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
+                nb::handle hints) {
+  Call call(self, TOWLINE_OP_RECV, async_op);
+  set_message(call, tensor, peer, tag);
+  return call.issue(timeout, hints);
+}
+
+nb::object barrier(nb::handle self, bool async_op, nb::handle timeout, nb::handle hints) {
+  return Call(self, TOWLINE_OP_BARRIER, async_op).issue(timeout, hints);
+}
+
+// ---- batches
+
+struct Batch {
+  nb::object communicator;
+  towline_batch_t* native = nullptr;
+  Held held;
+  uint64_t operations = 0;
+
+  Batch() { held.keep_objects(); }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  ~Batch() { towline_batch_destroy(native); }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(communicator.ptr());
+    return held.visit(visit, arg);
+  }
+};
+
+nb::object make_batch(nb::handle self) {
+  auto* batch = new Batch;
+  const nb::object result = give(batch);
+  check(towline_batch_create(communicator_of(self).use(), &batch->native), "towline_batch_create");
+  batch->communicator = nb::borrow(self);
+  return result;
+}
+
+void add(Batch& batch, uint32_t op, nb::handle tensor, int peer, uint64_t tag) {
+  Call call(batch.communicator, op, true);
+  set_message(call, tensor, peer, tag);
+  (void)(op == TOWLINE_OP_SEND ? batch.held.view(tensor, "tensor")
+                               : batch.held.writable_view(tensor, "tensor"));
+  (void)communicator_of(batch.communicator).use();
+  check(towline_batch_add(batch.native, call.operator->()), "towline_batch_add");
+  ++batch.operations;
+}
+
+nb::object issue(Batch& batch, bool async_op, nb::handle timeout, nb::handle hints) {
+  const CallOptions options(timeout, hints);
+  Held held = batch.held.take();
+  batch.operations = 0;
+  towline_work_t* work = nullptr;
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(batch.communicator));
+    status = towline_batch_issue(batch.native, options.native(), async_op ? &work : nullptr);
+  }
+  check(status, "towline_batch_issue");
+  if (!async_op) return nb::none();
+  return make_work(batch.communicator, work, std::move(held));
+}
+
+}  // namespace
+
+uint32_t reduction_of(nb::handle op) {
+  if (PyLong_Check(op.ptr())) {
+    const long value = PyLong_AsLong(op.ptr());
+    if (value >= TOWLINE_SUM && value <= TOWLINE_PREMUL_SUM) return static_cast<uint32_t>(value);
+  } else if (PyUnicode_Check(op.ptr())) {
+    for (uint32_t one = TOWLINE_SUM; one <= TOWLINE_PREMUL_SUM; ++one) {
+      if (PyUnicode_CompareWithASCIIString(op.ptr(), towline_reduction_name(one)) == 0) return one;
+    }
+  }
+  raise(TOWLINE_INVALID_ARGUMENT,
+        std::string("op: 'sum', 'product', 'min', 'max', 'band', 'bor', 'bxor', 'avg' or "
+                    "'premul_sum', not ") +
+            nb::repr(op).c_str());
+}
+
+void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
+  using nb::arg;
+  const auto tensor = arg("tensor");
+  const auto output = arg("output");
+  const auto input = arg("input");
+  const auto no_output = arg("output").none() = nb::none();
+  const auto op = arg("op") = "sum";
+  const auto factor = arg("factor").none() = nb::none();
+  const auto async_op = arg("async_op") = false;
+  const auto timeout = arg("timeout").none() = nb::none();
+  const auto hints = arg("hints").none() = nb::none();
+  const auto only = nb::kw_only();
+  communicator.def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints)
+      .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints)
+      .def("broadcast", &broadcast, tensor, arg("root"), only, async_op, timeout, hints)
+      .def("all_gather", &all_gather, output, input, only, async_op, timeout, hints)
+      .def("all_gather_v", &all_gather_v, output, input, only, async_op, timeout, hints)
+      .def("reduce_scatter", &reduce_scatter, output, input, op, only, factor, async_op, timeout, hints)
+      .def("reduce_scatter_v", &reduce_scatter_v, output, input, op, only, factor, async_op, timeout, hints)
+      .def("gather", &gather, output.none(), input, arg("root"), only, async_op, timeout, hints)
+      .def("scatter", &scatter, output, input.none(), arg("root"), only, async_op, timeout, hints)
+      .def("all_to_all", &all_to_all, output, input, arg("output_splits").none() = nb::none(),
+           arg("input_splits").none() = nb::none(), only, async_op, timeout, hints)
+      .def("send", &send, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints)
+      .def("recv", &recv, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints)
+      .def("barrier", &barrier, only, async_op, timeout, hints)
+      .def("batch", &make_batch);
+  nb::class_<Batch>(module, "Batch", nb::type_slots(collected<Batch>))
+      .def("__len__", [](const Batch& batch) { return batch.operations; })
+      .def(
+          "send",
+          [](Batch& batch, nb::handle one, int peer, uint64_t tag) {
+            add(batch, TOWLINE_OP_SEND, one, peer, tag);
+          },
+          tensor, arg("peer"), arg("tag") = 0)
+      .def(
+          "recv",
+          [](Batch& batch, nb::handle one, int peer, uint64_t tag) {
+            add(batch, TOWLINE_OP_RECV, one, peer, tag);
+          },
+          tensor, arg("peer"), arg("tag") = 0)
+      .def("issue", &issue, only, async_op, timeout, hints);
+}
+
+}  // namespace towline::python

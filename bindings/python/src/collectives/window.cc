@@ -1,0 +1,191 @@
+// Windows: memory of every rank that the others put into and get from.
+#include "communicator.h"
+
+#include <utility>
+
+namespace towline::python {
+
+namespace {
+
+struct Window {
+  nb::object communicator;
+  Held held;
+  towline_window_t* native = nullptr;
+  uint32_t calls = 0;
+  uint32_t exports = 0;
+
+  Window() { held.keep_objects(); }
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+  // Closing is collective and may wait for ever: who does not close keeps the memory.
+  ~Window() {
+    if (native == nullptr || communicator_of(communicator).native == nullptr) return;
+    --communicator_of(communicator).windows;
+    new Held(std::move(held));
+  }
+  [[nodiscard]] towline_window_t* use() const {
+    (void)communicator_of(communicator).use();
+    if (native == nullptr) raise(TOWLINE_STALE, "the window is closed");
+    return native;
+  }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(communicator.ptr());
+    return held.visit(visit, arg);
+  }
+};
+
+Window& window_of(nb::handle object) { return *nb::inst_ptr<Window>(object); }
+
+// A rank's memory as a buffer, which keeps the window.
+struct WindowMemory {
+  nb::object window;
+  void* address = nullptr;
+  Py_ssize_t bytes = 0;
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(window.ptr());
+    return 0;
+  }
+};
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  auto& memory = *nb::inst_ptr<WindowMemory>(nb::handle(self));
+  if (window_of(memory.window).native == nullptr) {
+    PyErr_SetString(PyExc_BufferError, "the window is closed");
+    return -1;
+  }
+  if (PyBuffer_FillInfo(view, self, memory.address, memory.bytes, 0, flags) != 0) return -1;
+  ++window_of(memory.window).exports;
+  return 0;
+}
+
+void release_buffer(PyObject* self, Py_buffer*) {
+  --window_of(nb::inst_ptr<WindowMemory>(nb::handle(self))->window).exports;
+}
+
+PyType_Slot memory_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<WindowMemory>)},
+                              {Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                              {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
+                              {0, nullptr}};
+
+// A call of the C API without the GIL; neither window nor communicator can go meanwhile.
+template <class Function>
+void call(Window& window, const char* name, Function function) {
+  towline_window_t* const native = window.use();
+  int32_t status = 0;
+  ++window.calls;
+  {
+    const CommunicatorCall communicator(communicator_of(window.communicator));
+    status = function(native);
+  }
+  --window.calls;
+  check(status, name);
+}
+
+nb::object make(nb::handle self, nb::handle memory) {
+  auto* window = new Window;
+  const nb::object result = give(window);
+  window->communicator = nb::borrow(self);
+  void* address = nullptr;
+  uint64_t bytes = 0;
+  if (PyLong_Check(memory.ptr())) {
+    bytes = nb::cast<uint64_t>(memory);
+  } else {
+    const View view = window->held.writable_view(memory, "memory");
+    address = view.data;
+    bytes = view.count * view.item_bytes;
+  }
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(self));
+    status = towline_window_create(call.native(), address, bytes, &window->native);
+  }
+  check(status, "towline_window_create");
+  ++communicator_of(self).windows;
+  return result;
+}
+
+void close(Window& window, nb::handle timeout) {
+  if (window.native == nullptr) return;
+  const uint64_t nanoseconds =
+      timeout_ns(timeout, towline_communicator_timeout(communicator_of(window.communicator).use()));
+  if (window.exports != 0) raise(TOWLINE_BUSY, "arrays still use the window's memory");
+  if (window.calls != 0) raise(TOWLINE_BUSY, "another thread uses the window");
+  towline_window_t* const native = std::exchange(window.native, nullptr);
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(window.communicator));
+    status = towline_window_destroy(native, nanoseconds);
+  }
+  --communicator_of(window.communicator).windows;
+  check(status, "towline_window_destroy");
+}
+
+nb::object memory(nb::handle self, nb::handle rank) {
+  const Window& window = window_of(self);
+  const int whose = rank.is_none() ? communicator_of(window.communicator).rank : nb::cast<int>(rank);
+  if (whose < 0 || whose >= communicator_of(window.communicator).size)
+    raise(TOWLINE_OUT_OF_RANGE, "there is no rank " + std::to_string(whose));
+  auto made = std::make_unique<WindowMemory>();
+  made->window = nb::borrow(self);
+  made->address = towline_window_map_remote(window.use(), whose);
+  made->bytes = static_cast<Py_ssize_t>(towline_window_bytes(window.use(), whose));
+  if (made->address == nullptr && made->bytes != 0)
+    raise(TOWLINE_UNSUPPORTED, "the memory of rank " + std::to_string(whose) + " can't be reached directly");
+  return give(made.release());
+}
+
+}  // namespace
+
+void bind_window(CommunicatorClass& communicator, nb::module_& module) {
+  using nb::arg;
+  nb::class_<WindowMemory>(module, "WindowMemory", nb::type_slots(memory_slots))
+      .def_prop_ro("address",
+                   [](const WindowMemory& one) { return reinterpret_cast<uintptr_t>(one.address); })
+      .def_prop_ro("bytes", [](const WindowMemory& one) { return one.bytes; });
+  nb::class_<Window>(module, "Window", nb::type_slots(collected<Window>))
+      .def(
+          "bytes", [](const Window& window, int rank) { return towline_window_bytes(window.use(), rank); },
+          arg("rank"))
+      .def("memory", &memory, arg("rank").none() = nb::none())
+      .def(
+          "put",
+          [](Window& window, int rank, uint64_t offset, nb::handle tensor) {
+            Held held;
+            const View view = held.view(tensor, "tensor");
+            call(window, "towline_window_put", [&](towline_window_t* native) {
+              return towline_window_put(native, rank, offset, view.data, view.count * view.item_bytes);
+            });
+          },
+          arg("rank"), arg("offset"), arg("tensor"))
+      .def(
+          "get",
+          [](Window& window, int rank, uint64_t offset, nb::handle tensor) {
+            Held held;
+            const View view = held.writable_view(tensor, "tensor");
+            call(window, "towline_window_get", [&](towline_window_t* native) {
+              return towline_window_get(native, rank, offset, view.data, view.count * view.item_bytes);
+            });
+          },
+          arg("rank"), arg("offset"), arg("tensor"))
+      .def(
+          "signal",
+          [](Window& window, int rank) {
+            call(window, "towline_window_signal",
+                 [&](towline_window_t* native) { return towline_window_signal(native, rank); });
+          },
+          arg("rank"))
+      .def(
+          "wait_signal",
+          [](Window& window, int rank, nb::handle timeout) {
+            const uint64_t nanoseconds =
+                timeout_ns(timeout, towline_communicator_timeout(communicator_of(window.communicator).use()));
+            call(window, "towline_window_wait_signal", [&](towline_window_t* native) {
+              return towline_window_wait_signal(native, rank, nanoseconds);
+            });
+          },
+          arg("rank"), arg("timeout").none() = nb::none())
+      .def("close", &close, arg("timeout").none() = nb::none());
+  communicator.def("window", &make, arg("memory"));
+}
+
+}  // namespace towline::python

@@ -1,0 +1,136 @@
+// Works: operations that go on by themselves.
+#include "communicator.h"
+
+namespace towline::python {
+
+namespace {
+
+struct Work {
+  nb::object communicator;
+  Pending* pending = nullptr;
+
+  Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  ~Work() {
+    if (!pending->listed || towline_work_state(pending->native) >= TOWLINE_WORK_COMPLETED) {
+      communicator_of(communicator).drop(pending);
+    } else {
+      pending->abandoned = true;
+    }
+  }
+  [[nodiscard]] towline_work_t* use() const noexcept { return pending->native; }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(communicator.ptr());
+    return 0;
+  }
+};
+
+// Raises what the operation failed with.
+void raise_outcome(towline_work_t* native, int32_t status) {
+  const std::string sentence = towline_work_error(native);
+  raise(status, sentence.empty()
+                    ? std::string(towline_collective_op_name(towline_work_op(native))) + " failed"
+                    : sentence);
+}
+
+void wait(const Work& work, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  towline_work_t* const native = work.use();
+  int32_t status = towline_work_state(native) >= TOWLINE_WORK_COMPLETED ? towline_work_poll(native)
+                                                                        : int32_t{TOWLINE_IN_PROGRESS};
+  while (status == TOWLINE_IN_PROGRESS) {
+    {
+      const CommunicatorCall call(communicator_of(work.communicator));
+      status = towline_work_wait(native, deadline.slice());
+    }
+    if (status != TOWLINE_IN_PROGRESS) break;
+    check_signals();
+    if (deadline.passed()) {
+      const std::string says =
+          std::string(towline_collective_op_name(towline_work_op(native))) + " has not ended yet; it goes on";
+      nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
+      error = error(nb::str(says.c_str()), status_object(TOWLINE_IN_PROGRESS));
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+      throw nb::python_error();
+    }
+  }
+  if (status < 0) raise_outcome(native, status);
+}
+
+void called(void* context, towline_work_t*) {
+  if (interpreter_ends()) return;
+  const nb::gil_scoped_acquire gil;
+  const nb::object function = nb::steal(static_cast<PyObject*>(context));
+  call_from_anywhere(function, nullptr);
+}
+
+void on(const Work& work, uint32_t event, nb::handle function) {
+  towline_work_t* const native = work.use();
+  PyObject* const context = function.inc_ref().ptr();
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(work.communicator));
+    status = towline_work_on(native, event, &called, context);
+  }
+  if (status < 0) Py_DECREF(context);
+  check(status, "towline_work_on");
+}
+
+}  // namespace
+
+nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held) {
+  auto* pending = new Pending{native, std::move(held)};
+  communicator_of(communicator).sweep();
+  communicator_of(communicator).add(pending);
+  auto* work = new Work;
+  work->communicator = nb::borrow(communicator);
+  work->pending = pending;
+  return give(work);
+}
+
+void call_from_anywhere(nb::handle function, PyObject* argument) noexcept {
+  PyObject* result = argument != nullptr ? PyObject_CallOneArg(function.ptr(), argument)
+                                         : PyObject_CallNoArgs(function.ptr());
+  if (result == nullptr) {
+    PyErr_WriteUnraisable(function.ptr());
+  } else {
+    Py_DECREF(result);
+  }
+}
+
+void bind_work(nb::module_& module) {
+  nb::class_<Work>(module, "Work", nb::type_slots(collected<Work>), nb::is_weak_referenceable())
+      .def("wait", &wait, nb::arg("timeout").none() = nb::none())
+      .def("poll",
+           [](const Work& work) {
+             const uint32_t state = towline_work_state(work.use());
+             return status_object(state >= TOWLINE_WORK_COMPLETED ? towline_work_poll(work.use())
+                                                                  : int32_t{TOWLINE_IN_PROGRESS});
+           })
+      .def_prop_ro("done",
+                   [](const Work& work) { return towline_work_state(work.use()) >= TOWLINE_WORK_COMPLETED; })
+      .def_prop_ro("state",
+                   [](const Work& work) {
+                     static constexpr const char* kNames[] = {"not_started", "in_progress", "completed",
+                                                              "timed_out", "error"};
+                     return kNames[towline_work_state(work.use())];
+                   })
+      .def_prop_ro("error", [](const Work& work) { return text(towline_work_error(work.use())); })
+      .def_prop_ro("op",
+                   [](const Work& work) { return towline_collective_op_name(towline_work_op(work.use())); })
+      .def_prop_ro(
+          "timeout",
+          [](const Work& work) { return 1e-9 * static_cast<double>(towline_work_timeout(work.use())); })
+      .def(
+          "on_start", [](const Work& work, nb::handle function) { on(work, TOWLINE_WORK_START, function); },
+          nb::arg("function"))
+      .def(
+          "on_end", [](const Work& work, nb::handle function) { on(work, TOWLINE_WORK_END, function); },
+          nb::arg("function"))
+      .def("__await__", [](nb::handle self) {
+        return nb::module_::import_("towline.collectives").attr("_wait_for")(self);
+      });
+}
+
+}  // namespace towline::python

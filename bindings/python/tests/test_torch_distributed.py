@@ -1,0 +1,65 @@
+"""torch.distributed with backend="towline": every operation like gloo's, and what torch builds on them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; tests/interop/torch_distributed.sh makes an environment with it")
+
+import torch_ranks as ranks_do  # noqa: E402
+from collective_ranks import Ranks  # noqa: E402
+
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    ranks = Ranks(SIZE, str(tmp_path_factory.mktemp("torch")), ranks_do.serve)
+    yield ranks
+    assert ranks.stop() == [0] * SIZE
+
+
+def test_the_group_is_ours(ranks):
+    for rank, told in enumerate(ranks.run(ranks_do.names)):
+        assert told[:3] == ("towline", rank, SIZE), told
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "uint8"])
+def test_operations_are_like_gloos(ranks, dtype):
+    ranks.run(ranks_do.operations, dtype, 7)
+
+
+def test_operations_on_much(ranks):
+    ranks.run(ranks_do.operations, "float32", 200_003)
+
+
+@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "objects", "functional"])
+def test_operations(ranks, what):
+    ranks.run(getattr(ranks_do, what))
+
+
+@pytest.mark.parametrize("what", ["data_parallel", "fully_sharded", "tensor_parallel"])
+def test_training(ranks, what):
+    ranks.run(getattr(ranks_do, what))
+
+
+def test_device_mesh(ranks):
+    assert ranks.run(ranks_do.mesh) == [(2.0, ["towline", "towline"])] * SIZE
+
+
+def test_groups_of_some(ranks):
+    assert ranks.run(ranks_do.groups) == [[2.0], [2.0, 2.0], [2.0], []]
+
+
+def test_ranks_that_disagree_are_told(ranks):
+    told = ranks.run(ranks_do.disagree)
+    assert len(set(told)) == 1 and "nothing" not in told[0], told
+
+
+def test_a_timeout_is_told(ranks):
+    told = ranks.run(ranks_do.late)
+    assert all(one and "nothing" not in one for one in told[1:]), told
+
+
+def test_ended_and_begun_again(ranks, tmp_path):
+    assert ranks.run(ranks_do.again, str(tmp_path)) == [[float(SIZE), "towline"]] * SIZE

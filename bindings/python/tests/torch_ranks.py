@@ -1,0 +1,347 @@
+"""What the ranks of a torch.distributed job are asked to do. Beside our group each has one of gloo, to compare with."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import towline.torch_distributed
+from collective_ranks import TIMEOUT, obey
+
+
+def serve(pipe, rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    start(rank, size, f"{folder}/first")
+    obey(pipe, dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def start(rank: int, size: int, file: str, backend: str = "towline") -> None:
+    dist.init_process_group(
+        backend, init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT)
+    )
+
+
+_gloo = None
+
+
+def gloo():
+    global _gloo
+    if _gloo is None:
+        _gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    return _gloo
+
+
+def some(rank: int, *shape: int, dtype=torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 2 if dtype == torch.bool else 50, shape, generator=generator).to(dtype)
+
+
+def both(operation) -> None:
+    """Runs operation(group) -> tensors on either group, and compares."""
+    ours, theirs = operation(dist.group.WORLD), operation(gloo())
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other)
+
+
+def names(world) -> tuple:
+    return dist.get_backend(), dist.get_rank(), dist.get_world_size(), dist.get_backend_config()
+
+
+def operations(world, dtype_name: str, count: int) -> None:
+    dtype = getattr(torch, dtype_name)
+    rank, size = world.rank(), world.size()
+
+    def reduce_all(group):
+        done = []
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+            tensor = some(rank, count, dtype=dtype)
+            assert dist.all_reduce(tensor, op, group=group) is None
+            done.append(tensor)
+        tensor = some(rank, count, dtype=dtype)
+        dist.reduce(tensor, 1, group=group)
+        return done + ([tensor] if rank == 1 else [])
+
+    def move(group):
+        broadcast = some(rank, count, dtype=dtype)
+        dist.broadcast(broadcast, 1, group=group)
+        listed = [torch.zeros(count, dtype=dtype) for _ in range(size)]
+        dist.all_gather(listed, some(rank, count, dtype=dtype), group=group)
+        whole = torch.zeros(size * count, dtype=dtype)
+        dist.all_gather_into_tensor(whole, some(rank, count, dtype=dtype), group=group)
+        gathered = [torch.zeros(count, dtype=dtype) for _ in range(size)] if rank == 0 else None
+        dist.gather(some(rank, count, dtype=dtype), gathered, dst=0, group=group)
+        scattered = torch.zeros(count, dtype=dtype)
+        dist.scatter(scattered, [some(each, count, dtype=dtype) for each in range(size)] if rank == 1 else None, 1, group=group)
+        swapped = torch.zeros(size * 2, dtype=dtype)
+        dist.all_to_all_single(swapped, some(rank, size * 2, dtype=dtype), group=group)
+        return [broadcast, *listed, whole, *(gathered or []), scattered, swapped]
+
+    def reduce_parts(group):
+        part = torch.zeros(count, dtype=dtype)
+        dist.reduce_scatter_tensor(part, some(rank, size * count, dtype=dtype), group=group)
+        from_list = torch.zeros(count, dtype=dtype)
+        dist.reduce_scatter(from_list, list(some(rank, size, count, dtype=dtype)), group=group)
+        return [part, from_list]
+
+    both(reduce_all)
+    both(move)
+    both(reduce_parts)
+
+
+def uneven(world) -> None:
+    rank, size = world.rank(), world.size()
+    splits = [each + 1 for each in range(size)]
+
+    def exchange(group):
+        received = torch.zeros(size * (rank + 1), 3)
+        dist.all_to_all_single(received, some(rank, sum(splits), 3), [rank + 1] * size, splits, group=group)
+        return [received]
+
+    both(exchange)
+    ours = [torch.zeros(rank + 1) for _ in range(size)]
+    dist.all_to_all(ours, [torch.full((each + 1,), float(rank)) for each in range(size)])
+    assert [one.tolist() for one in ours] == [[float(each)] * (rank + 1) for each in range(size)]
+
+
+def unusual_tensors(world) -> None:
+    """Holes, complex numbers, scalars, nothing, averages and factors."""
+    rank, size = world.rank(), world.size()
+    wide = some(rank, 4, 6)
+    rest = wide[:, 1::2].clone()
+    column = wide[:, ::2]
+    dist.all_reduce(column)
+    torch.testing.assert_close(wide[:, ::2], sum(some(each, 4, 6)[:, ::2] for each in range(size)))
+    torch.testing.assert_close(wide[:, 1::2], rest)
+    transposed = some(rank, 3, 5).t()
+    dist.broadcast(transposed, 1)
+    torch.testing.assert_close(transposed, some(1, 3, 5).t())
+    numbers = some(rank, 4, dtype=torch.complex64)
+    dist.all_reduce(numbers)
+    torch.testing.assert_close(numbers, sum(some(each, 4, dtype=torch.complex64) for each in range(size)))
+    scalar = torch.tensor(float(rank))
+    dist.all_reduce(scalar, dist.ReduceOp.AVG)
+    assert scalar.item() == sum(range(size)) / size
+    dist.all_reduce(torch.zeros(0))
+    half = torch.full((1000,), 0.1, dtype=torch.bfloat16)
+    dist.all_reduce(half)
+    assert (half == torch.tensor(size * torch.tensor(0.1, dtype=torch.bfloat16).item(), dtype=torch.bfloat16)).all()
+    flags = torch.tensor([rank == 0, True])
+    dist.all_reduce(flags, dist.ReduceOp.MIN)
+    assert flags.tolist() == [False, True]
+    scaled = torch.ones(3)
+    try:
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(2.0))
+        assert scaled.tolist() == [2.0 * size] * 3
+    except towline.Unsupported as error:
+        assert "factor" in str(error)
+
+
+def works(world) -> None:
+    rank, size = world.rank(), world.size()
+    tensors = [torch.full((1000,), float(rank + step)) for step in range(10)]
+    all_of_them = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in all_of_them]
+    doubled = futures[3].then(lambda future: future.value()[0] * 2)
+    for work in reversed(all_of_them):
+        work.wait()
+    torch.futures.wait_all(futures)
+    for step, tensor in enumerate(tensors):
+        assert tensor[0] == sum(each + step for each in range(size))
+    assert doubled.wait()[0] == 2 * tensors[3][0]
+    for _ in range(20):  # nobody keeps them
+        dist.all_reduce(torch.ones(4096), async_op=True)
+    dist.barrier()
+    work = dist.barrier(async_op=True)
+    work.wait(timedelta(seconds=TIMEOUT))
+
+
+def messages(world) -> None:
+    rank, size = world.rank(), world.size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    mine, theirs = some(rank, 50), torch.zeros(50)
+    if rank % 2:
+        dist.recv(theirs, left, tag=3)
+        dist.send(mine, right, tag=3)
+    else:
+        dist.send(mine, right, tag=3)
+        dist.recv(theirs, left, tag=3)
+    torch.testing.assert_close(theirs, some(left, 50))
+    into = [torch.zeros(50), torch.zeros(50)]
+    operations = [dist.P2POp(dist.isend, mine, peer) for peer in (left, right)]
+    operations += [dist.P2POp(dist.irecv, one, peer) for one, peer in zip(into, (left, right))]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    torch.testing.assert_close(into, [some(left, 50), some(right, 50)])
+
+
+def objects(world) -> None:
+    rank, size = world.rank(), world.size()
+    everything = [None] * size
+    dist.all_gather_object(everything, {"rank": rank, "text": "x" * rank * 1000})
+    assert everything == [{"rank": each, "text": "x" * each * 1000} for each in range(size)]
+    told = [("from", rank), None] if rank == 1 else [None, None]
+    dist.broadcast_object_list(told, 1)
+    assert told == [("from", 1), None]
+    given = [None]
+    dist.scatter_object_list(given, [f"for {each}" for each in range(size)] if rank == 0 else None, 0)
+    assert given == [f"for {rank}"]
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object(rank * rank, gathered, 0)
+    assert gathered == ([each * each for each in range(size)] if rank == 0 else None)
+    if rank == 0:
+        dist.send_object_list([1, "two"], 1)
+    if rank == 1:
+        received = [None, None]
+        dist.recv_object_list(received, 0)
+        assert received == [1, "two"]
+
+
+def functional(world) -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    rank, size = world.rank(), world.size()
+    group = dist.group.WORLD
+    mine = some(rank, size * 2, 3)
+    everyone = [some(each, size * 2, 3) for each in range(size)]
+    torch.testing.assert_close(funcol.all_reduce(mine, "sum", group) + 0, sum(everyone))
+    torch.testing.assert_close(mine, everyone[rank])
+    torch.testing.assert_close(funcol.all_gather_tensor(mine, 0, group) + 0, torch.cat(everyone))
+    torch.testing.assert_close(funcol.all_gather_tensor(mine, 1, group) + 0, torch.cat(everyone, 1))
+    scattered = funcol.reduce_scatter_tensor(mine, "sum", 0, group)
+    torch.testing.assert_close(scattered + 0, sum(everyone)[2 * rank : 2 * rank + 2])
+    swapped = funcol.all_to_all_single(mine, None, None, group)
+    torch.testing.assert_close(swapped + 0, torch.cat([one[2 * rank : 2 * rank + 2] for one in everyone]))
+    torch.testing.assert_close(funcol.broadcast(mine, 1, group) + 0, everyone[1])
+    several = funcol.all_reduce_coalesced([mine, mine * 2], "sum", group)
+    torch.testing.assert_close(several[1] + 0, 2 * sum(everyone))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(batch)))
+
+
+def train(model, rank: int, steps: int = 5) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        loss = model(some(100 * step + rank, 12, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def data_parallel(world) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    def run(group):
+        model = DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.001)
+        losses = train(model, dist.get_rank())
+        return [torch.tensor(losses), *(one.detach() for one in model.parameters())]
+
+    both(run)
+
+
+def fully_sharded(world) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    def run(group):
+        mesh = DeviceMesh.from_group(group, "cpu")
+        model = Model()
+        for part in (model.up, model.down, model):
+            fully_shard(part, mesh=mesh)
+        losses = train(model, dist.get_rank())
+        return [torch.tensor(losses), *(one.detach().full_tensor() for one in model.parameters())]
+
+    both(run)
+
+
+def mesh(world) -> tuple:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    size = world.size()
+    plane = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "inner"))
+    inner, outer = torch.ones(1), torch.tensor([float(world.rank())])
+    dist.all_reduce(inner, group=plane.get_group("inner"))
+    dist.all_reduce(outer, group=plane.get_group("outer"))
+    assert outer.item() == sum(plane["outer"].mesh.tolist())
+    return inner.item(), [dist.get_backend(plane.get_group(name)) for name in ("outer", "inner")]
+
+
+def tensor_parallel(world) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    expected, model = Model(), Model()
+    line = init_device_mesh("cpu", (world.size(),))
+    model = parallelize_module(model, line, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    batch = some(1, 12, 16)
+    output = model(batch)
+    torch.testing.assert_close(output, expected(batch))
+    output.square().mean().backward()
+    expected(batch).square().mean().backward()
+    torch.testing.assert_close(model.up.weight.grad.full_tensor(), expected.up.weight.grad)
+
+
+def groups(world) -> list:
+    told = []
+    for ranks in ([0, 1], [1, 2]):
+        group = dist.new_group(ranks)
+        if world.rank() in ranks:
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor, group=group)
+            told.append(tensor[0].item())
+            dist.destroy_process_group(group)
+    return told
+
+
+def again(world, folder: str) -> list:
+    """The whole thing once more, with the device named."""
+    global _gloo
+    rank, size = world.rank(), world.size()
+    dist.destroy_process_group()
+    _gloo = None
+    start(rank, size, f"{folder}/again", "cpu:towline")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    start(rank, size, f"{folder}/back")
+    return [tensor.item(), dist.get_backend()]
+
+
+def disagree(world) -> str:
+    try:
+        dist.all_reduce(torch.zeros(3 if world.rank() else 4), group=dist.new_group())
+        return "nothing was raised"
+    except Exception as error:
+        return str(error)
+
+
+def late(world) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if world.rank() == 0:
+        dist.barrier()
+        return ""
+    try:
+        dist.all_reduce(torch.zeros(1), group=group)
+        return "nothing was raised"
+    except Exception as error:
+        return str(error)
+    finally:
+        dist.barrier()

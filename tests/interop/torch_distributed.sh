@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# torch_distributed.sh [PYTEST ARGUMENTS]: torch.distributed and torchcomms' surface on Towline, with a real torch.
+#
+#   TOWLINE_TORCH_VENV  virtual environment with torch to run in; made by scripts/torch-cpu when it is not there.
+#                       Default: torch-interop-venv in the folder for temporary files
+#   TORCH_VERSION       of the one that is made, see scripts/torch-cpu
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+venv=${TOWLINE_TORCH_VENV:-${TMPDIR:-/tmp}/torch-interop-venv}
+
+"$root/scripts/torch-cpu" "$venv"
+python=$venv/bin/python
+"$python" -m pip install --quiet --disable-pip-version-check pytest 'scikit-build-core>=0.10' 'nanobind>=2.4'
+"$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps "$root/bindings/python"
+"$python" -m pytest -q -p no:cacheprovider "$root/bindings/python/tests/test_torch_distributed.py" "$@"
