@@ -14,13 +14,13 @@ void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error));
 }
 
+// One for each GPU and thread.
 cudaStream_t stream() {
-  static cudaStream_t made = [] {
-    cudaStream_t fresh = nullptr;
-    check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "stream");
-    return fresh;
-  }();
-  return made;
+  thread_local cudaStream_t made[64] = {};
+  int gpu = 0;
+  check(cudaGetDevice(&gpu), "cudaGetDevice");
+  if (made[gpu] == nullptr) check(cudaStreamCreateWithFlags(&made[gpu], cudaStreamNonBlocking), "stream");
+  return made[gpu];
 }
 
 double now_s() {
@@ -85,6 +85,14 @@ std::string name(int gpu) {
 }
 
 void use(int gpu) { check(cudaSetDevice(gpu), "cudaSetDevice"); }
+
+void reach(int gpu) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(gpu, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled)
+    cudaGetLastError();
+  else
+    check(error, "cudaDeviceEnablePeerAccess");
+}
 
 uint64_t allocate(uint64_t bytes) {
   void* pointer = nullptr;

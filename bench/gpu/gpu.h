@@ -16,6 +16,7 @@ int count();
 std::string name(int gpu);
 // Throw std::runtime_error on any error. Work on `gpu` until the next call.
 void use(int gpu);
+void reach(int gpu);  // from the GPU in use
 uint64_t allocate(uint64_t bytes);
 void* allocate_pinned(uint64_t bytes);
 std::string export_handle(uint64_t address);  // 64 bytes

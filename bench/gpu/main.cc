@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 
+#include "all_to_all.h"
 #include "gpu.h"
 #include "support/statistics.h"
 #include "support/table.h"
@@ -30,6 +31,7 @@ struct Options {
   int read_blocks = 12;
   int host_blocks = 8;
   bool target = false;
+  bool all = false;
 };
 
 double now_s() {
@@ -53,9 +55,9 @@ towline::AgentOptions agent_options(const Options& options) {
   towline::AgentOptions result;
   result.listen = "none";
   result.backends = "cuda";
-  result.config = fmt::format(
-      "plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n", options.plugin,
-      options.blocks, options.read_blocks, options.host_blocks);
+  result.config =
+      fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n",
+                  options.plugin, options.blocks, options.read_blocks, options.host_blocks);
   return result;
 }
 
@@ -292,8 +294,10 @@ int measure(const char* self, const Options& options) {
   const Target target(self, options);
   gpu::use(0);
   std::cout << fmt::format(
-      "{} x {}, thread blocks: {} to write, {} to read, {} with host memory; medians of {} rounds, spans {} GiB\n\n", gpu::count(),
-      gpu::name(0), options.blocks, options.read_blocks, options.host_blocks, options.rounds, options.span >> 30);
+      "{} x {}, thread blocks: {} to write, {} to read, {} with host memory; medians of {} rounds, spans {} "
+      "GiB\n\n",
+      gpu::count(), gpu::name(0), options.blocks, options.read_blocks, options.host_blocks, options.rounds,
+      options.span >> 30);
   towline::Agent agent("initiator", agent_options(options));
   const uint64_t local = gpu::allocate(options.span);
   auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
@@ -362,11 +366,20 @@ int main(int argc, char** argv) try {
   app.add_option("--read-blocks", options.read_blocks, "the same of reads");
   app.add_option("--host-blocks", options.host_blocks,
                  "thread blocks where one side is host memory, of both");
+  app.add_flag("--all-to-all", options.all, "every GPU to every other at once, in one process");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);
   if (bench::gpu::count() == 0) {
     std::cerr << "there is no GPU here\n";
     return 77;
+  }
+  if (options.all) {
+    const bool right = bench::gpu::run_all_to_all({.plugin = options.plugin,
+                                                   .blocks = options.blocks,
+                                                   .rounds = options.rounds,
+                                                   .page = 32768,
+                                                   .pages = 4096});
+    return right ? 0 : 1;
   }
   return options.target ? bench::serve(options) : bench::measure("/proc/self/exe", options);
 } catch (const std::exception& error) {

@@ -245,7 +245,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const Ways ways{local_deltas.data(), remote_deltas.data(), args.op == TOWLINE_READ};
   prepared->work = std::make_unique<WorkList>(plan, ways, prepared->lane);
   prepared->copy_engine = prepared->work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
-  prepared->blocks = host_memory ? settings.host_blocks
+  prepared->blocks = host_memory               ? settings.host_blocks
                      : args.op == TOWLINE_READ ? settings.read_blocks
                                                : settings.blocks;
   *out = prepared.release();
@@ -326,7 +326,7 @@ void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
   job.moved = true;
   job.status = Status::kIo;
   job.code = code;
-  host().log(0, "cuda: a copy failed, and with it every later one of this process on that GPU: " +
+  host().log(0, "a copy failed, and with it every later one of this process on that GPU: " +
                     backend_.device().code_text(code));
 }
 

@@ -21,14 +21,10 @@ MappingCache::Way MappingCache::map(const uint64_t incarnation[2], uint32_t gpu,
   if (parts.front().sharing == Sharing::kHostFile) return map_host_file(gpu, parts.front(), writable);
   const Shared& last = parts.back();
   const uint64_t begin = parts.front().address;
-  const Key key{{incarnation[0], incarnation[1]},
-                parts.front().id,
-                last.id,
-                begin,
-                last.address + last.bytes - begin,
-                {},
-                gpu,
-                writable};
+  uint64_t ids = 0;
+  for (const Shared& part : parts) ids = (ids ^ part.id) * 0x9e3779b97f4a7c15ULL;
+  const Key key{
+      {incarnation[0], incarnation[1]}, ids, begin, last.address + last.bytes - begin, {}, gpu, writable};
   const std::lock_guard lock(mutex_);
   std::erase_if(mapped_, [](const auto& entry) { return entry.second.expired(); });
   auto& slot = mapped_[key];
@@ -48,7 +44,7 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   constexpr uint64_t kPage = 4096;
   const uint64_t begin = part.file_offset / kPage * kPage;
   const uint64_t end = (part.file_offset + part.bytes + kPage - 1) / kPage * kPage;
-  const Key key{{}, 0, 0, 0, 0, {status.st_dev, status.st_ino, begin}, gpu, writable};
+  const Key key{{}, 0, 0, 0, {status.st_dev, status.st_ino, begin}, gpu, writable};
   Key whole = key;
   whole.bytes = end - begin;
   const std::lock_guard lock(mutex_);

@@ -35,8 +35,7 @@ class MappingCache {
   // same address is mapped anew.
   struct Key {
     uint64_t owner[2];
-    uint64_t first_id;
-    uint64_t last_id;
+    uint64_t ids;  // of all parts, folded
     uint64_t address;
     uint64_t bytes;
     uint64_t file[3];

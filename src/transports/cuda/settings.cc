@@ -40,8 +40,8 @@ Settings Settings::read(const plugin::Host& host) {
   constexpr int32_t kMostBlocks = 1024;
   settings.blocks = static_cast<uint32_t>(
       read_number(host, "cuda.blocks", "24", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
-  settings.read_blocks = static_cast<uint32_t>(
-      read_number(host, "cuda.read_blocks", "12", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
+  settings.read_blocks = static_cast<uint32_t>(read_number(host, "cuda.read_blocks", "12", 1, kMostBlocks,
+                                                           "a number of thread blocks from 1 to 1024"));
   settings.host_blocks = static_cast<uint32_t>(
       read_number(host, "cuda.host_blocks", "8", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
   settings.gpu = read_number(host, "cuda.gpu", "-1", -1, 1023, "the ordinal of a GPU, or -1");
