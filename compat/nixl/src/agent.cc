@@ -127,6 +127,17 @@ std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extr
   return found;
 }
 
+nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, nixl_mem_t local,
+                                         nixl_mem_t remote, bool others) const noexcept {
+  const bool named = extra_params != nullptr && !extra_params->backends.empty();
+  std::lock_guard lock(backends_mutex);
+  for (nixlBackendH* backend : named ? extra_params->backends : by_creation) {
+    if (backend == nullptr || (others && !backend->is_transport())) continue;
+    if (backend->serves(local) && backend->serves(remote)) return backend;
+  }
+  return nullptr;
+}
+
 nixlBackendH* nixlAgentData::transport(const nixl_opt_args_t* extra_params, const char* call) const {
   const std::vector<nixlBackendH*> found = candidates(extra_params, DRAM_SEG, true, call);
   return found.empty() ? nullptr : found.front();

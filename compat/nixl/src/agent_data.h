@@ -95,7 +95,6 @@ class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
   towline_transfer_t* transfer = nullptr;
   std::shared_ptr<towline::nixl::Remote> with;  // null: within this agent
   nixlBackendH* backend = nullptr;
-  size_t bytes = 0;
   size_t descs = 0;
   uint64_t timeout_ns = 0;
   bool has_notif = false;
@@ -119,6 +118,9 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   // names some, else of those made, in the order of their creation. With none the last error is set.
   std::vector<nixlBackendH*> candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type, bool others,
                                         const char* call) const;
+  // The first that serves both kinds of memory, and reaches others' if `others`; null when there is none.
+  nixlBackendH* backend_for(const nixl_opt_args_t* extra_params, nixl_mem_t local, nixl_mem_t remote,
+                            bool others) const noexcept;
   // The first that reaches other agents; null, with the last error set, when there is none.
   nixlBackendH* transport(const nixl_opt_args_t* extra_params, const char* call) const;
   [[nodiscard]] std::vector<std::string> transport_names() const;

@@ -268,8 +268,6 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
       towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, local,
                               local_picks, remote, remote_picks, &options, &made->transfer);
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
-  auto result = towline::detail::defaults<towline_result_t>();
-  if (towline_transfer_result(made->transfer, &result) >= 0) made->bytes = result.total_bytes;
   requests.add(made.get());
   request = made.release();
   return NIXL_SUCCESS;
@@ -360,10 +358,12 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
   if (!same_lengths(local.data, remote.data, local.count)) {
     return fail(NIXL_ERR_INVALID_PARAM, "{}: local and remote descriptors differ in length", kCall);
   }
-  const auto here_by = data.candidates(extra_params, local_type, false, kCall);
-  const auto there_by = data.candidates(extra_params, remote_type, remote_agent != data.name, kCall);
-  nixlBackendH* backend = common_backend(here_by, there_by, nullptr);
-  if (backend == nullptr) return NIXL_ERR_NOT_FOUND;
+  nixlBackendH* backend = data.backend_for(extra_params, local_type, remote_type, remote_agent != data.name);
+  if (backend == nullptr) {
+    return fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends serves {} here and {} of agent '{}'", kCall,
+                nixlEnumStrings::memTypeStr(local_type), nixlEnumStrings::memTypeStr(remote_type),
+                remote_agent);
+  }
   return guard(kCall, list_to_nixl, [&] {
     ListHandle here;
     ListHandle there;

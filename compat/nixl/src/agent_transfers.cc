@@ -223,7 +223,7 @@ nixl_status_t nixlAgent::estimateXferCost(const nixlXferReqH* req_hndl, std::chr
     const nixl_status_t status = xfer_route(req_hndl, route);
     if (status != NIXL_SUCCESS) return status;
     const PathModel model = model_of_route(route);
-    const auto moving = static_cast<int64_t>(static_cast<double>(req_hndl->bytes) / model.bytes_per_ns);
+    const auto moving = static_cast<int64_t>(static_cast<double>(result.total_bytes) / model.bytes_per_ns);
     duration = std::chrono::ceil<std::chrono::microseconds>(model.latency + std::chrono::nanoseconds{moving});
     err_margin = duration;
     return NIXL_SUCCESS;
@@ -242,7 +242,9 @@ nixl_status_t nixlAgent::getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfe
   telemetry.startTime = request.started;
   telemetry.postDuration = std::chrono::microseconds{request.post_us.load(std::memory_order_relaxed)};
   telemetry.xferDuration = std::chrono::microseconds{request.transfer_us.load(std::memory_order_acquire)};
-  telemetry.totalBytes = request.bytes;
+  auto result = towline::detail::defaults<towline_result_t>();
+  (void)towline_transfer_result(request.transfer, &result);
+  telemetry.totalBytes = result.total_bytes;
   telemetry.descCount = request.descs;
   return NIXL_SUCCESS;
 }
