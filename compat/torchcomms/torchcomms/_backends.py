@@ -1,0 +1,294 @@
+"""What a backend's name stands for: communicators of ours, and Python classes that were registered."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+import towline
+from towline import _torch_group, collectives
+
+from ._types import CommOptions, ReduceOp, RedOpType
+
+# What programs may ask of a name beyond the operations. "gloo" and "mccl" can do what those of torchcomms can.
+FEATURES = {
+    "towline": set(),
+    "gloo": {"reconfigure", "init_handle"},
+    "mccl": {"reconfigure", "init_handle", "wait_blocking"},
+    "fake": set(),
+}
+
+_registered: dict[str, type] = {}
+_loaded: set[str] = set()
+
+
+class TorchCommBackend:
+    """Base of backends written in Python: operations without hints and timeouts; None means done."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def register_backend(name: str, backend_class: type[TorchCommBackend]) -> None:
+    _registered[name] = backend_class
+
+
+def is_registered(name: str) -> bool:
+    return name in _registered
+
+
+def make(name: str, device: torch.device, options: CommOptions) -> Any:
+    """The implementation of a new communicator."""
+    if name not in _registered and name not in FEATURES:
+        _load(name)
+    if name in _registered:
+        backend = _registered[name]()
+        backend.init(device, options.name, options)
+        return Registered(name, backend)
+    if device.type != "cpu":
+        raise RuntimeError(f"backend {name} works on the CPU; the device is {device}")
+    return Native(name, options)
+
+
+def _load(name: str) -> None:
+    """Asks the environment for a library, then installed packages, for a backend of that name."""
+    path = os.environ.get(f"TORCHCOMMS_BACKEND_LIB_PATH_{name.upper()}")
+    if path is not None:
+        if name not in _loaded:
+            collectives.load_backend(name, path)
+            _loaded.add(name)
+        return
+    for point in entry_points(group="torchcomms.backends", name=name):
+        point.load()
+        if name in _registered:
+            return
+    raise ModuleNotFoundError(
+        f"failed to find backend {name}: known are {', '.join(sorted({*FEATURES, *_registered}))}; others are found by "
+        f"TORCHCOMMS_BACKEND_LIB_PATH_{name.upper()} or an entry point of torchcomms.backends that registers it"
+    )
+
+
+def _prefixed(store: Any, prefix: str) -> Any:
+    return _torch_group.Store(torch.distributed.PrefixStore(prefix, store))
+
+
+def _serve_store() -> Any:
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Native:
+    """A communicator of ours."""
+
+    version = towline.__version__
+
+    def __init__(self, name: str, options: CommOptions, comm: collectives.Communicator | None = None) -> None:
+        self.name, self.options = name, options
+        self.features = FEATURES.get(name, set())
+        self._served: Any = None
+        if options.enable_reconfigure and "reconfigure" not in self.features:
+            raise RuntimeError(f"reconfigure not implemented by backend {name}")
+        if comm is None and not options.enable_reconfigure:
+            comm = self._form()
+        self.comm = comm
+
+    def _form(self) -> collectives.Communicator:
+        options = self.options
+        how: dict[str, Any] = {}
+        if self.name == "fake":
+            how.update(backend="fake", rank=0, size=1)
+        else:
+            how["rank"], how["size"] = collectives.environment()
+            if self.name not in FEATURES:
+                how["backend"] = self.name
+        if options.store is not None and self.name != "fake":
+            how["store"] = _prefixed(options.store, f"towline/{options.name}")
+        return self._open(how)
+
+    def _open(self, how: dict[str, Any]) -> collectives.Communicator:
+        return collectives.Communicator(
+            name=self.options.name,
+            timeout=self.options.timeout.total_seconds(),
+            abort_process=self.options.abort_process_on_timeout_or_error,
+            hints=self.options.hints,
+            **how,
+        )
+
+    # ---- reconfiguring: every process serves a store; the first of the list is where they meet
+
+    def init_handle(self) -> str:
+        if "init_handle" not in self.features:
+            raise RuntimeError(f"getInitHandle not implemented by backend {self.name}")
+        if self._served is None:
+            self._served = _serve_store()
+            self._handle = f"towline:{os.getpid()}:{id(self):x}:127.0.0.1:{self._served.port}"
+        return self._handle
+
+    def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None) -> None:
+        if "reconfigure" not in self.features:
+            raise RuntimeError(f"reconfigure not implemented by backend {self.name}")
+        ordered = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
+        mine = self.init_handle()
+        if mine not in ordered:
+            raise RuntimeError("reconfigure: this communicator's handle is not among those given")
+        limit = timeout or self.options.timeout
+        host, port = ordered[0].rsplit(":", 2)[1:]
+        store = torch.distributed.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+        if self.comm is not None:
+            self.comm.close()
+        before, self.options.timeout = self.options.timeout, limit
+        try:
+            store = _prefixed(store, f"towline/{self.options.name}/{uuid}")
+            self.comm = self._open({"rank": ordered.index(mine), "size": len(ordered), "store": store})
+        finally:
+            self.options.timeout = before
+        self.comm.timeout = before.total_seconds()
+
+    # ---- the rest
+
+    @property
+    def rank(self) -> int:
+        return self.use().rank
+
+    @property
+    def size(self) -> int:
+        return self.use().size
+
+    def use(self) -> collectives.Communicator:
+        if self.comm is None:
+            raise RuntimeError("the communicator is not configured yet: call reconfigure()")
+        return self.comm
+
+    def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:
+        comm = self.use().split(ranks, name, options.timeout.total_seconds())
+        return None if comm is None else Native(self.name, options, comm)
+
+    def finalize(self) -> None:
+        if self.comm is not None:
+            self.comm.close()
+
+    def abort(self) -> None:
+        if self.comm is not None and not self.comm.closed:
+            self.comm.abort("the application aborts it")
+
+    def is_aborted(self) -> bool:
+        return self.comm is not None and (self.comm.closed or self.comm.error[0] != towline.Status.OK)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.use().timeout = timeout.total_seconds()
+
+    def set_hints(self, hints: dict[str, str]) -> None:
+        for key, value in hints.items():
+            self.use().set_hint(key, str(value))
+
+    # ---- operations: (arguments) -> Work, or None when done
+
+    def send(self, tensor, peer, **how):
+        return self.use().send(tensor, peer, **how)
+
+    def recv(self, tensor, peer, **how):
+        return self.use().recv(tensor, peer, **how)
+
+    def broadcast(self, tensor, root, **how):
+        return self.use().broadcast(tensor, root, **how)
+
+    def all_reduce(self, tensor, op, **how):
+        if op.type is RedOpType.PREMUL_SUM:
+            how["factor"] = float(op.factor)
+        return self.use().all_reduce(tensor, op.native, **how)
+
+    def reduce(self, tensor, root, op, **how):
+        if op.type is RedOpType.PREMUL_SUM:
+            how["factor"] = float(op.factor)
+        return self.use().reduce(tensor, root, op.native, **how)
+
+    def all_gather(self, outputs, input, **how):
+        return self.use().all_gather(outputs, input, **how)
+
+    def all_gather_v(self, outputs, input, **how):
+        return self.use().all_gather_v(outputs, input, **how)
+
+    all_gather_single = all_gather
+
+    def reduce_scatter(self, output, inputs, op: ReduceOp, **how):
+        if op.type is RedOpType.PREMUL_SUM:
+            how["factor"] = float(op.factor)
+        return self.use().reduce_scatter(output, inputs, op.native, **how)
+
+    def reduce_scatter_v(self, output, inputs, op: ReduceOp, **how):
+        if op.type is RedOpType.PREMUL_SUM:
+            how["factor"] = float(op.factor)
+        return self.use().reduce_scatter_v(output, inputs, op.native, **how)
+
+    reduce_scatter_single = reduce_scatter
+
+    def all_to_all(self, outputs, inputs, **how):
+        return self.use().all_to_all(outputs, inputs, **how)
+
+    all_to_all_single = all_to_all
+
+    def all_to_all_v_single(self, output, input, output_splits, input_splits, **how):
+        return self.use().all_to_all(output, input, output_splits, input_splits, **how)
+
+    def barrier(self, **how):
+        return self.use().barrier(**how)
+
+    def scatter(self, output, inputs, root, **how):
+        return self.use().scatter(output, inputs if root == self.rank else None, root, **how)
+
+    def gather(self, outputs, input, root, **how):
+        return self.use().gather(outputs if root == self.rank else None, input, root, **how)
+
+    gather_single = gather
+
+
+class Registered:
+    """An object of a class that was registered: it takes neither hints nor timeouts."""
+
+    version = "unknown"
+    features: set[str] = set()
+
+    def __init__(self, name: str, backend: TorchCommBackend) -> None:
+        self.name, self.backend = name, backend
+
+    @property
+    def rank(self) -> int:
+        return self.backend.get_rank()
+
+    @property
+    def size(self) -> int:
+        return self.backend.get_size()
+
+    def __getattr__(self, operation: str) -> Any:
+        def call(*arguments: Any, async_op: bool = False, timeout: Any = None, hints: Any = None) -> Any:
+            return getattr(self.backend, operation)(*arguments, async_op)
+
+        return call
+
+    def init_handle(self) -> str:
+        raise RuntimeError(f"getInitHandle not implemented by backend {self.name}")
+
+    def reconfigure(self, uuid: int, handles: Any, timeout: Any) -> None:
+        raise RuntimeError(f"reconfigure not implemented by backend {self.name}")
+
+    def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:
+        backend = self.backend.split(ranks, name, options)
+        return None if backend is None else Registered(self.name, backend)
+
+    def finalize(self) -> None:
+        self.backend.finalize()
+
+    def abort(self) -> None:
+        raise RuntimeError(f"abort not implemented by backend {self.name}")
+
+    def is_aborted(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.backend.set_timeout(timeout)
+
+    def set_hints(self, hints: dict[str, str]) -> None:
+        pass

@@ -1,0 +1,5 @@
+"""What programs import to name the implementation behind "gloo": here, ours."""
+
+from ._backends import Native as TorchCommGloo
+
+__all__ = ["TorchCommGloo"]

@@ -1,0 +1,106 @@
+"""A communicator as a backend of torch.distributed, which is how torch 2.15 uses torchcomms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from towline import _torch_group
+
+from ._types import ReduceOp, RedOpType
+
+
+class _Facade:
+    """The operations of towline.collectives.Communicator over a TorchComm, so that its hooks see them."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+
+    @property
+    def rank(self) -> int:
+        return self.comm.get_rank()
+
+    @property
+    def size(self) -> int:
+        return self.comm.get_size()
+
+    @property
+    def closed(self) -> bool:
+        return self.comm._finalized
+
+    def _run(self, operation: str, arguments: tuple, async_op: bool, timeout: float | None) -> Any:
+        from datetime import timedelta
+
+        limit = timedelta(seconds=timeout) if timeout is not None else None
+        work = self.comm._run(operation, arguments, async_op, None, limit)
+        return work._native if async_op else None
+
+    def all_reduce(self, tensor, *, op=0, factor=None, async_op=False, timeout=None):
+        return self._run("all_reduce", (tensor, _reduction(op, factor)), async_op, timeout)
+
+    def reduce(self, tensor, *, root, op=0, factor=None, async_op=False, timeout=None):
+        return self._run("reduce", (tensor, root, _reduction(op, factor)), async_op, timeout)
+
+    def broadcast(self, tensor, *, root, async_op=False, timeout=None):
+        return self._run("broadcast", (tensor, root), async_op, timeout)
+
+    def all_gather(self, output, input, *, async_op=False, timeout=None):
+        listed = isinstance(output, (list, tuple))
+        if listed and len({one.numel() for one in output}) > 1:
+            return self._run("all_gather_v", (output, input), async_op, timeout)
+        return self._run("all_gather" if listed else "all_gather_single", (output, input), async_op, timeout)
+
+    def reduce_scatter(self, output, input, *, op=0, factor=None, async_op=False, timeout=None):
+        operation = "reduce_scatter" if isinstance(input, (list, tuple)) else "reduce_scatter_single"
+        return self._run(operation, (output, input, _reduction(op, factor)), async_op, timeout)
+
+    def gather(self, output, input, *, root, async_op=False, timeout=None):
+        return self._run("gather", (output or [], input, root), async_op, timeout)
+
+    def scatter(self, output, input, *, root, async_op=False, timeout=None):
+        return self._run("scatter", (output, input or [], root), async_op, timeout)
+
+    def all_to_all(self, output, input, output_splits=None, input_splits=None, *, async_op=False, timeout=None):
+        if isinstance(output, (list, tuple)):
+            return self._run("all_to_all", (output, input), async_op, timeout)
+        if output_splits is None and input_splits is None:
+            return self._run("all_to_all_single", (output, input), async_op, timeout)
+        return self._run("all_to_all_v_single", (output, input, output_splits, input_splits), async_op, timeout)
+
+    def send(self, tensor, peer, tag=0, *, async_op=False, timeout=None):
+        return self._run("send", (tensor, peer), async_op, timeout)
+
+    def recv(self, tensor, peer, tag=0, *, async_op=False, timeout=None):
+        return self._run("recv", (tensor, peer), async_op, timeout)
+
+    def barrier(self, *, async_op=False, timeout=None):
+        return self._run("barrier", (), async_op, timeout)
+
+    def abort(self, reason: str | None = None) -> None:
+        self.comm.abort()
+
+    def close(self) -> None:
+        self.comm.finalize()
+
+
+_TYPES = {int(getattr(ReduceOp, one.name).native): one for one in RedOpType if one is not RedOpType.PREMUL_SUM}
+
+
+def _reduction(op: int, factor: float | None) -> ReduceOp:
+    return ReduceOp.PREMUL_SUM(factor) if factor is not None else getattr(ReduceOp, _TYPES[int(op)].name)
+
+
+class _BackendWrapper(_torch_group.PythonBackend):
+    def __init__(self, comm: Any) -> None:
+        super().__init__(_Facade(comm))
+        self._torchcomm = comm
+
+    def get_comm(self) -> Any:
+        return self._torchcomm
+
+    def get_mem_allocator(self) -> Any:
+        return self._torchcomm.get_mem_allocator()
+
+    def getBackendName(self) -> str:
+        return self._torchcomm.get_backend()
+
+

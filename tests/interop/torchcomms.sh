@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# torchcomms.sh [CHECKOUT]: torchcomms' own CPU tests, unmodified, from a checkout, with compat/torchcomms in its place.
+# CHECKOUT defaults to $TOWLINE_TORCHCOMMS_CHECKOUT.
+#
+#   TOWLINE_TORCH_VENV  virtual environment with torch to run in; made by scripts/torch-cpu when it is not there.
+#                       Default: torch-interop-venv in the folder for temporary files
+#   TEST_BACKENDS       names to run the integration tests with. Default: gloo towline mccl
+#   TEST_FULL_SWEEP     0: the short version of each (the default here), 1: all sizes and types
+#   ONLY                a pattern that the tests' file names have to match
+#
+# One line for each file: what passed, failed and was skipped. Exits 0 when all pass, 77 when there is no checkout, else 1.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+checkout=${1:-${TOWLINE_TORCHCOMMS_CHECKOUT:-}}
+venv=${TOWLINE_TORCH_VENV:-${TMPDIR:-/tmp}/torch-interop-venv}
+tests=$checkout/comms/torchcomms
+if [[ ! -d $tests/tests ]]; then
+  echo "skipped: no checkout of torchcomms at '${checkout}'; give its path, or set TOWLINE_TORCHCOMMS_CHECKOUT"
+  exit 77
+fi
+
+"$root/scripts/torch-cpu" "$venv"
+python=$venv/bin/python
+if [[ -z ${TOWLINE_TORCH_VENV_READY:-} ]]; then
+  "$python" -m pip install --quiet --disable-pip-version-check pytest expecttest 'scikit-build-core>=0.10' 'nanobind>=2.4'
+  "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+    "$root/bindings/python" "$root/compat/torchcomms"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+export TEST_DEVICE=cpu CUDA_VISIBLE_DEVICES="" TEST_FULL_SWEEP=${TEST_FULL_SWEEP:-0} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
+export PYTHONDONTWRITEBYTECODE=1
+
+# run NAME COMMAND..: one line, and the failures by name.
+run() {
+  local name=$1 status=0
+  shift
+  timeout 300 "$@" >"$work/output" 2>&1 || status=$?
+  echo "$name: exit code $status; $(grep -aE '[0-9]+ (passed|failed|skipped|error)' "$work/output" | tail -n 1)"
+  if ((status != 0 && status != 5)); then
+    grep -aE '^(FAILED|ERROR)' "$work/output" | sort -u | head -n 20 || true
+    [[ -n ${SHOW:-} ]] && tail -n "$SHOW" "$work/output"
+    failed=1
+  fi
+}
+
+cd "$work"
+# Not for CPUs, or of backends that only GPUs have.
+apart='CudaGraphs|Window|Timeout|Abort|SymmMem|MemPool|AllGatherP|AllGatherV|RegisterTensor|Lazy|ExpandableSegments|FullgraphCompile'
+for file in "$tests"/tests/unit/py/test_{hooks,copy,python_backend,backend_wrapper,factory,test_helpers}.py; do
+  [[ $file =~ ${ONLY:-.} ]] || continue
+  TEST_BACKEND=fake run "unit $(basename "$file")" "$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider "$file"
+done
+for backend in ${TEST_BACKENDS:-gloo towline mccl}; do
+  for file in "$tests"/tests/integration/py/*Test.py; do
+    name=$(basename "$file")
+    [[ $name =~ $apart || ! $file =~ ${ONLY:-.} ]] && continue
+    TEST_BACKEND=$backend run "$backend $name" "$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node 4 \
+      "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider "$file"
+  done
+done
+exit $failed
