@@ -148,7 +148,7 @@ bool TcpMesh::complete() {
                                    [](const Control& control) { return control.socket.valid(); });
 }
 
-int TcpMesh::lane(int peer, Deadline deadline, Status& status) {
+int TcpMesh::lane(int peer, const Header& header, Deadline deadline, Status& status) {
   const auto i = static_cast<size_t>(peer);
   std::unique_lock lock(mutex_);
   if (lanes_[i].valid()) return lanes_[i].get();
@@ -171,8 +171,8 @@ int TcpMesh::lane(int peer, Deadline deadline, Status& status) {
     }
     if (deadline.passed(monotonic_now_ns())) {
       lock.unlock();
-      status = breaker_.raise(Status::kTimedOut,
-                              fmt::format("rank {} timed out: no sign of {}", rank_, describe(peer)));
+      status = breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
+                                                             rank_, collectives::describe(header), peer));
       return -1;
     }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
@@ -357,9 +357,9 @@ void TcpMesh::leave() noexcept {
 Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> out, int from,
                          std::span<uint8_t> in, Deadline deadline) {
   Status status = Status::kOk;
-  const int out_fd = to < 0 ? -1 : lane(to, deadline, status);
+  const int out_fd = to < 0 ? -1 : lane(to, header, deadline, status);
   if (is_error(status)) return status;
-  const int in_fd = from < 0 ? -1 : lane(from, deadline, status);
+  const int in_fd = from < 0 ? -1 : lane(from, header, deadline, status);
   if (is_error(status)) return status;
 
   Prefix prefix{header, out.size()};

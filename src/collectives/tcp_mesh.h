@@ -68,7 +68,7 @@ class TcpMesh {
   };
 
   UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
-  int lane(int peer, Deadline deadline, Status& status);
+  int lane(int peer, const Header& header, Deadline deadline, Status& status);
   bool greet(Arriving& arriving);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);

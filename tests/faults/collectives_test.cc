@@ -1,0 +1,218 @@
+// Communicators among processes, by the C API: killed, stopped, and made again.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "towline/collectives.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A folder to meet in, removed afterwards.
+class Meeting {
+ public:
+  Meeting() {
+    char name[] = "/tmp/towline-collectives-XXXXXX";
+    if (::mkdtemp(name) != nullptr) folder_ = name;
+  }
+  ~Meeting() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  std::string bootstrap() const { return "file:" + folder_ + "/store"; }
+  // Marks that something has happened, for other processes to wait for.
+  void mark(const std::string& what) const {
+    if (std::FILE* file = std::fopen((folder_ + "/" + what).c_str(), "w")) std::fclose(file);
+  }
+  bool wait(const std::string& what) const {
+    const auto limit = Clock::now() + std::chrono::minutes(2);
+    while (::access((folder_ + "/" + what).c_str(), F_OK) != 0) {
+      if (Clock::now() > limit) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+ private:
+  std::string folder_;
+};
+
+towline_communicator_t* join(const Meeting& meeting, int rank, int size, uint32_t flags = 0,
+                             const char* name = "faults") {
+  const std::string bootstrap = meeting.bootstrap();
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.name = name;
+  options.rank = rank;
+  options.size = size;
+  options.bootstrap = bootstrap.c_str();
+  options.flags = flags;
+  options.timeout_ns = 120'000'000'000;
+  towline_communicator_t* communicator = nullptr;
+  if (towline_communicator_create(&options, &communicator) != TOWLINE_OK)
+    std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());
+  return communicator;
+}
+
+// A process as a rank; what it returns is its exit code.
+pid_t start(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body());
+  return child;
+}
+
+int result_of(pid_t child) {
+  int status = 0;
+  if (::waitpid(child, &status, 0) != child) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+bool all_reduce(towline_communicator_t* communicator, int size) {
+  std::vector<float> data(100000, 1);
+  const int32_t status = towline_all_reduce(communicator, data.data(), data.data(), data.size(),
+                                            TOWLINE_FLOAT32, TOWLINE_SUM, nullptr, nullptr);
+  return status == TOWLINE_OK && data.front() == static_cast<float>(size) &&
+         data.back() == static_cast<float>(size);
+}
+
+class Collectives : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(Collectives, ProcessesReduceTogether) {
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(start([&] {
+      towline_communicator_t* ranks = join(meeting, rank, 3, GetParam());
+      if (ranks == nullptr) return 1;
+      for (int i = 0; i < 20; ++i)
+        if (!all_reduce(ranks, 3)) return 2;
+      return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 3;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(result_of(child), 0);
+}
+
+// The last rank is killed: while another waits for it, and while a third one is idle.
+TEST_P(Collectives, AKilledRankIsNoticedByAllAndTheRestGoOnWithoutIt) {
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(start([&] {
+      towline_communicator_t* ranks = join(meeting, rank, 3, GetParam());
+      if (ranks == nullptr || !all_reduce(ranks, 3)) return 1;
+      meeting.mark("ready" + std::to_string(rank));
+      if (rank == 2) {
+        for (;;) ::pause();
+      }
+      if (rank == 0) {
+        if (towline_barrier(ranks, nullptr, nullptr) != TOWLINE_PEER_LOST) return 2;
+      } else {
+        const auto limit = Clock::now() + std::chrono::minutes(2);
+        while (towline_communicator_error(ranks, nullptr, 0, nullptr) == TOWLINE_OK) {
+          if (Clock::now() > limit) return 3;
+          std::this_thread::yield();
+        }
+      }
+      char text[1024] = "";
+      if (towline_communicator_error(ranks, text, sizeof text, nullptr) != TOWLINE_PEER_LOST) return 4;
+      if (std::string(text).find("rank 2 (process ") == std::string::npos) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, text);
+        return 5;
+      }
+      towline_communicator_destroy(ranks);
+      towline_communicator_t* rest = join(meeting, rank, 2, GetParam(), "rest");
+      if (rest == nullptr || !all_reduce(rest, 2)) return 6;
+      towline_communicator_destroy(rest);
+      return 0;
+    }));
+  }
+  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(meeting.wait("ready" + std::to_string(rank)));
+  ::kill(children[2], SIGKILL);
+  EXPECT_EQ(result_of(children[2]), 128 + SIGKILL);
+  EXPECT_EQ(result_of(children[0]), 0);
+  EXPECT_EQ(result_of(children[1]), 0);
+}
+
+TEST_P(Collectives, AStoppedRankIsWaitedForUntilTheTimeoutAndThenNamed) {
+  const Meeting meeting;
+  const pid_t stopped = start([&] {
+    towline_communicator_t* ranks = join(meeting, 1, 2, GetParam());
+    if (ranks == nullptr || !all_reduce(ranks, 2)) return 1;
+    meeting.mark("ready");
+    if (!meeting.wait("timed out")) return 2;
+    // It comes back, and gets the same answer.
+    return towline_barrier(ranks, nullptr, nullptr) == TOWLINE_TIMED_OUT ? 0 : 3;
+  });
+  const pid_t waiting = start([&] {
+    towline_communicator_t* ranks = join(meeting, 0, 2, GetParam());
+    if (ranks == nullptr || !all_reduce(ranks, 2)) return 1;
+    if (!meeting.wait("stopped")) return 2;
+    towline_collective_options_t options = {};
+    options.struct_size = sizeof options;
+    options.timeout_ns = 300'000'000;
+    if (towline_barrier(ranks, &options, nullptr) != TOWLINE_TIMED_OUT) return 3;
+    if (std::string(towline_last_error()).find("no sign of rank 1") == std::string::npos) return 4;
+    meeting.mark("timed out");
+    // Stays, so that the other learns why and not that it went.
+    return meeting.wait("done") ? 0 : 5;
+  });
+  EXPECT_TRUE(meeting.wait("ready"));
+  ::kill(stopped, SIGSTOP);
+  int status = 0;
+  EXPECT_EQ(::waitpid(stopped, &status, WUNTRACED), stopped);
+  meeting.mark("stopped");
+  EXPECT_TRUE(meeting.wait("timed out"));
+  ::kill(stopped, SIGCONT);
+  EXPECT_EQ(result_of(stopped), 0);
+  meeting.mark("done");
+  EXPECT_EQ(result_of(waiting), 0);
+}
+
+TEST(CollectiveWindows, ArePutIntoAndSignalled) {
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(start([&] {
+      towline_communicator_t* ranks = join(meeting, rank, 2);
+      if (ranks == nullptr) return 1;
+      towline_window_t* window = nullptr;
+      if (towline_window_create(ranks, nullptr, 65536, &window) != TOWLINE_OK) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());
+        return 2;
+      }
+      const std::vector<uint8_t> mine(1000, static_cast<uint8_t>(rank + 1));
+      if (towline_window_put(window, 1 - rank, 100, mine.data(), mine.size()) != TOWLINE_OK) return 3;
+      if (towline_window_signal(window, 1 - rank) != TOWLINE_OK) return 4;
+      if (towline_window_wait_signal(window, 1 - rank, 60'000'000'000) != TOWLINE_OK) return 5;
+      const auto* here = static_cast<const uint8_t*>(towline_window_address(window));
+      if (here[99] != 0 || here[100] != 2 - rank || here[1099] != 2 - rank) return 6;
+      std::vector<uint8_t> theirs(1000);
+      if (towline_window_get(window, 1 - rank, 100, theirs.data(), 1000) != TOWLINE_OK || theirs != mine)
+        return 7;
+      if (towline_window_put(window, 1 - rank, 65000, mine.data(), mine.size()) != TOWLINE_OUT_OF_RANGE)
+        return 8;
+      if (towline_window_wait_signal(window, 1 - rank, 1'000'000) != TOWLINE_TIMED_OUT) return 9;
+      if (towline_window_destroy(window, 60'000'000'000) != TOWLINE_OK) return 10;
+      towline_communicator_destroy(ranks);
+      return 0;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(result_of(child), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Collectives,
+                         testing::Values(0u, uint32_t{TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY}),
+                         [](const auto& setup) { return setup.param == 0 ? "shm" : "tcp"; });
+
+}  // namespace
