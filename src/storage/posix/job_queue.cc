@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "base/clock.h"
 #include "storage/posix/connection.h"
@@ -17,6 +19,25 @@ constexpr uint64_t kSlowWriteNs = 2'000'000;  // a window's copy takes a tenth o
 constexpr uint32_t kMeasureEvery = 16;
 constexpr uint8_t kRetries = 8;
 
+// Whether a write held its thread up: it took long and the thread slept meanwhile. One that was only
+// preempted says nothing about the disk.
+class WriteWatch {
+ public:
+  WriteWatch() noexcept : begin_ns_(monotonic_now_ns()), sleeps_(sleeps()) {}
+  [[nodiscard]] bool held_up(uint64_t now_ns) const noexcept {
+    return now_ns - begin_ns_ > kSlowWriteNs && sleeps() != sleeps_;
+  }
+
+ private:
+  static long sleeps() noexcept {
+    rusage usage = {};
+    return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+  }
+
+  uint64_t begin_ns_;
+  long sleeps_;
+};
+
 }  // namespace
 
 // ---- inside post
@@ -26,7 +47,8 @@ int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept
   const bool measure = write && prepared.posts++ % kMeasureEvery == 0;
   if (write && prepared.files[0]->was_slow()) return TOWLINE_AGAIN;
   const int flags = write ? 0 : RWF_NOWAIT;
-  const uint64_t begin_ns = measure ? monotonic_now_ns() : 0;
+  std::optional<WriteWatch> watch;
+  if (measure) watch.emplace();
   if (prepared.single_fd >= 0) {
     const auto offset = static_cast<off_t>(prepared.single_offset);
     const ssize_t result =
@@ -47,9 +69,9 @@ int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept
       }
     }
   }
-  if (measure) {
+  if (watch) {
     const uint64_t now_ns = monotonic_now_ns();
-    if (now_ns - begin_ns > kSlowWriteNs) prepared.files[0]->note_slow_write(now_ns);
+    if (watch->held_up(now_ns)) prepared.files[0]->note_slow_write(now_ns);
   }
   return TOWLINE_OK;
 }
@@ -317,7 +339,8 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   const uint64_t position = window.position;
   Cutter cutter(window, prepared.files.data(), write);
   Operation operation;
-  const uint64_t begin_ns = write ? monotonic_now_ns() : 0;
+  std::optional<WriteWatch> watch;
+  if (write && settings_.engine == Engine::kAuto) watch.emplace();
   while (!job.stopped()) {
     const uint32_t first = window.first;
     const uint64_t at = window.position;
@@ -335,9 +358,9 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   }
   const uint64_t moved = window.position - position;
   budget -= std::min(budget, std::max<uint64_t>(moved, 1));
-  if (write && settings_.engine == Engine::kAuto) {
+  if (watch) {
     const uint64_t now_ns = monotonic_now_ns();
-    if (now_ns - begin_ns > kSlowWriteNs) {
+    if (watch->held_up(now_ns)) {
       prepared.files[0]->note_slow_write(now_ns);
       job.mode = Job::Mode::kPool;
     }
