@@ -58,6 +58,8 @@ find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED) # header-only as it c
 mark_as_advanced(TOMLPLUSPLUS_INCLUDE_DIR TOWLINE_CCACHE)
 # What plugins need; without one, its plugin is left out.
 find_package(CURL 7.85 QUIET)
+find_package(OpenSSL 3.0 QUIET)
+find_package(pugixml QUIET)
 find_package(prometheus-cpp QUIET)
 if(TOWLINE_TOOLS)
   find_package(CLI11 REQUIRED)

@@ -1,4 +1,4 @@
-// Files as regions, for C++20: RAII over storage.h.
+// Files and objects as regions, for C++20: RAII over storage.h.
 //
 //   towline::Region file = towline::register_storage(agent, "file:/data/kv.bin");
 //   auto pages = agent.block_list(towline::storage_blocks(file, 0, 4096).repeat(1024, 4096));
@@ -21,8 +21,9 @@ struct StorageOptions {
   std::optional<Access> access{};  // of transfers; by default read, and write where the file is made anew
   bool create = false;
   bool truncate = false;
-  bool direct = false;   // past the page cache
-  bool replace = false;  // a new file that takes the old one's place at commit()
+  bool direct = false;       // past the page cache
+  bool replace = false;      // a new file that takes the old one's place at commit()
+  bool conditional = false;  // objects: a WRITE fails (kStale) where somebody else has changed it since
   Sync sync = Sync::kNone;
   uint32_t mode = 0;   // of a file that is made; 0: 0666 less the umask
   uint64_t bytes = 0;  // the region's size; 0: the file's
@@ -39,7 +40,8 @@ namespace detail {
   native.flags = (options.create ? uint32_t{TOWLINE_STORAGE_CREATE} : 0) |
                  (options.truncate ? uint32_t{TOWLINE_STORAGE_TRUNCATE} : 0) |
                  (options.direct ? uint32_t{TOWLINE_STORAGE_DIRECT} : 0) |
-                 (options.replace ? uint32_t{TOWLINE_STORAGE_REPLACE} : 0);
+                 (options.replace ? uint32_t{TOWLINE_STORAGE_REPLACE} : 0) |
+                 (options.conditional ? uint32_t{TOWLINE_STORAGE_CONDITIONAL} : 0);
   native.sync = static_cast<uint32_t>(options.sync);
   native.mode = options.mode;
   native.bytes = options.bytes;
@@ -51,7 +53,8 @@ namespace detail {
 
 }  // namespace detail
 
-// Opens and registers what the URI names ("file:/path"). Throws Error. Blocks on the file system.
+// Opens and registers what the URI names ("file:/path", "s3://bucket/key"). Throws Error. Blocks on the file
+// system or the server.
 [[nodiscard]] inline Region register_storage(const Agent& agent, const std::string& uri,
                                              const StorageOptions& options = {}) {
   return detail::register_storage(agent, uri.c_str(), -1, options);
@@ -66,6 +69,29 @@ namespace detail {
   auto info = detail::defaults<towline_storage_info_t>();
   detail::check(towline_storage_query(agent.native(), uri.c_str(), &info));
   return info;
+}
+
+struct StorageEntry {
+  std::string uri;
+  StorageInfo info;
+};
+
+// Everything whose URI begins so ("s3://bucket/model/"), in order; at most `limit`. Throws Error.
+[[nodiscard]] inline std::vector<StorageEntry> list_storage(const Agent& agent, const std::string& prefix,
+                                                            size_t limit = SIZE_MAX) {
+  struct Found {
+    std::vector<StorageEntry> entries;
+    size_t limit;
+  } found{{}, limit};
+  detail::check(towline_storage_list(
+      agent.native(), prefix.c_str(),
+      [](void* argument, const char* uri, const towline_storage_info_t* info) -> int32_t {
+        auto& into = *static_cast<Found*>(argument);
+        if (into.entries.size() < into.limit) into.entries.push_back({uri, *info});
+        return into.entries.size() < into.limit ? 0 : 1;
+      },
+      &found));
+  return std::move(found.entries);
 }
 
 // Makes what was written durable; a replacement takes its place. Throws Error.

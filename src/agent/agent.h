@@ -114,6 +114,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // What the URI names, opened and registered by the backend of its scheme; agent_storage.cc.
   std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
   void query_storage(const char* uri, towline_storage_info_t& info);
+  void list_storage(const char* prefix, towline_storage_found_t found, void* argument);
   void commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns);
   [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
   [[nodiscard]] towline_registration* registration(uint64_t key, const Backend& backend) const;

@@ -11,8 +11,9 @@ namespace towline {
 
 namespace {
 
-constexpr uint32_t kKnownFlags =
-    TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_DIRECT | TOWLINE_STORAGE_REPLACE;
+constexpr std::string_view kObjectScheme = "s3";
+constexpr uint32_t kKnownFlags = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_DIRECT |
+                                 TOWLINE_STORAGE_REPLACE | TOWLINE_STORAGE_CONDITIONAL;
 
 [[noreturn]] void fail_as(int32_t status, const Backend& backend) {
   std::string text = take_failure_text();
@@ -101,8 +102,9 @@ Backend& Agent::storage_backend(const char* uri) {
     if (has_word(backend->storage->schemes, scheme)) return *backend;
     known += fmt::format("\n  {}: serves {}", backend->name, backend->storage->schemes);
   }
-  fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}", scheme,
-       known.empty() ? "; none of its backends is for storage" : known);
+  fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}{}", scheme,
+       known.empty() ? "; none of its backends is for storage" : known,
+       scheme == kObjectScheme ? "\n  the setting plugins = \"object\" loads the one for s3:" : "");
 }
 
 std::shared_ptr<Region> Agent::add_storage(const char* uri, const towline_storage_options_t& options) {
@@ -132,6 +134,28 @@ void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
   const int32_t status = backend.storage->query(backend.handle, uri, &attributes);
   if (status != TOWLINE_OK) fail_as(status, backend);
   info = {sizeof info, attributes.exists, attributes.kind, attributes.bytes, attributes.modified_ns};
+}
+
+void Agent::list_storage(const char* prefix, towline_storage_found_t found, void* argument) {
+  check_usable();
+  Backend& backend = storage_backend(prefix);
+  if (backend.storage_list == nullptr)
+    fail(Status::kUnsupported, "{} can't list what there is; s3: can", backend.name);
+  struct Caller {
+    towline_storage_found_t found;
+    void* argument;
+  } caller{found, argument};
+  take_failure_text();
+  const int32_t status = backend.storage_list->list(
+      backend.handle, prefix,
+      [](void* context, const char* uri, const towline_storage_attributes* attributes) -> int32_t {
+        const auto& to = *static_cast<const Caller*>(context);
+        const towline_storage_info_t info = {sizeof info, attributes->exists, attributes->kind,
+                                             attributes->bytes, attributes->modified_ns};
+        return to.found(to.argument, uri, &info);
+      },
+      &caller);
+  if (status != TOWLINE_OK) fail_as(status, backend);
 }
 
 void Agent::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns) {

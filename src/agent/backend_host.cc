@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/builtin_backends.h"
+#include "agent/plugin_finder.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -87,20 +88,24 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
 
 BackendHost::~BackendHost() { close(); }
 
-void BackendHost::discover(const std::vector<std::string>& plugin_files) {
+void BackendHost::discover(const std::vector<std::string>& plugins) {
   for (const towline_plugin_v1_fn plugin : builtin_backends()) {
     backends_.push_back(std::make_unique<Backend>());
     load(*backends_.back(), plugin());
   }
-  for (const std::string& file : plugin_files) {
+  for (const std::string& file : plugins) {
     auto backend = std::make_unique<Backend>();
     backend->name = file;
     backend->file = file;
     try {
-      DynamicLibrary library(file);
-      load(*backend, library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL)());
-      if (find(backend->name) != nullptr) continue;  // the one named first serves
-      libraries_.push_back(std::move(library));
+      if (file.find_first_of("/.") == std::string::npos) {
+        load(*backend, &load_plugin(agent_.config(), file));
+      } else {
+        DynamicLibrary library(file);
+        load(*backend, library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL)());
+        if (find(backend->name) != nullptr) continue;  // the one named first serves
+        libraries_.push_back(std::move(library));
+      }
     } catch (const Error& error) {
       backend->reason = fmt::format("loading the plugin {} failed: {}", file, error.what());
       TOWLINE_LOG(kWarning, "{}", backend->reason);
@@ -142,6 +147,8 @@ void BackendHost::open(Backend& backend) noexcept {
     backend.data = query<towline_data_table_v1>(*backend.plugin, "data");
     if (backend.has_trait(TOWLINE_TRAIT_STORAGE))
       backend.storage = query<towline_storage_table_v1>(*backend.plugin, "storage");
+    if (backend.plugin->query_table("storage_list", 1) != nullptr)
+      backend.storage_list = query<towline_storage_list_table_v1>(*backend.plugin, "storage_list");
     char reason[256] = "";
     if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
       backend.reason = fmt::format("not usable here: {}", reason);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/dynamic_library.h"
+#include "towline/plugin/storage_list.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {
@@ -30,7 +31,8 @@ struct Backend {
   const towline_memory_table_v1* memory = nullptr;
   const towline_connection_table_v1* connection = nullptr;
   const towline_data_table_v1* data = nullptr;
-  const towline_storage_table_v1* storage = nullptr;  // null: it has none
+  const towline_storage_table_v1* storage = nullptr;            // null: it has none
+  const towline_storage_list_table_v1* storage_list = nullptr;  // the same
   towline_host_v1_t host = {};
   towline_backend* handle = nullptr;
   uint32_t index = 0;  // in BackendHost::backends()
@@ -67,7 +69,8 @@ class BackendHost {
   [[nodiscard]] std::vector<std::string> names_not_open() const;
 
  private:
-  void discover(const std::vector<std::string>& plugin_files);
+  // Files, and names of plugins that are looked for where load_plugin() does.
+  void discover(const std::vector<std::string>& plugins);
   void load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept;
   void open(Backend& backend) noexcept;
 

@@ -32,6 +32,17 @@ int32_t towline_storage_query(towline_agent_t* agent, const char* uri, towline_s
   });
 }
 
+int32_t towline_storage_list(towline_agent_t* agent, const char* prefix, towline_storage_found_t found,
+                             void* argument) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(prefix, "prefix");
+    if (found == nullptr) fail(Status::kInvalidArgument, "found is null");
+    agent->agent->list_storage(prefix, found, argument);
+    return Status::kOk;
+  });
+}
+
 int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
     capi::need(region, "region");

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/loop.h"
 #include "metadata/etcd/codec.h"
 #include "metadata/etcd/http.h"
-#include "metadata/etcd/loop.h"
 #include "metadata/etcd/options.h"
 
 namespace towline::etcd {

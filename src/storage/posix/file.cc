@@ -96,6 +96,9 @@ uint64_t next_id() noexcept {
 
 File::File(const towline_storage_args& args) : id_(next_id()), sync_(args.sync) {
   replaces_ = (args.flags & TOWLINE_STORAGE_REPLACE) != 0;
+  if ((args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0)
+    refuse(Status::kUnsupported,
+           "files know no conditional writes (TOWLINE_STORAGE_CONDITIONAL): objects do");
   if (args.uri == nullptr) {
     name_ = fmt::format("descriptor {}", args.fd);
     if (replaces_ || (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE)) != 0)

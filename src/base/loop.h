@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 
-namespace towline::etcd {
+namespace towline {
 
 // Timers, by one thread. A timer may set and cancel others, and itself again.
 class Timers {
@@ -84,4 +84,4 @@ class Commands {
   bool closed_ = false;
 };
 
-}  // namespace towline::etcd
+}  // namespace towline

@@ -1,0 +1,91 @@
+// One agent's instance of the object storage backend: its objects, its workers' queues, its clients.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "storage/object/client.h"
+#include "storage/object/connection.h"
+#include "storage/object/job_queue.h"
+#include "storage/object/joins.h"
+#include "storage/object/object.h"
+#include "storage/object/reaper.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/plugin/storage_list.h"
+
+namespace towline::object {
+
+class Backend : public plugin::BackendBase {
+ public:
+  using Connection = object::Connection;
+  static constexpr const char* kStorageSchemes = "s3";
+
+  explicit Backend(const plugin::Host& host);
+  ~Backend();
+
+  // ---- storage: any thread; these talk to the server
+  int32_t storage_open(const towline_storage_args& args, towline_storage** storage,
+                       towline_storage_attributes& attributes);
+  int32_t storage_query(const char* uri, towline_storage_attributes& attributes);
+  int32_t storage_list(const char* prefix, towline_storage_found_fn found, void* argument);
+  int32_t storage_commit(towline_storage* storage);
+  void storage_close(towline_storage* storage) noexcept;
+
+  // ---- memory and connections: worker 0
+  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
+              size_t* token_bytes);
+  void remove(towline_registration*) noexcept {}
+  int32_t address(void* address, size_t* bytes);
+  int32_t probe(const towline_identity& peer, const void* address, size_t bytes);
+  int32_t connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
+                  uint64_t deadline_ns, void* peer, Connection** connection);
+  uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
+  bool arm(uint32_t worker) noexcept;
+  void disarm(uint32_t) noexcept {}
+
+  // ---- for connections, queues and tasks
+  [[nodiscard]] Service& service() noexcept { return service_; }
+  [[nodiscard]] JobQueue& queue(uint32_t worker) noexcept { return *workers_[worker].queue; }
+  [[nodiscard]] Joins& joins() noexcept { return joins_; }
+  [[nodiscard]] Reaper& reaper() noexcept { return *reaper_; }
+  [[nodiscard]] size_t clients() const noexcept { return clients_.size(); }
+  [[nodiscard]] Client& next_client() noexcept;
+  [[nodiscard]] Object* find(uint64_t id) const;
+  [[nodiscard]] std::string describe(uint32_t worker) const;
+  // The connection's last word; it is deleted once nothing of the worker's pass can touch it.
+  void release(Connection* connection) noexcept;
+
+ private:
+  struct Worker {
+    std::unique_ptr<JobQueue> queue;
+    std::vector<Connection*> connections;  // null: released during a pass
+    std::vector<Connection*> dead;
+    bool in_pass = false;
+  };
+
+  // Threads start when the first object is asked for.
+  void start_clients();
+  void bury(Worker& worker) noexcept;
+  [[nodiscard]] bool is_us(const towline_identity& peer) const noexcept;
+  // These wait for the server and throw plugin::Failure.
+  [[nodiscard]] Version look(const ObjectName& name);
+  void reap_old_uploads(const ObjectName& name);
+  [[nodiscard]] std::string begin_upload(const Object& object);
+
+  Service service_;
+  mutable std::mutex objects_mutex_;
+  std::map<uint64_t, std::unique_ptr<Object>> objects_;
+  uint64_t last_object_ = 0;
+  std::vector<Worker> workers_;
+  Joins joins_;
+  std::once_flag started_;
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::unique_ptr<Reaper> reaper_;
+  std::atomic<uint32_t> turn_{0};
+};
+
+}  // namespace towline::object

@@ -1,0 +1,218 @@
+// Opening, querying, listing and committing: by the thread that asks, which waits for the server.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "storage/object/backend.h"
+#include "storage/object/upload.h"
+#include "towline/storage.h"
+#include "towline/towline.h"
+
+namespace towline::object {
+
+namespace {
+
+[[noreturn]] void refuse(Status status, std::string text) { throw plugin::Failure(status, std::move(text)); }
+
+void fill(const Version& version, towline_storage_attributes& attributes) {
+  attributes = {sizeof attributes, version.exists ? 1u : 0u, version.exists ? uint32_t{TOWLINE_OBJECT} : 0u,
+                version.bytes, version.modified_ns};
+}
+
+Object& object_of(towline_storage* storage) noexcept { return *reinterpret_cast<Object*>(storage); }
+
+// What a replacement lacks, named; its parts in the right order and size.
+void check_parts(const Object& object, const Settings& settings) {
+  uint64_t at = 0;
+  uint64_t last_bytes = settings.least_part_bytes;
+  for (const auto& [number, part] : object.parts) {
+    if (part.begin != at)
+      refuse(Status::kInvalidArgument,
+             fmt::format("{}: bytes {} to {} have not been written", object.name().text(), at, part.begin));
+    if (last_bytes < settings.least_part_bytes)
+      refuse(Status::kInvalidArgument,
+             fmt::format("{}: the part before byte {} has {} bytes, and only the last one may "
+                         "have less than {}",
+                         object.name().text(), at, last_bytes, settings.least_part_bytes));
+    at += part.bytes;
+    last_bytes = part.bytes;
+  }
+  if (at == 0)
+    refuse(Status::kInvalidArgument, fmt::format("{}: nothing has been written", object.name().text()));
+}
+
+}  // namespace
+
+// HEAD answers without a body: where it is refused, a GET of a byte says why.
+Version Backend::look(const ObjectName& name) {
+  const uint64_t deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  service_.credentials.wait_until_ready(deadline_ns);
+  Client& client = next_client();
+  Call head;
+  make_head(head, name);
+  head.deadline_ns = deadline_ns;
+  Answer answer = client.ask(head);
+  if (!answer.ok() && answer.http_status != 0) {
+    Call byte;
+    byte.method = "GET";
+    byte.name = name;
+    byte.headers = {{"range", "bytes=0-0"}};
+    byte.deadline_ns = deadline_ns;
+    Answer why = client.ask(byte);
+    // It goes through where the clock or the keys were the trouble: those have been mended.
+    answer = why.ok() ? client.ask(head) : std::move(why);
+  }
+  if (answer.ok()) return version_of(answer.headers);
+  const bool absent = answer.code.empty() || answer.code == "NoSuchKey" || answer.code == "NotFound";
+  if (answer.status == Status::kNotFound && absent) return {};
+  throw plugin::Failure(answer.status, answer.code == "AccessDenied"
+                                           ? answer.text + " (the key may also not be there)"
+                                           : answer.text);
+}
+
+int32_t Backend::storage_open(const towline_storage_args& args, towline_storage** storage,
+                              towline_storage_attributes& attributes) {
+  if (args.uri == nullptr) refuse(Status::kUnsupported, "a descriptor is no object");
+  ObjectName name = parse_uri(args.uri);
+  start_clients();
+  const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
+  const bool conditional = (args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0;
+  Version version;
+  try {
+    version = look(name);
+  } catch (const plugin::Failure& failure) {
+    // Who may only write can't see whether there is anything.
+    if (!makes || conditional || failure.status() != Status::kPermissionDenied ||
+        std::string_view(failure.what()).find("AccessDenied") == std::string_view::npos)
+      throw;
+  }
+  if (!version.exists && !makes)
+    refuse(Status::kNotFound, fmt::format("{} is not there; option create makes it", shown(name.text())));
+  if ((args.flags & TOWLINE_STORAGE_TRUNCATE) != 0) {
+    version.bytes = 0;
+    version.crc32c.clear();
+    version.sha256.clear();
+  }
+  if ((args.access & TOWLINE_ACCESS_WRITE) != 0) reap_old_uploads(name);
+  fill(version, attributes);
+  attributes.kind = TOWLINE_OBJECT;
+  std::unique_lock lock(objects_mutex_);
+  const uint64_t id = ++last_object_;
+  lock.unlock();
+  auto object = std::make_unique<Object>(id, std::move(name), args, std::move(version));
+  if (object->replaces()) object->upload_id = begin_upload(*object);
+  *storage = reinterpret_cast<towline_storage*>(object.get());
+  lock.lock();
+  objects_.emplace(id, std::move(object));
+  return TOWLINE_OK;
+}
+
+std::string Backend::begin_upload(const Object& object) {
+  Call call;
+  std::string upload_id;
+  make_create(call, object, service_.settings.checksum);
+  call.check = [&](const Answer& answer) { return check_created(answer, upload_id); };
+  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  if (const Answer answer = next_client().ask(call); !answer.ok())
+    throw plugin::Failure(answer.status, answer.text);
+  return upload_id;
+}
+
+// What writers that were killed left behind under this key.
+void Backend::reap_old_uploads(const ObjectName& name) {
+  const uint64_t age_ns = service_.settings.reap_after_ns;
+  if (age_ns == UINT64_MAX) return;
+  Call call;
+  call.method = "GET";
+  call.name.bucket = name.bucket;
+  call.query = {{"uploads", ""}, {"prefix", name.key}};
+  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  const Answer answer = next_client().ask(call);
+  const auto uploads = answer.ok() ? decode_uploads(answer.body) : std::nullopt;
+  if (!uploads) {
+    service_.note_failure("looking for unfinished uploads: " + answer.text);
+    return;
+  }
+  const std::time_t now = std::time(nullptr) + service_.clock_offset_s.load();
+  for (const Upload& upload : *uploads) {
+    const auto age_s = static_cast<int64_t>(now - upload.initiated);
+    if (upload.key != name.key || age_s < 0 || static_cast<uint64_t>(age_s) < age_ns / kSecondNs) continue;
+    host().log(2,
+               fmt::format("aborting the upload {} of {}, {} s old", shown(upload.id), name.text(), age_s));
+    reaper_->add(name, upload.id);
+  }
+}
+
+int32_t Backend::storage_query(const char* uri, towline_storage_attributes& attributes) {
+  const ObjectName name = parse_uri(uri);
+  start_clients();
+  fill(look(name), attributes);
+  return TOWLINE_OK;
+}
+
+int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found, void* argument) {
+  const ObjectName name = parse_prefix(prefix);
+  start_clients();
+  const uint64_t deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  service_.credentials.wait_until_ready(deadline_ns);
+  std::string next;
+  do {
+    Call call;
+    call.method = "GET";
+    call.name.bucket = name.bucket;
+    call.query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", name.key}};
+    if (!next.empty()) call.query.emplace_back("continuation-token", next);
+    call.deadline_ns = deadline_ns;
+    const Answer answer = next_client().ask(call);
+    if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
+    const auto listing = decode_listing(answer.body);
+    if (!listing) refuse(Status::kProtocol, fmt::format("{}: the listing makes no sense", shown(prefix)));
+    for (const ListedObject& object : listing->objects) {
+      const std::string uri = ObjectName{name.bucket, object.key}.text();
+      const towline_storage_attributes attributes = {sizeof attributes, 1, TOWLINE_OBJECT, object.bytes,
+                                                     object.modified_ns};
+      if (found(argument, uri.c_str(), &attributes) != 0) return TOWLINE_OK;
+    }
+    next = listing->next;
+  } while (!next.empty());
+  return TOWLINE_OK;
+}
+
+int32_t Backend::storage_commit(towline_storage* storage) {
+  Object& object = object_of(storage);
+  if (!object.replaces()) return TOWLINE_OK;  // what is done is durable
+  std::lock_guard lock(object.replacement_mutex);
+  if (object.committed) refuse(Status::kStale, object.name().text() + " has been committed already");
+  check_parts(object, service_.settings);
+  Call call;
+  make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum, true);
+  object.add_conditions(call.headers);
+  call.check = check_completed;
+  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  const Answer answer = next_client().ask(call);
+  if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
+  object.committed = true;
+  object.upload_id.clear();
+  object.set_version(look(object.name()));
+  return TOWLINE_OK;
+}
+
+void Backend::storage_close(towline_storage* storage) noexcept {
+  std::unique_ptr<Object> object;
+  {
+    std::lock_guard lock(objects_mutex_);
+    const auto found = objects_.find(object_of(storage).id());
+    if (found == objects_.end()) return;
+    object = std::move(found->second);
+    objects_.erase(found);
+  }
+  if (object->upload_id.empty()) return;
+  try {
+    reaper_->add(object->name(), object->upload_id);
+  } catch (const std::exception& error) {
+    host().log(
+        1, fmt::format("the unfinished upload of {} stays behind: {}", object->name().text(), error.what()));
+  }
+}
+
+}  // namespace towline::object

@@ -1,0 +1,428 @@
+#include "storage/object/client.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+
+#include "base/random.h"
+
+namespace towline::object {
+
+namespace {
+
+constexpr size_t kMostAnswerBytes = 16 << 20;
+constexpr uint32_t kMostRedirects = 4;
+constexpr uint64_t kRetryAfterMostNs = 60 * kSecondNs;
+constexpr uint64_t kIdlePollNs = 60 * kSecondNs;
+
+class TextBody final : public Body {
+ public:
+  explicit TextBody(const std::string& text) : text_(text) {}
+  [[nodiscard]] uint64_t bytes() const noexcept override { return text_.size(); }
+  size_t read(std::byte* into, size_t room) noexcept override {
+    const size_t bytes = std::min(room, text_.size() - at_);
+    std::memcpy(into, text_.data() + at_, bytes);
+    at_ += bytes;
+    return bytes;
+  }
+  void rewind() noexcept override { at_ = 0; }
+
+ private:
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+// What to do about a refusal, where that can be said.
+std::string advice(const Service& service, const Refusal& refusal) {
+  const std::string source = service.credentials.describe();
+  if (refusal.code == "NoSuchBucket") return "; make the bucket, or name another";
+  if (refusal.next == Refusal::Next::kRenew) return fmt::format("; its credentials come from {}", source);
+  if (refusal.status == Status::kPermissionDenied) return fmt::format("; credentials come from {}", source);
+  if (refusal.next == Refusal::Next::kRedirect) return "; set object.region and object.endpoint";
+  return "";
+}
+
+}  // namespace
+
+// ---- what all share
+
+Service::Service(const plugin::Host& host_services, const Environment& environment)
+    : host(host_services),
+      settings(Settings::read(host_services, environment)),
+      credentials(settings, environment, host_services) {}
+
+std::string Service::region(const std::string& bucket) const {
+  std::lock_guard lock(mutex_);
+  const auto found = places_.find(bucket);
+  return found == places_.end() || found->second.region.empty() ? settings.region : found->second.region;
+}
+
+Endpoint Service::endpoint(const std::string& bucket) const {
+  std::lock_guard lock(mutex_);
+  const auto found = places_.find(bucket);
+  const bool moved = found != places_.end();
+  Endpoint endpoint = settings.endpoint.value_or(
+      Endpoint::amazon(moved && !found->second.region.empty() ? found->second.region : settings.region));
+  if (!settings.endpoint && settings.style != Style::kAuto) endpoint.style = settings.style;
+  if (moved && !found->second.host.empty()) endpoint.host = found->second.host;
+  return endpoint;
+}
+
+// A host is only followed within the domain that was asked: keys are not for strangers.
+bool Service::redirect(const std::string& bucket, const std::string& region, const std::string& target) {
+  const Endpoint before = endpoint(bucket);
+  std::string own = before.host;
+  if (own.ends_with(".amazonaws.com") && !settings.endpoint) own = "amazonaws.com";
+  std::string host_now = target;
+  if (host_now.starts_with(bucket + ".")) host_now.erase(0, bucket.size() + 1);
+  const bool follow = !host_now.empty() && host_now != before.host && host_now.ends_with("." + own);
+  std::lock_guard lock(mutex_);
+  Place& place = places_[bucket];
+  const bool new_region =
+      !region.empty() && region != (place.region.empty() ? settings.region : place.region);
+  if (!new_region && !follow) return false;
+  if (new_region) place = {region, ""};
+  if (follow) place.host = host_now;
+  return true;
+}
+
+void Service::note_failure(const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    last_failure_ = text;
+  }
+  host.log(1, text);
+}
+
+std::string Service::last_failure() const {
+  std::lock_guard lock(mutex_);
+  return last_failure_;
+}
+
+// ---- a call
+
+bool Call::on_head(long status, const Headers& head) noexcept {
+  answer_.http_status = status;
+  if (status / 100 != 2 || !begins) return true;
+  try {
+    answer_.headers = head;
+    refused_ = begins(answer_);
+  } catch (const std::exception& error) {
+    refused_ = {Status::kOutOfMemory, false, error.what()};
+  }
+  return refused_.status == Status::kOk;
+}
+
+bool Call::on_bytes(std::span<const std::byte> bytes) noexcept {
+  try {
+    if (answer_.http_status / 100 == 2 && takes) {
+      progressed_ = true;
+      refused_ = takes(bytes);
+    } else if (answer_.body.size() + bytes.size() > kMostAnswerBytes) {
+      refused_ = {Status::kProtocol, false,
+                  fmt::format("its answer is longer than {} bytes", kMostAnswerBytes)};
+    } else {
+      answer_.body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+  } catch (const std::exception& error) {
+    refused_ = {Status::kOutOfMemory, false, error.what()};
+  }
+  return refused_.status == Status::kOk;
+}
+
+// ---- the thread
+
+Client::Client(Service& service)
+    : service_(service),
+      http_(service.settings),
+      most_under_way_(std::max(service.settings.concurrency / service.settings.threads, 1u)),
+      most_bytes_(service.settings.window / service.settings.threads),
+      random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)),
+      thread_([this] { loop(); }) {}
+
+Client::~Client() {
+  stop_ = true;
+  commands_.close();
+  http_.wake();
+  thread_.join();
+}
+
+void Client::run(std::function<void()> command) {
+  if (commands_.push(std::move(command))) http_.wake();
+}
+
+Answer Client::ask(Call& call) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool over = false;
+  Answer result;
+  call.done = [&](Answer& answer) {
+    const std::lock_guard lock(mutex);
+    result = std::move(answer);
+    over = true;
+    changed.notify_all();
+  };
+  run([this, &call] { start(call); });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return over; });
+  return result;
+}
+
+void Client::loop() noexcept {
+  while (!stop_) {
+    commands_.run();
+    timers_.run();
+    pump();
+    const uint64_t now_ns = monotonic_now_ns();
+    const uint64_t next_ns = timers_.next_ns();
+    http_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs));
+    while (void* owner = http_.next_ended()) ended(*static_cast<Call*>(owner));
+  }
+  commands_.run();  // who still waits is told
+}
+
+bool Client::room() const noexcept {
+  const uint32_t count = under_way_.load(std::memory_order_relaxed);
+  return count == 0 || (count < most_under_way_ && bytes_under_way_ + settings().part_bytes <= most_bytes_);
+}
+
+void Client::pump() {
+  while (!ready_.empty() && room()) {
+    Call& call = *ready_.front();
+    ready_.pop_front();
+    attempt(call);
+  }
+  while (!feeders_.empty() && room()) {
+    Feeder* feeder = feeders_.front();
+    feeders_.pop_front();
+    if (feeder->feed()) feeders_.push_back(feeder);
+  }
+}
+
+void Client::add_feeder(Feeder& feeder) {
+  if (std::find(feeders_.begin(), feeders_.end(), &feeder) == feeders_.end()) feeders_.push_back(&feeder);
+}
+
+void Client::remove_feeder(Feeder& feeder) noexcept { std::erase(feeders_, &feeder); }
+
+void Client::start(Call& call) {
+  call.answer_ = {};
+  call.attempts_ = call.redirects_ = 0;
+  call.clock_set_ = false;
+  if (call.deadline_ns != UINT64_MAX) {
+    call.deadline_timer_ = timers_.at(call.deadline_ns, [this, &call] {
+      call.deadline_timer_ = 0;
+      call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
+      finish(call, Status::kTimedOut,
+             call.answer_.text.empty() ? "no answer in time"
+                                       : "the deadline passed; before that: " + call.answer_.text);
+    });
+  }
+  call.state_ = Call::State::kReady;
+  if (room()) {
+    attempt(call);
+  } else {
+    ready_.push_back(&call);
+  }
+}
+
+void Client::attempt(Call& call) {
+  try {
+    begin(call);
+  } catch (const plugin::Failure& failure) {
+    release(call);
+    finish(call, failure.status(), failure.what());
+  } catch (const std::exception& error) {
+    release(call);
+    finish(call, Status::kOutOfMemory, error.what());
+  }
+}
+
+void Client::begin(Call& call) {
+  const Settings& settings = service_.settings;
+  call.state_ = Call::State::kUnderWay;
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  bytes_under_way_ += call.cost;
+  ++call.attempts_;
+  call.progressed_ = false;
+  call.refused_ = {};
+  const bool uncertain = call.answer_.uncertain;
+  call.answer_ = {};
+  call.answer_.uncertain = uncertain;
+  if (call.before) call.before();
+
+  const Endpoint endpoint = service_.endpoint(call.name.bucket);
+  const Target target = make_target(endpoint, call.name.bucket, call.name.key, call.query);
+  call.where_ = target.host;
+  const bool sends = call.body == nullptr && (call.method == "PUT" || call.method == "POST");
+  if (sends && call.text_body_ == nullptr) call.text_body_ = std::make_unique<TextBody>(call.text);
+  HttpRequest request{
+      call.method, target.url(endpoint), {}, call.body != nullptr ? call.body : call.text_body_.get()};
+  std::string hash = call.payload_hash;
+  if (hash.empty()) hash = call.body != nullptr ? kUnsignedPayload : sha256_hex(call.text);
+  const std::string time = signing_time(std::time(nullptr) + service_.clock_offset_s.load());
+  ToSign to_sign{.method = call.method,
+                 .path = target.path,
+                 .query = target.query,
+                 .headers = {call.headers.begin(), call.headers.end()},
+                 .payload_hash = hash,
+                 .region = {},
+                 .time = time};
+  to_sign.headers["x-amz-content-sha256"] = hash;
+  to_sign.headers["x-amz-date"] = time;
+  call.keys_ = service_.credentials.now();
+  if (call.keys_ != nullptr && !call.keys_->session_token.empty())
+    to_sign.headers["x-amz-security-token"] = call.keys_->session_token;
+  for (const auto& [name, value] : to_sign.headers) request.headers.push_back(name + ": " + value);
+  if (call.keys_ != nullptr) {
+    const std::string region = service_.region(call.name.bucket);
+    to_sign.headers["host"] = target.host;
+    to_sign.region = region;
+    request.headers.push_back("authorization: " + authorization(*call.keys_, to_sign));
+  } else if (settings.credentials.source != Source::kNone) {
+    throw plugin::Failure(Status::kPermissionDenied,
+                          "there are no credentials: " + service_.credentials.describe());
+  }
+  http_.start(call.exchange_, std::move(request), call, &call);
+}
+
+void Client::release(Call& call) noexcept {
+  if (call.state_ != Call::State::kUnderWay) return;
+  http_.stop(call.exchange_);
+  under_way_.fetch_sub(1, std::memory_order_relaxed);
+  bytes_under_way_ -= call.cost;
+  call.state_ = Call::State::kIdle;
+}
+
+void Client::stop(Call& call) noexcept {
+  release(call);
+  if (call.state_ == Call::State::kReady) std::erase(ready_, &call);
+  timers_.cancel(call.timer_);
+  timers_.cancel(call.deadline_timer_);
+  call.state_ = Call::State::kIdle;
+}
+
+bool Client::all_sent(const Call& call) noexcept {
+  if (call.state_ != Call::State::kUnderWay) return false;
+  const Body* body = call.body != nullptr ? call.body : call.text_body_.get();
+  return call.effective && (body == nullptr || call.exchange_.sent_bytes() >= body->bytes());
+}
+
+void Client::ended(Call& call) {
+  const bool lost = call.exchange_.end == HttpEnd::kBroken || call.exchange_.end == HttpEnd::kStalled;
+  if (lost || call.exchange_.status / 100 == 5)
+    call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
+  release(call);
+  judge(call);
+}
+
+void Client::judge(Call& call) {
+  const Exchange& exchange = call.exchange_;
+  Answer& answer = call.answer_;
+  answer.http_status = exchange.status;
+  answer.headers = exchange.headers;
+  switch (exchange.end) {
+    case HttpEnd::kAnswered: {
+      if (exchange.status / 100 != 2) return judge_refusal(call);
+      Verdict verdict = call.check ? call.check(answer) : Verdict{};
+      if (verdict.status == Status::kOk) return finish(call, Status::kOk, {});
+      return verdict.retry ? retry(call, verdict.status, std::move(verdict.text))
+                           : finish(call, verdict.status, std::move(verdict.text));
+    }
+    case HttpEnd::kRefused:
+      return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
+                                 : finish(call, call.refused_.status, call.refused_.text);
+    case HttpEnd::kNotSent:
+      return retry(call, Status::kUnreachable, "it can't be reached: " + exchange.error);
+    case HttpEnd::kBroken:
+      return retry(call, Status::kIo, "the connection broke: " + exchange.error);
+    case HttpEnd::kStalled:
+      return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error);
+    case HttpEnd::kUntrusted:
+      return finish(call, Status::kPermissionDenied,
+                    exchange.error + "; object.ca_file names the authority to be trusted");
+  }
+}
+
+void Client::judge_refusal(Call& call) {
+  Answer& answer = call.answer_;
+  const Refusal refusal = decode_refusal(answer.http_status, answer.headers, answer.body);
+  answer.code = refusal.code;
+  std::string text =
+      fmt::format("{}{}{}{}{}{}", answer.http_status, refusal.code.empty() ? "" : " ", refusal.code,
+                  refusal.message.empty() ? "" : ": ", refusal.message, advice(service_, refusal));
+  switch (refusal.next) {
+    case Refusal::Next::kFail:
+      return finish(call, refusal.status, std::move(text));
+    case Refusal::Next::kRetry:
+      return retry(call, refusal.status, std::move(text));
+    case Refusal::Next::kRenew:
+      if (call.keys_ == nullptr || !service_.credentials.renew(call.keys_))
+        return finish(call, refusal.status, std::move(text));
+      return retry(call, refusal.status, std::move(text));
+    case Refusal::Next::kClock: {
+      const auto theirs = decode_time(header(answer.headers, "date"));
+      const int64_t off = theirs ? *theirs - std::time(nullptr) : 0;
+      text += fmt::format("; this machine's clock differs from the server's by {} s", off);
+      if (!theirs || call.clock_set_) return finish(call, refusal.status, std::move(text));
+      call.clock_set_ = true;
+      service_.clock_offset_s = off;
+      service_.note_failure(text + ": requests are dated by the server's clock from here on");
+      return again(call, refusal.status, std::move(text), 0);
+    }
+    case Refusal::Next::kRedirect:
+      if (++call.redirects_ > kMostRedirects ||
+          !service_.redirect(call.name.bucket, refusal.region, refusal.host))
+        return finish(call, refusal.status, std::move(text));
+      return again(call, refusal.status, std::move(text), 0);
+  }
+}
+
+uint64_t Client::backoff_ns(const Call& call) {
+  const uint64_t most =
+      std::min(settings().backoff_ns << std::min(call.attempts_ - 1, 20u), settings().backoff_most_ns);
+  SplitMix64 random(random_++);
+  uint64_t delay_ns = random.next() % (most + 1);
+  const auto wanted = decode_number(header(call.answer_.headers, "retry-after"));
+  if (wanted && *wanted < kRetryAfterMostNs / kSecondNs) delay_ns = std::max(delay_ns, *wanted * kSecondNs);
+  return delay_ns;
+}
+
+void Client::retry(Call& call, Status status, std::string text) {
+  if (call.progressed_) call.attempts_ = 1;  // it gets on, if slowly
+  if (call.attempts_ >= settings().attempts) {
+    if (call.attempts_ > 1) text += fmt::format(" ({} attempts)", call.attempts_);
+    return finish(call, status, std::move(text));
+  }
+  const uint64_t delay_ns = backoff_ns(call);
+  again(call, status, std::move(text), delay_ns);
+}
+
+void Client::again(Call& call, Status status, std::string text, uint64_t delay_ns) {
+  service_.retries.fetch_add(1, std::memory_order_relaxed);
+  call.answer_.status = status;
+  call.answer_.text = std::move(text);
+  call.state_ = Call::State::kWaiting;
+  call.timer_ = timers_.after(delay_ns, [this, &call] {
+    call.timer_ = 0;
+    call.state_ = Call::State::kReady;
+    ready_.push_back(&call);  // pump() follows
+  });
+}
+
+void Client::finish(Call& call, Status status, std::string text) {
+  stop(call);
+  Answer answer = std::move(call.answer_);
+  answer.status = status;
+  answer.text.clear();
+  if (status != Status::kOk) {
+    answer.text = fmt::format("{} {}{}{}: {}", call.method, shown(call.name.text()),
+                              call.where_.empty() ? "" : " at ", call.where_, text);
+  }
+  const auto done = std::move(call.done);
+  done(answer);
+}
+
+}  // namespace towline::object

@@ -1,0 +1,197 @@
+// Requests to S3: signed, sent where the bucket is, tried again as long as that may help. Each client is one
+// thread with its own connections; all of an instance share the Service.
+//
+// A call goes through attempts. What an attempt's end means is decided in one place (Client::judge): done,
+// failed for good, or again: later (backoff with full jitter), elsewhere (another region), with other keys,
+// with the server's clock. While a call waits for its next attempt, its place among the requests at once, and
+// in the window, is free for others.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/loop.h"
+#include "storage/object/credentials.h"
+#include "storage/object/http.h"
+#include "storage/object/names.h"
+
+namespace towline::object {
+
+struct Answer {
+  Status status = Status::kInternal;
+  long http_status = 0;  // 0: none came
+  Headers headers;
+  std::string body;        // what no `takes` took
+  std::string code;        // S3's word for a refusal
+  std::string text;        // for people, when it failed: what, where, why, what to do
+  bool uncertain = false;  // an attempt may have taken effect although no answer came
+
+  [[nodiscard]] bool ok() const noexcept { return status == Status::kOk; }
+};
+
+// What the one who called makes of an attempt that went well as far as HTTP goes.
+struct Verdict {
+  Status status = Status::kOk;
+  bool retry = false;
+  std::string text{};
+};
+
+class Client;
+
+// One request with its attempts. Made and kept by who calls; everything is called on the client's thread.
+class Call : private Receiver {
+ public:
+  Call() = default;
+  ~Call() override = default;
+
+  // ---- what
+  std::string method;
+  ObjectName name;  // no bucket: of the service
+  Query query{};
+  std::vector<std::pair<std::string, std::string>> headers{};  // lower-case names
+  std::string text{};                                          // a small body
+  Body* body = nullptr;                                        // or a large one
+  std::string payload_hash{};                                  // of the large one; empty: it goes unsigned
+  uint64_t cost = 0;  // bytes of the window that it takes up while it is under way
+  uint64_t deadline_ns = UINT64_MAX;
+  bool effective = false;  // what it does to an object takes effect when the server has all of it
+
+  // ---- who is told
+  // An attempt begins: time to set headers anew.
+  std::function<void()> before{};
+  // The head of a good answer is there, its body follows. Not kOk: it is not wanted, and that is why.
+  std::function<Verdict(const Answer& answer)> begins{};
+  // Bytes of a good answer's body; without it they go to answer.body.
+  std::function<Verdict(std::span<const std::byte> bytes)> takes{};
+  // A good answer is whole. Not kOk: it is not right.
+  std::function<Verdict(Answer& answer)> check{};
+  // The end; the call may be destroyed in it.
+  std::function<void(Answer& answer)> done{};
+
+ private:
+  friend class Client;
+  enum class State { kIdle, kReady, kUnderWay, kWaiting };
+
+  bool on_head(long status, const Headers& headers) noexcept override;
+  bool on_bytes(std::span<const std::byte> bytes) noexcept override;
+
+  State state_ = State::kIdle;
+  Exchange exchange_;
+  Answer answer_;
+  Verdict refused_;
+  bool progressed_ = false;  // bytes were taken in this attempt
+  uint32_t attempts_ = 0;
+  uint32_t redirects_ = 0;
+  bool clock_set_ = false;
+  std::shared_ptr<const Keys> keys_;  // that this attempt was signed with
+  std::unique_ptr<Body> text_body_;
+  std::string where_;  // host, for messages
+  Timers::Id timer_ = 0;
+  Timers::Id deadline_timer_ = 0;
+};
+
+// What all clients of an instance share.
+class Service {
+ public:
+  Service(const plugin::Host& host, const Environment& environment);
+
+  // Where a bucket is asked; any thread.
+  [[nodiscard]] Endpoint endpoint(const std::string& bucket) const;
+  [[nodiscard]] std::string region(const std::string& bucket) const;
+  // False: that is where we asked.
+  bool redirect(const std::string& bucket, const std::string& region, const std::string& host);
+
+  // The server's clock less ours, in seconds.
+  std::atomic<int64_t> clock_offset_s{0};
+  // What went wrong last, for people.
+  void note_failure(const std::string& text);
+  [[nodiscard]] std::string last_failure() const;
+
+  const plugin::Host host;
+  const Settings settings;
+  Credentials credentials;
+  std::atomic<uint64_t> retries{0};
+
+ private:
+  struct Place {
+    std::string region;
+    std::string host;  // empty: by the region
+  };
+  mutable std::mutex mutex_;
+  std::map<std::string, Place> places_;
+  std::string last_failure_;
+};
+
+// Who has more calls to start than there is room for.
+class Feeder {
+ public:
+  virtual ~Feeder() = default;
+  // Starts one call. False: there is none to start, now or ever; it asks again by Client::add_feeder.
+  virtual bool feed() = 0;
+};
+
+class Client {
+ public:
+  explicit Client(Service& service);
+  ~Client();  // nothing is under way, and nothing comes any more
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Any thread.
+  void run(std::function<void()> command);
+  // Starts the call and waits for its end. Not from the client's own thread.
+  [[nodiscard]] Answer ask(Call& call);
+
+  // ---- on the client's thread
+  void start(Call& call);
+  // Nothing of it is called any more.
+  void stop(Call& call) noexcept;
+  void add_feeder(Feeder& feeder);
+  void remove_feeder(Feeder& feeder) noexcept;
+  // Whether the server may have all of this call's request.
+  [[nodiscard]] static bool all_sent(const Call& call) noexcept;
+  [[nodiscard]] Timers& timers() noexcept { return timers_; }
+  [[nodiscard]] Service& service() noexcept { return service_; }
+  [[nodiscard]] const Settings& settings() const noexcept { return service_.settings; }
+  [[nodiscard]] uint32_t under_way() const noexcept { return under_way_.load(std::memory_order_relaxed); }
+
+ private:
+  void loop() noexcept;
+  [[nodiscard]] bool room() const noexcept;
+  void pump();
+  void begin(Call& call);
+  void attempt(Call& call);
+  void release(Call& call) noexcept;
+  void ended(Call& call);
+  void judge(Call& call);
+  void judge_refusal(Call& call);
+  void again(Call& call, Status status, std::string text, uint64_t delay_ns);
+  void retry(Call& call, Status status, std::string text);
+  void finish(Call& call, Status status, std::string text);
+  [[nodiscard]] uint64_t backoff_ns(const Call& call);
+
+  Service& service_;
+  Http http_;
+  Timers timers_;
+  Commands commands_;
+  std::deque<Call*> ready_;
+  std::deque<Feeder*> feeders_;
+  const uint32_t most_under_way_;
+  const uint64_t most_bytes_;
+  std::atomic<uint32_t> under_way_{0};
+  uint64_t bytes_under_way_ = 0;
+  uint64_t random_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace towline::object

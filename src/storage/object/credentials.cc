@@ -1,0 +1,214 @@
+#include "storage/object/credentials.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "storage/object/simple_http.h"
+
+namespace towline::object {
+
+namespace {
+
+constexpr std::time_t kRenewBefore_s = 300;
+constexpr std::time_t kRenewAtLeastEvery_s = 3600;
+constexpr std::time_t kTryAgain_s = 2;
+constexpr std::time_t kTryAgainMost_s = 60;
+
+[[noreturn]] void refuse(std::string text) {
+  throw plugin::Failure(Status::kPermissionDenied, std::move(text));
+}
+
+}  // namespace
+
+Credentials::Credentials(const Settings& settings, const Environment& environment, const plugin::Host& host)
+    : settings_(settings), host_(host) {
+  choose(environment);
+}
+
+Credentials::~Credentials() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Credentials::fixed(Keys keys, const char* source) {
+  keys_ = std::make_shared<const Keys>(std::move(keys));
+  source_name_ = source;
+  ready_ = true;
+}
+
+// In Amazon's order; none of this talks to anybody.
+void Credentials::choose(const Environment& environment) {
+  const CredentialSettings& given = settings_.credentials;
+  const auto may = [&](Source source) { return given.source == Source::kAuto || given.source == source; };
+  const auto missing = [&](const char* what) { looked_ += std::string("\n  ") + what; };
+  if (given.source == Source::kNone) {
+    source_name_ = "none";
+    ready_ = true;
+    return;
+  }
+  if (may(Source::kSettings)) {
+    if (!given.keys.access_key.empty() && !given.keys.secret_key.empty())
+      return fixed(given.keys, "settings");
+    missing("settings: object.access_key and object.secret_key are not both set");
+  }
+  if (may(Source::kEnvironment)) {
+    Keys keys = {environment("AWS_ACCESS_KEY_ID").value_or(""),
+                 environment("AWS_SECRET_ACCESS_KEY").value_or(""),
+                 environment("AWS_SESSION_TOKEN").value_or("")};
+    if (!keys.access_key.empty() && !keys.secret_key.empty()) return fixed(std::move(keys), "environment");
+    missing("environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not both set");
+  }
+  if (may(Source::kWebIdentity)) {
+    if (!given.role_arn.empty() && !given.token_file.empty()) {
+      source_ = Source::kWebIdentity;
+      source_name_ = "web identity";
+      return;
+    }
+    missing("web identity: no role and token file (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE)");
+  }
+  if (may(Source::kProfile)) {
+    const auto value = [&](const char* key) {
+      const auto found = given.profile.find(key);
+      return found == given.profile.end() ? std::string() : found->second;
+    };
+    Keys keys = {value("aws_access_key_id"), value("aws_secret_access_key"), value("aws_session_token")};
+    if (!keys.access_key.empty() && !keys.secret_key.empty()) return fixed(std::move(keys), "profile");
+    looked_ += fmt::format("\n  profile: no keys for '{}' in ~/.aws/credentials or ~/.aws/config",
+                           given.profile_name);
+  }
+  if (given.source == Source::kInstance || (may(Source::kInstance) && !given.metadata_off)) {
+    source_ = Source::kInstance;
+    source_name_ = "instance metadata";
+    return;
+  }
+  missing("instance metadata: turned off (AWS_EC2_METADATA_DISABLED)");
+  failure_ = "there are no credentials:" + looked_;
+}
+
+void Credentials::wait_until_ready(uint64_t deadline_ns) {
+  std::unique_lock lock(mutex_);
+  if (ready_) return;
+  if (source_ == Source::kNone) refuse(failure_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  const uint64_t failures = failures_;
+  asked_ = true;
+  changed_.notify_all();
+  while (!ready_ && failures_ == failures && monotonic_now_ns() < deadline_ns)
+    changed_.wait_for(lock, std::chrono::milliseconds(100));
+  if (ready_) return;
+  refuse(fmt::format("there are no credentials:{}\n  {}: {}", looked_, source_name_,
+                     failure_.empty() ? "no answer yet" : failure_));
+}
+
+std::shared_ptr<const Keys> Credentials::now() const {
+  std::lock_guard lock(mutex_);
+  return keys_;
+}
+
+bool Credentials::renew(const std::shared_ptr<const Keys>& expired) {
+  std::lock_guard lock(mutex_);
+  if (keys_ != expired) return true;
+  if (source_ == Source::kNone) return false;
+  asked_ = true;
+  changed_.notify_all();
+  return true;
+}
+
+std::string Credentials::describe() const {
+  std::lock_guard lock(mutex_);
+  return failure_.empty() ? source_name_ : source_name_ + ": " + failure_;
+}
+
+// ---- sources that are asked
+
+TimedKeys Credentials::fetch() const {
+  return source_ == Source::kWebIdentity ? assume_role() : ask_instance();
+}
+
+TimedKeys Credentials::assume_role() const {
+  const CredentialSettings& given = settings_.credentials;
+  const auto token = read_text_file(given.token_file, 1 << 16);
+  if (!token) refuse(fmt::format("the token file {} can't be read", given.token_file));
+  SimpleHttp http(settings_, stop_);
+  const SimpleAnswer answer =
+      http.post(given.sts_url + "/",
+                fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}"
+                            "&RoleSessionName={}&WebIdentityToken={}",
+                            percent_encode(given.role_arn, false), percent_encode(given.session_name, false),
+                            percent_encode(token->substr(0, token->find_last_not_of(" \t\r\n") + 1), false)));
+  if (answer.status != 200) {
+    const Refusal refusal = decode_refusal(answer.status, {}, answer.body);
+    refuse(fmt::format("{} answers {} {} {}{}", given.sts_url, answer.status, refusal.code, refusal.message,
+                       answer.error));
+  }
+  const auto keys = decode_assumed_role(answer.body);
+  if (!keys) refuse(fmt::format("{} answers without credentials", given.sts_url));
+  return *keys;
+}
+
+// IMDSv2: a token first, then with it the role's name, then its keys.
+TimedKeys Credentials::ask_instance() const {
+  const std::string& url = settings_.credentials.metadata_url;
+  SimpleHttp http(settings_, stop_);
+  const SimpleAnswer token =
+      http.put(url + "/latest/api/token", {"x-aws-ec2-metadata-token-ttl-seconds: 21600"});
+  if (token.status != 200) refuse(fmt::format("{} gives no token: {} {}", url, token.status, token.error));
+  const std::vector<std::string> headers = {"x-aws-ec2-metadata-token: " + token.body};
+  const std::string below = url + "/latest/meta-data/iam/security-credentials/";
+  const SimpleAnswer role = http.get(below, headers);
+  const std::string name = role.body.substr(0, role.body.find_first_of("\r\n"));
+  if (role.status != 200 || name.empty())
+    refuse(fmt::format("{} names no role: {} {}", url, role.status, role.error));
+  const SimpleAnswer answer = http.get(below + percent_encode(name, false), headers);
+  const auto keys = decode_instance_keys(answer.body);
+  if (answer.status != 200 || !keys)
+    refuse(
+        fmt::format("{} has no keys for the role {}: {} {}", url, shown(name), answer.status, answer.error));
+  return *keys;
+}
+
+void Credentials::run() {
+  std::time_t pause_s = kTryAgain_s;
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    asked_ = false;
+    lock.unlock();
+    TimedKeys fetched;
+    std::string failure;
+    try {
+      fetched = fetch();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    lock.lock();
+    failure_ = failure;
+    std::time_t wait_s = 0;
+    if (failure.empty()) {
+      keys_ = std::make_shared<const Keys>(std::move(fetched.keys));
+      ready_ = true;
+      asked_ = false;  // whoever asked meanwhile is served by these
+      pause_s = kTryAgain_s;
+      const std::time_t left_s = fetched.expires - std::time(nullptr);
+      wait_s = fetched.expires == 0
+                   ? kRenewAtLeastEvery_s
+                   : std::clamp<std::time_t>(left_s - kRenewBefore_s, kTryAgain_s, kRenewAtLeastEvery_s);
+    } else {
+      ++failures_;
+      if (!stop_) host_.log(1, fmt::format("credentials from {}: {}", source_name_, failure));
+      wait_s = pause_s;
+      pause_s = std::min(pause_s * 2, kTryAgainMost_s);
+    }
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(wait_s), [&] { return stop_ || asked_; });
+  }
+}
+
+}  // namespace towline::object

@@ -1,0 +1,117 @@
+#include "storage/object/job.h"
+
+#include <algorithm>
+
+#include "storage/object/checksum.h"
+#include "storage/object/connection.h"
+#include "storage/object/job_queue.h"
+
+namespace towline::object {
+
+Job::Job(Prepared& prepared_plan, const towline_submit_args& args)
+    : prepared(prepared_plan),
+      begin(args.begin),
+      end(args.end),
+      cookie(args.cookie),
+      message(static_cast<const uint8_t*>(args.message),
+              static_cast<const uint8_t*>(args.message) + args.message_bytes),
+      connection(reinterpret_cast<Connection*>(prepared_plan.connection)),
+      etags_(prepared_plan.objects.size()) {}
+
+void Job::moved(uint64_t bytes) noexcept {
+  std::lock_guard lock(mutex_);
+  moved_ += bytes;
+}
+
+void Job::failed(Status status, long http_status, uint64_t first, uint64_t last) noexcept {
+  std::lock_guard lock(mutex_);
+  if (status_ != Status::kOk && failed_from_.load(std::memory_order_relaxed) <= first) return;
+  status_ = status;
+  http_status_ = http_status;
+  failed_from_.store(first, std::memory_order_relaxed);
+  failed_end_ = last;
+}
+
+bool Job::same_version(size_t object, std::string_view etag) {
+  std::lock_guard lock(mutex_);
+  std::string& known = etags_[object];
+  if (known.empty()) known = etag;
+  return known == etag;
+}
+
+void Job::read_stretch(size_t, uint64_t first, uint64_t bytes, uint32_t crc) {
+  std::lock_guard lock(mutex_);
+  stretches_.push_back({first, bytes, crc});
+}
+
+void Job::task_over() noexcept {
+  JobQueue& queue = *prepared.queue;
+  if (tasks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) queue.finished(*this);
+}
+
+void Job::stop(Status status) noexcept {
+  for (const auto& task : tasks) task->stop_soon(status, false);
+}
+
+// Everything has been read: is it what was written?
+Status Job::verify() {
+  const Version version = prepared.objects[0]->version();
+  const auto wanted = crc32c_value(version.crc32c);
+  if (!wanted || etags_[0] != version.etag) return Status::kOk;  // another version: its checksum is not known
+  std::sort(stretches_.begin(), stretches_.end(),
+            [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+  uint32_t crc = 0;
+  uint64_t at = 0;
+  for (const Stretch& stretch : stretches_) {
+    if (stretch.begin != at) return Status::kOk;
+    crc = at == 0 ? stretch.crc : crc32c_join(crc, stretch.crc, stretch.bytes);
+    at += stretch.bytes;
+  }
+  return at == version.bytes && crc != *wanted ? Status::kCorrupt : Status::kOk;
+}
+
+towline_part_result Job::result() {
+  if (verifies && status_ == Status::kOk) {
+    status_ = verify();
+    if (status_ != Status::kOk) {
+      failed_from_ = begin;
+      failed_end_ = end;
+      prepared.queue->service().note_failure(prepared.objects[0]->name().text() +
+                                             ": the checksum of what was read is not the object's");
+    }
+  }
+  towline_part_result result = {};
+  result.status = static_cast<int32_t>(status_);
+  result.vendor_code = static_cast<int32_t>(http_status_);
+  result.fences = TOWLINE_PART_FENCED_LOCAL | (remote_fence_ ? uint32_t{TOWLINE_PART_FENCED_REMOTE} : 0);
+  result.bytes = std::min(moved_, end - begin);
+  if (status_ != Status::kOk) {
+    result.failed_begin = std::clamp(failed_from_.load(), begin, end);
+    result.failed_end = std::clamp(failed_end_, begin, end);
+  }
+  return result;
+}
+
+// ---- tasks
+
+void Task::start_soon() {
+  client.run([self = shared_from_this()] { self->start(); });
+}
+
+void Task::stop_soon(Status status, bool now) {
+  client.run([self = shared_from_this(), status, now] {
+    if (!self->over_) self->stop(status, now);
+  });
+}
+
+void Task::over() {
+  if (over_) return;
+  over_ = true;
+  client.run([self = shared_from_this()] {
+    const std::vector<Job*> told = std::move(self->jobs);
+    self->jobs.clear();
+    for (Job* job : told) job->task_over();
+  });
+}
+
+}  // namespace towline::object

@@ -1,0 +1,115 @@
+// One submitted part on its way, and the tasks that do it.
+//
+// A task belongs to one client and runs on its thread alone; a READ has one on each client it is spread over,
+// a WRITE has one for the whole plan, however many parts the plan was split into. A job is over when its last
+// task is; tasks report from the client's loop, when nothing of them is on the stack any more.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "storage/object/client.h"
+#include "storage/object/object.h"
+#include "towline/plugin/v1.h"
+
+namespace towline::object {
+
+class Backend;
+class Connection;
+class JobQueue;
+class Task;
+
+// A plan prepared on a connection.
+struct Prepared : towline_prepared {
+  JobQueue* queue = nullptr;
+  uint32_t op = 0;
+  std::vector<Object*> objects;  // by the plan's number of the remote region
+
+  [[nodiscard]] bool write() const noexcept { return op != 0; }
+};
+
+class Job {
+ public:
+  Job(Prepared& prepared_plan, const towline_submit_args& args);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // ---- any thread
+  void moved(uint64_t bytes) noexcept;
+  // Of several failures the first in the plan is kept.
+  void failed(Status status, long http_status, uint64_t begin, uint64_t end) noexcept;
+  // Nothing from there on need be begun; UINT64_MAX while all is well.
+  [[nodiscard]] uint64_t failed_from() const noexcept { return failed_from_.load(std::memory_order_relaxed); }
+  void not_fenced_remote() noexcept { remote_fence_.store(false, std::memory_order_relaxed); }
+  // The version of an object that is read is one and the same. False: this is another.
+  [[nodiscard]] bool same_version(size_t object, std::string_view etag);
+  // A stretch of an object, read; for the checksum of the whole.
+  void read_stretch(size_t object, uint64_t begin, uint64_t bytes, uint32_t crc);
+  void add_task() noexcept { tasks_left_.fetch_add(1, std::memory_order_relaxed); }
+  // The last one reports the job to its queue, after which it may be gone.
+  void task_over() noexcept;
+
+  // ---- the worker
+  [[nodiscard]] towline_part_result result();
+  void stop(Status status) noexcept;  // hurries it
+
+  Prepared& prepared;
+  const uint64_t begin;
+  const uint64_t end;
+  const uint64_t cookie;
+  const std::vector<uint8_t> message;
+  Connection* const connection;
+  std::vector<std::shared_ptr<Task>> tasks;
+  Job* finished_next = nullptr;
+  bool verifies = false;  // the whole of one object is read, and its checksum is known
+
+ private:
+  struct Stretch {
+    uint64_t begin;
+    uint64_t bytes;
+    uint32_t crc;
+  };
+  [[nodiscard]] Status verify();
+
+  std::atomic<uint32_t> tasks_left_{0};
+  std::atomic<uint64_t> failed_from_{UINT64_MAX};
+  std::atomic<bool> remote_fence_{true};
+  std::mutex mutex_;  // of all below
+  uint64_t moved_ = 0;
+  Status status_ = Status::kOk;
+  long http_status_ = 0;
+  uint64_t failed_end_ = 0;
+  std::vector<std::string> etags_;  // by object
+  std::vector<Stretch> stretches_;
+};
+
+class Task : public std::enable_shared_from_this<Task> {
+ public:
+  explicit Task(Client& task_client) : client(task_client) {}
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  virtual ~Task() = default;
+
+  // Any thread: what follows happens on the client's thread.
+  void start_soon();
+  // `now`: also what the server has got all of is not waited for.
+  void stop_soon(Status status, bool now);
+
+  Client& client;
+  std::vector<Job*> jobs;
+
+ protected:
+  virtual void start() = 0;
+  virtual void stop(Status status, bool now) = 0;
+  // Once, as the last thing that the task does.
+  void over();
+
+ private:
+  bool over_ = false;
+};
+
+}  // namespace towline::object

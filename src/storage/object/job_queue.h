@@ -1,0 +1,51 @@
+// A worker's jobs: taken on, hurried, and given back to the core when their tasks are over.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "storage/object/job.h"
+#include "towline/plugin/backend.hpp"
+
+namespace towline::object {
+
+class Backend;
+class Reaper;
+
+class JobQueue {
+ public:
+  JobQueue(Backend& backend, uint32_t worker) : backend_(backend), worker_(worker) {}
+  JobQueue(const JobQueue&) = delete;
+  JobQueue& operator=(const JobQueue&) = delete;
+  ~JobQueue();
+
+  // A job's last task is over. Any thread.
+  void finished(Job& job) noexcept;
+  [[nodiscard]] Service& service() noexcept;
+  [[nodiscard]] Reaper& reaper() noexcept;
+
+  // ---- the worker, under its lock
+  [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+  uint32_t progress() noexcept;
+  [[nodiscard]] bool has_work() const noexcept {
+    return finished_.load(std::memory_order_seq_cst) != nullptr;
+  }
+  // Ends all of a connection's jobs; waits for that.
+  void close(const Connection& connection) noexcept;
+  [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
+
+ private:
+  void read(Job& job);
+  void over(Job& job) noexcept;
+
+  Backend& backend_;
+  const uint32_t worker_;
+  std::vector<std::unique_ptr<Job>> active_;
+  std::atomic<Job*> finished_{nullptr};
+};
+
+}  // namespace towline::object

@@ -1,0 +1,281 @@
+#include "storage/object/object_write.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "storage/object/checksum.h"
+#include "storage/object/reaper.h"
+#include "storage/object/writer.h"
+
+namespace towline::object {
+
+ObjectWrite::ObjectWrite(Writer& writer, Client& client, Reaper& reaper, Object& object, Stretch stretch)
+    : writer_(writer), client_(client), reaper_(reaper), object_(object), stretch_(std::move(stretch)) {}
+
+ObjectWrite::~ObjectWrite() = default;
+
+// ---- what is to be done
+
+void ObjectWrite::start() try {
+  if (object_.replaces()) return start_replacement();
+  const Version known = object_.version();
+  if (stretch_.begin != 0 || (known.exists && stretch_.end < known.bytes)) return head();
+  if (stretch_.end <= client_.settings().multipart_bytes) return put();
+  std::vector<Piece> pieces;
+  cut(0, stretch_.end, part_size(stretch_.end, client_.settings().part_bytes), 0, false, pieces);
+  create(std::move(pieces));
+} catch (const plugin::Failure& failure) {
+  failed(failure.status(), 0, failure.what());
+}
+
+// Parts of a replacement lie on a grid, so that writers of different stretches agree on their numbers.
+void ObjectWrite::start_replacement() {
+  const uint64_t size = part_size(object_.bytes(), client_.settings().part_bytes);
+  {
+    std::lock_guard lock(object_.replacement_mutex);
+    upload_id_ = object_.upload_id;
+    if (object_.committed) throw plugin::Failure(Status::kStale, "the replacement has been committed");
+  }
+  if (stretch_.begin % size != 0 || (stretch_.end % size != 0 && stretch_.end != object_.bytes()))
+    throw plugin::Failure(
+        Status::kUnsupported,
+        fmt::format("a replacement is written in parts of {} bytes (object.part): {} to {} is none of them",
+                    size, stretch_.begin, stretch_.end));
+  std::vector<Piece> pieces;
+  cut(stretch_.begin, stretch_.end, size, 0, false, pieces);
+  add_parts(pieces, static_cast<uint32_t>(stretch_.begin / size) + 1);
+}
+
+// ---- whole and small
+
+void ObjectWrite::put() {
+  body_ = SegmentsBody(stretch_, stretch_.begin, stretch_.end);
+  call_.method = "PUT";
+  call_.name = object_.name();
+  call_.headers = {{"content-type", "application/octet-stream"}};
+  call_.effective = true;
+  UploadedPart sums;
+  make_upload(call_, body_, client_.settings(), encrypted(), &sums);
+  object_.add_conditions(call_.headers);
+  crc_ = sums.crc;
+  crc_known_ = !sums.crc32c.empty();
+  lasting_ = true;
+  call_.check = [crc = sums.crc32c](const Answer& answer) -> Verdict {
+    const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
+    if (crc.empty() || theirs.empty() || theirs == crc) return {};
+    return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
+  };
+  call_.done = [this](Answer& answer) { wrote(answer); };
+  client_.start(call_);
+}
+
+// ---- a stretch of what is there
+
+void ObjectWrite::head() {
+  make_head(call_, object_.name());
+  lasting_ = false;
+  call_.done = [this](const Answer& answer) {
+    if (stopping_) return over();
+    if (!answer.ok() && answer.status != Status::kNotFound) return failed(answer);
+    before_ = answer.ok() ? version_of(answer.headers) : Version{};
+    const bool whole = stretch_.begin == 0 && stretch_.end >= before_.bytes;
+    object_.set_version(before_);
+    if (whole) return start();
+    try {
+      create(patch_pieces(stretch_.begin, stretch_.end, before_.bytes, client_.settings()));
+    } catch (const plugin::Failure& failure) {
+      failed(failure.status(), 0, object_.name().text() + ": " + failure.what());
+    }
+  };
+  client_.start(call_);
+}
+
+// ---- in parts
+
+void ObjectWrite::create(std::vector<Piece> pieces) {
+  copies_ = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.copied; });
+  make_create(call_, object_, checksum());
+  lasting_ = false;
+  creating_ = true;
+  call_.check = [this](const Answer& answer) { return check_created(answer, upload_id_); };
+  call_.done = [this, pieces = std::move(pieces)](const Answer& answer) {
+    creating_ = false;
+    if (!answer.ok()) return failed(answer);
+    if (stopping_) return over();
+    add_parts(pieces, 1);
+  };
+  client_.start(call_);
+}
+
+void ObjectWrite::add_parts(const std::vector<Piece>& pieces, uint32_t first_number) {
+  pieces_ = pieces;
+  for (size_t i = 0; i < pieces.size(); ++i) numbers_.push_back(first_number + static_cast<uint32_t>(i));
+  client_.add_feeder(*this);
+}
+
+bool ObjectWrite::feed() {
+  if (over_ || next_piece_ >= pieces_.size()) return false;
+  if (free_.empty()) {
+    part_calls_.emplace_back();
+    free_.push_back(&part_calls_.back());
+  }
+  PartCall& part = *free_.back();
+  free_.pop_back();
+  const Piece piece = pieces_[next_piece_];
+  part.number = numbers_[next_piece_++];
+  part.under_way = true;
+  ++under_way_;
+  ask(part, piece);
+  return !over_ && next_piece_ < pieces_.size();
+}
+
+void ObjectWrite::ask(PartCall& part, const Piece& piece) {
+  Call& call = part.call;
+  part.part = {};
+  part.part.begin = piece.begin;
+  part.part.bytes = piece.end - piece.begin;
+  make_part(call, object_, upload_id_, part.number);
+  if (piece.copied) {
+    call.body = nullptr;
+    call.payload_hash.clear();
+    call.cost = 0;
+    make_copy(call, object_, before_, piece);
+    call.check = [&part](Answer& answer) -> Verdict {
+      if (Verdict verdict = check_completed(answer); verdict.status != Status::kOk) return verdict;
+      part.part.etag = decode_etag(answer.body);
+      const Checksums sums = decode_checksums(answer.body);
+      part.part.crc32c = sums.crc32c;
+      part.part.sha256 = sums.sha256;
+      return part.part.etag.empty() ? Verdict{Status::kProtocol, false, "the copied part has no ETag"}
+                                    : Verdict{};
+    };
+  } else {
+    part.body = SegmentsBody(stretch_, piece.begin, piece.end);
+    make_upload(call, part.body, client_.settings(), encrypted(), &part.part);
+    call.check = [&part](const Answer& answer) -> Verdict {
+      part.part.etag = header(answer.headers, "etag");
+      const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
+      if (!part.part.crc32c.empty() && !theirs.empty() && theirs != part.part.crc32c)
+        return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
+      return part.part.etag.empty() ? Verdict{Status::kProtocol, false, "the part has no ETag"} : Verdict{};
+    };
+  }
+  call.done = [&part, this](Answer& answer) { part_done(part, answer); };
+  client_.start(call);
+}
+
+void ObjectWrite::part_done(PartCall& part, Answer& answer) {
+  part.under_way = false;
+  --under_way_;
+  if (!answer.ok()) return failed(answer);
+  parts_[part.number] = part.part;
+  free_.push_back(&part);
+  if (under_way_ == 0 && next_piece_ == pieces_.size()) parts_done();
+}
+
+void ObjectWrite::parts_done() {
+  if (!object_.replaces()) return complete();
+  {
+    std::lock_guard lock(object_.replacement_mutex);
+    for (const auto& [number, part] : parts_) object_.parts[number] = part;
+  }
+  writer_.moved(stretch_.end - stretch_.begin);
+  over();
+}
+
+void ObjectWrite::complete() {
+  call_.body = nullptr;
+  call_.cost = 0;
+  make_complete(call_, object_, upload_id_, parts_, checksum(), !copies_);
+  object_.add_conditions(call_.headers);
+  if (copies_ && !object_.conditional() && before_.exists)
+    call_.headers.emplace_back("if-match", before_.etag);
+  crc_known_ = !copies_ && checksum() == Checksum::kCrc32c;
+  if (crc_known_) crc_ = joined_crc(parts_);
+  lasting_ = true;
+  call_.check = check_completed;
+  call_.done = [this](Answer& answer) { wrote(answer); };
+  client_.start(call_);
+}
+
+// ---- the end
+
+void ObjectWrite::wrote(Answer& answer) {
+  lasting_ = false;
+  if (!answer.ok()) {
+    // An attempt before this one may have done it, with its answer lost.
+    if (answer.uncertain) return settle(answer);
+    return failed(answer);
+  }
+  upload_id_.clear();
+  Version version;
+  version.exists = true;
+  version.etag = header(answer.headers, "etag");
+  if (version.etag.empty()) version.etag = decode_etag(answer.body);
+  version.bytes = std::max(stretch_.end, before_.bytes);
+  if (crc_known_) version.crc32c = crc32c_text(crc_);
+  object_.set_version(std::move(version));
+  writer_.moved(stretch_.end - stretch_.begin);
+  over();
+}
+
+void ObjectWrite::settle(const Answer& answer) {
+  call_.body = nullptr;
+  call_.cost = 0;
+  call_.effective = false;
+  call_.payload_hash.clear();
+  call_.text.clear();
+  make_head(call_, object_.name());
+  call_.check = nullptr;
+  call_.done = [this, lost = answer](const Answer& found) {
+    const Version there = found.ok() ? version_of(found.headers) : Version{};
+    const bool ours =
+        there.exists && crc_known_ && there.bytes == stretch_.end && there.crc32c == crc32c_text(crc_);
+    if (ours) {
+      upload_id_.clear();
+      object_.set_version(there);
+      writer_.moved(stretch_.end - stretch_.begin);
+      return over();
+    }
+    writer_.not_fenced();
+    failed(lost.status, lost.http_status,
+           lost.text + "; an answer got lost: whether it was written is not known");
+  };
+  client_.start(call_);
+}
+
+void ObjectWrite::failed(Status status, long http_status, const std::string& text) {
+  if (over_) return;
+  client_.service().note_failure(text);
+  writer_.failed(status, http_status, stretch_.plan_begin, stretch_.plan_end);
+  over();
+}
+
+void ObjectWrite::stop(Status status, bool now) {
+  if (over_ || (stopping_ && !now)) return;
+  stopping_ = true;
+  // What the server has got all of can't be called back: its answer tells.
+  if (lasting_ && Client::all_sent(call_)) {
+    if (!now) return;
+    writer_.not_fenced();
+  }
+  writer_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
+  if (creating_ && !now) return;  // its answer names what is to be aborted
+  over();
+}
+
+void ObjectWrite::over() {
+  if (over_) return;
+  over_ = true;
+  client_.remove_feeder(*this);
+  client_.stop(call_);
+  for (PartCall& part : part_calls_) {
+    if (part.under_way) client_.stop(part.call);
+    part.under_way = false;
+  }
+  if (!upload_id_.empty() && !object_.replaces()) reaper_.add(object_.name(), upload_id_);
+  writer_.one_over();
+}
+
+}  // namespace towline::object

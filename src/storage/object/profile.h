@@ -1,0 +1,16 @@
+// A profile of Amazon's files (~/.aws/credentials, ~/.aws/config).
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace towline::object {
+
+using Profile = std::map<std::string, std::string, std::less<>>;  // values by lower-case key
+
+// Adds what the text of such a file says of the profile; what is there already stays. `in_config`: sections
+// are "[profile name]" there, but for "[default]".
+void read_profile(std::string_view text, std::string_view name, bool in_config, Profile& profile);
+
+}  // namespace towline::object

@@ -1,0 +1,192 @@
+#include "storage/object/reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "storage/object/checksum.h"
+
+namespace towline::object {
+
+namespace {
+
+constexpr size_t kWindowSegments = 512;
+
+}  // namespace
+
+Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
+    : Task(task_client),
+      job_(job),
+      cursor_(*job.prepared.plan, begin, end),
+      window_(kWindowSegments),
+      position_(begin),
+      end_(end) {
+  jobs.push_back(&job);
+}
+
+void Reader::start() {
+  client.add_feeder(*this);
+  // Room may be there already; else the client asks when there is.
+}
+
+void Reader::stop(Status status, bool) {
+  stopped_ = true;
+  client.remove_feeder(*this);
+  job_.failed(status, 0, position_, end_);
+  for (Fetch& fetch : fetches_) {
+    if (!fetch.under_way) continue;
+    client.stop(fetch.call);
+    fetch.under_way = false;
+    job_.moved(fetch.done);
+  }
+  under_way_ = 0;
+  over();
+}
+
+void Reader::end_if_over() {
+  if (under_way_ != 0 || has_more()) return;
+  client.remove_feeder(*this);
+  stopped_ = true;
+  over();
+}
+
+// ---- cutting
+
+bool Reader::fill() {
+  if (window_at_ < window_count_) return true;
+  window_at_ = 0;
+  window_count_ = cursor_.next(window_.data(), window_.size(), client.settings().part_bytes);
+  return window_count_ != 0;
+}
+
+void Reader::take(Fetch& fetch) {
+  fetch.segments.clear();
+  fetch.plan_begin = position_;
+  const towline_segment& first = window_[window_at_];
+  fetch.offset = first.remote;
+  fetch.bytes = fetch.done = fetch.in_segment = 0;
+  fetch.segment = 0;
+  fetch.crc = 0;
+  while (window_at_ < window_count_) {
+    const towline_segment& next = window_[window_at_];
+    if (next.remote_region != first.remote_region || next.remote != fetch.offset + fetch.bytes) break;
+    fetch.segments.push_back(next);
+    fetch.bytes += next.length;
+    ++window_at_;
+  }
+  position_ += fetch.bytes;
+}
+
+bool Reader::feed() {
+  if (!stopped_ && position_ < job_.failed_from() && fill()) {
+    if (free_.empty()) {
+      fetches_.emplace_back();
+      free_.push_back(&fetches_.back());
+    }
+    Fetch& fetch = *free_.back();
+    free_.pop_back();
+    take(fetch);
+    fetch.under_way = true;
+    ++under_way_;
+    ask(fetch);
+  }
+  end_if_over();
+  return has_more();
+}
+
+// ---- one GET
+
+void Reader::ask(Fetch& fetch) {
+  const Object& object = *job_.prepared.objects[fetch.segments[0].remote_region];
+  Call& call = fetch.call;
+  call.method = "GET";
+  call.name = object.name();
+  call.cost = fetch.bytes;
+  call.before = [&fetch, this] {
+    // What came already is not asked for again.
+    fetch.call.headers = {
+        {"range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1)}};
+    if (job_.verifies) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
+  };
+  call.begins = [&fetch, this](const Answer& answer) { return begins(fetch, answer); };
+  call.takes = [&fetch, this](std::span<const std::byte> bytes) { return takes(fetch, bytes); };
+  call.check = [&fetch, this](const Answer& answer) { return check(fetch, answer); };
+  call.done = [&fetch, this](const Answer& answer) { done(fetch, answer); };
+  client.start(call);
+}
+
+Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
+  const uint64_t asked = fetch.offset + fetch.done;
+  if (answer.http_status == 200) {
+    const auto bytes = decode_number(header(answer.headers, "content-length"));
+    if (asked != 0 || !bytes || *bytes > fetch.bytes)
+      return {Status::kProtocol, false, "the server takes no notice of ranges"};
+    fetch.on_server = *bytes;
+  } else {
+    const auto range = decode_content_range(header(answer.headers, "content-range"));
+    if (!range || range->begin != asked || range->end > fetch.offset + fetch.bytes)
+      return {Status::kProtocol, true,
+              fmt::format("asked for bytes from {} on, it sends '{}'", asked,
+                          shown(header(answer.headers, "content-range")))};
+    fetch.on_server = range->end - fetch.offset;
+  }
+  if (!job_.same_version(fetch.segments[0].remote_region, header(answer.headers, "etag")))
+    return {Status::kStale, false, "the object was replaced while it was read"};
+  return {};
+}
+
+Verdict Reader::takes(Fetch& fetch, std::span<const std::byte> bytes) {
+  if (bytes.size() > fetch.bytes - fetch.done)
+    return {Status::kProtocol, false, "the server sends more than it was asked for"};
+  if (job_.verifies)
+    fetch.crc = crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, fetch.crc);
+  fetch.done += bytes.size();
+  while (!bytes.empty()) {
+    const towline_segment& into = fetch.segments[fetch.segment];
+    const size_t count = std::min<uint64_t>(bytes.size(), into.length - fetch.in_segment);
+    std::memcpy(reinterpret_cast<std::byte*>(into.local) + fetch.in_segment, bytes.data(), count);
+    bytes = bytes.subspan(count);
+    fetch.in_segment += count;
+    if (fetch.in_segment == into.length) {
+      ++fetch.segment;
+      fetch.in_segment = 0;
+    }
+  }
+  return {};
+}
+
+Verdict Reader::check(Fetch& fetch, const Answer&) {
+  if (fetch.done == fetch.bytes) return {};
+  if (fetch.done < fetch.on_server)
+    return {Status::kIo, true, fmt::format("its body ended {} bytes early", fetch.on_server - fetch.done)};
+  return {Status::kShort, false,
+          fmt::format("the object has {} bytes, {} were asked for", fetch.offset + fetch.done,
+                      fetch.offset + fetch.bytes)};
+}
+
+void Reader::done(Fetch& fetch, const Answer& answer) {
+  fetch.under_way = false;
+  --under_way_;
+  job_.moved(fetch.done);
+  if (answer.ok()) {
+    if (job_.verifies) job_.read_stretch(0, fetch.offset, fetch.bytes, fetch.crc);
+    free_.push_back(&fetch);
+  } else {
+    if (answer.status != Status::kShort) client.service().note_failure(answer.text);
+    job_.failed(answer.status, answer.http_status, fetch.plan_begin + fetch.done,
+                fetch.plan_begin + fetch.bytes);
+    // What lies further on is of no use any more; what lies before may yet tell the first failure.
+    for (Fetch& other : fetches_) {
+      if (!other.under_way || other.plan_begin < fetch.plan_begin) continue;
+      client.stop(other.call);
+      other.under_way = false;
+      --under_way_;
+      job_.moved(other.done);
+    }
+  }
+  end_if_over();
+}
+
+}  // namespace towline::object

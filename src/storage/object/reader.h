@@ -1,0 +1,63 @@
+// READ: a stretch of a plan as range GETs, several at a time, each straight into the memory it belongs to.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "storage/object/job.h"
+#include "towline/plugin/cursor.hpp"
+
+namespace towline::object {
+
+class Reader final : public Task, private Feeder {
+ public:
+  // Bytes [begin, end) of the job's plan.
+  Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end);
+
+ private:
+  // One GET: neighbours in the plan and in one object.
+  struct Fetch {
+    Call call;
+    std::vector<towline_segment> segments;
+    uint64_t plan_begin = 0;
+    uint64_t offset = 0;  // in the object
+    uint64_t bytes = 0;
+    uint64_t done = 0;       // came so far
+    uint64_t on_server = 0;  // of `bytes`, what the server has
+    size_t segment = 0;      // where the next byte goes
+    uint64_t in_segment = 0;
+    uint32_t crc = 0;
+    bool under_way = false;
+  };
+
+  void start() override;
+  void stop(Status status, bool now) override;
+  bool feed() override;
+
+  [[nodiscard]] bool fill();
+  void take(Fetch& fetch);
+  void ask(Fetch& fetch);
+  [[nodiscard]] Verdict begins(Fetch& fetch, const Answer& answer);
+  [[nodiscard]] Verdict takes(Fetch& fetch, std::span<const std::byte> bytes);
+  [[nodiscard]] Verdict check(Fetch& fetch, const Answer& answer);
+  void done(Fetch& fetch, const Answer& answer);
+  void end_if_over();
+  [[nodiscard]] bool has_more() const noexcept {
+    return !stopped_ && position_ < end_ && position_ < job_.failed_from();
+  }
+
+  Job& job_;
+  plugin::Cursor cursor_;
+  std::vector<towline_segment> window_;
+  size_t window_at_ = 0;
+  size_t window_count_ = 0;
+  uint64_t position_ = 0;  // in the plan, of what is taken next
+  const uint64_t end_;
+  bool stopped_ = false;
+  uint32_t under_way_ = 0;
+  std::deque<Fetch> fetches_;  // all that were ever needed at once
+  std::vector<Fetch*> free_;
+};
+
+}  // namespace towline::object

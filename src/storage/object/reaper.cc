@@ -1,0 +1,82 @@
+#include "storage/object/reaper.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+
+#include "storage/object/upload.h"
+
+namespace towline::object {
+
+namespace {
+
+constexpr uint64_t kFirstPauseNs = 500 * kMillisecondNs;
+constexpr uint64_t kLongestPauseNs = 30 * kSecondNs;
+constexpr uint64_t kLookEveryNs = 10 * kMillisecondNs;
+
+}  // namespace
+
+void Reaper::add(const ObjectName& name, const std::string& upload_id) {
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  client_.run([this, name, upload_id] {
+    if (finished_) return;
+    Orphan& orphan = orphans_.emplace_front();
+    orphan.name = name;
+    orphan.upload_id = upload_id;
+    ask(orphans_.begin());
+  });
+}
+
+void Reaper::ask(Orphans::iterator orphan) {
+  make_abort(orphan->call, orphan->name, orphan->upload_id);
+  orphan->call.done = [this, orphan](const Answer& answer) { ended(orphan, answer); };
+  client_.start(orphan->call);
+}
+
+void Reaper::ended(Orphans::iterator orphan, const Answer& answer) {
+  const bool gone = answer.ok() || answer.status == Status::kNotFound;
+  if (!gone && answer.status != Status::kPermissionDenied) {
+    orphan->pause_ns = std::clamp(orphan->pause_ns * 2, kFirstPauseNs, kLongestPauseNs);
+    orphan->timer = client_.timers().after(orphan->pause_ns, [this, orphan] {
+      orphan->timer = 0;
+      ask(orphan);
+    });
+    return;
+  }
+  if (!gone) client_.service().note_failure("an upload stays behind: " + answer.text);
+  // Its call is still on the stack.
+  client_.timers().after(0, [this, orphan] {
+    if (finished_) return;
+    orphans_.erase(orphan);
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  });
+}
+
+void Reaper::finish(uint64_t deadline_ns) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool over = false;
+  std::function<void()> look = [&] {
+    if (waiting() != 0 && monotonic_now_ns() < deadline_ns) {
+      client_.timers().after(kLookEveryNs, look);
+      return;
+    }
+    for (Orphan& orphan : orphans_) {
+      client_.stop(orphan.call);
+      client_.timers().cancel(orphan.timer);
+      client_.service().note_failure(fmt::format("the unfinished upload {} of {} stays behind",
+                                                 shown(orphan.upload_id), shown(orphan.name.text())));
+    }
+    orphans_.clear();
+    finished_ = true;
+    const std::lock_guard lock(mutex);
+    over = true;
+    changed.notify_all();
+  };
+  client_.run(look);
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return over; });
+}
+
+}  // namespace towline::object

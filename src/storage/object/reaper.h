@@ -1,0 +1,45 @@
+// Takes back multipart uploads that came to nothing: what is left of one takes up room, and is paid for,
+// until it is aborted. Where the server can't be reached it tries again until it can, or the instance ends.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <string>
+
+#include "storage/object/client.h"
+
+namespace towline::object {
+
+class Reaper {
+ public:
+  explicit Reaper(Client& client) : client_(client) {}
+  Reaper(const Reaper&) = delete;
+  Reaper& operator=(const Reaper&) = delete;
+
+  // Any thread.
+  void add(const ObjectName& name, const std::string& upload_id);
+  // Waits until all are gone, or the deadline; gives up the rest, naming them in the log. Any thread but the
+  // client's.
+  void finish(uint64_t deadline_ns);
+  [[nodiscard]] uint32_t waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Orphan {
+    ObjectName name{};
+    std::string upload_id{};
+    Call call{};
+    uint64_t pause_ns = 0;
+    Timers::Id timer = 0;
+  };
+  using Orphans = std::list<Orphan>;
+
+  void ask(Orphans::iterator orphan);
+  void ended(Orphans::iterator orphan, const Answer& answer);
+
+  Client& client_;
+  Orphans orphans_;  // on the client's thread
+  bool finished_ = false;
+  std::atomic<uint32_t> waiting_{0};
+};
+
+}  // namespace towline::object

@@ -1,0 +1,66 @@
+// The configuration of one instance, keys "object.*"; README.md explains them. Where a setting is not given,
+// Amazon's own variables and profile file are asked.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "storage/object/names.h"
+#include "storage/object/profile.h"
+#include "storage/object/signer.h"
+#include "towline/plugin/backend.hpp"
+
+namespace towline::object {
+
+// Values of the process's environment.
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+
+enum class Checksum { kNone, kCrc32c, kSha256 };
+
+// Where credentials come from.
+enum class Source { kAuto, kSettings, kEnvironment, kProfile, kWebIdentity, kInstance, kNone };
+
+struct CredentialSettings {
+  Source source = Source::kAuto;
+  Keys keys{};                 // the settings' own
+  std::string profile_name{};  // "default"
+  Profile profile{};
+  std::string role_arn{};
+  std::string token_file{};
+  std::string session_name{};
+  std::string sts_url{};
+  std::string metadata_url{};
+  bool metadata_off = false;
+};
+
+struct Settings {
+  std::string region;
+  std::optional<Endpoint> endpoint;  // none: Amazon's, by region
+  Style style = Style::kAuto;
+  std::string ca_file;
+  std::string proxy;
+  CredentialSettings credentials;
+
+  uint32_t threads = 0;
+  uint32_t concurrency = 0;       // requests at once
+  uint64_t window = 0;            // bytes asked for or being sent at once
+  uint64_t part_bytes = 0;        // of uploads and range GETs
+  uint64_t multipart_bytes = 0;   // uploads from this size on are done in parts
+  uint64_t least_part_bytes = 0;  // S3's rule for every part but the last
+  uint32_t attempts = 0;
+  uint64_t backoff_ns = 0;  // the first pause is up to this
+  uint64_t backoff_most_ns = 0;
+  uint64_t connect_timeout_ns = 0;
+  uint64_t stall_timeout_ns = 0;    // a request that moves nothing for so long is begun anew
+  uint64_t control_timeout_ns = 0;  // for opening, querying, committing
+  uint64_t reap_after_ns = 0;       // UINT64_MAX: never
+  Checksum checksum = Checksum::kCrc32c;
+  std::optional<bool> sign_payload;  // none: where the line is not encrypted
+
+  // Throws plugin::Failure naming key and value.
+  static Settings read(const plugin::Host& host, const Environment& environment);
+};
+
+}  // namespace towline::object

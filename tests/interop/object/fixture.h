@@ -1,0 +1,121 @@
+// An agent whose objects are at a server of the test's own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "servers.h"
+#include "towline/storage.hpp"
+#include "towline/towline.hpp"
+
+namespace towline::interop {
+
+using namespace std::chrono_literals;
+
+// What only this (seed, offset) gives, so that a misplaced or stale byte shows.
+inline std::byte byte_at(uint64_t seed, uint64_t offset) {
+  const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ ((offset / 8) * 0xbf58476d1ce4e5b9ULL);
+  return static_cast<std::byte>(word >> (offset % 8 * 8));
+}
+
+class ObjectTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = 32 << 20;
+
+  // One server for a suite; a test that kills it has its own.
+  static void SetUpTestSuite() {
+    if (!S3Server::program().empty())
+      server_ = std::make_unique<S3Server>(std::vector<std::string>{"bucket", "other"});
+  }
+  static void TearDownTestSuite() { server_.reset(); }
+
+  void SetUp() override {
+    if (server_ == nullptr)
+      GTEST_SKIP() << "there is no versitygw here: scripts/install-deps test installs it where there is Go";
+    memory_.resize(kBytes);
+    connect(server_->url());
+  }
+
+  static std::string config_for(const std::string& endpoint, const std::string& more = {}) {
+    return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
+           "\"\nsecret_key = \"" + kSecretKey + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+  }
+  static AgentOptions options_for(const std::string& config) {
+    AgentOptions options;
+    options.listen = "none";
+    options.config = config;
+    options.default_timeout = 60s;
+    return options;
+  }
+  void connect(const std::string& endpoint, const std::string& more = {}) {
+    region_.reset();
+    agent_.reset();
+    agent_ = std::make_unique<Agent>("objects", options_for(config_for(endpoint, more)));
+    region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
+  }
+
+  [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
+    return register_storage(*agent_, "s3://bucket/" + key, options);
+  }
+  [[nodiscard]] BlockList in_memory(uint64_t offset, uint64_t bytes) {
+    return agent_->block_list(Blocks::at(memory_.data() + offset, bytes));
+  }
+  [[nodiscard]] BlockList in_object(const Region& object, uint64_t offset, uint64_t bytes) const {
+    return agent_->block_list(storage_blocks(object, offset, bytes));
+  }
+  [[nodiscard]] Transfer transfer(Op op, uint64_t memory_offset, const Region& object, uint64_t offset,
+                                  uint64_t bytes, const TransferOptions& options = {}) {
+    return agent_->transfer(op, in_memory(memory_offset, bytes), in_object(object, offset, bytes), options);
+  }
+  static Status run(const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  }
+  Status move(Op op, uint64_t memory_offset, const Region& object, uint64_t offset, uint64_t bytes) {
+    return run(transfer(op, memory_offset, object, offset, bytes));
+  }
+  // An object with stamped contents, written past any proxy.
+  void make_object(const std::string& key, uint64_t bytes, uint64_t seed) {
+    const Agent agent("maker", options_for(config_for(server_->url())));
+    std::vector<std::byte> contents(bytes);
+    stamp(contents.data(), bytes, seed);
+    const Region region = agent.register_memory(dram(contents.data(), bytes));
+    const Region object =
+        register_storage(agent, "s3://bucket/" + key, {.create = true, .truncate = true, .bytes = bytes});
+    ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(contents.data(), bytes)),
+                                 agent.block_list(storage_blocks(object, 0, bytes)))),
+              Status::kOk);
+  }
+  static void stamp(std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
+    for (uint64_t i = 0; i < bytes; ++i) data[i] = byte_at(seed, offset + i);
+  }
+  // The first offset that is not as stamped, or `bytes`.
+  static uint64_t difference(const std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
+    for (uint64_t i = 0; i < bytes; ++i) {
+      if (data[i] != byte_at(seed, offset + i)) return i;
+    }
+    return bytes;
+  }
+  // What registering says.
+  static std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
+                                                const StorageOptions& options = {}) {
+    try {
+      (void)register_storage(agent, uri, options);
+      return {Status::kOk, {}};
+    } catch (const Error& error) {
+      return {error.code(), error.what()};
+    }
+  }
+
+  static inline std::unique_ptr<S3Server> server_;
+  std::vector<std::byte> memory_;
+  std::unique_ptr<Agent> agent_;
+  std::unique_ptr<Region> region_;
+};
+
+}  // namespace towline::interop

@@ -1,0 +1,433 @@
+// Bad days of object storage: each ends in a clear error, or in none where trying again helps, and others go
+// on.
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "fixture.h"
+
+namespace towline::interop {
+namespace {
+
+constexpr uint64_t kMib = 1 << 20;
+
+class ObjectFaults : public ObjectTest {
+ protected:
+  // What of multipart uploads the server still has.
+  [[nodiscard]] static size_t unfinished_uploads(const std::string& bucket = "bucket") {
+    size_t count = 0;
+    const std::string folder = server_->file(bucket, ".sgwtmp/multipart");
+    std::error_code none;
+    for (const auto& object : std::filesystem::directory_iterator(folder, none)) {
+      for (const auto& upload : std::filesystem::directory_iterator(object.path(), none)) {
+        (void)upload;
+        ++count;
+      }
+    }
+    return count;
+  }
+  template <class Done>
+  static bool eventually(Done&& done) {
+    const auto until = std::chrono::steady_clock::now() + 60s;
+    while (!done()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+};
+
+// ---- what can't be opened
+
+TEST_F(ObjectFaults, WhatCanNotBeOpenedIsNamedWithTheReason) {
+  const auto expect = [](const Agent& agent, const std::string& uri, Status status, const std::string& part,
+                         const StorageOptions& options = {}) {
+    const auto [code, text] = refusal(agent, uri, options);
+    EXPECT_EQ(code, status) << uri << ": " << text;
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  make_object("there", 100, 1);
+  expect(*agent_, "s3://no-such-bucket/key", Status::kNotFound, "NoSuchBucket");
+  expect(*agent_, "s3://no-such-bucket/key", Status::kNotFound, "make the bucket",
+         {.create = true, .bytes = 10});
+  expect(*agent_, "s3://bucket/absent", Status::kNotFound, "option create");
+  expect(*agent_, "s3://bucket", Status::kInvalidArgument, "names no key");
+  expect(*agent_, "s3:bucket/key", Status::kInvalidArgument, "s3://bucket/key");
+  expect(*agent_, "s3://b/key", Status::kInvalidArgument, "3 to 255");
+  expect(*agent_, "s3://bucket/\xff\xfe", Status::kInvalidArgument, "not UTF-8");
+  expect(*agent_, "s3://bucket/" + std::string(1025, 'k'), Status::kInvalidArgument, "1025 bytes");
+  expect(*agent_, "s3://bucket/new", Status::kInvalidArgument, "options.bytes", {.create = true});
+  EXPECT_EQ(query_storage(*agent_, "s3://bucket/absent").exists, 0u);
+  EXPECT_THROW((void)query_storage(*agent_, "s3://no-such-bucket/key"), Error);
+  const Agent without("without", options_for(""));
+  expect(without, "s3://bucket/key", Status::kUnsupported, "plugins = \"object\"");
+}
+
+TEST_F(ObjectFaults, WrongCredentialsAreNamedWithTheirSource) {
+  make_object("private", 100, 1);
+  const auto expect = [&](const std::string& access, const std::string& secret, const std::string& code) {
+    const Agent agent("stranger",
+                      options_for("plugins = \"object\"\n[object]\nendpoint = \"" + server_->url() +
+                                  "\"\naccess_key = \"" + access + "\"\nsecret_key = \"" + secret + "\"\n"));
+    const auto [status, text] = refusal(agent, "s3://bucket/private");
+    EXPECT_EQ(status, Status::kPermissionDenied) << text;
+    EXPECT_NE(text.find(code), std::string::npos) << text;
+    EXPECT_NE(text.find("credentials come from settings"), std::string::npos) << text;
+    EXPECT_EQ(text.find(secret), std::string::npos) << text;
+  };
+  expect(kAccessKey, "not-the-secret", "SignatureDoesNotMatch");
+  expect("nobody", "its-secret", server_->has_files() ? "XAdminUserNotFound" : "InvalidAccessKeyId");
+}
+
+TEST_F(ObjectFaults, AServerThatIsNotThereIsUnreachable) {
+  const Agent agent(
+      "alone", options_for(config_for("http://127.0.0.1:" + std::to_string(free_port()), "attempts = 3\n")));
+  const auto [status, text] = refusal(agent, "s3://bucket/key");
+  EXPECT_EQ(status, Status::kUnreachable) << text;
+  EXPECT_NE(text.find("127.0.0.1"), std::string::npos) << text;
+  EXPECT_NE(text.find("3 attempts"), std::string::npos) << text;
+}
+
+// ---- tried again
+
+TEST_F(ObjectFaults, ErrorsThatPassAreTriedAgain) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 50\n");
+  // Every other request meets something, each time something else.
+  proxy.judge([](const Request& request) -> Fault {
+    switch (request.number % 10) {
+      case 1:
+        return {.answer = Proxy::s3_error(503, "SlowDown")};
+      case 3:
+        return {.answer = Proxy::s3_error(500, "InternalError")};
+      case 5:
+        return {.drop = true};
+      case 7:
+        return {.answer = Proxy::http(429, "")};
+      case 9:
+        return {.drop_answer = true};
+      default:
+        return {};
+    }
+  });
+  const Region object = open("again", {.create = true, .bytes = 12 * kMib});
+  stamp(memory_.data(), 12 * kMib, 2);
+  ASSERT_EQ(move(Op::write, 0, object, 0, 12 * kMib), Status::kOk);
+  std::memset(memory_.data(), 0, kBytes);
+  ASSERT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), 12 * kMib, 2), 12 * kMib);
+  const Region small = open("small-again", {.create = true, .bytes = 1000});
+  for (int i = 0; i < 10; ++i) ASSERT_EQ(move(Op::write, 0, small, 0, 1000), Status::kOk) << i;
+}
+
+TEST_F(ObjectFaults, AnAnswerThatBreaksOffGoesOnWhereItWas) {
+  make_object("cut", 4 * kMib, 3);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("cut");
+  proxy.forget();
+  std::atomic<int> cuts{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method != "GET" || cuts++ >= 3) return {};
+    return {.cut_answer_at = kMib};
+  });
+  ASSERT_EQ(move(Op::read, 0, object, 0, 4 * kMib), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), 4 * kMib, 3), 4 * kMib);
+  std::set<std::string> ranges;
+  for (const Request& request : proxy.seen()) {
+    if (request.method == "GET") ranges.insert(request.headers.at("range"));
+  }
+  EXPECT_TRUE(ranges.contains("bytes=1048576-4194303")) << "what had come was asked for again";
+}
+
+TEST_F(ObjectFaults, WhatStallsIsBegunAnew) {
+  make_object("stalled", kMib, 4);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "stall_timeout = \"1s\"\n");
+  const Region object = open("stalled");
+  std::atomic<int> held{0};
+  proxy.judge(
+      [&](const Request& request) -> Fault { return {.hold = request.method == "GET" && held++ == 0}; });
+  ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), kMib, 4), kMib);
+}
+
+TEST_F(ObjectFaults, ADeadlineEndsWhatTakesTooLong) {
+  make_object("late", kMib, 5);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("late", {.access = Access::kAll});
+  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
+  const Transfer read = transfer(Op::read, 0, object, 0, kMib, {.timeout = 200ms});
+  EXPECT_EQ(run(read), Status::kTimedOut);
+  EXPECT_EQ(read.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+}
+
+// ---- given up, with the reason
+
+TEST_F(ObjectFaults, AServerThatFailsForGoodIsAnErrorOfThatTransferOnly) {
+  make_object("fine", 4 * kMib, 6);
+  make_object("failing", 4 * kMib, 7);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "attempts = 3\n");
+  const Region fine = open("fine");
+  const Region failing = open("failing", {.access = Access::kAll});
+  proxy.judge([](const Request& request) -> Fault {
+    return {.answer = request.has("failing") ? Proxy::s3_error(500, "InternalError") : ""};
+  });
+  const Transfer good = transfer(Op::read, 0, fine, 0, 4 * kMib);
+  const Transfer bad = transfer(Op::read, 4 * kMib, failing, 0, kMib);
+  const Transfer worse = transfer(Op::write, 8 * kMib, failing, 0, 4 * kMib);
+  ASSERT_FALSE(is_error(bad.post()));
+  ASSERT_FALSE(is_error(worse.post()));
+  EXPECT_EQ(run(good), Status::kOk);
+  EXPECT_EQ(bad.wait(60s), Status::kIo);
+  EXPECT_EQ(worse.wait(60s), Status::kIo);
+  EXPECT_EQ(difference(memory_.data(), 4 * kMib, 6), 4 * kMib);
+  ASSERT_EQ(bad.wait_fenced(Fence::kLocal, 60s), Status::kOk);
+  ASSERT_EQ(bad.result().failures().size(), 1u);
+  EXPECT_EQ(bad.result().failures()[0].vendor_code, 500);
+  EXPECT_NE(bad.route().find("InternalError"), std::string::npos) << bad.route();
+}
+
+TEST_F(ObjectFaults, AnswersThatMakeNoSenseAreErrors) {
+  make_object("senseless", kMib, 8);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "attempts = 2\n");
+  const Region object = open("senseless");
+  const auto outcome = [&](const Fault& fault) {
+    proxy.judge(
+        [fault](const Request& request) -> Fault { return request.method == "GET" ? fault : Fault{}; });
+    return move(Op::read, 0, object, 1000, 5000);
+  };
+  EXPECT_EQ(outcome({.shorten_by = 1000}), Status::kIo);
+  EXPECT_EQ(outcome({.set_headers = {{"content-range", "bytes 0-4999/1048576"}}}), Status::kProtocol);
+  EXPECT_EQ(outcome({.set_headers = {{"content-range", "nonsense"}}}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(200, std::string(kMib, 'x'))}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(418, "<not xml")}), Status::kIo);
+  EXPECT_EQ(outcome({.answer = "garbage\r\n\r\n"}), Status::kIo);
+  EXPECT_EQ(outcome({}), Status::kOk);
+}
+
+TEST_F(ObjectFaults, WrongBytesAreNoticedByTheirChecksum) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 3\n");
+  for (const uint64_t bytes : {kMib, 12 * kMib}) {
+    SCOPED_TRACE(bytes);
+    const Region object = open("summed", {.create = true, .truncate = true, .bytes = bytes});
+    stamp(memory_.data(), bytes, 9);
+    // On the way there: the server notices; once is mended, always is an error.
+    std::atomic<int> flips{0};
+    proxy.judge([&](const Request& request) -> Fault {
+      return {.flip_request = request.method == "PUT" && flips++ == 0};
+    });
+    ASSERT_EQ(move(Op::write, 0, object, 0, bytes), Status::kOk);
+    proxy.judge([](const Request& request) -> Fault { return {.flip_request = request.method == "PUT"}; });
+    EXPECT_EQ(move(Op::write, 0, object, 0, bytes), Status::kCorrupt);
+    // On the way back.
+    proxy.judge([](const Request& request) -> Fault {
+      return {.flip_byte_at = request.method == "GET" ? 1000 : SIZE_MAX};
+    });
+    EXPECT_EQ(move(Op::read, 0, object, 0, bytes), Status::kCorrupt);
+    proxy.judge({});
+    EXPECT_EQ(move(Op::read, 0, object, 0, bytes), Status::kOk);
+    const Region again = open("summed");  // its checksum is the server's now
+    proxy.judge([](const Request& request) -> Fault {
+      return {.flip_byte_at = request.method == "GET" ? 1000 : SIZE_MAX};
+    });
+    EXPECT_EQ(move(Op::read, 0, again, 0, bytes), Status::kCorrupt);
+    proxy.judge({});
+  }
+}
+
+TEST_F(ObjectFaults, AnObjectReplacedWhileItIsReadIsStale) {
+  make_object("changing", 12 * kMib, 10);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\nthreads = 1\n");
+  const Region object = open("changing");
+  std::atomic<int> reads{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "GET" && reads++ == 1) make_object("changing", 12 * kMib, 11);
+    return {};
+  });
+  EXPECT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kStale);
+}
+
+// ---- multipart uploads
+
+TEST_F(ObjectFaults, AFailedUploadIsAborted) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 2\n");
+  const Region object = open("aborted", {.create = true, .bytes = 12 * kMib});
+  const size_t before = unfinished_uploads();
+  proxy.judge([](const Request& request) -> Fault {
+    return {.answer = request.has("partNumber=2") ? Proxy::s3_error(500, "InternalError") : ""};
+  });
+  const Transfer write = transfer(Op::write, 0, object, 0, 12 * kMib);
+  EXPECT_EQ(run(write), Status::kIo);
+  EXPECT_EQ(write.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  EXPECT_EQ(query_storage(*agent_, "s3://bucket/aborted").exists, 0u);
+  if (server_->has_files()) {
+    EXPECT_TRUE(eventually([&] { return unfinished_uploads() == before; }));
+  }
+}
+
+TEST_F(ObjectFaults, AServerGoneInTheMiddleOfAnUploadIsAnErrorAndItsRestReapedWhenItIsBack) {
+  S3Server own({"bucket"});
+  Proxy proxy(own.port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 2\nthreads = 1\nconcurrency = 1\n");
+  const Region object = open("gone", {.create = true, .bytes = 12 * kMib});
+  std::atomic<bool> killed{false};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.has("partNumber=2") && !killed.exchange(true)) own.stop(SIGKILL);
+    return {};
+  });
+  const Transfer write = transfer(Op::write, 0, object, 0, 12 * kMib);
+  const Status outcome = run(write);
+  EXPECT_TRUE(outcome == Status::kIo || outcome == Status::kUnreachable) << status_text(outcome);
+  EXPECT_TRUE(killed);
+  // The rest is still there when the server comes back, and not for long.
+  own.start();
+  const auto left = [&] {
+    size_t count = 0;
+    std::error_code none;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(own.file("bucket", ".sgwtmp/multipart"), none))
+      count += entry.is_regular_file(none) ? 1u : 0u;
+    return count;
+  };
+  if (own.has_files()) {
+    EXPECT_TRUE(eventually([&] { return left() == 0; }));
+  }
+  proxy.judge({});
+  stamp(memory_.data(), 12 * kMib, 12);
+  EXPECT_EQ(run(write), Status::kOk);
+}
+
+TEST_F(ObjectFaults, WhatAKilledWriterLeftIsReapedByTheNext) {
+  if (!server_->has_files()) GTEST_SKIP() << "looks at the server's files";
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 1\n");
+  const size_t before = unfinished_uploads();
+  {
+    const Region object = open("orphan", {.create = true, .bytes = 12 * kMib});
+    proxy.judge([](const Request& request) -> Fault {  // as if it were dead: nobody aborts
+      return {.answer = request.method == "DELETE"    ? Proxy::s3_error(403, "AccessDenied")
+                        : request.has("partNumber=2") ? Proxy::s3_error(500, "InternalError")
+                                                      : ""};
+    });
+    EXPECT_EQ(move(Op::write, 0, object, 0, 12 * kMib), Status::kIo);
+  }
+  EXPECT_EQ(unfinished_uploads(), before + 1);
+  connect(server_->url(), "reap_after = \"1ns\"\n");
+  const Region object = open("orphan", {.create = true, .bytes = 12 * kMib});
+  EXPECT_TRUE(eventually([&] { return unfinished_uploads() == before; }));
+}
+
+TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 1\n");
+  // It was written, the answer got lost, and there is no attempt left: the object itself tells.
+  const Region small = open("settled", {.create = true, .bytes = kMib});
+  const Region large = open("settled-large", {.create = true, .bytes = 12 * kMib});
+  proxy.judge([](const Request& request) -> Fault {
+    const bool last = (request.method == "PUT" && !request.has("partNumber")) ||
+                      (request.method == "POST" && request.has("uploadId"));
+    return {.drop_answer = last};
+  });
+  stamp(memory_.data(), 12 * kMib, 13);
+  EXPECT_EQ(move(Op::write, 0, small, 0, kMib), Status::kOk);
+  EXPECT_EQ(move(Op::write, 0, large, 0, 12 * kMib), Status::kOk);
+  // It was not, and nobody knows.
+  proxy.judge([](const Request& request) -> Fault {
+    return {.answer = request.method == "PUT" ? "HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n" : ""};
+  });
+  stamp(memory_.data(), kMib, 14);
+  const Transfer lost = transfer(Op::write, 0, small, 0, kMib);
+  EXPECT_EQ(run(lost), Status::kIo);
+  EXPECT_EQ(lost.wait_fenced(Fence::kLocal, 60s), Status::kOk);
+  EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
+}
+
+// ---- clocks and regions
+
+TEST_F(ObjectFaults, AClockThatIsOffIsSetByTheServers) {
+  make_object("skewed", 1000, 15);
+  Proxy proxy(server_->port());
+  std::atomic<int> refused{0};
+  std::vector<std::string> dates;
+  std::mutex mutex;
+  proxy.judge([&](const Request& request) -> Fault {
+    const std::lock_guard lock(mutex);
+    dates.push_back(request.headers.at("x-amz-date"));
+    if (refused++ < 2)  // HEAD tells no code, so the GET after it is refused too
+      return {.answer =
+                  Proxy::s3_error(403, "RequestTimeTooSkewed", "Date: Sat, 01 Jan 2050 00:00:00 GMT\r\n")};
+    return {.answer = Proxy::http(200, "", "ETag: \"x\"\r\n")};
+  });
+  connect(proxy.url());
+  (void)refusal(*agent_, "s3://bucket/skewed", {.create = true, .bytes = 10});
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(dates.back().starts_with("20500101T")) << dates.back();
+  }
+  proxy.judge([](const Request&) -> Fault {
+    return {.answer =
+                Proxy::s3_error(403, "RequestTimeTooSkewed", "Date: Sat, 01 Jan 2050 00:00:00 GMT\r\n")};
+  });
+  const auto [status, text] = refusal(*agent_, "s3://bucket/skewed");
+  EXPECT_EQ(status, Status::kPermissionDenied);
+  EXPECT_NE(text.find("clock differs from the server's by"), std::string::npos) << text;
+}
+
+TEST_F(ObjectFaults, AnotherRegionIsFollowed) {
+  make_object("elsewhere", 1000, 16);
+  Proxy proxy(server_->port());
+  proxy.judge([](const Request& request) -> Fault {
+    if (request.headers.at("authorization").find("/us-east-1/") != std::string::npos) return {};
+    return {.answer = Proxy::http(301, "<Error><Code>PermanentRedirect</Code></Error>",
+                                  "x-amz-bucket-region: us-east-1\r\n")};
+  });
+  connect(proxy.url(), "region = \"eu-central-7\"\n");
+  const Region object = open("elsewhere");
+  EXPECT_EQ(move(Op::read, 0, object, 0, 1000), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), 1000, 16), 1000u);
+  // One that sends us round in circles is not followed for ever, nor a stranger at all.
+  proxy.judge([](const Request&) -> Fault {
+    return {.answer = Proxy::http(307, "", "Location: http://stranger.example/bucket/key\r\n")};
+  });
+  EXPECT_NE(refusal(*agent_, "s3://other/key").first, Status::kOk);
+  for (const Request& request : proxy.seen())
+    EXPECT_TRUE(request.headers.at("host").starts_with("127.0.0.1"));
+}
+
+// ---- bounds
+
+TEST_F(ObjectFaults, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
+  make_object("bounded", 32 * kMib, 17);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nwindow = \"10MiB\"\nconcurrency = 16\nthreads = 1\n");
+  const Region object = open("bounded");
+  std::atomic<int> now{0};
+  std::atomic<int> most{0};
+  proxy.judge([&](const Request&) -> Fault {
+    const int count = ++now;
+    for (int seen = most; seen < count && !most.compare_exchange_weak(seen, count);) {
+    }
+    const auto until = std::chrono::steady_clock::now() + 20ms;  // long enough for others to come, if they do
+    while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    --now;
+    return {};
+  });
+  ASSERT_EQ(move(Op::read, 0, object, 0, 32 * kMib), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), 32 * kMib, 17), 32 * kMib);
+  EXPECT_LE(most, 2);
+}
+
+}  // namespace
+}  // namespace towline::interop

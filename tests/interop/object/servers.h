@@ -1,0 +1,122 @@
+// What the tests of object storage talk to: a real S3 server in a process of its own, and a proxy before it
+// that does to requests and answers what a test wants.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace towline::interop {
+
+// A folder that is gone with it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+uint16_t free_port();
+
+inline constexpr const char* kAccessKey = "test";
+inline constexpr const char* kSecretKey = "testtest1";
+
+// versitygw, or MinIO where TOWLINE_TEST_MINIO names its program. Its buckets are folders.
+class S3Server {
+ public:
+  static std::string program();  // empty: there is none here
+  explicit S3Server(std::vector<std::string> buckets = {"bucket"}, std::string cert_file = {},
+                    std::string key_file = {});
+  ~S3Server();
+  S3Server(const S3Server&) = delete;
+  S3Server& operator=(const S3Server&) = delete;
+
+  void start();  // waits until it answers
+  void stop(int signal);
+  [[nodiscard]] uint16_t port() const { return port_; }
+  [[nodiscard]] std::string url() const;
+  [[nodiscard]] bool has_files() const { return !minio_; }
+  [[nodiscard]] std::string file(const std::string& bucket, const std::string& key) const;
+
+ private:
+  TemporaryFolder folder_;
+  const std::string cert_file_;
+  const std::string key_file_;
+  const bool minio_;
+  uint16_t port_;
+  pid_t pid_ = -1;
+};
+
+// One request as the proxy, or a server of the test's own, sees it.
+struct Request {
+  std::string method;
+  std::string target;                          // path and query
+  std::map<std::string, std::string> headers;  // by lower-case name
+  std::string body;
+  unsigned number = 0;  // of all so far, from 1
+
+  [[nodiscard]] bool has(const std::string& part) const { return target.find(part) != std::string::npos; }
+};
+
+// What is done to a request and its answer.
+struct Fault {
+  std::string answer{};                              // not empty: sent instead, and the server is not asked
+  bool drop = false;                                 // the connection closes before the server is asked
+  bool drop_answer = false;                          // after it was
+  size_t cut_answer_at = SIZE_MAX;                   // so many bytes of the body, then the connection closes
+  size_t flip_byte_at = SIZE_MAX;                    // of the answer's body
+  bool flip_request = false;                         // a byte of the request's body
+  size_t shorten_by = 0;                             // of the answer's body, and Content-Length says so
+  bool hold = false;                                 // the answer never comes; the connection stays
+  std::map<std::string, std::string> set_headers{};  // of the answer
+};
+
+class Proxy {
+ public:
+  using Judge = std::function<Fault(const Request& request)>;
+
+  // Port 0: there is no server behind; the judge answers everything.
+  explicit Proxy(uint16_t to, Judge judge = {});
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+
+  [[nodiscard]] std::string url() const;
+  void judge(Judge judge);
+  [[nodiscard]] std::vector<Request> seen() const;  // without bodies
+  void forget();
+
+  static std::string http(int status, const std::string& body, const std::string& headers = {});
+  static std::string s3_error(int status, const std::string& code, const std::string& headers = {});
+
+ private:
+  void run();
+  void serve(int fd);
+  [[nodiscard]] bool forward(int& server, int client, const Request& request, const std::string& raw_head,
+                             const Fault& fault);
+
+  const uint16_t to_;
+  uint16_t port_ = 0;
+  int listener_ = -1;
+  mutable std::mutex mutex_;
+  Judge judge_;
+  std::vector<Request> seen_;
+  std::atomic<unsigned> count_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+  std::vector<std::thread> connections_;
+};
+
+}  // namespace towline::interop
