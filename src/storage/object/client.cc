@@ -180,7 +180,7 @@ void Client::loop() noexcept {
     http_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs));
     while (void* owner = http_.next_ended()) ended(*static_cast<Call*>(owner));
   }
-  commands_.run();  // who still waits is told
+  commands_.run();  // what ended in the last turn is told
 }
 
 bool Client::room() const noexcept {
@@ -392,7 +392,7 @@ uint64_t Client::backoff_ns(const Call& call) {
 
 void Client::retry(Call& call, Status status, std::string text) {
   if (call.progressed_) call.attempts_ = 1;  // it gets on, if slowly
-  if (call.attempts_ >= settings().attempts) {
+  if (call.last_attempt || call.attempts_ >= settings().attempts) {
     if (call.attempts_ > 1) text += fmt::format(" ({} attempts)", call.attempts_);
     return finish(call, status, std::move(text));
   }

@@ -67,6 +67,7 @@ class Call : private Receiver {
 
   // ---- who is told
   // An attempt begins: time to set headers anew.
+  bool last_attempt = false;  // whatever comes of this one, there is no other
   std::function<void()> before{};
   // The head of a good answer is there, its body follows. Not kOk: it is not wanted, and that is why.
   std::function<Verdict(const Answer& answer)> begins{};
@@ -159,6 +160,8 @@ class Client {
   void remove_feeder(Feeder& feeder) noexcept;
   // Whether the server may have all of this call's request.
   [[nodiscard]] static bool all_sent(const Call& call) noexcept;
+  // Whether an attempt before this one may have taken effect.
+  [[nodiscard]] static bool uncertain(const Call& call) noexcept { return call.answer_.uncertain; }
   [[nodiscard]] Timers& timers() noexcept { return timers_; }
   [[nodiscard]] Service& service() noexcept { return service_; }
   [[nodiscard]] const Settings& settings() const noexcept { return service_.settings; }

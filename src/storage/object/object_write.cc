@@ -37,11 +37,11 @@ void ObjectWrite::start_replacement() {
     upload_id_ = object_.upload_id;
     if (object_.committed) throw plugin::Failure(Status::kStale, "the replacement has been committed");
   }
-  if (stretch_.begin % size != 0 || (stretch_.end % size != 0 && stretch_.end != object_.bytes()))
+  if (stretch_.begin % size != 0)
     throw plugin::Failure(
         Status::kUnsupported,
-        fmt::format("a replacement is written in parts of {} bytes (object.part): {} to {} is none of them",
-                    size, stretch_.begin, stretch_.end));
+        fmt::format("a replacement is written in parts of {} bytes (object.part): none begins at byte {}",
+                    size, stretch_.begin));
   std::vector<Piece> pieces;
   cut(stretch_.begin, stretch_.end, size, 0, false, pieces);
   add_parts(pieces, static_cast<uint32_t>(stretch_.begin / size) + 1);
@@ -256,10 +256,12 @@ void ObjectWrite::stop(Status status, bool now) {
   if (over_ || (stopping_ && !now)) return;
   stopping_ = true;
   // What the server has got all of can't be called back: its answer tells.
-  if (lasting_ && Client::all_sent(call_)) {
-    if (!now) return;
-    writer_.not_fenced();
+  const bool all_sent = lasting_ && Client::all_sent(call_);
+  if (all_sent && !now) {
+    call_.last_attempt = true;
+    return;
   }
+  if (all_sent || (lasting_ && Client::uncertain(call_))) writer_.not_fenced();
   writer_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
   if (creating_ && !now) return;  // its answer names what is to be aborted
   over();

@@ -11,6 +11,7 @@ namespace towline::object {
 
 namespace {
 
+constexpr uint32_t kMostAborts = 3;
 constexpr uint64_t kFirstPauseNs = 500 * kMillisecondNs;
 constexpr uint64_t kLongestPauseNs = 30 * kSecondNs;
 constexpr uint64_t kLookEveryNs = 10 * kMillisecondNs;
@@ -34,8 +35,11 @@ void Reaper::ask(Orphans::iterator orphan) {
   client_.start(orphan->call);
 }
 
+// A part that was still under way may arrive after the abort and stay: it is aborted until there is no such
+// upload.
 void Reaper::ended(Orphans::iterator orphan, const Answer& answer) {
-  const bool gone = answer.ok() || answer.status == Status::kNotFound;
+  if (answer.ok()) ++orphan->aborted;
+  const bool gone = answer.status == Status::kNotFound || orphan->aborted >= kMostAborts;
   if (!gone && answer.status != Status::kPermissionDenied) {
     orphan->pause_ns = std::clamp(orphan->pause_ns * 2, kFirstPauseNs, kLongestPauseNs);
     orphan->timer = client_.timers().after(orphan->pause_ns, [this, orphan] {
@@ -58,13 +62,16 @@ void Reaper::finish(uint64_t deadline_ns) {
   std::condition_variable changed;
   bool over = false;
   std::function<void()> look = [&] {
-    if (waiting() != 0 && monotonic_now_ns() < deadline_ns) {
+    const bool untold =
+        std::any_of(orphans_.begin(), orphans_.end(), [](const Orphan& one) { return one.aborted == 0; });
+    if (untold && monotonic_now_ns() < deadline_ns) {
       client_.timers().after(kLookEveryNs, look);
       return;
     }
     for (Orphan& orphan : orphans_) {
       client_.stop(orphan.call);
       client_.timers().cancel(orphan.timer);
+      if (orphan.aborted != 0) continue;
       client_.service().note_failure(fmt::format("the unfinished upload {} of {} stays behind",
                                                  shown(orphan.upload_id), shown(orphan.name.text())));
     }

@@ -28,6 +28,7 @@ class Reaper {
     ObjectName name{};
     std::string upload_id{};
     Call call{};
+    uint32_t aborted = 0;  // how often the server has said so
     uint64_t pause_ns = 0;
     Timers::Id timer = 0;
   };

@@ -155,7 +155,7 @@ TEST_F(ObjectCredentials, WhatHasExpiredIsRenewedWhereTheSourceCan) {
            "attempts = 100\nbackoff_most = \"20ms\"\ncredentials = \"instance\"\nmetadata_endpoint = \"" +
                metadata.url() + "\"\n"),
       "instance metadata");
-  EXPECT_EQ(given, 2);
+  EXPECT_GE(given, 2);
   // Those of the settings are what they are.
   Proxy always(server_->port(),
                [](const Request&) -> Fault { return {.answer = Proxy::s3_error(400, "ExpiredToken")}; });
