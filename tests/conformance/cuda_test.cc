@@ -194,8 +194,9 @@ TEST_F(CudaTest, ABrokenGpuIsNoticedAndNamed) {
 }
 
 TEST_F(CudaTest, TheFenceWaitsForACopyThatCannotBeCalledBack) {
-  const Transfer move = make_move({.timeout = 50ms});
-  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  ASSERT_EQ(run(make_move()), Status::kOk) << last_error();  // connected
+  const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                                        peer_->block_list(pages(right_memory_)), {.timeout = 1s});
   stamp(left_memory_.data(), left_memory_.size(), 6);
   gpu("hold", 1);
   EXPECT_EQ(run(move), Status::kTimedOut);

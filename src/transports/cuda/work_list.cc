@@ -35,6 +35,10 @@ Side side_of(const towline_list& list, uint64_t first, uint64_t step, const uint
   return side;
 }
 
+bool is_line(const towline_list& list) noexcept {
+  return list.extents != nullptr && list.extent_count == 1 && list.extents[0].dimensions <= 1;
+}
+
 uint64_t bits_of(const Side& side) noexcept {
   uint64_t bits = side.address;
   for (uint32_t d = 0; d < side.dimensions; ++d)
@@ -110,6 +114,7 @@ void WorkList::make_pairs(const Ways& ways) {
   set_piece_bytes(length);
   list_ = lane_->make_list(plan_.blocks * sizeof(Pair));
   auto* pair = static_cast<Pair*>(list_.host);
+  if (is_line(*plan_.local) && is_line(*plan_.remote)) return fill_from_lines(pair, ways);
   uint64_t bits = length;
   towline_segment segments[kWindow];
   plugin::Cursor cursor{plan_};
@@ -122,6 +127,26 @@ void WorkList::make_pairs(const Ways& ways) {
     }
   }
   job_.aligned = (bits & 15) == 0;
+  finish_list();
+}
+
+// Where both lists are one stride each, runs are all there is to follow.
+void WorkList::fill_from_lines(Pair* pair, const Ways& ways) {
+  const Side local = side_of(*plan_.local, 0, plan_.local_step, ways.local);
+  const Side remote = side_of(*plan_.remote, 0, plan_.remote_step, ways.remote);
+  const Side& to = ways.read ? local : remote;
+  const Side& from = ways.read ? remote : local;
+  for (uint64_t r = 0; r < plan_.run_count; ++r) {
+    const towline_run& run = plan_.runs[r];
+    uint64_t to_block = ways.read ? run.local_block : run.remote_block;
+    uint64_t from_block = ways.read ? run.remote_block : run.local_block;
+    for (uint32_t i = 0; i < run.count; ++i) {
+      *pair++ = {to.address + to_block * to.stride[0], from.address + from_block * from.stride[0]};
+      to_block += to.step;
+      from_block += from.step;
+    }
+  }
+  job_.aligned = ((bits_of(local) | bits_of(remote) | plan_.block_length) & 15) == 0;
   finish_list();
 }
 

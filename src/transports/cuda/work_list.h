@@ -41,6 +41,7 @@ class WorkList {
   void make_one_piece(const towline_segment& segment, const Ways& ways);
   bool make_strided(const Ways& ways);
   void make_pairs(const Ways& ways);
+  void fill_from_lines(Pair* pair, const Ways& ways);
   void make_pieces(const Ways& ways);
   void set_piece_bytes(uint64_t bytes) noexcept;
   void finish_list();
