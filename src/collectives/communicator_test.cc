@@ -178,10 +178,13 @@ TEST_P(Breaking, AMessageThatNeverComesTimesOut) {
 TEST_P(Breaking, ANewCommunicatorFormsAfterwards) {
   auto store = std::make_shared<MemoryStore>();
   const World made = world();
+  std::atomic<int> passed{0};
   run_threads(made.size, [&](int rank) {
     for (int round = 0; round < 3; ++round) {
-      const auto ranks = join(made, rank, store, "again");
+      const auto ranks = join(made, rank, store, fmt::format("again {}", GetParam()));
       do_barrier(*ranks);
+      ++passed;
+      eventually([&] { return passed >= (round + 1) * made.size; });
       if (rank == round) ranks->abort("");
       eventually([&] { return ranks->error(nullptr) == Status::kCancelled; });
       ranks->close();

@@ -37,6 +37,10 @@ Status TcpGroup::receive(const Call& call, int from, std::span<uint8_t> in) {
   return mesh_.exchange(call.header, -1, {}, ranks_[static_cast<size_t>(from)], in, call.deadline);
 }
 
+// Before what goes between a root and the others only, so that ranks that disagree do not wait for one another:
+// where not all headers are the same, some rank's differs from the one before it.
+Status TcpGroup::compare(const Call& call) { return size() == 1 ? Status::kOk : swap(call, 1, {}, {}); }
+
 // After step k everyone knows of 2^(k+1) ranks that they have come.
 Status TcpGroup::barrier(const Call& call) {
   for (int step = 1; step < size(); step *= 2)
@@ -134,6 +138,7 @@ Status TcpGroup::reduce(const Call& call) {
 
 Status TcpGroup::broadcast(const Call& call) {
   const int n = size();
+  if (const Status status = compare(call); is_error(status)) return status;
   if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
   if (call.bytes <= kTreeBytes || n <= 2 || call.output == nullptr) {
     // A binomial tree: in round k whoever has it gives it to the one 2^k further from the root.
@@ -169,6 +174,7 @@ Status TcpGroup::all_gather(const Call& call) { return share_parts(call, call.in
 Status TcpGroup::reduce_scatter(const Call& call) { return reduce_parts(call, call.in, call.output); }
 
 Status TcpGroup::gather(const Call& call) {
+  if (const Status status = compare(call); is_error(status)) return status;
   if (index_ != call.root) return send(call, call.root, bytes_at(call.input, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
@@ -183,6 +189,7 @@ Status TcpGroup::gather(const Call& call) {
 }
 
 Status TcpGroup::scatter(const Call& call) {
+  if (const Status status = compare(call); is_error(status)) return status;
   if (index_ != call.root) return receive(call, call.root, bytes_at(call.output, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);

@@ -33,6 +33,7 @@ class TcpGroup {
  private:
   // `out` to the rank `step` further, `in` from the one `step` back.
   Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
+  Status compare(const Call& call);
   Status send(const Call& call, int to, std::span<const uint8_t> out);
   Status receive(const Call& call, int from, std::span<uint8_t> in);
   int ahead(int step) const { return (index_ + step) % size(); }
