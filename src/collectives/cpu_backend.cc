@@ -325,6 +325,10 @@ void CpuBackend::message_wait(uint64_t until_ns) {
 
 Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
   if (breaker_.broken()) return breaker_.status();
+  if (group_->broken()) [[unlikely]] {  // by another rank, just now
+    const Breakage found = group_->breakage();
+    return one_host() ? breaker_.record(found) : breaker_.raise(found.status, found.text);
+  }
   take_apart(call, rank_, size_, number, deadline, call_);
   return one_host() ? run_on_host(call_, *group_) : run_between_hosts(call_);
 }
