@@ -11,5 +11,9 @@ venv=${TOWLINE_TORCH_VENV:-${TMPDIR:-/tmp}/torch-interop-venv}
 "$root/scripts/torch-cpu" "$venv"
 python=$venv/bin/python
 "$python" -m pip install --quiet --disable-pip-version-check pytest 'scikit-build-core>=0.10' 'nanobind>=2.4'
-"$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps "$root/bindings/python"
-"$python" -m pytest -q -p no:cacheprovider "$root/bindings/python/tests/test_torch_distributed.py" "$@"
+"$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+  "$root/bindings/python" "$root/compat/torchcomms"
+run() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
+run "$root/bindings/python/tests/test_torch_distributed.py" "$@"
+TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/test_torch_distributed.py" "$@" # as torch before 2.15 has it
+run "$root/compat/torchcomms/tests" "$@"

@@ -333,6 +333,11 @@ class _ProcessGroup(Operations, c10d.ProcessGroup):
     def _done(self, outputs: list[Any]) -> Any:
         return _Work(None, outputs)
 
+    def _get_backend(self, device: torch.device) -> _ProcessGroup:
+        return self
+
+    supports_coalescing = property(lambda self: False)
+
     @property
     def group_name(self) -> str:
         return self._name
@@ -355,7 +360,7 @@ def _takes_backends() -> bool:
     return True
 
 
-_TAKES_BACKENDS = _takes_backends()
+TAKES_BACKENDS = _takes_backends()
 
 
 def create(options: Any, backend_options: Any = None) -> Operations:
@@ -366,4 +371,4 @@ def create(options: Any, backend_options: Any = None) -> Operations:
         store=Store(options.store),
         timeout=options.timeout.total_seconds(),
     )
-    return (PythonBackend if _TAKES_BACKENDS else _ProcessGroup)(communicator)
+    return (PythonBackend if TAKES_BACKENDS else _ProcessGroup)(communicator)

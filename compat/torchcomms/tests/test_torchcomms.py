@@ -1,0 +1,123 @@
+"""The surface, on one rank; torchcomms' own tests do more, on several."""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; tests/interop/torch_distributed.sh makes an environment with it")
+torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
+
+from torchcomms import ReduceOp, hooks, objcol  # noqa: E402
+from torchcomms._comms import AllReducePreHookArgs, OpName, RedOpType, WorkStatus  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["gloo", "towline"])
+def comm(request, monkeypatch):
+    monkeypatch.setenv("TORCHCOMM_RANK", "0")
+    monkeypatch.setenv("TORCHCOMM_SIZE", "1")
+    made = torchcomms.new_comm(request.param, CPU, name="one", timeout=timedelta(seconds=60))
+    yield made
+    made.finalize()
+
+
+def test_operations(comm):
+    tensor = torch.arange(4.0)
+    for async_op in (False, True):
+        work = comm.all_reduce(tensor, ReduceOp.SUM, async_op)
+        work.wait()
+        assert work.is_completed() and work.status is WorkStatus.COMPLETED
+    comm.all_reduce(tensor, ReduceOp.PREMUL_SUM(2.0), False)
+    assert tensor.tolist() == [0, 2, 4, 6]
+    output = torch.zeros(4)
+    comm.all_gather([output], tensor, False)
+    assert torch.equal(output, tensor)
+    comm.reduce_scatter_single(output, tensor * 2, ReduceOp.MAX, False)
+    comm.all_to_all_v_single(tensor, output, [4], [4], True).wait()
+    comm.gather([output], tensor, 0, False)
+    comm.scatter(output, [tensor], 0, False)
+    comm.barrier(False)
+    assert output.tolist() == [0, 4, 8, 12]
+    assert (comm.get_rank(), comm.get_size(), comm.get_name(), comm.get_device()) == (0, 1, "one", CPU)
+
+
+def test_what_is_wrong_raises_runtime_errors(comm):
+    with pytest.raises(RuntimeError, match="contiguous"):
+        comm.all_reduce(torch.zeros(4, 4)[:, 0], ReduceOp.SUM, False)
+    with pytest.raises(RuntimeError, match="elements"):
+        comm.all_gather_single(torch.zeros(3), torch.zeros(2), False)
+    with pytest.raises(RuntimeError, match="waitBlocking not implemented"):
+        comm.barrier(True).wait_blocking()
+    with pytest.raises(ModuleNotFoundError, match="failed to find backend"):
+        torchcomms.new_comm("nothing", CPU)
+
+
+def test_hooks(comm):
+    told = []
+    handles = [
+        comm.register_pre_hook(lambda name, op_id, args: told.append((name, op_id, args))),
+        comm.register_post_hook(lambda op_id, args: told.append(op_id)),
+    ]
+    tensor = torch.ones(2)
+    comm.all_reduce(tensor, ReduceOp.SUM, False)
+    (name, op_id, args), after = told
+    assert (name, after) == (OpName.all_reduce, op_id)
+    assert isinstance(args, AllReducePreHookArgs) and args.tensor is tensor and args.async_op is False
+    for handle in handles:
+        handle.remove()
+    comm.barrier(False)
+    assert len(told) == 2
+    recorder = hooks.FlightRecorderHook(max_entries=2)
+    recorder.register_with_comm(comm)
+    assert recorder.size() == 2 and json.loads(recorder.dump_json())["version"] == "2.10"
+    checker = hooks.NanCheckHook()
+    checker.register_with_comm(comm)
+    with pytest.raises(RuntimeError, match="NaN"):
+        comm.broadcast(torch.tensor([float("nan")]), 0, False)
+
+
+def test_objects(comm):
+    gathered = [None]
+    objcol.all_gather_object(comm, gathered, {"a": [1, "two"]})
+    assert gathered == [{"a": [1, "two"]}]
+    objcol.gather_object(comm, "text", 0, gathered)
+    objects, given = [1, None, "three"], [None]
+    objcol.broadcast_object_list(comm, objects, 0)
+    objcol.scatter_object_list(comm, 0, given, ["mine"])
+    assert (gathered, objects, given) == (["text"], [1, None, "three"], ["mine"])
+    with pytest.raises(ValueError):
+        objcol.all_gather_object(comm, [], 1)
+
+
+def test_windows(comm):
+    tensor = torch.arange(8.0)
+    window = comm.new_window(tensor)
+    window.put(torch.tensor([5.0]), 0, 3, False)
+    window.signal(0, False)
+    window.wait_signal(0, False, timeout=timedelta(seconds=60))
+    assert tensor[3] == 5 and window.map_remote_tensor(0)[3] == 5
+    assert (window.shape, window.dtype, window.get_size()) == ([8], torch.float32, 32)
+
+
+def test_reconfigure(comm):
+    if comm.get_backend() != "gloo":
+        with pytest.raises(RuntimeError, match="reconfigure not implemented"):
+            comm.reconfigure(0, ["handle"])
+        return
+    dynamic = torchcomms.new_comm("gloo", CPU, name="dynamic", enable_reconfigure=True)
+    for uuid in (1, 2):
+        dynamic.reconfigure(uuid, [dynamic.get_init_handle()], timedelta(seconds=60)).wait()
+        dynamic.barrier(False)
+    assert dynamic.get_size() == 1
+    dynamic.finalize()
+
+
+def test_data():
+    assert copy.deepcopy(ReduceOp.AVG).type is RedOpType.AVG and ReduceOp.AVG == copy.copy(ReduceOp.AVG)
+    assert torchcomms.CommOptions().timeout == timedelta(seconds=600)
+    assert {"gloo", "towline"} <= set(torchcomms.built_backends())
