@@ -37,8 +37,8 @@ Status TcpGroup::receive(const Call& call, int from, std::span<uint8_t> in) {
   return mesh_.exchange(call.header, -1, {}, ranks_[static_cast<size_t>(from)], in, call.deadline);
 }
 
-// Before what goes between a root and the others only, so that ranks that disagree do not wait for one another:
-// where not all headers are the same, some rank's differs from the one before it.
+// Before what goes between a root and the others only, so that ranks that disagree do not wait for one
+// another: where not all headers are the same, some rank's differs from the one before it.
 Status TcpGroup::compare(const Call& call) { return size() == 1 ? Status::kOk : swap(call, 1, {}, {}); }
 
 // After step k everyone knows of 2^(k+1) ranks that they have come.
