@@ -109,8 +109,8 @@ class Native:
         return self._open(how)
 
     def _open(self, how: dict[str, Any]) -> collectives.Communicator:
+        how.setdefault("name", self.options.name)
         return collectives.Communicator(
-            name=self.options.name,
             timeout=self.options.timeout.total_seconds(),
             abort_process=self.options.abort_process_on_timeout_or_error,
             hints=self.options.hints,
@@ -142,7 +142,10 @@ class Native:
         before, self.options.timeout = self.options.timeout, limit
         try:
             store = _prefixed(store, f"towline/{self.options.name}/{uuid}")
-            self.comm = self._open({"rank": ordered.index(mine), "size": len(ordered), "store": store})
+            # A name of its own: who joins late has made fewer of the same name.
+            how = {"rank": ordered.index(mine), "size": len(ordered), "store": store}
+            self.comm = self._open({**how, "name": f"{self.options.name}.{uuid}"})
+            self.comm.barrier()  # the one that serves the store may go only when all have come
         finally:
             self.options.timeout = before
         self.comm.timeout = before.total_seconds()
