@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -89,7 +88,7 @@ void Communicator::open() {
                        size_t* bytes) -> int32_t {
     try {
       const Bytes found = static_cast<Communicator*>(context)->store_->get(key, Deadline::at(deadline_ns));
-      std::memcpy(value, found.data(), std::min(capacity, found.size()));
+      std::copy_n(found.data(), std::min(capacity, found.size()), static_cast<uint8_t*>(value));
       *bytes = found.size();
       return TOWLINE_OK;
     } catch (const Error& error) {

@@ -203,7 +203,7 @@ Status ShmGroup::compare_headers(const Header&) {
 void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept {
   if (streaming)
     stream_copy(to, from, bytes);
-  else
+  else if (bytes != 0)  // of nothing the addresses may be null
     std::memcpy(to, from, bytes);
 }
 
