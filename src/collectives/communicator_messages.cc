@@ -43,7 +43,12 @@ Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<Owne
 bool Communicator::move_messages(Work& work) {
   if (work.ended()) return true;
   std::unique_lock lock(work.messages_mutex);
-  if (work.ended()) return true;
+  if (work.messages_settled) {
+    // Another thread is about to finish it, which is told to whoever sleeps.
+    lock.unlock();
+    work.sleep(Deadline::after(monotonic_now_ns(), kMillisecondNs));
+    return work.ended();
+  }
   std::string text;
   Status outcome = Status::kOk;
   std::string pending;
@@ -73,6 +78,7 @@ bool Communicator::move_messages(Work& work) {
     if (message != nullptr) table_->message_release(backend_, message);
     message = nullptr;
   }
+  work.messages_settled = true;
   lock.unlock();
   recorder_.end(work.record, outcome, monotonic_now_ns());
   if (is_error(outcome)) after_failure(outcome, text);

@@ -68,7 +68,8 @@ class Work {
   std::vector<std::unique_ptr<OwnedCall>> batch;      // the one call, or sends and receives
   std::vector<towline_collective_message*> messages;  // of the batch, started
   std::mutex messages_mutex;
-  uint64_t record = 0;  // in the flight recorder
+  bool messages_settled = false;  // under it: all have ended, and who set this is to finish
+  uint64_t record = 0;            // in the flight recorder
 
  private:
   friend class Communicator;
