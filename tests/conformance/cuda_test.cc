@@ -178,6 +178,8 @@ TEST_F(CudaTest, ALaunchThatIsRefusedEndsOnlyItsTransfer) {
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   gpu("refuse", 1, 701);
   EXPECT_EQ(run(move), Status::kIo);
+  // After a failure the outcome comes before the fence, and only then may it be posted again.
+  ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   EXPECT_EQ(run(move), Status::kOk) << last_error();
 }
 
