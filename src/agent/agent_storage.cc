@@ -15,6 +15,11 @@ constexpr std::string_view kObjectScheme = "s3";
 constexpr uint32_t kKnownFlags = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_DIRECT |
                                  TOWLINE_STORAGE_REPLACE | TOWLINE_STORAGE_CONDITIONAL;
 
+towline_storage_info_t info_of(const towline_storage_attributes& attributes) noexcept {
+  return {sizeof(towline_storage_info_t), attributes.exists, attributes.kind, attributes.bytes,
+          attributes.modified_ns};
+}
+
 [[noreturn]] void fail_as(int32_t status, const Backend& backend) {
   std::string text = take_failure_text();
   if (text.empty()) text = status_text(static_cast<Status>(status));
@@ -133,7 +138,7 @@ void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
   take_failure_text();
   const int32_t status = backend.storage->query(backend.handle, uri, &attributes);
   if (status != TOWLINE_OK) fail_as(status, backend);
-  info = {sizeof info, attributes.exists, attributes.kind, attributes.bytes, attributes.modified_ns};
+  info = info_of(attributes);
 }
 
 void Agent::list_storage(const char* prefix, towline_storage_found_t found, void* argument) {
@@ -150,8 +155,7 @@ void Agent::list_storage(const char* prefix, towline_storage_found_t found, void
       backend.handle, prefix,
       [](void* context, const char* uri, const towline_storage_attributes* attributes) -> int32_t {
         const auto& to = *static_cast<const Caller*>(context);
-        const towline_storage_info_t info = {sizeof info, attributes->exists, attributes->kind,
-                                             attributes->bytes, attributes->modified_ns};
+        const towline_storage_info_t info = info_of(*attributes);
         return to.found(to.argument, uri, &info);
       },
       &caller);
