@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "support/s3_server.h"
+#include "support/temporary_folder.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 
@@ -29,6 +31,7 @@ struct Store {
   const char* name;    // in the test's name
   const char* config;  // TOML
   bool direct = false;
+  bool is_object = false;
 };
 
 inline void PrintTo(const Store& store, std::ostream* out) { *out << store.name; }
@@ -50,6 +53,7 @@ inline const Store kStores[] = {
     {"aio_direct", "[posix]\nengine = \"aio\"\nqueue_depth = 8\n", true},
     {"threads_direct", "[posix]\nengine = \"threads\"\n", true},
     {"pread_direct", "[posix]\nengine = \"pread\"\n", true},
+    {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true},
 };
 
 // What only this (seed, offset) gives, so that a misplaced or stale byte shows.
@@ -68,24 +72,6 @@ inline uint64_t first_difference(const std::byte* data, uint64_t bytes, uint64_t
   return bytes;
 }
 
-// A folder of its own below the current one: on a real file system, where direct I/O is to be had.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (std::filesystem::current_path() / "storage-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
-    path_ = pattern;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 inline void write_file(const std::string& path, const std::vector<std::byte>& bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
   ASSERT_GE(fd, 0) << path << ": " << std::strerror(errno);
@@ -102,19 +88,100 @@ inline std::vector<std::byte> read_file(const std::string& path) {
   ::close(fd);
   return bytes;
 }
-inline std::string file_uri(const std::string& path) { return "file:" + path; }
+// Where a store's things are, reached past the agent under test.
+class Place {
+ public:
+  virtual ~Place() = default;
+  [[nodiscard]] virtual std::string uri(const std::string& name) const = 0;
+  virtual void put(const std::string& name, const std::vector<std::byte>& contents) = 0;
+  [[nodiscard]] virtual std::vector<std::byte> get(const std::string& name) const = 0;
+  // What is there, also what nobody should see, by name.
+  [[nodiscard]] virtual std::vector<std::string> names() const = 0;
+  [[nodiscard]] virtual std::string config() const { return {}; }
+};
 
-// An agent with memory, and a folder.
+class FolderPlace final : public Place {
+ public:
+  [[nodiscard]] std::string uri(const std::string& name) const override { return "file:" + path(name); }
+  void put(const std::string& name, const std::vector<std::byte>& contents) override {
+    write_file(path(name), contents);
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& name) const override {
+    return read_file(path(name));
+  }
+  [[nodiscard]] std::vector<std::string> names() const override {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+      found.push_back(entry.path().filename());
+    return found;
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return folder_ / name; }
+
+ private:
+  support::TemporaryFolder folder_;
+};
+
+// Keys below a prefix of its own, in the bucket of a server that all tests share. Throws where there is none.
+class BucketPlace final : public Place {
+ public:
+  BucketPlace() : prefix_("s3://bucket/" + std::to_string(++made_) + "/") {}
+  [[nodiscard]] std::string uri(const std::string& name) const override { return prefix_ + name; }
+  void put(const std::string& name, const std::vector<std::byte>& contents) override {
+    std::vector<std::byte> copy = contents;
+    const Region object =
+        register_storage(other_, uri(name),
+                         {.create = true, .truncate = true, .bytes = std::max<uint64_t>(contents.size(), 1)});
+    move(Op::write, copy, object);
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& name) const override {
+    std::vector<std::byte> contents(query_storage(other_, uri(name)).bytes);
+    move(Op::read, contents, register_storage(other_, uri(name)));
+    return contents;
+  }
+  [[nodiscard]] std::vector<std::string> names() const override {
+    std::vector<std::string> found;
+    for (const StorageEntry& entry : list_storage(other_, prefix_))
+      found.push_back(entry.uri.substr(prefix_.size()));
+    return found;
+  }
+  [[nodiscard]] std::string config() const override { return support::S3Server::config(server().url()); }
+
+ private:
+  static support::S3Server& server() {
+    static support::S3Server server;
+    return server;
+  }
+  void move(Op op, std::vector<std::byte>& contents, const Region& object) const {
+    const Region memory = other_.register_memory(dram(contents.data(), contents.size()));
+    const Transfer transfer =
+        other_.transfer(op, other_.block_list(Blocks::at(contents.data(), contents.size())),
+                        other_.block_list(storage_blocks(object, 0, contents.size())));
+    Status status = transfer.post();
+    if (status == Status::kInProgress) status = transfer.wait(60s);
+    if (is_error(status))
+      throw Error(status, std::string(op == Op::read ? "reading: " : "writing: ") + status_name(status));
+  }
+
+  static inline int made_ = 0;
+  const std::string prefix_;
+  const Agent other_{"other", {.listen = "none", .config = config(), .default_timeout = 60s}};
+};
+
+// An agent with memory, and a place.
 class StorageTest : public ::testing::TestWithParam<Store> {
  protected:
   static constexpr uint64_t kBytes = 8 << 20;
 
   void SetUp() override {
-    AgentOptions options;
-    options.listen = "none";
-    options.config = GetParam().config;
-    options.default_timeout = 30s;
-    agent_ = std::make_unique<Agent>("store", options);
+    if (GetParam().is_object) {
+      if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
+      place_ = std::make_unique<BucketPlace>();
+    } else {
+      auto folder = std::make_unique<FolderPlace>();
+      folder_ = folder.get();
+      place_ = std::move(folder);
+    }
+    agent_ = std::make_unique<Agent>("store", agent_options());
     // Not aligned to anything on purpose: direct I/O has to cope.
     memory_.resize(kBytes + 4096);
     region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
@@ -122,9 +189,17 @@ class StorageTest : public ::testing::TestWithParam<Store> {
     if (!why_not_.empty()) GTEST_SKIP() << why_not_;
   }
 
+  [[nodiscard]] AgentOptions agent_options() const {
+    AgentOptions options;
+    options.listen = "none";
+    options.config = place_->config() + GetParam().config;
+    options.default_timeout = 30s;
+    return options;
+  }
+
   // Empty: this way can be had here.
   std::string reason_against() {
-    write_file(folder_ / "probe", std::vector<std::byte>(4096));
+    place_->put("probe", std::vector<std::byte>(4096));
     try {
       const Region file = open("probe");
       (void)agent_->transfer(Op::read, in_memory(0, 4096), in_file(file, 0, 4096));
@@ -136,7 +211,7 @@ class StorageTest : public ::testing::TestWithParam<Store> {
 
   [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
     options.direct = GetParam().direct;
-    return register_storage(*agent_, file_uri(folder_ / name), options);
+    return register_storage(*agent_, place_->uri(name), options);
   }
   [[nodiscard]] BlockList in_memory(uint64_t offset, uint64_t bytes) {
     return agent_->block_list(Blocks::at(memory_.data() + offset, bytes));
@@ -151,23 +226,29 @@ class StorageTest : public ::testing::TestWithParam<Store> {
   Status move(Op op, uint64_t memory_offset, const Region& file, uint64_t file_offset, uint64_t bytes) {
     return run(agent_->transfer(op, in_memory(memory_offset, bytes), in_file(file, file_offset, bytes)));
   }
-  // A file with stamped contents that is not in the page cache any more, as far as the kernel is willing.
+  // Something with stamped contents; a file that is not `cached` is not in the page cache any more, as far as
+  // the kernel is willing.
   void make_file(const std::string& name, uint64_t bytes, uint64_t seed, bool cached = true) {
     std::vector<std::byte> contents(bytes);
     stamp_bytes(contents.data(), bytes, seed);
-    write_file(folder_ / name, contents);
-    if (cached) return;
-    const int fd = ::open((folder_ / name).c_str(), O_RDONLY);
+    place_->put(name, contents);
+    if (cached || folder_ == nullptr) return;
+    const int fd = ::open(folder_->path(name).c_str(), O_RDONLY);
     (void)::fdatasync(fd);
     (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     ::close(fd);
   }
 
-  Folder folder_;
+  std::unique_ptr<Place> place_;
+  FolderPlace* folder_ = nullptr;  // null: objects
   std::vector<std::byte> memory_;
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Region> region_;
   std::string why_not_;
 };
+
+// What only files can do.
+#define FILES_ONLY(why) \
+  if (GetParam().is_object) GTEST_SKIP() << "objects: " << (why)
 
 }  // namespace towline::conformance

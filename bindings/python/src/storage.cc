@@ -1,6 +1,9 @@
-// Files as regions: opening, looking, committing. A file's region is used like any other: its blocks carry
-// its kind and device.
+// Files and objects as regions: opening, looking, listing, committing. Such a region is used like any other:
+// its blocks carry its kind and device.
 #include <towline/storage.h>
+
+#include <string>
+#include <vector>
 
 #include "core.h"
 
@@ -20,8 +23,8 @@ uint32_t sync_of(nb::handle name) {
 }
 
 // `uri`: None for the open descriptor `fd`.
-nb::object register_file(nb::handle self, nb::handle uri, int fd, nb::handle access, uint32_t flags,
-                         nb::handle sync, uint32_t mode, uint64_t bytes) {
+nb::object register_storage(nb::handle self, nb::handle uri, int fd, nb::handle access, uint32_t flags,
+                            nb::handle sync, uint32_t mode, uint64_t bytes) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_storage_options_t, options);
@@ -31,7 +34,7 @@ nb::object register_file(nb::handle self, nb::handle uri, int fd, nb::handle acc
   options.mode = mode;
   options.bytes = bytes;
   options.fd = fd;
-  const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "file");
+  const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "storage");
   region->agent = nb::borrow(self);
   int32_t status = 0;
   towline_region_t* native = nullptr;
@@ -52,9 +55,9 @@ nb::object register_file(nb::handle self, nb::handle uri, int fd, nb::handle acc
 }
 
 // (kind, bytes, modified_ns), or None.
-nb::object query_file(nb::handle self, nb::handle uri) {
+nb::object query_storage(nb::handle self, nb::handle uri) {
   TOWLINE_INIT(towline_storage_info_t, info);
-  const std::string name = bytes_of_text(uri, "file");
+  const std::string name = bytes_of_text(uri, "storage");
   int32_t status = 0;
   {
     const AgentCall call(agent_of(self));
@@ -63,6 +66,37 @@ nb::object query_file(nb::handle self, nb::handle uri) {
   check(status, "towline_storage_query");
   if (info.exists == 0) return nb::none();
   return nb::make_tuple(kind_name(info.kind), info.bytes, info.modified_ns);
+}
+
+// [(uri, kind, bytes, modified_ns)] of everything whose URI begins so, at most `limit`.
+nb::object list_storage(nb::handle self, nb::handle prefix, size_t limit) {
+  struct Entry {
+    std::string uri;
+    towline_storage_info_t info;
+  };
+  struct Found {
+    std::vector<Entry> entries;
+    size_t limit;
+  } found{{}, limit};
+  const std::string name = bytes_of_text(prefix, "prefix");
+  int32_t status = 0;
+  if (limit != 0) {
+    const AgentCall call(agent_of(self));
+    status = towline_storage_list(
+        call.native(), name.c_str(),
+        [](void* argument, const char* uri, const towline_storage_info_t* info) -> int32_t {
+          auto& into = *static_cast<Found*>(argument);
+          into.entries.push_back({uri, *info});
+          return into.entries.size() < into.limit ? 0 : 1;
+        },
+        &found);
+  }
+  check(status, "towline_storage_list");
+  nb::list result;
+  for (const Entry& entry : found.entries)
+    result.append(nb::make_tuple(text(entry.uri.data(), entry.uri.size()), kind_name(entry.info.kind),
+                                 entry.info.bytes, entry.info.modified_ns));
+  return std::move(result);
 }
 
 void commit(Region& region, nb::handle timeout) {
@@ -92,13 +126,15 @@ nb::object blocks_of(const Region& region, uint64_t offset, uint64_t length, nb:
 void bind_storage(nb::module_& module, nb::class_<Region>& region) {
   region.def("commit", &commit, nb::arg("timeout") = nb::none())
       .def("blocks", &blocks_of, nb::arg("offset"), nb::arg("length"), nb::arg("dims"));
-  module.def("_register_file", &register_file, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
+  module.def("_register_storage", &register_storage, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
              nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("bytes"));
-  module.def("_query_file", &query_file, nb::arg("agent"), nb::arg("uri"));
+  module.def("_query_storage", &query_storage, nb::arg("agent"), nb::arg("uri"));
+  module.def("_list_storage", &list_storage, nb::arg("agent"), nb::arg("prefix"), nb::arg("limit"));
   module.attr("_STORAGE_CREATE") = uint32_t{TOWLINE_STORAGE_CREATE};
   module.attr("_STORAGE_TRUNCATE") = uint32_t{TOWLINE_STORAGE_TRUNCATE};
   module.attr("_STORAGE_DIRECT") = uint32_t{TOWLINE_STORAGE_DIRECT};
   module.attr("_STORAGE_REPLACE") = uint32_t{TOWLINE_STORAGE_REPLACE};
+  module.attr("_STORAGE_CONDITIONAL") = uint32_t{TOWLINE_STORAGE_CONDITIONAL};
 }
 
 }  // namespace towline::python

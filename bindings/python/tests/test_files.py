@@ -44,7 +44,7 @@ def store(make_agent, tmp_path):
 def test_picked_pages_go_to_a_file_and_back(store, options):
     path = store.folder / "cache"
     try:
-        file = store.agent.register_file(path, create=True, bytes=BYTES, **options)
+        file = store.agent.register_storage(path, create=True, bytes=BYTES, **options)
     except towline.Unsupported as error:
         pytest.skip(str(error))
     assert (file.kind, file.bytes, file.owner) == ("file", BYTES, None)
@@ -68,7 +68,7 @@ def test_files_are_named_in_many_forms(store, form):
         "descriptor": opened.fileno(),
         "open": opened,
     }
-    file = store.agent.register_file(forms[form])
+    file = store.agent.register_storage(forms[form])
     opened.close()
     store.array[:] = 0
     store.read(file)
@@ -78,7 +78,7 @@ def test_files_are_named_in_many_forms(store, form):
 def test_a_replacement_appears_at_commit(store):
     path = store.folder / "weights"
     path.write_bytes(b"old")
-    file = store.agent.register_file(path, replace=True, bytes=BYTES)
+    file = store.agent.register_storage(path, replace=True, bytes=BYTES)
     store.write(file)
     assert path.read_bytes() == b"old"
     file.commit()
@@ -86,7 +86,7 @@ def test_a_replacement_appears_at_commit(store):
     with pytest.raises(towline.Error) as raised:
         file.commit(timeout=TIMEOUT)
     assert raised.value.status == towline.Status.ALREADY_EXISTS
-    dropped = store.agent.register_file(path, replace=True, bytes=BYTES)
+    dropped = store.agent.register_storage(path, replace=True, bytes=BYTES)
     dropped.deregister()
     assert os.listdir(store.folder) == ["weights"]
     with pytest.raises(towline.Stale):
@@ -95,18 +95,18 @@ def test_a_replacement_appears_at_commit(store):
 
 def test_what_is_there_is_told(store):
     path = store.folder / "file"
-    assert store.agent.query_file(path) is None
+    assert store.agent.query_storage(path) is None
     path.write_bytes(b"12345")
-    info = store.agent.query_file(path)
+    info = store.agent.query_storage(path)
     assert (info.kind, info.bytes, info.modified_ns) == ("file", 5, path.stat().st_mtime_ns)
     assert "bytes=5" in repr(info)
     with pytest.raises(towline.InvalidArgument, match="directory"):
-        store.agent.query_file(store.folder)
+        store.agent.query_storage(store.folder)
 
 
 def test_what_can_not_be_is_refused(store):
     path = store.folder / "file"
-    register = store.agent.register_file
+    register = store.agent.register_storage
     with pytest.raises(towline.NotFound, match=str(path)):
         register(path)
     path.write_bytes(b"x" * PAGE_BYTES)
@@ -132,7 +132,7 @@ def test_what_can_not_be_is_refused(store):
 def test_a_short_read_names_its_blocks(store):
     path = store.folder / "file"
     path.write_bytes(bytes(BYTES))
-    file = store.agent.register_file(path)
+    file = store.agent.register_storage(path)
     move = store.agent.read(store.mine, None, store.pages(file), None)
     os.truncate(path, 3 * PAGE_BYTES)
     with pytest.raises(towline.Error):
@@ -146,7 +146,7 @@ def test_blocks_of_memory_count_from_its_start(store):
 
 
 def test_threads_commit_while_others_run(store):
-    file = store.agent.register_file(store.folder / "file", create=True, bytes=BYTES)
+    file = store.agent.register_storage(store.folder / "file", create=True, bytes=BYTES)
     failures = []
 
     def work() -> None:
@@ -170,7 +170,7 @@ def test_an_agent_that_ends_first_leaves_no_mess(tmp_path):
     done = run_script(f"""
         import towline
         agent = towline.Agent("first", listen="none")
-        file = agent.register_file({str(tmp_path / "file")!r}, create=True, bytes=4096)
+        file = agent.register_storage({str(tmp_path / "file")!r}, create=True, bytes=4096)
         agent.close()
         try:
             file.commit()

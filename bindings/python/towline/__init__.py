@@ -39,7 +39,7 @@ from ._errors import (
     Unreachable,
     Unsupported,
 )
-from ._storage import FileInfo
+from ._storage import StorageInfo
 
 __all__ = [
     "AddressInUse",
@@ -56,7 +56,6 @@ __all__ = [
     "Directory",
     "DirectoryCall",
     "Error",
-    "FileInfo",
     "Forked",
     "InvalidArgument",
     "IoError",
@@ -77,6 +76,7 @@ __all__ = [
     "Result",
     "Stale",
     "Status",
+    "StorageInfo",
     "TimedOut",
     "Transfer",
     "Unreachable",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import sys
 
 from . import _core, _errors
-from ._storage import FileInfo, flags_of, place_of
+from ._storage import StorageInfo, flags_of, place_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,39 +96,50 @@ class Agent(_core.Agent):
         """
         return _core._register(self, obj, access, guarded, share, kind)
 
-    # ---- files
+    # ---- storage
 
-    def register_file(
+    def register_storage(
         self,
-        file: str | os.PathLike[str] | int | Any,
+        what: str | os.PathLike[str] | int | Any,
         *,
         access: str | None = None,
         create: bool = False,
         truncate: bool = False,
         direct: bool = False,
         replace: bool = False,
+        conditional: bool = False,
         sync: str = "none",
         mode: int = 0,
         bytes: int = 0,
     ) -> _core.Region:
-        """Opens a file, or a block device, as a region: `region.blocks(offset, length)` says what to read or write.
+        """Opens a file, block device or object as a region: `region.blocks(offset, length)` says what to read or write.
 
-        file: a path, a URI such as "file:/data/kv.bin", or something open: a descriptor, or what has a fileno().
+        what: a path, a URI ("file:/data/kv.bin", "s3://bucket/key"), or something open: a descriptor, or what has a
+            fileno(). Objects need an agent with config='plugins = "object"'.
         access: "read", "write" or "all"; by default "read", and "all" with create, truncate or replace.
         create: make it when it is not there. truncate: empty it first. direct: past the page cache.
-        replace: write a new file that takes the old one's place at `region.commit()`, whole or not at all.
+        replace: write a new one that takes the old one's place at `region.commit()`, whole or not at all.
+        conditional: objects: a write or commit fails (Stale) where somebody else has made, changed or removed it since.
         sync: when a write is done: "none", at once; "data", on the device; "full", with all of the file's attributes.
         mode: permissions of a file that is made, less the umask; 0o666 by default.
-        bytes: the region's size; writes may grow the file up to it. The file's present size by default.
+        bytes: the region's size; writes may grow the file up to it. The present size by default.
         """
-        uri, descriptor = place_of(file)
-        flags = flags_of(create, truncate, direct, replace)
-        return _core._register_file(self, uri, descriptor, access, flags, sync, mode, bytes)
+        uri, descriptor = place_of(what)
+        flags = flags_of(create, truncate, direct, replace, conditional)
+        return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, bytes)
 
-    def query_file(self, file: str | os.PathLike[str]) -> FileInfo | None:
+    def query_storage(self, what: str | os.PathLike[str]) -> StorageInfo | None:
         """What is at a path or URI; None when nothing is."""
-        found = _core._query_file(self, place_of(file)[0])
-        return None if found is None else FileInfo(*found)
+        found = _core._query_storage(self, place_of(what)[0])
+        return None if found is None else StorageInfo(*found)
+
+    def list_storage(self, prefix: str, limit: int | None = None) -> list[tuple[str, StorageInfo]]:
+        """(URI, what it is) of everything whose URI begins with `prefix` ("s3://bucket/model/"), in order; at most `limit`.
+
+        Raises Unsupported for what can't be listed: files can't.
+        """
+        found = _core._list_storage(self, prefix, sys.maxsize if limit is None else limit)
+        return [(uri, StorageInfo(kind, bytes, modified_ns)) for uri, kind, bytes, modified_ns in found]
 
     # ---- peers
 

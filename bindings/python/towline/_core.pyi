@@ -18,15 +18,17 @@ def _install(status_type: type[Status], make: Callable[[int, str], Error]) -> No
 def _close_all() -> None: ...
 def _allocate(agent: Agent, bytes: int, huge: bool) -> Memory: ...
 def _register(agent: Agent, object: Any, access: str, guarded: bool, share: bool, kind: str | None) -> Region: ...
-def _register_file(
+def _register_storage(
     agent: Agent, uri: str | None, fd: int, access: str | None, flags: int, sync: str, mode: int, bytes: int
 ) -> Region: ...
-def _query_file(agent: Agent, uri: str) -> tuple[Literal["file", "block"], int, int] | None: ...
+def _query_storage(agent: Agent, uri: str) -> tuple[Kind, int, int] | None: ...
+def _list_storage(agent: Agent, prefix: str, limit: int) -> list[tuple[str, Kind, int, int]]: ...
 
 _STORAGE_CREATE: int
 _STORAGE_TRUNCATE: int
 _STORAGE_DIRECT: int
 _STORAGE_REPLACE: int
+_STORAGE_CONDITIONAL: int
 
 def _read(
     agent: Agent,
@@ -118,7 +120,7 @@ class Memory(Buffer):
 
 @final
 class Region:
-    """Registered memory, or a registered file. Dropping it deregisters it."""
+    """Registered memory, or a registered file or object. Dropping it deregisters it."""
 
     @property
     def key(self) -> int: ...

@@ -1,106 +1,38 @@
 #include "servers.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <stdexcept>
+#include <utility>
 
 namespace towline::interop {
-namespace {
 
-constexpr int kLookMs = 20;
-constexpr auto kStartLimit = std::chrono::seconds(60);
-
-sockaddr_in loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
-int listen_anywhere(uint16_t& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = loopback(0);
-  socklen_t bytes = sizeof address;
-  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) != 0 || listen(fd, 64) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
-    throw std::runtime_error("no port to listen at");
-  }
-  port = ntohs(address.sin_port);
-  return fd;
-}
-
-int connect_to(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in address = loopback(port);
-  if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    close(fd);
-    return -1;
-  }
-  return fd;
-}
-
-bool send_all(int fd, const char* data, size_t bytes) {
-  while (bytes != 0) {
-    const ssize_t sent = ::send(fd, data, bytes, MSG_NOSIGNAL);
-    if (sent <= 0) return false;
-    data += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
-}
-
-std::string local(uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
-
-}  // namespace
-
-TemporaryFolder::TemporaryFolder() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "towline-etcd-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  path_ = pattern;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-uint16_t free_port() {
-  uint16_t port = 0;
-  close(listen_anywhere(port));
-  return port;
-}
+using support::connect_to;
+using support::kLookMs;
+using support::listen_anywhere;
+using support::loopback_address;
+using support::send_all;
 
 // ---- etcd
 
-bool Etcd::installed() { return std::system("command -v etcd >/dev/null 2>&1") == 0; }
+bool Etcd::installed() { return !support::found_program("etcd").empty(); }
 
 Etcd::Etcd(const EtcdOptions& options) : options_(options), port_(free_port()), peer_port_(free_port()) {
   start();
 }
 
-Etcd::~Etcd() { stop(SIGKILL); }
-
-std::string Etcd::address() const { return local(port_); }
+std::string Etcd::address() const { return loopback_address(port_); }
 
 void Etcd::start() {
   const std::string scheme = options_.cert_file.empty() ? "http://" : "https://";
-  const std::string url = scheme + local(port_);
-  const std::string peer_url = "http://" + local(peer_port_);
+  const std::string url = scheme + loopback_address(port_);
+  const std::string peer_url = "http://" + loopback_address(peer_port_);
   std::vector<std::string> words = {"etcd",
                                     "--data-dir",
-                                    folder_.path() + "/data",
+                                    folder_ / "data",
                                     "--listen-client-urls",
                                     url,
                                     "--advertise-client-urls",
@@ -119,47 +51,10 @@ void Etcd::start() {
   if (!options_.client_ca_file.empty()) {
     words.insert(words.end(), {"--trusted-ca-file", options_.client_ca_file, "--client-cert-auth"});
   }
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const std::string log = folder_.path() + "/log";
-  pid_ = fork();
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    dup2(fd, 1);
-    dup2(fd, 2);
-    execvp("etcd", arguments.data());
-    _exit(127);
-  }
-  const auto until = std::chrono::steady_clock::now() + kStartLimit;
-  while (std::chrono::steady_clock::now() < until) {
-    if (waitpid(pid_, nullptr, WNOHANG) == pid_) break;
-    const int fd = connect_to(port_);
-    if (fd >= 0) {
-      close(fd);
-      return;
-    }
-    (void)poll(nullptr, 0, kLookMs);
-  }
-  throw std::runtime_error("etcd does not start; see " + log);
+  process_.start(std::move(words), {}, folder_ / "log", port_);
 }
 
-void Etcd::stop(int signal) {
-  if (pid_ <= 0) return;
-  kill(pid_, SIGCONT);
-  kill(pid_, signal);
-  waitpid(pid_, nullptr, 0);
-  pid_ = -1;
-}
-
-void Etcd::wipe() const { std::filesystem::remove_all(folder_.path() + "/data"); }
-
-void Etcd::send(int signal) const {
-  kill(pid_, signal);
-  int status = 0;
-  if (signal == SIGSTOP) waitpid(pid_, &status, WUNTRACED);  // until every thread stands still
-}
+void Etcd::wipe() const { std::filesystem::remove_all(folder_ / "data"); }
 
 std::string Etcd::post(const std::string& path, const std::string& json) const {
   const int fd = connect_to(port_);
@@ -191,7 +86,7 @@ Line::~Line() {
   close(listener_);
 }
 
-std::string Line::address() const { return local(port_); }
+std::string Line::address() const { return loopback_address(port_); }
 
 void Line::become(State state) {
   state_ = state;
@@ -252,7 +147,7 @@ FakeServer::~FakeServer() {
   close(listener_);
 }
 
-std::string FakeServer::address() const { return local(port_); }
+std::string FakeServer::address() const { return loopback_address(port_); }
 
 FakeServer::Answer FakeServer::http(int status, const std::string& body) {
   return {"HTTP/1.1 " + std::to_string(status) + " X\r\nContent-Type: application/json\r\nContent-Length: " +

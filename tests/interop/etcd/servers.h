@@ -2,9 +2,6 @@
 // cut, and a server that answers whatever a test wants.
 #pragma once
 
-#include <netinet/in.h>
-#include <sys/types.h>
-
 #include <atomic>
 #include <functional>
 #include <map>
@@ -13,23 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "support/loopback.h"
+#include "support/server_process.h"
+#include "support/temporary_folder.h"
+
 namespace towline::interop {
 
-// A folder that is gone with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// Nobody listens at it when it is given.
-uint16_t free_port();
+using support::free_port;
+using support::TemporaryFolder;
 
 struct EtcdOptions {
   std::string cert_file{};  // TLS with these
@@ -41,16 +29,13 @@ class Etcd {
  public:
   static bool installed();
   explicit Etcd(const EtcdOptions& options = {});
-  ~Etcd();
-  Etcd(const Etcd&) = delete;
-  Etcd& operator=(const Etcd&) = delete;
 
   [[nodiscard]] std::string address() const;  // "127.0.0.1:12345"
   [[nodiscard]] uint16_t port() const { return port_; }
-  void start();                 // waits until it answers
-  void stop(int signal);        // ends it
-  void wipe() const;            // what it has stored; not while it runs
-  void send(int signal) const;  // SIGSTOP, SIGCONT
+  void start();  // waits until it answers
+  void stop(int signal) { process_.stop(signal); }
+  void wipe() const;  // what it has stored; not while it runs
+  void send(int signal) const { process_.send(signal); }
   // Asks the gateway by plain HTTP; the answer's body. Throws when it is not 200.
   [[nodiscard]] std::string post(const std::string& path, const std::string& json) const;
 
@@ -59,7 +44,7 @@ class Etcd {
   TemporaryFolder folder_;
   uint16_t port_;
   uint16_t peer_port_;
-  pid_t pid_ = -1;
+  support::ServerProcess process_;
 };
 
 // Carries connections to a port, until told otherwise.

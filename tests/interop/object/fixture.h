@@ -9,13 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "servers.h"
+#include "proxy.h"
+#include "support/loopback.h"
+#include "support/s3_server.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 
 namespace towline::interop {
 
 using namespace std::chrono_literals;
+using support::free_port;
+using support::S3Server;
+using support::TemporaryFolder;
+inline constexpr const char* kAccessKey = S3Server::kAccessKey;
+inline constexpr const char* kSecretKey = S3Server::kSecretKey;
 
 // What only this (seed, offset) gives, so that a misplaced or stale byte shows.
 inline std::byte byte_at(uint64_t seed, uint64_t offset) {
@@ -35,15 +42,13 @@ class ObjectTest : public ::testing::Test {
   static void TearDownTestSuite() { server_.reset(); }
 
   void SetUp() override {
-    if (server_ == nullptr)
-      GTEST_SKIP() << "there is no versitygw here: scripts/install-deps test installs it where there is Go";
+    if (server_ == nullptr) GTEST_SKIP() << S3Server::kMissing;
     memory_.resize(kBytes);
     connect(server_->url());
   }
 
   static std::string config_for(const std::string& endpoint, const std::string& more = {}) {
-    return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
-           "\"\nsecret_key = \"" + kSecretKey + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+    return S3Server::config(endpoint, more);
   }
   static AgentOptions options_for(const std::string& config) {
     AgentOptions options;

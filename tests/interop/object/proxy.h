@@ -1,8 +1,5 @@
-// What the tests of object storage talk to: a real S3 server in a process of its own, and a proxy before it
-// that does to requests and answers what a test wants.
+// A proxy before an S3 server that does to requests and answers what a test wants.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,50 +11,6 @@
 #include <vector>
 
 namespace towline::interop {
-
-// A folder that is gone with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-uint16_t free_port();
-
-inline constexpr const char* kAccessKey = "test";
-inline constexpr const char* kSecretKey = "testtest1";
-
-// versitygw, or MinIO where TOWLINE_TEST_MINIO names its program. Its buckets are folders.
-class S3Server {
- public:
-  static std::string program();  // empty: there is none here
-  explicit S3Server(std::vector<std::string> buckets = {"bucket"}, std::string cert_file = {},
-                    std::string key_file = {});
-  ~S3Server();
-  S3Server(const S3Server&) = delete;
-  S3Server& operator=(const S3Server&) = delete;
-
-  void start();  // waits until it answers
-  void stop(int signal);
-  [[nodiscard]] uint16_t port() const { return port_; }
-  [[nodiscard]] std::string url() const;
-  [[nodiscard]] bool has_files() const { return !minio_; }
-  [[nodiscard]] std::string file(const std::string& bucket, const std::string& key) const;
-
- private:
-  TemporaryFolder folder_;
-  const std::string cert_file_;
-  const std::string key_file_;
-  const bool minio_;
-  uint16_t port_;
-  pid_t pid_ = -1;
-};
 
 // One request as the proxy, or a server of the test's own, sees it.
 struct Request {

@@ -1,74 +1,23 @@
-#include "servers.h"
+#include "proxy.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <stdexcept>
+#include <cctype>
+#include <utility>
+
+#include "support/loopback.h"
 
 namespace towline::interop {
+
+using support::connect_to;
+using support::kLookMs;
+using support::listen_anywhere;
+using support::send_all;
+
 namespace {
-
-constexpr int kLookMs = 20;
-constexpr auto kStartLimit = std::chrono::seconds(60);
-
-sockaddr_in loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
-int listen_anywhere(uint16_t& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = loopback(0);
-  socklen_t bytes = sizeof address;
-  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) != 0 || listen(fd, 128) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
-    throw std::runtime_error("no port to listen at");
-  port = ntohs(address.sin_port);
-  return fd;
-}
-
-int connect_to(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in address = loopback(port);
-  if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    close(fd);
-    return -1;
-  }
-  return fd;
-}
-
-bool send_all(int fd, const char* data, size_t bytes) {
-  while (bytes != 0) {
-    const ssize_t sent = ::send(fd, data, bytes, MSG_NOSIGNAL);
-    if (sent <= 0) return false;
-    data += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
-}
-bool send_all(int fd, const std::string& text) { return send_all(fd, text.data(), text.size()); }
-
-std::string found_program(const char* name) {
-  const char* home = getenv("HOME");
-  const std::string kept = std::string(home == nullptr ? "" : home) + "/.cache/towline/bin/" + name;
-  if (access(kept.c_str(), X_OK) == 0) return kept;
-  return std::system((std::string("command -v ") + name + " >/dev/null 2>&1").c_str()) == 0 ? name : "";
-}
 
 // Reads until what `whole` wants is there; false: the connection ended, or `stop`.
 template <class Whole>
@@ -103,102 +52,6 @@ std::map<std::string, std::string> parse_headers(const std::string& head) {
 
 }  // namespace
 
-TemporaryFolder::TemporaryFolder() {
-  std::string pattern = (std::filesystem::current_path() / "towline-s3-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  path_ = pattern;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-uint16_t free_port() {
-  uint16_t port = 0;
-  close(listen_anywhere(port));
-  return port;
-}
-
-// ---- the server
-
-std::string S3Server::program() {
-  if (const char* minio = getenv("TOWLINE_TEST_MINIO"); minio != nullptr) return minio;
-  return found_program("versitygw");
-}
-
-S3Server::S3Server(std::vector<std::string> buckets, std::string cert_file, std::string key_file)
-    : cert_file_(std::move(cert_file)),
-      key_file_(std::move(key_file)),
-      minio_(getenv("TOWLINE_TEST_MINIO") != nullptr),
-      port_(free_port()) {
-  for (const std::string& bucket : buckets)
-    std::filesystem::create_directories(folder_.path() + "/data/" + bucket);
-  start();
-}
-
-S3Server::~S3Server() { stop(SIGKILL); }
-
-std::string S3Server::url() const {
-  return (cert_file_.empty() ? "http://127.0.0.1:" : "https://127.0.0.1:") + std::to_string(port_);
-}
-
-std::string S3Server::file(const std::string& bucket, const std::string& key) const {
-  return folder_.path() + "/data/" + bucket + "/" + key;
-}
-
-void S3Server::start() {
-  const std::string address = "127.0.0.1:" + std::to_string(port_);
-  std::vector<std::string> words;
-  if (minio_) {
-    words = {program(), "server", "--quiet", "--anonymous", "--address", address, folder_.path() + "/data"};
-  } else {
-    words = {program(), "--port", address, "--region", "us-east-1", "-q", "--keep-alive"};
-    if (!cert_file_.empty()) words.insert(words.end(), {"--cert", cert_file_, "--key", key_file_});
-    words.insert(words.end(), {"posix", folder_.path() + "/data"});
-  }
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const std::string log = folder_.path() + "/log";
-  pid_ = fork();
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    dup2(fd, 1);
-    dup2(fd, 2);
-    setenv("ROOT_ACCESS_KEY", kAccessKey, 1);
-    setenv("ROOT_SECRET_KEY", kSecretKey, 1);
-    setenv("MINIO_ROOT_USER", kAccessKey, 1);
-    setenv("MINIO_ROOT_PASSWORD", kSecretKey, 1);
-    setenv("MINIO_BROWSER", "off", 1);
-    setenv("MINIO_UPDATE", "off", 1);
-    setenv("MINIO_CI_CD", "1", 1);
-    execvp(arguments[0], arguments.data());
-    _exit(127);
-  }
-  const auto until = std::chrono::steady_clock::now() + kStartLimit;
-  while (std::chrono::steady_clock::now() < until) {
-    if (waitpid(pid_, nullptr, WNOHANG) == pid_) break;
-    if (const int fd = connect_to(port_); fd >= 0) {
-      close(fd);
-      return;
-    }
-    (void)poll(nullptr, 0, kLookMs);
-  }
-  throw std::runtime_error("the S3 server does not start; see " + log);
-}
-
-void S3Server::stop(int signal) {
-  if (pid_ <= 0) return;
-  kill(pid_, SIGCONT);
-  kill(pid_, signal);
-  waitpid(pid_, nullptr, 0);
-  pid_ = -1;
-}
-
-// ---- the proxy
-
 Proxy::Proxy(uint16_t to, Judge judge)
     : to_(to), listener_(listen_anywhere(port_)), judge_(std::move(judge)), thread_([this] { run(); }) {}
 
@@ -209,7 +62,7 @@ Proxy::~Proxy() {
   close(listener_);
 }
 
-std::string Proxy::url() const { return "http://127.0.0.1:" + std::to_string(port_); }
+std::string Proxy::url() const { return "http://" + support::loopback_address(port_); }
 
 void Proxy::judge(Judge judge) {
   const std::lock_guard lock(mutex_);

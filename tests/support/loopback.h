@@ -1,0 +1,20 @@
+// TCP on this host's loopback, for servers and proxies of the tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace towline::support {
+
+// How long a loop waits before it looks whether it should end.
+inline constexpr int kLookMs = 20;
+
+uint16_t free_port();                         // nobody listens at it when it is given
+std::string loopback_address(uint16_t port);  // "127.0.0.1:12345"
+int listen_anywhere(uint16_t& port);          // a listening socket, and where. Throws
+int connect_to(uint16_t port);                // -1: nobody takes it
+bool send_all(int fd, const char* data, size_t bytes);
+inline bool send_all(int fd, const std::string& text) { return send_all(fd, text.data(), text.size()); }
+
+}  // namespace towline::support

@@ -1,0 +1,61 @@
+#include "support/s3_server.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "support/loopback.h"
+
+namespace towline::support {
+
+std::string S3Server::program() {
+  if (const char* minio = getenv("TOWLINE_TEST_MINIO"); minio != nullptr) return minio;
+  return found_program("versitygw");
+}
+
+S3Server::S3Server(const std::vector<std::string>& buckets, std::string cert_file, std::string key_file)
+    : cert_file_(std::move(cert_file)),
+      key_file_(std::move(key_file)),
+      minio_(getenv("TOWLINE_TEST_MINIO") != nullptr),
+      port_(free_port()) {
+  for (const std::string& bucket : buckets)
+    std::filesystem::create_directories(folder_.path() + "/data/" + bucket);
+  start();
+}
+
+void S3Server::start() {
+  const std::string address = loopback_address(port_);
+  const std::string data = folder_ / "data";
+  std::vector<std::string> words;
+  if (minio_) {
+    words = {program(), "server", "--quiet", "--anonymous", "--address", address, data};
+  } else {
+    words = {program(), "--port", address, "--region", "us-east-1", "-q", "--keep-alive"};
+    if (!cert_file_.empty()) words.insert(words.end(), {"--cert", cert_file_, "--key", key_file_});
+    words.insert(words.end(), {"posix", data});
+  }
+  process_.start(std::move(words),
+                 {{"ROOT_ACCESS_KEY", kAccessKey},
+                  {"ROOT_SECRET_KEY", kSecretKey},
+                  {"MINIO_ROOT_USER", kAccessKey},
+                  {"MINIO_ROOT_PASSWORD", kSecretKey},
+                  {"MINIO_BROWSER", "off"},
+                  {"MINIO_UPDATE", "off"},
+                  {"MINIO_CI_CD", "1"}},
+                 folder_ / "log", port_);
+}
+
+std::string S3Server::url() const {
+  return (cert_file_.empty() ? "http://" : "https://") + loopback_address(port_);
+}
+
+std::string S3Server::config(const std::string& endpoint, const std::string& more) {
+  return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
+         "\"\nsecret_key = \"" + kSecretKey + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+}
+
+std::string S3Server::file(const std::string& bucket, const std::string& key) const {
+  return folder_ / ("data/" + bucket + "/" + key);
+}
+
+}  // namespace towline::support
