@@ -59,7 +59,8 @@ typedef struct towline_storage_info_t {
 // Opens and registers. `uri`: "file:/absolute/path", "file:path" or "s3://bucket/key", taken as it is
 // (nothing is decoded); null for options->fd. TOWLINE_UNSUPPORTED: no backend serves the scheme. With
 // TOWLINE_STORAGE_REPLACE the old file stays as it is, and is what everybody else sees, until
-// towline_storage_commit.
+// towline_storage_commit. An object that is written anew (CREATE | TRUNCATE), or only read and its `bytes`
+// given, is not asked for: what is wrong with it is told by its transfers.
 TOWLINE_API int32_t towline_storage_register(towline_agent_t* agent, const char* uri,
                                              const towline_storage_options_t* options,
                                              towline_region_t** region);

@@ -83,8 +83,9 @@ class Backend : public plugin::BackendBase {
   std::vector<Worker> workers_;
   Joins joins_;
   std::once_flag started_;
+  std::unique_ptr<Reaper>
+      reaper_;  // ends after the clients: their threads come back to it until they are joined
   std::vector<std::unique_ptr<Client>> clients_;
-  std::unique_ptr<Reaper> reaper_;
   std::atomic<uint32_t> turn_{0};
 };
 

@@ -41,6 +41,15 @@ void check_parts(const Object& object, const Settings& settings) {
     refuse(Status::kInvalidArgument, fmt::format("{}: nothing has been written", object.name().text()));
 }
 
+// What is written anew, or read by an application that knows its size, need not be looked at: a round trip
+// for each of many small objects would cost more than the objects do.
+bool needs_look(const towline_storage_args& args) noexcept {
+  if ((args.flags & (TOWLINE_STORAGE_CONDITIONAL | TOWLINE_STORAGE_REPLACE)) != 0) return true;
+  constexpr uint32_t kAnew = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE;
+  if ((args.flags & kAnew) == kAnew) return false;
+  return args.bytes == 0 || (args.access & TOWLINE_ACCESS_WRITE) != 0;
+}
+
 }  // namespace
 
 // HEAD answers without a body: where it is refused, a GET of a byte says why.
@@ -64,7 +73,7 @@ Version Backend::look(const ObjectName& name) {
   }
   if (answer.ok()) return version_of(answer.headers);
   const bool absent = answer.code.empty() || answer.code == "NoSuchKey" || answer.code == "NotFound";
-  if (answer.status == Status::kNotFound && absent) return {};
+  if (answer.status == Status::kNotFound && absent) return {.looked = true};
   throw plugin::Failure(answer.status, answer.code == "AccessDenied"
                                            ? answer.text + " (the key may also not be there)"
                                            : answer.text);
@@ -77,14 +86,16 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
   start_clients();
   const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
   const bool conditional = (args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0;
-  Version version;
-  try {
-    version = look(name);
-  } catch (const plugin::Failure& failure) {
-    // Who may only write can't see whether there is anything.
-    if (!makes || conditional || failure.status() != Status::kPermissionDenied ||
-        std::string_view(failure.what()).find("AccessDenied") == std::string_view::npos)
-      throw;
+  Version version = {.exists = !makes, .bytes = args.bytes};
+  if (needs_look(args)) {
+    try {
+      version = look(name);
+    } catch (const plugin::Failure& failure) {
+      // Who may only write can't see whether there is anything.
+      if (!makes || conditional || failure.status() != Status::kPermissionDenied ||
+          std::string_view(failure.what()).find("AccessDenied") == std::string_view::npos)
+        throw;
+    }
   }
   if (!version.exists && !makes)
     refuse(Status::kNotFound, fmt::format("{} is not there; option create makes it", shown(name.text())));

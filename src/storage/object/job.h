@@ -47,6 +47,8 @@ class Job {
   void not_fenced_remote() noexcept { remote_fence_.store(false, std::memory_order_relaxed); }
   // The version of an object that is read is one and the same. False: this is another.
   [[nodiscard]] bool same_version(size_t object, std::string_view etag);
+  // What an answer says of an object that was not looked at before.
+  void learn(Version version);
   // A stretch of an object, read; for the checksum of the whole.
   void read_stretch(size_t object, uint64_t begin, uint64_t bytes, uint32_t crc);
   void add_task() noexcept { tasks_left_.fetch_add(1, std::memory_order_relaxed); }
@@ -65,7 +67,7 @@ class Job {
   Connection* const connection;
   std::vector<std::shared_ptr<Task>> tasks;
   Job* finished_next = nullptr;
-  bool verifies = false;  // the whole of one object is read, and its checksum is known
+  bool verifies = false;  // maybe the whole of one object is read, and its checksum known
 
  private:
   struct Stretch {
@@ -85,6 +87,7 @@ class Job {
   uint64_t failed_end_ = 0;
   std::vector<std::string> etags_;  // by object
   std::vector<Stretch> stretches_;
+  Version learned_;
 };
 
 class Task : public std::enable_shared_from_this<Task> {

@@ -44,7 +44,8 @@ void JobQueue::read(Job& job) {
   const uint64_t bytes = job.end - job.begin;
   if (prepared.objects.size() == 1 && service().settings.checksum == Checksum::kCrc32c) {
     const Version version = prepared.objects[0]->version();
-    job.verifies = bytes == version.bytes && bytes == prepared.plan->bytes && !version.crc32c.empty();
+    const bool known = version.looked && !version.crc32c.empty() && bytes == version.bytes;
+    job.verifies = bytes == prepared.plan->bytes && (known || !version.looked);
   }
   const uint64_t worth = std::max<uint64_t>(bytes / (2 * service().settings.part_bytes), 1);
   const uint64_t tasks = std::min<uint64_t>(worth, backend_.clients());

@@ -6,6 +6,7 @@ namespace towline::object {
 
 Version version_of(const Headers& headers) {
   Version version;
+  version.looked = true;
   version.exists = true;
   version.etag = header(headers, "etag");
   version.bytes = decode_number(header(headers, "content-length")).value_or(0);

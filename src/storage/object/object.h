@@ -14,6 +14,7 @@ namespace towline::object {
 
 // What the server has under a name.
 struct Version {
+  bool looked = false;  // the server has been asked; else it is what the application says
   bool exists = false;
   std::string etag{};
   uint64_t bytes = 0;

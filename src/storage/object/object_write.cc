@@ -209,7 +209,7 @@ void ObjectWrite::wrote(Answer& answer) {
     return failed(answer);
   }
   upload_id_.clear();
-  Version version;
+  Version version = {.looked = true};
   version.exists = true;
   version.etag = header(answer.headers, "etag");
   if (version.etag.empty()) version.etag = decode_etag(answer.body);

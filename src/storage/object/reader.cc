@@ -131,6 +131,12 @@ Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
               fmt::format("asked for bytes from {} on, it sends '{}'", asked,
                           shown(header(answer.headers, "content-range")))};
     fetch.on_server = range->end - fetch.offset;
+    // A range that is the whole has the whole's checksum.
+    if (job_.verifies && range->begin == 0 && range->end == range->whole) {
+      Version whole = version_of(answer.headers);
+      whole.bytes = range->whole;
+      job_.learn(std::move(whole));
+    }
   }
   if (!job_.same_version(fetch.segments[0].remote_region, header(answer.headers, "etag")))
     return {Status::kStale, false, "the object was replaced while it was read"};

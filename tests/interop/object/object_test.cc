@@ -267,6 +267,21 @@ TEST_F(Objects, AShortReadIsAnErrorThatNamesItsBlocks) {
   EXPECT_EQ(move(Op::read, 0, object, kPage * 10 + 90, 11), Status::kShort);
 }
 
+TEST_F(Objects, WhoKnowsTheSizeNeedsNoLook) {
+  make_object("known", kMib, 25);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region known = open("known", {.bytes = kMib});
+  const Region absent = open("absent", {.bytes = kMib});
+  const Region anew = open("anew", {.create = true, .truncate = true, .bytes = kMib});
+  EXPECT_TRUE(proxy.seen().empty());
+  ASSERT_EQ(move(Op::read, 0, known, 0, kMib), Status::kOk);
+  EXPECT_EQ(difference(memory_.data(), kMib, 25), kMib);
+  ASSERT_EQ(move(Op::write, 0, anew, 0, kMib), Status::kOk);
+  EXPECT_EQ(query_storage(*agent_, "s3://bucket/anew").bytes, kMib);
+  EXPECT_EQ(move(Op::read, 0, absent, 0, kMib), Status::kNotFound);
+}
+
 TEST_F(Objects, AccessIsKept) {
   make_object("reading", 4096, 21);
   const Region reading = open("reading", {.access = Access::kRead});
