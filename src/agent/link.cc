@@ -417,8 +417,9 @@ uint32_t Link::maintain(uint64_t now_ns) noexcept {
       break;
   }
   heartbeat(now_ns);
-  uint32_t done = send_waiting();
+  uint32_t done = 0;
   if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();
+  done += send_waiting();
   if (parts_in_flight_ != 0) last_used_ns_ = now_ns;
   if (!backend_.has_trait(TOWLINE_TRAIT_SAME_HOST) &&
       now_ns > last_used_ns_ + worker_.agent().tuning().idle_ns) {

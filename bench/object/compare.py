@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Measures GET and PUT of whole objects against s5cmd and Amazon's CRT client, at one versitygw, taking turns.
+
+Ratios are Towline's speed over the fastest other's in the same round: above 1 Towline is faster. The figure is the median of
+the rounds, with the smallest and the largest. Server and clients share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from mover import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, pattern
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+SIZES = [64 << 10, 1 << 20, 64 << 20, 1 << 30]
+CONCURRENCIES = [1, 16, 64]
+OURS = "towline"
+CONTENDERS = [OURS, "crt", "crt_memory", "s5cmd"]
+
+
+def size_of(text: str) -> int:
+    units = {"k": 10, "m": 20, "g": 30}
+    return int(text[:-1]) << units[text[-1].lower()] if text[-1].lower() in units else int(text)
+
+
+def text_of(size: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << shift:
+            return f"{size >> shift} {unit}"
+    return f"{size} B"
+
+
+def count_of(size: int, span: int) -> int:
+    """Enough objects that starting a program does not weigh, and no more than fit."""
+    return max(1, min(span // size, 1024))
+
+
+class Server:
+    def __init__(self, program: pathlib.Path, folder: pathlib.Path) -> None:
+        (folder / BUCKET).mkdir(parents=True)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.url, self.folder = f"http://127.0.0.1:{port}", folder
+        self.process = subprocess.Popen(
+            [str(program), "--port", f"127.0.0.1:{port}", "--region", REGION, "-q", "--keep-alive", "posix", str(folder)],
+            env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        until = time.monotonic() + 30
+        while True:
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise SystemExit("the server does not start")
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+
+    def holds(self, key: str, size: int) -> bool:
+        return (self.folder / BUCKET / key).read_bytes() == pattern(size)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Mover:
+    def __init__(self, name: str, args, server: Server, folder: pathlib.Path) -> None:
+        folder.mkdir()
+        python = args.towline_python if name == OURS else args.peers / "bin/python"
+        self.name = name
+        self.process = subprocess.Popen(
+            [str(python), str(HERE / "mover.py"), name, server.url, str(args.span), str(folder),
+             "--s5cmd", str(args.peers / "s5cmd")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=args.log, text=True,
+        )  # fmt: skip
+
+    def ask(self, **command) -> dict:
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} has ended: see --log")
+        return json.loads(line)
+
+    def end(self) -> int:
+        self.process.stdin.close()
+        return self.process.wait()
+
+
+class Cell:
+    def __init__(self, op: str, size: int, concurrency: int, count: int) -> None:
+        self.op, self.size, self.concurrency, self.count = op, size, concurrency, count
+        self.answers: dict[str, list[dict]] = {name: [] for name in CONTENDERS}
+
+    def keys(self, name: str) -> list[str]:
+        # What is read was written by the first contender, and is the same for all.
+        owner = "shared" if self.op == "GET" else name
+        return [f"{owner}-{self.size}-{place}" for place in range(self.count)]
+
+    def seconds(self, name: str) -> list[float]:
+        return [answer["seconds"] for answer in self.answers[name]]
+
+    def best_peer(self) -> str:
+        return min((name for name in CONTENDERS if name != OURS), key=lambda name: statistics.median(self.seconds(name)))
+
+    def p99_ms(self, name: str) -> float | None:
+        rounds = [sorted(answer["latencies"]) for answer in self.answers[name] if answer["latencies"]]
+        if not rounds or self.count < 100:
+            return None
+        return 1e3 * statistics.median(one[int(0.99 * (len(one) - 1))] for one in rounds)
+
+    def cpu_ns_per_byte(self, name: str) -> float:
+        return 1e9 * statistics.median(answer["cpu_seconds"] for answer in self.answers[name]) / (self.size * self.count)
+
+    def row(self) -> list:
+        peer = self.best_peer()
+        ratios = sorted(min(self.answers[name][turn]["seconds"] for name in CONTENDERS if name != OURS) / ours
+                        for turn, ours in enumerate(self.seconds(OURS)))  # fmt: skip
+        middle = statistics.median(ratios)
+        style = "green" if middle >= 1 else "yellow" if middle >= 0.95 else "red"
+        total = self.size * self.count / 1e9
+
+        def speed(name: str) -> str:
+            return f"{total / statistics.median(self.seconds(name)):.3f}"
+
+        def milliseconds(name: str) -> str:
+            value = self.p99_ms(name)
+            return "" if value is None else f"{value:.1f}"
+
+        crt = min(("crt", "crt_memory"), key=lambda name: statistics.median(self.seconds(name)))
+        return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(OURS), speed(peer), peer,
+                Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(OURS), milliseconds(crt),
+                f"{self.cpu_ns_per_byte(OURS):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}"]  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build/peers/s3",
+                        help="folder that bench/peers/s3/setup printed")
+    parser.add_argument("--towline-python", type=pathlib.Path, default=ROOT / "build/venv/bin/python",
+                        help="interpreter with Towline's package")
+    parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, help="of an object: 64k 1m 64m 1g")
+    parser.add_argument("--concurrencies", nargs="+", type=int, default=CONCURRENCIES)
+    parser.add_argument("--operations", nargs="+", default=["PUT", "GET"], choices=["PUT", "GET"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--span", type=size_of, default=1 << 30, help="bytes of a cell at most; each contender takes as much")
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/dev/shm"),
+                        help="where the server keeps its objects, and peers their files")
+    parser.add_argument("--json", type=pathlib.Path, help="file for every sample")
+    parser.add_argument("--log", type=argparse.FileType("w"), default=subprocess.DEVNULL, help="what the contenders print")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    if not (args.peers / "s5cmd").exists():
+        raise SystemExit(f"{args.peers} has no s5cmd: run bench/peers/s3/setup")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="towline-bench-", dir=args.folder))
+    cells = [Cell(op, size, concurrency, count_of(size, args.span))
+             for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
+    server = Server(args.peers / "versitygw", folder / "server")
+    movers = [Mover(name, args, server, folder / name) for name in CONTENDERS]
+    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "CRT's", "CPU ns/B", "peer's",
+                  title="whole objects", title_justify="left")  # fmt: skip
+    try:
+        with Progress(transient=True) as progress:
+            task = progress.add_task("measuring", total=len(cells) * (args.rounds + 1) * len(movers))
+            for cell in cells:
+                if cell.op == "GET":
+                    movers[0].ask(op="PUT", keys=cell.keys(OURS), bytes=cell.size, concurrency=16, check=False)
+                for turn in range(-1, args.rounds):  # the first one warms up and checks
+                    for mover in movers[turn % len(movers) :] + movers[: turn % len(movers)]:
+                        keys = cell.keys(mover.name)
+                        answer = mover.ask(op=cell.op, keys=keys, bytes=cell.size, concurrency=cell.concurrency,
+                                           check=turn < 0)  # fmt: skip
+                        if answer["wrong"] or (turn < 0 and cell.op == "PUT" and not server.holds(keys[-1], cell.size)):
+                            raise SystemExit(f"{mover.name}: wrong bytes after {cell.op} of {text_of(cell.size)}")
+                        if turn >= 0:
+                            cell.answers[mover.name].append(answer)
+                        progress.advance(task)
+                table.add_row(*cell.row())
+                for left in (server.folder / BUCKET).iterdir():
+                    left.unlink() if left.is_file() else shutil.rmtree(left)
+    finally:
+        codes = {mover.name: mover.end() for mover in movers}
+        server.end()
+        shutil.rmtree(folder, ignore_errors=True)
+    console = Console()
+    console.width = max(console.width, 130)
+    console.print(table)
+    if args.json:
+        args.json.write_text(json.dumps([{**vars(cell)} for cell in cells], indent=1))
+    return 1 if codes[OURS] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
