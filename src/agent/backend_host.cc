@@ -149,6 +149,8 @@ void BackendHost::open(Backend& backend) noexcept {
       backend.storage = query<towline_storage_table_v1>(*backend.plugin, "storage");
     if (backend.plugin->query_table("storage_list", 1) != nullptr)
       backend.storage_list = query<towline_storage_list_table_v1>(*backend.plugin, "storage_list");
+    if (backend.plugin->query_table("stream", 1) != nullptr)
+      backend.stream = query<towline_stream_table_v1>(*backend.plugin, "stream");
     char reason[256] = "";
     if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
       backend.reason = fmt::format("not usable here: {}", reason);

@@ -13,6 +13,7 @@
 
 #include "base/dynamic_library.h"
 #include "towline/plugin/storage_list.h"
+#include "towline/plugin/stream.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {
@@ -33,6 +34,7 @@ struct Backend {
   const towline_data_table_v1* data = nullptr;
   const towline_storage_table_v1* storage = nullptr;            // null: it has none
   const towline_storage_list_table_v1* storage_list = nullptr;  // the same
+  const towline_stream_table_v1* stream = nullptr;              // the same
   towline_host_v1_t host = {};
   towline_backend* handle = nullptr;
   uint32_t index = 0;  // in BackendHost::backends()

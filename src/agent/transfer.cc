@@ -48,7 +48,9 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
   }
 }
 
-Transfer::~Transfer() = default;
+Transfer::~Transfer() {
+  for (towline_capture* capture : captures_) backend_->stream->forget(capture);
+}
 
 void Transfer::build_message() {
   message_.clear();
@@ -352,11 +354,20 @@ Status Transfer::post_slow() noexcept {
     phase_.store(kReady, std::memory_order_release);
     return static_cast<Status>(gate);
   }
-  if (options_.queue_completion && !agent_->reserve_completion()) {
+  int32_t before = 0;
+  Status status = begin_post(before);
+  if (status != Status::kOk) {
     phase_.store(kReady, std::memory_order_release);
-    return Status::kAgain;
+    return status;
   }
-  const int32_t before = outcome_.load(std::memory_order_relaxed);
+  status = start_parts();
+  if (is_error(status)) take_back_post(before);
+  return status;
+}
+
+Status Transfer::begin_post(int32_t& outcome_before) noexcept {
+  if (options_.queue_completion && !agent_->reserve_completion()) return Status::kAgain;
+  outcome_before = outcome_.load(std::memory_order_relaxed);
   const uint64_t now_ns = agent_->now_ns();
   last_was_immediate_.store(false, std::memory_order_relaxed);
   failed_count_ = 0;
@@ -374,25 +385,28 @@ Status Transfer::post_slow() noexcept {
     parts_[i].attempt = 0;
     parts_[i].message_only = false;
   }
-  const Status status = start_parts();
-  if (!is_error(status)) return status;
-  // Not accepted: as if it had not been posted.
+  return Status::kOk;
+}
+
+// Not accepted: as if it had not been posted.
+void Transfer::take_back_post(int32_t outcome_before) noexcept {
   ended_.store(true, std::memory_order_relaxed);
-  outcome_.store(before, std::memory_order_release);
+  outcome_.store(outcome_before, std::memory_order_release);
   if (options_.queue_completion) agent_->release_completion();
   phase_.store(kReady, std::memory_order_release);
-  return status;
+}
+
+// Under the worker's lock the link can't break; it may have just before.
+bool Transfer::usable(const Part& part) const noexcept {
+  return part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
 }
 
 Status Transfer::start_parts() noexcept {
   Part& first = parts_[0];
   if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
     Status status = Status::kAgain;
-    // Under the lock the link can't break; it may have just before.
-    const bool usable =
-        first.link->up() && first.link_generation == first.link->generation() && first.prepared != nullptr;
-    if (usable) status = submit_now(first);
-    const bool again_later = !usable;
+    const bool again_later = !usable(first);
+    if (!again_later) status = submit_now(first);
     if (again_later) first.worker->establish_later(first);
     first.worker->unlock();
     if (again_later) status = Status::kInProgress;
@@ -421,7 +435,7 @@ Status Transfer::accepted() const noexcept {
   return poll_outcome() == Status::kOk ? Status::kOk : Status::kInProgress;
 }
 
-Status Transfer::submit_now(Part& part) noexcept {
+Status Transfer::submit_now(Part& part, void* const* stream) noexcept {
   const bool message = part_count_ == 1 && has_message();
   const bool notice = message && options_.has_notice;
   if (notice && part.link->take_notice_credit(options_.notice.size()) != Status::kOk) return Status::kAgain;
@@ -431,7 +445,8 @@ Status Transfer::submit_now(Part& part) noexcept {
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);
-  const int32_t status = backend_->data->submit(part.prepared, &args);
+  const int32_t status = stream == nullptr ? backend_->data->submit(part.prepared, &args)
+                                           : backend_->stream->submit(part.prepared, &args, *stream);
   if (status == TOWLINE_IN_PROGRESS) return Status::kInProgress;
   if (status == TOWLINE_OK) {
     part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
@@ -469,9 +484,7 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
     status = Status::kTimedOut;
     end(status, part.worker);
   } else {
-    const bool usable =
-        part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
-    if (!usable) status = establish_part(part, part.deadline_ns);
+    if (!usable(part)) status = establish_part(part, part.deadline_ns);
     if (status == Status::kOk) status = submit_now(part);
     if (status == Status::kInProgress && part.submitted) return true;
     if (status == Status::kInProgress || status == Status::kAgain) return false;

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "agent/control_message.h"
 #include "agent/intrusive_list.h"
 #include "plan/plan.h"
+#include "towline/plugin/stream.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
 #include "towline/towline.h"
@@ -84,6 +86,10 @@ class Transfer {
   void establish(const std::string& forced_backend, uint64_t deadline_ns);
 
   [[nodiscard]] Status post() noexcept;
+  // In a stream of the application's (gpu.h); take_failure_text() may say more of an error.
+  [[nodiscard]] Status post_on(void* stream) noexcept;
+  [[nodiscard]] Status wait_on(void* stream) noexcept;
+  [[nodiscard]] towline_capture_runs captured_runs() const noexcept;
   [[nodiscard]] Status poll() noexcept;
   [[nodiscard]] Status wait(uint64_t timeout_ns) noexcept;
   [[nodiscard]] Status wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept;
@@ -134,9 +140,16 @@ class Transfer {
   void wait_for_short_posts() const noexcept;
   [[nodiscard]] Status post_with_message() noexcept;
   [[nodiscard]] Status post_slow() noexcept;
+  // From busy to in progress, with nothing submitted yet; kAgain: there is no room for its completion.
+  [[nodiscard]] Status begin_post(int32_t& outcome_before) noexcept;
+  void take_back_post(int32_t outcome_before) noexcept;
+  [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
+  [[nodiscard]] Status streams_serve() const noexcept;
   [[nodiscard]] Status start_parts() noexcept;
   [[nodiscard]] Status accepted() const noexcept;
-  [[nodiscard]] Status submit_now(Part& part) noexcept;
+  // `stream`: points to the one to submit it in; null: at once.
+  [[nodiscard]] Status submit_now(Part& part, void* const* stream = nullptr) noexcept;
+  [[nodiscard]] bool usable(const Part& part) const noexcept;
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
   [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
@@ -199,6 +212,9 @@ class Transfer {
   uint32_t failed_count_ = 0;
   std::array<towline_failed_range_t, 8> failed_{};
   std::atomic<int32_t> first_error_{0};
+
+  mutable std::mutex captures_mutex_;
+  std::vector<towline_capture*> captures_;
 };
 
 }  // namespace towline

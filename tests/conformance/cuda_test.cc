@@ -1,87 +1,14 @@
 // The cuda transport on GPUs made of host memory: bad memory, bad GPUs, bad days.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <functional>
-#include <memory>
 #include <thread>
 
-#include "transport_fixture.h"
+#include "cuda_fixture.h"
 
 namespace towline::conformance {
 namespace {
-
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPages = 64;
-
-class CudaTest : public ::testing::Test {
- protected:
-  using Command = bool (*)(const char* command, uint64_t a, uint64_t b, uint64_t c);
-
-  void SetUp() override {
-    library_ = dlopen(TOWLINE_CUDA_FAKE, RTLD_NOW);
-    ASSERT_NE(library_, nullptr) << dlerror();
-    command_ = reinterpret_cast<Command>(dlsym(library_, "towline_fake_gpu"));
-    ASSERT_NE(command_, nullptr);
-    left_ = std::make_unique<Agent>("left", options());
-    right_ = std::make_unique<Agent>("right", options());
-  }
-  void TearDown() override {
-    gpu("reset");
-    left_.reset();
-    right_.reset();
-    dlclose(library_);
-  }
-
-  void gpu(const char* command, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0) {
-    ASSERT_TRUE(command_(command, a, b, c)) << command;
-  }
-  static AgentOptions options(const char* more = "") {
-    return {
-        .listen = "none",
-        .backends = "cuda",
-        .config = std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n") + more,
-        .default_timeout = 20s};
-  }
-  static MemoryView vram(const Buffer& memory, uint64_t device = 0) {
-    return {.address = memory.data(), .bytes = memory.size(), .kind = Kind::kVram, .device = device};
-  }
-  static Blocks pages(const Buffer& memory, uint64_t device = 0) {
-    return Blocks::at(memory.data(), kPage, Kind::kVram, device).repeat(memory.size() / kPage, kPage);
-  }
-  static Status run(const Transfer& transfer) {
-    const Status posted = transfer.post();
-    return posted == Status::kInProgress ? transfer.wait(20s) : posted;
-  }
-  static std::string text_of(const std::function<void()>& attempt) {
-    try {
-      attempt();
-      return "it went well";
-    } catch (const Error& error) {
-      return error.what();
-    }
-  }
-  // A connected pair of regions, and the transfer between them.
-  Transfer make_move(TransferOptions transfer_options = {}) {
-    left_region_ = std::make_unique<Region>(left_->register_memory(vram(left_memory_)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(vram(right_memory_)));
-    peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
-    return left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                           peer_->block_list(pages(right_memory_)), transfer_options);
-  }
-
-  void* library_ = nullptr;
-  Command command_ = nullptr;
-  Buffer left_memory_{kPage * kPages, true};
-  Buffer right_memory_{kPage * kPages, true};
-  std::unique_ptr<Agent> left_;
-  std::unique_ptr<Agent> right_;
-  std::unique_ptr<Region> left_region_;
-  std::unique_ptr<Region> right_region_;
-  std::unique_ptr<Peer> peer_;
-};
 
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
   const auto refusal = [&](const MemoryView& view) {

@@ -109,4 +109,60 @@ std::vector<uint8_t> GpuMemory::get() const {
   return bytes;
 }
 
+Stream::Stream(Cuda& cuda, uint32_t gpu) : cuda_(cuda), gpu_(gpu) {
+  cuda.use(gpu);
+  cuda.api().check(cuda.api().stream_create(&stream_, cuda::driver::kStreamNonBlocking), "cuStreamCreate");
+}
+
+Stream::~Stream() {
+  cuda_.use(gpu_);
+  const auto& library = cuda_.api().library;
+  if (executable_ != nullptr) library.symbol<Result (*)(Executable*)>("cuGraphExecDestroy")(executable_);
+  if (graph_ != nullptr) library.symbol<Result (*)(cuda::driver::Graph)>("cuGraphDestroy")(graph_);
+  cuda_.api().stream_destroy(stream_);
+}
+
+void Stream::fill(uint64_t address, unsigned word, uint64_t bytes) {
+  cuda_.use(gpu_);
+  cuda_.api().check(cuda_.api().memory_set32_async(address, word, bytes / 4, stream_), "cuMemsetD32Async");
+}
+
+void Stream::copy(uint64_t to, uint64_t from, uint64_t bytes) {
+  cuda_.use(gpu_);
+  cuda_.api().check(cuda_.api().memory_copy_async(to, from, bytes, stream_), "cuMemcpyAsync");
+}
+
+void Stream::drain() {
+  cuda_.use(gpu_);
+  cuda_.api().check(cuda_.api().stream_synchronize(stream_), "cuStreamSynchronize");
+}
+
+// In the mode that minds what other threads do meanwhile.
+void Stream::record() {
+  cuda_.use(gpu_);
+  const auto begin =
+      cuda_.api().library.symbol<Result (*)(cuda::driver::Stream, int)>("cuStreamBeginCapture_v2");
+  cuda_.api().check(begin(stream_, cuda::driver::kCaptureGlobal), "cuStreamBeginCapture");
+}
+
+void Stream::end_record() {
+  const auto& api = cuda_.api();
+  using cuda::driver::Graph;
+  api.check(
+      api.library.symbol<Result (*)(cuda::driver::Stream, Graph*)>("cuStreamEndCapture")(stream_, &graph_),
+      "cuStreamEndCapture");
+  const auto instantiate =
+      api.library.symbol<Result (*)(Executable**, Graph, unsigned long long)>("cuGraphInstantiateWithFlags");
+  api.check(instantiate(&executable_, graph_, 0), "cuGraphInstantiate");
+}
+
+void Stream::replay() {
+  cuda_.use(gpu_);
+  const auto& api = cuda_.api();
+  api.check(api.library.symbol<Result (*)(Executable*, cuda::driver::Stream)>("cuGraphLaunch")(executable_,
+                                                                                               stream_),
+            "cuGraphLaunch");
+  drain();
+}
+
 }  // namespace towline::gpu_test

@@ -30,6 +30,30 @@ class Cuda {
   std::vector<cuda::driver::Context> contexts_;  // made when used
 };
 
+// A stream of the application's, and what it records.
+class Stream {
+ public:
+  Stream(Cuda& cuda, uint32_t gpu);
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream();
+
+  [[nodiscard]] void* native() const noexcept { return stream_; }
+  void fill(uint64_t address, unsigned word, uint64_t bytes);
+  void copy(uint64_t to, uint64_t from, uint64_t bytes);
+  void drain();
+  void record();
+  void end_record();
+  void replay();  // and waits for its end
+
+ private:
+  Cuda& cuda_;
+  const uint32_t gpu_;
+  cuda::driver::Stream stream_ = nullptr;
+  cuda::driver::Graph graph_ = nullptr;
+  struct Executable* executable_ = nullptr;
+};
+
 enum class Sort { kPlain, kVmm };  // cudaMalloc; cuMemCreate with a POSIX handle
 
 class GpuMemory {

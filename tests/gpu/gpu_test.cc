@@ -2,49 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <random>
 
-#include "gpu/target.h"
-#include "towline/towline.hpp"
+#include "gpu/gpu_fixture.h"
 
 namespace towline::gpu_test {
 namespace {
-
-using namespace std::chrono_literals;
-
-constexpr uint64_t kBytes = uint64_t{32} << 20;
-
-AgentOptions over_cuda(const std::string& more = "") {
-  return {.listen = "none", .backends = "cuda", .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n" + more};
-}
-
-Status run(const Transfer& transfer) {
-  const Status posted = transfer.post();
-  return posted == Status::kInProgress ? transfer.wait(60s) : posted;
-}
-
-class Gpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    cuda_ = Cuda::get(why);
-    if (cuda_ == nullptr) GTEST_SKIP() << "no GPU: " << why;
-    other_ = cuda_->gpus() - 1;
-  }
-  [[nodiscard]] static MemoryView view(const GpuMemory& memory) {
-    return {
-        .address = memory.pointer(), .bytes = memory.bytes(), .kind = Kind::kVram, .device = memory.gpu()};
-  }
-  [[nodiscard]] static Blocks at(uint64_t address, uint64_t length, uint32_t gpu) {
-    return Blocks::at(address, length, Kind::kVram, gpu);
-  }
-
-  Cuda* cuda_ = nullptr;
-  uint32_t other_ = 0;
-};
 
 class Processes : public Gpu, public ::testing::WithParamInterface<Sort> {};
 

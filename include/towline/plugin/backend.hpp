@@ -12,6 +12,7 @@
 // text for people.
 #pragma once
 
+#include <towline/plugin/stream.h>
 #include <towline/plugin/v1.h>
 
 #include <cstring>
@@ -194,6 +195,12 @@ struct Tables {
   }
   static void disarm(towline_backend* b, uint32_t worker) noexcept { backend(b)->disarm(worker); }
 
+  // stream
+  static int32_t submit_on(towline_prepared* prepared, const towline_submit_args* args,
+                           void* stream) noexcept {
+    return C::submit_on(prepared, *args, stream);
+  }
+
   // storage
   static int32_t storage_open(towline_backend* b, const towline_storage_args* args, towline_storage** out,
                               towline_storage_attributes* attributes) noexcept {
@@ -230,6 +237,11 @@ struct Tables {
                                                             storage_commit,
                                                             storage_close};
       if (std::strcmp(id, "storage") == 0) return &kStorage;
+    }
+    if constexpr (requires { &C::submit_on; }) {
+      static constexpr towline_stream_table_v1 kStream = {
+          sizeof(towline_stream_table_v1), C::capture_on, submit_on, C::wait_on, C::runs_of, C::forget};
+      if (std::strcmp(id, "stream") == 0) return &kStream;
     }
     return nullptr;
   }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "transports/cuda/backend.h"
+#include "transports/cuda/quiet.h"
 
 namespace towline::cuda {
 
@@ -58,6 +59,7 @@ void Connection::on_message(const void* data, size_t bytes) {
 void Connection::on_event(uint32_t event, int32_t status, const char* text) {
   const Backend::Scope scope{backend_, worker_};
   up_ = event == TOWLINE_CONNECTION_UP;
+  if (!up_) lost_->store(static_cast<int32_t>(Status::kPeerLost));
   if (!up_) end_jobs(Status::kPeerLost);
   if (!disconnected_) host().connection_event(peer_, event, static_cast<Status>(status), text);
 }
@@ -205,6 +207,9 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->plan = args.plan;
   const uint32_t gpu = choose_gpu(args);
   prepared->lane = lane_of(gpu, args.op).lane;
+  prepared->device = &device;
+  prepared->gpu = gpu;
+  prepared->lost = lost_;
   bool host_memory = false;
   std::vector<uint64_t> local_deltas;
   std::vector<uint64_t> remote_deltas;
@@ -269,20 +274,9 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
                                   [&](const auto& entry) { return entry.second.lane == prepared.lane; });
   OneLane& lane = found->second;
   if (lane.free_slots.empty()) return TOWLINE_AGAIN;
-  if (free_.empty()) free_.push_back(std::make_unique<Job>());
-  Job& job = *free_.back();
-  const auto* message = static_cast<const uint8_t*>(args.message);
-  job.message.assign(message, message + args.message_bytes);
-  job.cookie = args.cookie;
-  job.begin = args.begin;
-  job.end = args.end;
-  job.lane = prepared.lane.get();
+  Job& job = make_job(prepared, args);
   job.slot = lane.free_slots.back();
   job.value = ++lane.last_value;
-  job.asked_ns = 0;
-  job.status = Status::kOk;
-  job.code = 0;
-  job.moved = args.begin == args.end;
   Code code = 0;
   if (job.moved) {
     // Nothing but its message.
@@ -293,28 +287,60 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
     const CopyJob work = prepared.work->job(args.begin, args.end);
     code = job.lane->launch(work, useful_blocks(work, prepared.blocks), job.slot, job.value);
   }
-  if (code != 0) {
-    host().fail("cuda: starting a copy failed: " + backend_.device().code_text(code));
-    return static_cast<int32_t>(Status::kIo);
-  }
+  if (code != 0) return refuse_code("starting a copy failed: ", code);
   lane.free_slots.pop_back();
-  if (!job.moved) ++moving_;
-  jobs_.push_back(std::move(free_.back()));
-  free_.pop_back();
-  host().wake(worker_);  // the GPU wakes nobody
+  prepared.last_on_stream = false;
+  job_begun();
   return TOWLINE_IN_PROGRESS;
 } catch (const std::bad_alloc&) {
   return static_cast<int32_t>(Status::kOutOfMemory);
 }
 
-// A copy that was begun can't be called back; its end comes soon, and is told as a cancel.
+Connection::Job& Connection::make_job(const Prepared& prepared, const towline_submit_args& args) {
+  if (free_.empty()) free_.push_back(std::make_unique<Job>());
+  Job& job = *free_.back();
+  const auto* message = static_cast<const uint8_t*>(args.message);
+  job.message.assign(message, message + args.message_bytes);
+  job.cookie = args.cookie;
+  job.begin = args.begin;
+  job.end = args.end;
+  job.lane = prepared.lane.get();
+  job.gate = nullptr;
+  job.asked_ns = 0;
+  job.status = Status::kOk;
+  job.code = 0;
+  job.moved = args.begin == args.end;
+  return job;
+}
+
+void Connection::job_begun() noexcept {
+  if (!free_.back()->moved) ++moving_;
+  jobs_.push_back(std::move(free_.back()));
+  free_.pop_back();
+  host().wake(worker_);  // the GPU wakes nobody
+}
+
+int32_t Connection::refuse_code(const char* what, Code code) noexcept {
+  return host().refuse(Status::kIo, std::string("cuda: ") + what + backend_.device().code_text(code));
+}
+
+// A copy that was begun can't be called back; its end comes soon, and is told as a cancel. One that waits in
+// a stream does not begin any more.
 void Connection::cancel(uint64_t cookie) noexcept {
-  for (const auto& job : jobs_)
-    if (job->cookie == cookie && job->status == Status::kOk) job->status = Status::kCancelled;
+  for (const auto& job : jobs_) {
+    if (job->cookie != cookie || job->status != Status::kOk) continue;
+    job->status = Status::kCancelled;
+    if (job->gate != nullptr) job->gate->close();
+  }
+}
+
+bool Connection::over(const Job& job) noexcept {
+  if (job.gate == nullptr) return job.lane->flag(job.slot).load(std::memory_order_acquire) == job.value;
+  return job.gate->ended() >= job.value || (job.status != Status::kOk && job.gate->quiet());
 }
 
 void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
-  if (job.lane->flag(job.slot).load(std::memory_order_acquire) == job.value) {
+  if (over(job)) {
     job.moved = true;
     return;
   }
@@ -365,7 +391,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 
 void Connection::complete(Job& job) noexcept {
   for (auto& [which, lane] : lanes_)
-    if (lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
+    if (job.gate == nullptr && lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
   towline_part_result result{};
   result.status = static_cast<int32_t>(job.status);
   result.vendor_code = job.code;
@@ -382,6 +408,11 @@ void Connection::complete(Job& job) noexcept {
 // Copies that were begun are waited for: that is bounded by what a GPU does in one launch, and afterwards no
 // byte can land.
 void Connection::end_jobs(Status status) noexcept {
+  for (const auto& job : jobs_) {
+    if (job->moved || job->gate == nullptr) continue;
+    job->gate->close();
+    wait_until_quiet(*job->gate, *job->lane);
+  }
   for (auto& [which, lane] : lanes_)
     if (moving_ != 0) (void)lane.lane->drain();
   moving_ = 0;

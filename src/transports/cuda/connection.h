@@ -7,6 +7,7 @@
 // backend's outermost call on this worker returns (Backend::Scope).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,6 +24,15 @@
 namespace towline::cuda {
 
 class Backend;
+
+// What an application's graphs hold of a transfer: a gate of its own, for good, since they may be replayed
+// for ever. Shared by the prepared plan and the core.
+struct Capture {
+  Gate* gate = nullptr;
+  uint64_t runs_before = 0;  // of the gate, when others had it
+  uint64_t refused_before = 0;
+  std::atomic<int32_t> closed{0};  // why its runs are refused
+};
 
 // A peer's region as this connection reaches it. Mapped only when a plan says by which GPU.
 struct Import {
@@ -41,6 +51,20 @@ struct Prepared : towline_prepared {
   std::shared_ptr<Lane> lane;
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
+
+  // In streams of the application's.
+  Device* device = nullptr;
+  uint32_t gpu = 0;
+  Gate* gate = nullptr;  // of what was submitted last; null: nothing was
+  bool last_on_stream = false;
+  std::vector<std::shared_ptr<Capture>> captures;
+  std::shared_ptr<const std::atomic<int32_t>> lost;  // why the connection is down; 0: it is up
+
+  Prepared() = default;
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+  // What streams still come to moves nothing from here on.
+  ~Prepared();
 };
 
 class Connection final : private CarrierEvents {
@@ -66,6 +90,12 @@ class Connection final : private CarrierEvents {
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
   static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
+  static int32_t capture_on(towline_prepared* prepared, void* stream, towline_capture** capture) noexcept;
+  static int32_t submit_on(towline_prepared* prepared, const towline_submit_args& args,
+                           void* stream) noexcept;
+  static int32_t wait_on(towline_prepared* prepared, towline_capture* capture, void* stream) noexcept;
+  static void runs_of(const towline_capture* capture, towline_capture_runs* runs) noexcept;
+  static void forget(towline_capture* capture) noexcept;
   int32_t send(const void* message, size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
 
@@ -81,8 +111,9 @@ class Connection final : private CarrierEvents {
     uint64_t begin = 0;
     uint64_t end = 0;
     Lane* lane = nullptr;
+    Gate* gate = nullptr;  // it is in a stream of the application's: no slot
     uint32_t slot = 0;
-    uint64_t value = 0;     // of the lane's flag once it is over
+    uint64_t value = 0;     // of the lane's flag, or the number of ended runs, once it is over
     uint64_t asked_ns = 0;  // when the lane's state was last looked at
     Status status = Status::kOk;
     int32_t code = 0;
@@ -101,6 +132,12 @@ class Connection final : private CarrierEvents {
   OneLane& lane_of(uint32_t gpu, uint32_t op);
   uint32_t choose_gpu(const towline_prepare_args& args) const;
   int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
+  int32_t look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept;
+  int32_t begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept;
+  Job& make_job(const Prepared& prepared, const towline_submit_args& args);
+  void job_begun() noexcept;
+  int32_t refuse_code(const char* what, Code code) noexcept;
+  [[nodiscard]] static bool over(const Job& job) noexcept;
   void look_at(Job& job, uint64_t now_ns) noexcept;
   bool finish(Job& job) noexcept;
   void complete(Job& job) noexcept;
@@ -118,9 +155,10 @@ class Connection final : private CarrierEvents {
   // By GPU and direction: what is read and what is written overlap.
   std::map<std::pair<uint32_t, uint32_t>, OneLane> lanes_;
   std::vector<std::unique_ptr<Job>> jobs_;  // under way, oldest first
-  std::vector<std::unique_ptr<Job>> free_;
-  size_t moving_ = 0;  // of jobs_
+  std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
+  size_t moving_ = 0;                       // of jobs_
   size_t imports_ = 0;
+  const std::shared_ptr<std::atomic<int32_t>> lost_ = std::make_shared<std::atomic<int32_t>>(0);
 };
 
 }  // namespace towline::cuda

@@ -136,11 +136,29 @@ TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
   }
 }
 
+// A gate's words (device.h). A kernel of one thread goes before each copy in the stream: it counts the run,
+// tells the host, and only then looks whether the gate is closed. So either the host, having closed it, sees
+// the run, or the run sees it closed.
+struct GateWords {  // in GPU memory
+  uint64_t runs;
+  uint64_t refused;
+  uint32_t open;      // for the run under way
+  uint32_t arrivals;  // 0 before and after a run
+};
+struct GateReport {  // in pinned memory
+  uint64_t closed;   // written by the host, the rest by the GPU
+  uint64_t begun;
+  uint64_t ended;
+  uint64_t refused;
+};
+
 // How the kernel says that it is over.
 struct Completion {
   uint64_t arrivals;  // address of a 32-bit counter in device memory, 0 before and after
   uint64_t flag;      // address of a 64-bit word that the host watches
   uint64_t value;     // to be put there
+  uint64_t gate;  // address of a gate's words: its report is told instead, and `arrivals` is its own; or 0
+  uint64_t report;
 };
 
 }  // namespace towline::cuda

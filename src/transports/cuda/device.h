@@ -122,6 +122,43 @@ class Lane {
   [[nodiscard]] virtual Code state() noexcept = 0;
   // Waits until nothing is under way.
   virtual Code drain() noexcept = 0;
+  // What the application's stream is given from here on comes after what the lane has.
+  virtual Code precede(void* stream) noexcept = 0;
+};
+
+// What work in streams of the application's asks before it moves anything: such a run begins when its stream
+// gets there, which may be late, often (in a graph), or never. Its words stay for good, so a run that comes
+// after everything else has gone finds it closed.
+//
+// Whoever closes it and then sees it quiet knows that nothing moves any more. One thread at a time may
+// launch; the rest may be called by any.
+class Gate {
+ public:
+  Gate() = default;
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  virtual ~Gate() = default;
+
+  // Puts a run into the stream, or into the graph that it records. Runs of one gate don't overlap.
+  virtual Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept = 0;
+  // What the stream is given from here on comes after the last launch; where that went into a graph, the
+  // stream has to be recording it as well.
+  virtual Code precede(void* stream) noexcept = 0;
+  virtual void close() noexcept = 0;
+  // Nothing that was launched can still come.
+  virtual void open() noexcept = 0;
+  [[nodiscard]] virtual uint64_t launched() const noexcept = 0;  // but for what went into graphs
+  [[nodiscard]] virtual uint64_t begun() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t ended() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t refused() const noexcept = 0;  // of those that ended
+  [[nodiscard]] virtual bool quiet() const noexcept = 0;        // no run is under way
+};
+
+// An application's stream as a GPU sees it.
+enum class StreamState : uint8_t {
+  kRuns = 0,
+  kRecords = 1,  // a graph
+  kForeign = 2,  // of another GPU or context
 };
 
 class Device {
@@ -147,6 +184,11 @@ class Device {
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work.
   virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) = 0;
+  [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error
+  // An open one, of which nothing is under way. It lives as long as the process.
+  virtual Gate& take_gate(uint32_t gpu) = 0;
+  // It was never launched into a graph. It is taken again once all that was launched has ended.
+  virtual void give_gate_back(Gate& gate) noexcept = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
 };
 

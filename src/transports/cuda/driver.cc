@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/memfd.h"
 #include "transports/cuda/driver_api.h"
+#include "transports/cuda/driver_gate.h"
 #include "transports/cuda/driver_lane.h"
 #include "transports/cuda/kernel_image.h"
 
@@ -195,6 +196,34 @@ class Nvidia final : public Device {
     return make_driver_lane(api_, kernels, after_default);
   }
 
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+    const driver::Context mine = context(gpu).context;
+    const Current current(api_, mine);
+    auto* const theirs = static_cast<driver::Stream>(stream);
+    driver::CaptureStatus capture = driver::kCaptureNone;
+    api_.check(api_.stream_is_capturing(theirs, &capture), "asking whether the stream records a graph");
+    if (capture == driver::kCaptureInvalidated)
+      fail(Status::kInvalidArgument, "cuda: the graph that the stream records was spoilt before");
+    if (reinterpret_cast<uintptr_t>(stream) > driver::kLastSpecialStream) {
+      driver::Context its = nullptr;
+      api_.check(api_.stream_get_context(theirs, &its), "cuStreamGetCtx");
+      if (its != mine) return StreamState::kForeign;
+    }
+    return capture == driver::kCaptureActive ? StreamState::kRecords : StreamState::kRuns;
+  }
+
+  Gate& take_gate(uint32_t gpu) override {
+    const Kernels& kernels = context(gpu);
+    const std::lock_guard lock(gates_mutex_);
+    auto& pool = gates_[gpu];
+    if (pool == nullptr) pool = std::make_unique<DriverGates>(api_, kernels);
+    return pool->take();
+  }
+  void give_gate_back(Gate& gate) noexcept override {
+    const std::lock_guard lock(gates_mutex_);
+    static_cast<DriverGate&>(gate).give_back();
+  }
+
   [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }
 
   [[nodiscard]] const Api& api() const noexcept { return api_; }
@@ -251,6 +280,8 @@ class Nvidia final : public Device {
   bool started_ = false;
   std::vector<Gpu> gpus_;
   mutable std::vector<Kernels> contexts_;  // by ordinal
+  std::mutex gates_mutex_;
+  std::map<uint32_t, std::unique_ptr<DriverGates>> gates_;
 };
 
 class HostRegistration : public Pinned {

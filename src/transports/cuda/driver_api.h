@@ -17,15 +17,20 @@ using Context = struct OpaqueContext*;
 using Module = struct OpaqueModule*;
 using Function = struct OpaqueFunction*;
 using Stream = struct OpaqueStream*;
+using Event = struct OpaqueEvent*;
+using Graph = struct OpaqueGraph*;
+using GraphNode = struct OpaqueGraphNode*;
 using Handle = unsigned long long;  // of a VMM allocation
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kNotReady = 600;
+inline constexpr Result kCaptureUnjoined = 904;
 inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;
+inline constexpr int kFunctionThreads = 0;  // attribute: that a block may have
 
 enum PointerAttribute : int {
   kContextOf = 1,
@@ -64,6 +69,12 @@ inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
 inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr uintptr_t kLastSpecialStream = 2;  // 0, 1, 2 stand for default streams
+inline constexpr unsigned kEventWithoutTime = 2;
+
+enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
+enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed = 2 };
+inline constexpr unsigned kAddDependencies = 0;
 
 struct Api {
   // Loads libcuda.so.1; throws Error that says what is missing.
@@ -93,14 +104,26 @@ struct Api {
   Result (*module_get_function)(Function*, Module, const char*) = nullptr;
   Result (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                    void**, void**) = nullptr;
+  Result (*function_get_attribute)(int*, int, Function) = nullptr;
   Result (*stream_create)(Stream*, unsigned) = nullptr;
   Result (*stream_destroy)(Stream) = nullptr;
   Result (*stream_query)(Stream) = nullptr;
   Result (*stream_synchronize)(Stream) = nullptr;
   Result (*stream_write_value64)(Stream, Pointer, uint64_t, unsigned) = nullptr;
+  Result (*stream_get_context)(Stream, Context*) = nullptr;
+  Result (*stream_is_capturing)(Stream, CaptureStatus*) = nullptr;
+  Result (*stream_get_capture)(Stream, CaptureStatus*, uint64_t*, Graph*, const GraphNode**,
+                               size_t*) = nullptr;
+  Result (*stream_update_capture)(Stream, GraphNode*, size_t, unsigned) = nullptr;
+  Result (*exchange_capture_mode)(CaptureMode*) = nullptr;
+  Result (*event_create)(Event*, unsigned) = nullptr;
+  Result (*event_destroy)(Event) = nullptr;
+  Result (*event_record)(Event, Stream) = nullptr;
+  Result (*stream_wait_event)(Stream, Event, unsigned) = nullptr;
   Result (*memory_alloc)(Pointer*, size_t) = nullptr;
   Result (*memory_free)(Pointer) = nullptr;
   Result (*memory_set32)(Pointer, unsigned, size_t) = nullptr;
+  Result (*memory_set32_async)(Pointer, unsigned, size_t, Stream) = nullptr;
   Result (*memory_copy_async)(Pointer, Pointer, size_t, Stream) = nullptr;
   Result (*host_alloc)(void**, size_t, unsigned) = nullptr;
   Result (*host_free)(void*) = nullptr;

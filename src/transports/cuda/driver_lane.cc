@@ -30,8 +30,9 @@ class DriverLane final : public Lane {
       api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");
       std::fill_n(static_cast<uint64_t*>(flags_), kSlots, 0);
       api_.check(api_.memory_alloc(&arrivals_, kSlots * sizeof(uint32_t)), "memory for counters");
-      api_.check(api_.memory_set32(arrivals_, 0, kSlots), "cuMemsetD32");
-      api_.check(api_.stream_synchronize(nullptr), "clearing counters");
+      api_.check(api_.memory_set32_async(arrivals_, 0, kSlots, stream_), "cuMemsetD32Async");
+      api_.check(api_.event_create(&reached_, driver::kEventWithoutTime), "cuEventCreate");
+      api_.check(api_.stream_synchronize(stream_), "clearing counters");
     } catch (...) {
       destroy();
       throw;
@@ -93,7 +94,7 @@ class DriverLane final : public Lane {
 
   Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
     const Current current(api_, kernels_.context);
-    Completion done{arrivals_ + slot * sizeof(uint32_t), flags_gpu_ + slot * sizeof(uint64_t), value};
+    Completion done{arrivals_ + slot * sizeof(uint32_t), flags_gpu_ + slot * sizeof(uint64_t), value, 0, 0};
     CopyJob mine = job;
     void* arguments[] = {&mine, &done};
     const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
@@ -123,6 +124,13 @@ class DriverLane final : public Lane {
   Code drain() noexcept override {
     const Current current(api_, kernels_.context);
     return api_.stream_synchronize(stream_);
+  }
+
+  Code precede(void* stream) noexcept override {
+    const Current current(api_, kernels_.context);
+    const Code code = api_.event_record(reached_, stream_);
+    if (code != kSuccess) return code;
+    return api_.stream_wait_event(static_cast<driver::Stream>(stream), reached_, 0);
   }
 
  private:
@@ -156,6 +164,7 @@ class DriverLane final : public Lane {
       api_.memory_free(slab.gpu);
       api_.host_free(slab.host);
     }
+    if (reached_ != nullptr) api_.event_destroy(reached_);
     if (arrivals_ != 0) api_.memory_free(arrivals_);
     if (flags_ != nullptr) api_.host_free(flags_);
   }
@@ -163,6 +172,7 @@ class DriverLane final : public Lane {
   const Api& api_;
   const Kernels kernels_;
   driver::Stream stream_ = nullptr;
+  driver::Event reached_ = nullptr;
   void* flags_ = nullptr;
   driver::Pointer flags_gpu_ = 0;
   driver::Pointer arrivals_ = 0;
@@ -181,6 +191,12 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
             "loading the copy kernels (compute capability 8.0 or later is needed)");
   for (size_t i = 0; i < kernels.copy.size(); ++i)
     api.check(api.module_get_function(&kernels.copy[i], module, kNames[i]), kNames[i]);
+  api.check(api.module_get_function(&kernels.gate, module, "towline_gate"), "towline_gate");
+  // Loaded now, and not by the first launch, which may be while a graph is recorded.
+  int threads = 0;
+  for (const driver::Function function : kernels.copy)
+    api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, function), "loading a kernel");
+  api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, kernels.gate), "loading a kernel");
 }
 
 std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels, bool after_default) {

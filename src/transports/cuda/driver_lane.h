@@ -14,16 +14,21 @@ namespace towline::cuda {
 struct Kernels {
   driver::Context context = nullptr;
   std::array<driver::Function, 6> copy = {};  // by form, then whether aligned
+  driver::Function gate = nullptr;
 };
 
-// Makes a context current for a while.
+// Makes a context current for a while. What the thread calls meanwhile is allowed also while somebody records
+// a graph, which else it would spoil, and has nothing to do with that graph.
 class Current {
  public:
   Current(const driver::Api& api, driver::Context context) noexcept
-      : api_(api), pushed_(api.context_push(context) == 0) {}
+      : api_(api), pushed_(api.context_push(context) == 0) {
+    api_.exchange_capture_mode(&mode_);
+  }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
   ~Current() {
+    api_.exchange_capture_mode(&mode_);
     driver::Context popped = nullptr;
     if (pushed_) api_.context_pop(&popped);
   }
@@ -31,6 +36,7 @@ class Current {
  private:
   const driver::Api& api_;
   const bool pushed_;
+  driver::CaptureMode mode_ = driver::kCaptureRelaxed;
 };
 
 // The context is current.

@@ -80,13 +80,19 @@ __device__ __forceinline__ void copy_unaligned(uint64_t to, uint64_t from, uint3
   copy_units<uint8_t>(to + head + body, from + head + body, bytes - head - body, lane, lanes);
 }
 
+__device__ __forceinline__ void store_to_host(uint64_t address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 template <Form kForm, bool kAligned>
 __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) {
   const uint32_t lanes = job.lanes;
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t lane = thread & (lanes - 1);
   const uint64_t groups = static_cast<uint64_t>(gridDim.x) * blockDim.x / lanes;
-  const uint64_t chunks = chunks_of(job);
+  auto* const gate = reinterpret_cast<GateWords*>(done.gate);
+  const bool open = gate == nullptr || *const_cast<volatile uint32_t*>(&gate->open) != 0;
+  const uint64_t chunks = open ? chunks_of(job) : 0;
   uint64_t index = thread / lanes;
   Chunk next = {0, 0, 0};
   if (index < chunks) next = find_chunk<kForm>(job, index);
@@ -107,11 +113,22 @@ __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) 
   if (atomicAdd(arrivals, 1u) != gridDim.x - 1) return;
   *arrivals = 0;
   __threadfence_system();
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(done.flag), "l"(done.value) : "memory");
+  if (gate == nullptr) return store_to_host(done.flag, done.value);
+  auto* const report = reinterpret_cast<GateReport*>(done.report);
+  if (!open) *const_cast<volatile uint64_t*>(&report->refused) = ++gate->refused;
+  store_to_host(reinterpret_cast<uint64_t>(&report->ended), gate->runs);
 }
 
 }  // namespace
 }  // namespace towline::cuda
+
+extern "C" __global__ void towline_gate(towline::cuda::GateWords* words, towline::cuda::GateReport* report) {
+  const uint64_t run = words->runs + 1;
+  words->runs = run;
+  *const_cast<volatile uint64_t*>(&report->begun) = run;
+  __threadfence_system();
+  words->open = *const_cast<volatile uint64_t*>(&report->closed) == 0 ? 1 : 0;
+}
 
 #define TOWLINE_COPY_KERNEL(name, form, aligned)                           \
   extern "C" __global__ void __launch_bounds__(towline::cuda::kThreads, 1) \

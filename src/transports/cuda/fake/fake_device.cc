@@ -26,7 +26,14 @@ void Faults::hold(bool held) {
 
 void Faults::wait_until_let_go() {
   std::unique_lock lock(mutex_);
+  ++waiting_;
   let_go_.wait(lock, [this] { return !held_; });
+  --waiting_;
+}
+
+bool Faults::waited_for() {
+  const std::lock_guard lock(mutex_);
+  return waiting_ != 0;
 }
 
 void Faults::refuse_launches(uint32_t count, Code code) {
@@ -125,6 +132,73 @@ void run(const CopyJob& job) {
   }
 }
 
+FakeStream& stream_of(void* stream) {
+  static FakeStream standard(0);
+  return stream == nullptr ? standard : *static_cast<FakeStream*>(stream);
+}
+
+// The kernel's part is what one run does.
+class FakeGate final : public Gate {
+ public:
+  Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override {
+    if (blocks == 0 || job.pieces == 0) return 1;
+    if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
+    FakeStream& theirs = stream_of(stream);
+    capture_ = theirs.recording();
+    if (capture_ == 0) ++launched_;
+    stream_ = &theirs;
+    theirs.put([this, job] { run_once(job); });
+    return 0;
+  }
+  Code precede(void* stream) noexcept override {
+    FakeStream& theirs = stream_of(stream);
+    if (theirs.recording() != capture_) return 1;
+    // Another stream's: what it has to come after is counted.
+    if (&theirs != stream_)
+      theirs.put([this, all = launched_.load()] {
+        while (ended_ < all) ended_.wait(ended_);
+      });
+    return 0;
+  }
+  void close() noexcept override { closed_ = true; }
+  void open() noexcept override { closed_ = false; }
+  [[nodiscard]] uint64_t launched() const noexcept override { return launched_; }
+  [[nodiscard]] uint64_t begun() const noexcept override { return begun_; }
+  [[nodiscard]] uint64_t ended() const noexcept override { return ended_; }
+  [[nodiscard]] uint64_t refused() const noexcept override { return refused_; }
+  [[nodiscard]] bool quiet() const noexcept override { return begun_ == ended_; }
+
+  void give_back() noexcept { free_ = true; }
+  bool take() noexcept {
+    if (!free_ || ended_ != launched_) return false;
+    free_ = false;
+    open();
+    return true;
+  }
+
+ private:
+  void run_once(const CopyJob& job) {
+    ++begun_;
+    const bool moves = !closed_;
+    faults().wait_until_let_go();
+    if (moves)
+      run(job);
+    else
+      ++refused_;
+    ++ended_;
+    ended_.notify_all();
+  }
+
+  std::atomic<bool> closed_{false};
+  std::atomic<uint64_t> launched_{0};
+  std::atomic<uint64_t> begun_{0};
+  std::atomic<uint64_t> ended_{0};
+  std::atomic<uint64_t> refused_{0};
+  uint64_t capture_ = 0;
+  FakeStream* stream_ = nullptr;
+  bool free_ = true;
+};
+
 class FakeLane final : public Lane {
  public:
   FakeLane() : thread_([this] { work(); }) {}
@@ -178,6 +252,14 @@ class FakeLane final : public Lane {
     changed_.wait(lock, [this] { return queue_.empty() && !running_; });
     return broken_;
   }
+  Code precede(void* stream) noexcept override {
+    const std::lock_guard lock(mutex_);
+    stream_of(stream).put([this, all = given_] {
+      std::unique_lock waiting(mutex_);
+      changed_.wait(waiting, [&] { return over_ >= all || broken_ != 0; });
+    });
+    return 0;
+  }
 
  private:
   struct Work {
@@ -191,6 +273,7 @@ class FakeLane final : public Lane {
     const std::lock_guard lock(mutex_);
     if (broken_ != 0) return broken_;
     queue_.push_back(work);
+    ++given_;
     changed_.notify_all();
     return 0;
   }
@@ -212,6 +295,7 @@ class FakeLane final : public Lane {
       }
       lock.lock();
       running_ = false;
+      ++over_;
       if (broken != 0) {
         broken_ = broken;
         queue_.clear();
@@ -223,6 +307,8 @@ class FakeLane final : public Lane {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
+  uint64_t given_ = 0;
+  uint64_t over_ = 0;
   bool running_ = false;
   bool stop_ = false;
   Code broken_ = 0;
@@ -363,12 +449,30 @@ class FakeDevice final : public Device {
   }
   std::unique_ptr<Pinned> pin(uint64_t, uint64_t) override { return std::make_unique<NotMoved>(); }
   std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+    FakeStream& theirs = stream_of(stream);
+    if (stream != nullptr && theirs.gpu() != gpu) return StreamState::kForeign;
+    return theirs.recording() != 0 ? StreamState::kRecords : StreamState::kRuns;
+  }
+  Gate& take_gate(uint32_t) override {
+    const std::lock_guard lock(gates_mutex_);
+    for (FakeGate& gate : gates_)
+      if (gate.take()) return gate;
+    (void)gates_.emplace_back().take();
+    return gates_.back();
+  }
+  void give_gate_back(Gate& gate) noexcept override {
+    const std::lock_guard lock(gates_mutex_);
+    static_cast<FakeGate&>(gate).give_back();
+  }
   [[nodiscard]] std::string code_text(Code code) const override {
     return fmt::format("FAKE_ERROR ({})", code);
   }
 
  private:
   std::vector<Gpu> gpus_;
+  std::mutex gates_mutex_;
+  std::deque<FakeGate> gates_;
 };
 
 }  // namespace

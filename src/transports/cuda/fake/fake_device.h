@@ -6,7 +6,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "transports/cuda/device.h"
@@ -19,6 +22,7 @@ class Faults {
   // Launches wait until let go.
   void hold(bool held);
   void wait_until_let_go();
+  [[nodiscard]] bool waited_for();  // somebody waits to be let go
   // The next launches or copies are refused with this code.
   void refuse_launches(uint32_t count, Code code);
   Code take_refusal();
@@ -43,6 +47,7 @@ class Faults {
   std::mutex mutex_;
   std::condition_variable let_go_;
   bool held_ = false;
+  uint32_t waiting_ = 0;
   bool separated_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
@@ -53,5 +58,42 @@ class Faults {
 
 Faults& faults();
 Device& fake_device();
+
+// An application's stream: a thread of its own does one thing after the other. Or it records them in a graph.
+class FakeStream {
+ public:
+  using Work = std::function<void()>;
+  struct Graph {
+    uint64_t number = 0;
+    std::vector<Work> work;
+  };
+
+  explicit FakeStream(uint32_t gpu);
+  FakeStream(const FakeStream&) = delete;
+  FakeStream& operator=(const FakeStream&) = delete;
+  ~FakeStream();  // what it was given is done first
+
+  [[nodiscard]] uint32_t gpu() const noexcept { return gpu_; }
+  void put(Work work);
+  void hold(bool held);  // begins nothing meanwhile
+  void drain();
+  void record();
+  Graph* end_record();                 // the caller's; never freed here
+  [[nodiscard]] uint64_t recording();  // the graph's number, or 0
+  void replay(const Graph& graph);
+
+ private:
+  void run();
+
+  const uint32_t gpu_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> queue_;
+  bool held_ = false;
+  bool stop_ = false;
+  bool busy_ = false;
+  Graph* graph_ = nullptr;
+  std::thread thread_;
+};
 
 }  // namespace towline::cuda::fake

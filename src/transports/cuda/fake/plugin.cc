@@ -23,12 +23,14 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
   return &plugin;
 }
 
-// False: no such command.
+// False: no such command, or "held": no launch waits to be let go.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
   if (is("hold"))
     faults.hold(a != 0);
+  else if (is("held"))
+    return faults.waited_for();
   else if (is("refuse"))
     faults.refuse_launches(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
   else if (is("break"))
@@ -44,4 +46,23 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
   else
     return false;
   return true;
+}
+
+// A stream, made by "make" with a GPU; the answer is what the command gives, or 0.
+extern "C" TOWLINE_API uint64_t towline_fake_stream(const char* command, void* stream, uint64_t a, uint64_t b,
+                                                    uint64_t c) {
+  using towline::cuda::fake::FakeStream;
+  auto* const mine = static_cast<FakeStream*>(stream);
+  const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
+  if (is("make")) return reinterpret_cast<uint64_t>(new FakeStream(static_cast<uint32_t>(a)));
+  if (is("free")) delete mine;
+  if (is("hold")) mine->hold(a != 0);
+  if (is("drain")) mine->drain();
+  if (is("record")) mine->record();
+  if (is("end")) return reinterpret_cast<uint64_t>(mine->end_record());
+  if (is("replay")) mine->replay(*reinterpret_cast<FakeStream::Graph*>(a));
+  if (is("free graph")) delete reinterpret_cast<FakeStream::Graph*>(a);
+  if (is("copy"))
+    mine->put([=] { std::memcpy(reinterpret_cast<void*>(a), reinterpret_cast<const void*>(b), c); });
+  return 0;
 }

@@ -1,0 +1,115 @@
+// Transfers in the order of streams of the application's (gpu.h).
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/transfer.h"
+#include "agent/worker.h"
+#include "base/clock.h"
+
+namespace towline {
+
+namespace {
+
+// How long wait_on helps a post on its way to the backend.
+constexpr uint64_t kPatienceNs = 10 * kMillisecondNs;
+
+}  // namespace
+
+Status Transfer::streams_serve() const noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  if (backend_->stream == nullptr) {
+    set_failure_text("backend '" + backend_->name + "' moves nothing in the order of a stream");
+    return Status::kUnsupported;
+  }
+  if (part_count_ != 1) {
+    set_failure_text("the transfer is split over several workers: make it with threads = 1");
+    return Status::kUnsupported;
+  }
+  return Status::kOk;
+}
+
+Status Transfer::post_on(void* stream) noexcept {
+  take_failure_text();
+  if (const Status status = streams_serve(); status != Status::kOk) return status;
+  if (!take(kBusy)) return Status::kBusy;
+  Part& part = parts_[0];
+  const Worker::Guard guard(*part.worker);
+  const int32_t gate = gate_.load(std::memory_order_seq_cst);
+  Status status = gate < 0 ? static_cast<Status>(gate) : Status::kOk;
+  if (status == Status::kOk && !usable(part)) {
+    const uint64_t deadline_ns = Deadline::after(agent_->now_ns(), options_.timeout_ns).ns();
+    status = establish_part(part, deadline_ns);
+    if (status == Status::kInProgress) status = Status::kAgain;
+  }
+  if (status == Status::kOk) return capture_or_post(part, stream);
+  phase_.store(kReady, std::memory_order_release);
+  return status;
+}
+
+// Busy, with everything prepared.
+Status Transfer::capture_or_post(Part& part, void* stream) noexcept {
+  towline_capture* capture = nullptr;
+  towline_capture** const wanted = has_message() ? nullptr : &capture;
+  auto status = static_cast<Status>(backend_->stream->capture(part.prepared, stream, wanted));
+  if (status == Status::kOk && wanted == nullptr) {
+    set_failure_text("a transfer with a notice or a counter can't be captured in a graph");
+    status = Status::kUnsupported;
+  }
+  if (status == Status::kOk) {
+    const std::lock_guard lock(captures_mutex_);
+    captures_.push_back(capture);
+  } else if (status == Status::kAgain) {
+    int32_t before = 0;
+    status = begin_post(before);
+    if (status == Status::kOk) {
+      status = submit_now(part, &stream);
+      if (is_error(status)) take_back_post(before);
+      return is_error(status) ? status : Status::kInProgress;
+    }
+  }
+  phase_.store(kReady, std::memory_order_release);
+  return status;
+}
+
+Status Transfer::wait_on(void* stream) noexcept {
+  take_failure_text();
+  if (const Status status = streams_serve(); status != Status::kOk) return status;
+  Part& part = parts_[0];
+  const uint64_t patient_until_ns = monotonic_now_ns() + kPatienceNs;
+  while (true) {
+    const Status outcome = poll_outcome();
+    {
+      const Worker::Guard guard(*part.worker);
+      towline_capture* last = nullptr;
+      {
+        const std::lock_guard lock(captures_mutex_);
+        if (!captures_.empty()) last = captures_.back();
+      }
+      if (outcome == Status::kNotFound && last == nullptr) return outcome;
+      const bool on_its_way = outcome == Status::kInProgress && !part.submitted && !part.message_only;
+      if (!on_its_way || poll_outcome() != Status::kInProgress) {
+        if (part.prepared == nullptr) return Status::kOk;
+        return static_cast<Status>(backend_->stream->wait(part.prepared, last, stream));
+      }
+    }
+    if (monotonic_now_ns() >= patient_until_ns) return Status::kAgain;
+    (void)part.worker->drive();
+  }
+}
+
+towline_capture_runs Transfer::captured_runs() const noexcept {
+  towline_capture_runs all{};
+  const std::lock_guard lock(captures_mutex_);
+  for (const towline_capture* capture : captures_) {
+    towline_capture_runs one{};
+    backend_->stream->runs(capture, &one);
+    all.begun += one.begun;
+    all.ended += one.ended;
+    all.refused += one.refused;
+    if (all.status == TOWLINE_OK) all.status = one.status;
+  }
+  return all;
+}
+
+}  // namespace towline

@@ -1,0 +1,45 @@
+// C API: transfers in the order of a GPU's streams.
+#include "towline/gpu.h"
+
+#include "capi/handles.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+namespace {
+
+int32_t answer(const char* function, Status status) {
+  if (!is_error(status) || status == Status::kAgain) return static_cast<int32_t>(status);
+  const std::string why = take_failure_text();
+  return capi::refuse(status, std::string(function) + ": " + (why.empty() ? status_text(status) : why));
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t towline_transfer_post_on(towline_transfer_t* transfer, void* stream) {
+  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return answer(__func__, reinterpret_cast<Transfer*>(transfer)->post_on(stream));
+}
+
+int32_t towline_transfer_wait_on(towline_transfer_t* transfer, void* stream) {
+  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  return answer(__func__, reinterpret_cast<Transfer*>(transfer)->wait_on(stream));
+}
+
+int32_t towline_transfer_replays(const towline_transfer_t* transfer, towline_replays_t* replays) {
+  return capi::guard(__func__, [&] {
+    capi::need(transfer, "transfer");
+    capi::need(replays, "replays");
+    if (replays->struct_size < sizeof(size_t) || replays->struct_size > 4096)
+      fail(Status::kInvalidArgument, "replays.struct_size is {}; set it to sizeof the struct",
+           replays->struct_size);
+    const towline_capture_runs runs = reinterpret_cast<const Transfer*>(transfer)->captured_runs();
+    const towline_replays_t whole = {replays->struct_size, runs.begun,  runs.ended,
+                                     runs.refused,         runs.status, 0};
+    std::memcpy(replays, &whole, std::min(replays->struct_size, sizeof whole));
+    return Status::kOk;
+  });
+}
+
+}  // extern "C"

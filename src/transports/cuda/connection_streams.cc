@@ -1,0 +1,160 @@
+// Transfers in streams of the application's, and in its graphs.
+//
+// Nobody can say when a stream comes to what it was given, so nothing that it needs may go before: a gate's
+// words stay for good (device.h), and the mappings and lists of a plan are let go of only once its gates are
+// closed and quiet.
+#include <fmt/format.h>
+
+#include <memory>
+#include <new>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "transports/cuda/backend.h"
+#include "transports/cuda/connection.h"
+#include "transports/cuda/quiet.h"
+
+namespace towline::cuda {
+
+namespace {
+
+using CaptureHandle = std::shared_ptr<Capture>;
+
+Connection& connection_of(const Prepared& prepared) {
+  return *reinterpret_cast<Connection*>(prepared.connection);
+}
+
+}  // namespace
+
+Prepared::~Prepared() {
+  if (gate == nullptr && captures.empty()) return;
+  const int32_t down = lost->load();
+  bool quiet = true;
+  if (gate != nullptr) {
+    gate->close();
+    quiet = wait_until_quiet(*gate, *lane);
+    device->give_gate_back(*gate);
+  }
+  for (const auto& capture : captures) {
+    capture->closed.store(down != 0 ? down : static_cast<int32_t>(Status::kStale));
+    capture->gate->close();
+    quiet = wait_until_quiet(*capture->gate, *lane) && quiet;
+  }
+  if (quiet) return;
+  TOWLINE_LOG(kError, "cuda: a copy that was begun does not end: what it reaches stays mapped for good");
+  (void)new std::vector(std::move(held));
+  (void)work.release();
+}
+
+// kRuns or kRecords; a negative status for what can't be used.
+int32_t Connection::look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept try {
+  state = prepared.device->stream_state(prepared.gpu, stream);
+  if (state != StreamState::kForeign) return TOWLINE_OK;
+  return host().refuse(
+      Status::kInvalidArgument,
+      fmt::format("cuda: the stream is not of GPU {} ({}), whose copies these are, or not of its primary "
+                  "context",
+                  prepared.gpu, uuid_text(prepared.device->gpus()[prepared.gpu].uuid)));
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return host().refuse(Status::kInternal, error.what());
+}
+
+int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_capture** out) noexcept try {
+  auto& prepared = *static_cast<Prepared*>(handle);
+  Connection& self = connection_of(prepared);
+  if (!self.up_) return static_cast<int32_t>(Status::kPeerLost);
+  StreamState state{};
+  if (const int32_t status = self.look_at_stream(prepared, stream, state); status < 0) return status;
+  if (state != StreamState::kRecords) return TOWLINE_AGAIN;
+  if (out == nullptr) return TOWLINE_OK;
+  auto capture = std::make_shared<Capture>();
+  auto owned = std::make_unique<CaptureHandle>(capture);
+  prepared.captures.reserve(prepared.captures.size() + 1);
+  capture->gate = &prepared.device->take_gate(prepared.gpu);
+  capture->runs_before = capture->gate->ended();
+  capture->refused_before = capture->gate->refused();
+  prepared.captures.push_back(capture);
+  const CopyJob work = prepared.work->job(0, prepared.plan->bytes);
+  const Code code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+  if (code != 0) return self.refuse_code("recording a copy in a graph failed: ", code);
+  *out = reinterpret_cast<towline_capture*>(owned.release());
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return connection_of(*static_cast<Prepared*>(handle)).host().refuse(error.code(), error.message());
+} catch (const std::bad_alloc&) {
+  return static_cast<int32_t>(Status::kOutOfMemory);
+}
+
+int32_t Connection::submit_on(towline_prepared* handle, const towline_submit_args& args,
+                              void* stream) noexcept {
+  auto& prepared = *static_cast<Prepared*>(handle);
+  return connection_of(prepared).begin_on(prepared, args, stream);
+}
+
+int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept try {
+  if (!up_) return static_cast<int32_t>(Status::kPeerLost);
+  Gate*& gate = prepared.gate;
+  if (gate != nullptr && gate->ended() != gate->launched()) {
+    // A run that was called off, and that its stream has not come to yet.
+    gate->close();
+    prepared.device->give_gate_back(*std::exchange(gate, nullptr));
+  }
+  if (gate == nullptr)
+    gate = &prepared.device->take_gate(prepared.gpu);
+  else
+    gate->open();
+  Job& job = make_job(prepared, args);
+  job.gate = gate;
+  job.value = gate->launched() + 1;
+  if (!job.moved) {
+    const CopyJob work = prepared.work->job(args.begin, args.end);
+    const Code code = gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+    if (code != 0) return refuse_code("putting a copy into the stream failed: ", code);
+  }
+  prepared.last_on_stream = true;
+  job_begun();
+  return TOWLINE_IN_PROGRESS;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+} catch (const std::bad_alloc&) {
+  return static_cast<int32_t>(Status::kOutOfMemory);
+}
+
+int32_t Connection::wait_on(towline_prepared* handle, towline_capture* last, void* stream) noexcept {
+  auto& prepared = *static_cast<Prepared*>(handle);
+  Connection& self = connection_of(prepared);
+  if (!self.up_) return static_cast<int32_t>(Status::kPeerLost);
+  StreamState state{};
+  if (const int32_t status = self.look_at_stream(prepared, stream, state); status < 0) return status;
+  Code code = 0;
+  if (state == StreamState::kRecords) {
+    code = last == nullptr ? 1 : (*reinterpret_cast<CaptureHandle*>(last))->gate->precede(stream);
+    if (code != 0)
+      return self.host().refuse(
+          Status::kUnsupported,
+          "cuda: the stream records a graph that the transfer was not captured in: post it on a stream of "
+          "the same graph first, or wait before recording");
+    return TOWLINE_OK;
+  }
+  if (prepared.last_on_stream)
+    code = prepared.gate->precede(stream);
+  else
+    code = prepared.lane->precede(stream);
+  return code == 0 ? TOWLINE_OK : self.refuse_code("ordering the stream after a copy failed: ", code);
+}
+
+void Connection::runs_of(const towline_capture* capture, towline_capture_runs* runs) noexcept {
+  const Capture& mine = **reinterpret_cast<const CaptureHandle*>(capture);
+  runs->ended = mine.gate->ended() - mine.runs_before;
+  runs->refused = mine.gate->refused() - mine.refused_before;
+  runs->begun = mine.gate->begun() - mine.runs_before;
+  runs->status = mine.closed.load();
+}
+
+void Connection::forget(towline_capture* capture) noexcept {
+  delete reinterpret_cast<CaptureHandle*>(capture);
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,76 @@
+#include <utility>
+
+#include "transports/cuda/fake/fake_device.h"
+
+namespace towline::cuda::fake {
+
+FakeStream::FakeStream(uint32_t gpu) : gpu_(gpu), thread_([this] { run(); }) {}
+
+FakeStream::~FakeStream() {
+  hold(false);
+  drain();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void FakeStream::put(Work work) {
+  const std::lock_guard lock(mutex_);
+  if (graph_ != nullptr)
+    graph_->work.push_back(std::move(work));
+  else
+    queue_.push_back(std::move(work));
+  changed_.notify_all();
+}
+
+void FakeStream::hold(bool held) {
+  const std::lock_guard lock(mutex_);
+  held_ = held;
+  changed_.notify_all();
+}
+
+void FakeStream::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+}
+
+void FakeStream::record() {
+  static std::atomic<uint64_t> last{0};
+  const std::lock_guard lock(mutex_);
+  graph_ = new Graph{++last, {}};
+}
+
+FakeStream::Graph* FakeStream::end_record() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(graph_, nullptr);
+}
+
+uint64_t FakeStream::recording() {
+  const std::lock_guard lock(mutex_);
+  return graph_ == nullptr ? 0 : graph_->number;
+}
+
+void FakeStream::replay(const Graph& graph) {
+  for (const Work& work : graph.work) put(work);
+}
+
+void FakeStream::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || (!queue_.empty() && !held_); });
+    if (stop_) return;
+    const Work next = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    next();
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace towline::cuda::fake

@@ -1,0 +1,249 @@
+// Transfers in the order of streams, and in graphs, on GPUs made of host memory.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda_fixture.h"
+#include "towline/gpu.hpp"
+
+namespace towline::conformance {
+namespace {
+
+class CudaStreamsTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (HasFatalFailure()) return;
+    stream_ = make_stream(0);
+    stamp(left_memory_.data(), left_memory_.size(), 1);
+  }
+  void TearDown() override {
+    if (stream_command_ != nullptr)
+      for (void* stream : streams_) (void)stream_command_("free", stream, 0, 0, 0);
+    for (const uint64_t graph : graphs_) (void)stream_command_("free graph", nullptr, graph, 0, 0);
+    CudaTest::TearDown();
+  }
+
+  void* make_stream(uint64_t gpu) {
+    void* const stream = reinterpret_cast<void*>(stream_command_("make", nullptr, gpu, 0, 0));
+    streams_.push_back(stream);
+    return stream;
+  }
+  void stream(const char* command, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0) {
+    (void)stream_command_(command, stream_, a, b, c);
+  }
+  // What a graph of one post would do.
+  uint64_t recorded(const Transfer& move) {
+    stream("record");
+    EXPECT_EQ(post_on(move, stream_), Status::kOk) << last_error();
+    graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
+    return graphs_.back();
+  }
+  void replay(uint64_t graph) {
+    stream("replay", graph);
+    stream("drain");
+  }
+  // The stream copies one memory to another once it gets there.
+  void copy_in_stream(Buffer& to, const Buffer& from) {
+    stream("copy", reinterpret_cast<uint64_t>(to.data()), reinterpret_cast<uint64_t>(from.data()), to.size());
+  }
+  [[nodiscard]] bool arrived() const {
+    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
+  }
+
+  void* stream_ = nullptr;
+  std::vector<void*> streams_;
+  std::vector<uint64_t> graphs_;
+};
+
+TEST_F(CudaStreamsTest, APostOnAStreamComesAfterWhatTheStreamHolds) {
+  const Transfer move = make_move({.notice = "moved"});
+  Buffer made(left_memory_.size(), false);
+  stamp(made.data(), made.size(), 2);
+  stream("hold", 1);
+  copy_in_stream(left_memory_, made);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  EXPECT_EQ(move.wait(5ms), Status::kInProgress);
+  EXPECT_EQ(post_on(move, stream_), Status::kBusy);
+  Buffer seen(left_memory_.size(), false);
+  copy_in_stream(seen, right_memory_);
+  stream("hold", 0);
+  ASSERT_EQ(move.wait(20s), Status::kOk);
+  EXPECT_EQ(std::memcmp(right_memory_.data(), made.data(), made.size()), 0);
+  stream("drain");
+  EXPECT_EQ(std::memcmp(seen.data(), made.data(), made.size()), 0) << "what the stream was given later";
+  Notice notice;
+  while (right_->receive(notice) != Status::kOk) ASSERT_EQ(right_->wait(20s), Status::kOk);
+  EXPECT_EQ(notice.text(), "moved");
+}
+
+TEST_F(CudaStreamsTest, TheDefaultStreamServesAsWellAndPostsFollowOneAnother) {
+  const Transfer move = make_move();
+  for (uint64_t i = 0; i < 200; ++i) {
+    stamp(left_memory_.data(), left_memory_.size(), i);
+    ASSERT_EQ(post_on(move, i % 2 == 0 ? nullptr : stream_), Status::kInProgress) << last_error();
+    ASSERT_EQ(move.wait(20s), Status::kOk);
+    ASSERT_TRUE(arrived()) << i;
+    if (i % 3 == 0) {
+      ASSERT_EQ(run(move), Status::kOk);
+    }
+  }
+}
+
+TEST_F(CudaStreamsTest, AStreamCanWaitForAnyPost) {
+  const Transfer move = make_move();
+  EXPECT_EQ(wait_on(move, stream_), Status::kNotFound);
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  Buffer seen(left_memory_.size(), false);
+  for (const bool in_stream : {false, true}) {
+    stamp(left_memory_.data(), left_memory_.size(), in_stream ? 8 : 9);
+    void* const other = make_stream(0);
+    gpu("hold", 1);
+    if (in_stream)
+      ASSERT_EQ(post_on(move, other), Status::kInProgress);
+    else
+      ASSERT_EQ(move.post(), Status::kInProgress);
+    ASSERT_EQ(wait_on(move, stream_), Status::kOk) << last_error();
+    copy_in_stream(seen, right_memory_);
+    gpu("hold", 0);
+    ASSERT_EQ(move.wait(20s), Status::kOk);
+    stream("drain");
+    EXPECT_EQ(std::memcmp(seen.data(), left_memory_.data(), seen.size()), 0) << in_stream;
+  }
+}
+
+TEST_F(CudaStreamsTest, OnceCancelledOrLateTheStreamMovesNothingAndItsFenceIsThere) {
+  const Transfer move = make_move({.timeout = 300ms});
+  const Buffer before(right_memory_.size(), false);
+  stream("hold", 1);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  move.cancel();
+  EXPECT_EQ(move.wait(20s), Status::kCancelled);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk) << "although the stream has not come to it";
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  EXPECT_EQ(move.wait(20s), Status::kTimedOut);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  stream("hold", 0);
+  stream("drain");
+  EXPECT_EQ(std::memcmp(right_memory_.data(), before.data(), before.size()), 0);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  EXPECT_EQ(move.wait(20s), Status::kOk);
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(CudaStreamsTest, ACopyThatTheStreamHasBegunIsWaitedFor) {
+  const Transfer move = make_move();
+  gpu("hold", 1);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  move.cancel();
+  EXPECT_EQ(move.wait(20s), Status::kCancelled);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 1ms), Status::kTimedOut);
+  gpu("hold", 0);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+}
+
+TEST_F(CudaStreamsTest, AGraphMovesEachTimeItIsReplayed) {
+  const Transfer move = make_move();
+  const uint64_t graph = recorded(move);
+  EXPECT_EQ(move.poll(), Status::kNotFound) << "nothing was posted";
+  EXPECT_FALSE(arrived());
+  for (uint64_t i = 0; i < 5; ++i) {
+    stamp(left_memory_.data(), left_memory_.size(), 20 + i);
+    replay(graph);
+    ASSERT_TRUE(arrived()) << i;
+    ASSERT_EQ(run(move), Status::kOk) << "beside it";
+  }
+  const Replays fared = replays(move);
+  EXPECT_EQ(fared.begun, 5u);
+  EXPECT_EQ(fared.ended, 5u);
+  EXPECT_EQ(fared.refused, 0u);
+  EXPECT_EQ(fared.status, TOWLINE_OK);
+  stream("record");
+  EXPECT_EQ(wait_on(move, stream_), Status::kUnsupported) << "captured in another graph";
+  EXPECT_NE(std::string(last_error()).find("records a graph"), std::string::npos) << last_error();
+  graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
+}
+
+TEST_F(CudaStreamsTest, AReplayAgainstAPeerThatIsGoneIsAnErrorAndMovesNothing) {
+  const Transfer move = make_move();
+  const uint64_t graph = recorded(move);
+  replay(graph);
+  ASSERT_TRUE(arrived());
+  right_region_.reset();
+  right_.reset();
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (replays(move).status == TOWLINE_OK && std::chrono::steady_clock::now() < until) (void)move.poll();
+  const std::vector<std::byte> before(right_memory_.data(), right_memory_.data() + right_memory_.size());
+  stamp(left_memory_.data(), left_memory_.size(), 30);
+  replay(graph);
+  EXPECT_EQ(std::memcmp(right_memory_.data(), before.data(), before.size()), 0);
+  const Replays fared = replays(move);
+  EXPECT_EQ(fared.ended, 2u);
+  EXPECT_EQ(fared.refused, 1u);
+  EXPECT_NE(fared.status, TOWLINE_OK);
+  EXPECT_LT(static_cast<int32_t>(post_on(move, stream_)), 0);
+}
+
+TEST_F(CudaStreamsTest, AGraphMayOutliveItsTransferAndTheAgents) {
+  uint64_t graph = 0;
+  {
+    const Transfer move = make_move();
+    graph = recorded(move);
+    replay(graph);
+    ASSERT_TRUE(arrived());
+  }
+  stamp(left_memory_.data(), left_memory_.size(), 40);
+  replay(graph);
+  EXPECT_FALSE(arrived());
+  peer_.reset();
+  left_region_.reset();
+  right_region_.reset();
+  left_.reset();
+  right_.reset();
+  replay(graph);
+  EXPECT_FALSE(arrived());
+}
+
+TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
+  const Transfer with_notice = make_move({.notice = "moved"});
+  stream("record");
+  EXPECT_EQ(post_on(with_notice, stream_), Status::kUnsupported);
+  EXPECT_NE(std::string(last_error()).find("notice"), std::string::npos) << last_error();
+  graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
+  const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                                        peer_->block_list(pages(right_memory_)));
+  EXPECT_EQ(post_on(move, make_stream(1)), Status::kInvalidArgument);
+  EXPECT_NE(std::string(last_error()).find("not of GPU 0"), std::string::npos) << last_error();
+  gpu("refuse", 1, 701);
+  EXPECT_EQ(post_on(move, stream_), Status::kIo);
+  EXPECT_NE(std::string(last_error()).find("701"), std::string::npos) << last_error();
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "the refusal had no other effect";
+  EXPECT_EQ(move.wait(20s), Status::kOk);
+
+  const Agent plain("plain", {.listen = "none", .backends = "memory"});
+  const Memory memory(kPage);
+  const Region region = plain.register_memory(dram(memory));
+  const BlockList list = plain.block_list(blocks_of(memory.data(), kPage, kPage));
+  const Transfer other = plain.transfer(Op::write, list, list);
+  EXPECT_EQ(post_on(other, stream_), Status::kUnsupported);
+  EXPECT_NE(std::string(last_error()).find("'memory'"), std::string::npos) << last_error();
+  EXPECT_EQ(towline_transfer_post_on(nullptr, stream_), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_transfer_wait_on(nullptr, stream_), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_transfer_replays(other.native(), nullptr), TOWLINE_INVALID_ARGUMENT);
+}
+
+TEST_F(CudaStreamsTest, AnAgentThatEndsLeavesNothingToItsStreams) {
+  const Transfer move = make_move();
+  stream("hold", 1);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  left_.reset();
+  EXPECT_EQ(move.poll(), Status::kClosed);
+  stream("hold", 0);
+  stream("drain");
+  EXPECT_FALSE(arrived());
+}
+
+}  // namespace
+}  // namespace towline::conformance
