@@ -1,5 +1,6 @@
 #include "arrays.h"
 
+#include <dlfcn.h>
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
@@ -43,6 +44,24 @@ std::string name_of_type(nb::handle object) { return Py_TYPE(object.ptr())->tp_n
 
 std::string as_string(nb::handle object) { return nb::str(object).c_str(); }
 
+// The ordinal of the GPU that memory is on, asked of the driver that the memory's library has loaded; its
+// interface does not say.
+uint64_t gpu_of(uint64_t address) {
+  constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  using GetAttribute = int (*)(void*, int, unsigned long long);
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  const auto get =
+      driver == nullptr ? nullptr : reinterpret_cast<GetAttribute>(dlsym(driver, "cuPointerGetAttribute"));
+  int ordinal = -1;
+  const bool known = get != nullptr && get(&ordinal, kDeviceOrdinal, address) == 0 && ordinal >= 0;
+  if (driver != nullptr) dlclose(driver);
+  if (!known)
+    raise(TOWLINE_INVALID_ARGUMENT,
+          "which GPU the memory is on can't be found out: give it as (address, "
+          "length, device) with kind='vram'");
+  return static_cast<uint64_t>(ordinal);
+}
+
 }  // namespace
 
 // ---- memory
@@ -50,7 +69,8 @@ std::string as_string(nb::handle object) { return nb::str(object).c_str(); }
 bool Array::take(nb::handle object) {
   if (PyUnicode_Check(object.ptr())) return false;
   owner = nb::borrow(object);
-  return take_buffer(object) || take_torch(object) || take_interface(object) || take_dlpack(object);
+  return take_buffer(object) || take_torch(object) || take_interface(object) || take_dlpack(object) ||
+         take_cuda_interface(object);
 }
 
 bool Array::take_buffer(nb::handle object) {
@@ -93,8 +113,20 @@ bool Array::take_torch(nb::handle object) {
 }
 
 bool Array::take_interface(nb::handle object) {
-  if (!nb::hasattr(object, "__array_interface__")) return false;
-  const auto interface = nb::cast<nb::dict>(object.attr("__array_interface__"));
+  return nb::hasattr(object, "__array_interface__") &&
+         read_interface(nb::cast<nb::dict>(object.attr("__array_interface__")));
+}
+
+bool Array::take_cuda_interface(nb::handle object) {
+  if (!nb::hasattr(object, "__cuda_array_interface__") ||
+      !read_interface(nb::cast<nb::dict>(object.attr("__cuda_array_interface__"))))
+    return false;
+  kind = TOWLINE_VRAM;
+  device = gpu_of(address);
+  return true;
+}
+
+bool Array::read_interface(const nb::dict& interface) {
   const nb::object data = nb::borrow(interface)["data"];
   if (!PyTuple_Check(data.ptr())) return false;
   address = static_cast<uint64_t>(integer(data[0]));

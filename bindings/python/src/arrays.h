@@ -42,6 +42,8 @@ struct Array {
   bool take_buffer(nb::handle object);
   bool take_torch(nb::handle object);
   bool take_interface(nb::handle object);
+  bool take_cuda_interface(nb::handle object);
+  bool read_interface(const nb::dict& interface);
   bool take_dlpack(nb::handle object);
   void set_contiguous_strides();
 };

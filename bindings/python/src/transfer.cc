@@ -1,4 +1,6 @@
 // Transfers. post() and poll() are the hot path: one call of the C API, and nothing else that costs.
+#include <towline/gpu.h>
+
 #include <vector>
 
 #include "arrays.h"
@@ -167,6 +169,63 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
   }
 }
 
+// ---- streams
+
+// A stream of torch, of CuPy, of whoever speaks the CUDA stream protocol, or its address.
+void* stream_of(nb::handle object) {
+  if (PyLong_Check(object.ptr())) return PyLong_AsVoidPtr(object.ptr());
+  for (const char* name : {"cuda_stream", "ptr"})
+    if (nb::hasattr(object, name)) return PyLong_AsVoidPtr(nb::object(object.attr(name)).ptr());
+  if (nb::hasattr(object, "__cuda_stream__")) {
+    const nb::object answer = object.attr("__cuda_stream__")();
+    return PyLong_AsVoidPtr(nb::object(answer[1]).ptr());
+  }
+  raise(TOWLINE_INVALID_ARGUMENT,
+        std::string("stream: a torch or CuPy stream, an object with __cuda_stream__, or an address, not ") +
+            Py_TYPE(object.ptr())->tp_name);
+}
+
+[[noreturn]] void fail_on(const Transfer& transfer, const char* function, int32_t status) {
+  check(status, function, describe(transfer) + ": " + towline_status_text(status));
+  fail(transfer, status);
+}
+
+nb::object post_on(Transfer& transfer, nb::handle stream) {
+  void* const native = stream_of(stream);
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_transfer_post_on(transfer.native, native);
+  }
+  if (status < 0 && status != TOWLINE_AGAIN) fail_on(transfer, "towline_transfer_post_on", status);
+  if (status == TOWLINE_IN_PROGRESS) {
+    transfer.posted = true;
+    transfer.ended = false;
+  }
+  return status_object(status);
+}
+
+nb::object wait_on(Transfer& transfer, nb::handle stream) {
+  void* const native = stream_of(stream);
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_transfer_wait_on(transfer.native, native);
+  }
+  if (status < 0 && status != TOWLINE_AGAIN) fail_on(transfer, "towline_transfer_wait_on", status);
+  return status_object(status);
+}
+
+struct Replays : towline_replays_t {};
+
+Replays replays(const Transfer& transfer) {
+  Replays replays{{sizeof(towline_replays_t)}};
+  check(towline_transfer_replays(transfer.native, &replays), "towline_transfer_replays");
+  return replays;
+}
+
 void cancel(Transfer& transfer) {
   int32_t status = 0;
   {
@@ -326,11 +385,23 @@ void bind_transfer(nb::module_& module) {
         return nb::str("Result(status={}, bytes={} of {}, blocks={})")
             .format(towline_status_name(result.status), result.bytes, result.total_bytes, result.blocks);
       });
+  nb::class_<Replays>(module, "Replays")
+      .def_ro("begun", &Replays::begun)
+      .def_ro("ended", &Replays::ended)
+      .def_ro("refused", &Replays::refused)
+      .def_prop_ro("status", [](const Replays& replays) { return status_object(replays.status); })
+      .def("__repr__", [](const Replays& replays) {
+        return nb::str("Replays(begun={}, ended={}, refused={}, status={})")
+            .format(replays.begun, replays.ended, replays.refused, towline_status_name(replays.status));
+      });
   nb::class_<Transfer>(module, "Transfer", nb::type_slots(collected<Transfer>), nb::is_weak_referenceable())
       .def("post", &post)
       .def("poll", &poll)
       .def("wait", &wait, nb::arg("timeout") = nb::none())
       .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
+      .def("post_on", &post_on, nb::arg("stream"))
+      .def("wait_on", &wait_on, nb::arg("stream"))
+      .def_prop_ro("replays", &replays)
       .def("cancel", &cancel)
       .def("set_notice", &set_notice, nb::arg("notice").none())
       .def_prop_ro("result", &result)

@@ -11,7 +11,7 @@ seconds. NumPy, torch and asyncio are imported when they are first needed.
 """
 
 from ._agent import Agent, Connecting
-from ._core import Blocks, BlockList, Counter, Directory, DirectoryCall, Memory, Notice, Peer, Region, RegionInfo, Result, Transfer, Watch
+from ._core import Blocks, BlockList, Counter, Directory, DirectoryCall, Memory, Notice, Peer, Region, RegionInfo, Replays, Result, Transfer, Watch
 from ._core import version as __version__
 from ._errors import (
     AddressInUse,
@@ -73,6 +73,7 @@ __all__ = [
     "PermissionDenied",
     "Region",
     "RegionInfo",
+    "Replays",
     "Result",
     "Stale",
     "Status",

@@ -246,6 +246,16 @@ class Transfer:
         self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
     ) -> None:
         """After a failure: waits until no byte of it can land, or be read, any more. Raises TimedOut."""
+    def post_on(self, stream: Any) -> Status:
+        """Posts it as work of a GPU's stream (of torch, of CuPy, with `__cuda_stream__`, or by address): it comes after
+        what the stream was given before, and what the stream is given later comes after it. IN_PROGRESS: posted, with an
+        outcome like any post. OK: the stream is being captured, and each replay of the graph moves the bytes. AGAIN: no
+        credit or connection yet. Anything else raises."""
+    def wait_on(self, stream: Any) -> Status:
+        """What the stream is given from here on comes after the last post, without this thread waiting for anything."""
+    @property
+    def replays(self) -> Replays:
+        """How captured posts fared."""
     def cancel(self) -> None:
         """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
     def set_notice(self, notice: Buffer | None) -> None:
@@ -255,6 +265,21 @@ class Transfer:
     _id: int
     _agent: Agent
     def _look(self) -> int: ...
+
+@final
+class Replays:
+    """How often replayed graphs came to a transfer, and what became of that."""
+
+    @property
+    def begun(self) -> int: ...
+    @property
+    def ended(self) -> int: ...
+    @property
+    def refused(self) -> int:
+        """Of those that ended: nothing was moved."""
+    @property
+    def status(self) -> Status:
+        """OK, or why replays are refused from now on."""
 
 @final
 class Result:
