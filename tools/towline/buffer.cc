@@ -15,12 +15,14 @@ namespace tool {
 BufferKind parse_buffer_kind(const std::string& text) {
   if (text == "shared") return BufferKind::kShared;
   if (text == "private") return BufferKind::kPrivate;
-  throw Failure{fmt::format("'{}' is no sort of memory: shared or private", text)};
+  if (text == "vram") return BufferKind::kVram;
+  throw Failure{fmt::format("'{}' is no sort of memory: shared, private or vram", text)};
 }
 
 void Unmap::operator()(std::byte* address) const { munmap(address, bytes); }
 
-Buffer::Buffer(BufferKind kind, uint64_t bytes) : size_(bytes) {
+Buffer::Buffer(BufferKind kind, uint64_t bytes, int gpu) : size_(bytes) {
+  if (kind == BufferKind::kVram) gpu_ = std::make_unique<GpuMemory>(gpu, bytes);
   if (kind == BufferKind::kShared) {
     shared_.emplace(bytes);
     data_ = shared_->data();
@@ -37,6 +39,34 @@ Buffer::Buffer(BufferKind kind, uint64_t bytes) : size_(bytes) {
   for (uint64_t offset = 0; offset < size_; offset += kPage) {
     *reinterpret_cast<volatile std::byte*>(data_ + offset) = std::byte{0};
   }
+}
+
+towline::MemoryView Buffer::view() const {
+  if (gpu_ == nullptr) return towline::dram(bytes());
+  return {.address = reinterpret_cast<void*>(gpu_->address()),
+          .bytes = size_,
+          .kind = towline::Kind::kVram,
+          .device = gpu_->device()};
+}
+
+uint64_t Buffer::address() const {
+  return gpu_ != nullptr ? gpu_->address() : reinterpret_cast<uint64_t>(data_);
+}
+
+void Buffer::push(uint64_t offset, uint64_t bytes) {
+  if (gpu_ != nullptr) gpu_->put(offset, data_ + offset, bytes);
+}
+
+void Buffer::pull(uint64_t offset, uint64_t bytes) {
+  if (gpu_ != nullptr) gpu_->get(offset, data_ + offset, bytes);
+}
+
+Place place_of(const towline::Peer& peer, uint64_t address) {
+  for (const auto& region : peer.regions()) {
+    if (address < region.address || address - region.address >= region.bytes) continue;
+    return {static_cast<towline::Kind>(region.kind), region.device};
+  }
+  return {};
 }
 
 uint64_t available_memory_bytes() {

@@ -1,4 +1,4 @@
-// Memory of a worker, of either sort that applications have.
+// Memory of a worker, of any sort that applications have.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,17 @@
 #include <string>
 #include <towline/towline.hpp>
 
+#include "gpu_memory.h"
+
 namespace tool {
 
 enum class BufferKind {
   kShared,   // allocated by Towline: peers on this host map it
   kPrivate,  // anonymous, as an allocator gives it: peers on this host go through the kernel
+  kVram,     // of a GPU
 };
 
-// "shared" or "private"; throws Failure otherwise.
+// "shared", "private" or "vram"; throws Failure otherwise.
 [[nodiscard]] BufferKind parse_buffer_kind(const std::string& text);
 
 struct Unmap {
@@ -24,21 +27,39 @@ struct Unmap {
   void operator()(std::byte* address) const;
 };
 
-// Page-aligned zeroed memory, every page present.
+// Page-aligned zeroed memory, every page present. A GPU's is filled and looked at through a copy of it in
+// host memory.
 class Buffer {
  public:
-  Buffer(BufferKind kind, uint64_t bytes);
+  // `gpu`: as GpuMemory has it.
+  Buffer(BufferKind kind, uint64_t bytes, int gpu = 0);
 
+  // In host memory.
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] uint64_t size() const { return size_; }
   [[nodiscard]] std::span<std::byte> bytes() const { return {data_, size_}; }
 
+  // What peers reach, and at which address.
+  [[nodiscard]] towline::MemoryView view() const;
+  [[nodiscard]] uint64_t address() const;
+  // Between the copy in host memory and the GPU's; of host memory nothing has to be done.
+  void push(uint64_t offset, uint64_t bytes);
+  void pull(uint64_t offset, uint64_t bytes);
+
  private:
+  std::unique_ptr<GpuMemory> gpu_;
   std::optional<towline::Memory> shared_;
   std::unique_ptr<std::byte, Unmap> private_;
   std::byte* data_ = nullptr;
   uint64_t size_;
 };
+
+// What memory of this agent or of a peer is, whose region begins at or before the address.
+struct Place {
+  towline::Kind kind = towline::Kind::kDram;
+  uint64_t device = 0;
+};
+[[nodiscard]] Place place_of(const towline::Peer& peer, uint64_t address);
 
 // Bytes of memory that can be had without swapping, by /proc/meminfo; 0 when it does not say.
 [[nodiscard]] uint64_t available_memory_bytes();

@@ -98,7 +98,11 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->delimiter(',')
       ->type_name("N,..")
       ->capture_default_str();
-  command->add_option("--memory", each.memory_kind, "shared (peers map it) or private (as malloc gives it)")
+  command
+      ->add_option(
+          "--memory", each.memory_kind,
+          "shared (peers map it), private (as malloc gives it), or vram: initiators take GPUs from the first "
+          "on, targets from the last back")
       ->capture_default_str();
   command->add_option("--backend", each.backend, "Force one backend; by default the router chooses")
       ->type_name("NAME");

@@ -48,6 +48,7 @@ std::vector<double> thinned(std::vector<double> samples) {
 struct TargetPeer {
   std::unique_ptr<towline::Peer> peer;
   uint64_t base = 0;
+  Place place;
 };
 
 // What one thread moves to or from one target.
@@ -79,8 +80,10 @@ class Initiator {
     const auto addresses = rank_.wait_for_parent("start").at("start").get<std::vector<std::string>>();
     targets_ = static_cast<uint32_t>(addresses.size());
     for (size_t row = 0; row < options_.rows.size(); ++row) measure_memory(options_.rows[row]);
-    buffer_.emplace(parse_buffer_kind(options_.memory_kind), local_thread_bytes_ * most_threads_);
-    region_.emplace(rank_.agent().register_memory(towline::dram(buffer_->bytes())));
+    buffer_.emplace(parse_buffer_kind(options_.memory_kind), local_thread_bytes_ * most_threads_,
+                    static_cast<int>(options_.rank));
+    buffer_->push(0, buffer_->size());
+    region_.emplace(rank_.agent().register_memory(buffer_->view()));
     peers_.resize(targets_);
     for (const Share& share : shares(options_.rows.front())) join(share.target, addresses[share.target]);
     rank_.report({{"ready", true}});
@@ -126,6 +129,7 @@ class Initiator {
     const json opened = ask(joined, {{"ask", "open"}, {"bytes", remote_thread_bytes_ * most_threads_}});
     joined.base = opened.at("base");
     joined.peer->refresh();
+    joined.place = place_of(*joined.peer, joined.base);
   }
 
   // Asks a target and waits for its answer.
@@ -186,10 +190,13 @@ class Initiator {
                      .stride = share.local_block,
                      .length = share.length,
                      .identity = identity};
+    const towline::MemoryView view = buffer_->view();
     const auto here = rank_.agent().block_list(
-        towline::Blocks::at(local.base, share.length).repeat(blocks, share.local_block));
+        towline::Blocks::at(buffer_->address() + local_start, share.length, view.kind, view.device)
+            .repeat(blocks, share.local_block));
     const auto there = target.peer->block_list(
-        towline::Blocks::at(target.base + remote_offset, share.length).repeat(blocks, share.remote_block));
+        towline::Blocks::at(target.base + remote_offset, share.length, target.place.kind, target.place.device)
+            .repeat(blocks, share.remote_block));
     // Shares of one block take it from the same places.
     Order order{.seed = options_.seed,
                 .initiator = options_.rank,
@@ -222,6 +229,7 @@ class Initiator {
 
   // Stamps the side that the data comes from.
   void fill(const Row& row, uint64_t epoch) {
+    if (row.op == "write") buffer_->pull(0, buffer_->size());
     for (const Stream& stream : streams_) {
       if (row.op == "write") {
         fill_blocks(stream.local, stream.local_picks, epoch);
@@ -229,12 +237,14 @@ class Initiator {
         ask_blocks("fill", row, stream, epoch);
       }
     }
+    if (row.op == "write") buffer_->push(0, buffer_->size());
   }
 
   // Checks every byte of the side that it went to.
   json check(const Row& row, uint64_t epoch) {
     if (!options_.check) return {{"blocks", 0}, {"wrong", 0}};
     uint64_t wrong = 0;
+    if (row.op == "read") buffer_->pull(0, buffer_->size());
     for (const Stream& stream : streams_) {
       wrong += row.op == "read" ? count_wrong_blocks(stream.local, stream.local_picks, epoch)
                                 : ask_blocks("check", row, stream, epoch).at("wrong").get<uint64_t>();

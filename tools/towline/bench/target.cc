@@ -21,6 +21,7 @@ class Target {
  public:
   Target(const json& configuration, Channel& parent)
       : kind_(parse_buffer_kind(configuration.at("memory_kind"))),
+        gpu_(-1 - configuration.at("rank").get<int>()),
         rank_(fmt::format("bench-target-{}", configuration.at("rank").get<int>()),
               {.workers = configuration.at("workers").get<uint32_t>(),
                .listen = configuration.at("listen").get<std::string>()},
@@ -72,9 +73,10 @@ class Target {
 
   json open(const std::string& sender, uint64_t bytes) {
     lent_.erase(sender);
-    Buffer buffer{kind_, bytes};
-    towline::Region region = rank_.agent().register_memory(towline::dram(buffer.bytes()));
-    const auto base = reinterpret_cast<uint64_t>(buffer.data());
+    Buffer buffer{kind_, bytes, gpu_};
+    buffer.push(0, bytes);
+    towline::Region region = rank_.agent().register_memory(buffer.view());
+    const uint64_t base = buffer.address();
     lent_.emplace(sender, Lent{std::move(buffer), std::move(region)});
     return {{"base", base}};
   }
@@ -84,7 +86,7 @@ class Target {
     if (lent == lent_.end()) throw Failure{"no memory was opened"};
     const Row row = question.at("row");
     const uint64_t span = question.at("span");
-    const Buffer& buffer = lent->second.buffer;
+    Buffer& buffer = lent->second.buffer;
     const uint64_t offset = question.at("offset");
     const Area area{.base = reinterpret_cast<uint64_t>(buffer.data()) + offset,
                     .stride = question.at("stride"),
@@ -101,14 +103,18 @@ class Target {
         (blocks - 1) <= (buffer.size() - offset - area.length) / std::max<uint64_t>(area.stride, 1);
     if (!inside) throw Failure{"the blocks lie outside the memory that was opened"};
     const auto picks = pick_blocks(row, span, order);
+    const uint64_t bytes = (blocks - 1) * area.stride + area.length;
+    buffer.pull(offset, bytes);
     if (fill) {
       fill_blocks(area, picks, question.at("epoch"));
+      buffer.push(offset, bytes);
       return {{"wrong", 0}};
     }
     return {{"wrong", count_wrong_blocks(area, picks, question.at("epoch"))}};
   }
 
   BufferKind kind_;
+  int gpu_;
   Rank rank_;
   std::map<std::string, std::unique_ptr<towline::Peer>> peers_;
   std::map<std::string, Lent> lent_;

@@ -43,7 +43,9 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->type_name("SIZE");
   command
       ->add_option("--memory-kind", setup.memory_kind,
-                   "shared (peers map it) or private (as malloc gives it)")
+                   "shared (peers map it), private (as malloc gives it), or vram: decode takes GPUs from the "
+                   "first on, "
+                   "prefill from the last back")
       ->capture_default_str();
   command->add_option("--backend", setup.backend, "Force one backend; by default the router chooses")
       ->type_name("NAME");

@@ -62,7 +62,7 @@ class DecodeRank {
     play();
     rank_.report({{"finished", true}});
     (void)rank_.wait_for_parent("measure");
-    const double copy_rate = measure_copy_limit(layout_, sources_.front().slice.heads);
+    const double copy_rate = measure_copy_limit(layout_.in(*buffer_), sources_.front().slice.heads);
     rank_.report({{"result", result(copy_rate)}});
     while (true) rank_.wait(milliseconds{1000});
   }
@@ -125,11 +125,12 @@ class DecodeRank {
     mover_.emplace(rank_.agent(), move_options(setup_));
     layout_ = make_layout(shape_, setup_.decode_tp, number_, setup_.memory_bytes,
                           plan.at("largest_tokens").get<uint32_t>(), "decode");
-    buffer_.emplace(parse_buffer_kind(setup_.memory_kind), layout_.bytes());
-    layout_.base = reinterpret_cast<uint64_t>(buffer_->data());
-    region_.emplace(rank_.agent().register_memory(towline::dram(buffer_->bytes())));
+    buffer_.emplace(parse_buffer_kind(setup_.memory_kind), layout_.bytes(), static_cast<int>(number_));
+    layout_.place_in(*buffer_);
+    region_.emplace(rank_.agent().register_memory(buffer_->view()));
     pool_.emplace(layout_.pages, shape_.page_tokens, mix(setup_.seed, 1000 + number_));
-    stamper_.emplace(layout_, granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp), verify_of(setup_));
+    stamper_.emplace(layout_.in(*buffer_), granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
+                     verify_of(setup_));
   }
 
   void meet(const Slice& slice, const std::string& address, uint32_t pages) {
@@ -143,7 +144,9 @@ class DecodeRank {
       const PoolLayout theirs{.shape = shape_,
                               .heads = heads_of_rank(shape_, setup_.prefill_tp, slice.prefill_rank),
                               .pages = pages,
-                              .base = regions.front().address};
+                              .base = regions.front().address,
+                              .kind = static_cast<towline::Kind>(regions.front().kind),
+                              .device = regions.front().device};
       source.lane = std::make_unique<Lane>(rank_.agent(), *source.peer, layout_, theirs, slice.heads);
     }
     rank_.send(*source.peer, encode(PoolMessage{number_, layout_.pages, layout_.base}));
@@ -334,6 +337,9 @@ class DecodeRank {
   }
 
   void check_block(uint32_t request, const Block& block) {
+    for (const uint32_t page : block.pages)
+      for (uint32_t plane = 0; plane < shape_.layer_planes(); ++plane)
+        buffer_->pull(layout_.page_address(plane, page) - layout_.base, layout_.page_bytes());
     for (size_t index = 0; index < sources_.size(); ++index) {
       const Slice& slice = sources_[index].slice;
       const BlockStamp stamp{
@@ -346,7 +352,7 @@ class DecodeRank {
                         "{:#018x} instead of {:#018x} at "
                         "offset {} of the pool",
                         request, place, block.key.hash, stamp.epoch, stamp.writer, mismatch.found,
-                        mismatch.expected, mismatch.address - layout_.base)};
+                        mismatch.expected, mismatch.address - layout_.in(*buffer_).base)};
       }
     }
     pages_checked_ += block.pages.size() * shape_.layer_planes();

@@ -94,9 +94,22 @@ uint32_t granule_heads(const CacheShape& shape, uint32_t prefill_ranks, uint32_t
   return std::min(heads_of_rank(shape, prefill_ranks, 0).count, heads_of_rank(shape, decode_ranks, 0).count);
 }
 
+PoolLayout PoolLayout::in(const Buffer& buffer) const {
+  PoolLayout there = *this;
+  there.base = reinterpret_cast<uint64_t>(buffer.data());
+  return there;
+}
+
+void PoolLayout::place_in(const Buffer& buffer) {
+  const towline::MemoryView view = buffer.view();
+  base = buffer.address();
+  kind = view.kind;
+  device = view.device;
+}
+
 towline::Blocks PoolLayout::blocks(HeadRange part) const {
   const uint64_t start = base + uint64_t{part.first - heads.first} * shape.head_bytes;
-  const auto planes = towline::Blocks::at(start, uint64_t{part.count} * shape.head_bytes)
+  const auto planes = towline::Blocks::at(start, uint64_t{part.count} * shape.head_bytes, kind, device)
                           .repeat(shape.layer_planes(), plane_bytes())
                           .repeat(pages, page_bytes());
   if (part.count != heads.count) return planes.repeat(shape.page_tokens, token_bytes());

@@ -12,6 +12,8 @@
 #include <towline/towline.hpp>
 #include <vector>
 
+#include "buffer.h"
+
 namespace tool::replay {
 
 struct Model {
@@ -75,6 +77,12 @@ struct PoolLayout {
   HeadRange heads;
   uint32_t pages = 0;
   uint64_t base = 0;  // address, in the process that owns it
+  towline::Kind kind = towline::Kind::kDram;
+  uint64_t device = 0;
+
+  // The same memory where it is filled and looked at (buffer.h).
+  [[nodiscard]] PoolLayout in(const Buffer& buffer) const;
+  void place_in(const Buffer& buffer);
 
   [[nodiscard]] uint64_t token_bytes() const { return uint64_t{heads.count} * shape.head_bytes; }
   [[nodiscard]] uint64_t page_bytes() const { return token_bytes() * shape.page_tokens; }

@@ -56,14 +56,14 @@ class PrefillRank {
         shape_(shape_of(setup_)),
         layout_(
             make_layout(shape_, setup_.prefill_tp, number_, setup_.memory_bytes, largest_tokens_, "prefill")),
-        buffer_(parse_buffer_kind(setup_.memory_kind), layout_.bytes()),
+        buffer_(parse_buffer_kind(setup_.memory_kind), layout_.bytes(), -1 - static_cast<int>(number_)),
         rank_(fmt::format("prefill-{}", number_),
               agent_options(setup_, configuration.at("listen").get<std::string>()), parent),
-        region_(rank_.agent().register_memory(towline::dram(buffer_.bytes()))),
+        region_(rank_.agent().register_memory(buffer_.view())),
         pool_(layout_.pages, shape_.page_tokens, mix(setup_.seed, number_)),
         mover_(rank_.agent(), move_options(setup_)),
         patience_(std::chrono::seconds{setup_.patience_s}) {
-    layout_.base = reinterpret_cast<uint64_t>(buffer_.data());
+    layout_.place_in(buffer_);
     for (uint32_t decode = 0; decode < setup_.decode_tp; ++decode) {
       for (const Slice& slice : slices_of_rank(shape_, setup_.prefill_tp, setup_.decode_tp, decode)) {
         if (slice.prefill_rank == number_) consumers_.emplace_back(decode, slice.heads);
@@ -167,10 +167,13 @@ class PrefillRank {
       consumer.peer = std::make_unique<towline::Peer>(find_sender(notice));
       if (op_of(setup_) != towline::Op::write) continue;
       consumer.peer->refresh();
+      const Place place = place_of(*consumer.peer, message.base);
       const PoolLayout theirs{.shape = shape_,
                               .heads = heads_of_rank(shape_, setup_.decode_tp, message.decode_rank),
                               .pages = message.pages,
-                              .base = message.base};
+                              .base = message.base,
+                              .kind = place.kind,
+                              .device = place.device};
       consumer.lane = std::make_unique<Lane>(rank_.agent(), *consumer.peer, layout_, theirs, consumer.heads);
     }
   }
@@ -298,10 +301,12 @@ class PrefillRank {
 
   void stamp(Block& block) {
     block.epochs.assign(1, ++epoch_);
-    const Stamper stamper{layout_, granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
+    const Stamper stamper{layout_.in(buffer_), granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
                           verify_of(setup_)};
     for (uint32_t place = 0; place < block.pages.size(); ++place) {
       stamper.write({.hash = block.key.hash, .epoch = epoch_, .writer = number_}, place, block.pages[place]);
+      for (uint32_t plane = 0; plane < shape_.layer_planes(); ++plane)
+        buffer_.push(layout_.page_address(plane, block.pages[place]) - layout_.base, layout_.page_bytes());
     }
     stamped_bytes_ += block.pages.size() * layout_.bytes_per_page();
   }
