@@ -130,10 +130,12 @@ void fill(uint64_t address, uint64_t bytes, int byte) {
   synchronize();
 }
 
+void* native_stream() { return stream(); }
+
 void synchronize() { check(cudaStreamSynchronize(stream()), "synchronize"); }
 
 PageList::PageList(const std::vector<Pair>& pairs, uint64_t page_bytes)
-    : page_bytes_(page_bytes), pairs_(pairs.size()) {
+    : page_bytes_(page_bytes), pairs_(pairs.size()), kept_(pairs) {
   check(cudaMalloc(&list_, pairs.size() * sizeof(Pair)), "cudaMalloc");
   check(cudaMemcpy(list_, pairs.data(), pairs.size() * sizeof(Pair), cudaMemcpyHostToDevice), "cudaMemcpy");
   check(cudaMalloc(&arrivals_, sizeof *arrivals_), "cudaMalloc");
@@ -173,6 +175,16 @@ double PageList::copy(int blocks) {
   const double begun = now_s();
   begin(blocks);
   wait();
+  return now_s() - begun;
+}
+
+double PageList::copy_by_calls(int to_gpu, int from_gpu) {
+  const double begun = now_s();
+  for (const Pair& pair : kept_)
+    check(cudaMemcpyPeerAsync(reinterpret_cast<void*>(pair.to), to_gpu, reinterpret_cast<void*>(pair.from),
+                              from_gpu, page_bytes_, stream()),
+          "cudaMemcpyPeerAsync");
+  synchronize();
   return now_s() - begun;
 }
 
