@@ -26,7 +26,8 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     statistics_.bytes_received += result.bytes;
     budget -= std::min(budget, result.bytes);
     take_apart(lane);
-    if (result.bytes < asked) break;  // it has run dry
+    // It has run dry; where looking costs nothing, more may have come meanwhile.
+    if (result.bytes < asked && !lane.traits.calls_are_cheap) break;
   }
   return work;
 }

@@ -9,29 +9,41 @@ namespace {
 
 constexpr const char* kCorruptRing = "the peer stored impossible ring positions";
 
-// Copies between a run of pieces and the (at most two) regions of a ring; returns the bytes copied.
-template <class Byte, class Copy>
-std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>& regions,
-                         Copy copy) noexcept {
+// The other side is told of so many bytes at a time, so that it copies out what has been copied in while the
+// rest follows: with a whole frame of 256 KiB at once the two took turns, at two thirds of the speed.
+constexpr std::size_t kPublishBytes = 16u << 10;
+
+// Copies between a run of pieces and the (at most two) regions of a ring, and says so now and then through
+// publish(bytes); returns the bytes copied.
+template <class Byte, class Copy, class Publish>
+std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>& regions, Copy copy,
+                         Publish publish) noexcept {
   std::span<Byte> region = regions.first;
   std::span<Byte> next = regions.second;
   std::size_t total = 0;
+  std::size_t unpublished = 0;
   for (const iovec& piece : pieces) {
     auto* data = static_cast<uint8_t*>(piece.iov_base);
     std::size_t left = piece.iov_len;
     while (left != 0) {
       if (region.empty()) {
-        if (next.empty()) return total;
+        if (next.empty()) {
+          publish(unpublished);
+          return total;
+        }
         region = std::exchange(next, {});
       }
-      const std::size_t here = std::min(left, region.size());
+      const std::size_t here = std::min({left, region.size(), kPublishBytes - unpublished});
       copy(data, region.data(), here);
       data += here;
       left -= here;
       total += here;
+      unpublished += here;
       region = region.subspan(here);
+      if (unpublished == kPublishBytes) publish(std::exchange(unpublished, 0));
     }
   }
+  publish(unpublished);
   return total;
 }
 
@@ -63,9 +75,12 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
     return IoResult::again();
   }
   const std::size_t bytes = copy_through(
-      pieces, regions, [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); });
-  producer_.commit(bytes);
-  if (producer_.take_consumer_asleep()) wake_peer();
+      pieces, regions, [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); },
+      [this](std::size_t n) {
+        if (n == 0) return;
+        producer_.commit(n);
+        if (producer_.take_consumer_asleep()) wake_peer();
+      });
   return IoResult::moved(bytes);
 }
 
@@ -79,9 +94,12 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
   }
   if (consumer_.corrupt()) return IoResult::error(Status::kProtocol, 0, kCorruptRing);
   const std::size_t bytes = copy_through(
-      pieces, regions, [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); });
-  consumer_.consume(bytes);
-  if (consumer_.take_producer_asleep()) wake_peer();
+      pieces, regions, [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); },
+      [this](std::size_t n) {
+        if (n == 0) return;
+        consumer_.consume(n);
+        if (consumer_.take_producer_asleep()) wake_peer();
+      });
   return IoResult::moved(bytes);
 }
 

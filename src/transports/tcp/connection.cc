@@ -117,9 +117,9 @@ void Connection::open(UniqueFd fd) {
 
 void Connection::add_lane(UniqueFd fd) {
   const Options& options = backend_.options();
-  std::unique_ptr<framing::Lane> lane =
-      std::make_unique<SocketLane>(host(), worker_, std::move(fd), framed_->lane_count() == 0,
-                                   static_cast<uint32_t>(options.frame_bytes), stirred, this);
+  std::unique_ptr<framing::Lane> lane = std::make_unique<SocketLane>(
+      host(), worker_, std::move(fd), framed_->lane_count() == 0, static_cast<uint32_t>(options.frame_bytes),
+      options.congestion, stirred, this);
   if (options.faults.any()) {
     framing::FaultOptions faults = options.faults;
     faults.seed += backend_.next_fault_seed();

@@ -63,6 +63,7 @@ Options read_all(const plugin::Host& host) {
   options.bulk_bytes = read_bytes(host, "tcp.bulk_bytes", "1MiB", 0, UINT64_MAX);
   options.frame_bytes = read_bytes(host, "tcp.frame_bytes", "1MiB", 4096, 16u << 20);
   options.socket_buffer = read_bytes(host, "tcp.socket_buffer", "0", 0, 1u << 30);
+  options.congestion = host.config("tcp.congestion", "");
   options.handshake_timeout_ns = read_duration(host, "tcp.handshake_timeout", "5s");
   options.user_timeout_ns = read_duration(host, "tcp.user_timeout", "20s");
   options.checksum = read_bool(host, "tcp.checksum", false);

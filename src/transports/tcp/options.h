@@ -20,6 +20,7 @@ struct Options {
   uint64_t bulk_bytes = 0;     // moved in both directions until it counts as that
   uint64_t frame_bytes = 0;    // payload of one frame
   uint64_t socket_buffer = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
+  std::string congestion;      // control, by the kernel's name; empty: reno on loopback, else the kernel's
   uint64_t handshake_timeout_ns = 0;
   uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket
   bool checksum = false;

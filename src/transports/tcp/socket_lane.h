@@ -23,9 +23,10 @@ void tune_socket(int fd, const Options& options) noexcept;
 class SocketLane final : public framing::Lane {
  public:
   // `ready` with `argument` is called on the worker when the socket has something while it is watched. The
-  // host outlives it. A lane that is not the first of its connection is read less often while nothing comes.
+  // host outlives it. `congestion`: as in Options. A lane that is not the first of its connection is read
+  // less often while nothing comes.
   SocketLane(const plugin::Host& host, uint32_t worker, UniqueFd fd, bool first, uint32_t frame_bytes,
-             towline_ready_fn ready, void* argument);
+             const std::string& congestion, towline_ready_fn ready, void* argument);
   ~SocketLane() override { close(); }
 
   [[nodiscard]] framing::IoResult write(std::span<const iovec> pieces) noexcept override;
