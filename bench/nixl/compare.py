@@ -111,17 +111,18 @@ class Run:
                 samples[pair.contender.name].append(seconds)
                 pair.rest()
         for pair in pairs:
-            pair.initiator.ask("release")
+            pair.initiate("release")
+            pair.rest()
         what = f"{operation} {text_of(block)} x {count}"
         self.add(Figure(group, what, samples, block * count))
 
     def verify(self, pair: Pair, operation: str, block: int, mine: list[int], theirs: list[int]) -> None:
         """Prepares the cell, and looks whether its bytes arrive."""
-        pair.initiator.ask("fill", value=11)
+        pair.initiate("fill", value=11)
         pair.ask_target("fill", value=22)
         pair.initiate("prepare", operation=operation, block=block, mine=mine, theirs=theirs)
         if operation == "READ":
-            wrong = pair.initiator.ask("check", block=block, mine=mine, value=22)["wrong"]
+            wrong = pair.initiate("check", block=block, mine=mine, value=22)["wrong"]
         else:
             pair.rest()
             wrong = pair.ask_target("check", block=block, mine=theirs, value=11)["wrong"]
@@ -174,7 +175,7 @@ class Run:
             for contender in (towline(self.args, "host"), nixl):
                 pair = Pair(contender, 1 << 20, "ordinary", self.log)
                 made.setdefault(contender.name, []).extend(side["agent_s"] for side in pair.made)
-                share = pair.initiator.ask("idle", seconds=IDLE_SECONDS)["share"]
+                share = pair.initiate("idle", seconds=IDLE_SECONDS)["share"]
                 idle.setdefault(contender.name, []).append(share)
                 pair.end()
         self.add(Figure(group, "making one, with its backend", made))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 
 SIDE = pathlib.Path(__file__).with_name("side.py")
@@ -29,6 +30,11 @@ class Contender:
     @property
     def polls(self) -> bool:
         return not self.prog_thread
+
+    @property
+    def spins(self) -> bool:
+        """Takes a core for each side also when it has nothing to do."""
+        return self.prog_thread and self.package != "nixl"
 
 
 class Failed(Exception):
@@ -67,6 +73,7 @@ class Process:
         return self.hear()
 
     def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.close()
         try:
             self.process.wait(10)
@@ -89,28 +96,39 @@ class Pair:
         self.made = [self.initiator.hear(), self.target.hear()]
         for side, other in ((self.initiator, self.made[1]), (self.target, self.made[0])):
             side.ask("meet", metadata=other["metadata"], address=other["address"])
+        self.rest()
 
     def initiate(self, verb: str, **request) -> dict:
         """A request to the initiator, during which the target serves it."""
+        self._signal(signal.SIGCONT)
         if self.contender.polls and not self.serving:
             self.target.ask("serve")
             self.serving = True
         return self.initiator.ask(verb, **request)
 
     def ask_target(self, verb: str, **request) -> dict:
+        self._signal(signal.SIGCONT)
         self.serving = False
         return self.target.ask(verb, **request)
 
     def rest(self) -> None:
-        """Lets the target stop serving, so that it takes no time from others."""
+        """Lets the target stop serving, and threads stop that spin, so that the pair takes no time from others."""
         if self.serving:
             self.ask_target("release")
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        if self.contender.spins:
+            for process in (self.initiator, self.target):
+                process.process.send_signal(number)
 
     def latency(self, size: int, rounds: int) -> float:
         self.rest()
+        self._signal(signal.SIGCONT)
         self.target.ask("pong", size=size, rounds=rounds)  # answers when it is ready, and at its end
         seconds = self.initiator.ask("ping", size=size, rounds=rounds)["seconds"]
         self.target.hear()
+        self.rest()
         return seconds
 
     def end(self) -> None:
