@@ -1,135 +1,170 @@
-// collectives_bench [ranks]: each operation and size in turn by a bare shared-memory program and by
-// Towline, in the same processes; the slowest rank's median, in microseconds, and bare's over ours.
+// towline_bench_collectives: operations among processes of one host, on the same buffers, by a bare
+// shared-memory program, by Towline and by MPI in turns; medians over the rounds of the slowest rank.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <string>
-#include <vector>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
-#include "bare.h"
-#include "towline/collectives.h"
+#include "contender.h"
+#include "rank.h"
+#include "support/quiet.h"
+#include "support/table.h"
+#include "team.h"
 
+namespace bench {
 namespace {
 
-double now_us() {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+// The cells that the project set itself goals for.
+const char* const kGoals =
+    "all_reduce:8,all_reduce:4k,all_reduce:1m,all_reduce:64m,reduce_scatter:1m,all_gather:64m,all_to_all:64m";
 
-void need(int32_t status) {
-  if (status >= 0) return;
-  fmt::print(stderr, "{}\n", towline_last_error());
-  ::_exit(1);
-}
-
-struct Results {
-  double median[64];  // by rank
+struct Options {
+  std::vector<int> ranks = {2, 4};
+  std::string cells = kGoals;
+  std::string contenders = "bare,towline,mpi";
+  int rounds = 31;
+  double sample_ms = 1;
+  double quiet_s = 0;
+  std::string json_file;
+  std::string team;    // set for ranks
+  std::string folder;  // set for ranks
 };
 
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    if (end > at) parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+Cell cell_of(const std::string& text) {
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) return {text, 0};
+  char* end = nullptr;
+  uint64_t bytes = std::strtoull(text.c_str() + colon + 1, &end, 10);
+  if (*end == 'k') bytes <<= 10;
+  if (*end == 'm') bytes <<= 20;
+  return {text.substr(0, colon), bytes};
+}
+
+std::string size_text(uint64_t bytes) {
+  if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
+  if (bytes >= 1 << 10) return fmt::format("{} KiB", bytes >> 10);
+  return fmt::format("{} B", bytes);
+}
+
+// Starts the ranks, under mpirun where MPI takes part, and reads what rank 0 prints.
+bool measure(const Options& options, int ranks, std::vector<nlohmann::json>& results) {
+  const std::string team = fmt::format("/towline-bench-{}-{}", ::getpid(), ranks);
+  const int fd = ::shm_open(team.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(Team::bytes(ranks))) != 0)
+    throw std::runtime_error("no shared memory: " + team);
+  ::close(fd);
+  std::string folder = (std::filesystem::temp_directory_path() / "towline-bench-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no folder " + folder);
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::string contenders = options.contenders;
+  const bool mpi = built_with_mpi() && contenders.find("mpi") != std::string::npos;
+  const std::string command = fmt::format(
+      "'{}' --team {} --folder {}/store --ranks {} --cells {} --contenders {} --rounds {} --sample-ms {}", self,
+      team, folder, ranks, options.cells, contenders, options.rounds, options.sample_ms);
+  std::string line;
+  if (mpi) {
+    line = fmt::format("mpirun --oversubscribe --allow-run-as-root -n {} {}", ranks, command);
+  } else {
+    for (int rank = 1; rank < ranks; ++rank) line += fmt::format("TOWLINE_BENCH_RANK={} {} & ", rank, command);
+    line += fmt::format("TOWLINE_BENCH_RANK=0 {}; status=$?; wait; exit $status", command);
+  }
+  std::FILE* pipe = ::popen(line.c_str(), "r");
+  std::string text;
+  char buffer[65536];
+  while (pipe != nullptr && std::fgets(buffer, sizeof buffer, pipe) != nullptr) {
+    text += buffer;
+    if (!text.ends_with('\n')) continue;
+    if (text.starts_with("{")) results.push_back(nlohmann::json::parse(text));
+    text.clear();
+  }
+  const bool good = pipe != nullptr && ::pclose(pipe) == 0;
+  ::shm_unlink(team.c_str());
+  std::filesystem::remove_all(folder);
+  return good;
+}
+
+void print(const std::vector<nlohmann::json>& results, const std::vector<std::string>& contenders) {
+  Rows rows = {{"ranks", "operation", "size"}};
+  for (const std::string& name : contenders) rows[0].push_back(name + " us");
+  for (const std::string& name : contenders)
+    if (name != "towline") rows[0].push_back(name + " / towline");
+  for (const nlohmann::json& result : results) {
+    std::vector<std::string> row = {std::to_string(result["ranks"].get<int>()), result["operation"],
+                                    size_text(result["bytes"])};
+    const nlohmann::json& us = result["us"];
+    for (const std::string& name : contenders)
+      row.push_back(us.contains(name) ? fmt::format("{:.2f}", us[name]["median"].get<double>()) : "-");
+    for (const std::string& name : contenders) {
+      if (name == "towline") continue;
+      row.push_back(us.contains(name) && us.contains("towline")
+                        ? fmt::format("{:.2f}", us[name]["median"].get<double>() /
+                                                    us["towline"]["median"].get<double>())
+                        : "-");
+    }
+    rows.push_back(row);
+  }
+  fmt::print("{}", render(rows));
+}
+
+int compare(const Options& options) {
+  std::vector<nlohmann::json> results;
+  bool good = true;
+  for (const int ranks : options.ranks) {
+    if (options.quiet_s > 0) wait_until_quiet(options.quiet_s);
+    good = measure(options, ranks, results) && good;
+  }
+  print(results, split(options.contenders));
+  if (!options.json_file.empty()) std::ofstream(options.json_file) << nlohmann::json(results).dump(1) << '\n';
+  if (!good) fmt::print(stderr, "a rank failed or found a wrong result\n");
+  return good ? 0 : 1;
+}
+
+int rank_of_environment() {
+  for (const char* name : {"TOWLINE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  return 0;
+}
+
 }  // namespace
+}  // namespace bench
 
 int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
-  const size_t shared_bytes = bench::Bare::bytes(ranks);
-  void* shared = ::mmap(nullptr, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  auto* results = static_cast<Results*>(
-      ::mmap(nullptr, sizeof(Results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  std::string folder = "/tmp/towline-bench-XXXXXX";
-  if (::mkdtemp(folder.data()) == nullptr) return 1;
-  const std::string bootstrap = "file:" + folder + "/store";
-  int rank = 0;
-  std::vector<pid_t> children;
-  for (int i = 1; i < ranks && rank == 0; ++i) {
-    const pid_t child = ::fork();
-    if (child == 0)
-      rank = i;
-    else
-      children.push_back(child);
-  }
-
-  towline_communicator_options_t options = {};
-  options.struct_size = sizeof options;
-  options.rank = rank;
-  options.size = ranks;
-  options.bootstrap = bootstrap.c_str();
-  towline_communicator_t* world = nullptr;
-  need(towline_communicator_create(&options, &world));
-  bench::Bare bare(shared, rank, ranks);
-
-  const auto n = static_cast<size_t>(ranks);
-  const size_t most = size_t{64} << 20;
-  std::vector<float> in(most / 4, 1);
-  std::vector<float> out(most / 4);
-  if (rank == 0)
-    fmt::print("{:16} {:>10} {:>10} {:>10} {:>6}\n", "operation", "bytes", "bare us", "ours us", "ratio");
-  for (const size_t bytes : {size_t{8}, size_t{4096}, size_t{65536}, size_t{1} << 20, most}) {
-    const size_t count = std::max<size_t>(bytes / 4, 1);
-    const size_t part = std::max<size_t>(count / n, 1);
-    struct Operation {
-      const char* name;
-      std::function<void()> bare;
-      std::function<void()> ours;
-    };
-    const Operation operations[] = {
-        {"all_reduce", [&] { bare.all_reduce(in.data(), out.data(), count); },
-         [&] {
-           need(towline_all_reduce(world, in.data(), out.data(), count, TOWLINE_FLOAT32, TOWLINE_SUM, nullptr,
-                                   nullptr));
-         }},
-        {"broadcast", [&] { bare.broadcast(out.data(), count, 0); },
-         [&] { need(towline_broadcast(world, out.data(), count, TOWLINE_FLOAT32, 0, nullptr, nullptr)); }},
-        {"all_gather", [&] { bare.all_gather(in.data(), out.data(), part); },
-         [&] {
-           need(towline_all_gather(world, in.data(), out.data(), part, TOWLINE_FLOAT32, nullptr, nullptr));
-         }},
-        {"reduce_scatter", [&] { bare.reduce_scatter(in.data(), out.data(), part); },
-         [&] {
-           need(towline_reduce_scatter(world, in.data(), out.data(), part, TOWLINE_FLOAT32, TOWLINE_SUM,
-                                       nullptr, nullptr));
-         }},
-        {"all_to_all", [&] { bare.all_to_all(in.data(), out.data(), part); },
-         [&] {
-           need(towline_all_to_all(world, in.data(), out.data(), part, TOWLINE_FLOAT32, nullptr, nullptr));
-         }},
-    };
-    for (const Operation& operation : operations) {
-      std::vector<double> medians[2];
-      // Calls a round such that a round takes a while; a round of each in turn.
-      const size_t calls = bytes <= 65536 ? 200 : 1;
-      for (int round = 0; round < (bytes == most ? 9 : 41); ++round) {
-        for (int which = 0; which < 2; ++which) {
-          const auto& run = which == 0 ? operation.bare : operation.ours;
-          bare.barrier();
-          const double began = now_us();
-          for (size_t i = 0; i < calls; ++i) run();
-          medians[which].push_back((now_us() - began) / static_cast<double>(calls));
-        }
-      }
-      double slowest[2];
-      for (int which = 0; which < 2; ++which) {
-        std::ranges::nth_element(medians[which],
-                                 medians[which].begin() + static_cast<ptrdiff_t>(medians[which].size() / 2));
-        results->median[rank] = medians[which][medians[which].size() / 2];
-        bare.barrier();
-        slowest[which] = *std::max_element(results->median, results->median + ranks);
-        bare.barrier();
-      }
-      if (rank != 0) continue;
-      fmt::print("{:16} {:>10} {:>10.2f} {:>10.2f} {:>6.2f}\n", operation.name, bytes, slowest[0], slowest[1],
-                 slowest[0] / slowest[1]);
-      std::fflush(stdout);
-    }
-  }
-  towline_communicator_destroy(world);
-  if (rank != 0) ::_exit(0);
-  for (const pid_t child : children) ::waitpid(child, nullptr, 0);
-  return std::system(("rm -r " + folder).c_str());
+  bench::Options options;
+  CLI::App app{"Collective operations on one host: a bare program, Towline and MPI in turns"};
+  app.add_option("--ranks", options.ranks, "processes, one table part each")->delimiter(',');
+  app.add_option("--cells", options.cells, "operation:size,..., sizes with k or m: of the larger side");
+  app.add_option("--contenders", options.contenders, "of bare, towline, towline_tcp, mpi");
+  app.add_option("--rounds", options.rounds)->check(CLI::Range(1, bench::kMostRounds));
+  app.add_option("--sample-ms", options.sample_ms, "a sample is as many calls as take so long");
+  app.add_option("--quiet-s", options.quiet_s, "wait at most so long for an idle machine");
+  app.add_option("--json", options.json_file, "keep every sample in this file");
+  app.add_option("--team", options.team)->group("");
+  app.add_option("--folder", options.folder)->group("");
+  CLI11_PARSE(app, argc, argv);
+  if (options.team.empty()) return bench::compare(options);
+  bench::Plan plan;
+  for (const std::string& cell : bench::split(options.cells)) plan.cells.push_back(bench::cell_of(cell));
+  plan.contenders = bench::split(options.contenders);
+  plan.rounds = options.rounds;
+  plan.sample_s = options.sample_ms * 1e-3;
+  return bench::run_rank(plan, options.team, options.folder, bench::rank_of_environment(),
+                         options.ranks.front());
 }

@@ -440,7 +440,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
     status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
   } else {
-    status = perform_now(call, timeout_ns, deadline, op_id, text);
+    status = perform_now(call, timeout_ns, deadline, op_id, now, text);
   }
   if (hooked)
     call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, static_cast<int32_t>(status), nullptr,
@@ -449,7 +449,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
 }
 
 Status Communicator::perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
-                                 uint64_t op_id, std::string& text) {
+                                 uint64_t op_id, uint64_t now, std::string& text) {
   if (queued_.load(std::memory_order_acquire) != 0) {
     // Others are before it.
     Work* work = enqueue(call, timeout_ns, deadline, op_id);
@@ -458,7 +458,7 @@ Status Communicator::perform_now(const towline_collective_t& call, uint64_t time
     work->release();
     return status;
   }
-  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, now);
   Status status = Status::kOk;
   {
     const std::lock_guard lock(perform_mutex_);

@@ -109,7 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
   Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
   Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
-                     std::string& text);
+                     uint64_t now, std::string& text);
   Status failure(int32_t status, std::string& text) const;
   void after_failure(Status status, const std::string& text) noexcept;
 

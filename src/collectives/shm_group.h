@@ -10,7 +10,7 @@
 // every rank compares all of them, so all see the same disagreement. Later phases need no more than the
 // number.
 //
-// Waiting spins a while, yields a while and then sleeps on one word for the group; who posts looks whether
+// Waiting pauses a while (less where that does not help), yields a while and then sleeps on one word for the group; who posts looks whether
 // anybody sleeps. A broken group is a word that every wait looks at.
 #pragma once
 
@@ -149,6 +149,7 @@ class ShmGroup {
   uint8_t* stages_;
   uint8_t* ring_data_;
   uint64_t phase_ = 0;
+  uint32_t pauses_;  // of the next wait
   Header current_;
   std::vector<const void*> sources_;
   std::vector<uint64_t> counts_;  // all_to_all_v: what everyone sends to everyone
