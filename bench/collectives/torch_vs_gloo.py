@@ -5,15 +5,21 @@ Every size and operation is measured by all contenders in turns, in an order tha
 the time of a few operations between barriers on the slowest rank, and the table shows medians over the rounds.
 
     torch_vs_gloo.py --ranks 2 --sizes 8,4k,1m,64m --rounds 9 --json out.json
+
+With --namespaces N the ranks are spread over N network namespaces, joined by a bridge, as if they were N hosts (needs the right
+to make them).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 
@@ -84,7 +90,44 @@ def operations_of(contender: str, name: str, count: int, groups: dict):
     return calls[name], check
 
 
-def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, results) -> None:
+@contextlib.contextmanager
+def namespaces(count: int):
+    """Names of network namespaces, each with an interface "eth0" on a common bridge (in one of its own)."""
+    names = [f"towline-bench-{os.getpid()}-{i}" for i in range(count)]
+    switch = f"towline-bench-{os.getpid()}-switch"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        if count:
+            ip("netns", "add", switch)
+            ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
+            ip("-n", switch, "link", "set", "bridge0", "up")
+        for i, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}", "netns", switch)
+            ip("-n", switch, "link", "set", f"port{i}", "master", "bridge0", "up")
+            ip("-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in [*names, switch] if count else []:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def enter(namespace: str) -> None:
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, names: list[str], results) -> None:
+    if names:
+        enter(names[rank * len(names) // size])
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     import torch
     import torch.distributed as dist
 
@@ -137,6 +180,7 @@ def main() -> None:
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--namespaces", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=50, help="operations a sample, fewer for large ones")
     parser.add_argument("--json", help="keeps every sample")
     arguments = parser.parse_args()
@@ -146,8 +190,8 @@ def main() -> None:
 
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        places = (arguments.ranks, folder, arguments, results)
+    with tempfile.TemporaryDirectory() as folder, namespaces(arguments.namespaces) as names:
+        places = (arguments.ranks, folder, arguments, names, results)
         processes = [context.Process(target=serve, args=(rank, *places), daemon=True) for rank in range(arguments.ranks)]
         for process in processes:
             process.start()

@@ -69,6 +69,7 @@ void take_apart(const towline_collective_t& call, int rank, int size, uint64_t n
   result.output = static_cast<uint8_t*>(call.output);
   result.bytes = call.count * element;
   result.deadline = deadline;
+  result.compared = false;
   result.header = {};
   result.header.number = number;
   result.header.count = call.count;

@@ -54,6 +54,9 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
       std::min(size_setting("collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
   settings_.channel_bytes = size_setting("collectives.channel_bytes", settings_.channel_bytes);
   settings_.streaming_bytes = size_setting("collectives.streaming_bytes", settings_.streaming_bytes);
+  settings_.leader_bytes = size_setting("collectives.leader_bytes", settings_.leader_bytes);
+  settings_.chunk_bytes =
+      std::max<uint64_t>(size_setting("collectives.chunk_bytes", settings_.chunk_bytes) / 4096 * 4096, 4096);
   settings_.stage_bytes = std::max<uint64_t>((settings_.stage_bytes + 4095) / 4096 * 4096,
                                              (static_cast<uint64_t>(size_) * 64 + 4095) / 4096 * 4096);
   settings_.channel_bytes = std::max<uint64_t>(settings_.channel_bytes / 4096 * 4096, 4096);
@@ -124,6 +127,10 @@ void CpuBackend::exchange_infos(Deadline deadline) {
   RankInfo mine = this_rank();
   mine.label = setting("collectives.host", "");
   mine.endpoints = mesh_->endpoints(setting("collectives.store_host", ""));
+  mine.settings = fmt::format(
+      "stage_bytes {}, flat_bytes {}, channel_bytes {}, leader_bytes {}, chunk_bytes {}, {}shared memory",
+      settings_.stage_bytes, settings_.flat_bytes, settings_.channel_bytes, settings_.leader_bytes,
+      settings_.chunk_bytes, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ? "no " : "");
   store_set(host_, fmt::format("info/{}", rank_), encode(mine));
   for (int rank = 0; rank < size_; ++rank) {
     try {
@@ -132,6 +139,13 @@ void CpuBackend::exchange_infos(Deadline deadline) {
       if (error.code() != Status::kTimedOut) throw;
       fail(Status::kTimedOut, "rank {} of {} waited in vain for rank {} to come", rank_, size_, rank);
     }
+  }
+  // They decide how data is cut, so ranks with different ones would not understand one another.
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string& theirs = infos_[static_cast<size_t>(rank)].settings;
+    if (theirs != infos_[0].settings)
+      fail(Status::kMismatch, "ranks have different settings (collectives.*): rank 0 has {}; rank {} has {}",
+           infos_[0].settings, rank, theirs);
   }
   hosts_ = hosts_of(infos_, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) == 0);
 }

@@ -58,12 +58,23 @@ class CpuBackend {
   Breakage agree(Breakage reason);
   Status run_on_host(const Call& call, ShmGroup& group);
   // In cpu_hosts.cc. They may change the call.
+  void make_groups();
+  int leader_of_host(int root) const;
+  TcpGroup* leaders(int root);
   Status run_between_hosts(Call& call);
   Status barrier_between_hosts(Call& call);
   Status all_reduce_between_hosts(Call& call);
+  Status all_reduce_by_leaders(const Call& call);
+  Status all_reduce_by_columns(const Call& call);
+  Status reduce_between_hosts(Call& call);
   Status broadcast_between_hosts(Call& call);
   Status all_gather_between_hosts(Call& call);
+  Status all_gather_by_leaders(const Call& call);
   Status reduce_scatter_between_hosts(Call& call);
+  Status reduce_scatter_by_leaders(const Call& call);
+  Status gather_between_hosts(Call& call);
+  Status scatter_between_hosts(Call& call);
+  Status all_to_all_between_hosts(Call& call);
 
   const towline_collective_host_v1_t& host_;
   const int rank_;
@@ -78,9 +89,14 @@ class CpuBackend {
   std::unique_ptr<TcpMesh> mesh_;    // where there are several hosts
   std::unique_ptr<MessageEngine> messages_;
   std::vector<Watched> watched_;
-  Call call_;                          // being performed
-  std::unique_ptr<TcpGroup> all_;      // over several hosts: every rank,
-  std::unique_ptr<TcpGroup> leaders_;  // and each host's first, where this rank is one
+  Call call_;  // being performed
+  // Over several hosts, made by the first operation.
+  std::vector<size_t> host_of_;                     // of each rank
+  size_t columns_ = 1;                              // the fewest ranks a host has
+  bool even_ = true;                                // all hosts have as many
+  std::unique_ptr<TcpGroup> all_;                   // every rank
+  std::unique_ptr<TcpGroup> column_;                // ranks with this one's index on their hosts
+  std::vector<std::unique_ptr<TcpGroup>> leaders_;  // by root + 1, as far as needed
   std::vector<uint8_t> scratch_;
   EventFd wake_;
   std::atomic<bool> formed_{false};  // everything above is made

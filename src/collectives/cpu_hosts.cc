@@ -1,24 +1,88 @@
-// Operations over several hosts. Where every host has one rank, they are those of TcpGroup. Otherwise each
-// host's first rank, its leader, speaks for it: a host's ranks come together in shared memory, leaders over
-// TCP, and hosts spread what their leader got. What has no common part to save on (all_to_all, rooted gathers
-// and scatters) goes between ranks straight.
+// Operations over several hosts. Where every host has one rank, they are those of TcpGroup. Otherwise what a
+// host's ranks can do among themselves goes through shared memory, and each byte crosses between two hosts
+// once.
+//
+// Small data: a host's *leader* (its first rank; the root, where there is one) speaks for it. Large data: all
+// speak. A *column* is the ranks with one index on their hosts; a host's ranks each reduce or hold the part
+// of their column, columns go over the network side by side, each on connections of its own, and hosts put
+// the parts together. So neither one rank nor one connection is in the way. Where hosts have different
+// numbers of ranks, there are as many columns as the smallest has ranks.
+//
+// Large data goes by chunks that the caches keep from one stage to the next. Everybody cuts alike: chunks
+// depend on what the header says.
 #include <algorithm>
 #include <cstring>
 
 #include "collectives/cpu_backend.h"
 
 namespace towline::collectives {
+namespace {
+
+void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// The parts of these ranks lie behind one another in memory, in this order.
+bool in_a_row(const Parts& parts, const std::vector<int>& ranks) {
+  const uint8_t* at = parts.at[static_cast<size_t>(ranks.front())];
+  for (const int rank : ranks) {
+    const auto i = static_cast<size_t>(rank);
+    if (parts.at[i] != at) return false;
+    at += parts.bytes[i];
+  }
+  return true;
+}
+
+uint64_t sum(const std::vector<uint64_t>& values) {
+  uint64_t total = 0;
+  for (const uint64_t value : values) total += value;
+  return total;
+}
+
+}  // namespace
+
+void CpuBackend::make_groups() {
+  std::vector<int> everyone(static_cast<size_t>(size_));
+  host_of_.resize(everyone.size());
+  for (int rank = 0; rank < size_; ++rank) everyone[static_cast<size_t>(rank)] = rank;
+  columns_ = hosts_.front().size();
+  even_ = true;
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    for (const int rank : hosts_[host]) host_of_[static_cast<size_t>(rank)] = host;
+    even_ = even_ && hosts_[host].size() == columns_;
+    columns_ = std::min(columns_, hosts_[host].size());
+  }
+  all_ = std::make_unique<TcpGroup>(*mesh_, rank_, std::move(everyone));
+  leaders_.resize(static_cast<size_t>(size_) + 1);
+  const auto mine = static_cast<size_t>(group_->index());
+  if (mine >= columns_) return;
+  std::vector<int> column;
+  for (const std::vector<int>& host : hosts_) column.push_back(host[mine]);
+  column_ = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(column));
+}
+
+// This host's leader, in the group's indices. Root < 0: there is none.
+int CpuBackend::leader_of_host(int root) const {
+  if (root < 0 || host_of_[static_cast<size_t>(root)] != my_host_) return 0;
+  const std::vector<int>& members = hosts_[my_host_];
+  return static_cast<int>(std::ranges::find(members, root) - members.begin());
+}
+
+// The leaders, by the hosts' numbers, where this rank is one of them; else null.
+TcpGroup* CpuBackend::leaders(int root) {
+  if (group_->index() != leader_of_host(root)) return nullptr;
+  std::unique_ptr<TcpGroup>& group = leaders_[static_cast<size_t>(root + 1)];
+  if (group == nullptr) {
+    std::vector<int> ranks;
+    for (const std::vector<int>& host : hosts_) ranks.push_back(host.front());
+    if (root >= 0) ranks[host_of_[static_cast<size_t>(root)]] = root;
+    group = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(ranks));
+  }
+  return group.get();
+}
 
 Status CpuBackend::run_between_hosts(Call& call) {
-  if (all_ == nullptr) {
-    std::vector<int> everyone(static_cast<size_t>(size_));
-    for (int rank = 0; rank < size_; ++rank) everyone[static_cast<size_t>(rank)] = rank;
-    all_ = std::make_unique<TcpGroup>(*mesh_, rank_, std::move(everyone));
-    std::vector<int> leaders;
-    for (const std::vector<int>& host : hosts_) leaders.push_back(host.front());
-    if (group_->index() == 0)
-      leaders_ = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(leaders));
-  }
+  if (all_ == nullptr) make_groups();
   const bool alone = hosts_.size() == static_cast<size_t>(size_);
   switch (call.op) {
     case TOWLINE_OP_BARRIER:
@@ -26,7 +90,7 @@ Status CpuBackend::run_between_hosts(Call& call) {
     case TOWLINE_OP_ALL_REDUCE:
       return alone ? all_->all_reduce(call) : all_reduce_between_hosts(call);
     case TOWLINE_OP_REDUCE:
-      return all_->reduce(call);
+      return alone ? all_->reduce(call) : reduce_between_hosts(call);
     case TOWLINE_OP_BROADCAST:
       return alone ? all_->broadcast(call) : broadcast_between_hosts(call);
     case TOWLINE_OP_ALL_GATHER:
@@ -36,12 +100,12 @@ Status CpuBackend::run_between_hosts(Call& call) {
     case TOWLINE_OP_REDUCE_SCATTER_V:
       return alone ? all_->reduce_scatter(call) : reduce_scatter_between_hosts(call);
     case TOWLINE_OP_GATHER:
-      return all_->gather(call);
+      return alone ? all_->gather(call) : gather_between_hosts(call);
     case TOWLINE_OP_SCATTER:
-      return all_->scatter(call);
+      return alone ? all_->scatter(call) : scatter_between_hosts(call);
     case TOWLINE_OP_ALL_TO_ALL:
     case TOWLINE_OP_ALL_TO_ALL_V:
-      return all_->all_to_all(call);
+      return alone ? all_->all_to_all(call) : all_to_all_between_hosts(call);
     default:
       return breaker_.raise(Status::kInternal, "an operation that is none");
   }
@@ -49,65 +113,148 @@ Status CpuBackend::run_between_hosts(Call& call) {
 
 Status CpuBackend::barrier_between_hosts(Call& call) {
   if (const Status status = group_->barrier(call); is_error(status)) return status;
-  if (leaders_ != nullptr) {
-    if (const Status status = leaders_->barrier(call); is_error(status)) return status;
+  if (TcpGroup* group = leaders(-1)) {
+    if (const Status status = group->barrier(call); is_error(status)) return status;
   }
   call.header.step = 1;
   return group_->barrier(call);
 }
 
-// Sums of hosts, then the sum of those. AVG divides at the end.
+// ---- all_reduce. Sums of hosts, then the sum of those. AVG divides at the end.
+
 Status CpuBackend::all_reduce_between_hosts(Call& call) {
+  if (call.bytes <= settings_.leader_bytes || columns_ == 1) return all_reduce_by_leaders(call);
+  const uint64_t bytes = call.bytes;
+  const uint64_t chunk = settings_.chunk_bytes / call.element * call.element;
+  for (uint64_t begin = 0; begin < bytes; begin += chunk) {
+    Call part = call;
+    part.bytes = std::min(chunk, bytes - begin);
+    part.input = call.input + begin;
+    part.output = call.output + begin;
+    if (const Status status = all_reduce_by_columns(part); is_error(status)) return status;
+  }
+  return Status::kOk;
+}
+
+Status CpuBackend::all_reduce_by_leaders(const Call& call) {
   Call part = call;
   part.root = 0;
   if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
   if (const Status status = group_->reduce(part); is_error(status)) return status;
-  if (leaders_ != nullptr) {
+  if (TcpGroup* group = leaders(-1)) {
     part.input = call.output;
     part.reduction = call.reduction;
-    if (const Status status = leaders_->all_reduce(part); is_error(status)) return status;
+    if (const Status status = group->all_reduce(part); is_error(status)) return status;
   }
   part.header.step = 1;
   part.input = part.output = call.output;
   return group_->broadcast(part);
 }
 
-Status CpuBackend::broadcast_between_hosts(Call& call) {
-  const auto host_of = [&](int rank) {
-    for (size_t host = 0; host < hosts_.size(); ++host)
-      if (std::ranges::find(hosts_[host], rank) != hosts_[host].end()) return host;
-    return size_t{0};
-  };
-  const size_t root_host = host_of(call.root);
+Status CpuBackend::all_reduce_by_columns(const Call& call) {
+  const auto mine = static_cast<size_t>(group_->index());
+  // A slice for each column, whole elements in whole lines.
+  const uint64_t elements = call.bytes / call.element;
+  const uint64_t line = 64 / call.element;
+  const uint64_t share = ((elements + columns_ - 1) / columns_ + line - 1) / line * line * call.element;
   Call part = call;
-  if (part.output == nullptr) part.output = const_cast<uint8_t*>(call.input);
-  // On the root's host everyone has it first, the leader too.
-  if (my_host_ == root_host) {
-    const std::vector<int>& members = hosts_[my_host_];
-    part.root = static_cast<int>(std::ranges::find(members, call.root) - members.begin());
+  part.in.resize(hosts_[my_host_].size());
+  part.out.resize(hosts_[my_host_].size());
+  for (size_t i = 0; i < part.in.at.size(); ++i) {
+    const uint64_t begin = std::min(i < columns_ ? i * share : call.bytes, call.bytes);
+    part.in.at[i] = const_cast<uint8_t*>(call.input) + begin;
+    part.out.at[i] = call.output + begin;
+    part.in.bytes[i] = part.out.bytes[i] = i < columns_ ? std::min(share, call.bytes - begin) : 0;
+  }
+  part.output = part.out.at[mine];
+  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  if (const Status status = group_->reduce_scatter(part); is_error(status)) return status;
+  if (column_ != nullptr) {
+    Call across = call;
+    across.input = across.output = part.out.at[mine];
+    across.bytes = part.out.bytes[mine];
+    if (const Status status = column_->all_reduce(across); is_error(status)) return status;
+  }
+  part.header.step = 1;
+  part.input = part.out.at[mine];
+  return group_->all_gather(part);
+}
+
+// ---- reduce, broadcast: the root is its host's leader
+
+Status CpuBackend::reduce_between_hosts(Call& call) {
+  TcpGroup* const group = leaders(call.root);
+  const uint64_t chunk = settings_.chunk_bytes / call.element * call.element;
+  // At other hosts' leaders: what goes to the root.
+  if (group != nullptr && rank_ != call.root) scratch_.resize(std::min(chunk, call.bytes));
+  for (uint64_t begin = 0; begin == 0 || begin < call.bytes; begin += chunk) {
+    Call part = call;
+    part.bytes = std::min(chunk, call.bytes - begin);
+    part.input = call.input + begin;
+    part.output = rank_ == call.root ? call.output + begin : scratch_.data();
+    part.root = leader_of_host(call.root);
+    if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+    if (const Status status = group_->reduce(part); is_error(status)) return status;
+    if (group == nullptr) continue;
+    part.input = part.output;
+    part.reduction = call.reduction;
+    part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
+    if (const Status status = group->reduce(part); is_error(status)) return status;
+  }
+  return Status::kOk;
+}
+
+Status CpuBackend::broadcast_between_hosts(Call& call) {
+  TcpGroup* const group = leaders(call.root);
+  if (call.output == nullptr) call.output = const_cast<uint8_t*>(call.input);
+  if (call.bytes != 0 && rank_ == call.root) copy(call.output, call.input, call.bytes);
+  for (uint64_t begin = 0; begin == 0 || begin < call.bytes; begin += settings_.chunk_bytes) {
+    Call part = call;
+    part.bytes = std::min(settings_.chunk_bytes, call.bytes - begin);
+    part.input = part.output = call.output + begin;
+    part.compared = begin != 0;
+    if (group != nullptr) {
+      part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
+      if (const Status status = group->broadcast(part); is_error(status)) return status;
+    }
+    part.root = leader_of_host(call.root);
     if (const Status status = group_->broadcast(part); is_error(status)) return status;
   }
-  if (leaders_ != nullptr) {
-    part.root = static_cast<int>(root_host);
-    part.input = part.output;
-    if (const Status status = leaders_->broadcast(part); is_error(status)) return status;
+  return Status::kOk;
+}
+
+// ---- all_gather
+
+Status CpuBackend::all_gather_between_hosts(Call& call) {
+  if (sum(call.out.bytes) <= settings_.leader_bytes || !even_) return all_gather_by_leaders(call);
+  // Columns exchange their parts, each of which lands where it belongs; then every host's parts, which its
+  // ranks here hold one each, go to everyone here.
+  const auto mine = static_cast<size_t>(group_->index());
+  Call part = call;
+  part.out.resize(hosts_.size());
+  const auto take = [&](size_t to, int rank) {
+    part.out.at[to] = call.out.at[static_cast<size_t>(rank)];
+    part.out.bytes[to] = call.out.bytes[static_cast<size_t>(rank)];
+  };
+  for (size_t host = 0; host < hosts_.size(); ++host) take(host, hosts_[host][mine]);
+  if (const Status status = column_->all_gather(part); is_error(status)) return status;
+  part.out.resize(columns_);
+  for (const std::vector<int>& host : hosts_) {
+    for (size_t i = 0; i < columns_; ++i) take(i, host[i]);
+    part.input = part.out.at[mine];
+    if (const Status status = group_->all_gather(part); is_error(status)) return status;
+    ++part.header.step;
   }
-  if (my_host_ == root_host) return Status::kOk;
-  part.root = 0;
-  part.input = part.output;
-  part.header.step = 1;
-  return group_->broadcast(part);
+  return Status::kOk;
 }
 
 // Leaders collect their host's parts in a row, exchange rows, and spread them all.
-Status CpuBackend::all_gather_between_hosts(Call& call) {
+Status CpuBackend::all_gather_by_leaders(const Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
   std::vector<uint64_t> row_bytes(hosts_.size());
-  uint64_t total = 0;
-  for (size_t host = 0; host < hosts_.size(); ++host) {
+  for (size_t host = 0; host < hosts_.size(); ++host)
     for (const int rank : hosts_[host]) row_bytes[host] += call.out.bytes[static_cast<size_t>(rank)];
-    total += row_bytes[host];
-  }
+  const uint64_t total = sum(row_bytes);
   scratch_.resize(total);
   Call local = call;
   local.out.resize(members.size());
@@ -120,7 +267,7 @@ Status CpuBackend::all_gather_between_hosts(Call& call) {
     at += local.out.bytes[i];
   }
   if (const Status status = group_->all_gather(local); is_error(status)) return status;
-  if (leaders_ != nullptr) {
+  if (TcpGroup* group = leaders(-1)) {
     local.out.resize(hosts_.size());
     at = 0;
     for (size_t host = 0; host < hosts_.size(); ++host) {
@@ -129,7 +276,7 @@ Status CpuBackend::all_gather_between_hosts(Call& call) {
       at += row_bytes[host];
     }
     local.input = row;
-    if (const Status status = leaders_->all_gather(local); is_error(status)) return status;
+    if (const Status status = group->all_gather(local); is_error(status)) return status;
   }
   local.root = 0;
   local.bytes = total;
@@ -140,19 +287,50 @@ Status CpuBackend::all_gather_between_hosts(Call& call) {
   for (const std::vector<int>& host : hosts_) {
     for (const int rank : host) {
       const auto i = static_cast<size_t>(rank);
-      if (call.out.bytes[i] != 0) std::memcpy(call.out.at[i], scratch_.data() + at, call.out.bytes[i]);
+      copy(call.out.at[i], scratch_.data() + at, call.out.bytes[i]);
       at += call.out.bytes[i];
     }
   }
   return Status::kOk;
 }
 
+// ---- reduce_scatter
+
+Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
+  if (sum(call.in.bytes) <= settings_.leader_bytes || !even_) return reduce_scatter_by_leaders(call);
+  // Here each rank reduces, for every host, the part of its column; columns then reduce those.
+  const auto mine = static_cast<size_t>(group_->index());
+  Parts column;
+  column.resize(hosts_.size());
+  for (size_t host = 0; host < hosts_.size(); ++host)
+    column.bytes[host] = call.in.bytes[static_cast<size_t>(hosts_[host][mine])];
+  scratch_.resize(sum(column.bytes));
+  uint64_t at = 0;
+  Call part = call;
+  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  part.in.resize(columns_);
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    for (size_t i = 0; i < columns_; ++i) {
+      part.in.at[i] = call.in.at[static_cast<size_t>(hosts_[host][i])];
+      part.in.bytes[i] = call.in.bytes[static_cast<size_t>(hosts_[host][i])];
+    }
+    part.output = column.at[host] = scratch_.data() + at;
+    at += column.bytes[host];
+    if (const Status status = group_->reduce_scatter(part); is_error(status)) return status;
+    ++part.header.step;
+  }
+  part.in = std::move(column);
+  part.header = call.header;
+  part.reduction = call.reduction;
+  part.output = call.output;
+  return column_->reduce_scatter(part);
+}
+
 // A host's inputs are summed in the order of hosts; leaders exchange their hosts' parts and give each rank
 // its.
-Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
+Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
-  uint64_t total = 0;
-  for (const uint64_t bytes : call.in.bytes) total += bytes;
+  const uint64_t total = sum(call.in.bytes);
   scratch_.resize(2 * total);
   uint64_t at = 0;
   Parts rows;
@@ -162,7 +340,7 @@ Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
     rows.bytes[host] = 0;
     for (const int rank : hosts_[host]) {
       const auto i = static_cast<size_t>(rank);
-      if (call.in.bytes[i] != 0) std::memcpy(scratch_.data() + at, call.in.at[i], call.in.bytes[i]);
+      copy(scratch_.data() + at, call.in.at[i], call.in.bytes[i]);
       at += call.in.bytes[i];
       rows.bytes[host] += call.in.bytes[i];
     }
@@ -175,11 +353,11 @@ Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
   if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
   if (const Status status = group_->reduce(part); is_error(status)) return status;
   uint8_t* const mine = scratch_.data();  // the host's row
-  if (leaders_ != nullptr) {
+  if (TcpGroup* group = leaders(-1)) {
     part.reduction = call.reduction;
     part.in = rows;
     part.output = mine;
-    if (const Status status = leaders_->reduce_scatter(part); is_error(status)) return status;
+    if (const Status status = group->reduce_scatter(part); is_error(status)) return status;
   }
   // Parts may differ in size, so everyone gets the row and takes its own.
   part.bytes = rows.bytes[my_host_];
@@ -189,10 +367,111 @@ Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
   at = 0;
   for (const int rank : members) {
     const auto i = static_cast<size_t>(rank);
-    if (rank == rank_ && call.in.bytes[i] != 0) std::memcpy(call.output, mine + at, call.in.bytes[i]);
+    if (rank == rank_) copy(call.output, mine + at, call.in.bytes[i]);
     at += call.in.bytes[i];
   }
   return Status::kOk;
+}
+
+// ---- gather, scatter: a host's parts in a row, between its leader and the root
+
+Status CpuBackend::gather_between_hosts(Call& call) {
+  const std::vector<int>& members = hosts_[my_host_];
+  const bool is_root = rank_ == call.root;
+  TcpGroup* const group = leaders(call.root);
+  Call part = call;
+  part.root = leader_of_host(call.root);
+  part.out.resize(members.size());
+  if (group != nullptr && !is_root) scratch_.resize(members.size() * call.bytes);
+  for (size_t i = 0; group != nullptr && i < members.size(); ++i) {
+    part.out.at[i] =
+        is_root ? call.out.at[static_cast<size_t>(members[i])] : scratch_.data() + i * call.bytes;
+    part.out.bytes[i] = call.bytes;
+  }
+  if (const Status status = group_->gather(part); is_error(status)) return status;
+  if (group == nullptr) return Status::kOk;
+
+  part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
+  part.input = scratch_.data();
+  part.bytes = members.size() * call.bytes;
+  if (is_root) {
+    // Rows go where they belong, or by the scratch where their parts are strewn.
+    part.out.resize(hosts_.size());
+    scratch_.resize(static_cast<size_t>(size_) * call.bytes);
+    uint64_t at = 0;
+    for (size_t host = 0; host < hosts_.size(); ++host) {
+      part.out.bytes[host] = host == my_host_ ? 0 : hosts_[host].size() * call.bytes;
+      part.out.at[host] = in_a_row(call.out, hosts_[host])
+                              ? call.out.at[static_cast<size_t>(hosts_[host].front())]
+                              : scratch_.data() + at;
+      at += part.out.bytes[host];
+    }
+  }
+  if (const Status status = group->gather(part); is_error(status)) return status;
+  for (size_t host = 0; is_root && host < hosts_.size(); ++host) {
+    if (host == my_host_) continue;
+    for (size_t i = 0; i < hosts_[host].size(); ++i)
+      copy(call.out.at[static_cast<size_t>(hosts_[host][i])], part.out.at[host] + i * call.bytes, call.bytes);
+  }
+  return Status::kOk;
+}
+
+Status CpuBackend::scatter_between_hosts(Call& call) {
+  const std::vector<int>& members = hosts_[my_host_];
+  const bool is_root = rank_ == call.root;
+  TcpGroup* const group = leaders(call.root);
+  Call part = call;
+  if (group != nullptr) {
+    part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
+    if (is_root) {
+      part.in.resize(hosts_.size());
+      scratch_.resize(static_cast<size_t>(size_) * call.bytes);
+      uint64_t at = 0;
+      for (size_t host = 0; host < hosts_.size(); ++host) {
+        part.in.bytes[host] = host == my_host_ ? 0 : hosts_[host].size() * call.bytes;
+        part.in.at[host] = call.in.at[static_cast<size_t>(hosts_[host].front())];
+        if (host == my_host_ || in_a_row(call.in, hosts_[host])) continue;
+        part.in.at[host] = scratch_.data() + at;
+        for (const int rank : hosts_[host]) {
+          copy(scratch_.data() + at, call.in.at[static_cast<size_t>(rank)], call.bytes);
+          at += call.bytes;
+        }
+      }
+    } else {
+      scratch_.resize(members.size() * call.bytes);
+      part.output = scratch_.data();
+      part.bytes = scratch_.size();
+    }
+    if (const Status status = group->scatter(part); is_error(status)) return status;
+  }
+  part.root = leader_of_host(call.root);
+  part.output = call.output;
+  part.bytes = call.bytes;
+  part.in.resize(members.size());
+  for (size_t i = 0; group != nullptr && i < members.size(); ++i) {
+    part.in.at[i] = is_root ? call.in.at[static_cast<size_t>(members[i])] : scratch_.data() + i * call.bytes;
+    part.in.bytes[i] = call.bytes;
+  }
+  return group_->scatter(part);
+}
+
+// ---- all_to_all: between ranks of a host through memory, between others straight
+
+Status CpuBackend::all_to_all_between_hosts(Call& call) {
+  const std::vector<int>& members = hosts_[my_host_];
+  Call local = call;
+  local.in.resize(members.size());
+  local.out.resize(members.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto rank = static_cast<size_t>(members[i]);
+    local.in.at[i] = call.in.at[rank];
+    local.in.bytes[i] = call.in.bytes[rank];
+    local.out.at[i] = call.out.at[rank];
+    local.out.bytes[i] = call.out.bytes[rank];
+  }
+  const Status status =
+      call.op == TOWLINE_OP_ALL_TO_ALL_V ? group_->all_to_all_v(local) : group_->all_to_all(local);
+  return is_error(status) ? status : all_->all_to_all(call, members);
 }
 
 }  // namespace towline::collectives

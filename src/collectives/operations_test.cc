@@ -14,6 +14,7 @@ struct Setup {
   const char* name;
   int size;
   int ranks_per_host;
+  bool strewn = false;
 };
 
 class Operations : public testing::TestWithParam<Setup> {
@@ -22,6 +23,7 @@ class Operations : public testing::TestWithParam<Setup> {
     World made;
     made.size = GetParam().size;
     made.ranks_per_host = GetParam().ranks_per_host;
+    made.strewn = GetParam().strewn;
     return made;
   }
 };
@@ -390,7 +392,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Operations,
                          testing::Values(Setup{"alone", 1, 0}, Setup{"two", 2, 0}, Setup{"three", 3, 0},
                                          Setup{"five", 5, 0}, Setup{"tcp_two", 2, 1},
                                          Setup{"tcp_three", 3, 1}, Setup{"hosts_of_two", 4, 2},
-                                         Setup{"uneven_hosts", 5, 2}),
+                                         Setup{"strewn_hosts", 4, 2, true}, Setup{"uneven_hosts", 5, 2}),
                          [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace

@@ -33,6 +33,8 @@ struct ShmSettings {
   uint64_t flat_bytes = 32 << 10;       // all_reduce up to here: every rank reduces everything
   uint64_t channel_bytes = 256 << 10;   // of the ring from one rank to another
   uint64_t streaming_bytes = 32 << 20;  // from here on results are stored past the caches
+  uint64_t leader_bytes = 64 << 10;     // over several hosts: up to here one rank a host speaks for it
+  uint64_t chunk_bytes = 8 << 20;       // over several hosts: of large data, what goes at a time
   bool crowded = false;                 // more ranks than processors: yield rather than spin
 };
 

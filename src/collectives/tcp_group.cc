@@ -39,7 +39,9 @@ Status TcpGroup::receive(const Call& call, int from, std::span<uint8_t> in) {
 
 // Before what goes between a root and the others only, so that ranks that disagree do not wait for one
 // another: where not all headers are the same, some rank's differs from the one before it.
-Status TcpGroup::compare(const Call& call) { return size() == 1 ? Status::kOk : swap(call, 1, {}, {}); }
+Status TcpGroup::compare(const Call& call) {
+  return size() == 1 || call.compared ? Status::kOk : swap(call, 1, {}, {});
+}
 
 // After step k everyone knows of 2^(k+1) ranks that they have come.
 Status TcpGroup::barrier(const Call& call) {
@@ -204,15 +206,23 @@ Status TcpGroup::scatter(const Call& call) {
   return Status::kOk;
 }
 
-Status TcpGroup::all_to_all(const Call& call) {
+Status TcpGroup::all_to_all(const Call& call, std::span<const int> beside) {
   const auto me = static_cast<size_t>(index_);
-  copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
+  const auto goes = [&](int index) { return std::ranges::find(beside, index) == beside.end(); };
+  if (beside.empty()) copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
   for (int step = 1; step < size(); ++step) {
-    const auto from = static_cast<size_t>(back(step));
-    const auto target = static_cast<size_t>(ahead(step));
+    const int to = goes(ahead(step)) ? ahead(step) : -1;
+    const int from = goes(back(step)) ? back(step) : -1;
+    std::span<const uint8_t> out;
+    std::span<uint8_t> in;
+    if (to >= 0)
+      out = bytes_at(const_cast<const uint8_t*>(call.in.at[static_cast<size_t>(to)]),
+                     call.in.bytes[static_cast<size_t>(to)]);
+    if (from >= 0)
+      in = bytes_at(call.out.at[static_cast<size_t>(from)], call.out.bytes[static_cast<size_t>(from)]);
     const Status status =
-        swap(call, step, bytes_at(static_cast<const uint8_t*>(call.in.at[target]), call.in.bytes[target]),
-             bytes_at(call.out.at[from], call.out.bytes[from]));
+        mesh_.exchange(call.header, to < 0 ? -1 : ranks_[static_cast<size_t>(to)], out,
+                       from < 0 ? -1 : ranks_[static_cast<size_t>(from)], in, call.deadline);
     if (is_error(status)) return status;
   }
   return Status::kOk;

@@ -6,6 +6,7 @@
 // bits on every rank. Small ones are gathered everywhere and reduced by everyone.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "collectives/call.h"
@@ -28,7 +29,8 @@ class TcpGroup {
   Status reduce_scatter(const Call& call);
   Status gather(const Call& call);
   Status scatter(const Call& call);
-  Status all_to_all(const Call& call);
+  // `beside`: ranks whose parts went another way, this one among them.
+  Status all_to_all(const Call& call, std::span<const int> beside = {});
 
  private:
   // `out` to the rank `step` further, `in` from the one `step` back.

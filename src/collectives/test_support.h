@@ -20,6 +20,7 @@ struct World {
   int size = 2;
   uint32_t flags = 0;
   int ranks_per_host = 0;  // 0: all on one; else so many share memory, and TCP goes between
+  bool strewn = false;     // hosts' ranks are not next to one another
   std::string stage_bytes = "64KiB";
   uint64_t timeout_ns = 120 * kSecondNs;
   std::string backend = "cpu";
@@ -38,8 +39,13 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank, const st
   config->set("collectives.stage_bytes", world.stage_bytes);
   config->set("collectives.flat_bytes", "8KiB");
   config->set("collectives.channel_bytes", "16KiB");
+  config->set("collectives.leader_bytes", "8KiB");
+  config->set("collectives.chunk_bytes", "64KiB");
   config->set("collectives.listen", "127.0.0.1:0");
-  if (world.ranks_per_host != 0) config->set("collectives.host", std::to_string(rank / world.ranks_per_host));
+  if (world.ranks_per_host != 0) {
+    const int host = world.strewn ? rank % (world.size / world.ranks_per_host) : rank / world.ranks_per_host;
+    config->set("collectives.host", std::to_string(host));
+  }
   return Communicator::create(std::move(options), store, std::move(config));
 }
 

@@ -10,7 +10,7 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 
 }  // namespace
 
@@ -42,6 +42,7 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   out.u32(info.numa_node);
   out.u32(static_cast<uint32_t>(info.endpoints.size()));
   for (const std::string& endpoint : info.endpoints) out.string16(endpoint);
+  out.string16(info.settings);
   return bytes;
 }
 
@@ -61,6 +62,7 @@ RankInfo decode(std::span<const uint8_t> bytes, int rank) {
   info.numa_node = in.u32();
   const uint32_t count = in.count32(256, 2);
   for (uint32_t i = 0; i < count; ++i) info.endpoints.emplace_back(in.string16(255));
+  info.settings = in.string16(1024);
   if (!in.ok() || version != kVersion)
     fail(Status::kProtocol, "rank {} describes itself in a way not known here (version {}, here {})", rank,
          version, kVersion);

@@ -17,6 +17,7 @@ struct RankInfo {
   uint32_t processors = 0;  // this rank may use
   uint32_t numa_node = 0;   // of the processor it ran on
   std::vector<std::string> endpoints;  // where it takes connections, best first
+  std::string settings;                // what has to be the same everywhere
 };
 
 // Of the calling process.
