@@ -18,6 +18,10 @@
 namespace towline::collectives {
 namespace {
 
+// Of an operation over TCP, before it sleeps: about what a message takes between two ranks that are both at
+// it. It never yields: where others want the processor, a yield costs their whole time slice (milliseconds),
+// while who sleeps is put before them when the message comes.
+constexpr uint64_t kSpinNs = 30 * kMicrosecondNs;
 constexpr int kWatchMs = 200;  // how late we may learn what another rank of the host broke while idle
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
@@ -163,8 +167,14 @@ void CpuBackend::share_memory(Deadline deadline) {
   const auto most = static_cast<uint64_t>(std::max<size_t>(host.size(), 1));
   settings_.channel_bytes = std::max<uint64_t>(
       4096, std::min(settings_.channel_bytes, (uint64_t{64} << 20) / (most * most) / 4096 * 4096));
-  settings_.crowded = std::ranges::any_of(
-      host, [&](int rank) { return infos_[static_cast<size_t>(rank)].processors < host.size(); });
+  // Ranks of one machine share its processors, also where they share no memory.
+  const RankInfo& mine = infos_[static_cast<size_t>(rank_)];
+  const auto neighbours = static_cast<size_t>(std::ranges::count_if(
+      infos_, [&](const RankInfo& other) { return other.host.boot_id == mine.host.boot_id; }));
+  settings_.crowded = std::ranges::any_of(infos_, [&](const RankInfo& other) {
+    return other.host.boot_id == mine.host.boot_id && other.processors < neighbours;
+  });
+  mesh_->set_spin(settings_.crowded ? 0 : kSpinNs);
 
   UniqueFd created;
   Mapping mapping;

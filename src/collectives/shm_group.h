@@ -151,7 +151,8 @@ class ShmGroup {
   uint8_t* stages_;
   uint8_t* ring_data_;
   uint64_t phase_ = 0;
-  uint32_t pauses_;  // of the next wait
+  uint32_t pauses_;            // of the next wait
+  uint32_t sleepy_waits_ = 0;  // so many sleep rather than yield
   Header current_;
   std::vector<const void*> sources_;
   std::vector<uint64_t> counts_;  // all_to_all_v: what everyone sends to everyone

@@ -1,15 +1,14 @@
 #include "collectives/tcp_mesh.h"
 
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
-#include "base/spin.h"
 #include "base/wire.h"
+#include "collectives/lane.h"
 #include "collectives/sockets.h"
 
 namespace towline::collectives {
@@ -23,13 +22,6 @@ constexpr size_t kMostArriving = 1024;
 // Control frames: type, status, text. A rank proposes, rank 0 announces.
 constexpr uint8_t kBreak = 1;
 constexpr uint8_t kLeave = 2;
-
-// Goes before every message between two ranks of an operation.
-struct Prefix {
-  Header header;
-  uint64_t bytes = 0;
-};
-static_assert(sizeof(Prefix) == 40);
 
 class SocketChannel final : public Channel {
  public:
@@ -362,76 +354,57 @@ Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> 
   const int in_fd = from < 0 ? -1 : lane(from, header, deadline, status);
   if (is_error(status)) return status;
 
-  Prefix prefix{header, out.size()};
-  Prefix theirs;
-  size_t sent = to < 0 ? sizeof prefix + out.size() : 0;
-  size_t received = from < 0 ? sizeof theirs + in.size() : 0;
-  SpinWait spin(0, 64);
-  while (sent < sizeof prefix + out.size() || received < sizeof theirs + in.size()) {
-    bool moved = false;
-    if (sent < sizeof prefix + out.size()) {
-      iovec parts[2] = {};
-      int count = 0;
-      if (sent < sizeof prefix)
-        parts[count++] = {reinterpret_cast<uint8_t*>(&prefix) + sent, sizeof prefix - sent};
-      const size_t at = sent < sizeof prefix ? 0 : sent - sizeof prefix;
-      if (out.size() > at) parts[count++] = {const_cast<uint8_t*>(out.data()) + at, out.size() - at};
-      msghdr message = {};
-      message.msg_iov = parts;
-      message.msg_iovlen = static_cast<size_t>(count);
-      const ssize_t n = ::sendmsg(out_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (n > 0) {
-        sent += static_cast<size_t>(n);
-        moved = true;
-      } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
-        return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
-                                                             describe(to), collectives::describe(header)));
-      }
+  LaneSend sending(out_fd, header, out);
+  LaneReceive receiving(in_fd, in);
+  bool compared = from < 0;
+  uint64_t idle_since_ns = 0;
+  for (;;) {
+    const LaneStep sent = sending.step();
+    const LaneStep received = receiving.step();
+    if (sent == LaneStep::kLost || received == LaneStep::kLost) {
+      return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
+                                                           describe(sent == LaneStep::kLost ? to : from),
+                                                           collectives::describe(header)));
     }
-    if (received < sizeof theirs + in.size()) {
-      const bool heading = received < sizeof theirs;
-      uint8_t* const at =
-          heading ? reinterpret_cast<uint8_t*>(&theirs) + received : in.data() + (received - sizeof theirs);
-      const size_t room = heading ? sizeof theirs - received : sizeof theirs + in.size() - received;
-      const ssize_t n = ::recv(in_fd, at, room, MSG_DONTWAIT);
-      if (n > 0) {
-        received += static_cast<size_t>(n);
-        moved = true;
-        if (heading && received >= sizeof theirs) {
-          if (!(theirs.header == header)) {
-            const bool lower = rank_ < from;
-            return breaker_.raise(Status::kMismatch,
-                                  describe_mismatch(lower ? rank_ : from, lower ? header : theirs.header,
-                                                    lower ? from : rank_, lower ? theirs.header : header));
-          }
-          if (theirs.bytes != in.size()) {
-            return breaker_.raise(
-                Status::kMismatch,
-                fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}",
-                            collectives::describe(header), from, theirs.bytes, rank_, in.size()));
-          }
-        }
-      } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-        return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
-                                                             describe(from), collectives::describe(header)));
-      }
+    if (!compared && receiving.headed()) {
+      compared = true;
+      status = compare(header, from, receiving.prefix(), in.size());
+      if (is_error(status)) return status;
     }
-    if (moved) {
-      spin.reset();
+    if (sending.done() && receiving.done()) return Status::kOk;
+    if (sent == LaneStep::kMoved || received == LaneStep::kMoved) {
+      idle_since_ns = 0;
       continue;
     }
     if (breaker_.broken()) return breaker_.status();
-    if (deadline.passed(monotonic_now_ns())) {
-      const int late = received < sizeof theirs + in.size() ? from : to;
-      return breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
-                                                           rank_, collectives::describe(header), late));
+    const uint64_t now = monotonic_now_ns();
+    if (deadline.passed(now)) {
+      return breaker_.raise(Status::kTimedOut,
+                            fmt::format("rank {} timed out in {}: no sign of rank {}", rank_,
+                                        collectives::describe(header), receiving.done() ? to : from));
     }
-    if (spin.again()) continue;
+    if (idle_since_ns == 0) idle_since_ns = now;
+    if (now - idle_since_ns < spin_ns_) continue;
     pollfd polled[2];
     nfds_t count = 0;
-    if (sent < sizeof prefix + out.size()) polled[count++] = {out_fd, POLLOUT, 0};
-    if (received < sizeof theirs + in.size()) polled[count++] = {in_fd, POLLIN, 0};
+    if (!sending.done()) polled[count++] = {out_fd, POLLOUT, 0};
+    if (!receiving.done()) polled[count++] = {in_fd, POLLIN, 0};
     ::poll(polled, count, poll_timeout_ms(deadline, 50));
+  }
+}
+
+Status TcpMesh::compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected) {
+  if (!(theirs.header == header)) {
+    const bool lower = rank_ < from;
+    return breaker_.raise(Status::kMismatch,
+                          describe_mismatch(lower ? rank_ : from, lower ? header : theirs.header,
+                                            lower ? from : rank_, lower ? theirs.header : header));
+  }
+  if (theirs.bytes != expected) {
+    return breaker_.raise(
+        Status::kMismatch,
+        fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}",
+                    collectives::describe(header), from, theirs.bytes, rank_, expected));
   }
   return Status::kOk;
 }

@@ -22,6 +22,7 @@
 #include "base/unique_fd.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
+#include "collectives/lane.h"
 #include "collectives/messages.h"
 #include "collectives/topology.h"
 
@@ -37,6 +38,9 @@ class TcpMesh {
   std::vector<std::string> endpoints(const std::string& store_host) const;
   // Knows the others from here on; connects to rank 0. `secret` is what connections show. Throws Error.
   void join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline);
+  // How long an operation that can't go on looks again and again before it sleeps. Before the first
+  // operation.
+  void set_spin(uint64_t spin_ns) noexcept { spin_ns_ = spin_ns; }
   // After all have joined, at rank 0: that everyone's control connection is there.
   bool complete();
 
@@ -72,6 +76,7 @@ class TcpMesh {
   bool greet(Arriving& arriving);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);
+  Status compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected);
   void tell(int peer, uint8_t type, const Breakage& reason) noexcept;
   std::string describe(int peer) const;
 
@@ -81,6 +86,7 @@ class TcpMesh {
   ListeningSocket socket_;
   std::vector<RankInfo> infos_;
   Id secret_;
+  uint64_t spin_ns_ = 0;
   std::list<Arriving> arriving_;  // the watcher's
   std::mutex mutex_;              // of what follows
   std::condition_variable changed_;

@@ -1,0 +1,60 @@
+// One message over a lane, in either direction, without blocking: a prefix that says what it belongs to, and
+// the data, which is read into its place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "collectives/call.h"
+
+namespace towline::collectives {
+
+struct LanePrefix {
+  Header header;
+  uint64_t bytes = 0;
+};
+static_assert(sizeof(LanePrefix) == 40);
+
+enum class LaneStep : uint8_t {
+  kMoved,    // something went
+  kBlocked,  // nothing goes now, or it is done
+  kLost,     // the connection is over
+};
+
+// fd < 0: nothing to do.
+class LaneSend {
+ public:
+  LaneSend(int fd, const Header& header, std::span<const uint8_t> data) noexcept
+      : fd_(fd),
+        prefix_{header, data.size()},
+        data_(data),
+        left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
+  bool done() const noexcept { return left_ == 0; }
+  LaneStep step() noexcept;
+
+ private:
+  const int fd_;
+  LanePrefix prefix_;
+  const std::span<const uint8_t> data_;
+  size_t left_;
+};
+
+class LaneReceive {
+ public:
+  LaneReceive(int fd, std::span<uint8_t> data) noexcept
+      : fd_(fd), data_(data), left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
+  bool done() const noexcept { return left_ == 0; }
+  // The prefix is there. If it is not the one expected, what was read of the data means nothing.
+  bool headed() const noexcept { return left_ <= data_.size(); }
+  const LanePrefix& prefix() const noexcept { return prefix_; }
+  LaneStep step() noexcept;
+
+ private:
+  const int fd_;
+  LanePrefix prefix_;
+  const std::span<uint8_t> data_;
+  size_t left_;
+};
+
+}  // namespace towline::collectives
