@@ -8,8 +8,8 @@ namespace bench {
 
 class Team;
 
-// Counts are in elements: of the whole buffer for all_reduce, reduce and broadcast, of one rank's part for the
-// rest. Every call returns when its result is there; a failure throws std::runtime_error.
+// Counts are in elements: of the whole buffer for all_reduce, reduce and broadcast, of one rank's part for
+// the rest. Every call returns when its result is there; a failure throws std::runtime_error.
 class Contender {
  public:
   virtual ~Contender() = default;

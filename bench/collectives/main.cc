@@ -77,13 +77,14 @@ bool measure(const Options& options, int ranks, std::vector<nlohmann::json>& res
   std::string contenders = options.contenders;
   const bool mpi = built_with_mpi() && contenders.find("mpi") != std::string::npos;
   const std::string command = fmt::format(
-      "'{}' --team {} --folder {}/store --ranks {} --cells {} --contenders {} --rounds {} --sample-ms {}", self,
-      team, folder, ranks, options.cells, contenders, options.rounds, options.sample_ms);
+      "'{}' --team {} --folder {}/store --ranks {} --cells {} --contenders {} --rounds {} --sample-ms {}",
+      self, team, folder, ranks, options.cells, contenders, options.rounds, options.sample_ms);
   std::string line;
   if (mpi) {
     line = fmt::format("mpirun --oversubscribe --allow-run-as-root -n {} {}", ranks, command);
   } else {
-    for (int rank = 1; rank < ranks; ++rank) line += fmt::format("TOWLINE_BENCH_RANK={} {} & ", rank, command);
+    for (int rank = 1; rank < ranks; ++rank)
+      line += fmt::format("TOWLINE_BENCH_RANK={} {} & ", rank, command);
     line += fmt::format("TOWLINE_BENCH_RANK=0 {}; status=$?; wait; exit $status", command);
   }
   std::FILE* pipe = ::popen(line.c_str(), "r");

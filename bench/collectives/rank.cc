@@ -113,8 +113,7 @@ class Measurement {
 
   // The slowest rank of each round.
   void report(const Cell& cell, const std::vector<uint64_t>& calls) {
-    nlohmann::json line = {
-        {"operation", cell.operation}, {"bytes", cell.bytes}, {"ranks", team_.ranks()}};
+    nlohmann::json line = {{"operation", cell.operation}, {"bytes", cell.bytes}, {"ranks", team_.ranks()}};
     for (size_t which = 0; which < contenders_.size(); ++which) {
       if (calls[which] == 0) continue;
       std::vector<double> slowest;

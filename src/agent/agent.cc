@@ -99,6 +99,7 @@ void Agent::open() {
     set_log_level(*level);
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
   regions_ = std::make_unique<RegionTable>();
+  staging_ = std::make_unique<StagingPool>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const char* name : bundled_backends()) {
@@ -147,6 +148,7 @@ void Agent::close() noexcept {
     (void)backends_.release();
     for (auto& worker : workers_) (void)worker.release();
     for (auto& peer : peers_) (void)peer.release();
+    (void)staging_.release();
     (void)regions_.release();
     (void)metrics_.release();
     return;

@@ -22,6 +22,7 @@
 #include "agent/counter.h"
 #include "agent/inbox.h"
 #include "agent/peer.h"
+#include "agent/staging_pool.h"
 #include "agent/worker.h"
 #include "base/clock.h"
 #include "base/config.h"
@@ -109,6 +110,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- memory
   std::shared_ptr<Region> add_region(void* address, uint64_t bytes, const towline_region_options_t& options);
+  // Memory of the agent itself: known to backends, found by nobody, told to nobody.
+  std::shared_ptr<Region> add_private_region(void* address, uint64_t bytes);
+  [[nodiscard]] StagingPool& staging() noexcept { return *staging_; }
   // kTimedOut with a text naming who still holds it: not deregistered yet, may be called again.
   Status remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
   // What the URI names, opened and registered by the backend of its scheme; agent_storage.cc.
@@ -193,6 +197,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // All that a peer may know; with_storage: for ourselves.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
   std::shared_ptr<Region> take_on(Region region);
+  std::shared_ptr<Region> take_on_unpublished(Region region);
   [[nodiscard]] Backend& storage_backend(const char* uri);
   static void close_storage(Region& region) noexcept;
   void forget_own_region(uint64_t key) noexcept;
@@ -214,6 +219,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
   std::unique_ptr<MetadataService> metadata_service_;
+  std::unique_ptr<StagingPool> staging_;
 
   std::mutex control_mutex_;
   std::vector<std::unique_ptr<Peer>> peers_;           // all there ever were

@@ -4,6 +4,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
+#include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "base/topology.h"
 #include "telemetry/snapshot.h"
@@ -73,6 +74,15 @@ json describe_topology() {
           {"huge_pages", huge_pages}};
 }
 
+json describe_staging(const StagingPool::Use& use, const StagingSettings& settings) {
+  return {{"limit_bytes", settings.bytes},
+          {"chunk_bytes", settings.chunk_bytes},
+          {"bytes", use.bytes},
+          {"lanes", use.lanes},
+          {"lanes_in_use", use.lanes_in_use},
+          {"transfers", use.transfers}};
+}
+
 // Names may hold any byte; JSON wants UTF-8.
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
@@ -94,6 +104,7 @@ std::string Agent::info() {
                  {"backends", json::array()},
                  {"regions", json::array()},
                  {"peers", json::array()},
+                 {"staging", describe_staging(staging_->use(), staging_->settings())},
                  {"topology", describe_topology()}};
   for (const auto& backend : backends_->backends()) result["backends"].push_back(describe_backend(*backend));
   for (const auto& region : regions_->published()) {
@@ -131,7 +142,27 @@ std::string Agent::counters() {
   return dump(json(read_snapshot(*metrics_)));
 }
 
+std::string Transfer::staged_route() const {
+  const StagedTransfer::Description staged = staged_->describe();
+  const std::string way =
+      fmt::format("{} then {}", staged.fill->backend_->name, staged.drain->backend_->name);
+  const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
+  json result = {
+      {"op", op_ == TOWLINE_WRITE ? "write" : "read"},
+      {"peer", remote_->peer()->name()},
+      {"backend", "staged"},
+      {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
+      {"bytes", plan_.view().bytes},
+      {"blocks", plan_.view().blocks},
+      {"runs", plan_.view().run_count},
+      {"staging", {{"bytes", staged.bytes}, {"chunk_bytes", staged.chunk_bytes}, {"slots", staged.slots}}},
+      {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
+      {"not_taken", not_taken()}};
+  return dump(result);
+}
+
 std::string Transfer::route() const {
+  if (staged_ != nullptr) return staged_route();
   json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
                  {"peer", remote_->peer()->name()},
                  {"backend", backend_->name},

@@ -34,7 +34,20 @@ std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
   return take_on(std::move(region));
 }
 
+std::shared_ptr<Region> Agent::add_private_region(void* address, uint64_t bytes) {
+  Region region;
+  region.ref = {0, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
+  region.shared = find_shared_range(address, bytes, region.shared_reason);
+  return take_on_unpublished(std::move(region));
+}
+
 std::shared_ptr<Region> Agent::take_on(Region region) {
+  std::shared_ptr<Region> added = take_on_unpublished(std::move(region));
+  regions_->publish(added->ref.key);
+  return added;
+}
+
+std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
   std::shared_ptr<Region> added = regions_->add(std::move(region));
   register_with_backends(*added);
   const bool taken =
@@ -49,7 +62,6 @@ std::shared_ptr<Region> Agent::take_on(Region region) {
     regions_->remove(added->ref.key);
     fail(Status::kUnsupported, "no backend takes this memory:{}", reasons);
   }
-  regions_->publish(added->ref.key);
   return added;
 }
 
@@ -169,6 +181,8 @@ void Agent::unregister_from_backends(Region& region) {
 }
 
 void Agent::release_regions() noexcept {
+  if (const std::shared_ptr<Region> region = staging_->end(); region != nullptr)
+    unregister_from_backends(*region);
   for (const auto& region : regions_->published()) {
     regions_->retire(region->ref.key);
     unregister_from_backends(*region);

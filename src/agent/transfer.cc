@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/router.h"
+#include "agent/staged_transfer.h"
 #include "agent/worker.h"
 #include "base/error.h"
 #include "base/futex.h"
@@ -85,6 +86,15 @@ void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_ = nullptr;
+  if (StagedTransfer::helps(*local_)) {
+    part_count_ = 1;
+    parts_[0].end = plan_.bytes();
+    staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_);
+    staged_->establish(forced_, deadline_ns);
+    parts_[0].link = staged_->far_link();
+    phase_.store(kReady, std::memory_order_release);
+    return;
+  }
   std::string reasons;
   for (const std::string& reason : not_taken()) reasons += "\n  " + reason;
   if (reasons.empty())
@@ -369,22 +379,7 @@ Status Transfer::begin_post(int32_t& outcome_before) noexcept {
   if (options_.queue_completion && !agent_->reserve_completion()) return Status::kAgain;
   outcome_before = outcome_.load(std::memory_order_relaxed);
   const uint64_t now_ns = agent_->now_ns();
-  last_was_immediate_.store(false, std::memory_order_relaxed);
-  failed_count_ = 0;
-  first_error_.store(0, std::memory_order_relaxed);
-  bytes_.store(0, std::memory_order_relaxed);
-  fences_.store(kAllFences, std::memory_order_relaxed);
-  posted_at_ns_.store(now_ns, std::memory_order_relaxed);
-  parts_left_.store(part_count_, std::memory_order_relaxed);
-  shares_.store(2, std::memory_order_relaxed);
-  outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
-  ended_.store(false, std::memory_order_seq_cst);
-  const uint64_t deadline_ns = Deadline::after(now_ns, options_.timeout_ns).ns();
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    parts_[i].deadline_ns = deadline_ns;
-    parts_[i].attempt = 0;
-    parts_[i].message_only = false;
-  }
+  enter_post(now_ns, Deadline::after(now_ns, options_.timeout_ns).ns());
   return Status::kOk;
 }
 
@@ -401,7 +396,44 @@ bool Transfer::usable(const Part& part) const noexcept {
   return part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
 }
 
+void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
+  last_was_immediate_.store(false, std::memory_order_relaxed);
+  failed_count_ = 0;
+  first_error_.store(0, std::memory_order_relaxed);
+  bytes_.store(0, std::memory_order_relaxed);
+  fences_.store(kAllFences, std::memory_order_relaxed);
+  posted_at_ns_.store(now_ns, std::memory_order_relaxed);
+  parts_left_.store(part_count_, std::memory_order_relaxed);
+  shares_.store(2, std::memory_order_relaxed);
+  outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
+  ended_.store(false, std::memory_order_seq_cst);
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    parts_[i].deadline_ns = deadline_ns;
+    parts_[i].attempt = 0;
+    parts_[i].message_only = false;
+  }
+}
+
+Status Transfer::start_staged() noexcept {
+  Part& part = parts_[0];
+  if (part.worker->try_lock()) {
+    if (ended_.load(std::memory_order_acquire)) {  // cancelled meanwhile
+      part_ended(part, {TOWLINE_CANCELLED, 0, kAllFences, 0, 0, part.begin, part.end});
+      part.worker->unlock();
+      return accepted();
+    }
+    staged_->begin(part);
+    staged_->step(part.worker->pass_began_ns());
+    part.worker->unlock();
+  } else if (!part.worker->enqueue(&part)) {
+    return Status::kAgain;
+  }
+  part.worker->wake();
+  return accepted();
+}
+
 Status Transfer::start_parts() noexcept {
+  if (staged_ != nullptr) return start_staged();
   Part& first = parts_[0];
   if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
     Status status = Status::kAgain;
@@ -483,6 +515,9 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
   } else if (now_ns >= part.deadline_ns) {
     status = Status::kTimedOut;
     end(status, part.worker);
+  } else if (staged_ != nullptr) {
+    staged_->begin(part);
+    return true;
   } else {
     if (!usable(part)) status = establish_part(part, part.deadline_ns);
     if (status == Status::kOk) status = submit_now(part);
@@ -498,7 +533,14 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
 
 void Transfer::expire(Part& part) noexcept {
   end(Status::kTimedOut, part.worker);
-  if (part.submitted) backend_->data->cancel(part.link->connection(), reinterpret_cast<uint64_t>(&part));
+  hurry(part);
+}
+
+void Transfer::hurry(Part& part) noexcept {
+  if (!part.submitted) return;
+  if (staged_ != nullptr) return staged_->stop();
+  if (part.link->connection() != nullptr)
+    backend_->data->cancel(part.link->connection(), reinterpret_cast<uint64_t>(&part));
 }
 
 Status Transfer::cancel() noexcept {
@@ -508,10 +550,11 @@ Status Transfer::cancel() noexcept {
   end(Status::kCancelled, nullptr);
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
-    Worker::Guard guard(*part.worker);
-    if (part.submitted && part.link->connection() != nullptr) {
-      backend_->data->cancel(part.link->connection(), reinterpret_cast<uint64_t>(&part));
+    {
+      Worker::Guard guard(*part.worker);
+      hurry(part);
     }
+    part.worker->wake();
   }
   return Status::kOk;
 }
@@ -522,8 +565,10 @@ void Transfer::part_ended(Part& part, const towline_part_result& result) noexcep
     part.link->part_ended();
     part.worker->untrack(part);
   }
-  bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
-                   std::memory_order_relaxed);
+  if (part_count_ == 1) leg_result_ = result;  // several end on several workers
+  if (staged_ == nullptr)                      // else they were counted as they went
+    bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
+                     std::memory_order_relaxed);
   if (result.status != TOWLINE_OK) {
     fences_.fetch_and(result.fences, std::memory_order_relaxed);
     note_failure(result);
@@ -535,19 +580,22 @@ void Transfer::all_parts_ended(Worker& worker) noexcept {
   const uint64_t now_ns = agent_->now_ns();
   ended_at_ns_.store(now_ns, std::memory_order_relaxed);
   const int32_t error = first_error_.load(std::memory_order_acquire);
-  if (Link* link = parts_[0].link; link != nullptr) {
+  if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
     Series& series = op_ == TOWLINE_WRITE ? link->sent() : link->received();
     const uint64_t posted_ns = posted_at_ns_.load(std::memory_order_relaxed);
     if (error == 0) {
-      series.add_transfer(worker.index(), plan_.view().bytes, plan_.view().blocks,
-                          std::max<uint64_t>(now_ns - posted_ns, 1));
+      const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
+      const towline_plan& plan = plan_.view();
+      const uint64_t blocks =
+          bytes == plan.bytes ? plan.blocks : bytes / std::max<uint64_t>(plan.bytes / plan.blocks, 1);
+      series.add_transfer(worker.index(), bytes, blocks, std::max<uint64_t>(now_ns - posted_ns, 1));
     } else {
       series.add_error(worker.index(), static_cast<Status>(error));
     }
   }
   if (!ended_.load(std::memory_order_acquire)) {
-    if (error == 0 && part_count_ > 1 && has_message()) {
-      // Striped: the message follows now that every byte is there, on the first part's connection.
+    if (error == 0 && (part_count_ > 1 || staged_ != nullptr) && has_message()) {
+      // Striped or staged: the message follows now that every byte is there, on the first part's connection.
       Part& part = parts_[0];
       part.message_only = true;
       if (part.worker == &worker) {
@@ -688,6 +736,7 @@ bool Transfer::fenced(uint32_t fences) const noexcept {
   // The connection broke with bytes under way. They can land no more once the peer's process is gone, or once
   // it has accepted a new connection of ours, since it drops the old one first.
   if (remote_->peer()->ended() == Status::kPeerRestarted) return true;
+  if (staged_ != nullptr) return staged_->far_fenced();
   for (uint32_t i = 0; i < part_count_; ++i) {
     const Part& part = parts_[i];
     if (part.link == nullptr || !part.link->up() || part.link->generation() == part.link_generation)
@@ -756,6 +805,7 @@ Status Transfer::retire(uint64_t timeout_ns) noexcept {
   wait_for_short_posts();
   flush_counts();
   release_parts();
+  staged_.reset();
   return Status::kOk;
 }
 

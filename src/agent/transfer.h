@@ -32,6 +32,7 @@ namespace towline {
 
 class Agent;
 class Link;
+class StagedTransfer;
 class Transfer;
 class Worker;
 struct Backend;
@@ -113,6 +114,8 @@ class Transfer {
   void part_ended(Part& part, const towline_part_result& result) noexcept;
   // Once per pass for parts in the establishing list; true when the part no longer needs it.
   bool step_part(Part& part, uint64_t now_ns) noexcept;
+  // Has the backend end the part soon, if it has it.
+  void hurry(Part& part) noexcept;
   // The deadline of a part passed.
   void expire(Part& part) noexcept;
   // Lets go of what the part prepared; false: a post is using it, call again. The caller has closed the gate
@@ -123,6 +126,25 @@ class Transfer {
   void deliver() noexcept;
 
   Transfer* finished_next = nullptr;
+
+  // ---- for StagedTransfer, under the worker's lock; staged_transfer.cc
+
+  // As a leg: bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not
+  // accepted.
+  [[nodiscard]] Status start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] Status leg_outcome() const noexcept {
+    return static_cast<Status>(outcome_.load(std::memory_order_acquire));
+  }
+  // It has its outcome and nothing in flight.
+  [[nodiscard]] bool leg_settled() const noexcept { return ready() && leg_outcome() != Status::kInProgress; }
+  // How its part ended, once settled.
+  [[nodiscard]] const towline_part_result& leg_result() const noexcept { return leg_result_; }
+  void abandon() noexcept;
+  // As the whole: so many more bytes are there; a leg failed; bytes of the plan that did not get there.
+  void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void leg_failed(Status status) noexcept;
+  void note_failure(const towline_part_result& result) noexcept;
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
 
   [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
   [[nodiscard]] std::array<Part, kMaxParts>& parts() noexcept { return parts_; }
@@ -158,14 +180,16 @@ class Transfer {
   [[nodiscard]] bool try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason);
   void release_parts() noexcept;
   [[nodiscard]] Status poll_outcome() const noexcept;
-  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
   template <class Done>
   [[nodiscard]] bool wait_until(Done&& done, uint64_t timeout_ns) noexcept;
   void all_parts_ended(Worker& worker) noexcept;
   void publish() noexcept;
   void drop() noexcept;
   void build_message();
-  void note_failure(const towline_part_result& result) noexcept;
+  // The state of a post that is under way. The caller has taken the phase.
+  void enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] Status start_staged() noexcept;
+  [[nodiscard]] std::string staged_route() const;
   [[nodiscard]] bool wants_delivery() const noexcept {
     return options_.callback != nullptr || options_.queue_completion;
   }
@@ -198,6 +222,8 @@ class Transfer {
 
   std::array<Part, kMaxParts> parts_;
   uint32_t part_count_ = 0;
+  std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
+  towline_part_result leg_result_ = {};
   std::atomic<uint32_t> parts_left_{0};
   std::atomic<uint32_t> shares_{0};  // of the busy phase: one for the outcome, one for the parts
   std::atomic<bool> ended_{true};

@@ -3,6 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "agent/worker.h"
 #include "base/clock.h"
@@ -18,6 +19,10 @@ constexpr uint64_t kPatienceNs = 10 * kMillisecondNs;
 
 Status Transfer::streams_serve() const noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
+  if (staged_ != nullptr) {
+    set_failure_text("bytes between a peer and storage go in steps, not in the order of a stream");
+    return Status::kUnsupported;
+  }
   if (backend_->stream == nullptr) {
     set_failure_text("backend '" + backend_->name + "' moves nothing in the order of a stream");
     return Status::kUnsupported;

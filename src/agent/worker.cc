@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "base/futex.h"
 #include "base/log.h"
@@ -176,6 +177,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   }
   if (poll_descriptors) done += handle_events(0);
   if (!establishing_.empty()) done += step_establishing(now_ns);
+  if (!staged_.empty()) done += step_staged(now_ns);
   if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
   if (now_ns >= next_maintenance_ns_ || maintenance_due_.load(std::memory_order_acquire)) {
     maintenance_due_.store(false, std::memory_order_relaxed);
@@ -210,6 +212,24 @@ uint32_t Worker::step_establishing(uint64_t now_ns) noexcept {
       part.waiting = true;
       ++i;
     }
+  }
+  return done;
+}
+
+void Worker::add_staged(StagedTransfer& transfer) noexcept {
+  staged_.push(transfer);
+  staged_waits_ = true;
+}
+
+void Worker::remove_staged(StagedTransfer& transfer) noexcept { staged_.remove(transfer); }
+
+uint32_t Worker::step_staged(uint64_t now_ns) noexcept {
+  uint32_t done = 0;
+  staged_waits_ = false;
+  for (StagedTransfer* transfer = staged_.first(); transfer != nullptr;) {
+    StagedTransfer* next = transfer->hook.next;  // it may be over, and then it leaves the list
+    done += transfer->step(now_ns);
+    transfer = next;
   }
   return done;
 }
@@ -265,7 +285,7 @@ void Worker::disarm() noexcept {
 }
 
 uint64_t Worker::sleep_limit_ns(uint64_t now_ns) const noexcept {
-  if (!establishing_.empty()) return kMillisecondNs;
+  if (!establishing_.empty() || staged_waits_) return kMillisecondNs;
   uint64_t limit = kNoDeadline;
   if (next_deadline_ns_ != UINT64_MAX) limit = next_deadline_ns_ > now_ns ? next_deadline_ns_ - now_ns : 0;
   const uint64_t beat_ns = agent_.tuning().heartbeat_ns / 2;
@@ -289,9 +309,7 @@ void Worker::fail_everything(int32_t status) noexcept {
   for (Part* part = in_flight_.first(); part != nullptr;) {
     Part* next = part->hook.next;
     part->transfer->end(static_cast<Status>(status), this);
-    if (part->submitted && part->link != nullptr && part->link->connection() != nullptr) {
-      part->link->backend().data->cancel(part->link->connection(), reinterpret_cast<uint64_t>(part));
-    }
+    part->transfer->hurry(*part);
     part = next;
   }
 }

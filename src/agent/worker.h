@@ -27,6 +27,7 @@ namespace towline {
 
 class Agent;
 class Link;
+class StagedTransfer;
 class Transfer;
 struct Part;
 
@@ -83,8 +84,11 @@ class Worker {
   void unwatch(int fd) noexcept;
   void track(Part& part) noexcept;  // in flight: deadlines are watched
   void untrack(Part& part) noexcept;
-  void establish_later(Part& part) noexcept;   // tried again in each pass until it is submitted or has failed
-  void finished(Transfer& transfer) noexcept;  // to be delivered when the lock is released
+  void establish_later(Part& part) noexcept;  // tried again in each pass until it is submitted or has failed
+  void add_staged(StagedTransfer& transfer) noexcept;  // stepped in each pass until it is removed
+  void remove_staged(StagedTransfer& transfer) noexcept;
+  void step_staged_soon() noexcept { staged_waits_ = true; }  // whatever happens in between
+  void finished(Transfer& transfer) noexcept;                 // to be delivered when the lock is released
   void add_link(Link& link) { links_.push_back(&link); }
   void remove_link(Link& link) noexcept { std::erase(links_, &link); }
   [[nodiscard]] const std::vector<Link*>& links() const noexcept { return links_; }
@@ -112,6 +116,7 @@ class Worker {
   uint64_t read_clock() noexcept;
   uint32_t drain_queue() noexcept;
   uint32_t step_establishing(uint64_t now_ns) noexcept;
+  uint32_t step_staged(uint64_t now_ns) noexcept;
   void check_deadlines(uint64_t now_ns) noexcept;
   uint32_t handle_events(uint64_t timeout_ns) noexcept;
   bool arm() noexcept;  // true: armed, may sleep
@@ -143,6 +148,8 @@ class Worker {
   IntrusiveList<Part> in_flight_;
   uint64_t next_deadline_ns_ = UINT64_MAX;
   std::vector<Part*> establishing_;
+  IntrusiveList<StagedTransfer> staged_;
+  bool staged_waits_ = false;   // one of them, for what nothing wakes us for
   uint64_t now_ns_ = 0;         // as last read,
   uint64_t clock_read_at_ = 0;  // in ticks
   uint64_t next_maintenance_ns_ = 0;

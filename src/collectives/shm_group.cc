@@ -23,8 +23,8 @@ constexpr uint64_t kLongYieldNs = 500 * kMicrosecondNs;
 constexpr uint32_t kSleepyWaits = 256;
 // How often a wait pauses before it yields. A pause takes 15 to 60 ns. Where another rank runs on this very
 // processor (the scheduler put two on one, or other programs want processors too), every pause is lost: with
-// 2000 of them an all_reduce of 8 bytes took 35 us instead of 6. So there are few, and fewer still after waits
-// that they did not end; yielding takes 0.2 us when nobody else wants to run, which nobody notices.
+// 2000 of them an all_reduce of 8 bytes took 35 us instead of 6. So there are few, and fewer still after
+// waits that they did not end; yielding takes 0.2 us when nobody else wants to run, which nobody notices.
 constexpr uint32_t kMostPauses = 256;
 constexpr uint32_t kLeastPauses = 8;
 

@@ -10,8 +10,8 @@
 // every rank compares all of them, so all see the same disagreement. Later phases need no more than the
 // number.
 //
-// Waiting pauses a while (less where that does not help), yields a while and then sleeps on one word for the group; who posts looks whether
-// anybody sleeps. A broken group is a word that every wait looks at.
+// Waiting pauses a while (less where that does not help), yields a while and then sleeps on one word for the
+// group; who posts looks whether anybody sleeps. A broken group is a word that every wait looks at.
 #pragma once
 
 #include <atomic>

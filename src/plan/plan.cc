@@ -100,8 +100,10 @@ class PlanCompiler {
       : local_(std::move(local)), remote_(std::move(remote)), op_(op) {}
 
   Plan compile();
+  Plan in_order();
 
  private:
+  Plan finish();
   [[nodiscard]] Side& target() noexcept { return op_ == TOWLINE_READ ? local_ : remote_; }
 
   void fit();
@@ -128,6 +130,17 @@ Plan PlanCompiler::compile() {
   check_range(remote_.picks, remote_.view().blocks, kRemote);
   check_target();
   fit();
+  return finish();
+}
+
+Plan PlanCompiler::in_order() {
+  if (local_.picks.count != remote_.picks.count)
+    fail(Status::kMismatch, "{} local blocks against {} remote ones", local_.picks.count,
+         remote_.picks.count);
+  return finish();
+}
+
+Plan PlanCompiler::finish() {
   plan_.local_parts_ = local_.parts;
   plan_.local_ = local_.parts == 1 ? local_.list : local_.list->cut(local_.parts);
   plan_.remote_ = remote_.parts == 1 ? remote_.list : remote_.list->cut(remote_.parts);
@@ -384,6 +397,14 @@ Plan Plan::compile(std::shared_ptr<const ResolvedList> local, const towline_pick
   const Picks from_remote = make_picks(remote_picks, remote->blocks(), kRemote);
   return PlanCompiler({kLocal, std::move(local), from_local}, {kRemote, std::move(remote), from_remote}, op)
       .compile();
+}
+
+Plan Plan::in_order(std::shared_ptr<const ResolvedList> local, std::shared_ptr<const ResolvedList> remote,
+                    uint32_t op) {
+  const Picks all_local = make_picks(nullptr, local->blocks(), kLocal);
+  const Picks all_remote = make_picks(nullptr, remote->blocks(), kRemote);
+  return PlanCompiler({kLocal, std::move(local), all_local}, {kRemote, std::move(remote), all_remote}, op)
+      .in_order();
 }
 
 uint64_t Plan::picked_block_at(uint64_t position) const noexcept {

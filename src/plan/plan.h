@@ -31,6 +31,11 @@ class Plan {
                       std::shared_ptr<const ResolvedList> remote, const towline_picks_t* remote_picks,
                       uint32_t op);
 
+  // Block i of one against block i of the other, all of them, as one run. The target's blocks may overlap:
+  // whoever posts ranges of it keeps those apart that do. Throws Error as compile does.
+  static Plan in_order(std::shared_ptr<const ResolvedList> local, std::shared_ptr<const ResolvedList> remote,
+                       uint32_t op);
+
   Plan(Plan&&) noexcept = default;
   Plan& operator=(Plan&&) noexcept = default;
 

@@ -99,6 +99,8 @@ class ResolvedListBuilder {
   std::shared_ptr<const ResolvedList> from_blocks(std::span<const towline_blocks_t> blocks);
   std::shared_ptr<const ResolvedList> from_flat(const FlatBlocks& blocks);
   static std::shared_ptr<const ResolvedList> cut(const ResolvedList& whole, uint64_t parts);
+  std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
+                                                  std::span<const towline_region_ref> regions);
 
  private:
   // What the flat loop learns on its way.
@@ -412,6 +414,17 @@ void ResolvedListBuilder::group_flat() {
   }
 }
 
+std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_pieces(
+    std::span<const towline_flat_block> pieces, std::span<const towline_region_ref> regions) {
+  if (pieces.size() > kMaxFlatBlocks)
+    fail(Status::kLimitExceeded, "{} pieces: a list has at most {}", pieces.size(), kMaxFlatBlocks);
+  list_->regions_.assign(regions.begin(), regions.end());
+  list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(pieces.size());
+  std::copy(pieces.begin(), pieces.end(), list_->flat_.get());
+  list_->view_.blocks = pieces.size();
+  return finish();
+}
+
 // ---- both
 
 // The length and bytes of flat blocks.
@@ -508,6 +521,11 @@ std::shared_ptr<const ResolvedList> ResolvedList::from_blocks(std::span<const to
 std::shared_ptr<const ResolvedList> ResolvedList::from_flat(const FlatBlocks& blocks,
                                                             const RegionIndex& regions) {
   return ResolvedListBuilder(regions).from_flat(blocks);
+}
+
+std::shared_ptr<const ResolvedList> ResolvedList::from_pieces(std::span<const towline_flat_block> pieces,
+                                                              std::span<const towline_region_ref> regions) {
+  return ResolvedListBuilder(RegionIndex{}).from_pieces(pieces, regions);
 }
 
 bool ResolvedList::overlaps() const {

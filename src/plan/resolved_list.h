@@ -47,6 +47,9 @@ class ResolvedList {
   static std::shared_ptr<const ResolvedList> from_blocks(std::span<const towline_blocks_t> blocks,
                                                          const RegionIndex& regions);
   static std::shared_ptr<const ResolvedList> from_flat(const FlatBlocks& blocks, const RegionIndex& regions);
+  // Of blocks that are known to lie in the regions they number; kept flat. Throws Error(kLimitExceeded).
+  static std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
+                                                         std::span<const towline_region_ref> regions);
 
   explicit ResolvedList(Private) {}
   ResolvedList(const ResolvedList&) = delete;

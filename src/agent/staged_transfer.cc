@@ -1,0 +1,330 @@
+#include "agent/staged_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/transfer.h"
+#include "base/error.h"
+
+namespace towline {
+
+namespace {
+
+constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
+
+void check_local_access(const BlockList& local, uint32_t op) {
+  const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_WRITE : TOWLINE_ACCESS_READ;
+  if ((local.resolved()->common_access() & needed) == needed) return;
+  fail(Status::kPermissionDenied, "the transfer {} local storage that was registered without {} access",
+       op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
+}
+
+}  // namespace
+
+bool StagedTransfer::helps(const BlockList& local) noexcept {
+  const towline_list& list = local.view();
+  return std::any_of(list.regions, list.regions + list.region_count,
+                     [](const towline_region_ref& region) { return is_storage(region.kind); });
+}
+
+// ---- making it
+
+StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
+                               const std::shared_ptr<BlockList>& local,
+                               const std::shared_ptr<BlockList>& remote)
+    : whole_(whole),
+      read_(op == TOWLINE_READ),
+      bytes_(plan.bytes()),
+      chunk_bytes_(whole.agent().staging().settings().chunk_bytes),
+      chunks_((bytes_ + chunk_bytes_ - 1) / chunk_bytes_),
+      pool_(whole.agent().staging()),
+      lane_(pool_.join()) {
+  try {
+    check_local_access(*local, op);
+    const auto slots = static_cast<uint32_t>(std::min<uint64_t>(pool_.settings().depth, chunks_));
+    const std::shared_ptr<BlockList> near = whole.agent().as_remote(local);
+    slots_.reserve(slots);
+    ranges_.reserve(4 * std::size_t{slots} + 2);
+    for (StagedSlot& plans :
+         stage_plan(plan, op, pool_.region(), pool_.address(lane_), chunk_bytes_, slots)) {
+      slots_.push_back({std::move(plans), nullptr, nullptr});
+      Slot& slot = slots_.back();
+      make_leg(slot.near, slot.plans.near, read_ ? TOWLINE_WRITE : TOWLINE_READ, near);
+      make_leg(slot.far, slot.plans.far, op, remote);
+    }
+  } catch (...) {
+    pool_.leave(lane_);
+    throw;
+  }
+}
+
+void StagedTransfer::make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, uint32_t op,
+                              const std::shared_ptr<BlockList>& target) {
+  auto ours =
+      std::make_shared<BlockList>(plans.memory, nullptr, std::vector<std::shared_ptr<RemoteRegion>>{});
+  auto theirs = std::make_shared<BlockList>(plans.target, target->peer(), target->remote_regions());
+  leg = std::make_unique<Transfer>(whole_.agent().shared_from_this(), op, std::move(ours), std::move(theirs),
+                                   std::move(plans.plan), TransferOptions{});
+}
+
+StagedTransfer::~StagedTransfer() {
+  for (Slot& slot : slots_) {
+    for (Transfer* leg : {slot.near.get(), slot.far.get()}) {
+      if (leg == nullptr) continue;
+      if (leg->ready()) (void)leg->retire(kNoDeadline);
+      leg->agent().remove_transfer(*leg);
+    }
+  }
+  pool_.leave(lane_);
+}
+
+void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) {
+  Agent& agent = whole_.agent();
+  const Backend* backend = forced.empty() ? nullptr : agent.backends().find(forced);
+  if (!forced.empty() && (backend == nullptr || backend->plugin == nullptr))
+    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced, agent.backends().names());
+  const bool stores = backend != nullptr && backend->has_trait(TOWLINE_TRAIT_STORAGE);
+  for (Slot& slot : slots_) {
+    agent.add_transfer(*slot.near);
+    slot.near->establish(stores ? forced : "", deadline_ns);
+    agent.add_transfer(*slot.far);
+    slot.far->establish(stores ? "" : forced, deadline_ns);
+  }
+}
+
+Link* StagedTransfer::far_link() const noexcept { return slots_.front().far->parts()[0].link; }
+
+StagedTransfer::Description StagedTransfer::describe() const noexcept {
+  const Slot& slot = slots_.front();
+  return {&leg_of(slot, true), &leg_of(slot, false), slots_.size() * chunk_bytes_, chunk_bytes_,
+          slots_.size()};
+}
+
+// ---- moving
+
+uint64_t StagedTransfer::bytes_of(uint64_t chunk) const noexcept {
+  return std::min(chunk_bytes_, bytes_ - chunk * chunk_bytes_);
+}
+
+void StagedTransfer::begin(Part& part) noexcept {
+  part_ = &part;
+  has_lane_ = reached_ = failed_ = stop_asked_ = stopped_ = false;
+  next_chunk_ = 0;
+  fences_ = kAllFences;
+  ranges_.clear();
+  for (Slot& slot : slots_) slot.stage = Stage::kIdle;
+  part.submitted = true;
+  part.link->part_started();
+  part.worker->track(part);
+  part.worker->add_staged(*this);
+}
+
+void StagedTransfer::stop() noexcept {
+  if (part_ == nullptr) return;
+  failed_ = stop_asked_ = true;
+  part_->worker->step_staged_soon();
+}
+
+uint32_t StagedTransfer::step(uint64_t) noexcept {
+  if (stop_asked_ && !stopped_) {
+    stopped_ = true;
+    abandon_legs();
+  }
+  if (!has_lane_ && !failed_) has_lane_ = lane_.take(this);
+  if (!has_lane_) {
+    if (failed_)
+      finish();
+    else
+      part_->worker->step_staged_soon();
+    return failed_ ? 1 : 0;
+  }
+  uint32_t done = 0;
+  for (Slot& slot : slots_) done += advance(slot);
+  while (!failed_ && next_chunk_ < chunks_) {
+    Slot& slot = slots_[next_chunk_ % slots_.size()];
+    if (slot.stage != Stage::kIdle) break;
+    slot.chunk = next_chunk_;
+    const uint32_t started = start(slot, true);
+    if (started == 0) break;
+    done += started;
+  }
+  if (!failed_ && next_chunk_ < chunks_) return done;
+  if (std::all_of(slots_.begin(), slots_.end(),
+                  [](const Slot& slot) { return slot.stage == Stage::kIdle; })) {
+    finish();
+    ++done;
+  }
+  return done;
+}
+
+// What follows from a leg that has come to its end, or could not start before.
+uint32_t StagedTransfer::advance(Slot& slot) noexcept {
+  if (slot.stage == Stage::kIdle) return 0;
+  if (slot.stage == Stage::kFull) {
+    if (!failed_) return start(slot, false);
+    slot.stage = Stage::kIdle;
+    const uint64_t begin = slot.chunk * chunk_bytes_;
+    not_moved(begin, begin + bytes_of(slot.chunk), TOWLINE_CANCELLED, 0);
+    return 1;
+  }
+  const bool filling = slot.stage == Stage::kFilling;
+  Transfer& leg = leg_of(slot, filling);
+  const Status outcome = leg.leg_outcome();
+  if (!leg.leg_settled()) {
+    // The peer is lost: the outcome does not wait for the fence.
+    if (is_error(outcome) && !failed_) {
+      whole_.end(outcome, part_->worker);
+      stop();
+    }
+    return 0;
+  }
+  // Not the outcome: what a deadline or a cancel came too late for is there all the same.
+  if (const towline_part_result& result = leg.leg_result(); result.status != TOWLINE_OK) {
+    chunk_failed(slot, filling, result);
+    return 1;
+  }
+  reached_ = reached_ || filling == read_;
+  if (!filling) {
+    whole_.leg_moved(bytes_of(slot.chunk));
+    slot.stage = Stage::kIdle;
+    return 1;
+  }
+  slot.stage = Stage::kFull;
+  if (failed_) return advance(slot);
+  return 1 + start(slot, false);
+}
+
+uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
+  const uint64_t begin = slot.chunk / slots_.size() * chunk_bytes_;
+  const uint64_t bytes = bytes_of(slot.chunk);
+  const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns);
+  if (status == Status::kAgain) {
+    part_->worker->step_staged_soon();
+    return 0;
+  }
+  if (filling) ++next_chunk_;
+  slot.stage = filling ? Stage::kFilling : Stage::kDraining;
+  if (is_error(status))
+    chunk_failed(slot, filling, {static_cast<int32_t>(status), 0, kAllFences, 0, 0, begin, begin + bytes});
+  return 1;
+}
+
+// ---- failing
+
+// The legs' result speaks of the slot's plan: its bytes from the chunk's first on are the whole plan's from
+// there on.
+void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept {
+  slot.stage = Stage::kIdle;
+  // A far side that was there a chunk ago is lost, though what says so is an attempt to connect anew.
+  const bool lost = filling == read_ && reached_ && result.status == TOWLINE_UNREACHABLE;
+  const int32_t status = lost ? int32_t{TOWLINE_PEER_LOST} : result.status;
+  const uint64_t in_slot = slot.chunk / slots_.size() * chunk_bytes_;
+  const uint64_t begin = slot.chunk * chunk_bytes_;
+  const uint64_t bytes = bytes_of(slot.chunk);
+  uint64_t bad_begin = std::clamp(result.failed_begin, in_slot, in_slot + bytes) - in_slot;
+  uint64_t bad_end = std::clamp(result.failed_end, in_slot, in_slot + bytes) - in_slot;
+  if (bad_begin >= bad_end) {
+    bad_begin = 0;
+    bad_end = bytes;
+  }
+  // Of a chunk that was not filled nothing is drained; of one that was not drained what lies before the
+  // failure has got there if that much was moved.
+  const bool prefix_moved = !filling && result.bytes >= bad_begin;
+  if (!filling) whole_.leg_moved(std::min(result.bytes, bytes));
+  if (!prefix_moved) not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
+  not_moved(begin + bad_begin, begin + bad_end, status, result.vendor_code);
+  not_moved(begin + bad_end, begin + bytes, TOWLINE_CANCELLED, 0);
+  if (filling == read_) {  // the far leg
+    if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) fences_ &= ~uint32_t{TOWLINE_FENCE_REMOTE};
+  } else if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) {
+    fences_ &= ~uint32_t{TOWLINE_FENCE_LOCAL};
+  }
+  if (failed_) return;
+  failed_ = true;
+  whole_.leg_failed(static_cast<Status>(status));
+}
+
+void StagedTransfer::not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept {
+  if (begin < end) ranges_.push_back({begin, end, status, vendor_code});
+}
+
+void StagedTransfer::abandon_legs() noexcept {
+  for (Slot& slot : slots_) {
+    if (slot.stage == Stage::kFilling || slot.stage == Stage::kDraining)
+      leg_of(slot, slot.stage == Stage::kFilling).abandon();
+  }
+}
+
+// Nothing is in flight. Last: whoever waits may destroy all this once the lock is free.
+void StagedTransfer::finish() noexcept {
+  Part& part = *std::exchange(part_, nullptr);
+  if (has_lane_) lane_.release();
+  part.worker->remove_staged(*this);
+  if (!failed_) return whole_.part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
+  not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);
+  if (ranges_.empty()) return whole_.part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
+  std::sort(ranges_.begin(), ranges_.end(),
+            [](const Range& one, const Range& other) { return one.begin < other.begin; });
+  std::size_t last = 0;
+  for (std::size_t i = 1; i < ranges_.size(); ++i) {
+    const Range& next = ranges_[i];
+    Range& before = ranges_[last];
+    if (before.end == next.begin && before.status == next.status && before.vendor_code == next.vendor_code)
+      before.end = next.end;
+    else
+      ranges_[++last] = next;
+  }
+  ranges_.resize(last + 1);
+  const Range end = ranges_.back();
+  ranges_.pop_back();
+  for (const Range& range : ranges_)
+    whole_.note_failure({range.status, range.vendor_code, fences_, 0, 0, range.begin, range.end});
+  whole_.part_ended(part, {end.status, end.vendor_code, fences_, 0, 0, end.begin, end.end});
+}
+
+bool StagedTransfer::far_fenced() const noexcept {
+  return std::all_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.far->fenced(TOWLINE_FENCE_REMOTE); });
+}
+
+// ---- a Transfer as a leg: posted a range at a time, under its worker's lock
+
+Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns) noexcept {
+  if (!take(kBusy)) return Status::kAgain;
+  const int32_t gate = gate_.load(std::memory_order_seq_cst);
+  if (gate < 0) {
+    phase_.store(kReady, std::memory_order_release);
+    return static_cast<Status>(gate);
+  }
+  Part& part = parts_[0];
+  part.begin = begin;
+  part.end = end;
+  leg_result_ = {};
+  enter_post(agent_->now_ns(), deadline_ns);
+  const bool usable =
+      part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
+  Status status = Status::kInProgress;
+  if (usable)
+    status = submit_now(part);
+  else
+    part.worker->establish_later(part);
+  if (!is_error(status)) return status;
+  ended_.store(true, std::memory_order_relaxed);
+  phase_.store(kReady, std::memory_order_release);
+  return status;
+}
+
+void Transfer::abandon() noexcept {
+  end(Status::kCancelled, parts_[0].worker);
+  hurry(parts_[0]);
+}
+
+// The outcome is that of the first failure, which comes before the ranges around it are known.
+void Transfer::leg_failed(Status status) noexcept {
+  int32_t expected = 0;
+  first_error_.compare_exchange_strong(expected, static_cast<int32_t>(status), std::memory_order_acq_rel);
+}
+
+}  // namespace towline

@@ -1,0 +1,129 @@
+// How a transfer moves its bytes where no backend carries them in one step, as between a peer's memory and
+// our own file: in chunks through a lane of the staging pool, two steps each.
+//
+//   idle --fill--> filling --> full --drain--> draining --> idle
+//
+// Each slot of the lane goes through that on its own, so that one chunk is filled while another is drained;
+// chunks are begun in order. A step is a *leg*: an ordinary Transfer between staging memory and one side,
+// which the router found a backend for, posted a range at a time. READ fills from the far side (the peer) and
+// drains to the near one (our own storage), WRITE the other way round.
+//
+// The transfer as a whole is one part of its worker: it has the deadline, the outcome, the notice. It ends
+// when no leg has anything in flight, so that its fence is theirs. After a failure no step is begun, and what
+// is already under way ends by itself; after a cancel, deadline or loss it is stopped.
+//
+// Everything is under the worker's lock but what is said to be the control path.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/intrusive_list.h"
+#include "agent/staging_pool.h"
+#include "plan/staged_plan.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+
+namespace towline {
+
+class BlockList;
+class Transfer;
+struct Part;
+
+class StagedTransfer {
+ public:
+  // Is this what a transfer with such a local list needs, when no backend carries it in one step?
+  [[nodiscard]] static bool helps(const BlockList& local) noexcept;
+
+  // Control path, as the destructor, establish and far_link. The lists are those of `whole`; both outlive
+  // this. Throws Error.
+  StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
+                 const std::shared_ptr<BlockList>& remote);
+  StagedTransfer(const StagedTransfer&) = delete;
+  StagedTransfer& operator=(const StagedTransfer&) = delete;
+  ~StagedTransfer();
+
+  // Finds a way for every leg. `forced`: a backend that one of them must take; empty: any. Throws Error.
+  void establish(const std::string& forced, uint64_t deadline_ns);
+  // The link over which messages reach the far side.
+  [[nodiscard]] class Link* far_link() const noexcept;
+
+  // The whole transfer was posted: `part` ends through Transfer::part_ended, not before this has returned and
+  // the worker steps.
+  void begin(Part& part) noexcept;
+  // Does what can be done; once a pass of the worker from begin to the end. Returns how much.
+  uint32_t step(uint64_t now_ns) noexcept;
+  // In flight: ends soon, whatever is under way.
+  void stop() noexcept;
+
+  // No byte can land on the far side any more. Any thread, nothing in flight.
+  [[nodiscard]] bool far_fenced() const noexcept;
+
+  // For route().
+  struct Description {
+    const Transfer* fill;
+    const Transfer* drain;
+    uint64_t bytes;  // of staging memory
+    uint64_t chunk_bytes;
+    uint64_t slots;
+  };
+  [[nodiscard]] Description describe() const noexcept;
+
+  IntrusiveHook<StagedTransfer> hook;
+
+ private:
+  enum class Stage : uint8_t { kIdle, kFilling, kFull, kDraining };
+
+  struct Slot {
+    StagedSlot plans;  // the legs' lists; their plans have moved into the legs
+    std::unique_ptr<Transfer> near;
+    std::unique_ptr<Transfer> far;
+    Stage stage = Stage::kIdle;
+    uint64_t chunk = 0;
+  };
+
+  // Bytes of the whole plan that did not get there.
+  struct Range {
+    uint64_t begin;
+    uint64_t end;
+    int32_t status;
+    int32_t vendor_code;
+  };
+
+  void make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, uint32_t op,
+                const std::shared_ptr<BlockList>& target);
+  [[nodiscard]] Transfer& leg_of(const Slot& slot, bool filling) const noexcept {
+    return filling == read_ ? *slot.far : *slot.near;
+  }
+  [[nodiscard]] uint64_t bytes_of(uint64_t chunk) const noexcept;
+  [[nodiscard]] uint32_t advance(Slot& slot) noexcept;
+  [[nodiscard]] uint32_t start(Slot& slot, bool filling) noexcept;
+  void chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept;
+  void not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
+  void abandon_legs() noexcept;
+  void finish() noexcept;
+
+  Transfer& whole_;
+  const bool read_;
+  const uint64_t bytes_;
+  const uint64_t chunk_bytes_;
+  const uint64_t chunks_;
+  StagingPool& pool_;
+  StagingPool::Lane& lane_;
+  std::vector<Slot> slots_;
+
+  // Of the present post.
+  Part* part_ = nullptr;  // null: not in flight
+  bool has_lane_ = false;
+  bool reached_ = false;     // the far side was
+  bool failed_ = false;      // no chunk is begun any more
+  bool stop_asked_ = false;  // nor is one let go on
+  bool stopped_ = false;
+  uint64_t next_chunk_ = 0;  // to be begun
+  uint32_t fences_ = 0;
+  std::vector<Range> ranges_;  // room for all there can be
+};
+
+}  // namespace towline

@@ -1,0 +1,85 @@
+// Memory that transfers go through which no backend can carry in one step: from a peer's memory to a file,
+// say.
+//
+// One piece for the agent, taken and registered with every backend when the first such transfer is made,
+// never grown. It is cut into *lanes* of a few chunks each. A transfer belongs to one lane for its life, so
+// that its plans are made once, and has it to itself while it is in flight; others of the same lane wait
+// their turn. Peers are not told of this memory and cannot reach it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/config.h"
+#include "memory/region_table.h"
+#include "memory/shared_memory.h"
+
+namespace towline {
+
+class Agent;
+
+struct StagingSettings {
+  uint64_t bytes;        // staging.bytes: of all lanes
+  uint64_t chunk_bytes;  // staging.chunk
+  uint32_t depth;        // staging.depth: chunks of a lane
+};
+
+// Throws Error for values that make no sense.
+StagingSettings read_staging_settings(const Config& config);
+
+class StagingPool {
+ public:
+  class Lane {
+   public:
+    // Takes it for `holder`; false: another has it. Any thread, as release().
+    [[nodiscard]] bool take(const void* holder) noexcept {
+      const void* seen = nullptr;
+      return holder_.compare_exchange_strong(seen, holder, std::memory_order_acquire) || seen == holder;
+    }
+    void release() noexcept { holder_.store(nullptr, std::memory_order_release); }
+    [[nodiscard]] bool taken() const noexcept { return holder_.load(std::memory_order_relaxed) != nullptr; }
+
+   private:
+    friend class StagingPool;
+    uint64_t address_ = 0;
+    uint32_t members_ = 0;  // transfers that belong to it; under the pool's lock
+    std::atomic<const void*> holder_{nullptr};
+  };
+
+  StagingPool(Agent& agent, StagingSettings settings) : agent_(agent), settings_(settings) {}
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+
+  [[nodiscard]] const StagingSettings& settings() const noexcept { return settings_; }
+
+  // The lane with the fewest members; takes the memory when it is the first. Throws Error. Control path.
+  Lane& join();
+  void leave(Lane& lane) noexcept;
+  // Once somebody has joined.
+  [[nodiscard]] const towline_region_ref& region() const noexcept { return region_->ref; }
+  [[nodiscard]] uint64_t address(const Lane& lane) const noexcept { return lane.address_; }
+
+  struct Use {
+    uint64_t bytes;  // 0: none yet
+    uint64_t lanes;
+    uint64_t lanes_in_use;
+    uint64_t transfers;
+  };
+  [[nodiscard]] Use use() const;
+
+  // The agent closes: no transfer is in flight, none will be made. The region, or null.
+  [[nodiscard]] std::shared_ptr<Region> end() noexcept;
+
+ private:
+  Agent& agent_;
+  const StagingSettings settings_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<SharedMemory> memory_;
+  std::shared_ptr<Region> region_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace towline
