@@ -1,0 +1,209 @@
+// Transfers: finding the backend that takes one, preparing it there, and letting go of what was prepared.
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/router.h"
+#include "agent/staged_transfer.h"
+#include "agent/transfer.h"
+#include "agent/worker.h"
+#include "base/error.h"
+#include "base/in_use.h"
+
+namespace towline {
+
+void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns) {
+  Peer& peer = *remote_->peer();
+  forced_ = forced_backend;
+  rejected_.clear();
+  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  for (const auto& backend : agent_->backends().backends()) {
+    if (!may_do(*backend, peer, kinds, forced_)) continue;
+    std::string reason;
+    if (try_backend(*backend, deadline_ns, reason)) {
+      phase_.store(kReady, std::memory_order_release);
+      return;
+    }
+    rejected_.emplace_back(backend.get(), std::move(reason));
+    if (peer.ended() != Status::kOk)
+      fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
+  }
+  backend_ = nullptr;
+  if (StagedTransfer::helps(*local_)) {
+    part_count_ = 1;
+    parts_[0].end = plan_.bytes();
+    staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_);
+    staged_->establish(forced_, deadline_ns);
+    parts_[0].link = staged_->far_link();
+    phase_.store(kReady, std::memory_order_release);
+    return;
+  }
+  std::string reasons;
+  for (const std::string& reason : not_taken()) reasons += "\n  " + reason;
+  if (reasons.empty())
+    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
+         agent_->backends().names());
+  const bool late = agent_->now_ns() >= deadline_ns;
+  fail(late ? Status::kTimedOut : Status::kNoRoute, "no backend reaches the memory of peer '{}':{}",
+       peer.name(), reasons);
+}
+
+std::vector<std::string> Transfer::not_taken() const {
+  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  std::vector<std::string> result;
+  for (const auto& backend : agent_->backends().backends()) {
+    if (backend.get() == backend_ || (!forced_.empty() && backend->name != forced_)) continue;
+    const auto tried = std::find_if(rejected_.begin(), rejected_.end(),
+                                    [&](const auto& entry) { return entry.first == backend.get(); });
+    std::string reason =
+        tried != rejected_.end() ? tried->second : reason_against(*backend, *remote_->peer(), kinds, forced_);
+    if (reason.empty() && backend_ != nullptr)
+      reason = fmt::format("not tried: '{}' comes before it", backend_->name);
+    result.push_back(backend->name + ": " + reason);
+  }
+  return result;
+}
+
+bool Transfer::try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason) {
+  backend_ = &backend;
+  Status status = Status::kOk;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    part.link = nullptr;
+    part.attempt = 0;
+    bool later = false;
+    agent_->drive_until(
+        [&] {
+          Worker::Guard guard(*part.worker);
+          take_failure_text();
+          status = establish_part(part, deadline_ns);
+          if (is_error(status)) reason = take_failure_text();
+          later = status == Status::kInProgress && waited_enough(part);
+          return later || status != Status::kInProgress;
+        },
+        deadline_ns);
+    if (later) status = Status::kOk;
+    if (status != Status::kOk) break;
+  }
+  if (status == Status::kOk) return true;
+  if (status == Status::kInProgress) reason = "not connected before the deadline";
+  if (reason.empty()) reason = status_text(status);
+  release_parts();
+  return false;
+}
+
+// For a connection that is coming up; under the part's worker's lock.
+bool Transfer::waited_enough(const Part& part) const noexcept {
+  const uint64_t wait_ns = agent_->tuning().connect_wait_ns;
+  if (wait_ns == UINT64_MAX || part.link == nullptr || part.link->state() != Link::State::kConnecting)
+    return false;
+  return agent_->now_ns() - part.link->connecting_since_ns() >= wait_ns;
+}
+
+Status Transfer::establish_part(Part& part, uint64_t deadline_ns) noexcept {
+  Peer& peer = *remote_->peer();
+  if (peer.ended() != Status::kOk) return peer.ended();
+  try {
+    if (part.link == nullptr) part.link = &peer.link(*backend_, part.worker->index());
+    Link& link = *part.link;
+    if (link.state() == Link::State::kDown) {
+      if (part.attempt != 0 && part.attempt == link.attempts()) {
+        set_failure_text(link.last_error_text());
+        return is_error(link.last_error()) ? link.last_error() : Status::kPeerLost;
+      }
+      link.connect(deadline_ns);
+      part.attempt = link.attempts();
+      if (link.state() == Link::State::kDown) return establish_part(part, deadline_ns);
+    }
+    if (link.state() == Link::State::kConnecting && part.attempt == 0) part.attempt = link.attempts();
+    if (!link.up()) return Status::kInProgress;
+    const Status status = prepare_part(part);
+    if (status == Status::kAgain) return Status::kInProgress;
+    part.attempt = 0;
+    return status;
+  } catch (const std::exception& error) {
+    set_failure_text(error.what());
+    return Status::kInternal;
+  }
+}
+
+Status Transfer::prepare_part(Part& part) noexcept {
+  Link& link = *part.link;
+  if (part.prepared != nullptr) {
+    if (part.link_generation == link.generation()) return Status::kOk;
+    immediate_ = nullptr;
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    link.remove_prepared(part);
+  }
+  std::vector<towline_import*> imports;
+  for (const auto& region : remote_->remote_regions()) {
+    towline_import* import = nullptr;
+    const Status status = link.import(region, &import);
+    if (status != Status::kOk) return status;
+    imports.push_back(import);
+  }
+  std::vector<towline_registration*> registrations;
+  for (uint64_t i = 0; i < local_->view().region_count; ++i) {
+    const uint64_t key = local_->view().regions[i].key;
+    registrations.push_back(agent_->registration(key, *backend_));
+  }
+  const towline_prepare_args args = {
+      sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};
+  const auto status = static_cast<Status>(backend_->data->prepare(link.connection(), &args, &part.prepared));
+  if (status != Status::kOk) return status;
+  part.link_generation = link.generation();
+  link.add_prepared(part);
+  short_way_.store(false, std::memory_order_relaxed);
+  constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
+  if (part_count_ == 1 && (part.prepared->flags & kShortWay) == kShortWay && !wants_delivery()) {
+    immediate_ = part.prepared;
+    immediate_submit_ = backend_->data->submit;
+    immediate_tries_ = (part.prepared->flags & TOWLINE_PREPARED_TRY) != 0;
+    immediate_args_ = {sizeof(towline_submit_args),
+                       reinterpret_cast<uint64_t>(&part),
+                       part.begin,
+                       part.end,
+                       nullptr,
+                       0,
+                       immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
+                       0};
+    short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
+  }
+  bool all = true;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Part& other = parts_[i];
+    all = all && other.prepared != nullptr && other.link->up() &&
+          other.link_generation == other.link->generation();
+  }
+  int32_t expected = kRelink;
+  if (all) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
+  return Status::kOk;
+}
+
+void Transfer::release_parts() noexcept {
+  immediate_ = nullptr;
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    Worker::Guard guard(*part.worker);
+    if (part.prepared == nullptr) continue;
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    part.link->remove_prepared(part);
+  }
+}
+
+bool Transfer::try_release(Part& part) noexcept {
+  // Busy means a post that may be at the backend, which must be waited for, or one on the long way (it has
+  // shares), which looks at its plans only under this lock.
+  if (InUse::by_any(this)) return false;
+  const bool mine = take(kHeld);
+  if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;
+  immediate_ = nullptr;
+  if (part.prepared != nullptr && !part.submitted) {
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    part.link->remove_prepared(part);
+  }
+  if (mine) phase_.store(kReady, std::memory_order_release);
+  return !part.submitted;
+}
+
+}  // namespace towline
