@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <new>
 #include <stdexcept>
 
 namespace bench::gpu {
@@ -104,6 +106,13 @@ void* allocate_pinned(uint64_t bytes) {
   void* pointer = nullptr;
   check(cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
   return pointer;
+}
+
+void* allocate_pageable(uint64_t bytes) {
+  auto* const words = static_cast<uint64_t*>(std::aligned_alloc(4096, bytes));
+  if (words == nullptr) throw std::bad_alloc();
+  for (uint64_t i = 0; i < bytes / 8; ++i) words[i] = i * 0xbf58476d1ce4e5b9ull;
+  return words;
 }
 
 std::string export_handle(uint64_t address) {

@@ -14,7 +14,7 @@ import torch
 
 import towline
 
-PAGE, PAGES = 32 << 10, 4096
+PAGE, MOST_PAGES = 32 << 10, 65536
 
 
 class Transfers(threading.Thread):
@@ -51,22 +51,23 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pages", type=int, nargs="+", default=[4096, MOST_PAGES])
     parser.add_argument("--blocks", type=int, nargs="+", default=[8, 24])
     args = parser.parse_args()
     last = torch.cuda.device_count() - 1
     left, right = (torch.randn(args.size, args.size, dtype=torch.bfloat16, device="cuda:0") for _ in range(2))
     out = torch.empty_like(left)
-    mine = torch.zeros(PAGES * 8, PAGE, dtype=torch.uint8, device="cuda:0")
-    theirs = torch.zeros(PAGES * 8, PAGE, dtype=torch.uint8, device=f"cuda:{last}")
+    mine = torch.zeros(MOST_PAGES * 4, PAGE, dtype=torch.uint8, device="cuda:0")
+    theirs = torch.zeros(MOST_PAGES * 4, PAGE, dtype=torch.uint8, device=f"cuda:{last}")
     multiply(left, right, out, args.seconds)
-    print(f"{'thread blocks':>14} {'matmul alone':>13} {'beside':>8} {'TFLOP/s':>8} {'transfer alone':>15} {'beside':>8} GB/s")
-    for blocks in args.blocks:
+    print(f"{'blocks':>6} {'pages':>6} {'matmul alone':>13} {'beside':>8} {'TFLOP/s':>8} {'transfer alone':>15} {'beside':>8} GB/s")
+    for blocks, pages in ((blocks, pages) for blocks in args.blocks for pages in args.pages):
         near = towline.Agent("near", listen="none", config={"cuda.blocks": str(blocks)})
         far = towline.Agent("far", listen="none")
         regions = [near.register(mine), far.register(theirs)]
         peer = near.add_peer(far.metadata())
-        picks = torch.randperm(PAGES * 8)[:PAGES]
-        there = towline.Blocks(theirs.data_ptr(), PAGE, (PAGES * 8, PAGE), kind="vram", device=last)
+        picks = torch.randperm(len(mine))[:pages]
+        there = towline.Blocks(theirs.data_ptr(), PAGE, (len(theirs), PAGE), kind="vram", device=last)
         move = near.write(near.block_list(mine), picks, peer.block_list(there), picks.flip(0))
         move.wait()
         figures: dict[str, list[float]] = {"matmul": [], "beside": [], "alone": [], "together": []}
@@ -81,10 +82,10 @@ def main() -> None:
                     figures["beside"].append(multiply(left, right, out, args.seconds) / 1e12)
                 thread.stop = True
                 thread.join()
-                figures[name].append(thread.count * PAGE * PAGES / thread.seconds / 1e9)
+                figures[name].append(thread.count * PAGE * pages / thread.seconds / 1e9)
         median = {name: statistics.median(values) for name, values in figures.items()}
         print(
-            f"{blocks:14} {median['matmul']:13.0f} {median['beside']:8.0f} {'':8} {median['alone']:15.1f} "
+            f"{blocks:6} {pages:6} {median['matmul']:13.0f} {median['beside']:8.0f} {'':8} {median['alone']:15.1f} "
             f"{median['together']:8.1f}",
             flush=True,
         )

@@ -34,6 +34,7 @@ struct Options {
   bool target = false;
   bool all = false;
   bool on_stream = false;
+  bool pageable = false;
 };
 
 double now_s() {
@@ -314,7 +315,8 @@ int measure(const char* self, const Options& options) {
       options.span >> 30);
   towline::Agent agent("initiator", agent_options(options));
   const uint64_t local = gpu::allocate(options.span);
-  auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
+  auto* const host = static_cast<std::byte*>(options.pageable ? gpu::allocate_pageable(options.host_span)
+                                                              : gpu::allocate_pinned(options.host_span));
   const auto region = agent.register_memory(
       {.address = reinterpret_cast<void*>(local), .bytes = options.span, .kind = towline::Kind::kVram});
   const auto host_region = agent.register_memory(towline::dram(host, options.host_span));
@@ -322,7 +324,7 @@ int measure(const char* self, const Options& options) {
   const uint64_t mapped = gpu::import_handle(target.handle);
   gpu::stamp(local, options.span, 1);
   gpu::stamp(mapped, options.span, 2);
-  gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
+  if (!options.pageable) gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
   const Ends ends{agent, peer, local, host, target.address, mapped, target.gpu};
   constexpr auto kWrite = towline::Op::write;
   constexpr auto kRead = towline::Op::read;
@@ -348,7 +350,8 @@ int measure(const char* self, const Options& options) {
              "post us", "lists/transfer us", "pages"}};
   int wrong = 0;
   for (const Cell& cell : cells) {
-    if (cell.page * cell.pages > options.span) continue;
+    if (cell.page * cell.pages > options.span || (cell.host && options.on_stream)) continue;
+    if (options.pageable && !cell.host) continue;
     try {
       rows.push_back(run(cell, options, ends, wrong));
     } catch (const std::exception& error) {
@@ -381,6 +384,8 @@ int main(int argc, char** argv) try {
   app.add_option("--host-blocks", options.host_blocks,
                  "thread blocks where one side is host memory, of both");
   app.add_flag("--on-stream", options.on_stream, "posts as work of a stream of the harness");
+  app.add_flag("--pageable", options.pageable,
+               "only host memory, as malloc gives it; making the first transfer pins it");
   app.add_flag("--all-to-all", options.all, "every GPU to every other at once, in one process");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);

@@ -64,13 +64,15 @@ class Side:
 
 
 def serve(args) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # NIXL logs to standard output
     side = Side("target", torch.cuda.device_count() - 1, args.span, args.threads)
-    print(json.dumps(side.card()), flush=True)
+    print(json.dumps(side.card()), file=answers)
     for line in sys.stdin:
         mine = json.loads(line)
         if side.nixl and mine["nixl"]:
             side.nixl.add_remote_agent(base64.b64decode(mine["nixl"]))
-        print(json.dumps({}), flush=True)
+        print(json.dumps({}), file=answers)
     os._exit(0)  # past the finalizers of NIXL's wheel, which can crash
 
 
@@ -106,6 +108,7 @@ def measure(args) -> None:
     target.stdin.flush()
     target.stdout.readline()
     random = np.random.default_rng(7)
+    sys.stdout.flush()
     print(f"{'transfer':30} {'towline GB/s':>13} {'us':>10} {'NIXL GB/s':>11} {'us':>10} {'ratio':>7} {'make us, both':>20}")
     for name, page, pages, from_host in CELLS:
         here_span = args.host_span if from_host else args.span

@@ -153,7 +153,8 @@ void Connection::unimport(towline_import* import) noexcept {
 
 // ---- plans
 
-// The GPU of our own memory; where we bring none, the peer's if we use it already, or one we use.
+// The GPU of our own memory; where we bring none, the one that the settings name, the peer's if we use it
+// already, or one we use.
 uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
   Device& device = backend_.device();
   const towline_list& local = *args.plan->local;
@@ -168,16 +169,16 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
   }
   if (chosen >= 0) return static_cast<uint32_t>(chosen);
   const auto count = static_cast<uint32_t>(device.gpus().size());
-  for (uint64_t i = 0; i < remote.region_count; ++i) {
-    const Uuid& theirs = reinterpret_cast<const Import*>(args.remote[i])->gpu;
-    for (uint32_t gpu = 0; gpu < count; ++gpu)
-      if (device.gpus()[gpu].uuid == theirs && device.in_use(gpu)) return gpu;
-  }
   const int32_t wanted = backend_.settings().gpu;
   if (wanted >= 0 && static_cast<uint32_t>(wanted) >= count)
     fail(Status::kInvalidArgument, "cuda: there is no GPU {} (cuda.gpu): this process sees {}", wanted,
          count);
   if (wanted >= 0) return static_cast<uint32_t>(wanted);
+  for (uint64_t i = 0; i < remote.region_count; ++i) {
+    const Uuid& theirs = reinterpret_cast<const Import*>(args.remote[i])->gpu;
+    for (uint32_t gpu = 0; gpu < count; ++gpu)
+      if (device.gpus()[gpu].uuid == theirs && device.in_use(gpu)) return gpu;
+  }
   for (uint32_t gpu = 0; gpu < count; ++gpu)
     if (device.in_use(gpu)) return gpu;
   fail(Status::kUnsupported,

@@ -108,9 +108,11 @@ class Nvidia final : public Device {
 
   [[nodiscard]] Allocation look_up(uint64_t address) const override {
     Allocation result;
+    // Asked in this form, memory that the driver does not know is no error.
     unsigned type = 0;
-    if (api_.pointer_get_attribute(&type, driver::kMemoryType, address) != kSuccess || type == 0)
-      return result;
+    int wanted = driver::kMemoryType;
+    void* answer = &type;
+    if (api_.pointer_get_attributes(1, &wanted, &answer, address) != kSuccess || type == 0) return result;
     int ordinal = 0;
     unsigned managed = 0;
     size_t bytes = 0;

@@ -46,6 +46,8 @@ Api::Api() : library("libcuda.so.1") {
   load(launch, "cuLaunchKernel");
   load(function_get_attribute, "cuFuncGetAttribute");
   load(stream_create, "cuStreamCreate");
+  load(stream_create_with_priority, "cuStreamCreateWithPriority");
+  load(context_get_priorities, "cuCtxGetStreamPriorityRange");
   load(stream_destroy, "cuStreamDestroy");
   load(stream_query, "cuStreamQuery");
   load(stream_synchronize, "cuStreamSynchronize");
@@ -70,6 +72,7 @@ Api::Api() : library("libcuda.so.1") {
   load(host_unregister, "cuMemHostUnregister");
   load(host_device_pointer, "cuMemHostGetDevicePointer");
   load(pointer_get_attribute, "cuPointerGetAttribute");
+  load(pointer_get_attributes, "cuPointerGetAttributes");
   load(ipc_get_handle, "cuIpcGetMemHandle");
   load(ipc_open_handle, "cuIpcOpenMemHandle");
   load(ipc_close_handle, "cuIpcCloseMemHandle");

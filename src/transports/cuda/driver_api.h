@@ -106,6 +106,8 @@ struct Api {
                    void**, void**) = nullptr;
   Result (*function_get_attribute)(int*, int, Function) = nullptr;
   Result (*stream_create)(Stream*, unsigned) = nullptr;
+  Result (*stream_create_with_priority)(Stream*, unsigned, int) = nullptr;
+  Result (*context_get_priorities)(int*, int*) = nullptr;
   Result (*stream_destroy)(Stream) = nullptr;
   Result (*stream_query)(Stream) = nullptr;
   Result (*stream_synchronize)(Stream) = nullptr;
@@ -131,6 +133,7 @@ struct Api {
   Result (*host_unregister)(void*) = nullptr;
   Result (*host_device_pointer)(Pointer*, void*, unsigned) = nullptr;
   Result (*pointer_get_attribute)(void*, int, Pointer) = nullptr;
+  Result (*pointer_get_attributes)(unsigned, int*, void**, Pointer) = nullptr;
   Result (*ipc_get_handle)(IpcHandle*, Pointer) = nullptr;
   Result (*ipc_open_handle)(Pointer*, IpcHandle, unsigned) = nullptr;
   Result (*ipc_close_handle)(Pointer) = nullptr;

@@ -22,9 +22,13 @@ class DriverLane final : public Lane {
   DriverLane(const Api& api, const Kernels& kernels, bool after_default) : api_(api), kernels_(kernels) {
     const Current current(api_, kernels_.context);
     try {
-      api_.check(
-          api_.stream_create(&stream_, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking),
-          "cuStreamCreate");
+      // First in turn when a multiprocessor becomes free: a copy needs few of them, and others wait for it.
+      int least = 0;
+      int greatest = 0;
+      api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+      api_.check(api_.stream_create_with_priority(
+                     &stream_, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking, greatest),
+                 "cuStreamCreateWithPriority");
       api_.check(api_.host_alloc(&flags_, kSlots * sizeof(uint64_t), driver::kHostPortableMapped),
                  "pinned flags");
       api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");

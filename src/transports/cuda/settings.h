@@ -13,7 +13,7 @@ struct Settings {
   uint32_t host_blocks = 0;        // the same where one side is host memory
   uint64_t copy_engine_bytes = 0;  // contiguous ranges of so many bytes go without a thread block
   bool direct = true;              // memory of the same process is used as it lies, not mapped once more
-  int32_t gpu = -1;                // that moves bytes where a plan's local side names none; -1: one in use
+  int32_t gpu = -1;                // that moves bytes where a plan's local side names none; -1: found out
 
   bool after_default_stream = false;  // copies are ordered with the GPU's default stream
 
