@@ -19,7 +19,7 @@ void use(int gpu);
 void reach(int gpu);  // from the GPU in use
 uint64_t allocate(uint64_t bytes);
 void* allocate_pinned(uint64_t bytes);
-void* allocate_pageable(uint64_t bytes);  // stamped
+void* allocate_pageable(uint64_t bytes);      // stamped
 std::string export_handle(uint64_t address);  // 64 bytes
 uint64_t import_handle(const std::string& handle);
 void stamp(uint64_t address, uint64_t bytes, uint64_t seed);  // each word by its place
