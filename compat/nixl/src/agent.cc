@@ -55,10 +55,10 @@ void apply_parameters(nixlBackendH& backend) {
     }
     backend.timeout_ns = static_cast<uint64_t>(timeout->count());
   }
-  if (const std::string text = given("towline_threads"); !text.empty()) {
+  if (const std::string text = given("towline_threads"); !text.empty() && text != kAutomatic) {
     if (text.size() != 1 || text[0] < '1' || text[0] > '8') {
       throw towline::Error{towline::Status::kInvalidArgument,
-                           "towline_threads is '" + text + "', and should be 1 to 8"};
+                           "towline_threads is '" + text + "', and should be 1 to 8, or auto"};
     }
     backend.threads = static_cast<uint32_t>(text[0] - '0');
   }
@@ -139,6 +139,13 @@ nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, ni
 }
 
 nixlBackendH* nixlAgentData::transport(const nixl_opt_args_t* extra_params, const char* call) const {
+  if (extra_params == nullptr || extra_params->backends.empty()) {  // most calls: nothing is copied
+    std::lock_guard lock(backends_mutex);
+    const auto first = std::ranges::find_if(by_creation, [](const nixlBackendH* backend) {
+      return backend->serves(DRAM_SEG) && backend->is_transport();
+    });
+    if (first != by_creation.end()) return *first;
+  }
   const std::vector<nixlBackendH*> found = candidates(extra_params, DRAM_SEG, true, call);
   return found.empty() ? nullptr : found.front();
 }

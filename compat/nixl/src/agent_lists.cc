@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "agent_data.h"
+#include "explain.h"
 #include "notif.h"
 
 using namespace towline::nixl;  // NOLINT: this file is that interface's other side
@@ -233,6 +234,23 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH* dlist_hndl) const {
 
 // ---- Making requests
 
+namespace {
+
+// On one host a copy is bound by one core, and a request of so many bytes takes longer than waking the other
+// engine. Over a network both engines would share the same link, and a core of each side.
+constexpr uint64_t kSplitBytes = 2 << 20;
+constexpr uint32_t kSplitEngines = 2;
+
+bool worth_splitting(const nixlXferReqH& request) {
+  auto result = towline::detail::defaults<towline_result_t>();
+  if (towline_transfer_result(request.transfer, &result) < 0 || result.total_bytes < kSplitBytes)
+    return false;
+  std::string route;
+  return xfer_route(&request, route) == NIXL_SUCCESS && is_host_copy(route);
+}
+
+}  // namespace
+
 nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_block_list_t* local,
                                           const towline_picks_t* local_picks, towline_block_list_t* remote,
                                           const towline_picks_t* remote_picks, size_t descs,
@@ -264,10 +282,20 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
     options.notice_bytes = notice.size();
     made->has_notif = true;
   }
-  const int32_t status =
-      towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, local,
-                              local_picks, remote, remote_picks, &options, &made->transfer);
+  const auto create = [&](towline_transfer_t** transfer) {
+    return towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ,
+                                   local, local_picks, remote, remote_picks, &options, transfer);
+  };
+  const int32_t status = create(&made->transfer);
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  if (backend->threads == 0 && worth_splitting(*made)) {
+    options.threads = kSplitEngines;
+    towline_transfer_t* split = nullptr;
+    if (create(&split) >= 0) {
+      (void)towline_transfer_destroy(made->transfer, 0);  // never posted: ends at once
+      made->transfer = split;
+    }
+  }
   requests.add(made.get());
   request = made.release();
   return NIXL_SUCCESS;

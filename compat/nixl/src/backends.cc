@@ -42,7 +42,7 @@ std::vector<const BackendType*> backend_types() {
 nixl_b_params_t backend_parameters(const BackendType& type) {
   if (type.role != Role::kTransport) return {};
   // Towline's own: the transport to use, the deadline of requests, the engines a request is split over.
-  return {{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", "1"}};
+  return {{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", kAutomatic}};
 }
 
 }  // namespace towline::nixl

@@ -10,6 +10,8 @@
 
 namespace towline::nixl {
 
+inline constexpr const char* kAutomatic = "auto";  // of towline_threads
+
 enum class Role {
   kTransport,  // other agents' memory, by whichever of Towline's transports is best
   kFiles,      // this host's files, where Towline has a backend for them
@@ -46,5 +48,5 @@ class nixlBackendH {
   nixl_mem_list_t memories;
   std::string forced;       // one of Towline's transports that every request uses; empty: the best
   uint64_t timeout_ns = 0;  // of requests; 0: the agent's
-  uint32_t threads = 0;     // engines to split a request over
+  uint32_t threads = 0;     // engines to split a request over; 0: as it pays
 };

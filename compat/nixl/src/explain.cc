@@ -30,4 +30,8 @@ PathModel model_of_route(const std::string& route) {
   return {30us, 1.5};
 }
 
+bool is_host_copy(const std::string& route) {
+  return nlohmann::json::parse(route).value("backend", "") == "shm";
+}
+
 }  // namespace towline::nixl

@@ -19,4 +19,7 @@ struct PathModel {
 // Of the backend that towline_transfer_route names.
 [[nodiscard]] PathModel model_of_route(const std::string& route);
 
+// Whether that backend copies between memories of one host.
+[[nodiscard]] bool is_host_copy(const std::string& route);
+
 }  // namespace towline::nixl

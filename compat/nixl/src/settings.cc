@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <span>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "config_file.h"
@@ -210,6 +211,10 @@ Settings Settings::read() {
   // Making a request does not wait for a peer that hangs, as with NIXL, where connections come up in the
   // background.
   if (variable("TOWLINE_CONNECTION_WAIT").empty()) settings.towline = "connection.wait = \"1s\"\n";
+  // A second engine, which sleeps until a large request is split (see agent_lists.cc).
+  if (variable("TOWLINE_WORKERS").empty() && std::thread::hardware_concurrency() > 1) {
+    settings.towline += "workers = 2\n";
+  }
   settings.backends = source.get("TOWLINE_NIXL_BACKENDS").text;
   if (settings.backends.empty()) {
     const std::string tls = variable("UCX_TLS");

@@ -68,7 +68,7 @@ TEST(Backends, KeepAndCheckTheirParameters) {
   ASSERT_EQ(agent.getBackendParams(backend, memories, parameters), NIXL_SUCCESS);
   EXPECT_EQ(parameters["num_workers"], "2");
   EXPECT_EQ(parameters["towline_timeout"], "5s");
-  EXPECT_EQ(parameters["towline_threads"], "1");
+  EXPECT_EQ(parameters["towline_threads"], "auto");
 }
 
 TEST(Backends, AreNeededForEverythingElse) {

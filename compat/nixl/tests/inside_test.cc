@@ -135,7 +135,8 @@ class SettingsFile : public testing::Test {
             {"NIXL_TELEMETRY_EXPORTER", ""},
             {"TOWLINE_TELEMETRY_PROMETHEUS", ""},
             {"TOWLINE_NIXL_TIMEOUT", ""},
-            {"TOWLINE_CONNECTION_WAIT", "2s"}};  // else there is one line more for Towline
+            {"TOWLINE_WORKERS", "1"},
+            {"TOWLINE_CONNECTION_WAIT", "2s"}};  // without these two there are more lines for Towline
   }
   static std::string refusal() {
     try {

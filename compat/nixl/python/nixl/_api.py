@@ -381,7 +381,7 @@ class nixl_agent:
 
     def get_new_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """Takes the notifications that have arrived, by the name of the agent that sent them."""
-        return self.agent.getNotifs({}, self._handles(backends) if backends else _NONE)
+        return self.agent.getNotifs({}, self._handles(backends)) if backends else self.agent._newNotifs()
 
     def update_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """Adds what has arrived to `notifs`, where check_remote_xfer_done looks, and returns that."""

@@ -38,6 +38,15 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
   return map;
 }
 
+// The same of a program that polls: nothing was there before, and no backend is named.
+nb::dict new_notifications(Agent& self) {
+  nixl_notifs_t arrived;
+  check(run(self, [&](nixlAgent& agent) { return agent.getNotifs(arrived); }));
+  nb::dict map;
+  for (const auto& [sender, messages] : arrived) append(map, sender, messages);
+  return map;
+}
+
 nixl_status_t send_notification(Agent& self, const Text& remote_agent, const Text& message,
                                 const Handles& backends) {
   const nixl_opt_args_t options = options_of(backends);
@@ -123,6 +132,7 @@ void withdraw(Agent& self, const Text& address, int port) {
 void bind_messages(nb::class_<Agent>& agent) {
   const Handles none;
   agent.def("getNotifs", &notifications, nb::arg("notif_map"), nb::arg("backends") = none)
+      .def("_newNotifs", &new_notifications)
       .def("genNotif", &send_notification, nb::arg("remote_agent"), nb::arg("msg"),
            nb::arg("backends") = none)
       .def("getLocalMD", &local_metadata)

@@ -335,3 +335,25 @@ def test_files_are_queried(make_agent, tmp_path):
     assert (there["size"], absent) == ("5", None)
     with pytest.raises(ValueError):
         agent.query_memory(files, "GDS", "FILE")
+
+
+@pytest.mark.parametrize("threads", ["auto", "1"])
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+def test_a_large_request_within_a_host_is_whole_before_its_notification(make_agent, start_far, operation, threads):
+    """By default two engines share its work, and the notification follows the last of both."""
+    near, far = make_agent("near", backends=[]), start_far(pages=16, page_bytes=1 << 20)
+    near.create_backend("UCX", {"towline_threads": threads})
+    mine = stamped(16, 1 << 20, 0)
+    register(near, mine)
+    far.ask("add", near.get_agent_metadata())
+    near.add_remote_agent(far.metadata)
+    ours, theirs = near.get_xfer_descs(rows(mine), "DRAM"), far.descs(near)
+    handle = near.initialize_xfer(operation, ours, theirs, far.name, b"whole")
+    for _ in range(2):
+        state = near.transfer(handle)
+        assert far.ask("notifications", 1) == [b"whole"]
+        if operation == "WRITE":
+            assert (far.ask("pages") == mine).all()
+        finish(near, handle, state)
+        assert operation == "WRITE" or (mine == stamped(16, 1 << 20, 1000)).all()
+        mine[:] = stamped(16, 1 << 20, 5000)
