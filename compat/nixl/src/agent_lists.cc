@@ -238,7 +238,7 @@ namespace {
 
 // On one host a copy is bound by one core, and a request of so many bytes takes longer than waking the other
 // engine. Over a network both engines would share the same link, and a core of each side.
-constexpr uint64_t kSplitBytes = 2 << 20;
+constexpr uint64_t kSplitBytes = 1 << 20;
 constexpr uint32_t kSplitEngines = 2;
 
 bool worth_splitting(const nixlXferReqH& request) {
