@@ -37,6 +37,7 @@ void lay_out(Parts& parts, int size, uint64_t element, void* base, const void* c
 }  // namespace
 
 std::string describe(const Header& header) {
+  if (header.number == kFormingNumber) return "forming the communicator";
   std::string text = fmt::format("{} #{}", op_name(header.op), header.number);
   if (header.op == TOWLINE_OP_BARRIER) return text;
   if (header.digest != 0) {

@@ -25,6 +25,9 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
+// The number of the barrier that ends forming.
+constexpr uint64_t kFormingNumber = ~uint64_t{0};
+
 // "all_reduce #12 of 1024 float32 (sum)".
 std::string describe(const Header& header);
 // "rank 0 is at all_reduce #12 of ..., rank 3 at barrier #12".

@@ -226,6 +226,14 @@ void CpuBackend::share_memory(Deadline deadline) {
   }
   formed_ = true;
   wake_.signal();
+  // Nobody goes on before all are done with the store: a rank that serves it may close at once.
+  Call call;
+  call.op = TOWLINE_OP_BARRIER;
+  call.header.op = TOWLINE_OP_BARRIER;
+  call.header.number = kFormingNumber;
+  call.deadline = deadline;
+  const Status status = one_host() ? group_->barrier(call) : run_between_hosts(call);
+  if (is_error(status)) fail(status, "{}", breaker_.breakage().text);
 }
 
 Mapping CpuBackend::open_arena(const std::vector<int>& host, UniqueFd& created, Deadline deadline) {
@@ -353,6 +361,8 @@ Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, De
     const Breakage found = group_->breakage();
     return one_host() ? breaker_.record(found) : breaker_.raise(found.status, found.text);
   }
+  // A rank that was away for long may have all it waits for, and the others' verdict beside it.
+  if (!one_host() && mesh_->verdict_waits()) return breaker_.status();
   take_apart(call, rank_, size_, number, deadline, call_);
   return one_host() ? run_on_host(call_, *group_) : run_between_hosts(call_);
 }

@@ -90,13 +90,13 @@ Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
 
 Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts& out) {
   const auto me = static_cast<size_t>(index_);
-  copy(out.at[me], mine, out.bytes[me]);
   for (int step = 1; step < size(); ++step) {
     const auto from = static_cast<size_t>(back(step));
     const Status status =
         swap(call, step, bytes_at(mine, out.bytes[me]), bytes_at(out.at[from], out.bytes[from]));
     if (is_error(status)) return status;
   }
+  copy(out.at[me], mine, out.bytes[me]);
   return Status::kOk;
 }
 
@@ -195,14 +195,13 @@ Status TcpGroup::scatter(const Call& call) {
   if (index_ != call.root) return receive(call, call.root, bytes_at(call.output, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
-    if (other == index_) {
-      copy(call.output, call.in.at[i], call.in.bytes[i]);
-    } else if (const Status status =
-                   send(call, other, bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]));
-               is_error(status)) {
-      return status;
-    }
+    if (other == index_) continue;
+    const auto part = bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]);
+    if (const Status status = send(call, other, part); is_error(status)) return status;
   }
+  // The own part last: nobody waits for it.
+  const auto me = static_cast<size_t>(index_);
+  copy(call.output, call.in.at[me], call.in.bytes[me]);
   return Status::kOk;
 }
 

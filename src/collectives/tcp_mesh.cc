@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -344,6 +345,21 @@ void TcpMesh::leave() noexcept {
   for (int peer = 0; peer < size_; ++peer) tell(peer, kLeave, {});
 }
 
+bool TcpMesh::verdict_waits() {
+  if (rank_ == 0) return breaker_.broken();
+  for (int turn = 0; turn < 100; ++turn) {
+    {
+      const std::lock_guard lock(mutex_);
+      const UniqueFd& socket = controls_[0].socket;
+      pollfd polled = {socket.get(), POLLIN, 0};
+      if (!socket.valid() || ::poll(&polled, 1, 0) <= 0) break;
+    }
+    if (breaker_.broken()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the watcher is about to read it
+  }
+  return breaker_.broken();
+}
+
 // ---- Operations
 
 Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> out, int from,
@@ -358,9 +374,16 @@ Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> 
   LaneReceive receiving(in_fd, in);
   bool compared = from < 0;
   uint64_t idle_since_ns = 0;
+  // A full socket is asked again when the kernel says that a good part of it is free: filling every gap at
+  // once would send many small segments.
+  bool writable = true;
   for (;;) {
-    const LaneStep sent = sending.step();
+    const LaneStep sent = writable ? sending.step() : LaneStep::kBlocked;
     const LaneStep received = receiving.step();
+    if (sent == LaneStep::kBlocked && !sending.done()) {
+      pollfd polled = {out_fd, POLLOUT, 0};
+      writable = ::poll(&polled, 1, 0) > 0;
+    }
     if (sent == LaneStep::kLost || received == LaneStep::kLost) {
       return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
                                                            describe(sent == LaneStep::kLost ? to : from),
@@ -384,12 +407,14 @@ Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> 
                                         collectives::describe(header), receiving.done() ? to : from));
     }
     if (idle_since_ns == 0) idle_since_ns = now;
+    if (writable && !sending.done()) continue;
     if (now - idle_since_ns < spin_ns_) continue;
     pollfd polled[2];
     nfds_t count = 0;
     if (!sending.done()) polled[count++] = {out_fd, POLLOUT, 0};
     if (!receiving.done()) polled[count++] = {in_fd, POLLIN, 0};
     ::poll(polled, count, poll_timeout_ms(deadline, 50));
+    writable = true;
   }
 }
 

@@ -50,6 +50,8 @@ class TcpMesh {
   // Any thread: proposes a reason to break and waits, for a moment, for what is agreed on.
   Breakage agree(Breakage reason);
   void leave() noexcept;
+  // The performing thread: rank 0 broke the communicator, and the watcher has not taken note of it before.
+  bool verdict_waits();
 
   // ---- The performing thread. Sends `out` to one rank while it receives `in` from another (or the same; -1:
   // none). Both sides give the same header, and the same number of bytes.
