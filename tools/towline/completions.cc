@@ -54,7 +54,8 @@ std::string render_bash(const CLI::App& app) {
   case ${{COMP_WORDS[1]}} in
 {}    *) words="{} {}" ;;
   esac
-  if [[ $previous == --trace || $previous == --storage ]]; then
+  if [[ $previous == --trace || $previous == --storage || $previous == --state ||
+        ${{COMP_WORDS[1]}} == cp && $current != -* ]]; then
     COMPREPLY=($(compgen -f -- "$current"))
   else
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -88,7 +89,8 @@ std::string render_zsh(const CLI::App& app) {
   return fmt::format(R"(#compdef towline
 _towline() {{
   local -a choices
-  if [[ $words[CURRENT-1] == --trace || $words[CURRENT-1] == --storage ]]; then _files; return; fi
+  if [[ $words[CURRENT-1] == --trace || $words[CURRENT-1] == --storage || $words[CURRENT-1] == --state ||
+        $words[2] == cp && $words[CURRENT] != -* ]]; then _files; return; fi
   if (( CURRENT == 2 )); then
     choices=({}{})
     _describe 'command' choices
@@ -101,6 +103,10 @@ _towline() {{
 compdef _towline towline
 )",
                      described(command_names(app)), described(options_of(app)), cases);
+}
+
+bool takes_file(const std::string& option) {
+  return option == "--trace" || option == "--storage" || option == "--state";
 }
 
 std::string render_fish(const CLI::App& app) {
@@ -118,8 +124,9 @@ std::string render_fish(const CLI::App& app) {
     for (const Completed& option : options_of(*command)) {
       text += fmt::format("complete -c towline -n '__fish_seen_subcommand_from {}' -l {} -d '{}'{}\n",
                           command->get_name(), option.name.substr(2), quoted(option.description),
-                          option.name == "--trace" || option.name == "--storage" ? " -r -F" : "");
+                          takes_file(option.name) ? " -r -F" : "");
     }
+    if (command->get_name() == "cp") text += "complete -c towline -n '__fish_seen_subcommand_from cp' -F\n";
   }
   return text;
 }

@@ -1,11 +1,7 @@
 #include "counters.h"
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/signalfd.h>
 #include <towline/telemetry.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,6 +12,7 @@
 #include <towline/towline.hpp>
 
 #include "failure.h"
+#include "signals.h"
 #include "units.h"
 
 namespace tool {
@@ -36,31 +33,6 @@ json read_counters() {
     return towline_host_counters(text, capacity, needed);
   }));
 }
-
-// Ctrl-C and SIGTERM end a wait instead of the process.
-class Signals {
- public:
-  Signals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGINT);
-    sigaddset(&set_, SIGTERM);
-    sigprocmask(SIG_BLOCK, &set_, nullptr);
-    fd_ = signalfd(-1, &set_, SFD_CLOEXEC);
-    if (fd_ < 0) throw Failure{"signalfd fails"};
-  }
-  ~Signals() { close(fd_); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-  // False: a signal came. Negative: waits for one.
-  [[nodiscard]] bool wait(int timeout_ms) const {
-    pollfd watched = {fd_, POLLIN, 0};
-    return ::poll(&watched, 1, timeout_ms) <= 0;
-  }
-
- private:
-  sigset_t set_;
-  int fd_ = -1;
-};
 
 using Key = std::array<std::string, 5>;  // agent, pid, peer, backend, direction
 

@@ -1,4 +1,4 @@
-// The towline command: info, counters, bench, replay, completions.
+// The towline command: info, counters, bench, replay, cp, serve, completions.
 
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 #include "bench/target.h"
 #include "completions.h"
 #include "counters.h"
+#include "cp/command.h"
 #include "failure.h"
 #include "info.h"
 #include "options.h"
@@ -17,6 +18,7 @@
 #include "replay/command.h"
 #include "replay/decode.h"
 #include "replay/prefill.h"
+#include "serve.h"
 
 namespace {
 
@@ -43,6 +45,7 @@ int run(int argc, char** argv) {
       "  towline counters --watch\n"
       "  towline bench --sizes 64KiB,1MiB\n"
       "  towline replay --requests 24\n"
+      "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify\n"
       "towline COMMAND --help says more.");
   bool no_color = false;
   std::string no_color_variable;  // no-color.org: any value that is not empty counts
@@ -57,6 +60,8 @@ int run(int argc, char** argv) {
   tool::add_counters_command(app, common);
   tool::bench::add_bench_command(app, common);
   tool::replay::add_replay_command(app, common);
+  tool::cp::add_cp_command(app, common);
+  tool::add_serve_command(app, common);
   tool::add_completions_command(app);
   const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {

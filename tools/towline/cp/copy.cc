@@ -1,0 +1,313 @@
+#include "cp/copy.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <thread>
+#include <towline/towline.hpp>
+
+#include "buffer.h"
+#include "cp/checksum.h"
+#include "cp/journal.h"
+#include "cp/place.h"
+#include "failure.h"
+#include "units.h"
+
+namespace tool::cp {
+
+namespace {
+
+using nlohmann::json;
+using std::chrono::steady_clock;
+
+constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // of objects, as agent_options sets it
+constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
+constexpr size_t kPiecesInFlight = 2;  // one ends while the next is under way
+constexpr auto kLook = std::chrono::milliseconds{50};
+
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
+towline::AgentOptions agent_options(const CopyOptions& options, const Place& source,
+                                    const Place& destination) {
+  towline::AgentOptions agent;
+  agent.listen = "none";
+  agent.default_timeout = options.timeout;
+  // Objects are written in parts of one size, which the chunks in between must be.
+  if (source.is_object() || destination.is_object())
+    agent.config =
+        "plugins = \"object\"\n[object]\npart = \"8MiB\"\n"
+        "[staging]\nchunk = \"8MiB\"\ndepth = 4\nbytes = \"32MiB\"\n";
+  return agent;
+}
+
+// Which pieces there are: [begin, begin + length) of what is copied.
+struct Cut {
+  uint64_t bytes;
+  uint64_t piece_bytes;
+  [[nodiscard]] uint64_t pieces() const { return (bytes + piece_bytes - 1) / piece_bytes; }
+  [[nodiscard]] uint64_t begin(uint64_t piece) const { return piece * piece_bytes; }
+  [[nodiscard]] uint64_t length(uint64_t piece) const { return std::min(piece_bytes, bytes - begin(piece)); }
+};
+
+class Copier {
+ public:
+  Copier(const CopyOptions& options, const Report& report)
+      : options_(options),
+        report_(report),
+        source_place_(parse_place(options.source)),
+        destination_place_(parse_place(options.destination)),
+        agent_(fmt::format("cp-{}", getpid()), agent_options(options, source_place_, destination_place_)) {
+    if (source_place_.is_peer() && destination_place_.is_peer())
+      throw Failure{"both places are of peers: one of them must be storage of this machine"};
+    if (source_place_.text == destination_place_.text && options.skip == options.seek)
+      throw Failure{fmt::format("{} is copied onto itself", source_place_.text)};
+    if (options.piece_bytes == 0) throw Failure{"--piece 0: a piece has bytes"};
+    if (destination_place_.is_object() && options.piece_bytes % kPartBytes != 0)
+      throw Failure{fmt::format("--piece {}: pieces of an object are multiples of {}", options.piece_bytes,
+                                kPartBytes)};
+    if (destination_place_.is_object() && options.seek != 0)
+      throw Failure{fmt::format("--seek {}: an object is written whole", options.seek)};
+  }
+
+  CopySummary run();
+
+ private:
+  struct Flight {
+    uint64_t piece;
+    towline::Transfer transfer;
+  };
+
+  [[nodiscard]] std::string state_path() const;
+  [[nodiscard]] bool may_go_on() const;
+  void copy_pieces(Journal& journal);
+  void start(uint64_t piece);
+  void finish(Journal& journal);
+  void hold_back(uint64_t sent_bytes) const;
+  void show(uint64_t done_bytes) const;
+  void verify();
+  [[nodiscard]] towline::Transfer transfer_of(uint64_t begin, uint64_t bytes) const;
+
+  const CopyOptions& options_;
+  const Report& report_;
+  const Place source_place_;
+  const Place destination_place_;
+  const towline::Agent agent_;
+  std::optional<OpenPlace> source_;
+  std::optional<OpenPlace> destination_;
+  Cut cut_{};
+  std::deque<Flight> flights_;
+  steady_clock::time_point started_{};
+  uint64_t finished_bytes_ = 0;  // by this run
+  CopySummary summary_;
+};
+
+std::string Copier::state_path() const {
+  if (options_.state) return *options_.state;
+  return destination_place_.path.empty() ? std::string{} : destination_place_.path + ".towline-cp";
+}
+
+// Is what an earlier run has written still there?
+bool Copier::may_go_on() const {
+  if (options_.restart) return false;
+  if (destination_place_.is_peer()) return true;  // its incarnation is part of what the copy is
+  if (destination_place_.path.empty()) return false;
+  return towline::query_storage(agent_, destination_place_.uri).exists != 0;
+}
+
+CopySummary Copier::run() {
+  const towline::Deadline deadline = options_.timeout;
+  source_ = OpenPlace::source(agent_, source_place_, deadline);
+  if (options_.skip >= source_->bytes())
+    throw Failure{
+        fmt::format("--skip {}: {} has {} bytes", options_.skip, source_place_.text, source_->bytes())};
+  const uint64_t there = source_->bytes() - options_.skip;
+  if (options_.bytes > there)
+    throw Failure{
+        fmt::format("--bytes {}: {} has {} from there on", options_.bytes, source_place_.text, there)};
+  cut_ = {options_.bytes != 0 ? options_.bytes : there, options_.piece_bytes};
+  std::string destination_version;
+  if (destination_place_.is_peer()) {
+    destination_ =
+        OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, true, false, deadline);
+    destination_version = destination_->version();
+  }
+  const json which = {{"towline_cp", 1},
+                      {"source", source_place_.text},
+                      {"source_version", source_->version()},
+                      {"destination", destination_place_.text},
+                      {"destination_version", destination_version},
+                      {"skip", options_.skip},
+                      {"seek", options_.seek},
+                      {"bytes", cut_.bytes},
+                      {"piece_bytes", cut_.piece_bytes}};
+  Journal journal(state_path(), which, cut_.pieces());
+  if (!may_go_on()) journal.forget();
+  const bool goes_on = journal.done_count() != 0;
+  if (!destination_) {
+    const bool keep = goes_on || options_.seek != 0;
+    destination_ = OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, keep,
+                                          options_.direct, deadline);
+  }
+  journal.open();
+  summary_.bytes = cut_.bytes;
+  started_ = steady_clock::now();
+  copy_pieces(journal);
+  if (options_.sync || destination_place_.path.empty()) destination_->commit();
+  summary_.seconds = seconds_since(started_);
+  if (options_.verify) verify();
+  journal.remove();
+  return summary_;
+}
+
+// Storage is the local side; of two storages the source is.
+towline::Transfer Copier::transfer_of(uint64_t begin, uint64_t bytes) const {
+  const towline::BlockList from = source_->list(agent_, options_.skip + begin, bytes);
+  const towline::BlockList to = destination_->list(agent_, options_.seek + begin, bytes);
+  const towline::TransferOptions how{.timeout = options_.timeout, .backend = options_.backend};
+  return source_->is_peer() ? agent_.transfer(towline::Op::read, to, from, how)
+                            : agent_.transfer(towline::Op::write, from, to, how);
+}
+
+void Copier::copy_pieces(Journal& journal) {
+  for (uint64_t piece = 0; piece < cut_.pieces(); ++piece) {
+    if (journal.done(piece)) {
+      summary_.resumed_bytes += cut_.length(piece);
+      continue;
+    }
+    start(piece);
+    if (flights_.size() >= kPiecesInFlight) finish(journal);
+  }
+  while (!flights_.empty()) finish(journal);
+}
+
+void Copier::start(uint64_t piece) {
+  flights_.push_back({piece, transfer_of(cut_.begin(piece), cut_.length(piece))});
+  towline::Transfer& transfer = flights_.back().transfer;
+  if (summary_.route.empty()) {
+    const json route = json::parse(transfer.route(), nullptr, false);
+    summary_.route = route.value("why", route.value("backend", ""));
+  }
+  const auto until = steady_clock::now() + options_.timeout;
+  towline::Status posted = transfer.post();
+  while (posted == towline::Status::kAgain && steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    posted = transfer.post();
+  }
+  if (towline::is_error(posted))
+    throw Failure{
+        fmt::format("bytes from {} on are not taken: {}", cut_.begin(piece), towline::status_text(posted))};
+}
+
+void Copier::finish(Journal& journal) {
+  Flight& flight = flights_.front();
+  towline::Status outcome = flight.transfer.poll();
+  while (outcome == towline::Status::kInProgress) {
+    outcome = flight.transfer.wait(kLook);
+    uint64_t moved = 0;
+    for (const Flight& one : flights_) moved += one.transfer.result().bytes;
+    show(finished_bytes_ + moved);
+  }
+  if (outcome != towline::Status::kOk) {
+    const towline::Result result = flight.transfer.result();
+    std::string code;
+    for (const auto& range : result.failures()) {
+      if (range.vendor_code != 0) code = fmt::format(", code {}", range.vendor_code);
+    }
+    throw Failure{fmt::format("bytes {} to {} of {}: {}{}; run the same command again to go on",
+                              options_.skip + cut_.begin(flight.piece),
+                              options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece),
+                              source_place_.text, towline::status_text(outcome), code)};
+  }
+  finished_bytes_ += cut_.length(flight.piece);
+  journal.add(flight.piece);
+  flights_.pop_front();
+  show(finished_bytes_);
+  hold_back(finished_bytes_);
+}
+
+void Copier::hold_back(uint64_t sent_bytes) const {
+  if (options_.rate == 0) return;
+  const auto due =
+      started_ + std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(
+                     static_cast<double>(sent_bytes) / static_cast<double>(options_.rate)));
+  std::this_thread::sleep_until(due);
+}
+
+void Copier::show(uint64_t done_bytes) const {
+  const double seconds = seconds_since(started_);
+  const double rate = seconds > 0 ? static_cast<double>(done_bytes) / seconds : 0;
+  const uint64_t whole = summary_.resumed_bytes + done_bytes;
+  report_(Phase::kCopy, static_cast<double>(whole) / static_cast<double>(cut_.bytes),
+          fmt::format("{} of {}, {}", format_size(static_cast<double>(whole)),
+                      format_size(static_cast<double>(cut_.bytes)), format_rate(rate)));
+}
+
+// Reads both sides and compares them, and their sums.
+void Copier::verify() {
+  const auto began = steady_clock::now();
+  const uint64_t step = std::min(kVerifyBytes, cut_.bytes);
+  Buffer memory(BufferKind::kShared, 2 * step);
+  const towline::Region region = agent_.register_memory(towline::dram(memory.data(), memory.size()));
+  Checksum sums[2];
+  const auto read = [&](const OpenPlace& place, uint64_t at, uint64_t bytes, std::byte* into) {
+    const towline::Transfer transfer =
+        agent_.transfer(towline::Op::read, agent_.block_list(towline::Blocks::at(into, bytes)),
+                        place.list(agent_, at, bytes), {.timeout = options_.timeout});
+    towline::Status status = transfer.post();
+    if (status == towline::Status::kInProgress) status = transfer.wait(towline::kForever);
+    if (status != towline::Status::kOk)
+      throw Failure{
+          fmt::format("reading back bytes {} to {}: {}", at, at + bytes, towline::status_text(status))};
+  };
+  // Opened anew: what a reader will find there. A peer's memory is there as it is.
+  std::optional<OpenPlace> written;
+  if (!destination_place_.is_peer())
+    written = OpenPlace::source(agent_, destination_place_, options_.timeout);
+  const OpenPlace& there = written ? *written : *destination_;
+  for (uint64_t at = 0; at < cut_.bytes; at += step) {
+    const uint64_t bytes = std::min(step, cut_.bytes - at);
+    read(*source_, options_.skip + at, bytes, memory.data());
+    read(there, options_.seek + at, bytes, memory.data() + step);
+    sums[0].add(memory.data(), bytes);
+    sums[1].add(memory.data() + step, bytes);
+    const auto differs = std::mismatch(memory.data(), memory.data() + bytes, memory.data() + step);
+    if (differs.first != memory.data() + bytes)
+      throw Failure{
+          fmt::format("{} and {} differ at byte {} of the copy: the source may have changed meanwhile; "
+                      "--restart copies everything anew",
+                      source_place_.text, destination_place_.text,
+                      at + static_cast<uint64_t>(differs.first - memory.data()))};
+    report_(Phase::kVerify, static_cast<double>(at + bytes) / static_cast<double>(cut_.bytes),
+            fmt::format("{} compared", format_size(static_cast<double>(at + bytes))));
+  }
+  if (sums[0].value() != sums[1].value()) throw Failure{"the checksums of both sides differ"};
+  summary_.checksum = fmt::format("{:016x}", sums[0].value());
+  summary_.verify_seconds = seconds_since(began);
+}
+
+}  // namespace
+
+CopySummary copy(const CopyOptions& options, const Report& report) { return Copier(options, report).run(); }
+
+json summary_json(const CopyOptions& options, const CopySummary& summary) {
+  const uint64_t now = summary.bytes - summary.resumed_bytes;
+  json result = {{"source", options.source},
+                 {"destination", options.destination},
+                 {"bytes", summary.bytes},
+                 {"resumed_bytes", summary.resumed_bytes},
+                 {"seconds", summary.seconds},
+                 {"bytes_per_s", summary.seconds > 0 ? static_cast<double>(now) / summary.seconds : 0},
+                 {"route", summary.route},
+                 {"verified", !summary.checksum.empty()}};
+  if (!summary.checksum.empty()) {
+    result["checksum"] = summary.checksum;
+    result["verify_seconds"] = summary.verify_seconds;
+  }
+  return result;
+}
+
+}  // namespace tool::cp

@@ -1,0 +1,326 @@
+#include "cp/copy.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <towline/towline.hpp>
+#include <vector>
+
+#include "cp/checksum.h"
+#include "cp/journal.h"
+#include "cp/place.h"
+#include "failure.h"
+
+namespace tool::cp {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+constexpr uint64_t kBytes = 3'000'001;
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "towline-cp-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
+    path_ = pattern;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::vector<char> contents(uint64_t bytes, uint32_t seed) {
+  std::vector<char> all(bytes);
+  for (uint64_t i = 0; i < bytes; ++i) all[i] = static_cast<char>((i * 2654435761u + seed) >> 13);
+  return all;
+}
+void write_file(const std::string& path, const std::vector<char>& all) {
+  std::ofstream(path, std::ios::binary).write(all.data(), static_cast<std::streamsize>(all.size()));
+}
+std::vector<char> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+CopySummary quiet_copy(const CopyOptions& options) {
+  return copy(options, [](Phase, double, const std::string&) {});
+}
+std::string refusal(const CopyOptions& options) {
+  try {
+    (void)quiet_copy(options);
+    return {};
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// Memory of another agent.
+class Served {
+ public:
+  explicit Served(uint64_t bytes, uint64_t more = 0)
+      : agent_("served", {.listen = "127.0.0.1:0"}),
+        memory_(bytes),
+        region_(agent_.register_memory(towline::dram(memory_))) {
+    if (more == 0) return;
+    other_ = std::make_unique<towline::Memory>(more);
+    other_region_ = std::make_unique<towline::Region>(agent_.register_memory(towline::dram(*other_)));
+  }
+  [[nodiscard]] std::string place(uint32_t region = 0) const {
+    return "peer:" + std::string(agent_.address()) + "#" + std::to_string(region);
+  }
+  [[nodiscard]] char* data() const { return reinterpret_cast<char*>(memory_.data()); }
+  [[nodiscard]] char* other() const { return reinterpret_cast<char*>(other_->data()); }
+
+ private:
+  towline::Agent agent_;
+  towline::Memory memory_;
+  towline::Region region_;
+  std::unique_ptr<towline::Memory> other_;
+  std::unique_ptr<towline::Region> other_region_;
+};
+
+TEST(CpPlace, names_files_objects_and_peers) {
+  EXPECT_EQ(parse_place("file:/a/./b").uri, "file:/a/b");
+  EXPECT_EQ(parse_place("/a/b").path, "/a/b");
+  EXPECT_EQ(parse_place("file:///a/b").path, "/a/b");
+  EXPECT_EQ(parse_place("b").path, fs::absolute("b").string());
+  EXPECT_EQ(parse_place("with space:colon").path, fs::absolute("with space:colon").string());
+  EXPECT_EQ(parse_place("s3://bucket/key").uri, "s3://bucket/key");
+  EXPECT_TRUE(parse_place("s3://bucket/key").path.empty());
+  EXPECT_EQ(parse_place("peer:10.0.0.7:77").address, "10.0.0.7:77");
+  EXPECT_EQ(parse_place("peer:unix:/run/x#12").address, "unix:/run/x");
+  EXPECT_EQ(parse_place("peer:unix:/run/x#12").region, 12u);
+  EXPECT_THROW((void)parse_place("peer:"), Failure);
+  EXPECT_THROW((void)parse_place("peer:host:1#x"), Failure);
+  EXPECT_THROW((void)parse_place(""), Failure);
+  EXPECT_THROW((void)parse_place("file://host/a"), Failure);
+}
+
+TEST(CpChecksum, tells_any_change_and_order_and_length) {
+  std::vector<std::byte> all(1000);
+  const auto sum = [&](uint64_t bytes) {
+    Checksum checksum;
+    checksum.add(all.data(), bytes / 32 * 32);
+    checksum.add(all.data() + bytes / 32 * 32, bytes % 32);
+    return checksum.value();
+  };
+  const uint64_t zeros = sum(1000);
+  EXPECT_NE(zeros, sum(999));
+  for (const size_t at : {0, 7, 31, 32, 500, 999}) {
+    all[at] = std::byte{1};
+    EXPECT_NE(sum(1000), zeros) << at;
+    all[at] = std::byte{0};
+  }
+  EXPECT_EQ(sum(1000), zeros);
+  all[0] = std::byte{1};
+  const uint64_t first = sum(1000);
+  std::swap(all[0], all[32]);
+  EXPECT_NE(sum(1000), first);
+}
+
+TEST(CpJournal, counts_what_is_whole_and_of_this_copy) {
+  const Folder folder;
+  const std::string path = folder / "state";
+  const nlohmann::json copy = {{"source", "a"}};
+  {
+    Journal journal(path, copy, 10);
+    EXPECT_EQ(journal.done_count(), 0u);
+    journal.open();
+    journal.add(0);
+    journal.add(7);
+  }
+  std::ofstream(path, std::ios::app) << "{\"piece\": 8\n{\"piece\": 99}\n{\"pie";
+  {
+    Journal journal(path, copy, 10);
+    EXPECT_EQ(journal.done_count(), 2u);
+    EXPECT_TRUE(journal.done(7));
+    EXPECT_FALSE(journal.was_of_another());
+    journal.open();
+    journal.add(9);
+  }
+  EXPECT_EQ(Journal(path, copy, 10).done_count(), 3u);
+  Journal other(path, {{"source", "b"}}, 10);
+  EXPECT_TRUE(other.was_of_another());
+  EXPECT_EQ(other.done_count(), 0u);
+  other.open();
+  other.remove();
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_FALSE(fs::exists(path + ".new"));
+}
+
+TEST(Cp, copies_files_to_files_and_verifies) {
+  const Folder folder;
+  write_file(folder / "from", contents(kBytes, 1));
+  write_file(folder / "to", contents(2 * kBytes, 9));  // longer: what is left over goes
+  const CopySummary summary = quiet_copy({.source = folder / "from",
+                                          .destination = "file:" + (folder / "to"),
+                                          .piece_bytes = 100'000,
+                                          .verify = true});
+  EXPECT_EQ(summary.bytes, kBytes);
+  EXPECT_EQ(summary.resumed_bytes, 0u);
+  EXPECT_EQ(summary.checksum.size(), 16u);
+  EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 1));
+  EXPECT_FALSE(fs::exists(folder / "to.towline-cp"));
+}
+
+TEST(Cp, copies_a_peers_memory_to_a_file_and_back) {
+  const Folder folder;
+  const Served served(kBytes, kBytes + 5);
+  const std::vector<char> all = contents(kBytes, 2);
+  std::memcpy(served.data(), all.data(), kBytes);
+  const CopySummary saved =
+      quiet_copy({.source = served.place(), .destination = folder / "saved", .verify = true});
+  EXPECT_NE(saved.route.find("posix"), std::string::npos) << saved.route;
+  EXPECT_TRUE(read_file(folder / "saved") == all);
+  const CopySummary loaded = quiet_copy({.source = folder / "saved",
+                                         .destination = served.place(1),
+                                         .seek = 5,
+                                         .piece_bytes = 1 << 20,
+                                         .verify = true});
+  EXPECT_EQ(loaded.checksum, saved.checksum);
+  EXPECT_EQ(std::memcmp(served.other() + 5, all.data(), kBytes), 0);
+}
+
+TEST(Cp, takes_a_part_and_puts_it_where_it_is_told) {
+  const Folder folder;
+  const std::vector<char> all = contents(kBytes, 3);
+  std::vector<char> expected = contents(kBytes, 4);
+  write_file(folder / "from", all);
+  write_file(folder / "to", expected);
+  (void)quiet_copy(
+      {.source = folder / "from", .destination = folder / "to", .skip = 1000, .seek = 77, .bytes = 5000});
+  std::copy_n(all.begin() + 1000, 5000, expected.begin() + 77);
+  EXPECT_TRUE(read_file(folder / "to") == expected);
+}
+
+TEST(Cp, says_what_is_wrong) {
+  const Folder folder;
+  write_file(folder / "from", contents(1000, 1));
+  write_file(folder / "empty", {});
+  const Served served(500);
+  const auto expect = [&](const CopyOptions& options, const std::string& part) {
+    const std::string text = refusal(options);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect({.source = folder / "absent", .destination = folder / "to"}, "there is nothing");
+  expect({.source = folder / "empty", .destination = folder / "to"}, "is empty");
+  expect({.source = folder / "from", .destination = folder / "from"}, "onto itself");
+  expect({.source = folder / "from", .destination = folder / "to", .skip = 1000}, "--skip");
+  expect({.source = folder / "from", .destination = folder / "to", .bytes = 1001}, "--bytes");
+  expect({.source = folder / "from", .destination = served.place()}, "do not fit");
+  expect({.source = served.place(), .destination = served.place()}, "one of them must be storage");
+  expect({.source = served.place(3), .destination = folder / "to"}, "no #3");
+  expect({.source = "peer:127.0.0.1:1", .destination = folder / "to", .timeout = 20s}, "127.0.0.1:1");
+  expect({.source = "nosuch://a/b", .destination = folder / "to"}, "nosuch");
+  expect({.source = folder / "from", .destination = folder / "no/folder"}, "no/folder");
+}
+
+// A copy in a process of its own, slow enough to be killed in the middle.
+pid_t start_copy(const CopyOptions& options) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  try {
+    (void)quiet_copy(options);
+    ::_exit(0);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    ::_exit(1);
+  }
+}
+
+void kill_in_the_middle(const CopyOptions& options, const std::string& state) {
+  const pid_t pid = start_copy(options);
+  ASSERT_GT(pid, 0);
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  const auto pieces = [&] {
+    const std::vector<char> text = read_file(state);
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  while (pieces() < 4 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  ::kill(pid, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "it ended before it could be killed";
+}
+
+TEST(Cp, goes_on_after_a_kill) {
+  const Folder folder;
+  const std::vector<char> all = contents(kBytes, 5);
+  write_file(folder / "from", all);
+  CopyOptions options{
+      .source = folder / "from", .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
+  kill_in_the_middle(options, folder / "to.towline-cp");
+  options.rate = 0;
+  options.verify = true;
+  const CopySummary summary = quiet_copy(options);
+  EXPECT_GE(summary.resumed_bytes, 150'000u);
+  EXPECT_LT(summary.resumed_bytes, kBytes);
+  EXPECT_TRUE(read_file(folder / "to") == all);
+  EXPECT_FALSE(fs::exists(folder / "to.towline-cp"));
+}
+
+TEST(Cp, goes_on_after_a_kill_from_a_peers_memory) {
+  const Folder folder;
+  // The peer is a process of its own: what was forked from here must not share its agent.
+  int pipes[2];
+  ASSERT_EQ(::pipe2(pipes, O_CLOEXEC), 0);
+  const pid_t peer = ::fork();
+  if (peer == 0) {
+    const Served served(kBytes);
+    const std::vector<char> all = contents(kBytes, 6);
+    std::memcpy(served.data(), all.data(), kBytes);
+    const std::string place = served.place() + "\n";
+    if (::write(pipes[1], place.data(), place.size()) < 0) ::_exit(1);
+    for (;;) ::pause();
+  }
+  std::string place;
+  char letter = 0;
+  while (::read(pipes[0], &letter, 1) == 1 && letter != '\n') place += letter;
+  CopyOptions options{.source = place, .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
+  kill_in_the_middle(options, folder / "to.towline-cp");
+  options.rate = 0;
+  const CopySummary summary = quiet_copy(options);
+  EXPECT_GE(summary.resumed_bytes, 150'000u);
+  EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 6));
+  ::kill(peer, SIGKILL);
+  ::waitpid(peer, nullptr, 0);
+  ::close(pipes[0]);
+  ::close(pipes[1]);
+}
+
+TEST(Cp, starts_anew_when_the_source_changed_or_it_is_told_to) {
+  const Folder folder;
+  write_file(folder / "from", contents(kBytes, 7));
+  CopyOptions options{
+      .source = folder / "from", .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
+  kill_in_the_middle(options, folder / "to.towline-cp");
+  options.rate = 0;
+  options.restart = true;
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
+  options.restart = false;
+  options.rate = 500'000;
+  kill_in_the_middle(options, folder / "to.towline-cp");
+  options.rate = 0;
+  write_file(folder / "from", contents(kBytes, 8));
+  fs::last_write_time(folder / "from", fs::file_time_type::clock::now() + 5s);
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
+  EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 8));
+}
+
+}  // namespace
+}  // namespace tool::cp

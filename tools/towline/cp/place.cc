@@ -1,0 +1,129 @@
+#include "cp/place.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+#include "failure.h"
+#include "units.h"
+
+namespace tool::cp {
+
+namespace {
+
+constexpr std::string_view kPeer = "peer:";
+constexpr std::string_view kFile = "file:";
+
+bool has_scheme(std::string_view text) {
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  return std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(colon), [](char letter) {
+    return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '+' || letter == '-';
+  });
+}
+
+}  // namespace
+
+Place parse_place(std::string_view text) {
+  Place place;
+  if (text.starts_with(kPeer)) {
+    place.kind = Place::Kind::kPeer;
+    place.text = text;
+    place.address = text.substr(kPeer.size());
+    if (const size_t mark = place.address.rfind('#'); mark != std::string::npos) {
+      const std::string number = place.address.substr(mark + 1);
+      if (!CLI::detail::lexical_cast(number, place.region) || number.empty())
+        throw Failure{fmt::format("{}: after # comes the number of a region, 0 being the first", text)};
+      place.address.resize(mark);
+    }
+    if (place.address.empty())
+      throw Failure{fmt::format("{}: a peer is named peer:HOST:PORT or peer:HOST:PORT#REGION", text)};
+    return place;
+  }
+  if (text.empty()) throw Failure{"a place is empty: file:PATH, s3://BUCKET/KEY or peer:HOST:PORT"};
+  if (!has_scheme(text) || text.starts_with(kFile)) {
+    if (text.starts_with(kFile)) text.remove_prefix(kFile.size());
+    if (text.starts_with("//") && !text.starts_with("///"))
+      throw Failure{fmt::format("file:{}: files of another host are not reached: file:/path", text)};
+    if (text.starts_with("///")) text.remove_prefix(2);
+    if (text.empty()) throw Failure{"file: is followed by a path"};
+    place.path = std::filesystem::absolute(text).lexically_normal().string();
+    place.uri = std::string(kFile) + place.path;
+  } else {
+    place.uri = text;
+  }
+  place.text = place.uri;
+  return place;
+}
+
+void OpenPlace::connect(const towline::Agent& agent, const Place& place, uint32_t access,
+                        towline::Deadline deadline) {
+  peer_ = agent.connect(place.address, deadline);
+  std::vector<towline::RegionInfo> regions = peer_->regions();
+  std::sort(regions.begin(), regions.end(), [](const auto& one, const auto& other) {
+    return static_cast<uint32_t>(one.key) < static_cast<uint32_t>(other.key);
+  });
+  if (place.region >= regions.size())
+    throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no #{}", peer_->name(),
+                              regions.size(), regions.size() == 1 ? "" : "s", place.region)};
+  memory_ = regions[place.region];
+  if ((memory_.access & access) != access)
+    throw Failure{fmt::format("peer '{}' does not let others {} its region #{}", peer_->name(),
+                              access == TOWLINE_ACCESS_READ ? "read" : "write", place.region)};
+  bytes_ = memory_.bytes;
+  version_ = fmt::format("{} {:#x}", peer_->incarnation(), memory_.key);
+}
+
+OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, towline::Deadline deadline) {
+  OpenPlace open;
+  if (place.is_peer()) {
+    open.connect(agent, place, TOWLINE_ACCESS_READ, deadline);
+    return open;
+  }
+  const towline::StorageInfo info = towline::query_storage(agent, place.uri);
+  if (info.exists == 0) throw Failure{fmt::format("{}: there is nothing", place.uri)};
+  if (info.bytes == 0) throw Failure{fmt::format("{} is empty: there is nothing to copy", place.uri)};
+  open.region_ = towline::register_storage(agent, place.uri);
+  open.bytes_ = info.bytes;
+  open.version_ = fmt::format("{} {}", info.bytes, info.modified_ns);
+  return open;
+}
+
+OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place, uint64_t bytes, bool keep,
+                                 bool direct, towline::Deadline deadline) {
+  OpenPlace open;
+  if (place.is_peer()) {
+    open.connect(agent, place, TOWLINE_ACCESS_WRITE, deadline);
+    if (open.bytes_ < bytes)
+      throw Failure{fmt::format("{} has {}: {} do not fit", place.text,
+                                format_size(static_cast<double>(open.bytes_)),
+                                format_size(static_cast<double>(bytes)))};
+    return open;
+  }
+  towline::StorageOptions options;
+  options.access = towline::Access::kAll;
+  options.create = true;
+  options.direct = direct;
+  options.bytes = bytes;
+  // A file is written where it is, so that a broken copy can go on; anything else takes its place at the end.
+  options.truncate = !place.path.empty() && !keep;
+  options.replace = place.path.empty();
+  open.region_ = towline::register_storage(agent, place.uri, options);
+  open.bytes_ = bytes;
+  return open;
+}
+
+towline::BlockList OpenPlace::list(const towline::Agent& agent, uint64_t offset, uint64_t bytes) const {
+  if (!peer_) return agent.block_list(towline::storage_blocks(*region_, offset, bytes));
+  return peer_->block_list(
+      towline::Blocks::at(memory_.address + offset, bytes, towline::Kind{memory_.kind}, memory_.device));
+}
+
+void OpenPlace::commit() const {
+  if (region_) towline::commit_storage(*region_, towline::kForever);
+}
+
+}  // namespace tool::cp

@@ -1,0 +1,93 @@
+#include "serve.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <towline/towline.hpp>
+#include <utility>
+
+namespace tool {
+namespace {
+
+// `towline serve` in a process of its own, until it is destroyed or told to end.
+class Serving {
+ public:
+  explicit Serving(const std::string& arguments) {
+    int pipes[2];
+    if (::pipe2(pipes, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+    std::fflush(nullptr);  // what this process has not written yet is not the child's to write
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(pipes[1], 1);
+      CLI::App app;
+      CommonOptions common;
+      add_serve_command(app, common);
+      try {
+        app.parse("serve --json --listen 127.0.0.1:0 " + arguments);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        ::_exit(1);
+      }
+      ::_exit(0);
+    }
+    ::close(pipes[1]);
+    std::string line;
+    char letter = 0;
+    while (::read(pipes[0], &letter, 1) == 1 && letter != '\n') line += letter;
+    ::close(pipes[0]);
+    said_ = nlohmann::json::parse(line, nullptr, false);
+  }
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  ~Serving() {
+    if (pid_ > 0) (void)end(SIGKILL);
+  }
+
+  int end(int signal) {
+    ::kill(pid_, signal);
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+  [[nodiscard]] const nlohmann::json& said() const { return said_; }
+
+ private:
+  pid_t pid_ = -1;
+  nlohmann::json said_;
+};
+
+TEST(Serve, holds_regions_that_peers_use_and_ends_when_told_to) {
+  Serving serving("--memory 1MiB --memory 64KiB --access read");
+  ASSERT_TRUE(serving.said().is_object()) << serving.said();
+  ASSERT_EQ(serving.said().at("memory").size(), 2u);
+  const std::string address = serving.said().at("address");
+  EXPECT_EQ(serving.said().at("memory")[1].at("place"), "peer:" + address + "#1");
+  EXPECT_EQ(serving.said().at("memory")[1].at("bytes"), 65536);
+  {
+    const towline::Agent agent("asks", {.listen = "none"});
+    const towline::Peer peer = agent.connect(address, std::chrono::seconds{60});
+    ASSERT_EQ(peer.regions().size(), 2u);
+    EXPECT_EQ(peer.regions()[0].access, uint32_t{TOWLINE_ACCESS_READ});
+  }
+  const int status = serving.end(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Serve, refuses_what_it_can_not_hold) {
+  Serving serving("--memory 1000TiB");
+  const int status = serving.end(0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+}  // namespace
+}  // namespace tool
