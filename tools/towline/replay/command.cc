@@ -49,6 +49,11 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--backend", setup.backend, "Force one backend; by default the router chooses")
       ->type_name("NAME");
+  command
+      ->add_option(
+          "--spill", setup.spill,
+          "Where prefill ranks put blocks that their pool has no room for, and fetch them from again")
+      ->type_name("file:DIR|s3://BUCKET");
   command->add_option("--threads", setup.threads, "Threads a transfer is split over")
       ->capture_default_str()
       ->check(CLI::Range(1, 8));
@@ -80,6 +85,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       "  towline replay --trace t.jsonl -n 100 --layers 8     a trace of one's own\n"
       "  towline replay --prefill-tp 2 --decode-tp 4          heads are split differently on the two sides\n"
       "  towline replay --model deepseek-v3 --op write        prefill pushes latent pages\n"
+      "  towline replay --spill file:/var/tmp --memory 1GiB   evicted blocks go to files and come back\n"
       "  towline replay --role prefill --listen '*:7700'      on one host ...\n"
       "  towline replay --role decode --connect 10.0.0.7:7700 ... and on the other");
 

@@ -36,6 +36,7 @@ void BlockPool::add_holder(Block& block) {
 
 void BlockPool::evict_one() {
   Block* block = unused_.front();
+  if (evicted_) evicted_(*block);
   unused_.pop_front();
   unused_pages_ -= block->pages.size();
   free_.insert(free_.end(), block->pages.begin(), block->pages.end());

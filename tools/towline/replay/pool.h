@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "mix.h"
@@ -50,6 +52,9 @@ class BlockPool {
   [[nodiscard]] std::optional<std::vector<Held>> hold(const std::vector<BlockKey>& keys);
   void release(Block& block);
 
+  // Told of each block that has to go, while its pages still hold it.
+  void on_eviction(std::function<void(const Block&)> told) { evicted_ = std::move(told); }
+
  private:
   struct KeyHash {
     size_t operator()(const BlockKey& key) const { return mix(key.hash, key.tokens); }
@@ -62,6 +67,7 @@ class BlockPool {
   uint32_t pages_;
   uint32_t page_tokens_;
   uint64_t evictions_ = 0;
+  std::function<void(const Block&)> evicted_;
   std::vector<uint32_t> free_;
   std::unordered_map<BlockKey, Block, KeyHash> blocks_;
   std::list<Block*> unused_;  // the longest unused in front

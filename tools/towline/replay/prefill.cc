@@ -1,15 +1,18 @@
 #include "replay/prefill.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "failure.h"
 #include "rank.h"
 #include "replay/message.h"
 #include "replay/setup.h"
+#include "replay/spill.h"
 #include "usage.h"
 
 namespace tool::replay {
@@ -64,6 +67,11 @@ class PrefillRank {
         mover_(rank_.agent(), move_options(setup_)),
         patience_(std::chrono::seconds{setup_.patience_s}) {
     layout_.place_in(buffer_);
+    if (!setup_.spill.empty()) {
+      spill_.emplace(rank_.agent(), setup_.spill, fmt::format("{}-{}", getpid(), number_), layout_,
+                     std::chrono::seconds{setup_.patience_s});
+      pool_.on_eviction([this](const Block& block) { spill_->put(block); });
+    }
     for (uint32_t decode = 0; decode < setup_.decode_tp; ++decode) {
       for (const Slice& slice : slices_of_rank(shape_, setup_.prefill_tp, setup_.decode_tp, decode)) {
         if (slice.prefill_rank == number_) consumers_.emplace_back(decode, slice.heads);
@@ -101,6 +109,7 @@ class PrefillRank {
                     {"active_s", mover_.active_s()},
                     {"latencies_s", mover_.latencies().values()},
                     {"route", mover_.route()},
+                    {"spill", spill_report()},
                     {"counters", rank_.agent().counters()}}}});
     while (true) {
       if (!receive()) rank_.wait(milliseconds{1000});
@@ -288,7 +297,7 @@ class PrefillRank {
     const auto number = static_cast<uint32_t>(next_++);
     std::vector<ReadyBlock> blocks;
     for (const auto& one : *held) {
-      if (one.fresh) stamp(*one.block);
+      if (one.fresh && !bring_back(*one.block)) stamp(*one.block);
       blocks.push_back({one.block->key, one.block->epochs[0], one.block->pages});
     }
     ActiveRequest& active = active_[number];
@@ -309,6 +318,33 @@ class PrefillRank {
         buffer_.push(layout_.page_address(plane, block.pages[place]) - layout_.base, layout_.page_bytes());
     }
     stamped_bytes_ += block.pages.size() * layout_.bytes_per_page();
+  }
+
+  // From where it was spilled to, if it was; what comes back must be what went.
+  bool bring_back(Block& block) {
+    if (!spill_ || !spill_->get(block)) return false;
+    const Stamper stamper{layout_, granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
+                          verify_of(setup_)};
+    const BlockStamp stamp{.hash = block.key.hash, .epoch = block.epochs[0], .writer = number_};
+    for (uint32_t place = 0; place < block.pages.size(); ++place) {
+      Mismatch mismatch;
+      if (stamper.check(stamp, place, block.pages[place], layout_.heads, mismatch)) continue;
+      throw Failure{
+          fmt::format("page {} of block {:#x} came back wrong from {}: {:#018x} instead of {:#018x}", place,
+                      block.key.hash, setup_.spill, mismatch.found, mismatch.expected)};
+    }
+    return true;
+  }
+
+  [[nodiscard]] nlohmann::json spill_report() const {
+    if (!spill_) return nullptr;
+    return {{"spilled_blocks", spill_->spilled().blocks},
+            {"spilled_bytes", spill_->spilled().bytes},
+            {"spill_s", spill_->spilled().seconds},
+            {"restored_blocks", spill_->restored().blocks},
+            {"restored_bytes", spill_->restored().bytes},
+            {"restore_s", spill_->restored().seconds},
+            {"latencies_s", spill_->restore_latencies().values()}};
   }
 
   template <class Whom>
@@ -357,6 +393,7 @@ class PrefillRank {
   Rank rank_;
   towline::Region region_;
   BlockPool pool_;
+  std::optional<Spill> spill_;
   std::map<std::string, std::unique_ptr<towline::Peer>> greeted_;
   std::vector<Consumer> consumers_;
   Mover mover_;

@@ -6,6 +6,7 @@
 
 #include "failure.h"
 #include "replay/generator.h"
+#include "replay/spill.h"
 #include "units.h"
 
 namespace tool::replay {
@@ -40,6 +41,9 @@ void check_setup(const Setup& setup) {
   (void)op_of(setup);
   (void)verify_of(setup);
   (void)parse_buffer_kind(setup.memory_kind);
+  if (!setup.spill.empty()) check_spill(setup.spill);
+  if (!setup.spill.empty() && setup.memory_kind == "vram")
+    throw Failure{"--spill with --memory-kind vram: storage and GPU memory are not joined yet"};
   if (setup.requests == 0) throw Failure{"--requests 0: nothing to replay"};
   if (setup.requests > UINT32_MAX / 2) throw Failure{fmt::format("--requests {}: too many", setup.requests)};
 }
@@ -50,7 +54,11 @@ std::vector<Request> requests_of(const Setup& setup) {
 }
 
 towline::AgentOptions agent_options(const Setup& setup, const std::string& listen) {
-  return {.workers = setup.threads, .listen = listen};
+  towline::AgentOptions options;
+  options.workers = setup.threads;
+  options.listen = listen;
+  if (spills_to_objects(setup.spill)) options.config = "plugins = \"object\"\n";
+  return options;
 }
 
 MoveOptions move_options(const Setup& setup) {

@@ -33,13 +33,14 @@ struct Setup {
   uint64_t memory_bytes = 0;  // of the pool, over all ranks of a side; 0: by the largest request
   std::string memory_kind = "shared";
   std::string backend;  // empty: the router chooses
+  std::string spill;    // where prefill ranks put evicted blocks; empty: nowhere
   uint32_t threads = 1;
   uint32_t in_flight = 2;
   uint64_t patience_s = 60;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, model, layers, dtype, page_tokens, prefill_tp, decode_tp, op,
                                    verify, trace, requests, seed, speed, memory_bytes, memory_kind, backend,
-                                   threads, in_flight, patience_s)
+                                   spill, threads, in_flight, patience_s)
 
 // Throws Failure where the options do not fit together.
 void check_setup(const Setup& setup);

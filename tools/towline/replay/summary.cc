@@ -40,6 +40,22 @@ double moving_rate(const std::vector<json>& movers) {
   return rate;
 }
 
+// What went to storage and came back; nothing where nobody spilled.
+void summarise_spill(const std::vector<json>& prefill, json& summary) {
+  std::vector<json> spills;
+  for (const json& report : prefill) {
+    if (const auto spill = report.find("spill"); spill != report.end() && spill->is_object())
+      spills.push_back(*spill);
+  }
+  if (spills.empty()) return;
+  json total = {{"hit_latency", latency(spills, "latencies_s")}};
+  for (const char* key : {"spilled_blocks", "spilled_bytes", "restored_blocks", "restored_bytes"})
+    total[key] = static_cast<uint64_t>(sum(spills, key));
+  total["spilled_bytes_per_s"] = ratio(sum(spills, "spilled_bytes"), sum(spills, "spill_s"));
+  total["restored_bytes_per_s"] = ratio(sum(spills, "restored_bytes"), sum(spills, "restore_s"));
+  summary["spill"] = std::move(total);
+}
+
 json parsed(const std::string& text) {
   auto value = json::parse(text, nullptr, false);
   return value.is_discarded() ? json(text) : value;
@@ -102,6 +118,7 @@ json summarise(const Setup& setup, const Reports& reports) {
     summary["copy_limit_bytes_per_s"] = limit;
     if (!movers.empty()) summary["share_of_copy_limit"] = ratio(moving_rate(movers), limit);
   }
+  summarise_spill(reports.prefill, summary);
   if (!reports.prefill.empty()) {
     summary["stamped_bytes"] = static_cast<uint64_t>(sum(reports.prefill, "stamped_bytes"));
     summary["prefill_evictions"] = static_cast<uint64_t>(most(reports.prefill, "evictions"));
@@ -168,6 +185,19 @@ std::string render_summary(const json& summary, const Terminal& terminal) {
   };
   side("prefill", "prefill_pool_bytes", "prefill_evictions", "prefill_cpu_s");
   side("decode", "decode_pool_bytes", "decode_evictions", "decode_cpu_s");
+  if (summary.contains("spill")) {
+    const json& spill = summary.at("spill");
+    const auto went = [&](const char* name, const char* blocks, const char* bytes, const char* rate) {
+      line(name, fmt::format("{} blocks, {}: {}", format_count(spill.value(blocks, uint64_t{0})),
+                             format_size(spill.value(bytes, 0.0)), format_rate(spill.value(rate, 0.0))));
+    };
+    went("spilled", "spilled_blocks", "spilled_bytes", "spilled_bytes_per_s");
+    went("brought back", "restored_blocks", "restored_bytes", "restored_bytes_per_s");
+    const json& hits = spill.at("hit_latency");
+    line("spill hit latency",
+         fmt::format("p50 {}, p99 {}, max {}", format_duration(hits.at("p50_s")),
+                     format_duration(hits.at("p99_s")), format_duration(hits.at("max_s"))));
+  }
   if (summary.contains("route")) line("route", summary.at("route").get<std::string>());
   if (number("retries") > 0)
     line("repeated", fmt::format("{} transfers that failed on the way", count("retries")));

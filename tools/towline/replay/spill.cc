@@ -1,0 +1,98 @@
+#include "replay/spill.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "failure.h"
+
+namespace tool::replay {
+
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::string_view kFile = "file:";
+constexpr std::string_view kObject = "s3://";
+
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+void check_spill(const std::string& where) {
+  const bool file = where.starts_with(kFile) && where.size() > kFile.size();
+  const bool object = spills_to_objects(where) && where.size() > kObject.size();
+  if (!file && !object)
+    throw Failure{fmt::format("--spill {}: file:DIR, s3://BUCKET or s3://BUCKET/PREFIX", where)};
+}
+
+bool spills_to_objects(const std::string& where) { return where.starts_with(kObject); }
+
+Spill::Spill(const towline::Agent& agent, const std::string& where, const std::string& name,
+             const PoolLayout& layout, std::chrono::nanoseconds timeout)
+    : agent_(agent),
+      layout_(layout),
+      pages_(agent.block_list(layout.blocks(layout.heads))),
+      timeout_(timeout) {
+  check_spill(where);
+  prefix_ = where + (where.ends_with('/') ? "" : "/") + "towline-spill-" + name + "/";
+  if (!where.starts_with(kFile)) return;
+  folder_ = prefix_.substr(kFile.size());
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) throw Failure{fmt::format("--spill {}: {}", where, error.message())};
+}
+
+Spill::~Spill() {
+  std::error_code ignored;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+}
+
+std::string Spill::uri_of(const BlockKey& key) const {
+  return fmt::format("{}{:016x}-{}", prefix_, key.hash, key.tokens);
+}
+
+double Spill::move(towline::Op op, const Block& block, const towline::Region& region) const {
+  std::vector<uint32_t> picks;
+  layout_.append_picks(layout_.heads, 0, layout_.shape.layer_planes(), block.pages, picks);
+  const towline::BlockList stored = agent_.block_list(
+      towline::storage_blocks(region, 0, layout_.page_bytes()).repeat(picks.size(), layout_.page_bytes()));
+  const auto began = steady_clock::now();
+  const towline::Transfer transfer =
+      agent_.transfer(op, pages_, picks, stored, towline::all, {.timeout = timeout_});
+  towline::Status status = transfer.post();
+  if (status == towline::Status::kInProgress) status = transfer.wait(towline::kForever);
+  if (status != towline::Status::kOk)
+    throw Failure{fmt::format("{} block {:#x}: {}", op == towline::Op::read ? "bringing back" : "spilling",
+                              block.key.hash, towline::status_text(status))};
+  return seconds_since(began);
+}
+
+void Spill::put(const Block& block) {
+  auto& kept = epochs_[{block.key.hash, block.key.tokens}];
+  if (!kept.empty() && kept == block.epochs) return;  // it came from here, and is here still
+  const towline::Region region =
+      towline::register_storage(agent_, uri_of(block.key), {.create = true, .bytes = bytes_of(block)});
+  spilled_.seconds += move(towline::Op::write, block, region);
+  spilled_.bytes += bytes_of(block);
+  ++spilled_.blocks;
+  kept = block.epochs;
+}
+
+bool Spill::get(Block& block) {
+  const auto found = epochs_.find({block.key.hash, block.key.tokens});
+  if (found == epochs_.end()) return false;
+  const auto began = steady_clock::now();
+  const towline::Region region = towline::register_storage(agent_, uri_of(block.key));
+  restored_.seconds += move(towline::Op::read, block, region);
+  restored_.bytes += bytes_of(block);
+  ++restored_.blocks;
+  latencies_.add(seconds_since(began));  // opening it counts
+  block.epochs = found->second;
+  return true;
+}
+
+}  // namespace tool::replay

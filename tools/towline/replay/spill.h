@@ -1,0 +1,71 @@
+// Where a prefill rank's prefix blocks go when their pages are wanted for others, and where they come back
+// from when a request asks for their prefix again.
+//
+// Each block is a file or object of its own, its pages one behind the other, layer-plane by layer-plane. Both
+// ways are waited for: a block's pages are given away, or handed on, only when its bytes are there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <towline/storage.hpp>
+#include <towline/towline.hpp>
+#include <utility>
+#include <vector>
+
+#include "replay/model.h"
+#include "replay/pool.h"
+#include "samples.h"
+
+namespace tool::replay {
+
+// Throws Failure unless it is file:DIR or s3://BUCKET, perhaps with a prefix.
+void check_spill(const std::string& where);
+[[nodiscard]] bool spills_to_objects(const std::string& where);
+
+class Spill {
+ public:
+  // `name` tells apart who spills to one place. Makes a folder where it is to files.
+  Spill(const towline::Agent& agent, const std::string& where, const std::string& name,
+        const PoolLayout& layout, std::chrono::nanoseconds timeout);
+  // Files are removed; objects stay, for the bucket's own rules to expire.
+  ~Spill();
+  Spill(const Spill&) = delete;
+  Spill& operator=(const Spill&) = delete;
+
+  // Keeps the block's bytes and epochs. Throws Failure.
+  void put(const Block& block);
+  // Fills the block's pages and epochs as they were; false: it is not here. Throws Failure.
+  [[nodiscard]] bool get(Block& block);
+
+  struct Totals {
+    uint64_t blocks = 0;
+    uint64_t bytes = 0;
+    double seconds = 0;
+  };
+  [[nodiscard]] const Totals& spilled() const { return spilled_; }
+  [[nodiscard]] const Totals& restored() const { return restored_; }
+  [[nodiscard]] const Samples& restore_latencies() const { return latencies_; }
+
+ private:
+  using Key = std::pair<uint64_t, uint32_t>;  // hash, tokens
+
+  [[nodiscard]] std::string uri_of(const BlockKey& key) const;
+  double move(towline::Op op, const Block& block, const towline::Region& region) const;
+  [[nodiscard]] uint64_t bytes_of(const Block& block) const {
+    return block.pages.size() * layout_.bytes_per_page();
+  }
+
+  const towline::Agent& agent_;
+  const PoolLayout layout_;
+  const towline::BlockList pages_;
+  const std::chrono::nanoseconds timeout_;
+  std::string prefix_;  // of URIs
+  std::string folder_;  // of files; empty: objects
+  std::map<Key, std::vector<uint64_t>> epochs_;
+  Totals spilled_;
+  Totals restored_;
+  Samples latencies_;
+};
+
+}  // namespace tool::replay
