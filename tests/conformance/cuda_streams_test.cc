@@ -19,6 +19,7 @@ class CudaStreamsTest : public CudaTest {
     stamp(left_memory_.data(), left_memory_.size(), 1);
   }
   void TearDown() override {
+    if (command_ != nullptr) gpu("reset");
     if (stream_command_ != nullptr)
       for (void* stream : streams_) (void)stream_command_("free", stream, 0, 0, 0);
     for (const uint64_t graph : graphs_) (void)stream_command_("free graph", nullptr, graph, 0, 0);
@@ -114,15 +115,22 @@ TEST_F(CudaStreamsTest, AStreamCanWaitForAnyPost) {
 }
 
 TEST_F(CudaStreamsTest, OnceCancelledOrLateTheStreamMovesNothingAndItsFenceIsThere) {
-  const Transfer move = make_move({.timeout = 300ms});
+  const Transfer move = make_move();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();  // connected
+  std::memset(right_memory_.data(), 0, right_memory_.size());
+  const Transfer late = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                                        peer_->block_list(pages(right_memory_)), {.timeout = 1s});
   const Buffer before(right_memory_.size(), false);
   stream("hold", 1);
   ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
   move.cancel();
   EXPECT_EQ(move.wait(20s), Status::kCancelled);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk) << "although the stream has not come to it";
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
-  EXPECT_EQ(move.wait(20s), Status::kTimedOut);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "with a gate of its own";
+  move.cancel();
+  ASSERT_EQ(post_on(late, stream_), Status::kInProgress) << last_error();
+  EXPECT_EQ(late.wait(20s), Status::kTimedOut);
+  EXPECT_EQ(late.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   stream("hold", 0);
   stream("drain");

@@ -189,10 +189,10 @@ def test_each_process_may_see_another_gpu_as_its_first(make_agent) -> None:
     try:
         address, pointer = theirs.stdout.readline().split()
         near = make_agent("near")
-        mine = cache(0, 9, 64, 16384)
+        mine = cache(0, 9, 64, 524288)
         region = near.register(mine)
         peer = near.connect(address).wait()
-        there = peer.block_list(towline.Blocks(int(pointer), 32768, (64, 32768), kind="vram"))
+        there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
         move = near.write(near.block_list(mine), None, there, None)
         assert move.route()["backend"] == "cuda"
         move.wait(timeout=60)
@@ -204,10 +204,33 @@ def test_each_process_may_see_another_gpu_as_its_first(make_agent) -> None:
         theirs.wait(timeout=60)
 
 
+def test_expandable_segments_of_another_process_are_mapped(make_agent) -> None:
+    """Many allocations side by side in a range of addresses that is far longer."""
+    theirs = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HIDDEN)],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    try:
+        address, pointer = theirs.stdout.readline().split()
+        near = make_agent("near")
+        mine = cache(0, 10, 64, 524288)
+        region = near.register(mine)
+        peer = near.connect(address).wait()
+        there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
+        near.write(near.block_list(mine), None, there, None).wait(timeout=60)
+        print("sum", file=theirs.stdin, flush=True)
+        assert int(theirs.stdout.readline()) == int(mine.long().sum())
+        region.deregister()
+    finally:
+        theirs.stdin.close()
+        theirs.wait(timeout=60)
+
+
 HIDDEN = """
     import sys, torch, towline
     agent = towline.Agent("hidden", listen="127.0.0.1:0")
-    tensor = torch.zeros(64, 16384, dtype=torch.int16, device="cuda:0")
+    tensor = torch.zeros(64, 524288, dtype=torch.int16, device="cuda:0")
     torch.cuda.synchronize()
     region = agent.register(tensor)
     print(agent.address, tensor.data_ptr(), flush=True)

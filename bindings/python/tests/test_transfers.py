@@ -214,3 +214,23 @@ def test_many_threads_share_an_agent(make_agent):
         thread.join(TIMEOUT)
     assert not failures
     assert np.array_equal(pair.mine[:8], pair.theirs[:8])
+
+
+def test_what_moves_no_gpu_memory_is_not_ordered_in_streams(pair):
+    move = pair.write()
+
+    class OfTorch:
+        cuda_stream = 0
+
+    class OfTheProtocol:
+        def __cuda_stream__(self):
+            return (0, 0)
+
+    for stream in (0, OfTorch(), OfTheProtocol()):
+        for call in (move.post_on, move.wait_on):
+            with pytest.raises(towline.Unsupported, match="in the order of a stream"):
+                call(stream)
+    with pytest.raises(towline.InvalidArgument, match="stream: .* not str"):
+        move.post_on("stream")
+    assert (move.replays.begun, move.replays.status) == (0, towline.Status.OK)
+    assert move.wait(TIMEOUT) == towline.Status.OK

@@ -247,11 +247,26 @@ class Nvidia final : public Device {
     driver::Pointer address_;
   };
 
+  // Of a VMM allocation the range is what addresses were reserved for; what lies there may be many
+  // allocations, and holes.
+  void find_mapping(uint64_t address, Allocation& result) const {
+    driver::Pointer start = 0;
+    size_t bytes = 0;
+    uint64_t id = 0;
+    if (api_.pointer_get_attribute(&start, driver::kMappingStart, address) != kSuccess || start == 0 ||
+        api_.pointer_get_attribute(&bytes, driver::kMappingSize, address) != kSuccess || bytes == 0)
+      return;
+    result.address = start;
+    result.bytes = bytes;
+    if (api_.pointer_get_attribute(&id, driver::kBlockId, address) == kSuccess) result.id = id;
+  }
+
   void find_sharing(uint64_t address, Allocation& result) const {
     unsigned handles = 0;
     unsigned legacy = 0;
     api_.pointer_get_attribute(&handles, driver::kAllowedHandleTypes, address);
     api_.pointer_get_attribute(&legacy, driver::kLegacyIpcCapable, address);
+    if (legacy == 0) find_mapping(address, result);
     if ((handles & driver::kHandlePosixFd) != 0)
       result.sharing = Sharing::kDescriptor;
     else if (legacy != 0)

@@ -42,6 +42,9 @@ enum PointerAttribute : int {
   kRangeStart = 11,
   kRangeSize = 12,
   kAllowedHandleTypes = 14,
+  kMappingSize = 18,
+  kMappingStart = 19,
+  kBlockId = 20,
 };
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
