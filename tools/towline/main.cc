@@ -6,6 +6,7 @@
 #include <towline/towline.hpp>
 
 #include "bench/bench.h"
+#include "bench/collective.h"
 #include "bench/initiator.h"
 #include "bench/target.h"
 #include "completions.h"
@@ -30,6 +31,7 @@ int run_as_worker(const std::string& work) {
   if (work == "replay-prefill") return tool::run_worker(tool::replay::run_prefill);
   if (work == "replay-decode") return tool::run_worker(tool::replay::run_decode);
   if (work == "bench-initiator") return tool::run_worker(tool::bench::run_initiator);
+  if (work == "bench-collective-rank") return tool::run_worker(tool::bench::run_collective_rank);
   if (work == "bench-target") return tool::run_worker(tool::bench::run_target);
   throw tool::Failure{"no such worker: " + work};
 }

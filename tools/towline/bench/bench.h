@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/collective.h"
 #include "bench/initiator.h"
 #include "bench/storage.h"
 #include "options.h"
@@ -24,6 +25,7 @@ struct BenchOptions {
   std::string faults;
   StorageOptions storage;  // with a folder: files instead of peers
   std::vector<uint32_t> depths{1};
+  CollectiveOptions collective;  // with operations: those instead
 };
 
 [[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);

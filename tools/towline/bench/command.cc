@@ -15,6 +15,7 @@ struct Texts {
   std::string op = "both";
   std::string span = "256MiB";
   std::string seconds = "500ms";
+  std::string collective;
 };
 
 // What rows of files share with rows between processes.
@@ -53,6 +54,27 @@ void add_storage_options(CLI::App& command, BenchOptions& options) {
       ->type_name("N,..")
       ->capture_default_str()
       ->needs(folder);
+}
+
+// Ranks of a communicator instead of pairs.
+void add_collective_options(CLI::App& command, BenchOptions& options, std::string& operations) {
+  auto* collective =
+      command
+          .add_option("--collective", operations,
+                      "Measure collective operations, each result checked against float64: all, "
+                      "or all_reduce, barrier ..")
+          ->type_name("OP,..");
+  for (const char* other :
+       {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads", "--memory", "--backend",
+        "--span", "--sequential", "--warmup", "--spin", "--faults", "--listen", "--connect", "--storage"})
+    collective->excludes(command.get_option(other));
+  command.add_option("--ranks", options.collective.ranks, "Processes, several numbers one after the other")
+      ->delimiter(',')
+      ->type_name("N,..")
+      ->capture_default_str()
+      ->needs(collective);
+  command.add_flag("--tcp", options.collective.tcp, "As if each rank were on a host of its own")
+      ->needs(collective);
 }
 
 // What the pattern says about the number of processes where the user did not.
@@ -130,6 +152,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->delimiter(',')
       ->type_name("HOST:PORT,..");
   add_storage_options(*command, *options);
+  add_collective_options(*command, *options, texts->collective);
   command->add_flag("--json", common.json, "Print the results as JSON");
   command->footer(
       "Examples:\n"
@@ -142,14 +165,28 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
       "  towline bench --storage . --op mixed --sync data --files 4\n"
+      "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
-      "processor time of the two sides for 10^9 bytes.");
+      "processor time of the two sides for 10^9 bytes. Of collective operations times are the slowest "
+      "rank's; bus "
+      "GB/s\n"
+      "counts what a rank has to send at least.");
 
   command->callback([options, texts, initiators, targets, &common] {
     options->sizes = parse_sizes(texts->sizes);
     options->common.span_bytes = parse_size(texts->span);
     options->common.seconds = std::chrono::duration<double>(parse_duration(texts->seconds)).count();
+    if (!texts->collective.empty()) {
+      CollectiveOptions& collective = options->collective;
+      collective.operations = parse_collectives(texts->collective);
+      collective.sizes = options->sizes;
+      collective.iterations = options->common.iterations;
+      collective.seconds = options->common.seconds;
+      collective.check = options->common.check;
+      run_collective_bench(collective, common);
+      return;
+    }
     if (texts->op != "both") options->ops = {texts->op};
     complete_storage(*options);
     (void)parse_buffer_kind(options->common.memory_kind);

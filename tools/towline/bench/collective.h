@@ -1,0 +1,37 @@
+// Collective operations among processes of this host: `towline bench --collective`.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "channel.h"
+#include "options.h"
+
+namespace tool::bench {
+
+struct CollectiveOptions {
+  std::vector<std::string> operations;  // empty: no collectives
+  std::vector<uint64_t> sizes;  // bytes of the larger side: the whole buffer, all ranks' parts together
+  std::vector<uint32_t> ranks{2};
+  bool tcp = false;  // as if every rank were on a host of its own
+  uint64_t iterations = 0;
+  double seconds = 0.5;
+  bool check = true;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveOptions, operations, sizes, ranks, tcp, iterations, seconds,
+                                   check)
+
+// "all_reduce,barrier" or "all". Throws Failure where a name is none.
+[[nodiscard]] std::vector<std::string> parse_collectives(const std::string& text);
+// What a rank has to send at least, over the size: 2 (n-1)/n for all_reduce.
+[[nodiscard]] double bus_factor(const std::string& operation, uint32_t ranks);
+
+void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common);
+
+// The body of a rank's process. `configuration`: {"options", "rank", "size", "store"}. The first rank reports
+// {"row": ..} for each, every rank {"done": true}.
+void run_collective_rank(const nlohmann::json& configuration, Channel& parent);
+
+}  // namespace tool::bench
