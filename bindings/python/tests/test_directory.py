@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import concurrent.futures
 import shutil
 import socket
 import subprocess
@@ -10,6 +12,7 @@ import subprocess
 import pytest
 
 import towline
+from towline import collectives
 from conftest import TIMEOUT
 
 
@@ -127,3 +130,16 @@ def test_what_is_no_directory_says_why(make_agent):
         make_agent().directory("nothing://host")
     with pytest.raises(towline.InvalidArgument, match="etcd.user"):
         make_agent().directory("etcd://user:secret@host")
+
+
+def test_ranks_meet_in_a_directory(make_agent, address):
+    agents = [make_agent(f"rank{rank}") for rank in range(3)]
+
+    def serve(rank: int) -> list[float]:
+        values = array.array("f", [rank + 1.0] * 100)
+        with collectives.Communicator(rank=rank, size=3, bootstrap=address, agent=agents[rank], timeout=TIMEOUT) as world:
+            world.all_reduce(values)
+        return list(values)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(serve, range(3))) == [[6.0] * 100] * 3
