@@ -391,8 +391,9 @@ TEST_P(Operations, WhatIsIssuedWithoutWaitingRunsInOrder) {
 INSTANTIATE_TEST_SUITE_P(Ways, Operations,
                          testing::Values(Setup{"alone", 1, 0}, Setup{"two", 2, 0}, Setup{"three", 3, 0},
                                          Setup{"five", 5, 0}, Setup{"tcp_two", 2, 1},
-                                         Setup{"tcp_three", 3, 1}, Setup{"hosts_of_two", 4, 2},
-                                         Setup{"strewn_hosts", 4, 2, true}, Setup{"uneven_hosts", 5, 2}),
+                                         Setup{"tcp_three", 3, 1}, Setup{"tcp_six", 6, 1},
+                                         Setup{"hosts_of_two", 4, 2}, Setup{"strewn_hosts", 4, 2, true},
+                                         Setup{"uneven_hosts", 5, 2}),
                          [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kFlatBytes = 16 << 10;   // all_reduce up to here: gathered everywhere
+constexpr uint64_t kFlatBytes = 16 << 10;   // all_reduce, all_gather up to here: few steps, whatever is sent
 constexpr uint64_t kPieceBytes = 1 << 20;   // of a part that is received to be reduced
 constexpr uint64_t kTreeBytes = 256 << 10;  // broadcast up to here: a tree
 
@@ -100,17 +100,26 @@ Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts&
   return Status::kOk;
 }
 
+// Everyone's `bytes` bytes, into sources_ by rank. After step k everyone has those of 2^(k+1) ranks: of its
+// own and of the ones before it, in that order, so that what it sends next lies in a row.
+Status TcpGroup::collect(const Call& call, const uint8_t* mine, uint64_t bytes) {
+  received_.resize(ranks_.size() * bytes);
+  copy(received_.data(), mine, bytes);
+  for (int step = 1; step < size(); step *= 2) {
+    const uint64_t length = static_cast<uint64_t>(std::min(step, size() - step)) * bytes;
+    const Status status = swap(call, step, bytes_at(received_.data(), length),
+                               bytes_at(received_.data() + static_cast<uint64_t>(step) * bytes, length));
+    if (is_error(status)) return status;
+  }
+  for (int behind = 0; behind < size(); ++behind)
+    sources_[static_cast<size_t>(back(behind))] = received_.data() + static_cast<uint64_t>(behind) * bytes;
+  return Status::kOk;
+}
+
 Status TcpGroup::all_reduce(const Call& call) {
   const auto me = static_cast<size_t>(index_);
   if (call.bytes <= kFlatBytes) {
-    received_.resize(static_cast<size_t>(size()) * call.bytes);
-    out_.resize(ranks_.size());
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      out_.at[rank] = received_.data() + rank * call.bytes;
-      out_.bytes[rank] = call.bytes;
-      sources_[rank] = out_.at[rank];
-    }
-    if (const Status status = share_parts(call, call.input, out_); is_error(status)) return status;
+    if (const Status status = collect(call, call.input, call.bytes); is_error(status)) return status;
     collectives::reduce({call.output, sources_.data(), static_cast<uint32_t>(sources_.size()), call.datatype,
                          call.reduction, call.divisor, call.bytes / call.element});
     return Status::kOk;
@@ -171,7 +180,15 @@ Status TcpGroup::broadcast(const Call& call) {
   return share_parts(call, out_.at[me], out_);
 }
 
-Status TcpGroup::all_gather(const Call& call) { return share_parts(call, call.input, call.out); }
+Status TcpGroup::all_gather(const Call& call) {
+  const uint64_t part = call.out.bytes.front();
+  const bool even = std::ranges::all_of(call.out.bytes, [&](uint64_t bytes) { return bytes == part; });
+  if (!even || part > kFlatBytes) return share_parts(call, call.input, call.out);
+  if (const Status status = collect(call, call.input, part); is_error(status)) return status;
+  for (size_t rank = 0; rank < sources_.size(); ++rank)
+    copy(call.out.at[rank], static_cast<const uint8_t*>(sources_[rank]), part);
+  return Status::kOk;
+}
 
 Status TcpGroup::reduce_scatter(const Call& call) { return reduce_parts(call, call.in, call.output); }
 

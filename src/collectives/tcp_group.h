@@ -3,7 +3,7 @@
 //
 // Reductions are pairwise: every rank sends each other the part that that one reduces, which takes them in
 // the order of ranks; results then go round. That moves as little as a ring, rounds once and gives the same
-// bits on every rank. Small ones are gathered everywhere and reduced by everyone.
+// bits on every rank. Small ones are gathered everywhere, in log2(n) steps, and reduced by everyone.
 #pragma once
 
 #include <span>
@@ -40,6 +40,7 @@ class TcpGroup {
   Status receive(const Call& call, int from, std::span<uint8_t> in);
   int ahead(int step) const { return (index_ + step) % size(); }
   int back(int step) const { return (index_ - step + size()) % size(); }
+  Status collect(const Call& call, const uint8_t* mine, uint64_t bytes);
   Status reduce_parts(const Call& call, const Parts& in, uint8_t* to);
   Status share_parts(const Call& call, const uint8_t* mine, const Parts& out);
   void cut(const Call& call, uint8_t* base, Parts& parts) const;
