@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/opened_storage.h"
 #include "agent/transfer.h"
 #include "base/error.h"
 
@@ -19,6 +20,27 @@ void check_local_access(const BlockList& local, uint32_t op) {
   if ((local.resolved()->common_access() & needed) == needed) return;
   fail(Status::kPermissionDenied, "the transfer {} local storage that was registered without {} access",
        op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
+}
+
+bool has_objects(const BlockList& list) noexcept {
+  const towline_list& view = list.view();
+  return std::any_of(view.regions, view.regions + view.region_count,
+                     [](const towline_region_ref& region) { return region.kind == TOWLINE_OBJECT; });
+}
+
+// An object is written whole, and the chunks of a transfer are not: only one that collects its parts until it
+// is committed can take several.
+void check_collects(Agent& agent, const BlockList& objects, uint64_t bytes, uint64_t chunk_bytes) {
+  const towline_list& list = objects.view();
+  for (uint64_t i = 0; i < list.region_count; ++i) {
+    if (list.regions[i].kind != TOWLINE_OBJECT) continue;
+    const std::shared_ptr<Region> region = agent.regions().find(list.regions[i].key);
+    if (region == nullptr || static_cast<OpenedStorage*>(region->storage.get())->replaces()) continue;
+    fail(Status::kUnsupported,
+         "an object is written whole, and {} bytes are staged in chunks of {}: register it to be replaced, "
+         "with object.part as staging.chunk, or make staging.chunk as large",
+         bytes, chunk_bytes);
+  }
 }
 
 }  // namespace
@@ -44,15 +66,19 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
   try {
     check_local_access(*local, op);
     const auto slots = static_cast<uint32_t>(std::min<uint64_t>(pool_.settings().depth, chunks_));
+    const BlockList& written = read_ ? *local : *remote;
+    const bool whole_plans = has_objects(written);
+    if (whole_plans && chunks_ > 1) check_collects(whole.agent(), written, bytes_, chunk_bytes_);
+    const uint64_t columns = whole_plans ? chunks_ : slots;
     const std::shared_ptr<BlockList> near = whole.agent().as_remote(local);
-    slots_.reserve(slots);
+    slots_.resize(slots);
+    legs_.reserve(columns);
     ranges_.reserve(4 * std::size_t{slots} + 2);
-    for (StagedSlot& plans :
-         stage_plan(plan, op, pool_.region(), pool_.address(lane_), chunk_bytes_, slots)) {
-      slots_.push_back({std::move(plans), nullptr, nullptr});
-      Slot& slot = slots_.back();
-      make_leg(slot.near, slot.plans.near, read_ ? TOWLINE_WRITE : TOWLINE_READ, near);
-      make_leg(slot.far, slot.plans.far, op, remote);
+    for (StagedColumn& plans :
+         stage_plan(plan, op, pool_.region(), pool_.address(lane_), chunk_bytes_, slots, columns)) {
+      Legs& legs = legs_.emplace_back(Legs{std::move(plans), nullptr, nullptr});
+      make_leg(legs.near, legs.plans.near, read_ ? TOWLINE_WRITE : TOWLINE_READ, near);
+      make_leg(legs.far, legs.plans.far, op, remote);
     }
   } catch (...) {
     pool_.leave(lane_);
@@ -70,8 +96,8 @@ void StagedTransfer::make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, 
 }
 
 StagedTransfer::~StagedTransfer() {
-  for (Slot& slot : slots_) {
-    for (Transfer* leg : {slot.near.get(), slot.far.get()}) {
+  for (Legs& legs : legs_) {
+    for (Transfer* leg : {legs.near.get(), legs.far.get()}) {
       if (leg == nullptr) continue;
       if (leg->ready()) (void)leg->retire(kNoDeadline);
       leg->agent().remove_transfer(*leg);
@@ -86,20 +112,20 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   if (!forced.empty() && (backend == nullptr || backend->plugin == nullptr))
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced, agent.backends().names());
   const bool stores = backend != nullptr && backend->has_trait(TOWLINE_TRAIT_STORAGE);
-  for (Slot& slot : slots_) {
-    agent.add_transfer(*slot.near);
-    slot.near->establish(stores ? forced : "", deadline_ns);
-    agent.add_transfer(*slot.far);
-    slot.far->establish(stores ? "" : forced, deadline_ns);
+  for (Legs& legs : legs_) {
+    agent.add_transfer(*legs.near);
+    legs.near->establish(stores ? forced : "", deadline_ns);
+    agent.add_transfer(*legs.far);
+    legs.far->establish(stores ? "" : forced, deadline_ns);
   }
 }
 
-Link* StagedTransfer::far_link() const noexcept { return slots_.front().far->parts()[0].link; }
+Link* StagedTransfer::far_link() const noexcept { return legs_.front().far->parts()[0].link; }
 
 StagedTransfer::Description StagedTransfer::describe() const noexcept {
-  const Slot& slot = slots_.front();
-  return {&leg_of(slot, true), &leg_of(slot, false), slots_.size() * chunk_bytes_, chunk_bytes_,
-          slots_.size()};
+  const Legs& legs = legs_.front();
+  return {read_ ? legs.far.get() : legs.near.get(), read_ ? legs.near.get() : legs.far.get(),
+          slots_.size() * chunk_bytes_, chunk_bytes_, slots_.size()};
 }
 
 // ---- moving
@@ -197,7 +223,7 @@ uint32_t StagedTransfer::advance(Slot& slot) noexcept {
 }
 
 uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
-  const uint64_t begin = slot.chunk / slots_.size() * chunk_bytes_;
+  const uint64_t begin = begin_in_leg(slot);
   const uint64_t bytes = bytes_of(slot.chunk);
   const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns);
   if (status == Status::kAgain) {
@@ -213,18 +239,18 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
 
 // ---- failing
 
-// The legs' result speaks of the slot's plan: its bytes from the chunk's first on are the whole plan's from
+// A leg's result speaks of its own plan: its bytes from the chunk's first on are the whole plan's from
 // there on.
 void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept {
   slot.stage = Stage::kIdle;
   // A far side that was there a chunk ago is lost, though what says so is an attempt to connect anew.
   const bool lost = filling == read_ && reached_ && result.status == TOWLINE_UNREACHABLE;
   const int32_t status = lost ? int32_t{TOWLINE_PEER_LOST} : result.status;
-  const uint64_t in_slot = slot.chunk / slots_.size() * chunk_bytes_;
+  const uint64_t in_leg = begin_in_leg(slot);
   const uint64_t begin = slot.chunk * chunk_bytes_;
   const uint64_t bytes = bytes_of(slot.chunk);
-  uint64_t bad_begin = std::clamp(result.failed_begin, in_slot, in_slot + bytes) - in_slot;
-  uint64_t bad_end = std::clamp(result.failed_end, in_slot, in_slot + bytes) - in_slot;
+  uint64_t bad_begin = std::clamp(result.failed_begin, in_leg, in_leg + bytes) - in_leg;
+  uint64_t bad_end = std::clamp(result.failed_end, in_leg, in_leg + bytes) - in_leg;
   if (bad_begin >= bad_end) {
     bad_begin = 0;
     bad_end = bytes;
@@ -285,8 +311,8 @@ void StagedTransfer::finish() noexcept {
 }
 
 bool StagedTransfer::far_fenced() const noexcept {
-  return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.far->fenced(TOWLINE_FENCE_REMOTE); });
+  return std::all_of(legs_.begin(), legs_.end(),
+                     [](const Legs& legs) { return legs.far->fenced(TOWLINE_FENCE_REMOTE); });
 }
 
 // ---- a Transfer as a leg: posted a range at a time, under its worker's lock

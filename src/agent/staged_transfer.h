@@ -8,6 +8,9 @@
 // which the router found a backend for, posted a range at a time. READ fills from the far side (the peer) and
 // drains to the near one (our own storage), WRITE the other way round.
 //
+// A leg moves the chunks of its slot; one into an object moves one chunk, since what is written to an object
+// is known by its whole plan.
+//
 // The transfer as a whole is one part of its worker: it has the deadline, the outcome, the notice. It ends
 // when no leg has anything in flight, so that its fence is theirs. After a failure no step is begun, and what
 // is already under way ends by itself; after a cancel, deadline or loss it is stopped.
@@ -76,10 +79,13 @@ class StagedTransfer {
  private:
   enum class Stage : uint8_t { kIdle, kFilling, kFull, kDraining };
 
-  struct Slot {
-    StagedSlot plans;  // the legs' lists; their plans have moved into the legs
+  struct Legs {
+    StagedColumn plans;  // their lists; the plans have moved into the legs
     std::unique_ptr<Transfer> near;
     std::unique_ptr<Transfer> far;
+  };
+
+  struct Slot {
     Stage stage = Stage::kIdle;
     uint64_t chunk = 0;
   };
@@ -95,7 +101,12 @@ class StagedTransfer {
   void make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, uint32_t op,
                 const std::shared_ptr<BlockList>& target);
   [[nodiscard]] Transfer& leg_of(const Slot& slot, bool filling) const noexcept {
-    return filling == read_ ? *slot.far : *slot.near;
+    const Legs& legs = legs_[slot.chunk % legs_.size()];
+    return filling == read_ ? *legs.far : *legs.near;
+  }
+  // Where the slot's chunk begins in its leg's plan.
+  [[nodiscard]] uint64_t begin_in_leg(const Slot& slot) const noexcept {
+    return slot.chunk / legs_.size() * chunk_bytes_;
   }
   [[nodiscard]] uint64_t bytes_of(uint64_t chunk) const noexcept;
   [[nodiscard]] uint32_t advance(Slot& slot) noexcept;
@@ -112,6 +123,7 @@ class StagedTransfer {
   const uint64_t chunks_;
   StagingPool& pool_;
   StagingPool::Lane& lane_;
+  std::vector<Legs> legs_;  // as many as slots, or as chunks
   std::vector<Slot> slots_;
 
   // Of the present post.

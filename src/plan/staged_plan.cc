@@ -41,30 +41,31 @@ StagedLeg make_leg(const Pieces& pieces, const towline_region_ref& memory, const
 
 }  // namespace
 
-std::vector<StagedSlot> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
-                                   uint64_t address, uint64_t chunk_bytes, uint32_t slots) {
+std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
+                                     uint64_t address, uint64_t chunk_bytes, uint32_t slots,
+                                     uint64_t columns) {
   struct Sides {
     Pieces near;
     Pieces far;
   };
-  std::vector<Sides> sides(slots);
+  std::vector<Sides> sides(columns);
   plugin::Cursor cursor(whole.view());
   towline_segment window[64];
-  for (uint32_t slot = 0; !cursor.done(); slot = (slot + 1) % slots) {
-    uint64_t at = address + slot * chunk_bytes;
+  for (uint64_t column = 0; !cursor.done(); column = (column + 1) % columns) {
+    uint64_t at = address + column % slots * chunk_bytes;
     for (uint64_t left = chunk_bytes; left != 0 && !cursor.done();) {
       const size_t count = cursor.next(window, std::size(window), left);
       for (const towline_segment& segment : std::span(window, count)) {
-        sides[slot].near.append(at, segment.local, segment.local_region, segment.length);
-        sides[slot].far.append(at, segment.remote, segment.remote_region, segment.length);
+        sides[column].near.append(at, segment.local, segment.local_region, segment.length);
+        sides[column].far.append(at, segment.remote, segment.remote_region, segment.length);
         at += segment.length;
         left -= segment.length;
       }
     }
   }
   const bool read = op == TOWLINE_READ;
-  std::vector<StagedSlot> result;
-  result.reserve(slots);
+  std::vector<StagedColumn> result;
+  result.reserve(columns);
   for (Sides& side : sides) {
     StagedLeg near = make_leg(side.near, memory, *whole.view().local, read ? TOWLINE_WRITE : TOWLINE_READ);
     StagedLeg far = make_leg(side.far, memory, *whole.view().remote, op);

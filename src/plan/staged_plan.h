@@ -2,8 +2,8 @@
 // the plans of both steps.
 //
 // Chunk i is the bytes [i * chunk_bytes, (i + 1) * chunk_bytes) of the plan, the last one what is left. It
-// goes through slot i % slots, so a slot's plans are its chunks one behind the other, all of them in the
-// slot's own chunk_bytes of memory: whoever posts them posts a chunk's range at a time.
+// goes through slot i % slots of the memory, and belongs to column i % columns: a column's plans are its
+// chunks one behind the other, all of them in one slot. Whoever posts them posts a chunk's range at a time.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,24 @@
 
 namespace towline {
 
-// One step of one slot: bounce memory, as the local side, against one side of the whole plan.
+// One step of one column: bounce memory, as the local side, against one side of the whole plan.
 struct StagedLeg {
   std::shared_ptr<const ResolvedList> memory;
   std::shared_ptr<const ResolvedList> target;  // numbers the same regions as the list it was cut from
   Plan plan;
 };
 
-struct StagedSlot {
+struct StagedColumn {
   StagedLeg near;  // against the plan's local side
   StagedLeg far;   // against its remote side
 };
 
-// `memory` is a region with slots * chunk_bytes from `address` on; chunk_bytes below 2^32. There are not more
-// slots than chunks. Throws Error(kLimitExceeded) when there are more pieces than a list can have, and as
-// Plan::in_order does for regions without the access that `op` needs.
-std::vector<StagedSlot> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
-                                   uint64_t address, uint64_t chunk_bytes, uint32_t slots);
+// `memory` is a region with slots * chunk_bytes from `address` on; chunk_bytes below 2^32. There are as many
+// columns as slots, or as chunks (then each plan is one chunk), and not more slots than chunks. Throws
+// Error(kLimitExceeded) when there are more pieces than a list can have, and as Plan::in_order does for
+// regions without the access that `op` needs.
+std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
+                                     uint64_t address, uint64_t chunk_bytes, uint32_t slots,
+                                     uint64_t columns);
 
 }  // namespace towline

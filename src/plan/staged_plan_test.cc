@@ -29,28 +29,32 @@ std::shared_ptr<const ResolvedList> make_list(uint64_t base, const std::vector<t
 }
 
 // Every byte goes through the slot and chunk that it should, at one place in the memory for both legs.
-void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots) {
-  const std::vector<StagedSlot> staged =
-      stage_plan(whole, op, region(7, kMemory - 64, 64 + chunk * slots), kMemory, chunk, slots);
-  ASSERT_EQ(staged.size(), slots);
+void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots, uint64_t columns) {
+  const std::vector<StagedColumn> staged =
+      stage_plan(whole, op, region(7, kMemory - 64, 64 + chunk * slots), kMemory, chunk, slots, columns);
+  ASSERT_EQ(staged.size(), columns);
   plugin::Cursor all(whole.view());
   const std::vector<Byte> expected = bytes_of(walk(all));
   std::vector<std::vector<Byte>> near;
   std::vector<std::vector<Byte>> far;
-  for (const StagedSlot& slot : staged) {
-    plugin::Cursor near_cursor(slot.near.plan.view());
-    plugin::Cursor far_cursor(slot.far.plan.view());
+  for (const StagedColumn& column : staged) {
+    plugin::Cursor near_cursor(column.near.plan.view());
+    plugin::Cursor far_cursor(column.far.plan.view());
     near.push_back(bytes_of(walk(near_cursor)));
     far.push_back(bytes_of(walk(far_cursor)));
     EXPECT_EQ(near.back().size(), far.back().size());
   }
   for (uint64_t i = 0; i < expected.size(); ++i) {
-    const uint64_t slot = i / chunk % slots;
-    const uint64_t in_slot = i / chunk / slots * chunk + i % chunk;
-    const uint64_t memory = kMemory + slot * chunk + i % chunk;
-    ASSERT_EQ(near[slot].at(in_slot), (Byte{memory, expected[i].local})) << i;
-    ASSERT_EQ(far[slot].at(in_slot), (Byte{memory, expected[i].remote})) << i;
+    const uint64_t column = i / chunk % columns;
+    const uint64_t in_column = i / chunk / columns * chunk + i % chunk;
+    const uint64_t memory = kMemory + i / chunk % slots * chunk + i % chunk;
+    ASSERT_EQ(near[column].at(in_column), (Byte{memory, expected[i].local})) << i;
+    ASSERT_EQ(far[column].at(in_column), (Byte{memory, expected[i].remote})) << i;
   }
+}
+void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots) {
+  expect_staged(whole, op, chunk, slots, slots);
+  expect_staged(whole, op, chunk, slots, (whole.bytes() + chunk - 1) / chunk);
 }
 
 TEST(StagedPlan, sends_every_byte_through_its_chunk) {
@@ -81,7 +85,7 @@ TEST(StagedPlan, joins_what_is_contiguous_on_one_side) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000, {{100, 1000}})});
   const auto remote = make_list(kRemote, {entry(kRemote, 1000, {{100, 2000}})});
   const Plan whole = Plan::compile(local, nullptr, remote, nullptr, TOWLINE_READ);
-  const auto staged = stage_plan(whole, TOWLINE_READ, region(7, kMemory, 1 << 20), kMemory, 10'000, 2);
+  const auto staged = stage_plan(whole, TOWLINE_READ, region(7, kMemory, 1 << 20), kMemory, 10'000, 2, 2);
   EXPECT_EQ(staged[0].near.plan.view().blocks, 5u);
   EXPECT_EQ(staged[0].far.plan.view().blocks, 50u);
 }
@@ -91,7 +95,7 @@ TEST(StagedPlan, keeps_access_rights) {
   const auto remote = make_list(kRemote, {entry(kRemote, 1000)});
   const Plan whole = Plan::compile(local, nullptr, remote, nullptr, TOWLINE_READ);
   const auto [status, text] =
-      error_of([&] { (void)stage_plan(whole, TOWLINE_READ, region(7, kMemory, 4096), kMemory, 4096, 1); });
+      error_of([&] { (void)stage_plan(whole, TOWLINE_READ, region(7, kMemory, 4096), kMemory, 4096, 1, 1); });
   EXPECT_EQ(status, Status::kPermissionDenied) << text;
 }
 

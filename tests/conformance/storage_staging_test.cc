@@ -76,12 +76,12 @@ class StagingTest : public ::testing::TestWithParam<Way> {
 
   [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
     options.direct = GetParam().store.direct;
-    return register_storage(*agent_, place_.uri(name), options);
+    return register_storage(*agent_, folder_.uri(name), options);
   }
   void make_file(const std::string& name, uint64_t bytes, uint64_t seed) {
     std::vector<std::byte> contents(bytes);
     stamp_bytes(contents.data(), bytes, seed);
-    place_.put(name, contents);
+    folder_.put(name, contents);
   }
   [[nodiscard]] BlockList in_file(const Region& file, uint64_t offset, uint64_t bytes) {
     return agent_->block_list(storage_blocks(file, offset, bytes));
@@ -104,7 +104,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
     return std::string(notice.text());
   }
 
-  FolderPlace place_;
+  FolderPlace folder_;
   std::unique_ptr<Buffer> memory_;
   std::unique_ptr<Agent> owner_;
   std::unique_ptr<Agent> agent_;
@@ -121,7 +121,7 @@ TEST_P(StagingTest, WholeMemoryOfAPeerGoesToAFileAndComesBack) {
   const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
   ASSERT_EQ(run(save), Status::kOk);
   EXPECT_EQ(save.result().bytes, kBytes);
-  const std::vector<std::byte> contents = place_.get("whole");
+  const std::vector<std::byte> contents = folder_.get("whole");
   ASSERT_EQ(contents.size(), kBytes);
   EXPECT_EQ(first_difference(contents.data(), kBytes, 1), kBytes);
   std::memset(memory_->data(), 0, kBytes);
@@ -144,7 +144,7 @@ TEST_P(StagingTest, PickedPagesGoWhereTheyBelong) {
     ASSERT_EQ(first_difference(memory_->data() + to[i] * kPage, kPage, 3, from[i] * kPage), kPage) << i;
   stamp_bytes(memory_->data(), kBytes, 4);
   ASSERT_EQ(run(agent_->transfer(Op::read, ours, to, theirs, from)), Status::kOk);
-  const std::vector<std::byte> contents = place_.get("pages");
+  const std::vector<std::byte> contents = folder_.get("pages");
   for (size_t i = 0; i < from.size(); ++i)
     ASSERT_EQ(first_difference(contents.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
 }
@@ -172,7 +172,7 @@ TEST_P(StagingTest, BlocksOfUnequalSizesAndOddLengthsPairUp) {
   }
   ASSERT_EQ(run(agent_->transfer(Op::read, agent_->block_list(odd_file), peer_->block_list(odd_memory))),
             Status::kOk);
-  const std::vector<std::byte> contents = place_.get("unequal");
+  const std::vector<std::byte> contents = folder_.get("unequal");
   EXPECT_EQ(first_difference(contents.data(), 77, 5), 77u);
   EXPECT_EQ(first_difference(contents.data() + 77, in_file_at - 77, 6, 77), in_file_at - 77);
   EXPECT_EQ(first_difference(contents.data() + in_file_at, 1000, 5, in_file_at), 1000u);
@@ -200,7 +200,7 @@ TEST_P(StagingTest, FileToFileGoesThroughStagingToo) {
   const Transfer move =
       agent_->transfer(Op::write, in_file(source, 0, kBytes - 1), in_file(copy, 1, kBytes - 1));
   ASSERT_EQ(run(move), Status::kOk);
-  EXPECT_EQ(first_difference(place_.get("copy").data() + 1, kBytes - 1, 8), kBytes - 1);
+  EXPECT_EQ(first_difference(folder_.get("copy").data() + 1, kBytes - 1, 8), kBytes - 1);
 }
 
 TEST_P(StagingTest, NoticesFollowTheBytesOnTheFarSide) {
@@ -220,7 +220,7 @@ TEST_P(StagingTest, NoticesFollowTheBytesOnTheFarSide) {
       agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes), {.notice = "saved"});
   ASSERT_FALSE(is_error(save.post()));
   ASSERT_EQ(next_notice(*owner_), "saved");
-  EXPECT_EQ(first_difference(place_.get("noticed").data(), kBytes, 10), kBytes);
+  EXPECT_EQ(first_difference(folder_.get("noticed").data(), kBytes, 10), kBytes);
 }
 
 TEST_P(StagingTest, MoreTransfersThanThePoolHasRoomForTakeTurns) {
@@ -391,6 +391,53 @@ TEST_P(StagingTest, ACallerDrivenAgentStagesToo) {
   while (load.poll() == Status::kInProgress) {
   }
   EXPECT_EQ(load.poll(), Status::kOk);
+}
+
+// Objects are written in parts of one size, which the chunks must be then.
+TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
+  if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
+  constexpr uint64_t kBytes = (16 << 20) + 12345;
+  BucketPlace bucket;
+  const Agent owner("owner", {.listen = "127.0.0.1:0", .default_timeout = 60s});
+  const Agent agent(
+      "stager", {.listen = "127.0.0.1:0",
+                 .backends = "tcp,object",
+                 .config = bucket.config() + "part = \"5MiB\"\nmultipart = \"6MiB\"\n"
+                                             "[staging]\nchunk = \"5MiB\"\ndepth = 2\nbytes = \"10MiB\"\n",
+                 .default_timeout = 60s});
+  const Memory memory(kBytes);
+  const Region region = owner.register_memory(dram(memory));
+  const Peer peer = agent.add_peer(owner.metadata());
+  const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes));
+  const auto run = [](const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  };
+  stamp_bytes(memory.data(), kBytes, 31);
+  {
+    const Region object =
+        register_storage(agent, bucket.uri("saved"), {.create = true, .replace = true, .bytes = kBytes});
+    const Transfer save =
+        agent.transfer(Op::read, agent.block_list(storage_blocks(object, 0, kBytes)), theirs);
+    EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
+    ASSERT_EQ(run(save), Status::kOk);
+    commit_storage(object);
+  }
+  try {
+    const Region whole = register_storage(agent, bucket.uri("whole"), {.create = true, .bytes = kBytes});
+    (void)agent.transfer(Op::read, agent.block_list(storage_blocks(whole, 0, kBytes)), theirs);
+    ADD_FAILURE() << "chunks of what can only be written whole";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kUnsupported) << error.what();
+  }
+  const std::vector<std::byte> saved = bucket.get("saved");
+  ASSERT_EQ(saved.size(), kBytes);
+  EXPECT_EQ(first_difference(saved.data(), kBytes, 31), kBytes);
+  std::memset(memory.data(), 0, kBytes);
+  const Region object = register_storage(agent, bucket.uri("saved"));
+  ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(storage_blocks(object, 0, kBytes)), theirs)),
+            Status::kOk);
+  EXPECT_EQ(first_difference(memory.data(), kBytes, 31), kBytes);
 }
 
 TEST(StagingSettings, ThatMakeNoSenseAreNamed) {
