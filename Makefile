@@ -41,7 +41,7 @@ test-python: python ## the Python packages' tests
 	  if [ -d $$tests ]; then $(VENV)/python -m pytest -q $$tests || $(VENV)/python -m pytest -q --last-failed $$tests || exit 1; fi; done
 
 python: deps ## build the Python packages into build/venv
-	@for package in bindings/python compat/nixl/python; do \
+	@for package in bindings/python compat/nixl/python compat/torchcomms; do \
 	  if [ -f $$package/pyproject.toml ]; then \
 	    $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ./$$package || exit 1; fi; done
 
