@@ -9,28 +9,32 @@
 #include "collectives/reduce.h"
 #include "collectives/types.h"
 
-struct towline_collective_backend {
-  int rank;
-  int size;
-  towline::collectives::Call call;
-};
-
 namespace towline::collectives {
 namespace {
+
+// What the table's opaque handle stands for here. No struct of the handle's own name: another backend in this
+// library defines that.
+struct Fake {
+  int rank;
+  int size;
+  Call call;
+};
+Fake* fake_of(towline_collective_backend* handle) { return reinterpret_cast<Fake*>(handle); }
 
 void copy(void* to, const void* from, uint64_t bytes) {
   if (bytes != 0 && to != nullptr && from != nullptr && to != from) std::memmove(to, from, bytes);
 }
 
 int32_t open(const towline_collective_open_args* args, towline_collective_backend** backend) {
-  *backend = new towline_collective_backend{args->rank, args->size, {}};
+  *backend = reinterpret_cast<towline_collective_backend*>(new Fake{args->rank, args->size, {}});
   return TOWLINE_OK;
 }
 
-void close(towline_collective_backend* backend) { delete backend; }
+void close(towline_collective_backend* backend) { delete fake_of(backend); }
 
-int32_t perform(towline_collective_backend* backend, const towline_collective_t* given, uint64_t number,
+int32_t perform(towline_collective_backend* handle, const towline_collective_t* given, uint64_t number,
                 uint64_t deadline_ns) {
+  Fake* const backend = fake_of(handle);
   Call& call = backend->call;
   take_apart(*given, backend->rank, backend->size, number, Deadline::at(deadline_ns), call);
   const auto me = static_cast<size_t>(backend->rank);
