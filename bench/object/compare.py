@@ -87,7 +87,7 @@ class Mover:
         python = args.towline_python if name == OURS else args.peers / "bin/python"
         self.name = name
         self.process = subprocess.Popen(
-            [str(python), str(HERE / "mover.py"), name, server.url, str(args.span), str(folder),
+            [str(python), str(HERE / "mover.py"), name, server.url, str(max(args.span, *args.sizes)), str(folder),
              "--s5cmd", str(args.peers / "s5cmd")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=args.log, text=True,
         )  # fmt: skip

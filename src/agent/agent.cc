@@ -102,10 +102,12 @@ void Agent::open() {
   staging_ = std::make_unique<StagingPool>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   std::vector<std::string> plugins = options_.config.get_list("plugins");
-  for (const char* name : bundled_backends()) {
+  for (const BundledBackend& bundled : bundled_backends()) {
     const auto& wanted = options_.backends;
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
-    if (std::string file = bundled_plugin(options_.config, name); !file.empty()) plugins.push_back(file);
+    if (!bundled.automatic) continue;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), bundled.name) == wanted.end()) continue;
+    if (std::string file = bundled_plugin(options_.config, bundled.name); !file.empty())
+      plugins.push_back(file);
   }
   backends_ = std::make_unique<BackendHost>(*this, options_.backends, plugins,
                                             options_.config.get_string("faults"), host_services());

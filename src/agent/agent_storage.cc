@@ -3,6 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
+#include "agent/builtin_backends.h"
 #include "agent/opened_storage.h"
 #include "agent/transfer.h"
 #include "base/error.h"
@@ -11,7 +12,6 @@ namespace towline {
 
 namespace {
 
-constexpr std::string_view kObjectScheme = "s3";
 constexpr uint32_t kKnownFlags = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE | TOWLINE_STORAGE_DIRECT |
                                  TOWLINE_STORAGE_REPLACE | TOWLINE_STORAGE_CONDITIONAL;
 
@@ -107,9 +107,12 @@ Backend& Agent::storage_backend(const char* uri) {
     if (has_word(backend->storage->schemes, scheme)) return *backend;
     known += fmt::format("\n  {}: serves {}", backend->name, backend->storage->schemes);
   }
-  fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}{}", scheme,
-       known.empty() ? "; none of its backends is for storage" : known,
-       scheme == kObjectScheme ? "\n  the setting plugins = \"object\" loads the one for s3:" : "");
+  if (known.empty()) known = "; none of its backends is for storage";
+  for (const BundledBackend& bundled : bundled_backends()) {
+    if (scheme == bundled.scheme)
+      known += fmt::format("\n  the setting plugins = \"{}\" loads the one for {}:", bundled.name, scheme);
+  }
+  fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}", scheme, known);
 }
 
 std::shared_ptr<Region> Agent::add_storage(const char* uri, const towline_storage_options_t& options) {

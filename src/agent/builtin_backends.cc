@@ -18,8 +18,11 @@ std::span<const towline_plugin_v1_fn> builtin_backends() noexcept {
   return kBuiltin;
 }
 
-std::span<const char* const> bundled_backends() noexcept {
-  static constexpr const char* kBundled[] = {"cuda"};
+std::span<const BundledBackend> bundled_backends() noexcept {
+  static constexpr BundledBackend kBundled[] = {
+      {"cuda", "", true},
+      {"object", "s3", false},
+  };
   return kBundled;
 }
 

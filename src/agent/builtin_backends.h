@@ -10,8 +10,13 @@ namespace towline {
 
 std::span<const towline_plugin_v1_fn> builtin_backends() noexcept;
 
-// Those that come with Towline as plugins, and are loaded where their file is there.
-std::span<const char* const> bundled_backends() noexcept;
+// Those that come with Towline as plugins.
+struct BundledBackend {
+  const char* name;
+  const char* scheme;  // of the storage it serves; "": none
+  bool automatic;      // loaded where its file is there; else when the setting `plugins` names it
+};
+std::span<const BundledBackend> bundled_backends() noexcept;
 
 // The same plugin behind the fault interceptor, set up by `faults` (framing/fault_options.h). Throws Error
 // naming what is wrong with the text. The answer lives as long as the process.

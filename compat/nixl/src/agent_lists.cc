@@ -237,7 +237,8 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH* dlist_hndl) const {
 namespace {
 
 // On one host a copy is bound by one core, and a request of so many bytes takes longer than waking the other
-// engine: at 1 MiB two engines were slower than one. Over a network both engines would share the same link, and a core of each side.
+// engine: at 1 MiB two engines were slower than one. Over a network both engines would share the same link,
+// and a core of each side.
 constexpr uint64_t kSplitBytes = 2 << 20;
 constexpr uint32_t kSplitEngines = 2;
 
