@@ -198,9 +198,10 @@ void Http::start(Exchange& exchange, HttpRequest request, Receiver& receiver, vo
 }
 
 void Http::stop(Exchange& exchange) noexcept {
+  // Also one that has ended in this round: who stopped it may be gone when its turn to be told came.
+  std::erase(ended_, exchange.owner_);
   if (exchange.handle_ == nullptr) return;
   curl_multi_remove_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
-  std::erase(ended_, exchange.owner_);
   if (idle_handles_.size() < kMostIdleHandles) {
     curl_easy_reset(curl_of(exchange.handle_));
     idle_handles_.push_back(exchange.handle_);

@@ -262,6 +262,26 @@ TEST_F(ObjectFaults, AnObjectReplacedWhileItIsReadIsStale) {
 
 // ---- multipart uploads
 
+TEST_F(ObjectFaults, PartsMayFailTogether) {
+  // The answers come at once: one part has failed for good, the others would be tried again.
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 2\nthreads = 1\n");
+  for (int round = 0; round < 10; ++round) {
+    const Region object =
+        open("together" + std::to_string(round), {.create = true, .truncate = true, .bytes = 15 * kMib});
+    // Shared: a request may still be judged when the round is over.
+    const auto parts = std::make_shared<std::atomic<int>>(0);
+    proxy.judge([parts, until = std::chrono::steady_clock::now() + 30s](const Request& request) -> Fault {
+      if (!request.has("partNumber=")) return {};
+      const bool first = ++*parts == 1;
+      while (!first && *parts < 4 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      return {.answer = Proxy::s3_error(503, "SlowDown")};
+    });
+    EXPECT_TRUE(is_error(move(Op::write, 0, object, 0, 15 * kMib)));
+    proxy.judge({});
+  }
+}
+
 TEST_F(ObjectFaults, AFailedUploadIsAborted) {
   const S3Server own({"bucket"});
   Proxy proxy(own.port());
