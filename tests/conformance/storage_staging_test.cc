@@ -369,6 +369,7 @@ TEST_P(StagingTest, DeregisteringEitherSideMakesItStale) {
   file->deregister(60s);
   const Status outcome = load.wait(60s);
   EXPECT_TRUE(outcome == Status::kOk || outcome == Status::kStale) << static_cast<int>(outcome);
+  ASSERT_EQ(load.wait_fenced(Fence::kLocal, 60s), Status::kOk);  // the other leg may still be under way
   EXPECT_EQ(load.post(), Status::kStale);
   file = std::make_unique<Region>(open("gone", {.access = Access::kAll}));
   const Transfer again = agent_->transfer(Op::write, in_file(*file, 0, kBytes), in_peer(0, kBytes));
