@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "support/s3_server.h"
+#include "support/stamps.h"
 #include "support/temporary_folder.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
@@ -26,6 +27,8 @@
 namespace towline::conformance {
 
 using namespace std::chrono_literals;
+using support::first_difference;
+using support::stamp_bytes;
 
 struct Store {
   const char* name;    // in the test's name
@@ -56,22 +59,6 @@ inline const Store kStores[] = {
     {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true},
 };
 
-// What only this (seed, offset) gives, so that a misplaced or stale byte shows.
-inline std::byte byte_at(uint64_t seed, uint64_t offset) {
-  const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ ((offset / 8) * 0xbf58476d1ce4e5b9ULL);
-  return static_cast<std::byte>(word >> (offset % 8 * 8));
-}
-inline void stamp_bytes(std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
-  for (uint64_t i = 0; i < bytes; ++i) data[i] = byte_at(seed, offset + i);
-}
-// The first offset that is not as stamped, or `bytes`.
-inline uint64_t first_difference(const std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
-  for (uint64_t i = 0; i < bytes; ++i) {
-    if (data[i] != byte_at(seed, offset + i)) return i;
-  }
-  return bytes;
-}
-
 inline void write_file(const std::string& path, const std::vector<std::byte>& bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
   ASSERT_GE(fd, 0) << path << ": " << std::strerror(errno);
@@ -88,6 +75,7 @@ inline std::vector<std::byte> read_file(const std::string& path) {
   ::close(fd);
   return bytes;
 }
+
 // Where a store's things are, reached past the agent under test.
 class Place {
  public:

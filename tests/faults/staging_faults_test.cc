@@ -2,7 +2,6 @@
 // one outcome, the blocks that are missing named, what is not named there for certain, the staging memory
 // free for the next.
 #include <gtest/gtest.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "storage_support.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 #include "victim.h"
@@ -23,30 +23,6 @@ using namespace std::chrono_literals;
 
 constexpr uint64_t kBlock = 1 << 18;
 constexpr uint64_t kBlocks = kVictimBytes / kBlock;
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (std::filesystem::current_path() / "staging-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
-    path_ = pattern;
-  }
-  ~Folder() {
-    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
-    std::filesystem::remove_all(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  bool mount_small(const char* options) {
-    mounted_ = ::mount("none", path_.c_str(), "tmpfs", 0, options) == 0;
-    return mounted_;
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-  bool mounted_ = false;
-};
 
 // Every word tells where it belongs.
 void stamp(Memory& memory) {

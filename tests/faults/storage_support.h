@@ -6,15 +6,14 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/temporary_folder.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 
@@ -22,32 +21,22 @@ namespace towline::faults {
 
 using namespace std::chrono_literals;
 
-class Folder {
+// A folder that may become a small file system of its own.
+class Folder : public support::TemporaryFolder {
  public:
-  Folder() {
-    std::string pattern = (std::filesystem::current_path() / "faults-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(std::strerror(errno));
-    path_ = pattern;
-  }
   ~Folder() {
-    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
-    std::filesystem::remove_all(path_);
+    if (mounted_) (void)::umount2(path().c_str(), MNT_DETACH);
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
   // False: not allowed here.
   bool mount_small(const char* options) {
-    mounted_ = ::mount("none", path_.c_str(), "tmpfs", 0, options) == 0;
+    mounted_ = ::mount("none", path().c_str(), "tmpfs", 0, options) == 0;
     return mounted_;
   }
   [[nodiscard]] bool make_read_only() const {
-    return ::mount("none", path_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") == 0;
+    return ::mount("none", path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") == 0;
   }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  std::string path_;
   bool mounted_ = false;
 };
 

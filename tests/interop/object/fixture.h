@@ -12,23 +12,20 @@
 #include "proxy.h"
 #include "support/loopback.h"
 #include "support/s3_server.h"
+#include "support/stamps.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 
 namespace towline::interop {
 
 using namespace std::chrono_literals;
+using support::first_difference;
 using support::free_port;
 using support::S3Server;
+using support::stamp_bytes;
 using support::TemporaryFolder;
 inline constexpr const char* kAccessKey = S3Server::kAccessKey;
 inline constexpr const char* kSecretKey = S3Server::kSecretKey;
-
-// What only this (seed, offset) gives, so that a misplaced or stale byte shows.
-inline std::byte byte_at(uint64_t seed, uint64_t offset) {
-  const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ ((offset / 8) * 0xbf58476d1ce4e5b9ULL);
-  return static_cast<std::byte>(word >> (offset % 8 * 8));
-}
 
 class ObjectTest : public ::testing::Test {
  protected:
@@ -88,23 +85,13 @@ class ObjectTest : public ::testing::Test {
   void make_object(const std::string& key, uint64_t bytes, uint64_t seed) {
     const Agent agent("maker", options_for(config_for(server_->url())));
     std::vector<std::byte> contents(bytes);
-    stamp(contents.data(), bytes, seed);
+    stamp_bytes(contents.data(), bytes, seed);
     const Region region = agent.register_memory(dram(contents.data(), bytes));
     const Region object =
         register_storage(agent, "s3://bucket/" + key, {.create = true, .truncate = true, .bytes = bytes});
     ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(contents.data(), bytes)),
                                  agent.block_list(storage_blocks(object, 0, bytes)))),
               Status::kOk);
-  }
-  static void stamp(std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
-    for (uint64_t i = 0; i < bytes; ++i) data[i] = byte_at(seed, offset + i);
-  }
-  // The first offset that is not as stamped, or `bytes`.
-  static uint64_t difference(const std::byte* data, uint64_t bytes, uint64_t seed, uint64_t offset = 0) {
-    for (uint64_t i = 0; i < bytes; ++i) {
-      if (data[i] != byte_at(seed, offset + i)) return i;
-    }
-    return bytes;
   }
   // What registering says.
   static std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,

@@ -114,11 +114,11 @@ TEST_F(ObjectFaults, ErrorsThatPassAreTriedAgain) {
     }
   });
   const Region object = open("again", {.create = true, .bytes = 12 * kMib});
-  stamp(memory_.data(), 12 * kMib, 2);
+  stamp_bytes(memory_.data(), 12 * kMib, 2);
   ASSERT_EQ(move(Op::write, 0, object, 0, 12 * kMib), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
   ASSERT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 12 * kMib, 2), 12 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 12 * kMib, 2), 12 * kMib);
   const Region small = open("small-again", {.create = true, .bytes = 1000});
   for (int i = 0; i < 10; ++i) ASSERT_EQ(move(Op::write, 0, small, 0, 1000), Status::kOk) << i;
 }
@@ -135,7 +135,7 @@ TEST_F(ObjectFaults, AnAnswerThatBreaksOffGoesOnWhereItWas) {
     return {.cut_answer_at = kMib};
   });
   ASSERT_EQ(move(Op::read, 0, object, 0, 4 * kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 4 * kMib, 3), 4 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 4 * kMib, 3), 4 * kMib);
   std::set<std::string> ranges;
   for (const Request& request : proxy.seen()) {
     if (request.method == "GET") ranges.insert(request.headers.at("range"));
@@ -152,7 +152,7 @@ TEST_F(ObjectFaults, WhatStallsIsBegunAnew) {
   proxy.judge(
       [&](const Request& request) -> Fault { return {.hold = request.method == "GET" && held++ == 0}; });
   ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), kMib, 4), kMib);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 4), kMib);
 }
 
 TEST_F(ObjectFaults, ADeadlineEndsWhatTakesTooLong) {
@@ -186,7 +186,7 @@ TEST_F(ObjectFaults, AServerThatFailsForGoodIsAnErrorOfThatTransferOnly) {
   EXPECT_EQ(run(good), Status::kOk);
   EXPECT_EQ(bad.wait(60s), Status::kIo);
   EXPECT_EQ(worse.wait(60s), Status::kIo);
-  EXPECT_EQ(difference(memory_.data(), 4 * kMib, 6), 4 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 4 * kMib, 6), 4 * kMib);
   ASSERT_EQ(bad.wait_fenced(Fence::kLocal, 60s), Status::kOk);
   ASSERT_EQ(bad.result().failures().size(), 1u);
   EXPECT_EQ(bad.result().failures()[0].vendor_code, 500);
@@ -218,7 +218,7 @@ TEST_F(ObjectFaults, WrongBytesAreNoticedByTheirChecksum) {
   for (const uint64_t bytes : {kMib, 12 * kMib}) {
     SCOPED_TRACE(bytes);
     const Region object = open("summed", {.create = true, .truncate = true, .bytes = bytes});
-    stamp(memory_.data(), bytes, 9);
+    stamp_bytes(memory_.data(), bytes, 9);
     // On the way there: the server notices; once is mended, always is an error.
     std::atomic<int> flips{0};
     proxy.judge([&](const Request& request) -> Fault {
@@ -319,7 +319,7 @@ TEST_F(ObjectFaults, AServerGoneInTheMiddleOfAnUploadIsAnErrorAndItsRestReapedWh
     EXPECT_TRUE(eventually([&] { return unfinished_uploads(own) == 0; }));
   }
   proxy.judge({});
-  stamp(memory_.data(), 12 * kMib, 12);
+  stamp_bytes(memory_.data(), 12 * kMib, 12);
   EXPECT_EQ(run(write), Status::kOk);
 }
 
@@ -354,14 +354,14 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
                       (request.method == "POST" && request.has("uploadId"));
     return {.drop_answer = last};
   });
-  stamp(memory_.data(), 12 * kMib, 13);
+  stamp_bytes(memory_.data(), 12 * kMib, 13);
   EXPECT_EQ(move(Op::write, 0, small, 0, kMib), Status::kOk);
   EXPECT_EQ(move(Op::write, 0, large, 0, 12 * kMib), Status::kOk);
   // It was not, and nobody knows.
   proxy.judge([](const Request& request) -> Fault {
     return {.answer = request.method == "PUT" ? "HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n" : ""};
   });
-  stamp(memory_.data(), kMib, 14);
+  stamp_bytes(memory_.data(), kMib, 14);
   const Transfer lost = transfer(Op::write, 0, small, 0, kMib);
   EXPECT_EQ(run(lost), Status::kIo);
   EXPECT_EQ(lost.wait_fenced(Fence::kLocal, 60s), Status::kOk);
@@ -378,7 +378,7 @@ TEST_F(ObjectFaults, ACancelledWriteThatTheServerHasGotIsFencedByItsAnswer) {
     held = true;
     return {.hold = true};
   });
-  stamp(memory_.data(), kMib, 18);
+  stamp_bytes(memory_.data(), kMib, 18);
   const Transfer write = transfer(Op::write, 0, object, 0, kMib);
   ASSERT_EQ(write.post(), Status::kInProgress);
   ASSERT_TRUE(eventually([&] { return held.load(); }));
@@ -432,7 +432,7 @@ TEST_F(ObjectFaults, AnotherRegionIsFollowed) {
   connect(proxy.url(), "region = \"eu-central-7\"\n");
   const Region object = open("elsewhere");
   EXPECT_EQ(move(Op::read, 0, object, 0, 1000), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 1000, 16), 1000u);
+  EXPECT_EQ(first_difference(memory_.data(), 1000, 16), 1000u);
   // One that sends us round in circles is not followed for ever, nor a stranger at all.
   proxy.judge([](const Request&) -> Fault {
     return {.answer = Proxy::http(307, "", "Location: http://stranger.example/bucket/key\r\n")};
@@ -461,7 +461,7 @@ TEST_F(ObjectFaults, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
     return {};
   });
   ASSERT_EQ(move(Op::read, 0, object, 0, 32 * kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 32 * kMib, 17), 32 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 32 * kMib, 17), 32 * kMib);
   EXPECT_LE(most, 2);
 }
 

@@ -18,25 +18,25 @@ constexpr uint64_t kMib = 1 << 20;
 
 TEST_F(Objects, AWholeObjectIsWrittenAndRead) {
   const Region object = open("whole", {.create = true, .bytes = kMib});
-  stamp(memory_.data(), kMib, 1);
+  stamp_bytes(memory_.data(), kMib, 1);
   ASSERT_EQ(move(Op::write, 0, object, 0, kMib), Status::kOk);
   if (server_->has_files()) {
     EXPECT_EQ(std::filesystem::file_size(server_->file("bucket", "whole")), kMib);
   }
   std::memset(memory_.data(), 0, kMib);
   ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), kMib, 1), kMib);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 1), kMib);
 }
 
 TEST_F(Objects, LargeOnesGoInPartsAndComeInRanges) {
   Proxy proxy(server_->port());
   connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"8MiB\"\n");
   const Region object = open("large", {.create = true, .bytes = 23 * kMib});
-  stamp(memory_.data(), 23 * kMib, 2);
+  stamp_bytes(memory_.data(), 23 * kMib, 2);
   ASSERT_EQ(move(Op::write, 0, object, 0, 23 * kMib), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
   ASSERT_EQ(move(Op::read, 0, object, 0, 23 * kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 23 * kMib, 2), 23 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 23 * kMib, 2), 23 * kMib);
   size_t parts = 0;
   size_t ranges = 0;
   for (const Request& request : proxy.seen()) {
@@ -56,7 +56,7 @@ TEST_F(Objects, AnyRangeIsRead) {
     const uint64_t at = random() % (3 * kMib - bytes);
     std::fill(memory_.begin(), memory_.begin() + 2 * kMib, std::byte{0x55});
     ASSERT_EQ(move(Op::read, 100, object, at, bytes), Status::kOk);
-    ASSERT_EQ(difference(memory_.data() + 100, bytes, 3, at), bytes) << bytes << " at " << at;
+    ASSERT_EQ(first_difference(memory_.data() + 100, bytes, 3, at), bytes) << bytes << " at " << at;
     ASSERT_EQ(memory_[99], std::byte{0x55});
     ASSERT_EQ(memory_[100 + bytes], std::byte{0x55});
   }
@@ -75,14 +75,14 @@ TEST_F(Objects, PickedPagesGoWhereTheyBelong) {
   std::vector<uint32_t> to(from.rbegin(), from.rend());
   ASSERT_EQ(run(agent_->transfer(Op::read, mine, to, theirs, from)), Status::kOk);
   for (uint32_t i = 0; i < kPages; ++i)
-    ASSERT_EQ(difference(memory_.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
+    ASSERT_EQ(first_difference(memory_.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
   // All pages of it, in any order, are the whole object.
-  stamp(memory_.data(), kPage * kPages, 5);
+  stamp_bytes(memory_.data(), kPage * kPages, 5);
   ASSERT_EQ(run(agent_->transfer(Op::write, mine, from, theirs, to)), Status::kOk);
   std::memset(memory_.data(), 0, kPage * kPages);
   ASSERT_EQ(move(Op::read, 0, object, 0, kPage * kPages), Status::kOk);
   for (uint32_t i = 0; i < kPages; ++i)
-    ASSERT_EQ(difference(memory_.data() + to[i] * kPage, kPage, 5, from[i] * kPage), kPage) << i;
+    ASSERT_EQ(first_difference(memory_.data() + to[i] * kPage, kPage, 5, from[i] * kPage), kPage) << i;
 }
 
 TEST_F(Objects, SeveralObjectsInOneTransfer) {
@@ -95,11 +95,11 @@ TEST_F(Objects, SeveralObjectsInOneTransfer) {
   }
   const BlockList mine = agent_->block_list(blocks_of(memory_.data(), 5 * kEach, kEach));
   const BlockList list = agent_->block_list(theirs);
-  stamp(memory_.data(), 5 * kEach, 6);
+  stamp_bytes(memory_.data(), 5 * kEach, 6);
   ASSERT_EQ(run(agent_->transfer(Op::write, mine, list)), Status::kOk);
   std::memset(memory_.data(), 0, 5 * kEach);
   ASSERT_EQ(run(agent_->transfer(Op::read, mine, list)), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 5 * kEach, 6), 5 * kEach);
+  EXPECT_EQ(first_difference(memory_.data(), 5 * kEach, 6), 5 * kEach);
 }
 
 TEST_F(Objects, KeysWithOddBytesWork) {
@@ -107,11 +107,11 @@ TEST_F(Objects, KeysWithOddBytesWork) {
        {"a b+c", "dir//twice", "100%25", "?query=1&x#y", "grüße/日本", "~tilde'(quote)*!", "..dots.."}) {
     SCOPED_TRACE(key);
     const Region object = open("odd/" + key, {.create = true, .bytes = 1000});
-    stamp(memory_.data(), 1000, 7);
+    stamp_bytes(memory_.data(), 1000, 7);
     ASSERT_EQ(move(Op::write, 0, object, 0, 1000), Status::kOk);
     std::memset(memory_.data(), 0, 1000);
     ASSERT_EQ(move(Op::read, 0, object, 0, 1000), Status::kOk);
-    EXPECT_EQ(difference(memory_.data(), 1000, 7), 1000u);
+    EXPECT_EQ(first_difference(memory_.data(), 1000, 7), 1000u);
     EXPECT_EQ(query_storage(*agent_, "s3://bucket/odd/" + key).bytes, 1000u);
   }
 }
@@ -124,12 +124,12 @@ TEST_F(Objects, WorkSplitOverWorkersArrivesWhole) {
   const Region object = register_storage(agent, "s3://bucket/split", {.create = true, .bytes = 20 * kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), 20 * kMib));
   const BlockList theirs = agent.block_list(storage_blocks(object, 0, 20 * kMib));
-  stamp(memory_.data(), 20 * kMib, 8);
+  stamp_bytes(memory_.data(), 20 * kMib, 8);
   for (int i = 0; i < 2; ++i)
     ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.threads = 3})), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
   ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.threads = 3})), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 20 * kMib, 8), 20 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 20 * kMib, 8), 20 * kMib);
 }
 
 TEST_F(Objects, ACallerDrivenAgentStoresToo) {
@@ -140,16 +140,16 @@ TEST_F(Objects, ACallerDrivenAgentStoresToo) {
   const Region object = register_storage(agent, "s3://bucket/driven", {.create = true, .bytes = kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), kMib));
   const BlockList theirs = agent.block_list(storage_blocks(object, 0, kMib));
-  stamp(memory_.data(), kMib, 9);
+  stamp_bytes(memory_.data(), kMib, 9);
   ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs)), Status::kOk);
   std::memset(memory_.data(), 0, kMib);
   ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), kMib, 9), kMib);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 9), kMib);
 }
 
 TEST_F(Objects, NoticesFollowTheBytes) {
   const Region object = open("noticed", {.create = true, .bytes = kMib});
-  stamp(memory_.data(), kMib, 10);
+  stamp_bytes(memory_.data(), kMib, 10);
   ASSERT_EQ(run(transfer(Op::write, 0, object, 0, kMib, {.notice = "stored"})), Status::kOk);
   Notice notice;
   const auto deadline = std::chrono::steady_clock::now() + 20s;
@@ -176,7 +176,7 @@ TEST_F(Objects, ManyThreadsMoveAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const Status outcome : outcomes) EXPECT_EQ(outcome, Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 8 * kEach, 11), 8 * kEach);
+  EXPECT_EQ(first_difference(memory_.data(), 8 * kEach, 11), 8 * kEach);
 }
 
 TEST_F(Objects, RouteAndInfoTellOfIt) {
@@ -196,24 +196,24 @@ TEST_F(Objects, AStretchIsWrittenByCopyingTheRest) {
   constexpr uint64_t kOld = 24 * kMib;
   make_object("patched", kOld, 13);
   const Region object = open("patched", {.access = Access::kAll});
-  stamp(memory_.data(), 6 * kMib, 14);
+  stamp_bytes(memory_.data(), 6 * kMib, 14);
   ASSERT_EQ(move(Op::write, 0, object, 9 * kMib, 6 * kMib), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
   ASSERT_EQ(move(Op::read, 0, object, 0, kOld), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 9 * kMib, 13), 9 * kMib);
-  EXPECT_EQ(difference(memory_.data() + 9 * kMib, 6 * kMib, 14), 6 * kMib);
-  EXPECT_EQ(difference(memory_.data() + 15 * kMib, 9 * kMib, 13, 15 * kMib), 9 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 9 * kMib, 13), 9 * kMib);
+  EXPECT_EQ(first_difference(memory_.data() + 9 * kMib, 6 * kMib, 14), 6 * kMib);
+  EXPECT_EQ(first_difference(memory_.data() + 15 * kMib, 9 * kMib, 13, 15 * kMib), 9 * kMib);
 }
 
 TEST_F(Objects, AppendingCopiesWhatIsThere) {
   make_object("appended", 6 * kMib, 15);
   const Region object = open("appended", {.access = Access::kAll, .bytes = 8 * kMib});
-  stamp(memory_.data(), 1000, 16);
+  stamp_bytes(memory_.data(), 1000, 16);
   ASSERT_EQ(move(Op::write, 0, object, 6 * kMib, 1000), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
   ASSERT_EQ(move(Op::read, 0, object, 0, 6 * kMib + 1000), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 6 * kMib, 15), 6 * kMib);
-  EXPECT_EQ(difference(memory_.data() + 6 * kMib, 1000, 16), 1000u);
+  EXPECT_EQ(first_difference(memory_.data(), 6 * kMib, 15), 6 * kMib);
+  EXPECT_EQ(first_difference(memory_.data() + 6 * kMib, 1000, 16), 1000u);
 }
 
 TEST_F(Objects, AStretchThatS3CanNotWriteIsRefusedWithTheReason) {
@@ -232,13 +232,13 @@ TEST_F(Objects, AStretchThatS3CanNotWriteIsRefusedWithTheReason) {
   refused(agent_->transfer(Op::write, agent_->block_list(blocks_of(memory_.data(), 200, 100)), apart),
           "one stretch");
   ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), kMib, 17), kMib);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 17), kMib);
 }
 
 TEST_F(Objects, TruncatingStartsAnew) {
   make_object("truncated", 2 * kMib, 18);
   const Region object = open("truncated", {.truncate = true, .bytes = 2 * kMib});
-  stamp(memory_.data(), 1000, 19);
+  stamp_bytes(memory_.data(), 1000, 19);
   ASSERT_EQ(move(Op::write, 0, object, 0, 1000), Status::kOk);
   EXPECT_EQ(query_storage(*agent_, "s3://bucket/truncated").bytes, 1000u);
 }
@@ -261,7 +261,7 @@ TEST_F(Objects, AShortReadIsAnErrorThatNamesItsBlocks) {
   const Transfer read = agent_->transfer(Op::read, mine, theirs);
   EXPECT_EQ(run(read), Status::kShort);
   EXPECT_EQ(only_failure(read).first, 10u);
-  EXPECT_EQ(difference(memory_.data(), kPage * 10, 20), kPage * 10);
+  EXPECT_EQ(first_difference(memory_.data(), kPage * 10, 20), kPage * 10);
   EXPECT_EQ(move(Op::read, 0, object, kPage * 20, 10), Status::kShort);
   EXPECT_EQ(move(Op::read, 0, object, kPage * 10 + 90, 10), Status::kOk);
   EXPECT_EQ(move(Op::read, 0, object, kPage * 10 + 90, 11), Status::kShort);
@@ -276,7 +276,7 @@ TEST_F(Objects, WhoKnowsTheSizeNeedsNoLook) {
   const Region anew = open("anew", {.create = true, .truncate = true, .bytes = kMib});
   EXPECT_TRUE(proxy.seen().empty());
   ASSERT_EQ(move(Op::read, 0, known, 0, kMib), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), kMib, 25), kMib);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 25), kMib);
   ASSERT_EQ(move(Op::write, 0, anew, 0, kMib), Status::kOk);
   EXPECT_EQ(query_storage(*agent_, "s3://bucket/anew").bytes, kMib);
   EXPECT_EQ(move(Op::read, 0, absent, 0, kMib), Status::kNotFound);
@@ -306,7 +306,7 @@ TEST_F(Objects, CancelHasOneOutcomeAndAFence) {
                             [](std::byte b) { return b == std::byte{0x5a}; }));
   }
   ASSERT_EQ(run(read), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 16 * kMib, 22), 16 * kMib);
+  EXPECT_EQ(first_difference(memory_.data(), 16 * kMib, 22), 16 * kMib);
 }
 
 TEST_F(Objects, AnAgentEndsWithTransfersInFlight) {
@@ -332,7 +332,7 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
   connect(server_->url(), "part = \"8MiB\"\n");
   {
     const Region object = open("replaced", {.replace = true, .bytes = kAll});
-    stamp(memory_.data(), kAll, 25);
+    stamp_bytes(memory_.data(), kAll, 25);
     // In any order, by several transfers, on the grid of parts.
     ASSERT_EQ(move(Op::write, 16 * kMib, object, 16 * kMib, 4 * kMib), Status::kOk);
     ASSERT_EQ(move(Op::write, 0, object, 0, 8 * kMib), Status::kOk);
@@ -353,7 +353,7 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
     EXPECT_THROW(commit_storage(object), Error);
     std::memset(memory_.data(), 0, kBytes);
     ASSERT_EQ(move(Op::read, 0, object, 0, kAll), Status::kOk);
-    EXPECT_EQ(difference(memory_.data(), kAll, 25), kAll);
+    EXPECT_EQ(first_difference(memory_.data(), kAll, 25), kAll);
   }
   {
     const Region dropped = open("replaced", {.replace = true, .bytes = kAll});
@@ -365,12 +365,12 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
 TEST_F(Objects, AConditionalWriteNoticesOthers) {
   const Region mine = open("conditional", {.create = true, .conditional = true, .bytes = 1000});
   const Region theirs = open("conditional", {.create = true, .conditional = true, .bytes = 1000});
-  stamp(memory_.data(), 1000, 26);
+  stamp_bytes(memory_.data(), 1000, 26);
   ASSERT_EQ(move(Op::write, 0, mine, 0, 1000), Status::kOk);
   EXPECT_EQ(move(Op::write, 0, theirs, 0, 1000), Status::kStale);  // it is there now
   ASSERT_EQ(move(Op::write, 0, mine, 0, 1000), Status::kOk);       // our own WRITE is no surprise
   const Region later = open("conditional", {.access = Access::kAll, .conditional = true});
-  stamp(memory_.data(), 1000, 27);
+  stamp_bytes(memory_.data(), 1000, 27);
   ASSERT_EQ(move(Op::write, 0, mine, 0, 1000), Status::kOk);
   EXPECT_EQ(move(Op::write, 0, later, 0, 1000), Status::kStale);  // another version
 }

@@ -39,11 +39,11 @@ TEST_F(ObjectTls, AServerOfATrustedAuthorityIsTalkedToAndNoOther) {
   const S3Server secure({"bucket"}, file("server.pem"), file("server.key"));
   connect(secure.url(), "ca_file = \"" + file("ca.pem") + "\"\nmultipart = \"6MiB\"\n");
   const Region object = open("secure", {.create = true, .bytes = 12 << 20});
-  stamp(memory_.data(), 12 << 20, 1);
+  stamp_bytes(memory_.data(), 12 << 20, 1);
   ASSERT_EQ(move(Op::write, 0, object, 0, 12 << 20), Status::kOk);
   std::memset(memory_.data(), 0, 12 << 20);
   ASSERT_EQ(move(Op::read, 0, object, 0, 12 << 20), Status::kOk);
-  EXPECT_EQ(difference(memory_.data(), 12 << 20, 1), uint64_t{12} << 20);
+  EXPECT_EQ(first_difference(memory_.data(), 12 << 20, 1), uint64_t{12} << 20);
 
   const Agent wary("wary",
                    options_for(config_for(secure.url(), "ca_file = \"" + file("stranger.pem") + "\"\n")));
