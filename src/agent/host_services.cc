@@ -84,6 +84,11 @@ int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint3
 }
 void unpin(void*, void* pin) { RegionTable::unpin(pin); }
 
+void served(void*, void* peer, uint32_t direction, uint64_t bytes) {
+  static_cast<Link*>(peer)->on_served(direction == TOWLINE_SERVED_READ ? Direction::kTx : Direction::kRx,
+                                      bytes);
+}
+
 }  // namespace
 
 towline_host_v1_t host_services() noexcept {
@@ -105,7 +110,8 @@ towline_host_v1_t host_services() noexcept {
           accepted,
           connection_event,
           pin,
-          unpin};
+          unpin,
+          served};
 }
 
 }  // namespace towline

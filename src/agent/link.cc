@@ -244,6 +244,10 @@ void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
   }
 }
 
+void Link::on_served(Direction direction, uint64_t bytes) noexcept {
+  (direction == Direction::kTx ? sent_ : received_)->add_served(worker_.index(), bytes);
+}
+
 void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
   last_heard_ns_ = worker_.pass_began_ns();
   if (peer_.health() == TOWLINE_HEALTH_SUSPECT) peer_.set_health(TOWLINE_HEALTH_ALIVE);

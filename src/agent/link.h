@@ -46,6 +46,8 @@ class Link {
 
   void on_event(uint32_t event, Status status, const char* text) noexcept;
   void on_message(const uint8_t* data, size_t bytes) noexcept;
+  // The peer moved bytes of our regions by a transfer of its own.
+  void on_served(Direction direction, uint64_t bytes) noexcept;
   // Heartbeats, teardown, credits and revocations that wait. Once a pass while it has something to do, else
   // every few milliseconds. Returns how much was done.
   uint32_t maintain(uint64_t now_ns) noexcept;

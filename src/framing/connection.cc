@@ -163,6 +163,7 @@ void ConnectionCore::release_everything() noexcept {
     lane->out.pins.release(host_);
     lane->out.frame.clear();
     lane->out.frame_open = false;
+    lane->out.served = 0;
     lane->out.queue.clear();
   }
 }

@@ -53,6 +53,8 @@ void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8
   if (in.refused != Status::kOk) {
     refuse_write(lane);
     if (chained) in.refused_part = in.header.part;
+  } else {
+    host_.served(peer_, TOWLINE_SERVED_WRITE, in.header.payload_bytes);
   }
   if (message.empty()) return;
   if (in.refused != Status::kOk || (chained && in.refused_part == in.header.part))
@@ -140,6 +142,7 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
     encode_header(header, out.preamble.get());
     out.ahead = out.queue.size();
     out.frame_sequence = header.sequence;
+    out.served = bytes;
     answer.next += bytes;
     if (answer.next == answer.end) {
       out.answers.pop();

@@ -2,6 +2,7 @@
 // (gathered from where its payload lies), the rest of the queue. Sequence numbers are given in that same
 // order.
 #include <algorithm>
+#include <utility>
 
 #include "framing/core.h"
 
@@ -299,8 +300,10 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
 }
 
 void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
-  lane.out.pins.release(host_);
-  lane.out.frame_open = false;
+  Output& out = lane.out;
+  out.pins.release(host_);
+  out.frame_open = false;
+  if (out.served != 0) host_.served(peer_, TOWLINE_SERVED_READ, std::exchange(out.served, 0));
 }
 
 // Lanes take turns, a frame each, so that what is striped spreads.

@@ -83,6 +83,7 @@ struct Output {
   PinSet pins;  // DATA under way
   bool frame_open = false;
   uint32_t frame_sequence = 0;  // of the frame under way
+  uint64_t served = 0;          // bytes of it, when it answers a read request
   bool blocked = false;         // the lane took less than it was given; tried again each pass
   bool inline_used =
       false;              // this pass has written a small frame at once (lanes with dear calls: one a pass)

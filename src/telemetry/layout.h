@@ -12,7 +12,7 @@
 namespace towline::counters {
 
 inline constexpr uint64_t kMagic = 0x31304e544e574f54;  // "TOWNTN01" in memory order
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr char kFilePrefix[] = "towline-counters:";
 
 inline constexpr std::size_t kPageBytes = 4096;
@@ -48,6 +48,7 @@ struct alignas(kNoSharingBytes) Shard {
   std::atomic<uint64_t> transfers;
   std::atomic<uint64_t> blocks;
   std::atomic<uint64_t> notices;
+  std::atomic<uint64_t> served_bytes;
   std::atomic<uint64_t> latency_sum_ns;
   std::atomic<uint64_t> latency_max_ns;
   std::atomic<uint64_t> errors[kErrorCodes];

@@ -56,6 +56,10 @@ class Series {
   void add_notice(uint32_t shard, uint64_t count = 1) noexcept {
     add(slot_->shards[shard_index(shard)].notices, count, shard >= kSharedShard);
   }
+  // Moved by the peer's own transfers, as far as this side takes part in them.
+  void add_served(uint32_t shard, uint64_t bytes) noexcept {
+    add(slot_->shards[shard_index(shard)].served_bytes, bytes, shard >= kSharedShard);
+  }
   // status is an error; others are not counted.
   void add_error(uint32_t shard, Status status) noexcept {
     if (!is_error(status)) return;

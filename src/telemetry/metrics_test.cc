@@ -28,6 +28,8 @@ TEST(MetricsTest, CountsAddUpOverShards) {
   series->add_transfer(99, 7, 1, 3000);  // counts in the shared shard
   series->add_notice(1);
   series->add_notice(kSharedShard, 4);
+  series->add_served(2, 30);
+  series->add_served(99, 1);
   series->add_error(2, Status::kPeerLost);
   series->add_error(2, Status::kOk);
   series->add_error(2, static_cast<Status>(INT32_MIN));
@@ -43,6 +45,7 @@ TEST(MetricsTest, CountsAddUpOverShards) {
   EXPECT_EQ(read.transfers, 3u);
   EXPECT_EQ(read.blocks, 4u);
   EXPECT_EQ(read.notices, 5u);
+  EXPECT_EQ(read.served_bytes, 31u);
   EXPECT_EQ(read.errors[15], 1u);
   EXPECT_EQ(read.errors[31], 1u);
   EXPECT_EQ(read.errors[0], 0u);

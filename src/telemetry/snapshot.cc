@@ -72,6 +72,7 @@ void add_shard(SeriesSnapshot& to, const Shard& shard, uint64_t& latency_sum_ns)
   to.transfers += load(shard.transfers);
   to.blocks += load(shard.blocks);
   to.notices += load(shard.notices);
+  to.served_bytes += load(shard.served_bytes);
   latency_sum_ns += load(shard.latency_sum_ns);
   to.latency_max_ns = std::max(to.latency_max_ns, load(shard.latency_max_ns));
   for (std::size_t i = 0; i < counters::kErrorCodes; ++i) to.errors[i] += load(shard.errors[i]);
@@ -93,7 +94,7 @@ SeriesSnapshot read_slot(const Slot& slot) {
 }
 
 bool counted_something(const SeriesSnapshot& series) noexcept {
-  return series.transfers != 0 || series.notices != 0 || series.bytes != 0 ||
+  return series.transfers != 0 || series.notices != 0 || series.bytes != 0 || series.served_bytes != 0 ||
          std::any_of(series.errors.begin(), series.errors.end(), [](uint64_t count) { return count != 0; });
 }
 
@@ -170,6 +171,7 @@ void to_json(nlohmann::json& json, const SeriesSnapshot& series) {
                         {"transfers", series.transfers},
                         {"blocks", series.blocks},
                         {"notices", series.notices},
+                        {"served_bytes", series.served_bytes},
                         {"errors", std::move(errors)},
                         {"measured", series.measured},
                         {"latency_mean_ns", series.latency_mean_ns},

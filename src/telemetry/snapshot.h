@@ -23,6 +23,7 @@ struct SeriesSnapshot {
   uint64_t transfers = 0;
   uint64_t blocks = 0;
   uint64_t notices = 0;
+  uint64_t served_bytes = 0;  // moved by the peer's own transfers, where this side takes part in them
   std::array<uint64_t, counters::kErrorCodes> errors{};  // by -status
   uint64_t measured = 0;  // transfers in the histogram; the next five are of those
   uint64_t latency_sum_ns = 0;

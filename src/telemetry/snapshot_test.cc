@@ -143,7 +143,7 @@ TEST_F(HostileFileTest, WrongSizesAndVersionsAreRefused) {
     EXPECT_THROW(read_snapshot(file()), Error);
   };
   refused([](auto& h) { h.magic ^= 1; });
-  refused([](auto& h) { h.version = 2; });
+  refused([](auto& h) { h.version = counters::kVersion + 1; });
   refused([](auto& h) { h.slot_bytes = 64; });
   refused([](auto& h) { h.header_bytes = 1 << 30; });
   refused([](auto& h) { h.shards = 1000; });

@@ -1,12 +1,22 @@
 // What every transport promises, through the public API.
 #include <algorithm>
 #include <atomic>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "transport_fixture.h"
 
 namespace towline::conformance {
 namespace {
+
+// What an agent's counters say that peers moved by themselves, in one direction.
+uint64_t served(const Agent& agent, const std::string& direction) {
+  const nlohmann::json counters = nlohmann::json::parse(agent.counters());
+  uint64_t bytes = 0;
+  for (const auto& series : counters.at("series"))
+    if (series["direction"] == direction) bytes += series["served_bytes"].get<uint64_t>();
+  return bytes;
+}
 
 TEST_P(TransportTest, WriteMovesPickedBlocksAndNoOthers) {
   stamp(left_memory_->data(), left_memory_->size(), 1);
@@ -220,6 +230,22 @@ TEST_P(TransportTest, PassiveApplicationsServeReadsAndWrites) {
   stamp(right_memory_->data(), right_memory_->size(), 8);
   ASSERT_EQ(run(left_->transfer(Op::read, mine(), theirs())), Status::kOk);
   ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+}
+
+TEST_P(TransportTest, TheOwnerCountsWhatItTakesPartIn) {
+  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();
+  const Transfer read = left_->transfer(Op::read, mine(), theirs());
+  ASSERT_EQ(run(read), Status::kOk) << last_error();
+  ASSERT_EQ(run(read), Status::kOk) << last_error();
+  const uint64_t once = GetParam().framed ? left_memory_->size() : 0;
+  // The owner counts an answer when its last byte is handed over, which the reader may see first.
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (served(*right_, "tx") < 2 * once && std::chrono::steady_clock::now() < until)
+    (void)right_->wait(10ms);
+  EXPECT_EQ(served(*right_, "tx"), 2 * once);
+  EXPECT_EQ(served(*right_, "rx"), once);
+  EXPECT_EQ(served(*left_, "tx"), 0u);
+  EXPECT_EQ(served(*left_, "rx"), 0u);
 }
 
 TEST_P(TransportTest, CallerDrivenAgentsWorkWhileTheyAreDriven) {

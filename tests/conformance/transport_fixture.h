@@ -27,6 +27,7 @@ struct Transport {
   bool shared_memory;       // allocate with towline::Memory, so that peers can map it; else plain memory
   bool guards = true;       // reaches guarded regions
   Kind kind = Kind::kDram;  // what the memory is registered as: vram where GPUs are made of host memory
+  bool framed = false;      // the owner's agent takes part, and counts what its peers move
 };
 
 inline void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
@@ -51,20 +52,32 @@ inline const Transport kTransports[] = {
 // Every way bytes can take today. A new transport, or a new path of one, joins here.
 inline const Transport kTransports[] = {
     {"memory", "memory", "", false},
-    {"memory_framed", "memory", "[memory]\nframed = true\n", false},
+    {.name = "memory_framed",
+     .backends = "memory",
+     .config = "[memory]\nframed = true\n",
+     .shared_memory = false,
+     .framed = true},
     {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true, false},
     {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false, false},
 #ifndef __SANITIZE_THREAD__
-    {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
+    {.name = "shm_ring",
+     .backends = "shm",
+     .config = "[shm]\npaths = \"ring\"\n",
+     .shared_memory = false,
+     .framed = true},
 #endif
     {"shm", "shm", "", true},
-    {"tcp", "tcp", "", false},
+    {.name = "tcp", .backends = "tcp", .config = "", .shared_memory = false, .framed = true},
     // GPU memory on GPUs made of host memory: as it lies in this process, and mapped once more by descriptor.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, false, Kind::kVram},
     {"cuda_mapped", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true,
      false, Kind::kVram},
     {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
-    {"tcp_one_socket_checksum", "tcp", "[tcp]\nsockets = 1\nchecksum = true\n", false},
+    {.name = "tcp_one_socket_checksum",
+     .backends = "tcp",
+     .config = "[tcp]\nsockets = 1\nchecksum = true\n",
+     .shared_memory = false,
+     .framed = true},
 };
 #endif
 

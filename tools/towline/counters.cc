@@ -118,6 +118,7 @@ std::string render_counters(const json& now, const json* before, double seconds,
                {"backend", kLeft},
                {"", kLeft},
                {rates ? "rate" : "bytes"},
+               {rates ? "served rate" : "served"},
                {rates ? "transfers/s" : "transfers"},
                {rates ? "notices/s" : "notices"},
                {"median"},
@@ -128,7 +129,7 @@ std::string render_counters(const json& now, const json* before, double seconds,
     const std::string name = agent.value("agent", "");
     const std::string pid = std::to_string(agent.value("pid", 0));
     const json all = agent.value("series", json::array());
-    if (all.empty()) table.add({name, pid, "-", "", "", "", "", "", "", "", ""});
+    if (all.empty()) table.add({name, pid, "-", "", "", "", "", "", "", "", "", ""});
     for (const json& series : all) {
       const auto known = older.find({name, pid + agent.value("incarnation", ""), series.value("peer", ""),
                                      series.value("backend", ""), series.value("direction", "")});
@@ -137,6 +138,7 @@ std::string render_counters(const json& now, const json* before, double seconds,
       const std::string errors = errors_of(series);
       table.add({name, pid, series.value("peer", ""), series.value("backend", ""),
                  series.value("direction", ""), amount(series, then, "bytes", over, true),
+                 amount(series, then, "served_bytes", over, true),
                  amount(series, then, "transfers", over, false), amount(series, then, "notices", over, false),
                  latency(series, "latency_p50_ns"), latency(series, "latency_p99_ns"),
                  errors.empty() ? "" : terminal.red(errors)});

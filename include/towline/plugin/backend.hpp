@@ -15,6 +15,7 @@
 #include <towline/plugin/stream.h>
 #include <towline/plugin/v1.h>
 
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -34,10 +35,13 @@ class Failure : public std::exception {
   std::string text_;
 };
 
-// The host services, with C++ manners. Copies the table: a newer host is a longer one.
+// The host services, with C++ manners. A newer host's table is a longer one: what an older one lacks is left
+// out.
 class Host {
  public:
-  explicit Host(const towline_host_v1_t* table) : table_(table) {}
+  explicit Host(const towline_host_v1_t* table)
+      : table_(table),
+        knows_served_(table->struct_size > offsetof(towline_host_v1_t, served) && table->served != nullptr) {}
   [[nodiscard]] uint64_t now_ns() const noexcept { return table_->now_ns(table_->context); }
   void log(int32_t level, const std::string& text) const {
     table_->log(table_->context, level, text.c_str());
@@ -80,10 +84,14 @@ class Host {
     return table_->pin(table_->context, key, address, bytes, access, pointer, pin);
   }
   void unpin(void* pin) const { table_->unpin(table_->context, pin); }
+  void served(void* peer, uint32_t direction, uint64_t bytes) const {
+    if (knows_served_) table_->served(table_->context, peer, direction, bytes);
+  }
   [[nodiscard]] const towline_host_v1_t* table() const { return table_; }
 
  private:
   const towline_host_v1_t* table_;
+  bool knows_served_;
 };
 
 // What people and the router should know of a backend.

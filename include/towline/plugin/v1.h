@@ -118,7 +118,15 @@ typedef struct towline_host_v1_t {
   int32_t (*pin)(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
                  void** pointer, void** pin);
   void (*unpin)(void* context, void* pin);
+  // Framed paths: the peer moved bytes of our regions, without a transfer of ours; for the counters.
+  // `direction`: TOWLINE_SERVED_*.
+  void (*served)(void* context, void* peer, uint32_t direction, uint64_t bytes);
 } towline_host_v1_t;
+
+enum {
+  TOWLINE_SERVED_READ = 0,   // the peer read them from us
+  TOWLINE_SERVED_WRITE = 1,  // the peer wrote them to us
+};
 
 enum {                              // traits
   TOWLINE_TRAIT_ONE_SIDED = 1,      // the peer's processor does not take part in moving data
@@ -188,8 +196,10 @@ enum {                              // towline_prepared.flags
                              // under the lock and without that flag
 };
 
-enum {                     // towline_submit_args.flags
-  TOWLINE_SUBMIT_TRY = 1,  // see TOWLINE_PREPARED_TRY
+enum {                           // towline_submit_args.flags
+  TOWLINE_SUBMIT_TRY = 1,        // see TOWLINE_PREPARED_TRY
+  TOWLINE_SUBMIT_HAND_OVER = 2,  // the caller's thread has other work meanwhile: copy on a thread of the
+                                 // backend's own if it has one, even where the caller's would be quicker
 };
 
 // Begins every backend's prepared plan.

@@ -29,7 +29,7 @@ struct Latencies {
 };
 
 struct Totals {
-  std::map<Labels, double> bytes, transfers, blocks, notices, errors;
+  std::map<Labels, double> bytes, served_bytes, transfers, blocks, notices, errors;
   std::map<Labels, double> info, started, overflowed;
   std::map<Labels, Latencies> latencies;
 };
@@ -69,6 +69,7 @@ void add_series(const json& series, Labels labels, Totals& totals) {
   totals.transfers[labels] += number(series, "transfers");
   totals.blocks[labels] += number(series, "blocks");
   totals.notices[labels] += number(series, "notices");
+  totals.served_bytes[labels] += number(series, "served_bytes");
   add_latencies(series, totals.latencies[labels]);
   const auto errors = series.find("errors");
   if (errors == series.end() || !errors->is_object()) return;
@@ -147,6 +148,8 @@ std::vector<MetricFamily> make_families(std::string_view counters) {
       family("towline_agent_start_time_seconds", "When the agent was made, in seconds since 1970", Gauge,
              totals.started),
       family("towline_bytes_total", "Bytes moved for certain", Counter, totals.bytes),
+      family("towline_served_bytes_total", "Bytes that peers moved by transfers of theirs, over framed paths",
+             Counter, totals.served_bytes),
       family("towline_transfers_total", "Transfers that ended well", Counter, totals.transfers),
       family("towline_blocks_total", "Blocks in them", Counter, totals.blocks),
       family("towline_notices_total", "Notices sent or received", Counter, totals.notices),

@@ -80,6 +80,9 @@ void Backend::make_inner_host() {
   t.message = [](void*, void* peer, const void* data, size_t bytes) {
     static_cast<Connection*>(peer)->on_message(data, bytes);
   };
+  t.served = [](void*, void* peer, uint32_t direction, uint64_t bytes) {
+    static_cast<Connection*>(peer)->on_served(direction, bytes);
+  };
   t.connection_event = [](void*, void* peer, uint32_t event, int32_t status, const char* text) {
     static_cast<Connection*>(peer)->on_event(event, status, text);
   };

@@ -186,6 +186,10 @@ void Connection::report_all_held() {
 }
 
 // Messages keep their order: one that waits holds up those behind it.
+void Connection::on_served(uint32_t direction, uint64_t bytes) const {
+  backend_.host().served(backend_.host().context, peer_, direction, bytes);
+}
+
 void Connection::on_message(const void* data, size_t bytes) {
   const framing::FaultOptions& options = backend_.options();
   const bool waits = backend_.chance(worker_, options.delay);

@@ -62,6 +62,7 @@ class Connection {
   // What the inner transport reports.
   void on_complete(Part& part, const towline_part_result& result);
   void on_message(const void* data, size_t bytes);
+  void on_served(uint32_t direction, uint64_t bytes) const;
   void on_event(uint32_t event, int32_t status, const char* text);
 
   // From the backend's progress(); both may end with the connection disconnected and deleted.
