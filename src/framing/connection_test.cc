@@ -247,7 +247,8 @@ TEST_P(ConnectionTest, CancelledPartsEndOnceAndOthersGoOn) {
       a_->connection.cancel(cookie);
       run(cookie);
       const towline_part_result& result = a_->host.result(cookie);
-      EXPECT_TRUE(result.fences & TOWLINE_PART_FENCED_LOCAL);
+      EXPECT_EQ(result.fences, uint32_t{TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE});
+      EXPECT_EQ(b_->host.pins_held(), 0u) << "the owner has done with its memory";
       if (result.status == 0) {
         EXPECT_EQ(result.bytes, plan.bytes());
       } else {

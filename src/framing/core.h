@@ -57,7 +57,6 @@ class ConnectionCore {
   void settle(Part& part) noexcept;
   bool send_held_message(Part& part) noexcept;
   void end_part(Part& part) noexcept;
-  void abandon_requests(Part& part) noexcept;
   uint32_t deliver_ended() noexcept;
   uint32_t retry_messages() noexcept;
   void end_all(Status status) noexcept;

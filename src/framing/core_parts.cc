@@ -113,6 +113,10 @@ bool ConnectionCore::hold_message(Part& part, const towline_submit_args& args) n
   return true;
 }
 
+// No more frames or requests are made; the part ends when the owner has counted, or answered, those that
+// were. Until then a WRITE's bytes may land there and a READ's here, and the owner may be reading: only its
+// last word fences both sides. A READ could end here at once, with what still comes thrown away, but then
+// nobody could tell when its owner has done with the memory.
 void ConnectionCore::cancel(uint64_t cookie) noexcept {
   if (down_) return;
   Part* found = nullptr;
@@ -121,27 +125,8 @@ void ConnectionCore::cancel(uint64_t cookie) noexcept {
   });
   if (found == nullptr || found->state == PartState::kMessage) return;
   found->cancelled = true;
-  if (found->is_read) {
-    abandon_requests(*found);
-    end_part(*found);
-  } else {
-    stop_producing(*found);
-  }
+  stop_producing(*found);
   wake_if_needed();
-}
-
-// Answers that still come for the part are thrown away, the one that is arriving included.
-void ConnectionCore::abandon_requests(Part& part) noexcept {
-  for (const auto& lane : lanes_) {
-    Input& in = lane->in;
-    if (in.state != InputState::kPayload || in.header.type != FrameType::kData) continue;
-    if (requests_[in.reads.front()].part != &part) continue;
-    in.payload_left = in.target.bytes();
-    in.target.clear();
-    in.state = InputState::kDrain;
-  }
-  for (ReadRequest& request : requests_)
-    if (request.part == &part) request.part = nullptr;
 }
 
 void ConnectionCore::stop_producing(Part& part) noexcept {
@@ -220,9 +205,9 @@ uint32_t ConnectionCore::deliver_ended() noexcept {
   return count;
 }
 
-// Local memory is out of reach once a part has ended: WRITE frames are settled, or their lane is closed;
-// answers to READ requests are placed, or thrown away. The peer's memory is when nothing made for the part is
-// outstanding.
+// Local memory is out of reach once a part has ended: its frames and requests are settled, or their lanes are
+// closed. The peer's memory is when nothing made for the part is outstanding, which only a broken connection
+// leaves behind.
 towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
   towline_part_result result{};
   Status status = part.status;

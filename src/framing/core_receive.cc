@@ -241,9 +241,6 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
   if (request.wire_id != in.header.part || request.next != in.header.offset ||
       in.header.payload_bytes > request.end - request.next)
     return protocol_error(lane, "data out of order");
-  in.payload_left = in.header.payload_bytes;
-  in.state = InputState::kDrain;
-  if (request.part == nullptr) return true;
   const std::size_t count = request.cursor->next(window_.data(), window_.size(), in.header.payload_bytes);
   in.target.clear();
   for (std::size_t i = 0; i < count; ++i)
@@ -258,10 +255,8 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
 void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
   ReadRequest& request = requests_[lane.in.reads.front()];
   const uint64_t bytes = lane.in.header.payload_bytes;
-  if (request.part != nullptr) {
-    request.part->confirmed += bytes;
-    if (!good) note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
-  }
+  request.part->confirmed += bytes;
+  if (!good) note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
   request.next += bytes;
   lane.in.read_bytes -= bytes;
   read_bytes_ -= bytes;
@@ -278,7 +273,6 @@ void ConnectionCore::settle_request(LaneState& lane, Status status) noexcept {
   read_bytes_ -= left;
   free_requests_.push_back(index);  // within its capacity
   Part* const part = std::exchange(request.part, nullptr);
-  if (part == nullptr) return;
   --part->outstanding;
   if (left != 0) {
     part->confirmed += left;

@@ -46,8 +46,7 @@ struct Refusal {
   uint64_t bytes = 0;
 };
 
-// A read request of ours, answered in order on its lane. `part` becomes null when the part ends before the
-// answer.
+// A read request of ours, answered in order on its lane. Its part does not end before the answer has.
 struct ReadRequest {
   uint64_t wire_id = 0;
   Part* part = nullptr;

@@ -26,8 +26,8 @@ struct Prepared {
 //   kFree -> kProducing        submit: frames (WRITE) or requests (READ) are still to be made
 //   kProducing -> kWaiting     the last is made, or no more will be (refused, cancelled)
 //   kWaiting -> kMessage       everything arrived, and its message still has to find room
-//   kWaiting, kMessage -> kEnded   its result is fixed; a READ that is cancelled also comes here from
-//   kProducing kEnded -> kFree            the host has been told
+//   kWaiting, kMessage -> kEnded   its result is fixed; from anywhere when the connection breaks
+//   kEnded -> kFree            the host has been told
 enum class PartState : uint8_t { kFree, kProducing, kWaiting, kMessage, kEnded };
 
 struct Part {

@@ -372,6 +372,28 @@ TEST_P(TransportTest, CancelHasOneOutcomeAndAFence) {
   EXPECT_EQ(run(move), Status::kOk) << "a cancelled transfer can be posted again";
 }
 
+TEST_P(TransportTest, ACancelledReadIsFencedOnBothSidesWhileItsConnectionLasts) {
+  start({}, {}, uint64_t{64} << 20);
+  const Transfer move = left_->transfer(Op::read, mine(1 << 20), theirs(1 << 20));
+  const Transfer first_page =
+      left_->transfer(Op::read, mine(4096), Range{0, 1, 1}, theirs(4096), Range{0, 1, 1});
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_GE(static_cast<int>(move.post()), 0);
+    for (int poll = 0; poll < round; ++poll) (void)move.poll();
+    move.cancel();
+    const Status outcome = move.wait(20s);
+    EXPECT_TRUE(outcome == Status::kCancelled || outcome == Status::kOk) << status_name(outcome);
+    ASSERT_EQ(move.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+    EXPECT_EQ(move.result().fences, static_cast<uint32_t>(Fence::kBoth));
+    std::memset(left_memory_->data(), 0x22, left_memory_->size());
+    EXPECT_EQ(run(first_page), Status::kOk) << "the connection goes on";
+    ASSERT_TRUE(std::all_of(left_memory_->data() + 4096, left_memory_->data() + left_memory_->size(),
+                            [](std::byte byte) { return byte == std::byte{0x22}; }))
+        << "a byte landed after the fence";
+  }
+  EXPECT_EQ(run(move), Status::kOk) << "a cancelled transfer can be posted again";
+}
+
 TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
   Agent third("third",
               {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
