@@ -391,8 +391,9 @@ void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
     return;
   }
   sleeping_.store(true, std::memory_order_seq_cst);
-  uint64_t limit_ns = sleep_limit_ns(agent_.now_ns());
   const bool asleep = pass(true) == 0 && arm();
+  // After the pass, which may have found something with a deadline of its own.
+  uint64_t limit_ns = asleep ? sleep_limit_ns(now_ns_) : 0;
   unlock();
   if (asleep) {
     const uint64_t now_ns = monotonic_now_ns();
