@@ -20,6 +20,7 @@
 
 #include "agent/backend_host.h"
 #include "agent/counter.h"
+#include "agent/fork_generation.h"
 #include "agent/inbox.h"
 #include "agent/peer.h"
 #include "agent/staging_pool.h"
@@ -254,9 +255,5 @@ bool Agent::drive_until(Ready&& ready, uint64_t deadline_ns) {
   }
   return true;
 }
-
-// How often this process has forked, as seen in this process: the child's is one more than its parent's.
-extern std::atomic<uint64_t> process_fork_generation;
-inline uint64_t fork_generation() noexcept { return process_fork_generation.load(std::memory_order_relaxed); }
 
 }  // namespace towline

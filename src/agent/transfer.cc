@@ -14,7 +14,6 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
-constexpr uint64_t kImmediatePostsPerCount = 64;
 constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 
 }  // namespace
@@ -83,13 +82,7 @@ bool Transfer::take(Phase phase) noexcept {
   return true;
 }
 
-Status Transfer::post() noexcept {
-  if (fork_generation_ != fork_generation()) return Status::kForked;
-  // Not even entered when it is closed, so that whoever waits for the last to leave is not kept waiting.
-  if (short_way_.load(std::memory_order_relaxed) && gate_.load(std::memory_order_relaxed) == kOpen) {
-    const InUse use(this);
-    if (use && post_short()) return Status::kOk;
-  }
+Status Transfer::post_long() noexcept {
   if (!take(kBusy)) return Status::kBusy;
   if (gate_.load(std::memory_order_seq_cst) != kOpen || immediate_ == nullptr) return post_slow();
   if (has_message()) return post_with_message();
@@ -108,32 +101,12 @@ Status Transfer::post() noexcept {
   return static_cast<Status>(status);
 }
 
-// The short way: the bytes are there when the backend returns; no clock, lock, locked instruction or
-// allocation. False: not for this post, or it failed: the other way does, or says, what there is to.
-bool Transfer::post_short() noexcept {
-  // In this order: whoever closes the short way has opened the gate before.
-  if (phase_.load(std::memory_order_relaxed) != kReady) return false;
-  if (gate_.load(std::memory_order_acquire) != kOpen || !short_way_.load(std::memory_order_acquire))
-    return false;
-  if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) return false;
-  last_was_immediate_.store(true, std::memory_order_relaxed);
-  outcome_.store(TOWLINE_OK, std::memory_order_release);
-  count_immediate_post();
-  return true;
-}
-
 // Whoever calls has closed the way to new ones.
 void Transfer::wait_for_short_posts() const noexcept {
   InUse::publish();
   SpinWait spin;
   while (InUse::by_any(this))
     if (!spin.again()) control_pause(*agent_, 0);
-}
-
-void Transfer::count_immediate_post() noexcept {
-  const uint64_t posts = immediate_posts_.load(std::memory_order_relaxed) + 1;
-  immediate_posts_.store(posts, std::memory_order_relaxed);
-  if (posts >= kImmediatePostsPerCount) flush_counts();
 }
 
 // The same, and then the message, which needs the lock. Whatever does not go straight through takes the long

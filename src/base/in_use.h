@@ -22,9 +22,10 @@ class InUse {
  public:
   // One object a thread at a time: does not nest.
   explicit InUse(const void* object) noexcept : slot_(mine()) {
-    if (slot_ == nullptr) return;
+    if (slot_ == nullptr) [[unlikely]]
+      return;
     slot_->object.store(object, std::memory_order_relaxed);
-    if (slot_->fences)
+    if (slot_->fences) [[unlikely]]
       full_fence();
     else
       std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -56,7 +57,7 @@ class InUse {
     Slot* const slot = mine_;
     return slot != nullptr ? slot : take_slot();
   }
-  static Slot* take_slot() noexcept;
+  [[gnu::cold]] static Slot* take_slot() noexcept;
 
   // Reached without a call, also from a library that was loaded late: it is small enough for what is kept
   // free.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/block_copy.h"
 #include "plan/plan_test_support.h"
 
 namespace towline {
@@ -105,6 +106,35 @@ TEST_F(DirectCopyTest, is_done_at_once_with_nothing_to_copy) {
   const DirectCopy::Slice slice = copy.step(UINT64_MAX);
   EXPECT_EQ(slice.bytes, 0U);
   EXPECT_TRUE(slice.done);
+}
+
+TEST(block_copy, copies_any_block_wherever_it_lies_and_nothing_beside_it) {
+  std::vector<uint8_t> source(40 << 10);
+  for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 31 + i / 256);
+  for (const std::size_t bytes : {1, 64, 255, 256, 257, 511, 512, 4095, 4096, 5000, 16384, 16385, 32768}) {
+    for (const std::size_t skew : {0, 1, 63}) {
+      std::vector<uint8_t> target(bytes + 256, 0x5a);
+      uint8_t* const to = target.data() + 100 + skew;
+      const uint8_t* const from = source.data() + 2 * skew;
+      choose_block_copy(to, from, bytes)(to, from, bytes);
+      EXPECT_TRUE(std::equal(from, from + bytes, to)) << bytes << " at " << skew;
+      EXPECT_TRUE(std::all_of(target.data(), to, [](uint8_t byte) { return byte == 0x5a; })) << bytes;
+      EXPECT_TRUE(std::all_of(to + bytes, target.data() + target.size(), [](uint8_t byte) {
+        return byte == 0x5a;
+      })) << bytes;
+    }
+  }
+}
+
+TEST(block_copy, copies_onto_itself_as_if_through_a_buffer) {
+  for (const std::ptrdiff_t by : {-4000, -100, -1, 0, 1, 100, 4000}) {
+    std::vector<uint8_t> bytes(16 << 10);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 31 + i / 256);
+    const std::vector<uint8_t> before = bytes;
+    uint8_t* const from = bytes.data() + 5000;
+    choose_block_copy(from + by, from, 4096)(from + by, from, 4096);
+    EXPECT_TRUE(std::equal(before.begin() + 5000, before.begin() + 5000 + 4096, from + by)) << by;
+  }
 }
 
 }  // namespace

@@ -73,6 +73,11 @@ class Connection {
   static void unprepare(towline_prepared* prepared) noexcept;
   static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
     auto* mine = static_cast<Prepared*>(prepared);
+    if (args.end - args.begin == mine->quick_bytes && args.message_bytes == 0) [[likely]]
+      return mine->path->submit_quick(*mine);
+    return submit_rest(mine, args);
+  }
+  [[gnu::noinline]] static int32_t submit_rest(Prepared* mine, const towline_submit_args& args) noexcept {
     return mine->framed == nullptr ? mine->path->submit(*mine, args)
                                    : framing::Connection::submit(mine->framed, args);
   }

@@ -209,6 +209,10 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
           reinterpret_cast<uint8_t*>(segment.remote + prepared.deltas[segment.remote_region]);
       prepared.to = args.op == TOWLINE_READ ? local : remote;
       prepared.from = args.op == TOWLINE_READ ? remote : local;
+      if (plan.bytes <= prepared.inline_bytes) {
+        prepared.quick_bytes = plan.bytes;
+        prepared.quick_copy = choose_block_copy(prepared.to, prepared.from, plan.bytes);
+      }
     }
   }
   *out = owner.release();

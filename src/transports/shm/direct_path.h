@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "framing/connection.h"
+#include "plan/block_copy.h"
 #include "plan/direct_copy.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/plugin/cursor.hpp"
@@ -24,15 +25,19 @@ class DirectPath;
 
 // A plan prepared on a connection: either handed on to the framed engine, or copied from here.
 struct Prepared : towline_prepared {
+  // The whole plan is one mapped piece of so many bytes, copied where it is posted: what such a post needs
+  // stands together. UINT64_MAX: not so.
+  uint64_t quick_bytes = UINT64_MAX;
+  BlockCopy quick_copy = nullptr;
   towline_prepared* framed = nullptr;  // not null: everything goes through it
   DirectPath* path = nullptr;
+  uint8_t* to = nullptr;  // of one piece, when it is mapped
+  const uint8_t* from = nullptr;
   uint32_t op = 0;
   bool process_vm = false;  // some region is reached by it
   bool streamed = false;    // all is mapped, in pieces large enough for stream_copy.h
   bool one_piece =
-      false;  // the whole plan is one segment: what follows says where, so that no cursor is needed
-  uint8_t* to = nullptr;  // when it is mapped
-  const uint8_t* from = nullptr;
+      false;           // the whole plan is one segment: what follows says where, so that no cursor is needed
   uint64_t local = 0;  // when it is reached by process_vm
   uint64_t remote = 0;
   uint64_t inline_bytes = 0;
@@ -52,6 +57,15 @@ class DirectPath {
 
   // v1.h's submit for a plan that is not framed. Any thread, as far as v1.h says so.
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
+
+  // As submit, for all of a plan with `quick_bytes` and no message. It is most of what a post of a page costs
+  // beside the copy: few instructions, no stack frame.
+  [[nodiscard]] int32_t submit_quick(const Prepared& prepared) noexcept {
+    if (down_.load(std::memory_order_relaxed)) [[unlikely]]
+      return static_cast<int32_t>(Status::kPeerLost);
+    prepared.quick_copy(prepared.to, prepared.from, prepared.quick_bytes);
+    return TOWLINE_OK;
+  }
 
   // The worker, under its lock.
   bool cancel(uint64_t cookie) noexcept;  // false: not a part of ours
