@@ -332,10 +332,10 @@ TOWLINE_API int32_t towline_communicator_flight_reset(towline_communicator_t* co
 // -----------------------------------------------------------------------------------------------------
 
 // Memory of every rank that others put into and get from without its help. Collective over the communicator:
-// every rank brings its own memory, of any size; null has it allocated (zeroed). Memory of
-// towline_memory_allocate, or page-aligned (it is then moved onto shared memory in place, contents kept), is
-// mapped by the ranks of the host. TOWLINE_UNSUPPORTED, on every rank: some memory can't be shared, or some
-// rank is on another host.
+// every rank brings its own memory, of any size; null has it allocated (zeroed). Ranks of one host map it: it
+// is of towline_memory_allocate, or page-aligned (it is then moved onto shared memory in place, contents
+// kept). Ranks of other hosts reach it through an agent of the communicator's. TOWLINE_UNSUPPORTED, on every
+// rank: some memory can't be shared, or some rank can't reach another's.
 TOWLINE_API int32_t towline_window_create(towline_communicator_t* communicator, void* address, uint64_t bytes,
                                           towline_window_t** window);
 // Collective: waits until every rank is here, so that nobody uses it any more.
@@ -343,9 +343,11 @@ TOWLINE_API int32_t towline_window_destroy(towline_window_t* window, uint64_t ti
 TOWLINE_API void* towline_window_address(const towline_window_t* window);  // one's own
 TOWLINE_API uint64_t towline_window_bytes(const towline_window_t* window,
                                           int32_t rank);  // of any rank; 0: none
-// Where a rank's memory lies in this process; null when it can't be reached so.
+// Where a rank's memory lies in this process; null when it is on another host (the last error says so) or has
+// none.
 TOWLINE_API void* towline_window_map_remote(const towline_window_t* window, int32_t rank);
-// Bytes are there for `rank`, and whoever saw a later signal, when it returns.
+// Bytes are there for `rank`, and whoever saw a later signal, when it returns. Between hosts a put, get or
+// signal that fails breaks the communicator (TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT after its timeout).
 TOWLINE_API int32_t towline_window_put(towline_window_t* window, int32_t rank, uint64_t offset,
                                        const void* from, uint64_t bytes);
 TOWLINE_API int32_t towline_window_get(towline_window_t* window, int32_t rank, uint64_t offset, void* to,

@@ -107,8 +107,8 @@ Communicator& need_communicator(const towline_communicator_t* communicator) {
   return *communicator->communicator;
 }
 
-// A rank's memory in a window that may still be used; `bytes` from `offset` lie in it.
-void* in_window(const towline_window_t* window, int32_t rank, uint64_t offset, uint64_t bytes) {
+// The window may still be used, and `bytes` from `offset` lie in the rank's memory of it. Throws Error.
+void check_window(const towline_window_t* window, int32_t rank, uint64_t offset, uint64_t bytes) {
   capi::need(window, "window");
   std::string text;
   if (const Status status = window->communicator->usable(text); is_error(status)) fail(status, "{}", text);
@@ -120,7 +120,6 @@ void* in_window(const towline_window_t* window, int32_t rank, uint64_t offset, u
   if (offset > there || bytes > there - offset)
     fail(Status::kOutOfRange, "{} bytes at {} do not fit the {} bytes of rank {}", bytes, offset, there,
          rank);
-  return address;
 }
 
 }  // namespace
@@ -420,6 +419,13 @@ void* towline_window_map_remote(const towline_window_t* window, int32_t rank) {
   void* address = nullptr;
   uint64_t bytes = 0;
   window->communicator->table().window_map(window->window, rank, &address, &bytes);
+  if (address == nullptr && bytes != 0) {
+    capi::refuse(
+        Status::kUnsupported,
+        fmt::format("{}: rank {} is on another host, so its memory can't be mapped here; put and get "
+                    "reach it",
+                    __func__, rank));
+  }
   return address;
 }
 
@@ -427,7 +433,7 @@ int32_t towline_window_put(towline_window_t* window, int32_t rank, uint64_t offs
                            uint64_t bytes) {
   return capi::guard(__func__, [&] {
     if (bytes != 0) capi::need(from, "from");
-    in_window(window, rank, offset, bytes);
+    check_window(window, rank, offset, bytes);
     window->communicator->check_backend(
         window->communicator->table().window_put(window->window, rank, offset, from, bytes), "put");
     return Status::kOk;
@@ -438,7 +444,7 @@ int32_t towline_window_get(towline_window_t* window, int32_t rank, uint64_t offs
                            uint64_t bytes) {
   return capi::guard(__func__, [&] {
     if (bytes != 0) capi::need(to, "to");
-    in_window(window, rank, offset, bytes);
+    check_window(window, rank, offset, bytes);
     window->communicator->check_backend(
         window->communicator->table().window_get(window->window, rank, offset, to, bytes), "get");
     return Status::kOk;
@@ -447,7 +453,7 @@ int32_t towline_window_get(towline_window_t* window, int32_t rank, uint64_t offs
 
 int32_t towline_window_signal(towline_window_t* window, int32_t rank) {
   return capi::guard(__func__, [&] {
-    in_window(window, rank, 0, 0);
+    check_window(window, rank, 0, 0);
     window->communicator->check_backend(window->communicator->table().window_signal(window->window, rank),
                                         "signal");
     return Status::kOk;
@@ -456,7 +462,7 @@ int32_t towline_window_signal(towline_window_t* window, int32_t rank) {
 
 int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
-    in_window(window, rank, 0, 0);
+    check_window(window, rank, 0, 0);
     const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
     window->communicator->check_backend(
         window->communicator->table().window_wait_signal(window->window, rank, deadline.ns()), "wait_signal");

@@ -38,6 +38,8 @@ void lay_out(Parts& parts, int size, uint64_t element, void* base, const void* c
 
 std::string describe(const Header& header) {
   if (header.number == kFormingNumber) return "forming the communicator";
+  if (header.op == kOpenWindowOp) return fmt::format("opening a window #{}", header.number);
+  if (header.op == kCloseWindowOp) return fmt::format("closing a window #{}", header.number);
   std::string text = fmt::format("{} #{}", op_name(header.op), header.number);
   if (header.op == TOWLINE_OP_BARRIER) return text;
   if (header.digest != 0) {

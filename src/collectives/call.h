@@ -25,6 +25,10 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
+// Operations beyond those of the C API, in headers only.
+constexpr uint8_t kOpenWindowOp = 200;
+constexpr uint8_t kCloseWindowOp = 201;
+
 // The number of the barrier that ends forming.
 constexpr uint64_t kFormingNumber = ~uint64_t{0};
 

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
+#include "agent/agent.h"
 #include "base/config.h"
 #include "base/error.h"
 #include "base/id.h"
+#include "collectives/agent_window.h"
 #include "collectives/reduce.h"
 #include "collectives/types.h"
 
@@ -52,7 +55,11 @@ std::vector<uint8_t> store_get(const towline_collective_host_v1_t& host, const s
 }  // namespace
 
 CpuBackend::CpuBackend(const towline_collective_open_args& args)
-    : host_(*args.host), rank_(args.rank), size_(args.size), flags_(args.flags) {
+    : host_(*args.host),
+      rank_(args.rank),
+      size_(args.size),
+      flags_(args.flags),
+      timeout_ns_(Deadline::at(args.deadline_ns).remaining_ns(monotonic_now_ns())) {
   settings_.stage_bytes = size_setting("collectives.stage_bytes", settings_.stage_bytes);
   settings_.flat_bytes =
       std::min(size_setting("collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
@@ -106,6 +113,7 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
 }
 
 CpuBackend::~CpuBackend() {
+  if (window_agent_ != nullptr) window_agent_->close();
   group_->leave();
   if (!one_host()) mesh_->leave();
   stop_ = true;
@@ -205,6 +213,9 @@ void CpuBackend::share_memory(Deadline deadline) {
   }
   const std::vector<int>& members = hosts_[my_host_];
   const auto index = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
+  index_here_.assign(static_cast<size_t>(size_), -1);
+  for (size_t i = 0; i < members.size(); ++i)
+    index_here_[static_cast<size_t>(members[i])] = static_cast<int>(i);
   group_ = std::make_unique<ShmGroup>(std::move(mapping), index, members, settings_, breaker_);
   watch_processes();
   if (!one_host()) {
@@ -394,6 +405,46 @@ Status CpuBackend::run_on_host(const Call& call, ShmGroup& group) {
     default:
       return breaker_.raise(Status::kInternal, "an operation that is none");
   }
+}
+
+// ---- For windows
+
+Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t bytes,
+                            std::vector<std::vector<uint8_t>>& all, Deadline deadline) {
+  const auto size = static_cast<size_t>(size_);
+  std::vector<uint64_t> sizes(size);
+  Call call;
+  call.op = TOWLINE_OP_ALL_GATHER;
+  call.header = header;
+  call.deadline = deadline;
+  call.out.resize(size);
+  const auto gather = [&](const void* input, const auto& place) {
+    call.input = static_cast<const uint8_t*>(input);
+    for (size_t rank = 0; rank < size; ++rank)
+      std::tie(call.out.at[rank], call.out.bytes[rank]) = place(rank);
+    call.bytes = call.out.bytes[static_cast<size_t>(rank_)];
+    return one_host() ? run_on_host(call, *group_) : run_between_hosts(call);
+  };
+  using Place = std::pair<uint8_t*, uint64_t>;
+  const Status status = gather(
+      &bytes, [&](size_t rank) { return Place(reinterpret_cast<uint8_t*>(&sizes[rank]), sizeof bytes); });
+  if (is_error(status)) return status;
+  all.resize(size);
+  for (size_t rank = 0; rank < size; ++rank) all[rank].resize(sizes[rank]);
+  call.header = header;
+  call.header.step += 8;
+  return gather(mine, [&](size_t rank) { return Place(all[rank].data(), sizes[rank]); });
+}
+
+const std::shared_ptr<Agent>& CpuBackend::window_agent() {
+  if (window_agent_ == nullptr) {
+    // Ranks that count as on different hosts are reached as if they were.
+    const bool apart = (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ||
+                       !infos_[static_cast<size_t>(rank_)].label.empty();
+    window_agent_ = make_window_agent(fmt::format("window-rank-{}", rank_), apart ? "tcp" : "",
+                                      setting("collectives.listen", ""), timeout_ns_);
+  }
+  return window_agent_;
 }
 
 std::string CpuBackend::describe() const {

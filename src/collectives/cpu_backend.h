@@ -20,6 +20,10 @@
 #include "collectives/topology.h"
 #include "towline/plugin/collective.h"
 
+namespace towline {
+class Agent;
+}
+
 namespace towline::collectives {
 
 class CpuBackend {
@@ -40,6 +44,13 @@ class CpuBackend {
   int size() const { return size_; }
   int rank() const { return rank_; }
   const std::vector<RankInfo>& ranks() const { return infos_; }
+  // A rank's index in the group of this host; < 0: it is on another.
+  int index_here(int rank) const noexcept { return index_here_[static_cast<size_t>(rank)]; }
+  // Collective, as perform is called: every rank gives some bytes and gets everyone's. For control: windows.
+  Status exchange(const Header& header, const void* mine, uint64_t bytes,
+                  std::vector<std::vector<uint8_t>>& all, Deadline deadline);
+  // What windows reach other hosts by; made by the first. Throws Error. As perform is called.
+  const std::shared_ptr<Agent>& window_agent();
 
  private:
   struct Watched {
@@ -80,10 +91,12 @@ class CpuBackend {
   const int rank_;
   const int size_;
   const uint32_t flags_;
+  const uint64_t timeout_ns_;  // of forming, and of what names none
   ShmSettings settings_;
   std::vector<RankInfo> infos_;
   std::vector<std::vector<int>> hosts_;
   size_t my_host_ = 0;
+  std::vector<int> index_here_;  // of each rank
   Breaker breaker_;
   std::unique_ptr<ShmGroup> group_;  // of this host; one rank alone has one, too
   std::unique_ptr<TcpMesh> mesh_;    // where there are several hosts
@@ -102,6 +115,7 @@ class CpuBackend {
   std::atomic<bool> formed_{false};  // everything above is made
   std::atomic<bool> stop_{false};
   std::thread watcher_;
+  std::shared_ptr<Agent> window_agent_;
 };
 
 }  // namespace towline::collectives

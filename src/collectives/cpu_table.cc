@@ -1,11 +1,12 @@
 // The CPU backend behind its table.
 #include <cstring>
+#include <memory>
 
 #include "base/error.h"
 #include "collectives/backend.h"
 #include "collectives/cpu_backend.h"
-#include "collectives/shm_window.h"
 #include "collectives/types.h"
+#include "collectives/window.h"
 
 struct towline_collective_backend {
   const towline_collective_host_v1_t* host;
@@ -16,7 +17,7 @@ struct towline_collective_message {
 };
 struct towline_collective_window {
   towline_collective_backend* owner;
-  towline::collectives::ShmWindow window;
+  towline::collectives::Window window;
 };
 
 namespace towline::collectives {
@@ -115,23 +116,18 @@ int32_t describe(towline_collective_backend* self, char* json, size_t capacity, 
 int32_t window_open(towline_collective_backend* self, void* address, uint64_t bytes, uint64_t number,
                     uint64_t deadline_ns, towline_collective_window** window) {
   return guard(self->host, [&] {
-    if (!self->backend.one_host())
-      fail(Status::kUnsupported, "windows need all ranks on one host, with shared memory");
     *window = new towline_collective_window{
-        self, ShmWindow(self->backend, address, bytes, number, Deadline::at(deadline_ns))};
+        self, Window(self->backend, address, bytes, number, Deadline::at(deadline_ns))};
     return Status::kOk;
   });
 }
 
 int32_t window_close(towline_collective_window* window, uint64_t number, uint64_t deadline_ns) {
-  towline_collective_backend* self = window->owner;
-  const int32_t status = guard(self->host, [&] {
-    const Status closed = window->window.close(number, Deadline::at(deadline_ns));
-    if (is_error(closed)) tell(self, closed);
-    return closed;
+  const std::unique_ptr<towline_collective_window> owned(window);
+  return guard(owned->owner->host, [&] {
+    owned->window.close(number, Deadline::at(deadline_ns));
+    return Status::kOk;
   });
-  delete window;
-  return status;
 }
 
 int32_t window_map(towline_collective_window* window, int32_t rank, void** address, uint64_t* bytes) {
@@ -142,19 +138,28 @@ int32_t window_map(towline_collective_window* window, int32_t rank, void** addre
 
 int32_t window_put(towline_collective_window* window, int32_t rank, uint64_t offset, const void* from,
                    uint64_t bytes) {
-  if (bytes != 0) std::memcpy(static_cast<uint8_t*>(window->window.address(rank)) + offset, from, bytes);
-  return TOWLINE_OK;
+  return guard(window->owner->host, [&] {
+    const Status status = window->window.put(rank, offset, from, bytes);
+    if (is_error(status)) tell(window->owner, status);
+    return status;
+  });
 }
 
 int32_t window_get(towline_collective_window* window, int32_t rank, uint64_t offset, void* to,
                    uint64_t bytes) {
-  if (bytes != 0) std::memcpy(to, static_cast<const uint8_t*>(window->window.address(rank)) + offset, bytes);
-  return TOWLINE_OK;
+  return guard(window->owner->host, [&] {
+    const Status status = window->window.get(rank, offset, to, bytes);
+    if (is_error(status)) tell(window->owner, status);
+    return status;
+  });
 }
 
 int32_t window_signal(towline_collective_window* window, int32_t rank) {
-  window->window.signal(rank);
-  return TOWLINE_OK;
+  return guard(window->owner->host, [&] {
+    const Status status = window->window.signal(rank);
+    if (is_error(status)) tell(window->owner, status);
+    return status;
+  });
 }
 
 int32_t window_wait_signal(towline_collective_window* window, int32_t rank, uint64_t deadline_ns) {

@@ -49,6 +49,7 @@ class ShmGroup {
 
   int index() const noexcept { return index_; }
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
+  int rank(int index) const noexcept { return ranks_[static_cast<size_t>(index)]; }
   const ShmSettings& settings() const noexcept { return settings_; }
 
   // One thread at a time, all ranks in one order. Parts and root are in the group's indices.

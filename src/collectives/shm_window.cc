@@ -12,8 +12,8 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint8_t kOpen = 200;  // operations beyond those of the C API, in headers only
-constexpr uint8_t kClose = 201;
+constexpr uint8_t kOpen = kOpenWindowOp;
+constexpr uint8_t kClose = kCloseWindowOp;
 
 Header header_of(uint8_t op, uint64_t number, uint8_t step) {
   Header header;
@@ -33,9 +33,7 @@ UniqueFd open_of_process(uint32_t process, int fd) {
 }  // namespace
 
 ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline)
-    : backend_(backend),
-      ranks_(static_cast<size_t>(backend.size())),
-      taken_(static_cast<size_t>(backend.size())) {
+    : backend_(backend), ranks_(static_cast<size_t>(backend.group().size())), taken_(ranks_.size()) {
   UniqueFd signals_fd;
   SharedRange range;
   std::string problem;
@@ -52,11 +50,11 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
           group.exchange(header_of(kOpen, number, 0), mine.data(), mine.size(), offers, deadline);
       is_error(status))
     fail(status, "{}", backend.breaker().breakage().text);
-  for (int rank = 0; rank < backend.size() && problem.empty(); ++rank) {
+  for (int rank = 0; rank < size() && problem.empty(); ++rank) {
     try {
       if (!offers[static_cast<size_t>(rank)].empty()) open(rank, offers[static_cast<size_t>(rank)]);
     } catch (const Error& error) {
-      problem = fmt::format("rank {} cannot reach rank {}'s: {}", backend.rank(), rank, error.message());
+      problem = fmt::format("it cannot reach rank {}'s: {}", backend.group().rank(rank), error.message());
     }
   }
   if (problem.size() > 1000) problem.resize(1000);
@@ -68,7 +66,7 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
     fail(status, "{}", backend.breaker().breakage().text);
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     if (!problems[rank].empty())
-      fail(Status::kUnsupported, "no window: rank {}: {}", rank,
+      fail(Status::kUnsupported, "no window: rank {}: {}", group.rank(static_cast<int>(rank)),
            std::string(problems[rank].begin(), problems[rank].end()));
   }
 }
@@ -76,7 +74,7 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
 // What others need to map this rank's memory: process, descriptors, where in the file, how much.
 std::vector<uint8_t> ShmWindow::offer(void* address, uint64_t bytes, UniqueFd& signals_fd,
                                       SharedRange& range) {
-  const auto me = static_cast<size_t>(backend_.rank());
+  const auto me = static_cast<size_t>(backend_.group().index());
   const uint64_t signal_bytes = (sizeof(Signals) * ranks_.size() + 4095) / 4096 * 4096;
   signals_fd = create_memfd("towline-signals", signal_bytes);
   ranks_[me].signals = Mapping::map_shared(signals_fd.get(), signal_bytes, MapAccess::kReadWrite);
@@ -86,15 +84,7 @@ std::vector<uint8_t> ShmWindow::offer(void* address, uint64_t bytes, UniqueFd& s
       allocated_ = SharedMemory::allocate(bytes, 0);
       address = allocated_->address();
     }
-    std::string reason;
-    range = find_shared_range(address, bytes, reason);
-    if (range.file == nullptr) {
-      shared_ = share_in_place(address, bytes);
-      range = find_shared_range(address, bytes, reason);
-    }
-    if (range.file == nullptr || !range.file->writable())
-      fail(Status::kUnsupported, "memory that can't be shared: {}",
-           reason.empty() ? "its file is read-only" : reason);
+    if (size() > 1) share(address, bytes, range);
   }
   ranks_[me].address = static_cast<uint8_t*>(address);
   std::vector<uint8_t> encoded;
@@ -107,8 +97,20 @@ std::vector<uint8_t> ShmWindow::offer(void* address, uint64_t bytes, UniqueFd& s
   return encoded;
 }
 
+void ShmWindow::share(void* address, uint64_t bytes, SharedRange& range) {
+  std::string reason;
+  range = find_shared_range(address, bytes, reason);
+  if (range.file == nullptr) {
+    shared_ = share_in_place(address, bytes);
+    range = find_shared_range(address, bytes, reason);
+  }
+  if (range.file == nullptr || !range.file->writable())
+    fail(Status::kUnsupported, "memory that can't be shared: {}",
+         reason.empty() ? "its file is read-only" : reason);
+}
+
 void ShmWindow::open(int rank, const std::vector<uint8_t>& offer) {
-  if (rank == backend_.rank()) return;
+  if (rank == backend_.group().index()) return;
   Rank& other = ranks_[static_cast<size_t>(rank)];
   WireReader in(offer);
   const uint32_t process = in.u32();
@@ -137,12 +139,12 @@ Status ShmWindow::close(uint64_t number, Deadline deadline) {
 }
 
 void ShmWindow::signal(int rank) noexcept {
-  signals(rank, backend_.rank()).count.fetch_add(1, std::memory_order_release);
+  signals(rank, backend_.group().index()).count.fetch_add(1, std::memory_order_release);
   backend_.group().notify();
 }
 
 Status ShmWindow::wait_signal(int rank, Deadline deadline) noexcept {
-  const std::atomic<uint64_t>& count = signals(backend_.rank(), rank).count;
+  const std::atomic<uint64_t>& count = signals(backend_.group().index(), rank).count;
   std::atomic<uint64_t>& taken = taken_[static_cast<size_t>(rank)];
   const auto take = [&] {
     uint64_t seen = taken.load(std::memory_order_relaxed);

@@ -1,4 +1,5 @@
-// Memory that the ranks of one host put into and get from: every rank's, mapped by all.
+// Memory that the ranks of one host put into and get from: every rank's, mapped by all. Ranks are in the host
+// group's indices.
 #pragma once
 
 #include <atomic>
@@ -19,12 +20,12 @@ class ShmWindow {
   // Collective: nobody uses it any more when it returns.
   Status close(uint64_t number, Deadline deadline);
 
+  int size() const noexcept { return static_cast<int>(ranks_.size()); }
   void* address(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].address; }
   uint64_t bytes(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].bytes; }
   void signal(int rank) noexcept;
   // kOk, kTimedOut, or why the communicator broke.
   Status wait_signal(int rank, Deadline deadline) noexcept;
-  CpuBackend& backend() noexcept { return backend_; }
 
  private:
   struct alignas(128) Signals {
@@ -41,6 +42,7 @@ class ShmWindow {
     return reinterpret_cast<Signals*>(ranks_[static_cast<size_t>(of)].signals.address())[from];
   }
   std::vector<uint8_t> offer(void* address, uint64_t bytes, UniqueFd& signals_fd, SharedRange& range);
+  void share(void* address, uint64_t bytes, SharedRange& range);
   void open(int rank, const std::vector<uint8_t>& offer);
 
   CpuBackend& backend_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "collectives_ranks.h"
@@ -151,6 +152,96 @@ bool operations_across() {
   return all_good(children);
 }
 
+// Everyone puts into everyone's window, of this host and of the other.
+bool windows_across() {
+  const TwoHosts hosts;
+  if (!hosts.good()) return false;
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    children.push_back(start([&] {
+      if (!hosts.enter(rank)) return 1;
+      towline_communicator_t* ranks = join(meeting, rank, kRanks);
+      if (ranks == nullptr) return 2;
+      constexpr uint64_t kPart = 3'000'000;  // several pieces
+      towline_window_t* window = nullptr;
+      if (towline_window_create(ranks, nullptr, kPart * kRanks, &window) != TOWLINE_OK) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());
+        return 3;
+      }
+      const auto stamp = [](int from, int to) { return static_cast<uint8_t>(16 * (from + 1) + to); };
+      for (int to = 0; to < kRanks; ++to) {
+        const std::vector<uint8_t> mine(kPart, stamp(rank, to));
+        if (towline_window_put(window, to, kPart * static_cast<uint64_t>(rank), mine.data(), kPart) !=
+            TOWLINE_OK)
+          return 4;
+        if (towline_window_signal(window, to) != TOWLINE_OK) return 5;
+      }
+      const auto* here = static_cast<const uint8_t*>(towline_window_address(window));
+      for (int from = 0; from < kRanks; ++from) {
+        if (towline_window_wait_signal(window, from, 120'000'000'000) != TOWLINE_OK) return 6;
+        const auto* part = here + kPart * static_cast<uint64_t>(from);
+        if (std::count(part, part + kPart, stamp(from, rank)) != kPart) return 7;
+      }
+      const int far = (rank + kRanks / 2) % kRanks;
+      if (towline_window_map_remote(window, far) != nullptr) return 8;
+      if (std::string(towline_last_error()).find("another host") == std::string::npos) return 9;
+      if (towline_window_map_remote(window, rank ^ 1) == nullptr) return 10;
+      if (towline_window_put(window, far, kPart * kRanks, here, 1) != TOWLINE_OUT_OF_RANGE) return 11;
+      std::vector<uint8_t> theirs(kPart);
+      const uint64_t own = kPart * static_cast<uint64_t>(far);  // has come, as who owns it has put it itself
+      if (towline_barrier(ranks, nullptr, nullptr) != TOWLINE_OK) return 12;
+      if (towline_window_get(window, far, own, theirs.data(), kPart) != TOWLINE_OK) return 13;
+      if (std::count(theirs.begin(), theirs.end(), stamp(far, far)) != kPart) return 14;
+      if (towline_window_destroy(window, 120'000'000'000) != TOWLINE_OK) return 15;
+      return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 16;
+    }));
+  }
+  return all_good(children);
+}
+
+// Who puts into a rank of the other host that is killed is told so, and by whose loss.
+bool window_of_a_killed_rank() {
+  const TwoHosts hosts;
+  if (!hosts.good()) return false;
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    children.push_back(start([&] {
+      if (!hosts.enter(rank)) return 1;
+      towline_communicator_t* ranks = join(meeting, rank, kRanks);
+      if (ranks == nullptr) return 2;
+      towline_window_t* window = nullptr;
+      if (towline_window_create(ranks, nullptr, 4'000'000, &window) != TOWLINE_OK) return 3;
+      const int victim = kRanks - 1;
+      if (rank == victim) {
+        meeting.mark("open");
+        for (;;) ::pause();
+      }
+      const std::vector<uint8_t> mine(4'000'000, 1);
+      int32_t status = TOWLINE_OK;
+      for (int i = 0; status == TOWLINE_OK; ++i) {
+        status = towline_window_put(window, victim, 0, mine.data(), mine.size());
+        if (i == 1) meeting.mark("going" + std::to_string(rank));
+      }
+      if (status != TOWLINE_PEER_LOST) {
+        std::fprintf(stderr, "rank %d: %d %s\n", rank, status, towline_last_error());
+        return 4;
+      }
+      if (towline_window_wait_signal(window, victim, 120'000'000'000) != TOWLINE_PEER_LOST) return 5;
+      if (towline_window_destroy(window, 5'000'000'000) != TOWLINE_PEER_LOST) return 6;
+      towline_communicator_destroy(ranks);
+      return 0;
+    }));
+  }
+  bool good = meeting.wait("open");
+  for (int rank = 0; rank < kRanks - 1; ++rank) good = good && meeting.wait("going" + std::to_string(rank));
+  ::kill(children.back(), SIGKILL);
+  result_of(children.back());
+  children.pop_back();
+  return all_good(children) && good;
+}
+
 bool cut_in_the_middle() {
   const TwoHosts hosts;
   if (!hosts.good()) return false;
@@ -201,6 +292,14 @@ class CollectivesOverTwoHosts : public testing::Test {
 };
 
 TEST_F(CollectivesOverTwoHosts, EveryOperationGivesItsResult) { EXPECT_TRUE(in_child(operations_across)); }
+
+TEST_F(CollectivesOverTwoHosts, WindowsArePutIntoGotFromAndSignalled) {
+  EXPECT_TRUE(in_child(windows_across));
+}
+
+TEST_F(CollectivesOverTwoHosts, AKilledRanksWindowTellsWhoPutsIntoIt) {
+  EXPECT_TRUE(in_child(window_of_a_killed_rank));
+}
 
 TEST_F(CollectivesOverTwoHosts, ACutNetworkEndsOperationsByTheirTimeoutAndANewCommunicatorForms) {
   EXPECT_TRUE(in_child(cut_in_the_middle));

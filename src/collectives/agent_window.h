@@ -1,0 +1,78 @@
+// A window's memory for the ranks of other hosts: a region of an agent of ours, which they read and write
+// through transfers, and a counter for each rank that signals.
+//
+// The caller's memory is not registered: bytes go by staging memory of the window, a piece at a time, the
+// next one copied while the last one travels. So nothing of a call that failed can land in the caller's
+// memory, or be read from it, once the call has returned.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "base/clock.h"
+#include "collectives/breaker.h"
+#include "memory/shared_memory.h"
+
+namespace towline::collectives {
+
+// An agent that serves windows, without the application's help. `backends` empty: all. Throws Error.
+std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
+                                         const std::string& listen, uint64_t timeout_ns);
+
+class AgentWindow {
+ public:
+  // Of rank `me` of `ranks`. `address` null: nothing of it can be reached. Throws Error.
+  AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks, void* address,
+              uint64_t bytes);
+  ~AgentWindow();
+  AgentWindow(const AgentWindow&) = delete;
+  AgentWindow& operator=(const AgentWindow&) = delete;
+
+  // What this rank tells the others, and what it learns of one of them. Throws Error.
+  std::vector<uint8_t> offer();
+  void open(size_t rank, std::span<const uint8_t> offer);
+
+  // Any thread. Of ranks that were opened; [offset, offset + bytes) lies in the rank's memory. A failure
+  // breaks the communicator, but for a signal that does not come in time.
+  uint64_t bytes(size_t rank) const noexcept { return ranks_[rank].bytes; }
+  Status put(size_t rank, uint64_t offset, const void* from, uint64_t bytes);
+  Status get(size_t rank, uint64_t offset, void* to, uint64_t bytes);
+  Status signal(size_t rank);
+  Status wait_signal(size_t rank, Deadline deadline) noexcept;
+
+  // Waits until no other rank can reach the memory. kTimedOut: one still may; `why` says which.
+  Status close(Deadline deadline, std::string& why);
+
+ private:
+  class Move;
+  struct Rank {
+    Peer* peer = nullptr;
+    std::shared_ptr<RemoteRegion> region;  // null: it has none
+    uint64_t bytes = 0;
+    uint64_t counter_there = 0;  // what it counts of us
+    uint64_t counter_here = 0;   // what we count of it
+    std::atomic<uint64_t> taken{0};
+  };
+
+  Status move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes);
+  std::unique_ptr<Move> begin(uint32_t op, Rank& rank, uint64_t offset, size_t slot, uint64_t bytes);
+  uint8_t* staged(size_t slot) const noexcept;
+  Status finish(Move& move, const char* what, size_t rank);
+
+  const std::shared_ptr<Agent> agent_;
+  Breaker& breaker_;
+  const size_t me_;
+  std::vector<Rank> ranks_;
+  std::shared_ptr<Region> region_;  // of this rank's memory; null: none
+  std::mutex staging_mutex_;        // of what follows
+  std::unique_ptr<SharedMemory> staging_;
+  std::shared_ptr<Region> staging_region_;
+  std::vector<std::unique_ptr<Move>> left_over_;  // failed, and not known to be over
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,128 @@
+#include "collectives/window.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace towline::collectives {
+namespace {
+
+Header header_of(uint8_t op, uint64_t number, uint8_t step) {
+  Header header;
+  header.op = op;
+  header.number = number;
+  header.step = step;
+  return header;
+}
+
+// Steps of the headers; those of what goes on within a host count from 0.
+constexpr uint8_t kOffers = 16;
+constexpr uint8_t kProblems = 32;
+constexpr uint8_t kAllClosed = 48;
+
+}  // namespace
+
+Window::Window(CpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline)
+    : backend_(backend) {
+  std::string problem;
+  try {
+    here_ = std::make_unique<ShmWindow>(backend, address, bytes, number, deadline);
+  } catch (const Error& error) {
+    if (backend.one_host()) throw;
+    problem = error.message();
+  }
+  if (!backend.one_host()) reach_other_hosts(std::move(problem), number, deadline);
+}
+
+// Every rank offers its memory; then everyone has taken what it needs, and learns whether everyone could.
+void Window::reach_other_hosts(std::string problem, uint64_t number, Deadline deadline) {
+  std::vector<uint8_t> mine;
+  const auto size = static_cast<size_t>(backend_.size());
+  try {
+    if (problem.empty()) {
+      const int me = backend_.rank();
+      far_ = std::make_unique<AgentWindow>(backend_.window_agent(), backend_.breaker(),
+                                           static_cast<size_t>(me), size, address(me), bytes(me));
+      mine = far_->offer();
+    }
+  } catch (const Error& error) {
+    problem = error.message();
+    mine.clear();
+  }
+  const auto exchange = [&](uint8_t step, const void* data, size_t bytes) {
+    std::vector<std::vector<uint8_t>> all;
+    const Status status =
+        backend_.exchange(header_of(kOpenWindowOp, number, step), data, bytes, all, deadline);
+    if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
+    return all;
+  };
+  const auto offers = exchange(kOffers, mine.data(), mine.size());
+  for (size_t rank = 0; rank < size && problem.empty(); ++rank) {
+    try {
+      if (backend_.index_here(static_cast<int>(rank)) < 0 && !offers[rank].empty())
+        far_->open(rank, offers[rank]);
+    } catch (const Error& error) {
+      problem = fmt::format("it cannot reach rank {}'s: {}", rank, error.message());
+    }
+  }
+  if (problem.size() > 1000) problem.resize(1000);
+  const auto problems = exchange(kProblems, problem.data(), problem.size());
+  for (size_t rank = 0; rank < size; ++rank) {
+    if (!problems[rank].empty())
+      fail(Status::kUnsupported, "no window: rank {}: {}", rank,
+           std::string(problems[rank].begin(), problems[rank].end()));
+  }
+}
+
+void Window::close(uint64_t number, Deadline deadline) {
+  Status status = Status::kOk;
+  if (far_ == nullptr) {
+    status = here_->close(number, deadline);
+  } else {
+    std::vector<std::vector<uint8_t>> none;
+    status = backend_.exchange(header_of(kCloseWindowOp, number, kAllClosed), nullptr, 0, none, deadline);
+  }
+  if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
+  std::string why;
+  if (far_ != nullptr && far_->close(deadline, why) != Status::kOk)
+    fail(Status::kTimedOut, "the window's memory is still in use: {}", why);
+}
+
+void* Window::address(int rank) const noexcept {
+  const int index = backend_.index_here(rank);
+  return index < 0 ? nullptr : here_->address(index);
+}
+
+uint64_t Window::bytes(int rank) const noexcept {
+  const int index = backend_.index_here(rank);
+  return index < 0 ? far_->bytes(static_cast<size_t>(rank)) : here_->bytes(index);
+}
+
+Status Window::put(int rank, uint64_t offset, const void* from, uint64_t bytes) {
+  void* const there = address(rank);
+  if (backend_.index_here(rank) < 0) return far_->put(static_cast<size_t>(rank), offset, from, bytes);
+  if (bytes != 0) std::memcpy(static_cast<uint8_t*>(there) + offset, from, bytes);
+  return Status::kOk;
+}
+
+Status Window::get(int rank, uint64_t offset, void* to, uint64_t bytes) {
+  const void* const there = address(rank);
+  if (backend_.index_here(rank) < 0) return far_->get(static_cast<size_t>(rank), offset, to, bytes);
+  if (bytes != 0) std::memcpy(to, static_cast<const uint8_t*>(there) + offset, bytes);
+  return Status::kOk;
+}
+
+Status Window::signal(int rank) {
+  const int index = backend_.index_here(rank);
+  if (index < 0) return far_->signal(static_cast<size_t>(rank));
+  here_->signal(index);
+  return Status::kOk;
+}
+
+Status Window::wait_signal(int rank, Deadline deadline) noexcept {
+  const int index = backend_.index_here(rank);
+  return index < 0 ? far_->wait_signal(static_cast<size_t>(rank), deadline)
+                   : here_->wait_signal(index, deadline);
+}
+
+}  // namespace towline::collectives

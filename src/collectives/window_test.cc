@@ -1,0 +1,173 @@
+// Windows: within a host, between hosts (over TCP), and both at once.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "collectives/test_support.h"
+
+namespace towline::collectives {
+namespace {
+
+// A window of a communicator, by the table of its backend.
+class TestWindow {
+ public:
+  TestWindow(Communicator& ranks, void* address, uint64_t bytes)
+      : ranks_(ranks), window_(ranks.open_window(address, bytes)) {}
+  uint8_t* map(int rank) const {
+    void* address = nullptr;
+    uint64_t bytes = 0;
+    ranks_.table().window_map(window_, rank, &address, &bytes);
+    return static_cast<uint8_t*>(address);
+  }
+  uint64_t bytes(int rank) const {
+    void* address = nullptr;
+    uint64_t bytes = 0;
+    ranks_.table().window_map(window_, rank, &address, &bytes);
+    return bytes;
+  }
+  int32_t put(int rank, uint64_t offset, const std::vector<uint8_t>& from) {
+    return ranks_.table().window_put(window_, rank, offset, from.data(), from.size());
+  }
+  int32_t get(int rank, uint64_t offset, std::vector<uint8_t>& to) {
+    return ranks_.table().window_get(window_, rank, offset, to.data(), to.size());
+  }
+  int32_t signal(int rank) { return ranks_.table().window_signal(window_, rank); }
+  int32_t wait_signal(int rank, uint64_t timeout_ns = 120 * kSecondNs) {
+    return ranks_.table().window_wait_signal(window_, rank,
+                                             Deadline::after(monotonic_now_ns(), timeout_ns).ns());
+  }
+  void close() { ranks_.close_window(window_, 120 * kSecondNs); }
+
+ private:
+  Communicator& ranks_;
+  towline_collective_window* window_;
+};
+
+// What rank `from` puts into rank `to`'s place for it.
+std::vector<uint8_t> stamped(int from, int to, uint64_t bytes) {
+  std::vector<uint8_t> made(bytes);
+  for (uint64_t i = 0; i < bytes; ++i)
+    made[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<uint64_t>(from * 16 + to));
+  return made;
+}
+
+class Windows : public testing::TestWithParam<int> {  // ranks per host; 0: all on one
+ protected:
+  World world() const {
+    World made;
+    made.size = 4;
+    made.ranks_per_host = GetParam();
+    return made;
+  }
+  bool one_host(int a, int b) const { return GetParam() == 0 || a / GetParam() == b / GetParam(); }
+};
+
+TEST_P(Windows, WhatIsPutIsThereWhenItsSignalIs) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    const int me = ranks.rank();
+    const int n = ranks.size();
+    // Small, one piece and a bit, several pieces.
+    for (const uint64_t bytes : {uint64_t{1}, uint64_t{70'001}, uint64_t{2'500'003}}) {
+      TestWindow window(ranks, nullptr, bytes * static_cast<uint64_t>(n));
+      EXPECT_EQ(window.map(me)[0], 0) << "allocated memory is zeroed";
+      do_barrier(ranks);
+      for (int to = 0; to < n; ++to) {
+        ASSERT_EQ(window.put(to, bytes * static_cast<uint64_t>(me), stamped(me, to, bytes)), TOWLINE_OK);
+        ASSERT_EQ(window.signal(to), TOWLINE_OK);
+      }
+      for (int from = 0; from < n; ++from) {
+        ASSERT_EQ(window.wait_signal(from), TOWLINE_OK);
+        const auto expected = stamped(from, me, bytes);
+        EXPECT_EQ(std::memcmp(window.map(me) + bytes * static_cast<uint64_t>(from), expected.data(), bytes),
+                  0)
+            << "from rank " << from;
+      }
+      do_barrier(ranks);
+      for (int of = 0; of < n; ++of) {
+        std::vector<uint8_t> got(bytes);
+        ASSERT_EQ(window.get(of, bytes * static_cast<uint64_t>(n - 1), got), TOWLINE_OK);
+        EXPECT_EQ(got, stamped(n - 1, of, bytes));
+      }
+      EXPECT_EQ(window.wait_signal((me + 1) % n, kMillisecondNs), TOWLINE_TIMED_OUT) << "there was one each";
+      window.close();
+    }
+  });
+}
+
+TEST_P(Windows, RanksOfOtherHostsAreNotMapped) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    // Every rank its own size, one none at all.
+    const auto bytes_of = [](int rank) { return rank == 2 ? 0 : 4096u * static_cast<uint32_t>(rank + 1); };
+    TestWindow window(ranks, nullptr, bytes_of(ranks.rank()));
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      EXPECT_EQ(window.bytes(rank), bytes_of(rank));
+      EXPECT_EQ(window.map(rank) != nullptr, rank != 2 && one_host(rank, ranks.rank())) << rank;
+    }
+    EXPECT_EQ(window.signal(2), TOWLINE_OK) << "who has no memory still counts signals";
+    for (int rank = 0; rank < ranks.size() && ranks.rank() == 2; ++rank)
+      EXPECT_EQ(window.wait_signal(rank), TOWLINE_OK);
+    window.close();
+  });
+}
+
+TEST_P(Windows, SignalsAreCountedAndThreadsShareThem) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    constexpr int kSignals = 50;
+    TestWindow window(ranks, nullptr, 4096);
+    const int to = (ranks.rank() + 2) % ranks.size();
+    std::atomic<int> seen{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i) {
+      threads.emplace_back([&] {
+        for (int k = 0; k < kSignals; ++k) seen += window.wait_signal(to) == TOWLINE_OK ? 1 : 0;
+      });
+    }
+    for (int k = 0; k < 2 * kSignals; ++k) EXPECT_EQ(window.signal(to), TOWLINE_OK);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(seen, 2 * kSignals);
+    window.close();
+  });
+}
+
+TEST_P(Windows, SeveralLiveSideBySide) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    TestWindow first(ranks, nullptr, 4096);
+    TestWindow second(ranks, nullptr, 8192);
+    const int to = (ranks.rank() + 3) % ranks.size();
+    const int from = (ranks.rank() + 1) % ranks.size();
+    EXPECT_EQ(first.put(to, 8, stamped(1, to, 100)), TOWLINE_OK);
+    EXPECT_EQ(second.put(to, 8, stamped(2, to, 100)), TOWLINE_OK);
+    EXPECT_EQ(second.signal(to), TOWLINE_OK);
+    EXPECT_EQ(second.wait_signal(from), TOWLINE_OK);
+    EXPECT_EQ(std::memcmp(first.map(ranks.rank()) + 8, stamped(1, ranks.rank(), 100).data(), 100), 0);
+    EXPECT_EQ(std::memcmp(second.map(ranks.rank()) + 8, stamped(2, ranks.rank(), 100).data(), 100), 0);
+    first.close();
+    EXPECT_EQ(second.put(to, 8, stamped(3, to, 100)), TOWLINE_OK);
+    second.close();
+  });
+}
+
+TEST_P(Windows, AnAbortEndsWaitsForSignals) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    TestWindow window(ranks, nullptr, 4096);
+    if (ranks.rank() == 0) {
+      ranks.abort("enough");
+    } else {
+      EXPECT_EQ(window.wait_signal(0), TOWLINE_CANCELLED);
+    }
+    try {
+      window.close();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kCancelled) << error.what();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Windows, testing::Values(0, 1, 2), [](const auto& setup) {
+  return setup.param == 0 ? "shm" : setup.param == 1 ? "tcp" : "both";
+});
+
+}  // namespace
+}  // namespace towline::collectives
