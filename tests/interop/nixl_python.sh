@@ -10,7 +10,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 checkout=${1:-${TOWLINE_NIXL_CHECKOUT:-}}
-venv=${TOWLINE_NIXL_VENV:-${TMPDIR:-/tmp}/nixl-interop-venv}
+venv=$(realpath -m "${TOWLINE_NIXL_VENV:-${TMPDIR:-/tmp}/nixl-interop-venv}")
 if [[ ! -d $checkout/test/python ]]; then
   echo "skipped: no checkout of NIXL at '${checkout}'; give its path, or set TOWLINE_NIXL_CHECKOUT"
   exit 77
@@ -21,7 +21,7 @@ checkout=$(cd "$checkout" && pwd)
 python=$venv/bin/python
 "$python" -m pip install --quiet --disable-pip-version-check pytest pytest-timeout 'scikit-build-core>=0.10' 'nanobind>=2.4'
 "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --force-reinstall --no-deps \
-  "${TOWLINE_NIXL_PACKAGE:-$root/compat/nixl/python}"
+  --config-settings "build-dir=$venv/towline-nixl" "${TOWLINE_NIXL_PACKAGE:-$root/compat/nixl/python}"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
