@@ -43,7 +43,9 @@ test-python: python ## the Python packages' tests
 python: deps ## build the Python packages into build/venv
 	@for package in bindings/python compat/nixl/python compat/torchcomms; do \
 	  if [ -f $$package/pyproject.toml ]; then \
-	    $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ./$$package || exit 1; fi; done
+	    settings=; [ $$package != compat/nixl/python ] || settings="--config-settings build-dir=$(CURDIR)/build/nixl-python"; \
+	    $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package \
+	      || exit 1; fi; done
 
 format: deps ## format the C and C++ sources
 	@scripts/check-format --fix
