@@ -122,7 +122,6 @@ def until(look, what: str):
     end = time.monotonic() + TIMEOUT
     while not (found := look()):
         assert time.monotonic() < end, f"no {what}"
-        time.sleep(0.001)
     return found
 
 
