@@ -14,8 +14,10 @@ class TemporaryFolder {
  public:
   // Below the current folder: a build folder is on a real file system, where direct I/O and extended
   // attributes are to be had.
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::current_path() / "towline-test-XXXXXX").string();
+  TemporaryFolder() : TemporaryFolder(std::filesystem::current_path()) {}
+  // For sockets, whose paths must be short: "/tmp".
+  explicit TemporaryFolder(const std::filesystem::path& parent) {
+    std::string pattern = (parent / "towline-test-XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr)
       throw std::system_error(errno, std::generic_category(), pattern);
     path_ = pattern;

@@ -4,15 +4,23 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <functional>
+#include <string>
 
+#include "base/error.h"
+#include "base/unique_fd.h"
 #include "memory/shared_memory.h"
+#include "support/temporary_folder.h"
 #include "transports/shm/test_support.h"
 
 namespace towline::shm {
@@ -250,6 +258,79 @@ TEST(ShmProcesses, AnUndumpableOwnerIsReachedThroughTheRing) {
     agent.unimport(link, imported);
   });
   EXPECT_EQ(outer.receive_number(), 0);
+}
+
+// How the region of private memory is reached between two processes of an ordinary user, neither the other's
+// parent, whose owner has this setting. Empty: not at all.
+std::string way_between_siblings(const std::string& ptracer) {
+  std::string how;
+  Child outer([&](const Child::Pipes& pipes) {
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(8);
+    prctl(PR_SET_DUMPABLE, 1);
+    Child owner([&](const Child::Pipes& inner) { serve(inner, {{"shm.ptracer", ptracer}}); });
+    const Introduction peer = owner.receive();
+    Child importer([&](const Child::Pipes& inner) {
+      TestAgent agent(towline_shm_plugin(), "importer");
+      TestLink& link = join(agent, peer);
+      if (!link.up) _exit(7);
+      auto imported = import(agent, link, peer.regions[1]);
+      inner.send_number(imported.how.starts_with("process_vm") ? 1
+                        : imported.how.starts_with("ring (")   ? 2
+                                                               : 0);
+      agent.unimport(link, imported);
+    });
+    pipes.send_number(importer.receive_number());
+  });
+  switch (outer.receive_number()) {
+    case 1:
+      return "process_vm";
+    case 2:
+      return "ring";
+    default:
+      return "";
+  }
+}
+
+TEST(ShmProcesses, WhereYamaRestrictsTheOwnerAllowsItsPeers) {
+  const auto scope = read_text_file("/proc/sys/kernel/yama/ptrace_scope");
+  if (!scope || !scope->starts_with("1"))
+    GTEST_SKIP() << "needs a kernel with Yama at ptrace_scope 1; here: " << scope.value_or("no Yama");
+  EXPECT_EQ(way_between_siblings("true"), "process_vm");
+  EXPECT_EQ(way_between_siblings("false"), "ring");
+}
+
+// Runs `body` as the first process of a container: with pids, sockets' names and IPC of its own. Says first
+// whether it may.
+void in_container(const Child::Pipes& pipes, const std::function<void()>& body) {
+  const bool apart = unshare(CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS) == 0;
+  pipes.send_number(apart ? 0 : errno);
+  if (!apart) return;
+  const Child first([&](const Child::Pipes&) { body(); });  // born into the new pid namespace
+  waitpid(first.pid(), nullptr, 0);
+}
+
+TEST(ShmProcesses, ContainersReachEachOtherByDescriptorsAndTheRing) {
+  const support::TemporaryFolder folder("/tmp");  // what they share: the sockets lie in it
+  const TestAgent::Settings settings = {{"shm.socket_dir", folder.path()}};
+  Child owner([&](const Child::Pipes& pipes) { in_container(pipes, [&] { serve(pipes, settings); }); });
+  if (const int32_t refused = owner.receive_number(); refused != 0)
+    GTEST_SKIP() << "no namespaces may be made here: " << errno_text(refused);
+  const Introduction peer = owner.receive();
+  EXPECT_EQ(peer.identity.pid, 1u);
+  Child importer([&](const Child::Pipes& pipes) {
+    in_container(pipes, [&] {
+      TestAgent agent(towline_shm_plugin(), "importer", settings);
+      TestLink& link = join(agent, peer);
+      if (link.up) {
+        move_whole(agent, link, peer.regions[0], "mapped memfd");
+        move_whole(agent, link, peer.regions[1], "ring (");
+      }
+      pipes.send_number(link.up && !::testing::Test::HasFailure() ? 0 : 1);
+    });
+  });
+  ASSERT_EQ(importer.receive_number(), 0);
+  EXPECT_EQ(importer.receive_number(), 0);
+  owner.tell();
 }
 
 TEST(ShmProcesses, OtherUsersAreRefusedUnlessAllowed) {

@@ -9,6 +9,7 @@
 
 #include "base/memfd.h"
 #include "memory/shared_memory.h"
+#include "support/temporary_folder.h"
 #include "transports/shm/test_support.h"
 
 namespace towline::shm {
@@ -293,11 +294,11 @@ TEST(ShmTransport, ARegionThatIsGoneIsStale) {
 }
 
 TEST(ShmTransport, ASocketDirectoryServesWhereNamesAreNotShared) {
-  char directory[] = "/tmp/towline-shm-dir-XXXXXX";
-  ASSERT_NE(mkdtemp(directory), nullptr);
+  const support::TemporaryFolder folder("/tmp");
+  const std::string& directory = folder.path();
   std::string path;
   {
-    Pair pair({{"shm.socket_dir", directory}}, {{"shm.socket_dir", std::string(directory) + "/"}});
+    Pair pair({{"shm.socket_dir", directory}}, {{"shm.socket_dir", directory + "/"}});
     const std::vector<uint8_t> address = pair.b.address();
     path = std::string(address.begin() + 4, address.end());
     EXPECT_EQ(access(path.c_str(), F_OK), 0) << path;
