@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/log.h"
 #include "collectives/test_support.h"
 
 namespace towline::collectives {
@@ -232,6 +233,42 @@ TEST(Communicator, WrongArgumentsBreakNothing) {
     do_barrier(ranks);
   });
 }
+
+class LateRank : public testing::TestWithParam<int> {};  // ranks per host
+
+TEST_P(LateRank, IsWaitedForAndNamed) {
+  static std::mutex mutex;
+  static std::string logged;
+  static std::atomic<bool> warned;
+  logged.clear();
+  warned = false;
+  set_log_sink(
+      [](void*, LogLevel, std::string_view message) {
+        const std::lock_guard lock(mutex);
+        logged += message;
+        if (message.find("has been in operation #1") != std::string_view::npos) warned = true;
+      },
+      nullptr);
+  World world;
+  world.ranks_per_host = GetParam();
+  world.warn = "300ms";
+  run_ranks(world, [](Communicator& ranks) {
+    std::vector<float> data(100'000, 1);
+    do_barrier(ranks);
+    if (ranks.rank() == 1) eventually([] { return warned.load(); });
+    do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, data.size(), data.data(), data.data()));
+    EXPECT_EQ(std::ranges::count(data, 2.0F), 100'000);
+    do_barrier(ranks);
+  });
+  set_log_sink(nullptr, nullptr);
+  EXPECT_NE(logged.find("rank 0 has been in operation #1"), std::string::npos) << logged;
+  EXPECT_NE(logged.find(GetParam() == 0 ? "not there yet: rank 1" : "ranks of other hosts"),
+            std::string::npos)
+      << logged;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LateRank, testing::Values(0, 1),
+                         [](const auto& setup) { return setup.param == 0 ? "shm" : "tcp"; });
 
 TEST(Communicator, AClosedRankIsToldApartFromALostOne) {
   auto store = std::make_shared<MemoryStore>();

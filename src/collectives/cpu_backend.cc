@@ -1,6 +1,7 @@
 #include "collectives/cpu_backend.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/id.h"
+#include "base/log.h"
 #include "collectives/agent_window.h"
 #include "collectives/reduce.h"
 #include "collectives/types.h"
@@ -59,7 +61,12 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
       rank_(args.rank),
       size_(args.size),
       flags_(args.flags),
-      timeout_ns_(Deadline::at(args.deadline_ns).remaining_ns(monotonic_now_ns())) {
+      timeout_ns_(Deadline::at(args.deadline_ns).remaining_ns(monotonic_now_ns())),
+      name_(args.name) {
+  const std::string warn = setting("collectives.warn", "30s");
+  const auto warn_ns = parse_duration_ns(warn);
+  if (!warn_ns) fail(Status::kInvalidArgument, "collectives.warn = \"{}\" is no time, such as 30s", warn);
+  warn_ns_ = *warn_ns;
   settings_.stage_bytes = size_setting("collectives.stage_bytes", settings_.stage_bytes);
   settings_.flat_bytes =
       std::min(size_setting("collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
@@ -76,6 +83,7 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
 
   const Deadline deadline = Deadline::at(args.deadline_ns);
   mesh_ = std::make_unique<TcpMesh>(rank_, size_, setting("collectives.listen", "*:0"), breaker_);
+  mesh_->set_congestion(setting("collectives.congestion", ""));
   exchange_infos(deadline);
   watcher_ = std::thread([this] { watch(); });
   try {
@@ -243,7 +251,7 @@ void CpuBackend::share_memory(Deadline deadline) {
   call.header.op = TOWLINE_OP_BARRIER;
   call.header.number = kFormingNumber;
   call.deadline = deadline;
-  const Status status = one_host() ? group_->barrier(call) : run_between_hosts(call);
+  const Status status = run(call);
   if (is_error(status)) fail(status, "{}", breaker_.breakage().text);
 }
 
@@ -319,6 +327,7 @@ void CpuBackend::watch() {
           breaker_.raise(found.status, found.text);
       }
     }
+    if (ready && warn_ns_ != 0 && !breaker_.broken()) warn_of_delays(monotonic_now_ns());
     if (breaker_.broken() && !told) {
       told = true;
       const Breakage why = breaker_.breakage();
@@ -326,6 +335,22 @@ void CpuBackend::watch() {
       host_.broken(host_.context, static_cast<int32_t>(why.status), why.text.c_str());
     }
   }
+}
+
+// Once for each operation, by what it is at when the watcher looks: an operation reads no clock for it.
+void CpuBackend::warn_of_delays(uint64_t now_ns) {
+  const uint64_t number = performing_.load(std::memory_order_relaxed);
+  if (number != watched_number_) {
+    watched_number_ = number;
+    watched_since_ns_ = now_ns;
+  }
+  if (number == 0 || watched_since_ns_ == kNoDeadline || now_ns - watched_since_ns_ < warn_ns_) return;
+  watched_since_ns_ = kNoDeadline;
+  const std::vector<int> absent = group_->absent();
+  TOWLINE_LOG(kWarning, "communicator {}: rank {} has been in operation #{} for {} s{}", name_, rank_,
+              number - 1, warn_ns_ / kSecondNs,
+              absent.empty() ? std::string(one_host() ? "" : ": ranks of other hosts have not come")
+                             : fmt::format(": not there yet: rank {}", fmt::join(absent, ", ")));
 }
 
 Breakage CpuBackend::agree(Breakage reason) {
@@ -375,7 +400,14 @@ Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, De
   // A rank that was away for long may have all it waits for, and the others' verdict beside it.
   if (!one_host() && mesh_->verdict_waits()) return breaker_.status();
   take_apart(call, rank_, size_, number, deadline, call_);
-  return one_host() ? run_on_host(call_, *group_) : run_between_hosts(call_);
+  performing_.store(number + 1, std::memory_order_relaxed);
+  const Status status = run(call_);
+  performing_.store(0, std::memory_order_relaxed);
+  return status;
+}
+
+Status CpuBackend::run(Call& call) {
+  return one_host() ? run_on_host(call, *group_) : run_between_hosts(call);
 }
 
 Status CpuBackend::run_on_host(const Call& call, ShmGroup& group) {
@@ -423,7 +455,7 @@ Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t byt
     for (size_t rank = 0; rank < size; ++rank)
       std::tie(call.out.at[rank], call.out.bytes[rank]) = place(rank);
     call.bytes = call.out.bytes[static_cast<size_t>(rank_)];
-    return one_host() ? run_on_host(call, *group_) : run_between_hosts(call);
+    return run(call);
   };
   using Place = std::pair<uint8_t*, uint64_t>;
   const Status status = gather(

@@ -66,7 +66,9 @@ class CpuBackend {
   Mapping open_arena(const std::vector<int>& host, UniqueFd& created, Deadline deadline);
   void watch_processes();
   void watch();
+  void warn_of_delays(uint64_t now_ns);
   Breakage agree(Breakage reason);
+  Status run(Call& call);
   Status run_on_host(const Call& call, ShmGroup& group);
   // In cpu_hosts.cc. They may change the call.
   void make_groups();
@@ -92,6 +94,8 @@ class CpuBackend {
   const int size_;
   const uint32_t flags_;
   const uint64_t timeout_ns_;  // of forming, and of what names none
+  const std::string name_;
+  uint64_t warn_ns_ = 0;  // an operation that goes on for longer is told of
   ShmSettings settings_;
   std::vector<RankInfo> infos_;
   std::vector<std::vector<int>> hosts_;
@@ -114,6 +118,9 @@ class CpuBackend {
   EventFd wake_;
   std::atomic<bool> formed_{false};  // everything above is made
   std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<uint64_t> performing_{0};  // the operation's number + 1; 0: none
+  uint64_t watched_number_ = 0;                      // the watcher's: what was being performed when it looked
+  uint64_t watched_since_ns_ = 0;
   std::thread watcher_;
   std::shared_ptr<Agent> window_agent_;
 };

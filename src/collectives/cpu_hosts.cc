@@ -18,6 +18,8 @@
 namespace towline::collectives {
 namespace {
 
+constexpr uint64_t kBroadcastBytes = 1 << 20;  // of a broadcast, what goes at a time
+
 void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -208,9 +210,11 @@ Status CpuBackend::broadcast_between_hosts(Call& call) {
   TcpGroup* const group = leaders(call.root);
   if (call.output == nullptr) call.output = const_cast<uint8_t*>(call.input);
   if (call.bytes != 0 && rank_ == call.root) copy(call.output, call.input, call.bytes);
-  for (uint64_t begin = 0; begin == 0 || begin < call.bytes; begin += settings_.chunk_bytes) {
+  // Small enough that a host's ranks share one piece while the next crosses.
+  const uint64_t chunk = std::min(settings_.chunk_bytes, kBroadcastBytes);
+  for (uint64_t begin = 0; begin == 0 || begin < call.bytes; begin += chunk) {
     Call part = call;
-    part.bytes = std::min(settings_.chunk_bytes, call.bytes - begin);
+    part.bytes = std::min(chunk, call.bytes - begin);
     part.input = part.output = call.output + begin;
     part.compared = begin != 0;
     if (group != nullptr) {

@@ -123,6 +123,19 @@ bool ShmGroup::has_left(int index) const noexcept {
   return block(index).left.load(std::memory_order_acquire) != 0;
 }
 
+std::vector<int> ShmGroup::absent() const {
+  const auto phase_of = [this](int index) {
+    const RankBlock& its = block(index);
+    return std::max(its.posted[0].phase.load(std::memory_order_acquire),
+                    its.posted[1].phase.load(std::memory_order_acquire));
+  };
+  const uint64_t mine = phase_of(index_);
+  std::vector<int> ranks;
+  for (int index = 0; index < size(); ++index)
+    if (phase_of(index) < mine) ranks.push_back(rank(index));
+  return ranks;
+}
+
 // ---- Phases
 
 Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t bytes) {

@@ -77,6 +77,10 @@ class ShmGroup {
   void leave() noexcept;
   bool has_left(int index) const noexcept;
 
+  // The ranks, by their numbers in the communicator, that have not come to the phase that this one posted
+  // last. Any thread; true for the moment.
+  std::vector<int> absent() const;
+
   // ---- Channels: a ring of bytes from each rank to each. One writer and one reader at a time.
   size_t channel_write(int to, const void* data, size_t bytes) noexcept;  // how many went in
   size_t channel_read(int from, void* data, size_t bytes) noexcept;       // how many came out

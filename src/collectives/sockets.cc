@@ -20,6 +20,10 @@ void set_no_delay(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
+void set_congestion(int fd, const std::string& name) noexcept {
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
+}
+
 int poll_timeout_ms(Deadline deadline, int most_ms) noexcept {
   const uint64_t left = deadline.remaining_ns(monotonic_now_ns());
   if (left / kMillisecondNs >= static_cast<uint64_t>(most_ms)) return most_ms;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/clock.h"
 #include "base/socket_address.h"
@@ -12,6 +13,8 @@
 namespace towline::collectives {
 
 void set_no_delay(int fd) noexcept;
+// A congestion control by its kernel's name; where the kernel has none of that name, its choice stays.
+void set_congestion(int fd, const std::string& name) noexcept;
 
 // Connects to the first address that answers; with `patient` it tries again until the deadline while the
 // connection is refused (the other side is not there yet). Non-blocking, no delay. Throws Error.

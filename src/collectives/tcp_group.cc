@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/reduce.h"
+#include "collectives/stream_copy.h"
 
 namespace towline::collectives {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 constexpr uint64_t kFlatBytes = 16 << 10;   // all_reduce, all_gather up to here: few steps, whatever is sent
 constexpr uint64_t kPieceBytes = 1 << 20;   // of a part that is received to be reduced
 constexpr uint64_t kTreeBytes = 256 << 10;  // broadcast up to here: a tree
+constexpr uint64_t kStreamBytes = 4 << 20;  // own parts from here on are stored past the caches
 
 std::span<const uint8_t> bytes_at(const uint8_t* at, uint64_t bytes) {
   return {at, static_cast<size_t>(bytes)};
@@ -18,7 +20,11 @@ std::span<const uint8_t> bytes_at(const uint8_t* at, uint64_t bytes) {
 std::span<uint8_t> bytes_at(uint8_t* at, uint64_t bytes) { return {at, static_cast<size_t>(bytes)}; }
 
 void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+  if (bytes == 0 || to == from) return;
+  if (bytes >= kStreamBytes)
+    stream_copy(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
 }
 
 }  // namespace
@@ -29,6 +35,11 @@ TcpGroup::TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks)
 Status TcpGroup::swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in) {
   return mesh_.exchange(call.header, ranks_[static_cast<size_t>(ahead(step))], out,
                         ranks_[static_cast<size_t>(back(step))], in, call.deadline);
+}
+Status TcpGroup::exchange(const Call& call) {
+  const Status status = mesh_.exchange_all(call.header, legs_, call.deadline);
+  legs_.clear();
+  return status;
 }
 Status TcpGroup::send(const Call& call, int to, std::span<const uint8_t> out) {
   return mesh_.exchange(call.header, ranks_[static_cast<size_t>(to)], out, -1, {}, call.deadline);
@@ -76,10 +87,10 @@ Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
     for (int step = 1; step < size(); ++step) {
       const auto from = static_cast<size_t>(back(step));
       const auto target = static_cast<size_t>(ahead(step));
-      const Status status = swap(call, step, bytes_at(in.at[target] + begin, piece(target)),
-                                 bytes_at(received_.data() + from * mine, mine));
-      if (is_error(status)) return status;
+      give(ahead(step), bytes_at(const_cast<const uint8_t*>(in.at[target]) + begin, piece(target)));
+      take(back(step), bytes_at(received_.data() + from * mine, mine));
     }
+    if (const Status status = exchange(call); is_error(status)) return status;
     for (size_t rank = 0; rank < sources_.size(); ++rank)
       sources_[rank] = rank == me ? in.at[me] + begin : received_.data() + rank * mine;
     collectives::reduce({to + begin, sources_.data(), static_cast<uint32_t>(sources_.size()), call.datatype,
@@ -92,10 +103,10 @@ Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts&
   const auto me = static_cast<size_t>(index_);
   for (int step = 1; step < size(); ++step) {
     const auto from = static_cast<size_t>(back(step));
-    const Status status =
-        swap(call, step, bytes_at(mine, out.bytes[me]), bytes_at(out.at[from], out.bytes[from]));
-    if (is_error(status)) return status;
+    give(ahead(step), bytes_at(mine, out.bytes[me]));
+    take(back(step), bytes_at(out.at[from], out.bytes[from]));
   }
+  if (const Status status = exchange(call); is_error(status)) return status;
   copy(out.at[me], mine, out.bytes[me]);
   return Status::kOk;
 }
@@ -197,14 +208,11 @@ Status TcpGroup::gather(const Call& call) {
   if (index_ != call.root) return send(call, call.root, bytes_at(call.input, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
-    if (other == index_) {
-      copy(call.out.at[i], call.input, call.out.bytes[i]);
-    } else if (const Status status = receive(call, other, bytes_at(call.out.at[i], call.out.bytes[i]));
-               is_error(status)) {
-      return status;
-    }
+    if (other != index_) take(other, bytes_at(call.out.at[i], call.out.bytes[i]));
   }
-  return Status::kOk;
+  const auto me = static_cast<size_t>(index_);
+  copy(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
+  return exchange(call);
 }
 
 Status TcpGroup::scatter(const Call& call) {
@@ -213,9 +221,9 @@ Status TcpGroup::scatter(const Call& call) {
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
     if (other == index_) continue;
-    const auto part = bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]);
-    if (const Status status = send(call, other, part); is_error(status)) return status;
+    give(other, bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]));
   }
+  if (const Status status = exchange(call); is_error(status)) return status;
   // The own part last: nobody waits for it.
   const auto me = static_cast<size_t>(index_);
   copy(call.output, call.in.at[me], call.in.bytes[me]);
@@ -227,21 +235,14 @@ Status TcpGroup::all_to_all(const Call& call, std::span<const int> beside) {
   const auto goes = [&](int index) { return std::ranges::find(beside, index) == beside.end(); };
   if (beside.empty()) copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
   for (int step = 1; step < size(); ++step) {
-    const int to = goes(ahead(step)) ? ahead(step) : -1;
-    const int from = goes(back(step)) ? back(step) : -1;
-    std::span<const uint8_t> out;
-    std::span<uint8_t> in;
-    if (to >= 0)
-      out = bytes_at(const_cast<const uint8_t*>(call.in.at[static_cast<size_t>(to)]),
-                     call.in.bytes[static_cast<size_t>(to)]);
-    if (from >= 0)
-      in = bytes_at(call.out.at[static_cast<size_t>(from)], call.out.bytes[static_cast<size_t>(from)]);
-    const Status status =
-        mesh_.exchange(call.header, to < 0 ? -1 : ranks_[static_cast<size_t>(to)], out,
-                       from < 0 ? -1 : ranks_[static_cast<size_t>(from)], in, call.deadline);
-    if (is_error(status)) return status;
+    const int to = ahead(step);
+    const int from = back(step);
+    const auto out = static_cast<size_t>(to);
+    const auto in = static_cast<size_t>(from);
+    if (goes(to)) give(to, bytes_at(static_cast<const uint8_t*>(call.in.at[out]), call.in.bytes[out]));
+    if (goes(from)) take(from, bytes_at(call.out.at[in], call.out.bytes[in]));
   }
-  return Status::kOk;
+  return exchange(call);
 }
 
 }  // namespace towline::collectives

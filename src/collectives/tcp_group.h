@@ -36,6 +36,11 @@ class TcpGroup {
   // `out` to the rank `step` further, `in` from the one `step` back.
   Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
   Status compare(const Call& call);
+  // All that was put down with give() and take(), at once.
+  Status exchange(const Call& call);
+  void give(int to, std::span<const uint8_t> out) { legs_.push_back({rank(to), true, out, {}}); }
+  void take(int from, std::span<uint8_t> in) { legs_.push_back({rank(from), false, {}, in}); }
+  int rank(int index) const { return ranks_[static_cast<size_t>(index)]; }
   Status send(const Call& call, int to, std::span<const uint8_t> out);
   Status receive(const Call& call, int from, std::span<uint8_t> in);
   int ahead(int step) const { return (index_ + step) % size(); }
@@ -51,6 +56,7 @@ class TcpGroup {
   std::vector<uint8_t> received_;
   std::vector<uint8_t> result_;
   std::vector<const void*> sources_;
+  std::vector<TcpMesh::Leg> legs_;
   Parts in_;
   Parts out_;
 };

@@ -99,6 +99,15 @@ std::string TcpMesh::describe(int peer) const {
 
 // ---- Connecting
 
+// Between network namespaces of one machine there is nothing to control, and pacing (bbr) costs a timer for
+// every few segments.
+void TcpMesh::tune(int fd, int peer) const noexcept {
+  const HostIdentity& mine = infos_[static_cast<size_t>(rank_)].host;
+  const bool here = mine.same_host(infos_[static_cast<size_t>(peer)].host);
+  if (!congestion_.empty() || here)
+    collectives::set_congestion(fd, congestion_.empty() ? "reno" : congestion_);
+}
+
 UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
   std::string problems;
   for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
@@ -114,6 +123,7 @@ UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
       out.u32(static_cast<uint32_t>(rank_));
       out.u64(secret_.hi);
       out.u64(secret_.lo);
+      tune(socket.get(), peer);
       if (!is_error(send_all(socket.get(), hello, soon))) return socket;
     } catch (const Error& error) {
       problems += (problems.empty() ? "" : "; ") + error.message();
@@ -251,6 +261,7 @@ bool TcpMesh::greet(Arriving& arriving) {
   const std::lock_guard lock(mutex_);
   if (known && secret_.is_none()) return false;  // we do not know it yet
   if (!known || secret != secret_ || peer >= static_cast<uint32_t>(size_)) return true;
+  tune(arriving.socket.get(), static_cast<int>(peer));
   if (kind == static_cast<uint8_t>(Kind::kControl)) controls_[peer].socket = std::move(arriving.socket);
   if (kind == static_cast<uint8_t>(Kind::kLane)) lanes_[peer] = std::move(arriving.socket);
   if (kind == static_cast<uint8_t>(Kind::kMessages)) message_sockets_[peer] = std::move(arriving.socket);
@@ -364,38 +375,36 @@ bool TcpMesh::verdict_waits() {
 
 Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> out, int from,
                          std::span<uint8_t> in, Deadline deadline) {
-  Status status = Status::kOk;
-  const int out_fd = to < 0 ? -1 : lane(to, header, deadline, status);
-  if (is_error(status)) return status;
-  const int in_fd = from < 0 ? -1 : lane(from, header, deadline, status);
-  if (is_error(status)) return status;
+  Leg legs[2];
+  size_t count = 0;
+  if (to >= 0) legs[count++] = {to, true, out, {}};
+  if (from >= 0) legs[count++] = {from, false, {}, in};
+  return exchange_all(header, {legs, count}, deadline);
+}
 
-  LaneSend sending(out_fd, header, out);
-  LaneReceive receiving(in_fd, in);
-  bool compared = from < 0;
+Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, Deadline deadline) {
+  moving_.clear();
+  for (const Leg& leg : legs) {
+    Status status = Status::kOk;
+    const int fd = lane(leg.peer, header, deadline, status);
+    if (is_error(status)) return status;
+    moving_.push_back({leg.peer, fd, LaneSend(leg.sends ? fd : -1, header, leg.out),
+                       LaneReceive(leg.sends ? -1 : fd, leg.in), leg.in.size(), leg.sends});
+  }
   uint64_t idle_since_ns = 0;
-  // A full socket is asked again when the kernel says that a good part of it is free: filling every gap at
-  // once would send many small segments.
-  bool writable = true;
   for (;;) {
-    const LaneStep sent = writable ? sending.step() : LaneStep::kBlocked;
-    const LaneStep received = receiving.step();
-    if (sent == LaneStep::kBlocked && !sending.done()) {
-      pollfd polled = {out_fd, POLLOUT, 0};
-      writable = ::poll(&polled, 1, 0) > 0;
+    bool moved = false;
+    bool may_write = false;
+    const Moving* waiting = nullptr;  // for the first that must come, else for one to take what goes
+    for (Moving& leg : moving_) {
+      if (leg.done()) continue;
+      if (const Status status = step(header, leg, moved); is_error(status)) return status;
+      if (leg.done()) continue;
+      may_write = may_write || (leg.writable && !leg.sending.done());
+      if (waiting == nullptr || (waiting->receiving.done() && !leg.receiving.done())) waiting = &leg;
     }
-    if (sent == LaneStep::kLost || received == LaneStep::kLost) {
-      return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
-                                                           describe(sent == LaneStep::kLost ? to : from),
-                                                           collectives::describe(header)));
-    }
-    if (!compared && receiving.headed()) {
-      compared = true;
-      status = compare(header, from, receiving.prefix(), in.size());
-      if (is_error(status)) return status;
-    }
-    if (sending.done() && receiving.done()) return Status::kOk;
-    if (sent == LaneStep::kMoved || received == LaneStep::kMoved) {
+    if (waiting == nullptr) return Status::kOk;
+    if (moved) {
       idle_since_ns = 0;
       continue;
     }
@@ -404,18 +413,36 @@ Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> 
     if (deadline.passed(now)) {
       return breaker_.raise(Status::kTimedOut,
                             fmt::format("rank {} timed out in {}: no sign of rank {}", rank_,
-                                        collectives::describe(header), receiving.done() ? to : from));
+                                        collectives::describe(header), waiting->peer));
     }
     if (idle_since_ns == 0) idle_since_ns = now;
-    if (writable && !sending.done()) continue;
-    if (now - idle_since_ns < spin_ns_) continue;
-    pollfd polled[2];
-    nfds_t count = 0;
-    if (!sending.done()) polled[count++] = {out_fd, POLLOUT, 0};
-    if (!receiving.done()) polled[count++] = {in_fd, POLLIN, 0};
-    ::poll(polled, count, poll_timeout_ms(deadline, 50));
-    writable = true;
+    if (may_write || now - idle_since_ns < spin_ns_) continue;
+    polled_.clear();
+    for (const Moving& leg : moving_)
+      if (!leg.done())
+        polled_.push_back({leg.fd, static_cast<short>(leg.sending.done() ? POLLIN : POLLOUT), 0});
+    ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
+    for (Moving& leg : moving_) leg.writable = true;
   }
+}
+
+// As far as it goes now. A full socket is asked again when the kernel says that a good part of it is free:
+// filling every gap at once would send many small segments.
+Status TcpMesh::step(const Header& header, Moving& leg, bool& moved) {
+  const LaneStep sent = leg.writable ? leg.sending.step() : LaneStep::kBlocked;
+  const LaneStep received = leg.receiving.step();
+  if (sent == LaneStep::kBlocked && !leg.sending.done()) {
+    pollfd polled = {leg.fd, POLLOUT, 0};
+    leg.writable = ::poll(&polled, 1, 0) > 0;
+  }
+  if (sent == LaneStep::kLost || received == LaneStep::kLost) {
+    return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
+                                                         describe(leg.peer), collectives::describe(header)));
+  }
+  moved = moved || sent == LaneStep::kMoved || received == LaneStep::kMoved;
+  if (leg.compared || !leg.receiving.headed()) return Status::kOk;
+  leg.compared = true;
+  return compare(header, leg.peer, leg.receiving.prefix(), leg.expected);
 }
 
 Status TcpMesh::compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected) {

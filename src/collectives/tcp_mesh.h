@@ -41,6 +41,9 @@ class TcpMesh {
   // How long an operation that can't go on looks again and again before it sleeps. Before the first
   // operation.
   void set_spin(uint64_t spin_ns) noexcept { spin_ns_ = spin_ns; }
+  // The congestion control of connections, by its kernel's name; empty: the kernel's choice, between ranks of
+  // one machine what does not pace. Before join.
+  void set_congestion(std::string name) { congestion_ = std::move(name); }
   // After all have joined, at rank 0: that everyone's control connection is there.
   bool complete();
 
@@ -57,6 +60,17 @@ class TcpMesh {
   // none). Both sides give the same header, and the same number of bytes.
   Status exchange(const Header& header, int to, std::span<const uint8_t> out, int from, std::span<uint8_t> in,
                   Deadline deadline);
+
+  // A message to a rank, or one from it; an empty one is a message, too.
+  struct Leg {
+    int peer = -1;
+    bool sends = false;
+    std::span<const uint8_t> out = {};
+    std::span<uint8_t> in = {};
+  };
+  // All of them at once, each as far as its connection takes it: nobody waits for one rank while another
+  // could go on.
+  Status exchange_all(const Header& header, std::span<const Leg> legs, Deadline deadline);
 
   // ---- The message engine. Null until the other side has dialled.
   std::unique_ptr<Channel> message_channel(int peer);
@@ -75,10 +89,22 @@ class TcpMesh {
 
   UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
   int lane(int peer, const Header& header, Deadline deadline, Status& status);
+  void tune(int fd, int peer) const noexcept;
   bool greet(Arriving& arriving);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);
   Status compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected);
+  struct Moving {
+    int peer;
+    int fd;
+    LaneSend sending;
+    LaneReceive receiving;
+    uint64_t expected;
+    bool compared;
+    bool writable = true;
+    bool done() const noexcept { return sending.done() && receiving.done(); }
+  };
+  Status step(const Header& header, Moving& leg, bool& moved);
   void tell(int peer, uint8_t type, const Breakage& reason) noexcept;
   std::string describe(int peer) const;
 
@@ -89,8 +115,11 @@ class TcpMesh {
   std::vector<RankInfo> infos_;
   Id secret_;
   uint64_t spin_ns_ = 0;
+  std::string congestion_;
   std::list<Arriving> arriving_;  // the watcher's
-  std::mutex mutex_;              // of what follows
+  std::vector<Moving> moving_;    // the performing thread's
+  std::vector<pollfd> polled_;
+  std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::vector<Control> controls_;  // rank 0: of everyone; others: of rank 0
   std::vector<UniqueFd> lanes_;

@@ -24,6 +24,7 @@ struct World {
   std::string stage_bytes = "64KiB";
   uint64_t timeout_ns = 120 * kSecondNs;
   std::string backend = "cpu";
+  std::string warn = "30s";
 };
 
 inline std::shared_ptr<Communicator> join(const World& world, int rank, const std::shared_ptr<Store>& store,
@@ -42,6 +43,7 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank, const st
   config->set("collectives.leader_bytes", "8KiB");
   config->set("collectives.chunk_bytes", "64KiB");
   config->set("collectives.listen", "127.0.0.1:0");
+  config->set("collectives.warn", world.warn);
   if (world.ranks_per_host != 0) {
     const int host = world.strewn ? rank % (world.size / world.ranks_per_host) : rank / world.ranks_per_host;
     config->set("collectives.host", std::to_string(host));

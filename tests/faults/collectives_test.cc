@@ -64,6 +64,37 @@ TEST_P(Collectives, AKilledRankIsNoticedByAllAndTheRestGoOnWithoutIt) {
   EXPECT_EQ(result_of(children[1]), 0);
 }
 
+// By a time that the nightly run makes 30 s, well beyond any spinning, yielding and looking for the others.
+TEST_P(Collectives, ALateRankIsWaitedFor) {
+  const char* const given = std::getenv("TOWLINE_LATE_SECONDS");
+  const auto late = std::chrono::seconds(given != nullptr ? std::atoi(given) : 2);
+  const auto be_late = [](auto time) {  // the fault itself
+    for (const auto end = Clock::now() + time; Clock::now() < end;) std::this_thread::yield();
+  };
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(start([&] {
+      towline_communicator_t* ranks = join(meeting, rank, 3, GetParam());
+      if (ranks == nullptr || !all_reduce(ranks, 3)) return 1;
+      if (rank == 1) be_late(late);
+      if (!all_reduce(ranks, 3)) return 2;
+      // And late to what the others issued without waiting, one of whom has gone on to the next.
+      if (rank == 2) be_late(late / 2);
+      std::vector<float> data(1000, 1);
+      towline_work_t* work = nullptr;
+      if (towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32, TOWLINE_SUM,
+                             nullptr, &work) != TOWLINE_OK)
+        return 3;
+      if (!all_reduce(ranks, 3)) return 4;
+      if (towline_work_wait(work, TOWLINE_FOREVER) != TOWLINE_OK || data.front() != 3) return 5;
+      towline_work_release(work);
+      return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 6;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(result_of(child), 0);
+}
+
 TEST_P(Collectives, AStoppedRankIsWaitedForUntilTheTimeoutAndThenNamed) {
   const Meeting meeting;
   const pid_t stopped = start([&] {
