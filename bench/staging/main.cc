@@ -1,7 +1,12 @@
 // towline_bench_staging: what moving between a peer's memory and a file in one transfer costs over its two
 // steps. The legs alone (peer to our memory, our memory to the file) and the whole take turns within every
 // round; the ratio is to the slower leg.
+//
+// Both processes share the machine, so a leg alone may keep all its processors busy; what two such legs
+// can't be done in less than, one beside the other, is the processor time of both over the number of
+// processors. The last ratio is to the longer of that and the slower leg.
 #include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 #include <towline/storage.hpp>
 #include <towline/towline.hpp>
@@ -10,6 +15,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -31,13 +37,25 @@ struct Options {
   std::uint64_t mebibytes = 256;
   std::uint64_t block_kibibytes = 64;
   std::string folder = ".";
-  std::string backends = "tcp,shm";
+  std::string paths = "tcp,mapped,process_vm";
   std::string config;
   double quiet_s = 0;
   std::string json_file;
 };
 
 [[noreturn]] void bad(const std::string& what) { throw std::runtime_error(what); }
+
+struct Took {
+  double seconds = 0;
+  double processor_seconds = 0;  // of both processes
+};
+
+double clock_seconds(clockid_t clock) {
+  timespec now = {};
+  return clock_gettime(clock, &now) == 0
+             ? static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec)
+             : 0;
+}
 
 double seconds_of(const towline::Transfer& transfer) {
   const auto start = Clock::now();
@@ -54,10 +72,18 @@ int run_target() {
   const Json wanted = parent.receive();
   const towline::Agent agent("owner",
                              {.listen = "127.0.0.1:0", .backends = wanted["backend"].get<std::string>()});
-  const towline::Memory memory(wanted["bytes"].get<std::uint64_t>());
-  std::memset(memory.data(), 0x5a, memory.size());
-  const towline::Region region = agent.register_memory(towline::dram(memory));
-  parent.send({{"address", agent.address()}, {"memory", reinterpret_cast<std::uint64_t>(memory.data())}});
+  const auto bytes = wanted["bytes"].get<std::uint64_t>();
+  const bool shared = wanted["shared"].get<bool>();
+  const std::optional<towline::Memory> mappable(shared ? std::optional<towline::Memory>(bytes)
+                                                       : std::nullopt);
+  const Memory pages = shared ? Memory() : Memory::anonymous(bytes);
+  void* const memory = shared ? mappable->data() : pages.data();
+  std::memset(memory, 0x5a, bytes);
+  const towline::Region region =
+      agent.register_memory(shared ? towline::dram(*mappable) : towline::dram(memory, bytes));
+  parent.send({{"address", agent.address()},
+               {"memory", reinterpret_cast<std::uint64_t>(memory)},
+               {"process", static_cast<std::int64_t>(getpid())}});
   try {
     (void)parent.receive();
   } catch (const std::exception&) {
@@ -67,20 +93,25 @@ int run_target() {
 
 struct Cell {
   std::string name;
-  std::vector<double> far, near, whole, ratio;  // bytes a second; the ratio within a round
+  // Bytes a second; nanoseconds of processors for each byte; ratios within a round.
+  std::vector<double> far, near, whole, ratio, far_ns, near_ns, whole_ns, possible;
 };
 
 class Bench {
  public:
-  Bench(const Options& options, const std::string& backend)
+  Bench(const Options& options, const std::string& path)
       : bytes_(options.mebibytes << 20),
         block_(options.block_kibibytes << 10),
         target_({std::filesystem::read_symlink("/proc/self/exe").string(), "target"}),
-        agent_("stager", {.listen = "none", .backends = backend + ",posix", .config = options.config}),
+        agent_("stager",
+               {.listen = "none", .backends = backend_of(path) + ",posix", .config = options.config}),
         memory_(bytes_),
         region_(agent_.register_memory(towline::dram(memory_))) {
     std::memset(memory_.data(), 0xa5, bytes_);
-    const Json there = target_.ask({{"backend", backend}, {"bytes", bytes_}});
+    const Json there =
+        target_.ask({{"backend", backend_of(path)}, {"bytes", bytes_}, {"shared", path == "mapped"}});
+    if (clock_getcpuclockid(static_cast<pid_t>(there["process"].get<std::int64_t>()), &target_clock_) != 0)
+      bad("the other process's clock can't be read");
     peer_ = agent_.connect(there["address"].get<std::string>());
     theirs_ = peer_->block_list(towline::blocks_of(
         reinterpret_cast<const void*>(there["memory"].get<std::uint64_t>()), bytes_, block_));
@@ -102,23 +133,45 @@ class Bench {
     (void)seconds_of(whole);
     for (int round = 0; round < options.rounds; ++round) {
       if (options.quiet_s > 0) wait_until_quiet(options.quiet_s);
-      double seconds[3];
+      Took took[3];
       for (int turn = 0; turn < 3; ++turn) {
         const int which = (turn + round) % 3;
-        seconds[which] = seconds_of(which == 0 ? far : which == 1 ? near : whole);
+        took[which] = measure(which == 0 ? far : which == 1 ? near : whole);
       }
       const auto bytes = static_cast<double>(bytes_);
-      cell.far.push_back(bytes / seconds[0]);
-      cell.near.push_back(bytes / seconds[1]);
-      cell.whole.push_back(bytes / seconds[2]);
-      cell.ratio.push_back(std::max(seconds[0], seconds[1]) / seconds[2]);
+      const double slower = std::max(took[0].seconds, took[1].seconds);
+      const double shared = (took[0].processor_seconds + took[1].processor_seconds) / processors();
+      cell.far.push_back(bytes / took[0].seconds);
+      cell.near.push_back(bytes / took[1].seconds);
+      cell.whole.push_back(bytes / took[2].seconds);
+      cell.far_ns.push_back(1e9 * took[0].processor_seconds / bytes);
+      cell.near_ns.push_back(1e9 * took[1].processor_seconds / bytes);
+      cell.whole_ns.push_back(1e9 * took[2].processor_seconds / bytes);
+      cell.ratio.push_back(slower / took[2].seconds);
+      cell.possible.push_back(std::max(slower, shared) / took[2].seconds);
     }
   }
 
  private:
+  static std::string backend_of(const std::string& path) { return path == "tcp" ? "tcp" : "shm"; }
+  static double processors() {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  }
+
+  // Our agent's own thread and the file's may still end what they do: it counts for whoever comes next.
+  [[nodiscard]] Took measure(const towline::Transfer& transfer) const {
+    const double before = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) + clock_seconds(target_clock_);
+    Took took;
+    took.seconds = seconds_of(transfer);
+    took.processor_seconds = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) + clock_seconds(target_clock_) - before;
+    return took;
+  }
+
   const std::uint64_t bytes_;
   const std::uint64_t block_;
   ChildProcess target_;
+  clockid_t target_clock_ = 0;
   towline::Agent agent_;
   towline::Memory memory_;
   towline::Region region_;
@@ -135,16 +188,13 @@ std::string text_of(const std::vector<double>& samples, double scale, const char
 int compare(const Options& options) {
   const std::string path = options.folder + "/towline-bench-staging." + std::to_string(getpid());
   std::vector<Cell> cells;
-  for (const std::string& backend : CLI::detail::split(options.backends, ',')) {
-    Bench bench(options, backend);
+  for (const std::string& way : CLI::detail::split(options.paths, ',')) {
+    Bench bench(options, way);
     for (const bool direct : {false, true}) {
       for (const towline::Op op : {towline::Op::read, towline::Op::write}) {
         const bool read = op == towline::Op::read;
-        Cell cell{fmt::format("{} {} {} file", backend, read ? "to" : "from", direct ? "direct" : "cached"),
-                  {},
-                  {},
-                  {},
-                  {}};
+        Cell cell;
+        cell.name = fmt::format("{} {} {} file", way, read ? "to" : "from", direct ? "direct" : "cached");
         try {
           bench.run(cell, path, direct, op, options);
           cells.push_back(std::move(cell));
@@ -155,19 +205,26 @@ int compare(const Options& options) {
       }
     }
   }
-  Rows rows = {
-      {"peer's memory", "peer's leg GB/s", "file's leg GB/s", "whole GB/s", "whole over the slower leg"}};
+  Rows rows = {{"peer's memory", "peer's leg GB/s", "file's leg GB/s", "whole GB/s", "over the slower leg",
+                "over what the processors allow", "processors ns/B: peer's, file's, whole"}};
   Json all = Json::array();
   for (const Cell& cell : cells) {
     rows.push_back({cell.name, text_of(cell.far, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
                     text_of(cell.near, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
                     text_of(cell.whole, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
-                    text_of(cell.ratio, 1, "{:.2f} [{:.2f} {:.2f}]")});
+                    text_of(cell.ratio, 1, "{:.2f} [{:.2f} {:.2f}]"),
+                    text_of(cell.possible, 1, "{:.2f} [{:.2f} {:.2f}]"),
+                    fmt::format("{:.3f} {:.3f} {:.3f}", spread_of(cell.far_ns).median,
+                                spread_of(cell.near_ns).median, spread_of(cell.whole_ns).median)});
     all.push_back({{"cell", cell.name},
                    {"far", cell.far},
                    {"near", cell.near},
                    {"whole", cell.whole},
-                   {"ratio", cell.ratio}});
+                   {"ratio", cell.ratio},
+                   {"possible", cell.possible},
+                   {"far_ns", cell.far_ns},
+                   {"near_ns", cell.near_ns},
+                   {"whole_ns", cell.whole_ns}});
   }
   fmt::print("{}", render(rows));
   if (!options.json_file.empty()) std::ofstream(options.json_file) << all.dump(2) << "\n";
@@ -185,7 +242,8 @@ int main(int argc, char** argv) {
   app.add_option("--mib", options.mebibytes, "of one transfer")->capture_default_str();
   app.add_option("--block-kib", options.block_kibibytes)->capture_default_str();
   app.add_option("--folder", options.folder, "where the file lies")->capture_default_str();
-  app.add_option("--backends", options.backends, "towards the peer")->capture_default_str();
+  app.add_option("--paths", options.paths, "towards the peer: tcp, mapped, process_vm")
+      ->capture_default_str();
   app.add_option("--config", options.config, "TOML for the agent that stages");
   app.add_option("--quiet-s", options.quiet_s, "wait so long at most for an idle machine before each round");
   app.add_option("--json", options.json_file);

@@ -136,7 +136,7 @@ uint64_t StagedTransfer::bytes_of(uint64_t chunk) const noexcept {
 
 void StagedTransfer::begin(Part& part) noexcept {
   part_ = &part;
-  has_lane_ = reached_ = failed_ = stop_asked_ = stopped_ = false;
+  has_lane_ = reached_ = failed_ = stop_asked_ = stopped_ = timed_ = false;
   next_chunk_ = 0;
   fences_ = kAllFences;
   ranges_.clear();
@@ -153,7 +153,7 @@ void StagedTransfer::stop() noexcept {
   part_->worker->step_staged_soon();
 }
 
-uint32_t StagedTransfer::step(uint64_t) noexcept {
+uint32_t StagedTransfer::step(uint64_t now_ns) noexcept {
   if (stop_asked_ && !stopped_) {
     stopped_ = true;
     abandon_legs();
@@ -166,8 +166,10 @@ uint32_t StagedTransfer::step(uint64_t) noexcept {
       part_->worker->step_staged_soon();
     return failed_ ? 1 : 0;
   }
+  if (!timed_) choice_.begin(now_ns);
+  timed_ = true;
   uint32_t done = 0;
-  for (Slot& slot : slots_) done += advance(slot);
+  for (Slot& slot : slots_) done += advance(slot, now_ns);
   while (!failed_ && next_chunk_ < chunks_) {
     Slot& slot = slots_[next_chunk_ % slots_.size()];
     if (slot.stage != Stage::kIdle) break;
@@ -186,7 +188,7 @@ uint32_t StagedTransfer::step(uint64_t) noexcept {
 }
 
 // What follows from a leg that has come to its end, or could not start before.
-uint32_t StagedTransfer::advance(Slot& slot) noexcept {
+uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
   if (slot.stage == Stage::kIdle) return 0;
   if (slot.stage == Stage::kFull) {
     if (!failed_) return start(slot, false);
@@ -214,18 +216,22 @@ uint32_t StagedTransfer::advance(Slot& slot) noexcept {
   reached_ = reached_ || filling == read_;
   if (!filling) {
     whole_.leg_moved(bytes_of(slot.chunk));
+    choice_.arrived(now_ns);
     slot.stage = Stage::kIdle;
     return 1;
   }
   slot.stage = Stage::kFull;
-  if (failed_) return advance(slot);
+  if (failed_) return advance(slot, now_ns);
   return 1 + start(slot, false);
 }
 
 uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
   const uint64_t begin = begin_in_leg(slot);
   const uint64_t bytes = bytes_of(slot.chunk);
-  const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns);
+  // The worker has the other side's leg to move meanwhile, of this chunk's neighbours.
+  const bool stores = filling != read_ && chunks_ > 1;
+  const uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
+  const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns, flags);
   if (status == Status::kAgain) {
     part_->worker->step_staged_soon();
     return 0;
@@ -317,7 +323,8 @@ bool StagedTransfer::far_fenced() const noexcept {
 
 // ---- a Transfer as a leg: posted a range at a time, under its worker's lock
 
-Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns) noexcept {
+Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
+                             uint32_t submit_flags) noexcept {
   if (!take(kBusy)) return Status::kAgain;
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
   if (gate < 0) {
@@ -333,7 +340,7 @@ Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns)
       part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
   Status status = Status::kInProgress;
   if (usable)
-    status = submit_now(part);
+    status = submit_now(part, nullptr, submit_flags);
   else
     part.worker->establish_later(part);
   if (!is_error(status)) return status;

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/hand_over_choice.h"
 #include "agent/intrusive_list.h"
 #include "agent/staging_pool.h"
 #include "plan/staged_plan.h"
@@ -109,7 +110,7 @@ class StagedTransfer {
     return slot.chunk / legs_.size() * chunk_bytes_;
   }
   [[nodiscard]] uint64_t bytes_of(uint64_t chunk) const noexcept;
-  [[nodiscard]] uint32_t advance(Slot& slot) noexcept;
+  [[nodiscard]] uint32_t advance(Slot& slot, uint64_t now_ns) noexcept;
   [[nodiscard]] uint32_t start(Slot& slot, bool filling) noexcept;
   void chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept;
   void not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
@@ -125,6 +126,7 @@ class StagedTransfer {
   StagingPool::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots, or as chunks
   std::vector<Slot> slots_;
+  HandOverChoice choice_;
 
   // Of the present post.
   Part* part_ = nullptr;  // null: not in flight
@@ -133,6 +135,7 @@ class StagedTransfer {
   bool failed_ = false;      // no chunk is begun any more
   bool stop_asked_ = false;  // nor is one let go on
   bool stopped_ = false;
+  bool timed_ = false;       // the choice knows when this post began
   uint64_t next_chunk_ = 0;  // to be begun
   uint32_t fences_ = 0;
   std::vector<Range> ranges_;  // room for all there can be

@@ -242,13 +242,13 @@ Status Transfer::accepted() const noexcept {
   return poll_outcome() == Status::kOk ? Status::kOk : Status::kInProgress;
 }
 
-Status Transfer::submit_now(Part& part, void* const* stream) noexcept {
+Status Transfer::submit_now(Part& part, void* const* stream, uint32_t flags) noexcept {
   const bool message = part_count_ == 1 && has_message();
   const bool notice = message && options_.has_notice;
   if (notice && part.link->take_notice_credit(options_.notice.size()) != Status::kOk) return Status::kAgain;
   const towline_submit_args args = {
       sizeof(towline_submit_args),         reinterpret_cast<uint64_t>(&part), part.begin, part.end,
-      message ? message_.data() : nullptr, message ? message_.size() : 0,     0,          0};
+      message ? message_.data() : nullptr, message ? message_.size() : 0,     flags,      0};
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);

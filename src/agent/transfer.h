@@ -140,7 +140,8 @@ class Transfer {
 
   // As a leg: bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not
   // accepted.
-  [[nodiscard]] Status start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] Status start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
+                                   uint32_t submit_flags) noexcept;
   [[nodiscard]] Status leg_outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));
   }
@@ -209,7 +210,7 @@ class Transfer {
   [[nodiscard]] Status start_parts() noexcept;
   [[nodiscard]] Status accepted() const noexcept;
   // `stream`: points to the one to submit it in; null: at once.
-  [[nodiscard]] Status submit_now(Part& part, void* const* stream = nullptr) noexcept;
+  [[nodiscard]] Status submit_now(Part& part, void* const* stream = nullptr, uint32_t flags = 0) noexcept;
   [[nodiscard]] bool usable(const Part& part) const noexcept;
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
   [[nodiscard]] bool waited_enough(const Part& part) const noexcept;

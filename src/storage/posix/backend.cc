@@ -17,7 +17,7 @@ Backend::Backend(const plugin::Host& host)
     : BackendBase(host),
       settings_(Settings::read(host)),
       workers_(host.worker_count()),
-      pool_(settings_.threads, settings_.spin_ns) {
+      pool_(settings_.threads, std::min(settings_.handed, settings_.threads), settings_.spin_ns) {
   for (uint32_t i = 0; i < workers_.size(); ++i)
     workers_[i].queue = std::make_unique<JobQueue>(this->host(), i, settings_, pool_);
 }

@@ -62,6 +62,8 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
       prepared->single_fd = prepared->files[segments[0].remote_region]->fd();
       prepared->single_offset = segments[0].remote;
       prepared->single = {reinterpret_cast<void*>(segments[0].local), segments[0].length};
+    } else {
+      prepared->queue->get_batch(*prepared);
     }
   }
   *out = prepared.release();

@@ -27,7 +27,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   cursor_.emplace(*prepared.plan, args.begin, args.end);
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
-  syncing_ = has_returned_ = pooled = runnable = handed_on = false;
+  syncing_ = has_returned_ = pooled = runnable = handed_on = hand_over = handed = false;
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;

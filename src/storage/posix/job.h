@@ -17,6 +17,7 @@
 
 namespace towline::posix {
 
+class BatchReader;
 class Connection;
 class JobQueue;
 
@@ -29,7 +30,8 @@ struct Prepared : towline_prepared {
   bool syncs = false;              // a WRITE waits for the device
   std::vector<int> buffers;        // the kernel queue's numbers of the local regions; empty: none
   bool attached = false;           // to the kernel queue: files and buffers
-  uint32_t posts = 0;              // inside post; to measure once in a while
+  uint64_t unwatched = 0;          // bytes written inside post since that was last measured
+  BatchReader* batch = nullptr;    // not null: many small reads, tried together
   int single_fd = -1;              // not -1: the whole plan is one piece of one file
   uint64_t single_offset = 0;
   iovec single = {};
@@ -97,6 +99,8 @@ class Job {
   Mode mode = Mode::kDrive;
   bool runnable = false;   // the worker holds a share and works on it in each pass
   bool pooled = false;     // the pool was asked to help
+  bool hand_over = false;  // as the submit was flagged, where that is worth it; not yet done
+  bool handed = false;     // it has been, and no thread was free: the worker turns it as well
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;
   Job* next = nullptr;           // in a list of the queue

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,9 +16,17 @@ namespace towline::posix {
 
 namespace {
 
-constexpr uint64_t kSlowWriteNs = 2'000'000;  // a window's copy takes a tenth of that
-constexpr uint32_t kMeasureEvery = 16;
+constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
+constexpr uint64_t kWatchEveryBytes = 512 << 10;  // watching costs about as much as writing 4 KiB
+constexpr uint64_t kBatchedBytes = 16 << 10;      // a block, on average, from which on a batch gains nothing
+constexpr uint64_t kLeastBatch = 8;
+constexpr uint64_t kManyBytes = 32 << 20;  // of a cached read, which more threads than one help with
 constexpr uint8_t kRetries = 8;
+// What is handed over: from where on it is worth waking a thread, what the worker looks at first to see
+// whether it is cached, and what it takes at a time while no thread is free.
+constexpr uint64_t kLeastHandedOver = 64 << 10;
+constexpr uint64_t kFirstLook = 16 << 10;
+constexpr uint64_t kMeanwhile = 128 << 10;
 
 // Whether a write held its thread up: it took long and the thread slept meanwhile. One that was only
 // preempted says nothing about the disk.
@@ -42,33 +51,73 @@ class WriteWatch {
 
 // ---- inside post
 
+namespace {
+
+bool move_block_by_block(Prepared& prepared, const towline_submit_args& args, int flags) noexcept {
+  plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
+  Window window;
+  Operation operation;
+  for (;;) {
+    window.first = 0;
+    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
+    if (window.count == 0) return true;
+    Cutter cutter(window, prepared.files.data(), prepared.write());
+    while (cutter.next(operation)) {
+      if (operation.attempt(flags) != static_cast<int64_t>(operation.bytes)) return false;
+    }
+  }
+}
+
+bool read_in_batches(Prepared& prepared, const towline_submit_args& args, BatchReader& batch) noexcept {
+  plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
+  Window window;
+  Operation operation;
+  static_assert(kWindowSegments <= BatchReader::kOperations);
+  for (;;) {
+    window.first = 0;
+    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
+    if (window.count == 0) return true;
+    Cutter cutter(window, prepared.files.data(), false);
+    bool all = true;
+    while (all && cutter.next(operation)) {
+      if (operation.iov_count == 1)
+        batch.add(operation);
+      else
+        all = operation.attempt(RWF_NOWAIT) == static_cast<int64_t>(operation.bytes);
+    }
+    if (!batch.run() || !all) return false;
+  }
+}
+
+}  // namespace
+
 int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept {
   const bool write = prepared.write();
-  const bool measure = write && prepared.posts++ % kMeasureEvery == 0;
-  if (write && prepared.files[0]->was_slow()) return TOWLINE_AGAIN;
-  const int flags = write ? 0 : RWF_NOWAIT;
   std::optional<WriteWatch> watch;
-  if (measure) watch.emplace();
+  if (write) {
+    if (prepared.files[0]->was_slow()) return TOWLINE_AGAIN;
+    // Posts of one plan do not overlap.
+    prepared.unwatched += args.end - args.begin;
+    if (prepared.unwatched >= kWatchEveryBytes) {
+      prepared.unwatched = 0;
+      watch.emplace();
+    }
+  }
+  const int flags = write ? 0 : RWF_NOWAIT;
+  bool done = false;
   if (prepared.single_fd >= 0) {
     const auto offset = static_cast<off_t>(prepared.single_offset);
     const ssize_t result =
         write ? ::pwrite(prepared.single_fd, prepared.single.iov_base, prepared.single.iov_len, offset)
               : ::preadv2(prepared.single_fd, &prepared.single, 1, offset, flags);
-    if (result != static_cast<ssize_t>(prepared.single.iov_len)) return TOWLINE_AGAIN;
+    done = result == static_cast<ssize_t>(prepared.single.iov_len);
+  } else if (prepared.batch != nullptr && prepared.batch->try_lock()) {
+    done = read_in_batches(prepared, args, *prepared.batch);
+    prepared.batch->unlock();
   } else {
-    plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
-    Window window;
-    Operation operation;
-    for (;;) {
-      window.first = 0;
-      window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
-      if (window.count == 0) break;
-      Cutter cutter(window, prepared.files.data(), write);
-      while (cutter.next(operation)) {
-        if (operation.attempt(flags) != static_cast<int64_t>(operation.bytes)) return TOWLINE_AGAIN;
-      }
-    }
+    done = move_block_by_block(prepared, args, flags);
   }
+  if (!done) return TOWLINE_AGAIN;
   if (watch) {
     const uint64_t now_ns = monotonic_now_ns();
     if (watch->held_up(now_ns)) prepared.files[0]->note_slow_write(now_ns);
@@ -125,6 +174,18 @@ void JobQueue::get_ready(Prepared& prepared) {
     prepared.buffers.push_back(queue_->attach_buffer(local.regions[i].address, local.regions[i].bytes));
 }
 
+void JobQueue::get_batch(Prepared& prepared) {
+  if (prepared.write() || settings_.engine != Engine::kAuto) return;
+  plugin::Cursor cursor(*prepared.plan);
+  towline_segment segments[kWindowSegments];
+  uint64_t blocks = 0;
+  while (const size_t count = cursor.next(segments, kWindowSegments, prepared.plan->bytes)) blocks += count;
+  if (blocks < kLeastBatch || prepared.plan->bytes / blocks > kBatchedBytes) return;
+  if (!batch_tried_ && queue_ != nullptr && queue_->engine() == Engine::kUring) batch_ = BatchReader::open();
+  batch_tried_ = true;
+  prepared.batch = batch_.get();
+}
+
 void JobQueue::let_go(Prepared& prepared) noexcept {
   if (!prepared.attached) return;
   for (const File* file : prepared.files) {
@@ -150,6 +211,8 @@ int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) no
   free_jobs_ = rest;
   job.connection = reinterpret_cast<Connection*>(prepared.connection);
   active_.push_back(&job);
+  job.hand_over = (args.flags & TOWLINE_SUBMIT_HAND_OVER) != 0 && settings_.engine == Engine::kAuto &&
+                  !prepared.direct && job.bytes() >= kLeastHandedOver && pool_.most_handed() != 0;
   choose_mode(job);
   make_runnable(job);
   if (job.mode == Job::Mode::kDrive) return TOWLINE_IN_PROGRESS;
@@ -181,7 +244,8 @@ void JobQueue::choose_mode(Job& job) noexcept {
     return;
   }
   job.mode = Job::Mode::kDrive;
-  if (job.write() && prepared.files[0]->slow(monotonic_now_ns())) job.mode = Job::Mode::kPool;
+  if (job.write() && (job.hand_over || prepared.files[0]->slow(monotonic_now_ns())))
+    job.mode = Job::Mode::kPool;
 }
 
 void JobQueue::make_runnable(Job& job) noexcept {
@@ -289,6 +353,12 @@ bool JobQueue::has_work() const noexcept {
   return again_ != nullptr && in_kernel_ == 0;
 }
 
+const Job* JobQueue::first_handed() const noexcept {
+  const auto found =
+      std::find_if(runnable_.begin(), runnable_.end(), [](const Job* job) { return job->handed; });
+  return found != runnable_.end() ? *found : nullptr;
+}
+
 uint32_t JobQueue::progress() noexcept {
   uint32_t done = collect_finished();
   if (in_kernel_ != 0 || again_ != nullptr) done += reap();
@@ -296,6 +366,8 @@ uint32_t JobQueue::progress() noexcept {
   for (size_t steps = runnable_.size(); steps != 0 && budget != 0 && !runnable_.empty(); --steps) {
     turn_ = turn_ + 1 < runnable_.size() ? turn_ + 1 : 0;
     Job& job = *runnable_[turn_];
+    // Of those that wait for a thread the oldest alone, a little at a time: the worker has other work.
+    if (job.handed && (done != 0 || &job != first_handed())) continue;
     const uint64_t before = budget;
     const bool leaves = step(job, budget);
     if (leaves) leave(job);
@@ -321,6 +393,7 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
                                ? 1
                                : static_cast<uint32_t>(std::min<uint64_t>(windows, pool_.most_threads()));
   job.pooled = true;
+  if (job.hand_over && pool_.hand_over(job) != Pool::Handed::kNot) return true;
   if (!pool_.ask(job, helpers)) job.failed(Status::kOutOfMemory, ENOMEM, 0, 0);
   return true;
 }
@@ -329,12 +402,16 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
 bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   const Prepared& prepared = job.prepared();
   const bool write = job.write();
-  if (!job.pooled && !write && settings_.engine == Engine::kAuto && job.bytes() >= settings_.parallel_bytes) {
+  const bool parallel = job.bytes() >= settings_.parallel_bytes && !job.hand_over && !job.handed;
+  if (!job.pooled && !write && settings_.engine == Engine::kAuto && parallel) {
     job.pooled = true;
-    (void)pool_.ask(job, 1);
+    const uint32_t most = job.bytes() >= kManyBytes ? pool_.most_threads() - 1 : 1;
+    (void)pool_.ask(job, std::max(most, 1u));
   }
   Window window;
-  const uint64_t most = write ? kWindowBytes : kWindowBytes / 2;
+  uint64_t most = write ? kWindowBytes : kWindowBytes / 2;
+  if (job.hand_over) most = kFirstLook;
+  if (job.handed) most = kMeanwhile;
   if (!job.take(window, std::min(budget, most))) return true;
   const uint64_t position = window.position;
   Cutter cutter(window, prepared.files.data(), write);
@@ -356,6 +433,7 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
       break;
     }
   }
+  if (job.hand_over && job.mode == Job::Mode::kDrive && !job.stopped() && hand_over(job)) return true;
   const uint64_t moved = window.position - position;
   budget -= std::min(budget, std::max<uint64_t>(moved, 1));
   if (watch) {
@@ -366,6 +444,16 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
     }
   }
   return false;
+}
+
+// A cached read goes to a thread. True: it is there, and needs the worker no more.
+bool JobQueue::hand_over(Job& job) noexcept {
+  job.hand_over = false;
+  const Pool::Handed handed = pool_.hand_over(job);
+  job.pooled = handed != Pool::Handed::kNot;
+  job.handed = handed == Pool::Handed::kLater;
+  if (handed == Pool::Handed::kBegun) job.mode = Job::Mode::kPool;
+  return handed == Pool::Handed::kBegun;
 }
 
 // False: it failed, and the job knows. `waits`: it would have to wait; what it did move is accounted for.

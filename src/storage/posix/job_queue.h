@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "storage/posix/batch_reader.h"
 #include "storage/posix/job.h"
 #include "storage/posix/kernel_queue.h"
 #include "storage/posix/pool.h"
@@ -45,6 +46,8 @@ class JobQueue {
   // had.
   void get_ready(Prepared& prepared);
   void let_go(Prepared& prepared) noexcept;
+  // For a plan that is tried inside post: tries its many small reads together, where that is to be had.
+  void get_batch(Prepared& prepared);
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress() noexcept;
@@ -65,6 +68,8 @@ class JobQueue {
   [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
   void fall_back(Job& job, const Window& rest) noexcept;
+  [[nodiscard]] bool hand_over(Job& job) noexcept;
+  [[nodiscard]] const Job* first_handed() const noexcept;
   void leave(Job& job) noexcept;
   void over(Job& job) noexcept;
   uint32_t collect_finished() noexcept;
@@ -81,6 +86,8 @@ class JobQueue {
   Pool& pool_;
 
   std::unique_ptr<KernelQueue> queue_;
+  std::unique_ptr<BatchReader> batch_;
+  bool batch_tried_ = false;
   bool queue_tried_ = false;
   std::string no_queue_;  // why there is none
   std::unique_ptr<Operation[]> operations_;

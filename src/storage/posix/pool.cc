@@ -15,66 +15,129 @@ Pool::~Pool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+bool Pool::may_begin(const Job& job) const noexcept {
+  if (handed_files_.size() >= most_handed_) return false;
+  return !job.write() || std::find(handed_files_.begin(), handed_files_.end(), job.prepared().files[0]) ==
+                             handed_files_.end();
+}
+
+void Pool::count_waiting() noexcept {
+  const uint64_t room = most_handed_ - handed_files_.size();
+  const auto ready = static_cast<uint64_t>(
+      std::count_if(handed_.begin(), handed_.end(), [this](const Job* job) { return may_begin(*job); }));
+  waiting_.store(static_cast<uint32_t>(asked_.size() + std::min(ready, room)), std::memory_order_seq_cst);
+}
+
+// As many as there is work for, if they can be had.
+void Pool::start_threads() noexcept try {
+  threads_.reserve(most_threads_);
+  while (threads_.size() < most_threads_ &&
+         idle_.load(std::memory_order_relaxed) < waiting_.load(std::memory_order_relaxed)) {
+    idle_.fetch_add(1, std::memory_order_relaxed);
+    try {
+      threads_.emplace_back([this] { run(); });
+    } catch (...) {
+      idle_.fetch_sub(1, std::memory_order_relaxed);
+      throw;
+    }
+    started_.fetch_add(1, std::memory_order_relaxed);
+  }
+} catch (const std::exception&) {
+}
+
+void Pool::wake(uint32_t threads) noexcept {
+  if (sleeping_.load(std::memory_order_seq_cst) == 0) return;
+  word_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(word_, threads);
+}
+
 bool Pool::ask(Job& job, uint32_t helpers) noexcept {
   uint32_t asked = 0;
-  try {
+  {
     std::lock_guard lock(mutex_);
-    for (; asked < helpers; ++asked) {
-      asked_.push_back(&job);
-      job.add_share();
+    try {
+      for (; asked < helpers; ++asked) asked_.push_back(&job);
+    } catch (const std::exception&) {
     }
-    const uint32_t waiting = waiting_.fetch_add(helpers, std::memory_order_seq_cst) + helpers;
-    while (threads_.size() < most_threads_ && idle_.load(std::memory_order_relaxed) < waiting) {
-      threads_.reserve(most_threads_);
-      idle_.fetch_add(1, std::memory_order_relaxed);
-      try {
-        threads_.emplace_back([this] { run(); });
-      } catch (...) {
-        idle_.fetch_sub(1, std::memory_order_relaxed);
-        if (threads_.empty()) throw;
-        break;
-      }
-      started_.fetch_add(1, std::memory_order_relaxed);
-    }
-  } catch (...) {
-    // Out of memory before anything was asked, or not one thread to be had.
-    std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < asked; ++i) job.add_share();
+    count_waiting();
+    start_threads();
     if (threads_.empty()) {
-      waiting_.fetch_sub(static_cast<uint32_t>(std::erase(asked_, &job)), std::memory_order_relaxed);
+      std::erase(asked_, &job);
       for (; asked != 0; --asked) (void)job.give_share();
-      return false;
+      count_waiting();
     }
   }
-  if (sleeping_.load(std::memory_order_seq_cst) != 0) {
-    word_.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(word_, asked);
-  }
+  if (asked != 0) wake(asked);
   return asked != 0;
+}
+
+Pool::Handed Pool::hand_over(Job& job) noexcept {
+  bool begun = false;
+  {
+    std::lock_guard lock(mutex_);
+    try {
+      handed_files_.reserve(most_handed_);
+      handed_.push_back(&job);
+    } catch (const std::exception&) {
+      return Handed::kNot;
+    }
+    job.add_share();
+    const uint32_t before = waiting_.load(std::memory_order_relaxed);
+    count_waiting();
+    begun = waiting_.load(std::memory_order_relaxed) > before;
+    start_threads();
+    if (threads_.empty()) {
+      handed_.pop_back();
+      (void)job.give_share();
+      count_waiting();
+      return Handed::kNot;
+    }
+  }
+  if (begun) wake(1);
+  return begun ? Handed::kBegun : Handed::kLater;
 }
 
 uint32_t Pool::take_back(Job& job) noexcept {
   std::lock_guard lock(mutex_);
-  const auto count = static_cast<uint32_t>(std::erase(asked_, &job));
-  waiting_.fetch_sub(count, std::memory_order_relaxed);
+  const auto count = static_cast<uint32_t>(std::erase(asked_, &job) + std::erase(handed_, &job));
+  if (count != 0) count_waiting();
   return count;
 }
 
-Job* Pool::next() noexcept {
-  if (waiting_.load(std::memory_order_seq_cst) == 0) return nullptr;
+Pool::Taken Pool::next() noexcept {
+  if (waiting_.load(std::memory_order_seq_cst) == 0) return {};
   std::lock_guard lock(mutex_);
-  if (asked_.empty()) return nullptr;
-  Job* job = asked_.front();
-  asked_.pop_front();
-  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  Taken taken;
+  if (!asked_.empty()) {
+    taken.job = asked_.front();
+    asked_.pop_front();
+  } else {
+    const auto found =
+        std::find_if(handed_.begin(), handed_.end(), [this](const Job* job) { return may_begin(*job); });
+    if (found == handed_.end()) return {};
+    taken = {*found, true};
+    handed_.erase(found);
+    handed_files_.push_back(taken.job->write() ? taken.job->prepared().files[0] : nullptr);
+  }
+  count_waiting();
   idle_.fetch_sub(1, std::memory_order_relaxed);
-  return job;
+  return taken;
+}
+
+void Pool::handed_ended(const Job& job) noexcept {
+  std::lock_guard lock(mutex_);
+  const File* const file = job.write() ? job.prepared().files[0] : nullptr;
+  handed_files_.erase(std::find(handed_files_.begin(), handed_files_.end(), file));
+  count_waiting();
 }
 
 void Pool::run() noexcept {
   uint64_t spin_until_ns = monotonic_now_ns() + spin_ns_;
   while (!stop_.load(std::memory_order_relaxed)) {
-    if (Job* job = next(); job != nullptr) {
+    if (const auto [job, handed] = next(); job != nullptr) {
       job->help(buffers_);
+      if (handed) handed_ended(*job);
       idle_.fetch_add(1, std::memory_order_relaxed);
       JobQueue& queue = *job->prepared().queue;
       if (job->give_share()) queue.finished(*job);

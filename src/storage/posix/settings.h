@@ -21,6 +21,7 @@ enum class Engine {
 struct Settings {
   Engine engine = Engine::kAuto;
   uint32_t threads = 0;         // of the pool, at most
+  uint32_t handed = 0;          // of these, that copy what was handed over, at most
   uint32_t queue_depth = 0;     // operations in the kernel at once, of each worker
   uint64_t inline_bytes = 0;    // plans up to this size are tried inside post
   uint64_t parallel_bytes = 0;  // cached reads from this size on are shared with threads

@@ -1,0 +1,97 @@
+#include "storage/posix/batch_reader.h"
+
+#ifdef TOWLINE_HAVE_LIBURING
+
+#include <liburing.h>
+
+#include <cerrno>
+#include <new>
+
+namespace towline::posix {
+
+namespace {
+
+class UringBatch final : public BatchReader {
+ public:
+  ~UringBatch() override {
+    if (open_) io_uring_queue_exit(&ring_);
+  }
+
+  [[nodiscard]] bool open() noexcept {
+    if (io_uring_queue_init(kOperations, &ring_, 0) < 0) return false;
+    open_ = true;
+    io_uring_ring_dontfork(&ring_);
+    return true;
+  }
+
+  void add(const Operation& operation) noexcept override {
+    io_uring_sqe* const entry = open_ ? io_uring_get_sqe(&ring_) : nullptr;
+    if (entry == nullptr) {
+      lost_ = true;
+      return;
+    }
+    const iovec& memory = operation.iov[0];
+    io_uring_prep_read(entry, operation.fd, memory.iov_base, static_cast<unsigned>(memory.iov_len),
+                       operation.offset);
+    entry->rw_flags = RWF_NOWAIT;
+    io_uring_sqe_set_data64(entry, memory.iov_len);
+    ++added_;
+  }
+
+  bool run() noexcept override {
+    bool all = !lost_;
+    uint32_t taken = 0;
+    uint32_t ended = 0;
+    while (ended < added_) {
+      const int result = io_uring_submit_and_wait(&ring_, added_ - ended);
+      if (result > 0) taken += static_cast<uint32_t>(result);
+      io_uring_cqe* entries[kOperations];
+      const unsigned found = io_uring_peek_batch_cqe(&ring_, entries, kOperations);
+      for (unsigned i = 0; i < found; ++i)
+        all = all && entries[i]->res >= 0 && static_cast<uint64_t>(entries[i]->res) == entries[i]->user_data;
+      io_uring_cq_advance(&ring_, found);
+      ended += found;
+      // What the kernel has not taken it never will, once it refuses with nothing under way.
+      if (result < 0 && result != -EINTR && taken == ended) {
+        start_anew();
+        all = false;
+        break;
+      }
+    }
+    added_ = 0;
+    lost_ = false;
+    return all;
+  }
+
+ private:
+  // Drops what is in the ring and has not been taken.
+  void start_anew() noexcept {
+    io_uring_queue_exit(&ring_);
+    open_ = io_uring_queue_init(kOperations, &ring_, 0) == 0;
+  }
+
+  io_uring ring_ = {};
+  bool open_ = false;
+  bool lost_ = false;
+  uint32_t added_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<BatchReader> BatchReader::open() {
+  auto batch = std::make_unique<UringBatch>();
+  if (!batch->open()) return nullptr;
+  return batch;
+}
+
+}  // namespace towline::posix
+
+#else
+
+namespace towline::posix {
+
+std::unique_ptr<BatchReader> BatchReader::open() { return nullptr; }
+
+}  // namespace towline::posix
+
+#endif

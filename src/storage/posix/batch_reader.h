@@ -1,0 +1,44 @@
+// Many small cached reads with one system call: an io_uring of which every operation ends within the call,
+// since none may wait. It saves an entry into the kernel for each block, a third of what a cached read of
+// 4 KiB costs.
+//
+// Of a worker's queue, for whichever thread posts and finds it free; the others read block by block.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "storage/posix/segments.h"
+
+namespace towline::posix {
+
+class BatchReader {
+ public:
+  static constexpr uint32_t kOperations = 64;
+
+  virtual ~BatchReader() = default;
+  BatchReader(const BatchReader&) = delete;
+  BatchReader& operator=(const BatchReader&) = delete;
+
+  // Null where the kernel does not allow it.
+  static std::unique_ptr<BatchReader> open();
+
+  [[nodiscard]] bool try_lock() noexcept { return !locked_.exchange(true, std::memory_order_acquire); }
+  void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+
+  // ---- whoever has the lock; nothing is left in the kernel when it is given back
+
+  // Takes a READ of one piece of memory; run() before there are more than kOperations.
+  virtual void add(const Operation& operation) noexcept = 0;
+  // Does what was added. True: every byte of it is there; else some would have waited, or failed.
+  [[nodiscard]] virtual bool run() noexcept = 0;
+
+ protected:
+  BatchReader() = default;
+
+ private:
+  std::atomic<bool> locked_{false};
+};
+
+}  // namespace towline::posix
