@@ -77,6 +77,10 @@ int read_file(const char*, char* buffer, size_t size, off_t offset, fuse_file_in
 
 int write_file(const char*, const char* buffer, size_t size, off_t offset, fuse_file_info*) {
   const Served& disk = served();
+  if (disk.faults->writes_hang != 0) {
+    ++disk.faults->hanging;
+    while (disk.faults->writes_hang != 0) std::this_thread::yield();
+  }
   if (overlap(disk.faults->write_begin, disk.faults->write_end, offset, size)) return -EIO;
   const auto at = static_cast<uint64_t>(offset);
   if (at >= disk.size) return -ENOSPC;
@@ -140,7 +144,7 @@ BadDisk::BadDisk(const std::string& folder, uint64_t file_bytes) : folder_(folde
 }
 
 BadDisk::~BadDisk() {
-  if (faults_ != nullptr) faults_->reads_hang = 0;
+  if (faults_ != nullptr) faults_->reads_hang = faults_->writes_hang = 0;
   if (child_ <= 0) return;
   (void)::umount2(folder_.c_str(), MNT_DETACH);
   (void)::kill(child_, SIGKILL);

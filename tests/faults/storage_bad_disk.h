@@ -20,7 +20,8 @@ class BadDisk {
     std::atomic<uint64_t> write_end{0};
     std::atomic<uint32_t> sync_fails{0};
     std::atomic<uint32_t> reads_hang{0};  // until it is 0 again
-    std::atomic<uint32_t> hanging{0};     // reads that hang now
+    std::atomic<uint32_t> writes_hang{0};
+    std::atomic<uint32_t> hanging{0};  // how many have hung
   };
 
   // `folder` is there and empty. See why_not().
