@@ -129,6 +129,9 @@ class Cell:
     def cpu_ns_per_byte(self, name: str) -> float:
         return 1e9 * statistics.median(answer["cpu_seconds"] for answer in self.answers[name]) / (self.size * self.count)
 
+    def memory_mib(self, name: str) -> float:
+        return max(answer["memory"] for answer in self.answers[name]) / (1 << 20)
+
     def row(self) -> list:
         peer = self.best_peer()
         ratios = sorted(min(self.answers[name][turn]["seconds"] for name in CONTENDERS if name != OURS) / ours
@@ -147,7 +150,8 @@ class Cell:
         crt = min(("crt", "crt_memory"), key=lambda name: statistics.median(self.seconds(name)))
         return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(OURS), speed(peer), peer,
                 Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(OURS), milliseconds(crt),
-                f"{self.cpu_ns_per_byte(OURS):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}"]  # fmt: skip
+                f"{self.cpu_ns_per_byte(OURS):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}",
+                f"{self.memory_mib(OURS):.0f}", f"{self.memory_mib(peer):.0f}"]  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -177,7 +181,7 @@ def main() -> int:
              for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
     server = Server(args.peers / "versitygw", folder / "server")
     movers = [Mover(name, args, server, folder / name) for name in CONTENDERS]
-    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "CRT's", "CPU ns/B", "peer's",
+    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "CRT's", "CPU ns/B", "peer's", "MiB", "peer's",
                   title="whole objects", title_justify="left")  # fmt: skip
     try:
         with Progress(transient=True) as progress:

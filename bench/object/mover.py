@@ -1,7 +1,8 @@
 """One contender in a process of its own: moves objects as it is told by lines of JSON on stdin, and answers on stdout.
 
 A command: {"op": "GET" | "PUT", "keys": [...], "bytes": size of each, "concurrency": in flight at once}.
-An answer: {"seconds", "latencies": [s of each object] or [], "cpu_seconds", "wrong": bytes of the last GET that differ}.
+An answer: {"seconds", "latencies": [s of each object] or [], "cpu_seconds", "wrong": bytes of the last GET that differ,
+"memory": the most bytes that were held meanwhile beyond what was held before}.
 """
 
 from __future__ import annotations
@@ -202,6 +203,24 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in use)
 
 
+class Memory:
+    """How much more the process held at most than when this was made; of a program it ran, all that held."""
+
+    def __init__(self) -> None:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        self.before = self.status("VmRSS")
+
+    @staticmethod
+    def status(key: str) -> int:
+        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+    def peak(self, runs_program: bool) -> int:
+        if runs_program:
+            return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+        return self.status("VmHWM") - self.before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender", choices=["towline", "crt", "crt_memory", "s5cmd"])
@@ -219,15 +238,17 @@ def main() -> None:
         command = json.loads(line)
         op, keys, size = command["op"], command["keys"], command["bytes"]
         contender.prepare(op, size, len(keys))
+        memory = Memory()
         used, began = cpu_seconds(), time.perf_counter()
         latencies = contender.move(op, keys, size, command["concurrency"])
         seconds, used = time.perf_counter() - began, cpu_seconds() - used
+        held = memory.peak(args.contender == "s5cmd")
         wrong = 0
         if op == "GET" and command["check"]:
             expected = pattern(size)
             wrong = sum(contender.got(place, size) != expected for place in (0, len(keys) // 2, len(keys) - 1))
-        print(json.dumps({"seconds": seconds, "latencies": latencies, "cpu_seconds": used, "wrong": wrong}), file=answers,
-              flush=True)  # fmt: skip
+        print(json.dumps({"seconds": seconds, "latencies": latencies, "cpu_seconds": used, "wrong": wrong, "memory": held}),
+              file=answers, flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
