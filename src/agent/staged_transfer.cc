@@ -18,14 +18,19 @@ constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 void check_local_access(const BlockList& local, uint32_t op) {
   const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_WRITE : TOWLINE_ACCESS_READ;
   if ((local.resolved()->common_access() & needed) == needed) return;
-  fail(Status::kPermissionDenied, "the transfer {} local storage that was registered without {} access",
+  fail(Status::kPermissionDenied, "the transfer {} a local region that was registered without {} access",
        op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
 }
 
-bool has_objects(const BlockList& list) noexcept {
+template <class Is>
+bool has_region(const BlockList& list, Is&& is) noexcept {
   const towline_list& view = list.view();
   return std::any_of(view.regions, view.regions + view.region_count,
-                     [](const towline_region_ref& region) { return region.kind == TOWLINE_OBJECT; });
+                     [&](const towline_region_ref& region) { return is(region.kind); });
+}
+
+bool has_objects(const BlockList& list) noexcept {
+  return has_region(list, [](uint32_t kind) { return kind == TOWLINE_OBJECT; });
 }
 
 // An object is written whole, and the chunks of a transfer are not: only one that collects its parts until it
@@ -45,11 +50,7 @@ void check_collects(Agent& agent, const BlockList& objects, uint64_t bytes, uint
 
 }  // namespace
 
-bool StagedTransfer::helps(const BlockList& local) noexcept {
-  const towline_list& list = local.view();
-  return std::any_of(list.regions, list.regions + list.region_count,
-                     [](const towline_region_ref& region) { return is_storage(region.kind); });
-}
+bool StagedTransfer::helps(const BlockList& local) noexcept { return has_region(local, is_storage); }
 
 // ---- making it
 
@@ -112,11 +113,12 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   if (!forced.empty() && (backend == nullptr || backend->plugin == nullptr))
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced, agent.backends().names());
   const bool stores = backend != nullptr && backend->has_trait(TOWLINE_TRAIT_STORAGE);
+  const bool near = stores == has_region(whole_.local(), is_storage);
   for (Legs& legs : legs_) {
     agent.add_transfer(*legs.near);
-    legs.near->establish(stores ? forced : "", deadline_ns);
+    legs.near->establish(near ? forced : "", deadline_ns);
     agent.add_transfer(*legs.far);
-    legs.far->establish(stores ? "" : forced, deadline_ns);
+    legs.far->establish(near ? "" : forced, deadline_ns);
   }
 }
 

@@ -29,7 +29,9 @@ void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_ = nullptr;
-  if (StagedTransfer::helps(*local_)) {
+  // Storage on the remote side is our own as well: nobody reaches a peer's.
+  const bool gpu = (kinds & (1u << TOWLINE_VRAM)) != 0;
+  if (StagedTransfer::helps(*local_) || (gpu && StagedTransfer::helps(*remote_))) {
     part_count_ = 1;
     parts_[0].end = plan_.bytes();
     staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_);

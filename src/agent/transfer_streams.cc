@@ -20,7 +20,8 @@ constexpr uint64_t kPatienceNs = 10 * kMillisecondNs;
 Status Transfer::streams_serve() const noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   if (staged_ != nullptr) {
-    set_failure_text("bytes between a peer and storage go in steps, not in the order of a stream");
+    set_failure_text(
+        "bytes that are staged on their way to or from storage do not go in the order of a stream");
     return Status::kUnsupported;
   }
   if (backend_->stream == nullptr) {

@@ -167,6 +167,28 @@ def test_cupy_and_array_interfaces(pair) -> None:
             region.deregister()
 
 
+def test_a_tensor_goes_to_a_file_and_comes_back(make_agent, tmp_path) -> None:
+    agent = make_agent("owner", listen="none")
+    mine = cache(0, 9, 512, 16384)
+    region = agent.register(mine)
+    file = agent.register_storage(tmp_path / "pages", create=True, bytes=region.bytes)
+    page = region.bytes // 512
+    ours = agent.block_list(mine)
+    stored = agent.block_list(file.blocks(0, page, (512, page)))
+    picks = np.random.default_rng(1).permutation(512).astype(np.uint32)
+    torch.cuda.synchronize(0)
+    save = agent.write(ours, picks, stored, None)
+    assert "cuda then posix" in save.route()["why"]
+    save.wait(timeout=60)
+    saved = np.fromfile(tmp_path / "pages", dtype=np.int16).reshape(512, -1)
+    assert np.array_equal(saved, mine.cpu().numpy()[picks])
+    expected = mine.clone()
+    mine.zero_()
+    torch.cuda.synchronize(0)
+    agent.read(ours, picks, stored, None).wait(timeout=60)
+    assert torch.equal(mine, expected)
+
+
 def test_a_stream_of_another_gpu_and_what_is_no_stream_are_refused(pair) -> None:
     near, far = pair
     mine, theirs = cache(0, 7, 16, 4096), cache(LAST, 8, 16, 4096)

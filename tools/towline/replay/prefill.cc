@@ -323,10 +323,12 @@ class PrefillRank {
   // From where it was spilled to, if it was; what comes back must be what went.
   bool bring_back(Block& block) {
     if (!spill_ || !spill_->get(block)) return false;
-    const Stamper stamper{layout_, granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
+    const Stamper stamper{layout_.in(buffer_), granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
                           verify_of(setup_)};
     const BlockStamp stamp{.hash = block.key.hash, .epoch = block.epochs[0], .writer = number_};
     for (uint32_t place = 0; place < block.pages.size(); ++place) {
+      for (uint32_t plane = 0; plane < shape_.layer_planes(); ++plane)
+        buffer_.pull(layout_.page_address(plane, block.pages[place]) - layout_.base, layout_.page_bytes());
       Mismatch mismatch;
       if (stamper.check(stamp, place, block.pages[place], layout_.heads, mismatch)) continue;
       throw Failure{

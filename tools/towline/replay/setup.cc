@@ -42,8 +42,6 @@ void check_setup(const Setup& setup) {
   (void)verify_of(setup);
   (void)parse_buffer_kind(setup.memory_kind);
   if (!setup.spill.empty()) check_spill(setup.spill);
-  if (!setup.spill.empty() && setup.memory_kind == "vram")
-    throw Failure{"--spill with --memory-kind vram: storage and GPU memory are not joined yet"};
   if (setup.requests == 0) throw Failure{"--requests 0: nothing to replay"};
   if (setup.requests > UINT32_MAX / 2) throw Failure{fmt::format("--requests {}: too many", setup.requests)};
 }

@@ -1,0 +1,142 @@
+// Between GPU memory of this process and our own files, in one transfer through staging memory. The GPUs are
+// made of host memory.
+#include <algorithm>
+#include <numeric>
+
+#include "storage_fixture.h"
+#include "towline/gpu.hpp"
+#include "transport_fixture.h"
+
+namespace towline::conformance {
+namespace {
+
+constexpr const char* kConfig = "plugins = [\"" TOWLINE_CUDA_FAKE
+                                "\"]\n"
+                                "[staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
+
+class StorageGpuTest : public ::testing::TestWithParam<bool> {  // direct files?
+ protected:
+  static constexpr uint64_t kBytes = 1 << 20;
+  static constexpr uint64_t kPage = 4096;
+  static constexpr uint64_t kLaneBytes = 3 * (64 << 10);
+  static constexpr uint32_t kPages = kBytes / kPage;
+
+  [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
+    options.direct = GetParam();
+    return register_storage(agent_, folder_.uri(name), options);
+  }
+  void make_file(const std::string& name, uint64_t bytes, uint64_t seed) {
+    std::vector<std::byte> contents(bytes);
+    stamp_bytes(contents.data(), bytes, seed);
+    folder_.put(name, contents);
+  }
+  [[nodiscard]] Blocks in_gpu(uint64_t offset, uint64_t bytes) const {
+    return Blocks::at(memory_.data() + offset, bytes, Kind::kVram);
+  }
+  static Status run(const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  }
+  static std::string next_notice(const Agent& agent) {
+    Notice notice;
+    const auto until = std::chrono::steady_clock::now() + 60s;
+    while (agent.receive(notice) != Status::kOk && std::chrono::steady_clock::now() < until)
+      (void)agent.wait(100ms);
+    return std::string(notice.text());
+  }
+
+  FolderPlace folder_;
+  Buffer memory_{kBytes, true};
+  Agent agent_{"stager",
+               {.listen = "none", .backends = "cuda,posix", .config = kConfig, .default_timeout = 60s}};
+  Region region_ = agent_.register_memory({.address = memory_.data(), .bytes = kBytes, .kind = Kind::kVram});
+};
+
+INSTANTIATE_TEST_SUITE_P(All, StorageGpuTest, ::testing::Bool(),
+                         [](const auto& direct) { return direct.param ? "direct" : "buffered"; });
+
+TEST_P(StorageGpuTest, WholeMemoryGoesToAFileAndComesBack) {
+  const Region file = open("whole", {.create = true, .bytes = kBytes});
+  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
+  stamp_bytes(memory_.data(), kBytes, 1);
+  const Transfer save = agent_.transfer(Op::write, ours, stored, {.notice = "saved"});
+  EXPECT_NE(save.route().find("staged through 0.1875 MiB: cuda then posix"), std::string::npos)
+      << save.route();
+  ASSERT_EQ(run(save), Status::kOk);
+  EXPECT_EQ(save.result().bytes, kBytes);
+  EXPECT_EQ(next_notice(agent_), "saved");
+  const std::vector<std::byte> contents = folder_.get("whole");
+  ASSERT_EQ(contents.size(), kBytes);
+  EXPECT_EQ(first_difference(contents.data(), kBytes, 1), kBytes);
+  std::memset(memory_.data(), 0, kBytes);
+  const Transfer load = agent_.transfer(Op::read, ours, stored);
+  EXPECT_NE(load.route().find("posix then cuda"), std::string::npos) << load.route();
+  ASSERT_EQ(run(load), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kBytes, 1), kBytes);
+}
+
+TEST_P(StorageGpuTest, TheFileMayBeTheLocalSide) {
+  make_file("local", kBytes, 2);
+  const Region file = open("local", {.access = Access::kAll});
+  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
+  ASSERT_EQ(run(agent_.transfer(Op::write, stored, ours)), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kBytes, 2), kBytes);
+  stamp_bytes(memory_.data(), kBytes, 3);
+  ASSERT_EQ(run(agent_.transfer(Op::read, stored, ours)), Status::kOk);
+  const std::vector<std::byte> contents = folder_.get("local");
+  EXPECT_EQ(first_difference(contents.data(), kBytes, 3), kBytes);
+}
+
+TEST_P(StorageGpuTest, PickedPagesGoWhereTheyBelong) {
+  make_file("pages", kBytes, 4);
+  const Region file = open("pages", {.access = Access::kAll});
+  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kPage).repeat(kPages, kPage));
+  const BlockList ours = agent_.block_list(in_gpu(0, kPage).repeat(kPages, kPage));
+  std::vector<uint32_t> from(kPages);
+  std::iota(from.begin(), from.end(), 0u);
+  std::shuffle(from.begin(), from.end(), std::mt19937(12));
+  from.resize(kPages - 37);
+  const std::vector<uint32_t> to(from.rbegin(), from.rend());
+  ASSERT_EQ(run(agent_.transfer(Op::read, ours, to, stored, from)), Status::kOk);
+  for (size_t i = 0; i < from.size(); ++i)
+    ASSERT_EQ(first_difference(memory_.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
+  stamp_bytes(memory_.data(), kBytes, 5);
+  ASSERT_EQ(run(agent_.transfer(Op::write, ours, from, stored, to)), Status::kOk);
+  const std::vector<std::byte> contents = folder_.get("pages");
+  for (size_t i = 0; i < from.size(); ++i)
+    ASSERT_EQ(first_difference(contents.data() + to[i] * kPage, kPage, 5, from[i] * kPage), kPage) << i;
+}
+
+TEST_P(StorageGpuTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
+  constexpr uint64_t kThere = kBytes / 2;
+  make_file("short", kThere, 6);
+  const Region file = open("short", {.bytes = kBytes});
+  const Transfer load =
+      agent_.transfer(Op::read, agent_.block_list(in_gpu(0, kPage).repeat(kPages, kPage)),
+                      agent_.block_list(storage_blocks(file, 0, kPage).repeat(kPages, kPage)));
+  EXPECT_NE(run(load), Status::kOk);
+  ASSERT_EQ(load.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  const Result result = load.result();
+  ASSERT_GE(result.failed_ranges, 1u);
+  EXPECT_LE(result.failed[0].first, kThere / kPage);
+  const uint64_t there = result.failed[0].first * kPage;
+  EXPECT_GE(there + kLaneBytes, kThere) << "what was on its way may have been given up";
+  EXPECT_EQ(first_difference(memory_.data(), there, 6), there);
+}
+
+TEST_P(StorageGpuTest, RightsAreKeptAndStreamsAreRefused) {
+  make_file("read", kBytes, 7);
+  const Region file = open("read");
+  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
+  EXPECT_THROW((void)agent_.transfer(Op::write, ours, stored), Error);
+  const Transfer load = agent_.transfer(Op::read, ours, stored);
+  EXPECT_EQ(post_on(load, nullptr), Status::kUnsupported);
+  EXPECT_NE(std::string(last_error()).find("staged"), std::string::npos) << last_error();
+  ASSERT_EQ(run(load), Status::kOk);
+}
+
+}  // namespace
+}  // namespace towline::conformance
