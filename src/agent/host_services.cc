@@ -4,6 +4,7 @@
 #include "agent/link.h"
 #include "agent/transfer.h"
 #include "base/log.h"
+#include "memory/pin_access.h"
 
 namespace towline {
 
@@ -78,8 +79,11 @@ void connection_event(void*, void* peer, uint32_t event, int32_t status, const c
   static_cast<Link*>(peer)->on_event(event, static_cast<Status>(status), text);
 }
 
+// A GPU's address is no pointer for a backend that moves host memory, whatever a peer asks of it.
 int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
             void** pin) {
+  const bool vram = (backend_of(context).plugin->kinds & (1u << TOWLINE_VRAM)) != 0;
+  access = (access & TOWLINE_ACCESS_ALL) | (vram ? kPinVram : 0);
   return static_cast<int32_t>(agent_of(context).regions().pin(key, address, bytes, access, pointer, pin));
 }
 void unpin(void*, void* pin) { RegionTable::unpin(pin); }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "memory/pin_access.h"
 
 namespace towline {
 
@@ -28,6 +29,7 @@ struct RegionTable::Slot {
   uint64_t address = 0;
   uint64_t bytes = 0;
   uint32_t access = 0;
+  bool vram = false;
   std::shared_ptr<Region> region;  // under the table's lock
 };
 
@@ -79,6 +81,7 @@ std::shared_ptr<Region> RegionTable::add(Region region) {
   added->ref.key = make_key(index, generation);
   slot.address = added->ref.address;
   slot.bytes = added->ref.bytes;
+  slot.vram = added->ref.kind == TOWLINE_VRAM;
   slot.access = is_storage(added->ref.kind) ? 0 : added->ref.access;
   slot.region = added;
   slot.state.store(uint64_t{generation} << 32, std::memory_order_release);
@@ -164,6 +167,8 @@ Status RegionTable::hold(uint64_t key, void** pin) noexcept {
 
 Status RegionTable::pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
                         void** pin) noexcept {
+  const bool may_be_vram = (access & kPinVram) != 0;
+  access &= ~kPinVram;
   if (bytes == 0 || access == 0 || (access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
     return Status::kInvalidArgument;
   void* held = nullptr;
@@ -173,7 +178,7 @@ Status RegionTable::pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t
   Status status = Status::kOk;
   if (address < slot.address || before > slot.bytes || bytes > slot.bytes - before)
     status = Status::kOutOfRange;
-  else if ((access & ~slot.access) != 0)
+  else if ((access & ~slot.access) != 0 || (slot.vram && !may_be_vram))
     status = Status::kPermissionDenied;
   if (status != Status::kOk) {
     unpin(held);

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "memory/pin_access.h"
 
 namespace towline {
 namespace {
@@ -52,6 +53,16 @@ TEST(RegionTable, pins_what_lies_inside_with_the_rights_given) {
   EXPECT_EQ(try_pin(table, read, 0x10000, 16, 1), Status::kOk);
   EXPECT_EQ(try_pin(table, read, 0x10000, 16, 2), Status::kPermissionDenied);
   EXPECT_EQ(try_pin(table, read, 0x10000, 16, 3), Status::kPermissionDenied);
+}
+
+TEST(RegionTable, gives_memory_of_a_gpu_only_to_who_can_address_it) {
+  RegionTable table;
+  Region region = make_region(0x10000, 0x1000);
+  region.ref.kind = TOWLINE_VRAM;
+  const uint64_t key = table.add(std::move(region))->ref.key;
+  table.publish(key);
+  EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kPermissionDenied);
+  EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1 | kPinVram), Status::kOk);
 }
 
 TEST(RegionTable, never_takes_an_offset_into_storage_for_a_pointer) {
