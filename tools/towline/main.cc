@@ -7,6 +7,7 @@
 
 #include "bench/bench.h"
 #include "bench/collective.h"
+#include "bench/collective_peer.h"
 #include "bench/initiator.h"
 #include "bench/target.h"
 #include "completions.h"
@@ -32,6 +33,8 @@ int run_as_worker(const std::string& work) {
   if (work == "replay-decode") return tool::run_worker(tool::replay::run_decode);
   if (work == "bench-initiator") return tool::run_worker(tool::bench::run_initiator);
   if (work == "bench-collective-rank") return tool::run_worker(tool::bench::run_collective_rank);
+  if (const std::string_view peer = "bench-mpi-peer:"; work.starts_with(peer))
+    return tool::bench::run_mpi_peer(work.substr(peer.size()));
   if (work == "bench-target") return tool::run_worker(tool::bench::run_target);
   throw tool::Failure{"no such worker: " + work};
 }

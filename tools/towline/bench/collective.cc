@@ -15,8 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kOperations[] = {"barrier",        "all_reduce", "reduce",  "broadcast", "all_gather",
-                                       "reduce_scatter", "gather",     "scatter", "all_to_all"};
+// send_recv: every rank sends to the next one and receives from the one before, at once.
+constexpr const char* kOperations[] = {"barrier",    "all_reduce",   "reduce",         "broadcast",
+                                       "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
+                                       "gather",     "scatter",      "all_to_all",     "all_to_all_v",
+                                       "send_recv"};
 
 // Where ranks meet; removed with what they left there.
 class Meeting {
@@ -29,37 +32,65 @@ class Meeting {
     std::filesystem::remove_all(folder_, ignored);
   }
   Meeting(const Meeting&) = delete;
-  [[nodiscard]] std::string store() const { return "file:" + folder_ + "/store"; }
+  [[nodiscard]] const std::string& folder() const { return folder_; }
 
  private:
   std::string folder_;
 };
 
-std::string render(const json& rows, const Terminal& terminal) {
+// Those that are here: what they are called in the table.
+std::vector<std::string> present(const json& peers) {
+  std::vector<std::string> names;
+  for (const auto& [name, what] : peers.items())
+    if (what.contains("version")) names.push_back(name);
+  return names;
+}
+
+std::string render(const json& rows, const json& peers, const Terminal& terminal) {
   using enum Table::Align;
-  Table table{{{"op", kLeft},
-               {"ranks"},
-               {"size"},
-               {"p50"},
-               {"p99"},
-               {"max"},
-               {"algorithm GB/s"},
-               {"bus GB/s"},
-               {"error"},
-               {"check", kLeft}}};
+  std::vector<Table::Column> columns = {{"op", kLeft}, {"ranks"}, {"size"},           {"p50"},
+                                        {"p99"},       {"max"},   {"algorithm GB/s"}, {"bus GB/s"}};
+  const std::vector<std::string> names = present(peers);
+  for (const std::string& name : names) {
+    columns.push_back({name + " p50"});
+    columns.push_back({name + " p99"});
+    columns.push_back({"times"});
+  }
+  columns.push_back({"error"});
+  columns.push_back({"check", kLeft});
+  Table table{std::move(columns)};
   for (const json& row : rows) {
     const uint64_t wrong = row.at("wrong_elements");
     const std::string check = row.at("checked_elements") == 0 ? terminal.dim("off")
                               : wrong == 0                    ? terminal.green("ok")
                                            : terminal.red(fmt::format("{} elements wrong", wrong));
-    table.add({row.at("op"), row.at("ranks").dump(), format_size(row.at("size")),
-               format_duration(row.at("p50_s")), format_duration(row.at("p99_s")),
-               format_duration(row.at("max_s")),
-               fmt::format("{:.2f}", row.at("algorithm_bytes_per_s").get<double>() / 1e9),
-               fmt::format("{:.2f}", row.at("bus_bytes_per_s").get<double>() / 1e9),
-               fmt::format("{:.0e}", row.at("largest_relative_error").get<double>()), check});
+    std::vector<std::string> cells = {
+        row.at("op"),
+        row.at("ranks").dump(),
+        format_size(row.at("size")),
+        format_duration(row.at("p50_s")),
+        format_duration(row.at("p99_s")),
+        format_duration(row.at("max_s")),
+        fmt::format("{:.2f}", row.at("algorithm_bytes_per_s").get<double>() / 1e9),
+        fmt::format("{:.2f}", row.at("bus_bytes_per_s").get<double>() / 1e9)};
+    for (const std::string& name : names) {
+      const json theirs = row.at("peers").value(name, json());
+      cells.push_back(theirs.is_null() ? "-" : format_duration(theirs.at("p50_s")));
+      cells.push_back(theirs.is_null() ? "-" : format_duration(theirs.at("p99_s")));
+      cells.push_back(theirs.is_null() ? "-"
+                                       : fmt::format("{:.2f}", theirs.at("p50_s").get<double>() /
+                                                                   row.at("p50_s").get<double>()));
+    }
+    cells.push_back(fmt::format("{:.0e}", row.at("largest_relative_error").get<double>()));
+    cells.push_back(check);
+    table.add(std::move(cells));
   }
-  return table.render(terminal);
+  std::string text = table.render(terminal);
+  for (const auto& [name, what] : peers.items())
+    text += what.contains("version")
+                ? fmt::format("{}: {}\n", name, what.at("version").get<std::string>())
+                : fmt::format("{}: not here: {}\n", name, what.at("problem").get<std::string>());
+  return text;
 }
 
 }  // namespace
@@ -85,15 +116,23 @@ std::vector<std::string> parse_collectives(const std::string& text) {
   return operations;
 }
 
+std::vector<uint64_t> uneven_parts(uint64_t count, uint32_t ranks) {
+  std::vector<uint64_t> parts;
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    parts.push_back(rank % 2 == 0 ? count - count / 2 : count + count / 2);
+  return parts;
+}
+
 double bus_factor(const std::string& operation, uint32_t ranks) {
   const double n = ranks;
   if (operation == "all_reduce") return 2 * (n - 1) / n;
-  if (operation == "reduce" || operation == "broadcast") return 1;
+  if (operation == "reduce" || operation == "broadcast" || operation == "send_recv") return 1;
   return (n - 1) / n;
 }
 
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common) {
   json results = json::array();
+  json peers = json::object();
   ProgressBar bar(common.errors, "bench");
   const size_t total = options.ranks.size() * options.operations.size() * options.sizes.size();
   for (const uint32_t size : options.ranks) {
@@ -102,11 +141,15 @@ void run_collective_bench(const CollectiveOptions& options, const CommonOptions&
     Crew crew;
     for (uint32_t rank = 0; rank < size; ++rank)
       crew.start(fmt::format("rank {}", rank), "bench-collective-rank",
-                 {{"options", options}, {"rank", rank}, {"size", size}, {"store", meeting.store()}});
+                 {{"options", options}, {"rank", rank}, {"size", size}, {"folder", meeting.folder()}});
     for (uint32_t done = 0; done < size;) {
       const Crew::Message message = crew.receive(std::chrono::minutes(10));
       if (message.child == nullptr) throw Failure{"nothing was heard from the ranks for 10 minutes"};
       if (message.content.contains("done")) ++done;
+      // Of several numbers of ranks the first at which it was not here.
+      if (message.content.contains("peers"))
+        for (const auto& [name, what] : message.content.at("peers").items())
+          if (!peers.contains(name) || what.contains("problem")) peers[name] = what;
       if (!message.content.contains("row")) continue;
       const json& row = message.content.at("row");
       results.push_back(row);
@@ -117,9 +160,9 @@ void run_collective_bench(const CollectiveOptions& options, const CommonOptions&
   }
   bar.clear();
   if (common.json) {
-    fmt::print("{}\n", json{{"options", options}, {"rows", results}}.dump(2));
+    fmt::print("{}\n", json{{"options", options}, {"peers", peers}, {"rows", results}}.dump(2));
   } else {
-    fmt::print("{}", render(results, common.output));
+    fmt::print("{}", render(results, peers, common.output));
   }
   for (const json& row : results)
     if (row.at("wrong_elements") != 0) throw Failure{"a result is wrong"};

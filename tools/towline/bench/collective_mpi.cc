@@ -1,5 +1,5 @@
-// A rank of Open MPI's, which is looked for when it is asked for: nothing here is compiled against it. What is
-// used of its binary interface is the same from 4.0 to 5.0: handles are addresses of its objects.
+// A rank of Open MPI's, which is looked for when it is asked for: nothing here is compiled against it. What
+// is used of its binary interface is the same from 4.0 to 5.0: handles are addresses of its objects.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -89,8 +89,8 @@ class OpenMpi {
     else if (op_ == "all_gather")
       all_gather_(in, n, float_, out, n, float_, world_);
     else if (op_ == "all_gather_v")
-      all_gather_v_(in, static_cast<int>(in_.size()), float_, out, receives_.data(), receives_at_.data(), float_,
-                    world_);
+      all_gather_v_(in, static_cast<int>(in_.size()), float_, out, receives_.data(), receives_at_.data(),
+                    float_, world_);
     else if (op_ == "reduce_scatter")
       reduce_scatter_(in, out, n, float_, sum_, world_);
     else if (op_ == "reduce_scatter_v")
@@ -105,8 +105,8 @@ class OpenMpi {
       all_to_all_v_(in, sends_.data(), sends_at_.data(), float_, out, receives_.data(), receives_at_.data(),
                     float_, world_);
     else if (op_ == "send_recv")
-      send_receive_(in, n, float_, (me_ + 1) % ranks_, 0, out, n, float_, (me_ + ranks_ - 1) % ranks_, 0, world_,
-                    nullptr);
+      send_receive_(in, n, float_, (me_ + 1) % ranks_, 0, out, n, float_, (me_ + ranks_ - 1) % ranks_, 0,
+                    world_, nullptr);
     else
       return false;
     return true;
@@ -142,7 +142,8 @@ class OpenMpi {
   int (*all_to_all_)(const void*, int, void*, void*, int, void*, void*) = nullptr;
   int (*all_to_all_v_)(const void*, const int*, const int*, void*, void*, const int*, const int*, void*,
                        void*) = nullptr;
-  int (*send_receive_)(const void*, int, void*, int, int, void*, int, void*, int, int, void*, void*) = nullptr;
+  int (*send_receive_)(const void*, int, void*, int, int, void*, int, void*, int, int, void*,
+                       void*) = nullptr;
   void* world_ = nullptr;
   void* float_ = nullptr;
   void* sum_ = nullptr;

@@ -5,9 +5,12 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <optional>
 #include <towline/collectives.hpp>
 
 #include "bench/collective.h"
+#include "bench/collective_peer.h"
 #include "failure.h"
 #include "rank.h"
 #include "samples.h"
@@ -39,21 +42,28 @@ class CollectiveRank {
         rank_(configuration.at("rank")),
         size_(configuration.at("size")),
         parent_(parent) {
-    const std::string store = configuration.at("store");
+    const std::string folder = configuration.at("folder");
+    const std::string store = "file:" + folder + "/store";
     towline_communicator_options_t options = {};
     options.struct_size = sizeof options;
     options.rank = static_cast<int32_t>(rank_);
     options.size = static_cast<int32_t>(size_);
     options.bootstrap = store.c_str();
     options.flags = options_.tcp ? TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY : 0;
-    options.timeout_ns = 60'000'000'000;
+    options.timeout_ns = 600'000'000'000;  // peers take their time to start
     need(towline_communicator_create(&options, &world_), "forming");
-    const uint64_t most = *std::ranges::max_element(options_.sizes) / sizeof(float) + size_;
+    need(towline_batch_create(world_, &batch_), "a batch");
+    const uint64_t largest = *std::ranges::max_element(options_.sizes) / sizeof(float);
+    const uint64_t most = largest + size_;
     in_.resize(most);
     out_.resize(most);
     for (uint64_t i = 0; i < most; ++i) in_[i] = given(rank_, i);
+    start_peers(folder);
   }
-  ~CollectiveRank() { towline_communicator_destroy(world_); }
+  ~CollectiveRank() {
+    towline_batch_destroy(batch_);
+    towline_communicator_destroy(world_);
+  }
   CollectiveRank(const CollectiveRank&) = delete;
 
   void run() {
@@ -71,13 +81,108 @@ class CollectiveRank {
     if (status < 0) throw Failure{fmt::format("{}: {}", what, towline_last_error())};
   }
 
-  void measure(const std::string& operation, uint64_t size) {
-    uint32_t op = TOWLINE_OP_BARRIER;
-    while (operation != towline_collective_op_name(op)) ++op;
-    const bool whole = op == TOWLINE_OP_ALL_REDUCE || op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_BROADCAST;
-    const uint64_t elements = std::max<uint64_t>(size / sizeof(float), 1);
-    const uint64_t count = whole ? elements : std::max<uint64_t>(elements / size_, 1);
+  // Ranks agree on who is here.
+  void start_peers(const std::string& folder) {
+    nlohmann::json told = nlohmann::json::object();
+    for (const std::string& kind : options_.peers) {
+      auto peer = std::make_unique<CollectivePeer>(
+          kind, PeerPlace{folder, rank_, size_, options_.tcp, options_.python});
+      need(towline_barrier(world_, nullptr, nullptr), "starting peers");
+      std::string why;
+      const bool here = peer->start(why);
+      if (slowest(here ? 0 : 1) == 0) {
+        told[kind] = {{"version", peer->version()}};
+        peers_.push_back(std::move(peer));
+      } else {
+        told[kind] = {{"problem", why.empty() ? "it does not start on every rank" : why}};
+      }
+    }
+    if (rank_ == 0) parent_.send({{"peers", told}});
+  }
+
+  // One of those that are measured in turns: us, or a peer.
+  struct Track {
+    CollectivePeer* peer = nullptr;
+    CollectiveJob job;
+    uint64_t most = 0;  // samples; 0: it has not the operation
+    std::vector<double> times = {};
+    double passed = 0;
+  };
+
+  struct Operation {
     towline_collective_t call = {};
+    towline_collective_t receive = {};  // of send_recv
+    bool whole = false;
+    std::vector<uint64_t> sends, receives;  // uneven
+  };
+
+  void measure(const std::string& operation, uint64_t size) {
+    Operation one;
+    prepare(operation, size, one);
+    const towline_collective_t& call = one.call;
+    const auto once = [&] { do_once(operation, one); };
+
+    nlohmann::json row = {
+        {"op", operation}, {"size", call.op == TOWLINE_OP_BARRIER ? 0 : size}, {"ranks", size_}};
+    std::ranges::fill(out_, -1.0F);
+    once();
+    check(operation, one, row);
+    std::vector<Track> tracks;
+    tracks.push_back({nullptr, {operation, call.count, one.sends, one.receives}});
+    for (const auto& peer : peers_) tracks.push_back({peer.get(), tracks[0].job});
+    for (Track& track : tracks) calibrate(track, once);
+    // By blocks, in turns, after which ranks agree on whether the time is over: others may slow it down.
+    for (bool going = true; going;) {
+      going = false;
+      for (Track& track : tracks) {
+        const bool more =
+            track.times.size() < track.most &&
+            (options_.iterations != 0 || track.times.size() < 5 || track.passed < options_.seconds);
+        if (!more) continue;
+        going = true;
+        track.job.samples =
+            std::min<uint64_t>(std::max<uint64_t>(track.most / 20, 1), track.most - track.times.size());
+        const auto block = sample(track, once);
+        double spent = 0;
+        for (const double time : block.value()) spent += time * static_cast<double>(track.job.batch);
+        track.times.insert(track.times.end(), block->begin(), block->end());
+        track.passed += slowest(spent);
+      }
+    }
+    row["peers"] = nlohmann::json::object();
+    for (Track& track : tracks) {
+      if (track.most == 0) continue;
+      // Of every sample the slowest rank's.
+      need(towline_all_reduce(world_, track.times.data(), track.times.data(), track.times.size(),
+                              TOWLINE_FLOAT64, TOWLINE_MAX, nullptr, nullptr),
+           "collecting times");
+      const Samples all(std::move(track.times));
+      nlohmann::json& into = track.peer == nullptr ? row : row["peers"][track.peer->kind()];
+      into["samples"] = all.size();
+      into["operations_of_a_sample"] = track.job.batch;
+      into["p50_s"] = all.median();
+      into["p99_s"] = all.quantile(0.99);
+      into["max_s"] = all.max();
+    }
+    if (rank_ != 0) return;
+    const double bytes = call.op == TOWLINE_OP_BARRIER
+                             ? 0
+                             : static_cast<double>((one.whole ? call.count : call.count * size_) * 4);
+    const double median = row["p50_s"];
+    row["algorithm_bytes_per_s"] = bytes / median;
+    row["bus_bytes_per_s"] = bytes / median * bus_factor(operation, size_);
+    parent_.send({{"row", row}});
+  }
+
+  void prepare(const std::string& operation, uint64_t size, Operation& one) {
+    uint32_t op = TOWLINE_OP_BARRIER;
+    if (operation == "send_recv") op = TOWLINE_OP_SEND;
+    while (op != TOWLINE_OP_SEND && operation != towline_collective_op_name(op)) ++op;
+    one.whole = op == TOWLINE_OP_ALL_REDUCE || op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_BROADCAST ||
+                op == TOWLINE_OP_SEND;
+    const uint64_t elements = std::max<uint64_t>(size / sizeof(float), 1);
+    const uint64_t count = one.whole ? elements : std::max<uint64_t>(elements / size_, 1);
+    towline_collective_t& call = one.call;
     call.struct_size = sizeof call;
     call.op = op;
     call.datatype = TOWLINE_FLOAT32;
@@ -85,56 +190,59 @@ class CollectiveRank {
     call.count = op == TOWLINE_OP_BARRIER ? 0 : count;
     call.input = in_.data();
     call.output = out_.data();
-    const auto once = [&] { need(towline_collective(world_, &call, nullptr, nullptr), operation); };
+    const std::vector<uint64_t> parts = uneven_parts(count, size_);
+    if (op == TOWLINE_OP_ALL_GATHER_V) {
+      one.sends = {parts[rank_]};
+      one.receives = parts;
+    } else if (op == TOWLINE_OP_REDUCE_SCATTER_V) {
+      one.sends = parts;
+      one.receives = {parts[rank_]};
+    } else if (op == TOWLINE_OP_ALL_TO_ALL_V) {
+      // Rank r sends part (r + i) of the uneven ones to rank i, and so gets as much from it.
+      for (uint32_t other = 0; other < size_; ++other) one.sends.push_back(parts[(rank_ + other) % size_]);
+      one.receives = one.sends;
+    }
+    call.input_counts = one.sends.empty() ? nullptr : one.sends.data();
+    call.output_counts = one.receives.empty() ? nullptr : one.receives.data();
+    if (op != TOWLINE_OP_SEND) return;
+    one.receive = call;
+    one.receive.op = TOWLINE_OP_RECV;
+    call.root = static_cast<int32_t>((rank_ + 1) % size_);
+    one.receive.root = static_cast<int32_t>((rank_ + size_ - 1) % size_);
+  }
 
-    nlohmann::json row = {{"op", operation}, {"size", op == TOWLINE_OP_BARRIER ? 0 : size}, {"ranks", size_}};
-    std::ranges::fill(out_, -1.0F);
-    once();
-    check(call, row);
-    // So many at a time, and so many samples: the same on all ranks.
-    double took = std::numeric_limits<double>::max();
-    for (int i = 0; i < 3; ++i) {
-      const auto begin = Clock::now();
-      once();
-      took = std::min(took, slowest(seconds_since(begin)));
-    }
-    const auto batch = static_cast<uint64_t>(std::max(1.0, std::ceil(kSampleSeconds / took)));
-    const double fit = options_.seconds / (took * static_cast<double>(batch));
-    const uint64_t most = options_.iterations != 0
-                              ? options_.iterations
-                              : std::clamp<uint64_t>(static_cast<uint64_t>(fit), 5, kMostSamples);
-    // By blocks, after which ranks agree on whether the time is over: other programs may slow it down.
+  void do_once(const std::string& operation, Operation& one) {
+    if (one.call.op != TOWLINE_OP_SEND)
+      return need(towline_collective(world_, &one.call, nullptr, nullptr), operation);
+    need(towline_batch_add(batch_, &one.call), operation);
+    need(towline_batch_add(batch_, &one.receive), operation);
+    need(towline_batch_issue(batch_, nullptr, nullptr), operation);
+  }
+
+  // So many at a time, and so many samples: the same on all ranks.
+  template <class Once>
+  void calibrate(Track& track, Once&& once) {
+    track.job.batch = 1;
+    track.job.samples = 3;
+    const auto block = sample(track, once);
+    if (!block) return;
+    const double took = slowest(*std::ranges::min_element(*block));
+    track.job.batch = static_cast<uint64_t>(std::max(1.0, std::ceil(kSampleSeconds / took)));
+    const double fit = options_.seconds / (took * static_cast<double>(track.job.batch));
+    track.most = options_.iterations != 0 ? options_.iterations
+                                          : std::clamp<uint64_t>(static_cast<uint64_t>(fit), 5, kMostSamples);
+  }
+
+  template <class Once>
+  std::optional<std::vector<double>> sample(Track& track, Once&& once) {
+    if (track.peer != nullptr) return track.peer->run(track.job);
     std::vector<double> times;
-    double passed = 0;
-    while (times.size() < most &&
-           (options_.iterations != 0 || times.size() < 5 || passed < options_.seconds)) {
-      const uint64_t block = std::min<uint64_t>(std::max<uint64_t>(most / 20, 1), most - times.size());
-      double spent = 0;
-      for (uint64_t sample = 0; sample < block; ++sample) {
-        const auto begin = Clock::now();
-        for (uint64_t i = 0; i < batch; ++i) once();
-        const double all = seconds_since(begin);
-        spent += all;
-        times.push_back(all / static_cast<double>(batch));
-      }
-      passed += slowest(spent);
+    for (uint64_t sample = 0; sample < track.job.samples; ++sample) {
+      const auto begin = Clock::now();
+      for (uint64_t i = 0; i < track.job.batch; ++i) once();
+      times.push_back(seconds_since(begin) / static_cast<double>(track.job.batch));
     }
-    // Of every sample the slowest rank's.
-    need(towline_all_reduce(world_, times.data(), times.data(), times.size(), TOWLINE_FLOAT64, TOWLINE_MAX,
-                            nullptr, nullptr),
-         "collecting times");
-    if (rank_ != 0) return;
-    const Samples all(std::move(times));
-    const double bytes =
-        op == TOWLINE_OP_BARRIER ? 0 : static_cast<double>((whole ? count : count * size_) * 4);
-    row["samples"] = all.size();
-    row["operations_of_a_sample"] = batch;
-    row["p50_s"] = all.median();
-    row["p99_s"] = all.quantile(0.99);
-    row["max_s"] = all.max();
-    row["algorithm_bytes_per_s"] = bytes / all.median();
-    row["bus_bytes_per_s"] = bytes / all.median() * bus_factor(operation, size_);
-    parent_.send({{"row", row}});
+    return times;
   }
 
   double slowest(double value) {
@@ -143,43 +251,66 @@ class CollectiveRank {
     return value;
   }
 
-  // The right result at `i`, and how far float32 may be off.
-  std::pair<double, double> expected(const towline_collective_t& call, uint64_t i) const {
-    const uint64_t count = call.count;
-    const uint64_t mine = rank_ * count;
-    const auto exactly = [](float value) { return std::pair{static_cast<double>(value), 0.0}; };
-    const auto part = static_cast<uint32_t>(i / count);
-    switch (call.op) {
+  // Whose element of which index is at `i` of the result; whose: size_ for a sum over all ranks.
+  std::pair<uint32_t, uint64_t> origin(const Operation& one, uint64_t i) const {
+    const uint64_t count = one.call.count;
+    const auto part = static_cast<uint32_t>(count == 0 ? 0 : i / count);
+    const auto before = [](const std::vector<uint64_t>& parts, uint32_t rank) {
+      return std::accumulate(parts.begin(), parts.begin() + rank, uint64_t{0});
+    };
+    uint32_t from = 0;
+    switch (one.call.op) {
       case TOWLINE_OP_BROADCAST:
-        return exactly(given(0, i));
+        return {0, i};
       case TOWLINE_OP_SCATTER:
-        return exactly(given(0, mine + i));
+        return {0, rank_ * count + i};
       case TOWLINE_OP_GATHER:
       case TOWLINE_OP_ALL_GATHER:
-        return exactly(given(part, i % count));
+        return {part, i % count};
       case TOWLINE_OP_ALL_TO_ALL:
-        return exactly(given(part, mine + i % count));
+        return {part, rank_ * count + i % count};
+      case TOWLINE_OP_SEND:
+        return {(rank_ + size_ - 1) % size_, i};
+      case TOWLINE_OP_REDUCE_SCATTER:
+        return {size_, rank_ * count + i};
+      case TOWLINE_OP_REDUCE_SCATTER_V:
+        return {size_, before(one.sends, rank_) + i};
+      case TOWLINE_OP_ALL_GATHER_V:
+      case TOWLINE_OP_ALL_TO_ALL_V:
+        while (i >= one.receives[from]) i -= one.receives[from++];
+        if (one.call.op == TOWLINE_OP_ALL_GATHER_V) return {from, i};
+        for (uint32_t other = 0; other < rank_; ++other)  // what `from` sends to those before us
+          i += uneven_parts(count, size_)[(from + other) % size_];
+        return {from, i};
       default:
-        break;
+        return {size_, i};
     }
-    const uint64_t at = call.op == TOWLINE_OP_REDUCE_SCATTER ? mine + i : i;
+  }
+
+  // The right result at `i`, and how far float32 may be off.
+  std::pair<double, double> expected(const Operation& one, uint64_t i) const {
+    const auto [whose, at] = origin(one, i);
+    if (whose < size_) return {static_cast<double>(given(whose, at)), 0.0};
     double sum = 0;
     for (uint32_t rank = 0; rank < size_; ++rank) sum += static_cast<double>(given(rank, at));
     return {sum, sum * size_ * static_cast<double>(std::numeric_limits<float>::epsilon())};
   }
 
   // Against float64; of long results as many elements as kMostChecked, evenly. Ranks come together on it.
-  void check(const towline_collective_t& call, nlohmann::json& row) {
-    const bool at_root = call.op == TOWLINE_OP_REDUCE || call.op == TOWLINE_OP_GATHER;
-    const bool has_result = call.op != TOWLINE_OP_BARRIER && (!at_root || rank_ == 0) && options_.check;
-    const bool parts =
-        call.op == TOWLINE_OP_ALL_GATHER || call.op == TOWLINE_OP_GATHER || call.op == TOWLINE_OP_ALL_TO_ALL;
-    const uint64_t length = has_result ? call.count * (parts ? size_ : 1) : 0;
+  void check(const std::string& operation, const Operation& one, nlohmann::json& row) {
+    const uint32_t op = one.call.op;
+    const bool at_root = op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_GATHER;
+    const bool has_result = op != TOWLINE_OP_BARRIER && (!at_root || rank_ == 0) && options_.check;
+    const bool parts = op == TOWLINE_OP_ALL_GATHER || op == TOWLINE_OP_GATHER || op == TOWLINE_OP_ALL_TO_ALL;
+    uint64_t length = one.call.count * (parts ? size_ : 1);
+    if (operation.ends_with("_v"))
+      length = std::accumulate(one.receives.begin(), one.receives.end(), uint64_t{0});
+    if (!has_result) length = 0;
     const uint64_t step = std::max<uint64_t>(1, length / kMostChecked);
     double totals[2] = {0, 0};  // checked, wrong
     double error = 0;
     for (uint64_t i = 0; i < length; i += step) {
-      const auto [right, tolerance] = expected(call, i);
+      const auto [right, tolerance] = expected(one, i);
       const double off = std::abs(static_cast<double>(out_[i]) - right);
       ++totals[0];
       if (!(off <= tolerance)) ++totals[1];
@@ -197,6 +328,8 @@ class CollectiveRank {
   const uint32_t size_;
   Channel& parent_;
   towline_communicator_t* world_ = nullptr;
+  towline_batch_t* batch_ = nullptr;
+  std::vector<std::unique_ptr<CollectivePeer>> peers_;
   std::vector<float> in_;
   std::vector<float> out_;
 };

@@ -75,6 +75,18 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
       ->needs(collective);
   command.add_flag("--tcp", options.collective.tcp, "As if each rank were on a host of its own")
       ->needs(collective);
+  command
+      .add_option("--peers", options.collective.peers,
+                  "Who is measured beside, where it is here: gloo (of torch), mpi (Open MPI); none")
+      ->delimiter(',')
+      ->type_name("NAME,..")
+      ->check(CLI::IsMember({"gloo", "mpi", "none"}))
+      ->capture_default_str()
+      ->needs(collective);
+  command.add_option("--python", options.collective.python, "A Python that has torch, for gloo")
+      ->type_name("PROGRAM")
+      ->capture_default_str()
+      ->needs(collective);
 }
 
 // What the pattern says about the number of processes where the user did not.
@@ -166,6 +178,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
       "  towline bench --storage . --op mixed --sync data --files 4\n"
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
+      "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
       "processor time of the two sides for 10^9 bytes. Of collective operations times are the slowest "
@@ -184,6 +197,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       collective.iterations = options->common.iterations;
       collective.seconds = options->common.seconds;
       collective.check = options->common.check;
+      std::erase(collective.peers, "none");
       run_collective_bench(collective, common);
       return;
     }
