@@ -54,6 +54,11 @@ TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer
                                                nixlXferReqH*& request,
                                                const nixl_opt_args_t* extra_params = nullptr);
 
+// Whether the list's agent, or the agent of that name, is this one or connected: then making a request for it
+// does not wait for a connection.
+TOWLINE_NIXL_API bool is_connected(const nixlDlistH* list) noexcept;
+TOWLINE_NIXL_API bool is_connected(const nixlAgent& agent, const std::string& remote_agent);
+
 // ---- Waiting instead of polling
 
 // Waits for a posted request's outcome; NIXL_IN_PROG when `timeout_ns` passed first.

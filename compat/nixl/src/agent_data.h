@@ -98,6 +98,8 @@ class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
   size_t descs = 0;
   uint64_t timeout_ns = 0;
   bool has_notif = false;
+  uint64_t long_number = 0;  // of its notification, when that is longer than a notice; else 0
+  nixl_blob_t long_notif;
   bool timed = false;              // telemetry is on
   std::atomic<bool> told{false};   // that the last post failed
   std::atomic<bool> ended{false};  // timed: its end has been seen
@@ -154,11 +156,20 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
                            const nixl_opt_args_t& extra_params);
   nixl_status_t send_to(const std::string& address, const std::vector<std::string>& messages);
   nixl_status_t fetch_from(const std::string& address, const std::string& remote_name);
+  // The notification of a request that is made or gets another; what a notice is to say of it goes to
+  // `notice`.
+  nixl_status_t set_notif(nixlXferReqH& request, const nixl_blob_t& notif, std::string& notice,
+                          const char* call);
+  // The pieces of a long one, to `with` or, if that is null, to this agent itself; waits for credit.
+  nixl_status_t send_long(uint64_t number, std::string_view text, const towline::nixl::Remote* with,
+                          uint64_t until_ns, const char* call);
   // Waits for the peer's credit until then.
   nixl_status_t send_notice(const towline::Peer& peer, std::string_view notice, uint64_t until_ns,
                             const char* call);
   // Takes in what peers and the metadata server have said since. Blocks for neither.
   void catch_up();
+  // Whether that was within this tick of the clock already; from now on it was.
+  [[nodiscard]] bool caught_up_lately() noexcept;
   // The directory, or why there is none.
   towline::nixl::MetadataDirectory* directory(const char* call, nixl_status_t& status);
 
@@ -182,6 +193,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
 
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;
+  std::atomic<uint64_t> last_long_number{0};
+  std::atomic<int64_t> caught_up_at{0};                              // a tick of the coarse clock
   std::map<std::string, towline::nixl::Pieces, std::less<>> pieces;  // by sender; under the inbox's lock
   towline::nixl::Inbox inbox{*this};
   towline::nixl::LinkedList<nixlDlistH> lists;

@@ -1,5 +1,6 @@
 // nixlAgent: lists, and requests made from them.
 #include <algorithm>
+#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -70,13 +71,24 @@ bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
 
 // ---- Lists
 
+bool nixlAgentData::caught_up_lately() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // of the last tick: needs no counter to be read
+  const int64_t tick = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  return caught_up_at.exchange(tick, std::memory_order_relaxed) == tick;
+}
+
 nixl_status_t nixlAgentData::find_remote(const std::string& agent_name, std::shared_ptr<Remote>& remote,
                                          const char* call) {
   remote = nullptr;
   if (agent_name.empty() || agent_name == name) return NIXL_SUCCESS;
-  // What is said about agents comes before.
-  catch_up();
+  // What others have said of agents comes before: within a few milliseconds where the agent is known, since
+  // looking takes as long as making a list.
   remote = remotes.find(agent_name);
+  if (remote == nullptr || !caught_up_lately()) {
+    catch_up();
+    remote = remotes.find(agent_name);
+  }
   if (remote != nullptr) return NIXL_SUCCESS;
   return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", call, agent_name);
 }
@@ -242,7 +254,9 @@ namespace {
 constexpr uint64_t kSplitBytes = 2 << 20;
 constexpr uint32_t kSplitEngines = 2;
 
-bool worth_splitting(const nixlXferReqH& request) {
+// `bytes` are of all blocks of the local list, which most requests pick once at most.
+bool worth_splitting(const nixlXferReqH& request, uint64_t bytes) {
+  if (bytes < kSplitBytes) return false;
   auto result = towline::detail::defaults<towline_result_t>();
   if (towline_transfer_result(request.transfer, &result) < 0 || result.total_bytes < kSplitBytes)
     return false;
@@ -273,15 +287,11 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
   options.timeout_ns = made->timeout_ns;
   options.threads = backend->threads;
   options.backend = towline::detail::or_null(backend->forced);
-  const nixl_blob_t none;
-  const nixl_blob_t* notif = notif_of(extra_params);
-  const NotificationNotice notice{notif == nullptr ? none : *notif};
-  if (notif != nullptr) {
-    if (!backend->is_transport()) return no_notif(*backend, call);
-    if (!notice.fits()) return too_long(*notif, call);
+  std::string notice;
+  if (const nixl_blob_t* notif = notif_of(extra_params)) {
+    if (const auto status = set_notif(*made, *notif, notice, call); status != NIXL_SUCCESS) return status;
     options.notice = notice.data();
     options.notice_bytes = notice.size();
-    made->has_notif = true;
   }
   const auto create = [&](towline_transfer_t** transfer) {
     return towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ,
@@ -289,7 +299,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
   };
   const int32_t status = create(&made->transfer);
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
-  if (backend->threads == 0 && worth_splitting(*made)) {
+  if (backend->threads == 0 && worth_splitting(*made, towline_block_list_bytes(local))) {
     options.threads = kSplitEngines;
     towline_transfer_t* split = nullptr;
     if (create(&split) >= 0) {
@@ -370,6 +380,25 @@ nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, co
                             const nixl_opt_args_t* extra_params) {
   return make_from_lists(agent, operation, local, picks_of(local_indices), remote, picks_of(remote_indices),
                          request, extra_params);
+}
+
+namespace {
+
+bool is_alive(const Remote& remote) noexcept {
+  return !remote.gone() && towline_peer_health(remote.peer().native()) == TOWLINE_HEALTH_ALIVE;
+}
+
+}  // namespace
+
+bool is_connected(const nixlDlistH* list) noexcept {
+  return list != nullptr && (list->of == nullptr || is_alive(*list->of));
+}
+
+bool is_connected(const nixlAgent& agent, const std::string& remote_agent) {
+  const nixlAgentData& data = Access::data(agent);
+  if (remote_agent == data.name) return true;
+  const std::shared_ptr<Remote> remote = data.remotes.find(remote_agent);
+  return remote != nullptr && is_alive(*remote);
 }
 
 nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, nixl_mem_t local_type,

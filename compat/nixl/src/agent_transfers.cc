@@ -28,18 +28,25 @@ uint64_t now_ns() noexcept {
 namespace {
 
 // The notification of this post and the next ones.
-nixl_status_t change_notif(nixlXferReqH& request, const nixl_opt_args_t& extra_params) {
+nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nixl_opt_args_t& extra_params) {
   static constexpr const char* kCall = "postXferReq";
   const nixl_blob_t* notif = notif_of(&extra_params);
   if (notif == nullptr && !request.has_notif) return NIXL_SUCCESS;
   int32_t status = TOWLINE_OK;
   if (notif == nullptr) {
     status = towline_transfer_set_notice(request.transfer, nullptr, 0);
+    if (status >= 0) request.long_number = 0;
   } else {
-    const NotificationNotice notice{*notif};
-    if (!request.backend->is_transport()) return no_notif(*request.backend, kCall);
-    if (!notice.fits()) return too_long(*notif, kCall);
+    nixlXferReqH wanted;  // the request stays as it is when Towline does not take the notice
+    wanted.backend = request.backend;
+    std::string notice;
+    const nixl_status_t set = data.set_notif(wanted, *notif, notice, kCall);
+    if (set != NIXL_SUCCESS) return set;
     status = towline_transfer_set_notice(request.transfer, notice.data(), notice.size());
+    if (status >= 0) {
+      request.long_number = wanted.long_number;
+      request.long_notif = std::move(wanted.long_notif);
+    }
   }
   if (status < 0)
     return fail(to_nixl(towline::Status{status}), "{}: the request is still in progress", kCall);
@@ -153,11 +160,18 @@ nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args
     if (!forget_refusal(*req_hndl)) return slow_post(*req_hndl, TOWLINE_BUSY);
   }
   if (extra_params != nullptr) {
-    const nixl_status_t status = change_notif(*req_hndl, *extra_params);
+    const nixl_status_t status = change_notif(*data, *req_hndl, *extra_params);
     if (status != NIXL_SUCCESS) return status;
   }
   if (req_hndl->with != nullptr && req_hndl->with->gone()) [[unlikely]] {
     return slow_post(*req_hndl, TOWLINE_STALE);
+  }
+  if (req_hndl->long_number != 0) [[unlikely]] {
+    if (getXferStatus(req_hndl) == NIXL_IN_PROG) return slow_post(*req_hndl, TOWLINE_BUSY);
+    const nixl_status_t status =
+        data->send_long(req_hndl->long_number, req_hndl->long_notif, req_hndl->with.get(),
+                        now_ns() + req_hndl->timeout_ns, "postXferReq");
+    if (status != NIXL_SUCCESS) return status;
   }
   if (req_hndl->told.load(std::memory_order_relaxed)) req_hndl->told.store(false, std::memory_order_relaxed);
   if (req_hndl->timed) [[unlikely]]
@@ -289,7 +303,7 @@ nixl_status_t nixlAgent::genNotif(const std::string& remote_agent, const nixl_bl
   if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_BACKEND;
   return guard(kCall, [&] {
     const NotificationNotice notice{msg};
-    if (!notice.fits()) return too_long(msg, kCall);
+    if (msg.size() > kMaxLongBytes) return too_long(msg, kCall);
     if (remote_agent == data->name) {
       data->inbox.put(remote_agent, msg);
       return NIXL_SUCCESS;
@@ -302,8 +316,40 @@ nixl_status_t nixlAgent::genNotif(const std::string& remote_agent, const nixl_bl
     if (remote == nullptr) {
       return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", kCall, remote_agent);
     }
-    return data->send_notice(remote->peer(), {notice.data(), notice.size()}, now_ns() + data->timeout_ns,
-                             kCall);
+    const uint64_t until_ns = now_ns() + data->timeout_ns;
+    if (notice.fits())
+      return data->send_notice(remote->peer(), {notice.data(), notice.size()}, until_ns, kCall);
+    const uint64_t number = ++data->last_long_number;
+    const nixl_status_t status = data->send_long(number, msg, remote.get(), until_ns, kCall);
+    if (status != NIXL_SUCCESS) return status;
+    return data->send_notice(remote->peer(), make_end_message(number), until_ns, kCall);
+  });
+}
+
+nixl_status_t nixlAgentData::set_notif(nixlXferReqH& request, const nixl_blob_t& notif, std::string& notice,
+                                       const char* call) {
+  if (!request.backend->is_transport()) return no_notif(*request.backend, call);
+  if (notif.size() > kMaxLongBytes) return too_long(notif, call);
+  const NotificationNotice whole{notif};
+  request.has_notif = true;
+  if (whole.fits()) {
+    notice.assign(whole.data(), whole.size());
+    return NIXL_SUCCESS;
+  }
+  request.long_number = ++last_long_number;
+  request.long_notif = notif;
+  notice = make_end_message(request.long_number);
+  return NIXL_SUCCESS;
+}
+
+nixl_status_t nixlAgentData::send_long(uint64_t number, std::string_view text, const Remote* with,
+                                       uint64_t until_ns, const char* call) {
+  return guard(call, [&] {
+    return send_pieces(number, text, [&](const std::string& message) {
+      if (with != nullptr) return send_notice(with->peer(), message, until_ns, call);
+      inbox.put_message(name, agent->incarnation(), message);
+      return NIXL_SUCCESS;
+    });
   });
 }
 

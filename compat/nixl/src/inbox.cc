@@ -16,10 +16,24 @@ void Inbox::drain_locked(const Agent& agent, nixl_notifs_t& into) {
       into[name].emplace_back(text);
     } else if (message_type(text) == MessageType::kText) {
       into[name].emplace_back(message_body(text));
+    } else if (message_type(text) == MessageType::kPiece || message_type(text) == MessageType::kEnd) {
+      read_long(name, notice.peer_incarnation(), text, into);
     } else {
       reader_.read_message(name, notice.peer_incarnation(), text);
     }
   }
+}
+
+void Inbox::read_long(const std::string& name, std::string_view incarnation, std::string_view message,
+                      nixl_notifs_t& into) {
+  std::vector<std::string> texts;
+  long_.read(name, incarnation, message, texts);
+  for (std::string& text : texts) into[name].push_back(std::move(text));
+}
+
+void Inbox::put_message(const std::string& name, std::string_view incarnation, std::string_view message) {
+  std::lock_guard lock(mutex_);
+  read_long(name, incarnation, message, kept_);
 }
 
 void Inbox::drain(const Agent& agent) {

@@ -8,6 +8,7 @@
 
 #include <nixl_types.h>
 #include <towline/towline.hpp>
+#include "long_notifications.h"
 
 namespace towline::nixl {
 
@@ -29,13 +30,18 @@ class Inbox {
   void take(const Agent& agent, nixl_notifs_t& notifications);
   // A notification that an agent sends itself.
   void put(const std::string& name, const std::string& text);
+  // A message of a long one that an agent sends itself.
+  void put_message(const std::string& name, std::string_view incarnation, std::string_view message);
 
  private:
   void drain_locked(const Agent& agent, nixl_notifs_t& into);
+  void read_long(const std::string& name, std::string_view incarnation, std::string_view message,
+                 nixl_notifs_t& into);
 
   MessageReader& reader_;
   std::mutex mutex_;
   nixl_notifs_t kept_;
+  LongNotifications long_;
 };
 
 }  // namespace towline::nixl

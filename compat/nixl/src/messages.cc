@@ -5,15 +5,21 @@
 
 namespace towline::nixl {
 
-std::vector<std::string> make_load_messages(const std::string& frame) {
-  const auto count = static_cast<uint32_t>((frame.size() + kPieceBytes - 1) / kPieceBytes);
-  std::vector<std::string> messages;
+std::vector<std::string> cut_to_pieces(std::string_view whole) {
+  const auto count = static_cast<uint32_t>((whole.size() + kPieceBytes - 1) / kPieceBytes);
+  std::vector<std::string> pieces;
+  pieces.reserve(count);
   for (uint32_t index = 0; index < count; ++index) {
     const PieceHead head = {index, count};
-    std::string body{reinterpret_cast<const char*>(&head), sizeof head};
-    body.append(frame, index * kPieceBytes, kPieceBytes);
-    messages.push_back(make_message(MessageType::kLoad, body));
+    std::string& piece = pieces.emplace_back(reinterpret_cast<const char*>(&head), sizeof head);
+    piece.append(whole.substr(index * kPieceBytes, kPieceBytes));
   }
+  return pieces;
+}
+
+std::vector<std::string> make_load_messages(const std::string& frame) {
+  std::vector<std::string> messages = cut_to_pieces(frame);
+  for (std::string& message : messages) message = make_message(MessageType::kLoad, message);
   return messages;
 }
 

@@ -19,6 +19,8 @@ enum class MessageType : char {
   kLoad = 'l',        // a piece of the sender's metadata follows (PieceHead)
   kInvalidate = 'i',  // forget the sender
   kNothing = 'n',     // only makes a connection
+  kPiece = 'p',       // a piece of a notification longer than a notice follows (long_notifications.h)
+  kEnd = 'e',         // such a notification may be delivered now
 };
 
 inline constexpr std::string_view kMark{"\0\x1bTLNX\x01", 7};
@@ -43,13 +45,15 @@ inline constexpr size_t kMaxNotificationBytes = TOWLINE_MAX_NOTICE_BYTES;
   return message;
 }
 
-// Metadata goes in pieces, one after another.
+// Metadata, and long notifications, go in pieces, one after another.
 struct PieceHead {
   uint32_t index;
   uint32_t count;
 };
 inline constexpr size_t kPieceBytes = 60'000;
 
+// Each with its head.
+[[nodiscard]] std::vector<std::string> cut_to_pieces(std::string_view whole);
 [[nodiscard]] std::vector<std::string> make_load_messages(const std::string& frame);
 
 // Puts the pieces of one sender together.
@@ -57,9 +61,11 @@ class Pieces {
  public:
   // True when `frame` is whole. A piece out of order drops what was there.
   bool add(std::string_view body, std::string& frame);
+  // Nothing has come of what is not whole yet.
+  [[nodiscard]] bool none() const noexcept { return next_ == 0; }
 
  private:
-  static constexpr uint32_t kMaxPieces = 2000;
+  static constexpr uint32_t kMaxPieces = 20'000;
 
   uint32_t next_ = 0;
   std::string bytes_;

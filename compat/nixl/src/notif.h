@@ -3,6 +3,7 @@
 
 #include "backends.h"
 #include "log.h"
+#include "long_notifications.h"
 #include "messages.h"
 
 namespace towline::nixl {

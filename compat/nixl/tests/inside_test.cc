@@ -15,6 +15,7 @@
 
 #include "../src/frame.h"
 #include "../src/log.h"
+#include "../src/long_notifications.h"
 #include "../src/messages.h"
 #include "../src/metadata_calls.h"
 #include "../src/remotes.h"
@@ -249,6 +250,53 @@ TEST(Messages, OnlyTextThatLooksLikeOneIsWrapped) {
   EXPECT_EQ(message_body(notice), tricky);
   const std::string empty;
   EXPECT_NE(NotificationNotice{empty}.data(), nullptr);
+}
+
+TEST(Messages, LongNotificationsWaitForBothTheirPiecesAndTheirEnd) {
+  const std::string text(130'000, 'l');
+  std::vector<std::string> pieces;
+  const auto keep = [&](std::string piece) {
+    pieces.push_back(std::move(piece));
+    return NIXL_SUCCESS;
+  };
+  ASSERT_EQ(send_pieces(7, text, keep), NIXL_SUCCESS);
+  ASSERT_EQ(pieces.size(), 3U);
+  const std::string end = make_end_message(7);
+  LongNotifications long_ones;
+  std::vector<std::string> texts;
+  const auto read = [&](const std::string& message, std::string_view incarnation = "1") {
+    long_ones.read("a", incarnation, message, texts);
+  };
+  for (const std::string& piece : pieces) read(piece);
+  EXPECT_TRUE(texts.empty());  // its transfer has not ended
+  read(end);
+  EXPECT_EQ(texts, std::vector<std::string>{text});
+  // The end first, since it came by another connection.
+  read(end);
+  for (const std::string& piece : pieces) read(piece);
+  EXPECT_EQ(texts.size(), 2U);
+  // Two runs on the way at once.
+  for (const std::string& piece : pieces) read(piece);
+  for (const std::string& piece : pieces) read(piece);
+  read(end);
+  read(end);
+  EXPECT_EQ(texts.size(), 4U);
+  // What another incarnation left behind is dropped.
+  for (const std::string& piece : pieces) read(piece);
+  read(end, "2");
+  EXPECT_EQ(texts.size(), 4U);
+  // No number, no head, no first piece: nothing.
+  read(make_message(MessageType::kPiece, "short"));
+  read(make_message(MessageType::kPiece, std::string(12, 'x')));
+  read(pieces[1]);
+  read(make_message(MessageType::kEnd, ""));
+  EXPECT_EQ(texts.size(), 4U);
+  // A failed send ends it.
+  int sent = 0;
+  EXPECT_EQ(
+      send_pieces(8, text, [&](const std::string&) { return ++sent == 2 ? NIXL_ERR_BACKEND : NIXL_SUCCESS; }),
+      NIXL_ERR_BACKEND);
+  EXPECT_EQ(sent, 2);
 }
 
 TEST(Messages, MetadataIsPutTogetherFromItsPieces) {

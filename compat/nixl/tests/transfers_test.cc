@@ -136,23 +136,52 @@ TEST(Transfers, ARepostCarriesTheNotificationItIsGiven) {
   EXPECT_EQ(texts, (std::vector<std::string>{"first", "first", "legacy", "", "last"}));
 }
 
-TEST(Transfers, LargeNotificationsArriveAndTooLargeOnesAreRefused) {
+TEST(Transfers, NotificationsOfAnyLengthArriveWhole) {
   Pair pair;
-  const std::string largest(65536, 'x');
-  const std::string too_large(65537, 'x');
-  ASSERT_EQ(pair.a.agent->genNotif("transfers-b", largest), NIXL_SUCCESS);
+  std::vector<std::string> sent;
+  for (const size_t bytes : {size_t{65536}, size_t{65537}, size_t{60'000 * 3}, size_t{500'001}}) {
+    sent.emplace_back(bytes, 'x');
+    for (size_t i = 0; i < bytes; i += 1000) sent.back()[i] = static_cast<char>('a' + i / 1000 % 26);
+    ASSERT_EQ(pair.a.agent->genNotif("transfers-b", sent.back()), NIXL_SUCCESS);
+  }
   std::vector<std::string> texts;
-  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
-  EXPECT_EQ(texts[0], largest);
-  EXPECT_EQ(pair.a.agent->genNotif("transfers-b", too_large), NIXL_ERR_INVALID_PARAM);
-  const nixl_opt_args_t args = with_notif(too_large);
-  nixlXferReqH* made = nullptr;
-  EXPECT_EQ(pair.a.agent->createXferReq(NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b",
-                                        made, &args),
-            NIXL_ERR_INVALID_PARAM);
-  made = request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b");
-  EXPECT_EQ(pair.a.agent->postXferReq(made, &args), NIXL_ERR_INVALID_PARAM);
-  EXPECT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", sent.size(), texts));
+  EXPECT_TRUE(texts == sent);
+}
+
+TEST(Transfers, LongNotificationsFollowEveryRunOfTheirTransfer) {
+  Pair pair;
+  const std::string first(200'000, 'f');
+  const std::string second(70'000, 's');
+  const nixl_opt_args_t args = with_notif(first);
+  nixlXferReqH* made =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b", &args);
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);  // the same again
+  const nixl_opt_args_t other = with_notif(second);
+  ASSERT_EQ(run(*pair.a.agent, made, &other), NIXL_SUCCESS);
+  const nixl_opt_args_t small = with_notif("short");
+  ASSERT_EQ(run(*pair.a.agent, made, &small), NIXL_SUCCESS);
+  const nixl_opt_args_t without;
+  ASSERT_EQ(run(*pair.a.agent, made, &without), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 4, texts));
+  EXPECT_TRUE(texts == (std::vector<std::string>{first, first, second, "short"}));
+}
+
+TEST(Transfers, LongNotificationsReachTheAgentItself) {
+  Side side("transfers-alone");
+  const std::string text(150'000, 't');
+  const nixl_opt_args_t args = with_notif(text);
+  nixl_xfer_dlist_t there(DRAM_SEG);
+  there.emplace(side.address() + 4096, size_t{512}, uint64_t{0});
+  nixlXferReqH* made = request(side, NIXL_WRITE, side.blocks(1, 512), there, side.name, &args);
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(run(*side.agent, made), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*side.agent, side.name, 1, texts));
+  EXPECT_TRUE(texts[0] == text);
 }
 
 TEST(Transfers, WithoutCreditForTheNotificationWaitAndThenGo) {

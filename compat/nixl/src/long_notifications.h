@@ -1,0 +1,58 @@
+// Notifications longer than a notice: in pieces, and a message that says when they may be delivered.
+//
+// The pieces go as messages of their own, in order, before the end. Alone the end follows them; with a
+// transfer it is the transfer's notice, so that the notification comes no sooner than the data. The two may
+// take different connections: whichever comes last delivers. A transfer that runs again sends the same pieces
+// under the same number again, and is delivered as often as it ended.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nixl_types.h>
+#include "messages.h"
+
+namespace towline::nixl {
+
+inline constexpr size_t kMaxLongBytes = size_t{1} << 30;
+
+[[nodiscard]] std::string make_end_message(uint64_t number);
+
+// Gives each piece's message to `send`, which returns a nixl_status_t; stops at the first that fails.
+template <class Send>
+nixl_status_t send_pieces(uint64_t number, std::string_view text, Send send) {
+  for (const std::string& body : cut_to_pieces(text)) {
+    std::string numbered{reinterpret_cast<const char*>(&number), sizeof number};
+    numbered += body;
+    const nixl_status_t status = send(make_message(MessageType::kPiece, numbered));
+    if (status != NIXL_SUCCESS) return status;
+  }
+  return NIXL_SUCCESS;
+}
+
+// The receiver's side, of all senders. Not synchronised.
+class LongNotifications {
+ public:
+  // One message; texts that are to be delivered now are added to `texts`. What makes no sense is dropped.
+  void read(const std::string& sender, std::string_view incarnation, std::string_view message,
+            std::vector<std::string>& texts);
+
+ private:
+  struct Arriving {
+    Pieces pieces;
+    std::string text;    // the last that is whole
+    uint64_t whole = 0;  // times it came whole, that were not delivered yet
+    uint64_t ended = 0;  // ends that were not matched yet
+  };
+  struct Sender {
+    std::string incarnation;  // what another left behind is dropped
+    std::map<uint64_t, Arriving> arriving;
+  };
+
+  std::map<std::string, Sender, std::less<>> senders_;
+};
+
+}  // namespace towline::nixl
