@@ -7,7 +7,6 @@ nixlNotAllowedError and so on. No call returns "ERR".
 from __future__ import annotations
 
 import pickle
-from sys import modules as _modules
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _bindings, _describe
@@ -34,7 +33,6 @@ nixlBind = _bindings  # the name that programs import the lists and exceptions b
 
 _NONE: list[int] = []  # no backends named; never changed
 _XferList = _bindings.nixlXferDList
-_MEMORY_TYPES = _describe.MEMORY_TYPES
 
 # A backend's number in the binding; callers name backends.
 nixl_backend_handle = int
@@ -168,6 +166,7 @@ class nixl_agent:
 
     # ---- descriptor lists
 
+    @_bindings._quick_get_xfer_descs
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[_bindings.nixlXferDList]:
         """A list for transfers.
 
@@ -182,16 +181,6 @@ class nixl_agent:
         Raises:
             KeyError: there is no such memory type.
         """
-        # The most common first, without a further call.
-        if type(descs) is _XferList:
-            return descs
-        if type(descs) is list and mem_type is not None and descs and type(descs[0]) is tuple and len(descs[0]) == 3:
-            return _XferList(_MEMORY_TYPES[mem_type], descs)
-        numpy = _modules.get("numpy")
-        if numpy is not None and type(descs) is numpy.ndarray and mem_type is not None:
-            shape = descs.shape
-            if len(shape) == 2 and shape[1] == 3:
-                return _XferList(_MEMORY_TYPES[mem_type], descs)
         return _describe.xfer_descs(descs, mem_type)
 
     def get_reg_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[_bindings.nixlRegDList]:
@@ -220,6 +209,7 @@ class nixl_agent:
         """
         self.agent.makeConnection(remote_agent, self._handles(backends))
 
+    @_bindings._quick_prep_xfer_dlist
     def prep_xfer_dlist(
         self, agent_name: str, xfer_list: Any, mem_type: Optional[str] = None, backends: list[str] = []
     ) -> nixl_prepped_dlist_handle:
@@ -248,6 +238,7 @@ class nixl_agent:
             xfer_list = self.get_xfer_descs(xfer_list, mem_type)
         return nixl_prepped_dlist_handle(self.agent, self.agent.prepXferDlist(agent_name, xfer_list, handles))
 
+    @_bindings._quick_make_prepped_xfer
     def make_prepped_xfer(
         self,
         operation: str,
@@ -283,6 +274,7 @@ class nixl_agent:
         )
         return nixl_xfer_handle(self.agent, handle)
 
+    @_bindings._quick_initialize_xfer
     def initialize_xfer(
         self,
         operation: str,
@@ -306,6 +298,7 @@ class nixl_agent:
         )
         return nixl_xfer_handle(self.agent, handle)
 
+    @_bindings._quick_transfer
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[bytes, str] = b"") -> str:
         """Starts a request; one that has ended may be started again.
 
@@ -321,6 +314,7 @@ class nixl_agent:
         """
         return self.agent._transfer(handle._handle, notif_msg)
 
+    @_bindings._quick_check_xfer_state
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
         """How a request stands: "DONE" or "PROC".
 
@@ -379,6 +373,7 @@ class nixl_agent:
 
     # ---- notifications
 
+    @_bindings._quick_get_new_notifs
     def get_new_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """Takes the notifications that have arrived, by the name of the agent that sent them."""
         return self.agent.getNotifs({}, self._handles(backends)) if backends else self.agent._newNotifs()

@@ -85,6 +85,15 @@ uint64_t read_integer(PyObject* object) {
 }
 
 Table::Table(nb::handle array, size_t columns) {
+  ArrayView view;
+  if (view_array(array.ptr(), view) && view.item_bytes == sizeof(uint64_t) && view.dimensions == 2 &&
+      view.shape[1] == static_cast<Py_ssize_t>(columns) && view.strides[1] == Py_ssize_t{sizeof(uint64_t)} &&
+      view.strides[0] == static_cast<Py_ssize_t>(columns * sizeof(uint64_t))) {
+    array_ = nb::borrow(array);
+    count_ = static_cast<size_t>(view.shape[0]);
+    data_ = reinterpret_cast<const uint64_t*>(view.data);
+    return;
+  }
   if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) throw nb::python_error();
   std::string is;
   if (integer_code(view_) == 0 || view_.itemsize != 8) {
@@ -112,6 +121,7 @@ Table::Table(nb::handle array, size_t columns) {
 // ---- indices
 
 Picks::Picks(nb::handle object, const char* side) : side_(side) {
+  if (take_plain_array(object)) return;
   if (is_buffer(object)) {
     take_array(object);
   } else if (PyRange_Check(object.ptr())) {
@@ -119,6 +129,18 @@ Picks::Picks(nb::handle object, const char* side) : side_(side) {
   } else {
     take_sequence(object);
   }
+}
+
+bool Picks::take_plain_array(nb::handle object) {
+  ArrayView view;
+  if (!view_array(object.ptr(), view) || view.dimensions != 1) return false;
+  const Py_ssize_t count = view.shape[0];
+  if (count > 1 && view.strides[0] != static_cast<Py_ssize_t>(view.item_bytes)) return false;
+  array_ = nb::borrow(object);
+  native_.bytes = view.item_bytes;
+  native_.count = static_cast<size_t>(count);
+  native_.data = count != 0 ? static_cast<const void*>(view.data) : &kNothing;
+  return true;
 }
 
 void Picks::take_array(nb::handle object) {

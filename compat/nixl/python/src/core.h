@@ -53,6 +53,21 @@ class WithoutGil {
 // Lets other threads run, in the middle of waiting for what they do.
 void give_way() noexcept;
 
+// ---- arrays.cc
+
+// A NumPy array of 32- or 64-bit integers, looked at where it lies.
+struct ArrayView {
+  const char* data = nullptr;
+  int dimensions = 0;
+  const Py_ssize_t* shape = nullptr;
+  const Py_ssize_t* strides = nullptr;  // bytes
+  uint32_t item_bytes = 0;              // 4 or 8
+  bool has_sign = false;
+};
+// False for anything else, an array of another type of item among it. A tenth of what the buffer protocol
+// takes, which has NumPy describe the array in text.
+bool view_array(PyObject* object, ArrayView& view) noexcept;
+
 // ---- arguments.cc
 
 // Text as NIXL takes it, a str (as UTF-8) or bytes, whatever the bytes are.
@@ -67,13 +82,14 @@ class Table {
  public:
   // Throws ValueError for another shape or type of item.
   Table(nb::handle array, size_t columns);
-  ~Table() { PyBuffer_Release(&view_); }
+  ~Table() { PyBuffer_Release(&view_); }  // of what was never taken: nothing
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
   [[nodiscard]] const uint64_t* data() const noexcept { return data_; }
   [[nodiscard]] size_t count() const noexcept { return count_; }
 
  private:
+  nb::object array_;
   Py_buffer view_{};
   std::vector<uint64_t> copy_;
   const uint64_t* data_ = nullptr;
@@ -95,12 +111,14 @@ class Picks {
   [[nodiscard]] const Indices& native() const noexcept { return native_; }
 
  private:
+  bool take_plain_array(nb::handle object);
   void take_array(nb::handle object);
   void take_range(nb::handle object);
   void take_sequence(nb::handle object);
   void use_copy();
 
   const char* side_;
+  nb::object array_;
   Py_buffer view_{};
   std::vector<uint64_t> copy_;
   Indices native_;
@@ -132,6 +150,9 @@ struct Shared {
 using XferList = Shared<nixl_xfer_dlist_t>;
 using RegList = Shared<nixl_reg_dlist_t>;
 using RemoteList = Shared<nixl_remote_dlist_t>;
+// Of an N x 3 array; of a list or tuple of tuples.
+XferList list_of_array(nixl_mem_t type, nb::handle array);
+XferList list_of_tuples(nixl_mem_t type, nb::handle sequence);
 void bind_lists(nb::module_& module);
 
 // ---- agent.cc
@@ -209,6 +230,13 @@ auto run(Agent& agent, Function function) {
   return function(call.native());
 }
 
+// The same where it takes less than giving the GIL up and taking it again, if `quick`: then with the GIL
+// held.
+template <class Function>
+auto run(Agent& agent, bool quick, Function function) {
+  return quick ? function(agent.use()) : run(agent, std::move(function));
+}
+
 using Handles = std::vector<uintptr_t>;
 
 inline nixl_opt_args_t options_of(const Handles& backends) {
@@ -225,6 +253,42 @@ void bind_agent(nb::module_& module);
 void bind_memory(nb::class_<Agent>& agent);    // and backends
 void bind_requests(nb::class_<Agent>& agent);  // and prepared lists
 void bind_messages(nb::class_<Agent>& agent);  // notifications and metadata
+
+// Those of the hot calls, for quick.cc and handles.cc as well.
+uintptr_t prepare_list(Agent& self, const Text& agent_name, const XferList& descs, const Handles& backends);
+uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handle local_indices,
+               uintptr_t remote, nb::handle remote_indices, const Text& notification,
+               const Handles& backends);
+uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, const XferList& remote,
+                 const Text& remote_agent, const Text& notification, const Handles& backends);
+nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification);
+nixl_status_t look(Agent& self, uintptr_t handle);
+nb::object word(nixl_status_t status);
+nixl_status_t release(Agent& self, uintptr_t handle);
+nixl_status_t release_list(Agent& self, uintptr_t handle);
+nb::dict new_notifications(Agent& self);
+
+// ---- handles.cc
+
+// nixl_xfer_handle and nixl_prepped_dlist_handle: numbers that free themselves.
+struct HandleObject {
+  PyObject_HEAD         //
+      PyObject* agent;  // the binding's nixlAgent, or what a program put in its place
+  unsigned long long value;
+  char released;
+};
+PyTypeObject* transfer_handle_type() noexcept;
+PyTypeObject* list_handle_type() noexcept;
+nb::object make_handle(PyTypeObject* type, nb::handle agent, uintptr_t value);
+void bind_handles(nb::module_& module);
+
+// ---- quick.cc
+
+// The binding's agent, or null for another object.
+Agent* native_agent(PyObject* object) noexcept;
+// Sets Python's error from the C++ exception that is being handled.
+void set_python_error() noexcept;
+void bind_quick(nb::module_& module);
 
 }  // namespace towline::nixl::python
 

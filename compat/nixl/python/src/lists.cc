@@ -319,6 +319,14 @@ std::shared_ptr<nixl_xfer_dlist_t> share(nixl_xfer_dlist_t&& list) {
   return {new nixl_xfer_dlist_t(std::move(list)), Recycle{}};
 }
 
+XferList list_of_array(nixl_mem_t type, nb::handle array) {
+  return XferList(from_array<nixlBasicDesc>(type, array));
+}
+
+XferList list_of_tuples(nixl_mem_t type, nb::handle sequence) {
+  return XferList(from_sequence<nixlBasicDesc>(type, sequence));
+}
+
 void bind_lists(nb::module_& module) {
   auto xfer = bind_list<nixlBasicDesc>(module, "nixlXferDList");
   bind_index<nixlBasicDesc>(xfer);

@@ -38,6 +38,8 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
   return map;
 }
 
+}  // namespace
+
 // The same of a program that polls: nothing was there before, and no backend is named.
 nb::dict new_notifications(Agent& self) {
   nixl_notifs_t arrived;
@@ -46,6 +48,8 @@ nb::dict new_notifications(Agent& self) {
   for (const auto& [sender, messages] : arrived) append(map, sender, messages);
   return map;
 }
+
+namespace {
 
 nixl_status_t send_notification(Agent& self, const Text& remote_agent, const Text& message,
                                 const Handles& backends) {

@@ -108,6 +108,8 @@ NB_MODULE(_bindings, module) {
   bind_errors(module);
   bind_lists(module);
   bind_agent(module);
+  bind_handles(module);
+  bind_quick(module);
   nb::module_::import_("atexit").attr("register")(module.attr("_close_all"));
   nb::list names;
   for (nb::handle item : nb::borrow<nb::dict>(module.attr("__dict__")).keys()) {

@@ -15,6 +15,10 @@ namespace {
 // What may be started with the GIL held: copying it takes a few microseconds.
 constexpr uint64_t kQuickBytes = 64 << 10;
 
+// So few descriptors are prepared, and made a request of, in less than giving the GIL up takes; with more,
+// others may run meanwhile. A request is made like that only when it need not wait for a connection.
+constexpr size_t kFewDescriptors = 64;
+
 template <class Handle>
 Handle* pointer(uintptr_t handle) {
   return reinterpret_cast<Handle*>(handle);
@@ -32,6 +36,9 @@ uint64_t largest(const uint64_t* rows, size_t count, size_t columns) noexcept {
   for (size_t i = 0; i < count && bytes <= kQuickBytes; ++i) bytes = std::max(bytes, rows[columns * i + 1]);
   return bytes;
 }
+
+// A notification that is longer than a notice waits for room at the peer.
+bool is_quick(const Text& notification) noexcept { return notification.value.size() <= kQuickBytes; }
 
 bool is_quick(size_t count, uint64_t bytes) noexcept {
   return count <= kQuickBytes && bytes <= kQuickBytes && count * bytes <= kQuickBytes;
@@ -56,23 +63,27 @@ auto unused(Find find) {
 
 // `prep` makes the list, whose largest descriptor has `bytes`.
 template <class Prep>
-uintptr_t prepare(Agent& self, const Handles& backends, uint64_t bytes, Prep prep) {
+uintptr_t prepare(Agent& self, const Handles& backends, size_t count, uint64_t bytes, Prep prep) {
   const nixl_opt_args_t options = options_of(backends);
   nixlDlistH* list = nullptr;
-  check(run(self, [&](nixlAgent& agent) { return prep(agent, list, &options); }));
+  check(run(self, count <= kFewDescriptors, [&](nixlAgent& agent) { return prep(agent, list, &options); }));
   const auto handle = reinterpret_cast<uintptr_t>(list);
   self.lists[handle].largest = bytes;
   return handle;
 }
 
+}  // namespace
+
 uintptr_t prepare_list(Agent& self, const Text& agent_name, const XferList& descs, const Handles& backends) {
   const auto held = descs.list;
   const Rows rows = rows_of(*held);
-  return prepare(self, backends, largest(rows.data, rows.count, 3),
+  return prepare(self, backends, rows.count, largest(rows.data, rows.count, 3),
                  [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
                    return prep_xfer_dlist(agent, agent_name.value, held->getType(), rows, list, options);
                  });
 }
+
+namespace {
 
 uintptr_t prepare_local(Agent& self, const XferList& descs, const Handles& backends) {
   return prepare_list(self, Text{NIXL_INIT_AGENT}, descs, backends);
@@ -83,11 +94,13 @@ uintptr_t prepare_strided(Agent& self, const Text& agent_name, nixl_mem_t type, 
                           const Handles& backends) {
   const Table table(descs, 5);
   const StridedRows rows = {table.data(), table.count()};
-  return prepare(self, backends, largest(rows.data, rows.count, 5),
+  return prepare(self, backends, rows.count, largest(rows.data, rows.count, 5),
                  [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
                    return prep_strided_dlist(agent, agent_name.value, type, rows, list, options);
                  });
 }
+
+}  // namespace
 
 nixl_status_t release_list(Agent& self, uintptr_t handle) {
   if (self.closing) return NIXL_SUCCESS;
@@ -99,27 +112,32 @@ nixl_status_t release_list(Agent& self, uintptr_t handle) {
 
 // ---- requests
 
+namespace {
+
 uintptr_t keep(Agent& self, nixlXferReqH* request, bool quick) {
   const auto handle = reinterpret_cast<uintptr_t>(request);
   self.requests[handle].quick = quick;
   return handle;
 }
 
+}  // namespace
+
 uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handle local_indices,
-               uintptr_t remote, nb::handle remote_indices, const Text& notification, const Handles& backends,
-               bool) {
+               uintptr_t remote, nb::handle remote_indices, const Text& notification,
+               const Handles& backends) {
   const Use local_list(self.list(local));
   const Use remote_list(self.list(remote));
   const Picks mine(local_indices, "local");
   const Picks theirs(remote_indices, "remote");
   nixl_opt_args_t options = options_of(backends);
   if (!notification.value.empty()) options.notif = notification.value;
+  const bool few = mine.native().count <= kFewDescriptors && is_connected(pointer<nixlDlistH>(remote));
   nixlXferReqH* request = nullptr;
-  check(run(self, [&](nixlAgent& agent) {
+  check(run(self, few, [&](nixlAgent& agent) {
     return make_xfer_req(agent, operation, pointer<nixlDlistH>(local), mine.native(),
                          pointer<nixlDlistH>(remote), theirs.native(), request, &options);
   }));
-  return keep(self, request, is_quick(mine.native().count, local_list->largest));
+  return keep(self, request, is_quick(mine.native().count, local_list->largest) && is_quick(notification));
 }
 
 uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, const XferList& remote,
@@ -128,12 +146,13 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
   const auto theirs = remote.list;
   nixl_opt_args_t options = options_of(backends);
   if (!notification.value.empty()) options.notif = notification.value;
+  const bool few = rows_of(*mine).count <= kFewDescriptors && is_connected(self.use(), remote_agent.value);
   nixlXferReqH* request = nullptr;
-  check(run(self, [&](nixlAgent& agent) {
+  check(run(self, few, [&](nixlAgent& agent) {
     return create_xfer_req(agent, operation, mine->getType(), rows_of(*mine), theirs->getType(),
                            rows_of(*theirs), remote_agent.value, request, &options);
   }));
-  return keep(self, request, is_quick(rows_of(*mine)));
+  return keep(self, request, is_quick(rows_of(*mine)) && is_quick(notification));
 }
 
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
@@ -144,6 +163,7 @@ nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
   if (!notification.value.empty()) {
     options.notif = notification.value;
     given = &options;
+    request->quick = request->quick && is_quick(notification);
   }
   const nixl_status_t status =
       request->quick ? self.use().postXferReq(native, given)
@@ -178,6 +198,8 @@ nixl_status_t release(Agent& self, uintptr_t handle) {
   if (status < 0) self.requests[handle] = kept;  // it is still there, and may be released again
   return check(status);
 }
+
+namespace {
 
 nixl_xfer_telem_t telemetry(Agent& self, uintptr_t handle) {
   const Use request(self.request(handle));
@@ -230,9 +252,17 @@ void bind_requests(nb::class_<Agent>& agent) {
       .def("prepXferDlist", &prepare_strided, nb::arg("agent_name"), nb::arg("mem_type"), nb::arg("descs"),
            nb::arg("backend") = none)
       .def("releasedDlistH", &release_list, nb::arg("handle"))
-      .def("makeXferReq", &make, nb::arg("operation"), nb::arg("local_side"), nb::arg("local_indices"),
-           nb::arg("remote_side"), nb::arg("remote_indices"), nb::arg("notif_msg") = "",
-           nb::arg("backend") = none, nb::arg("skip_desc_merg") = false)
+      .def(
+          "makeXferReq",
+          [](Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handle local_indices,
+             uintptr_t remote, nb::handle remote_indices, const Text& notification, const Handles& backends,
+             bool) {
+            return make(self, operation, local, local_indices, remote, remote_indices, notification,
+                        backends);
+          },
+          nb::arg("operation"), nb::arg("local_side"), nb::arg("local_indices"), nb::arg("remote_side"),
+          nb::arg("remote_indices"), nb::arg("notif_msg") = "", nb::arg("backend") = none,
+          nb::arg("skip_desc_merg") = false)
       .def("createXferReq", &create, nb::arg("operation"), nb::arg("local_descs"), nb::arg("remote_descs"),
            nb::arg("remote_agent"), nb::arg("notif_msg") = "", nb::arg("backend") = none)
       .def("postXferReq", &start, nb::arg("reqh"), nb::arg("notif_msg") = "")

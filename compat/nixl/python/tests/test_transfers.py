@@ -218,6 +218,18 @@ def test_notifications_by_sender(pair):
     assert pair.far.get_new_notifs() == {}
 
 
+def test_notifications_of_any_length(pair):
+    long = bytes(range(256)) * 1000
+    pair.near.send_notif(pair.far.name, long)
+    local, remote = pair.sides()
+    handle = pair.near.make_prepped_xfer("WRITE", local, [0], remote, [0], notif_msg=long[1:])
+    finish(pair.near, handle, pair.near.transfer(handle))
+    finish(pair.near, handle, pair.near.transfer(handle, long[2:]))
+    got: list[bytes] = []
+    eventually(lambda: got.extend(pair.far.get_new_notifs().get(pair.near.name, [])) or len(got) == 3)
+    assert got == [long, long[1:], long[2:]]
+
+
 def test_kept_notifications(pair):
     pair.near.send_notif(pair.far.name, b"request-1 done")
     pair.near.send_notif(pair.far.name, b"request-2 done")
