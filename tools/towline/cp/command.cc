@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <pwd.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
@@ -42,6 +45,14 @@ void run(const CopyOptions& options, const CommonOptions& common) {
     fmt::print("  {}: both sides have checksum {}\n", common.output.green("verified"), summary.checksum);
 }
 
+// The user's, or empty.
+std::string state_home() {
+  const passwd* const user = ::getpwuid(::getuid());
+  return user != nullptr && user->pw_dir != nullptr && user->pw_dir[0] == '/'
+             ? std::string(user->pw_dir) + "/.local/state"
+             : std::string();
+}
+
 }  // namespace
 
 void add_cp_command(CLI::App& app, CommonOptions& common) {
@@ -68,8 +79,14 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       ->add_option(
           "--state", options->state,
           "Where to remember what has been copied; '' for nowhere; by default beside the file that is "
-          "written")
+          "written, or for a peer's memory in ~/.local/state/towline")
       ->type_name("FILE");
+  command
+      ->add_option("--state-home", options->state_home,
+                   "Folder for what is remembered of copies into a peer's memory; '' for none")
+      ->type_name("FOLDER")
+      ->envname("XDG_STATE_HOME")
+      ->default_val(state_home());
   command
       ->add_option("--backend", options->backend, "Force one towards the peer; by default the router chooses")
       ->type_name("NAME");
@@ -89,9 +106,9 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       "One of the two must not be of a peer.\n\n"
       "A copy that was broken off goes on where it was when the same command is given again: which pieces "
       "are\n"
-      "there is remembered in PATH.towline-cp until the copy is whole. If the source has changed since, all "
-      "is\n"
-      "copied anew.\n\n"
+      "there is remembered until the copy is whole, in PATH.towline-cp, or for a peer's memory in\n"
+      "~/.local/state/towline. If the source has changed since, the peer has restarted, or another copy has\n"
+      "gone there from here, all is copied anew.\n\n"
       "Examples:\n"
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify   save a peer's memory\n"
       "  towline cp /data/kv.bin peer:10.0.0.7:7700#1          load it into its second region\n"

@@ -105,8 +105,12 @@ class Copier {
   CopySummary summary_;
 };
 
+// Beside the file that is written; of what goes to a peer among the user's own, one for each region of each
+// incarnation, whatever the peer is called and whatever is copied there: the next copy into it, of anything,
+// takes the place of the one before. An object is uploaded anew.
 std::string Copier::state_path() const {
   if (options_.state) return *options_.state;
+  if (destination_place_.is_peer()) return journal_of_memory(options_.state_home, destination_->version());
   return destination_place_.path.empty() ? std::string{} : destination_place_.path + ".towline-cp";
 }
 
@@ -138,7 +142,7 @@ CopySummary Copier::run() {
   const json which = {{"towline_cp", 1},
                       {"source", source_place_.text},
                       {"source_version", source_->version()},
-                      {"destination", destination_place_.text},
+                      {"destination", destination_place_.is_peer() ? "" : destination_place_.text},
                       {"destination_version", destination_version},
                       {"skip", options_.skip},
                       {"seek", options_.seek},

@@ -21,6 +21,7 @@ struct CopyOptions {
   uint64_t piece_bytes = kDefaultPieceBytes;
   uint64_t rate = 0;                   // bytes a second at most; 0: as many as there can be
   std::optional<std::string> state{};  // of the copy; empty text: none; by default beside a file
+  std::string state_home{};            // for copies into a peer's memory, $XDG_STATE_HOME; empty: nowhere
   std::string backend{};               // towards the peer
   std::chrono::nanoseconds timeout = std::chrono::seconds{60};  // of each piece, and of connecting
   bool verify = false;

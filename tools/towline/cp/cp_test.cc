@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 #include <towline/towline.hpp>
 #include <vector>
@@ -243,12 +244,12 @@ pid_t start_copy(const CopyOptions& options) {
   }
 }
 
-void kill_in_the_middle(const CopyOptions& options, const std::string& state) {
+void kill_in_the_middle(const CopyOptions& options, const std::function<std::string()>& state) {
   const pid_t pid = start_copy(options);
   ASSERT_GT(pid, 0);
   const auto until = std::chrono::steady_clock::now() + 60s;
   const auto pieces = [&] {
-    const std::vector<char> text = read_file(state);
+    const std::vector<char> text = read_file(state());
     return std::count(text.begin(), text.end(), '\n');
   };
   while (pieces() < 4 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
@@ -264,7 +265,7 @@ TEST(Cp, goes_on_after_a_kill) {
   write_file(folder / "from", all);
   CopyOptions options{
       .source = folder / "from", .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
-  kill_in_the_middle(options, folder / "to.towline-cp");
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
   options.rate = 0;
   options.verify = true;
   const CopySummary summary = quiet_copy(options);
@@ -274,33 +275,113 @@ TEST(Cp, goes_on_after_a_kill) {
   EXPECT_FALSE(fs::exists(folder / "to.towline-cp"));
 }
 
+// A process of its own that serves memory: what was forked from here must not share its agent.
+class ServingProcess {
+ public:
+  explicit ServingProcess(uint32_t seed = 0) {
+    int pipes[2];
+    if (::pipe2(pipes, O_CLOEXEC) != 0) throw std::runtime_error(std::strerror(errno));
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const Served served(kBytes);
+      const std::vector<char> all = contents(kBytes, seed);
+      std::memcpy(served.data(), all.data(), kBytes);
+      const std::string place = served.place() + "\n";
+      if (::write(pipes[1], place.data(), place.size()) < 0) ::_exit(1);
+      for (;;) ::pause();
+    }
+    char letter = 0;
+    while (::read(pipes[0], &letter, 1) == 1 && letter != '\n') place_ += letter;
+    ::close(pipes[0]);
+    ::close(pipes[1]);
+  }
+  ~ServingProcess() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  ServingProcess(const ServingProcess&) = delete;
+  ServingProcess& operator=(const ServingProcess&) = delete;
+  [[nodiscard]] const std::string& place() const { return place_; }
+
+ private:
+  pid_t pid_ = -1;
+  std::string place_;
+};
+
 TEST(Cp, goes_on_after_a_kill_from_a_peers_memory) {
   const Folder folder;
-  // The peer is a process of its own: what was forked from here must not share its agent.
-  int pipes[2];
-  ASSERT_EQ(::pipe2(pipes, O_CLOEXEC), 0);
-  const pid_t peer = ::fork();
-  if (peer == 0) {
-    const Served served(kBytes);
-    const std::vector<char> all = contents(kBytes, 6);
-    std::memcpy(served.data(), all.data(), kBytes);
-    const std::string place = served.place() + "\n";
-    if (::write(pipes[1], place.data(), place.size()) < 0) ::_exit(1);
-    for (;;) ::pause();
-  }
-  std::string place;
-  char letter = 0;
-  while (::read(pipes[0], &letter, 1) == 1 && letter != '\n') place += letter;
-  CopyOptions options{.source = place, .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
-  kill_in_the_middle(options, folder / "to.towline-cp");
+  const ServingProcess peer(6);
+  CopyOptions options{
+      .source = peer.place(), .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
   options.rate = 0;
   const CopySummary summary = quiet_copy(options);
   EXPECT_GE(summary.resumed_bytes, 150'000u);
   EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 6));
-  ::kill(peer, SIGKILL);
-  ::waitpid(peer, nullptr, 0);
-  ::close(pipes[0]);
-  ::close(pipes[1]);
+}
+
+// What copies into memory have remembered below `home`.
+std::vector<std::string> journals(const std::string& home) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(home + "/towline", error)) {
+    if (entry.path().extension() == ".towline-cp") found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Is killed when it has remembered a few pieces.
+CopyOptions broken_copy(const Folder& folder, const ServingProcess& peer) {
+  CopyOptions options{.source = folder / "from",
+                      .destination = peer.place(),
+                      .piece_bytes = 50'000,
+                      .rate = 500'000,
+                      .state_home = folder / "home"};
+  kill_in_the_middle(options, [&] {
+    const std::vector<std::string> found = journals(folder / "home");
+    return found.empty() ? std::string() : found.front();
+  });
+  options.rate = 0;
+  options.verify = true;
+  return options;
+}
+
+TEST(Cp, goes_on_into_a_peers_memory_whatever_the_peer_is_called) {
+  const Folder folder;
+  const ServingProcess peer;
+  write_file(folder / "from", contents(kBytes, 9));
+  CopyOptions options = broken_copy(folder, peer);
+  ASSERT_EQ(journals(folder / "home").size(), 1u);
+  options.destination.replace(options.destination.find("127.0.0.1"), 9, "localhost");
+  const CopySummary summary = quiet_copy(options);
+  EXPECT_GE(summary.resumed_bytes, 150'000u);
+  EXPECT_LT(summary.resumed_bytes, kBytes);
+  EXPECT_TRUE(journals(folder / "home").empty()) << "a whole copy leaves nothing";
+}
+
+TEST(Cp, begins_anew_in_memory_that_another_copy_has_gone_to) {
+  const Folder folder;
+  const ServingProcess peer;
+  write_file(folder / "from", contents(kBytes, 10));
+  write_file(folder / "other", contents(kBytes, 11));
+  const CopyOptions options = broken_copy(folder, peer);
+  (void)quiet_copy({.source = folder / "other", .destination = peer.place(), .state_home = folder / "home"});
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
+}
+
+TEST(Cp, begins_anew_in_memory_of_a_peer_that_was_restarted_and_where_nothing_is_remembered) {
+  const Folder folder;
+  write_file(folder / "from", contents(kBytes, 12));
+  CopyOptions options;
+  {
+    const ServingProcess peer;
+    options = broken_copy(folder, peer);
+  }
+  const ServingProcess peer;
+  options.destination = peer.place();
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
+  options.state_home = "/proc/no/such/folder";
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
 }
 
 TEST(Cp, starts_anew_when_the_source_changed_or_it_is_told_to) {
@@ -308,13 +389,13 @@ TEST(Cp, starts_anew_when_the_source_changed_or_it_is_told_to) {
   write_file(folder / "from", contents(kBytes, 7));
   CopyOptions options{
       .source = folder / "from", .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
-  kill_in_the_middle(options, folder / "to.towline-cp");
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
   options.rate = 0;
   options.restart = true;
   EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
   options.restart = false;
   options.rate = 500'000;
-  kill_in_the_middle(options, folder / "to.towline-cp");
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
   options.rate = 0;
   write_file(folder / "from", contents(kBytes, 8));
   fs::last_write_time(folder / "from", fs::file_time_type::clock::now() + 5s);

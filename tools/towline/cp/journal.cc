@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -66,6 +70,26 @@ void Journal::remove() {
   file_.reset();
   std::error_code ignored;
   std::filesystem::remove(path_, ignored);
+}
+
+std::string journal_of_memory(const std::string& home, const std::string& memory) {
+  namespace fs = std::filesystem;
+  constexpr auto kKeep = std::chrono::hours{24 * 30};
+  if (home.empty()) return {};
+  const fs::path folder = fs::path(home) / "towline";
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (::access(folder.c_str(), W_OK) != 0) return {};
+  const auto now = fs::file_time_type::clock::now();
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto written = entry.last_write_time(error);
+    if (!error && entry.path().extension() == ".towline-cp" && now - written > kKeep)
+      fs::remove(entry.path(), error);
+  }
+  std::string name = memory;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char letter) { return std::isalnum(letter) == 0; }, '-');
+  return folder / (name + ".towline-cp");
 }
 
 }  // namespace tool::cp

@@ -44,4 +44,9 @@ class Journal {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
+// Where the journal of copies into a peer's memory lies, named by what tells that memory from any other: in
+// `home`/towline. Makes the folder, and drops what has lain there for a month. Empty: there is no place for
+// it.
+[[nodiscard]] std::string journal_of_memory(const std::string& home, const std::string& memory);
+
 }  // namespace tool::cp
