@@ -1,0 +1,114 @@
+// The command line with objects, as somebody runs it who has read the documentation: the server and its
+// credentials come from Amazon's variables.
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "fixture.h"
+
+namespace towline::interop {
+namespace {
+
+using nlohmann::json;
+
+class ObjectCommandLine : public ObjectTest {
+ protected:
+  void SetUp() override {
+#ifndef TOWLINE_TOOL
+    GTEST_SKIP() << "built without the command line";
+#endif
+    ObjectTest::SetUp();
+  }
+
+  struct Ended {
+    int code;
+    std::string output;
+  };
+  [[nodiscard]] static Ended towline([[maybe_unused]] const std::string& arguments) {
+    Ended ended{-1, {}};
+#ifdef TOWLINE_TOOL
+    const std::string command = "AWS_ENDPOINT_URL=" + server_->url() + " AWS_ACCESS_KEY_ID=" + kAccessKey +
+                                " AWS_SECRET_ACCESS_KEY=" + kSecretKey + " " + TOWLINE_TOOL + " " +
+                                arguments + " 2>&1";
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (pipe == nullptr) return ended;
+    std::array<char, 4096> text;
+    while (const size_t count = std::fread(text.data(), 1, text.size(), pipe))
+      ended.output.append(text.data(), count);
+    const int status = ::pclose(pipe);
+    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+#endif
+    return ended;
+  }
+  [[nodiscard]] std::string make_file(const std::string& name, uint64_t bytes, uint64_t seed) const {
+    std::vector<std::byte> all(bytes);
+    stamp_bytes(all.data(), bytes, seed);
+    std::ofstream(folder_ / name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(all.data()), static_cast<std::streamsize>(bytes));
+    return folder_ / name;
+  }
+  [[nodiscard]] static std::vector<char> read_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(ObjectCommandLine, CopiesAFileToAnObjectAndBack) {
+  const std::string from = make_file("from", 20'000'001, 1);
+  const std::string back = folder_ / "back";
+  Ended ended = towline("cp " + from + " s3://bucket/copied/file --verify --json");
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  const json summary = json::parse(ended.output);
+  EXPECT_EQ(summary["bytes"], 20'000'001);
+  EXPECT_EQ(summary["verified"], true);
+  ended = towline("cp s3://bucket/copied/file " + back);
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  EXPECT_TRUE(read_file(from) == read_file(back));
+}
+
+TEST_F(ObjectCommandLine, CopiesAPeersMemoryToAnObjectAndBack) {
+  constexpr uint64_t kMemory = 9'000'000;
+  const Agent owner("owner", {.listen = "127.0.0.1:0"});
+  Memory memory(kMemory);
+  stamp_bytes(memory.data(), kMemory, 2);
+  const Region region = owner.register_memory(dram(memory));
+  const std::string peer = "peer:" + std::string(owner.address());
+  const std::string bytes = " --bytes " + std::to_string(kMemory);
+  Ended ended = towline("cp " + peer + " s3://bucket/copied/memory --verify" + bytes);
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  std::memset(memory.data(), 0, kMemory);
+  ended = towline("cp s3://bucket/copied/memory " + peer + bytes);
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  EXPECT_EQ(first_difference(memory.data(), kMemory, 2), kMemory);
+}
+
+TEST_F(ObjectCommandLine, SaysWhatIsWrong) {
+  Ended ended = towline("cp s3://bucket/nothing/there " + std::string(folder_ / "to"));
+  EXPECT_NE(ended.code, 0);
+  EXPECT_NE(ended.output.find("nothing/there"), std::string::npos) << ended.output;
+  ended = towline("cp " + make_file("from", 1000, 3) + " s3://no-such-bucket/key");
+  EXPECT_NE(ended.code, 0);
+  EXPECT_NE(ended.output.find("no-such-bucket"), std::string::npos) << ended.output;
+}
+
+TEST_F(ObjectCommandLine, AReplaySpillsEvictedBlocksToObjectsAndGetsThemBack) {
+  const Ended ended = towline(
+      "replay --spill s3://bucket/spilled --layers 1 --dtype fp8 --memory 56MiB --requests 24 --json");
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  const json summary = json::parse(ended.output);
+  ASSERT_TRUE(summary.contains("spill")) << ended.output;
+  const json& spill = summary["spill"];
+  EXPECT_GT(spill["spilled_blocks"], 0);
+  EXPECT_GT(spill["restored_blocks"], 0);
+  EXPECT_GT(spill["restored_bytes"], 0);
+  EXPECT_TRUE(spill.contains("hit_latency"));
+}
+
+}  // namespace
+}  // namespace towline::interop
