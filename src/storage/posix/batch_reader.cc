@@ -5,7 +5,6 @@
 #include <liburing.h>
 
 #include <cerrno>
-#include <new>
 
 namespace towline::posix {
 
@@ -24,17 +23,15 @@ class UringBatch final : public BatchReader {
     return true;
   }
 
-  void add(const Operation& operation) noexcept override {
+  void add(int fd, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept override {
     io_uring_sqe* const entry = open_ ? io_uring_get_sqe(&ring_) : nullptr;
     if (entry == nullptr) {
       lost_ = true;
       return;
     }
-    const iovec& memory = operation.iov[0];
-    io_uring_prep_read(entry, operation.fd, memory.iov_base, static_cast<unsigned>(memory.iov_len),
-                       operation.offset);
+    io_uring_prep_read(entry, fd, reinterpret_cast<void*>(memory), static_cast<unsigned>(bytes), offset);
     entry->rw_flags = RWF_NOWAIT;
-    io_uring_sqe_set_data64(entry, memory.iov_len);
+    io_uring_sqe_set_data64(entry, bytes);
     ++added_;
   }
 

@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "storage/posix/segments.h"
-
 namespace towline::posix {
 
 class BatchReader {
@@ -29,8 +27,8 @@ class BatchReader {
 
   // ---- whoever has the lock; nothing is left in the kernel when it is given back
 
-  // Takes a READ of one piece of memory; run() before there are more than kOperations.
-  virtual void add(const Operation& operation) noexcept = 0;
+  // Takes a read on; run() before there are more than kOperations.
+  virtual void add(int fd, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept = 0;
   // Does what was added. True: every byte of it is there; else some would have waited, or failed.
   [[nodiscard]] virtual bool run() noexcept = 0;
 

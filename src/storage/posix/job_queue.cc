@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
 constexpr uint64_t kWatchEveryBytes = 512 << 10;  // watching costs about as much as writing 4 KiB
-constexpr uint64_t kBatchedBytes = 16 << 10;      // a block, on average, from which on a batch gains nothing
+constexpr uint64_t kBatchedBytes = 16 << 10;      // of a block, above which a batch gains nothing
 constexpr uint64_t kLeastBatch = 8;
 constexpr uint64_t kManyBytes = 32 << 20;  // of a cached read, which more threads than one help with
 constexpr uint8_t kRetries = 8;
@@ -68,25 +68,18 @@ bool move_block_by_block(Prepared& prepared, const towline_submit_args& args, in
   }
 }
 
+// Block by block: few of them could be had with one call, see JobQueue::get_batch.
 bool read_in_batches(Prepared& prepared, const towline_submit_args& args, BatchReader& batch) noexcept {
   plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
-  Window window;
-  Operation operation;
-  static_assert(kWindowSegments <= BatchReader::kOperations);
-  for (;;) {
-    window.first = 0;
-    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
-    if (window.count == 0) return true;
-    Cutter cutter(window, prepared.files.data(), false);
-    bool all = true;
-    while (all && cutter.next(operation)) {
-      if (operation.iov_count == 1)
-        batch.add(operation);
-      else
-        all = operation.attempt(RWF_NOWAIT) == static_cast<int64_t>(operation.bytes);
+  towline_segment segments[BatchReader::kOperations];
+  while (const size_t count = cursor.next(segments, BatchReader::kOperations, args.end - args.begin)) {
+    for (size_t i = 0; i < count; ++i) {
+      const towline_segment& one = segments[i];
+      batch.add(prepared.files[one.remote_region]->fd(), one.local, one.length, one.remote);
     }
-    if (!batch.run() || !all) return false;
+    if (!batch.run()) return false;
   }
+  return true;
 }
 
 }  // namespace
@@ -177,10 +170,22 @@ void JobQueue::get_ready(Prepared& prepared) {
 void JobQueue::get_batch(Prepared& prepared) {
   if (prepared.write() || settings_.engine != Engine::kAuto) return;
   plugin::Cursor cursor(*prepared.plan);
-  towline_segment segments[kWindowSegments];
+  Window window;
+  Operation operation;
   uint64_t blocks = 0;
-  while (const size_t count = cursor.next(segments, kWindowSegments, prepared.plan->bytes)) blocks += count;
-  if (blocks < kLeastBatch || prepared.plan->bytes / blocks > kBatchedBytes) return;
+  uint64_t calls = 0;
+  do {
+    window.first = 0;
+    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
+    blocks += window.count;
+    Cutter cutter(window, prepared.files.data(), false);
+    while (cutter.next(operation)) {
+      if (operation.bytes > kBatchedBytes * operation.iov_count) return;
+      ++calls;
+    }
+  } while (!cursor.done());
+  // Neighbours in the file go with one call.
+  if (blocks < kLeastBatch || calls * 4 < blocks * 3) return;
   if (!batch_tried_ && queue_ != nullptr && queue_->engine() == Engine::kUring) batch_ = BatchReader::open();
   batch_tried_ = true;
   prepared.batch = batch_.get();
