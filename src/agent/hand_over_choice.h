@@ -7,6 +7,7 @@
 // over several posts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -37,19 +38,38 @@ class HandOverChoice {
  private:
   static constexpr uint32_t kSettling = 4;
   static constexpr uint32_t kTrial = 16;
-  static constexpr uint32_t kLookAgain = 16;  // trials of the quicker way
+  static constexpr uint32_t kLookAgain = 16;  // trials of the quicker way, at first
+  static constexpr uint32_t kLookSeldom = 64;
 
   void decide() noexcept {
     const uint64_t mine = cost_ns_[handed_ ? 1 : 0];
     uint64_t& other = cost_ns_[handed_ ? 0 : 1];
-    // A way that was slower once is forgotten slowly: it is tried anew, and judged by that.
-    if (++trials_ >= kLookAgain) other = 0;
-    if (other != 0 && other >= mine) return;
+    if (looking_) {
+      looking_ = false;
+      if (clearly_less(mine, other)) {
+        look_after_ = kLookAgain;
+      } else {
+        look_after_ = std::min(2 * look_after_, kLookSeldom);
+        change();
+      }
+      return;
+    }
+    if (other != 0 && !clearly_less(other, mine) && ++trials_ < look_after_) return;
+    looking_ = true;
+    other = 0;  // it is judged by what it costs now
+    change();
+  }
+  [[nodiscard]] static bool clearly_less(uint64_t one, uint64_t than) noexcept {
+    return one < than - than / 10;
+  }
+  void change() noexcept {
     handed_ = !handed_;
     chunks_ = trials_ = 0;
   }
 
   bool handed_ = true;
+  bool looking_ = false;  // at the way that was the slower one
+  uint32_t look_after_ = kLookAgain;
   uint32_t chunks_ = 0;  // since the last change, then within the trial
   uint32_t trials_ = 0;  // since the last change
   uint64_t spent_ns_ = 0;
