@@ -40,23 +40,6 @@ TEST_F(CudaTest, MemoryTakenAwayUnderARegionIsFoundBeforeItIsUsed) {
   EXPECT_EQ(text_of(attempt), "it went well");
 }
 
-TEST_F(CudaTest, GpusWithoutAPathBetweenThemSaySo) {
-  gpu("separate", 1);
-  const std::string text = text_of([&] { (void)make_move(); });
-  EXPECT_NE(text.find("no path between the GPUs"), std::string::npos) << text;
-}
-
-TEST_F(CudaTest, AGuardedRegionIsNotGivenToAGpu) {
-  const Region here = left_->register_memory(vram(left_memory_));
-  const Region there = right_->register_memory(vram(right_memory_), {.guarded = true});
-  const Peer peer = left_->add_peer(right_->metadata());
-  const std::string text = text_of([&] {
-    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                          peer.block_list(pages(right_memory_)));
-  });
-  EXPECT_NE(text.find("guarded"), std::string::npos) << text;
-}
-
 TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
   constexpr uint64_t kPart = 16 * kPage;
   constexpr uint64_t kParts = 3;
@@ -176,6 +159,7 @@ TEST_F(CudaTest, AnAgentThatEndsWaitsForWhatItsGpuWrites) {
 TEST_F(CudaTest, BadSettingsAreNamed) {
   for (const auto& [setting, wanted] : {std::pair{"blocks = \"0\"\n", "cuda.blocks"},
                                         {"gpu = \"x\"\n", "cuda.gpu"},
+                                        {"through_host = \"maybe\"\n", "cuda.through_host"},
                                         {"copy_engine_bytes = \"many\"\n", "cuda.copy_engine_bytes"}}) {
     const Agent agent("agent", options(setting));
     EXPECT_NE(agent.info().find(wanted), std::string::npos) << agent.info();

@@ -68,10 +68,19 @@ inline const Transport kTransports[] = {
 #endif
     {"shm", "shm", "", true},
     {.name = "tcp", .backends = "tcp", .config = "", .shared_memory = false, .framed = true},
-    // GPU memory on GPUs made of host memory: as it lies in this process, and mapped once more by descriptor.
-    {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, false, Kind::kVram},
+    // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
+    // through host memory.
+    {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},
     {"cuda_mapped", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true,
-     false, Kind::kVram},
+     kSeesRings, Kind::kVram},
+#ifndef __SANITIZE_THREAD__
+    {.name = "cuda_through_host",
+     .backends = "cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\nthrough_host = \"always\"\n",
+     .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
+#endif
     {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
     {.name = "tcp_one_socket_checksum",
      .backends = "tcp",

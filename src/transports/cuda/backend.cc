@@ -7,12 +7,14 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "memory/shared_memory.h"
 
 namespace towline::cuda {
 
 namespace {
 
 constexpr size_t kMostAllocations = kMostParts;
+constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no region's is so large
 
 // What the address is instead of GPU memory.
 [[noreturn]] void refuse_pointer(const towline_region_ref& region, uint64_t address,
@@ -95,6 +97,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   }
   *registration = reinterpret_cast<towline_registration*>(region.get());
   const std::lock_guard lock(regions_mutex_);
+  if (region->vram()) ++vram_[region->gpu];
   regions_[args.region.key] = std::move(region);
   return TOWLINE_OK;
 } catch (const core::Error& error) {
@@ -103,12 +106,15 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
 
 void Backend::remove(towline_registration* registration) noexcept {
   const std::lock_guard lock(regions_mutex_);
-  regions_.erase(reinterpret_cast<const Region*>(registration)->args.region.key);
+  const auto* region = reinterpret_cast<const Region*>(registration);
+  if (region->vram()) --vram_[region->gpu];
+  regions_.erase(region->args.region.key);
 }
 
 // Looks the memory up anew: allocators may have put other memory under the addresses since it was registered.
 Answer Backend::find_part(const Ask& ask) {
   const std::lock_guard lock(regions_mutex_);
+  if (const auto pool = pools_.find(ask.key); pool != pools_.end()) return give_pool(pool->second);
   const auto found = regions_.find(ask.key);
   if (found == regions_.end()) fail(Status::kStale, "it has no such region");
   const towline_region_args& args = found->second->args;
@@ -134,6 +140,61 @@ Answer Backend::find_part(const Ask& ask) {
   answer.part.file_offset = args.fd_offset;
   answer.part.fd = duplicate_fd(args.fd);
   return answer;
+}
+
+Answer Backend::give_pool(const Shared& pool) {
+  Answer answer;
+  answer.parts = 1;
+  answer.region_address = pool.address;
+  answer.region_bytes = pool.bytes;
+  answer.part.sharing = pool.sharing;
+  answer.part.address = pool.address;
+  answer.part.bytes = pool.bytes;
+  answer.part.file_offset = pool.file_offset;
+  answer.part.fd = duplicate_fd(pool.fd.get());
+  return answer;
+}
+
+PoolName Backend::share_pool(void* address, uint64_t bytes) {
+  std::string why;
+  const SharedRange range = find_shared_range(address, bytes, why);
+  if (range.file == nullptr) fail(Status::kInternal, "cuda: memory to share has no descriptor: {}", why);
+  Shared pool;
+  pool.sharing = Sharing::kHostFile;
+  pool.address = reinterpret_cast<uint64_t>(address);
+  pool.bytes = bytes;
+  pool.file_offset = range.offset;
+  pool.fd = duplicate_fd(range.file->fd());
+  const std::lock_guard lock(regions_mutex_);
+  const uint64_t key = ++last_pool_ << 32 | kPoolMark;
+  pools_[key] = std::move(pool);
+  return {key, reinterpret_cast<uint64_t>(address), bytes};
+}
+
+void Backend::unshare_pool(uint64_t key) noexcept {
+  const std::lock_guard lock(regions_mutex_);
+  pools_.erase(key);
+}
+
+std::optional<uint32_t> Backend::gpu_of(uint64_t key) {
+  const std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(key);
+  if (found == regions_.end()) fail(Status::kStale, "cuda: the region with key {:#x} is gone", key);
+  if (!found->second->vram()) return std::nullopt;
+  return found->second->gpu;
+}
+
+bool Backend::no_path_to(const Uuid& gpu) {
+  const std::lock_guard lock(regions_mutex_);
+  bool any = false;
+  const auto reaches = [&](uint32_t ours) {
+    any = true;
+    return device_.may_reach(ours, gpu);
+  };
+  if (settings_.gpu >= 0 && reaches(static_cast<uint32_t>(settings_.gpu))) return false;
+  for (const auto& [ours, regions] : vram_)
+    if (regions != 0 && reaches(ours)) return false;
+  return any;
 }
 
 // ---- connections

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "towline/towline.h"
 #include "transports/cuda/carrier.h"
 #include "transports/cuda/connection.h"
+#include "transports/cuda/detour_wire.h"
 #include "transports/cuda/device.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
@@ -52,6 +54,13 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] Device& device() noexcept { return device_; }
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
   [[nodiscard]] Carrier& carrier() noexcept { return *carrier_; }
+  // Host memory of ours that a peer may ask for by this name until it is unshared. Throws Error. Any thread.
+  PoolName share_pool(void* address, uint64_t bytes);
+  void unshare_pool(uint64_t key) noexcept;
+  // Where a region of ours lies; none: host memory. Throws Error when there is no such region.
+  [[nodiscard]] std::optional<uint32_t> gpu_of(uint64_t key);
+  // Of none of the GPUs that we would use it is known that it can reach that one.
+  [[nodiscard]] bool no_path_to(const Uuid& gpu);
   [[nodiscard]] bool same_process(const towline_identity& peer) const noexcept;
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
@@ -86,6 +95,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   void add_vram(const towline_region_args& args, Region& region);
   [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
   Answer find_part(const Ask& ask);
+  static Answer give_pool(const Shared& pool);
   void bury(uint32_t worker) noexcept;
 
   Device& device_;
@@ -97,6 +107,9 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
 
   std::mutex regions_mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<Region>> regions_;  // by key
+  std::unordered_map<uint64_t, Shared> pools_;                     // the same
+  uint64_t last_pool_ = 0;
+  std::map<uint32_t, uint64_t> vram_;  // how many regions on each GPU
 };
 
 }  // namespace towline::cuda

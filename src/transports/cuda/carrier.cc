@@ -63,6 +63,7 @@ Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner)
     return from(c).host_.refuse(Status::kUnsupported, "cuda: no memory is reached over the carrier");
   };
   t.unpin = [](void*, void*) {};
+  t.served = [](void*, void*, uint32_t, uint64_t) {};
   const int32_t status = plugin_.open(&inner_host_, &inner_);
   if (status != TOWLINE_OK)
     throw plugin::Failure(static_cast<Status>(status),

@@ -53,7 +53,15 @@ int32_t Connection::accept(towline_connection* carried, const towline_identity& 
 
 void Connection::on_message(const void* data, size_t bytes) {
   const Backend::Scope scope{backend_, worker_};
-  if (!disconnected_) host().message(peer_, data, bytes);
+  if (disconnected_) return;
+  const std::span<const uint8_t> message{static_cast<const uint8_t*>(data), bytes};
+  if (!is_detour_message(message)) return host().message(peer_, data, bytes);
+  if (is_move(message)) {
+    if (owner_ == nullptr) owner_ = std::make_unique<DetourOwner>(backend_, *this, incarnation_);
+    return owner_->on_move(message);
+  }
+  Moved moved;
+  if (decode(message, moved) && detour_ != nullptr) detour_->on_moved(moved);
 }
 
 void Connection::on_event(uint32_t event, int32_t status, const char* text) {
@@ -77,7 +85,18 @@ void Connection::disconnect() noexcept {
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
   if (carried_ == nullptr) return static_cast<int32_t>(Status::kPeerLost);
+  if (is_detour_message({static_cast<const uint8_t*>(message), bytes}))
+    return static_cast<int32_t>(Status::kInvalidArgument);
   return backend_.carrier().send(carried_, message, bytes);
+}
+
+int32_t Connection::send_beside(std::span<const uint8_t> message) noexcept {
+  if (carried_ == nullptr) return static_cast<int32_t>(Status::kPeerLost);
+  return backend_.carrier().send(carried_, message.data(), message.size());
+}
+
+void Connection::served(uint32_t direction, uint64_t bytes) noexcept {
+  host().served(peer_, direction, bytes);
 }
 
 std::string Connection::describe() const {
@@ -86,12 +105,41 @@ std::string Connection::describe() const {
     lanes += fmt::format("{}\"{} {}\"", lanes.empty() ? "" : ", ",
                          which.second == TOWLINE_READ ? "pull by" : "push by",
                          uuid_text(backend_.device().gpus()[which.first].uuid));
+  const std::string detour = detour_ == nullptr ? "null" : detour_->describe(detour_why_);
   return fmt::format(
-      R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, "carrier": {}}})",
-      lanes, imports_, backend_.mappings().live(), jobs_.size(), backend_.carrier().describe(carried_));
+      R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, )"
+      R"("through_host_memory": {}, "carrier": {}}})",
+      lanes, imports_, backend_.mappings().live(), jobs_.size(), detour,
+      backend_.carrier().describe(carried_));
 }
 
 // ---- regions
+
+// Why only the detour through host memory leads there, as far as can be told before a plan names our GPU.
+std::string Connection::needs_detour(const Import& import) const {
+  if (backend_.settings().detour == DetourUse::kNever) return {};
+  if (backend_.settings().detour == DetourUse::kAlways) return "asked for";
+  if ((import.region.flags & TOWLINE_REGION_GUARDED) != 0) return "guarded";
+  if (import.region.kind != TOWLINE_VRAM || !backend_.no_path_to(import.gpu)) return {};
+  return fmt::format("no P2P to {:.16}", uuid_text(import.gpu));
+}
+
+// kAgain: not yet.
+Status Connection::ask_owner(Import& import, std::string& text) {
+  if (import.request == nullptr) import.request = std::make_unique<MemoryRequest>(host(), worker_);
+  if (!import.started) {
+    const Status status = import.request->start(incarnation_, import.region.key, text);
+    if (status != Status::kOk) return status;
+    import.started = true;
+  }
+  const Status status = import.request->step(import.region, text);
+  if (status == Status::kOk) import.parts = std::move(import.request->parts());
+  if (status != Status::kAgain) import.request.reset();
+  // Memory that can't be given out is its owner's to copy.
+  if (status != Status::kUnsupported || backend_.settings().detour == DetourUse::kNever) return status;
+  import.detour = "the owner can't share it";
+  return Status::kOk;
+}
 
 int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
                            towline_import** out, char how[64]) {
@@ -101,39 +149,33 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
     const bool vram = args.region.kind == TOWLINE_VRAM;
     if (!vram && args.region.kind != TOWLINE_DRAM)
       return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");
-    if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
-      return host().refuse(Status::kPermissionDenied, "cuda: the region is guarded, and a GPU asks no owner");
     const auto decoded = decode_token({static_cast<const uint8_t*>(token), token_bytes});
     if (vram && !decoded)
       return host().refuse(Status::kProtocol, "cuda: the peer does not say which GPU the region is on");
     backend_.device().start();
-    import = new Import;
-    import->region = args.region;
-    if (vram) import->gpu = decoded->gpu;
-    import->direct = same_process_ && backend_.settings().direct;
+    auto made = std::make_unique<Import>();
+    made->region = args.region;
+    if (vram) made->gpu = decoded->gpu;
+    made->detour = needs_detour(*made);
+    if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0 && made->detour.empty())
+      return host().refuse(Status::kPermissionDenied, "cuda: the region is guarded, and a GPU asks no owner");
+    made->direct = same_process_ && backend_.settings().direct;
     ++imports_;
+    import = made.release();
     *out = reinterpret_cast<towline_import*>(import);
   }
   std::string text;
   Status status = Status::kOk;
-  if (!import->direct) {
-    if (import->request == nullptr) import->request = std::make_unique<MemoryRequest>(host(), worker_);
-    if (!import->started) {
-      status = import->request->start(incarnation_, import->region.key, text);
-      import->started = status == Status::kOk;
-    }
-    if (status == Status::kOk) status = import->request->step(import->region, text);
-    if (status == Status::kAgain) return TOWLINE_AGAIN;
-  }
+  if (!import->direct && import->detour.empty()) status = ask_owner(*import, text);
+  if (status == Status::kAgain) return TOWLINE_AGAIN;
   if (status != Status::kOk) {
     unimport(*out);
     *out = nullptr;
     return host().refuse(status, "cuda: " + text);
   }
-  if (!import->direct) {
-    import->parts = std::move(import->request->parts());
-    import->request.reset();
-    import->direct = false;
+  if (!import->detour.empty()) {
+    std::snprintf(how, 64, "through host memory: %s", import->detour.c_str());
+    return TOWLINE_OK;
   }
   const char* const way = import->direct                                          ? "this process"
                           : import->parts.front().sharing == Sharing::kDescriptor ? "VMM descriptor"
@@ -153,21 +195,25 @@ void Connection::unimport(towline_import* import) noexcept {
 
 // ---- plans
 
+std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) {
+  const towline_list& local = *args.plan->local;
+  std::optional<uint32_t> chosen;
+  for (uint64_t i = 0; i < local.region_count; ++i) {
+    if (local.regions[i].kind != TOWLINE_VRAM) continue;
+    if (chosen && *chosen != local.regions[i].device)
+      fail(Status::kUnsupported, "cuda: the local list lies on GPUs {} and {}: make one transfer for each",
+           *chosen, local.regions[i].device);
+    chosen = static_cast<uint32_t>(local.regions[i].device);
+  }
+  return chosen;
+}
+
 // The GPU of our own memory; where we bring none, the one that the settings name, the peer's if we use it
 // already, or one we use.
 uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
   Device& device = backend_.device();
-  const towline_list& local = *args.plan->local;
   const towline_list& remote = *args.plan->remote;
-  int64_t chosen = -1;
-  for (uint64_t i = 0; i < local.region_count; ++i) {
-    if (local.regions[i].kind != TOWLINE_VRAM) continue;
-    if (chosen >= 0 && chosen != static_cast<int64_t>(local.regions[i].device))
-      fail(Status::kUnsupported, "cuda: the local list lies on GPUs {} and {}: make one transfer for each",
-           chosen, local.regions[i].device);
-    chosen = static_cast<int64_t>(local.regions[i].device);
-  }
-  if (chosen >= 0) return static_cast<uint32_t>(chosen);
+  if (const std::optional<uint32_t> ours = local_gpu(args)) return *ours;
   const auto count = static_cast<uint32_t>(device.gpus().size());
   const int32_t wanted = backend_.settings().gpu;
   if (wanted >= 0 && static_cast<uint32_t>(wanted) >= count)
@@ -198,37 +244,67 @@ Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
   return mine;
 }
 
+void Connection::check_local(const towline_prepare_args& args) const {
+  const towline_list& local = *args.plan->local;
+  for (uint64_t i = 0; i < local.region_count; ++i) {
+    const towline_region_ref& region = local.regions[i];
+    if (region_of(args.local[i]) == nullptr)
+      fail(Status::kUnsupported, "cuda: a local region was not registered with this transport");
+    if (region.kind == TOWLINE_VRAM && backend_.device().look_up(region.address).where != Where::kGpu)
+      fail(Status::kStale,
+           "cuda: there is no GPU memory at {:#x} any more (freed, unmapped or put to sleep since it was "
+           "registered)",
+           region.address);
+  }
+}
+
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) try {
   if (!up_) return host().refuse(Status::kPeerLost, "cuda: the connection is down");
-  Device& device = backend_.device();
-  const Settings& settings = backend_.settings();
-  const towline_plan& plan = *args.plan;
   auto prepared = std::make_unique<Prepared>();
   prepared->connection = handle(this);
   prepared->plan = args.plan;
-  const uint32_t gpu = choose_gpu(args);
-  prepared->lane = lane_of(gpu, args.op).lane;
-  prepared->device = &device;
-  prepared->gpu = gpu;
+  prepared->device = &backend_.device();
   prepared->lost = lost_;
+  check_local(args);
+  const towline_list& remote = *args.plan->remote;
+  std::string why;
+  for (uint64_t i = 0; i < remote.region_count && why.empty(); ++i)
+    why = reinterpret_cast<const Import*>(args.remote[i])->detour;
+  if (why.empty()) {
+    try {
+      prepare_direct(args, *prepared);
+    } catch (const core::Error& error) {
+      const Status code = error.code();
+      const bool no_way = code == Status::kUnsupported || code == Status::kIo || code == Status::kOutOfMemory;
+      if (!no_way || backend_.settings().detour == DetourUse::kNever) throw;
+      why = error.message();
+      prepared->held.clear();
+    }
+  }
+  if (!why.empty()) prepare_detour(args, *prepared, why);
+  *out = prepared.release();
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+}
+
+// Throws Error.
+void Connection::prepare_direct(const towline_prepare_args& args, Prepared& prepared) {
+  Device& device = backend_.device();
+  const Settings& settings = backend_.settings();
+  const towline_plan& plan = *args.plan;
+  const uint32_t gpu = choose_gpu(args);
+  prepared.lane = lane_of(gpu, args.op).lane;
+  prepared.gpu = gpu;
   bool host_memory = false;
   std::vector<uint64_t> local_deltas;
   std::vector<uint64_t> remote_deltas;
   const auto keep = [&](MappingCache::Way way) {
-    prepared->held.push_back(std::move(way.keep));
+    prepared.held.push_back(std::move(way.keep));
     return way.delta;
   };
   for (uint64_t i = 0; i < plan.local->region_count; ++i) {
     const towline_region_ref& region = plan.local->regions[i];
-    if (region_of(args.local[i]) == nullptr)
-      return host().refuse(Status::kUnsupported,
-                           "cuda: a local region was not registered with this transport");
-    if (region.kind == TOWLINE_VRAM && device.look_up(region.address).where != Where::kGpu)
-      return host().refuse(
-          Status::kStale,
-          fmt::format("cuda: there is no GPU memory at {:#x} any more (freed, unmapped or put to "
-                      "sleep since it was registered)",
-                      region.address));
     local_deltas.push_back(
         region.kind == TOWLINE_VRAM ? 0 : keep(backend_.mappings().pin(region.address, region.bytes)));
     host_memory = host_memory || region.kind == TOWLINE_DRAM;
@@ -249,15 +325,45 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     }
   }
   const Ways ways{local_deltas.data(), remote_deltas.data(), args.op == TOWLINE_READ};
-  prepared->work = std::make_unique<WorkList>(plan, ways, prepared->lane);
-  prepared->copy_engine = prepared->work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
-  prepared->blocks = host_memory               ? settings.host_blocks
-                     : args.op == TOWLINE_READ ? settings.read_blocks
-                                               : settings.blocks;
-  *out = prepared.release();
-  return TOWLINE_OK;
-} catch (const core::Error& error) {
-  return host().refuse(error.code(), error.message());
+  prepared.work = std::make_unique<WorkList>(plan, ways, prepared.lane);
+  prepared.copy_engine = prepared.work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
+  prepared.blocks = host_memory               ? settings.host_blocks
+                    : args.op == TOWLINE_READ ? settings.read_blocks
+                                              : settings.blocks;
+}
+
+// `why` it is not done directly. Throws Error.
+void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prepared,
+                                const std::string& why) {
+  const towline_plan& plan = *args.plan;
+  const std::optional<uint32_t> gpu = local_gpu(args);
+  const auto is_vram = [](const towline_region_ref& region) { return region.kind == TOWLINE_VRAM; };
+  const bool vram =
+      gpu || std::any_of(plan.remote->regions, plan.remote->regions + plan.remote->region_count, is_vram);
+  if (!vram) fail(Status::kUnsupported, "cuda: only GPU memory goes through host memory ({})", why);
+  if (detour_ == nullptr) detour_ = std::make_unique<Detour>(backend_, *this);
+  auto detour = std::make_unique<DetourPlan>();
+  detour->plan = args.plan;
+  detour->read = args.op == TOWLINE_READ;
+  detour->copier = detour_->copier(gpu, detour->read);
+  detour->pool = detour_->address_for(gpu);
+  for (uint64_t i = 0; i < plan.local->region_count; ++i) {
+    const towline_region_ref& region = plan.local->regions[i];
+    uint64_t& delta = detour->local_deltas.emplace_back(0);
+    if (is_vram(region) || !gpu) continue;
+    MappingCache::Way way = backend_.mappings().pin(region.address, region.bytes);
+    prepared.held.push_back(std::move(way.keep));
+    delta = way.delta;
+  }
+  for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
+    const towline_region_ref& region = reinterpret_cast<const Import*>(args.remote[i])->region;
+    detour->targets.push_back({region.key, is_vram(region) ? region.device + 1 : 0});
+  }
+  prepared.detour = std::move(detour);
+  prepared.lane.reset();
+  if (detour_why_ == why) return;
+  detour_why_ = why;
+  host().log(2, "bytes go through host memory: " + why);
 }
 
 void Connection::unprepare(towline_prepared* prepared) noexcept { delete static_cast<Prepared*>(prepared); }
@@ -271,6 +377,7 @@ int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args
 
 int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) noexcept try {
   if (!up_) return static_cast<int32_t>(Status::kPeerLost);
+  if (prepared.detour != nullptr) return detour_->begin(*prepared.detour, args);
   const auto found = std::find_if(lanes_.begin(), lanes_.end(),
                                   [&](const auto& entry) { return entry.second.lane == prepared.lane; });
   OneLane& lane = found->second;
@@ -328,6 +435,7 @@ int32_t Connection::refuse_code(const char* what, Code code) noexcept {
 // A copy that was begun can't be called back; its end comes soon, and is told as a cancel. One that waits in
 // a stream does not begin any more.
 void Connection::cancel(uint64_t cookie) noexcept {
+  if (detour_ != nullptr) detour_->cancel(cookie);
   for (const auto& job : jobs_) {
     if (job->cookie != cookie || job->status != Status::kOk) continue;
     job->status = Status::kCancelled;
@@ -368,6 +476,8 @@ bool Connection::finish(Job& job) noexcept {
 
 uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = 0;
+  if (owner_ != nullptr) done += owner_->progress(now_ns);
+  if (detour_ != nullptr) done += detour_->progress(now_ns);
   for (size_t i = 0; i < jobs_.size();) {
     Job& job = *jobs_[i];
     if (!job.moved) {
@@ -409,6 +519,8 @@ void Connection::complete(Job& job) noexcept {
 // Copies that were begun are waited for: that is bounded by what a GPU does in one launch, and afterwards no
 // byte can land.
 void Connection::end_jobs(Status status) noexcept {
+  if (owner_ != nullptr) owner_->end();
+  if (detour_ != nullptr) detour_->end(status);
   for (const auto& job : jobs_) {
     if (job->moved || job->gate == nullptr) continue;
     job->gate->close();

@@ -16,6 +16,8 @@
 
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/carrier.h"
+#include "transports/cuda/detour.h"
+#include "transports/cuda/detour_owner.h"
 #include "transports/cuda/device.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
@@ -42,6 +44,7 @@ struct Import {
   std::unique_ptr<MemoryRequest> request;
   bool started = false;
   std::vector<Shared> parts;  // otherwise
+  std::string detour;         // not empty: through host memory only, and why
 };
 
 // A plan prepared on a connection.
@@ -51,6 +54,7 @@ struct Prepared : towline_prepared {
   std::shared_ptr<Lane> lane;
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
+  std::unique_ptr<DetourPlan> detour;             // through host memory: in place of lane and work
 
   // In streams of the application's.
   Device* device = nullptr;
@@ -99,10 +103,16 @@ class Connection final : private CarrierEvents {
   int32_t send(const void* message, size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
 
+  // For detour.h and detour_owner.h: a message that is not the core's.
+  int32_t send_beside(std::span<const uint8_t> message) noexcept;
+  void served(uint32_t direction, uint64_t bytes) noexcept;
+
   // From the backend.
   uint32_t progress(uint64_t now_ns) noexcept;
   // The GPU is at work: it wakes nobody, so the worker has to look.
-  [[nodiscard]] bool busy() const noexcept { return moving_ != 0; }
+  [[nodiscard]] bool busy() const noexcept {
+    return moving_ != 0 || (detour_ != nullptr && detour_->busy()) || (owner_ != nullptr && owner_->busy());
+  }
   [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
 
  private:
@@ -130,7 +140,13 @@ class Connection final : private CarrierEvents {
   void on_event(uint32_t event, int32_t status, const char* text) override;
 
   OneLane& lane_of(uint32_t gpu, uint32_t op);
-  uint32_t choose_gpu(const towline_prepare_args& args) const;
+  Status ask_owner(Import& import, std::string& text);
+  [[nodiscard]] std::string needs_detour(const Import& import) const;
+  [[nodiscard]] static std::optional<uint32_t> local_gpu(const towline_prepare_args& args);
+  [[nodiscard]] uint32_t choose_gpu(const towline_prepare_args& args) const;
+  void check_local(const towline_prepare_args& args) const;
+  void prepare_direct(const towline_prepare_args& args, Prepared& prepared);
+  void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
   int32_t look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept;
   int32_t begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept;
@@ -158,6 +174,9 @@ class Connection final : private CarrierEvents {
   std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
   size_t moving_ = 0;                       // of jobs_
   size_t imports_ = 0;
+  std::unique_ptr<Detour> detour_;      // of transfers that we start
+  std::unique_ptr<DetourOwner> owner_;  // of those that the peer starts
+  std::string detour_why_;              // the last plan that goes this way does
   const std::shared_ptr<std::atomic<int32_t>> lost_ = std::make_shared<std::atomic<int32_t>>(0);
 };
 

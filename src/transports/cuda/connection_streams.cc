@@ -48,6 +48,10 @@ Prepared::~Prepared() {
 
 // kRuns or kRecords; a negative status for what can't be used.
 int32_t Connection::look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept try {
+  if (prepared.detour != nullptr)
+    return host().refuse(Status::kUnsupported,
+                         "cuda: the bytes go through host memory, which takes both processes, and not in the "
+                         "order of a stream");
   state = prepared.device->stream_state(prepared.gpu, stream);
   if (state != StreamState::kForeign) return TOWLINE_OK;
   return host().refuse(

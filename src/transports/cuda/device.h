@@ -180,6 +180,8 @@ class Device {
   virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;
   // Lets `gpu` reach memory of this process on `other`; throws Error where the two have no path.
   virtual void reach(uint32_t gpu, uint32_t other) = 0;
+  // False: they certainly have no path. No context is made by asking.
+  [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;
   virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work.

@@ -191,6 +191,16 @@ class Nvidia final : public Device {
     if (result != driver::kPeerAccessAlreadyEnabled) api_.check(result, "cuCtxEnablePeerAccess");
   }
 
+  [[nodiscard]] bool may_reach(uint32_t gpu, const Uuid& other) const noexcept override {
+    for (uint32_t i = 0; i < gpus_.size(); ++i) {
+      if (i == gpu || gpus_[i].uuid != other) continue;
+      int can = 1;
+      return api_.device_can_access_peer(&can, static_cast<int>(gpu), static_cast<int>(i)) != kSuccess ||
+             can != 0;
+    }
+    return true;  // the same, or one that is hidden from this process
+  }
+
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
 
   std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) override {

@@ -33,6 +33,14 @@ bool read_bool(const plugin::Host& host, const char* key, const char* fallback) 
   return value == "true";
 }
 
+DetourUse read_detour(const plugin::Host& host) {
+  const std::string value = host.config("cuda.through_host", "auto");
+  if (value == "auto") return DetourUse::kAuto;
+  if (value == "always") return DetourUse::kAlways;
+  if (value == "never") return DetourUse::kNever;
+  refuse("cuda.through_host", value, "auto, always or never");
+}
+
 }  // namespace
 
 Settings Settings::read(const plugin::Host& host) {
@@ -51,6 +59,7 @@ Settings Settings::read(const plugin::Host& host) {
   settings.copy_engine_bytes = *parsed;
   settings.direct = read_bool(host, "cuda.direct", "true");
   settings.after_default_stream = read_bool(host, "cuda.after_default_stream", "false");
+  settings.detour = read_detour(host);
   return settings;
 }
 

@@ -7,6 +7,13 @@
 
 namespace towline::cuda {
 
+// When bytes take two steps, through host memory of both sides (detour.h).
+enum class DetourUse : uint8_t {
+  kAuto,    // where no GPU here reaches the memory
+  kAlways,  // also where one does
+  kNever,
+};
+
 struct Settings {
   uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most
   uint32_t read_blocks = 0;        // the same of one from it
@@ -16,6 +23,8 @@ struct Settings {
   int32_t gpu = -1;                // that moves bytes where a plan's local side names none; -1: found out
 
   bool after_default_stream = false;  // copies are ordered with the GPU's default stream
+
+  DetourUse detour = DetourUse::kAuto;
 
   // Throws plugin::Failure naming the setting.
   static Settings read(const plugin::Host& host);

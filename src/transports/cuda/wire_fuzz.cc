@@ -1,7 +1,8 @@
-// Whatever comes over the socket or in the metadata decodes or is refused.
+// Whatever comes over the socket or the connection or in the metadata decodes or is refused.
 #include <cstddef>
 #include <cstdint>
 
+#include "transports/cuda/detour_wire.h"
 #include "transports/cuda/wire.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
@@ -10,5 +11,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   (void)decode_ask(packet);
   (void)decode_answer(packet);
   (void)decode_token(packet);
+  Move move;
+  Moved moved;
+  std::vector<Stretch> stretches;
+  if (is_detour_message(packet)) (void)is_move(packet);
+  (void)decode(packet, move, stretches);
+  (void)decode(packet, moved);
   return 0;
 }

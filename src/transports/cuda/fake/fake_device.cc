@@ -447,6 +447,9 @@ class FakeDevice final : public Device {
     if (gpu != other && faults().separated())
       fail(Status::kUnsupported, "fake GPU: no path between GPUs {} and {}", gpu, other);
   }
+  [[nodiscard]] bool may_reach(uint32_t, const Uuid&) const noexcept override {
+    return !faults().separated();
+  }
   std::unique_ptr<Pinned> pin(uint64_t, uint64_t) override { return std::make_unique<NotMoved>(); }
   std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {

@@ -1,0 +1,311 @@
+#include "transports/cuda/detour.h"
+
+#include <algorithm>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transports/cuda/backend.h"
+#include "transports/cuda/connection.h"
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr uint64_t kPoolBytes = kDetourSlots * kDetourSlotBytes;
+constexpr std::size_t kMostJobs = 256;
+constexpr size_t kWindow = 64;
+constexpr uint32_t kBothFences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
+
+}  // namespace
+
+Detour::Detour(Backend& backend, Connection& connection)
+    : backend_(backend),
+      connection_(connection),
+      memory_(SharedMemory::allocate(kPoolBytes, 0)),
+      slots_(kDetourSlots) {
+  jobs_.reserve(kMostJobs);
+  free_.reserve(kMostJobs);
+  stretches_.reserve(kMostStretches);
+  for (Slot& slot : slots_) slot.request.reserve(TOWLINE_MAX_MESSAGE_BYTES);
+  pool_ = backend_.share_pool(memory_->address(), kPoolBytes);
+}
+
+Detour::~Detour() { backend_.unshare_pool(pool_.key); }
+
+std::shared_ptr<PieceCopier> Detour::copier(std::optional<uint32_t> gpu, bool read) {
+  auto& mine = copiers_[{gpu ? int64_t{*gpu} : -1, read}];
+  if (mine == nullptr && !gpu) mine = std::make_shared<PieceCopier>();
+  if (mine == nullptr)
+    mine = std::make_shared<PieceCopier>(backend_.device(), *gpu, backend_.settings().after_default_stream,
+                                         backend_.settings().host_blocks);
+  return mine;
+}
+
+uint64_t Detour::address_for(std::optional<uint32_t> gpu) {
+  if (!gpu) return pool_.address;
+  if (pinned_.keep == nullptr) pinned_ = backend_.mappings().pin(pool_.address, pool_.bytes);
+  return pool_.address + pinned_.delta;
+}
+
+// ---- moving
+
+int32_t Detour::begin(const DetourPlan& plan, const towline_submit_args& args) noexcept try {
+  if (jobs_.size() == kMostJobs) return TOWLINE_AGAIN;
+  if (free_.empty()) free_.push_back(std::make_unique<Job>());
+  Job& job = *free_.back();
+  const auto* message = static_cast<const uint8_t*>(args.message);
+  job.message.assign(message, message + args.message_bytes);
+  job.cookie = args.cookie;
+  job.plan = &plan;
+  job.cursor.emplace(*plan.plan, args.begin, args.end);
+  job.begin = args.begin;
+  job.end = args.end;
+  job.failed_begin = UINT64_MAX;
+  job.under_way = 0;
+  job.status = Status::kOk;
+  job.code = 0;
+  jobs_.push_back(std::move(free_.back()));
+  free_.pop_back();
+  backend_.host().wake(connection_.worker());
+  return TOWLINE_IN_PROGRESS;
+} catch (const std::bad_alloc&) {
+  return static_cast<int32_t>(Status::kOutOfMemory);
+}
+
+void Detour::cancel(uint64_t cookie) noexcept {
+  for (const auto& job : jobs_) {
+    if (job->cookie != cookie || job->status != Status::kOk) continue;
+    job->status = Status::kCancelled;
+    backend_.host().wake(connection_.worker());
+  }
+}
+
+// The next chunk of the oldest part that has one.
+bool Detour::begin_chunk(uint32_t index) noexcept {
+  const auto next = std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
+    return job->status == Status::kOk && !job->cursor->done();
+  });
+  if (next == jobs_.end()) return false;
+  Slot& slot = slots_[index];
+  slot.job = next->get();
+  slot.begin = slot.job->cursor->position();
+  ++slot.job->under_way;
+  ++chunks_;
+  cut(*slot.job, index);
+  if (slot.job->plan->read) {
+    slot.stage = Stage::kFilled;
+    (void)ask(slot);
+  } else {
+    start(index, Stage::kFilling);
+  }
+  return true;
+}
+
+// One chunk holds a slot's worth at most, of regions that one GPU of the owner's copies.
+void Detour::cut(Job& job, uint32_t index) noexcept {
+  const DetourPlan& plan = *job.plan;
+  PieceCopier& copier = *plan.copier;
+  plugin::Cursor& cursor = *job.cursor;
+  copier.clear(index);
+  stretches_.clear();
+  const uint64_t offset = index * kDetourSlotBytes;
+  uint64_t bytes = 0;
+  uint64_t place = 0;
+  towline_segment segments[kWindow];
+  while (bytes < kDetourSlotBytes && stretches_.size() < kMostStretches && !cursor.done()) {
+    uint64_t at = cursor.position();
+    const size_t count = cursor.next(segments, std::min(kWindow, kMostStretches - stretches_.size()),
+                                     kDetourSlotBytes - bytes);
+    for (size_t i = 0; i < count; ++i) {
+      const towline_segment& segment = segments[i];
+      const DetourPlan::Target& target = plan.targets[segment.remote_region];
+      if (stretches_.empty()) place = target.place;
+      if (target.place != place) {
+        cursor.seek(at, job.end);
+        bytes = kDetourSlotBytes;
+        break;
+      }
+      const uint64_t ours = segment.local + plan.local_deltas[segment.local_region];
+      const uint64_t pool = plan.pool + offset + bytes;
+      copier.add(index, plan.read ? ours : pool, plan.read ? pool : ours, segment.length);
+      stretches_.push_back({target.key, segment.remote, segment.length});
+      bytes += segment.length;
+      at += segment.length;
+    }
+  }
+  Slot& slot = slots_[index];
+  slot.number = ++last_number_;
+  encode(Move{slot.number, !plan.read, pool_, offset}, stretches_, slot.request);
+}
+
+bool Detour::ask(Slot& slot) noexcept {
+  if (slot.job->status != Status::kOk) {  // it goes no further
+    chunk_failed(slot, slot.job->status, slot.job->code);
+    return true;
+  }
+  const int32_t sent = connection_.send_beside(slot.request);
+  if (slot.job == nullptr) return true;  // the connection broke meanwhile
+  if (sent == TOWLINE_AGAIN) return false;
+  if (sent < 0)
+    chunk_failed(slot, static_cast<Status>(sent), 0);
+  else
+    slot.stage = Stage::kAsked;
+  return true;
+}
+
+void Detour::start(uint32_t index, Stage stage) noexcept {
+  Slot& slot = slots_[index];
+  slot.stage = stage;
+  if (const Code code = slot.job->plan->copier->start(index); code != 0)
+    chunk_failed(slot, Status::kIo, code);
+}
+
+uint32_t Detour::advance(uint32_t index, uint64_t now_ns) noexcept {
+  Slot& slot = slots_[index];
+  switch (slot.stage) {
+    case Stage::kIdle:
+      return begin_chunk(index) ? 1 : 0;
+    case Stage::kAsked:
+      return 0;
+    case Stage::kFilled:
+      return ask(slot) ? 1 : 0;
+    case Stage::kAnswered:
+      if (slot.job->status == Status::kOk)
+        start(index, Stage::kEmptying);
+      else
+        chunk_failed(slot, slot.job->status, slot.job->code);
+      return 1;
+    case Stage::kFilling:
+    case Stage::kEmptying:
+      break;
+  }
+  const Code code = slot.job->plan->copier->look(index, now_ns);
+  if (code == Lane::kBusy) return 0;
+  if (code != 0)
+    chunk_failed(slot, Status::kIo, code);
+  else if (slot.stage == Stage::kEmptying)
+    chunk_over(slot);
+  else {
+    slot.stage = Stage::kFilled;
+    (void)ask(slot);
+  }
+  return 1;
+}
+
+void Detour::on_moved(const Moved& moved) noexcept {
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.stage == Stage::kAsked && slot.number == moved.number;
+  });
+  if (found == slots_.end()) return;
+  if (moved.status == Status::kOk) {
+    if (!found->job->plan->read) return chunk_over(*found);
+    found->stage = Stage::kAnswered;
+    return;
+  }
+  const uint64_t now_ns = backend_.host().now_ns();
+  if (last_refusal_logged_ns_ == 0 || now_ns - last_refusal_logged_ns_ > kSecondNs) {
+    last_refusal_logged_ns_ = now_ns;
+    backend_.host().log(1, "the owner of memory that is reached through host memory says: " + moved.text);
+  }
+  chunk_failed(*found, moved.status, moved.code);
+}
+
+void Detour::chunk_over(Slot& slot) noexcept {
+  --slot.job->under_way;
+  slot.stage = Stage::kIdle;
+  slot.job = nullptr;
+}
+
+void Detour::chunk_failed(Slot& slot, Status status, int32_t code) noexcept {
+  Job& job = *slot.job;
+  job.failed_begin = std::min(job.failed_begin, slot.begin);
+  if (job.status == Status::kOk) {
+    job.status = status;
+    job.code = code;
+  }
+  chunk_over(slot);
+}
+
+uint32_t Detour::finish_jobs() noexcept {
+  uint32_t done = 0;
+  for (size_t i = 0; i < jobs_.size();) {
+    Job& job = *jobs_[i];
+    if (job.over() && job.status == Status::kOk && !job.message.empty()) {
+      const int32_t sent = connection_.send(job.message.data(), job.message.size());
+      if (jobs_.empty()) return done;  // the connection broke meanwhile
+      if (sent == TOWLINE_AGAIN) {
+        ++i;
+        continue;
+      }
+      if (sent < 0) job.status = static_cast<Status>(sent);
+    }
+    if (!job.over()) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<Job> ended = std::move(jobs_[i]);
+    jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
+    complete(std::move(ended), kBothFences);  // may submit or disconnect
+    ++done;
+  }
+  return done;
+}
+
+uint32_t Detour::progress(uint64_t now_ns) noexcept {
+  if (jobs_.empty()) return 0;
+  uint32_t done = 0;
+  for (uint32_t slot = 0; slot < kDetourSlots; ++slot) done += advance(slot, now_ns);
+  return done + finish_jobs();
+}
+
+bool Detour::busy() const noexcept {
+  const bool moving = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.stage != Stage::kIdle && slot.stage != Stage::kAsked;
+  });
+  return moving || std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->over(); });
+}
+
+void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
+  // What was not begun has not failed before what was.
+  const uint64_t there = std::min(job->failed_begin, job->cursor->position());
+  towline_part_result result{};
+  result.status = static_cast<int32_t>(job->status);
+  result.vendor_code = job->code;
+  result.fences = fences;
+  result.bytes = (job->status == Status::kOk ? job->end : there) - job->begin;
+  if (job->status != Status::kOk) {
+    result.failed_begin = there;
+    result.failed_end = job->end;
+  }
+  const uint64_t cookie = job->cookie;
+  job->plan = nullptr;
+  free_.push_back(std::move(job));
+  backend_.host().complete(cookie, result);
+}
+
+void Detour::end(Status status) noexcept {
+  for (auto& [which, copier] : copiers_) copier->drain();
+  std::vector<const Job*> unanswered;
+  for (Slot& slot : slots_) {
+    if (slot.stage == Stage::kIdle) continue;
+    if (slot.stage == Stage::kAsked) unanswered.push_back(slot.job);
+    chunk_failed(slot, status, 0);
+  }
+  while (!jobs_.empty()) {
+    std::unique_ptr<Job> job = std::move(jobs_.back());
+    jobs_.pop_back();
+    if (job->status == Status::kOk) job->status = status;
+    const bool known = std::find(unanswered.begin(), unanswered.end(), job.get()) == unanswered.end();
+    complete(std::move(job), known ? kBothFences : uint32_t{TOWLINE_PART_FENCED_LOCAL});
+  }
+}
+
+std::string Detour::describe(const std::string& why) const {
+  return nlohmann::json{
+      {"why", why}, {"bytes", pool_.bytes}, {"chunks", chunks_}, {"under_way", jobs_.size()}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace towline::cuda

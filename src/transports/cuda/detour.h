@@ -1,0 +1,126 @@
+// Transfers whose memory no GPU of this process reaches: in chunks through a piece of host memory that both
+// processes have pinned, each side copying by its own GPU. This is the side that starts them; detour_owner.h
+// is the other.
+//
+//   WRITE   idle -> filling (our GPU) -> asked (the owner's GPU empties it) -> idle
+//   READ    idle -> asked (the owner's GPU fills it) -> emptying (our GPU) -> idle
+//
+// The memory is kDetourSlots slots, one chunk each, taken with the first such plan of a connection. The owner
+// checks every range it is asked for, so guarded regions may go this way. A part that failed or was cancelled
+// begins no chunk any more and ends when those under way have: what the owner has answered for, it does not
+// touch any more, and that is the fence. Where the connection breaks first, only what was asked for and not
+// answered can still be on its way, at the owner alone.
+//
+// One worker, under its lock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <towline/plugin/cursor.hpp>
+#include <vector>
+
+#include "memory/shared_memory.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/cuda/detour_wire.h"
+#include "transports/cuda/mapping_cache.h"
+#include "transports/cuda/piece_copier.h"
+
+namespace towline::cuda {
+
+class Backend;
+class Connection;
+
+// What a prepared plan keeps.
+struct DetourPlan {
+  struct Target {
+    uint64_t key = 0;
+    uint64_t place = 0;  // regions of one place are copied together by the owner
+  };
+  const towline_plan* plan = nullptr;
+  bool read = false;
+  std::shared_ptr<PieceCopier> copier;
+  std::vector<uint64_t> local_deltas;  // for each local region what to add to its addresses
+  std::vector<Target> targets;         // for each remote region
+  uint64_t pool = 0;                   // where the copier finds it
+};
+
+class Detour {
+ public:
+  // Takes the memory. Throws Error.
+  Detour(Backend& backend, Connection& connection);
+  Detour(const Detour&) = delete;
+  Detour& operator=(const Detour&) = delete;
+  ~Detour();
+
+  // What copies for `gpu`, or where there is none the host. Throws Error.
+  [[nodiscard]] std::shared_ptr<PieceCopier> copier(std::optional<uint32_t> gpu, bool read);
+  // The memory as that copier finds it. Throws Error.
+  [[nodiscard]] uint64_t address_for(std::optional<uint32_t> gpu);
+
+  // As data.submit. The plan outlives the part.
+  int32_t begin(const DetourPlan& plan, const towline_submit_args& args) noexcept;
+  void on_moved(const Moved& moved) noexcept;
+  void cancel(uint64_t cookie) noexcept;
+  uint32_t progress(uint64_t now_ns) noexcept;
+  // Something here ends without waking anybody.
+  [[nodiscard]] bool busy() const noexcept;
+  // The connection is down: every part ends.
+  void end(Status status) noexcept;
+  // JSON, for people.
+  [[nodiscard]] std::string describe(const std::string& why) const;
+
+ private:
+  enum class Stage : uint8_t { kIdle, kFilling, kFilled, kAsked, kAnswered, kEmptying };
+
+  struct Job {
+    uint64_t cookie = 0;
+    const DetourPlan* plan = nullptr;
+    std::optional<plugin::Cursor> cursor;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    uint64_t failed_begin = UINT64_MAX;
+    uint32_t under_way = 0;  // chunks
+    Status status = Status::kOk;
+    int32_t code = 0;
+    std::vector<uint8_t> message;
+    [[nodiscard]] bool over() const noexcept {
+      return under_way == 0 && (status != Status::kOk || cursor->done());
+    }
+  };
+  struct Slot {
+    Stage stage = Stage::kIdle;
+    Job* job = nullptr;
+    uint64_t begin = 0;   // in the plan
+    uint64_t number = 0;  // of the request
+    std::vector<uint8_t> request;
+  };
+
+  bool begin_chunk(uint32_t slot) noexcept;
+  void cut(Job& job, uint32_t slot) noexcept;
+  uint32_t advance(uint32_t slot, uint64_t now_ns) noexcept;
+  bool ask(Slot& slot) noexcept;
+  void start(uint32_t slot, Stage stage) noexcept;
+  void chunk_over(Slot& slot) noexcept;
+  void chunk_failed(Slot& slot, Status status, int32_t code) noexcept;
+  uint32_t finish_jobs() noexcept;
+  void complete(std::unique_ptr<Job> job, uint32_t fences) noexcept;
+
+  Backend& backend_;
+  Connection& connection_;
+  const std::unique_ptr<SharedMemory> memory_;
+  PoolName pool_;
+  MappingCache::Way pinned_;                                                  // for GPUs
+  std::map<std::pair<int64_t, bool>, std::shared_ptr<PieceCopier>> copiers_;  // by GPU, -1 the host
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<Job>> jobs_;  // oldest first
+  std::vector<std::unique_ptr<Job>> free_;
+  std::vector<Stretch> stretches_;  // of the chunk that is being cut
+  uint64_t last_number_ = 0;
+  uint64_t chunks_ = 0;
+  uint64_t last_refusal_logged_ns_ = 0;
+};
+
+}  // namespace towline::cuda

@@ -1,0 +1,93 @@
+#include "transports/cuda/piece_copier.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "transports/cuda/work_list.h"
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag
+
+}  // namespace
+
+PieceCopier::PieceCopier() : lists_(kDetourSlots), host_pieces_(std::size_t{kDetourSlots} * kMostPieces) {
+  for (uint32_t slot = 0; slot < kDetourSlots; ++slot)
+    lists_[slot].pieces = host_pieces_.data() + std::size_t{slot} * kMostPieces;
+}
+
+PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks)
+    : lane_(device.make_lane(gpu, after_default)), blocks_(blocks), lists_(kDetourSlots) {
+  for (List& list : lists_) {
+    list.room = lane_->make_list(kMostPieces * sizeof(Piece));
+    list.pieces = static_cast<Piece*>(list.room.host);
+  }
+}
+
+PieceCopier::~PieceCopier() {
+  if (lane_ == nullptr) return;
+  drain();
+  for (const List& list : lists_) lane_->release_list(list.room);
+}
+
+void PieceCopier::clear(uint32_t slot) noexcept {
+  List& list = lists_[slot];
+  list.count = 0;
+  list.bytes = list.bits = 0;
+}
+
+void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept {
+  List& list = lists_[slot];
+  list.bits |= to | from | bytes | list.bytes;
+  while (bytes != 0) {
+    const uint64_t length = std::min(bytes, kLongestPiece);
+    list.pieces[list.count++] = {to, from, list.bytes, length};
+    to += length;
+    from += length;
+    bytes -= length;
+    list.bytes += length;
+  }
+}
+
+Code PieceCopier::start(uint32_t slot) noexcept {
+  List& list = lists_[slot];
+  if (lane_ == nullptr) {
+    for (const Piece* piece = list.pieces; piece != list.pieces + list.count; ++piece)
+      std::memcpy(reinterpret_cast<void*>(piece->to), reinterpret_cast<const void*>(piece->from),
+                  piece->length);
+    return 0;
+  }
+  Lane::List used = list.room;
+  used.bytes = list.count * sizeof(Piece);
+  if (const Code code = lane_->upload(used); code != 0) return code;
+  CopyJob job{};
+  job.form = Form::kPieces;
+  job.end = list.bytes;
+  job.pieces = list.count;
+  job.list = list.room.gpu;
+  job.chunks_per_piece = 1;
+  job.lanes = 32;
+  job.aligned = (list.bits & 15) == 0 ? 1 : 0;
+  list.value = ++last_value_;
+  list.asked_ns = 0;
+  return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
+}
+
+Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {
+  List& list = lists_[slot];
+  if (lane_ == nullptr || lane_->flag(slot).load(std::memory_order_acquire) == list.value) return 0;
+  if (list.asked_ns == 0) list.asked_ns = now_ns;
+  if (now_ns < list.asked_ns + kAskAfterNs) return Lane::kBusy;
+  list.asked_ns = now_ns;
+  const Code code = lane_->state();
+  return code == 0 ? Lane::kBusy : code;  // idle: the flag is there the next time
+}
+
+void PieceCopier::drain() noexcept {
+  if (lane_ != nullptr) (void)lane_->drain();
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,58 @@
+// Copies lists of pieces, a few lists at a time: by one GPU, or where none is needed by the host.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "transports/cuda/device.h"
+
+namespace towline::cuda {
+
+// What goes through host memory at a time: a slot's worth, in so many stretches at most.
+inline constexpr uint32_t kDetourSlots = 8;
+inline constexpr uint64_t kDetourSlotBytes = 1 << 20;
+inline constexpr uint32_t kMostStretches = 2048;
+
+// One worker, under its lock. Each slot is a list of its own: written, started, looked at until it is over.
+class PieceCopier {
+ public:
+  PieceCopier();  // the host copies: addresses are its own
+  // Throws Error.
+  PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks);
+  PieceCopier(const PieceCopier&) = delete;
+  PieceCopier& operator=(const PieceCopier&) = delete;
+  ~PieceCopier();
+
+  // An empty list, in place of the slot's.
+  void clear(uint32_t slot) noexcept;
+  // At most kMostStretches calls and kDetourSlotBytes in all.
+  void add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept;
+  // 0: begun.
+  [[nodiscard]] Code start(uint32_t slot) noexcept;
+  // 0: over; Lane::kBusy; or what broke.
+  [[nodiscard]] Code look(uint32_t slot, uint64_t now_ns) noexcept;
+  // Waits until nothing is under way.
+  void drain() noexcept;
+
+ private:
+  static constexpr uint32_t kMostPieces = kMostStretches + kDetourSlotBytes / kLongestPiece;
+
+  struct List {
+    Piece* pieces = nullptr;
+    uint32_t count = 0;
+    uint64_t bytes = 0;
+    uint64_t bits = 0;  // of all addresses and lengths
+    uint64_t value = 0;
+    uint64_t asked_ns = 0;  // when the lane's state was last looked at
+    Lane::List room;
+  };
+
+  std::unique_ptr<Lane> lane_;  // null: the host
+  uint32_t blocks_ = 0;
+  uint64_t last_value_ = 0;
+  std::vector<List> lists_;
+  std::vector<Piece> host_pieces_;
+};
+
+}  // namespace towline::cuda

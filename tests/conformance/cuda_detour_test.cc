@@ -1,0 +1,228 @@
+// The cuda transport where no GPU of this process reaches the peer's memory: through host memory of both,
+// with the owner's help. GPUs are made of host memory. What bytes do on the way is in the conformance suite
+// (cuda_through_host); here is when it is taken, and what goes wrong.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "cuda_fixture.h"
+#include "towline/gpu.hpp"
+
+namespace towline::conformance {
+namespace {
+
+class CudaDetourTest : public CudaTest {
+ protected:
+  [[nodiscard]] bool arrived() const {
+    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
+  }
+  void restart(const char* more) {
+    peer_.reset();
+    left_region_.reset();
+    left_ = std::make_unique<Agent>("left", options(more));
+  }
+};
+
+TEST_F(CudaDetourTest, GpusWithoutAPathGoThroughHostMemoryAndSaySo) {
+  gpu("separate", 1);
+  stamp(left_memory_.data(), left_memory_.size(), 1);
+  const Transfer move = make_move({.notice = "moved"});
+  EXPECT_NE(move.route().find("through host memory: no P2P to GPU-f0f0f0f0"), std::string::npos)
+      << move.route();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  EXPECT_TRUE(arrived());
+  Notice notice;
+  while (right_->receive(notice) != Status::kOk) ASSERT_EQ(right_->wait(20s), Status::kOk);
+  EXPECT_EQ(notice.text(), "moved");
+  EXPECT_NE(move.route().find("\"through_host_memory\""), std::string::npos) << move.route();
+}
+
+TEST_F(CudaDetourTest, WhatTurnsOutToHaveNoPathWhenItIsMappedGoesThatWayToo) {
+  {
+    const Transfer first = make_move();
+    EXPECT_NE(first.route().find("VMM descriptor"), std::string::npos) << first.route();
+  }
+  gpu("separate", 1);
+  const Transfer move = left_->transfer(Op::read, left_->block_list(pages(left_memory_)),
+                                        peer_->block_list(pages(right_memory_)));
+  EXPECT_NE(move.route().find("no path between the GPUs"), std::string::npos) << move.route();
+  stamp(right_memory_.data(), right_memory_.size(), 2);
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(CudaDetourTest, ItIsRefusedWhereSettingsSayNever) {
+  restart("through_host = \"never\"\n");
+  gpu("separate", 1);
+  const std::string text = text_of([&] { (void)make_move(); });
+  EXPECT_NE(text.find("no path between the GPUs"), std::string::npos) << text;
+}
+
+TEST_F(CudaDetourTest, AnOwnerThatSaysNeverRefusesEachTransfer) {
+  right_ = std::make_unique<Agent>("right", options("through_host = \"never\"\n"));
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  EXPECT_EQ(run(move), Status::kPermissionDenied);
+  ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  const Result result = move.result();
+  ASSERT_EQ(result.failed_ranges, 1u);
+  EXPECT_EQ(result.failed[0].count, kPages);
+}
+
+TEST_F(CudaDetourTest, PrivateHostMemoryOfAPeerIsCopiedByItsOwner) {
+  const Buffer theirs(kPage * kPages, false);
+  const Region here = left_->register_memory(vram(left_memory_));
+  const Region there = right_->register_memory(dram(theirs.data(), theirs.size()));
+  const Peer peer = left_->add_peer(right_->metadata());
+  stamp(left_memory_.data(), left_memory_.size(), 3);
+  const Transfer write = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+                                         peer.block_list(blocks_of(theirs.data(), theirs.size(), kPage)));
+  EXPECT_NE(write.route().find("the owner can't share it"), std::string::npos) << write.route();
+  ASSERT_EQ(run(write), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(left_memory_.data(), theirs.data(), theirs.size()), 0);
+}
+
+TEST_F(CudaDetourTest, HostMemoryOfOursReachesAGpuWithoutOneHere) {
+  gpu("separate", 1);
+  const Buffer ours(kPage * kPages, false);
+  stamp(ours.data(), ours.size(), 4);
+  const Region there = right_->register_memory(vram(right_memory_));
+  const Region here = left_->register_memory(dram(ours.data(), ours.size()));
+  const Peer peer = left_->add_peer(right_->metadata());
+  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(blocks_of(ours.data(), ours.size(), kPage)),
+                                peer.block_list(pages(right_memory_)))),
+            Status::kOk)
+      << last_error();
+  EXPECT_EQ(std::memcmp(ours.data(), right_memory_.data(), ours.size()), 0);
+}
+
+TEST_F(CudaDetourTest, RegionsOnSeveralGpusOfTheOwnerGoInOneTransfer) {
+  gpu("separate", 1);
+  const Buffer second(kPage * kPages, true);
+  gpu("place", reinterpret_cast<uint64_t>(second.data()), second.size(), 1);
+  stamp(left_memory_.data(), left_memory_.size(), 5);
+  const Region here = left_->register_memory(vram(left_memory_));
+  const Region there = right_->register_memory(vram(right_memory_));
+  const Region other = right_->register_memory(vram(second, 1));
+  const Peer peer = left_->add_peer(right_->metadata());
+  const BlockList theirs = peer.block_list(std::vector{pages(right_memory_), pages(second, 1)});
+  std::vector<uint32_t> picks;
+  for (uint32_t i = 0; i < kPages; ++i) picks.push_back(i % 2 == 0 ? i : kPages + i);
+  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(pages(left_memory_)), all, theirs, picks)),
+            Status::kOk)
+      << last_error();
+  for (uint32_t i = 0; i < kPages; ++i)
+    ASSERT_EQ(std::memcmp(left_memory_.data() + i * kPage,
+                          (i % 2 == 0 ? right_memory_ : second).data() + i * kPage, kPage),
+              0)
+        << i;
+}
+
+TEST_F(CudaDetourTest, MuchMoreThanTheMemoryInBetweenAndOddPiecesArriveWhole) {
+  gpu("separate", 1);
+  constexpr uint64_t kBytes = 20 << 20;
+  const Buffer mine(kBytes, true);
+  const Buffer theirs(kBytes, true);
+  const Region here = left_->register_memory(vram(mine));
+  const Region there = right_->register_memory(vram(theirs));
+  const Peer peer = left_->add_peer(right_->metadata());
+  for (const uint64_t piece : {uint64_t{100}, uint64_t{4096}, uint64_t{3} << 20}) {
+    stamp(mine.data(), kBytes, piece);
+    const uint64_t count = kBytes / piece;
+    const auto blocks = [&](const Buffer& memory) {
+      return Blocks::at(memory.data(), piece, Kind::kVram).repeat(count, piece);
+    };
+    std::vector<uint32_t> picks(count);
+    for (uint32_t i = 0; i < count; ++i) picks[i] = static_cast<uint32_t>(count - 1 - i);
+    const Transfer write = left_->transfer(Op::write, left_->block_list(blocks(mine)), picks,
+                                           peer.block_list(blocks(theirs)), all);
+    ASSERT_EQ(run(write), Status::kOk) << last_error();
+    for (uint64_t i = 0; i < count; ++i)
+      ASSERT_EQ(std::memcmp(theirs.data() + i * piece, mine.data() + picks[i] * piece, piece), 0) << i;
+    stamp(theirs.data(), kBytes, piece + 1);
+    const Transfer read = left_->transfer(Op::read, left_->block_list(blocks(mine)), picks,
+                                          peer.block_list(blocks(theirs)), all);
+    ASSERT_EQ(run(read), Status::kOk) << last_error();
+    for (uint64_t i = 0; i < count; ++i)
+      ASSERT_EQ(std::memcmp(theirs.data() + i * piece, mine.data() + picks[i] * piece, piece), 0) << i;
+  }
+}
+
+TEST_F(CudaDetourTest, ACancelledTransferIsFencedOnceTheOwnerHasAnswered) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  gpu("hold", 1);
+  ASSERT_EQ(move.post(), Status::kInProgress);
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  move.cancel();
+  EXPECT_EQ(move.wait(20s), Status::kCancelled);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 1ms), Status::kTimedOut);
+  gpu("hold", 0);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  stamp(left_memory_.data(), left_memory_.size(), 7);
+  EXPECT_EQ(run(move), Status::kOk);
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(CudaDetourTest, MemoryTakenAwayUnderTheOwnersRegionIsFoundBeforeItIsTouched) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  gpu("forget", reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size());
+  EXPECT_EQ(run(move), Status::kStale);
+}
+
+TEST_F(CudaDetourTest, AGpuThatRefusesEndsOnlyTheTransferAndNamesItsCode) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  gpu("refuse", 1, 701);
+  EXPECT_EQ(run(move), Status::kIo);
+  ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  const Result result = move.result();
+  ASSERT_GE(result.failed_ranges, 1u);
+  EXPECT_EQ(result.failed[0].vendor_code, 701);
+  EXPECT_EQ(run(move), Status::kOk) << last_error();
+}
+
+TEST_F(CudaDetourTest, DeregisteringWaitsForTheOwnersCopy) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  gpu("hold", 1);
+  ASSERT_EQ(move.post(), Status::kInProgress);
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  EXPECT_EQ(right_region_->deregister(50ms), Status::kTimedOut);
+  gpu("hold", 0);
+  EXPECT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
+}
+
+TEST_F(CudaDetourTest, AnOwnerThatGoesEndsWhatItWasAskedFor) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  gpu("hold", 1);
+  ASSERT_EQ(move.post(), Status::kInProgress);
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  std::thread letting_go([&] {
+    std::this_thread::yield();
+    gpu("hold", 0);
+  });
+  right_region_.reset();
+  right_.reset();
+  letting_go.join();
+  const Status status = move.wait(20s);
+  EXPECT_NE(status, Status::kInProgress);
+  EXPECT_EQ(move.wait_fenced(Fence::kLocal, 20s), Status::kOk);
+}
+
+TEST_F(CudaDetourTest, StreamsAreRefusedWithTheReason) {
+  gpu("separate", 1);
+  const Transfer move = make_move();
+  EXPECT_EQ(post_on(move, nullptr), Status::kUnsupported);
+  EXPECT_NE(std::string(last_error()).find("host memory"), std::string::npos) << last_error();
+}
+
+}  // namespace
+}  // namespace towline::conformance
