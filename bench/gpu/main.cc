@@ -35,6 +35,7 @@ struct Options {
   bool all = false;
   bool on_stream = false;
   bool pageable = false;
+  bool through_host = false;
 };
 
 double now_s() {
@@ -61,6 +62,7 @@ towline::AgentOptions agent_options(const Options& options) {
   result.config =
       fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n",
                   options.plugin, options.blocks, options.read_blocks, options.host_blocks);
+  if (options.through_host) result.config += "through_host = \"always\"\n";
   return result;
 }
 
@@ -351,6 +353,7 @@ int measure(const char* self, const Options& options) {
   int wrong = 0;
   for (const Cell& cell : cells) {
     if (cell.page * cell.pages > options.span || (cell.host && options.on_stream)) continue;
+    if (options.through_host && (cell.host || cell.pages > 16384)) continue;
     if (options.pageable && !cell.host) continue;
     try {
       rows.push_back(run(cell, options, ends, wrong));
@@ -386,6 +389,8 @@ int main(int argc, char** argv) try {
   app.add_flag("--on-stream", options.on_stream, "posts as work of a stream of the harness");
   app.add_flag("--pageable", options.pageable,
                "only host memory, as malloc gives it; making the first transfer pins it");
+  app.add_flag("--through-host", options.through_host,
+               "as where the GPUs have no path: through host memory of both processes");
   app.add_flag("--all-to-all", options.all, "every GPU to every other at once, in one process");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);
