@@ -106,6 +106,7 @@ extern const Family kMappedFamily;
 extern const Family kProcessVmFamily;
 extern const Family kRingFamily;
 extern const Family kTcpFamily;
+extern const Family kHeadedFamily;
 extern const Family kTowlineFamily;  // where BENCH_HAS_TOWLINE is defined
 std::vector<Family> families();      // those that this build has
 

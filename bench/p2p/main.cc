@@ -19,7 +19,7 @@
 namespace bench {
 
 std::vector<Family> families() {
-  std::vector<Family> all = {kMappedFamily, kProcessVmFamily, kRingFamily, kTcpFamily};
+  std::vector<Family> all = {kMappedFamily, kProcessVmFamily, kRingFamily, kTcpFamily, kHeadedFamily};
 #ifdef BENCH_HAS_TOWLINE
   all.push_back(kTowlineFamily);
 #endif
