@@ -109,6 +109,11 @@ class SpscProducer {
     return false;
   }
 
+  // May miss one that is just falling asleep: take_consumer_asleep() after the last commit() does not.
+  [[nodiscard]] bool consumer_looks_asleep() const noexcept {
+    return header_->consumer_asleep.load(std::memory_order_relaxed) != 0;
+  }
+
   // After commit(): true when the consumer went to sleep and this call is the one to wake it.
   [[nodiscard]] bool take_consumer_asleep() noexcept {
     full_fence();
@@ -160,9 +165,20 @@ class SpscConsumer {
 
   // Gives back the first `bytes` of what read_regions() gave.
   void consume(std::size_t bytes) noexcept {
+    consume_quietly(bytes);
+    publish();
+  }
+  // The same, but the producer learns of it at the next publish() or consume().
+  void consume_quietly(std::size_t bytes) noexcept {
     TOWLINE_DCHECK(bytes <= used_known(), "consume of {} bytes, {} there", bytes, used_known());
     consumed_ += bytes;
+  }
+  void publish() noexcept {
+    published_ = consumed_;
     header_->consumed.store(consumed_, std::memory_order_release);
+  }
+  [[nodiscard]] std::size_t unpublished() const noexcept {
+    return static_cast<std::size_t>(consumed_ - published_);
   }
 
   // Copies exactly out.size() bytes without consuming them; false when there are fewer or the ring is
@@ -224,6 +240,7 @@ class SpscConsumer {
   SpscHeader* header_;
   std::span<const uint8_t> data_;
   uint64_t consumed_ = 0;
+  uint64_t published_ = 0;
   uint64_t written_seen_ = 0;  // consumed_ <= written_seen_ <= consumed_ + capacity
   bool corrupt_ = false;
 };

@@ -81,6 +81,7 @@ class ConnectionCore {
   bool open_write(LaneState& lane, PartList& from) noexcept;
   void track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept;
   void finish_frame_out(LaneState& lane) noexcept;
+  [[nodiscard]] static bool goes_in_two(const LaneState& lane) noexcept;
   bool flush_step(LaneState& lane, std::size_t& budget) noexcept;
   uint32_t flush_lanes() noexcept;
   [[nodiscard]] bool has_output(const LaneState& lane) const noexcept;

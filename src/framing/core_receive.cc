@@ -11,13 +11,25 @@
 
 namespace towline::framing {
 
+namespace {
+
+constexpr uint32_t kLooks = 100;  // of an empty lane for the rest of a frame, a microsecond or so
+
+}  // namespace
+
 uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   uint32_t work = 0;
+  uint32_t looks = kLooks;
   std::size_t budget = options_.pass_bytes;
   while (!down_ && budget != 0) {
     std::size_t asked = 0;
     const IoResult result = fill(lane, asked);
-    if (result.status == Status::kAgain) break;
+    if (result.status == Status::kAgain) {
+      // In the middle of a frame the rest is on its way.
+      if (work == 0 || lane.in.state != InputState::kPayload || !lane.traits.calls_are_cheap || looks-- == 0)
+        break;
+      continue;
+    }
     if (result.status != Status::kOk) {
       break_lane(lane, result, "reading");
       break;
@@ -26,8 +38,9 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     statistics_.bytes_received += result.bytes;
     budget -= std::min(budget, result.bytes);
     take_apart(lane);
-    // It has run dry; where looking costs nothing, more may have come meanwhile.
-    if (result.bytes < asked && !lane.traits.calls_are_cheap) break;
+    // It has run dry; where looking costs nothing, or when more must follow, some may have come meanwhile.
+    const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
+    if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
   }
   return work;
 }

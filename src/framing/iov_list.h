@@ -55,6 +55,16 @@ class IovList {
     return {start, front.size() + (end_ - begin_)};
   }
 
+  // As many of the first pieces as fit into `out`, cut to `bytes` in all; returns how many those are.
+  std::size_t head(std::size_t bytes, std::span<iovec> out) const noexcept {
+    std::size_t count = 0;
+    for (std::size_t i = begin_; i < end_ && bytes != 0 && count < out.size(); ++i) {
+      out[count] = {pieces_[i].iov_base, std::min(bytes, pieces_[i].iov_len)};
+      bytes -= out[count++].iov_len;
+    }
+    return count;
+  }
+
   // The pieces with one more behind them, for one call.
   [[nodiscard]] std::span<const iovec> with_back(iovec back) noexcept {
     pieces_[end_] = back;

@@ -12,12 +12,17 @@ constexpr const char* kCorruptRing = "the peer stored impossible ring positions"
 // The other side is told of so many bytes at a time, so that it copies out what has been copied in while the
 // rest follows: with a whole frame of 256 KiB at once the two took turns, at two thirds of the speed.
 constexpr std::size_t kPublishBytes = 16u << 10;
+// A payload of so many bytes or more is told of when its first half is there: the owner checks the header,
+// looks the region up and copies that half out while the other is copied in.
+constexpr std::size_t kWorthHalving = 2u << 10;
+constexpr std::size_t kMostOfHalf = 8u << 10;
+constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of what is free again
 
-// Copies between a run of pieces and the (at most two) regions of a ring, and says so now and then through
-// publish(bytes); returns the bytes copied.
-template <class Byte, class Copy, class Publish>
-std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>& regions, Copy copy,
-                         Publish publish) noexcept {
+// Copies between a run of pieces and the (at most two) regions of a ring, and says so through publish(bytes)
+// after `step` bytes, then at longer and longer steps; returns the bytes copied.
+template <class Byte, class Copy, class Publish, class Finish>
+std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>& regions, std::size_t step,
+                         Copy copy, Publish publish, Finish finish) noexcept {
   std::span<Byte> region = regions.first;
   std::span<Byte> next = regions.second;
   std::size_t total = 0;
@@ -28,22 +33,25 @@ std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>&
     while (left != 0) {
       if (region.empty()) {
         if (next.empty()) {
-          publish(unpublished);
+          finish(unpublished);
           return total;
         }
         region = std::exchange(next, {});
       }
-      const std::size_t here = std::min({left, region.size(), kPublishBytes - unpublished});
+      const std::size_t here = std::min({left, region.size(), step - unpublished});
       copy(data, region.data(), here);
       data += here;
       left -= here;
       total += here;
       unpublished += here;
       region = region.subspan(here);
-      if (unpublished == kPublishBytes) publish(std::exchange(unpublished, 0));
+      if (unpublished == step) {
+        publish(std::exchange(unpublished, 0));
+        step = kPublishBytes;
+      }
     }
   }
-  publish(unpublished);
+  finish(unpublished);
   return total;
 }
 
@@ -74,11 +82,20 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
     if (outgoing_->consumer_closed.load(std::memory_order_acquire) != 0) return IoResult::closed();
     return IoResult::again();
   }
+  const std::size_t preamble = pieces.front().iov_len;
+  std::size_t first_step = kPublishBytes;
+  if (preamble < kWorthHalving && wanted >= preamble + kWorthHalving)
+    first_step = preamble + std::min((wanted - preamble) / 2, kMostOfHalf);
   const std::size_t bytes = copy_through(
-      pieces, regions, [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); },
+      pieces, regions, first_step,
+      [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); },
       [this](std::size_t n) {
-        if (n == 0) return;
+        // Without a fence, which waits for the copy: a reader that falls asleep just now is woken at the end.
         producer_.commit(n);
+        if (producer_.consumer_looks_asleep() && producer_.take_consumer_asleep()) wake_peer();
+      },
+      [this](std::size_t n) {
+        if (n != 0) producer_.commit(n);
         if (producer_.take_consumer_asleep()) wake_peer();
       });
   return IoResult::moved(bytes);
@@ -93,13 +110,19 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
     if (regions.empty() && !consumer_.corrupt()) return IoResult::closed();
   }
   if (consumer_.corrupt()) return IoResult::error(Status::kProtocol, 0, kCorruptRing);
+  // What is free is told late: a store that the producer looks at, and a fence after it, for each few KiB
+  // cost more than they are worth. The producer never waits for less than this, so that nobody waits for
+  // ever.
+  const auto give_back = [this](std::size_t n) {
+    consumer_.consume_quietly(n);
+    if (consumer_.unpublished() < consumer_.capacity() / kPublishesPerRing) return;
+    consumer_.publish();
+    if (consumer_.take_producer_asleep()) wake_peer();
+  };
   const std::size_t bytes = copy_through(
-      pieces, regions, [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); },
-      [this](std::size_t n) {
-        if (n == 0) return;
-        consumer_.consume(n);
-        if (consumer_.take_producer_asleep()) wake_peer();
-      });
+      pieces, regions, kPublishBytes,
+      [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); }, give_back,
+      give_back);
   return IoResult::moved(bytes);
 }
 

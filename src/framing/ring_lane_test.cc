@@ -31,6 +31,23 @@ TEST(RingLane, MovesWhatFitsAndSaysAgain) {
   EXPECT_EQ(second->read(space).status, Status::kAgain);
 }
 
+TEST(RingLane, TellsOfFreeRoomLateAndOfAllThatAWaitingWriterNeeds) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  uint8_t bytes[64] = {};
+  const iovec all = piece(bytes, 64);
+  ASSERT_EQ(first->write({&all, 1}).bytes, 64u);
+  const iovec little = piece(bytes, 7);
+  ASSERT_EQ(second->read({&little, 1}).bytes, 7u);
+  EXPECT_EQ(first->write({&all, 1}).status, Status::kAgain);
+  const iovec one = piece(bytes, 1);
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_EQ(first->write({&all, 1}).bytes, 8u);
+  EXPECT_FALSE(first->arm(true));  // full again: it may sleep, and is told when the reader goes on
+  for (int i = 0; i < 64; ++i) ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_EQ(first->write({&all, 1}).bytes, 64u);
+}
+
 TEST(RingLane, CloseIsSeenAfterTheLastByte) {
   RingPair rings{64};
   auto [first, second] = rings.lanes();

@@ -108,6 +108,8 @@ void Connection::open(UniqueFd fd) {
   framing_options.worker = worker_;
   framing_options.connection = reinterpret_cast<towline_connection*>(this);
   framing_options.max_frame_bytes = static_cast<uint32_t>(options.frame_bytes);
+  framing_options.read_request_bytes =
+      std::max(framing_options.read_request_bytes, framing_options.max_frame_bytes);
   framing_options.checksum = options.checksum;
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
