@@ -18,8 +18,10 @@ import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -188,6 +190,7 @@ def main() -> None:
     for name in ("operations", "contenders"):
         setattr(arguments, name, getattr(arguments, name).split(","))
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave nothing behind
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder, namespaces(arguments.namespaces) as names:

@@ -16,6 +16,11 @@ constexpr uint64_t kPieceBytes = 1 << 20;
 constexpr size_t kSlots = 2;
 constexpr uint64_t kLookNs = 50 * kMillisecondNs;  // how late a wait learns that the communicator broke
 
+// Who can't be reached any more is lost: ranks were all there when the window was opened.
+Status as_loss(Status status) noexcept {
+  return status == Status::kUnreachable || status == Status::kPeerRestarted ? Status::kPeerLost : status;
+}
+
 }  // namespace
 
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
@@ -161,7 +166,8 @@ Status AgentWindow::finish(Move& move, const char* what, size_t rank) {
   while (status == Status::kInProgress && !breaker_.broken()) status = move.transfer().wait(kLookNs);
   if (status == Status::kOk) return status;
   if (status == Status::kInProgress) return breaker_.status();
-  return breaker_.raise(status, fmt::format("{} rank {}'s window: {}", what, rank, status_text(status)));
+  return breaker_.raise(as_loss(status),
+                        fmt::format("{} rank {}'s window: {}", what, rank, status_text(status)));
 }
 
 Status AgentWindow::put(size_t rank, uint64_t offset, const void* from, uint64_t bytes) {
@@ -210,8 +216,8 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
       piece.move = this->begin(op, ranks_[rank], offset + begin, slot, piece.bytes);
     }
   } catch (const Error& error) {
-    status =
-        breaker_.raise(error.code(), fmt::format("{} rank {}'s window: {}", what, rank, error.message()));
+    status = breaker_.raise(as_loss(error.code()),
+                            fmt::format("{} rank {}'s window: {}", what, rank, error.message()));
   }
   for (size_t slot = 0; slot < kSlots; ++slot) {
     const Status settled = settle(slot);
@@ -236,9 +242,10 @@ Status AgentWindow::signal(size_t rank) {
     if (status == Status::kOk) return status;
     if (breaker_.broken()) return breaker_.status();
     if (status == Status::kAgain) status = Status::kTimedOut;
-    return breaker_.raise(status, fmt::format("signalling rank {}: {}", rank, status_text(status)));
+    return breaker_.raise(as_loss(status), fmt::format("signalling rank {}: {}", rank, status_text(status)));
   } catch (const Error& error) {
-    return breaker_.raise(error.code(), fmt::format("signalling rank {}: {}", rank, error.message()));
+    return breaker_.raise(as_loss(error.code()),
+                          fmt::format("signalling rank {}: {}", rank, error.message()));
   }
 }
 
