@@ -81,10 +81,10 @@ class Towline:
             uri = f"s3://{BUCKET}/{key}"
             if op == "GET":
                 object = agent.register_storage(uri, bytes=size)
-                move = agent.read(mine, place, agent.block_list(object.blocks(0, size)), 0)
+                move = agent.read(mine, place, agent.block_list(object.blocks(0, size)), 0, timeout=300)
             else:
                 object = agent.register_storage(uri, create=True, truncate=True, bytes=size)
-                move = agent.write(mine, place, agent.block_list(object.blocks(0, size)), 0)
+                move = agent.write(mine, place, agent.block_list(object.blocks(0, size)), 0, timeout=300)
             move.post()
             flying.append((move, object, began))  # dropped, the object would be deregistered: that waits for its transfer
             if len(flying) >= concurrency:

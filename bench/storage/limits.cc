@@ -61,6 +61,23 @@ class Pread final : public Pieces {
   }
 };
 
+// What a read that may not wait for the device costs: the same loop by preadv2 with RWF_NOWAIT. Shown beside
+// the others, and no limit of anybody: it fails where a block is not cached.
+class Nowait final : public Pieces {
+ public:
+  explicit Nowait(Store& store) : Pieces("nowait", store) {}
+
+ private:
+  void run_once() override {
+    for (const Piece& piece : pieces_) {
+      const iovec memory = {piece.memory, piece.bytes};
+      const ssize_t done = write() ? ::pwrite(store().fd(), piece.memory, piece.bytes, piece.offset)
+                                   : ::preadv2(store().fd(), &memory, 1, piece.offset, RWF_NOWAIT);
+      if (done != static_cast<ssize_t>(piece.bytes)) fail(done < 0 ? errno : EAGAIN);
+    }
+  }
+};
+
 class Pread4 final : public Pieces {
  public:
   explicit Pread4(Store& store) : Pieces("pread4", store) {}
@@ -170,6 +187,7 @@ class Uring final : public Pieces {
 
 void add_limits(Store& store, Contenders& out) {
   out.push_back(std::make_unique<Pread>(store));
+  out.push_back(std::make_unique<Nowait>(store));
   out.push_back(std::make_unique<Pread4>(store));
 #ifdef BENCH_HAS_LIBURING
   out.push_back(std::make_unique<Uring>(store));
