@@ -59,6 +59,18 @@ TEST_F(CudaDetourTest, ItIsRefusedWhereSettingsSayNever) {
   EXPECT_NE(text.find("no path between the GPUs"), std::string::npos) << text;
 }
 
+TEST_F(CudaDetourTest, NoRoomToMapAPeersMemoryIsNamedAndGoneAround) {
+  gpu("full", 1);
+  {
+    const Transfer move = make_move();
+    EXPECT_NE(move.route().find("no room to map"), std::string::npos) << move.route();
+    EXPECT_EQ(run(move), Status::kOk) << last_error();
+  }
+  restart("through_host = \"never\"\n");
+  const std::string text = text_of([&] { (void)make_move(); });
+  EXPECT_NE(text.find("no room to map"), std::string::npos) << text;
+}
+
 TEST_F(CudaDetourTest, AnOwnerThatSaysNeverRefusesEachTransfer) {
   right_ = std::make_unique<Agent>("right", options("through_host = \"never\"\n"));
   gpu("separate", 1);

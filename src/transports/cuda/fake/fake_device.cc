@@ -92,9 +92,19 @@ bool Faults::separated() {
   return separated_;
 }
 
+void Faults::fill(bool full) {
+  const std::lock_guard lock(mutex_);
+  full_ = full;
+}
+
+bool Faults::full() {
+  const std::lock_guard lock(mutex_);
+  return full_;
+}
+
 void Faults::reset() {
   const std::lock_guard lock(mutex_);
-  held_ = separated_ = false;
+  held_ = separated_ = full_ = false;
   refusals_ = 0;
   refusal_ = break_ = 0;
   forgotten_.clear();
@@ -434,6 +444,7 @@ class FakeDevice final : public Device {
 
   std::unique_ptr<Mapped> map(uint32_t, std::span<const Shared> parts, bool writable) override {
     if (faults().separated()) fail(Status::kUnsupported, "fake GPU: no path between the GPUs");
+    if (faults().full()) fail(Status::kOutOfMemory, "fake GPU: no room to map a peer's memory");
     const Shared& first = parts.front();
     if (first.sharing == Sharing::kDescriptor) return std::make_unique<Files>(parts, writable);
     uint64_t process = 0;

@@ -36,6 +36,8 @@ class Faults {
   [[nodiscard]] uint32_t gpu_of(uint64_t address);
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
+  void fill(bool full);  // there is no room to map anything
+  [[nodiscard]] bool full();
   void reset();
 
  private:
@@ -49,6 +51,7 @@ class Faults {
   bool held_ = false;
   uint32_t waiting_ = 0;
   bool separated_ = false;
+  bool full_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
   Code break_ = 0;

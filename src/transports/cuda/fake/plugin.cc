@@ -39,6 +39,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.forget(a, b);
   else if (is("place"))
     faults.place(a, b, static_cast<uint32_t>(c));
+  else if (is("full"))
+    faults.fill(a != 0);
   else if (is("separate"))
     faults.separate(a != 0);
   else if (is("reset"))
