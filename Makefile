@@ -37,7 +37,7 @@ test-dev test-asan-ubsan test-tsan: test-%: deps
 	@scripts/run-tests $* $(JOBS)
 
 test-python: python ## the Python packages' tests
-	@for tests in bindings/python/tests compat/nixl/python/tests; do \
+	@for tests in bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests; do \
 	  if [ -d $$tests ]; then $(VENV)/python -m pytest -q $$tests || $(VENV)/python -m pytest -q --last-failed $$tests || exit 1; fi; done
 
 python: deps ## build the Python packages into build/venv

@@ -47,18 +47,30 @@ run() {
 }
 
 cd "$work"
-# Not for CPUs, or of backends that only GPUs have.
-apart='CudaGraphs|Window|Timeout|Abort|SymmMem|MemPool|AllGatherP|AllGatherV|RegisterTensor|Lazy|ExpandableSegments|FullgraphCompile'
-for file in "$tests"/tests/unit/py/test_{hooks,copy,python_backend,backend_wrapper,factory,test_helpers}.py; do
-  [[ $file =~ ${ONLY:-.} ]] || continue
-  TEST_BACKEND=fake run "unit $(basename "$file")" "$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider "$file"
+# Not for CPUs: they name GPUs' memory, streams or backends and fail, rather than skip, without them.
+apart='CudaGraphs|AllGatherP|MemPool|ExpandableSegments|SymmMem|TimeoutTest'
+with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider)
+torchrun=("$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node)
+ours() { [[ $1 =~ ${ONLY:-.} ]]; }
+
+for file in "$tests"/tests/unit/py/test_{hooks,copy,python_backend,backend_wrapper,factory,test_helpers}.py \
+  "$tests"/distwrap/tests/unit/test_*.py; do
+  ours "$file" || continue
+  TEST_BACKEND=fake run "${file#"$tests"/}" "${with_pytest[@]}" "$file"
 done
 for backend in ${TEST_BACKENDS:-gloo towline mccl}; do
-  for file in "$tests"/tests/integration/py/*Test.py; do
+  for file in "$tests"/hooks/{fr,nan_check}/tests/py/*.py "$tests"/tests/integration/py/*Test.py; do
     name=$(basename "$file")
-    [[ $name =~ $apart || ! $file =~ ${ONLY:-.} ]] && continue
-    TEST_BACKEND=$backend run "$backend $name" "$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node 4 \
-      "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider "$file"
+    [[ $name =~ $apart || $name == __init__.py ]] && continue
+    ours "$file" || continue
+    TEST_BACKEND=$backend run "$backend $name" "${torchrun[@]}" 4 "${with_pytest[@]:1}" "$file"
+  done
+done
+# distwrap's choose the backend themselves: torch.distributed's own gloo, then torchcomms.
+for mode in 0 1; do
+  for file in "$tests"/distwrap/tests/integration/*Test.py; do
+    ours "$file" || continue
+    USE_TORCHCOMMS=$mode TEST_BACKEND=gloo run "distwrap $mode $(basename "$file")" "${torchrun[@]}" 4 "${with_pytest[@]:1}" "$file"
   done
 done
 exit $failed

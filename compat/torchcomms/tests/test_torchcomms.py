@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
+import subprocess
+import sys
+import textwrap
 from datetime import timedelta
 
 import pytest
@@ -72,13 +76,33 @@ def test_hooks(comm):
         handle.remove()
     comm.barrier(False)
     assert len(told) == 2
-    recorder = hooks.FlightRecorderHook(max_entries=2)
-    recorder.register_with_comm(comm)
-    assert recorder.size() == 2 and json.loads(recorder.dump_json())["version"] == "2.10"
     checker = hooks.NanCheckHook()
     checker.register_with_comm(comm)
     with pytest.raises(RuntimeError, match="NaN"):
         comm.broadcast(torch.tensor([float("nan")]), 0, False)
+
+
+def test_flight_recorder(comm, tmp_path, monkeypatch):
+    recorder = hooks.FlightRecorderHook(max_entries=2)
+    assert not recorder.is_enabled()
+    recorder.register_with_comm(comm)
+    comm.barrier(False)
+    comm.all_reduce(torch.ones(2, 3), ReduceOp.SUM, False)
+    child = comm.split([0], "child")  # is followed, too
+    child.broadcast(torch.ones(4, dtype=torch.int64), 0, False)
+    dump = json.loads(recorder.dump_json())
+    assert recorder.size() == 2 and dump["version"] == "2.10" and set(dump["pg_config"]) == {"one", "child"}
+    last = dump["entries"][-1]
+    assert last["profiling_name"] == f"{comm.get_backend()}:broadcast" and last["process_group"][0] == "child"
+    assert (last["input_sizes"], last["input_dtypes"], last["state"]) == ([[4]], ["Long"], "completed")
+    assert json.loads(recorder.dump_json(include_completed=False))["entries"] == []
+    monkeypatch.setenv("TORCHCOMM_FR_DUMP_TEMP_FILE", str(tmp_path / "trace_"))
+    with open(recorder.dump_file(0), "rb") as file:
+        assert pickle.load(file)["entries"] == dump["entries"]
+    child.finalize()
+    recorder.reset()
+    assert recorder.size() == 0
+    recorder.unregister()
 
 
 def test_objects(comm):
@@ -121,3 +145,70 @@ def test_data():
     assert copy.deepcopy(ReduceOp.AVG).type is RedOpType.AVG and ReduceOp.AVG == copy.copy(ReduceOp.AVG)
     assert torchcomms.CommOptions().timeout == timedelta(seconds=600)
     assert {"gloo", "towline"} <= set(torchcomms.built_backends())
+
+
+def run_alone(program: str) -> None:
+    """In a process of its own: what it does to torch.distributed stays there."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_distwrap_goes_through_communicators():
+    run_alone("""
+        import torch, torch.distributed as real
+        from torchcomms import distwrap as dist
+
+        dist.init_process_group("gloo", rank=0, world_size=1, store=real.HashStore(), use_torchcomms=True)
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True)
+        work.wait()
+        parts = [torch.zeros(4)]
+        dist.all_gather(parts, tensor)
+        assert parts[0].tolist() == [1.0] * 4
+        dist.broadcast(tensor, group_src=0)
+        for wrong in ({}, {"src": 0, "group_src": 0}, {"src": 7}):
+            try:
+                dist.broadcast(tensor, **wrong)
+            except ValueError:
+                continue
+            raise AssertionError(wrong)
+        try:
+            real.all_reduce(tensor)
+        except NotImplementedError as error:
+            assert "distwrap.all_reduce" in str(error)
+        else:
+            raise AssertionError("torch.distributed is still there")
+        half = dist.split_group(split_ranks=[[0]], group_desc="half")
+        objects = [None]
+        dist.all_gather_object(objects, {"rank": dist.get_rank(half)}, group=half)
+        assert objects == [{"rank": 0}]
+        window = dist.new_window(half)
+        window.tensor_register(torch.zeros(4))
+        window.tensor_deregister()
+        dist.destroy_process_group(half)
+        dist.destroy_process_group()
+    """)
+
+
+def test_device_mesh_over_a_communicator():
+    run_alone("""
+        import os
+        import torch, torch.distributed as dist, torchcomms
+        from torchcomms.device_mesh import init_device_mesh
+
+        os.environ.update(TORCHCOMM_RANK="0", TORCHCOMM_SIZE="1")
+        comm = torchcomms.new_comm("gloo", torch.device("cpu"), name="whole")
+        mesh = init_device_mesh((comm,), ("main",))
+        assert mesh.get_group("main").group_name == "main" and mesh.size() == 1
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=mesh.get_group())
+        assert tensor.tolist() == [1.0] * 3
+        try:
+            init_device_mesh((comm, comm), ("a", "b"))
+        except RuntimeError as error:
+            assert "_global_comm" in str(error)
+        else:
+            raise AssertionError("two dimensions without the whole")
+        comm.finalize()
+    """)

@@ -88,9 +88,11 @@ class TorchComm:
             for hook in list(self._pre_hooks.values()):
                 hook(OpName[operation], op_id, told)
 
-    def _after(self, operation: str, op_id: int, work: Any) -> None:
+    def _after(self, operation: str, op_id: int, work: Any, new_comm: Any = None) -> None:
         if self._post_hooks:
             told = POST_HOOK_ARGS[operation](work)
+            if new_comm is not None:
+                told.new_comm = new_comm
             for hook in list(self._post_hooks.values()):
                 hook(op_id, told)
 
@@ -195,7 +197,7 @@ class TorchComm:
         except Error as error:
             raise RuntimeError(str(error)) from error
         made = None if implementation is None else TorchComm(implementation, self._device, options)
-        self._after("split", op_id, None)
+        self._after("split", op_id, None, made)
         return made
 
     def finalize(self) -> None:
