@@ -7,7 +7,7 @@ nixlNotAllowedError and so on. No call returns "ERR".
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 from . import _bindings, _describe
 from ._config import DEFAULT_COMM_PORT, nixl_agent_config, nixl_thread_sync_t
@@ -45,6 +45,14 @@ _THREADS_PARAMETER = {
     "GDS_MT": "thread_count",
     "UCCL": "num_cpus",
 }
+
+
+_Method = TypeVar("_Method", bound=Callable)
+
+
+def _quick(method: _Method) -> _Method:
+    """The method, done by the extension where the arguments are the usual ones."""
+    return getattr(_bindings, f"_quick_{method.__name__}")(method)
 
 
 class nixl_agent:
@@ -166,7 +174,7 @@ class nixl_agent:
 
     # ---- descriptor lists
 
-    @_bindings._quick_get_xfer_descs
+    @_quick
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[_bindings.nixlXferDList]:
         """A list for transfers.
 
@@ -209,7 +217,7 @@ class nixl_agent:
         """
         self.agent.makeConnection(remote_agent, self._handles(backends))
 
-    @_bindings._quick_prep_xfer_dlist
+    @_quick
     def prep_xfer_dlist(
         self, agent_name: str, xfer_list: Any, mem_type: Optional[str] = None, backends: list[str] = []
     ) -> nixl_prepped_dlist_handle:
@@ -238,7 +246,7 @@ class nixl_agent:
             xfer_list = self.get_xfer_descs(xfer_list, mem_type)
         return nixl_prepped_dlist_handle(self.agent, self.agent.prepXferDlist(agent_name, xfer_list, handles))
 
-    @_bindings._quick_make_prepped_xfer
+    @_quick
     def make_prepped_xfer(
         self,
         operation: str,
@@ -274,7 +282,7 @@ class nixl_agent:
         )
         return nixl_xfer_handle(self.agent, handle)
 
-    @_bindings._quick_initialize_xfer
+    @_quick
     def initialize_xfer(
         self,
         operation: str,
@@ -298,7 +306,7 @@ class nixl_agent:
         )
         return nixl_xfer_handle(self.agent, handle)
 
-    @_bindings._quick_transfer
+    @_quick
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[bytes, str] = b"") -> str:
         """Starts a request; one that has ended may be started again.
 
@@ -314,7 +322,7 @@ class nixl_agent:
         """
         return self.agent._transfer(handle._handle, notif_msg)
 
-    @_bindings._quick_check_xfer_state
+    @_quick
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
         """How a request stands: "DONE" or "PROC".
 
@@ -373,7 +381,7 @@ class nixl_agent:
 
     # ---- notifications
 
-    @_bindings._quick_get_new_notifs
+    @_quick
     def get_new_notifs(self, backends: list[str] = []) -> dict[str, list[bytes]]:
         """Takes the notifications that have arrived, by the name of the agent that sent them."""
         return self.agent.getNotifs({}, self._handles(backends)) if backends else self.agent._newNotifs()

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from ._bindings import _DlistHandle as nixl_prepped_dlist_handle, _set_complain, _XferHandle as nixl_xfer_handle
+from typing import TYPE_CHECKING, Any
+
+from ._bindings import _DlistHandle, _set_complain, _XferHandle
 from .logging import get_logger
+
+if TYPE_CHECKING:
+
+    class _Handle:
+        _agent: Any
+        _handle: int
+        _released: bool
+
+        def __init__(self, agent: Any, value: int) -> None: ...
+        def release(self) -> None: ...
+
+    class nixl_prepped_dlist_handle(_Handle): ...
+
+    class nixl_xfer_handle(_Handle): ...
+
+else:
+    nixl_prepped_dlist_handle, nixl_xfer_handle = _DlistHandle, _XferHandle
 
 __all__ = ["nixl_prepped_dlist_handle", "nixl_xfer_handle"]
 
