@@ -1,6 +1,7 @@
 #include "long_notifications.h"
 
 #include <cstring>
+#include <iterator>
 
 namespace towline::nixl {
 
@@ -17,6 +18,11 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   Sender& from = senders_[sender];
   if (from.incarnation != incarnation) from = {std::string{incarnation}, {}};
   Arriving& arriving = from.arriving[number];
+  // Numbers count up: the first is what was left behind longest, if it is not this one itself.
+  if (from.arriving.size() > kMostArriving) {
+    const auto oldest = from.arriving.begin();
+    from.arriving.erase(oldest->first == number ? std::next(oldest) : oldest);
+  }
   if (message_type(message) == MessageType::kEnd) {
     ++arriving.ended;
   } else if (arriving.pieces.add(body.substr(sizeof number), arriving.text)) {

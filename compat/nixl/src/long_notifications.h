@@ -18,6 +18,7 @@
 namespace towline::nixl {
 
 inline constexpr size_t kMaxLongBytes = size_t{1} << 30;
+inline constexpr size_t kMostArriving = 4096;  // of one sender at a time; beyond, the oldest is dropped
 
 [[nodiscard]] std::string make_end_message(uint64_t number);
 

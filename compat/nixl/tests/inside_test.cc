@@ -291,6 +291,17 @@ TEST(Messages, LongNotificationsWaitForBothTheirPiecesAndTheirEnd) {
   read(pieces[1]);
   read(make_message(MessageType::kEnd, ""));
   EXPECT_EQ(texts.size(), 4U);
+  // A sender that leaves ends behind takes no more and no more memory.
+  for (uint64_t number = 100; number < 101 + kMostArriving; ++number) read(make_end_message(number));
+  const auto read_all_of = [&](uint64_t number) {
+    pieces.clear();
+    EXPECT_EQ(send_pieces(number, text, keep), NIXL_SUCCESS);
+    for (const std::string& piece : pieces) read(piece);
+  };
+  read_all_of(100);  // its end was dropped
+  EXPECT_EQ(texts.size(), 4U);
+  read_all_of(100 + kMostArriving);
+  EXPECT_EQ(texts.size(), 5U);
   // A failed send ends it.
   int sent = 0;
   EXPECT_EQ(
