@@ -126,9 +126,12 @@ TEST_P(Breaking, AMessageOfAnotherSizeIsNamed) {
 }
 
 TEST_P(Breaking, AnAbortReachesRanksInOperationsAndIdleOnes) {
+  std::atomic<int> formed{0};  // an abort also ends the forming of whoever is not through with it
   const std::string text =
       expect_to_break(world(), Status::kCancelled, [&](Communicator& ranks, std::string& why) {
+        ++formed;
         if (ranks.rank() == 0) {
+          eventually([&] { return formed == ranks.size(); });
           ranks.abort("enough");
           return ranks.error(&why);
         }
@@ -437,7 +440,8 @@ TEST(Hooks, SeeEveryOperationAndTheBreak) {
     std::vector<uint64_t> ids;
     std::atomic<int> aborts{0};
   };
-  run_ranks(World{}, [](Communicator& ranks) {
+  std::atomic<int> passed{0};
+  run_ranks(World{}, [&](Communicator& ranks) {
     Seen seen;
     const auto pre = ranks.add_hook(
         TOWLINE_HOOK_PRE,
@@ -470,6 +474,8 @@ TEST(Hooks, SeeEveryOperationAndTheBreak) {
     ranks.remove_hook(pre);
     do_barrier(ranks);
     EXPECT_EQ(seen.pre.size(), 2u);
+    ++passed;
+    eventually([&] { return passed == ranks.size(); });
     if (ranks.rank() == 0) ranks.abort("");
     eventually([&] { return seen.aborts == 1; });
     ranks.remove_hook(post);

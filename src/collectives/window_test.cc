@@ -150,9 +150,12 @@ TEST_P(Windows, SeveralLiveSideBySide) {
 }
 
 TEST_P(Windows, AnAbortEndsWaitsForSignals) {
+  std::atomic<int> opened{0};  // an abort also ends the opening of whoever is not through with it
   run_ranks(world(), [&](Communicator& ranks) {
     TestWindow window(ranks, nullptr, 4096);
+    ++opened;
     if (ranks.rank() == 0) {
+      eventually([&] { return opened == ranks.size(); });
       ranks.abort("enough");
     } else {
       EXPECT_EQ(window.wait_signal(0), TOWLINE_CANCELLED);
