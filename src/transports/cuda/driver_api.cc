@@ -12,7 +12,7 @@ using GetProcAddress = Result (*)(const char*, void**, int, uint64_t, int*);
 
 }  // namespace
 
-Api::Api() : library("libcuda.so.1") {
+Api::Api(const char* file) : library(file) {
   library.keep_loaded();  // it leaves threads and exit handlers behind
   const auto get_version = library.symbol<Result (*)(int*)>("cuDriverGetVersion");
   check(get_version(&version), "cuDriverGetVersion");

@@ -80,8 +80,8 @@ enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed
 inline constexpr unsigned kAddDependencies = 0;
 
 struct Api {
-  // Loads libcuda.so.1; throws Error that says what is missing.
-  explicit Api();
+  // Loads the driver, `file` in its place in tests; throws Error that says what is missing.
+  explicit Api(const char* file = "libcuda.so.1");
 
   [[nodiscard]] std::string text(Result code) const;
   // Throws Error "cuda: <what>: CUDA_ERROR_..." unless it went well.
