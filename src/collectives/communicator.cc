@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -30,13 +31,15 @@ std::atomic<uint64_t> op_ids{0};
 // The sentence of the backend's call in hand, on its thread.
 thread_local std::string backend_text;
 
-// How many communicators of a name each rank of this process made: part of where they meet, so that a new one
-// does not find what an old one left. By rank, since threads may be ranks.
-uint64_t count_of(const std::string& name, int rank) {
+// How many communicators of a name and size each rank of this process made in a store: part of where they
+// meet, so that a new one does not find what an old one left. By rank, since threads may be ranks; by store
+// and size, since all ranks must count alike, and a process may have been rank 0 of others elsewhere, or by
+// itself.
+uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, uint64_t> counts;
+  static std::map<std::tuple<std::string, std::string, int, int>, uint64_t> counts;
   const std::lock_guard lock(mutex);
-  return counts[{name, rank}]++;
+  return counts[{store.describe(), options.name, options.size, options.rank}]++;
 }
 
 }  // namespace
@@ -48,9 +51,9 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, 
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     fail(Status::kInvalidArgument, "rank {} of {} is none", options.rank, options.size);
   count_forks();
-  const uint64_t instance = count_of(options.name, options.rank);
-  auto meeting =
-      std::make_shared<PrefixStore>(std::move(store), fmt::format("towline/{}/{}/", options.name, instance));
+  std::string prefix =
+      fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
+  auto meeting = std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
   std::shared_ptr<Communicator> made(
       new Communicator(std::move(options), std::move(meeting), std::move(config)));
   made->open();

@@ -199,6 +199,20 @@ TEST_P(Breaking, ANewCommunicatorFormsAfterwards) {
 INSTANTIATE_TEST_SUITE_P(Ways, Breaking, testing::Values(0, 1),
                          [](const auto& setup) { return setup.param == 0 ? "shm" : "tcp"; });
 
+TEST(Communicator, RanksMeetWhateverElseTheirProcessesFormedBefore) {
+  World alone;
+  alone.size = 1;
+  const World all;
+  const auto store = std::make_shared<MemoryStore>();
+  // Rank 0 was rank 0 before, by itself: in the store where all meet, and in another one.
+  join(alone, 0, store, "met")->close();
+  run_threads(all.size, [&](int rank) {
+    const auto ranks = join(all, rank, store, "met");
+    do_barrier(*ranks);
+    ranks->close();
+  });
+}
+
 TEST(Communicator, WrongArgumentsBreakNothing) {
   run_ranks(World{}, [](Communicator& ranks) {
     std::string text;
