@@ -132,23 +132,31 @@ int every_operation(towline_communicator_t* ranks, int rank, uint64_t count, int
   return 0;
 }
 
-bool operations_across() {
-  const TwoHosts hosts;
-  if (!hosts.good()) return false;
-  const Meeting meeting;
+// Every rank in a process of its own, half of them on either host, with the communicator of all.
+std::vector<pid_t> start_ranks(const TwoHosts& hosts, const Meeting& meeting,
+                               const std::function<int(towline_communicator_t*, int)>& body) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < kRanks; ++rank) {
     children.push_back(start([&] {
       if (!hosts.enter(rank)) return 1;
       towline_communicator_t* ranks = join(meeting, rank, kRanks);
-      if (ranks == nullptr) return 2;
-      // One speaks for a host; all do; several chunks.
-      for (const uint64_t count : {uint64_t{3}, uint64_t{50'000}, uint64_t{3'000'000}})
-        for (const int root : {0, 3})
-          if (const int wrong = every_operation(ranks, rank, count, root); wrong != 0) return wrong;
-      return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 3;
+      return ranks == nullptr ? 2 : body(ranks, rank);
     }));
   }
+  return children;
+}
+
+bool operations_across() {
+  const TwoHosts hosts;
+  if (!hosts.good()) return false;
+  const Meeting meeting;
+  std::vector<pid_t> children = start_ranks(hosts, meeting, [&](towline_communicator_t* ranks, int rank) {
+    // One speaks for a host; all do; several chunks.
+    for (const uint64_t count : {uint64_t{3}, uint64_t{50'000}, uint64_t{3'000'000}})
+      for (const int root : {0, 3})
+        if (const int wrong = every_operation(ranks, rank, count, root); wrong != 0) return wrong;
+    return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 3;
+  });
   return all_good(children);
 }
 
@@ -157,46 +165,40 @@ bool windows_across() {
   const TwoHosts hosts;
   if (!hosts.good()) return false;
   const Meeting meeting;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    children.push_back(start([&] {
-      if (!hosts.enter(rank)) return 1;
-      towline_communicator_t* ranks = join(meeting, rank, kRanks);
-      if (ranks == nullptr) return 2;
-      constexpr uint64_t kPart = 3'000'000;  // several pieces
-      towline_window_t* window = nullptr;
-      if (towline_window_create(ranks, nullptr, kPart * kRanks, &window) != TOWLINE_OK) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());
-        return 3;
-      }
-      const auto stamp = [](int from, int to) { return static_cast<uint8_t>(16 * (from + 1) + to); };
-      for (int to = 0; to < kRanks; ++to) {
-        const std::vector<uint8_t> mine(kPart, stamp(rank, to));
-        if (towline_window_put(window, to, kPart * static_cast<uint64_t>(rank), mine.data(), kPart) !=
-            TOWLINE_OK)
-          return 4;
-        if (towline_window_signal(window, to) != TOWLINE_OK) return 5;
-      }
-      const auto* here = static_cast<const uint8_t*>(towline_window_address(window));
-      for (int from = 0; from < kRanks; ++from) {
-        if (towline_window_wait_signal(window, from, 120'000'000'000) != TOWLINE_OK) return 6;
-        const auto* part = here + kPart * static_cast<uint64_t>(from);
-        if (std::count(part, part + kPart, stamp(from, rank)) != kPart) return 7;
-      }
-      const int far = (rank + kRanks / 2) % kRanks;
-      if (towline_window_map_remote(window, far) != nullptr) return 8;
-      if (std::string(towline_last_error()).find("another host") == std::string::npos) return 9;
-      if (towline_window_map_remote(window, rank ^ 1) == nullptr) return 10;
-      if (towline_window_put(window, far, kPart * kRanks, here, 1) != TOWLINE_OUT_OF_RANGE) return 11;
-      std::vector<uint8_t> theirs(kPart);
-      const uint64_t own = kPart * static_cast<uint64_t>(far);  // has come, as who owns it has put it itself
-      if (towline_barrier(ranks, nullptr, nullptr) != TOWLINE_OK) return 12;
-      if (towline_window_get(window, far, own, theirs.data(), kPart) != TOWLINE_OK) return 13;
-      if (std::count(theirs.begin(), theirs.end(), stamp(far, far)) != kPart) return 14;
-      if (towline_window_destroy(window, 120'000'000'000) != TOWLINE_OK) return 15;
-      return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 16;
-    }));
-  }
+  std::vector<pid_t> children = start_ranks(hosts, meeting, [&](towline_communicator_t* ranks, int rank) {
+    constexpr uint64_t kPart = 3'000'000;  // several pieces
+    towline_window_t* window = nullptr;
+    if (towline_window_create(ranks, nullptr, kPart * kRanks, &window) != TOWLINE_OK) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());
+      return 3;
+    }
+    const auto stamp = [](int from, int to) { return static_cast<uint8_t>(16 * (from + 1) + to); };
+    for (int to = 0; to < kRanks; ++to) {
+      const std::vector<uint8_t> mine(kPart, stamp(rank, to));
+      if (towline_window_put(window, to, kPart * static_cast<uint64_t>(rank), mine.data(), kPart) !=
+          TOWLINE_OK)
+        return 4;
+      if (towline_window_signal(window, to) != TOWLINE_OK) return 5;
+    }
+    const auto* here = static_cast<const uint8_t*>(towline_window_address(window));
+    for (int from = 0; from < kRanks; ++from) {
+      if (towline_window_wait_signal(window, from, 120'000'000'000) != TOWLINE_OK) return 6;
+      const auto* part = here + kPart * static_cast<uint64_t>(from);
+      if (std::count(part, part + kPart, stamp(from, rank)) != kPart) return 7;
+    }
+    const int far = (rank + kRanks / 2) % kRanks;
+    if (towline_window_map_remote(window, far) != nullptr) return 8;
+    if (std::string(towline_last_error()).find("another host") == std::string::npos) return 9;
+    if (towline_window_map_remote(window, rank ^ 1) == nullptr) return 10;
+    if (towline_window_put(window, far, kPart * kRanks, here, 1) != TOWLINE_OUT_OF_RANGE) return 11;
+    std::vector<uint8_t> theirs(kPart);
+    const uint64_t own = kPart * static_cast<uint64_t>(far);  // has come, as who owns it has put it itself
+    if (towline_barrier(ranks, nullptr, nullptr) != TOWLINE_OK) return 12;
+    if (towline_window_get(window, far, own, theirs.data(), kPart) != TOWLINE_OK) return 13;
+    if (std::count(theirs.begin(), theirs.end(), stamp(far, far)) != kPart) return 14;
+    if (towline_window_destroy(window, 120'000'000'000) != TOWLINE_OK) return 15;
+    return towline_communicator_destroy(ranks) == TOWLINE_OK ? 0 : 16;
+  });
   return all_good(children);
 }
 
@@ -205,35 +207,29 @@ bool window_of_a_killed_rank() {
   const TwoHosts hosts;
   if (!hosts.good()) return false;
   const Meeting meeting;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    children.push_back(start([&] {
-      if (!hosts.enter(rank)) return 1;
-      towline_communicator_t* ranks = join(meeting, rank, kRanks);
-      if (ranks == nullptr) return 2;
-      towline_window_t* window = nullptr;
-      if (towline_window_create(ranks, nullptr, 4'000'000, &window) != TOWLINE_OK) return 3;
-      const int victim = kRanks - 1;
-      if (rank == victim) {
-        meeting.mark("open");
-        for (;;) ::pause();
-      }
-      const std::vector<uint8_t> mine(4'000'000, 1);
-      int32_t status = TOWLINE_OK;
-      for (int i = 0; status == TOWLINE_OK; ++i) {
-        status = towline_window_put(window, victim, 0, mine.data(), mine.size());
-        if (i == 1) meeting.mark("going" + std::to_string(rank));
-      }
-      if (status != TOWLINE_PEER_LOST) {
-        std::fprintf(stderr, "rank %d: %d %s\n", rank, status, towline_last_error());
-        return 4;
-      }
-      if (towline_window_wait_signal(window, victim, 120'000'000'000) != TOWLINE_PEER_LOST) return 5;
-      if (towline_window_destroy(window, 5'000'000'000) != TOWLINE_PEER_LOST) return 6;
-      towline_communicator_destroy(ranks);
-      return 0;
-    }));
-  }
+  std::vector<pid_t> children = start_ranks(hosts, meeting, [&](towline_communicator_t* ranks, int rank) {
+    towline_window_t* window = nullptr;
+    if (towline_window_create(ranks, nullptr, 4'000'000, &window) != TOWLINE_OK) return 3;
+    const int victim = kRanks - 1;
+    if (rank == victim) {
+      meeting.mark("open");
+      for (;;) ::pause();
+    }
+    const std::vector<uint8_t> mine(4'000'000, 1);
+    int32_t status = TOWLINE_OK;
+    for (int i = 0; status == TOWLINE_OK; ++i) {
+      status = towline_window_put(window, victim, 0, mine.data(), mine.size());
+      if (i == 1) meeting.mark("going" + std::to_string(rank));
+    }
+    if (status != TOWLINE_PEER_LOST) {
+      std::fprintf(stderr, "rank %d: %d %s\n", rank, status, towline_last_error());
+      return 4;
+    }
+    if (towline_window_wait_signal(window, victim, 120'000'000'000) != TOWLINE_PEER_LOST) return 5;
+    if (towline_window_destroy(window, 5'000'000'000) != TOWLINE_PEER_LOST) return 6;
+    towline_communicator_destroy(ranks);
+    return 0;
+  });
   bool good = meeting.wait("open");
   for (int rank = 0; rank < kRanks - 1; ++rank) good = good && meeting.wait("going" + std::to_string(rank));
   ::kill(children.back(), SIGKILL);
@@ -246,34 +242,28 @@ bool cut_in_the_middle() {
   const TwoHosts hosts;
   if (!hosts.good()) return false;
   const Meeting meeting;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    children.push_back(start([&] {
-      if (!hosts.enter(rank)) return 1;
-      towline_communicator_t* ranks = join(meeting, rank, kRanks);
-      if (ranks == nullptr) return 2;
-      std::vector<float> data(1'000'000, 1);
-      towline_collective_options_t options = {};
-      options.struct_size = sizeof options;
-      options.timeout_ns = 3'000'000'000;
-      int32_t status = TOWLINE_OK;
-      for (int i = 0; status == TOWLINE_OK; ++i) {
-        status = towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32,
-                                    TOWLINE_MAX, &options, nullptr);
-        if (i == 3) meeting.mark("going" + std::to_string(rank));
-      }
-      if (status != TOWLINE_TIMED_OUT && status != TOWLINE_PEER_LOST) return 3;
-      if (std::string(towline_last_error()).find("rank") == std::string::npos) return 4;
-      if (towline_communicator_error(ranks, nullptr, 0, nullptr) != status) return 5;
-      towline_communicator_destroy(ranks);
-      meeting.mark("broken" + std::to_string(rank));
-      if (!meeting.wait("healed")) return 6;
-      ranks = join(meeting, rank, kRanks);
-      if (ranks == nullptr || !all_reduce(ranks, kRanks)) return 7;
-      towline_communicator_destroy(ranks);
-      return 0;
-    }));
-  }
+  std::vector<pid_t> children = start_ranks(hosts, meeting, [&](towline_communicator_t* ranks, int rank) {
+    std::vector<float> data(1'000'000, 1);
+    towline_collective_options_t options = {};
+    options.struct_size = sizeof options;
+    options.timeout_ns = 3'000'000'000;
+    int32_t status = TOWLINE_OK;
+    for (int i = 0; status == TOWLINE_OK; ++i) {
+      status = towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32, TOWLINE_MAX,
+                                  &options, nullptr);
+      if (i == 3) meeting.mark("going" + std::to_string(rank));
+    }
+    if (status != TOWLINE_TIMED_OUT && status != TOWLINE_PEER_LOST) return 3;
+    if (std::string(towline_last_error()).find("rank") == std::string::npos) return 4;
+    if (towline_communicator_error(ranks, nullptr, 0, nullptr) != status) return 5;
+    towline_communicator_destroy(ranks);
+    meeting.mark("broken" + std::to_string(rank));
+    if (!meeting.wait("healed")) return 6;
+    ranks = join(meeting, rank, kRanks);
+    if (ranks == nullptr || !all_reduce(ranks, kRanks)) return 7;
+    towline_communicator_destroy(ranks);
+    return 0;
+  });
   bool good = true;
   for (int rank = 0; rank < kRanks; ++rank) good = good && meeting.wait("going" + std::to_string(rank));
   good = good && shell("ip link set tl0 down");

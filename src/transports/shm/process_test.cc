@@ -263,7 +263,6 @@ TEST(ShmProcesses, AnUndumpableOwnerIsReachedThroughTheRing) {
 // How the region of private memory is reached between two processes of an ordinary user, neither the other's
 // parent, whose owner has this setting. Empty: not at all.
 std::string way_between_siblings(const std::string& ptracer) {
-  std::string how;
   Child outer([&](const Child::Pipes& pipes) {
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(8);
     prctl(PR_SET_DUMPABLE, 1);
