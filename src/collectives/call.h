@@ -29,6 +29,15 @@ static_assert(sizeof(Header) == 32);
 constexpr uint8_t kOpenWindowOp = 200;
 constexpr uint8_t kCloseWindowOp = 201;
 
+// Of a step of opening or closing a window.
+inline Header window_header(uint8_t op, uint64_t number, uint8_t step) {
+  Header header;
+  header.op = op;
+  header.number = number;
+  header.step = step;
+  return header;
+}
+
 // The number of the barrier that ends forming.
 constexpr uint64_t kFormingNumber = ~uint64_t{0};
 

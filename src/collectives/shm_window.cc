@@ -12,17 +12,6 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint8_t kOpen = kOpenWindowOp;
-constexpr uint8_t kClose = kCloseWindowOp;
-
-Header header_of(uint8_t op, uint64_t number, uint8_t step) {
-  Header header;
-  header.op = op;
-  header.number = number;
-  header.step = step;
-  return header;
-}
-
 UniqueFd open_of_process(uint32_t process, int fd) {
   const std::string path = fmt::format("/proc/{}/fd/{}", process, fd);
   UniqueFd opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -47,7 +36,7 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
   std::vector<std::vector<uint8_t>> offers;
   ShmGroup& group = backend.group();
   if (const Status status =
-          group.exchange(header_of(kOpen, number, 0), mine.data(), mine.size(), offers, deadline);
+          group.exchange(window_header(kOpenWindowOp, number, 0), mine.data(), mine.size(), offers, deadline);
       is_error(status))
     fail(status, "{}", backend.breaker().breakage().text);
   for (int rank = 0; rank < size() && problem.empty(); ++rank) {
@@ -60,8 +49,8 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
   if (problem.size() > 1000) problem.resize(1000);
   // Everyone has opened what it needs, and learns whether everyone could.
   std::vector<std::vector<uint8_t>> problems;
-  if (const Status status =
-          group.exchange(header_of(kOpen, number, 1), problem.data(), problem.size(), problems, deadline);
+  if (const Status status = group.exchange(window_header(kOpenWindowOp, number, 1), problem.data(),
+                                           problem.size(), problems, deadline);
       is_error(status))
     fail(status, "{}", backend.breaker().breakage().text);
   for (size_t rank = 0; rank < problems.size(); ++rank) {
@@ -135,7 +124,7 @@ void ShmWindow::open(int rank, const std::vector<uint8_t>& offer) {
 
 Status ShmWindow::close(uint64_t number, Deadline deadline) {
   std::vector<std::vector<uint8_t>> none;
-  return backend_.group().exchange(header_of(kClose, number, 0), nullptr, 0, none, deadline);
+  return backend_.group().exchange(window_header(kCloseWindowOp, number, 0), nullptr, 0, none, deadline);
 }
 
 void ShmWindow::signal(int rank) noexcept {

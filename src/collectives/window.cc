@@ -7,14 +7,6 @@
 namespace towline::collectives {
 namespace {
 
-Header header_of(uint8_t op, uint64_t number, uint8_t step) {
-  Header header;
-  header.op = op;
-  header.number = number;
-  header.step = step;
-  return header;
-}
-
 // Steps of the headers; those of what goes on within a host count from 0.
 constexpr uint8_t kOffers = 16;
 constexpr uint8_t kProblems = 32;
@@ -52,7 +44,7 @@ void Window::reach_other_hosts(std::string problem, uint64_t number, Deadline de
   const auto exchange = [&](uint8_t step, const void* data, size_t bytes) {
     std::vector<std::vector<uint8_t>> all;
     const Status status =
-        backend_.exchange(header_of(kOpenWindowOp, number, step), data, bytes, all, deadline);
+        backend_.exchange(window_header(kOpenWindowOp, number, step), data, bytes, all, deadline);
     if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
     return all;
   };
@@ -80,7 +72,7 @@ void Window::close(uint64_t number, Deadline deadline) {
     status = here_->close(number, deadline);
   } else {
     std::vector<std::vector<uint8_t>> none;
-    status = backend_.exchange(header_of(kCloseWindowOp, number, kAllClosed), nullptr, 0, none, deadline);
+    status = backend_.exchange(window_header(kCloseWindowOp, number, kAllClosed), nullptr, 0, none, deadline);
   }
   if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
   std::string why;
