@@ -65,6 +65,7 @@ class JobQueue {
   // True: the job needs no more of this; the worker's share is given back.
   [[nodiscard]] bool step(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
+  [[nodiscard]] uint32_t copy_helpers(uint64_t bytes) const noexcept;
   [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
   void fall_back(Job& job, const Window& rest) noexcept;

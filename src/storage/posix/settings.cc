@@ -83,9 +83,9 @@ Settings Settings::read(const plugin::Host& host) {
   settings.engine = read_engine(host);
   settings.threads = read_count(host, "posix.threads", 4, 1, 64, "a number from 1 to 64");
   // The worker itself needs a processor.
-  const uint32_t others = std::max(std::thread::hardware_concurrency(), 1u) - 1;
-  settings.handed =
-      read_count(host, "posix.handed", std::min(settings.threads, others), 0, 64, "a number from 0 to 64");
+  settings.spare_processors = std::max(std::thread::hardware_concurrency(), 1u) - 1;
+  settings.handed = read_count(host, "posix.handed", std::min(settings.threads, settings.spare_processors), 0,
+                               64, "a number from 0 to 64");
   settings.queue_depth = read_count(host, "posix.queue_depth", 256, 1, 4096, "a number from 1 to 4096");
   settings.inline_bytes = read_bytes(host, "posix.inline_bytes", "256KiB");
   settings.parallel_bytes = read_bytes(host, "posix.parallel_bytes", "1MiB");
