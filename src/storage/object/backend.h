@@ -14,14 +14,15 @@
 #include "storage/object/joins.h"
 #include "storage/object/object.h"
 #include "storage/object/reaper.h"
-#include "towline/plugin/backend.hpp"
+#include "storing/own_backend.h"
 #include "towline/plugin/storage_list.h"
 
 namespace towline::object {
 
-class Backend : public plugin::BackendBase {
+class Backend : public storing::OwnBackend<Backend, Connection> {
  public:
   using Connection = object::Connection;
+  static constexpr storing::Names kNames = {"object", "objects"};
   static constexpr const char* kStorageSchemes = "s3";
 
   explicit Backend(const plugin::Host& host);
@@ -35,42 +36,20 @@ class Backend : public plugin::BackendBase {
   int32_t storage_commit(towline_storage* storage);
   void storage_close(towline_storage* storage) noexcept;
 
-  // ---- memory and connections: worker 0
-  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
-              size_t* token_bytes);
-  void remove(towline_registration*) noexcept {}
-  int32_t address(void* address, size_t* bytes);
-  int32_t probe(const towline_identity& peer, const void* address, size_t bytes);
-  int32_t connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
-                  uint64_t deadline_ns, void* peer, Connection** connection);
-  uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
-  bool arm(uint32_t worker) noexcept;
-  void disarm(uint32_t) noexcept {}
-
   // ---- for connections, queues and tasks
   [[nodiscard]] Service& service() noexcept { return service_; }
-  [[nodiscard]] JobQueue& queue(uint32_t worker) noexcept { return *workers_[worker].queue; }
+  [[nodiscard]] JobQueue& queue(uint32_t worker) noexcept { return *queues_[worker]; }
   [[nodiscard]] Joins& joins() noexcept { return joins_; }
   [[nodiscard]] Reaper& reaper() noexcept { return *reaper_; }
   [[nodiscard]] size_t clients() const noexcept { return clients_.size(); }
   [[nodiscard]] Client& next_client() noexcept;
+  [[nodiscard]] uint64_t id_of(const towline_storage* storage) const noexcept;
   [[nodiscard]] Object* find(uint64_t id) const;
   [[nodiscard]] std::string describe(uint32_t worker) const;
-  // The connection's last word; it is deleted once nothing of the worker's pass can touch it.
-  void release(Connection* connection) noexcept;
 
  private:
-  struct Worker {
-    std::unique_ptr<JobQueue> queue;
-    std::vector<Connection*> connections;  // null: released during a pass
-    std::vector<Connection*> dead;
-    bool in_pass = false;
-  };
-
   // Threads start when the first object is asked for.
   void start_clients();
-  void bury(Worker& worker) noexcept;
-  [[nodiscard]] bool is_us(const towline_identity& peer) const noexcept;
   // These wait for the server and throw plugin::Failure.
   [[nodiscard]] Version look(const ObjectName& name);
   void reap_old_uploads(const ObjectName& name);
@@ -80,7 +59,7 @@ class Backend : public plugin::BackendBase {
   mutable std::mutex objects_mutex_;
   std::map<uint64_t, std::unique_ptr<Object>> objects_;
   uint64_t last_object_ = 0;
-  std::vector<Worker> workers_;
+  std::vector<std::unique_ptr<JobQueue>> queues_;  // of the workers
   Joins joins_;
   std::once_flag started_;
   std::unique_ptr<Reaper>

@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <cstring>
 
 #include "storage/posix/backend.h"
 #include "towline/towline.h"
 
 namespace towline::posix {
 
-const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
+Connection::Connection(Backend& backend, uint32_t worker, void* peer)
+    : OwnConnection(backend.host(), Backend::kNames, worker, peer), backend_(backend) {}
 
 // ---- regions
 
@@ -19,9 +19,7 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
   if (args.region.kind != TOWLINE_FILE && args.region.kind != TOWLINE_BLOCK)
     return host().refuse(Status::kUnsupported, "posix: only files and block devices are reached");
   uint64_t id = 0;
-  if (token == nullptr || token_bytes != sizeof id)
-    return host().refuse(Status::kProtocol, "posix: the region's token makes no sense");
-  std::memcpy(&id, token, sizeof id);
+  if (const int32_t status = read_token(token, token_bytes, id); status != TOWLINE_OK) return status;
   const File* file = backend_.find(id);
   if (file == nullptr) return host().refuse(Status::kStale, "posix: the file has been closed");
   *import = reinterpret_cast<towline_import*>(const_cast<File*>(file));
@@ -33,15 +31,12 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
 
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
   const towline_plan& plan = *args.plan;
-  for (uint64_t i = 0; i < plan.local->region_count; ++i) {
-    if (plan.local->regions[i].kind != TOWLINE_DRAM)
-      return host().refuse(Status::kUnsupported, "posix: the local list must be memory: files go through it");
-  }
+  if (const int32_t status = check_local_list(plan); status != TOWLINE_OK) return status;
   auto prepared = std::make_unique<Prepared>();
   prepared->connection = reinterpret_cast<towline_connection*>(this);
   prepared->plan = &plan;
   prepared->op = args.op;
-  prepared->queue = &backend_.queue(worker_);
+  prepared->queue = &backend_.queue(worker());
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const File* file = reinterpret_cast<const File*>(args.remote[i]);
     if (prepared->write() && file->committed())
@@ -70,37 +65,15 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   return TOWLINE_OK;
 }
 
-void Connection::cancel(uint64_t cookie) noexcept { backend_.queue(worker_).cancel(cookie); }
-
-// ---- messages
-
-int32_t Connection::send(const void* message, size_t bytes) noexcept try {
-  const auto* begin = static_cast<const uint8_t*>(message);
-  messages_.emplace_back(begin, begin + bytes);
-  host().wake(worker_);
-  return TOWLINE_OK;
-} catch (const std::bad_alloc&) {
-  return TOWLINE_AGAIN;
-}
-
-uint32_t Connection::deliver() noexcept {
-  uint32_t done = 0;
-  // Those that come in answer wait for the next pass.
-  for (size_t count = messages_.size(); count != 0; --count, ++done) {
-    const std::vector<uint8_t> message = std::move(messages_.front());
-    messages_.pop_front();
-    host().message(peer_, message.data(), message.size());
-  }
-  return done;
-}
+void Connection::cancel(uint64_t cookie) noexcept { backend_.queue(worker()).cancel(cookie); }
 
 // ---- the end
 
 void Connection::disconnect() noexcept {
-  backend_.queue(worker_).close(*this, Status::kPeerLost);
+  backend_.queue(worker()).close(*this, Status::kPeerLost);
   backend_.release(this);
 }
 
-std::string Connection::describe() const { return backend_.queue(worker_).describe(); }
+std::string Connection::describe() const { return backend_.queue(worker()).describe(); }
 
 }  // namespace towline::posix

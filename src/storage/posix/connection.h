@@ -1,30 +1,22 @@
-// A worker's connection of its agent to itself: it reaches the files that this agent registered. Messages go
-// round in here and arrive in the next pass.
+// A worker's connection of its agent with itself: it reaches the files that this agent registered.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
-#include <vector>
 
 #include "storage/posix/job_queue.h"
-#include "towline/plugin/backend.hpp"
+#include "storing/own_connection.h"
 
 namespace towline::posix {
 
 class Backend;
 
-class Connection {
+class Connection : public storing::OwnConnection {
  public:
-  Connection(Backend& backend, uint32_t worker, void* peer)
-      : backend_(backend), worker_(worker), peer_(peer) {}
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  Connection(Backend& backend, uint32_t worker, void* peer);
 
-  [[nodiscard]] const plugin::Host& host() const noexcept;
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]);
-  void unimport(towline_import*) noexcept {}
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
 
@@ -38,19 +30,10 @@ class Connection {
     auto& mine = *static_cast<Prepared*>(prepared);
     return (args.flags & TOWLINE_SUBMIT_TRY) != 0 ? try_inline(mine, args) : mine.queue->submit(mine, args);
   }
-  int32_t send(const void* message, size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
-
-  // From the backend.
-  uint32_t deliver() noexcept;
-  [[nodiscard]] bool has_messages() const noexcept { return !messages_.empty(); }
-  [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
 
  private:
   Backend& backend_;
-  const uint32_t worker_;
-  void* const peer_;
-  std::deque<std::vector<uint8_t>> messages_;
 };
 
 }  // namespace towline::posix

@@ -1,0 +1,127 @@
+// What storage backends have in common: the agent is connected with itself and peers are told nothing of it,
+// memory needs no registration, and each worker turns a queue of jobs.
+//
+//   class Backend : public storing::OwnBackend<Backend, Connection> {
+//    public:
+//     using Connection = mine::Connection;              // a storing::OwnConnection, made of (Backend&,
+//     worker, peer) static constexpr storing::Names kNames = {"mine", "things"}; uint64_t id_of(const
+//     towline_storage*) const;     // by which connections find it again JobQueue& queue(uint32_t worker); //
+//     has progress() and has_work()
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "storing/own_connection.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/towline.h"
+
+namespace towline::storing {
+
+template <class Backend, class Connection>
+class OwnBackend : public plugin::BackendBase {
+ public:
+  explicit OwnBackend(const plugin::Host& host) : BackendBase(host), workers_(host.worker_count()) {}
+
+  // ---- memory and connections: worker 0
+  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
+              size_t* token_bytes) {
+    *token_bytes = 0;
+    if (args.region.kind != TOWLINE_DRAM) {
+      if (args.storage == nullptr)
+        return refuse_by_name(Status::kUnsupported,
+                              "{}: this region is none of its {}");
+      const uint64_t id = self().id_of(args.storage);
+      std::memcpy(token, &id, sizeof id);
+      *token_bytes = sizeof id;
+    }
+    *registration = reinterpret_cast<towline_registration*>(this);  // nothing to keep
+    return TOWLINE_OK;
+  }
+  void remove(towline_registration*) noexcept {}
+
+  int32_t address(void* address, size_t* bytes) {
+    constexpr char kSelf[] = "self";
+    if (*bytes < sizeof kSelf) return refuse_by_name(Status::kNoSpace, "{}: no room for the address");
+    std::memcpy(address, kSelf, sizeof kSelf);
+    *bytes = sizeof kSelf;
+    return TOWLINE_OK;
+  }
+
+  int32_t probe(const towline_identity& peer, const void*, size_t) {
+    const towline_identity& us = host().self();
+    if (std::equal(std::begin(peer.incarnation), std::end(peer.incarnation), std::begin(us.incarnation)))
+      return TOWLINE_OK;
+    return refuse_by_name(Status::kUnreachable, "{}: {} are reached by the agent that registered them");
+  }
+
+  int32_t connect(uint32_t worker, const towline_identity& peer_identity, const void* address, size_t bytes,
+                  uint64_t, void* peer, Connection** connection) {
+    if (const int32_t status = probe(peer_identity, address, bytes); status != TOWLINE_OK) return status;
+    auto made = std::make_unique<Connection>(self(), worker, peer);
+    workers_[worker].connections.push_back(made.get());
+    *connection = made.release();
+    host().connection_event(peer, TOWLINE_CONNECTION_UP, Status::kOk, "");
+    return TOWLINE_OK;
+  }
+
+  // The connection's last word; it is deleted once nothing of the worker's pass can touch it.
+  void release(Connection* connection) noexcept {
+    Worker& worker = workers_[connection->worker()];
+    std::replace(worker.connections.begin(), worker.connections.end(), connection,
+                 static_cast<Connection*>(nullptr));
+    worker.dead.push_back(connection);
+    if (!worker.in_pass) bury(worker);
+  }
+
+  // ---- the workers
+  uint32_t progress(uint32_t index, uint64_t) noexcept {
+    Worker& worker = workers_[index];
+    if (worker.in_pass) return 0;
+    worker.in_pass = true;
+    uint32_t done = self().queue(index).progress();
+    for (size_t i = 0; i < worker.connections.size(); ++i) {
+      if (worker.connections[i] != nullptr && worker.connections[i]->has_messages())
+        done += worker.connections[i]->deliver();
+    }
+    worker.in_pass = false;
+    if (!worker.dead.empty()) bury(worker);
+    return done;
+  }
+
+  bool arm(uint32_t index) noexcept {
+    const auto& connections = workers_[index].connections;
+    return self().queue(index).has_work() ||
+           std::any_of(connections.begin(), connections.end(), [](const Connection* connection) {
+             return connection != nullptr && connection->has_messages();
+           });
+  }
+  void disarm(uint32_t) noexcept {}
+
+ private:
+  struct Worker {
+    std::vector<Connection*> connections;  // null: released during a pass
+    std::vector<Connection*> dead;
+    bool in_pass = false;
+  };
+
+  [[nodiscard]] Backend& self() noexcept { return static_cast<Backend&>(*this); }
+  int32_t refuse_by_name(Status status, const char* text) const {
+    return host().refuse(status,
+                         fmt::format(fmt::runtime(text), Backend::kNames.backend, Backend::kNames.stored));
+  }
+  static void bury(Worker& worker) noexcept {
+    for (Connection* connection : worker.dead) delete connection;
+    worker.dead.clear();
+    std::erase(worker.connections, nullptr);
+  }
+
+  std::vector<Worker> workers_;
+};
+
+}  // namespace towline::storing

@@ -1,0 +1,52 @@
+// A worker's connection of its agent with itself, over which a storage backend reaches what that agent
+// registered. Messages go round in here and arrive in the next pass.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+
+namespace towline::storing {
+
+// What errors call a backend, and what it stores ("files").
+struct Names {
+  const char* backend;
+  const char* stored;
+};
+
+class OwnConnection {
+ public:
+  OwnConnection(const plugin::Host& host, const Names& names, uint32_t worker, void* peer)
+      : host_(host), names_(names), worker_(worker), peer_(peer) {}
+  OwnConnection(const OwnConnection&) = delete;
+  OwnConnection& operator=(const OwnConnection&) = delete;
+
+  [[nodiscard]] const plugin::Host& host() const noexcept { return host_; }
+  [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
+  void unimport(towline_import*) noexcept {}
+  int32_t send(const void* message, size_t bytes) noexcept;
+
+  // From the backend.
+  uint32_t deliver() noexcept;
+  [[nodiscard]] bool has_messages() const noexcept { return !messages_.empty(); }
+
+ protected:
+  ~OwnConnection() = default;
+
+  // What OwnBackend::add wrote.
+  [[nodiscard]] int32_t read_token(const void* token, size_t bytes, uint64_t& id) const;
+  // Refuses a plan whose local list is not memory of the processor's.
+  [[nodiscard]] int32_t check_local_list(const towline_plan& plan) const;
+
+ private:
+  const plugin::Host& host_;
+  const Names& names_;
+  const uint32_t worker_;
+  void* const peer_;
+  std::deque<std::vector<uint8_t>> messages_;
+};
+
+}  // namespace towline::storing
