@@ -7,6 +7,8 @@
 #   TEST_BACKENDS       names to run the integration tests with. Default: gloo towline mccl
 #   TEST_FULL_SWEEP     0: the short version of each (the default here), 1: all sizes and types
 #   ONLY                a pattern that the tests' file names have to match
+#   RESULTS             a folder that keeps each file's line and output; what has one there is not run again
+#   LIMIT               seconds that one file may take. Default: 300
 #
 # One line for each file: what passed, failed and was skipped. Exits 0 when all pass, 77 when there is no checkout, else 1.
 set -euo pipefail
@@ -33,17 +35,24 @@ failed=0
 export TEST_DEVICE=cpu CUDA_VISIBLE_DEVICES="" TEST_FULL_SWEEP=${TEST_FULL_SWEEP:-0} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
 export PYTHONDONTWRITEBYTECODE=1
 
-# run NAME COMMAND..: one line, and the failures by name.
+results=${RESULTS:-$work/results}
+mkdir -p "$results"
+results=$(cd "$results" && pwd)
+
+# run NAME COMMAND..: one line, and the failures by name. What ends for being too late is told by exit code 124.
 run() {
   local name=$1 status=0
+  local kept=$results/${name//[ \/]/_}
   shift
-  timeout 300 "$@" >"$work/output" 2>&1 || status=$?
-  echo "$name: exit code $status; $(grep -aE '[0-9]+ (passed|failed|skipped|error)' "$work/output" | tail -n 1)"
-  if ((status != 0 && status != 5)); then
-    grep -aE '^(FAILED|ERROR)' "$work/output" | sort -u | head -n 20 || true
-    [[ -n ${SHOW:-} ]] && tail -n "$SHOW" "$work/output"
-    failed=1
+  if [[ ! -f $kept.line ]]; then
+    timeout --signal=INT --kill-after=20 "${LIMIT:-300}" "$@" >"$kept.log" 2>&1 || status=$?
+    echo "$name: exit code $status; $(grep -aE '[0-9]+ (passed|failed|skipped|error)' "$kept.log" | tail -n 1)" >"$kept.line"
   fi
+  cat "$kept.line"
+  grep -qE ': exit code [05];' "$kept.line" && return
+  grep -aE '^(FAILED|ERROR)' "$kept.log" | sort -u | head -n 20 || true
+  [[ -n ${SHOW:-} ]] && tail -n "$SHOW" "$kept.log"
+  failed=1
 }
 
 cd "$work"
@@ -59,7 +68,7 @@ for file in "$tests"/tests/unit/py/test_{hooks,copy,python_backend,backend_wrapp
   TEST_BACKEND=fake run "${file#"$tests"/}" "${with_pytest[@]}" "$file"
 done
 for backend in ${TEST_BACKENDS:-gloo towline mccl}; do
-  for file in "$tests"/hooks/{fr,nan_check}/tests/py/*.py "$tests"/tests/integration/py/*Test.py; do
+  for file in "$tests"/hooks/{fr,nan_check,clog}/tests/py/*.py "$tests"/tests/integration/py/*Test.py; do
     name=$(basename "$file")
     [[ $name =~ $apart || $name == __init__.py ]] && continue
     ours "$file" || continue

@@ -130,6 +130,34 @@ def test_one_rank_alone(alone):
         alone.barrier()
 
 
+class OnAGpu:
+    """As much of a tensor of torch's as is looked at."""
+
+    is_cpu, device = False, "cuda:1"
+
+    def data_ptr(self):
+        raise AssertionError("its address was asked for")
+
+    is_contiguous = numel = data_ptr
+
+
+def test_tensors_of_other_devices_are_refused_and_break_nothing(alone):
+    here = np.arange(2, dtype=np.float32)
+    there = OnAGpu()
+    for call in (
+        lambda: alone.all_reduce(there),
+        lambda: alone.all_reduce(here, output=there),
+        lambda: alone.all_gather([there], here),
+        lambda: alone.reduce_scatter(here, [there]),
+        lambda: alone.all_to_all(there, here),
+        lambda: alone.send(there, 0),
+        lambda: alone.broadcast(there, 0, async_op=True),
+    ):
+        with pytest.raises(towline.Unsupported, match="is on cuda:1: collectives take tensors in this host's memory"):
+            call()
+    assert alone.all_reduce(here) is None and here.tolist() == [0, 1]
+
+
 def test_the_application_may_bring_the_store():
     class Store:
         """As little as there may be."""

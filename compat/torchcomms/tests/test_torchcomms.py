@@ -105,6 +105,89 @@ def test_flight_recorder(comm, tmp_path, monkeypatch):
     recorder.unregister()
 
 
+def test_clog(comm, tmp_path):
+    log = tmp_path / "log"
+    hook = hooks.clog(output=str(log), events=["ALL"], verbose=["buffers"])
+    hook.register_with_comm(comm)
+    with pytest.raises(RuntimeError, match="already registered"):
+        hook.register_with_comm(comm)
+    tensor, parts = torch.ones(4), [torch.ones(4)]
+    for async_op in (False, False, True):
+        comm.all_reduce(tensor, ReduceOp.PRODUCT, async_op).wait()
+    comm.reduce_scatter(tensor, parts, ReduceOp.SUM, False)
+    comm.all_to_all_v_single(tensor, parts[0], [4], [4], False)
+    comm.barrier(False)
+    child = comm.split([0], "child")  # is followed, too
+    child.scatter(tensor.half(), [tensor.half()], 0, False)
+    child.finalize()
+    comm.finalize()
+    lines = log.read_text().splitlines()
+    assert lines[0].startswith("V|1|base_timestamp=") and lines[1] == "new_comm|comm=one|rank=0|world_size=1"
+    address = f"{tensor.data_ptr():#x}"
+    signature = f"sig|all_reduce|in_count=4|out_count=4|dtype=f32|red_op=prod|async_op=f|buf={address}|comm=one"
+    assert lines.count(f"C1|{signature}") == 1  # of two of the same kind
+    assert sum(line.startswith("C1|Q|work_id=") for line in lines) == 2
+    for event in "QSEW":
+        assert sum(line.startswith(f"C2|{event}|") for line in lines) == 1, event
+    text = log.read_text()
+    assert "sig|reduce_scatter|in_counts=4|out_count=4|dtype=f32|red_op=sum|async_op=f" in text
+    assert "sig|all_to_all_v_single|in_splits=4|out_splits=4|dtype=f32|async_op=f" in text
+    assert "sig|barrier|async_op=f|comm=one" in text and "split|parent=one|child=child|ranks=0" in text
+    assert "sig|scatter|in_counts=4|out_count=4|dtype=f16|root=0|async_op=f" in text and "WARN" not in text
+    with pytest.raises(ValueError, match="clog knows the events"):
+        hooks.clog(output=str(log), events=["SOME"])
+
+
+def test_a_persistent_all_gather(comm):
+    output, part = torch.zeros(2, 3), torch.arange(6.0)
+    handle = comm.all_gather_p_init(output)
+    for _ in range(2):
+        part += 1
+        comm.all_gather_p_exec(handle, part, async_op=True).wait()
+        assert torch.equal(output.view(-1), part)
+    comm.all_gather_p_free(handle)
+    with pytest.raises(RuntimeError, match="freed"):
+        comm.all_gather_p_exec(handle, part, async_op=False)
+    with pytest.raises(RuntimeError, match="contiguous"):
+        comm.all_gather_p_init(output.t())
+
+
+def test_what_is_not_here_says_so(comm):
+    from torchcomms import functional
+    from torchcomms._transport import RdmaMemory, RdmaTransport
+
+    window = comm.new_window(torch.zeros(1))
+    for call in (
+        comm.get_mem_allocator,
+        comm.get_device_transport,
+        window.get_device_window,
+        lambda: window.register_local_buffer(torch.zeros(1)),
+        lambda: RdmaTransport(CPU),
+        lambda: RdmaMemory(torch.zeros(1)),
+    ):
+        with pytest.raises(RuntimeError, match="not implemented|no side for kernels|for device windows|no RdmaTransport"):
+            call()
+    assert not RdmaTransport.supported() and not functional.is_torch_compile_supported_and_enabled()
+    with pytest.raises(NotImplementedError, match="torch.compile"):
+        functional.collectives
+    window.tensor_deregister()
+
+
+def test_tensors_of_other_devices_are_refused(comm):
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    for call in (
+        lambda: comm.all_reduce(there, ReduceOp.SUM, False),
+        lambda: comm.all_gather([there], here, False),
+        lambda: comm.scatter(here, [there], 0, True),
+        lambda: comm.new_window(there),
+    ):
+        with pytest.raises(RuntimeError, match="is on meta|memory, not on meta"):
+            call()
+    with pytest.raises(RuntimeError, match="works on the CPU; the device is"):
+        torchcomms.new_comm(comm.get_backend(), torch.device("cuda", 0))
+    comm.all_reduce(here, ReduceOp.SUM, False)  # nothing is broken
+
+
 def test_objects(comm):
     gathered = [None]
     objcol.all_gather_object(comm, gathered, {"a": [1, "two"]})

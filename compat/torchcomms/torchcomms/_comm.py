@@ -53,6 +53,13 @@ class BatchSendRecv:
         return self._comm._issue_batch(ops, async_op, options)
 
 
+class AllGatherPHandle:
+    """A persistent all_gather: where the parts go each time."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
 class TorchComm:
     """One rank's end of a communicator."""
 
@@ -154,6 +161,23 @@ class TorchComm:
 
     def gather_single(self, output, input, root: int, async_op: bool, hints=None, timeout=None) -> TorchWork:
         return self._run("gather_single", (output, input, root), async_op, hints, timeout)
+
+    # ---- a persistent all_gather: memory needs no preparation here, so it is all_gather_single into the kept tensor
+
+    def all_gather_p_init(self, output, hints=None, timeout: timedelta | None = None) -> AllGatherPHandle:
+        if not output.is_contiguous():
+            raise RuntimeError("all_gather_p_init: the output has to be contiguous")
+        if output.numel() % self.get_size() != 0:
+            raise RuntimeError(f"all_gather_p_init: {output.numel()} elements can't be parted among {self.get_size()} ranks")
+        return AllGatherPHandle(output)
+
+    def all_gather_p_exec(self, handle: AllGatherPHandle, input, async_op: bool, hints=None, timeout=None) -> TorchWork:
+        if handle.output is None:
+            raise RuntimeError("all_gather_p_exec: the handle was freed")
+        return self.all_gather_single(handle.output, input, async_op, hints, timeout)
+
+    def all_gather_p_free(self, handle: AllGatherPHandle) -> None:
+        handle.output = None
 
     def batch_op_create(self) -> BatchSendRecv:
         return BatchSendRecv(self)
@@ -268,6 +292,9 @@ class TorchComm:
         """Nothing has to be registered with us."""
 
     tensor_deregister = tensor_register
+
+    def get_device_transport(self) -> Any:
+        raise RuntimeError(f"getDeviceTransport not implemented by backend {self.get_backend()}: it works on the CPU")
 
     def get_mem_allocator(self) -> Any:
         raise RuntimeError(f"getMemAllocator not implemented by backend {self.get_backend()}")

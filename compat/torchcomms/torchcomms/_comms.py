@@ -2,7 +2,7 @@
 
 from . import _backends
 from ._backends import TorchCommBackend, register_backend
-from ._comm import BatchSendRecv, TorchComm, new_comm
+from ._comm import AllGatherPHandle, BatchSendRecv, TorchComm, new_comm
 from ._types import (
     OPTIONS,
     POST_HOOK_ARGS,
@@ -37,7 +37,7 @@ def get_mem_allocator(backend: str):
 
 
 __all__ = [
-    *("BatchSendRecv", "CollectivePostHookArgs", "CommOptions", "OpName", "P2POp", "P2POpType", "ReconfigureOptions"),
+    *("AllGatherPHandle", "BatchSendRecv", "CollectivePostHookArgs", "CommOptions", "OpName", "P2POp", "P2POpType", "ReconfigureOptions"),
     *("RedOpType", "ReduceOp", "RemovableHandle", "TorchComm", "TorchCommBackend", "TorchCommWinAccessType"),
     *("TorchCommWindow", "TorchCommWindowAttr", "TorchWork", "WorkStatus", "get_mem_allocator", "new_comm"),
     *("register_backend", *_made),

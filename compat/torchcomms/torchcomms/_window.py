@@ -25,6 +25,8 @@ class TorchCommWindow:
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
         if self._window is not None:
             raise RuntimeError("the window has a tensor already")
+        if tensor.device.type != "cpu":
+            raise RuntimeError(f"a window's tensor is in the CPU's memory, not on {tensor.device}")
         if not tensor.is_contiguous():
             raise RuntimeError("a window's tensor is contiguous")
         try:
@@ -102,3 +104,14 @@ class TorchCommWindow:
 
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
         return TorchCommWindowAttr()
+
+    # ---- for kernels: there are none on the CPU
+
+    def get_device_window(self, signal_count: int = -1, counter_count: int = -1, barrier_count: int = 1) -> int:
+        raise RuntimeError("get_device_window: windows of the CPU have no side for kernels; use put, signal and wait_signal")
+
+    def register_local_buffer(self, tensor: Any) -> int:
+        raise RuntimeError("register_local_buffer is for device windows; put takes any tensor of the CPU as it is")
+
+    def deregister_local_buffer(self, handle: int) -> None:
+        raise RuntimeError("deregister_local_buffer is for device windows; there is nothing to deregister")

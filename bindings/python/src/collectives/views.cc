@@ -194,7 +194,7 @@ bool Held::view_torch(nb::handle tensor, const char* what, View& view) {
     if (std::string_view(Py_TYPE(tensor.ptr())->tp_name) == "Tensor") known = Py_TYPE(tensor.ptr());
   }
   if (attribute(tensor, name.is_cpu).ptr() != Py_True)
-    refuse_device(what, nb::str(tensor.attr("device")).c_str());
+    refuse_device(what, nb::str(nb::object(tensor.attr("device"))).c_str());
   if (call(tensor, name.is_contiguous).ptr() != Py_True) refuse_holes(what);
   const KnownType& type = torch_type(attribute(tensor, name.dtype));
   view.datatype = type.datatype;
