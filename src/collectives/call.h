@@ -71,7 +71,8 @@ struct Call {
   Parts in;            // parts for the ranks: reduce_scatter, scatter (root), all_to_all
   Parts out;           // parts of the ranks: all_gather, gather (root), all_to_all
   Deadline deadline;
-  bool compared = false;  // a later part of an operation whose headers were compared
+  bool streaming = false;  // results are stored past the caches, however large this part of the operation is
+  bool compared = false;   // a later part of an operation whose headers were compared
 };
 
 // Takes a checked call of the C API apart. `inputs`/`outputs` unused by the operation are left alone.

@@ -94,6 +94,30 @@ TEST_P(Breaking, OtherRootsAreNamed) {
   EXPECT_NE(text.find("root 1"), std::string::npos) << text;
 }
 
+// One host's ranks name a root there, the other's one of their own, and neither is its host's first rank.
+TEST(BetweenHosts, OtherRootsAreNamedWhoeverSpeaksForAHost) {
+  for (const uint32_t op : {TOWLINE_OP_BROADCAST, TOWLINE_OP_REDUCE, TOWLINE_OP_GATHER, TOWLINE_OP_SCATTER}) {
+    for (const uint64_t count : {3, 5000}) {
+      for (const int other_root : {0, 1}) {
+        SCOPED_TRACE(fmt::format("{} of {}, root {} or 3", op_name(op), count, other_root));
+        World world;
+        world.size = 4;
+        world.ranks_per_host = 2;
+        const std::string text =
+            expect_to_break(world, Status::kMismatch, [&](Communicator& ranks, std::string& why) {
+              std::vector<float> in(4 * count);
+              std::vector<float> out(4 * count);
+              towline_collective_t call = call_of(op, TOWLINE_FLOAT32, count, in.data(), out.data());
+              call.root = ranks.rank() < 2 ? other_root : 3;
+              return ranks.run(call, nullptr, why);
+            });
+        EXPECT_NE(text.find("root 3"), std::string::npos) << text;
+        EXPECT_NE(text.find(fmt::format("root {}", other_root)), std::string::npos) << text;
+      }
+    }
+  }
+}
+
 TEST_P(Breaking, CountsThatDoNotFitAreNamed) {
   const std::string text =
       expect_to_break(world(), Status::kMismatch, [&](Communicator& ranks, std::string& why) {

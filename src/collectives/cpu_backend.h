@@ -74,6 +74,8 @@ class CpuBackend {
   void make_groups();
   int leader_of_host(int root) const;
   TcpGroup* leaders(int root);
+  bool first_of_host(int rank) const;
+  Status compare_hosts(const Call& call);
   Status run_between_hosts(Call& call);
   Status barrier_between_hosts(Call& call);
   Status all_reduce_between_hosts(Call& call);
@@ -87,6 +89,13 @@ class CpuBackend {
   Status reduce_scatter_by_leaders(const Call& call);
   Status gather_between_hosts(Call& call);
   Status scatter_between_hosts(Call& call);
+  struct Rows {
+    Parts hosts;                  // of each host's ranks together
+    Parts here;                   // of each rank of this host
+    std::vector<uint8_t*> ranks;  // of every rank
+  };
+  Rows rows_of(uint64_t bytes);
+  Status straight_with_root(const Call& call);
   Status all_to_all_between_hosts(Call& call);
 
   const towline_collective_host_v1_t& host_;

@@ -14,25 +14,16 @@
 #include <cstring>
 
 #include "collectives/cpu_backend.h"
+#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kBroadcastBytes = 1 << 20;  // of a broadcast, what goes at a time
+constexpr uint64_t kStreamBytes = 8 << 20;     // all_to_all from here on stores past the caches
 
 void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-// The parts of these ranks lie behind one another in memory, in this order.
-bool in_a_row(const Parts& parts, const std::vector<int>& ranks) {
-  const uint8_t* at = parts.at[static_cast<size_t>(ranks.front())];
-  for (const int rank : ranks) {
-    const auto i = static_cast<size_t>(rank);
-    if (parts.at[i] != at) return false;
-    at += parts.bytes[i];
-  }
-  return true;
 }
 
 uint64_t sum(const std::vector<uint64_t>& values) {
@@ -83,9 +74,24 @@ TcpGroup* CpuBackend::leaders(int root) {
   return group.get();
 }
 
+// Who speaks for a host depends on the root, unless that is its first rank: so hosts that disagree on the
+// root might wait for ranks that have nothing to say. Their first ranks compare what they are at.
+Status CpuBackend::compare_hosts(const Call& call) {
+  TcpGroup* const group = leaders(-1);
+  return group != nullptr ? group->compare(call) : Status::kOk;
+}
+
+bool CpuBackend::first_of_host(int rank) const {
+  return hosts_[host_of_[static_cast<size_t>(rank)]].front() == rank;
+}
+
 Status CpuBackend::run_between_hosts(Call& call) {
   if (all_ == nullptr) make_groups();
   const bool alone = hosts_.size() == static_cast<size_t>(size_);
+  if (!alone && has_root(call.op) && !first_of_host(call.root)) {
+    if (const Status status = compare_hosts(call); is_error(status)) return status;
+    call.compared = true;
+  }
   switch (call.op) {
     case TOWLINE_OP_BARRIER:
       return alone ? all_->barrier(call) : barrier_between_hosts(call);
@@ -216,7 +222,7 @@ Status CpuBackend::broadcast_between_hosts(Call& call) {
     Call part = call;
     part.bytes = std::min(chunk, call.bytes - begin);
     part.input = part.output = call.output + begin;
-    part.compared = begin != 0;
+    part.compared = call.compared || begin != 0;
     if (group != nullptr) {
       part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
       if (const Status status = group->broadcast(part); is_error(status)) return status;
@@ -377,86 +383,101 @@ Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
   return Status::kOk;
 }
 
-// ---- gather, scatter: a host's parts in a row, between its leader and the root
+// ---- gather, scatter. Small parts: a host's in a row, between its leader and the root. Large ones go
+// straight between their rank and the root.
 
 Status CpuBackend::gather_between_hosts(Call& call) {
-  const std::vector<int>& members = hosts_[my_host_];
-  const bool is_root = rank_ == call.root;
+  if (static_cast<uint64_t>(size_) * call.bytes > settings_.leader_bytes) return straight_with_root(call);
   TcpGroup* const group = leaders(call.root);
+  Rows rows;
+  if (group != nullptr) rows = rows_of(call.bytes);
   Call part = call;
   part.root = leader_of_host(call.root);
-  part.out.resize(members.size());
-  if (group != nullptr && !is_root) scratch_.resize(members.size() * call.bytes);
-  for (size_t i = 0; group != nullptr && i < members.size(); ++i) {
-    part.out.at[i] =
-        is_root ? call.out.at[static_cast<size_t>(members[i])] : scratch_.data() + i * call.bytes;
-    part.out.bytes[i] = call.bytes;
-  }
+  part.out = rows.here;
   if (const Status status = group_->gather(part); is_error(status)) return status;
   if (group == nullptr) return Status::kOk;
-
   part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
-  part.input = scratch_.data();
-  part.bytes = members.size() * call.bytes;
-  if (is_root) {
-    // Rows go where they belong, or by the scratch where their parts are strewn.
-    part.out.resize(hosts_.size());
-    scratch_.resize(static_cast<size_t>(size_) * call.bytes);
-    uint64_t at = 0;
-    for (size_t host = 0; host < hosts_.size(); ++host) {
-      part.out.bytes[host] = host == my_host_ ? 0 : hosts_[host].size() * call.bytes;
-      part.out.at[host] = in_a_row(call.out, hosts_[host])
-                              ? call.out.at[static_cast<size_t>(hosts_[host].front())]
-                              : scratch_.data() + at;
-      at += part.out.bytes[host];
-    }
-  }
+  part.out = rows.hosts;
+  part.input = rows.hosts.at[my_host_];
+  part.bytes = rows.hosts.bytes[my_host_];
   if (const Status status = group->gather(part); is_error(status)) return status;
-  for (size_t host = 0; is_root && host < hosts_.size(); ++host) {
-    if (host == my_host_) continue;
-    for (size_t i = 0; i < hosts_[host].size(); ++i)
-      copy(call.out.at[static_cast<size_t>(hosts_[host][i])], part.out.at[host] + i * call.bytes, call.bytes);
-  }
+  for (size_t rank = 0; rank_ == call.root && rank < rows.ranks.size(); ++rank)
+    copy(call.out.at[rank], rows.ranks[rank], call.bytes);
   return Status::kOk;
 }
 
 Status CpuBackend::scatter_between_hosts(Call& call) {
-  const std::vector<int>& members = hosts_[my_host_];
-  const bool is_root = rank_ == call.root;
-  TcpGroup* const group = leaders(call.root);
+  if (static_cast<uint64_t>(size_) * call.bytes > settings_.leader_bytes) return straight_with_root(call);
+  Rows rows;
   Call part = call;
-  if (group != nullptr) {
+  if (TcpGroup* const group = leaders(call.root)) {
+    rows = rows_of(call.bytes);
+    for (size_t rank = 0; rank_ == call.root && rank < rows.ranks.size(); ++rank)
+      copy(rows.ranks[rank], call.in.at[rank], call.bytes);
     part.root = static_cast<int>(host_of_[static_cast<size_t>(call.root)]);
-    if (is_root) {
-      part.in.resize(hosts_.size());
-      scratch_.resize(static_cast<size_t>(size_) * call.bytes);
-      uint64_t at = 0;
-      for (size_t host = 0; host < hosts_.size(); ++host) {
-        part.in.bytes[host] = host == my_host_ ? 0 : hosts_[host].size() * call.bytes;
-        part.in.at[host] = call.in.at[static_cast<size_t>(hosts_[host].front())];
-        if (host == my_host_ || in_a_row(call.in, hosts_[host])) continue;
-        part.in.at[host] = scratch_.data() + at;
-        for (const int rank : hosts_[host]) {
-          copy(scratch_.data() + at, call.in.at[static_cast<size_t>(rank)], call.bytes);
-          at += call.bytes;
-        }
-      }
-    } else {
-      scratch_.resize(members.size() * call.bytes);
-      part.output = scratch_.data();
-      part.bytes = scratch_.size();
-    }
+    part.in = rows.hosts;
+    part.output = rows.hosts.at[my_host_];
+    part.bytes = rows.hosts.bytes[my_host_];
     if (const Status status = group->scatter(part); is_error(status)) return status;
   }
+  part = call;
   part.root = leader_of_host(call.root);
-  part.output = call.output;
-  part.bytes = call.bytes;
-  part.in.resize(members.size());
-  for (size_t i = 0; group != nullptr && i < members.size(); ++i) {
-    part.in.at[i] = is_root ? call.in.at[static_cast<size_t>(members[i])] : scratch_.data() + i * call.bytes;
-    part.in.bytes[i] = call.bytes;
-  }
+  part.in = rows.here;
   return group_->scatter(part);
+}
+
+// A place in the scratch for a part of every rank, each host's in a row.
+CpuBackend::Rows CpuBackend::rows_of(uint64_t bytes) {
+  Rows rows;
+  rows.ranks.resize(static_cast<size_t>(size_));
+  rows.hosts.resize(hosts_.size());
+  rows.here.resize(hosts_[my_host_].size());
+  scratch_.resize(rows.ranks.size() * bytes);
+  uint8_t* at = scratch_.data();
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    rows.hosts.at[host] = at;
+    rows.hosts.bytes[host] = hosts_[host].size() * bytes;
+    for (size_t i = 0; i < hosts_[host].size(); ++i, at += bytes) {
+      rows.ranks[static_cast<size_t>(hosts_[host][i])] = at;
+      if (host != my_host_) continue;
+      rows.here.at[i] = at;
+      rows.here.bytes[i] = bytes;
+    }
+  }
+  return rows;
+}
+
+// Ranks of the root's host do it through memory. Those of another host compare what they are at among
+// themselves, as leaders do between hosts, so that nobody waits for the root in vain.
+Status CpuBackend::straight_with_root(const Call& call) {
+  const std::vector<int>& members = hosts_[my_host_];
+  const bool gathers = call.op == TOWLINE_OP_GATHER;
+  const bool with_root = host_of_[static_cast<size_t>(call.root)] == my_host_;
+  const auto among_us = [&] {
+    Call part = call;
+    part.root = leader_of_host(call.root);
+    Parts& local = gathers ? part.out : part.in;
+    const Parts& all = gathers ? call.out : call.in;
+    local.resize(members.size());
+    for (size_t i = 0; rank_ == call.root && i < members.size(); ++i) {
+      local.at[i] = all.at[static_cast<size_t>(members[i])];
+      local.bytes[i] = call.bytes;
+    }
+    if (!with_root) return group_->barrier(part);
+    return gathers ? group_->gather(part) : group_->scatter(part);
+  };
+  if (gathers || !with_root) {
+    if (const Status status = among_us(); is_error(status)) return status;
+  }
+  if (const Status status = compare_hosts(call); is_error(status)) return status;
+  if (!with_root || rank_ == call.root) {
+    Call across = call;
+    across.compared = true;
+    const Status status = gathers ? all_->gather(across, members) : all_->scatter(across, members);
+    if (is_error(status)) return status;
+  }
+  // Other hosts were first: theirs takes longer.
+  return !gathers && with_root ? among_us() : Status::kOk;
 }
 
 // ---- all_to_all: between ranks of a host through memory, between others straight
@@ -464,6 +485,8 @@ Status CpuBackend::scatter_between_hosts(Call& call) {
 Status CpuBackend::all_to_all_between_hosts(Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
   Call local = call;
+  // What goes through the kernel drives it out of the caches anyhow.
+  local.streaming = sum(call.out.bytes) >= kStreamBytes;
   local.in.resize(members.size());
   local.out.resize(members.size());
   for (size_t i = 0; i < members.size(); ++i) {

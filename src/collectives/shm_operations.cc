@@ -307,7 +307,7 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, bool headed)
   const auto n = static_cast<uint64_t>(size());
   const auto me = static_cast<uint64_t>(index_);
   const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
-  const bool streaming = most_bytes * n >= settings_.streaming_bytes;
+  const bool streaming = call.streaming || most_bytes * n >= settings_.streaming_bytes;
   const uint64_t steps = pieces(most_bytes, piece);
   if (!headed && most_bytes == 0) return phase(call.deadline);
   for (uint64_t step = 0; step < steps; ++step) {

@@ -19,6 +19,10 @@ std::span<const uint8_t> bytes_at(const uint8_t* at, uint64_t bytes) {
 }
 std::span<uint8_t> bytes_at(uint8_t* at, uint64_t bytes) { return {at, static_cast<size_t>(bytes)}; }
 
+bool contains(std::span<const int> indices, int index) {
+  return std::ranges::find(indices, index) != indices.end();
+}
+
 void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes == 0 || to == from) return;
   if (bytes >= kStreamBytes)
@@ -48,8 +52,6 @@ Status TcpGroup::receive(const Call& call, int from, std::span<uint8_t> in) {
   return mesh_.exchange(call.header, -1, {}, ranks_[static_cast<size_t>(from)], in, call.deadline);
 }
 
-// Before what goes between a root and the others only, so that ranks that disagree do not wait for one
-// another: where not all headers are the same, some rank's differs from the one before it.
 Status TcpGroup::compare(const Call& call) {
   return size() == 1 || call.compared ? Status::kOk : swap(call, 1, {}, {});
 }
@@ -203,44 +205,44 @@ Status TcpGroup::all_gather(const Call& call) {
 
 Status TcpGroup::reduce_scatter(const Call& call) { return reduce_parts(call, call.in, call.output); }
 
-Status TcpGroup::gather(const Call& call) {
+Status TcpGroup::gather(const Call& call, std::span<const int> beside) {
   if (const Status status = compare(call); is_error(status)) return status;
   if (index_ != call.root) return send(call, call.root, bytes_at(call.input, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
-    if (other != index_) take(other, bytes_at(call.out.at[i], call.out.bytes[i]));
+    if (other != index_ && !contains(beside, other)) take(other, bytes_at(call.out.at[i], call.out.bytes[i]));
   }
   const auto me = static_cast<size_t>(index_);
-  copy(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
+  if (beside.empty()) copy(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
   return exchange(call);
 }
 
-Status TcpGroup::scatter(const Call& call) {
+Status TcpGroup::scatter(const Call& call, std::span<const int> beside) {
   if (const Status status = compare(call); is_error(status)) return status;
   if (index_ != call.root) return receive(call, call.root, bytes_at(call.output, call.bytes));
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
-    if (other == index_) continue;
+    if (other == index_ || contains(beside, other)) continue;
     give(other, bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]));
   }
   if (const Status status = exchange(call); is_error(status)) return status;
   // The own part last: nobody waits for it.
   const auto me = static_cast<size_t>(index_);
-  copy(call.output, call.in.at[me], call.in.bytes[me]);
+  if (beside.empty()) copy(call.output, call.in.at[me], call.in.bytes[me]);
   return Status::kOk;
 }
 
 Status TcpGroup::all_to_all(const Call& call, std::span<const int> beside) {
   const auto me = static_cast<size_t>(index_);
-  const auto goes = [&](int index) { return std::ranges::find(beside, index) == beside.end(); };
   if (beside.empty()) copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
   for (int step = 1; step < size(); ++step) {
     const int to = ahead(step);
     const int from = back(step);
     const auto out = static_cast<size_t>(to);
     const auto in = static_cast<size_t>(from);
-    if (goes(to)) give(to, bytes_at(static_cast<const uint8_t*>(call.in.at[out]), call.in.bytes[out]));
-    if (goes(from)) take(from, bytes_at(call.out.at[in], call.out.bytes[in]));
+    if (!contains(beside, to))
+      give(to, bytes_at(static_cast<const uint8_t*>(call.in.at[out]), call.in.bytes[out]));
+    if (!contains(beside, from)) take(from, bytes_at(call.out.at[in], call.out.bytes[in]));
   }
   return exchange(call);
 }

@@ -27,15 +27,18 @@ class TcpGroup {
   Status broadcast(const Call& call);
   Status all_gather(const Call& call);
   Status reduce_scatter(const Call& call);
-  Status gather(const Call& call);
-  Status scatter(const Call& call);
+  // `beside`: ranks whose parts go another way, the root among them.
+  Status gather(const Call& call, std::span<const int> beside = {});
+  Status scatter(const Call& call, std::span<const int> beside = {});
   // `beside`: ranks whose parts went another way, this one among them.
   Status all_to_all(const Call& call, std::span<const int> beside = {});
+  // Before what goes between a root and the others only, so that ranks that disagree do not wait for one
+  // another: where not all headers are the same, some rank's differs from the one before it.
+  Status compare(const Call& call);
 
  private:
   // `out` to the rank `step` further, `in` from the one `step` back.
   Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
-  Status compare(const Call& call);
   // All that was put down with give() and take(), at once.
   Status exchange(const Call& call);
   void give(int to, std::span<const uint8_t> out) { legs_.push_back({rank(to), true, out, {}}); }

@@ -57,7 +57,7 @@ run() {
 
 cd "$work"
 # Not for CPUs: they name GPUs' memory, streams or backends and fail, rather than skip, without them.
-apart='CudaGraphs|AllGatherP|MemPool|ExpandableSegments|SymmMem|TimeoutTest'
+apart='CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|TimeoutTest'
 with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider)
 torchrun=("$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node)
 ours() { [[ $1 =~ ${ONLY:-.} ]]; }

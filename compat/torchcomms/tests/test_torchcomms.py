@@ -152,6 +152,24 @@ def test_a_persistent_all_gather(comm):
         comm.all_gather_p_init(output.t())
 
 
+def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
+    wrapper = torchcomms._comms._BackendWrapper(comm)
+    given, taken = torch.ones(2), torch.zeros(2)
+    assert wrapper.supports_coalescing
+    wrapper.start_coalescing()
+    wrapper.recv([taken], 0).wait()  # has not begun
+    wrapper.send([given], 0).wait()
+    assert taken.tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="open already"):
+        wrapper.start_coalescing()
+    wrapper.end_coalescing().wait()
+    assert taken.tolist() == [1, 1]
+    wrapper.start_coalescing()
+    wrapper.end_coalescing().wait()  # of nothing
+    with pytest.raises(RuntimeError, match="without start_coalescing"):
+        wrapper.end_coalescing()
+
+
 def test_what_is_not_here_says_so(comm):
     from torchcomms import functional
     from torchcomms._transport import RdmaMemory, RdmaTransport
@@ -234,6 +252,16 @@ def run_alone(program: str) -> None:
     """In a process of its own: what it does to torch.distributed stays there."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("first", ["torchcomms", "torch", "torchcomms.distwrap"])
+def test_torch_finds_the_package_whichever_is_imported_first(first):
+    run_alone(f"""
+        import {first}
+        from torch.distributed import distributed_c10d
+
+        assert getattr(distributed_c10d, "_TORCHCOMM_AVAILABLE", True)
+    """)
 
 
 def test_distwrap_goes_through_communicators():

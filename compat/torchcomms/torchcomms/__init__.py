@@ -5,12 +5,6 @@ import warnings
 from datetime import timedelta
 from importlib.metadata import entry_points
 
-from . import functional, hooks, objcol
-from ._comms import *  # noqa: F403
-
-if os.environ.get("TORCHCOMMS_PATCH_FOR_COMPILE") == "1":
-    warnings.warn("TORCHCOMMS_PATCH_FOR_COMPILE does nothing: this package has no operations for torch.compile", stacklevel=2)
-
 
 class Timeout(timedelta):
     """A timeout, by the name that torchcomms has for it."""
@@ -23,3 +17,21 @@ def is_backend_built(backend: str) -> bool:
 
 def built_backends() -> list[str]:
     return [point.name for point in entry_points(group="torchcomms.backends")]
+
+
+def __getattr__(name: str):
+    # torch.distributed looks for this while it is imported itself: from below, where a program imports us before torch.
+    if name == "new_comm":
+        from ._comms import new_comm
+
+        return new_comm
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+import torch.distributed  # noqa: E402, F401  before any module of ours, since it imports some of them
+
+from . import functional, hooks, objcol  # noqa: E402
+from ._comms import *  # noqa: E402, F403
+
+if os.environ.get("TORCHCOMMS_PATCH_FOR_COMPILE") == "1":
+    warnings.warn("TORCHCOMMS_PATCH_FOR_COMPILE does nothing: this package has no operations for torch.compile", stacklevel=2)

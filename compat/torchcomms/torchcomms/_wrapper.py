@@ -92,7 +92,37 @@ def _reduction(op: int, factor: float | None) -> ReduceOp:
 class _BackendWrapper(_torch_group.PythonBackend):
     def __init__(self, comm: Any) -> None:
         super().__init__(_Facade(comm))
-        self._torchcomm = comm
+        self._torchcomm, self._batch = comm, None
+
+    supports_coalescing = property(lambda self: True)
+
+    def start_coalescing(self) -> None:
+        """From here on sends and receives are kept, for end_coalescing to issue as one batch (without their tags)."""
+        if self._batch is not None:
+            raise RuntimeError("start_coalescing: a batch is open already")
+        self._batch, self._tensors = self._torchcomm.batch_op_create(), []
+
+    def end_coalescing(self) -> Any:
+        if self._batch is None:
+            raise RuntimeError("end_coalescing without start_coalescing")
+        batch, self._batch = self._batch, None
+        return _torch_group._Work(batch.issue(async_op=True)._native if batch.ops else None, self._tensors)
+
+    def send(self, tensors: list, dst_rank: int, tag: int = 0) -> Any:
+        if self._batch is None:
+            return super().send(tensors, dst_rank, tag)
+        (tensor,) = tensors
+        self._batch.send(_torch_group._dense(tensor), dst_rank)
+        return _torch_group._Work(None, tensors)  # the batch's speaks for it
+
+    def recv(self, tensors: list, src_rank: int, tag: int = 0) -> Any:
+        if self._batch is None:
+            return super().recv(tensors, src_rank, tag)
+        (tensor,) = tensors
+        self._batch.recv(tensor, src_rank)
+        self._tensors.append(tensor)
+        return _torch_group._Work(None, tensors)
+
 
     def get_comm(self) -> Any:
         return self._torchcomm
