@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import statistics
 import subprocess
@@ -127,6 +129,7 @@ def enter(namespace: str) -> None:
 
 
 def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, names: list[str], results) -> None:
+    faulthandler.enable()
     if names:
         enter(names[rank * len(names) // size])
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -175,6 +178,21 @@ def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, name
         results.put(None)
 
 
+def next_result(results, processes) -> tuple | None:
+    """What rank 0 tells next. A rank that ends before ends this program: the others would wait for it, and we for them."""
+    waited = 0
+    while True:
+        try:
+            return results.get(timeout=1)
+        except queue.Empty:
+            waited += 1
+        ended = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode}
+        if ended:
+            sys.exit("\n".join(f"rank {rank} ended with exit code {code}" for rank, code in ended.items()))
+        if waited >= 600:
+            sys.exit("no rank told anything for ten minutes")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
@@ -200,7 +218,7 @@ def main() -> None:
             process.start()
         print(f"{arguments.ranks} ranks, medians of the slowest rank in us" + "".join(f"{one:>12}" for one in arguments.contenders))
         kept = []
-        while (cell := results.get(timeout=600)) is not None:
+        while (cell := next_result(results, processes)) is not None:
             name, bytes_, samples = cell
             kept.append({"operation": name, "bytes": bytes_, "samples_us": samples})
             medians = {one: statistics.median(samples[one]) for one in samples}

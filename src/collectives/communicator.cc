@@ -506,7 +506,7 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
     queued_.fetch_add(1, std::memory_order_release);
     if (!runner_.joinable()) runner_ = std::thread([this] { serve_queue(); });
   }
-  queue_changed_.notify_one();
+  queue_changed_.notify_all();  // not only our thread waits for it
   return work;
 }
 
