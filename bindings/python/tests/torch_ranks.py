@@ -116,7 +116,7 @@ def uneven(world) -> None:
 
 
 def unusual_tensors(world) -> None:
-    """Holes, complex numbers, scalars, nothing, averages and factors."""
+    """Holes, complex numbers, scalars, nothing, the same one for every rank, averages and factors."""
     rank, size = world.rank(), world.size()
     wide = some(rank, 4, 6)
     rest = wide[:, 1::2].clone()
@@ -134,6 +134,12 @@ def unusual_tensors(world) -> None:
     dist.all_reduce(scalar, dist.ReduceOp.AVG)
     assert scalar.item() == sum(range(size)) / size
     dist.all_reduce(torch.zeros(0))
+    for async_op in (False, True):
+        shared = torch.full((2,), -1.0)
+        work = dist.all_gather([shared] * size, torch.full((2,), float(rank)), async_op=async_op)
+        if async_op:
+            work.wait()
+        assert shared.tolist() == [size - 1.0] * 2
     half = torch.full((1000,), 0.1, dtype=torch.bfloat16)
     dist.all_reduce(half)
     assert (half == torch.tensor(size * torch.tensor(0.1, dtype=torch.bfloat16).item(), dtype=torch.bfloat16)).all()

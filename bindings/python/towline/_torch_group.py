@@ -205,7 +205,16 @@ class Operations:
 
     def allgather(self, output_tensors: list, input_tensors: list, opts: Any = c10d.AllgatherOptions()) -> Any:
         (outputs,), (one,) = output_tensors, input_tensors
-        return self._do(self._comm.all_gather, outputs, (one,), opts, outputs)
+        if len({output.data_ptr() for output in outputs}) == len(outputs):
+            return self._do(self._comm.all_gather, outputs, (one,), opts, outputs)
+        # Some are one and the same: the last rank's part stays there, on every rank.
+        parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for output in outputs]
+        self._comm.all_gather(_dense(parts), _dense(one), timeout=_seconds(opts))
+        self._sequence += 1
+        with torch.no_grad():
+            for output, part in zip(outputs, parts):
+                output.copy_(part)
+        return _Work(None, outputs) if getattr(opts, "asyncOp", True) else self._done(outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         return self._do(self._comm.all_gather, output, (input,), opts, [output])
