@@ -56,6 +56,12 @@ def test_ranks_that_disagree_are_told(ranks):
     assert len(set(told)) == 1 and "nothing" not in told[0], told
 
 
+def test_a_monitored_barrier_names_who_does_not_come(ranks):
+    said = "[Rank 0]: Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms"
+    first, *others = ranks.run(ranks_do.monitored)
+    assert first[0] == said and all(said in one[-1] for one in (first, *others)), (first, others)
+
+
 def test_a_timeout_is_told(ranks):
     told = ranks.run(ranks_do.late)
     assert all(one and "nothing" not in one for one in told[1:]), told

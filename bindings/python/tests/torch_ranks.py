@@ -343,6 +343,28 @@ def disagree(world) -> str:
         return str(error)
 
 
+def monitored(world) -> list:
+    """Barriers that tell who did not come: all come, then rank 0 alone."""
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=60)
+    backend.monitored_barrier(options, True)
+    told = []
+    if world.rank() == 0:
+        options.timeout = timedelta(milliseconds=100)
+        try:
+            backend.monitored_barrier(options, True)
+        except RuntimeError as error:
+            told.append(str(error))
+    dist.barrier()
+    try:
+        dist.barrier(group=group)
+    except Exception as error:
+        told.append(str(error))
+    return told
+
+
 def late(world) -> str:
     group = dist.new_group(timeout=timedelta(seconds=1))
     if world.rank() == 0:

@@ -7,6 +7,7 @@ only what is in torch._C is used.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ _REDUCTIONS = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
 _NO_TIMEOUT = timedelta(0)
+_BARRIER_TAG = 1 << 62  # of the messages of a monitored barrier
 
 
 class Store:
@@ -273,7 +275,34 @@ class Operations:
         return _Work(work, []) if async_op else self._done([])
 
     def monitored_barrier(self, opts: Any = c10d.BarrierOptions(), wait_all_ranks: bool = False) -> None:
-        self._comm.barrier(timeout=_seconds(opts))
+        """Rank 0 hears from every rank and answers: it can say which did not come. A failure breaks the group."""
+        limit = _seconds(opts) or self._comm.timeout
+        deadline = time.monotonic() + limit
+        token = torch.zeros(1, dtype=torch.uint8)
+        # The messages themselves are given longer: what is late here is told here.
+        how = {"tag": _BARRIER_TAG, "async_op": True, "timeout": 2 * limit + 60}
+        others = range(1, self._comm.size) if self._comm.rank == 0 else [0]
+        if self._comm.rank != 0:
+            self._comm.send(token, 0, **how)
+        arriving = {rank: self._comm.recv(torch.zeros_like(token), rank, **how) for rank in others}
+        absent = []
+        for rank, work in arriving.items():
+            try:
+                work.wait(max(deadline - time.monotonic(), 0))
+            except _errors.TimedOut:
+                if self._comm.error[0] != _errors.Status.OK:
+                    raise
+                absent.append(rank)
+                if not wait_all_ranks:
+                    break
+        if absent:
+            who = f"Rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            text = f"[Rank {self._comm.rank}]: {who} failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
+            self._comm.abort(text)
+            raise RuntimeError(text)
+        if self._comm.rank == 0:
+            for work in [self._comm.send(token, rank, **how) for rank in others]:
+                work.wait()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._comm.timeout = timeout.total_seconds()

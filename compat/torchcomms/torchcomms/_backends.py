@@ -173,9 +173,9 @@ class Native:
         if self.comm is not None:
             self.comm.close()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "the application aborts it") -> None:
         if self.comm is not None and not self.comm.closed:
-            self.comm.abort("the application aborts it")
+            self.comm.abort(reason)
 
     def is_aborted(self) -> bool:
         return self.comm is not None and (self.comm.closed or self.comm.error[0] != towline.Status.OK)
@@ -284,7 +284,7 @@ class Registered:
     def finalize(self) -> None:
         self.backend.finalize()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         raise RuntimeError(f"abort not implemented by backend {self.name}")
 
     def is_aborted(self) -> bool:

@@ -75,8 +75,16 @@ class _Facade:
     def barrier(self, *, async_op=False, timeout=None):
         return self._run("barrier", (), async_op, timeout)
 
-    def abort(self, reason: str | None = None) -> None:
-        self.comm.abort()
+    @property
+    def timeout(self) -> float:
+        return self.comm.get_options().timeout.total_seconds()
+
+    @property
+    def error(self) -> tuple:
+        return self.comm._implementation.use().error
+
+    def abort(self, reason: str) -> None:
+        self.comm._implementation.abort(reason)
 
     def close(self) -> None:
         self.comm.finalize()
