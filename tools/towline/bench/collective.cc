@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <towline/collectives.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "failure.h"
 #include "process.h"
@@ -20,6 +22,15 @@ constexpr const char* kOperations[] = {"barrier",    "all_reduce",   "reduce",  
                                        "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
                                        "gather",     "scatter",      "all_to_all",     "all_to_all_v",
                                        "send_recv"};
+
+// What programs can have without making others swap; everything where the kernel does not say.
+uint64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  for (uint64_t kib = 0; file >> word;)
+    if (word == "MemAvailable:" && file >> kib) return kib << 10;
+  return UINT64_MAX;
+}
 
 // Where ranks meet; removed with what they left there.
 class Meeting {
@@ -130,7 +141,23 @@ double bus_factor(const std::string& operation, uint32_t ranks) {
   return (n - 1) / n;
 }
 
+uint64_t buffer_bytes(const CollectiveOptions& options) {
+  if (options.sizes.empty() || options.ranks.empty()) return 0;
+  const uint64_t largest = *std::ranges::max_element(options.sizes);
+  const uint64_t processes = *std::ranges::max_element(options.ranks) * (1 + options.peers.size());
+  return processes * 2 * largest;
+}
+
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common) {
+  // Before anything is started: a machine that runs out of memory ends programs that have no part in it.
+  if (const uint64_t needed = buffer_bytes(options), free = available_memory(); needed > free) {
+    throw Failure{
+        fmt::format("inputs and outputs of all ranks, and as much for each of {} peers, take {}, and {} of "
+                    "memory are free: "
+                    "give smaller sizes, fewer ranks or --peers none",
+                    options.peers.size(), format_size(static_cast<double>(needed)),
+                    format_size(static_cast<double>(free)))};
+  }
   json results = json::array();
   json peers = json::object();
   ProgressBar bar(common.errors, "bench");

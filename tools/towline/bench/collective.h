@@ -32,6 +32,10 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveOptions, operations, sizes, ranks, 
 // What a rank has to send at least, over the size: 2 (n-1)/n for all_reduce.
 [[nodiscard]] double bus_factor(const std::string& operation, uint32_t ranks);
 
+// What inputs and outputs take at most, of the ranks and of their peers' processes, at a time.
+[[nodiscard]] uint64_t buffer_bytes(const CollectiveOptions& options);
+
+// Throws Failure, also where memory does not suffice.
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common);
 
 // The body of a rank's process. `configuration`: {"options", "rank", "size", "folder"}. The first rank

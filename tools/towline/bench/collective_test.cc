@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "failure.h"
+#include "options.h"
 
 namespace tool::bench {
 namespace {
@@ -25,6 +26,23 @@ TEST(Collectives, BusBandwidthCountsWhatARankHasToSend) {
   EXPECT_EQ(bus_factor("all_reduce", 4), 1.5);
   EXPECT_EQ(bus_factor("all_gather", 4), 0.75);
   EXPECT_EQ(bus_factor("broadcast", 4), 1.0);
+}
+
+TEST(Collectives, WhatMemoryDoesNotSufficeForIsNotBegun) {
+  CollectiveOptions options;
+  options.operations = {"all_reduce"};
+  options.sizes = {4, 1 << 20};
+  options.ranks = {2, 8};
+  EXPECT_EQ(buffer_bytes(options), uint64_t{8 * 3 * 2} << 20);  // gloo's and Open MPI's among them
+  options.peers.clear();
+  EXPECT_EQ(buffer_bytes(options), uint64_t{8 * 2} << 20);
+  options.sizes = {uint64_t{1} << 50};
+  try {
+    run_collective_bench(options, {});
+    FAIL() << "a petabyte was found";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("fewer ranks"), std::string::npos) << failure.what();
+  }
 }
 
 }  // namespace
