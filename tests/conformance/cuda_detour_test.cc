@@ -22,6 +22,35 @@ class CudaDetourTest : public CudaTest {
     left_region_.reset();
     left_ = std::make_unique<Agent>("left", options(more));
   }
+  // Host memory of ours, there and back, and what the routes say.
+  std::string there_and_back(uint64_t bytes) {
+    const Buffer ours(bytes, false);
+    const Buffer theirs(bytes, true);
+    const Region here = left_->register_memory(dram(ours.data(), ours.size()));
+    const Region there = right_->register_memory(vram(theirs));
+    const Peer peer = left_->add_peer(right_->metadata());
+    const BlockList mine = left_->block_list(blocks_of(ours.data(), ours.size(), kPage));
+    const BlockList far = peer.block_list(pages(theirs));
+    stamp(ours.data(), bytes, 11);
+    const Transfer write = left_->transfer(Op::write, mine, far);
+    EXPECT_EQ(run(write), Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
+    const std::string written = write.route();  // tells of the connection as it is now
+    stamp(theirs.data(), bytes, 12);
+    const Transfer read = left_->transfer(Op::read, mine, far);
+    EXPECT_EQ(run(read), Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
+    return written + "\n" + read.route();
+  }
+  // A transfer that waits at a GPU for gpu("hold", 0).
+  Transfer hold_one() {
+    Transfer move = make_move();
+    EXPECT_EQ(run(move), Status::kOk) << last_error();
+    gpu("hold", 1);
+    EXPECT_EQ(move.post(), Status::kInProgress);
+    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+    return move;
+  }
 };
 
 TEST_F(CudaDetourTest, GpusWithoutAPathGoThroughHostMemoryAndSaySo) {
@@ -97,16 +126,29 @@ TEST_F(CudaDetourTest, PrivateHostMemoryOfAPeerIsCopiedByItsOwner) {
 
 TEST_F(CudaDetourTest, HostMemoryOfOursReachesAGpuWithoutOneHere) {
   gpu("separate", 1);
-  const Buffer ours(kPage * kPages, false);
-  stamp(ours.data(), ours.size(), 4);
-  const Region there = right_->register_memory(vram(right_memory_));
-  const Region here = left_->register_memory(dram(ours.data(), ours.size()));
-  const Peer peer = left_->add_peer(right_->metadata());
-  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(blocks_of(ours.data(), ours.size(), kPage)),
-                                peer.block_list(pages(right_memory_)))),
-            Status::kOk)
-      << last_error();
-  EXPECT_EQ(std::memcmp(ours.data(), right_memory_.data(), ours.size()), 0);
+  (void)there_and_back(kPage * kPages);
+}
+
+TEST_F(CudaDetourTest, HostMemoryThatCannotBePinnedGoesThroughThePool) {
+  gpu("pins", 2);
+  const std::string routes = there_and_back(20 << 20);
+  EXPECT_NE(routes.find("\"why\":\"fake GPU: pinning host memory: refused\""), std::string::npos) << routes;
+}
+
+TEST_F(CudaDetourTest, HostMemoryThatMayOnlyBeReadIsPinnedForWhatReadsIt) {
+  gpu("pins", 1);
+  const std::string routes = there_and_back(kPage * kPages);
+  const std::string written = routes.substr(0, routes.find('\n'));
+  EXPECT_EQ(written.find("pinning host memory"), std::string::npos) << written;
+  EXPECT_NE(routes.find("pinning host memory", written.size()), std::string::npos) << routes;
+}
+
+TEST_F(CudaDetourTest, NothingIsPinnedWhereSettingsSaySo) {
+  for (const char* threads : {"auto", "0"}) {
+    restart(("pin = \"never\"\nhost_threads = \"" + std::string(threads) + "\"\n").c_str());
+    const std::string routes = there_and_back(3 << 20);
+    EXPECT_NE(routes.find("cuda.pin is"), std::string::npos) << routes;
+  }
 }
 
 TEST_F(CudaDetourTest, RegionsOnSeveralGpusOfTheOwnerGoInOneTransfer) {
@@ -163,11 +205,7 @@ TEST_F(CudaDetourTest, MuchMoreThanTheMemoryInBetweenAndOddPiecesArriveWhole) {
 
 TEST_F(CudaDetourTest, ACancelledTransferIsFencedOnceTheOwnerHasAnswered) {
   gpu("separate", 1);
-  const Transfer move = make_move();
-  ASSERT_EQ(run(move), Status::kOk) << last_error();
-  gpu("hold", 1);
-  ASSERT_EQ(move.post(), Status::kInProgress);
-  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  const Transfer move = hold_one();
   move.cancel();
   EXPECT_EQ(move.wait(20s), Status::kCancelled);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 1ms), Status::kTimedOut);
@@ -200,11 +238,7 @@ TEST_F(CudaDetourTest, AGpuThatRefusesEndsOnlyTheTransferAndNamesItsCode) {
 
 TEST_F(CudaDetourTest, DeregisteringWaitsForTheOwnersCopy) {
   gpu("separate", 1);
-  const Transfer move = make_move();
-  ASSERT_EQ(run(move), Status::kOk) << last_error();
-  gpu("hold", 1);
-  ASSERT_EQ(move.post(), Status::kInProgress);
-  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  const Transfer move = hold_one();
   EXPECT_EQ(right_region_->deregister(50ms), Status::kTimedOut);
   gpu("hold", 0);
   EXPECT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
@@ -212,11 +246,7 @@ TEST_F(CudaDetourTest, DeregisteringWaitsForTheOwnersCopy) {
 
 TEST_F(CudaDetourTest, AnOwnerThatGoesEndsWhatItWasAskedFor) {
   gpu("separate", 1);
-  const Transfer move = make_move();
-  ASSERT_EQ(run(move), Status::kOk) << last_error();
-  gpu("hold", 1);
-  ASSERT_EQ(move.post(), Status::kInProgress);
-  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  const Transfer move = hold_one();
   std::thread letting_go([&] {
     std::this_thread::yield();
     gpu("hold", 0);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda_fixture.h"
@@ -77,6 +78,33 @@ TEST_F(CudaStreamsTest, APostOnAStreamComesAfterWhatTheStreamHolds) {
   Notice notice;
   while (right_->receive(notice) != Status::kOk) ASSERT_EQ(right_->wait(20s), Status::kOk);
   EXPECT_EQ(notice.text(), "moved");
+}
+
+TEST_F(CudaStreamsTest, AFreshTransfersListIsThereBeforeAStreamReadsIt) {
+  ASSERT_EQ(run(make_move()), Status::kOk) << last_error();  // connected
+  std::vector<uint32_t> picks(kPages / 2);
+  for (uint32_t i = 0; i < picks.size(); ++i) picks[i] = (i * 37) % kPages;
+  for (const bool in_graph : {false, true}) {
+    stamp(left_memory_.data(), left_memory_.size(), in_graph ? 5 : 4);
+    gpu("hold lists", 1);
+    const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)), picks,
+                                          peer_->block_list(pages(right_memory_)), picks);
+    if (in_graph) {
+      std::thread letting_go([&] { gpu("hold lists", 0); });
+      const uint64_t graph = recorded(move);
+      letting_go.join();
+      replay(graph);
+    } else {
+      ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+      EXPECT_EQ(move.wait(5ms), Status::kInProgress);
+      gpu("hold lists", 0);
+      ASSERT_EQ(move.wait(20s), Status::kOk);
+    }
+    for (const uint32_t page : picks)
+      ASSERT_EQ(std::memcmp(right_memory_.data() + page * kPage, left_memory_.data() + page * kPage, kPage),
+                0)
+          << page << ' ' << in_graph;
+  }
 }
 
 TEST_F(CudaStreamsTest, TheDefaultStreamServesAsWellAndPostsFollowOneAnother) {

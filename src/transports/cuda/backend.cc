@@ -43,7 +43,8 @@ Backend::Backend(const plugin::Host& host, Device& device) try
     : BackendBase(host),
       device_(device),
       settings_(Settings::read(host)),
-      mappings_(device),
+      mappings_(device, settings_.pin),
+      team_(settings_.host_threads),
       workers_(host.worker_count()) {
   carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this));
   service_.emplace(this->host(), [this](const Ask& ask) { return find_part(ask); });

@@ -15,6 +15,7 @@
 #include "towline/towline.h"
 #include "transports/cuda/carrier.h"
 #include "transports/cuda/connection.h"
+#include "transports/cuda/copy_team.h"
 #include "transports/cuda/detour_wire.h"
 #include "transports/cuda/device.h"
 #include "transports/cuda/mapping_cache.h"
@@ -53,6 +54,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   [[nodiscard]] Device& device() noexcept { return device_; }
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
+  [[nodiscard]] CopyTeam& team() noexcept { return team_; }
   [[nodiscard]] Carrier& carrier() noexcept { return *carrier_; }
   // Host memory of ours that a peer may ask for by this name until it is unshared. Throws Error. Any thread.
   PoolName share_pool(void* address, uint64_t bytes);
@@ -101,6 +103,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   Device& device_;
   const Settings settings_;
   MappingCache mappings_;
+  CopyTeam team_;
   std::vector<Worker> workers_;
   std::optional<Carrier> carrier_;
   std::optional<MemoryService> service_;

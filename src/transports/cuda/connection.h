@@ -50,7 +50,9 @@ struct Import {
 // A plan prepared on a connection.
 struct Prepared : towline_prepared {
   uint32_t blocks = 0;
+  uint32_t blocks_on_stream = 0;
   bool copy_engine = false;
+  bool list_there = false;  // the GPU has its list, or it needs none: known, not merely so
   std::shared_ptr<Lane> lane;
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
@@ -58,7 +60,7 @@ struct Prepared : towline_prepared {
 
   // In streams of the application's.
   Device* device = nullptr;
-  uint32_t gpu = 0;
+  uint32_t gpu = 0;      // of those streams; the lane may be another's
   Gate* gate = nullptr;  // of what was submitted last; null: nothing was
   bool last_on_stream = false;
   std::vector<std::shared_ptr<Capture>> captures;
@@ -144,11 +146,15 @@ class Connection final : private CarrierEvents {
   [[nodiscard]] std::string needs_detour(const Import& import) const;
   [[nodiscard]] static std::optional<uint32_t> local_gpu(const towline_prepare_args& args);
   [[nodiscard]] uint32_t choose_gpu(const towline_prepare_args& args) const;
+  [[nodiscard]] uint32_t choose_mover(const towline_prepare_args& args, uint32_t gpu) const;
+  [[nodiscard]] std::optional<uint32_t> node_near(const towline_prepare_args& args,
+                                                  std::optional<uint32_t> gpu) const;
   void check_local(const towline_prepare_args& args) const;
   void prepare_direct(const towline_prepare_args& args, Prepared& prepared);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
   int32_t look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept;
+  Code list_first(Prepared& prepared, void* stream, StreamState state) noexcept;
   int32_t begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept;
   Job& make_job(const Prepared& prepared, const towline_submit_args& args);
   void job_begun() noexcept;

@@ -65,6 +65,16 @@ int32_t Connection::look_at_stream(const Prepared& prepared, void* stream, Strea
   return host().refuse(Status::kInternal, error.what());
 }
 
+// The list was sent on our lane, which no stream of the application's waits for by itself.
+Code Connection::list_first(Prepared& prepared, void* stream, StreamState state) noexcept {
+  if (prepared.list_there) return 0;
+  Code code = prepared.lane->state();
+  if (code == Lane::kBusy && state == StreamState::kRuns) return prepared.lane->precede(stream);
+  if (code == Lane::kBusy) code = prepared.lane->drain();  // what a graph holds can't wait for a lane
+  prepared.list_there = code == 0;
+  return code;
+}
+
 int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_capture** out) noexcept try {
   auto& prepared = *static_cast<Prepared*>(handle);
   Connection& self = connection_of(prepared);
@@ -81,7 +91,8 @@ int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_c
   capture->refused_before = capture->gate->refused();
   prepared.captures.push_back(capture);
   const CopyJob work = prepared.work->job(0, prepared.plan->bytes);
-  const Code code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+  Code code = self.list_first(prepared, stream, state);
+  if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks_on_stream), stream);
   if (code != 0) return self.refuse_code("recording a copy in a graph failed: ", code);
   *out = reinterpret_cast<towline_capture*>(owned.release());
   return TOWLINE_OK;
@@ -114,7 +125,8 @@ int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args
   job.value = gate->launched() + 1;
   if (!job.moved) {
     const CopyJob work = prepared.work->job(args.begin, args.end);
-    const Code code = gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+    Code code = list_first(prepared, stream, StreamState::kRuns);
+    if (code == 0) code = gate->launch(work, useful_blocks(work, prepared.blocks_on_stream), stream);
     if (code != 0) return refuse_code("putting a copy into the stream failed: ", code);
   }
   prepared.last_on_stream = true;

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/prefer_node.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/connection.h"
 
@@ -18,13 +19,15 @@ constexpr std::size_t kMostJobs = 256;
 constexpr size_t kWindow = 64;
 constexpr uint32_t kBothFences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
+std::unique_ptr<SharedMemory> allocate_near(std::optional<uint32_t> node) {
+  const PreferNode prefer(node);
+  return SharedMemory::allocate(kPoolBytes, 0);
+}
+
 }  // namespace
 
-Detour::Detour(Backend& backend, Connection& connection)
-    : backend_(backend),
-      connection_(connection),
-      memory_(SharedMemory::allocate(kPoolBytes, 0)),
-      slots_(kDetourSlots) {
+Detour::Detour(Backend& backend, Connection& connection, std::optional<uint32_t> node)
+    : backend_(backend), connection_(connection), memory_(allocate_near(node)), slots_(kDetourSlots) {
   jobs_.reserve(kMostJobs);
   free_.reserve(kMostJobs);
   stretches_.reserve(kMostStretches);
@@ -36,7 +39,7 @@ Detour::~Detour() { backend_.unshare_pool(pool_.key); }
 
 std::shared_ptr<PieceCopier> Detour::copier(std::optional<uint32_t> gpu, bool read) {
   auto& mine = copiers_[{gpu ? int64_t{*gpu} : -1, read}];
-  if (mine == nullptr && !gpu) mine = std::make_shared<PieceCopier>();
+  if (mine == nullptr && !gpu) mine = std::make_shared<PieceCopier>(backend_.team(), read);
   if (mine == nullptr)
     mine = std::make_shared<PieceCopier>(backend_.device(), *gpu, backend_.settings().after_default_stream,
                                          backend_.settings().host_blocks);
@@ -45,8 +48,8 @@ std::shared_ptr<PieceCopier> Detour::copier(std::optional<uint32_t> gpu, bool re
 
 uint64_t Detour::address_for(std::optional<uint32_t> gpu) {
   if (!gpu) return pool_.address;
-  if (pinned_.keep == nullptr) pinned_ = backend_.mappings().pin(pool_.address, pool_.bytes);
-  return pool_.address + pinned_.delta;
+  if (pinned_ == nullptr) pinned_ = backend_.device().pin(pool_.address, pool_.bytes, Use::kWrite);
+  return pool_.address + pinned_->delta();
 }
 
 // ---- moving

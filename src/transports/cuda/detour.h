@@ -25,7 +25,7 @@
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/detour_wire.h"
-#include "transports/cuda/mapping_cache.h"
+#include "transports/cuda/device.h"
 #include "transports/cuda/piece_copier.h"
 
 namespace towline::cuda {
@@ -49,8 +49,8 @@ struct DetourPlan {
 
 class Detour {
  public:
-  // Takes the memory. Throws Error.
-  Detour(Backend& backend, Connection& connection);
+  // Takes the memory, of that NUMA node if it can be had there. Throws Error.
+  Detour(Backend& backend, Connection& connection, std::optional<uint32_t> node);
   Detour(const Detour&) = delete;
   Detour& operator=(const Detour&) = delete;
   ~Detour();
@@ -112,7 +112,7 @@ class Detour {
   Connection& connection_;
   const std::unique_ptr<SharedMemory> memory_;
   PoolName pool_;
-  MappingCache::Way pinned_;                                                  // for GPUs
+  std::unique_ptr<Pinned> pinned_;                                            // for GPUs
   std::map<std::pair<int64_t, bool>, std::shared_ptr<PieceCopier>> copiers_;  // by GPU, -1 the host
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Job>> jobs_;  // oldest first

@@ -25,7 +25,7 @@ DetourOwner::DetourOwner(Backend& backend, Connection& connection, const uint64_
 
 std::shared_ptr<PieceCopier> DetourOwner::copier(std::optional<uint32_t> gpu, bool to_owner) {
   auto& mine = copiers_[{gpu ? int64_t{*gpu} : -1, to_owner}];
-  if (mine == nullptr && !gpu) mine = std::make_shared<PieceCopier>();
+  if (mine == nullptr && !gpu) mine = std::make_shared<PieceCopier>(backend_.team(), to_owner);
   if (mine == nullptr)
     mine = std::make_shared<PieceCopier>(backend_.device(), *gpu, backend_.settings().after_default_stream,
                                          backend_.settings().host_blocks);
@@ -126,7 +126,8 @@ void DetourOwner::begin(Request& request, uint32_t slot) {
            stretch.address);
   }
   uint64_t pool = reinterpret_cast<uint64_t>(pool_->mapping.address());
-  if (gpu && pool_->pinned == nullptr) pool_->pinned = backend_.device().pin(pool, pool_->mapping.bytes());
+  if (gpu && pool_->pinned == nullptr)
+    pool_->pinned = backend_.device().pin(pool, pool_->mapping.bytes(), Use::kWrite);
   if (gpu) pool += pool_->pinned->delta();
   pool += pool_->skip + request.move.offset;
   request.copier = copier(gpu, request.move.to_owner);

@@ -32,6 +32,7 @@ struct Gpu {
   Uuid uuid = {};
   std::string name;
   uint32_t multiprocessors = 0;
+  std::optional<uint32_t> host_node;  // of NUMA, the nearest
 };
 
 enum class Where : uint8_t {
@@ -80,6 +81,12 @@ class Mapped {
   [[nodiscard]] virtual uint64_t address() const noexcept = 0;  // of the first part's first byte
 };
 
+// What GPUs will do with host memory.
+enum class Use : uint8_t {
+  kRead = 0,  // then it may also be memory that nobody here may write, such as a file mapped for reading
+  kWrite = 1,
+};
+
 // Host memory that GPUs reach, until this goes. `delta`: what to add to a host address.
 class Pinned {
  public:
@@ -88,6 +95,7 @@ class Pinned {
   Pinned& operator=(const Pinned&) = delete;
   virtual ~Pinned() = default;
   [[nodiscard]] virtual uint64_t delta() const noexcept = 0;
+  [[nodiscard]] virtual Use use() const noexcept { return Use::kWrite; }
 };
 
 // Work for one GPU, in order. One thread at a time, but for release_list. Going waits for what was begun.
@@ -182,7 +190,10 @@ class Device {
   virtual void reach(uint32_t gpu, uint32_t other) = 0;
   // False: they certainly have no path. No context is made by asking.
   [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;
-  virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
+  // Null: the application has not pinned it.
+  virtual std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) = 0;
+  // Also where the application has.
+  virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes, Use use) = 0;
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work.
   virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) = 0;

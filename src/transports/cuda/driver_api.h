@@ -30,7 +30,8 @@ inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;
-inline constexpr int kFunctionThreads = 0;  // attribute: that a block may have
+inline constexpr int kAttributeHostNode = 134;  // of NUMA; -1: not known. From CUDA 12.2 on
+inline constexpr int kFunctionThreads = 0;      // attribute: that a block may have
 
 enum PointerAttribute : int {
   kContextOf = 1,
@@ -70,6 +71,7 @@ struct Uuid {
 
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
+inline constexpr unsigned kHostReadOnly = 8;
 inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr uintptr_t kLastSpecialStream = 2;  // 0, 1, 2 stand for default streams

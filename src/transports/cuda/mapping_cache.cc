@@ -54,7 +54,7 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   if (file == nullptr) {
     auto made = std::make_shared<HostFile>();
     made->mapping = Mapping::map_shared(part.fd.get(), end - begin, MapAccess::kReadWrite, begin);
-    made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin);
+    made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin, Use::kWrite);
     file = made;
     slot = file;
   }
@@ -63,17 +63,23 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   return {std::move(file), here - part.address};
 }
 
-MappingCache::Way MappingCache::pin(uint64_t address, uint64_t bytes) {
+MappingCache::Way MappingCache::pin(uint64_t address, uint64_t bytes, Use use) {
   const std::lock_guard lock(mutex_);
   std::erase_if(pinned_, [](const auto& entry) { return entry.second.expired(); });
   for (const auto& [range, weak] : pinned_) {
     if (range.first > address || range.second < address + bytes) continue;
-    if (auto pinned = weak.lock(); pinned != nullptr) {
+    if (auto pinned = weak.lock(); pinned != nullptr && pinned->use() >= use) {
       const uint64_t delta = pinned->delta();
       return {std::move(pinned), delta};
     }
   }
-  std::shared_ptr<const Pinned> pinned = device_.pin(address, bytes);
+  std::shared_ptr<const Pinned> pinned;
+  if (pin_ == PinUse::kNever) {
+    pinned = device_.find_pinned(address, bytes);
+    if (pinned == nullptr) fail(Status::kUnsupported, "cuda.pin is \"never\", and host memory is not pinned");
+  } else {
+    pinned = device_.pin(address, bytes, use);
+  }
   pinned_[{address, address + bytes}] = pinned;
   const uint64_t delta = pinned->delta();
   return {std::move(pinned), delta};

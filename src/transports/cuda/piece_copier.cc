@@ -1,9 +1,9 @@
 #include "transports/cuda/piece_copier.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/clock.h"
+#include "base/spin.h"
 #include "transports/cuda/work_list.h"
 
 namespace towline::cuda {
@@ -14,9 +14,12 @@ constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no fl
 
 }  // namespace
 
-PieceCopier::PieceCopier() : lists_(kDetourSlots), host_pieces_(std::size_t{kDetourSlots} * kMostPieces) {
-  for (uint32_t slot = 0; slot < kDetourSlots; ++slot)
+PieceCopier::PieceCopier(CopyTeam& team, bool past_caches)
+    : team_(&team), lists_(kDetourSlots), host_pieces_(std::size_t{kDetourSlots} * kMostPieces) {
+  for (uint32_t slot = 0; slot < kDetourSlots; ++slot) {
     lists_[slot].pieces = host_pieces_.data() + std::size_t{slot} * kMostPieces;
+    lists_[slot].job.past_caches = past_caches;
+  }
 }
 
 PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks)
@@ -28,8 +31,8 @@ PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint3
 }
 
 PieceCopier::~PieceCopier() {
-  if (lane_ == nullptr) return;
   drain();
+  if (lane_ == nullptr) return;
   for (const List& list : lists_) lane_->release_list(list.room);
 }
 
@@ -43,7 +46,7 @@ void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes)
   List& list = lists_[slot];
   list.bits |= to | from | bytes | list.bytes;
   while (bytes != 0) {
-    const uint64_t length = std::min(bytes, kLongestPiece);
+    const uint64_t length = lane_ == nullptr ? bytes : std::min(bytes, kLongestPiece);
     list.pieces[list.count++] = {to, from, list.bytes, length};
     to += length;
     from += length;
@@ -55,9 +58,11 @@ void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes)
 Code PieceCopier::start(uint32_t slot) noexcept {
   List& list = lists_[slot];
   if (lane_ == nullptr) {
-    for (const Piece* piece = list.pieces; piece != list.pieces + list.count; ++piece)
-      std::memcpy(reinterpret_cast<void*>(piece->to), reinterpret_cast<const void*>(piece->from),
-                  piece->length);
+    list.job.pieces = list.pieces;
+    list.job.count = list.count;
+    list.job.bytes = list.bytes;
+    list.under_way = true;
+    team_->begin(list.job);
     return 0;
   }
   Lane::List used = list.room;
@@ -78,7 +83,12 @@ Code PieceCopier::start(uint32_t slot) noexcept {
 
 Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {
   List& list = lists_[slot];
-  if (lane_ == nullptr || lane_->flag(slot).load(std::memory_order_acquire) == list.value) return 0;
+  if (lane_ == nullptr) {
+    if (list.under_way && !team_->look(list.job)) return Lane::kBusy;
+    list.under_way = false;
+    return 0;
+  }
+  if (lane_->flag(slot).load(std::memory_order_acquire) == list.value) return 0;
   if (list.asked_ns == 0) list.asked_ns = now_ns;
   if (now_ns < list.asked_ns + kAskAfterNs) return Lane::kBusy;
   list.asked_ns = now_ns;
@@ -88,6 +98,10 @@ Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {
 
 void PieceCopier::drain() noexcept {
   if (lane_ != nullptr) (void)lane_->drain();
+  for (List& list : lists_) {
+    while (list.under_way && !team_->look(list.job)) cpu_pause();
+    list.under_way = false;
+  }
 }
 
 }  // namespace towline::cuda

@@ -1,10 +1,11 @@
-// Copies lists of pieces, a few lists at a time: by one GPU, or where none is needed by the host.
+// Copies lists of pieces, a few lists at a time: by one GPU, or where none is needed by threads of the host.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "transports/cuda/copy_team.h"
 #include "transports/cuda/device.h"
 
 namespace towline::cuda {
@@ -17,7 +18,8 @@ inline constexpr uint32_t kMostStretches = 2048;
 // One worker, under its lock. Each slot is a list of its own: written, started, looked at until it is over.
 class PieceCopier {
  public:
-  PieceCopier();  // the host copies: addresses are its own
+  // The host copies: addresses are its own. The team outlives it.
+  PieceCopier(CopyTeam& team, bool past_caches);
   // Throws Error.
   PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks);
   PieceCopier(const PieceCopier&) = delete;
@@ -46,9 +48,12 @@ class PieceCopier {
     uint64_t value = 0;
     uint64_t asked_ns = 0;  // when the lane's state was last looked at
     Lane::List room;
+    CopyTeam::Job job;  // the host's
+    bool under_way = false;
   };
 
-  std::unique_ptr<Lane> lane_;  // null: the host
+  CopyTeam* const team_ = nullptr;  // null: the lane's GPU
+  std::unique_ptr<Lane> lane_;
   uint32_t blocks_ = 0;
   uint64_t last_value_ = 0;
   std::vector<List> lists_;

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string>
 
 #include "base/config.h"
+#include "base/topology.h"
 
 namespace towline::cuda {
 
@@ -41,6 +43,21 @@ DetourUse read_detour(const plugin::Host& host) {
   refuse("cuda.through_host", value, "auto, always or never");
 }
 
+PinUse read_pin(const plugin::Host& host) {
+  const std::string value = host.config("cuda.pin", "auto");
+  if (value == "auto") return PinUse::kAuto;
+  if (value == "never") return PinUse::kNever;
+  refuse("cuda.pin", value, "auto or never");
+}
+
+uint32_t read_host_threads(const plugin::Host& host) {
+  if (host.config("cuda.host_threads", "auto") != "auto")
+    return static_cast<uint32_t>(
+        read_number(host, "cuda.host_threads", "", 0, 256, "a number of threads from 0 to 256, or auto"));
+  const auto processors = static_cast<uint32_t>(read_host_topology().allowed_cpus.size());
+  return std::clamp(processors / 2, 1u, 8u);
+}
+
 }  // namespace
 
 Settings Settings::read(const plugin::Host& host) {
@@ -60,6 +77,8 @@ Settings Settings::read(const plugin::Host& host) {
   settings.direct = read_bool(host, "cuda.direct", "true");
   settings.after_default_stream = read_bool(host, "cuda.after_default_stream", "false");
   settings.detour = read_detour(host);
+  settings.pin = read_pin(host);
+  settings.host_threads = read_host_threads(host);
   return settings;
 }
 

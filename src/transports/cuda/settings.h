@@ -14,6 +14,12 @@ enum class DetourUse : uint8_t {
   kNever,
 };
 
+// Host memory of ours that the application has not pinned.
+enum class PinUse : uint8_t {
+  kAuto,   // pinned where it lies by the first transfer that needs it; what can't be goes through the pool
+  kNever,  // it goes through the pool
+};
+
 struct Settings {
   uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most
   uint32_t read_blocks = 0;        // the same of one from it
@@ -25,6 +31,8 @@ struct Settings {
   bool after_default_stream = false;  // copies are ordered with the GPU's default stream
 
   DetourUse detour = DetourUse::kAuto;
+  PinUse pin = PinUse::kAuto;
+  uint32_t host_threads = 0;  // that copy to and from the pool beside the worker
 
   // Throws plugin::Failure naming the setting.
   static Settings read(const plugin::Host& host);

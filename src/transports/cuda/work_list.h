@@ -30,6 +30,7 @@ class WorkList {
 
   // The whole plan is one contiguous range on both sides.
   [[nodiscard]] bool one_piece() const noexcept { return one_piece_; }
+  [[nodiscard]] bool has_list() const noexcept { return list_.host != nullptr; }
   [[nodiscard]] uint64_t to() const noexcept { return job_.to.address; }
   [[nodiscard]] uint64_t from() const noexcept { return job_.from.address; }
   [[nodiscard]] Form form() const noexcept { return job_.form; }

@@ -102,9 +102,31 @@ bool Faults::full() {
   return full_;
 }
 
+void Faults::hold_lists(bool held) {
+  const std::lock_guard lock(mutex_);
+  lists_held_ = held;
+  let_go_.notify_all();
+}
+
+void Faults::wait_for_lists() {
+  std::unique_lock lock(mutex_);
+  let_go_.wait(lock, [this] { return !lists_held_; });
+}
+
+void Faults::limit_pins(Pins pins) {
+  const std::lock_guard lock(mutex_);
+  pins_ = pins;
+}
+
+Faults::Pins Faults::pins() {
+  const std::lock_guard lock(mutex_);
+  return pins_;
+}
+
 void Faults::reset() {
   const std::lock_guard lock(mutex_);
-  held_ = separated_ = full_ = false;
+  held_ = separated_ = full_ = lists_held_ = false;
+  pins_ = Pins::kAll;
   refusals_ = 0;
   refusal_ = break_ = 0;
   forgotten_.clear();
@@ -227,19 +249,29 @@ class FakeLane final : public Lane {
     return {new uint8_t[bytes](), reinterpret_cast<uint64_t>(new uint8_t[bytes]()), bytes, 0};
   }
   void release_list(const List& list) noexcept override {
+    {
+      // Whatever is on its way goes nowhere.
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return sending_ != list.gpu; });
+      std::erase_if(queue_, [&](const Work& work) { return work.list.gpu == list.gpu; });
+    }
     delete[] static_cast<uint8_t*>(list.host);
     delete[] reinterpret_cast<uint8_t*>(list.gpu);
   }
   Code upload(const List& list) noexcept override {
-    std::memcpy(reinterpret_cast<void*>(list.gpu), list.host, list.bytes);
+    Work work{};
+    work.list = list;
+    const std::lock_guard lock(mutex_);
+    if (broken_ != 0) return broken_;
+    give(work);
     return 0;
   }
   Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
     if (blocks == 0 || job.pieces == 0) return 1;
-    return enqueue({job, slot, value});
+    return enqueue({job, slot, value, {}});
   }
   Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept override {
-    Work work{{}, slot, value};
+    Work work{{}, slot, value, {}};
     work.job.form = Form::kStrided;
     work.job.end = work.job.piece_bytes = bytes;
     work.job.chunk_bytes = 1u << 30;
@@ -276,15 +308,32 @@ class FakeLane final : public Lane {
     CopyJob job;
     uint32_t slot;
     uint64_t value;
+    List list;  // to be sent, and nothing else
   };
 
+  void give(const Work& work) {
+    queue_.push_back(work);
+    ++given_;
+    changed_.notify_all();
+  }
   Code enqueue(const Work& work) {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     const std::lock_guard lock(mutex_);
     if (broken_ != 0) return broken_;
-    queue_.push_back(work);
-    ++given_;
-    changed_.notify_all();
+    give(work);
+    return 0;
+  }
+
+  Code carry_out(const Work& next) {
+    if (next.list.host != nullptr) {
+      faults().wait_for_lists();
+      std::memcpy(reinterpret_cast<void*>(next.list.gpu), next.list.host, next.list.bytes);
+      return 0;
+    }
+    faults().wait_until_let_go();
+    if (const Code broken = faults().take_break(); broken != 0) return broken;
+    run(next.job);
+    flags_[next.slot].store(next.value, std::memory_order_release);
     return 0;
   }
 
@@ -296,15 +345,12 @@ class FakeLane final : public Lane {
       const Work next = queue_.front();
       queue_.pop_front();
       running_ = true;
+      sending_ = next.list.gpu;
       lock.unlock();
-      faults().wait_until_let_go();
-      const Code broken = faults().take_break();
-      if (broken == 0) {
-        run(next.job);
-        flags_[next.slot].store(next.value, std::memory_order_release);
-      }
+      const Code broken = carry_out(next);
       lock.lock();
       running_ = false;
+      sending_ = 0;
       ++over_;
       if (broken != 0) {
         broken_ = broken;
@@ -319,6 +365,7 @@ class FakeLane final : public Lane {
   std::deque<Work> queue_;
   uint64_t given_ = 0;
   uint64_t over_ = 0;
+  uint64_t sending_ = 0;  // a list
   bool running_ = false;
   bool stop_ = false;
   Code broken_ = 0;
@@ -392,7 +439,12 @@ class AsItLies : public Mapped {
 
 class NotMoved : public Pinned {
  public:
+  explicit NotMoved(Use use) : use_(use) {}
   [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
+  [[nodiscard]] Use use() const noexcept override { return use_; }
+
+ private:
+  const Use use_;
 };
 
 class FakeDevice final : public Device {
@@ -461,7 +513,13 @@ class FakeDevice final : public Device {
   [[nodiscard]] bool may_reach(uint32_t, const Uuid&) const noexcept override {
     return !faults().separated();
   }
-  std::unique_ptr<Pinned> pin(uint64_t, uint64_t) override { return std::make_unique<NotMoved>(); }
+  std::unique_ptr<Pinned> find_pinned(uint64_t, uint64_t) override { return nullptr; }
+  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t, Use use) override {
+    const Faults::Pins pins = find_vma(address).memfd ? Faults::Pins::kAll : faults().pins();
+    if (pins == Faults::Pins::kNone || (pins == Faults::Pins::kRead && use == Use::kWrite))
+      fail(Status::kIo, "fake GPU: pinning host memory: refused");
+    return std::make_unique<NotMoved>(pins == Faults::Pins::kRead ? Use::kRead : Use::kWrite);
+  }
   std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
     FakeStream& theirs = stream_of(stream);

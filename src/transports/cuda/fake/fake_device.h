@@ -37,6 +37,13 @@ class Faults {
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
   void fill(bool full);  // there is no room to map anything
+  // Lists stay on their way to the GPU until let go.
+  void hold_lists(bool held);
+  void wait_for_lists();
+  // Host memory off memfds can be pinned: for all, for being read, or not at all.
+  enum class Pins : uint8_t { kAll = 0, kRead = 1, kNone = 2 };
+  void limit_pins(Pins pins);
+  [[nodiscard]] Pins pins();
   [[nodiscard]] bool full();
   void reset();
 
@@ -52,6 +59,8 @@ class Faults {
   uint32_t waiting_ = 0;
   bool separated_ = false;
   bool full_ = false;
+  bool lists_held_ = false;
+  Pins pins_ = Pins::kAll;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
   Code break_ = 0;

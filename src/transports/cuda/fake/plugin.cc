@@ -41,6 +41,10 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.place(a, b, static_cast<uint32_t>(c));
   else if (is("full"))
     faults.fill(a != 0);
+  else if (is("hold lists"))
+    faults.hold_lists(a != 0);
+  else if (is("pins"))
+    faults.limit_pins(static_cast<towline::cuda::fake::Faults::Pins>(a));
   else if (is("separate"))
     faults.separate(a != 0);
   else if (is("reset"))
