@@ -7,7 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <random>
 
@@ -17,6 +20,7 @@
 #include "support/table.h"
 #include "towline/gpu.hpp"
 #include "towline/towline.hpp"
+#include "ways.h"
 
 namespace bench {
 namespace {
@@ -33,10 +37,17 @@ struct Options {
   int host_blocks = 8;
   bool target = false;
   bool all = false;
+  bool ways = false;
   bool on_stream = false;
   bool pageable = false;
   bool through_host = false;
+  std::string pin;
 };
+
+std::string of_times(const std::vector<double>& seconds) {
+  const Spread times = spread_of(seconds);
+  return fmt::format("{:.1f} [{:.1f} {:.1f}]", times.median * 1e6, times.min * 1e6, times.max * 1e6);
+}
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -62,6 +73,7 @@ towline::AgentOptions agent_options(const Options& options) {
   result.config =
       fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n",
                   options.plugin, options.blocks, options.read_blocks, options.host_blocks);
+  if (!options.pin.empty()) result.config += fmt::format("pin = \"{}\"\n", options.pin);
   if (options.through_host) result.config += "through_host = \"always\"\n";
   return result;
 }
@@ -182,7 +194,8 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
   const towline::Transfer move = ends.agent.transfer(cell.op, here, mine, there, theirs);
   const double made = now_s();
   std::vector<double> make_s{made - listed};
-  for (int i = 0; i < 8 && cell.pages > 65536; ++i) {
+  const bool many = cell.pages > 65536;
+  for (int i = 0; i < 50 && many; ++i) {
     const double start = now_s();
     const towline::Transfer another = ends.agent.transfer(cell.op, here, mine, there, theirs);
     make_s.push_back(now_s() - start);
@@ -207,7 +220,8 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
   std::vector<double> ours_s;
   std::vector<double> post_s;
   std::vector<double> engine_s;
-  const int rounds = cell.pages * cell.page < (1u << 20) ? options.rounds * 20 : options.rounds;
+  const int more = cell.pages * cell.page < (1u << 20) ? 20 : many ? 7 : 1;
+  const int rounds = options.rounds * more;
   for (int round = -2; round < rounds; ++round) {
     const double a = bare.copy(one ? options.blocks : bare_blocks);
     const auto [posted, b] = ours();
@@ -240,8 +254,9 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
           fmt::format("{:.3f}", limit.median / o.median),
           fmt::format("{:.1f}", o.median * 1e6),
           fmt::format("{:.1f}", b.median * 1e6),
-          fmt::format("{:.1f}", spread_of(post_s).median * 1e6),
-          fmt::format("{:.0f}/{:.0f}", (listed - begun) * 1e6, spread_of(make_s).median * 1e6),
+          of_times(post_s),
+          fmt::format("{:.0f}", (listed - begun) * 1e6),
+          of_times(make_s),
           differing == 0 ? "right" : fmt::format("{} WORDS WRONG", differing)};
 }
 
@@ -304,7 +319,71 @@ std::vector<std::string> run_both_ways(uint64_t page, uint64_t pages, const Opti
           fmt::format("{:.1f}", b.median * 1e6),
           "-",
           "-",
+          "-",
           bare_out.differing_words() + bare_in.differing_words() == 0 ? "right" : "WRONG"};
+}
+
+// Host memory as malloc gives it, moved once and again: fresh memory to the far GPU, and back into other
+// fresh memory. The first time holds all that its being fresh costs, from the index arrays on.
+bool add_pageable(Rows& rows, const Target& target, const std::string& pin, uint64_t bytes, Options options) {
+  constexpr uint64_t kPage = 32768;
+  options.pin = pin;
+  towline::Agent agent("initiator", agent_options(options));
+  towline::Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata)));
+  const auto there =
+      peer.block_list(towline::Blocks::at(target.address, kPage, towline::Kind::kVram, target.gpu)
+                          .repeat(bytes / kPage, kPage));
+  std::mt19937 random(5);
+  const auto picks = draw(bytes / kPage, bytes / kPage, random);
+  std::vector<double> first_s[2];
+  std::vector<double> again_s[2];
+  bool right = true;
+  for (int turn = 0; turn < 5; ++turn) {
+    const std::unique_ptr<void, decltype(&std::free)> memory[2] = {
+        {gpu::allocate_pageable(bytes), &std::free}, {gpu::allocate_pageable(bytes), &std::free}};
+    std::memset(memory[1].get(), 0, bytes);
+    for (const bool read : {false, true}) {
+      auto* const host = static_cast<std::byte*>(memory[read ? 1 : 0].get());
+      const auto region = agent.register_memory(towline::dram(host, bytes));
+      const auto here = agent.block_list(towline::blocks_of(host, bytes, kPage));
+      const double begun = now_s();
+      const auto move =
+          agent.transfer(read ? towline::Op::read : towline::Op::write, here, picks, there, picks);
+      double start = begun;
+      for (int post = 0; post < 4; ++post) {
+        towline::Status status = move.post();
+        while (status == towline::Status::kInProgress) status = move.poll();
+        if (status != towline::Status::kOk) throw std::runtime_error(std::string(towline::last_error()));
+        const double end = now_s();
+        (post == 0 ? first_s : again_s)[read ? 1 : 0].push_back(end - start);
+        start = end;
+      }
+    }
+    right = right && std::memcmp(memory[0].get(), memory[1].get(), bytes) == 0;
+  }
+  const auto speed = [&](const std::vector<double>& seconds) {
+    const Spread times = spread_of(seconds);
+    const auto size = static_cast<double>(bytes);
+    return fmt::format("{:.1f} [{:.1f} {:.1f}]", size / times.median / 1e9, size / times.max / 1e9,
+                       size / times.min / 1e9);
+  };
+  for (const int read : {0, 1})
+    rows.push_back({read != 0 ? "peer to host" : "host to peer", fmt::format("{} MiB", bytes >> 20), pin,
+                    speed(first_s[read]), speed(again_s[read]), right ? "right" : "WRONG"});
+  return right;
+}
+
+int measure_pageable(const char* self, const Options& options) {
+  const Target target(self, options);
+  gpu::use(0);
+  gpu::synchronize();  // the process uses a GPU
+  Rows rows{{"transfer", "bytes, 32 KiB each", "cuda.pin", "first, GB/s", "again, GB/s", "pages"}};
+  bool right = true;
+  for (const uint64_t bytes : {uint64_t{128} << 20, uint64_t{1} << 30, options.host_span})
+    for (const char* pin : {"auto", "never"})
+      right = add_pageable(rows, target, pin, bytes, options) && right;
+  std::cout << render(rows) << std::endl;
+  return right ? 0 : 1;
 }
 
 int measure(const char* self, const Options& options) {
@@ -317,8 +396,7 @@ int measure(const char* self, const Options& options) {
       options.span >> 30);
   towline::Agent agent("initiator", agent_options(options));
   const uint64_t local = gpu::allocate(options.span);
-  auto* const host = static_cast<std::byte*>(options.pageable ? gpu::allocate_pageable(options.host_span)
-                                                              : gpu::allocate_pinned(options.host_span));
+  auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
   const auto region = agent.register_memory(
       {.address = reinterpret_cast<void*>(local), .bytes = options.span, .kind = towline::Kind::kVram});
   const auto host_region = agent.register_memory(towline::dram(host, options.host_span));
@@ -326,7 +404,7 @@ int measure(const char* self, const Options& options) {
   const uint64_t mapped = gpu::import_handle(target.handle);
   gpu::stamp(local, options.span, 1);
   gpu::stamp(mapped, options.span, 2);
-  if (!options.pageable) gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
+  gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
   const Ends ends{agent, peer, local, host, target.address, mapped, target.gpu};
   constexpr auto kWrite = towline::Op::write;
   constexpr auto kRead = towline::Op::read;
@@ -349,12 +427,11 @@ int measure(const char* self, const Options& options) {
       {"host to peer 64 KiB x 4096", kWrite, 65536, 4096, true},
   };
   Rows rows{{"transfer", "GB/s", "spread", "bare GB/s", "cudaMemcpy GB/s", "of limit", "us", "bare us",
-             "post us", "lists/transfer us", "pages"}};
+             "post us", "lists us", "transfer us", "pages"}};
   int wrong = 0;
   for (const Cell& cell : cells) {
     if (cell.page * cell.pages > options.span || (cell.host && options.on_stream)) continue;
     if (options.through_host && (cell.host || cell.pages > 16384)) continue;
-    if (options.pageable && !cell.host) continue;
     try {
       rows.push_back(run(cell, options, ends, wrong));
     } catch (const std::exception& error) {
@@ -388,7 +465,9 @@ int main(int argc, char** argv) try {
                  "thread blocks where one side is host memory, of both");
   app.add_flag("--on-stream", options.on_stream, "posts as work of a stream of the harness");
   app.add_flag("--pageable", options.pageable,
-               "only host memory, as malloc gives it; making the first transfer pins it");
+               "only host memory as malloc gives it, moved once and again, pinned and never pinned");
+  app.add_option("--pin", options.pin, "the setting cuda.pin");
+  app.add_flag("--ways", options.ways, "only plain kernels: pushed or pulled, by how many thread blocks");
   app.add_flag("--through-host", options.through_host,
                "as where the GPUs have no path: through host memory of both processes");
   app.add_flag("--all-to-all", options.all, "every GPU to every other at once, in one process");
@@ -398,6 +477,10 @@ int main(int argc, char** argv) try {
     std::cerr << "there is no GPU here\n";
     return 77;
   }
+  if (options.ways) {
+    if (bench::gpu::count() > 1) bench::gpu::measure_ways(options.rounds);
+    return 0;
+  }
   if (options.all) {
     const bool right = bench::gpu::run_all_to_all({.plugin = options.plugin,
                                                    .blocks = options.blocks,
@@ -406,7 +489,9 @@ int main(int argc, char** argv) try {
                                                    .pages = 4096});
     return right ? 0 : 1;
   }
-  return options.target ? bench::serve(options) : bench::measure("/proc/self/exe", options);
+  if (options.target) return bench::serve(options);
+  return options.pageable ? bench::measure_pageable("/proc/self/exe", options)
+                          : bench::measure("/proc/self/exe", options);
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;
