@@ -27,6 +27,7 @@ namespace {
 constexpr uint32_t kMostWorkers = 8;
 constexpr std::size_t kCompletionCapacity = 1 << 16;
 constexpr uint64_t kCloseTimeoutNs = 5 * kSecondNs;
+constexpr uint32_t kLooksPerFullPass = 8;  // for notices
 
 const Clock& system_clock() noexcept {
   static const SystemClock clock;
@@ -339,23 +340,32 @@ Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns
 
 void Agent::add_transfer(Transfer& transfer) {
   std::lock_guard lock(control_mutex_);
-  transfers_.insert(&transfer);
+  transfers_.push(transfer);
 }
 
 void Agent::remove_transfer(Transfer& transfer) noexcept {
   std::lock_guard lock(control_mutex_);
-  transfers_.erase(&transfer);
+  transfers_.remove(transfer);
 }
 
 // ---- notices
 
+// A worker's pass over all its backends takes longer than all else here. So whoever asks until there is
+// nothing left has had its progress before the first notice; and the worker that brought the last notice is
+// looked at first, the others only when it brings none, or every few times.
 NoticeNode* Agent::receive_notice() noexcept {
-  if (NoticeNode* node = inbox_.pull()) {
-    settle_event_fd();
-    return node;
-  }
-  progress();
+  static thread_local const Agent* just_given = nullptr;
+  static thread_local uint32_t first = 0;  // worker; of whatever agent, it only guides
+  static thread_local uint32_t looks = 0;
   NoticeNode* node = inbox_.pull();
+  if (node == nullptr && just_given != this) {
+    const bool all = ++looks % kLooksPerFullPass == 0;
+    for (size_t i = 0; i < workers_.size() && (all || inbox_.looks_empty()); ++i)
+      workers_[(first + i) % workers_.size()]->drive();
+    node = inbox_.pull();
+  }
+  if (node != nullptr) first = node->worker;
+  just_given = node == nullptr ? nullptr : this;
   settle_event_fd();
   return node;
 }

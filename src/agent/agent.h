@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "agent/counter.h"
 #include "agent/fork_generation.h"
 #include "agent/inbox.h"
+#include "agent/intrusive_list.h"
 #include "agent/peer.h"
 #include "agent/staging_pool.h"
 #include "agent/worker.h"
@@ -146,7 +146,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   template <class Visit>
   void for_each_transfer(Visit&& visit) {
     std::lock_guard lock(control_mutex_);
-    for (Transfer* transfer : transfers_) visit(*transfer);
+    transfers_.for_each(visit);
   }
   // Reserved at post, filled at the end, pulled by the application.
   [[nodiscard]] bool reserve_completion() noexcept;
@@ -226,7 +226,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Peer>> peers_;           // all there ever were
   std::map<std::string, Peer*, std::less<>> by_name_;  // the present incarnation of each
   std::map<Id, Peer*> by_incarnation_;
-  std::set<Transfer*> transfers_;
+  IntrusiveList<Transfer> transfers_;
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer

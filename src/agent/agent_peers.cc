@@ -44,9 +44,9 @@ Peer& Agent::learn(const metadata::PeerMetadata& metadata) {
 }
 
 void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
-  for (Transfer* transfer : transfers_) {
-    if (transfer->remote().peer() == &peer) transfer->close_gate(static_cast<int32_t>(why));
-  }
+  transfers_.for_each([&](Transfer& transfer) {
+    if (transfer.remote().peer() == &peer) transfer.close_gate(static_cast<int32_t>(why));
+  });
   // Its links close in their workers' next round.
   for (const auto& worker : workers_) {
     worker->maintain_soon();
@@ -146,11 +146,10 @@ void Agent::revoke_remote(Peer& peer, uint64_t key) noexcept {
     worker->maintain_soon();
     worker->wake();
   }
-  for (Transfer* transfer : transfers_) {
-    if (transfer->remote().peer() == &peer && transfer->remote().uses_region(key)) {
-      transfer->close_gate(static_cast<int32_t>(Status::kStale));
-    }
-  }
+  transfers_.for_each([&](Transfer& transfer) {
+    if (transfer.remote().peer() == &peer && transfer.remote().uses_region(key))
+      transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  });
 }
 
 bool Agent::revoked_region_in_use(const Peer& peer, uint64_t key) noexcept {

@@ -25,6 +25,11 @@ class IntrusiveList {
     (item.hook.next == nullptr ? last_ : item.hook.next->hook.previous) = item.hook.previous;
     item.hook = {};
   }
+  // `visit` leaves the list as it is.
+  template <class Visit>
+  void for_each(Visit&& visit) {
+    for (T* item = first_; item != nullptr; item = item->hook.next) visit(*item);
+  }
   [[nodiscard]] T* first() const noexcept { return first_; }
   [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }
 

@@ -116,9 +116,9 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   const bool near = stores == has_region(whole_.local(), is_storage);
   for (Legs& legs : legs_) {
     agent.add_transfer(*legs.near);
-    legs.near->establish(near ? forced : "", deadline_ns);
+    legs.near->establish(near ? forced : "", LateDeadline::at(deadline_ns));
     agent.add_transfer(*legs.far);
-    legs.far->establish(near ? "" : forced, deadline_ns);
+    legs.far->establish(near ? "" : forced, LateDeadline::at(deadline_ns));
   }
 }
 

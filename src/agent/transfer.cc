@@ -36,6 +36,10 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
   const uint32_t home = agent_->my_worker().index();
   part_count_ = std::clamp<uint32_t>(options_.threads, 1, std::min<uint32_t>(workers, kMaxParts));
   if (bytes < part_count_ * uint64_t{65536}) part_count_ = 1;
+  if (part_count_ > 1) {
+    more_parts_ = std::make_unique<Part[]>(part_count_);
+    parts_ = more_parts_.get();
+  }
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
     part.transfer = this;
@@ -465,6 +469,7 @@ Status Transfer::poll() noexcept {
 
 template <class Done>
 bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
+  if (done()) return true;
   const uint64_t start_ns = monotonic_now_ns();
   const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
   uint64_t spin_until_ns = start_ns + kSpinBeforeSleepNs;

@@ -71,6 +71,20 @@ struct TransferOptions {
   towline_callback_t callback = nullptr;
 };
 
+// A deadline that may be given as a time from now, and then begins when it is first asked for: most transfers
+// are made without waiting for anything, and need no clock.
+class LateDeadline {
+ public:
+  static LateDeadline at(uint64_t deadline_ns) noexcept { return {nullptr, deadline_ns}; }
+  static LateDeadline in(const Agent& agent, uint64_t timeout_ns) noexcept { return {&agent, timeout_ns}; }
+  [[nodiscard]] uint64_t ns() noexcept;
+
+ private:
+  LateDeadline(const Agent* agent, uint64_t ns) noexcept : agent_(agent), ns_(ns) {}
+  const Agent* agent_;  // null: begun
+  uint64_t ns_;
+};
+
 class Transfer {
  public:
   static constexpr int32_t kOpen = 0;
@@ -87,7 +101,7 @@ class Transfer {
   // naming each candidate and why it would not do. Control path, may wait until the deadline. A backend whose
   // connection takes longer than connection.wait is taken as it is: posts wait for it, and end with what
   // becomes of it.
-  void establish(const std::string& forced_backend, uint64_t deadline_ns);
+  void establish(const std::string& forced_backend, LateDeadline deadline);
 
   [[nodiscard]] Status post() noexcept {
     if (fork_generation_ != fork_generation()) [[unlikely]]
@@ -135,6 +149,7 @@ class Transfer {
   void deliver() noexcept;
 
   Transfer* finished_next = nullptr;
+  IntrusiveHook<Transfer> hook;  // the agent's, of all its transfers
 
   // ---- for StagedTransfer, under the worker's lock; staged_transfer.cc
 
@@ -157,7 +172,7 @@ class Transfer {
   [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
 
   [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
-  [[nodiscard]] std::array<Part, kMaxParts>& parts() noexcept { return parts_; }
+  [[nodiscard]] Part* parts() noexcept { return parts_; }
   [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
 
  private:
@@ -217,7 +232,8 @@ class Transfer {
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
   // "tcp: reason" for each backend but the one taken.
   [[nodiscard]] std::vector<std::string> not_taken() const;
-  [[nodiscard]] bool try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason);
+  [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
+  [[nodiscard]] bool try_backend(Backend& backend, LateDeadline& deadline, std::string& reason);
   void release_parts() noexcept;
   [[nodiscard]] Status poll_outcome() const noexcept;
   template <class Done>
@@ -260,7 +276,9 @@ class Transfer {
   std::string forced_;                                            // the backend asked for
   std::vector<std::pair<const Backend*, std::string>> rejected_;  // tried in vain, and why
 
-  std::array<Part, kMaxParts> parts_;
+  Part first_part_;
+  std::unique_ptr<Part[]> more_parts_;  // all of them, of the few transfers that have several
+  Part* parts_ = &first_part_;
   uint32_t part_count_ = 0;
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
   towline_part_result leg_result_ = {};
@@ -276,7 +294,7 @@ class Transfer {
   std::atomic<uint64_t> ended_at_ns_{0};
   std::atomic<uint32_t> failure_lock_{0};
   uint32_t failed_count_ = 0;
-  std::array<towline_failed_range_t, 8> failed_{};
+  std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
   std::atomic<int32_t> first_error_{0};
 
   mutable std::mutex captures_mutex_;

@@ -8,11 +8,17 @@
 #include "agent/transfer.h"
 #include "agent/worker.h"
 #include "base/error.h"
+#include "base/few.h"
 #include "base/in_use.h"
 
 namespace towline {
 
-void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns) {
+uint64_t LateDeadline::ns() noexcept {
+  if (agent_ != nullptr) ns_ = Deadline::after(std::exchange(agent_, nullptr)->now_ns(), ns_).ns();
+  return ns_;
+}
+
+void Transfer::establish(const std::string& forced_backend, LateDeadline deadline) {
   Peer& peer = *remote_->peer();
   forced_ = forced_backend;
   rejected_.clear();
@@ -20,7 +26,7 @@ void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns
   for (const auto& backend : agent_->backends().backends()) {
     if (!may_do(*backend, peer, kinds, forced_)) continue;
     std::string reason;
-    if (try_backend(*backend, deadline_ns, reason)) {
+    if (try_backend(*backend, deadline, reason)) {
       phase_.store(kReady, std::memory_order_release);
       return;
     }
@@ -35,7 +41,7 @@ void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns
     part_count_ = 1;
     parts_[0].end = plan_.bytes();
     staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_);
-    staged_->establish(forced_, deadline_ns);
+    staged_->establish(forced_, deadline.ns());
     parts_[0].link = staged_->far_link();
     phase_.store(kReady, std::memory_order_release);
     return;
@@ -45,7 +51,7 @@ void Transfer::establish(const std::string& forced_backend, uint64_t deadline_ns
   if (reasons.empty())
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
          agent_->backends().names());
-  const bool late = agent_->now_ns() >= deadline_ns;
+  const bool late = agent_->now_ns() >= deadline.ns();
   fail(late ? Status::kTimedOut : Status::kNoRoute, "no backend reaches the memory of peer '{}':{}",
        peer.name(), reasons);
 }
@@ -66,13 +72,24 @@ std::vector<std::string> Transfer::not_taken() const {
   return result;
 }
 
-bool Transfer::try_backend(Backend& backend, uint64_t deadline_ns, std::string& reason) {
+// On a connection that is up; why not, is for others to find out.
+bool Transfer::prepared_at_once(Part& part) noexcept {
+  Peer& peer = *remote_->peer();
+  Worker::Guard guard(*part.worker);
+  part.link = peer.find_link(*backend_, part.worker->index());
+  return part.link != nullptr && part.link->up() && peer.ended() == Status::kOk &&
+         prepare_part(part) == Status::kOk;
+}
+
+bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, std::string& reason) {
   backend_ = &backend;
   Status status = Status::kOk;
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
-    part.link = nullptr;
     part.attempt = 0;
+    if (prepared_at_once(part)) continue;
+    part.link = nullptr;
+    const uint64_t deadline_ns = deadline.ns();
     bool later = false;
     agent_->drive_until(
         [&] {
@@ -137,17 +154,17 @@ Status Transfer::prepare_part(Part& part) noexcept {
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     link.remove_prepared(part);
   }
-  std::vector<towline_import*> imports;
+  Few<towline_import*, 8> imports(remote_->remote_regions().size());
   for (const auto& region : remote_->remote_regions()) {
     towline_import* import = nullptr;
     const Status status = link.import(region, &import);
     if (status != Status::kOk) return status;
-    imports.push_back(import);
+    imports.add(import);
   }
-  std::vector<towline_registration*> registrations;
+  Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
-    registrations.push_back(agent_->registration(key, *backend_));
+    registrations.add(agent_->registration(key, *backend_));
   }
   const towline_prepare_args args = {
       sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};

@@ -70,8 +70,7 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
                                            std::move(wanted));
     owner.add_transfer(*made);
     try {
-      made->establish(given.backend == nullptr ? "" : given.backend,
-                      Deadline::after(owner.now_ns(), timeout_ns).ns());
+      made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns));
     } catch (...) {
       owner.remove_transfer(*made);
       throw;

@@ -47,7 +47,7 @@ class AgentWindow::Move {
                                            TransferOptions{});
     agent_->add_transfer(*transfer_);
     try {
-      transfer_->establish("", Deadline::after(monotonic_now_ns(), agent_->default_timeout_ns()).ns());
+      transfer_->establish("", LateDeadline::in(*agent_, agent_->default_timeout_ns()));
     } catch (...) {
       agent_->remove_transfer(*transfer_);
       throw;

@@ -117,7 +117,7 @@ class PlanCompiler {
   void reserve_runs(uint64_t count);
   void trim_runs(uint64_t count);
   void measure();
-  void check_access();
+  void check_access(const ResolvedList& remote);
 
   Side local_;
   Side remote_;
@@ -142,17 +142,22 @@ Plan PlanCompiler::in_order() {
 
 Plan PlanCompiler::finish() {
   plan_.local_parts_ = local_.parts;
-  plan_.local_ = local_.parts == 1 ? local_.list : local_.list->cut(local_.parts);
-  plan_.remote_ = remote_.parts == 1 ? remote_.list : remote_.list->cut(remote_.parts);
-  plan_.view_.local = &plan_.local_->view();
-  plan_.view_.remote = &plan_.remote_->view();
+  // The sides keep their lists to the end, unless these become the plan's as they are.
+  if (local_.parts != 1) plan_.local_ = local_.list->cut(local_.parts);
+  if (remote_.parts != 1) plan_.remote_ = remote_.list->cut(remote_.parts);
+  const ResolvedList& local = plan_.local_ == nullptr ? *local_.list : *plan_.local_;
+  const ResolvedList& remote = plan_.remote_ == nullptr ? *remote_.list : *plan_.remote_;
+  plan_.view_.local = &local.view();
+  plan_.view_.remote = &remote.view();
   plan_.view_.local_step = 1;
   plan_.view_.remote_step = 1;
   plan_.view_.blocks = local_.picks.count * local_.parts;
   pair();
   plan_.view_.runs = plan_.runs_.get();
   measure();
-  check_access();
+  check_access(remote);
+  if (plan_.local_ == nullptr) plan_.local_ = std::move(local_.list);
+  if (plan_.remote_ == nullptr) plan_.remote_ = std::move(remote_.list);
   return std::move(plan_);
 }
 
@@ -363,9 +368,9 @@ void PlanCompiler::measure() {
   view.bytes = static_cast<uint64_t>(bytes);
 }
 
-void PlanCompiler::check_access() {
+void PlanCompiler::check_access(const ResolvedList& remote) {
   const uint32_t needed = op_ == TOWLINE_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
-  if ((plan_.remote_->common_access() & needed) == needed) return;
+  if ((remote.common_access() & needed) == needed) return;
   plugin::Cursor cursor(plan_.view_);
   towline_segment window[64];
   for (;;) {

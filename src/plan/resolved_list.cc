@@ -15,6 +15,7 @@ namespace towline {
 namespace {
 
 constexpr uint32_t kNoRegion = UINT32_MAX;
+constexpr uint32_t kFewRegions = 8;
 constexpr uint64_t kMaxExtents = 1 << 20;
 // An extent takes as much memory as so many flat blocks.
 constexpr uint64_t kFlatBlocksPerExtent = sizeof(towline_extent) / sizeof(towline_flat_block);
@@ -144,13 +145,7 @@ class ResolvedListBuilder {
   uint32_t look_up(uint64_t address, uint64_t bytes) {
     const towline_region_ref* found = index_.find(kind_, device_, address, bytes);
     if (found == nullptr) return kNoRegion;
-    const auto [place, fresh] =
-        numbers_.try_emplace(found->key, static_cast<uint32_t>(list_->regions_.size()));
-    if (fresh) {
-      list_->regions_.push_back(*found);
-      after_.push_back(kNoRegion);
-    }
-    const uint32_t number = place->second;
+    const uint32_t number = number_of(*found);
     if (is_best(*found)) {
       if (current_ != kNoRegion) after_[current_] = number;
       current_ = number;
@@ -158,6 +153,23 @@ class ResolvedListBuilder {
       current_ = kNoRegion;
     }
     return number;
+  }
+
+  // The list's number of a region, which it gets here if it has none. The first few are looked for one by
+  // one: most lists have no more.
+  uint32_t number_of(const towline_region_ref& region) {
+    std::vector<towline_region_ref>& regions = list_->regions_;
+    const uint32_t few = std::min<uint32_t>(kFewRegions, static_cast<uint32_t>(regions.size()));
+    for (uint32_t i = 0; i < few; ++i)
+      if (regions[i].key == region.key) return i;
+    const auto next = static_cast<uint32_t>(regions.size());
+    if (next >= kFewRegions) {
+      const auto [place, fresh] = numbers_.try_emplace(region.key, next);
+      if (!fresh) return place->second;
+    }
+    regions.push_back(region);
+    after_.push_back(kNoRegion);
+    return next;
   }
 
   void place(const towline_extent& extent, uint64_t entry, uint64_t first_in_entry);
@@ -182,7 +194,7 @@ class ResolvedListBuilder {
   bool any_region_will_do_ = false;
   uint32_t current_ = kNoRegion;
   std::vector<uint32_t> after_;                     // by number: the region that followed it last
-  std::unordered_map<uint64_t, uint32_t> numbers_;  // by key
+  std::unordered_map<uint64_t, uint32_t> numbers_;  // by key, of those beyond the first few
 };
 
 // ---- nested entries
@@ -529,6 +541,7 @@ std::shared_ptr<const ResolvedList> ResolvedList::from_pieces(std::span<const to
 }
 
 bool ResolvedList::overlaps() const {
+  if (view_.blocks == 1) return false;
   Overlap known = overlap_.load(std::memory_order_relaxed);
   if (known == Overlap::kUnknown) {
     known = list_overlaps(view_, kMaxFlatBlocks) ? Overlap::kYes : Overlap::kNo;

@@ -26,7 +26,9 @@ void add_reason(std::string& reasons, const char* path, const std::string& reaso
 
 Prepared& make_prepared(std::unique_ptr<Prepared>& prepared, Connection* connection,
                         const towline_prepare_args& args) {
-  prepared = std::make_unique<Prepared>();
+  prepared = std::make_unique_for_overwrite<Prepared>();  // most members set themselves
+  prepared->flags = 0;
+  prepared->reserved = 0;
   prepared->connection = reinterpret_cast<towline_connection*>(connection);
   prepared->plan = args.plan;
   prepared->op = args.op;
@@ -172,12 +174,14 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const towline_plan& plan = *args.plan;
   bool all_mapped = true;
   bool framed = false;
+  prepared.ways.reserve(plan.remote->region_count);
+  prepared.deltas.reserve(plan.remote->region_count);
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
     framed = framed || import.ring;
     all_mapped = all_mapped && import.way.mapped;
-    prepared.ways.push_back(import.way);
-    prepared.deltas.push_back(import.way.delta);
+    prepared.ways.add(import.way);
+    prepared.deltas.add(import.way.delta);
     if (import.way.mapped) prepared.held.push_back(import.mapped.mapping);
   }
   if (framed) {

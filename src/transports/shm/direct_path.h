@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/few.h"
 #include "framing/connection.h"
 #include "plan/block_copy.h"
 #include "plan/direct_copy.h"
@@ -41,8 +42,8 @@ struct Prepared : towline_prepared {
   uint64_t local = 0;  // when it is reached by process_vm
   uint64_t remote = 0;
   uint64_t inline_bytes = 0;
-  std::vector<RegionWay> ways;                    // one for each remote region
-  std::vector<uint64_t> deltas;                   // the same for DirectCopy, when all are mapped
+  Few<RegionWay, 2> ways;                         // one for each remote region
+  Few<uint64_t, 2> deltas;                        // the same for DirectCopy, when all are mapped
   std::vector<std::shared_ptr<const void>> held;  // mappings that the plan reaches into
 };
 

@@ -1,0 +1,35 @@
+// An array whose size is known when it is made, and that takes no memory of the heap while it is small.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace towline {
+
+template <class T, size_t kFew>
+class Few {
+ public:
+  Few() = default;
+  explicit Few(size_t most) { reserve(most); }
+  Few(const Few&) = delete;
+  Few& operator=(const Few&) = delete;
+
+  // Room for so many; what there was is gone.
+  void reserve(size_t most) {
+    many_ = most > kFew ? std::make_unique_for_overwrite<T[]>(most) : nullptr;
+    count_ = 0;
+  }
+  // The caller keeps to the room there is.
+  void add(T item) noexcept { data()[count_++] = item; }
+  [[nodiscard]] T* data() noexcept { return many_ != nullptr ? many_.get() : few_; }
+  [[nodiscard]] const T* data() const noexcept { return many_ != nullptr ? many_.get() : few_; }
+  [[nodiscard]] const T& operator[](size_t i) const noexcept { return data()[i]; }
+  [[nodiscard]] size_t size() const noexcept { return count_; }
+
+ private:
+  size_t count_ = 0;
+  std::unique_ptr<T[]> many_;
+  T few_[kFew];
+};
+
+}  // namespace towline
