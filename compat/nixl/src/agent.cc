@@ -97,6 +97,8 @@ nixlAgentData::~nixlAgentData() {
     delete request;
   }
   while (nixlDlistH* list = lists.take_first()) delete list;
+  by_creation.clear();
+  backends.clear();
   remotes.clear();
   memory.clear();
 }
@@ -162,7 +164,11 @@ std::vector<std::string> nixlAgentData::transport_names() const {
 nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   nixl_mem_list_t all = memories_of_info(agent->info());
   const bool files = std::ranges::find(all, FILE_SEG) != all.end();
-  if (type.role == Role::kFiles) return files ? nixl_mem_list_t{DRAM_SEG, FILE_SEG} : nixl_mem_list_t{};
+  if (type.role == Role::kFiles && !files) return {};
+  if (type.role == Role::kFiles && std::string_view{type.name} == "POSIX") return {DRAM_SEG, FILE_SEG};
+  if (type.role == Role::kFiles) return all;  // GDS: also GPU memory, where it is used here
+  if (type.role == Role::kObjects)
+    return ObjectStore::usable() ? nixl_mem_list_t{DRAM_SEG, OBJ_SEG} : nixl_mem_list_t{};
   if (type.role == Role::kAbsent) return {};
   std::erase(all, FILE_SEG);
   return all;
@@ -172,7 +178,9 @@ nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
   return guard("getAvailPlugins", [&] {
     plugins.clear();
     for (const BackendType* type : backend_types()) {
-      if (!data->memories_of(*type).empty()) plugins.emplace_back(type->name);
+      // Listed by name, as NIXL lists its plugins: whether it can be loaded is found out when it is asked
+      // for.
+      if (type->role == Role::kObjects || !data->memories_of(*type).empty()) plugins.emplace_back(type->name);
     }
     return NIXL_SUCCESS;
   });
@@ -228,6 +236,10 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
     all.merge(backend_parameters(*found));
     auto made = std::make_unique<nixlBackendH>(*found, std::move(all), std::move(memories));
     apply_parameters(*made);
+    if (found->role == Role::kObjects) {
+      const uint64_t timeout_ns = made->timeout_ns != 0 ? made->timeout_ns : data->timeout_ns;
+      made->objects = std::make_unique<ObjectStore>(data->name, made->parameters, timeout_ns);
+    }
     std::lock_guard lock(data->backends_mutex);
     const auto [at, added] = data->backends.try_emplace(type, std::move(made));
     if (!added) {
@@ -243,24 +255,44 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
 // ---- Memory
 
 nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
-  if (data->candidates(extra_params, descs.getType(), false, "registerMem").empty())
-    return NIXL_ERR_NOT_FOUND;
+  const auto backends = data->candidates(extra_params, descs.getType(), false, "registerMem");
+  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
   // What can't be registered is a failure of the backends there, whatever the reason.
   const auto to_backend_error = [](towline::Status status) {
     const nixl_status_t mapped = to_nixl(status);
     return mapped == NIXL_ERR_NOT_ALLOWED ? mapped : NIXL_ERR_BACKEND;
   };
   return guard("registerMem", to_backend_error, [&] {
-    data->memory.add(*data->agent, descs, {data->settings.share, data->timeout_ns});
+    // In the stores first: what fails there leaves nothing that peers know of.
+    size_t done = 0;
+    try {
+      for (; done < backends.size(); ++done)
+        if (backends[done]->objects != nullptr) backends[done]->objects->add(descs);
+      if (descs.getType() != OBJ_SEG)
+        data->memory.add(*data->agent, descs, {data->settings.share, data->timeout_ns});
+    } catch (...) {
+      while (done-- > 0)
+        if (backends[done]->objects != nullptr) (void)backends[done]->objects->remove(descs);
+      throw;
+    }
     return NIXL_SUCCESS;
   });
 }
 
 nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
-  if (data->candidates(extra_params, descs.getType(), false, "deregisterMem").empty())
-    return NIXL_ERR_NOT_FOUND;
+  const auto backends = data->candidates(extra_params, descs.getType(), false, "deregisterMem");
+  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
   return guard("deregisterMem", [&] {
-    return data->memory.remove(descs, {data->settings.share, data->timeout_ns});
+    nixl_status_t status = NIXL_SUCCESS;
+    if (descs.getType() != OBJ_SEG)
+      status = data->memory.remove(descs, {data->settings.share, data->timeout_ns});
+    for (const nixlBackendH* backend : backends) {
+      if (backend->objects == nullptr) continue;
+      const nixl_status_t here = backend->objects->remove(descs);
+      // Memory that was registered before the store was made is not known there.
+      if (status == NIXL_SUCCESS && (descs.getType() == OBJ_SEG || here != NIXL_ERR_NOT_FOUND)) status = here;
+    }
+    return status;
   });
 }
 
@@ -269,8 +301,16 @@ nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nix
   if (extra_params == nullptr || extra_params->backends.size() != 1 || extra_params->backends[0] == nullptr) {
     return fail(NIXL_ERR_INVALID_PARAM, "queryMem: needs exactly one backend");
   }
+  const ObjectStore* const objects = extra_params->backends[0]->objects.get();
+  if (objects != nullptr && descs.getType() == OBJ_SEG) {
+    return guard("queryMem", [&] {
+      resp.clear();
+      for (const nixlBlobDesc& desc : descs) resp.push_back(objects->query(desc));
+      return NIXL_SUCCESS;
+    });
+  }
   if (descs.getType() != FILE_SEG) {
-    return fail(NIXL_ERR_NOT_SUPPORTED, "queryMem: only files can be asked about, not {}",
+    return fail(NIXL_ERR_NOT_SUPPORTED, "queryMem: only files and objects can be asked about, not {}",
                 nixlEnumStrings::memTypeStr(descs.getType()));
   }
   return guard("queryMem", [&] {

@@ -80,6 +80,7 @@ class nixlDlistH : public towline::nixl::Linked<nixlDlistH> {
   bool remote = false;
   std::shared_ptr<towline::nixl::Remote> of;  // null: of this agent
   std::vector<nixlBackendH*> backends;        // that it may be used with
+  towline::nixl::ListHandle stored;           // the same for the first of them that has objects
 };
 
 class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
@@ -129,6 +130,9 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   // Kinds of memory that a backend of this type serves here; none when there is no such backend.
   [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
 
+  // Of the backend's store. kOk, or an error as the last one.
+  static nixl_status_t make_stored(const nixlBackendH& backend, nixl_mem_t type, towline::nixl::Rows rows,
+                                   towline::nixl::ListHandle& list, const char* call);
   nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows, size_t count,
                           towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
                           const char* call);

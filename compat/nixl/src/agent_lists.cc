@@ -61,6 +61,23 @@ std::vector<uint64_t> write_out(StridedRows rows, uint64_t total) {
   return result;
 }
 
+// How many descriptors the rows describe.
+nixl_status_t count_of(StridedRows rows, uint64_t& total, const char* call) {
+  for (size_t i = 0; i < rows.count; ++i) {
+    const uint64_t count = rows.data[kStridedColumns * i + 4];
+    total = count > kMostDescriptors ? count : total + count;
+    if (total > kMostDescriptors) {
+      return fail(NIXL_ERR_INVALID_PARAM, "{}: rows 0 to {} describe more than 2^31 descriptors", call, i);
+    }
+  }
+  return NIXL_SUCCESS;
+}
+
+nixl_status_t too_many(uint64_t total, const char* call) {
+  return fail(NIXL_ERR_INVALID_PARAM, "{}: {} descriptors, where {} are the most", call, total,
+              kMostWrittenOut);
+}
+
 bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
   uint64_t different = 0;
   for (size_t i = 0; i < count; ++i) different |= a[3 * i + 1] ^ b[3 * i + 1];
@@ -111,7 +128,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   if (type == FILE_SEG) {
     std::vector<towline_blocks_t> blocks;
     size_t missing = 0;
-    if (!memory.file_blocks(rows, count, blocks, missing)) {
+    if (!memory.storage_blocks(type, rows, count, blocks, missing)) {
       return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered file", call, missing);
     }
     towline::detail::check(towline_block_list_create(agent->native(), nullptr, blocks.data(), count, &made));
@@ -131,21 +148,12 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
 nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, StridedRows rows,
                                        ListHandle& list, std::shared_ptr<Remote>& of, const char* call) {
   uint64_t total = 0;
-  for (size_t i = 0; i < rows.count; ++i) {
-    const uint64_t count = rows.data[kStridedColumns * i + 4];
-    total = count > kMostDescriptors ? count : total + count;
-    if (total > kMostDescriptors) {
-      return fail(NIXL_ERR_INVALID_PARAM, "{}: rows 0 to {} describe more than 2^31 descriptors", call, i);
-    }
-  }
+  if (const auto status = count_of(rows, total, call); status != NIXL_SUCCESS) return status;
   std::shared_ptr<Remote> remote;
   if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
   // Files, and what partial metadata tells of, are looked up by descriptor.
   if (type == FILE_SEG || (remote != nullptr && !remote->whole())) {
-    if (total > kMostWrittenOut) {
-      return fail(NIXL_ERR_INVALID_PARAM, "{}: {} descriptors, where {} are the most", call, total,
-                  kMostWrittenOut);
-    }
+    if (total > kMostWrittenOut) return too_many(total, call);
     const std::vector<uint64_t> written_out = write_out(rows, total);
     return make_list(agent_name, type, written_out.data(), total, list, of, call);
   }
@@ -174,6 +182,19 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   return NIXL_SUCCESS;
 }
 
+nixl_status_t nixlAgentData::make_stored(const nixlBackendH& backend, nixl_mem_t type, Rows rows,
+                                         ListHandle& list, const char* call) {
+  if (rows.count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
+  towline_block_list_t* made = nullptr;
+  std::optional<size_t> missing;
+  const int32_t status = backend.objects->make_list(type, rows.data, rows.count, &made, missing);
+  if (missing)
+    return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered object", call, *missing);
+  if (status < 0) return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  list.reset(made);
+  return NIXL_SUCCESS;
+}
+
 ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t& descs) const {
   towline_block_list_t* made = nullptr;
   const int32_t status = create_list(agent->native(), remote.peer().native(), descs.getType(), rows_of(descs),
@@ -183,19 +204,39 @@ ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t
 
 namespace {
 
-// `make` makes the list.
-template <class Make>
+bool has_objects(const nixlBackendH* backend) noexcept { return backend->objects != nullptr; }
+
+// `make` makes the list, `make_stored_list` the one of a backend's store.
+template <class Make, class MakeStored>
 nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type, nixlDlistH*& list,
-                      const nixl_opt_args_t* extra_params, Make make) {
+                      const nixl_opt_args_t* extra_params, Make make, MakeStored make_stored_list) {
   static constexpr const char* kCall = "prepXferDlist";
   list = nullptr;
   const bool others = !agent_name.empty() && agent_name != data.name;
   std::vector<nixlBackendH*> backends = data.candidates(extra_params, type, others, kCall);
   if (backends.empty()) return NIXL_ERR_NOT_FOUND;
   return guard(kCall, list_to_nixl, [&] {
-    auto made = std::make_unique<nixlDlistH>();
-    const nixl_status_t status = make(*made, kCall);
-    if (status != NIXL_SUCCESS) return status;
+    auto made = std::make_unique_for_overwrite<nixlDlistH>();  // its members set themselves
+    // One list for what is reached by this agent itself, and one for the store of the first backend that has
+    // one: what can't be made leaves the list to the other.
+    const auto stored = std::ranges::find_if(backends, has_objects);
+    nixl_status_t status = NIXL_SUCCESS;
+    if (stored != backends.end()) {
+      const nixlBackendH* store = *stored;
+      status = make_stored_list(*store, *made, kCall);
+      std::erase_if(backends, [&](const nixlBackendH* backend) {
+        return has_objects(backend) && (backend != store || status != NIXL_SUCCESS);
+      });
+    }
+    if (std::ranges::any_of(backends, [](const nixlBackendH* backend) { return !has_objects(backend); })) {
+      status = make(*made, kCall);
+      if (status != NIXL_SUCCESS && made->stored)
+        std::erase_if(backends, [](const nixlBackendH* backend) { return !has_objects(backend); });
+      else if (status != NIXL_SUCCESS)
+        return status;
+    } else if (status != NIXL_SUCCESS) {
+      return status;
+    }
     made->remote = !agent_name.empty();
     made->backends = std::move(backends);
     data.lists.add(made.get());
@@ -211,17 +252,31 @@ namespace towline::nixl {
 nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
                               Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
   nixlAgentData& data = Access::data(agent);
-  return prepare(data, agent_name, type, list, extra_params, [&](nixlDlistH& made, const char* call) {
-    return data.make_list(agent_name, type, rows.data, rows.count, made.list, made.of, call);
-  });
+  return prepare(
+      data, agent_name, type, list, extra_params,
+      [&](nixlDlistH& made, const char* call) {
+        return data.make_list(agent_name, type, rows.data, rows.count, made.list, made.of, call);
+      },
+      [&](const nixlBackendH& store, nixlDlistH& made, const char* call) {
+        return nixlAgentData::make_stored(store, type, rows, made.stored, call);
+      });
 }
 
 nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
                                  StridedRows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
   nixlAgentData& data = Access::data(agent);
-  return prepare(data, agent_name, type, list, extra_params, [&](nixlDlistH& made, const char* call) {
-    return data.make_list(agent_name, type, rows, made.list, made.of, call);
-  });
+  return prepare(
+      data, agent_name, type, list, extra_params,
+      [&](nixlDlistH& made, const char* call) {
+        return data.make_list(agent_name, type, rows, made.list, made.of, call);
+      },
+      [&](const nixlBackendH& store, nixlDlistH& made, const char* call) {
+        uint64_t total = 0;
+        if (const auto status = count_of(rows, total, call); status != NIXL_SUCCESS) return status;
+        if (total > kMostWrittenOut) return too_many(total, call);
+        const std::vector<uint64_t> all = write_out(rows, total);
+        return nixlAgentData::make_stored(store, type, {all.data(), total}, made.stored, call);
+      });
 }
 
 }  // namespace towline::nixl
@@ -277,7 +332,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
                 "{}: the metadata of agent '{}' was invalidated after the list was prepared", call,
                 with->peer().name());
   }
-  auto made = std::make_unique<nixlXferReqH>();
+  auto made = std::make_unique_for_overwrite<nixlXferReqH>();  // its members set themselves
   made->backend = backend;
   made->with = std::move(with);
   made->descs = descs;
@@ -294,8 +349,9 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
     options.notice_bytes = notice.size();
   }
   const auto create = [&](towline_transfer_t** transfer) {
-    return towline_transfer_create(agent->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ,
-                                   local, local_picks, remote, remote_picks, &options, transfer);
+    towline_agent_t* const by = backend->objects == nullptr ? agent->native() : backend->objects->native();
+    return towline_transfer_create(by, operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, local,
+                                   local_picks, remote, remote_picks, &options, transfer);
   };
   const int32_t status = create(&made->transfer);
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
@@ -356,9 +412,12 @@ nixl_status_t make_from_lists(const nixlAgent& agent, nixl_xfer_op_t operation, 
         NIXL_ERR_INVALID_PARAM, "{}: the lists have no backend in common{}", kCall,
         extra_params == nullptr || extra_params->backends.empty() ? "" : " that is among those given");
   }
+  const bool stored = has_objects(backend);
+  towline_block_list_t* const here = stored ? local->stored.get() : local->list.get();
+  towline_block_list_t* const there = stored ? remote->stored.get() : remote->list.get();
   return guard(kCall, [&] {
-    return data.make_request(operation, local->list.get(), &local_picks, remote->list.get(), &remote_picks,
-                             local_picks.count, backend, remote->of, extra_params, request, kCall);
+    return data.make_request(operation, here, &local_picks, there, &remote_picks, local_picks.count, backend,
+                             remote->of, extra_params, request, kCall);
   });
 }
 
@@ -426,9 +485,15 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
     ListHandle here;
     ListHandle there;
     std::shared_ptr<Remote> with;
-    nixl_status_t status =
-        data.make_list(NIXL_INIT_AGENT, local_type, local.data, local.count, here, with, kCall);
-    if (status == NIXL_SUCCESS) {
+    nixl_status_t status = NIXL_SUCCESS;
+    if (has_objects(backend)) {
+      status = nixlAgentData::make_stored(*backend, local_type, local, here, kCall);
+      if (status == NIXL_SUCCESS)
+        status = nixlAgentData::make_stored(*backend, remote_type, remote, there, kCall);
+    } else {
+      status = data.make_list(NIXL_INIT_AGENT, local_type, local.data, local.count, here, with, kCall);
+    }
+    if (status == NIXL_SUCCESS && !has_objects(backend)) {
       status = data.make_list(remote_agent, remote_type, remote.data, remote.count, there, with, kCall);
     }
     if (status != NIXL_SUCCESS) return status;

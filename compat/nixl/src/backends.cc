@@ -10,14 +10,14 @@ namespace {
 
 constexpr const char* kBest = "Towline's best transport to each peer";
 constexpr const char* kFileSystem = "Towline's storage backend for files";
-constexpr const char* kStorage = "NIXL on Towline has no such storage yet";
+constexpr const char* kObjectStore = "Towline's plugin for objects, which needs libcurl";
 constexpr const char* kVendor = "it is not part of NIXL on Towline";
 
 constexpr BackendType kTypes[] = {
     {"UCX", Role::kTransport, kBest},       {"LIBFABRIC", Role::kTransport, kBest},
     {"MOONCAKE", Role::kTransport, kBest},  {"UCCL", Role::kTransport, kBest},
-    {"POSIX", Role::kFiles, kFileSystem},   {"GDS", Role::kAbsent, kStorage},
-    {"GDS_MT", Role::kAbsent, kStorage},    {"OBJ", Role::kAbsent, kStorage},
+    {"POSIX", Role::kFiles, kFileSystem},   {"GDS", Role::kFiles, kFileSystem},
+    {"GDS_MT", Role::kFiles, kFileSystem},  {"OBJ", Role::kObjects, kObjectStore},
     {"AZURE_BLOB", Role::kAbsent, kVendor}, {"HF3FS", Role::kAbsent, kVendor},
     {"GUSLI", Role::kAbsent, kVendor},      {"INFINIA", Role::kAbsent, kVendor},
     {"GPUNETIO", Role::kAbsent, kVendor},
@@ -40,6 +40,7 @@ std::vector<const BackendType*> backend_types() {
 }
 
 nixl_b_params_t backend_parameters(const BackendType& type) {
+  if (type.role == Role::kObjects) return object_parameters();
   if (type.role != Role::kTransport) return {};
   // Towline's own: the transport to use, the deadline of requests, the engines a request is split over.
   return {{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", kAutomatic}};

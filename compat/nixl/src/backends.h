@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <nixl_types.h>
+#include "object_store.h"
 
 namespace towline::nixl {
 
@@ -15,6 +16,7 @@ inline constexpr const char* kAutomatic = "auto";  // of towline_threads
 enum class Role {
   kTransport,  // other agents' memory, by whichever of Towline's transports is best
   kFiles,      // this host's files, where Towline has a backend for them
+  kObjects,    // at an S3 server, where Towline's plugin for them is here
   kAbsent,     // known by name, not here
 };
 
@@ -46,6 +48,7 @@ class nixlBackendH {
   const towline::nixl::BackendType& type;
   nixl_b_params_t parameters;
   nixl_mem_list_t memories;
+  std::unique_ptr<towline::nixl::ObjectStore> objects;  // of OBJ
   std::string forced;       // one of Towline's transports that every request uses; empty: the best
   uint64_t timeout_ns = 0;  // of requests; 0: the agent's
   uint32_t threads = 0;     // engines to split a request over; 0: as it pays

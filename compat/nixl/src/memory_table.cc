@@ -69,6 +69,13 @@ Region register_file(const Agent& agent, const nixlBlobDesc& desc) {
 Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& desc,
                     const MemoryOptions& options) {
   if (type == FILE_SEG) return register_file(agent, desc);
+  if (type == OBJ_SEG) {
+    StorageOptions object;
+    object.access = Access::kAll;
+    object.create = true;
+    object.bytes = desc.addr + desc.len;
+    return register_storage(agent, uri_of_object(options.bucket, desc), object);
+  }
   const MemoryView memory = {reinterpret_cast<void*>(desc.addr), desc.len, Kind{kind_of(type)},
                              type == DRAM_SEG ? 0 : desc.devId};
   if (options.share && type == DRAM_SEG && page_aligned(desc)) {
@@ -83,6 +90,11 @@ Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& des
 }
 
 }  // namespace
+
+std::string uri_of_object(const std::string& bucket, const nixlBlobDesc& desc) {
+  return fmt::format("s3://{}/{}", bucket,
+                     desc.metaInfo.empty() ? std::to_string(desc.devId) : desc.metaInfo);
+}
 
 uint32_t kind_of(nixl_mem_t type) noexcept {
   constexpr uint32_t kKinds[] = {TOWLINE_DRAM, TOWLINE_VRAM, TOWLINE_BLOCK, TOWLINE_OBJECT, TOWLINE_FILE};
@@ -138,19 +150,19 @@ const Region* MemoryTable::covering(const Key& key) const {
   return nullptr;
 }
 
-bool MemoryTable::file_blocks(const uint64_t* rows, size_t count, std::vector<towline_blocks_t>& blocks,
-                              size_t& missing) const {
+bool MemoryTable::storage_blocks(nixl_mem_t type, const uint64_t* rows, size_t count,
+                                 std::vector<towline_blocks_t>& blocks, size_t& missing) const {
   std::lock_guard lock(mutex_);
   blocks.assign(count, {});
   for (size_t i = 0; i < count; ++i) {
     const uint64_t* row = rows + 3 * i;
-    const Region* file = covering({FILE_SEG, row[2], row[0], row[1]});
+    const Region* region = covering({type, row[2], row[0], row[1]});
     missing = i;
-    if (file == nullptr) return false;
+    if (region == nullptr) return false;
     blocks[i].address = row[0];
     blocks[i].length = row[1];
-    blocks[i].device = towline_region_device(file->native());
-    blocks[i].kind = TOWLINE_FILE;
+    blocks[i].device = towline_region_device(region->native());
+    blocks[i].kind = kind_of(type);
   }
   return true;
 }

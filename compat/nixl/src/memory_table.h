@@ -15,7 +15,11 @@ namespace towline::nixl {
 struct MemoryOptions {
   bool share = false;  // move page-aligned memory to where peers on this host can map it
   uint64_t timeout_ns = 0;
+  std::string bucket{};  // of objects
 };
+
+// Of a descriptor's object: its metadata is the key or, if there is none, its device in digits.
+[[nodiscard]] std::string uri_of_object(const std::string& bucket, const nixlBlobDesc& desc);
 
 // NIXL's kind of memory as Towline's.
 [[nodiscard]] uint32_t kind_of(nixl_mem_t type) noexcept;
@@ -28,10 +32,10 @@ class MemoryTable {
   nixl_status_t remove(const nixl_reg_dlist_t& descs, const MemoryOptions& options);
   // Towline's metadata of the regions that hold the descriptors. Throws Error; kNotFound for one in none.
   [[nodiscard]] std::string metadata(const Agent& agent, const nixl_reg_dlist_t& descs) const;
-  // Rows of files, whose device is NIXL's (an open descriptor or what a path was registered with), as
-  // Towline's blocks. False with `missing` for a row in no registered file.
-  bool file_blocks(const uint64_t* rows, size_t count, std::vector<towline_blocks_t>& blocks,
-                   size_t& missing) const;
+  // Rows of files or objects, whose device is NIXL's (an open descriptor or what a path or key was registered
+  // with), as Towline's blocks. False with `missing` for a row in none that is registered.
+  bool storage_blocks(nixl_mem_t type, const uint64_t* rows, size_t count,
+                      std::vector<towline_blocks_t>& blocks, size_t& missing) const;
   void clear();
 
  private:

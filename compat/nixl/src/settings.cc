@@ -247,4 +247,6 @@ LogLevel log_level() noexcept {
   return level;
 }
 
+std::string default_bucket() { return variable("AWS_DEFAULT_BUCKET"); }
+
 }  // namespace towline::nixl

@@ -39,6 +39,9 @@ struct Settings {
 
 [[nodiscard]] LogLevel log_level() noexcept;
 
+// The bucket of a backend OBJ that was given none: AWS_DEFAULT_BUCKET.
+[[nodiscard]] std::string default_bucket();
+
 // The transports that a value of UCX_TLS allows, as far as Towline has their like: "tcp,memory" for "tcp".
 // Empty when it limits nothing, or allows nothing that is here.
 [[nodiscard]] std::string transports_of_ucx_tls(std::string_view tls);

@@ -40,7 +40,9 @@ TEST(Backends, AreWhatIsHere) {
   nixl_mem_list_t memories;
   nixl_b_params_t parameters;
   for (const nixl_backend_t& plugin : plugins) {
-    EXPECT_EQ(agent.getPluginParams(plugin, memories, parameters), NIXL_SUCCESS) << plugin;
+    const nixl_status_t loaded = agent.getPluginParams(plugin, memories, parameters);
+    if (plugin == "OBJ" && loaded == NIXL_ERR_NOT_FOUND) continue;  // built without libcurl
+    EXPECT_EQ(loaded, NIXL_SUCCESS) << plugin;
     EXPECT_NE(std::find(memories.begin(), memories.end(), DRAM_SEG), memories.end()) << plugin;
     nixlBackendH* made = nullptr;
     EXPECT_EQ(agent.createBackend(plugin, parameters, made), NIXL_SUCCESS) << plugin;
@@ -49,7 +51,7 @@ TEST(Backends, AreWhatIsHere) {
     EXPECT_EQ(second, nullptr);
   }
   nixlBackendH* backend = nullptr;
-  for (const char* absent : {"GDS", "OBJ", "NO_SUCH_THING"}) {
+  for (const char* absent : {"HF3FS", "AZURE_BLOB", "NO_SUCH_THING"}) {
     EXPECT_EQ(agent.getPluginParams(absent, memories, parameters), NIXL_ERR_NOT_FOUND) << absent;
     EXPECT_EQ(agent.createBackend(absent, {}, backend), NIXL_ERR_NOT_FOUND) << absent;
   }

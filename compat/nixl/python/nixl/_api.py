@@ -90,6 +90,8 @@ class nixl_agent:
             if backend not in self.plugin_list:
                 logger.warning("backend %s is not created: there is no such plugin here", backend)
                 continue
+            if instantiate_all and not self.get_plugin_mem_types(backend):
+                continue
             threads = {}
             if conf.num_threads > 0 and backend in _THREADS_PARAMETER:
                 threads[_THREADS_PARAMETER[backend]] = str(conf.num_threads)

@@ -40,10 +40,11 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
 
 }  // namespace
 
-// The same of a program that polls: nothing was there before, and no backend is named.
+// The same of a program that polls: nothing was there before, and no backend is named. With the GIL held: a
+// look is shorter than giving it up, and where other threads want it too, each look would wait for its turn.
 nb::dict new_notifications(Agent& self) {
   nixl_notifs_t arrived;
-  check(run(self, [&](nixlAgent& agent) { return agent.getNotifs(arrived); }));
+  check(self.use().getNotifs(arrived));
   nb::dict map;
   for (const auto& [sender, messages] : arrived) append(map, sender, messages);
   return map;
