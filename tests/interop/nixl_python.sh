@@ -86,5 +86,7 @@ two_peers expanded_two_peers.py
 # It removes this variable, so that it has to be there.
 NIXL_ETCD_ENDPOINTS=unused run "examples/python/partial_md_example.py" "$python" \
   "$checkout/examples/python/partial_md_example.py" --init-port "$(free_port)" --target-port "$(free_port)"
+truncate -s 131072 "$work/file"
+run "examples/python/nixl_gds_example.py" "$python" "$checkout/examples/python/nixl_gds_example.py" "$work/file"
 run "examples/python/query_mem_example.py" "$python" "$checkout/examples/python/query_mem_example.py"
 exit $failed
