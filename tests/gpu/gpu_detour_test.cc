@@ -1,11 +1,11 @@
 // GPU memory that takes two steps, on real GPUs: through host memory of both processes, and to files.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <numeric>
-#include <random>
 
 #include "gpu/gpu_fixture.h"
 #include "support/temporary_folder.h"
@@ -19,41 +19,8 @@ constexpr const char* kThroughHost = "[cuda]\nthrough_host = \"always\"\n";
 class Detour : public Gpu, public ::testing::WithParamInterface<Sort> {};
 
 TEST_P(Detour, PagesMoveBothWaysAndNothingElse) {
-  Target target(other_, kBytes, GetParam());
-  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
-  const Agent agent("initiator", over_cuda(kThroughHost));
-  const Region region = agent.register_memory(view(memory));
-  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
-  std::mt19937 random(3);
-  for (const uint64_t page : {65536, 4096, 1000}) {
-    const auto count = static_cast<uint32_t>(kBytes / page);
-    std::vector<uint32_t> from(count);
-    std::iota(from.begin(), from.end(), 0u);
-    std::vector<uint32_t> to = from;
-    std::shuffle(from.begin(), from.end(), random);
-    std::shuffle(to.begin(), to.end(), random);
-    const auto half = count / 2;
-    const BlockList mine = agent.block_list(at(memory.address(), page, 0).repeat(count, page));
-    const BlockList theirs = peer.block_list(at(target.address(), page, target.gpu()).repeat(count, page));
-    memory.put(stamped(kBytes, page));
-    target.stamp(page + 1);
-    const Transfer write =
-        agent.transfer(Op::write, mine, std::span(from).first(half), theirs, std::span(to).first(half));
-    EXPECT_NE(write.route().find("through host memory: asked for"), std::string::npos) << write.route();
-    ASSERT_EQ(run(write), Status::kOk) << last_error();
-    std::vector<uint8_t> expected = stamped(kBytes, page + 1);
-    const std::vector<uint8_t> sent = stamped(kBytes, page);
-    for (uint32_t i = 0; i < half; ++i)
-      std::memcpy(expected.data() + to[i] * page, sent.data() + from[i] * page, page);
-    ASSERT_TRUE(target.get() == expected) << "written, pages of " << page;
-    const Transfer read =
-        agent.transfer(Op::read, mine, std::span(from).first(half), theirs, std::span(to).last(half));
-    ASSERT_EQ(run(read), Status::kOk) << last_error();
-    std::vector<uint8_t> here = sent;
-    for (uint32_t i = 0; i < half; ++i)
-      std::memcpy(here.data() + from[i] * page, expected.data() + to[count - half + i] * page, page);
-    ASSERT_TRUE(memory.get() == here) << "read, pages of " << page;
-  }
+  const std::string route = move_pages(over_cuda(kThroughHost), GetParam());
+  EXPECT_NE(route.find("through host memory: asked for"), std::string::npos) << route;
 }
 
 TEST_P(Detour, AKilledOwnerEndsTheTransfer) {
@@ -75,6 +42,53 @@ TEST_P(Detour, AKilledOwnerEndsTheTransfer) {
 
 INSTANTIATE_TEST_SUITE_P(Sorts, Detour, ::testing::Values(Sort::kPlain, Sort::kVmm),
                          [](const auto& sort) { return sort.param == Sort::kVmm ? "vmm" : "plain"; });
+
+// Memory that the driver does not pin, or not for writing: it has to move all the same.
+TEST_F(Gpu, HostMemoryMovesWhetherItCanBePinnedOrNot) {
+  Target target(other_, kBytes, Sort::kPlain);
+  cuda_->use(0);
+  const support::TemporaryFolder folder;
+  const int fd = open((folder / "pages").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(ftruncate(fd, kBytes), 0);
+  const std::vector<uint8_t> sent = stamped(kBytes, 1);
+  ASSERT_EQ(pwrite(fd, sent.data(), kBytes, 0), static_cast<ssize_t>(kBytes));
+  struct Case {
+    const char* name;
+    const char* settings;
+    int access;
+    int flags;
+  };
+  for (const Case& one :
+       {Case{"never pinned", "[cuda]\npin = \"never\"\n", PROT_READ | PROT_WRITE, MAP_PRIVATE},
+        Case{"a file mapped for writing", "", PROT_READ | PROT_WRITE, MAP_SHARED},
+        Case{"a file mapped for reading", "", PROT_READ, MAP_SHARED},
+        Case{"a private mapping for reading", "", PROT_READ, MAP_PRIVATE}}) {
+    void* const host = mmap(nullptr, kBytes, one.access, one.flags, fd, 0);
+    ASSERT_NE(host, MAP_FAILED);
+    const bool writable = (one.access & PROT_WRITE) != 0;
+    {
+      const Agent agent("initiator", over_cuda(one.settings));
+      const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+      const Region region =
+          agent.register_memory(dram(host, kBytes), {.access = writable ? Access::kAll : Access::kRead});
+      const BlockList mine = agent.block_list(blocks_of(host, kBytes, 32768));
+      const BlockList theirs =
+          peer.block_list(at(target.address(), 32768, target.gpu()).repeat(kBytes / 32768, 32768));
+      target.stamp(2);
+      const Transfer write = agent.transfer(Op::write, mine, theirs);
+      EXPECT_EQ(run(write), Status::kOk) << one.name << ": " << last_error();
+      EXPECT_TRUE(target.get() == sent) << one.name << ' ' << write.route();
+      if (writable) {
+        target.stamp(3);
+        EXPECT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk) << one.name << last_error();
+        EXPECT_EQ(std::memcmp(host, stamped(kBytes, 3).data(), kBytes), 0) << one.name;
+        std::memcpy(host, sent.data(), kBytes);
+      }
+    }
+    munmap(host, kBytes);
+  }
+  close(fd);
+}
 
 class Files : public Gpu {
  protected:

@@ -40,6 +40,8 @@ class Gpu : public ::testing::Test {
     return Blocks::at(address, length, Kind::kVram, gpu);
   }
 
+  [[nodiscard]] std::string move_pages(const AgentOptions& options, Sort sort) const;
+
   Cuda* cuda_ = nullptr;
   uint32_t other_ = 0;
 };

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <random>
+#include <memory>
 
 #include "gpu/gpu_fixture.h"
 
@@ -14,40 +13,8 @@ namespace {
 class Processes : public Gpu, public ::testing::WithParamInterface<Sort> {};
 
 TEST_P(Processes, PagesMoveBothWaysAndNothingElse) {
-  Target target(other_, kBytes, GetParam());
-  GpuMemory memory(*cuda_, 0, kBytes, GetParam());
-  const Agent agent("initiator", over_cuda());
-  const Region region = agent.register_memory(view(memory));
-  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
-  std::mt19937 random(1);
-  for (const uint64_t page : {32768, 4096, 512}) {
-    const auto count = static_cast<uint32_t>(kBytes / page);
-    std::vector<uint32_t> from(count);
-    std::iota(from.begin(), from.end(), 0u);
-    std::vector<uint32_t> to = from;
-    std::shuffle(from.begin(), from.end(), random);
-    std::shuffle(to.begin(), to.end(), random);
-    const auto half = count / 2;
-    const BlockList mine = agent.block_list(at(memory.address(), page, 0).repeat(count, page));
-    const BlockList theirs = peer.block_list(at(target.address(), page, target.gpu()).repeat(count, page));
-    memory.put(stamped(kBytes, page));
-    target.stamp(page + 1);
-    const Transfer write =
-        agent.transfer(Op::write, mine, std::span(from).first(half), theirs, std::span(to).first(half));
-    ASSERT_EQ(run(write), Status::kOk) << last_error();
-    std::vector<uint8_t> expected = stamped(kBytes, page + 1);
-    const std::vector<uint8_t> sent = stamped(kBytes, page);
-    for (uint32_t i = 0; i < half; ++i)
-      std::memcpy(expected.data() + to[i] * page, sent.data() + from[i] * page, page);
-    ASSERT_TRUE(target.get() == expected) << "written, pages of " << page;
-    const Transfer read =
-        agent.transfer(Op::read, mine, std::span(from).first(half), theirs, std::span(to).last(half));
-    ASSERT_EQ(run(read), Status::kOk) << last_error();
-    std::vector<uint8_t> here = sent;
-    for (uint32_t i = 0; i < half; ++i)
-      std::memcpy(here.data() + from[i] * page, expected.data() + to[count - half + i] * page, page);
-    ASSERT_TRUE(memory.get() == here) << "read, pages of " << page;
-  }
+  const std::string route = move_pages(over_cuda(), GetParam());
+  EXPECT_EQ(route.find("through host memory"), std::string::npos) << route;
 }
 
 TEST_P(Processes, AnyAddressAndLengthMovesExactly) {
@@ -191,6 +158,51 @@ TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
   const std::vector<uint8_t> now = right.get();
   for (uint64_t i = 0; i < 256; ++i)
     ASSERT_EQ(std::memcmp(now.data() + i * 131072, sent.data() + i * 65536, 65536), 0) << i;
+}
+
+// Each agent's memory is cut into as many parts as there are GPUs: part i is written by agent i, its own is
+// what it sends. One GPU writes to another agent's memory on itself.
+TEST_F(Gpu, EveryGpuWritesToEveryOtherAtOnce) {
+  const uint32_t sides = std::max(cuda_->gpus(), 2u);
+  constexpr uint64_t kPage = 32768;
+  const uint64_t part = kBytes / sides / kPage * kPage;
+  std::vector<std::unique_ptr<GpuMemory>> memory;
+  std::vector<std::unique_ptr<Agent>> agents;
+  std::vector<std::unique_ptr<Region>> regions;
+  for (uint32_t i = 0; i < sides; ++i) {
+    memory.push_back(std::make_unique<GpuMemory>(*cuda_, i % cuda_->gpus(), kBytes, Sort::kPlain));
+    memory.back()->put(stamped(kBytes, i));
+    agents.push_back(std::make_unique<Agent>("gpu-" + std::to_string(i), over_cuda()));
+    regions.push_back(std::make_unique<Region>(agents.back()->register_memory(view(*memory.back()))));
+  }
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<Transfer> moves;
+  for (uint32_t i = 0; i < sides; ++i) {
+    for (uint32_t j = 0; j < sides; ++j) {
+      if (i == j) continue;
+      peers.push_back(std::make_unique<Peer>(agents[i]->add_peer(agents[j]->metadata())));
+      const auto pages = [&](const GpuMemory& side) {
+        return at(side.address() + i * part, kPage, side.gpu()).repeat(part / kPage, kPage);
+      };
+      moves.push_back(agents[i]->transfer(Op::write, agents[i]->block_list(pages(*memory[i])),
+                                          peers.back()->block_list(pages(*memory[j]))));
+    }
+  }
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Status> status;
+    for (const Transfer& move : moves) status.push_back(move.post());
+    for (size_t i = 0; i < moves.size(); ++i)
+      ASSERT_EQ(status[i] == Status::kInProgress ? moves[i].wait(60s) : status[i], Status::kOk)
+          << last_error();
+  }
+  for (uint32_t j = 0; j < sides; ++j) {
+    const std::vector<uint8_t> now = memory[j]->get();
+    for (uint32_t i = 0; i < sides; ++i) {
+      const std::vector<uint8_t> sent = stamped(kBytes, i);
+      ASSERT_EQ(std::memcmp(now.data() + i * part, sent.data() + i * part, part), 0) << i << " to " << j;
+    }
+  }
+  peers.clear();
 }
 
 TEST_F(Gpu, ACopyCanBeOrderedAfterTheDefaultStream) {

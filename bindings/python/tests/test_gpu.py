@@ -201,11 +201,19 @@ def test_a_stream_of_another_gpu_and_what_is_no_stream_are_refused(pair) -> None
             move.post_on(torch.cuda.Stream(LAST))
 
 
-def test_each_process_may_see_another_gpu_as_its_first(make_agent) -> None:
-    """A process from which GPUs are hidden: its ordinal 0 is our last GPU."""
+@pytest.mark.parametrize(
+    "environment",
+    [
+        # GPUs are hidden from it: its ordinal 0 is our last GPU.
+        pytest.param({"CUDA_VISIBLE_DEVICES": str(LAST)}, id="sees_another_gpu_as_its_first"),
+        # Many allocations side by side in a range of addresses that is far longer.
+        pytest.param({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, id="has_expandable_segments"),
+    ],
+)
+def test_a_tensor_of_another_process_is_written(make_agent, environment) -> None:
     theirs = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HIDDEN)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": str(LAST)},
+        [sys.executable, "-c", textwrap.dedent(OTHER)],
+        env={**os.environ, **environment},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     try:
@@ -226,32 +234,9 @@ def test_each_process_may_see_another_gpu_as_its_first(make_agent) -> None:
         theirs.wait(timeout=60)
 
 
-def test_expandable_segments_of_another_process_are_mapped(make_agent) -> None:
-    """Many allocations side by side in a range of addresses that is far longer."""
-    theirs = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HIDDEN)],
-        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )
-    try:
-        address, pointer = theirs.stdout.readline().split()
-        near = make_agent("near")
-        mine = cache(0, 10, 64, 524288)
-        region = near.register(mine)
-        peer = near.connect(address).wait()
-        there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
-        near.write(near.block_list(mine), None, there, None).wait(timeout=60)
-        print("sum", file=theirs.stdin, flush=True)
-        assert int(theirs.stdout.readline()) == int(mine.long().sum())
-        region.deregister()
-    finally:
-        theirs.stdin.close()
-        theirs.wait(timeout=60)
-
-
-HIDDEN = """
+OTHER = """
     import sys, torch, towline
-    agent = towline.Agent("hidden", listen="127.0.0.1:0")
+    agent = towline.Agent("other", listen="127.0.0.1:0")
     tensor = torch.zeros(64, 524288, dtype=torch.int16, device="cuda:0")
     torch.cuda.synchronize()
     region = agent.register(tensor)

@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "base/spin.h"
-#include "transports/shm/stream_copy.h"
+#include "base/stream_copy.h"
 
 namespace towline::cuda {
 
@@ -82,7 +82,7 @@ bool CopyTeam::copy_share(Job& job) noexcept {
     auto* const to = reinterpret_cast<void*>(piece->to + skip);
     const auto* const from = reinterpret_cast<const void*>(piece->from + skip);
     if (job.past_caches)
-      shm::stream_copy(to, from, stop - skip);
+      stream_copy(to, from, stop - skip);
     else
       std::memcpy(to, from, stop - skip);
   }

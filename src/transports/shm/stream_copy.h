@@ -13,9 +13,6 @@ namespace towline::shm {
 // Pieces from this size on.
 inline constexpr uint64_t kStreamedPieceBytes = 32u << 20;
 
-// As memmove. The bytes are visible to others like those of ordinary stores made at its return.
-void stream_copy(void* to, const void* from, size_t bytes) noexcept;
-
 // Copies up to max_bytes more of a plan whose regions are all mapped; deltas as for DirectCopy.
 void stream_slice(plugin::Cursor& cursor, const uint64_t* deltas, uint32_t op, uint64_t max_bytes) noexcept;
 

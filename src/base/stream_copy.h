@@ -1,0 +1,13 @@
+// Copies of bytes that nobody here reads soon: with stores that go past the caches, where the processor has
+// them.
+#pragma once
+
+#include <cstddef>
+
+namespace towline {
+
+// As memmove; less than 32 KiB, or what overlaps, by memmove itself. The bytes are visible to others like
+// those of ordinary stores made at its return.
+void stream_copy(void* to, const void* from, size_t bytes) noexcept;
+
+}  // namespace towline
