@@ -264,6 +264,62 @@ def test_torch_finds_the_package_whichever_is_imported_first(first):
     """)
 
 
+_AS_GLOO_DOES = """
+    import os, sys, torch, torchcomms
+    from torchcomms import ReduceOp
+
+    rank = int(sys.argv[1])
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE="2", GLOO_SOCKET_IFNAME="lo")
+    store = torch.distributed.FileStore(sys.argv[2], 2)
+    results = []
+    for name in ("torch_gloo", "gloo"):
+        comm = torchcomms.new_comm(name, torch.device("cpu"), name=name, store=store)
+        one, two = torch.arange(4.0) + rank, torch.zeros(4)
+        pair, parts = torch.zeros(8), [torch.zeros(4), torch.zeros(4)]
+        uneven = [torch.zeros(1), torch.zeros(2)]
+        comm.all_reduce(one, ReduceOp.SUM, True).wait()
+        comm.broadcast(one, 1, False)
+        comm.all_gather(parts, one + rank, False)
+        comm.all_gather_single(pair, one * (rank + 1), False)
+        comm.all_gather_v(uneven, torch.full((rank + 1,), 7.0), False)
+        comm.reduce_scatter(two, [one, one + 1], ReduceOp.MAX, False)
+        half = torch.zeros(4)
+        comm.reduce_scatter_single(half, pair, ReduceOp.SUM, False)
+        swapped, lists = torch.zeros(4), [torch.zeros(2), torch.zeros(2)]
+        comm.all_to_all_single(swapped, one + 10 * rank, False)
+        comm.all_to_all(lists, [one[:2] + rank, one[2:] - rank], False)
+        split = torch.zeros(2 if rank else 4)
+        comm.all_to_all_v_single(split, torch.arange(3.0) + rank, [1, 1] if rank else [2, 2], [2, 1], False)
+        mine, gathered, single = torch.zeros(2), [torch.zeros(2), torch.zeros(2)], torch.zeros(4)
+        comm.scatter(mine, [one[:2], one[2:]] if rank == 0 else [], 0, False)
+        comm.gather(gathered if rank else [], mine, 1, False)
+        comm.gather_single(single, mine + 1, 0, False)
+        reduced = one.clone()
+        comm.reduce(reduced, 0, ReduceOp.PRODUCT, False)
+        received = torch.zeros(3)
+        (comm.send if rank else comm.recv)(torch.ones(3) if rank else received, 1 - rank, False)
+        comm.barrier(True).wait()
+        child = comm.split([0, 1], "child")
+        child.all_reduce(half, ReduceOp.MIN, False)
+        child.finalize()
+        if rank:
+            reduced.zero_()
+        results.append([one, two, pair, *parts, *uneven, half, swapped, *lists, split, mine, *gathered, single, reduced, received])
+        comm.finalize()
+    for theirs, ours in zip(*results):
+        assert torch.equal(theirs, ours), (rank, theirs, ours)
+"""
+
+
+def test_torchs_own_gloo_has_a_name_and_gives_the_same(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(_AS_GLOO_DOES)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+
+
 def test_distwrap_goes_through_communicators():
     run_alone("""
         import torch, torch.distributed as real

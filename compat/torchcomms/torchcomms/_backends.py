@@ -43,6 +43,10 @@ def is_registered(name: str) -> bool:
 
 def make(name: str, device: torch.device, options: CommOptions) -> Any:
     """The implementation of a new communicator."""
+    if name == "torch_gloo" and name not in _registered:
+        from ._torch_gloo import TorchGloo
+
+        register_backend(name, TorchGloo)
     if name not in _registered and name not in FEATURES:
         _load(name)
     if name in _registered:
