@@ -53,8 +53,8 @@ void open(Side& side, const AllToAll& options, int gpus) {
   towline::AgentOptions agent_options;
   agent_options.listen = "none";
   agent_options.backends = "cuda";
-  agent_options.config = fmt::format("plugins = [\"{0}\"]\n[cuda]\nblocks = \"{1}\"\nread_blocks = \"{1}\"\n",
-                                     options.plugin, options.blocks);
+  agent_options.config =
+      fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\n", options.plugin, options.blocks);
   side.agent = std::make_unique<towline::Agent>(fmt::format("gpu-{}", side.gpu), agent_options);
   side.region = std::make_unique<towline::Region>(
       side.agent->register_memory({.address = reinterpret_cast<void*>(side.address),

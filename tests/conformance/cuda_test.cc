@@ -156,35 +156,6 @@ TEST_F(CudaTest, AnAgentThatEndsWaitsForWhatItsGpuWrites) {
   letting_go.join();
 }
 
-TEST_F(CudaTest, AGpuOfOursPullsWhatIsLargeAndOursPushesTheRest) {
-  constexpr uint64_t kBytes = 8 << 20;
-  const Buffer mine(kBytes, true);
-  const Buffer theirs(kBytes, true);
-  gpu("place", reinterpret_cast<uint64_t>(theirs.data()), kBytes, 1);
-  AgentOptions direct = options();
-  direct.config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n";
-  for (const auto& [more, bytes, way] :
-       {std::tuple{"", kBytes, "pull by GPU-f1f1"},
-        {"", kBytes / 8, "push by GPU-f0f0"},
-        {"[cuda]\nafter_default_stream = \"true\"\n", kBytes, "push by GPU-f0f0"}}) {
-    AgentOptions ours = direct;
-    ours.config += more;
-    const Agent one("one", ours);
-    const Agent two("two", direct);
-    const Region here = one.register_memory(vram(mine));
-    const Region there = two.register_memory(vram(theirs, 1));
-    const Peer peer = one.add_peer(two.metadata());
-    stamp(mine.data(), kBytes, bytes);
-    std::memset(theirs.data(), 0, kBytes);
-    const auto count = static_cast<uint32_t>(bytes / kPage);
-    const Transfer move = one.transfer(Op::write, one.block_list(pages(mine)), Range{0, 1, count},
-                                       peer.block_list(pages(theirs, 1)), Range{0, 1, count});
-    ASSERT_EQ(run(move), Status::kOk) << last_error();
-    EXPECT_EQ(std::memcmp(mine.data(), theirs.data(), bytes), 0);
-    EXPECT_NE(move.route().find(way), std::string::npos) << move.route();
-  }
-}
-
 TEST_F(CudaTest, BadSettingsAreNamed) {
   for (const auto& [setting, wanted] : {std::pair{"blocks = \"0\"\n", "cuda.blocks"},
                                         {"gpu = \"x\"\n", "cuda.gpu"},

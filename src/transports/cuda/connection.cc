@@ -16,7 +16,6 @@ namespace towline::cuda {
 namespace {
 
 constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: look at the lane's state
-constexpr uint64_t kPullBytes = 8 << 20;              // from so many on a receiving GPU of ours pulls
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
 towline_connection* handle(Connection* connection) {
@@ -210,7 +209,24 @@ std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) 
 }
 
 // The GPU of our own memory; where we bring none, the one that the settings name, the peer's if we use it
-// already, or one we use.
+// already, or one we use. So a WRITE is pushed and a READ pulled, and between processes that is all there is:
+// who starts a transfer has no context on the other's GPU.
+//
+// Where both GPUs are this process's there is a choice, and it stays the same, for what plain kernels measure
+// on two H200 (bench/gpu --ways; GB/s over random pages, the blocks of either way as set by default):
+//
+//                    pushed by 24 blocks    pulled by 12
+//     32 KiB x    1           3.1 (10.5 us)      3.2 (10.4 us)
+//     32 KiB x   16          46.6 (11.3 us)     43.7 (12.0 us)
+//     32 KiB x  512         290                292
+//      4 KiB x 16384        332                344
+//     32 KiB x 4096         341                353
+//      1 MiB x  128         339                355
+//
+// One way alone pulling gains 4 % at most, and nothing below 16 MiB; every GPU to every other at once it
+// loses 5 % (317 of the 333 GB/s that pushing has, by 24 blocks each), and streams of our GPU's would no
+// longer be those of the GPU that copies. Host memory goes at the same speed by either GPU, within 2 % from 4
+// MiB on.
 uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
   Device& device = backend_.device();
   const towline_list& remote = *args.plan->remote;
@@ -231,33 +247,6 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
   fail(Status::kUnsupported,
        "cuda: this process uses no GPU that could move the bytes, and none is taken unasked (cuda.gpu names "
        "one)");
-}
-
-// Between processes there is no choice: whoever starts a transfer has no context on the other's GPU, so a
-// WRITE is pushed by ours and a READ pulled. Nor where the application's default stream has to be kept to,
-// which is our GPU's. But where the GPU that receives a WRITE is this process's too, it may as well pull.
-// Plain kernels from one H200 to another over random pages, GB/s:
-//
-//                    pushed by 8, 12, 24, 32 blocks    pulled by 8, 12, 24, 32
-//     4 KiB x 16384         334  320  333  336              309  342  346  351
-//    32 KiB x  4096         343  330  341  343              326  352  356  360
-//     1 MiB x   128         347  331  338  346              341  357  359  362
-//
-// Of 16 pages of 32 KiB pushing takes 11.5 us and pulling 12.5, which the speed makes good from 8 MiB on; of
-// one page of any size they take the same. Host memory moves at the same speed by either GPU, within 1 %.
-uint32_t Connection::choose_mover(const towline_prepare_args& args, uint32_t gpu) const {
-  const towline_plan& plan = *args.plan;
-  if (args.op != TOWLINE_WRITE || plan.bytes < kPullBytes || backend_.settings().after_default_stream)
-    return gpu;
-  const auto in_gpu = [](const towline_region_ref& region) { return region.kind == TOWLINE_VRAM; };
-  const towline_region_ref* const local = plan.local->regions;
-  if (!std::all_of(local, local + plan.local->region_count, in_gpu)) return gpu;
-  const uint64_t receiver = plan.remote->regions[0].device;
-  for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
-    const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
-    if (!import.direct || !in_gpu(import.region) || import.region.device != receiver) return gpu;
-  }
-  return static_cast<uint32_t>(receiver);
 }
 
 Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
@@ -322,9 +311,7 @@ void Connection::prepare_direct(const towline_prepare_args& args, Prepared& prep
   const Settings& settings = backend_.settings();
   const towline_plan& plan = *args.plan;
   const uint32_t gpu = choose_gpu(args);
-  const uint32_t mover = choose_mover(args, gpu);
-  if (mover != gpu) device.reach(mover, gpu);
-  prepared.lane = lane_of(mover, mover == gpu ? args.op : uint32_t{TOWLINE_READ}).lane;
+  prepared.lane = lane_of(gpu, args.op).lane;
   prepared.gpu = gpu;
   bool host_memory = false;
   std::vector<uint64_t> local_deltas;
@@ -361,10 +348,9 @@ void Connection::prepare_direct(const towline_prepare_args& args, Prepared& prep
   prepared.work = std::make_unique<WorkList>(plan, ways, prepared.lane);
   prepared.copy_engine = prepared.work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
   prepared.list_there = !prepared.work->has_list();
-  prepared.blocks_on_stream = host_memory               ? settings.host_blocks
-                              : args.op == TOWLINE_READ ? settings.read_blocks
-                                                        : settings.blocks;
-  prepared.blocks = mover == gpu ? prepared.blocks_on_stream : settings.read_blocks;
+  prepared.blocks = host_memory               ? settings.host_blocks
+                    : args.op == TOWLINE_READ ? settings.read_blocks
+                                              : settings.blocks;
 }
 
 // Of NUMA, the node of the GPU that will copy: ours, or if we see it the owner's.

@@ -50,7 +50,6 @@ struct Import {
 // A plan prepared on a connection.
 struct Prepared : towline_prepared {
   uint32_t blocks = 0;
-  uint32_t blocks_on_stream = 0;
   bool copy_engine = false;
   bool list_there = false;  // the GPU has its list, or it needs none: known, not merely so
   std::shared_ptr<Lane> lane;
@@ -60,7 +59,7 @@ struct Prepared : towline_prepared {
 
   // In streams of the application's.
   Device* device = nullptr;
-  uint32_t gpu = 0;      // of those streams; the lane may be another's
+  uint32_t gpu = 0;
   Gate* gate = nullptr;  // of what was submitted last; null: nothing was
   bool last_on_stream = false;
   std::vector<std::shared_ptr<Capture>> captures;
@@ -146,7 +145,6 @@ class Connection final : private CarrierEvents {
   [[nodiscard]] std::string needs_detour(const Import& import) const;
   [[nodiscard]] static std::optional<uint32_t> local_gpu(const towline_prepare_args& args);
   [[nodiscard]] uint32_t choose_gpu(const towline_prepare_args& args) const;
-  [[nodiscard]] uint32_t choose_mover(const towline_prepare_args& args, uint32_t gpu) const;
   [[nodiscard]] std::optional<uint32_t> node_near(const towline_prepare_args& args,
                                                   std::optional<uint32_t> gpu) const;
   void check_local(const towline_prepare_args& args) const;

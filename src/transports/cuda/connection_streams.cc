@@ -92,7 +92,7 @@ int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_c
   prepared.captures.push_back(capture);
   const CopyJob work = prepared.work->job(0, prepared.plan->bytes);
   Code code = self.list_first(prepared, stream, state);
-  if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks_on_stream), stream);
+  if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
   if (code != 0) return self.refuse_code("recording a copy in a graph failed: ", code);
   *out = reinterpret_cast<towline_capture*>(owned.release());
   return TOWLINE_OK;
@@ -126,7 +126,7 @@ int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args
   if (!job.moved) {
     const CopyJob work = prepared.work->job(args.begin, args.end);
     Code code = list_first(prepared, stream, StreamState::kRuns);
-    if (code == 0) code = gate->launch(work, useful_blocks(work, prepared.blocks_on_stream), stream);
+    if (code == 0) code = gate->launch(work, useful_blocks(work, prepared.blocks), stream);
     if (code != 0) return refuse_code("putting a copy into the stream failed: ", code);
   }
   prepared.last_on_stream = true;
