@@ -64,6 +64,15 @@ RingRegions<Byte> ring_regions(std::span<Byte> ring, uint64_t position, std::siz
   return {ring.subspan(start, until_end), ring.first(bytes - until_end)};
 }
 
+// Asks for the cache line to be ours to write, without waiting for it.
+inline void prefetch_for_write(const uint8_t* at) noexcept {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*at));  // what the builtin becomes only where the compiler is told
+#else
+  __builtin_prefetch(at, 1);
+#endif
+}
+
 }  // namespace detail
 
 // The producer's end: one thread at a time. Data is a power of two long and outlives this. A new end starts
@@ -78,6 +87,15 @@ class SpscProducer {
   RingRegions<uint8_t> write_regions(std::size_t wanted = 1) noexcept {
     if (free_known() < wanted && !refresh()) return {};
     return detail::ring_regions(data_, written_, free_known());
+  }
+
+  // The next `bytes` of the ring, as far as they are known to be free, were last read by the consumer: has
+  // their cache lines come back while there is something else to do. A hint.
+  void expect_write(std::size_t bytes) const noexcept {
+    const auto regions = detail::ring_regions(data_, written_, bytes < free_known() ? bytes : free_known());
+    for (const std::span<uint8_t>& region : {regions.first, regions.second})
+      for (std::size_t at = 0; at < region.size(); at += kCacheLineBytes)
+        detail::prefetch_for_write(&region[at]);
   }
 
   // Publishes the first `bytes` of what write_regions() gave.

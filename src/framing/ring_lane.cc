@@ -12,10 +12,14 @@ constexpr const char* kCorruptRing = "the peer stored impossible ring positions"
 // The other side is told of so many bytes at a time, so that it copies out what has been copied in while the
 // rest follows: with a whole frame of 256 KiB at once the two took turns, at two thirds of the speed.
 constexpr std::size_t kPublishBytes = 16u << 10;
-// A payload of so many bytes or more is told of when its first half is there: the owner checks the header,
-// looks the region up and copies that half out while the other is copied in.
-constexpr std::size_t kWorthHalving = 2u << 10;
-constexpr std::size_t kMostOfHalf = 8u << 10;
+// A write of so many bytes or more is told of earlier for the first time: the owner checks the header, looks
+// the region up and begins to copy out while the rest is copied in. A page is told of at its end: each store
+// of the position costs the cache line that the reader looks at.
+constexpr std::size_t kWorthTellingEarly = 8u << 10;
+constexpr std::size_t kFirstPublishBytes = 4u << 10;
+// What comes in is mostly an answer, and the next write as long as the last. Up to so many bytes are then
+// asked for ahead.
+constexpr std::size_t kMostExpected = 8u << 10;
 constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of what is free again
 
 // Copies between a run of pieces and the (at most two) regions of a ring, and says so through publish(bytes)
@@ -82,10 +86,7 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
     if (outgoing_->consumer_closed.load(std::memory_order_acquire) != 0) return IoResult::closed();
     return IoResult::again();
   }
-  const std::size_t preamble = pieces.front().iov_len;
-  std::size_t first_step = kPublishBytes;
-  if (preamble < kWorthHalving && wanted >= preamble + kWorthHalving)
-    first_step = preamble + std::min((wanted - preamble) / 2, kMostOfHalf);
+  const std::size_t first_step = wanted >= kWorthTellingEarly ? kFirstPublishBytes : kPublishBytes;
   const std::size_t bytes = copy_through(
       pieces, regions, first_step,
       [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); },
@@ -98,6 +99,7 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
         if (n != 0) producer_.commit(n);
         if (producer_.take_consumer_asleep()) wake_peer();
       });
+  last_written_ = bytes;
   return IoResult::moved(bytes);
 }
 
@@ -110,6 +112,7 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
     if (regions.empty() && !consumer_.corrupt()) return IoResult::closed();
   }
   if (consumer_.corrupt()) return IoResult::error(Status::kProtocol, 0, kCorruptRing);
+  if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
   // What is free is told late: a store that the producer looks at, and a fence after it, for each few KiB
   // cost more than they are worth. The producer never waits for less than this, so that nobody waits for
   // ever.

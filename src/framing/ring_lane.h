@@ -75,6 +75,7 @@ class RingLane final : public Lane {
   SpscConsumer consumer_;
   WakeHook wake_peer_;
   std::string description_;
+  std::size_t last_written_ = 0;
   bool closed_ = false;
 };
 
