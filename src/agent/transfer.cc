@@ -14,6 +14,8 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
+constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // each lasts twice as long as the one before
+constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
 constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 
 }  // namespace
@@ -422,7 +424,7 @@ void Transfer::deliver() noexcept {
 void Transfer::drop() noexcept {
   const bool last = shares_.fetch_sub(1, std::memory_order_acq_rel) == 1;
   // `this` may be destroyed by a waiter as soon as the phase is ready and the outcome known: wake through
-  // locals only.
+  // locals only. Who begins to wait between these two looks is not woken: that is why first sleeps are short.
   const bool waiters = waiters_.load(std::memory_order_seq_cst) != 0;
   std::atomic<uint32_t>& word = wake_word_;
   if (waiters) word.fetch_add(1, std::memory_order_seq_cst);
@@ -473,6 +475,7 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
   const uint64_t start_ns = monotonic_now_ns();
   const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
   uint64_t spin_until_ns = start_ns + kSpinBeforeSleepNs;
+  uint64_t slice_ns = kShortestSleepNs;
   while (!done()) {
     uint32_t work = 0;
     for (uint32_t i = 0; i < part_count_; ++i) work += parts_[i].worker->drive();
@@ -494,7 +497,8 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
     const uint32_t seen = wake_word_.load(std::memory_order_seq_cst);
     if (!done()) {
       for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->hand_over();
-      futex_wait(wake_word_, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
+      futex_wait(wake_word_, seen, std::min(deadline_ns, now_ns + slice_ns));
+      slice_ns = std::min(2 * slice_ns, kLongestSleepNs);
     }
     waiters_.fetch_sub(1, std::memory_order_seq_cst);
   }
