@@ -96,14 +96,14 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   }
   // Most passes find nothing: a spinning receiver must look at its lanes again soon.
   if (work == 0 && !down_ && !has_work()) return 0;
-  work += deliver_ended();
-  if (!down_ && has_work()) {
+  if (!down_) {
+    work += deliver_ended();
     do {
       work += flush_lanes();
       work += retry_messages();
     } while (pump_reads() != 0);
-    work += deliver_ended();
   }
+  work += deliver_ended();
   if (work != 0) last_activity_ns_ = now_ns;
   return work;
 }
