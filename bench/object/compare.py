@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -176,6 +177,7 @@ def main() -> int:
     args = arguments()
     if not (args.peers / "s5cmd").exists():
         raise SystemExit(f"{args.peers} has no s5cmd: run bench/peers/s3/setup")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory goes with it
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towline-bench-", dir=args.folder))
     cells = [Cell(op, size, concurrency, count_of(size, args.span))
              for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
