@@ -3,10 +3,13 @@
 //
 //   class Backend : public storing::OwnBackend<Backend, Connection> {
 //    public:
-//     using Connection = mine::Connection;              // a storing::OwnConnection, made of (Backend&,
-//     worker, peer) static constexpr storing::Names kNames = {"mine", "things"}; uint64_t id_of(const
-//     towline_storage*) const;     // by which connections find it again JobQueue& queue(uint32_t worker); //
-//     has progress() and has_work()
+//     // A storing::OwnConnection, made of (Backend&, worker, peer).
+//     using Connection = mine::Connection;
+//     static constexpr storing::Names kNames = {"mine", "things"};
+//     // By which connections find it again.
+//     uint64_t id_of(const towline_storage*) const;
+//     // Has progress() and has_work().
+//     JobQueue& queue(uint32_t worker);
 #pragma once
 
 #include <fmt/format.h>
