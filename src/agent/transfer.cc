@@ -488,9 +488,9 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
       continue;
     }
     if (!agent_->hosted()) {
-      const uint64_t slice_ns =
+      const uint64_t until_ns =
           part_count_ > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs) : deadline_ns;
-      parts_[0].worker->sleep_driving(slice_ns);
+      parts_[0].worker->sleep_driving(until_ns);
       continue;
     }
     waiters_.fetch_add(1, std::memory_order_seq_cst);

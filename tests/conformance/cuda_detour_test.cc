@@ -23,8 +23,9 @@ class CudaDetourTest : public CudaTest {
     left_ = std::make_unique<Agent>("left", options(more));
   }
   // Host memory of ours, there and back, and what the routes say.
-  std::string there_and_back(uint64_t bytes) {
-    const Buffer ours(bytes, false);
+  std::string there_and_back(uint64_t bytes) { return there_and_back(Buffer(bytes, false)); }
+  std::string there_and_back(const Buffer& ours) {
+    const uint64_t bytes = ours.size();
     const Buffer theirs(bytes, true);
     const Region here = left_->register_memory(dram(ours.data(), ours.size()));
     const Region there = right_->register_memory(vram(theirs));
@@ -130,17 +131,18 @@ TEST_F(CudaDetourTest, HostMemoryOfOursReachesAGpuWithoutOneHere) {
 }
 
 TEST_F(CudaDetourTest, HostMemoryThatCannotBePinnedGoesThroughThePool) {
-  gpu("pins", 2);
+  gpu("refuse pins", 1);
   const std::string routes = there_and_back(20 << 20);
   EXPECT_NE(routes.find("\"why\":\"fake GPU: pinning host memory: refused\""), std::string::npos) << routes;
 }
 
-TEST_F(CudaDetourTest, HostMemoryThatMayOnlyBeReadIsPinnedForWhatReadsIt) {
-  gpu("pins", 1);
-  const std::string routes = there_and_back(kPage * kPages);
+TEST_F(CudaDetourTest, HostMemoryPinnedForReadingIsUsedByWhatReadsIt) {
+  const Buffer ours(kPage * kPages, false);
+  gpu("pin for reading", reinterpret_cast<uint64_t>(ours.data()), ours.size());
+  const std::string routes = there_and_back(ours);
   const std::string written = routes.substr(0, routes.find('\n'));
   EXPECT_EQ(written.find("pinning host memory"), std::string::npos) << written;
-  EXPECT_NE(routes.find("pinning host memory", written.size()), std::string::npos) << routes;
+  EXPECT_NE(routes.find("for reading only", written.size()), std::string::npos) << routes;
 }
 
 TEST_F(CudaDetourTest, NothingIsPinnedWhereSettingsSaySo) {

@@ -48,7 +48,7 @@ std::shared_ptr<PieceCopier> Detour::copier(std::optional<uint32_t> gpu, bool re
 
 uint64_t Detour::address_for(std::optional<uint32_t> gpu) {
   if (!gpu) return pool_.address;
-  if (pinned_ == nullptr) pinned_ = backend_.device().pin(pool_.address, pool_.bytes, Use::kWrite);
+  if (pinned_ == nullptr) pinned_ = backend_.device().pin(pool_.address, pool_.bytes);
   return pool_.address + pinned_->delta();
 }
 

@@ -12,7 +12,6 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint64_t kHostPage = 4096;
 constexpr uint64_t kMostPoolBytes = 1 << 30;
 
 }  // namespace
@@ -126,8 +125,7 @@ void DetourOwner::begin(Request& request, uint32_t slot) {
            stretch.address);
   }
   uint64_t pool = reinterpret_cast<uint64_t>(pool_->mapping.address());
-  if (gpu && pool_->pinned == nullptr)
-    pool_->pinned = backend_.device().pin(pool, pool_->mapping.bytes(), Use::kWrite);
+  if (gpu && pool_->pinned == nullptr) pool_->pinned = backend_.device().pin(pool, pool_->mapping.bytes());
   if (gpu) pool += pool_->pinned->delta();
   pool += pool_->skip + request.move.offset;
   request.copier = copier(gpu, request.move.to_owner);

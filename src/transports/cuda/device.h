@@ -19,10 +19,13 @@
 
 #include "base/unique_fd.h"
 #include "transports/cuda/copy_job.h"
+#include "transports/cuda/pinned_ranges.h"
 
 namespace towline::cuda {
 
 using Code = int32_t;  // 0: well
+
+inline constexpr uint64_t kHostPage = 4096;  // what pinning and mapping count in
 
 // Names a GPU across processes: an ordinal depends on CUDA_VISIBLE_DEVICES.
 using Uuid = std::array<uint8_t, 16>;
@@ -83,7 +86,7 @@ class Mapped {
 
 // What GPUs will do with host memory.
 enum class Use : uint8_t {
-  kRead = 0,  // then it may also be memory that nobody here may write, such as a file mapped for reading
+  kRead = 0,  // then it may be memory that the application has pinned for reading only
   kWrite = 1,
 };
 
@@ -190,10 +193,11 @@ class Device {
   virtual void reach(uint32_t gpu, uint32_t other) = 0;
   // False: they certainly have no path. No context is made by asking.
   [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;
-  // Null: the application has not pinned it.
+  // Null: it is not pinned.
   virtual std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) = 0;
-  // Also where the application has.
-  virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes, Use use) = 0;
+  // For reading and writing, what is not pinned yet. Memory of the application is pinned by pinned_ranges().
+  virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
+  [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work.
   virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) = 0;
@@ -203,6 +207,9 @@ class Device {
   // It was never launched into a graph. It is taken again once all that was launched has ended.
   virtual void give_gate_back(Gate& gate) noexcept = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+
+ private:
+  PinnedRanges pinned_ranges_;
 };
 
 }  // namespace towline::cuda

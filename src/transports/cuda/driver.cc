@@ -22,8 +22,6 @@ namespace {
 using driver::Api;
 using driver::kSuccess;
 
-constexpr uint64_t kHostPage = 4096;
-
 class Nvidia;
 
 // Peers' GPU memory: by descriptor, in one reserved range.
@@ -205,7 +203,7 @@ class Nvidia final : public Device {
   }
 
   std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override;
-  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes, Use use) override;
+  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
 
   std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) override {
     const Kernels& kernels = context(gpu);
@@ -317,17 +315,12 @@ class Nvidia final : public Device {
 
 class HostRegistration : public Pinned {
  public:
-  HostRegistration(const Api& api, uint64_t begin, uint64_t bytes, Use use) : api_(api), begin_(begin) {
-    auto* const memory = reinterpret_cast<void*>(begin);
-    driver::Result registered = api.host_register(memory, bytes, driver::kHostPortableMapped);
-    if (registered != kSuccess && use == Use::kRead) {
-      const unsigned only_read = driver::kHostPortableMapped | driver::kHostReadOnly;
-      if (api.host_register(memory, bytes, only_read) == kSuccess) {
-        registered = kSuccess;
-        use_ = Use::kRead;
-      }
-    }
-    api.check(registered, "pinning host memory (cuMemHostRegister)");
+  // Never with CU_MEMHOSTREGISTER_READ_ONLY, which would do for files mapped for reading too: of a private
+  // mapping of a file, driver 580 on Linux 6.18.44 did not come back from it, faulting on one page again and
+  // again.
+  HostRegistration(const Api& api, uint64_t begin, uint64_t bytes) : api_(api), begin_(begin) {
+    api.check(api.host_register(reinterpret_cast<void*>(begin), bytes, driver::kHostPortableMapped),
+              "pinning host memory (cuMemHostRegister)");
     driver::Pointer pointer = 0;
     const driver::Result result = api.host_device_pointer(&pointer, reinterpret_cast<void*>(begin), 0);
     if (result != kSuccess) api.host_unregister(reinterpret_cast<void*>(begin));
@@ -336,39 +329,46 @@ class HostRegistration : public Pinned {
   }
   ~HostRegistration() override { api_.host_unregister(reinterpret_cast<void*>(begin_)); }
   [[nodiscard]] uint64_t delta() const noexcept override { return delta_; }
-  [[nodiscard]] Use use() const noexcept override { return use_; }
 
  private:
   const Api& api_;
   uint64_t begin_;
   uint64_t delta_ = 0;
-  Use use_ = Use::kWrite;
 };
 
 class PinnedAlready : public Pinned {
  public:
+  explicit PinnedAlready(Use use) : use_(use) {}
   [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
+  [[nodiscard]] Use use() const noexcept override { return use_; }
+
+ private:
+  const Use use_;
 };
 
 std::unique_ptr<Pinned> Nvidia::find_pinned(uint64_t address, uint64_t bytes) {
   const Allocation first = look_up(address);
   if (first.where != Where::kHost) return nullptr;
-  if (first.address + first.bytes >= address + bytes) return std::make_unique<PinnedAlready>();
+  if (first.address + first.bytes >= address + bytes) {
+    unsigned access =
+        driver::kAccessReadWrite;  // a GPU that writes where it may only read fails, and not at once
+    api_.pointer_get_attribute(&access, driver::kAccessFlags, address);
+    return std::make_unique<PinnedAlready>(access == driver::kAccessReadWrite ? Use::kWrite : Use::kRead);
+  }
   fail(Status::kUnsupported, "cuda: only the first {} of {} bytes at {:#x} are pinned",
        first.address + first.bytes - address, bytes, address);
 }
 
-std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes, Use use) {
+std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes) {
   // Any context does: the registration is portable.
   uint32_t gpu = 0;
   while (gpu < gpus_.size() && !in_use(gpu)) ++gpu;
   if (gpu == gpus_.size())
     fail(Status::kUnsupported, "cuda: this process uses no GPU, so it can't pin memory for one");
   const Current current(api_, context(gpu).context);
-  if (auto pinned = find_pinned(address, bytes); pinned != nullptr) return pinned;
   const uint64_t begin = address / kHostPage * kHostPage;
   const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
-  return std::make_unique<HostRegistration>(api_, begin, end - begin, use);
+  return std::make_unique<HostRegistration>(api_, begin, end - begin);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ enum PointerAttribute : int {
   kRangeStart = 11,
   kRangeSize = 12,
   kAllowedHandleTypes = 14,
+  kAccessFlags = 16,
   kMappingSize = 18,
   kMappingStart = 19,
   kBlockId = 20,
@@ -50,6 +51,7 @@ enum PointerAttribute : int {
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
 inline constexpr int kHandlePosixFd = 1;
+inline constexpr unsigned kAccessReadWrite = 3;
 
 struct IpcHandle {
   char bytes[64];
@@ -71,7 +73,6 @@ struct Uuid {
 
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
-inline constexpr unsigned kHostReadOnly = 8;
 inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr uintptr_t kLastSpecialStream = 2;  // 0, 1, 2 stand for default streams

@@ -41,9 +41,8 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   struct stat status {};
   if (fstat(part.fd.get(), &status) != 0) fail_errno(errno, "cuda: a descriptor that the peer sent");
   require_sealed(part.fd.get(), part.file_offset + part.bytes);
-  constexpr uint64_t kPage = 4096;
-  const uint64_t begin = part.file_offset / kPage * kPage;
-  const uint64_t end = (part.file_offset + part.bytes + kPage - 1) / kPage * kPage;
+  const uint64_t begin = part.file_offset / kHostPage * kHostPage;
+  const uint64_t end = (part.file_offset + part.bytes + kHostPage - 1) / kHostPage * kHostPage;
   const Key key{{}, 0, 0, 0, {status.st_dev, status.st_ino, begin}, gpu, writable};
   Key whole = key;
   whole.bytes = end - begin;
@@ -54,7 +53,7 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   if (file == nullptr) {
     auto made = std::make_shared<HostFile>();
     made->mapping = Mapping::map_shared(part.fd.get(), end - begin, MapAccess::kReadWrite, begin);
-    made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin, Use::kWrite);
+    made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin);
     file = made;
     slot = file;
   }
@@ -64,23 +63,7 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
 }
 
 MappingCache::Way MappingCache::pin(uint64_t address, uint64_t bytes, Use use) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(pinned_, [](const auto& entry) { return entry.second.expired(); });
-  for (const auto& [range, weak] : pinned_) {
-    if (range.first > address || range.second < address + bytes) continue;
-    if (auto pinned = weak.lock(); pinned != nullptr && pinned->use() >= use) {
-      const uint64_t delta = pinned->delta();
-      return {std::move(pinned), delta};
-    }
-  }
-  std::shared_ptr<const Pinned> pinned;
-  if (pin_ == PinUse::kNever) {
-    pinned = device_.find_pinned(address, bytes);
-    if (pinned == nullptr) fail(Status::kUnsupported, "cuda.pin is \"never\", and host memory is not pinned");
-  } else {
-    pinned = device_.pin(address, bytes, use);
-  }
-  pinned_[{address, address + bytes}] = pinned;
+  std::shared_ptr<const Pinned> pinned = device_.pinned_ranges().take(device_, address, bytes, use, pin_);
   const uint64_t delta = pinned->delta();
   return {std::move(pinned), delta};
 }

@@ -53,7 +53,6 @@ class MappingCache {
   mutable std::mutex mutex_;
   std::map<Key, std::weak_ptr<const Mapped>> mapped_;
   std::map<Key, std::weak_ptr<const HostFile>> files_;
-  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<const Pinned>> pinned_;  // by begin and end
 };
 
 }  // namespace towline::cuda

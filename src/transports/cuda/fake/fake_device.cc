@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <thread>
 
 #include "base/error.h"
@@ -59,6 +60,11 @@ Code Faults::take_break() {
   return std::exchange(break_, 0);
 }
 
+bool Faults::in_one_of(const std::vector<Range>& ranges, uint64_t address) {
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [&](const Range& range) { return address >= range.begin && address < range.end; });
+}
+
 void Faults::forget(uint64_t address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   forgotten_.push_back({address, address + bytes, 0});
@@ -71,8 +77,7 @@ void Faults::place(uint64_t address, uint64_t bytes, uint32_t gpu) {
 
 bool Faults::forgotten(uint64_t address) {
   const std::lock_guard lock(mutex_);
-  return std::any_of(forgotten_.begin(), forgotten_.end(),
-                     [&](const Range& range) { return address >= range.begin && address < range.end; });
+  return in_one_of(forgotten_, address);
 }
 
 uint32_t Faults::gpu_of(uint64_t address) {
@@ -113,24 +118,34 @@ void Faults::wait_for_lists() {
   let_go_.wait(lock, [this] { return !lists_held_; });
 }
 
-void Faults::limit_pins(Pins pins) {
+void Faults::refuse_pins(bool refused) {
   const std::lock_guard lock(mutex_);
-  pins_ = pins;
+  pins_refused_ = refused;
 }
 
-Faults::Pins Faults::pins() {
+bool Faults::pins_refused() {
   const std::lock_guard lock(mutex_);
-  return pins_;
+  return pins_refused_;
+}
+
+void Faults::pin_for_reading(uint64_t address, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  for_reading_.push_back({address, address + bytes, 0});
+}
+
+bool Faults::pinned_for_reading(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  return in_one_of(for_reading_, address);
 }
 
 void Faults::reset() {
   const std::lock_guard lock(mutex_);
-  held_ = separated_ = full_ = lists_held_ = false;
-  pins_ = Pins::kAll;
+  held_ = separated_ = full_ = lists_held_ = pins_refused_ = false;
   refusals_ = 0;
   refusal_ = break_ = 0;
   forgotten_.clear();
   placed_.clear();
+  for_reading_.clear();
   let_go_.notify_all();
 }
 
@@ -437,9 +452,50 @@ class AsItLies : public Mapped {
   uint64_t address_;
 };
 
-class NotMoved : public Pinned {
+// What is pinned here, as a driver knows it: not for what.
+class Registry {
  public:
-  explicit NotMoved(Use use) : use_(use) {}
+  void add(uint64_t address, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (at(address) != 0) fail(Status::kIo, "fake GPU: pinning host memory: pinned already");
+    ranges_[address] = address + bytes;
+  }
+  void remove(uint64_t address) {
+    const std::lock_guard lock(mutex_);
+    ranges_.erase(address);
+  }
+  [[nodiscard]] uint64_t end_at(uint64_t address) {  // 0: not pinned there
+    const std::lock_guard lock(mutex_);
+    return at(address);
+  }
+
+ private:
+  [[nodiscard]] uint64_t at(uint64_t address) const {
+    const auto after = ranges_.upper_bound(address);
+    if (after == ranges_.begin()) return 0;
+    const uint64_t end = std::prev(after)->second;
+    return end > address ? end : 0;
+  }
+  std::mutex mutex_;
+  std::map<uint64_t, uint64_t> ranges_;
+};
+
+class Registered : public Pinned {
+ public:
+  Registered(Registry& registry, uint64_t address, uint64_t bytes) : registry_(registry), address_(address) {
+    registry_.add(address, bytes);
+  }
+  ~Registered() override { registry_.remove(address_); }
+  [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
+
+ private:
+  Registry& registry_;
+  const uint64_t address_;
+};
+
+class PinnedAlready : public Pinned {
+ public:
+  explicit PinnedAlready(Use use) : use_(use) {}
   [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
   [[nodiscard]] Use use() const noexcept override { return use_; }
 
@@ -513,12 +569,17 @@ class FakeDevice final : public Device {
   [[nodiscard]] bool may_reach(uint32_t, const Uuid&) const noexcept override {
     return !faults().separated();
   }
-  std::unique_ptr<Pinned> find_pinned(uint64_t, uint64_t) override { return nullptr; }
-  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t, Use use) override {
-    const Faults::Pins pins = find_vma(address).memfd ? Faults::Pins::kAll : faults().pins();
-    if (pins == Faults::Pins::kNone || (pins == Faults::Pins::kRead && use == Use::kWrite))
+  std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override {
+    if (faults().pinned_for_reading(address)) return std::make_unique<PinnedAlready>(Use::kRead);
+    const uint64_t end = registry_.end_at(address);
+    if (end == 0) return nullptr;
+    if (end < address + bytes) fail(Status::kUnsupported, "fake GPU: only a part is pinned");
+    return std::make_unique<PinnedAlready>(Use::kWrite);
+  }
+  std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override {
+    if (faults().pins_refused() && !find_vma(address).memfd)
       fail(Status::kIo, "fake GPU: pinning host memory: refused");
-    return std::make_unique<NotMoved>(pins == Faults::Pins::kRead ? Use::kRead : Use::kWrite);
+    return std::make_unique<Registered>(registry_, address, bytes);
   }
   std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
@@ -544,6 +605,7 @@ class FakeDevice final : public Device {
  private:
   std::vector<Gpu> gpus_;
   std::mutex gates_mutex_;
+  Registry registry_;
   std::deque<FakeGate> gates_;
 };
 

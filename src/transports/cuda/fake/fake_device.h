@@ -40,10 +40,11 @@ class Faults {
   // Lists stay on their way to the GPU until let go.
   void hold_lists(bool held);
   void wait_for_lists();
-  // Host memory off memfds can be pinned: for all, for being read, or not at all.
-  enum class Pins : uint8_t { kAll = 0, kRead = 1, kNone = 2 };
-  void limit_pins(Pins pins);
-  [[nodiscard]] Pins pins();
+  void refuse_pins(bool refused);  // of host memory off memfds
+  [[nodiscard]] bool pins_refused();
+  // The application has pinned this, for reading only.
+  void pin_for_reading(uint64_t address, uint64_t bytes);
+  [[nodiscard]] bool pinned_for_reading(uint64_t address);
   [[nodiscard]] bool full();
   void reset();
 
@@ -53,6 +54,7 @@ class Faults {
     uint64_t end;
     uint32_t gpu;
   };
+  static bool in_one_of(const std::vector<Range>& ranges, uint64_t address);
   std::mutex mutex_;
   std::condition_variable let_go_;
   bool held_ = false;
@@ -60,12 +62,13 @@ class Faults {
   bool separated_ = false;
   bool full_ = false;
   bool lists_held_ = false;
-  Pins pins_ = Pins::kAll;
+  bool pins_refused_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
   Code break_ = 0;
   std::vector<Range> forgotten_;
   std::vector<Range> placed_;
+  std::vector<Range> for_reading_;
 };
 
 Faults& faults();

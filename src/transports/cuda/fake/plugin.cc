@@ -43,8 +43,10 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.fill(a != 0);
   else if (is("hold lists"))
     faults.hold_lists(a != 0);
-  else if (is("pins"))
-    faults.limit_pins(static_cast<towline::cuda::fake::Faults::Pins>(a));
+  else if (is("refuse pins"))
+    faults.refuse_pins(a != 0);
+  else if (is("pin for reading"))
+    faults.pin_for_reading(a, b);
   else if (is("separate"))
     faults.separate(a != 0);
   else if (is("reset"))

@@ -1,0 +1,78 @@
+#include "transports/cuda/pinned_ranges.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "transports/cuda/fake/fake_device.h"
+
+namespace towline::cuda::fake {
+namespace {
+
+constexpr uint64_t kAddress = uint64_t{1} << 40;  // never touched
+constexpr uint64_t kBytes = 1 << 20;
+
+class PinnedRangesTest : public ::testing::Test {
+ protected:
+  ~PinnedRangesTest() override { faults().reset(); }
+  std::shared_ptr<const Pinned> take(uint64_t address, uint64_t bytes, Use use = Use::kWrite,
+                                     PinUse pin = PinUse::kAuto) {
+    return device_.pinned_ranges().take(device_, address, bytes, use, pin);
+  }
+  std::string refusal(uint64_t address, uint64_t bytes, Use use = Use::kWrite, PinUse pin = PinUse::kAuto) {
+    try {
+      (void)take(address, bytes, use, pin);
+    } catch (const core::Error& error) {
+      return error.message();
+    }
+    return "none";
+  }
+  bool pinned() { return device_.find_pinned(kAddress, 1) != nullptr; }
+
+  Device& device_ = fake_device();
+};
+
+TEST_F(PinnedRangesTest, ARangeStaysUntilItsLastHolderLetsGo) {
+  auto first = take(kAddress, kBytes);
+  auto inside = take(kAddress + 5000, 100);
+  first.reset();
+  EXPECT_TRUE(pinned());
+  inside.reset();
+  EXPECT_FALSE(pinned());
+}
+
+TEST_F(PinnedRangesTest, WholePagesArePinned) {
+  const auto held = take(kAddress + 100, 1);
+  EXPECT_NE(device_.find_pinned(kAddress, 4096), nullptr);
+}
+
+TEST_F(PinnedRangesTest, WhatWasPinnedForReadingIsNotHandedOutForWriting) {
+  faults().pin_for_reading(kAddress, kBytes);
+  EXPECT_NE(refusal(kAddress, kBytes).find("reading only"), std::string::npos);
+  EXPECT_EQ(refusal(kAddress, 100, Use::kRead), "none");
+}
+
+TEST_F(PinnedRangesTest, ARangeThatOverlapsAnotherIsRefused) {
+  const auto held = take(kAddress, kBytes);
+  EXPECT_NE(refusal(kAddress, kBytes + 4096).find("a part of"), std::string::npos);
+  EXPECT_NE(refusal(kAddress - 4096, kBytes).find("a part of"), std::string::npos);
+  EXPECT_EQ(refusal(kAddress + kBytes, kBytes), "none");
+}
+
+TEST_F(PinnedRangesTest, WhatTheApplicationPinnedIsUsedAndNotLetGo) {
+  auto theirs = device_.pin(kAddress, kBytes);
+  (void)take(kAddress, kBytes, Use::kWrite, PinUse::kNever);
+  EXPECT_TRUE(pinned());
+  theirs.reset();
+  EXPECT_NE(refusal(kAddress, kBytes, Use::kWrite, PinUse::kNever).find("\"never\""), std::string::npos);
+}
+
+TEST_F(PinnedRangesTest, ARefusalLeavesNothing) {
+  faults().refuse_pins(true);
+  EXPECT_NE(refusal(kAddress, kBytes).find("refused"), std::string::npos);
+  faults().refuse_pins(false);
+  EXPECT_EQ(refusal(kAddress, kBytes), "none");
+  EXPECT_FALSE(pinned());
+}
+
+}  // namespace
+}  // namespace towline::cuda::fake
