@@ -20,6 +20,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/pass_list.h"
 #include "storing/own_connection.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
@@ -65,65 +66,39 @@ class OwnBackend : public plugin::BackendBase {
   int32_t connect(uint32_t worker, const towline_identity& peer_identity, const void* address, size_t bytes,
                   uint64_t, void* peer, Connection** connection) {
     if (const int32_t status = probe(peer_identity, address, bytes); status != TOWLINE_OK) return status;
-    auto made = std::make_unique<Connection>(self(), worker, peer);
-    workers_[worker].connections.push_back(made.get());
-    *connection = made.release();
+    *connection = workers_[worker].add(std::make_unique<Connection>(self(), worker, peer));
     host().connection_event(peer, TOWLINE_CONNECTION_UP, Status::kOk, "");
     return TOWLINE_OK;
   }
 
   // The connection's last word; it is deleted once nothing of the worker's pass can touch it.
-  void release(Connection* connection) noexcept {
-    Worker& worker = workers_[connection->worker()];
-    std::replace(worker.connections.begin(), worker.connections.end(), connection,
-                 static_cast<Connection*>(nullptr));
-    worker.dead.push_back(connection);
-    if (!worker.in_pass) bury(worker);
-  }
+  void release(Connection* connection) noexcept { workers_[connection->worker()].release(connection); }
 
   // ---- the workers
-  uint32_t progress(uint32_t index, uint64_t) noexcept {
-    Worker& worker = workers_[index];
-    if (worker.in_pass) return 0;
-    worker.in_pass = true;
-    uint32_t done = self().queue(index).progress();
-    for (size_t i = 0; i < worker.connections.size(); ++i) {
-      if (worker.connections[i] != nullptr && worker.connections[i]->has_messages())
-        done += worker.connections[i]->deliver();
-    }
-    worker.in_pass = false;
-    if (!worker.dead.empty()) bury(worker);
+  uint32_t progress(uint32_t worker, uint64_t) noexcept {
+    Connections& connections = workers_[worker];
+    if (connections.in_pass()) return 0;
+    const typename Connections::Pass pass(connections);
+    uint32_t done = self().queue(worker).progress();
+    done += connections.each([](Connection& one) { return one.has_messages() ? one.deliver() : 0; });
     return done;
   }
 
-  bool arm(uint32_t index) noexcept {
-    const auto& connections = workers_[index].connections;
-    return self().queue(index).has_work() ||
-           std::any_of(connections.begin(), connections.end(), [](const Connection* connection) {
-             return connection != nullptr && connection->has_messages();
-           });
+  bool arm(uint32_t worker) noexcept {
+    return self().queue(worker).has_work() ||
+           workers_[worker].any([](const Connection& one) { return one.has_messages(); });
   }
   void disarm(uint32_t) noexcept {}
 
  private:
-  struct Worker {
-    std::vector<Connection*> connections;  // null: released during a pass
-    std::vector<Connection*> dead;
-    bool in_pass = false;
-  };
+  using Connections = PassList<Connection>;
 
   [[nodiscard]] Backend& self() noexcept { return static_cast<Backend&>(*this); }
   int32_t refuse_by_name(Status status, const char* text) const {
     return host().refuse(status,
                          fmt::format(fmt::runtime(text), Backend::kNames.backend, Backend::kNames.stored));
   }
-  static void bury(Worker& worker) noexcept {
-    for (Connection* connection : worker.dead) delete connection;
-    worker.dead.clear();
-    std::erase(worker.connections, nullptr);
-  }
-
-  std::vector<Worker> workers_;
+  std::vector<Connections> workers_;
 };
 
 }  // namespace towline::storing

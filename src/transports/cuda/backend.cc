@@ -215,64 +215,40 @@ int32_t Backend::probe(const towline_identity& peer, const void* address, size_t
 int32_t Backend::connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
                          uint64_t deadline_ns, void* peer, Connection** out) {
   const Scope scope{*this, worker};
-  auto connection = std::make_unique<Connection>(*this, worker, identity, peer);
-  workers_[worker].connections.push_back(connection.get());
+  auto* const connection =
+      workers_[worker].connections.add(std::make_unique<Connection>(*this, worker, identity, peer));
   const int32_t status = connection->connect(identity, address, bytes, deadline_ns);
-  if (status != TOWLINE_OK) {
-    std::erase(workers_[worker].connections, connection.get());
-    return status;
-  }
-  *out = connection.release();
-  return TOWLINE_OK;
+  if (status != TOWLINE_OK)
+    release(connection);
+  else
+    *out = connection;
+  return status;
 }
 
 int32_t Backend::on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
                              CarrierEvents** events) {
   const Scope scope{*this, worker};
-  auto connection = std::make_unique<Connection>(*this, worker, identity, nullptr);
-  workers_[worker].connections.push_back(connection.get());
+  auto* const connection =
+      workers_[worker].connections.add(std::make_unique<Connection>(*this, worker, identity, nullptr));
   const int32_t status = connection->accept(carried, identity);
-  if (status < 0) {
-    std::erase(workers_[worker].connections, connection.get());
-    return status;
-  }
-  *events = connection.release()->events();  // the core's until disconnect()
+  if (status < 0)
+    release(connection);
+  else
+    *events = connection->events();  // the core's until disconnect()
   return status;
-}
-
-void Backend::release(Connection* connection) noexcept {
-  Worker& mine = workers_[connection->worker()];
-  std::replace(mine.connections.begin(), mine.connections.end(), connection,
-               static_cast<Connection*>(nullptr));
-  mine.dead.push_back(connection);
-}
-
-void Backend::bury(uint32_t worker) noexcept {
-  Worker& mine = workers_[worker];
-  if (mine.dead.empty()) return;
-  ++mine.depth;  // what a destructor sets off is buried in the next turn
-  while (!mine.dead.empty()) {
-    Connection* connection = mine.dead.back();
-    mine.dead.pop_back();
-    delete connection;
-  }
-  --mine.depth;
-  std::erase(mine.connections, nullptr);
 }
 
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   const Scope scope{*this, worker};
   uint32_t done = carrier_->progress(worker, now_ns);
   Worker& mine = workers_[worker];
-  for (size_t i = 0; i < mine.connections.size(); ++i)
-    if (mine.connections[i] != nullptr) done += mine.connections[i]->progress(now_ns);
+  done += mine.connections.each([now_ns](Connection& connection) { return connection.progress(now_ns); });
   return done;
 }
 
 bool Backend::arm(uint32_t worker) noexcept {
-  for (const Connection* connection : workers_[worker].connections)
-    if (connection != nullptr && connection->busy()) return true;
-  return carrier_->arm(worker);
+  return workers_[worker].connections.any([](const Connection& connection) { return connection.busy(); }) ||
+         carrier_->arm(worker);
 }
 
 }  // namespace towline::cuda

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/pass_list.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
 #include "transports/cuda/carrier.h"
@@ -67,29 +68,18 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
-  class Scope {
+  class Scope : PassList<Connection>::Pass {
    public:
-    Scope(Backend& backend, uint32_t worker) noexcept : backend_(backend), worker_(worker) {
-      ++backend_.workers_[worker_].depth;
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() {
-      if (--backend_.workers_[worker_].depth == 0) backend_.bury(worker_);
-    }
-
-   private:
-    Backend& backend_;
-    const uint32_t worker_;
+    Scope(Backend& backend, uint32_t worker) noexcept : Pass(backend.workers_[worker].connections) {}
   };
   // Called by disconnect(), which is the connection's last word.
-  void release(Connection* connection) noexcept;
+  void release(Connection* connection) noexcept {
+    workers_[connection->worker()].connections.release(connection);
+  }
 
  private:
   struct Worker {
-    std::vector<Connection*> connections;  // null: released during a Scope
-    std::vector<Connection*> dead;
-    uint32_t depth = 0;
+    PassList<Connection> connections;
   };
 
   int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
@@ -98,7 +88,6 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
   Answer find_part(const Ask& ask);
   static Answer give_pool(const Shared& pool);
-  void bury(uint32_t worker) noexcept;
 
   Device& device_;
   const Settings settings_;

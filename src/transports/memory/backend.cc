@@ -104,8 +104,7 @@ int32_t Backend::connect(uint32_t worker, const towline_identity&, const void* a
   connection->call(deadline_ns);
   const Status status = mailbox->post(worker % mailbox->workers(), {link, host().self(), host().self().name});
   if (status != Status::kOk) return host().refuse(status, "memory: the peer has closed");
-  workers_[worker].connections.push_back(connection.get());
-  *out = connection.release();
+  *out = workers_[worker].connections.add(std::move(connection));
   return TOWLINE_OK;
 }
 
@@ -115,8 +114,8 @@ uint32_t Backend::answer_calls(uint32_t worker) noexcept {
     ++count;
     Connection* connection = nullptr;
     try {
-      connection = new Connection(*this, worker, call.link, 1, nullptr);
-      workers_[worker].connections.push_back(connection);
+      connection = workers_[worker].connections.add(
+          std::make_unique<Connection>(*this, worker, call.link, 1, nullptr));
       if (connection->accept(call)) continue;
     } catch (const std::exception&) {
       call.link->answer(Link::Answer::kRefused, Status::kOutOfMemory);
@@ -126,47 +125,24 @@ uint32_t Backend::answer_calls(uint32_t worker) noexcept {
   return count;
 }
 
-void Backend::release(Connection* connection) noexcept {
-  Worker& mine = workers_[connection->worker()];
-  std::replace(mine.connections.begin(), mine.connections.end(), connection,
-               static_cast<Connection*>(nullptr));
-  mine.dead.push_back(connection);
-}
-
-void Backend::bury(uint32_t worker) noexcept {
-  Worker& mine = workers_[worker];
-  if (mine.dead.empty()) return;
-  ++mine.depth;  // what a destructor sets off is buried in the next turn
-  while (!mine.dead.empty()) {
-    Connection* connection = mine.dead.back();
-    mine.dead.pop_back();
-    delete connection;
-  }
-  --mine.depth;
-  std::erase(mine.connections, nullptr);
-}
-
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   const Scope scope{*this, worker};
   Worker& mine = workers_[worker];
   uint32_t done = mailbox_->has_calls(worker) ? answer_calls(worker) : 0;
-  for (size_t i = 0; i < mine.connections.size(); ++i)
-    if (mine.connections[i] != nullptr) done += mine.connections[i]->progress(now_ns);
+  done += mine.connections.each([now_ns](Connection& connection) { return connection.progress(now_ns); });
   return done;
 }
 
 bool Backend::arm(uint32_t worker) noexcept {
   Worker& mine = workers_[worker];
   bool work = mailbox_->has_calls(worker);
-  for (size_t i = 0; i < mine.connections.size() && !work; ++i)
-    work = mine.connections[i] != nullptr && mine.connections[i]->arm();
+  work = work || mine.connections.any([](Connection& connection) { return connection.arm(); });
   if (work) disarm(worker);
   return work;
 }
 
 void Backend::disarm(uint32_t worker) noexcept {
-  for (Connection* connection : workers_[worker].connections)
-    if (connection != nullptr) connection->disarm();
+  workers_[worker].connections.each([](Connection& connection) { return connection.disarm(), 0u; });
 }
 
 }  // namespace towline::memory

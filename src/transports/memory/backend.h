@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/pass_list.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/memory/connection.h"
 #include "transports/memory/directory.h"
@@ -36,33 +37,21 @@ class Backend : public plugin::BackendBase {
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
-  class Scope {
+  class Scope : PassList<Connection>::Pass {
    public:
-    Scope(Backend& backend, uint32_t worker) noexcept : backend_(backend), worker_(worker) {
-      ++backend_.workers_[worker_].depth;
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() {
-      if (--backend_.workers_[worker_].depth == 0) backend_.bury(worker_);
-    }
-
-   private:
-    Backend& backend_;
-    const uint32_t worker_;
+    Scope(Backend& backend, uint32_t worker) noexcept : Pass(backend.workers_[worker].connections) {}
   };
   // Called by disconnect(), which is the connection's last word.
-  void release(Connection* connection) noexcept;
+  void release(Connection* connection) noexcept {
+    workers_[connection->worker()].connections.release(connection);
+  }
 
  private:
   struct Worker {
-    std::vector<Connection*> connections;  // null: released during a Scope
-    std::vector<Connection*> dead;
-    uint32_t depth = 0;
+    PassList<Connection> connections;
   };
 
   uint32_t answer_calls(uint32_t worker) noexcept;
-  void bury(uint32_t worker) noexcept;
 
   uint64_t inline_bytes_ = 0;
   uint32_t ring_bytes_ = 0;

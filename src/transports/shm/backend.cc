@@ -161,31 +161,10 @@ int32_t Backend::connect(uint32_t worker, const towline_identity& identity, cons
   if (!decoded) return host().refuse(Status::kProtocol, "shm: the peer's address makes no sense");
   auto connection = std::make_unique<Connection>(*this, worker, peer);
   connection->connect(identity, *decoded, deadline_ns);
-  workers_[worker].connections.push_back(connection.get());
-  *out = connection.release();
+  *out = workers_[worker].connections.add(std::move(connection));
   return TOWLINE_OK;
 } catch (const Error& error) {
   return host().refuse(error.code(), error.message());
-}
-
-void Backend::release(Connection* connection) noexcept {
-  Worker& mine = workers_[connection->worker()];
-  std::replace(mine.connections.begin(), mine.connections.end(), connection,
-               static_cast<Connection*>(nullptr));
-  mine.dead.push_back(connection);
-}
-
-void Backend::bury(uint32_t worker) noexcept {
-  Worker& mine = workers_[worker];
-  if (mine.dead.empty()) return;
-  ++mine.depth;  // what a destructor sets off is buried in the next turn
-  while (!mine.dead.empty()) {
-    Connection* connection = mine.dead.back();
-    mine.dead.pop_back();
-    delete connection;
-  }
-  --mine.depth;
-  std::erase(mine.connections, nullptr);
 }
 
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
@@ -193,8 +172,7 @@ uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   Worker& mine = workers_[worker];
   uint32_t done = 0;
   if (mine.has_mail.load(std::memory_order_acquire)) done += take_mail(worker);
-  for (size_t i = 0; i < mine.connections.size(); ++i)
-    if (mine.connections[i] != nullptr) done += mine.connections[i]->progress(now_ns);
+  done += mine.connections.each([now_ns](Connection& connection) { return connection.progress(now_ns); });
   if (worker == 0 && !visitors_.empty()) dismiss_slow_visitors(now_ns);
   return done;
 }
@@ -202,15 +180,13 @@ uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
 bool Backend::arm(uint32_t worker) noexcept {
   Worker& mine = workers_[worker];
   bool work = mine.has_mail.load(std::memory_order_acquire);
-  for (size_t i = 0; i < mine.connections.size() && !work; ++i)
-    work = mine.connections[i] != nullptr && mine.connections[i]->arm();
+  work = work || mine.connections.any([](Connection& connection) { return connection.arm(); });
   if (work) disarm(worker);
   return work;
 }
 
 void Backend::disarm(uint32_t worker) noexcept {
-  for (Connection* connection : workers_[worker].connections)
-    if (connection != nullptr) connection->disarm();
+  workers_[worker].connections.each([](Connection& connection) { return connection.disarm(), 0u; });
 }
 
 }  // namespace towline::shm

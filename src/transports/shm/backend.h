@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/pass_list.h"
 #include "base/unique_fd.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
@@ -50,23 +51,14 @@ class Backend : public plugin::BackendBase {
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
-  class Scope {
+  class Scope : PassList<Connection>::Pass {
    public:
-    Scope(Backend& backend, uint32_t worker) noexcept : backend_(backend), worker_(worker) {
-      ++backend_.workers_[worker_].depth;
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() {
-      if (--backend_.workers_[worker_].depth == 0) backend_.bury(worker_);
-    }
-
-   private:
-    Backend& backend_;
-    const uint32_t worker_;
+    Scope(Backend& backend, uint32_t worker) noexcept : Pass(backend.workers_[worker].connections) {}
   };
   // Called by disconnect(), which is the connection's last word.
-  void release(Connection* connection) noexcept;
+  void release(Connection* connection) noexcept {
+    workers_[connection->worker()].connections.release(connection);
+  }
 
  private:
   // Someone who connected and has not said hello yet.
@@ -81,9 +73,7 @@ class Backend : public plugin::BackendBase {
     SharedRange range;  // its file, once a peer has asked; regions of one mapping share it
   };
   struct Worker {
-    std::vector<Connection*> connections;  // null: released during a Scope
-    std::vector<Connection*> dead;
-    uint32_t depth = 0;
+    PassList<Connection> connections;
     std::mutex inbox_mutex;
     std::vector<Greeted> inbox;  // greeted by worker 0, to be accepted here
     std::atomic<bool> has_mail{false};
@@ -98,7 +88,6 @@ class Backend : public plugin::BackendBase {
   Status check_hello(const Visitor& visitor, const Packet& packet, std::optional<Hello>& hello,
                      std::string& why);
   uint32_t take_mail(uint32_t worker) noexcept;
-  void bury(uint32_t worker) noexcept;
 
   const Settings settings_;
   const uint32_t worker_count_;

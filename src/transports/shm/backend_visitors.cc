@@ -133,8 +133,7 @@ uint32_t Backend::take_mail(uint32_t worker) noexcept {
       send_packet(refusal.get(), encode(Refuse{status, why}), {});
       host().log(3, fmt::format("shm: refused a connection: {}", why));
     };
-    auto* connection = new Connection(*this, worker, nullptr);
-    mine.connections.push_back(connection);
+    auto* const connection = mine.connections.add(std::make_unique<Connection>(*this, worker, nullptr));
     bool taken = false;
     try {
       taken = connection->accept(std::move(greeted));
