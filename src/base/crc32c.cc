@@ -41,8 +41,9 @@ constexpr std::array<Table, 8> make_byte_tables() {
 
 constexpr std::array<Table, 8> kByteTables = make_byte_tables();
 
-uint64_t load_u64(const uint8_t* from) noexcept {
-  uint64_t value;
+template <class Word>
+Word load(const uint8_t* from) noexcept {
+  Word value;
   std::memcpy(&value, from, sizeof value);
   return value;
 }
@@ -54,7 +55,7 @@ uint32_t crc32c_table(std::span<const uint8_t> data, uint32_t previous) noexcept
   std::size_t left = data.size();
   uint32_t state = ~previous;
   for (; left >= 8; next += 8, left -= 8) {
-    const uint64_t word = load_u64(next) ^ state;
+    const uint64_t word = load<uint64_t>(next) ^ state;
     state = 0;
     for (std::size_t i = 0; i < 8; ++i) state ^= kByteTables[7 - i][(word >> (8 * i)) & 0xff];
   }
@@ -111,6 +112,9 @@ using State = uint64_t;  // what the instruction takes and gives; the upper half
 TOWLINE_CRC_TARGET inline State step_u64(State state, uint64_t word) noexcept {
   return _mm_crc32_u64(state, word);
 }
+TOWLINE_CRC_TARGET inline State step_u32(State state, uint32_t word) noexcept {
+  return _mm_crc32_u32(static_cast<uint32_t>(state), word);
+}
 TOWLINE_CRC_TARGET inline State step_u8(State state, uint8_t byte) noexcept {
   return _mm_crc32_u8(static_cast<uint32_t>(state), byte);
 }
@@ -118,6 +122,9 @@ TOWLINE_CRC_TARGET inline State step_u8(State state, uint8_t byte) noexcept {
 using State = uint32_t;
 TOWLINE_CRC_TARGET inline State step_u64(State state, uint64_t word) noexcept {
   return __builtin_aarch64_crc32cx(state, word);
+}
+TOWLINE_CRC_TARGET inline State step_u32(State state, uint32_t word) noexcept {
+  return __builtin_aarch64_crc32cw(state, word);
 }
 TOWLINE_CRC_TARGET inline State step_u8(State state, uint8_t byte) noexcept {
   return __builtin_aarch64_crc32cb(state, byte);
@@ -131,9 +138,9 @@ TOWLINE_CRC_TARGET State three_stripes(State state, const uint8_t*& next, std::s
     State second = 0;
     State third = 0;
     for (const uint8_t* end = next + stripe; next < end; next += 8) {
-      state = step_u64(state, load_u64(next));
-      second = step_u64(second, load_u64(next + stripe));
-      third = step_u64(third, load_u64(next + 2 * stripe));
+      state = step_u64(state, load<uint64_t>(next));
+      second = step_u64(second, load<uint64_t>(next + stripe));
+      third = step_u64(third, load<uint64_t>(next + 2 * stripe));
     }
     state = append_zeros(zeros, static_cast<uint32_t>(state)) ^ second;
     state = append_zeros(zeros, static_cast<uint32_t>(state)) ^ third;
@@ -145,15 +152,23 @@ TOWLINE_CRC_TARGET State three_stripes(State state, const uint8_t*& next, std::s
 
 }  // namespace
 
+// Most of what is checked is a header of 60 bytes, twice on either side of each small transfer: nothing but
+// the steps themselves there.
 TOWLINE_CRC_TARGET uint32_t crc32c_hardware(std::span<const uint8_t> data, uint32_t previous) noexcept {
   const uint8_t* next = data.data();
   std::size_t left = data.size();
   State state = static_cast<uint32_t>(~previous);
-  for (; left > 0 && (reinterpret_cast<uintptr_t>(next) & 7) != 0; ++next, --left)
-    state = step_u8(state, *next);
-  state = three_stripes(state, next, left, kLongStripe, kLongZeros);
-  state = three_stripes(state, next, left, kShortStripe, kShortZeros);
-  for (; left >= 8; next += 8, left -= 8) state = step_u64(state, load_u64(next));
+  if (left >= 3 * kShortStripe) {
+    for (; (reinterpret_cast<uintptr_t>(next) & 7) != 0; ++next, --left) state = step_u8(state, *next);
+    state = three_stripes(state, next, left, kLongStripe, kLongZeros);
+    state = three_stripes(state, next, left, kShortStripe, kShortZeros);
+  }
+  for (; left >= 8; next += 8, left -= 8) state = step_u64(state, load<uint64_t>(next));
+  if (left >= 4) {
+    state = step_u32(state, load<uint32_t>(next));
+    next += 4;
+    left -= 4;
+  }
   for (; left > 0; ++next, --left) state = step_u8(state, *next);
   return ~static_cast<uint32_t>(state);
 }

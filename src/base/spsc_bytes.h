@@ -94,8 +94,8 @@ class SpscProducer {
   void expect_write(std::size_t bytes) const noexcept {
     const auto regions = detail::ring_regions(data_, written_, bytes < free_known() ? bytes : free_known());
     for (const std::span<uint8_t>& region : {regions.first, regions.second})
-      for (std::size_t at = 0; at < region.size(); at += kCacheLineBytes)
-        detail::prefetch_for_write(&region[at]);
+      for (const uint8_t *at = region.data(), *end = at + region.size(); at < end; at += kCacheLineBytes)
+        detail::prefetch_for_write(at);
   }
 
   // Publishes the first `bytes` of what write_regions() gave.

@@ -286,7 +286,7 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (out.blocked || lane.broken.status != Status::kOk) return false;
   const bool had_frame = out.frame_open;
-  if (!had_frame) open_frame(lane);
+  if (!had_frame && can_open(lane)) open_frame(lane);
   const uint64_t sent_before = statistics_.bytes_sent;
   emit_counts(lane);
   iovec front[2];
