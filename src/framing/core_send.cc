@@ -9,10 +9,10 @@
 namespace towline::framing {
 namespace {
 
-// A system hands a stream on by the 64 KiB or so. A frame about as long would be copied in as a whole before
-// anything is copied out; its head goes by itself, and is copied out at the other end while the rest is
-// copied in here. That costs a system call more and hides up to a quarter of the time.
-constexpr std::size_t kInTwoFrom = 40u << 10;
+// A system hands a stream on by the 64 KiB or so. A frame of a few times that goes in two: its head is copied
+// out at the other end while the rest is copied in here. That costs a system call more on either side and
+// hides up to a quarter of the time; of one frame of 64 KiB it loses a tenth.
+constexpr std::size_t kInTwoFrom = 128u << 10;
 constexpr std::size_t kInTwoUpTo = 256u << 10;
 constexpr std::size_t kHeadBytes = 32u << 10;
 constexpr std::size_t kHeadPieces = 64;
