@@ -6,6 +6,9 @@ the time of a few operations between barriers on the slowest rank, and the table
 
     torch_vs_gloo.py --ranks 2 --sizes 8,4k,1m,64m --rounds 9 --json out.json
 
+The operations "ddp" and "fsdp" are steps of training (forward, backward, SGD) of four linear layers whose parameters take the
+size: by DistributedDataParallel, and by fully_shard layer for layer. For them "direct" is the step of one process by itself.
+
 With --namespaces N the ranks are spread over N network namespaces, joined by a bridge, as if they were N hosts (needs the right
 to make them).
 """
@@ -94,6 +97,46 @@ def operations_of(contender: str, name: str, count: int, groups: dict):
     return calls[name], check
 
 
+def training_of(contender: str, name: str, bytes_: int, groups: dict):
+    """A function that does a step of training, and its check."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(7)
+    width = max(int((bytes_ / 4 / 4) ** 0.5), 1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+    group = groups[contender][0]
+    if contender != "direct" and name == "ddp":
+        model = DistributedDataParallel(model, process_group=group)
+    elif contender != "direct":
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(8, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def check() -> None:
+        # Every rank has the same batch, so the model is to be what it would be without a group.
+        if contender == "direct":
+            return
+        alone, _ = training_of("direct", name, bytes_, groups)
+        alone()
+        with torch.no_grad():
+            torch.testing.assert_close(model(batch), alone.model(batch))
+
+    step.model = model
+    return step, check
+
+
 @contextlib.contextmanager
 def namespaces(count: int):
     """Names of network namespaces, each with an interface "eth0" on a common bridge (in one of its own)."""
@@ -153,7 +196,10 @@ def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, name
         for bytes_ in arguments.sizes if name != "barrier" else arguments.sizes[:1]:
             cells = {}
             for contender in arguments.contenders:
-                call, check = operations_of(contender, name, max(bytes_ // 4, 1), groups)
+                if name in ("ddp", "fsdp"):
+                    call, check = training_of(contender, name, bytes_, groups)
+                else:
+                    call, check = operations_of(contender, name, max(bytes_ // 4, 1), groups)
                 call()
                 check()
                 cells[contender] = (call, [])
