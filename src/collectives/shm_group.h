@@ -30,7 +30,7 @@ namespace towline::collectives {
 
 struct ShmSettings {
   uint64_t stage_bytes = 512 << 10;     // of one half
-  uint64_t flat_bytes = 32 << 10;       // all_reduce up to here: every rank reduces everything
+  uint64_t flat_bytes = 32 << 10;       // up to here who wants the result of a reduction reduces everything
   uint64_t channel_bytes = 256 << 10;   // of the ring from one rank to another
   uint64_t streaming_bytes = 32 << 20;  // from here on results are stored past the caches
   uint64_t leader_bytes = 64 << 10;     // over several hosts: up to here one rank a host speaks for it
@@ -140,9 +140,11 @@ class ShmGroup {
   Status fail_late(int index, uint64_t phase);
   void copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept;
 
-  Status all_reduce_inline(const Call& call);
-  Status all_reduce_flat(const Call& call);
   // With root < 0 everybody gets the result.
+  bool wanted_here(int root) const noexcept { return root < 0 || root == index_; }
+  Status reduce_to(const Call& call, int root);
+  Status reduce_inline(const Call& call, int root);
+  Status reduce_flat(const Call& call, int root);
   Status reduce_in_slices(const Call& call, int root);
   Status to_everyone(const Call& call, uint64_t most_bytes, bool headed);
 

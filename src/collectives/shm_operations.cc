@@ -36,17 +36,20 @@ Status ShmGroup::barrier(const Call& call) { return first_phase(call); }
 
 // ---- all_reduce, reduce
 
-Status ShmGroup::all_reduce(const Call& call) {
-  if (call.bytes <= sizeof(Posted::inlined)) return all_reduce_inline(call);
-  if (call.bytes <= settings_.flat_bytes) return all_reduce_flat(call);
-  return reduce_in_slices(call, -1);
+Status ShmGroup::all_reduce(const Call& call) { return reduce_to(call, -1); }
+
+Status ShmGroup::reduce(const Call& call) { return reduce_to(call, call.root); }
+
+Status ShmGroup::reduce_to(const Call& call, int root) {
+  if (call.bytes <= sizeof(Posted::inlined)) return reduce_inline(call, root);
+  if (call.bytes <= settings_.flat_bytes) return reduce_flat(call, root);
+  return reduce_in_slices(call, root);
 }
 
-Status ShmGroup::reduce(const Call& call) { return reduce_in_slices(call, call.root); }
-
 // The data rides in the lines that say who has come.
-Status ShmGroup::all_reduce_inline(const Call& call) {
-  if (const Status status = first_phase(call, call.input, call.bytes); is_error(status)) return status;
+Status ShmGroup::reduce_inline(const Call& call, int root) {
+  const Status status = first_phase(call, call.input, call.bytes);
+  if (is_error(status) || !wanted_here(root)) return status;
   alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
   alignas(8) uint8_t result[sizeof(Posted::inlined)];
   if (size() <= 64) {
@@ -64,11 +67,12 @@ Status ShmGroup::all_reduce_inline(const Call& call) {
   return Status::kOk;
 }
 
-// Every rank gives all and reduces all: one phase.
-Status ShmGroup::all_reduce_flat(const Call& call) {
+// Every rank gives all, and who wants the result reduces all: one phase.
+Status ShmGroup::reduce_flat(const Call& call, int root) {
   const uint64_t phase = next_phase();
   copy(half(index_, phase), call.input, call.bytes);
-  if (const Status status = first_phase(call); is_error(status)) return status;
+  const Status status = first_phase(call);
+  if (is_error(status) || !wanted_here(root)) return status;
   for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, phase);
   collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   return Status::kOk;
@@ -114,7 +118,7 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root) {
       sources_[rank] = rank == me ? static_cast<const void*>(call.input + mine.begin)
                                   : half(static_cast<int>(rank), inputs) + me * most;
     }
-    const bool wanted_here = root < 0 || root == index_;
+    const bool wanted_here = this->wanted_here(root);
     const bool wanted_there = root < 0 ? n > 1 : root != index_;
     if (!wanted_there) {
       ReduceArgs args = reduce_args(call, call.output + mine.begin, sources_, mine.bytes);
