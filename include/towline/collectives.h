@@ -146,9 +146,11 @@ TOWLINE_API int32_t towline_collective_environment(const char* method, int32_t* 
 TOWLINE_API int32_t towline_communicator_create(const towline_communicator_options_t* options,
                                                 towline_communicator_t** communicator);
 // Lets operations in progress end (their timeouts hold), tells the others that it is going, frees the handle.
-// Not collective. After towline_communicator_abort it does not wait.
+// Not collective. After towline_communicator_abort it does not wait. TOWLINE_BUSY on a thread that is in one
+// of its hooks or works' functions, and it stays: do it once they have returned.
 TOWLINE_API int32_t towline_communicator_destroy(towline_communicator_t* communicator);
 // Waits until everything issued on this rank has ended; the communicator takes no more. Idempotent.
+// TOWLINE_BUSY as towline_communicator_destroy.
 TOWLINE_API int32_t towline_communicator_finalize(towline_communicator_t* communicator);
 TOWLINE_API int32_t towline_communicator_rank(const towline_communicator_t* communicator);
 TOWLINE_API int32_t towline_communicator_size(const towline_communicator_t* communicator);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/spin.h"
 #include "collectives/backend.h"
+#include "collectives/call_out.h"
 #include "collectives/checks.h"
 #include "collectives/reduce.h"
 #include "collectives/types.h"
@@ -135,8 +136,16 @@ Communicator::~Communicator() {
   if (backend_ != nullptr) close();
 }
 
+void Communicator::check_not_inside() const {
+  if (CallOut::inside(this))
+    fail(Status::kBusy,
+         "communicator {} can't be closed from its own hooks and works' functions: do it once they returned",
+         options_.name);
+}
+
 void Communicator::finalize() {
   check_usable();
+  check_not_inside();
   finalized_ = true;
   std::unique_lock lock(queue_mutex_);
   queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
@@ -145,8 +154,9 @@ void Communicator::finalize() {
   active_changed_.wait(active, [&] { return active_.empty(); });
 }
 
-void Communicator::close() noexcept {
+void Communicator::close() {
   if (forks_ != forks.load(std::memory_order_relaxed)) return;
+  check_not_inside();
   finalized_ = true;
   {
     std::unique_lock lock(queue_mutex_);
@@ -344,6 +354,7 @@ void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, u
   args.text = text;
   for (const auto& hook : called) {
     const std::lock_guard lock(hook->running);
+    const CallOut call_out(this);
     if (!hook->removed) hook->function(hook->context, &args);
   }
 }

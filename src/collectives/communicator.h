@@ -79,8 +79,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // ---- Life
   std::shared_ptr<Communicator> split(const int32_t* ranks, size_t count, const char* name,
                                       uint64_t timeout_ns);
+  // Both wait for what is under way, so they throw Error (kBusy) on a thread that is in one of its hooks or
+  // works' functions: it would wait for itself.
   void finalize();
-  void close() noexcept;  // the application lets go of it
+  void close();  // the application lets go of it
   void abort(const std::string& reason);
   // kOk, or why it broke.
   Status error(std::string* text) const;
@@ -104,7 +106,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   void open();
   Status usable_fast() const noexcept;
-  void check_usable() const;  // throws Error
+  void check_usable() const;      // throws Error
+  void check_not_inside() const;  // throws Error
   static uint64_t next_op_id() noexcept;
   uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
   Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);

@@ -521,6 +521,47 @@ TEST(Hooks, SeeEveryOperationAndTheBreak) {
   });
 }
 
+// Its threads run hooks and works' functions, and closing waits for its threads.
+TEST(Hooks, CannotCloseTheirCommunicatorWhichGoesOnUntilTheyReturned) {
+  struct Seen {
+    Communicator& ranks;
+    std::atomic<int> refused{0};
+    void try_to_close() {
+      EXPECT_THROW(ranks.finalize(), Error);
+      try {
+        ranks.close();
+        ADD_FAILURE() << "it was closed from within";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Status::kBusy);
+        ++refused;
+      }
+    }
+  };
+  std::atomic<int> passed{0};
+  run_ranks(World{}, [&](Communicator& ranks) {
+    Seen seen{ranks};
+    const auto try_in_hook = [](void* context, const towline_hook_args_t*) {
+      static_cast<Seen*>(context)->try_to_close();
+    };
+    const auto pre = ranks.add_hook(TOWLINE_HOOK_PRE, try_in_hook, &seen);
+    do_barrier(ranks);  // on the caller's thread
+    EXPECT_EQ(seen.refused, 1);
+    ranks.remove_hook(pre);
+    Work* work = ranks.start(call_of(TOWLINE_OP_BARRIER), nullptr);
+    work->on(
+        TOWLINE_WORK_END, [](void* context, towline_work_t*) { static_cast<Seen*>(context)->try_to_close(); },
+        &seen);
+    eventually([&] { return seen.refused == 2; });  // on the thread of the queue, or at once
+    work->release();
+    const auto abort = ranks.add_hook(TOWLINE_HOOK_ABORT, try_in_hook, &seen);
+    ++passed;
+    eventually([&] { return passed == ranks.size(); });
+    if (ranks.rank() == 0) ranks.abort("");
+    eventually([&] { return seen.refused == 3; });  // rank 1: on the thread that watches
+    ranks.remove_hook(abort);
+  });
+}
+
 TEST(FlightRecorder, KeepsTheLastOperationsInTorchsFormat) {
   run_ranks(World{}, [](Communicator& ranks) {
     float value = 0;

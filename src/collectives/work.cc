@@ -2,6 +2,7 @@
 
 #include "base/futex.h"
 #include "base/spin.h"
+#include "collectives/call_out.h"
 
 namespace towline::collectives {
 
@@ -41,6 +42,7 @@ void Work::on(uint32_t event, towline_work_fn function, void* context) {
       return;
     }
   }
+  const CallOut call_out(communicator_.get());
   function(context, reinterpret_cast<towline_work_t*>(this));
 }
 
@@ -51,6 +53,7 @@ void Work::call_all(uint32_t event) {
     for (const Listener& listener : listeners_)
       if (listener.event == event) called.push_back(listener);
   }
+  const CallOut call_out(communicator_.get());
   for (const Listener& listener : called)
     listener.function(listener.context, reinterpret_cast<towline_work_t*>(this));
 }

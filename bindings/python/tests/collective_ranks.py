@@ -387,8 +387,17 @@ def abort_others(world, folder: str) -> str:
 
     other = open_communicator(world.rank, world.size, folder)
     told = []
-    hook = other.hook("abort", told.append)
     raised = []
+    heard = threading.Event()
+
+    def aborted(reason: dict) -> None:
+        try:
+            other.close()  # would wait for the very thread that calls this
+        except towline.Error as error:
+            told.append((reason, error.status))
+        heard.set()
+
+    hook = other.hook("abort", aborted)
 
     def work() -> None:
         try:
@@ -406,9 +415,8 @@ def abort_others(world, folder: str) -> str:
         waiting.join(TIMEOUT)
         assert "enough of this" in str(raised[0]), raised
         assert raised[0].status == towline.Status.CANCELLED
-    while not told:  # by a thread of the library's
-        world.barrier(timeout=TIMEOUT)
-        break
+    heard.wait(TIMEOUT)  # by a thread of the library's
+    assert "enough of this" in told[0][0]["reason"] and told[0][1] == towline.Status.BUSY, told
     hook.remove()
     other.close()
     anew = open_communicator(world.rank, world.size, folder, name="anew")

@@ -201,7 +201,7 @@ class Communicator:
     def abort(self, reason: str | None = None) -> None:
         """Breaks the communicator on every rank. From any thread, also while operations wait."""
     def close(self) -> None:
-        """Lets what is under way end, tells the others, and frees the communicator."""
+        """Lets what is under way end, tells the others, and frees the communicator. Busy in its own hooks and works' functions."""
     def info(self) -> dict[str, Any]: ...
     def flight_records(self) -> dict[str, Any]:
         """The last operations, in the format of torch's flight recorder."""

@@ -14,6 +14,19 @@ namespace {
 // Of all communicators that are open; close_all() ends them at exit.
 Communicator* open_communicators = nullptr;
 
+// The communicators whose hooks and works' functions a thread is in.
+struct CallOut {
+  const Communicator* of;
+  const CallOut* outer;
+};
+thread_local const CallOut* innermost = nullptr;
+
+bool in_function_of(const Communicator* communicator) noexcept {
+  for (const CallOut* one = innermost; one != nullptr; one = one->outer)
+    if (one->of == communicator) return true;
+  return false;
+}
+
 // How long the end of the interpreter waits for operations that nobody waited for.
 constexpr uint64_t kExitNs = 5'000'000'000;
 
@@ -253,6 +266,9 @@ nb::object own(towline_communicator_t* native, nb::handle agent) {
 }
 
 void Communicator::close() {
+  if (native != nullptr && in_function_of(this))
+    raise(TOWLINE_BUSY,
+          "a communicator can't be closed from its own hooks and works' functions: do it once they returned");
   while (closing && native != nullptr) {  // by another thread
     const WithoutGil without_gil;
     uint32_t turns = 0;
@@ -281,6 +297,28 @@ void Communicator::close() {
     pending->previous = pending->next = nullptr;
     pending->listed = false;
     if (pending->abandoned) drop(pending);
+  }
+}
+
+void call_from_anywhere(nb::object communicator, nb::object function, PyObject* argument) noexcept {
+  const CallOut call_out{&communicator_of(communicator), innermost};
+  innermost = &call_out;
+  PyObject* result = argument != nullptr ? PyObject_CallOneArg(function.ptr(), argument)
+                                         : PyObject_CallNoArgs(function.ptr());
+  if (result == nullptr) {
+    PyErr_WriteUnraisable(function.ptr());
+  } else {
+    Py_DECREF(result);
+  }
+  function.reset();
+  innermost = call_out.outer;
+  // Who drops the last reference closes it and waits for its threads, of which this one may be.
+  if (Py_REFCNT(communicator.ptr()) == 1) {
+    const auto drop = [](void* last) {
+      Py_DECREF(static_cast<PyObject*>(last));
+      return 0;
+    };
+    (void)Py_AddPendingCall(drop, communicator.release().ptr());
   }
 }
 

@@ -40,6 +40,7 @@ struct Communicator {
   ~Communicator() { close(); }
   // Throws Closed.
   towline_communicator_t* use() const;
+  // Throws Busy in one of its own hooks or works' functions.
   void close();
   void add(Pending* pending) noexcept;
   void drop(Pending* pending);
@@ -91,8 +92,9 @@ void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<c
 // A Work for an operation that was issued.
 nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held);
 
-// Calls a Python function from any thread; what it raises is reported and goes no further.
-void call_from_anywhere(nb::handle function, PyObject* argument) noexcept;
+// Calls a hook or a work's function of a communicator, from any thread, and lets go of both; what it raises
+// is reported and goes no further.
+void call_from_anywhere(nb::object communicator, nb::object function, PyObject* argument) noexcept;
 
 uint32_t reduction_of(nb::handle op);
 

@@ -53,9 +53,8 @@ void called(void* context, const towline_hook_args_t* args) {
   if (interpreter_ends()) return;
   const nb::gil_scoped_acquire gil;
   const auto& hook = *static_cast<const Hook*>(context);
-  const nb::object function = hook.function;
   const nb::dict told = describe(*args, hook.kind);
-  call_from_anywhere(function, told.ptr());
+  call_from_anywhere(hook.communicator, hook.function, told.ptr());
 }
 
 nb::object add(nb::handle self, nb::handle kind, nb::handle function) {

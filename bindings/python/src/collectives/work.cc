@@ -1,6 +1,9 @@
 // Works: operations that go on by themselves.
 #include "communicator.h"
 
+#include <memory>
+#include <utility>
+
 namespace towline::python {
 
 namespace {
@@ -58,22 +61,29 @@ void wait(const Work& work, nb::handle timeout) {
   if (status < 0) raise_outcome(native, status);
 }
 
+struct OnEvent {
+  OnEvent(nb::object communicator, nb::object function)
+      : communicator(std::move(communicator)), function(std::move(function)) {}
+  nb::object communicator;
+  nb::object function;
+};
+
 void called(void* context, towline_work_t*) {
   if (interpreter_ends()) return;
   const nb::gil_scoped_acquire gil;
-  const nb::object function = nb::steal(static_cast<PyObject*>(context));
-  call_from_anywhere(function, nullptr);
+  const std::unique_ptr<OnEvent> event(static_cast<OnEvent*>(context));
+  call_from_anywhere(std::move(event->communicator), std::move(event->function), nullptr);
 }
 
 void on(const Work& work, uint32_t event, nb::handle function) {
   towline_work_t* const native = work.use();
-  PyObject* const context = function.inc_ref().ptr();
+  auto given = std::make_unique<OnEvent>(work.communicator, nb::borrow(function));
   int32_t status = 0;
   {
     const CommunicatorCall call(communicator_of(work.communicator));
-    status = towline_work_on(native, event, &called, context);
+    status = towline_work_on(native, event, &called, given.get());
   }
-  if (status < 0) Py_DECREF(context);
+  if (status >= 0) (void)given.release();  // it may have been called, and be gone
   check(status, "towline_work_on");
 }
 
@@ -87,16 +97,6 @@ nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& hel
   work->communicator = nb::borrow(communicator);
   work->pending = pending;
   return give(work);
-}
-
-void call_from_anywhere(nb::handle function, PyObject* argument) noexcept {
-  PyObject* result = argument != nullptr ? PyObject_CallOneArg(function.ptr(), argument)
-                                         : PyObject_CallNoArgs(function.ptr());
-  if (result == nullptr) {
-    PyErr_WriteUnraisable(function.ptr());
-  } else {
-    Py_DECREF(result);
-  }
 }
 
 void bind_work(nb::module_& module) {
