@@ -184,12 +184,7 @@ void CpuBackend::share_memory(Deadline deadline) {
   settings_.channel_bytes = std::max<uint64_t>(
       4096, std::min(settings_.channel_bytes, (uint64_t{64} << 20) / (most * most) / 4096 * 4096));
   // Ranks of one machine share its processors, also where they share no memory.
-  const RankInfo& mine = infos_[static_cast<size_t>(rank_)];
-  const auto neighbours = static_cast<size_t>(std::ranges::count_if(
-      infos_, [&](const RankInfo& other) { return other.host.boot_id == mine.host.boot_id; }));
-  settings_.crowded = std::ranges::any_of(infos_, [&](const RankInfo& other) {
-    return other.host.boot_id == mine.host.boot_id && other.processors < neighbours;
-  });
+  settings_.crowded = crowded(infos_, rank_);
   mesh_->set_spin(settings_.crowded ? 0 : kSpinNs);
 
   UniqueFd created;
@@ -493,7 +488,7 @@ std::string CpuBackend::describe() const {
     info["ranks"].push_back({{"rank", rank},
                              {"host", infos_[rank].host_name},
                              {"process", infos_[rank].host.pid},
-                             {"processors", infos_[rank].processors},
+                             {"processors", infos_[rank].processors.size()},
                              {"numa_node", infos_[rank].numa_node},
                              {"endpoints", infos_[rank].endpoints}});
   }

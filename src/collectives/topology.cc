@@ -3,6 +3,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 #include "base/topology.h"
 #include "base/wire.h"
@@ -10,7 +13,8 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
+constexpr uint32_t kMostProcessors = 1 << 16;
 
 }  // namespace
 
@@ -19,10 +23,10 @@ RankInfo this_rank() {
   info.host = read_host_identity();
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) == 0) info.host_name = name;
-  const HostTopology topology = read_host_topology();
-  info.processors = static_cast<uint32_t>(topology.allowed_cpus.size());
+  HostTopology topology = read_host_topology();
   const int cpu = ::sched_getcpu();
   if (cpu >= 0) info.numa_node = topology.node_of_cpu(static_cast<uint32_t>(cpu)).value_or(0);
+  info.processors = std::move(topology.allowed_cpus);
   return info;
 }
 
@@ -38,7 +42,8 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   out.u64(info.host.process_start_time);
   out.string16(info.host_name);
   out.string16(info.label);
-  out.u32(info.processors);
+  out.u32(static_cast<uint32_t>(info.processors.size()));
+  for (const uint32_t processor : info.processors) out.u32(processor);
   out.u32(info.numa_node);
   out.u32(static_cast<uint32_t>(info.endpoints.size()));
   for (const std::string& endpoint : info.endpoints) out.string16(endpoint);
@@ -58,7 +63,8 @@ RankInfo decode(std::span<const uint8_t> bytes, int rank) {
   info.host.process_start_time = in.u64();
   info.host_name = in.string16(255);
   info.label = in.string16(255);
-  info.processors = in.u32();
+  info.processors.resize(in.count32(kMostProcessors, 4));
+  for (uint32_t& processor : info.processors) processor = in.u32();
   info.numa_node = in.u32();
   const uint32_t count = in.count32(256, 2);
   for (uint32_t i = 0; i < count; ++i) info.endpoints.emplace_back(in.string16(255));
@@ -86,6 +92,18 @@ std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool 
     if (!placed) hosts.push_back({static_cast<int>(rank)});
   }
   return hosts;
+}
+
+bool crowded(const std::vector<RankInfo>& ranks, int rank) {
+  const HostIdentity& here = ranks[static_cast<size_t>(rank)].host;
+  // Some are too many for one another where a set of processors is all that more ranks than it has may use.
+  return std::ranges::any_of(ranks, [&](const RankInfo& one) {
+    if (one.host.boot_id != here.boot_id) return false;
+    const auto within = std::ranges::count_if(ranks, [&](const RankInfo& other) {
+      return other.host.boot_id == here.boot_id && std::ranges::includes(one.processors, other.processors);
+    });
+    return static_cast<size_t>(within) > one.processors.size();
+  });
 }
 
 std::string name_of(int rank, const RankInfo& info) {

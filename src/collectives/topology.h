@@ -13,9 +13,9 @@ namespace towline::collectives {
 struct RankInfo {
   HostIdentity host;
   std::string host_name;
-  std::string label;        // setting collectives.host: ranks with different ones count as on different hosts
-  uint32_t processors = 0;  // this rank may use
-  uint32_t numa_node = 0;   // of the processor it ran on
+  std::string label;  // setting collectives.host: ranks with different ones count as on different hosts
+  std::vector<uint32_t> processors;    // this rank may use, ascending
+  uint32_t numa_node = 0;              // of the processor it ran on
   std::vector<std::string> endpoints;  // where it takes connections, best first
   std::string settings;                // what has to be the same everywhere
 };
@@ -30,6 +30,10 @@ RankInfo decode(std::span<const uint8_t> bytes, int rank);
 // Ranks in groups that share memory, each in order, groups in the order of their first rank. Without shared
 // memory every rank is alone.
 std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool shared_memory);
+
+// Whether ranks on the machine of `rank` outnumber the processors they may use, all or some of them: those
+// that are bound to one processor each do not.
+bool crowded(const std::vector<RankInfo>& ranks, int rank);
 
 // "rank 2 (process 1234 on host-a)".
 std::string name_of(int rank, const RankInfo& info);
