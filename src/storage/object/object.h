@@ -1,6 +1,7 @@
 // An object that an agent registered: what is known of it, and what is being put in its place.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -58,6 +59,9 @@ class Object {
   void set_version(Version version);
   // The headers that let a WRITE through only while the server has that version; none without the flag.
   void add_conditions(std::vector<std::pair<std::string, std::string>>& headers) const;
+
+  // The object turned out to be longer than the region: it is read by ranges. Any thread.
+  std::atomic<bool> is_longer{false};
 
   // ---- what takes its place at commit. Any thread.
   std::mutex replacement_mutex;

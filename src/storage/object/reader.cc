@@ -104,10 +104,14 @@ void Reader::ask(Fetch& fetch) {
   call.method = "GET";
   call.name = object.name();
   call.cost = fetch.bytes;
-  call.before = [&fetch, this] {
+  call.before = [&fetch, &object, this] {
+    fetch.call.headers.clear();
+    fetch.whole = job_.verifies && !object.version().looked && !object.is_longer && fetch.offset == 0 &&
+                  fetch.done == 0 && fetch.bytes == object.bytes();
     // What came already is not asked for again.
-    fetch.call.headers = {
-        {"range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1)}};
+    if (!fetch.whole)
+      fetch.call.headers.emplace_back(
+          "range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1));
     if (job_.verifies) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
   };
   call.begins = [&fetch, this](const Answer& answer) { return begins(fetch, answer); };
@@ -117,13 +121,25 @@ void Reader::ask(Fetch& fetch) {
   client.start(call);
 }
 
+void Reader::learn(const Answer& answer, uint64_t bytes) {
+  Version whole = version_of(answer.headers);
+  whole.bytes = bytes;
+  job_.learn(std::move(whole));
+}
+
 Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
+  Object& object = *job_.prepared.objects[fetch.segments[0].remote_region];
   const uint64_t asked = fetch.offset + fetch.done;
   if (answer.http_status == 200) {
     const auto bytes = decode_number(header(answer.headers, "content-length"));
+    if (fetch.whole && bytes && *bytes > fetch.bytes) {
+      object.is_longer = true;
+      return {Status::kProtocol, true, "the object is longer than its region"};
+    }
     if (asked != 0 || !bytes || *bytes > fetch.bytes)
       return {Status::kProtocol, false, "the server takes no notice of ranges"};
     fetch.on_server = *bytes;
+    if (fetch.whole) learn(answer, *bytes);
   } else {
     const auto range = decode_content_range(header(answer.headers, "content-range"));
     if (!range || range->begin != asked || range->end > fetch.offset + fetch.bytes)
@@ -132,11 +148,7 @@ Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
                           shown(header(answer.headers, "content-range")))};
     fetch.on_server = range->end - fetch.offset;
     // A range that is the whole has the whole's checksum.
-    if (job_.verifies && range->begin == 0 && range->end == range->whole) {
-      Version whole = version_of(answer.headers);
-      whole.bytes = range->whole;
-      job_.learn(std::move(whole));
-    }
+    if (job_.verifies && range->begin == 0 && range->end == range->whole) learn(answer, range->whole);
   }
   if (!job_.same_version(fetch.segments[0].remote_region, header(answer.headers, "etag")))
     return {Status::kStale, false, "the object was replaced while it was read"};

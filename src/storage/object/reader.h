@@ -25,6 +25,7 @@ class Reader final : public Task, private Feeder {
     uint64_t bytes = 0;
     uint64_t done = 0;       // came so far
     uint64_t on_server = 0;  // of `bytes`, what the server has
+    bool whole = false;      // the object is asked for, not a range: of ranges most servers tell no checksum
     size_t segment = 0;      // where the next byte goes
     uint64_t in_segment = 0;
     uint32_t crc = 0;
@@ -38,6 +39,7 @@ class Reader final : public Task, private Feeder {
   [[nodiscard]] bool fill();
   void take(Fetch& fetch);
   void ask(Fetch& fetch);
+  void learn(const Answer& answer, uint64_t bytes);
   [[nodiscard]] Verdict begins(Fetch& fetch, const Answer& answer);
   [[nodiscard]] Verdict takes(Fetch& fetch, std::span<const std::byte> bytes);
   [[nodiscard]] Verdict check(Fetch& fetch, const Answer& answer);

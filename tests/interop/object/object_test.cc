@@ -62,6 +62,21 @@ TEST_F(Objects, AnyRangeIsRead) {
   }
 }
 
+TEST_F(Objects, AnObjectLongerThanItsRegionIsReadByRanges) {
+  make_object("longer", 4 * kMib, 5);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  // Its size was said and is not looked up: the first GET asks for the object, as its checksum is wanted too.
+  const Region object = open("longer", {.bytes = kMib});
+  for (const size_t requests : {2u, 3u}) {
+    std::memset(memory_.data(), 0, kMib);
+    ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
+    EXPECT_EQ(first_difference(memory_.data(), kMib, 5), kMib);
+    EXPECT_EQ(proxy.seen().size(), requests);
+    EXPECT_TRUE(proxy.seen().back().headers.contains("range"));
+  }
+}
+
 TEST_F(Objects, PickedPagesGoWhereTheyBelong) {
   constexpr uint64_t kPage = 16384;
   constexpr uint32_t kPages = 64;
@@ -106,6 +121,7 @@ TEST_F(Objects, KeysWithOddBytesWork) {
   for (const std::string key :
        {"a b+c", "dir//twice", "100%25", "?query=1&x#y", "grüße/日本", "~tilde'(quote)*!", "..dots.."}) {
     SCOPED_TRACE(key);
+    if (key.find("//") != std::string::npos && !server_->has_files()) continue;  // MinIO has no such keys
     const Region object = open("odd/" + key, {.create = true, .bytes = 1000});
     stamp_bytes(memory_.data(), 1000, 7);
     ASSERT_EQ(move(Op::write, 0, object, 0, 1000), Status::kOk);
