@@ -1,5 +1,8 @@
 #include "support/s3_server.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -20,6 +23,12 @@ S3Server::S3Server(const std::vector<std::string>& buckets, std::string cert_fil
       port_(free_port()) {
   for (const std::string& bucket : buckets)
     std::filesystem::create_directories(folder_.path() + "/data/" + bucket);
+  if (minio_ && !cert_file_.empty()) {
+    const std::string certificates = folder_ / "certificates";
+    std::filesystem::create_directories(certificates);
+    std::filesystem::copy_file(cert_file_, certificates + "/public.crt");
+    std::filesystem::copy_file(key_file_, certificates + "/private.key");
+  }
   start();
 }
 
@@ -28,7 +37,9 @@ void S3Server::start() {
   const std::string data = folder_ / "data";
   std::vector<std::string> words;
   if (minio_) {
-    words = {program(), "server", "--quiet", "--anonymous", "--address", address, data};
+    words = {program(), "server", "--quiet", "--anonymous", "--address", address};
+    if (!cert_file_.empty()) words.insert(words.end(), {"--certs-dir", folder_ / "certificates"});
+    words.push_back(data);
   } else {
     words = {program(), "--port", address, "--region", "us-east-1", "-q", "--keep-alive"};
     if (!cert_file_.empty()) words.insert(words.end(), {"--cert", cert_file_, "--key", key_file_});
@@ -43,6 +54,24 @@ void S3Server::start() {
                   {"MINIO_UPDATE", "off"},
                   {"MINIO_CI_CD", "1"}},
                  folder_ / "log", port_);
+  // MinIO takes requests before it can answer them.
+  while (minio_ && cert_file_.empty() &&
+         answer_to("GET /bucket HTTP/1.0\r\n\r\n").find(" 503 ") != std::string::npos)
+    (void)poll(nullptr, 0, kLookMs);
+}
+
+std::string S3Server::answer_to(const std::string& request) const {
+  std::string answer;
+  const int fd = connect_to(port_);
+  if (fd < 0) return answer;
+  char text[4096];
+  ssize_t bytes = send_all(fd, request) ? 1 : 0;
+  while (bytes > 0) {
+    bytes = read(fd, text, sizeof text);
+    if (bytes > 0) answer.append(text, static_cast<size_t>(bytes));
+  }
+  close(fd);
+  return answer;
 }
 
 std::string S3Server::url() const {
@@ -52,6 +81,17 @@ std::string S3Server::url() const {
 std::string S3Server::config(const std::string& endpoint, const std::string& more) {
   return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
          "\"\nsecret_key = \"" + kSecretKey + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+}
+
+size_t S3Server::unfinished_uploads() const {
+  const std::string all = folder_ / (minio_ ? "data/.minio.sys/multipart" : "data/bucket/.sgwtmp/multipart");
+  size_t uploads = 0;
+  std::error_code none;
+  for (const auto& key : std::filesystem::directory_iterator(all, none)) {
+    for (const auto& upload : std::filesystem::directory_iterator(key.path(), none))
+      uploads += upload.is_directory(none) ? 1u : 0u;
+  }
+  return uploads;
 }
 
 std::string S3Server::file(const std::string& bucket, const std::string& key) const {

@@ -1,6 +1,7 @@
 // A real S3 server: versitygw, or MinIO where TOWLINE_TEST_MINIO names its program.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,11 +28,15 @@ class S3Server {
   [[nodiscard]] std::string url() const;
   // TOML for an agent that is to reach this server through `endpoint` (itself, or a proxy before it).
   [[nodiscard]] static std::string config(const std::string& endpoint, const std::string& more = {});
+  // Multipart uploads that it still has parts of, in "bucket".
+  [[nodiscard]] size_t unfinished_uploads() const;
   // Whether an object is a file of the same bytes, and which.
   [[nodiscard]] bool has_files() const { return !minio_; }
   [[nodiscard]] std::string file(const std::string& bucket, const std::string& key) const;
 
  private:
+  [[nodiscard]] std::string answer_to(const std::string& request) const;  // without TLS
+
   TemporaryFolder folder_;
   const std::string cert_file_;
   const std::string key_file_;

@@ -160,12 +160,6 @@ std::string decode_etag(std::string_view body) {
   return quoted(parse(document, body).child("ETag").text().get());
 }
 
-Checksums decode_checksums(std::string_view body) {
-  pugi::xml_document document;
-  const pugi::xml_node root = parse(document, body);
-  return {root.child("ChecksumCRC32C").text().get(), root.child("ChecksumSHA256").text().get()};
-}
-
 std::optional<Listing> decode_listing(std::string_view body) {
   pugi::xml_document document;
   const pugi::xml_node root = parse(document, body);

@@ -46,12 +46,6 @@ Refusal decode_refusal(long http_status, const Headers& headers, std::string_vie
 std::string decode_upload_id(std::string_view body);
 // The ETag of CompleteMultipartUpload, CopyPart and their like, with its quotes.
 std::string decode_etag(std::string_view body);
-// A copied part's checksums, where the server made them.
-struct Checksums {
-  std::string crc32c;
-  std::string sha256;
-};
-Checksums decode_checksums(std::string_view body);
 
 struct ListedObject {
   std::string key;

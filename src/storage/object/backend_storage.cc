@@ -196,7 +196,7 @@ int32_t Backend::storage_commit(towline_storage* storage) {
   if (object.committed) refuse(Status::kStale, object.name().text() + " has been committed already");
   check_parts(object, service_.settings);
   Call call;
-  make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum, true);
+  make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum);
   object.add_conditions(call.headers);
   call.check = check_completed;
   call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;

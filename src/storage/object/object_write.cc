@@ -56,7 +56,7 @@ void ObjectWrite::put() {
   call_.headers = {{"content-type", "application/octet-stream"}};
   call_.effective = true;
   UploadedPart sums;
-  make_upload(call_, body_, client_.settings(), encrypted(), &sums);
+  make_upload(call_, body_, checksum(), signs(), sums);
   object_.add_conditions(call_.headers);
   crc_ = sums.crc;
   crc_known_ = !sums.crc32c.empty();
@@ -144,15 +144,12 @@ void ObjectWrite::ask(PartCall& part, const Piece& piece) {
     call.check = [&part](Answer& answer) -> Verdict {
       if (Verdict verdict = check_completed(answer); verdict.status != Status::kOk) return verdict;
       part.part.etag = decode_etag(answer.body);
-      const Checksums sums = decode_checksums(answer.body);
-      part.part.crc32c = sums.crc32c;
-      part.part.sha256 = sums.sha256;
       return part.part.etag.empty() ? Verdict{Status::kProtocol, false, "the copied part has no ETag"}
                                     : Verdict{};
     };
   } else {
     part.body = SegmentsBody(stretch_, piece.begin, piece.end);
-    make_upload(call, part.body, client_.settings(), encrypted(), &part.part);
+    make_upload(call, part.body, checksum(), signs(), part.part);
     call.check = [&part](const Answer& answer) -> Verdict {
       part.part.etag = header(answer.headers, "etag");
       const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
@@ -187,11 +184,11 @@ void ObjectWrite::parts_done() {
 void ObjectWrite::complete() {
   call_.body = nullptr;
   call_.cost = 0;
-  make_complete(call_, object_, upload_id_, parts_, checksum(), !copies_);
+  make_complete(call_, object_, upload_id_, parts_, checksum());
   object_.add_conditions(call_.headers);
   if (copies_ && !object_.conditional() && before_.exists)
     call_.headers.emplace_back("if-match", before_.etag);
-  crc_known_ = !copies_ && checksum() == Checksum::kCrc32c;
+  crc_known_ = checksum() == Checksum::kCrc32c;
   if (crc_known_) crc_ = joined_crc(parts_);
   lasting_ = true;
   call_.check = check_completed;

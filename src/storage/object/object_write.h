@@ -54,9 +54,15 @@ class ObjectWrite final : private Feeder {
   void failed(Status status, long http_status, const std::string& text);
   void failed(const Answer& answer) { failed(answer.status, answer.http_status, answer.text); }
   void over();
-  [[nodiscard]] Checksum checksum() const noexcept { return client_.settings().checksum; }
-  [[nodiscard]] bool encrypted() const {
-    return client_.service().endpoint(object_.name().bucket).encrypted();
+  // An upload that has checksums must have one of each part, and not every server gives those of parts that
+  // it copies: with copies the new bytes are guarded by their hash in the signature alone.
+  [[nodiscard]] Checksum checksum() const noexcept {
+    return copies_ ? Checksum::kNone : client_.settings().checksum;
+  }
+  [[nodiscard]] bool signs() const {
+    const Settings& settings = client_.settings();
+    if (copies_ && settings.checksum != Checksum::kNone) return true;
+    return settings.sign_payload.value_or(!client_.service().endpoint(object_.name().bucket).encrypted());
   }
 
   Writer& writer_;

@@ -92,24 +92,19 @@ void make_part(Call& call, const Object& object, const std::string& upload_id, u
   call.headers.clear();
 }
 
-void make_upload(Call& call, SegmentsBody& body, const Settings& settings, bool encrypted,
-                 UploadedPart* part) {
+void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs, UploadedPart& part) {
   call.body = &body;
   call.cost = body.bytes();
-  const bool signs = settings.sign_payload.value_or(!encrypted);
   std::string sha256;
-  if (signs || settings.checksum == Checksum::kSha256) sha256 = body.sha256();
+  if (signs || checksum == Checksum::kSha256) sha256 = body.sha256();
   if (signs) call.payload_hash = to_hex(sha256);
-  if (settings.checksum == Checksum::kSha256) {
-    call.headers.emplace_back("x-amz-checksum-sha256", to_base64(sha256));
-    if (part != nullptr) part->sha256 = to_base64(sha256);
-  } else if (settings.checksum == Checksum::kCrc32c) {
-    const uint32_t crc = body.crc();
-    call.headers.emplace_back("x-amz-checksum-crc32c", crc32c_text(crc));
-    if (part != nullptr) {
-      part->crc = crc;
-      part->crc32c = crc32c_text(crc);
-    }
+  if (checksum == Checksum::kSha256) {
+    part.sha256 = to_base64(sha256);
+    call.headers.emplace_back("x-amz-checksum-sha256", part.sha256);
+  } else if (checksum == Checksum::kCrc32c) {
+    part.crc = body.crc();
+    part.crc32c = crc32c_text(part.crc);
+    call.headers.emplace_back("x-amz-checksum-crc32c", part.crc32c);
   }
 }
 
@@ -123,7 +118,7 @@ void make_copy(Call& call, const Object& object, const Version& from, const Piec
 }
 
 void make_complete(Call& call, const Object& object, const std::string& upload_id, const Parts& parts,
-                   Checksum checksum, bool whole) {
+                   Checksum checksum) {
   call.method = "POST";
   call.name = object.name();
   call.query = {{"uploadId", upload_id}};
@@ -141,7 +136,7 @@ void make_complete(Call& call, const Object& object, const std::string& upload_i
   call.text += "</CompleteMultipartUpload>";
   if (checksum == Checksum::kCrc32c) {
     call.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
-    if (whole) call.headers.emplace_back("x-amz-checksum-crc32c", crc32c_text(joined_crc(parts)));
+    call.headers.emplace_back("x-amz-checksum-crc32c", crc32c_text(joined_crc(parts)));
   }
 }
 

@@ -33,13 +33,11 @@ std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes
 // Sets of a call what it is; its callbacks and deadline are the caller's.
 void make_create(Call& call, const Object& object, Checksum checksum);
 void make_part(Call& call, const Object& object, const std::string& upload_id, uint32_t number);
-// With the checksum and the hash that settings ask for; notes them in `part`.
-void make_upload(Call& call, SegmentsBody& body, const Settings& settings, bool encrypted,
-                 UploadedPart* part);
+// With the checksum, noted in `part`; `signs`: with the payload's hash in the signature.
+void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs, UploadedPart& part);
 void make_copy(Call& call, const Object& object, const Version& from, const Piece& piece);
-// `whole`: whether all parts are ours, so that the checksum of the whole is known.
 void make_complete(Call& call, const Object& object, const std::string& upload_id, const Parts& parts,
-                   Checksum checksum, bool whole);
+                   Checksum checksum);
 void make_abort(Call& call, const ObjectName& name, const std::string& upload_id);
 void make_head(Call& call, const ObjectName& name);
 
