@@ -31,6 +31,8 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;
+  begun_ns = 0;
+  shares = false;
   next = finished_next = nullptr;
 }
 

@@ -101,6 +101,8 @@ class Job {
   bool pooled = false;     // the pool was asked to help
   bool hand_over = false;  // as the submit was flagged, where that is worth it; not yet done
   bool handed = false;     // it has been, and no thread was free: the worker turns it as well
+  bool shares = false;     // of a cached read: threads may help
+  uint64_t begun_ns = 0;   // of one that shows whether that pays; 0: it does not
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;
   Job* next = nullptr;           // in a list of the queue

@@ -219,6 +219,7 @@ int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) no
   job.hand_over = (args.flags & TOWLINE_SUBMIT_HAND_OVER) != 0 && settings_.engine == Engine::kAuto &&
                   !prepared.direct && job.bytes() >= kLeastHandedOver && pool_.most_handed() != 0;
   choose_mode(job);
+  choose_helpers(job);
   make_runnable(job);
   if (job.mode == Job::Mode::kDrive) return TOWLINE_IN_PROGRESS;
   uint64_t budget = kWindowBytes;
@@ -279,6 +280,7 @@ void JobQueue::over(Job& job) noexcept {
   std::erase(active_, &job);
   const uint64_t cookie = job.cookie;
   const towline_part_result result = job.result();
+  note_cost(job, result);
   Connection* connection = job.connection;
   if (result.status == TOWLINE_OK && !job.message.empty())
     (void)connection->send(job.message.data(), job.message.size());
@@ -413,17 +415,30 @@ uint32_t JobQueue::copy_helpers(uint64_t bytes) const noexcept {
       std::clamp<uint64_t>(bytes / kWindowBytes, 1, std::clamp(settings_.spare_processors, 1u, most)));
 }
 
+void JobQueue::choose_helpers(Job& job) noexcept {
+  if (active_.size() > 1) active_[0]->begun_ns = 0;  // another one costs it time
+  if (job.mode != Job::Mode::kDrive || settings_.engine != Engine::kAuto || job.write() || job.hand_over ||
+      job.bytes() < settings_.parallel_bytes)
+    return;
+  job.shares = job.bytes() >= kManyBytes || sharing_of(job.bytes()).second();
+  if (active_.size() == 1 && job.bytes() < kManyBytes) job.begun_ns = monotonic_now_ns();
+}
+
+void JobQueue::note_cost(const Job& job, const towline_part_result& result) noexcept {
+  if (job.begun_ns == 0 || job.mode != Job::Mode::kDrive || result.status != TOWLINE_OK) return;
+  sharing_of(job.bytes()).took(((monotonic_now_ns() - job.begun_ns) << 20) / job.bytes());
+}
+
 // One window by plain system calls on this thread.
 bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   const Prepared& prepared = job.prepared();
   const bool write = job.write();
-  const bool parallel = job.bytes() >= settings_.parallel_bytes && !job.hand_over && !job.handed;
-  if (!job.pooled && !write && settings_.engine == Engine::kAuto && parallel) {
+  if (job.shares && !job.pooled) {
     job.pooled = true;
     (void)pool_.ask(job, copy_helpers(job.bytes()));
   }
   Window window;
-  uint64_t most = write ? kWindowBytes : kWindowBytes / 2;
+  uint64_t most = job.shares ? kWindowBytes / 2 : kWindowBytes;
   if (job.hand_over) most = kFirstLook;
   if (job.handed) most = kMeanwhile;
   if (!job.take(window, std::min(budget, most))) return true;

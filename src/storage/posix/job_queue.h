@@ -13,12 +13,16 @@
 //   device.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/quicker_way.h"
 #include "storage/posix/batch_reader.h"
 #include "storage/posix/job.h"
 #include "storage/posix/kernel_queue.h"
@@ -65,12 +69,19 @@ class JobQueue {
   // True: the job needs no more of this; the worker's share is given back.
   [[nodiscard]] bool step(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
+  [[nodiscard]] QuickerWay<1, 8>& sharing_of(uint64_t bytes) noexcept {
+    const auto windows = static_cast<size_t>(std::bit_width(bytes / kWindowBytes));
+    return sharing_[std::min(windows, sharing_.size() - 1)];
+  }
   [[nodiscard]] uint32_t copy_helpers(uint64_t bytes) const noexcept;
   [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
   void fall_back(Job& job, const Window& rest) noexcept;
   [[nodiscard]] bool hand_over(Job& job) noexcept;
   [[nodiscard]] const Job* first_handed() const noexcept;
+  // A cached read that threads could help with begins, ends.
+  void choose_helpers(Job& job) noexcept;
+  void note_cost(const Job& job, const towline_part_result& result) noexcept;
   void leave(Job& job) noexcept;
   void over(Job& job) noexcept;
   uint32_t collect_finished() noexcept;
@@ -101,6 +112,9 @@ class JobQueue {
   std::vector<Job*> active_;
   std::vector<Job*> runnable_;
   size_t turn_ = 0;
+  // Whether help pays for reads of 1, 2, 4, ... windows: what two processors' caches have depends on what was
+  // done before, and waking a thread on the machine.
+  std::array<QuickerWay<1, 8>, 6> sharing_;
   std::atomic<Job*> finished_{nullptr};
 };
 

@@ -1,0 +1,72 @@
+// Which of two ways of doing the same thing is the quicker one here, learnt from what they cost: where that
+// depends on the machine, on what lies in its caches and on who else uses its processors, nobody can be
+// asked.
+//
+// Tries both, keeps the quicker one and looks at the other again now and then, ever more seldom while it
+// stays the slower. A trial is kTrial samples, after kSettling that do not count.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace towline {
+
+template <uint32_t kSettling, uint32_t kTrial>
+class QuickerWay {
+ public:
+  // Begins with the second way.
+  [[nodiscard]] bool second() const noexcept { return second_; }
+
+  // What was done that way cost so much: nanoseconds, or those of each byte.
+  void took(uint64_t cost) noexcept {
+    if (++samples_ <= kSettling) return;
+    spent_ += cost;
+    if (samples_ < kSettling + kTrial) return;
+    samples_ = kSettling;
+    uint64_t& mine = costs_[second_ ? 1 : 0];
+    mine = mine == 0 ? spent_ + 1 : (mine + spent_ + 1) / 2;
+    spent_ = 0;
+    decide();
+  }
+
+ private:
+  static constexpr uint32_t kLookAgain = 16;  // trials of the quicker way, at first
+  static constexpr uint32_t kLookSeldom = 64;
+
+  void decide() noexcept {
+    const uint64_t mine = costs_[second_ ? 1 : 0];
+    uint64_t& other = costs_[second_ ? 0 : 1];
+    if (looking_) {
+      looking_ = false;
+      if (clearly_less(mine, other)) {
+        look_after_ = kLookAgain;
+      } else {
+        look_after_ = std::min(2 * look_after_, kLookSeldom);
+        change();
+      }
+      return;
+    }
+    if (other != 0 && !clearly_less(other, mine) && ++trials_ < look_after_) return;
+    looking_ = true;
+    other = 0;  // it is judged by what it costs now
+    change();
+  }
+  [[nodiscard]] static bool clearly_less(uint64_t one, uint64_t than) noexcept {
+    return one < than - than / 10;
+  }
+  void change() noexcept {
+    second_ = !second_;
+    samples_ = trials_ = 0;
+  }
+
+  bool second_ = true;
+  bool looking_ = false;  // at the way that was the slower one
+  uint32_t look_after_ = kLookAgain;
+  uint32_t samples_ = 0;  // since the last change, then within the trial
+  uint32_t trials_ = 0;   // since the last change
+  uint64_t spent_ = 0;
+  std::array<uint64_t, 2> costs_ = {};  // of a trial; 0: not tried
+};
+
+}  // namespace towline
