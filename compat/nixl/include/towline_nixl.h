@@ -59,6 +59,15 @@ TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer
 TOWLINE_NIXL_API bool is_connected(const nixlDlistH* list) noexcept;
 TOWLINE_NIXL_API bool is_connected(const nixlAgent& agent, const std::string& remote_agent);
 
+// ---- Notifications without a map
+
+struct Notification {
+  std::string sender;
+  nixl_blob_t text;
+};
+// What getNotifs would give, in the order in which it came.
+TOWLINE_NIXL_API nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notifications);
+
 // ---- Waiting instead of polling
 
 // Waits for a posted request's outcome; NIXL_IN_PROG when `timeout_ns` passed first.

@@ -141,12 +141,8 @@ nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, ni
 }
 
 nixlBackendH* nixlAgentData::transport(const nixl_opt_args_t* extra_params, const char* call) const {
-  if (extra_params == nullptr || extra_params->backends.empty()) {  // most calls: nothing is copied
-    std::lock_guard lock(backends_mutex);
-    const auto first = std::ranges::find_if(by_creation, [](const nixlBackendH* backend) {
-      return backend->serves(DRAM_SEG) && backend->is_transport();
-    });
-    if (first != by_creation.end()) return *first;
+  if (extra_params == nullptr || extra_params->backends.empty()) {  // most calls: nothing is copied or locked
+    if (nixlBackendH* first = first_transport.load(std::memory_order_acquire)) return first;
   }
   const std::vector<nixlBackendH*> found = candidates(extra_params, DRAM_SEG, true, call);
   return found.empty() ? nullptr : found.front();
@@ -248,6 +244,9 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
     }
     backend = at->second.get();
     data->by_creation.push_back(backend);
+    if (data->first_transport.load(std::memory_order_relaxed) == nullptr && backend->is_transport() &&
+        backend->serves(DRAM_SEG))
+      data->first_transport.store(backend, std::memory_order_release);
     return NIXL_SUCCESS;
   });
 }

@@ -194,6 +194,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   mutable std::mutex backends_mutex;
   std::map<std::string, std::unique_ptr<nixlBackendH>> backends;
   std::vector<nixlBackendH*> by_creation;
+  std::atomic<nixlBackendH*> first_transport{nullptr};  // of those; read without the lock
 
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;

@@ -292,10 +292,25 @@ void nixlAgent::releaseMemView(nixlMemViewH mvh) const {
 nixl_status_t nixlAgent::getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params) {
   if (data->transport(extra_params, "getNotifs") == nullptr) return NIXL_ERR_BACKEND;
   return guard("getNotifs", [&] {
-    data->inbox.take(*data->agent, notif_map);
+    for (Notification& notification : data->inbox.take(*data->agent))
+      notif_map[notification.sender].push_back(std::move(notification.text));
     return NIXL_SUCCESS;
   });
 }
+
+namespace towline::nixl {
+
+nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notifications) {
+  static constexpr const char* kCall = "getNotifs";
+  nixlAgentData& data = Access::data(agent);
+  if (data.transport(nullptr, kCall) == nullptr) return NIXL_ERR_BACKEND;
+  return guard(kCall, [&] {
+    notifications = data.inbox.take(*data.agent);
+    return NIXL_SUCCESS;
+  });
+}
+
+}  // namespace towline::nixl
 
 nixl_status_t nixlAgent::genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
                                   const nixl_opt_args_t* extra_params) const {

@@ -6,54 +6,48 @@
 
 namespace towline::nixl {
 
-void Inbox::drain_locked(const Agent& agent, nixl_notifs_t& into) {
+void Inbox::drain_locked(const Agent& agent) {
   Notice notice;
-  std::string name;
   while (agent.receive(notice) == Status::kOk) {
     const std::string_view text = notice.text();
-    name.assign(notice.peer_name());
+    std::string name{notice.peer_name()};
     if (!is_message(text)) {
-      into[name].emplace_back(text);
+      kept_.emplace_back(std::move(name), nixl_blob_t{text});
     } else if (message_type(text) == MessageType::kText) {
-      into[name].emplace_back(message_body(text));
+      kept_.emplace_back(std::move(name), nixl_blob_t{message_body(text)});
     } else if (message_type(text) == MessageType::kPiece || message_type(text) == MessageType::kEnd) {
-      read_long(name, notice.peer_incarnation(), text, into);
+      read_long(name, notice.peer_incarnation(), text);
     } else {
       reader_.read_message(name, notice.peer_incarnation(), text);
     }
   }
 }
 
-void Inbox::read_long(const std::string& name, std::string_view incarnation, std::string_view message,
-                      nixl_notifs_t& into) {
+void Inbox::read_long(const std::string& name, std::string_view incarnation, std::string_view message) {
   std::vector<std::string> texts;
   long_.read(name, incarnation, message, texts);
-  for (std::string& text : texts) into[name].push_back(std::move(text));
+  for (std::string& text : texts) kept_.emplace_back(name, std::move(text));
 }
 
 void Inbox::put_message(const std::string& name, std::string_view incarnation, std::string_view message) {
   std::lock_guard lock(mutex_);
-  read_long(name, incarnation, message, kept_);
+  read_long(name, incarnation, message);
 }
 
 void Inbox::drain(const Agent& agent) {
   std::lock_guard lock(mutex_);
-  drain_locked(agent, kept_);
+  drain_locked(agent);
 }
 
-void Inbox::take(const Agent& agent, nixl_notifs_t& notifications) {
+std::vector<Notification> Inbox::take(const Agent& agent) {
   std::lock_guard lock(mutex_);
-  for (auto& [name, texts] : kept_) {
-    auto& into = notifications[name];
-    for (nixl_blob_t& text : texts) into.push_back(std::move(text));
-  }
-  kept_.clear();
-  drain_locked(agent, notifications);
+  drain_locked(agent);
+  return std::exchange(kept_, {});
 }
 
 void Inbox::put(const std::string& name, const std::string& text) {
   std::lock_guard lock(mutex_);
-  kept_[name].push_back(text);
+  kept_.emplace_back(name, text);
 }
 
 }  // namespace towline::nixl

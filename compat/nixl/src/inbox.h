@@ -5,8 +5,9 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include <nixl_types.h>
+#include <towline_nixl.h>
 #include <towline/towline.hpp>
 #include "long_notifications.h"
 
@@ -26,21 +27,20 @@ class Inbox {
 
   // Reads what has arrived.
   void drain(const Agent& agent);
-  // The same, and moves all notifications to the map.
-  void take(const Agent& agent, nixl_notifs_t& notifications);
+  // The same, and gives all notifications away.
+  std::vector<Notification> take(const Agent& agent);
   // A notification that an agent sends itself.
   void put(const std::string& name, const std::string& text);
   // A message of a long one that an agent sends itself.
   void put_message(const std::string& name, std::string_view incarnation, std::string_view message);
 
  private:
-  void drain_locked(const Agent& agent, nixl_notifs_t& into);
-  void read_long(const std::string& name, std::string_view incarnation, std::string_view message,
-                 nixl_notifs_t& into);
+  void drain_locked(const Agent& agent);
+  void read_long(const std::string& name, std::string_view incarnation, std::string_view message);
 
   MessageReader& reader_;
   std::mutex mutex_;
-  nixl_notifs_t kept_;
+  std::vector<Notification> kept_;
   LongNotifications long_;
 };
 

@@ -182,11 +182,18 @@ class Use {
   T& used_;
 };
 
+// A sender's name, as it came and as Python's.
+struct SenderName {
+  std::string text;
+  nb::object name;
+};
+
 struct Agent {
   std::unique_ptr<nixlAgent> native;
   std::unordered_map<uintptr_t, Request> requests;
   std::unordered_map<uintptr_t, PreparedList> lists;
-  uint32_t calls = 0;  // under way without the GIL; close() waits for them
+  SenderName last_sender;  // of a notification
+  uint32_t calls = 0;      // under way without the GIL; close() waits for them
   bool closing = false;
   pid_t pid = 0;
   Agent* previous = nullptr;  // of the agents that are open

@@ -12,15 +12,25 @@ nb::bytes bytes_of(const std::string& blob) { return nb::bytes(blob.data(), blob
 
 // ---- notifications
 
-void append(nb::dict& map, const std::string& sender, const std::vector<nixl_blob_t>& messages) {
-  const nb::object name = nb::cast(Text{sender});
-  nb::list all;
-  if (map.contains(name)) {
-    all = nb::cast<nb::list>(map[name]);
-  } else {
-    map[name] = all;
+// The name as Python's, mostly the one of the last time.
+nb::object name_of(Agent& self, const std::string& sender) {
+  if (!self.last_sender.name.is_valid() || self.last_sender.text != sender)
+    self.last_sender = {sender, nb::cast(Text{sender})};
+  return self.last_sender.name;
+}
+
+void append(Agent& self, nb::dict& map, const Notification& notification) {
+  const nb::object name = name_of(self, notification.sender);
+  const nb::bytes text = bytes_of(notification.text);
+  PyObject* all = PyDict_GetItemWithError(map.ptr(), name.ptr());
+  if (all != nullptr) {
+    if (PyList_Append(all, text.ptr()) != 0) throw nb::python_error();
+    return;
   }
-  for (const nixl_blob_t& message : messages) all.append(bytes_of(message));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  nb::list first;
+  first.append(text);
+  if (PyDict_SetItem(map.ptr(), name.ptr(), first.ptr()) != 0) throw nb::python_error();
 }
 
 // What was there before and what is new, in a new dictionary.
@@ -34,7 +44,8 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
     for (nb::handle message : messages) copy.append(message);
     map[name] = copy;
   }
-  for (const auto& [sender, messages] : arrived) append(map, sender, messages);
+  for (auto& [sender, messages] : arrived)
+    for (nixl_blob_t& message : messages) append(self, map, {sender, std::move(message)});
   return map;
 }
 
@@ -43,10 +54,10 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
 // The same of a program that polls: nothing was there before, and no backend is named. With the GIL held: a
 // look is shorter than giving it up, and where other threads want it too, each look would wait for its turn.
 nb::dict new_notifications(Agent& self) {
-  nixl_notifs_t arrived;
-  check(self.use().getNotifs(arrived));
+  std::vector<Notification> arrived;
+  check(take_notifs(self.use(), arrived));
   nb::dict map;
-  for (const auto& [sender, messages] : arrived) append(map, sender, messages);
+  for (const Notification& notification : arrived) append(self, map, notification);
   return map;
 }
 

@@ -208,6 +208,26 @@ def test_threads_share_an_agent(pair):
 # ---- notifications
 
 
+def test_notifications_of_two_senders_that_take_turns(make_agent):
+    receiver, *senders = (make_agent(name) for name in ("receiver", "one", "two"))
+    for sender in senders:
+        sender.add_remote_agent(receiver.get_agent_metadata())
+    wanted = {sender.name: [str(turn).encode() for turn in range(20)] for sender in senders}
+    got = {sender.name: [] for sender in senders}
+
+    def take() -> bool:
+        for name, messages in receiver.get_new_notifs().items():
+            got[name].extend(messages)
+        return got == wanted
+
+    for turn in range(20):
+        for sender in senders:
+            sender.send_notif(receiver.name, str(turn))
+        if turn % 3 == 0:
+            take()
+    assert eventually(take)
+
+
 def test_notifications_by_sender(pair):
     for message in (b"one", "two", b"\0\xff", bytearray(b"three")):
         pair.near.send_notif(pair.far.name, message)
