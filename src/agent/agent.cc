@@ -27,7 +27,7 @@ namespace {
 constexpr uint32_t kMostWorkers = 8;
 constexpr std::size_t kCompletionCapacity = 1 << 16;
 constexpr uint64_t kCloseTimeoutNs = 5 * kSecondNs;
-constexpr uint32_t kLooksPerFullPass = 8;  // for notices
+constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
 
 const Clock& system_clock() noexcept {
   static const SystemClock clock;
@@ -359,9 +359,8 @@ NoticeNode* Agent::receive_notice() noexcept {
   static thread_local uint32_t looks = 0;
   NoticeNode* node = inbox_.pull();
   if (node == nullptr && just_given != this) {
-    const bool all = ++looks % kLooksPerFullPass == 0;
-    for (size_t i = 0; i < workers_.size() && (all || inbox_.looks_empty()); ++i)
-      workers_[(first + i) % workers_.size()]->drive();
+    const bool all = !hosted() || ++looks % kLooksPerFullPass == 0;
+    for (size_t i = 0; i < (all ? workers_.size() : 1); ++i) workers_[(first + i) % workers_.size()]->drive();
     node = inbox_.pull();
   }
   if (node != nullptr) first = node->worker;
