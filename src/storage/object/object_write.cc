@@ -20,7 +20,8 @@ ObjectWrite::~ObjectWrite() = default;
 void ObjectWrite::start() try {
   if (object_.replaces()) return start_replacement();
   const Version known = object_.version();
-  if (stretch_.begin != 0 || (known.exists && stretch_.end < known.bytes)) return head();
+  const bool shorter = known.exists && stretch_.end < known.bytes && !client_.settings().writes_whole;
+  if (stretch_.begin != 0 || shorter) return head();
   if (stretch_.end <= client_.settings().multipart_bytes) return put();
   std::vector<Piece> pieces;
   cut(0, stretch_.end, part_size(stretch_.end, client_.settings().part_bytes), 0, false, pieces);

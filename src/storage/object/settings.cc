@@ -181,6 +181,7 @@ Settings Settings::read(const plugin::Host& host, const Environment& environment
   settings.stall_timeout_ns = reader.duration("object.stall_timeout", "20s", 1'000'000'000);
   settings.control_timeout_ns = reader.duration("object.control_timeout", "60s", 1'000'000);
   settings.reap_after_ns = reader.duration("object.reap_after", "infinite");
+  settings.writes_whole = reader.choice<int>("object.writes", {{"within", 0}, {"whole", 1}}) == 1;
   settings.checksum =
       reader.choice<Checksum>("object.checksum", {{"crc32c", static_cast<int>(Checksum::kCrc32c)},
                                                   {"sha256", static_cast<int>(Checksum::kSha256)},

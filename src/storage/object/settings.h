@@ -56,6 +56,7 @@ struct Settings {
   uint64_t stall_timeout_ns = 0;    // a request that moves nothing for so long is begun anew
   uint64_t control_timeout_ns = 0;  // for opening, querying, committing
   uint64_t reap_after_ns = 0;       // UINT64_MAX: never
+  bool writes_whole = false;        // a WRITE from byte 0 on is all of the new object
   Checksum checksum = Checksum::kCrc32c;
   std::optional<bool> sign_payload;  // none: where the line is not encrypted
 

@@ -93,6 +93,27 @@ TEST_F(Objects, AreWrittenQueriedAndRead) {
   EXPECT_EQ(side.agent->deregisterMem(side.registered()), NIXL_SUCCESS);
 }
 
+TEST_F(Objects, AreReplacedByShorterOnes) {
+  const nixl_reg_dlist_t object = keys({"shrinks"}, 16384);
+  ASSERT_EQ(side.agent->registerMem(object), NIXL_SUCCESS) << towline::nixl::last_error();
+  nixl_opt_args_t with;
+  with.backends = {side.backend};
+  for (const size_t bytes : {16384, 4096, 8192, 1}) {
+    nixlXferReqH* write = request(side, NIXL_WRITE, side.blocks(1, bytes), whole(1, bytes), side.name);
+    ASSERT_NE(write, nullptr);
+    ASSERT_EQ(run(*side.agent, write), NIXL_SUCCESS) << towline::nixl::last_error();
+    EXPECT_EQ(side.agent->releaseXferReq(write), NIXL_SUCCESS);
+    std::vector<nixl_query_resp_t> found;
+    ASSERT_EQ(side.agent->queryMem(object, found, &with), NIXL_SUCCESS);
+    ASSERT_TRUE(found.at(0).has_value());
+    EXPECT_EQ(found[0]->at("size"), std::to_string(bytes));
+  }
+  nixlXferReqH* read = request(side, NIXL_READ, side.blocks(1, 4096), whole(1, 4096), side.name);
+  ASSERT_NE(read, nullptr);
+  EXPECT_LT(run(*side.agent, read), 0) << "one byte is there";
+  EXPECT_EQ(side.agent->releaseXferReq(read), NIXL_SUCCESS);
+}
+
 TEST_F(Objects, StandBesideATransportInPreparedLists) {
   nixlBackendH* transport = nullptr;
   ASSERT_EQ(side.agent->createBackend("UCX", {}, transport), NIXL_SUCCESS);
