@@ -15,10 +15,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; tests/interop/torch_distributed.sh makes an environment with it")
 torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 
+from towline import _torch_group  # noqa: E402
 from torchcomms import ReduceOp, hooks, objcol  # noqa: E402
 from torchcomms._comms import AllReducePreHookArgs, OpName, RedOpType, WorkStatus  # noqa: E402
 
 CPU = torch.device("cpu")
+
+in_process_groups = pytest.mark.skipif(
+    not _torch_group.TAKES_BACKENDS, reason=f"torch {torch.__version__} takes no backend made in Python: 2.15 does"
+)
 
 
 @pytest.fixture(params=["gloo", "towline"])
@@ -152,6 +157,7 @@ def test_a_persistent_all_gather(comm):
         comm.all_gather_p_init(output.t())
 
 
+@in_process_groups
 def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
     wrapper = torchcomms._comms._BackendWrapper(comm)
     given, taken = torch.ones(2), torch.zeros(2)
@@ -358,6 +364,7 @@ def test_distwrap_goes_through_communicators():
     """)
 
 
+@in_process_groups
 def test_device_mesh_over_a_communicator():
     run_alone("""
         import os
@@ -379,3 +386,9 @@ def test_device_mesh_over_a_communicator():
             raise AssertionError("two dimensions without the whole")
         comm.finalize()
     """)
+
+
+@pytest.mark.skipif(_torch_group.TAKES_BACKENDS, reason="torch takes backends made in Python")
+def test_torch_that_takes_no_such_backend_is_named(comm):
+    with pytest.raises(RuntimeError, match="from torch 2.15 on"):
+        torchcomms._comms._BackendWrapper(comm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from towline import _torch_group
 
 from ._types import ReduceOp, RedOpType
@@ -99,6 +100,11 @@ def _reduction(op: int, factor: float | None) -> ReduceOp:
 
 class _BackendWrapper(_torch_group.PythonBackend):
     def __init__(self, comm: Any) -> None:
+        if not _torch_group.TAKES_BACKENDS:
+            raise RuntimeError(
+                f"torch {torch.__version__} takes no backend made in Python: communicators join its process groups and "
+                'device meshes from torch 2.15 on; init_process_group(backend="towline") works with earlier ones'
+            )
         super().__init__(_Facade(comm))
         self._torchcomm, self._batch = comm, None
 
