@@ -25,7 +25,16 @@ namespace towline::cuda {
 
 using Code = int32_t;  // 0: well
 
-inline constexpr uint64_t kHostPage = 4096;  // what pinning and mapping count in
+// Host memory is pinned and mapped by whole pages.
+inline constexpr uint64_t kHostPage = 4096;
+struct HostPages {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  [[nodiscard]] uint64_t bytes() const noexcept { return end - begin; }
+};
+inline HostPages pages_around(uint64_t begin, uint64_t bytes) noexcept {
+  return {begin / kHostPage * kHostPage, (begin + bytes + kHostPage - 1) / kHostPage * kHostPage};
+}
 
 // Names a GPU across processes: an ordinal depends on CUDA_VISIBLE_DEVICES.
 using Uuid = std::array<uint8_t, 16>;

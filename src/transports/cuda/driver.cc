@@ -366,9 +366,8 @@ std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes) {
   if (gpu == gpus_.size())
     fail(Status::kUnsupported, "cuda: this process uses no GPU, so it can't pin memory for one");
   const Current current(api_, context(gpu).context);
-  const uint64_t begin = address / kHostPage * kHostPage;
-  const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
-  return std::make_unique<HostRegistration>(api_, begin, end - begin);
+  const HostPages pages = pages_around(address, bytes);
+  return std::make_unique<HostRegistration>(api_, pages.begin, pages.bytes());
 }
 
 }  // namespace

@@ -29,8 +29,7 @@ PinnedRanges::~PinnedRanges() = default;
 
 std::shared_ptr<const Pinned> PinnedRanges::take(Device& device, uint64_t address, uint64_t bytes, Use use,
                                                  PinUse pin) {
-  const uint64_t begin = address / kHostPage * kHostPage;  // the driver pins pages
-  const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
+  const auto [begin, end] = pages_around(address, bytes);
   const std::lock_guard lock(mutex_);
   auto near = ranges_.upper_bound(begin);
   if (near != ranges_.begin() && std::prev(near)->second.end > begin) --near;
