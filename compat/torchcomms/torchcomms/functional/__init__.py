@@ -3,11 +3,11 @@
 _MODULES = ("async_tensor", "collectives", "dynamo", "inductor_lowering", "param_parsing", "passes", "registry")
 
 
-def is_torch_compile_supported(*_: object) -> bool:
+def is_torch_compile_supported(*_: object, **__: object) -> bool:
     return False
 
 
-def is_torch_compile_supported_and_enabled(*_: object) -> bool:
+def is_torch_compile_supported_and_enabled(*_: object, **__: object) -> bool:
     return False
 
 
