@@ -24,6 +24,8 @@ TOWLINE_API int32_t towline_transfer_post_on(towline_transfer_t* transfer, void*
 // What the stream is given from here on comes after the transfer's last post: after its bytes have moved, or
 // at once where that post has ended otherwise. While the stream is being captured: after a transfer that was
 // captured in the same graph, and TOWLINE_UNSUPPORTED for any other. TOWLINE_NOT_FOUND: never posted.
+// TOWLINE_AGAIN: the post is on its way through host memory that is not pinned (docs/gpu.md), which no stream
+// can wait for; ask again, or wait for the outcome.
 TOWLINE_API int32_t towline_transfer_wait_on(towline_transfer_t* transfer, void* stream);
 
 typedef struct towline_replays_t {

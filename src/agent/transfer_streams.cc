@@ -96,7 +96,8 @@ Status Transfer::wait_on(void* stream) noexcept {
       const bool on_its_way = outcome == Status::kInProgress && !part.submitted && !part.message_only;
       if (!on_its_way || poll_outcome() != Status::kInProgress) {
         if (part.prepared == nullptr) return Status::kOk;
-        return static_cast<Status>(backend_->stream->wait(part.prepared, last, stream));
+        const auto status = static_cast<Status>(backend_->stream->wait(part.prepared, last, stream));
+        if (status != Status::kAgain) return status;
       }
     }
     if (monotonic_now_ns() >= patient_until_ns) return Status::kAgain;

@@ -71,6 +71,32 @@ class CudaTest : public ::testing::Test {
     return left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
                            peer_->block_list(pages(right_memory_)), transfer_options);
   }
+  void restart(const char* more) {
+    peer_.reset();
+    left_region_.reset();
+    left_ = std::make_unique<Agent>("left", options(more));
+  }
+  // Host memory of ours, there and back, and what the routes say.
+  std::string there_and_back(uint64_t bytes) { return there_and_back(Buffer(bytes, false)); }
+  std::string there_and_back(const Buffer& ours) {
+    const uint64_t bytes = ours.size();
+    const Buffer theirs(bytes, true);
+    const Region here = left_->register_memory(dram(ours.data(), ours.size()));
+    const Region there = right_->register_memory(vram(theirs));
+    const Peer peer = left_->add_peer(right_->metadata());
+    const BlockList mine = left_->block_list(blocks_of(ours.data(), ours.size(), kPage));
+    const BlockList far = peer.block_list(pages(theirs));
+    stamp(ours.data(), bytes, 11);
+    const Transfer write = left_->transfer(Op::write, mine, far);
+    EXPECT_EQ(run(write), Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
+    const std::string written = write.route();  // tells of the connection as it is now
+    stamp(theirs.data(), bytes, 12);
+    const Transfer read = left_->transfer(Op::read, mine, far);
+    EXPECT_EQ(run(read), Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
+    return written + "\n" + read.route();
+  }
 
   void* library_ = nullptr;
   Command command_ = nullptr;

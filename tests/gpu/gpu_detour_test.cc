@@ -4,8 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <string>
+#include <utility>
 
 #include "gpu/gpu_fixture.h"
 #include "support/temporary_folder.h"
@@ -88,6 +91,37 @@ TEST_F(Gpu, HostMemoryMovesWhetherItCanBePinnedOrNot) {
     munmap(host, kBytes);
   }
   close(fd);
+}
+
+TEST_F(Gpu, HostMemoryThatIsMovedAgainIsPinnedMeanwhile) {
+  constexpr uint64_t kPage = 32768;
+  Target target(other_, kBytes, Sort::kPlain);
+  cuda_->use(0);
+  std::vector<uint8_t> host(kBytes);
+  const Agent agent("initiator", over_cuda());
+  const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
+  const Region region = agent.register_memory(dram(host.data(), kBytes));
+  const BlockList mine = agent.block_list(blocks_of(host.data(), kBytes, kPage));
+  const BlockList theirs =
+      peer.block_list(at(target.address(), kPage, target.gpu()).repeat(kBytes / kPage, kPage));
+  const Transfer write = agent.transfer(Op::write, mine, theirs);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  // What of a route tells how much went through the pool.
+  const auto chunks = [&] {
+    const std::string route = write.route();
+    const size_t at = route.find("\"chunks\":");
+    return at == std::string::npos ? std::string() : route.substr(at, route.find(',', at) - at);
+  };
+  std::string before;
+  std::string after;
+  for (uint64_t post = 1; std::chrono::steady_clock::now() < end || post < 5; ++post) {
+    std::memcpy(host.data(), stamped(kBytes, post).data(), kBytes);
+    ASSERT_EQ(run(write), Status::kOk) << last_error();
+    ASSERT_TRUE(target.get() == host) << post << ' ' << write.route();
+    before = std::exchange(after, chunks());
+  }
+  EXPECT_FALSE(after.empty()) << "the first went through the pool: " << write.route();
+  EXPECT_EQ(before, after) << "the last did not";
 }
 
 class Files : public Gpu {

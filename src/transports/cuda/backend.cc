@@ -93,7 +93,9 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
     const std::vector<uint8_t> bytes = encode(Token{device_.gpus()[region->gpu].uuid});
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();
-  } else if (args.region.kind != TOWLINE_DRAM) {
+  } else if (args.region.kind == TOWLINE_DRAM) {
+    region->host = std::make_shared<HostPin>(device_, settings_.pin, args.region.address, args.region.bytes);
+  } else {
     return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");
   }
   *registration = reinterpret_cast<towline_registration*>(region.get());
@@ -106,8 +108,9 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
 }
 
 void Backend::remove(towline_registration* registration) noexcept {
-  const std::lock_guard lock(regions_mutex_);
   const auto* region = reinterpret_cast<const Region*>(registration);
+  if (region->host != nullptr) region->host->close();
+  const std::lock_guard lock(regions_mutex_);
   if (region->vram()) --vram_[region->gpu];
   regions_.erase(region->args.region.key);
 }

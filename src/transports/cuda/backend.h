@@ -19,6 +19,7 @@
 #include "transports/cuda/copy_team.h"
 #include "transports/cuda/detour_wire.h"
 #include "transports/cuda/device.h"
+#include "transports/cuda/host_pin.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
 #include "transports/cuda/settings.h"
@@ -28,7 +29,8 @@ namespace towline::cuda {
 // Memory of ours, as registered.
 struct Region {
   towline_region_args args = {};
-  uint32_t gpu = 0;  // of vram
+  uint32_t gpu = 0;               // of vram
+  std::shared_ptr<HostPin> host;  // of dram
   [[nodiscard]] bool vram() const noexcept { return args.region.kind == TOWLINE_VRAM; }
 };
 
@@ -56,6 +58,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] Device& device() noexcept { return device_; }
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
   [[nodiscard]] CopyTeam& team() noexcept { return team_; }
+  [[nodiscard]] PinThread& pin_thread() noexcept { return pin_thread_; }
   [[nodiscard]] Carrier& carrier() noexcept { return *carrier_; }
   // Host memory of ours that a peer may ask for by this name until it is unshared. Throws Error. Any thread.
   PoolName share_pool(void* address, uint64_t bytes);
@@ -93,6 +96,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   const Settings settings_;
   MappingCache mappings_;
   CopyTeam team_;
+  PinThread pin_thread_;
   std::vector<Worker> workers_;
   std::optional<Carrier> carrier_;
   std::optional<MemoryService> service_;

@@ -22,6 +22,12 @@ towline_connection* handle(Connection* connection) {
   return reinterpret_cast<towline_connection*>(connection);
 }
 
+// That way: another may lead there.
+bool leads_nowhere(const core::Error& error) noexcept {
+  const Status code = error.code();
+  return code == Status::kUnsupported || code == Status::kIo || code == Status::kOutOfMemory;
+}
+
 const Region* region_of(const towline_registration* registration) noexcept {
   return reinterpret_cast<const Region*>(registration);
 }
@@ -282,6 +288,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->plan = args.plan;
   prepared->device = &backend_.device();
   prepared->lost = lost_;
+  prepared->read = args.op == TOWLINE_READ;
   check_local(args);
   const towline_list& remote = *args.plan->remote;
   std::string why;
@@ -289,13 +296,13 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     why = reinterpret_cast<const Import*>(args.remote[i])->detour;
   if (why.empty()) {
     try {
-      prepare_direct(args, *prepared);
+      prepare_here(args, *prepared);
     } catch (const core::Error& error) {
-      const Status code = error.code();
-      const bool no_way = code == Status::kUnsupported || code == Status::kIo || code == Status::kOutOfMemory;
-      if (!no_way || backend_.settings().detour == DetourUse::kNever) throw;
+      if (!leads_nowhere(error) || backend_.settings().detour == DetourUse::kNever) throw;
       why = error.message();
       prepared->held.clear();
+      prepared->local_hosts.clear();
+      prepared->lane.reset();
     }
   }
   if (!why.empty()) prepare_detour(args, *prepared, why);
@@ -305,52 +312,99 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   return host().refuse(error.code(), error.message());
 }
 
-// Throws Error.
-void Connection::prepare_direct(const towline_prepare_args& args, Prepared& prepared) {
-  Device& device = backend_.device();
-  const Settings& settings = backend_.settings();
+// How our GPU reaches the peer's memory. Throws Error.
+void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepared) {
   const towline_plan& plan = *args.plan;
-  const uint32_t gpu = choose_gpu(args);
-  prepared.lane = lane_of(gpu, args.op).lane;
-  prepared.gpu = gpu;
-  bool host_memory = false;
-  std::vector<uint64_t> local_deltas;
-  std::vector<uint64_t> remote_deltas;
-  const bool read = args.op == TOWLINE_READ;
-  const Use mine = read ? Use::kWrite : Use::kRead;
-  const Use theirs = read ? Use::kRead : Use::kWrite;
-  const auto keep = [&](MappingCache::Way way) {
-    prepared.held.push_back(std::move(way.keep));
+  const auto keep = [&](const MappingCache::Way& way) {
+    prepared.held.push_back(way.keep);
     return way.delta;
   };
-  for (uint64_t i = 0; i < plan.local->region_count; ++i) {
-    const towline_region_ref& region = plan.local->regions[i];
-    local_deltas.push_back(
-        region.kind == TOWLINE_VRAM ? 0 : keep(backend_.mappings().pin(region.address, region.bytes, mine)));
-    host_memory = host_memory || region.kind == TOWLINE_DRAM;
-  }
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
-    const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
+    auto& import = *reinterpret_cast<Import*>(args.remote[i]);
     const towline_region_ref& region = import.region;
     const bool vram = region.kind == TOWLINE_VRAM;
-    host_memory = host_memory || !vram;
+    prepared.host_memory = prepared.host_memory || !vram;
+    uint64_t& delta = prepared.remote_deltas.emplace_back(0);
     if (!import.direct) {
-      const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
-      remote_deltas.push_back(keep(backend_.mappings().map(incarnation_, gpu, import.parts, writable)));
+      auto known = import.mapped.find(prepared.gpu);
+      if (known == import.mapped.end()) {
+        const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
+        known = import.mapped
+                    .emplace(prepared.gpu,
+                             backend_.mappings().map(incarnation_, prepared.gpu, import.parts, writable))
+                    .first;
+      }
+      delta = keep(known->second);
     } else if (vram) {
-      device.reach(gpu, static_cast<uint32_t>(region.device));
-      remote_deltas.push_back(0);
+      backend_.device().reach(prepared.gpu, static_cast<uint32_t>(region.device));
     } else {
-      remote_deltas.push_back(keep(backend_.mappings().pin(region.address, region.bytes, theirs)));
+      delta = keep(
+          backend_.mappings().pin(region.address, region.bytes, prepared.read ? Use::kRead : Use::kWrite));
     }
   }
-  const Ways ways{local_deltas.data(), remote_deltas.data(), args.op == TOWLINE_READ};
-  prepared.work = std::make_unique<WorkList>(plan, ways, prepared.lane);
-  prepared.copy_engine = prepared.work->one_piece() && plan.bytes >= settings.copy_engine_bytes;
-  prepared.list_there = !prepared.work->has_list();
-  prepared.blocks = host_memory               ? settings.host_blocks
-                    : args.op == TOWLINE_READ ? settings.read_blocks
-                                              : settings.blocks;
+}
+
+// How it reaches ours. False: not now, since host memory is not pinned, and why. Throws Error: nor does the
+// pool lead there.
+bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepared,
+                             std::vector<uint64_t>& deltas, std::string& why) {
+  const towline_list& local = *args.plan->local;
+  const Settings& settings = backend_.settings();
+  const Use use = prepared.read ? Use::kWrite : Use::kRead;
+  // The pool takes host memory alone, to and from a peer's GPU.
+  const bool pool = settings.detour != DetourUse::kNever && !local_gpu(args) &&
+                    reinterpret_cast<const Import*>(args.remote[0])->region.kind == TOWLINE_VRAM;
+  for (uint64_t i = 0; i < local.region_count; ++i) {
+    uint64_t& delta = deltas.emplace_back(0);
+    if (local.regions[i].kind == TOWLINE_VRAM) continue;
+    prepared.host_memory = true;
+    const std::shared_ptr<HostPin>& host = region_of(args.local[i])->host;
+    try {
+      std::shared_ptr<const Pinned> pinned = host->find(use);
+      const bool later = pool && settings.pin == PinUse::kAuto && !host->small();
+      if (pinned == nullptr && !later) pinned = host->now(use);
+      if (pinned == nullptr) {
+        why = "host memory is pinned from its second post on";
+        continue;
+      }
+      delta = pinned->delta();
+      prepared.held.push_back(std::move(pinned));
+    } catch (const core::Error& error) {
+      if (!pool || !leads_nowhere(error)) throw;
+      why = error.message();
+      return false;
+    }
+  }
+  if (why.empty()) return true;
+  for (uint64_t i = 0; i < local.region_count; ++i)
+    prepared.local_hosts.push_back(region_of(args.local[i])->host);
+  return false;
+}
+
+// Throws Error.
+void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas) {
+  const Settings& settings = backend_.settings();
+  const Ways ways{local_deltas.data(), prepared.remote_deltas.data(), prepared.read};
+  auto work = std::make_unique<WorkList>(*prepared.plan, ways, prepared.lane);
+  prepared.copy_engine = work->one_piece() && prepared.plan->bytes >= settings.copy_engine_bytes;
+  prepared.list_there = !work->has_list();
+  prepared.blocks = prepared.host_memory ? settings.host_blocks
+                    : prepared.read      ? settings.read_blocks
+                                         : settings.blocks;
+  prepared.work = std::move(work);
+}
+
+// By a GPU of this process alone. Throws Error.
+void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepared) {
+  prepared.gpu = choose_gpu(args);
+  prepared.lane = lane_of(prepared.gpu, args.op).lane;
+  reach_remote(args, prepared);
+  std::vector<uint64_t> local_deltas;
+  std::string why;
+  if (reach_local(args, prepared, local_deltas, why))
+    make_work(prepared, local_deltas);
+  else
+    prepare_pool(args, prepared, why);
 }
 
 // Of NUMA, the node of the GPU that will copy: ours, or if we see it the owner's.
@@ -364,7 +418,31 @@ std::optional<uint32_t> Connection::node_near(const towline_prepare_args& args,
   return std::nullopt;
 }
 
-// `why` it is not done directly. Throws Error.
+// Ready for it, and says why.
+void Connection::take_detour(std::optional<uint32_t> node, const std::string& why) {
+  if (detour_ == nullptr) detour_ = std::make_unique<Detour>(backend_, *this, node);
+  if (detour_why_ == why) return;
+  detour_why_ = why;
+  host().log(2, "bytes go through host memory: " + why);
+}
+
+// `why` our GPU does not reach our memory; it does reach the peer's. Throws Error.
+void Connection::prepare_pool(const towline_prepare_args& args, Prepared& prepared, const std::string& why) {
+  const towline_plan& plan = *args.plan;
+  take_detour(node_near(args, prepared.gpu), why);
+  auto detour = std::make_unique<DetourPlan>();
+  detour->plan = args.plan;
+  detour->read = prepared.read;
+  detour->copier = detour_->copier(std::nullopt, prepared.read);
+  detour->pool = detour_->address_for(std::nullopt);
+  detour->local_deltas.assign(plan.local->region_count, 0);
+  detour->far = detour_->copier(prepared.gpu, prepared.read);
+  detour->far_pool = detour_->address_for(prepared.gpu);
+  detour->far_deltas = prepared.remote_deltas;
+  prepared.detour = std::move(detour);
+}
+
+// `why` no GPU of ours does it: the owner helps. Throws Error.
 void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prepared,
                                 const std::string& why) {
   const towline_plan& plan = *args.plan;
@@ -373,33 +451,53 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
   const bool vram =
       gpu || std::any_of(plan.remote->regions, plan.remote->regions + plan.remote->region_count, is_vram);
   if (!vram) fail(Status::kUnsupported, "cuda: only GPU memory goes through host memory ({})", why);
-  if (detour_ == nullptr) detour_ = std::make_unique<Detour>(backend_, *this, node_near(args, gpu));
+  take_detour(node_near(args, gpu), why);
   auto detour = std::make_unique<DetourPlan>();
   detour->plan = args.plan;
-  detour->read = args.op == TOWLINE_READ;
+  detour->read = prepared.read;
   detour->copier = detour_->copier(gpu, detour->read);
   detour->pool = detour_->address_for(gpu);
   for (uint64_t i = 0; i < plan.local->region_count; ++i) {
     const towline_region_ref& region = plan.local->regions[i];
     uint64_t& delta = detour->local_deltas.emplace_back(0);
     if (is_vram(region) || !gpu) continue;
-    const Use use = detour->read ? Use::kWrite : Use::kRead;
-    MappingCache::Way way = backend_.mappings().pin(region.address, region.bytes, use);
-    prepared.held.push_back(std::move(way.keep));
-    delta = way.delta;
+    std::shared_ptr<const Pinned> pinned =
+        region_of(args.local[i])->host->now(detour->read ? Use::kWrite : Use::kRead);
+    delta = pinned->delta();
+    prepared.held.push_back(std::move(pinned));
   }
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const towline_region_ref& region = reinterpret_cast<const Import*>(args.remote[i])->region;
     detour->targets.push_back({region.key, is_vram(region) ? region.device + 1 : 0});
   }
   prepared.detour = std::move(detour);
-  prepared.lane.reset();
-  if (detour_why_ == why) return;
-  detour_why_ = why;
-  host().log(2, "bytes go through host memory: " + why);
 }
 
 void Connection::unprepare(towline_prepared* prepared) noexcept { delete static_cast<Prepared*>(prepared); }
+
+// Of a plan that goes through the pool: true once its memory is pinned, and from there on it goes directly.
+bool Connection::pinned_meanwhile(Prepared& prepared, PinNow now) noexcept try {
+  const auto& hosts = prepared.local_hosts;
+  const auto settled = [](const auto& host) { return host->settled(); };
+  if (hosts.empty() || (now == PinNow::kNo && !std::all_of(hosts.begin(), hosts.end(), settled)))
+    return false;
+  const Use use = prepared.read ? Use::kWrite : Use::kRead;
+  std::vector<uint64_t> deltas;
+  std::vector<std::shared_ptr<const void>> held = prepared.held;
+  for (const auto& host : hosts) {
+    std::shared_ptr<const Pinned> pinned = now == PinNow::kYes ? host->now(use) : host->find(use);
+    if (pinned == nullptr) return false;
+    deltas.push_back(pinned->delta());
+    held.push_back(std::move(pinned));
+  }
+  prepared.held.swap(held);
+  make_work(prepared, deltas);
+  return true;
+} catch (const std::exception& error) {
+  prepared.local_hosts.clear();
+  take_detour(std::nullopt, error.what());
+  return false;
+}
 
 // ---- parts
 
@@ -410,7 +508,12 @@ int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args
 
 int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) noexcept try {
   if (!up_) return static_cast<int32_t>(Status::kPeerLost);
-  if (prepared.detour != nullptr) return detour_->begin(*prepared.detour, args);
+  if (prepared.work == nullptr && (args.begin == args.end || !pinned_meanwhile(prepared, PinNow::kNo))) {
+    if (args.begin == 0 && args.end != 0)  // once a post
+      for (const auto& host : prepared.local_hosts)
+        if (host->missed()) backend_.pin_thread().pin(host);
+    return detour_->begin(*prepared.detour, args);
+  }
   const auto found = std::find_if(lanes_.begin(), lanes_.end(),
                                   [&](const auto& entry) { return entry.second.lane == prepared.lane; });
   OneLane& lane = found->second;

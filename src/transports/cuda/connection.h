@@ -19,6 +19,7 @@
 #include "transports/cuda/detour.h"
 #include "transports/cuda/detour_owner.h"
 #include "transports/cuda/device.h"
+#include "transports/cuda/host_pin.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
 #include "transports/cuda/work_list.h"
@@ -36,6 +37,9 @@ struct Capture {
   std::atomic<int32_t> closed{0};  // why its runs are refused
 };
 
+// Whether to wait for memory to be pinned.
+enum class PinNow : uint8_t { kNo, kYes };
+
 // A peer's region as this connection reaches it. Mapped only when a plan says by which GPU.
 struct Import {
   towline_region_ref region = {};
@@ -45,6 +49,9 @@ struct Import {
   bool started = false;
   std::vector<Shared> parts;  // otherwise
   std::string detour;         // not empty: through host memory only, and why
+  // By GPU, from the first plan on: mapping takes 10 ms, too long for each transfer that is made and thrown
+  // away.
+  std::map<uint32_t, MappingCache::Way> mapped;
 };
 
 // A plan prepared on a connection.
@@ -55,7 +62,13 @@ struct Prepared : towline_prepared {
   std::shared_ptr<Lane> lane;
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
-  std::unique_ptr<DetourPlan> detour;             // through host memory: in place of lane and work
+  std::vector<uint64_t> remote_deltas;            // for each remote region, where our GPU reaches it
+  bool read = false;
+  bool host_memory = false;  // on either side
+
+  // Through host memory, as long as there is no `work`.
+  std::unique_ptr<DetourPlan> detour;
+  std::vector<std::shared_ptr<HostPin>> local_hosts;  // where they will be pinned: of the local regions
 
   // In streams of the application's.
   Device* device = nullptr;
@@ -148,10 +161,17 @@ class Connection final : private CarrierEvents {
   [[nodiscard]] std::optional<uint32_t> node_near(const towline_prepare_args& args,
                                                   std::optional<uint32_t> gpu) const;
   void check_local(const towline_prepare_args& args) const;
-  void prepare_direct(const towline_prepare_args& args, Prepared& prepared);
+  void reach_remote(const towline_prepare_args& args, Prepared& prepared);
+  bool reach_local(const towline_prepare_args& args, Prepared& prepared, std::vector<uint64_t>& deltas,
+                   std::string& why);
+  void make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas);
+  void prepare_here(const towline_prepare_args& args, Prepared& prepared);
+  void prepare_pool(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
+  void take_detour(std::optional<uint32_t> node, const std::string& why);
+  bool pinned_meanwhile(Prepared& prepared, PinNow now) noexcept;
   int32_t begin(Prepared& prepared, const towline_submit_args& args) noexcept;
-  int32_t look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept;
+  int32_t look_at_stream(Prepared& prepared, void* stream, StreamState& state) noexcept;
   Code list_first(Prepared& prepared, void* stream, StreamState state) noexcept;
   int32_t begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept;
   Job& make_job(const Prepared& prepared, const towline_submit_args& args);

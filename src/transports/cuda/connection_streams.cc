@@ -47,11 +47,10 @@ Prepared::~Prepared() {
 }
 
 // kRuns or kRecords; a negative status for what can't be used.
-int32_t Connection::look_at_stream(const Prepared& prepared, void* stream, StreamState& state) noexcept try {
-  if (prepared.detour != nullptr)
+int32_t Connection::look_at_stream(Prepared& prepared, void* stream, StreamState& state) noexcept try {
+  if (prepared.work == nullptr && !pinned_meanwhile(prepared, PinNow::kYes))
     return host().refuse(Status::kUnsupported,
-                         "cuda: the bytes go through host memory, which takes both processes, and not in the "
-                         "order of a stream");
+                         "cuda: the bytes go through host memory, and not in the order of a stream");
   state = prepared.device->stream_state(prepared.gpu, stream);
   if (state != StreamState::kForeign) return TOWLINE_OK;
   return host().refuse(
@@ -142,6 +141,8 @@ int32_t Connection::wait_on(towline_prepared* handle, towline_capture* last, voi
   auto& prepared = *static_cast<Prepared*>(handle);
   Connection& self = connection_of(prepared);
   if (!self.up_) return static_cast<int32_t>(Status::kPeerLost);
+  if (!prepared.local_hosts.empty() && prepared.detour->under_way != 0)
+    return TOWLINE_AGAIN;  // no stream can wait for what threads of the host do
   StreamState state{};
   if (const int32_t status = self.look_at_stream(prepared, stream, state); status < 0) return status;
   Code code = 0;

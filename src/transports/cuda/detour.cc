@@ -54,7 +54,7 @@ uint64_t Detour::address_for(std::optional<uint32_t> gpu) {
 
 // ---- moving
 
-int32_t Detour::begin(const DetourPlan& plan, const towline_submit_args& args) noexcept try {
+int32_t Detour::begin(DetourPlan& plan, const towline_submit_args& args) noexcept try {
   if (jobs_.size() == kMostJobs) return TOWLINE_AGAIN;
   if (free_.empty()) free_.push_back(std::make_unique<Job>());
   Job& job = *free_.back();
@@ -69,6 +69,7 @@ int32_t Detour::begin(const DetourPlan& plan, const towline_submit_args& args) n
   job.under_way = 0;
   job.status = Status::kOk;
   job.code = 0;
+  ++plan.under_way;
   jobs_.push_back(std::move(free_.back()));
   free_.pop_back();
   backend_.host().wake(connection_.worker());
@@ -99,55 +100,72 @@ bool Detour::begin_chunk(uint32_t index) noexcept {
   cut(*slot.job, index);
   if (slot.job->plan->read) {
     slot.stage = Stage::kFilled;
-    (void)ask(slot);
+    (void)other_side(index);
   } else {
     start(index, Stage::kFilling);
   }
   return true;
 }
 
-// One chunk holds a slot's worth at most, of regions that one GPU of the owner's copies.
+// One chunk holds a slot's worth at most; where the owner is asked, of regions that one of its GPUs copies.
 void Detour::cut(Job& job, uint32_t index) noexcept {
   const DetourPlan& plan = *job.plan;
-  PieceCopier& copier = *plan.copier;
   plugin::Cursor& cursor = *job.cursor;
-  copier.clear(index);
+  plan.copier->clear(index);
+  if (plan.far != nullptr) plan.far->clear(index);
   stretches_.clear();
   const uint64_t offset = index * kDetourSlotBytes;
   uint64_t bytes = 0;
+  uint64_t pieces = 0;
   uint64_t place = 0;
   towline_segment segments[kWindow];
-  while (bytes < kDetourSlotBytes && stretches_.size() < kMostStretches && !cursor.done()) {
+  while (bytes < kDetourSlotBytes && pieces < kMostStretches && !cursor.done()) {
     uint64_t at = cursor.position();
-    const size_t count = cursor.next(segments, std::min(kWindow, kMostStretches - stretches_.size()),
-                                     kDetourSlotBytes - bytes);
+    const size_t count =
+        cursor.next(segments, std::min<size_t>(kWindow, kMostStretches - pieces), kDetourSlotBytes - bytes);
     for (size_t i = 0; i < count; ++i) {
       const towline_segment& segment = segments[i];
-      const DetourPlan::Target& target = plan.targets[segment.remote_region];
-      if (stretches_.empty()) place = target.place;
-      if (target.place != place) {
-        cursor.seek(at, job.end);
-        bytes = kDetourSlotBytes;
-        break;
-      }
       const uint64_t ours = segment.local + plan.local_deltas[segment.local_region];
       const uint64_t pool = plan.pool + offset + bytes;
-      copier.add(index, plan.read ? ours : pool, plan.read ? pool : ours, segment.length);
-      stretches_.push_back({target.key, segment.remote, segment.length});
+      if (plan.far != nullptr) {
+        const uint64_t theirs = segment.remote + plan.far_deltas[segment.remote_region];
+        const uint64_t far_pool = plan.far_pool + offset + bytes;
+        plan.far->add(index, plan.read ? far_pool : theirs, plan.read ? theirs : far_pool, segment.length);
+      } else {
+        const DetourPlan::Target& target = plan.targets[segment.remote_region];
+        if (stretches_.empty()) place = target.place;
+        if (target.place != place) {
+          cursor.seek(at, job.end);
+          bytes = kDetourSlotBytes;
+          break;
+        }
+        stretches_.push_back({target.key, segment.remote, segment.length});
+      }
+      plan.copier->add(index, plan.read ? ours : pool, plan.read ? pool : ours, segment.length);
       bytes += segment.length;
       at += segment.length;
+      ++pieces;
     }
   }
+  if (plan.far != nullptr) return;
   Slot& slot = slots_[index];
   slot.number = ++last_number_;
   encode(Move{slot.number, !plan.read, pool_, offset}, stretches_, slot.request);
 }
 
-bool Detour::ask(Slot& slot) noexcept {
-  if (slot.job->status != Status::kOk) {  // it goes no further
+// False: not yet.
+bool Detour::other_side(uint32_t index) noexcept {
+  Slot& slot = slots_[index];
+  if (slot.job->status == Status::kOk) {
+    if (slot.job->plan->far == nullptr) return ask(slot);
+    start(index, Stage::kFar);
+  } else {  // it goes no further
     chunk_failed(slot, slot.job->status, slot.job->code);
-    return true;
   }
+  return true;
+}
+
+bool Detour::ask(Slot& slot) noexcept {
   const int32_t sent = connection_.send_beside(slot.request);
   if (slot.job == nullptr) return true;  // the connection broke meanwhile
   if (sent == TOWLINE_AGAIN) return false;
@@ -161,7 +179,8 @@ bool Detour::ask(Slot& slot) noexcept {
 void Detour::start(uint32_t index, Stage stage) noexcept {
   Slot& slot = slots_[index];
   slot.stage = stage;
-  if (const Code code = slot.job->plan->copier->start(index); code != 0)
+  const DetourPlan& plan = *slot.job->plan;
+  if (const Code code = (stage == Stage::kFar ? plan.far : plan.copier)->start(index); code != 0)
     chunk_failed(slot, Status::kIo, code);
 }
 
@@ -173,7 +192,7 @@ uint32_t Detour::advance(uint32_t index, uint64_t now_ns) noexcept {
     case Stage::kAsked:
       return 0;
     case Stage::kFilled:
-      return ask(slot) ? 1 : 0;
+      return other_side(index) ? 1 : 0;
     case Stage::kAnswered:
       if (slot.job->status == Status::kOk)
         start(index, Stage::kEmptying);
@@ -181,18 +200,22 @@ uint32_t Detour::advance(uint32_t index, uint64_t now_ns) noexcept {
         chunk_failed(slot, slot.job->status, slot.job->code);
       return 1;
     case Stage::kFilling:
+    case Stage::kFar:
     case Stage::kEmptying:
       break;
   }
-  const Code code = slot.job->plan->copier->look(index, now_ns);
+  const DetourPlan& plan = *slot.job->plan;
+  const Code code = (slot.stage == Stage::kFar ? plan.far : plan.copier)->look(index, now_ns);
   if (code == Lane::kBusy) return 0;
-  if (code != 0)
+  if (code != 0) {
     chunk_failed(slot, Status::kIo, code);
-  else if (slot.stage == Stage::kEmptying)
-    chunk_over(slot);
-  else {
+  } else if (slot.stage == Stage::kFilling) {
     slot.stage = Stage::kFilled;
-    (void)ask(slot);
+    (void)other_side(index);
+  } else if (slot.stage == Stage::kFar && plan.read) {
+    slot.stage = Stage::kAnswered;
+  } else {
+    chunk_over(slot);
   }
   return 1;
 }
@@ -283,6 +306,7 @@ void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
     result.failed_end = job->end;
   }
   const uint64_t cookie = job->cookie;
+  --job->plan->under_way;
   job->plan = nullptr;
   free_.push_back(std::move(job));
   backend_.host().complete(cookie, result);

@@ -1,9 +1,11 @@
-// Transfers whose memory no GPU of this process reaches: in chunks through a piece of host memory that both
-// processes have pinned, each side copying by its own GPU. This is the side that starts them; detour_owner.h
-// is the other.
+// Transfers that no GPU of this process can do in one step: in chunks through a piece of host memory, the
+// pool, that is pinned. Where our GPUs do not reach the peer's memory, both processes have it, and each side
+// copies by its own GPU; this is the side that starts them, detour_owner.h is the other. Where it is only
+// that our host memory is not pinned, threads of ours copy between it and the pool, and our GPU between the
+// pool and the peer's memory: the owner takes no part.
 //
-//   WRITE   idle -> filling (our GPU) -> asked (the owner's GPU empties it) -> idle
-//   READ    idle -> asked (the owner's GPU fills it) -> emptying (our GPU) -> idle
+//   WRITE   idle -> filling (our side) -> asked (the owner empties it), or far (our GPU does) -> idle
+//   READ    idle -> asked (the owner fills it), or far (our GPU does) -> emptying (our side) -> idle
 //
 // The memory is kDetourSlots slots, one chunk each, taken with the first such plan of a connection. The owner
 // checks every range it is asked for, so guarded regions may go this way. A part that failed or was cancelled
@@ -43,8 +45,15 @@ struct DetourPlan {
   bool read = false;
   std::shared_ptr<PieceCopier> copier;
   std::vector<uint64_t> local_deltas;  // for each local region what to add to its addresses
-  std::vector<Target> targets;         // for each remote region
   uint64_t pool = 0;                   // where the copier finds it
+  uint32_t under_way = 0;              // parts
+
+  // The other side's step: done by the owner,
+  std::vector<Target> targets;  // for each remote region
+  // or, where this is set, by our GPU.
+  std::shared_ptr<PieceCopier> far;
+  std::vector<uint64_t> far_deltas;  // for each remote region what to add to its addresses
+  uint64_t far_pool = 0;             // where `far` finds the pool
 };
 
 class Detour {
@@ -61,7 +70,7 @@ class Detour {
   [[nodiscard]] uint64_t address_for(std::optional<uint32_t> gpu);
 
   // As data.submit. The plan outlives the part.
-  int32_t begin(const DetourPlan& plan, const towline_submit_args& args) noexcept;
+  int32_t begin(DetourPlan& plan, const towline_submit_args& args) noexcept;
   void on_moved(const Moved& moved) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress(uint64_t now_ns) noexcept;
@@ -73,11 +82,11 @@ class Detour {
   [[nodiscard]] std::string describe(const std::string& why) const;
 
  private:
-  enum class Stage : uint8_t { kIdle, kFilling, kFilled, kAsked, kAnswered, kEmptying };
+  enum class Stage : uint8_t { kIdle, kFilling, kFilled, kAsked, kFar, kAnswered, kEmptying };
 
   struct Job {
     uint64_t cookie = 0;
-    const DetourPlan* plan = nullptr;
+    DetourPlan* plan = nullptr;
     std::optional<plugin::Cursor> cursor;
     uint64_t begin = 0;
     uint64_t end = 0;
@@ -101,6 +110,7 @@ class Detour {
   bool begin_chunk(uint32_t slot) noexcept;
   void cut(Job& job, uint32_t slot) noexcept;
   uint32_t advance(uint32_t slot, uint64_t now_ns) noexcept;
+  bool other_side(uint32_t slot) noexcept;
   bool ask(Slot& slot) noexcept;
   void start(uint32_t slot, Stage stage) noexcept;
   void chunk_over(Slot& slot) noexcept;

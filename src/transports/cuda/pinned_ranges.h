@@ -1,14 +1,15 @@
 // Host memory of this process that was pinned here: each range once, whichever agents and transfers need it,
 // and let go when the last of them has. One list for the process, as the driver has: to it, what another
 // agent has pinned looks like what the application has, and would be gone with that agent.
+//
+// Pinning takes 30 to 50 ms for each GB, and so does letting go: neither holds up who asks for other memory.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-
-#include "transports/cuda/settings.h"
 
 namespace towline::cuda {
 
@@ -23,19 +24,28 @@ class PinnedRanges {
   PinnedRanges& operator=(const PinnedRanges&) = delete;
   ~PinnedRanges();  // nobody holds a range
 
-  // Pinned by us or the application, for as long as the result lives. Any thread. Throws Error.
-  std::shared_ptr<const Pinned> take(Device& device, uint64_t address, uint64_t bytes, Use use, PinUse pin);
+  // Pinned by us or the application, for as long as the result lives; null: by nobody, or not yet. Any
+  // thread. Throws Error: only a part is, or not for that use.
+  std::shared_ptr<const Pinned> find(Device& device, uint64_t address, uint64_t bytes, Use use);
+  // The same, pinned here and now if nobody has.
+  std::shared_ptr<const Pinned> take(Device& device, uint64_t address, uint64_t bytes, Use use);
 
  private:
   struct Range {
     uint64_t end = 0;
     uint64_t holders = 0;
-    std::unique_ptr<Pinned> pinned;
+    std::unique_ptr<Pinned> pinned;  // null: somebody is pinning it, or letting it go
   };
   using Ranges = std::map<uint64_t, Range>;  // by begin; none overlaps another
   class Hold;
 
-  std::mutex mutex_;  // held while the driver pins and lets go: nobody finds a range that is half there
+  std::shared_ptr<const Pinned> find(std::unique_lock<std::mutex>& lock, Device& device, uint64_t address,
+                                     uint64_t bytes, Use use, bool wait);
+  [[nodiscard]] Ranges::iterator overlapping(uint64_t begin, uint64_t end);
+  void remove(std::unique_lock<std::mutex>& lock, Ranges::iterator range) noexcept;
+
+  std::mutex mutex_;
+  std::condition_variable settled_;  // a range was pinned, or let go
   Ranges ranges_;
 };
 

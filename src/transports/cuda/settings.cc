@@ -46,8 +46,9 @@ DetourUse read_detour(const plugin::Host& host) {
 PinUse read_pin(const plugin::Host& host) {
   const std::string value = host.config("cuda.pin", "auto");
   if (value == "auto") return PinUse::kAuto;
+  if (value == "first") return PinUse::kFirst;
   if (value == "never") return PinUse::kNever;
-  refuse("cuda.pin", value, "auto or never");
+  refuse("cuda.pin", value, "auto, first or never");
 }
 
 uint32_t read_host_threads(const plugin::Host& host) {

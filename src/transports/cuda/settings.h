@@ -16,9 +16,11 @@ enum class DetourUse : uint8_t {
 
 // Host memory of ours that the application has not pinned.
 enum class PinUse : uint8_t {
-  kAuto,   // pinned where it lies by the first transfer that needs it; what can't be goes through the pool
+  kAuto,   // the first post goes through the pool, and a thread pins it from the second on (host_pin.h)
+  kFirst,  // pinned where it lies by the first transfer that needs it; what can't be goes through the pool
   kNever,  // it goes through the pool
 };
+inline constexpr const char* kNeverPinned = "cuda.pin is \"never\", and host memory is not pinned";
 
 struct Settings {
   uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most

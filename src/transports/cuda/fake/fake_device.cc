@@ -118,6 +118,24 @@ void Faults::wait_for_lists() {
   let_go_.wait(lock, [this] { return !lists_held_; });
 }
 
+void Faults::hold_pins(bool held) {
+  const std::lock_guard lock(mutex_);
+  pins_held_ = held;
+  let_go_.notify_all();
+}
+
+void Faults::wait_for_pins() {
+  std::unique_lock lock(mutex_);
+  ++pinning_;
+  let_go_.wait(lock, [this] { return !pins_held_; });
+  --pinning_;
+}
+
+bool Faults::pinning() {
+  const std::lock_guard lock(mutex_);
+  return pinning_ != 0;
+}
+
 void Faults::refuse_pins(bool refused) {
   const std::lock_guard lock(mutex_);
   pins_refused_ = refused;
@@ -140,7 +158,7 @@ bool Faults::pinned_for_reading(uint64_t address) {
 
 void Faults::reset() {
   const std::lock_guard lock(mutex_);
-  held_ = separated_ = full_ = lists_held_ = pins_refused_ = false;
+  held_ = separated_ = full_ = lists_held_ = pins_held_ = pins_refused_ = false;
   refusals_ = 0;
   refusal_ = break_ = 0;
   forgotten_.clear();
@@ -577,8 +595,10 @@ class FakeDevice final : public Device {
     return std::make_unique<PinnedAlready>(Use::kWrite);
   }
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override {
-    if (faults().pins_refused() && !find_vma(address).memfd)
-      fail(Status::kIo, "fake GPU: pinning host memory: refused");
+    if (!find_vma(address).memfd) {
+      faults().wait_for_pins();
+      if (faults().pins_refused()) fail(Status::kIo, "fake GPU: pinning host memory: refused");
+    }
     return std::make_unique<Registered>(registry_, address, bytes);
   }
   std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }

@@ -40,6 +40,9 @@ class Faults {
   // Lists stay on their way to the GPU until let go.
   void hold_lists(bool held);
   void wait_for_lists();
+  void hold_pins(bool held);  // host memory stays about to be pinned until let go
+  void wait_for_pins();
+  [[nodiscard]] bool pinning();    // somebody waits for that
   void refuse_pins(bool refused);  // of host memory off memfds
   [[nodiscard]] bool pins_refused();
   // The application has pinned this, for reading only.
@@ -62,6 +65,8 @@ class Faults {
   bool separated_ = false;
   bool full_ = false;
   bool lists_held_ = false;
+  bool pins_held_ = false;
+  uint32_t pinning_ = 0;
   bool pins_refused_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "base/error.h"
 #include "transports/cuda/fake/fake_device.h"
 
@@ -14,13 +16,15 @@ constexpr uint64_t kBytes = 1 << 20;
 class PinnedRangesTest : public ::testing::Test {
  protected:
   ~PinnedRangesTest() override { faults().reset(); }
-  std::shared_ptr<const Pinned> take(uint64_t address, uint64_t bytes, Use use = Use::kWrite,
-                                     PinUse pin = PinUse::kAuto) {
-    return device_.pinned_ranges().take(device_, address, bytes, use, pin);
+  std::shared_ptr<const Pinned> take(uint64_t address, uint64_t bytes, Use use = Use::kWrite) {
+    return device_.pinned_ranges().take(device_, address, bytes, use);
   }
-  std::string refusal(uint64_t address, uint64_t bytes, Use use = Use::kWrite, PinUse pin = PinUse::kAuto) {
+  std::shared_ptr<const Pinned> find(uint64_t address, uint64_t bytes) {
+    return device_.pinned_ranges().find(device_, address, bytes, Use::kWrite);
+  }
+  std::string refusal(uint64_t address, uint64_t bytes, Use use = Use::kWrite) {
     try {
-      (void)take(address, bytes, use, pin);
+      (void)take(address, bytes, use);
     } catch (const core::Error& error) {
       return error.message();
     }
@@ -60,10 +64,30 @@ TEST_F(PinnedRangesTest, ARangeThatOverlapsAnotherIsRefused) {
 
 TEST_F(PinnedRangesTest, WhatTheApplicationPinnedIsUsedAndNotLetGo) {
   auto theirs = device_.pin(kAddress, kBytes);
-  (void)take(kAddress, kBytes, Use::kWrite, PinUse::kNever);
+  EXPECT_NE(find(kAddress, kBytes), nullptr);
+  (void)take(kAddress, kBytes);
   EXPECT_TRUE(pinned());
   theirs.reset();
-  EXPECT_NE(refusal(kAddress, kBytes, Use::kWrite, PinUse::kNever).find("\"never\""), std::string::npos);
+  EXPECT_EQ(find(kAddress, kBytes), nullptr);
+}
+
+TEST_F(PinnedRangesTest, NobodyElseWaitsWhileARangeIsPinned) {
+  faults().hold_pins(true);
+  std::shared_ptr<const Pinned> first;
+  std::shared_ptr<const Pinned> second;
+  std::thread pinning([&] { first = take(kAddress, kBytes); });
+  std::thread also([&] { second = take(kAddress, 100); });
+  while (!faults().pinning()) std::this_thread::yield();
+  EXPECT_EQ(find(kAddress, kBytes), nullptr);
+  EXPECT_EQ(find(kAddress + (1 << 30), kBytes), nullptr);
+  faults().hold_pins(false);
+  pinning.join();
+  also.join();
+  EXPECT_NE(find(kAddress, kBytes), nullptr);
+  first.reset();
+  EXPECT_TRUE(pinned());
+  second.reset();
+  EXPECT_FALSE(pinned());
 }
 
 TEST_F(PinnedRangesTest, ARefusalLeavesNothing) {

@@ -23,7 +23,8 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
   return &plugin;
 }
 
-// False: no such command, or "held": no launch waits to be let go.
+// False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
+// "pinning": none waits to be let go.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
@@ -43,6 +44,12 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.fill(a != 0);
   else if (is("hold lists"))
     faults.hold_lists(a != 0);
+  else if (is("pinned"))
+    return towline::cuda::fake::fake_device().find_pinned(a, 1) != nullptr;
+  else if (is("pinning"))
+    return faults.pinning();
+  else if (is("hold pins"))
+    faults.hold_pins(a != 0);
   else if (is("refuse pins"))
     faults.refuse_pins(a != 0);
   else if (is("pin for reading"))
