@@ -62,6 +62,8 @@ class Bench {
       const auto checked = gather("checked", kRowWithin);
       rows.push_back(join_row(row, measured, checked));
     }
+    tell_all({{"close", true}});  // targets answer while initiators are still there
+    (void)gather("closed", kRowWithin);
     crew_.finish();
     bar_.clear();
     return rows;

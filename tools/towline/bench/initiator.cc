@@ -97,10 +97,12 @@ class Initiator {
       (void)rank_.wait_for_parent("check");
       rank_.report({{"checked", check(options_.rows[row], epoch_)}});
     }
+    (void)rank_.wait_for_parent("close");
     streams_.clear();
     for (const TargetPeer& target : peers_) {
       if (target.peer != nullptr) ask(target, {{"ask", "close"}});
     }
+    rank_.report({{"closed", true}});
     while (true) rank_.wait(milliseconds{1000});
   }
 
