@@ -179,6 +179,7 @@ bool Transfer::usable(const Part& part) const noexcept {
 
 void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   last_was_immediate_.store(false, std::memory_order_relaxed);
+  slept_.store(false, std::memory_order_relaxed);
   failed_count_ = 0;
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
@@ -474,11 +475,14 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
   if (done()) return true;
   const uint64_t start_ns = monotonic_now_ns();
   const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
-  uint64_t spin_until_ns = start_ns + kSpinBeforeSleepNs;
+  // Who waits in slices spins in the first alone: since it slept our thread drives, and is left alone.
+  bool rests = agent_->hosted() && slept_.load(std::memory_order_relaxed);
+  uint64_t spin_until_ns = rests ? start_ns : start_ns + kSpinBeforeSleepNs;
   uint64_t slice_ns = kShortestSleepNs;
   while (!done()) {
     uint32_t work = 0;
-    for (uint32_t i = 0; i < part_count_; ++i) work += parts_[i].worker->drive();
+    for (uint32_t i = 0; i < part_count_ && !rests; ++i) work += parts_[i].worker->drive();
+    rests = false;
     if (done()) return true;
     const uint64_t now_ns = monotonic_now_ns();
     if (now_ns >= deadline_ns) return false;
@@ -497,6 +501,7 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
     const uint32_t seen = wake_word_.load(std::memory_order_seq_cst);
     if (!done()) {
       for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->hand_over();
+      slept_.store(true, std::memory_order_relaxed);
       futex_wait(wake_word_, seen, std::min(deadline_ns, now_ns + slice_ns));
       slice_ns = std::min(2 * slice_ns, kLongestSleepNs);
     }

@@ -285,6 +285,7 @@ class Transfer {
   std::atomic<uint32_t> parts_left_{0};
   std::atomic<uint32_t> shares_{0};  // of the busy phase: one for the outcome, one for the parts
   std::atomic<bool> ended_{true};
+  std::atomic<bool> slept_{false};  // somebody who waited for this post, and handed over
   Status final_status_ = Status::kNotFound;
   std::atomic<uint32_t> waiters_{0};
   std::atomic<uint32_t> wake_word_{0};

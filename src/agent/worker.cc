@@ -252,8 +252,11 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   passes_since_poll_ = 0;
   std::array<PollEvent, 64> events;
   const std::size_t count = poller_.wait(events, timeout_ns);
+  uint32_t done = 0;
   for (std::size_t i = 0; i < count; ++i) {
+    // For the sleeper, and seen until it has run: nothing was done, so nobody should spin on for it.
     if (events[i].context == &kick_) continue;
+    ++done;
     auto* watch = static_cast<Watch*>(events[i].context);
     if (watch == nullptr) {
       wake_.drain();
@@ -262,7 +265,7 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
     }
   }
   dead_watches_.clear();
-  return static_cast<uint32_t>(count);
+  return done;
 }
 
 bool Worker::arm() noexcept {
