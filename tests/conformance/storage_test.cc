@@ -123,6 +123,50 @@ TEST_P(StorageTest, SeveralFilesInOneTransfer) {
     EXPECT_EQ(first_difference(memory_.data() + i * kEach, kEach, 20 + i), kEach) << i;
 }
 
+// A descriptor's number may be another file's the next time.
+TEST_P(StorageTest, SmallPagesOfTwoFilesAreThoseOfTheFilesThatAreOpen) {
+  constexpr uint64_t kPage = 4096;
+  constexpr uint64_t kPages = 20;  // of each file, every other page
+  for (uint64_t round = 0; round < 4; ++round) {
+    std::vector<Region> files;
+    std::vector<Blocks> theirs;
+    for (uint64_t i = 0; i < 2; ++i) {
+      const std::string name = "small" + std::to_string(round) + std::to_string(i);
+      make_file(name, 2 * kPages * kPage, 30 + 2 * round + i);
+      files.push_back(open(name));
+      theirs.push_back(storage_blocks(files.back(), 0, kPage).repeat(kPages, 2 * kPage));
+    }
+    const BlockList mine = agent_->block_list(blocks_of(memory_.data(), 2 * kPages * kPage, kPage));
+    const Transfer read = agent_->transfer(Op::read, mine, agent_->block_list(theirs));
+    for (int post = 0; post < 2; ++post) {
+      std::memset(memory_.data(), 0, 2 * kPages * kPage);
+      ASSERT_EQ(run(read), Status::kOk);
+      for (uint64_t i = 0; i < 2 * kPages; ++i) {
+        const uint64_t at = 2 * (i % kPages) * kPage;
+        ASSERT_EQ(first_difference(memory_.data() + i * kPage, kPage, 30 + 2 * round + i / kPages, at), kPage)
+            << round << ' ' << i;
+      }
+    }
+  }
+}
+
+TEST_P(StorageTest, ReadingMovesNoAccessTime) {
+  FILES_ONLY("they have none");
+  make_file("read", 1 << 20, 40);
+  const std::string path = folder_->path("read");
+  // So old that it would be moved also where that is done once a day.
+  const timespec times[2] = {{1'000'000, 0}, {0, UTIME_NOW}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  const Region file = open("read");
+  for (const uint64_t bytes : {4096, 1 << 20}) {
+    ASSERT_EQ(move(Op::read, 0, file, 0, bytes), Status::kOk);
+    ASSERT_EQ(first_difference(memory_.data(), bytes, 40), bytes);
+  }
+  struct stat found = {};
+  ASSERT_EQ(::stat(path.c_str(), &found), 0);
+  EXPECT_EQ(found.st_atim.tv_sec, 1'000'000);
+}
+
 TEST_P(StorageTest, WhatIsNotCachedIsReadToo) {
   make_file("cold", kBytes, 8, false);
   const Region file = open("cold");

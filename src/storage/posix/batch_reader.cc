@@ -3,8 +3,11 @@
 #ifdef TOWLINE_HAVE_LIBURING
 
 #include <liburing.h>
+#include <sched.h>
 
 #include <cerrno>
+
+#include "storage/posix/fixed_files.h"
 
 namespace towline::posix {
 
@@ -20,16 +23,33 @@ class UringBatch final : public BatchReader {
     if (io_uring_queue_init(kOperations, &ring_, 0) < 0) return false;
     open_ = true;
     io_uring_ring_dontfork(&ring_);
+    files_.open(ring_);
     return true;
   }
 
-  void add(int fd, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept override {
+  int attach_file(int fd) noexcept override {
+    wait_for_lock();
+    if (knows_files_) files_.attach(ring_, fd);
+    const int number = files_.slot_of(fd);
+    unlock();
+    return number;
+  }
+  void detach_file(int fd) noexcept override {
+    wait_for_lock();
+    if (knows_files_) files_.detach(ring_, fd);
+    unlock();
+  }
+
+  void add(int fd, int number, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept override {
     io_uring_sqe* const entry = open_ ? io_uring_get_sqe(&ring_) : nullptr;
     if (entry == nullptr) {
       lost_ = true;
       return;
     }
-    io_uring_prep_read(entry, fd, reinterpret_cast<void*>(memory), static_cast<unsigned>(bytes), offset);
+    const bool numbered = number >= 0 && knows_files_;
+    io_uring_prep_read(entry, numbered ? number : fd, reinterpret_cast<void*>(memory),
+                       static_cast<unsigned>(bytes), offset);
+    if (numbered) entry->flags |= IOSQE_FIXED_FILE;
     entry->rw_flags = RWF_NOWAIT;
     io_uring_sqe_set_data64(entry, bytes);
     ++added_;
@@ -61,14 +81,21 @@ class UringBatch final : public BatchReader {
   }
 
  private:
-  // Drops what is in the ring and has not been taken.
+  void wait_for_lock() noexcept {
+    while (!try_lock()) sched_yield();
+  }
+
+  // Drops what is in the ring and has not been taken, and the files with it.
   void start_anew() noexcept {
+    knows_files_ = false;
     io_uring_queue_exit(&ring_);
     open_ = io_uring_queue_init(kOperations, &ring_, 0) == 0;
   }
 
+  FixedFiles files_;
   io_uring ring_ = {};
   bool open_ = false;
+  bool knows_files_ = true;
   bool lost_ = false;
   uint32_t added_ = 0;
 };

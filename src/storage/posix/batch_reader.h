@@ -25,10 +25,16 @@ class BatchReader {
   [[nodiscard]] bool try_lock() noexcept { return !locked_.exchange(true, std::memory_order_acquire); }
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
+  // ---- under the worker's lock
+  // From here on reads of this descriptor may be had cheaper, by the number that is given; -1: they are not.
+  // Each use is counted.
+  [[nodiscard]] virtual int attach_file(int fd) noexcept = 0;
+  virtual void detach_file(int fd) noexcept = 0;
+
   // ---- whoever has the lock; nothing is left in the kernel when it is given back
 
-  // Takes a read on; run() before there are more than kOperations.
-  virtual void add(int fd, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept = 0;
+  // Takes a read on; run() before there are more than kOperations. `number` is the descriptor's, or -1.
+  virtual void add(int fd, int number, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept = 0;
   // Does what was added. True: every byte of it is there; else some would have waited, or failed.
   [[nodiscard]] virtual bool run() noexcept = 0;
 

@@ -135,7 +135,10 @@ void File::open_path(const std::string& path, const towline_storage_args& args) 
     if (error == ENXIO) refuse(Status::kInvalidArgument, "{} is neither a file nor a block device", path);
     refuse_errno(error, "opening {}", path);
   }
-  (void)::fcntl(plain_.get(), F_SETFL, ::fcntl(plain_.get(), F_GETFL) & ~O_NONBLOCK);
+  const int usual = ::fcntl(plain_.get(), F_GETFL) & ~O_NONBLOCK;
+  // Asking whether the access time is to be moved takes a tenth of a cached read of 4 KiB. Whoever may not
+  // say so of this file goes without.
+  if (::fcntl(plain_.get(), F_SETFL, usual | O_NOATIME) != 0) (void)::fcntl(plain_.get(), F_SETFL, usual);
 }
 
 void File::open_replacement(const towline_storage_args& args) {
@@ -197,7 +200,8 @@ void File::examine(const towline_storage_args& args) {
   }
   const int flags = ::fcntl(plain_.get(), F_GETFL);
   const bool was_direct = (flags & O_DIRECT) != 0;
-  if ((args.flags & TOWLINE_STORAGE_DIRECT) != 0 || was_direct) open_direct(flags & O_ACCMODE);
+  if ((args.flags & TOWLINE_STORAGE_DIRECT) != 0 || was_direct)
+    open_direct(flags & (args.uri != nullptr ? O_ACCMODE | O_NOATIME : O_ACCMODE));
   // A descriptor we were given may be direct, appending or non-blocking: ours must not be, the other stays as
   // it is.
   if ((flags & (O_DIRECT | O_APPEND | O_NONBLOCK)) != 0) {

@@ -32,6 +32,7 @@ struct Prepared : towline_prepared {
   bool attached = false;           // to the kernel queue: files and buffers
   uint64_t unwatched = 0;          // bytes written inside post since that was last measured
   BatchReader* batch = nullptr;    // not null: many small reads, tried together
+  std::vector<int> batch_files;    // of those, what the batch calls the files
   int single_fd = -1;              // not -1: the whole plan is one piece of one file
   uint64_t single_offset = 0;
   iovec single = {};

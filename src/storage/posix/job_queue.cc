@@ -75,7 +75,8 @@ bool read_in_batches(Prepared& prepared, const towline_submit_args& args, BatchR
   while (const size_t count = cursor.next(segments, BatchReader::kOperations, args.end - args.begin)) {
     for (size_t i = 0; i < count; ++i) {
       const towline_segment& one = segments[i];
-      batch.add(prepared.files[one.remote_region]->fd(), one.local, one.length, one.remote);
+      batch.add(prepared.files[one.remote_region]->fd(), prepared.batch_files[one.remote_region], one.local,
+                one.length, one.remote);
     }
     if (!batch.run()) return false;
   }
@@ -188,10 +189,14 @@ void JobQueue::get_batch(Prepared& prepared) {
   if (blocks < kLeastBatch || calls * 4 < blocks * 3) return;
   if (!batch_tried_ && queue_ != nullptr && queue_->engine() == Engine::kUring) batch_ = BatchReader::open();
   batch_tried_ = true;
+  if (batch_ == nullptr) return;
+  prepared.batch_files.reserve(prepared.files.size());
+  for (const File* file : prepared.files) prepared.batch_files.push_back(batch_->attach_file(file->fd()));
   prepared.batch = batch_.get();
 }
 
 void JobQueue::let_go(Prepared& prepared) noexcept {
+  for (size_t i = 0; i < prepared.batch_files.size(); ++i) batch_->detach_file(prepared.files[i]->fd());
   if (!prepared.attached) return;
   for (const File* file : prepared.files) {
     queue_->detach_file(file->fd());

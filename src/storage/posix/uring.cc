@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "storage/posix/fixed_files.h"
 #include "storage/posix/kernel_queue.h"
 
 #ifdef TOWLINE_HAVE_LIBURING
@@ -37,8 +38,7 @@ class Uring final : public KernelQueue {
     if (result < 0) return -result;
     open_ = true;
     io_uring_ring_dontfork(&ring_);
-    if (settings_.register_files && io_uring_register_files_sparse(&ring_, kFiles) == 0)
-      for (int slot = kFiles; slot > 0; --slot) free_files_.push_back(slot - 1);
+    if (settings_.register_files) files_.open(ring_);
     if (settings_.register_buffers && io_uring_register_buffers_sparse(&ring_, kBuffers) == 0)
       buffers_.resize(kBuffers);
     return 0;
@@ -53,7 +53,7 @@ class Uring final : public KernelQueue {
     }
     const uint64_t at = operation.offset + operation.done;
     const iovec* iov = operation.iov + operation.first_iov;
-    const int slot = slot_of(operation.fd);
+    const int slot = files_.slot_of(operation.fd);
     const int fd = slot >= 0 ? slot : operation.fd;
     if (operation.iov_count == 1) {
       const auto bytes = static_cast<unsigned>(iov->iov_len);
@@ -116,30 +116,8 @@ class Uring final : public KernelQueue {
     flush();
   }
 
-  void attach_file(int fd) noexcept override {
-    if (free_files_.empty() && slot_of(fd) < 0) return;
-    try {
-      if (files_.size() <= static_cast<size_t>(fd)) files_.resize(static_cast<size_t>(fd) + 1);
-    } catch (const std::bad_alloc&) {
-      return;
-    }
-    FileSlot& file = files_[static_cast<size_t>(fd)];
-    if (file.uses++ != 0) return;
-    file.slot = free_files_.back();
-    if (io_uring_register_files_update(&ring_, static_cast<unsigned>(file.slot), &fd, 1) == 1)
-      free_files_.pop_back();
-    else
-      file.slot = -1;
-  }
-
-  void detach_file(int fd) noexcept override {
-    if (files_.size() <= static_cast<size_t>(fd)) return;
-    FileSlot& file = files_[static_cast<size_t>(fd)];
-    if (file.uses == 0 || --file.uses != 0 || file.slot < 0) return;
-    const int none = -1;
-    (void)io_uring_register_files_update(&ring_, static_cast<unsigned>(file.slot), &none, 1);
-    free_files_.push_back(std::exchange(file.slot, -1));  // within what was there once: no allocation
-  }
+  void attach_file(int fd) noexcept override { files_.attach(ring_, fd); }
+  void detach_file(int fd) noexcept override { files_.detach(ring_, fd); }
 
   int attach_buffer(uint64_t address, uint64_t bytes) noexcept override {
     int free = -1;
@@ -177,23 +155,15 @@ class Uring final : public KernelQueue {
   }
 
  private:
-  static constexpr int kFiles = 1024;
   static constexpr unsigned kBuffers = 256;
   static constexpr uint64_t kMostBufferBytes = 1 << 30;  // the kernel's limit
 
-  struct FileSlot {
-    int slot = -1;
-    uint32_t uses = 0;
-  };
   struct Buffer {
     uint64_t address = 0;
     uint64_t bytes = 0;
     uint32_t uses = 0;
   };
 
-  [[nodiscard]] int slot_of(int fd) const noexcept {
-    return static_cast<size_t>(fd) < files_.size() ? files_[static_cast<size_t>(fd)].slot : -1;
-  }
   // The number if the piece lies in that buffer, else -1.
   [[nodiscard]] int buffer_of(int number, const iovec& piece) const noexcept {
     if (number < 0) return -1;
@@ -203,8 +173,7 @@ class Uring final : public KernelQueue {
   }
 
   const Settings& settings_;
-  std::vector<FileSlot> files_;  // by descriptor
-  std::vector<int> free_files_;
+  FixedFiles files_;
   std::vector<Buffer> buffers_;
   io_uring ring_ = {};
   bool open_ = false;
