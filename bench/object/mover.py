@@ -74,7 +74,7 @@ class Towline:
                 if ended:
                     return
                 with contextlib.suppress(self.towline.TimedOut):
-                    flying[0][0].wait(0.001)
+                    flying[0][0].wait(0.001 if len(flying) > 1 else 300)
 
         for place, key in enumerate(keys):
             began = time.perf_counter()

@@ -1,12 +1,12 @@
 // towline_bench_staging: what moving between a peer's memory and a file in one transfer costs over its two
-// steps. The legs alone (peer to our memory, our memory to the file) and the whole take turns within every
-// round; the ratio is to the slower leg.
+// steps. The legs alone (peer to our memory, our memory to the file), both at once and the whole take turns
+// within every round; the ratio is to the slower leg.
 //
-// Both processes share the machine, so a leg alone may keep all its processors busy; what two such legs
-// can't be done in less than, one beside the other, is the processor time of both over the number of
-// processors. The last ratio is to the longer of that and the slower leg.
+// Both processes share the machine, and a leg alone may keep all its processors busy, or all that its memory
+// carries. What both take at once, by two agents with memory of their own, neither waiting for the other,
+// is what the machine leaves them; the last ratio is to that. The whole can be quicker: its second step finds
+// bytes in the caches that the first has just put there.
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 #include <towline/storage.hpp>
 #include <towline/towline.hpp>
@@ -21,6 +21,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "support/process.h"
 #include "support/quiet.h"
@@ -94,7 +95,32 @@ int run_target() {
 struct Cell {
   std::string name;
   // Bytes a second; nanoseconds of processors for each byte; ratios within a round.
-  std::vector<double> far, near, whole, ratio, far_ns, near_ns, whole_ns, possible;
+  std::vector<double> far, near, both, whole, ratio, ratio_of_both, far_ns, near_ns, whole_ns;
+};
+
+// An agent on our side, with memory that both legs may use.
+struct Stager {
+  Stager(const Options& options, const std::string& backend, std::uint64_t bytes)
+      : agent("stager", {.listen = "none", .backends = backend + ",posix", .config = options.config}),
+        memory(bytes),
+        region(agent.register_memory(towline::dram(memory))) {
+    std::memset(memory.data(), 0xa5, bytes);
+  }
+
+  void connect(const Json& target, std::uint64_t block) {
+    const std::uint64_t bytes = memory.size();
+    peer = agent.connect(target["address"].get<std::string>());
+    theirs = peer->block_list(towline::blocks_of(
+        reinterpret_cast<const void*>(target["memory"].get<std::uint64_t>()), bytes, block));
+    ours = agent.block_list(towline::blocks_of(memory.data(), bytes, block));
+  }
+
+  towline::Agent agent;
+  towline::Memory memory;
+  towline::Region region;
+  std::optional<towline::Peer> peer;
+  std::optional<towline::BlockList> theirs;
+  std::optional<towline::BlockList> ours;
 };
 
 class Bench {
@@ -103,67 +129,83 @@ class Bench {
       : bytes_(options.mebibytes << 20),
         block_(options.block_kibibytes << 10),
         target_({std::filesystem::read_symlink("/proc/self/exe").string(), "target"}),
-        agent_("stager",
-               {.listen = "none", .backends = backend_of(path) + ",posix", .config = options.config}),
-        memory_(bytes_),
-        region_(agent_.register_memory(towline::dram(memory_))) {
-    std::memset(memory_.data(), 0xa5, bytes_);
+        stager_(options, backend_of(path), bytes_),
+        other_(options, backend_of(path), bytes_) {
     const Json there =
         target_.ask({{"backend", backend_of(path)}, {"bytes", bytes_}, {"shared", path == "mapped"}});
     if (clock_getcpuclockid(static_cast<pid_t>(there["process"].get<std::int64_t>()), &target_clock_) != 0)
       bad("the other process's clock can't be read");
-    peer_ = agent_.connect(there["address"].get<std::string>());
-    theirs_ = peer_->block_list(towline::blocks_of(
-        reinterpret_cast<const void*>(there["memory"].get<std::uint64_t>()), bytes_, block_));
-    ours_ = agent_.block_list(towline::blocks_of(memory_.data(), bytes_, block_));
+    stager_.connect(there, block_);
+    other_.connect(there, block_);
   }
 
   void run(Cell& cell, const std::string& path, bool direct, towline::Op op, const Options& options) {
+    towline::Agent& agent = stager_.agent;
     const towline::Region file = towline::register_storage(
-        agent_, "file:" + path,
+        agent, "file:" + path,
         {.access = towline::Access::kAll, .create = true, .direct = direct, .bytes = bytes_});
     const towline::BlockList stored =
-        agent_.block_list(towline::storage_blocks(file, 0, block_).repeat(bytes_ / block_, block_));
+        agent.block_list(towline::storage_blocks(file, 0, block_).repeat(bytes_ / block_, block_));
     const bool read = op == towline::Op::read;
     const towline::Op towards_file = read ? towline::Op::write : towline::Op::read;
-    const towline::Transfer far = agent_.transfer(op, *ours_, *theirs_);
-    const towline::Transfer near = agent_.transfer(towards_file, *ours_, stored);
-    const towline::Transfer whole = agent_.transfer(op, stored, *theirs_);
-    (void)seconds_of(agent_.transfer(towline::Op::write, *ours_, stored));  // the file is there, and cached
+    const towline::Transfer far = agent.transfer(op, *stager_.ours, *stager_.theirs);
+    const towline::Transfer near = agent.transfer(towards_file, *stager_.ours, stored);
+    const towline::Transfer beside = other_.agent.transfer(op, *other_.ours, *other_.theirs);
+    const towline::Transfer whole = agent.transfer(op, stored, *stager_.theirs);
+    (void)seconds_of(agent.transfer(towline::Op::write, *stager_.ours, stored));  // it is there, and cached
     (void)seconds_of(whole);
     for (int round = 0; round < options.rounds; ++round) {
       if (options.quiet_s > 0) wait_until_quiet(options.quiet_s);
-      Took took[3];
-      for (int turn = 0; turn < 3; ++turn) {
-        const int which = (turn + round) % 3;
-        took[which] = measure(which == 0 ? far : which == 1 ? near : whole);
+      Took took[4];
+      for (int turn = 0; turn < 4; ++turn) {
+        const int which = (turn + round) % 4;
+        took[which] = which == 3 ? measure([&] { both_at_once(near, beside); }) : measure([&] {
+          (void)seconds_of(which == 0 ? far : which == 1 ? near : whole);
+        });
       }
       const auto bytes = static_cast<double>(bytes_);
       const double slower = std::max(took[0].seconds, took[1].seconds);
-      const double shared = (took[0].processor_seconds + took[1].processor_seconds) / processors();
       cell.far.push_back(bytes / took[0].seconds);
       cell.near.push_back(bytes / took[1].seconds);
       cell.whole.push_back(bytes / took[2].seconds);
+      cell.both.push_back(bytes / took[3].seconds);
       cell.far_ns.push_back(1e9 * took[0].processor_seconds / bytes);
       cell.near_ns.push_back(1e9 * took[1].processor_seconds / bytes);
       cell.whole_ns.push_back(1e9 * took[2].processor_seconds / bytes);
       cell.ratio.push_back(slower / took[2].seconds);
-      cell.possible.push_back(std::max(slower, shared) / took[2].seconds);
+      cell.ratio_of_both.push_back(took[3].seconds / took[2].seconds);
     }
   }
 
  private:
   static std::string backend_of(const std::string& path) { return path == "tcp" ? "tcp" : "shm"; }
-  static double processors() {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  static void both_at_once(const towline::Transfer& near, const towline::Transfer& beside) {
+    std::exception_ptr failure;
+    std::thread other([&] {
+      try {
+        (void)seconds_of(beside);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+    try {
+      (void)seconds_of(near);
+    } catch (...) {
+      other.join();
+      throw;
+    }
+    other.join();
+    if (failure) std::rethrow_exception(failure);
   }
 
   // Our agent's own thread and the file's may still end what they do: it counts for whoever comes next.
-  [[nodiscard]] Took measure(const towline::Transfer& transfer) const {
+  template <class Work>
+  [[nodiscard]] Took measure(Work&& work) const {
     const double before = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) + clock_seconds(target_clock_);
+    const auto start = Clock::now();
+    work();
     Took took;
-    took.seconds = seconds_of(transfer);
+    took.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     took.processor_seconds = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) + clock_seconds(target_clock_) - before;
     return took;
   }
@@ -172,12 +214,8 @@ class Bench {
   const std::uint64_t block_;
   ChildProcess target_;
   clockid_t target_clock_ = 0;
-  towline::Agent agent_;
-  towline::Memory memory_;
-  towline::Region region_;
-  std::optional<towline::Peer> peer_;
-  std::optional<towline::BlockList> theirs_;
-  std::optional<towline::BlockList> ours_;
+  Stager stager_;
+  Stager other_;
 };
 
 std::string text_of(const std::vector<double>& samples, double scale, const char* format) {
@@ -205,23 +243,25 @@ int compare(const Options& options) {
       }
     }
   }
-  Rows rows = {{"peer's memory", "peer's leg GB/s", "file's leg GB/s", "whole GB/s", "over the slower leg",
-                "over what the processors allow", "processors ns/B: peer's, file's, whole"}};
+  Rows rows = {{"peer's memory", "peer's leg GB/s", "file's leg GB/s", "both at once GB/s", "whole GB/s",
+                "over the slower leg", "over both at once", "processors ns/B: peer's, file's, whole"}};
   Json all = Json::array();
   for (const Cell& cell : cells) {
     rows.push_back({cell.name, text_of(cell.far, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
                     text_of(cell.near, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
+                    text_of(cell.both, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
                     text_of(cell.whole, 1e-9, "{:.2f} [{:.2f} {:.2f}]"),
                     text_of(cell.ratio, 1, "{:.2f} [{:.2f} {:.2f}]"),
-                    text_of(cell.possible, 1, "{:.2f} [{:.2f} {:.2f}]"),
+                    text_of(cell.ratio_of_both, 1, "{:.2f} [{:.2f} {:.2f}]"),
                     fmt::format("{:.3f} {:.3f} {:.3f}", spread_of(cell.far_ns).median,
                                 spread_of(cell.near_ns).median, spread_of(cell.whole_ns).median)});
     all.push_back({{"cell", cell.name},
                    {"far", cell.far},
                    {"near", cell.near},
+                   {"both", cell.both},
                    {"whole", cell.whole},
                    {"ratio", cell.ratio},
-                   {"possible", cell.possible},
+                   {"ratio_of_both", cell.ratio_of_both},
                    {"far_ns", cell.far_ns},
                    {"near_ns", cell.near_ns},
                    {"whole_ns", cell.whole_ns}});
