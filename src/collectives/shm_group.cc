@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/futex.h"
-#include "collectives/stream_copy.h"
+#include "base/stream_copy.h"
 
 namespace towline::collectives {
 namespace {

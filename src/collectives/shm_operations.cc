@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "collectives/reduce.h"
 #include "collectives/shm_group.h"
-#include "collectives/stream_copy.h"
 
 namespace towline::collectives {
 namespace {

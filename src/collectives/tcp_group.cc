@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/stream_copy.h"
 #include "collectives/reduce.h"
-#include "collectives/stream_copy.h"
 
 namespace towline::collectives {
 namespace {

@@ -82,7 +82,7 @@ bool CopyTeam::copy_share(Job& job) noexcept {
     auto* const to = reinterpret_cast<void*>(piece->to + skip);
     const auto* const from = reinterpret_cast<const void*>(piece->from + skip);
     if (job.past_caches)
-      stream_copy(to, from, stop - skip);
+      stream_copy_in_pages(to, from, stop - skip);
     else
       std::memcpy(to, from, stop - skip);
   }

@@ -9,7 +9,7 @@
 #include "towline/towline.h"
 #include "transports/shm/backend.h"
 #include "transports/shm/connection.h"
-#include "transports/shm/stream_copy.h"
+#include "transports/shm/large_copy.h"
 
 namespace towline::shm {
 
@@ -202,7 +202,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   plugin::Cursor cursor{plan};
   prepared.one_piece = cursor.next(segments, 2, plan.bytes) == 1 && cursor.done();
   const uint64_t piece_bytes = prepared.one_piece ? plan.bytes : plan.block_length;
-  prepared.streamed = all_mapped && piece_bytes >= kStreamedPieceBytes;
+  if (all_mapped && LargeCopy::is_large(plan.bytes, piece_bytes)) prepared.large_pieces = piece_bytes;
   if (prepared.one_piece) {
     const towline_segment& segment = segments[0];
     prepared.local = segment.local;

@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/ticks.h"
-#include "transports/shm/stream_copy.h"
 
 namespace towline::shm {
 
@@ -18,7 +17,6 @@ namespace {
 constexpr size_t kMaxQueued = 1024;
 constexpr uint64_t kMappedSliceBytes = 1u << 20;
 constexpr uint64_t kProcessVmSliceBytes = 4u << 20;
-constexpr uint64_t kStreamSliceBytes = 4u << 20;
 // A pid can't come to name another process, nor a new image run, sooner after the last look than this: see
 // README.md.
 constexpr uint64_t kAliveForNs = 14 * kMicrosecondNs;
@@ -131,7 +129,7 @@ int32_t DirectPath::enqueue(Prepared& prepared, const towline_submit_args& args,
     job->error = copied->error;
     job->status = status_from_process_vm(copied->error);
     job->ended = true;
-  } else if (prepared.process_vm || prepared.streamed) {
+  } else if (prepared.process_vm || prepared.large_pieces != 0) {
     job->cursor.emplace(*prepared.plan, args.begin, args.end);
   } else {
     job->copy.emplace(*prepared.plan, prepared.deltas.data(), args.begin, args.end, prepared.op);
@@ -161,8 +159,9 @@ void DirectPath::copy_some(Job& job) noexcept {
   if (job.copy) {
     job.copy->step(kMappedSliceBytes);
     job.position = job.copy->position();
-  } else if (job.prepared->streamed) {
-    stream_slice(*job.cursor, job.prepared->deltas.data(), job.prepared->op, kStreamSliceBytes);
+  } else if (const uint64_t piece_bytes = job.prepared->large_pieces; piece_bytes != 0) {
+    large_copy_.step(*job.cursor, piece_bytes, job.prepared->deltas.data(), job.prepared->op,
+                     kMappedSliceBytes);
     job.position = job.cursor->position();
   } else {
     const CopyResult result = copy_with_process_vm(*job.cursor, *job.prepared, kProcessVmSliceBytes);

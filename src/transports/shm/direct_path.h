@@ -18,6 +18,7 @@
 #include "plan/direct_copy.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/plugin/cursor.hpp"
+#include "transports/shm/large_copy.h"
 #include "transports/shm/process_vm.h"
 
 namespace towline::shm {
@@ -35,8 +36,8 @@ struct Prepared : towline_prepared {
   uint8_t* to = nullptr;  // of one piece, when it is mapped
   const uint8_t* from = nullptr;
   uint32_t op = 0;
-  bool process_vm = false;  // some region is reached by it
-  bool streamed = false;    // all is mapped, in pieces large enough for stream_copy.h
+  uint64_t large_pieces = 0;  // all is mapped, and goes by large_copy.h in pieces of so many bytes
+  bool process_vm = false;    // some region is reached by it
   bool one_piece =
       false;           // the whole plan is one segment: what follows says where, so that no cursor is needed
   uint64_t local = 0;  // when it is reached by process_vm
@@ -114,6 +115,7 @@ class DirectPath {
   std::atomic<uint64_t> seen_alive_ns_{0};  // when the peer's process was last looked at, and found alive
   std::atomic<uint64_t> seen_alive_ticks_{0};
 
+  LargeCopy large_copy_;
   Job* head_ = nullptr;
   Job** tail_ = &head_;
   size_t queued_ = 0;
