@@ -76,7 +76,7 @@ Agent::Agent(AgentOptions options)
       completions_(kCompletionCapacity) {
   count_forks();
   const Config& config = options_.config;
-  tuning_ = {config.get_duration_ns("progress.spin", 20 * kMicrosecondNs),
+  tuning_ = {config.get_duration_ns("progress.spin", 50 * kMicrosecondNs),
              config.get_duration_ns("peer.heartbeat", kSecondNs),
              config.get_duration_ns("peer.suspect", 3 * kSecondNs),
              config.get_duration_ns("peer.lost", 10 * kSecondNs),

@@ -16,6 +16,8 @@ namespace {
 constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
 constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // each lasts twice as long as the one before
 constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
+// Less is done before another thread has woken up and taken its share.
+constexpr uint64_t kLeastPartBytes = 256u << 10;
 constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 
 }  // namespace
@@ -37,7 +39,7 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
   const auto workers = static_cast<uint32_t>(agent_->workers().size());
   const uint32_t home = agent_->my_worker().index();
   part_count_ = std::clamp<uint32_t>(options_.threads, 1, std::min<uint32_t>(workers, kMaxParts));
-  if (bytes < part_count_ * uint64_t{65536}) part_count_ = 1;
+  if (bytes < part_count_ * kLeastPartBytes) part_count_ = 1;
   if (part_count_ > 1) {
     more_parts_ = std::make_unique<Part[]>(part_count_);
     parts_ = more_parts_.get();

@@ -20,9 +20,12 @@ constexpr std::size_t kQueueCapacity = 4096;
 constexpr uint64_t kShortestParkNs = 50 * kMicrosecondNs;
 constexpr uint64_t kLongestParkNs = kMillisecondNs;
 constexpr uint64_t kMaintenanceNs =
-    2 * kMillisecondNs;                  // heartbeats, teardown and the like are looked at so often
-constexpr uint32_t kPassesPerPoll = 64;  // passes of a busy worker between looks at epoll
-constexpr uint64_t kFreshTicks = 2000;   // less than a microsecond or so
+    2 * kMillisecondNs;  // heartbeats, teardown and the like are looked at so often
+// Between looks at epoll by a busy worker: so many passes, and so long, since the system call takes as long
+// as ten passes that find nothing.
+constexpr uint32_t kPassesPerPoll = 64;
+constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
+constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
 
@@ -92,7 +95,7 @@ uint32_t Worker::drive() noexcept {
     disarm();
     kick_.signal();
   }
-  const uint32_t done = pass(++passes_since_poll_ >= kPassesPerPoll);
+  const uint32_t done = pass(time_to_poll());
   unlock();
   return done;
 }
@@ -248,8 +251,14 @@ void Worker::check_deadlines(uint64_t now_ns) noexcept {
   }
 }
 
+bool Worker::time_to_poll() noexcept {
+  if (++passes_since_poll_ < kPassesPerPoll) return false;
+  return !agent_.in_real_time() || now_ns_ >= next_poll_ns_;
+}
+
 uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   passes_since_poll_ = 0;
+  next_poll_ns_ = now_ns_ + kPollNs;
   std::array<PollEvent, 64> events;
   const std::size_t count = poller_.wait(events, timeout_ns);
   uint32_t done = 0;
@@ -337,6 +346,7 @@ void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   disarm();
   const bool bell = woken && event.context == nullptr;
   passes_since_poll_ = bell ? kPassesPerPoll - 4 : kPassesPerPoll;
+  next_poll_ns_ = 0;
   unlock();
 }
 
@@ -360,14 +370,14 @@ void Worker::run_thread() noexcept {
       sched_yield();
       continue;
     }
-    const uint32_t done = pass(++passes_since_poll_ >= kPassesPerPoll);
-    const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
+    const uint32_t done = pass(time_to_poll());
     if (done != 0) {
       unlock();
-      idle_since_ns = now_ns;
+      idle_since_ns = monotonic_now_ns();  // behind what was done, which may have taken as long as we spin
       continue;
     }
-    if (now_ns - idle_since_ns < agent_.tuning().spin_ns) {
+    const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
+    if (now_ns < idle_since_ns + agent_.tuning().spin_ns) {  // the pass's clock may be the older one
       unlock();
       cpu_pause();
       continue;

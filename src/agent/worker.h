@@ -118,6 +118,7 @@ class Worker {
   uint32_t step_establishing(uint64_t now_ns) noexcept;
   uint32_t step_staged(uint64_t now_ns) noexcept;
   void check_deadlines(uint64_t now_ns) noexcept;
+  [[nodiscard]] bool time_to_poll() noexcept;  // asked once a pass
   uint32_t handle_events(uint64_t timeout_ns) noexcept;
   bool arm() noexcept;  // true: armed, may sleep
   void disarm() noexcept;
@@ -143,6 +144,7 @@ class Worker {
   EventFd kick_;  // whoever sleeps in epoll must arm again: drained by the sleeper alone
   bool armed_ = false;
   uint32_t passes_since_poll_ = 0;
+  uint64_t next_poll_ns_ = 0;
   std::unordered_map<int, std::unique_ptr<Watch>> watches_;
   std::vector<std::unique_ptr<Watch>> dead_watches_;
   IntrusiveList<Part> in_flight_;

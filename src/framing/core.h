@@ -83,6 +83,7 @@ class ConnectionCore {
   void finish_frame_out(LaneState& lane) noexcept;
   [[nodiscard]] static bool goes_in_two(const LaneState& lane) noexcept;
   bool flush_step(LaneState& lane, std::size_t& budget) noexcept;
+  void flush_inline(LaneState& lane) noexcept;
   uint32_t flush_lanes() noexcept;
   [[nodiscard]] bool has_output(const LaneState& lane) const noexcept;
   [[nodiscard]] bool has_work() const noexcept;

@@ -6,6 +6,9 @@
 namespace towline::framing {
 namespace {
 
+// A WRITE up to this size that finds its lane idle leaves at once rather than after the next look at what has
+// come in.
+constexpr uint64_t kInlineFrameBytes = 128u << 10;
 constexpr std::size_t kInlineSegments = 64;  // of a small WRITE; one of more goes the way of the large ones
 
 constexpr int32_t code(Status status) noexcept { return static_cast<int32_t>(status); }
@@ -47,6 +50,7 @@ int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args)
   }
   if (part.bytes() <= lane.frame_bytes) {
     lane.out.short_parts.push(part);
+    if (part.bytes() <= kInlineFrameBytes) flush_inline(lane);
   } else if (lanes_.size() == 1) {
     part.chained = true;
     lane.out.long_parts.push(part);

@@ -325,6 +325,15 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   return true;
 }
 
+// From submit: one frame, where nothing is before it. What does not leave is the next pass's.
+void ConnectionCore::flush_inline(LaneState& lane) noexcept {
+  Output& out = lane.out;
+  if (out.blocked || out.inline_used || !out.nothing_queued()) return;
+  out.inline_used = true;
+  std::size_t budget = options_.pass_bytes;
+  (void)flush_step(lane, budget);
+}
+
 void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
   Output& out = lane.out;
   out.pins.release(host_);
