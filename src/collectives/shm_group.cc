@@ -32,8 +32,8 @@ constexpr uint32_t kLeastPauses = 8;
 
 uint64_t ShmGroup::bytes(uint32_t ranks, const ShmSettings& settings) {
   return align_up(sizeof(Front) + 128, 4096) + align_up(ranks * sizeof(RankBlock), 4096) +
-         align_up(uint64_t{ranks} * ranks * sizeof(Ring), 4096) + uint64_t{ranks} * 2 * settings.stage_bytes +
-         uint64_t{ranks} * ranks * settings.channel_bytes;
+         align_up(uint64_t{ranks} * ranks * sizeof(Ring), 4096) + uint64_t{ranks} * kGivenBytes +
+         uint64_t{ranks} * 2 * settings.stage_bytes + uint64_t{ranks} * ranks * settings.channel_bytes;
 }
 
 ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const ShmSettings& settings,
@@ -47,6 +47,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
       sources_(ranks_.size()),
       counts_(ranks_.size() * ranks_.size()) {
   const auto n = static_cast<uint64_t>(size());
+  TOWLINE_CHECK(settings_.loose_bytes <= kGivenBytes / 4);
   TOWLINE_CHECK(settings_.stage_bytes % 4096 == 0 && settings_.channel_bytes % 4096 == 0);
   TOWLINE_CHECK(mapping_.bytes() >= bytes(static_cast<uint32_t>(n), settings_));
   uint8_t* at = mapping_.address() + align_up(sizeof(Front) + 128, 4096);
@@ -54,6 +55,8 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
   at += align_up(n * sizeof(RankBlock), 4096);
   rings_ = reinterpret_cast<Ring*>(at);
   at += align_up(n * n * sizeof(Ring), 4096);
+  given_ = at;
+  at += n * kGivenBytes;
   stages_ = at;
   ring_data_ = at + n * 2 * settings_.stage_bytes;
 }
@@ -114,8 +117,12 @@ Breakage ShmGroup::breakage() const {
   return {Status{all.status}, text};
 }
 
-void ShmGroup::leave() noexcept {
-  block(index_).left.store(1, std::memory_order_release);
+void ShmGroup::leave() {
+  if (!broken()) static_cast<void>(catch_up(phase_));
+  RankBlock& mine = block(index_);
+  mine.done.store(~uint64_t{0}, std::memory_order_release);  // it will read nothing more
+  mine.left.store(1, std::memory_order_release);
+  front().leavers.fetch_add(1, std::memory_order_release);
   notify();
 }
 
@@ -125,9 +132,10 @@ bool ShmGroup::has_left(int index) const noexcept {
 
 std::vector<int> ShmGroup::absent() const {
   const auto phase_of = [this](int index) {
-    const RankBlock& its = block(index);
-    return std::max(its.posted[0].phase.load(std::memory_order_acquire),
-                    its.posted[1].phase.load(std::memory_order_acquire));
+    uint64_t last = 0;
+    for (const Posted& posted : block(index).posted)
+      last = std::max(last, posted.phase.load(std::memory_order_acquire));
+    return last;
   };
   const uint64_t mine = phase_of(index_);
   std::vector<int> ranks;
@@ -138,35 +146,110 @@ std::vector<int> ShmGroup::absent() const {
 
 // ---- Phases
 
+void ShmGroup::post(const Header* header) noexcept {
+  Posted& mine = line(index_, ++phase_);
+  if (header != nullptr) {
+    mine.phase.store(0, std::memory_order_relaxed);
+    uint64_t words[kHeaderWords];
+    std::memcpy(words, header, sizeof words);
+    for (size_t i = 0; i < kHeaderWords; ++i) mine.header[i].store(words[i], std::memory_order_release);
+  }
+  given_then_[phase_ % kLines] = given_bytes_;
+  mine.phase.store(phase_, std::memory_order_release);
+  notify();
+}
+
 Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t bytes) {
-  Posted& mine = block(index_).posted[next_phase() & 1];
-  mine.header = current_ = call.header;
-  if (bytes != 0) std::memcpy(mine.inlined, inlined, bytes);
-  if (const Status status = post_and_wait(call.deadline); is_error(status)) return status;
+  current_ = call.header;
+  if (const Status status = make_room(call.deadline); is_error(status)) return status;
+  if (bytes != 0) std::memcpy(line(index_, phase_ + 1).inlined, inlined, bytes);
+  if (const Status status = post_and_wait(&call.header, call.deadline); is_error(status)) return status;
   for (int other = 0; other < size(); ++other) {
-    if (!(block(other).posted[phase_ & 1].header == call.header)) return compare_headers(call.header);
+    if (agree(index_, other, phase_)) continue;
+    // Everyone names the same two.
+    int odd = 1;
+    while (odd < size() - 1 && agree(0, odd, phase_)) ++odd;
+    return fail_mismatch(0, odd, phase_);
   }
   return Status::kOk;
 }
 
-Status ShmGroup::phase(Deadline deadline) { return post_and_wait(deadline); }
+Status ShmGroup::phase(Deadline deadline) {
+  if (const Status status = make_room(deadline); is_error(status)) return status;
+  return post_and_wait(nullptr, deadline);
+}
 
-Status ShmGroup::post_and_wait(Deadline deadline) {
-  const uint64_t phase = ++phase_;
-  block(index_).posted[phase & 1].phase.store(phase, std::memory_order_release);
-  notify();
+Status ShmGroup::post_and_wait(const Header* header, Deadline deadline) {
+  ++stage_;
+  post(header);
   for (int step = 1; step < size(); ++step) {
     int other = index_ + step;
     if (other >= size()) other -= size();
-    if (block(other).posted[phase & 1].phase.load(std::memory_order_acquire) == phase) continue;
-    if (const Status status = wait_for(other, phase, deadline); is_error(status)) return status;
+    if (has_posted(other, phase_)) continue;
+    if (const Status status = wait_for(other, deadline, Late::kEveryone); is_error(status)) return status;
   }
+  if (last_lockstep_ == phase_ - 1) {
+    done_.store(phase_ - 1, std::memory_order_relaxed);
+  } else if (const Status status = catch_up(phase_ - 1); is_error(status)) {
+    return status;
+  }
+  all_done_ = std::max(all_done_, last_lockstep_);
+  last_lockstep_ = phase_;
   return Status::kOk;
 }
 
-Status ShmGroup::wait_for(int index, uint64_t phase, Deadline deadline) {
-  const std::atomic<uint64_t>& posted = block(index).posted[phase & 1].phase;
-  const auto arrived = [&] { return posted.load(std::memory_order_acquire) == phase; };
+Status ShmGroup::wait_for(int index, Deadline deadline, Late late) {
+  if (last_lockstep_ != phase_ - 1) {
+    // Who we wait for may wait until we are done with earlier phases.
+    if (const Status status = catch_up(phase_ - 1); is_error(status)) return status;
+    tell_done();
+  }
+  const auto arrived = [&] { return has_posted(index, phase_); };
+  const auto stuck = [&](bool passed) {
+    if (!passed) return has_left(index) && !arrived() ? fail_closed(index) : Status::kOk;
+    std::string ranks;
+    for (int other = 0; other < size(); ++other) {
+      if (has_posted(other, phase_) || (late == Late::kThatOne && other != index)) continue;
+      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank(other));
+    }
+    return fail_late(ranks);
+  };
+  return wait(arrived, stuck, deadline);
+}
+
+Status ShmGroup::wait_for_room(uint64_t needed, Deadline deadline) {
+  const auto done_by = [this](int other) { return block(other).done.load(std::memory_order_acquire); };
+  const auto done_by_all = [&] {
+    uint64_t least = ~uint64_t{0};
+    for (int other = 0; other < size(); ++other)
+      if (other != index_) least = std::min(least, done_by(other));
+    return least;
+  };
+  const auto stuck = [&](bool passed) {
+    if (!passed) return Status::kOk;
+    std::string ranks;
+    for (int other = 0; other < size(); ++other) {
+      if (other != index_ && done_by(other) < needed)
+        ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank(other));
+    }
+    return fail_late(ranks);
+  };
+  // Others may wait for us to compare what they have come to only now.
+  const auto arrived = [&] {
+    static_cast<void>(catch_up(phase_));  // where it fails the group is broken
+    tell_done();
+    return told_done_ >= needed && done_by_all() >= needed;
+  };
+  if (!arrived()) {
+    if (const Status status = wait(arrived, stuck, deadline); is_error(status)) return status;
+  }
+  all_done_ = std::max(all_done_, std::min(done_by_all(), told_done_));
+  return breaker_.status();
+}
+
+// `stuck(deadline passed)` says why there is no use in waiting on.
+template <typename Arrived, typename Stuck>
+Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadline) {
   const auto why_broken = [&] {
     if (!broken()) return breaker_.status();
     return breaker_.record(breakage());
@@ -187,7 +270,7 @@ Status ShmGroup::wait_for(int index, uint64_t phase, Deadline deadline) {
   while (now < yield_until) {
     if (arrived()) return Status::kOk;
     if (broken() || breaker_.broken()) return why_broken();
-    if (deadline.passed(now)) return fail_late(index, phase);
+    if (deadline.passed(now)) return stuck(true);
     const uint64_t before = now;
     sched_yield();
     now = monotonic_now_ns();
@@ -201,35 +284,43 @@ Status ShmGroup::wait_for(int index, uint64_t phase, Deadline deadline) {
     retire();
     if (there) return Status::kOk;
     if (wrong) return why_broken();
-    if (has_left(index) && !arrived()) {
-      return breaker_.raise(Status::kPeerLost,
-                            fmt::format("rank {} closed the communicator before {}",
-                                        ranks_[static_cast<size_t>(index)], describe(current_)));
-    }
-    if (deadline.passed(monotonic_now_ns()) && !arrived()) return fail_late(index, phase);
+    if (const Status status = stuck(false); is_error(status)) return status;
+    if (deadline.passed(monotonic_now_ns()) && !arrived()) return stuck(true);
   }
 }
 
-Status ShmGroup::fail_late(int, uint64_t phase) {
-  std::string late;
-  for (int other = 0; other < size(); ++other) {
-    if (block(other).posted[phase & 1].phase.load(std::memory_order_acquire) == phase) continue;
-    late += fmt::format("{}{}", late.empty() ? "" : ", ", ranks_[static_cast<size_t>(other)]);
-  }
-  return breaker_.raise(Status::kTimedOut,
-                        fmt::format("rank {} timed out in {}: no sign of rank {}",
-                                    ranks_[static_cast<size_t>(index_)], describe(current_), late));
+Status ShmGroup::fail_late(const std::string& ranks) {
+  return breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
+                                                       rank(index_), describe(current_), ranks));
 }
 
-Status ShmGroup::compare_headers(const Header&) {
-  const Header& first = block(0).posted[phase_ & 1].header;
-  for (int other = 1; other < size(); ++other) {
-    const Header& header = block(other).posted[phase_ & 1].header;
-    if (first == header) continue;
-    return breaker_.raise(Status::kMismatch,
-                          describe_mismatch(ranks_[0], first, ranks_[static_cast<size_t>(other)], header));
-  }
-  return Status::kOk;
+Status ShmGroup::fail_closed(int index) {
+  return breaker_.raise(Status::kPeerLost, fmt::format("rank {} closed the communicator before {}",
+                                                       rank(index), describe(current_)));
+}
+
+bool ShmGroup::agree(int index, int other, uint64_t phase) const noexcept {
+  const Posted& one = line(index, phase);
+  const Posted& two = line(other, phase);
+  uint64_t differ = 0;
+  for (size_t i = 0; i < kHeaderWords; ++i)
+    differ |= one.header[i].load(std::memory_order_acquire) ^ two.header[i].load(std::memory_order_acquire);
+  return differ == 0;
+}
+
+Header ShmGroup::header_of(int index, uint64_t phase) const noexcept {
+  const Posted& posted = line(index, phase);
+  uint64_t words[kHeaderWords];
+  for (size_t i = 0; i < kHeaderWords; ++i) words[i] = posted.header[i].load(std::memory_order_acquire);
+  Header header;
+  std::memcpy(&header, words, sizeof header);
+  return header;
+}
+
+Status ShmGroup::fail_mismatch(int index, int other, uint64_t phase) {
+  if (index > other) std::swap(index, other);
+  return breaker_.raise(Status::kMismatch, describe_mismatch(rank(index), header_of(index, phase),
+                                                             rank(other), header_of(other, phase)));
 }
 
 void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept {

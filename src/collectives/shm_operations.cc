@@ -1,5 +1,5 @@
-// The operations of a host's ranks, as loops of phases (see shm_group.h). What an own part needs is taken
-// from and put into the caller's memory straight; only what others need goes through the stages.
+// The operations of a host's ranks, as loops of phases of lockstep (see shm_group.h). What an own part needs
+// is taken from and put into the caller's memory straight; only what others need goes through the stages.
 #include <algorithm>
 #include <cstring>
 
@@ -40,39 +40,45 @@ Status ShmGroup::all_reduce(const Call& call) { return reduce_to(call, -1); }
 Status ShmGroup::reduce(const Call& call) { return reduce_to(call, call.root); }
 
 Status ShmGroup::reduce_to(const Call& call, int root) {
-  if (call.bytes <= sizeof(Posted::inlined)) return reduce_inline(call, root);
+  if (root >= 0 && is_loose(call.bytes)) return reduce_loose(call);
+  if (root < 0 && fits_line(call.bytes)) {
+    // The data rides in the lines that say who has come.
+    const Status status = first_phase(call, call.input, call.bytes);
+    if (!is_error(status)) reduce_given(call);
+    return status;
+  }
   if (call.bytes <= settings_.flat_bytes) return reduce_flat(call, root);
   return reduce_in_slices(call, root);
 }
 
-// The data rides in the lines that say who has come.
-Status ShmGroup::reduce_inline(const Call& call, int root) {
-  const Status status = first_phase(call, call.input, call.bytes);
-  if (is_error(status) || !wanted_here(root)) return status;
+// Reduces what everybody gave in the phase that was posted last.
+void ShmGroup::reduce_given(const Call& call) {
+  for (int other = 0; other < size(); ++other)
+    sources_[static_cast<size_t>(other)] = given(other, phase_, call.bytes);
+  if (!fits_line(call.bytes)) {
+    collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
+    return;
+  }
   alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
   alignas(8) uint8_t result[sizeof(Posted::inlined)];
   if (size() <= 64) {
     // Copied out first, so that the vectors of the kernel do not run over lines that others write.
-    for (int other = 0; other < size(); ++other) {
-      std::memcpy(values[other], block(other).posted[phase_ & 1].inlined, sizeof *values);
-      sources_[static_cast<size_t>(other)] = values[other];
+    for (size_t other = 0; other < ranks_.size(); ++other) {
+      std::memcpy(values[other], sources_[other], sizeof *values);
+      sources_[other] = values[other];
     }
-  } else {
-    for (int other = 0; other < size(); ++other)
-      sources_[static_cast<size_t>(other)] = block(other).posted[phase_ & 1].inlined;
   }
   collectives::reduce(reduce_args(call, result, sources_, call.bytes));
   copy(call.output, result, call.bytes);
-  return Status::kOk;
 }
 
 // Every rank gives all, and who wants the result reduces all: one phase.
 Status ShmGroup::reduce_flat(const Call& call, int root) {
-  const uint64_t phase = next_phase();
-  copy(half(index_, phase), call.input, call.bytes);
+  const uint64_t at = next_stage();
+  copy(half(index_, at), call.input, call.bytes);
   const Status status = first_phase(call);
   if (is_error(status) || !wanted_here(root)) return status;
-  for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, phase);
+  for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, at);
   collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   return Status::kOk;
 }
@@ -97,8 +103,8 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root) {
     const uint64_t share = std::min(most, ((whole + n - 1) / n + kLine - 1) / kLine * kLine);
     return {begin + rank * share, piece_at(whole, rank * share, share)};
   };
-  const auto put_inputs = [&](uint64_t step, uint64_t phase) {
-    uint8_t* stage = half(index_, phase);
+  const auto put_inputs = [&](uint64_t step, uint64_t at) {
+    uint8_t* const stage = half(index_, at);
     for (uint64_t rank = 0; rank < n; ++rank) {
       if (rank == me) continue;
       const Slice part = slice(step, rank);
@@ -106,11 +112,11 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root) {
     }
   };
 
-  put_inputs(0, next_phase());
+  put_inputs(0, next_stage());
   if (const Status status = first_phase(call); is_error(status)) return status;
   for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t inputs = phase_;
-    const uint64_t results = next_phase();
+    const uint64_t inputs = stage_;
+    const uint64_t results = next_stage();
     const Slice mine = slice(step, me);
     uint8_t* const result = half(index_, results) + me * most;
     for (uint64_t rank = 0; rank < n; ++rank) {
@@ -149,13 +155,14 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root) {
 // ---- broadcast, scatter
 
 Status ShmGroup::broadcast(const Call& call) {
+  if (is_loose(call.bytes)) return broadcast_loose(call);
   const uint64_t piece = settings_.stage_bytes;
   const bool streaming = call.bytes >= settings_.streaming_bytes;
   const uint64_t steps = pieces(call.bytes, piece);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
     const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     if (index_ == call.root) copy(half(index_, at), call.input + begin, bytes);
     const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
     if (is_error(status)) return status;
@@ -168,6 +175,7 @@ Status ShmGroup::broadcast(const Call& call) {
 }
 
 Status ShmGroup::scatter(const Call& call) {
+  if (is_loose(call.bytes * ranks_.size())) return scatter_loose(call);
   const auto n = static_cast<uint64_t>(size());
   const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
   const bool is_root = index_ == call.root;
@@ -175,7 +183,7 @@ Status ShmGroup::scatter(const Call& call) {
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
     const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     if (is_root && bytes != 0) {
       for (uint64_t rank = 0; rank < n; ++rank)
         if (rank != static_cast<uint64_t>(index_))
@@ -200,7 +208,7 @@ Status ShmGroup::all_gather(const Call& call) {
   const uint64_t steps = pieces(largest, piece);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     const uint64_t mine = piece_at(call.out.bytes[me], begin, piece);
     if (mine != 0) {
       copy(half(index_, at), call.input + begin, mine);
@@ -220,13 +228,14 @@ Status ShmGroup::all_gather(const Call& call) {
 }
 
 Status ShmGroup::gather(const Call& call) {
+  if (is_loose(call.bytes)) return gather_loose(call);
   const uint64_t piece = settings_.stage_bytes;
   const bool is_root = index_ == call.root;
   const uint64_t steps = pieces(call.bytes, piece);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
     const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     if (!is_root) copy(half(index_, at), call.input + begin, bytes);
     const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
     if (is_error(status)) return status;
@@ -250,7 +259,7 @@ Status ShmGroup::reduce_scatter(const Call& call) {
   const uint64_t steps = pieces(largest, piece);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     for (uint64_t rank = 0; rank < n; ++rank) {
       const uint64_t bytes = piece_at(call.in.bytes[rank], begin, piece);
       if (rank != me && bytes != 0) copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
@@ -283,7 +292,7 @@ Status ShmGroup::all_to_all_v(const Call& call) {
   if (2 * row > settings_.stage_bytes)
     return breaker_.raise(Status::kLimitExceeded,
                           "all_to_all_v: collectives.stage_bytes is too small for the counts");
-  const uint64_t at = next_phase();
+  const uint64_t at = next_stage();
   std::memcpy(half(index_, at), call.in.bytes.data(), row);
   std::memcpy(half(index_, at) + row, call.out.bytes.data(), row);
   if (const Status status = first_phase(call); is_error(status)) return status;
@@ -315,7 +324,7 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, bool headed)
   if (!headed && most_bytes == 0) return phase(call.deadline);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
-    const uint64_t at = next_phase();
+    const uint64_t at = next_stage();
     for (uint64_t rank = 0; rank < n; ++rank) {
       const uint64_t bytes = piece_at(call.in.bytes[rank], begin, piece);
       if (bytes == 0) continue;
@@ -343,7 +352,7 @@ Status ShmGroup::exchange(const Header& header, const void* mine, uint64_t bytes
   Call call;
   call.header = header;
   call.deadline = deadline;
-  const uint64_t at = next_phase();
+  const uint64_t at = next_stage();
   uint8_t* const stage = half(index_, at);
   std::memcpy(stage, &bytes, sizeof bytes);
   if (bytes != 0) std::memcpy(stage + sizeof bytes, mine, bytes);
