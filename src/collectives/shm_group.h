@@ -118,8 +118,8 @@ class ShmGroup {
  private:
   static constexpr uint64_t kLines = 64;          // how many phases ranks may be apart
   static constexpr uint64_t kBatch = kLines / 4;  // of loose phases, what is compared and told at a time
-  static constexpr uint64_t kGivenBytes =
-      32 << 10;  // what it may have given in phases not done with: stays cached
+  // What a rank may have given in phases that not all are done with: little enough to stay in the caches.
+  static constexpr uint64_t kGivenBytes = 32 << 10;
 
   static constexpr size_t kHeaderWords = sizeof(Header) / sizeof(uint64_t);
 
