@@ -18,6 +18,10 @@ std::shared_ptr<const Pinned> HostPin::find(Use use) {
 
 std::shared_ptr<const Pinned> HostPin::now(Use use) {
   const std::lock_guard pinning(pinning_);
+  return pin(use);
+}
+
+std::shared_ptr<const Pinned> HostPin::pin(Use use) {
   if (auto found = find(use)) {
     settled_.store(true, std::memory_order_release);
     return found;
@@ -31,10 +35,12 @@ std::shared_ptr<const Pinned> HostPin::now(Use use) {
   return pinned;
 }
 
+// Nothing of it outlives the lock: after close() the memory may be another's.
 void HostPin::pin_meanwhile() noexcept {
+  const std::lock_guard pinning(pinning_);
   std::string why;
   try {
-    (void)now(Use::kWrite);
+    (void)pin(Use::kWrite);
     return;
   } catch (const std::exception& error) {
     why = error.what();

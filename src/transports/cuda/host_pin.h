@@ -52,6 +52,8 @@ class HostPin {
   void close() noexcept;
 
  private:
+  std::shared_ptr<const Pinned> pin(Use use);  // under pinning_
+
   Device& device_;
   const PinUse use_;
   const uint64_t address_;
