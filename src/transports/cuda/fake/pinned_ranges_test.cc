@@ -76,8 +76,8 @@ TEST_F(PinnedRangesTest, NobodyElseWaitsWhileARangeIsPinned) {
   std::shared_ptr<const Pinned> first;
   std::shared_ptr<const Pinned> second;
   std::thread pinning([&] { first = take(kAddress, kBytes); });
-  std::thread also([&] { second = take(kAddress, 100); });
   while (!faults().pinning()) std::this_thread::yield();
+  std::thread also([&] { second = take(kAddress, 100); });
   EXPECT_EQ(find(kAddress, kBytes), nullptr);
   EXPECT_EQ(find(kAddress + (1 << 30), kBytes), nullptr);
   faults().hold_pins(false);
