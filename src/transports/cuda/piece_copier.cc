@@ -78,7 +78,9 @@ Code PieceCopier::start(uint32_t slot) noexcept {
   job.aligned = (list.bits & 15) == 0 ? 1 : 0;
   list.value = ++last_value_;
   list.asked_ns = 0;
-  return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
+  const Code code = lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
+  if (code != 0) (void)lane_->drain();  // the list is on its way still, and will be written anew
+  return code;
 }
 
 Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {
