@@ -37,6 +37,18 @@ class CudaPoolTest : public CudaTest {
     ASSERT_EQ(run(*write_), Status::kOk) << last_error();
     ASSERT_TRUE(arrived());
   }
+  // A second post has the memory pinned, and another thread will let that go on.
+  std::thread while_it_is_pinned() {
+    make_write();
+    gpu("hold pins", 1);
+    write_anew();
+    write_anew();
+    while (!command_("pinning", 0, 0, 0)) std::this_thread::yield();
+    return std::thread([&] {
+      std::this_thread::yield();
+      gpu("hold pins", 0);
+    });
+  }
   [[nodiscard]] bool arrived() const {
     return std::memcmp(ours_->data(), theirs_->data(), ours_->size()) == 0;
   }
@@ -106,30 +118,14 @@ TEST_F(CudaPoolTest, TheFirstTransferPinsWhereSettingsSaySo) {
 }
 
 TEST_F(CudaPoolTest, ARegionThatGoesWhileItIsPinnedIsLetGo) {
-  make_write();
-  gpu("hold pins", 1);
-  write_anew();
-  write_anew();
-  while (!command_("pinning", 0, 0, 0)) std::this_thread::yield();
-  std::thread letting_go([&] {
-    std::this_thread::yield();
-    gpu("hold pins", 0);
-  });
+  std::thread letting_go = while_it_is_pinned();
   EXPECT_EQ(left_region_->deregister(20s), Status::kOk) << last_error();
   letting_go.join();
   EXPECT_FALSE(pinned());
 }
 
 TEST_F(CudaPoolTest, AnAgentGoesWhileMemoryIsBeingPinned) {
-  make_write();
-  gpu("hold pins", 1);
-  write_anew();
-  write_anew();
-  while (!command_("pinning", 0, 0, 0)) std::this_thread::yield();
-  std::thread letting_go([&] {
-    std::this_thread::yield();
-    gpu("hold pins", 0);
-  });
+  std::thread letting_go = while_it_is_pinned();
   write_.reset();
   left_region_.reset();
   peer_.reset();

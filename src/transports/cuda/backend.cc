@@ -43,7 +43,7 @@ Backend::Backend(const plugin::Host& host, Device& device) try
     : BackendBase(host),
       device_(device),
       settings_(Settings::read(host)),
-      mappings_(device, settings_.pin),
+      mappings_(device),
       team_(settings_.host_threads),
       workers_(host.worker_count()) {
   carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this));

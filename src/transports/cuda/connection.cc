@@ -338,8 +338,11 @@ void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepar
     } else if (vram) {
       backend_.device().reach(prepared.gpu, static_cast<uint32_t>(region.device));
     } else {
-      delta = keep(
-          backend_.mappings().pin(region.address, region.bytes, prepared.read ? Use::kRead : Use::kWrite));
+      const Use use = prepared.read ? Use::kRead : Use::kWrite;
+      HostPin theirs{backend_.device(), backend_.settings().pin, region.address, region.bytes};
+      std::shared_ptr<const Pinned> pinned = theirs.now(use);
+      delta = pinned->delta();
+      prepared.held.push_back(std::move(pinned));
     }
   }
 }
@@ -401,10 +404,12 @@ void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepar
   reach_remote(args, prepared);
   std::vector<uint64_t> local_deltas;
   std::string why;
-  if (reach_local(args, prepared, local_deltas, why))
-    make_work(prepared, local_deltas);
-  else
-    prepare_pool(args, prepared, why);
+  if (reach_local(args, prepared, local_deltas, why)) return make_work(prepared, local_deltas);
+  prepare_detour(args, prepared, why);
+  DetourPlan& detour = *prepared.detour;
+  detour.far = detour_->copier(prepared.gpu, prepared.read);
+  detour.far_deltas = prepared.remote_deltas;
+  detour.far_pool = detour_->address_for(prepared.gpu);
 }
 
 // Of NUMA, the node of the GPU that will copy: ours, or if we see it the owner's.
@@ -426,23 +431,7 @@ void Connection::take_detour(std::optional<uint32_t> node, const std::string& wh
   host().log(2, "bytes go through host memory: " + why);
 }
 
-// `why` our GPU does not reach our memory; it does reach the peer's. Throws Error.
-void Connection::prepare_pool(const towline_prepare_args& args, Prepared& prepared, const std::string& why) {
-  const towline_plan& plan = *args.plan;
-  take_detour(node_near(args, prepared.gpu), why);
-  auto detour = std::make_unique<DetourPlan>();
-  detour->plan = args.plan;
-  detour->read = prepared.read;
-  detour->copier = detour_->copier(std::nullopt, prepared.read);
-  detour->pool = detour_->address_for(std::nullopt);
-  detour->local_deltas.assign(plan.local->region_count, 0);
-  detour->far = detour_->copier(prepared.gpu, prepared.read);
-  detour->far_pool = detour_->address_for(prepared.gpu);
-  detour->far_deltas = prepared.remote_deltas;
-  prepared.detour = std::move(detour);
-}
-
-// `why` no GPU of ours does it: the owner helps. Throws Error.
+// `why` no GPU of ours does it in one step. With the owner's help, unless `far` is set. Throws Error.
 void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prepared,
                                 const std::string& why) {
   const towline_plan& plan = *args.plan;
@@ -451,7 +440,8 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
   const bool vram =
       gpu || std::any_of(plan.remote->regions, plan.remote->regions + plan.remote->region_count, is_vram);
   if (!vram) fail(Status::kUnsupported, "cuda: only GPU memory goes through host memory ({})", why);
-  take_detour(node_near(args, gpu), why);
+  const bool reached = prepared.lane != nullptr;  // the peer's memory, by our GPU
+  take_detour(node_near(args, reached ? prepared.gpu : gpu), why);
   auto detour = std::make_unique<DetourPlan>();
   detour->plan = args.plan;
   detour->read = prepared.read;

@@ -166,7 +166,6 @@ class Connection final : private CarrierEvents {
                    std::string& why);
   void make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas);
   void prepare_here(const towline_prepare_args& args, Prepared& prepared);
-  void prepare_pool(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void take_detour(std::optional<uint32_t> node, const std::string& why);
   bool pinned_meanwhile(Prepared& prepared, PinNow now) noexcept;

@@ -116,35 +116,32 @@ void Detour::cut(Job& job, uint32_t index) noexcept {
   stretches_.clear();
   const uint64_t offset = index * kDetourSlotBytes;
   uint64_t bytes = 0;
-  uint64_t pieces = 0;
   uint64_t place = 0;
   towline_segment segments[kWindow];
-  while (bytes < kDetourSlotBytes && pieces < kMostStretches && !cursor.done()) {
+  while (bytes < kDetourSlotBytes && stretches_.size() < kMostStretches && !cursor.done()) {
     uint64_t at = cursor.position();
-    const size_t count =
-        cursor.next(segments, std::min<size_t>(kWindow, kMostStretches - pieces), kDetourSlotBytes - bytes);
+    const size_t count = cursor.next(segments, std::min(kWindow, kMostStretches - stretches_.size()),
+                                     kDetourSlotBytes - bytes);
     for (size_t i = 0; i < count; ++i) {
       const towline_segment& segment = segments[i];
+      const DetourPlan::Target& target = plan.targets[segment.remote_region];
+      if (stretches_.empty()) place = target.place;
+      if (target.place != place && plan.far == nullptr) {
+        cursor.seek(at, job.end);
+        bytes = kDetourSlotBytes;
+        break;
+      }
       const uint64_t ours = segment.local + plan.local_deltas[segment.local_region];
       const uint64_t pool = plan.pool + offset + bytes;
       if (plan.far != nullptr) {
         const uint64_t theirs = segment.remote + plan.far_deltas[segment.remote_region];
         const uint64_t far_pool = plan.far_pool + offset + bytes;
         plan.far->add(index, plan.read ? far_pool : theirs, plan.read ? theirs : far_pool, segment.length);
-      } else {
-        const DetourPlan::Target& target = plan.targets[segment.remote_region];
-        if (stretches_.empty()) place = target.place;
-        if (target.place != place) {
-          cursor.seek(at, job.end);
-          bytes = kDetourSlotBytes;
-          break;
-        }
-        stretches_.push_back({target.key, segment.remote, segment.length});
       }
       plan.copier->add(index, plan.read ? ours : pool, plan.read ? pool : ours, segment.length);
+      stretches_.push_back({target.key, segment.remote, segment.length});
       bytes += segment.length;
       at += segment.length;
-      ++pieces;
     }
   }
   if (plan.far != nullptr) return;

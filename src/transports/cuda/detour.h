@@ -50,7 +50,7 @@ struct DetourPlan {
 
   // The other side's step: done by the owner,
   std::vector<Target> targets;  // for each remote region
-  // or, where this is set, by our GPU.
+  // or, where `far` is set, by our GPU.
   std::shared_ptr<PieceCopier> far;
   std::vector<uint64_t> far_deltas;  // for each remote region what to add to its addresses
   uint64_t far_pool = 0;             // where `far` finds the pool

@@ -61,15 +61,6 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   return {std::move(file), here - part.address};
 }
 
-MappingCache::Way MappingCache::pin(uint64_t address, uint64_t bytes, Use use) {
-  std::shared_ptr<const Pinned> pinned = pin_ == PinUse::kNever
-                                             ? device_.pinned_ranges().find(device_, address, bytes, use)
-                                             : device_.pinned_ranges().take(device_, address, bytes, use);
-  if (pinned == nullptr) fail(Status::kUnsupported, kNeverPinned);
-  const uint64_t delta = pinned->delta();
-  return {std::move(pinned), delta};
-}
-
 size_t MappingCache::live() const {
   const std::lock_guard lock(mutex_);
   size_t count = 0;

@@ -11,7 +11,6 @@
 
 #include "base/memfd.h"
 #include "transports/cuda/device.h"
-#include "transports/cuda/settings.h"
 
 namespace towline::cuda {
 
@@ -23,12 +22,10 @@ class MappingCache {
     uint64_t delta = 0;  // to be added to the owner's addresses
   };
 
-  MappingCache(Device& device, PinUse pin) : device_(device), pin_(pin) {}
+  explicit MappingCache(Device& device) : device_(device) {}
 
   // Any thread. Throws Error.
   Way map(const uint64_t incarnation[2], uint32_t gpu, std::span<const Shared> parts, bool writable);
-  // Host memory of this process.
-  Way pin(uint64_t address, uint64_t bytes, Use use);
   [[nodiscard]] size_t live() const;
 
  private:
@@ -49,7 +46,6 @@ class MappingCache {
   Way map_host_file(uint32_t gpu, const Shared& part, bool writable);
 
   Device& device_;
-  const PinUse pin_;
   mutable std::mutex mutex_;
   std::map<Key, std::weak_ptr<const Mapped>> mapped_;
   std::map<Key, std::weak_ptr<const HostFile>> files_;

@@ -20,7 +20,6 @@ enum class PinUse : uint8_t {
   kFirst,  // pinned where it lies by the first transfer that needs it; what can't be goes through the pool
   kNever,  // it goes through the pool
 };
-inline constexpr const char* kNeverPinned = "cuda.pin is \"never\", and host memory is not pinned";
 
 struct Settings {
   uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most
