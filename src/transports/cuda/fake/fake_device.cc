@@ -19,20 +19,20 @@ namespace towline::cuda::fake {
 
 // ---- faults
 
-void Faults::hold(bool held) {
+void Stop::hold(bool held) {
   const std::lock_guard lock(mutex_);
   held_ = held;
   let_go_.notify_all();
 }
 
-void Faults::wait_until_let_go() {
+void Stop::pass() {
   std::unique_lock lock(mutex_);
   ++waiting_;
   let_go_.wait(lock, [this] { return !held_; });
   --waiting_;
 }
 
-bool Faults::waited_for() {
+bool Stop::waited_for() {
   const std::lock_guard lock(mutex_);
   return waiting_ != 0;
 }
@@ -107,35 +107,6 @@ bool Faults::full() {
   return full_;
 }
 
-void Faults::hold_lists(bool held) {
-  const std::lock_guard lock(mutex_);
-  lists_held_ = held;
-  let_go_.notify_all();
-}
-
-void Faults::wait_for_lists() {
-  std::unique_lock lock(mutex_);
-  let_go_.wait(lock, [this] { return !lists_held_; });
-}
-
-void Faults::hold_pins(bool held) {
-  const std::lock_guard lock(mutex_);
-  pins_held_ = held;
-  let_go_.notify_all();
-}
-
-void Faults::wait_for_pins() {
-  std::unique_lock lock(mutex_);
-  ++pinning_;
-  let_go_.wait(lock, [this] { return !pins_held_; });
-  --pinning_;
-}
-
-bool Faults::pinning() {
-  const std::lock_guard lock(mutex_);
-  return pinning_ != 0;
-}
-
 void Faults::refuse_pins(bool refused) {
   const std::lock_guard lock(mutex_);
   pins_refused_ = refused;
@@ -157,14 +128,14 @@ bool Faults::pinned_for_reading(uint64_t address) {
 }
 
 void Faults::reset() {
+  for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
-  held_ = separated_ = full_ = lists_held_ = pins_held_ = pins_refused_ = false;
+  separated_ = full_ = pins_refused_ = false;
   refusals_ = 0;
   refusal_ = break_ = 0;
   forgotten_.clear();
   placed_.clear();
   for_reading_.clear();
-  let_go_.notify_all();
 }
 
 Faults& faults() {
@@ -245,7 +216,7 @@ class FakeGate final : public Gate {
   void run_once(const CopyJob& job) {
     ++begun_;
     const bool moves = !closed_;
-    faults().wait_until_let_go();
+    faults().launches.pass();
     if (moves)
       run(job);
     else
@@ -359,11 +330,11 @@ class FakeLane final : public Lane {
 
   Code carry_out(const Work& next) {
     if (next.list.host != nullptr) {
-      faults().wait_for_lists();
+      faults().lists.pass();
       std::memcpy(reinterpret_cast<void*>(next.list.gpu), next.list.host, next.list.bytes);
       return 0;
     }
-    faults().wait_until_let_go();
+    faults().launches.pass();
     if (const Code broken = faults().take_break(); broken != 0) return broken;
     run(next.job);
     flags_[next.slot].store(next.value, std::memory_order_release);
@@ -596,7 +567,7 @@ class FakeDevice final : public Device {
   }
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override {
     if (!find_vma(address).memfd) {
-      faults().wait_for_pins();
+      faults().pins.pass();
       if (faults().pins_refused()) fail(Status::kIo, "fake GPU: pinning host memory: refused");
     }
     return std::make_unique<Registered>(registry_, address, bytes);

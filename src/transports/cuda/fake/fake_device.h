@@ -16,13 +16,26 @@
 
 namespace towline::cuda::fake {
 
+// Where threads wait, while tests hold them, until they are let go.
+class Stop {
+ public:
+  void hold(bool held);
+  void pass();
+  [[nodiscard]] bool waited_for();  // somebody waits
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable let_go_;
+  bool held_ = false;
+  uint32_t waiting_ = 0;
+};
+
 // What tests have GPUs do. One for the process.
 class Faults {
  public:
-  // Launches wait until let go.
-  void hold(bool held);
-  void wait_until_let_go();
-  [[nodiscard]] bool waited_for();  // somebody waits to be let go
+  Stop launches;
+  Stop lists;  // on their way to the GPU
+  Stop pins;   // of host memory, off memfds
   // The next launches or copies are refused with this code.
   void refuse_launches(uint32_t count, Code code);
   Code take_refusal();
@@ -36,13 +49,7 @@ class Faults {
   [[nodiscard]] uint32_t gpu_of(uint64_t address);
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
-  void fill(bool full);  // there is no room to map anything
-  // Lists stay on their way to the GPU until let go.
-  void hold_lists(bool held);
-  void wait_for_lists();
-  void hold_pins(bool held);  // host memory stays about to be pinned until let go
-  void wait_for_pins();
-  [[nodiscard]] bool pinning();    // somebody waits for that
+  void fill(bool full);            // there is no room to map anything
   void refuse_pins(bool refused);  // of host memory off memfds
   [[nodiscard]] bool pins_refused();
   // The application has pinned this, for reading only.
@@ -59,14 +66,8 @@ class Faults {
   };
   static bool in_one_of(const std::vector<Range>& ranges, uint64_t address);
   std::mutex mutex_;
-  std::condition_variable let_go_;
-  bool held_ = false;
-  uint32_t waiting_ = 0;
   bool separated_ = false;
   bool full_ = false;
-  bool lists_held_ = false;
-  bool pins_held_ = false;
-  uint32_t pinning_ = 0;
   bool pins_refused_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;

@@ -72,15 +72,15 @@ TEST_F(PinnedRangesTest, WhatTheApplicationPinnedIsUsedAndNotLetGo) {
 }
 
 TEST_F(PinnedRangesTest, NobodyElseWaitsWhileARangeIsPinned) {
-  faults().hold_pins(true);
+  faults().pins.hold(true);
   std::shared_ptr<const Pinned> first;
   std::shared_ptr<const Pinned> second;
   std::thread pinning([&] { first = take(kAddress, kBytes); });
-  while (!faults().pinning()) std::this_thread::yield();
+  while (!faults().pins.waited_for()) std::this_thread::yield();
   std::thread also([&] { second = take(kAddress, 100); });
   EXPECT_EQ(find(kAddress, kBytes), nullptr);
   EXPECT_EQ(find(kAddress + (1 << 30), kBytes), nullptr);
-  faults().hold_pins(false);
+  faults().pins.hold(false);
   pinning.join();
   also.join();
   EXPECT_NE(find(kAddress, kBytes), nullptr);

@@ -29,9 +29,9 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
   if (is("hold"))
-    faults.hold(a != 0);
+    faults.launches.hold(a != 0);
   else if (is("held"))
-    return faults.waited_for();
+    return faults.launches.waited_for();
   else if (is("refuse"))
     faults.refuse_launches(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
   else if (is("break"))
@@ -43,13 +43,13 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
   else if (is("full"))
     faults.fill(a != 0);
   else if (is("hold lists"))
-    faults.hold_lists(a != 0);
+    faults.lists.hold(a != 0);
   else if (is("pinned"))
     return towline::cuda::fake::fake_device().find_pinned(a, 1) != nullptr;
   else if (is("pinning"))
-    return faults.pinning();
+    return faults.pins.waited_for();
   else if (is("hold pins"))
-    faults.hold_pins(a != 0);
+    faults.pins.hold(a != 0);
   else if (is("refuse pins"))
     faults.refuse_pins(a != 0);
   else if (is("pin for reading"))
