@@ -66,6 +66,15 @@ find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED) # header-only as it comes; its package would link the library
 mark_as_advanced(TOMLPLUSPLUS_INCLUDE_DIR TOWLINE_CCACHE)
+# fmt's headers, and its code compiled into what links to it (cmake/fmt.cc, which knows these versions).
+if(fmt_VERSION VERSION_GREATER_EQUAL 9 AND fmt_VERSION VERSION_LESS 11)
+  add_library(towline_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)
+  target_include_directories(
+    towline_fmt SYSTEM PUBLIC $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
+else()
+  add_library(towline_fmt INTERFACE)
+  target_link_libraries(towline_fmt INTERFACE fmt::fmt-header-only)
+endif()
 # What plugins need; without one, its plugin is left out.
 find_package(CURL 7.85 QUIET)
 find_package(OpenSSL 3.0 QUIET)

@@ -4,6 +4,7 @@
 //
 //   <fuzzer> [corpus folder or file]... [--runs=N] [--seed=S]
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
