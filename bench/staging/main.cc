@@ -12,6 +12,7 @@
 #include <towline/towline.hpp>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstring>

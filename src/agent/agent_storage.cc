@@ -1,4 +1,5 @@
 // Agent: files and the like as regions, and this agent as its own peer, which is how they are reached.
+#include <algorithm>
 #include <string_view>
 
 #include "agent/agent.h"

@@ -1,6 +1,7 @@
 // C API: collectives.
 #include "towline/collectives.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/config_file.h"

@@ -1,6 +1,7 @@
 // What the C API's opaque pointers point to. Handles outlive their agent: they hold it, closed or not.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>

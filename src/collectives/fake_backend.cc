@@ -1,6 +1,7 @@
 // A backend without other ranks: everything ends at once. Outputs are what one rank alone would get, for each
 // of the ranks there are said to be; sends go nowhere, receives leave their buffer as it is. For trying a
 // program of many ranks in one process, and for measuring what a call costs by itself.
+#include <algorithm>
 #include <cstring>
 #include <string>
 

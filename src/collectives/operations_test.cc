@@ -1,6 +1,7 @@
 // Every operation, among several ranks, over shared memory, over TCP and over both.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 

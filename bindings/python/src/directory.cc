@@ -1,6 +1,7 @@
 // Directories: calls that can be waited for, watches.
 #include <towline/directory.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "core.h"

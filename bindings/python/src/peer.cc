@@ -1,4 +1,5 @@
 // Peers: who they are, their regions, messages to them.
+#include <algorithm>
 #include <vector>
 
 #include "core.h"

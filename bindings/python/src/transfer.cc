@@ -1,6 +1,7 @@
 // Transfers. post() and poll() are the hot path: one call of the C API, and nothing else that costs.
 #include <towline/gpu.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "arrays.h"

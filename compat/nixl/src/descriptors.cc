@@ -1,6 +1,7 @@
 // Descriptors and lists of them.
 #include <nixl_descriptors.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>

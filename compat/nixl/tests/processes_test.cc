@@ -1,4 +1,5 @@
 // With another process: sides that never call in, that die, that restart; nothing of it disturbs others.
+#include <algorithm>
 #include <csignal>
 
 #include "support.h"

@@ -1,4 +1,5 @@
 // The plugin's tables over the client.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
