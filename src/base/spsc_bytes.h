@@ -181,6 +181,20 @@ class SpscConsumer {
     return detail::ring_regions(data_, consumed_, used_known());
   }
 
+  // What is known to be there lies with the producer's processor: has up to `bytes` of it come while there is
+  // something else to do. A hint.
+  void expect_read(std::size_t bytes) const noexcept {
+    const auto regions = detail::ring_regions(data_, consumed_, bytes < used_known() ? bytes : used_known());
+    for (const std::span<const uint8_t>& region : {regions.first, regions.second})
+      for (const uint8_t *at = region.data(), *end = at + region.size(); at < end; at += kCacheLineBytes)
+        __builtin_prefetch(at);
+  }
+
+  // Nothing new since all that was seen has been consumed.
+  [[nodiscard]] bool looks_empty() const noexcept {
+    return header_->written.load(std::memory_order_relaxed) == consumed_;
+  }
+
   // Gives back the first `bytes` of what read_regions() gave.
   void consume(std::size_t bytes) noexcept {
     consume_quietly(bytes);

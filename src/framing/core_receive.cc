@@ -22,6 +22,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   uint32_t looks = kLooks;
   std::size_t budget = options_.pass_bytes;
   while (!down_ && budget != 0) {
+    if (lane.in.state == InputState::kHeader && lane.lane->looks_empty()) break;
     std::size_t asked = 0;
     const IoResult result = fill(lane, asked);
     if (result.status == Status::kAgain) {

@@ -67,6 +67,10 @@ class Lane {
   // Fills a prefix of the given space, in order; at most IOV_MAX pieces, none empty.
   [[nodiscard]] virtual IoResult read(std::span<const iovec> pieces) noexcept = 0;
 
+  // Whether read() would find nothing, where that can be told for less than by reading. A hint: false where
+  // it can't.
+  [[nodiscard]] virtual bool looks_empty() const noexcept { return false; }
+
   // The worker is about to sleep: wake it when bytes arrive, and with `want_write` also when bytes can be
   // written. True: there is work after all (or the lane can't tell), don't sleep.
   [[nodiscard]] virtual bool arm(bool want_write) noexcept = 0;

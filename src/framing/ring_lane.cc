@@ -112,7 +112,6 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
     if (regions.empty() && !consumer_.corrupt()) return IoResult::closed();
   }
   if (consumer_.corrupt()) return IoResult::error(Status::kProtocol, 0, kCorruptRing);
-  if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
   // What is free is told late: a store that the producer looks at, and a fence after it, for each few KiB
   // cost more than they are worth. The producer never waits for less than this, so that nobody waits for
   // ever.
@@ -126,7 +125,15 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
       pieces, regions, kPublishBytes,
       [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); }, give_back,
       give_back);
+  // Behind what was asked for: both come while that is dealt with.
+  consumer_.expect_read(kMostExpected);
+  if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
   return IoResult::moved(bytes);
+}
+
+bool RingLane::looks_empty() const noexcept {
+  return !closed_ && consumer_.looks_empty() &&
+         incoming_->producer_closed.load(std::memory_order_relaxed) == 0;
 }
 
 bool RingLane::arm(bool want_write) noexcept {

@@ -58,6 +58,7 @@ class RingLane final : public Lane {
 
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool looks_empty() const noexcept override;
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override;
   void close() noexcept override;

@@ -62,6 +62,27 @@ TEST(RingLane, CloseIsSeenAfterTheLastByte) {
   EXPECT_EQ(first->read({&one, 1}).status, Status::kClosed);
 }
 
+TEST(RingLane, LooksEmptyWhenAReadWouldFindNothing) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  uint8_t bytes[2] = {};
+  const iovec one = piece(bytes, 1);
+  const iovec two = piece(bytes, 2);
+  EXPECT_TRUE(second->looks_empty());
+  ASSERT_EQ(first->write({&two, 1}).bytes, 2u);
+  EXPECT_FALSE(second->looks_empty());
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_FALSE(second->looks_empty());
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_TRUE(second->looks_empty());
+  rings.forth().header->positions.written.store(1);  // back again
+  EXPECT_FALSE(second->looks_empty());
+  rings.forth().header->positions.written.store(2);
+  EXPECT_TRUE(second->looks_empty());
+  first->close();  // is for a read to tell
+  EXPECT_FALSE(second->looks_empty());
+}
+
 TEST(RingLane, ImpossiblePositionsAreAnError) {
   RingPair rings{64};
   auto [first, second] = rings.lanes();
