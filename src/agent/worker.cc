@@ -127,7 +127,11 @@ int32_t Worker::watch(int fd, uint32_t events, towline_ready_fn ready, void* arg
     slot->ready = ready;
     slot->argument = argument;
     slot->fd = fd;
-    if (again) {
+    const bool listed = again && !slot->resting;
+    slot->resting = again && events == 0;
+    if (slot->resting) {
+      poller_.remove(fd);
+    } else if (listed) {
       poller_.modify(fd, events, slot.get());
     } else {
       poller_.add(fd, events, slot.get());

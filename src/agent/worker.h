@@ -114,6 +114,7 @@ class Worker {
 
   uint32_t pass(bool poll_descriptors) noexcept;  // under the lock
   uint64_t read_clock() noexcept;
+    bool resting = false;  // out of epoll: until it is watched for something again
   uint32_t drain_queue() noexcept;
   uint32_t step_establishing(uint64_t now_ns) noexcept;
   uint32_t step_staged(uint64_t now_ns) noexcept;

@@ -94,7 +94,7 @@ typedef struct towline_host_v1_t {
   const towline_identity* (*self)(void* context);
   uint32_t (*worker_count)(void* context);
   // Watches a file descriptor (level-triggered epoll events); ready is called on the worker. unwatch before
-  // closing it.
+  // closing it. rewatch with no events rests it at no cost to whoever writes to it, until the next rewatch.
   int32_t (*watch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
                    void* argument);
   int32_t (*rewatch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,

@@ -18,6 +18,8 @@ namespace {
 // After so many empty reads a further lane is looked at once in so many passes.
 constexpr uint32_t kPatience = 64;
 constexpr uint32_t kSeldom = 16;
+// Leaving epoll and coming back costs as much as a few arrivals that epoll is told of.
+constexpr uint32_t kReadsBeforeRest = 64;
 
 void set(int fd, int level, int option, int value) noexcept {
   setsockopt(fd, level, option, &value, sizeof value);
@@ -95,6 +97,7 @@ framing::IoResult SocketLane::read(std::span<const iovec> pieces) noexcept {
                         : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
   if (n > 0) {
     empty_reads_ = 0;
+    if (++reads_ >= kReadsBeforeRest && watched_ != 0) rest();
     return framing::IoResult::moved(static_cast<std::size_t>(n));
   }
   if (empty_reads_ < kPatience) ++empty_reads_;
@@ -104,18 +107,25 @@ framing::IoResult SocketLane::read(std::span<const iovec> pieces) noexcept {
 bool SocketLane::arm(bool want_write) noexcept {
   if (!fd_.valid()) return true;
   empty_reads_ = 0;  // whatever wakes us may have come here
+  reads_ = 0;
   const uint32_t wanted = want_write ? EPOLLIN | EPOLLOUT : EPOLLIN;
   if (watched_ == wanted) return false;
-  const int32_t status = watched_ == 0 ? host_.watch(worker_, fd_.get(), wanted, ready_, argument_)
-                                       : host_.rewatch(worker_, fd_.get(), wanted, ready_, argument_);
+  const int32_t status = known_ ? host_.rewatch(worker_, fd_.get(), wanted, ready_, argument_)
+                                : host_.watch(worker_, fd_.get(), wanted, ready_, argument_);
   if (status != TOWLINE_OK) return true;  // never sleep on a socket that can't wake us
+  known_ = true;
   watched_ = wanted;
   return false;
 }
 
+void SocketLane::rest() noexcept {
+  if (host_.rewatch(worker_, fd_.get(), 0, ready_, argument_) == TOWLINE_OK) watched_ = 0;
+}
+
 void SocketLane::close() noexcept {
   if (!fd_.valid()) return;
-  if (watched_ != 0) host_.unwatch(worker_, fd_.get());
+  if (known_) host_.unwatch(worker_, fd_.get());
+  known_ = false;
   watched_ = 0;
   fd_.reset();
 }

@@ -2,7 +2,8 @@
 //
 // Polled while its worker is busy: a read is one recv that mostly finds something or says EAGAIN, without
 // epoll. Only when the worker is about to sleep does the socket's epoll interest matter, and it is changed
-// only when it has to be.
+// only when it has to be. A socket that has been read from for a while leaves epoll until then: each arrival
+// would have to be told to it, by whoever sends and before that one's system call returns.
 //
 // What comes later has its place here: TLS is a lane around this one; io_uring and MSG_ZEROCOPY replace the
 // two system calls in read() and write() under the rules in framing/lane.h.
@@ -45,8 +46,12 @@ class SocketLane final : public framing::Lane {
   const uint32_t frame_bytes_;
   const towline_ready_fn ready_;
   void* const argument_;
-  uint32_t watched_ = 0;      // epoll events; 0: not watched
+  void rest() noexcept;
+
+  bool known_ = false;        // to the host's epoll
+  uint32_t watched_ = 0;      // epoll events; 0: none
   uint32_t empty_reads_ = 0;  // in a row
+  uint32_t reads_ = 0;        // that brought something, since the worker was last about to sleep
   std::string name_;
 };
 

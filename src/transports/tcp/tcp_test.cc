@@ -202,6 +202,32 @@ TEST_F(TcpTest, LeavesAQuietConnectionToEpollAndTakesItUpAgain) {
   ASSERT_TRUE(turn([&] { return !link.messages.empty(); }));
 }
 
+TEST_F(TcpTest, LeavesEpollWhileItIsPolledAndComesBackToSleep) {
+  open();
+  FakeLink& link = connected();
+  const auto exchange = [&](int messages) {
+    for (int i = 0; i < messages; ++i) {
+      const std::size_t had = b->accepted_link()->messages.size();
+      ASSERT_EQ(a->send(link, "hello"), Status::kOk);
+      ASSERT_TRUE(turn([&] { return b->accepted_link()->messages.size() > had; }));
+    }
+  };
+  exchange(1);
+  ASSERT_TRUE(b->sleep(0, 0));
+  EXPECT_EQ(b->resting(0), 0u);
+  exchange(4);
+  EXPECT_EQ(b->resting(0), 0u);  // who sleeps after every few messages goes on as it is
+  exchange(200);
+  EXPECT_EQ(b->resting(0), 1u);
+  ASSERT_TRUE(b->sleep(0, 0));
+  EXPECT_EQ(b->resting(0), 0u);
+  const std::size_t had = b->accepted_link()->messages.size();
+  ASSERT_EQ(a->send(link, "wakes"), Status::kOk);
+  ASSERT_TRUE(b->sleep(0, 60 * kSecondNs));
+  b->data->progress(b->backend, 0, b->now_ns());
+  EXPECT_EQ(b->accepted_link()->messages.size(), had + 1);
+}
+
 TEST_F(TcpTest, ServesManyConnections) {
   open();
   std::vector<FakeLink*> made;

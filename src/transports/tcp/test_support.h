@@ -132,6 +132,12 @@ class FakeAgent {
     data->disarm(backend, worker);
     return true;
   }
+  // Descriptors of this worker that are watched for nothing now.
+  std::size_t resting(uint32_t worker) const {
+    std::size_t count = 0;
+    for (const auto& [fd, watch] : workers_[worker]->watches) count += watch.events == 0 ? 1 : 0;
+    return count;
+  }
   uint64_t now_ns() const { return clock != nullptr ? clock->now_ns() : monotonic_now_ns() + skipped_ns; }
 
   bool ended(uint64_t cookie) const { return results.contains(cookie); }
@@ -172,6 +178,7 @@ class FakeAgent {
   struct Watch {
     towline_ready_fn ready;
     void* argument;
+    uint32_t events;
   };
   struct Worker {
     Poller poller;
@@ -227,14 +234,14 @@ class FakeAgent {
     table_.watch = [](void* c, uint32_t worker, int fd, uint32_t events, towline_ready_fn ready,
                       void* argument) {
       Worker& w = *self(c).workers_[worker];
-      if (!w.watches.emplace(fd, Watch{ready, argument}).second) std::abort();
+      if (!w.watches.emplace(fd, Watch{ready, argument, events}).second) std::abort();
       w.poller.add(fd, events, context_of(fd));
       return int32_t{TOWLINE_OK};
     };
     table_.rewatch = [](void* c, uint32_t worker, int fd, uint32_t events, towline_ready_fn ready,
                         void* argument) {
       Worker& w = *self(c).workers_[worker];
-      w.watches.at(fd) = {ready, argument};
+      w.watches.at(fd) = {ready, argument, events};
       w.poller.modify(fd, events, context_of(fd));
       return int32_t{TOWLINE_OK};
     };
