@@ -112,6 +112,7 @@ void Agent::open() {
   }
   backends_ = std::make_unique<BackendHost>(*this, options_.backends, plugins,
                                             options_.config.get_string("faults"), host_services());
+  for (auto& worker : workers_) worker->know_backends(backends_->backends().size());
   if (options_.listen != "none") {
     Worker::Guard guard(*workers_[0]);
     metadata_service_ = std::make_unique<MetadataService>(*this, options_.listen, options_.advertise);

@@ -244,6 +244,16 @@ void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
   }
 }
 
+void Link::part_started() noexcept {
+  ++parts_in_flight_;
+  worker_.part_started(backend_.index);
+}
+
+void Link::part_ended() noexcept {
+  --parts_in_flight_;
+  worker_.part_ended(backend_.index);
+}
+
 void Link::on_served(Direction direction, uint64_t bytes) noexcept {
   (direction == Direction::kTx ? sent_ : received_)->add_served(worker_.index(), bytes);
 }

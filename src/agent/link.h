@@ -75,8 +75,8 @@ class Link {
   // A part is, or is no longer, prepared here.
   void add_prepared(Part& part);
   void remove_prepared(Part& part) noexcept;
-  void part_started() noexcept { ++parts_in_flight_; }
-  void part_ended() noexcept { --parts_in_flight_; }
+  void part_started() noexcept;
+  void part_ended() noexcept;
 
   [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
   [[nodiscard]] bool up() const noexcept { return state() == State::kUp; }

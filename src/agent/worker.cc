@@ -25,6 +25,7 @@ constexpr uint64_t kMaintenanceNs =
 // as ten passes that find nothing.
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
+constexpr uint32_t kPassesOfInterest = 64;
 constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
@@ -179,9 +180,7 @@ uint64_t Worker::read_clock() noexcept {
 uint32_t Worker::pass(bool poll_descriptors) noexcept {
   uint32_t done = drain_queue();
   const uint64_t now_ns = read_clock();
-  for (const auto& backend : agent_.backends().backends()) {
-    if (backend->open()) done += backend->data->progress(backend->handle, index_, now_ns);
-  }
+  done += progress_backends(now_ns);
   if (poll_descriptors) done += handle_events(0);
   if (!establishing_.empty()) done += step_establishing(now_ns);
   if (!staged_.empty()) done += step_staged(now_ns);
@@ -191,6 +190,25 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
     next_maintenance_ns_ = now_ns + kMaintenanceNs;
     for (std::size_t i = 0; i < links_.size(); ++i) done += links_[i]->maintain(now_ns);
     if (index_ == 0) agent_.expire_listener(now_ns);
+  }
+  return done;
+}
+
+// Passes in a row are for the backend that is in use: one that had nothing to do for a while, and has no part
+// of ours, is looked at when the pass's clock has been read again, which is within a microsecond.
+uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
+  uint32_t done = 0;
+  const auto& backends = agent_.backends().backends();
+  for (std::size_t i = 0; i < backends.size(); ++i) {
+    const Backend& backend = *backends[i];
+    if (!backend.open()) continue;
+    Interest& interest = interest_[i];
+    const bool waits = interest.empty_passes >= kPassesOfInterest && interest.in_flight == 0;
+    if (waits && interest.looked_ns == now_ns && agent_.in_real_time()) continue;
+    interest.looked_ns = now_ns;
+    const uint32_t here = backend.data->progress(backend.handle, index_, now_ns);
+    interest.empty_passes = here == 0 ? interest.empty_passes + 1 : 0;
+    done += here;
   }
   return done;
 }

@@ -90,6 +90,11 @@ class Worker {
   void step_staged_soon() noexcept { staged_waits_ = true; }  // whatever happens in between
   void finished(Transfer& transfer) noexcept;                 // to be delivered when the lock is released
   void add_link(Link& link) { links_.push_back(&link); }
+  // Once, before the first pass.
+  void know_backends(std::size_t count) { interest_.resize(count); }
+  // A part went to the backend with this index, or came back.
+  void part_started(uint32_t backend) noexcept { ++interest_[backend].in_flight; }
+  void part_ended(uint32_t backend) noexcept { --interest_[backend].in_flight; }
   void remove_link(Link& link) noexcept { std::erase(links_, &link); }
   [[nodiscard]] const std::vector<Link*>& links() const noexcept { return links_; }
   // End of everything: parts in flight get `status`. Used on close.
@@ -109,12 +114,20 @@ class Worker {
     towline_ready_fn ready;
     void* argument;
     int fd;
+    bool resting = false;  // out of epoll: until it is watched for something again
     bool dead = false;
   };
 
+  // What a worker knows of one backend.
+  struct Interest {
+    uint32_t in_flight = 0;     // parts there
+    uint32_t empty_passes = 0;  // in a row
+    uint64_t looked_ns = 0;     // the last time, by the pass's clock
+  };
+
   uint32_t pass(bool poll_descriptors) noexcept;  // under the lock
+  uint32_t progress_backends(uint64_t now_ns) noexcept;
   uint64_t read_clock() noexcept;
-    bool resting = false;  // out of epoll: until it is watched for something again
   uint32_t drain_queue() noexcept;
   uint32_t step_establishing(uint64_t now_ns) noexcept;
   uint32_t step_staged(uint64_t now_ns) noexcept;
@@ -158,6 +171,7 @@ class Worker {
   uint64_t next_maintenance_ns_ = 0;
   std::atomic<bool> maintenance_due_{false};
   std::vector<Link*> links_;
+  std::vector<Interest> interest_;  // by the backend's index
   Transfer* finished_ = nullptr;
   Transfer** finished_tail_ = &finished_;
   NoticePool notice_pool_;
