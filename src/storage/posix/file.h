@@ -49,7 +49,15 @@ class File {
   [[nodiscard]] uint64_t id() const noexcept { return id_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
-  // A buffered write held its thread up: for a while they are left to the pool. Any thread.
+  // A buffered write took long: those of the next while are watched closely, which costs something. Any
+  // thread.
+  void note_long_write(uint64_t now_ns) const noexcept {
+    watched_until_ns_.store(now_ns + kWatchForNs, std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool watched(uint64_t now_ns) const noexcept {
+    return now_ns < watched_until_ns_.load(std::memory_order_relaxed);
+  }
+  // One held its thread up: for a while they are left to the pool. Any thread.
   void note_slow_write(uint64_t now_ns) const noexcept {
     slow_until_ns_.store(now_ns + kSlowForNs, std::memory_order_relaxed);
   }
@@ -64,6 +72,7 @@ class File {
 
  private:
   static constexpr uint64_t kSlowForNs = 500'000'000;
+  static constexpr uint64_t kWatchForNs = 10'000'000'000;
 
   void open_path(const std::string& path, const towline_storage_args& args);
   void open_replacement(const towline_storage_args& args);
@@ -85,6 +94,7 @@ class File {
   uint32_t write_unit_ = 1;
   towline_storage_attributes attributes_ = {};
   mutable std::atomic<uint64_t> slow_until_ns_{0};
+  mutable std::atomic<uint64_t> watched_until_ns_{0};
 };
 
 }  // namespace towline::posix

@@ -17,7 +17,7 @@ namespace towline::posix {
 namespace {
 
 constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
-constexpr uint64_t kWatchEveryBytes = 512 << 10;  // watching costs about as much as writing 4 KiB
+constexpr uint64_t kWatchEveryBytes = 512 << 10;  // reading the clock twice costs a twentieth of 4 KiB
 constexpr uint64_t kBatchedBytes = 16 << 10;      // of a block, above which a batch gains nothing
 constexpr uint64_t kLeastBatch = 8;
 constexpr uint64_t kManyBytes = 32 << 20;  // of a cached read, which all threads but one help with
@@ -29,20 +29,31 @@ constexpr uint64_t kFirstLook = 16 << 10;
 constexpr uint64_t kMeanwhile = 128 << 10;
 
 // Whether a write held its thread up: it took long and the thread slept meanwhile. One that was only
-// preempted says nothing about the disk.
+// preempted says nothing about the disk. Counting sleeps costs as much as writing a page, so that is
+// done only for a while after a write that took long.
 class WriteWatch {
  public:
-  WriteWatch() noexcept : begin_ns_(monotonic_now_ns()), sleeps_(sleeps()) {}
-  [[nodiscard]] bool held_up(uint64_t now_ns) const noexcept {
-    return now_ns - begin_ns_ > kSlowWriteNs && sleeps() != sleeps_;
+  explicit WriteWatch(const File& file) noexcept
+      : file_(file), begin_ns_(monotonic_now_ns()), sleeps_(file.watched(begin_ns_) ? sleeps() : kUnknown) {}
+  // The write is over; tells the file. True: it held its thread up.
+  bool ended() const noexcept {
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns - begin_ns_ <= kSlowWriteNs) return false;
+    file_.note_long_write(now_ns);
+    const bool held_up = sleeps_ != kUnknown && sleeps() != sleeps_;
+    if (held_up) file_.note_slow_write(now_ns);
+    return held_up;
   }
 
  private:
+  static constexpr long kUnknown = -1;
+
   static long sleeps() noexcept {
     rusage usage = {};
     return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
   }
 
+  const File& file_;
   uint64_t begin_ns_;
   long sleeps_;
 };
@@ -94,7 +105,7 @@ int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept
     prepared.unwatched += args.end - args.begin;
     if (prepared.unwatched >= kWatchEveryBytes) {
       prepared.unwatched = 0;
-      watch.emplace();
+      watch.emplace(*prepared.files[0]);
     }
   }
   const int flags = write ? 0 : RWF_NOWAIT;
@@ -112,10 +123,7 @@ int32_t try_inline(Prepared& prepared, const towline_submit_args& args) noexcept
     done = move_block_by_block(prepared, args, flags);
   }
   if (!done) return TOWLINE_AGAIN;
-  if (watch) {
-    const uint64_t now_ns = monotonic_now_ns();
-    if (watch->held_up(now_ns)) prepared.files[0]->note_slow_write(now_ns);
-  }
+  if (watch) watch->ended();
   return TOWLINE_OK;
 }
 
@@ -451,7 +459,7 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   Cutter cutter(window, prepared.files.data(), write);
   Operation operation;
   std::optional<WriteWatch> watch;
-  if (write && settings_.engine == Engine::kAuto) watch.emplace();
+  if (write && settings_.engine == Engine::kAuto) watch.emplace(*prepared.files[0]);
   while (!job.stopped()) {
     const uint32_t first = window.first;
     const uint64_t at = window.position;
@@ -470,13 +478,7 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   if (job.hand_over && job.mode == Job::Mode::kDrive && !job.stopped() && hand_over(job)) return true;
   const uint64_t moved = window.position - position;
   budget -= std::min(budget, std::max<uint64_t>(moved, 1));
-  if (watch) {
-    const uint64_t now_ns = monotonic_now_ns();
-    if (watch->held_up(now_ns)) {
-      prepared.files[0]->note_slow_write(now_ns);
-      job.mode = Job::Mode::kPool;
-    }
-  }
+  if (watch && watch->ended()) job.mode = Job::Mode::kPool;
   return false;
 }
 
