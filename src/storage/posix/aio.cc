@@ -1,11 +1,17 @@
-// The kernel's asynchronous I/O from before io_uring, by its system calls: good for direct I/O where io_uring
-// is not allowed. What is buffered it does while it is submitted.
+// The kernel's asynchronous I/O from before io_uring, by its system calls: for direct I/O alone. What is
+// buffered it does while it is submitted.
+//
+// What ended is read where the interrupt has written it, in a ring that the kernel shares with us. Of
+// io_uring the thread that submitted has to be interrupted first, so that it completes its operation itself.
 #include <fmt/format.h>
 #include <linux/aio_abi.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <ctime>
 #include <vector>
@@ -18,9 +24,24 @@ namespace towline::posix {
 
 namespace {
 
+// What the context's number is the address of: the head is the reader's to move. Not in the kernel's headers,
+// but of a fixed form (fio and QEMU read it too).
+struct Ring {
+  static constexpr uint32_t kMagic = 0xa10a10a1;
+
+  uint32_t id;
+  uint32_t entries;
+  uint32_t head;
+  uint32_t tail;
+  uint32_t magic;
+  uint32_t compatible;
+  uint32_t incompatible;
+  uint32_t header_bytes;  // the events come after them
+};
+
 class Aio final : public KernelQueue {
  public:
-  explicit Aio(uint32_t depth) : depth_(depth) {
+  Aio(uint32_t depth, bool never_waits) : depth_(depth), flags_(never_waits ? RWF_NOWAIT : 0) {
     control_.resize(depth);
     waiting_.reserve(depth);
     free_.reserve(depth);
@@ -44,6 +65,7 @@ class Aio final : public KernelQueue {
     block->aio_buf = reinterpret_cast<uint64_t>(operation.iov + operation.first_iov);
     block->aio_nbytes = operation.iov_count;
     block->aio_offset = static_cast<int64_t>(operation.offset + operation.done);
+    block->aio_rw_flags = flags_;
     block->aio_flags = IOCB_FLAG_RESFD;
     block->aio_resfd = static_cast<uint32_t>(event_.fd());
     waiting_.push_back(block);
@@ -72,19 +94,22 @@ class Aio final : public KernelQueue {
     size_t count = 0;
     for (; count < capacity && !refused_.empty(); refused_.pop_back()) ended[count++] = refused_.back();
     if (in_kernel_ == 0 || count == capacity) return count;
-    return count + collect(ended + count, capacity - count, 0, 0);
+    count += collect(ended + count, capacity - count);
+    return count;
   }
 
   void wait() noexcept override {
     flush();
     if (in_kernel_ == 0) return;
-    pollfd_wait();
+    const timespec pause = {0, 200'000};
+    (void)::clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
   }
 
   // Only requests of a few drivers can be cancelled; files are none.
   void cancel(Operation&) noexcept override {}
   [[nodiscard]] int fd() const noexcept override { return event_.fd(); }
-  void drain() noexcept override { (void)event_.drain(); }
+  // Nobody reads what is signalled.
+  [[nodiscard]] uint32_t events() const noexcept override { return EPOLLIN | EPOLLET; }
   [[nodiscard]] Engine engine() const noexcept override { return Engine::kAio; }
   [[nodiscard]] std::string describe() const override {
     return fmt::format(R"({{"kind": "aio", "entries": {}}})", depth_);
@@ -95,28 +120,36 @@ class Aio final : public KernelQueue {
     return reinterpret_cast<Operation*>(block.aio_data);
   }
 
-  size_t collect(Ended* ended, size_t capacity, long at_least, long nanoseconds) noexcept {
-    io_event events[64];
-    timespec patience = {0, nanoseconds};
-    const long count =
-        ::syscall(SYS_io_getevents, context_, at_least,
-                  static_cast<long>(std::min<size_t>(std::size(events), capacity)), events, &patience);
-    for (long i = 0; i < count; ++i) {
-      ended[i] = {reinterpret_cast<Operation*>(events[i].data), events[i].res};
-      free_.push_back(reinterpret_cast<iocb*>(events[i].obj));
+  size_t collect(Ended* ended, size_t capacity) noexcept {
+    size_t count = 0;
+    const auto take = [&](const io_event& event) {
+      ended[count++] = {reinterpret_cast<Operation*>(event.data), event.res};
+      free_.push_back(reinterpret_cast<iocb*>(event.obj));
+    };
+    Ring& ring = *reinterpret_cast<Ring*>(context_);
+    if (ring.magic == Ring::kMagic && ring.incompatible == 0) {
+      const auto* const events = reinterpret_cast<const io_event*>(context_ + ring.header_bytes);
+      const uint32_t tail = std::atomic_ref(ring.tail).load(std::memory_order_acquire);
+      uint32_t head = ring.head;
+      while (head != tail && count < capacity) {
+        take(events[head]);
+        head = head + 1 < ring.entries ? head + 1 : 0;
+      }
+      if (count != 0) std::atomic_ref(ring.head).store(head, std::memory_order_release);
+    } else {
+      io_event events[64];
+      timespec patience = {};
+      const long found =
+          ::syscall(SYS_io_getevents, context_, 0,
+                    static_cast<long>(std::min<size_t>(std::size(events), capacity)), events, &patience);
+      for (long i = 0; i < found; ++i) take(events[i]);
     }
-    if (count <= 0) return 0;
-    in_kernel_ -= static_cast<size_t>(count);
-    return static_cast<size_t>(count);
-  }
-
-  // The events stay in the kernel's ring for reap().
-  void pollfd_wait() noexcept {
-    const timespec pause = {0, 200'000};
-    (void)::clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+    in_kernel_ -= count;
+    return count;
   }
 
   const uint32_t depth_;
+  const int flags_;
   aio_context_t context_ = 0;
   EventFd event_;
   std::vector<iocb> control_;
@@ -128,8 +161,9 @@ class Aio final : public KernelQueue {
 
 }  // namespace
 
-std::unique_ptr<KernelQueue> KernelQueue::open_aio(const Settings& settings, std::string& reason) {
-  auto queue = std::make_unique<Aio>(settings.queue_depth);
+std::unique_ptr<KernelQueue> KernelQueue::open_aio(const Settings& settings, bool never_waits,
+                                                   std::string& reason) {
+  auto queue = std::make_unique<Aio>(settings.queue_depth, never_waits);
   if (const int error = queue->open(); error != 0) {
     reason = "io_setup: " + errno_text(error);
     return nullptr;

@@ -32,7 +32,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   status_ = Status::kOk;
   vendor_code_ = 0;
   begun_ns = 0;
-  shares = false;
+  shares = waits = false;
   next = finished_next = nullptr;
 }
 

@@ -103,6 +103,7 @@ class Job {
   bool hand_over = false;  // as the submit was flagged, where that is worth it; not yet done
   bool handed = false;     // it has been, and no thread was free: the worker turns it as well
   bool shares = false;     // of a cached read: threads may help
+  bool waits = false;      // of direct I/O: something of it had to wait
   uint64_t begun_ns = 0;   // of one that shows whether that pays; 0: it does not
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;

@@ -134,6 +134,7 @@ JobQueue::JobQueue(const plugin::Host& host, uint32_t worker, const Settings& se
 
 JobQueue::~JobQueue() {
   if (queue_ != nullptr) host_.unwatch(worker_, queue_->fd());
+  if (swift_ != nullptr) host_.unwatch(worker_, swift_->fd());
 }
 
 void JobQueue::open_queue() {
@@ -145,16 +146,32 @@ void JobQueue::open_queue() {
     if (queue_ == nullptr) no_queue_ = "uring: " + reason;
   }
   if (queue_ == nullptr && (engine == Engine::kAuto || engine == Engine::kAio)) {
-    queue_ = KernelQueue::open_aio(settings_, reason);
+    queue_ = KernelQueue::open_aio(settings_, false, reason);
     if (queue_ == nullptr) no_queue_ += (no_queue_.empty() ? "aio: " : "; aio: ") + reason;
   }
   if (queue_ == nullptr) return;
   operations_ = std::make_unique<Operation[]>(settings_.queue_depth);
   for (uint32_t i = 0; i < settings_.queue_depth; ++i) release(operations_[i]);
-  if (host_.watch(worker_, queue_->fd(), EPOLLIN, on_ready, this) != TOWLINE_OK) {
+  if (!watch(*queue_)) {
     queue_.reset();
     no_queue_ = "its descriptor can't be watched";
   }
+}
+
+// Nothing is lost where it can't be had. Who asked for what io_uring alone has gets that.
+void JobQueue::open_swift_queue() {
+  swift_tried_ = true;
+  if (settings_.engine != Engine::kAuto || settings_.sqpoll || settings_.register_files ||
+      settings_.register_buffers || queue_ == nullptr || queue_->engine() != Engine::kUring)
+    return;
+  std::string reason;
+  swift_ = KernelQueue::open_aio(settings_, true, reason);
+  if (swift_ == nullptr) no_queue_ = "aio: " + reason;
+  if (swift_ != nullptr && !watch(*swift_)) swift_.reset();
+}
+
+bool JobQueue::watch(const KernelQueue& queue) noexcept {
+  return host_.watch(worker_, queue.fd(), queue.events(), on_ready, this) == TOWLINE_OK;
 }
 
 void JobQueue::get_ready(Prepared& prepared) {
@@ -164,6 +181,7 @@ void JobQueue::get_ready(Prepared& prepared) {
     throw plugin::Failure(Status::kUnsupported, fmt::format("posix.engine = {} can't be had here: {}",
                                                             engine_name(engine), no_queue_));
   }
+  if (prepared.direct && !swift_tried_) open_swift_queue();
   if (queue_ == nullptr) return;
   const towline_list& local = *prepared.plan->local;
   if (settings_.register_buffers) prepared.buffers.reserve(local.region_count);
@@ -355,7 +373,7 @@ void JobQueue::close(const Connection& connection, Status status) noexcept {
   while (mine()) {
     if (progress() != 0) continue;
     if (in_kernel_ != 0)
-      queue_->wait();
+      (in_swift_ != 0 ? swift_ : queue_)->wait();
     else
       sched_yield();
   }
@@ -536,12 +554,19 @@ void JobQueue::release(Operation& operation) noexcept {
 }
 
 void JobQueue::push(Operation& operation) noexcept {
-  if (queue_->push(operation)) {
+  operation.swift = swift_ != nullptr && operation.fd == operation.file->direct_fd() && !operation.job->waits;
+  if ((operation.swift ? swift_ : queue_)->push(operation)) {
     ++in_kernel_;
+    in_swift_ += operation.swift ? 1 : 0;
     return;
   }
   operation.next = again_;
   again_ = &operation;
+}
+
+void JobQueue::flush() noexcept {
+  if (swift_ != nullptr) swift_->flush();
+  queue_->flush();
 }
 
 bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
@@ -574,7 +599,7 @@ bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
     }
     job.put_back(window);
   }
-  queue_->flush();
+  flush();
   return !left || job.stopped();
 }
 
@@ -586,21 +611,27 @@ uint32_t JobQueue::reap() noexcept {
     push(*operation);
     operation = rest;
   }
-  size_t count = 0;
-  do {
-    count = queue_->reap(ended, kReapAtOnce);
-    in_kernel_ -= static_cast<uint32_t>(count);
-    for (size_t i = 0; i < count; ++i) this->ended(*ended[i].operation, ended[i].result);
-    done += static_cast<uint32_t>(count);
-  } while (count == kReapAtOnce);
-  queue_->flush();
+  for (KernelQueue* queue : {swift_.get(), queue_.get()}) {
+    for (size_t count = queue != nullptr ? kReapAtOnce : 0; count == kReapAtOnce;) {
+      count = queue->reap(ended, kReapAtOnce);
+      in_kernel_ -= static_cast<uint32_t>(count);
+      for (size_t i = 0; i < count; ++i) this->ended(*ended[i].operation, ended[i].result);
+      done += static_cast<uint32_t>(count);
+    }
+  }
+  flush();
   return done;
 }
 
 void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   Job& job = *operation.job;
+  in_swift_ -= operation.swift ? 1 : 0;
   // The thread that submitted it may have ended, which takes its operations along: they are begun again. The
   // kernel then says EFAULT as well, as it does of bad memory.
+  if (operation.swift && (result == -EAGAIN || result == -EOPNOTSUPP)) {
+    job.waits = true;
+    result = -EAGAIN;
+  }
   const bool may_retry = result == -EFAULT && operation.retries < kRetries;
   if (may_retry) ++operation.retries;
   const bool cut_off = may_retry || result == -ECANCELED || result == -EINTR || result == -EAGAIN;
@@ -621,17 +652,14 @@ void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   if (job.give_share()) over(job);
 }
 
-void JobQueue::on_ready(void* self, uint32_t) noexcept {
-  auto* queue = static_cast<JobQueue*>(self);
-  queue->queue_->drain();
-  (void)queue->reap();
-}
+void JobQueue::on_ready(void* self, uint32_t) noexcept { (void)static_cast<JobQueue*>(self)->reap(); }
 
 std::string JobQueue::describe() const {
   return fmt::format(
-      R"({{"storage": "posix", "engine": "{}", "queue": {}, "no_queue": "{}", "jobs": {}, "in_kernel": {}, "threads": {}}})",
-      engine_name(settings_.engine), queue_ != nullptr ? queue_->describe() : "null", no_queue_,
-      active_.size(), in_kernel_, pool_.threads());
+      R"({{"storage": "posix", "engine": "{}", "queue": {}, "swift": {}, "no_queue": "{}", "jobs": {}, "in_kernel": {}, "threads": {}}})",
+      engine_name(settings_.engine), queue_ != nullptr ? queue_->describe() : "null",
+      swift_ != nullptr ? swift_->describe() : "null", no_queue_, active_.size(), in_kernel_,
+      pool_.threads());
 }
 
 }  // namespace towline::posix

@@ -8,7 +8,9 @@
 //           the page cache and hardly ever wait; when one did, the file's writes are left to the pool for a
 //           while. Large cached reads are shared with threads of the pool, which take windows from the other
 //           end of the same queue.
-//   kQueue  operations go to the kernel queue as it has room: direct I/O, and what is not cached.
+//   kQueue  operations go to the kernel queue as it has room: direct I/O, and what is not cached. Where that
+//           is io_uring, direct I/O goes to a second one first, kernel AIO, which is quicker and may not
+//           wait; what would have to goes to io_uring with all that is left of its job.
 //   kPool   threads make blocking calls: where the kernel has no queue for us, and for waiting for the
 //   device.
 #pragma once
@@ -88,8 +90,11 @@ class JobQueue {
   uint32_t reap() noexcept;
   void ended(Operation& operation, int64_t result) noexcept;
   void push(Operation& operation) noexcept;
+  void flush() noexcept;
   void release(Operation& operation) noexcept;
   void open_queue();
+  void open_swift_queue();
+  [[nodiscard]] bool watch(const KernelQueue& queue) noexcept;
   static void on_ready(void* self, uint32_t events) noexcept;
 
   const plugin::Host host_;
@@ -98,14 +103,17 @@ class JobQueue {
   Pool& pool_;
 
   std::unique_ptr<KernelQueue> queue_;
+  std::unique_ptr<KernelQueue> swift_;  // of direct I/O, what need not wait
   std::unique_ptr<BatchReader> batch_;
   bool batch_tried_ = false;
   bool queue_tried_ = false;
+  bool swift_tried_ = false;
   std::string no_queue_;  // why there is none
   std::unique_ptr<Operation[]> operations_;
   Operation* free_operations_ = nullptr;
   Operation* again_ = nullptr;  // found no room, or came short
-  uint32_t in_kernel_ = 0;
+  uint32_t in_kernel_ = 0;      // by both queues
+  uint32_t in_swift_ = 0;       // of these
 
   std::vector<std::unique_ptr<Job>> jobs_;  // all that were ever needed at once
   Job* free_jobs_ = nullptr;

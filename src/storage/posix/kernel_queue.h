@@ -38,16 +38,19 @@ class KernelQueue {
   virtual void detach_file(int) noexcept {}
   [[nodiscard]] virtual int attach_buffer(uint64_t, uint64_t) noexcept { return -1; }
   virtual void detach_buffer(int) noexcept {}
-  // Polls readable when reap() would find something.
+  // Polls readable when reap() would find something, or, with EPOLLET in events(), has since it last did.
   [[nodiscard]] virtual int fd() const noexcept = 0;
-  // The descriptor was signalled: it must not stay readable.
-  virtual void drain() noexcept {}
+  [[nodiscard]] virtual uint32_t events() const noexcept = 0;
   [[nodiscard]] virtual Engine engine() const noexcept = 0;
   [[nodiscard]] virtual std::string describe() const = 0;
 
   // Null with `reason` when the kernel, or whoever set this process up, does not allow it.
   static std::unique_ptr<KernelQueue> open_uring(const Settings& settings, std::string& reason);
-  static std::unique_ptr<KernelQueue> open_aio(const Settings& settings, std::string& reason);
+  // With `never_waits` flush() does not either: an operation for which it would have to (room in the device's
+  // queue, a block of the file that is not there yet) ends with EAGAIN, or EOPNOTSUPP where the file system
+  // can't say.
+  static std::unique_ptr<KernelQueue> open_aio(const Settings& settings, bool never_waits,
+                                               std::string& reason);
 
  protected:
   KernelQueue() = default;

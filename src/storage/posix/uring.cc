@@ -11,6 +11,7 @@
 #ifdef TOWLINE_HAVE_LIBURING
 
 #include <liburing.h>
+#include <sys/epoll.h>
 
 #include <utility>
 #include <vector>
@@ -146,6 +147,7 @@ class Uring final : public KernelQueue {
   }
 
   [[nodiscard]] int fd() const noexcept override { return ring_.ring_fd; }
+  [[nodiscard]] uint32_t events() const noexcept override { return EPOLLIN; }
   [[nodiscard]] Engine engine() const noexcept override { return Engine::kUring; }
   [[nodiscard]] std::string describe() const override {
     return fmt::format(R"({{"kind": "io_uring", "entries": {}, "sqpoll": {}, "buffers": {}}})",
