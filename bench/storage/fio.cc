@@ -12,7 +12,7 @@
 namespace bench {
 namespace {
 
-constexpr double kSeconds = 0.2;
+constexpr int kMilliseconds = 200;
 
 class Fio final : public StoreContender {
  public:
@@ -26,10 +26,10 @@ class Fio final : public StoreContender {
   double run(std::uint64_t iterations) override {
     const std::string command = fmt::format(
         "fio --name=bench --filename={} --size={} --rw={} --bs={} --ioengine={} --iodepth={} --direct={} "
-        "--time_based --runtime={} --overwrite=1 --invalidate=0 --norandommap --allow_file_create=0 "
+        "--time_based --runtime={}ms --overwrite=1 --invalidate=0 --norandommap --allow_file_create=0 "
         "--output-format=json --eta=never 2>&1",
         store().path(), store().span(), cell().op == Op::kWrite ? "randwrite" : "randread", cell().block,
-        engine_, std::min<std::size_t>(cell().count, 256), store().direct() ? 1 : 0, kSeconds);
+        engine_, std::min<std::size_t>(cell().count, 256), store().direct() ? 1 : 0, kMilliseconds);
     const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
     if (pipe == nullptr) throw std::runtime_error("fio can't be started");
     std::string text;
