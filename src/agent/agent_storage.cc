@@ -209,7 +209,7 @@ std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& li
     self = &learn(describe_self(&unknown, true));
     own_peer_.store(self, std::memory_order_release);
   }
-  std::vector<std::shared_ptr<RemoteRegion>> regions;
+  RemoteRegions regions;
   for (const towline_region_ref& ref : list->resolved()->regions()) {
     std::shared_ptr<RemoteRegion> region = self->region(ref.key);
     if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);

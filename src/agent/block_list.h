@@ -3,9 +3,9 @@
 
 #include <atomic>
 #include <memory>
-#include <vector>
 
 #include "agent/peer.h"
+#include "base/few_first.h"
 #include "plan/resolved_list.h"
 #include "towline/status.h"
 
@@ -13,19 +13,18 @@ namespace towline {
 
 class Agent;
 
+using RemoteRegions = FewFirst<std::shared_ptr<RemoteRegion>, 1>;
+
 class BlockList {
  public:
-  BlockList(std::shared_ptr<const ResolvedList> resolved, Peer* peer,
-            std::vector<std::shared_ptr<RemoteRegion>> remote_regions)
+  BlockList(std::shared_ptr<const ResolvedList> resolved, Peer* peer, RemoteRegions remote_regions)
       : resolved_(std::move(resolved)), peer_(peer), remote_regions_(std::move(remote_regions)) {}
 
   [[nodiscard]] const std::shared_ptr<const ResolvedList>& resolved() const noexcept { return resolved_; }
   [[nodiscard]] const towline_list& view() const noexcept { return resolved_->view(); }
   [[nodiscard]] Peer* peer() const noexcept { return peer_; }  // null: local
   // A peer's: one for each of the view's regions.
-  [[nodiscard]] const std::vector<std::shared_ptr<RemoteRegion>>& remote_regions() const noexcept {
-    return remote_regions_;
-  }
+  [[nodiscard]] const RemoteRegions& remote_regions() const noexcept { return remote_regions_; }
   [[nodiscard]] bool uses_region(uint64_t key) const noexcept {
     for (uint64_t i = 0; i < view().region_count; ++i) {
       if (view().regions[i].key == key) return true;
@@ -40,7 +39,7 @@ class BlockList {
  private:
   std::shared_ptr<const ResolvedList> resolved_;
   Peer* peer_;
-  std::vector<std::shared_ptr<RemoteRegion>> remote_regions_;
+  RemoteRegions remote_regions_;
   std::atomic<Status> gate_{Status::kOk};
 };
 

@@ -108,7 +108,8 @@ std::shared_ptr<RemoteRegion> Peer::forget_region(uint64_t key) {
 
 Peer::Reach Peer::reach(const Backend& backend) const {
   std::lock_guard lock(mutex_);
-  return backend.index < reach_.size() ? reach_[backend.index] : Reach::kUnknown;
+  const Reach reach = backend.index < reach_.size() ? reach_[backend.index] : Reach::kUnknown;
+  return reach == Reach::kNo && has_up_link_locked(backend) ? Reach::kMaybe : reach;
 }
 
 void Peer::set_reach(const Backend& backend, Reach reach) {
@@ -119,6 +120,10 @@ void Peer::set_reach(const Backend& backend, Reach reach) {
 
 bool Peer::has_up_link(const Backend& backend) const {
   std::lock_guard lock(mutex_);
+  return has_up_link_locked(backend);
+}
+
+bool Peer::has_up_link_locked(const Backend& backend) const noexcept {
   return std::any_of(links_.begin(), links_.end(),
                      [&](const auto& link) { return &link->backend() == &backend && link->up(); });
 }

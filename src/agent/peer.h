@@ -70,7 +70,8 @@ class Peer {
   // The peer let go of a region: unknown from now on. Null when it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
-  // What a backend said of reaching the peer, until the peer's metadata changes.
+  // What a backend said of reaching the peer, until the peer's metadata changes. kMaybe as well where the
+  // backend said no, and the peer came to us.
   enum class Reach : uint8_t { kUnknown, kMaybe, kNo };
   [[nodiscard]] Reach reach(const Backend& backend) const;
   void set_reach(const Backend& backend, Reach reach);
@@ -87,6 +88,8 @@ class Peer {
   [[nodiscard]] std::vector<Link*> links() const;
 
  private:
+  [[nodiscard]] bool has_up_link_locked(const Backend& backend) const noexcept;
+
   Agent& agent_;
   const std::string name_;
   towline_identity identity_;

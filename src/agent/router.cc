@@ -43,9 +43,9 @@ bool may_do(Backend& backend, Peer& peer, uint32_t kinds, const std::string& for
   if (reach == Peer::Reach::kUnknown) {
     reach = ask(backend, peer).empty() ? Peer::Reach::kMaybe : Peer::Reach::kNo;
     peer.set_reach(backend, reach);
+    reach = peer.reach(backend);
   }
-  // What cannot be reached from here may have come to us.
-  return reach == Peer::Reach::kMaybe || peer.has_up_link(backend);
+  return reach == Peer::Reach::kMaybe;
 }
 
 std::string reason_against(Backend& backend, Peer& peer, uint32_t kinds, const std::string& forced) {

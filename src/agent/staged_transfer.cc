@@ -89,8 +89,7 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
 
 void StagedTransfer::make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, uint32_t op,
                               const std::shared_ptr<BlockList>& target) {
-  auto ours =
-      std::make_shared<BlockList>(plans.memory, nullptr, std::vector<std::shared_ptr<RemoteRegion>>{});
+  auto ours = std::make_shared<BlockList>(plans.memory, nullptr, RemoteRegions{});
   auto theirs = std::make_shared<BlockList>(plans.target, target->peer(), target->remote_regions());
   leg = std::make_unique<Transfer>(whole_.agent().shared_from_this(), op, std::move(ours), std::move(theirs),
                                    std::move(plans.plan), TransferOptions{});

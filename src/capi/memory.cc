@@ -11,13 +11,12 @@ std::shared_ptr<BlockList> make_list(Agent& agent, Peer* peer, Make&& make) {
   agent.check_usable();
   if (peer == nullptr) {
     const RegionTable::Reader reader(agent.regions());
-    return std::make_shared<BlockList>(make(reader.index()), nullptr,
-                                       std::vector<std::shared_ptr<RemoteRegion>>{});
+    return std::make_shared<BlockList>(make(reader.index()), nullptr, RemoteRegions{});
   }
   if (peer->ended() != Status::kOk)
     fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
   std::shared_ptr<const ResolvedList> resolved = make(*peer->region_index());
-  std::vector<std::shared_ptr<RemoteRegion>> regions;
+  RemoteRegions regions;
   for (const towline_region_ref& ref : resolved->regions()) {
     std::shared_ptr<RemoteRegion> region = peer->region(ref.key);
     if (region == nullptr)

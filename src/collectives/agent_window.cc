@@ -146,10 +146,9 @@ std::unique_ptr<AgentWindow::Move> AgentWindow::begin(uint32_t op, Rank& rank, u
                                    static_cast<uint32_t>(bytes), 0};
   const towline_flat_block there = {rank.region->ref.address + offset, static_cast<uint32_t>(bytes), 0};
   auto local = std::make_shared<BlockList>(ResolvedList::from_pieces({&here, 1}, {&staging_region_->ref, 1}),
-                                           nullptr, std::vector<std::shared_ptr<RemoteRegion>>{});
-  auto remote =
-      std::make_shared<BlockList>(ResolvedList::from_pieces({&there, 1}, {&rank.region->ref, 1}), rank.peer,
-                                  std::vector<std::shared_ptr<RemoteRegion>>{rank.region});
+                                           nullptr, RemoteRegions{});
+  auto remote = std::make_shared<BlockList>(ResolvedList::from_pieces({&there, 1}, {&rank.region->ref, 1}),
+                                            rank.peer, RemoteRegions(&rank.region, &rank.region + 1));
   auto move = std::make_unique<Move>(agent_, op, std::move(local), std::move(remote));
   Status status = Status::kAgain;
   const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), agent_->default_timeout_ns()).ns();

@@ -153,7 +153,7 @@ Plan PlanCompiler::finish() {
   plan_.view_.remote_step = 1;
   plan_.view_.blocks = local_.picks.count * local_.parts;
   pair();
-  plan_.view_.runs = plan_.runs_.get();
+  plan_.view_.runs = plan_.runs();
   measure();
   check_access(remote);
   if (plan_.local_ == nullptr) plan_.local_ = std::move(local_.list);
@@ -250,8 +250,8 @@ void PlanCompiler::pair() {
 
 void PlanCompiler::one_run() {
   reserve_runs(1);
-  plan_.runs_[0] = {static_cast<uint32_t>(local_.first_piece()), static_cast<uint32_t>(remote_.first_piece()),
-                    static_cast<uint32_t>(plan_.view_.blocks), 0};
+  *plan_.runs() = {static_cast<uint32_t>(local_.first_piece()), static_cast<uint32_t>(remote_.first_piece()),
+                   static_cast<uint32_t>(plan_.view_.blocks), 0};
   plan_.view_.run_count = 1;
   plan_.view_.local_step = local_.piece_step();
   plan_.view_.remote_step = remote_.piece_step();
@@ -265,7 +265,7 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
   const bool check = !target().picks.is_range();  // a range names nothing twice
   SeenIndices seen(check ? count : 0, check ? target().view().blocks : 0);
   reserve_runs(count);
-  towline_run* run = plan_.runs_.get();
+  towline_run* run = plan_.runs();
   *run = {static_cast<uint32_t>(local[0]), static_cast<uint32_t>(remote[0]), 0, 0};
   uint32_t next_local = run->local_block;
   uint32_t next_remote = run->remote_block;
@@ -282,7 +282,7 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
     next_local = local_block + 1;
     next_remote = remote_block + 1;
   }
-  trim_runs(static_cast<uint64_t>(run - plan_.runs_.get()) + 1);
+  trim_runs(static_cast<uint64_t>(run - plan_.runs()) + 1);
 }
 
 void PlanCompiler::pair_pieces() {
@@ -294,7 +294,7 @@ void PlanCompiler::pair_pieces() {
   reserve_runs(local_.picks.count + remote_.picks.count);
   PieceReader local(local_);
   PieceReader remote(remote_);
-  towline_run* const runs = plan_.runs_.get();
+  towline_run* const runs = plan_.runs();
   uint64_t used = 0;
   for (uint64_t left = plan_.view_.blocks; left != 0;) {
     local.settle();
@@ -315,6 +315,7 @@ void PlanCompiler::pair_pieces() {
 }
 
 void PlanCompiler::reserve_runs(uint64_t count) {
+  if (count <= 1) return;
   plan_.runs_ = std::make_unique_for_overwrite<towline_run[]>(count);
   plan_.run_capacity_ = count;
 }
@@ -323,6 +324,12 @@ void PlanCompiler::reserve_runs(uint64_t count) {
 void PlanCompiler::trim_runs(uint64_t count) {
   plan_.view_.run_count = count;
   if (count * 4 > plan_.run_capacity_ * 3) return;
+  if (count == 1) {
+    plan_.one_run_ = plan_.runs_[0];
+    plan_.runs_.reset();
+    plan_.run_capacity_ = 0;
+    return;
+  }
   auto runs = std::make_unique_for_overwrite<towline_run[]>(count);
   std::copy_n(plan_.runs_.get(), count, runs.get());
   plan_.runs_ = std::move(runs);

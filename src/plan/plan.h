@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "plan/resolved_list.h"
 
@@ -36,8 +37,17 @@ class Plan {
   static Plan in_order(std::shared_ptr<const ResolvedList> local, std::shared_ptr<const ResolvedList> remote,
                        uint32_t op);
 
-  Plan(Plan&&) noexcept = default;
-  Plan& operator=(Plan&&) noexcept = default;
+  Plan(Plan&& other) noexcept
+      : view_(other.view_),
+        local_parts_(other.local_parts_),
+        local_(std::move(other.local_)),
+        remote_(std::move(other.remote_)),
+        one_run_(other.one_run_),
+        runs_(std::move(other.runs_)),
+        run_capacity_(other.run_capacity_) {
+    view_.runs = runs();
+  }
+  Plan& operator=(Plan&&) = delete;
 
   [[nodiscard]] const towline_plan& view() const noexcept { return view_; }
   [[nodiscard]] uint64_t bytes() const noexcept { return view_.bytes; }
@@ -51,12 +61,14 @@ class Plan {
  private:
   friend class PlanCompiler;
   Plan() = default;
+  [[nodiscard]] towline_run* runs() noexcept { return runs_ != nullptr ? runs_.get() : &one_run_; }
 
   towline_plan view_ = {};
   uint64_t local_parts_ = 1;
   std::shared_ptr<const ResolvedList> local_;
   std::shared_ptr<const ResolvedList> remote_;
-  std::unique_ptr<towline_run[]> runs_;
+  towline_run one_run_ = {};             // most plans have no more
+  std::unique_ptr<towline_run[]> runs_;  // null: that one
   uint64_t run_capacity_ = 0;
 };
 

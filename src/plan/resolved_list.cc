@@ -136,7 +136,7 @@ class ResolvedListBuilder {
     if (current_ != kNoRegion) {
       if (covers(current_, address, bytes)) return current_;
       // Lists often visit regions in turn: try the one that came after this one last time.
-      const uint32_t next = after_[current_];
+      const uint32_t next = current_ < after_.size() ? after_[current_] : kNoRegion;
       if (next != kNoRegion && covers(next, address, bytes)) return current_ = next;
     }
     return look_up(address, bytes);
@@ -147,7 +147,10 @@ class ResolvedListBuilder {
     if (found == nullptr) return kNoRegion;
     const uint32_t number = number_of(*found);
     if (is_best(*found)) {
-      if (current_ != kNoRegion) after_[current_] = number;
+      if (current_ != kNoRegion) {
+        if (after_.size() <= current_) after_.resize(list_->regions_.size(), kNoRegion);
+        after_[current_] = number;
+      }
       current_ = number;
     } else {
       current_ = kNoRegion;
@@ -158,7 +161,7 @@ class ResolvedListBuilder {
   // The list's number of a region, which it gets here if it has none. The first few are looked for one by
   // one: most lists have no more.
   uint32_t number_of(const towline_region_ref& region) {
-    std::vector<towline_region_ref>& regions = list_->regions_;
+    auto& regions = list_->regions_;
     const uint32_t few = std::min<uint32_t>(kFewRegions, static_cast<uint32_t>(regions.size()));
     for (uint32_t i = 0; i < few; ++i)
       if (regions[i].key == region.key) return i;
@@ -168,13 +171,13 @@ class ResolvedListBuilder {
       if (!fresh) return place->second;
     }
     regions.push_back(region);
-    after_.push_back(kNoRegion);
     return next;
   }
 
   void place(const towline_extent& extent, uint64_t entry, uint64_t first_in_entry);
   void push(towline_extent extent, uint32_t region);
   void flatten();
+  uint32_t checked_region_at(uint64_t entry, uint64_t address, uint64_t length);
   FlatShape fill_flat(const FlatBlocks& blocks);
   void group_flat();
   void measure_flat();
@@ -193,7 +196,7 @@ class ResolvedListBuilder {
   uint64_t device_ = 0;
   bool any_region_will_do_ = false;
   uint32_t current_ = kNoRegion;
-  std::vector<uint32_t> after_;                     // by number: the region that followed it last
+  std::vector<uint32_t> after_;                     // by number: the region that followed it last, if any did
   std::unordered_map<uint64_t, uint32_t> numbers_;  // by key, of those beyond the first few
 };
 
@@ -310,7 +313,7 @@ void ResolvedListBuilder::flatten() {
   }
   list_->flat_ = std::move(flat);
   list_->view_.blocks = blocks;
-  list_->extents_ = {};
+  list_->extents_.clear();
   measure_flat();
 }
 
@@ -329,6 +332,14 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlo
     fail(Status::kInvalidArgument, "memory kind {}: the kinds are 0 (dram) to {} (object)", blocks.kind,
          static_cast<uint32_t>(TOWLINE_OBJECT));
   set_space(blocks.kind, blocks.device);
+  if (blocks.count == 1) {
+    towline_extent extent = {};
+    extent.address = load_strided(blocks.addresses, 0, 0);
+    extent.length = load_strided(blocks.lengths, 0, 0);
+    extent.blocks = 1;
+    push(extent, checked_region_at(0, extent.address, extent.length));
+    return finish();
+  }
   list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(blocks.count);
   list_->view_.blocks = blocks.count;
   const FlatShape shape = fill_flat(blocks);
@@ -350,6 +361,17 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlo
   return finish();
 }
 
+// Throws unless the block makes sense and lies in a region.
+uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address, uint64_t length) {
+  if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", entry, address);
+  if (length > kMaxBlockBytes || address > kMaxBlockBytes - length)
+    fail(Status::kOutOfRange, "entry {} at {:#x} with {} bytes ends beyond 2^63: is the length right?", entry,
+         address, length);
+  const uint32_t region = region_at(address, length);
+  if (region == kNoRegion) fail_uncovered(entry, 0, address, length);
+  return region;
+}
+
 ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& blocks) {
   FlatShape shape;
   towline_flat_block* const flat = list_->flat_.get();
@@ -368,12 +390,7 @@ ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& 
     const uint64_t before = address - covering_address;
     // A block of no bytes has a length that is too large by one.
     if (before >= covering_bytes || length - 1 >= covering_bytes - before) [[unlikely]] {
-      if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", i, address);
-      if (length > kMaxBlockBytes || address > kMaxBlockBytes - length)
-        fail(Status::kOutOfRange, "entry {} at {:#x} with {} bytes ends beyond 2^63: is the length right?", i,
-             address, length);
-      region = region_at(address, length);
-      if (region == kNoRegion) fail_uncovered(i, 0, address, length);
+      region = checked_region_at(i, address, length);
       // Without a best region every block is looked up anew.
       const bool keep = current_ == region;
       covering_address = keep ? list_->regions_[region].address : 0;
@@ -430,7 +447,7 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_pieces(
     std::span<const towline_flat_block> pieces, std::span<const towline_region_ref> regions) {
   if (pieces.size() > kMaxFlatBlocks)
     fail(Status::kLimitExceeded, "{} pieces: a list has at most {}", pieces.size(), kMaxFlatBlocks);
-  list_->regions_.assign(regions.begin(), regions.end());
+  list_->regions_ = {regions.begin(), regions.end()};
   list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(pieces.size());
   std::copy(pieces.begin(), pieces.end(), list_->flat_.get());
   list_->view_.blocks = pieces.size();

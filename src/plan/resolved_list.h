@@ -11,8 +11,8 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
+#include "base/few_first.h"
 #include "memory/region_index.h"
 
 namespace towline {
@@ -58,7 +58,9 @@ class ResolvedList {
   [[nodiscard]] const towline_list& view() const noexcept { return view_; }
   [[nodiscard]] uint64_t blocks() const noexcept { return view_.blocks; }
   [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
-  [[nodiscard]] std::span<const towline_region_ref> regions() const noexcept { return regions_; }
+  [[nodiscard]] std::span<const towline_region_ref> regions() const noexcept {
+    return {regions_.data(), regions_.size()};
+  }
 
   // The access rights that all of its regions grant.
   [[nodiscard]] uint32_t common_access() const noexcept { return common_access_; }
@@ -78,9 +80,9 @@ class ResolvedList {
   towline_list view_ = {};
   uint64_t bytes_ = 0;
   uint32_t common_access_ = 0;
-  std::vector<towline_extent> extents_;
+  FewFirst<towline_extent, 1> extents_;
   std::unique_ptr<towline_flat_block[]> flat_;
-  std::vector<towline_region_ref> regions_;
+  FewFirst<towline_region_ref, 1> regions_;
   mutable std::atomic<Overlap> overlap_{Overlap::kUnknown};
   mutable std::mutex cuts_mutex_;
   mutable std::map<uint64_t, std::shared_ptr<const ResolvedList>> cuts_;
