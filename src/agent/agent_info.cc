@@ -145,7 +145,7 @@ std::string Agent::counters() {
 std::string Transfer::staged_route() const {
   const StagedTransfer::Description staged = staged_->describe();
   const std::string way =
-      fmt::format("{} then {}", staged.fill->backend_->name, staged.drain->backend_->name);
+      fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
   json result = {
       {"op", op_ == TOWLINE_WRITE ? "write" : "read"},
@@ -161,11 +161,16 @@ std::string Transfer::staged_route() const {
   return dump(result);
 }
 
+std::string Transfer::backend_name() const {
+  const std::lock_guard lock(route_mutex_);
+  return backend_->name;
+}
+
 std::string Transfer::route() const {
   if (staged_ != nullptr) return staged_route();
   json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
                  {"peer", remote_->peer()->name()},
-                 {"backend", backend_->name},
+                 {"backend", backend_name()},
                  {"why", "the cheapest backend that reaches every region"},
                  {"bytes", plan_.view().bytes},
                  {"blocks", plan_.view().blocks},

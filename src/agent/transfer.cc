@@ -195,6 +195,7 @@ void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
     parts_[i].deadline_ns = deadline_ns;
     parts_[i].attempt = 0;
     parts_[i].message_only = false;
+    parts_[i].refused = false;
   }
 }
 
@@ -303,7 +304,11 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
     staged_->begin(part);
     return true;
   } else {
-    if (!usable(part)) status = establish_part(part, part.deadline_ns);
+    if (!usable(part)) {
+      (void)take_failure_text();  // of others
+      status = establish_part(part, part.deadline_ns);
+      part.refused = is_error(status) && status != Status::kAgain;
+    }
     if (status == Status::kOk) status = submit_now(part);
     if (status == Status::kInProgress && part.submitted) return true;
     if (status == Status::kInProgress || status == Status::kAgain) return false;
@@ -364,6 +369,7 @@ void Transfer::all_parts_ended(Worker& worker) noexcept {
   const uint64_t now_ns = agent_->now_ns();
   ended_at_ns_.store(now_ns, std::memory_order_relaxed);
   const int32_t error = first_error_.load(std::memory_order_acquire);
+  if (error != 0 && try_next_backend(worker)) return;
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
     Series& series = op_ == TOWLINE_WRITE ? link->sent() : link->received();
     const uint64_t posted_ns = posted_at_ns_.load(std::memory_order_relaxed);

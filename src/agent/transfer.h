@@ -55,6 +55,7 @@ struct Part {
   bool submitted = false;        // at the backend
   bool waiting = false;          // in the worker's establishing list
   bool message_only = false;     // the data is there, the message must still go
+  bool refused = false;          // establishing it has failed in this post
   IntrusiveHook<Part> hook;
   uint64_t deadline_ns = UINT64_MAX;
 };
@@ -99,8 +100,8 @@ class Transfer {
 
   // Finds the way: tries the candidate backends in order until one has prepared every part. Throws Error
   // naming each candidate and why it would not do. Control path, may wait until the deadline. A backend whose
-  // connection takes longer than connection.wait is taken as it is: posts wait for it, and end with what
-  // becomes of it.
+  // connection takes longer than connection.wait is taken as it is: posts wait for it, and when it comes to
+  // nothing go on to the next candidates.
   void establish(const std::string& forced_backend, LateDeadline deadline);
 
   [[nodiscard]] Status post() noexcept {
@@ -232,8 +233,12 @@ class Transfer {
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
   // "tcp: reason" for each backend but the one taken.
   [[nodiscard]] std::vector<std::string> not_taken() const;
+  [[nodiscard]] std::string backend_name() const;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
-  [[nodiscard]] bool try_backend(Backend& backend, LateDeadline& deadline, std::string& reason);
+  [[nodiscard]] bool try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
+                                 std::string& reason);
+  // All parts ended, in vain: on to the next backend, if no part was established here and there is one left.
+  [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;
   [[nodiscard]] Status poll_outcome() const noexcept;
   template <class Done>
@@ -272,9 +277,14 @@ class Transfer {
   Plan plan_;
   TransferOptions options_;
   std::vector<uint8_t> message_;  // DataMessage and notice; empty: none
+  // Once the transfer is made these change only at the end of a post that established nothing. Who is no part
+  // of that post holds the mutex.
+  mutable std::mutex route_mutex_;
   Backend* backend_ = nullptr;
-  std::string forced_;                                            // the backend asked for
   std::vector<std::pair<const Backend*, std::string>> rejected_;  // tried in vain, and why
+  std::vector<Backend*> next_;          // to be tried, where backend_ was taken as it was; the first one last
+  std::atomic<bool> may_go_on_{false};  // to those: nothing was established yet
+  std::string forced_;                  // the backend asked for
 
   Part first_part_;
   std::unique_ptr<Part[]> more_parts_;  // all of them, of the few transfers that have several

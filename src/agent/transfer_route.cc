@@ -22,15 +22,22 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
   Peer& peer = *remote_->peer();
   forced_ = forced_backend;
   rejected_.clear();
+  next_.clear();
   const uint32_t kinds = kinds_of(local_.get(), remote_.get());
-  for (const auto& backend : agent_->backends().backends()) {
-    if (!may_do(*backend, peer, kinds, forced_)) continue;
+  const auto& backends = agent_->backends().backends();
+  for (auto backend = backends.begin(); backend != backends.end(); ++backend) {
+    if (!may_do(**backend, peer, kinds, forced_)) continue;
     std::string reason;
-    if (try_backend(*backend, deadline, reason)) {
+    bool taken_as_it_is = false;
+    if (try_backend(**backend, deadline, taken_as_it_is, reason)) {
+      // Asked here, since a worker that needs them holds its lock.
+      for (auto next = backends.end(); taken_as_it_is && --next != backend;)
+        if (may_do(**next, peer, kinds, forced_)) next_.push_back(next->get());
+      may_go_on_.store(!next_.empty(), std::memory_order_relaxed);
       phase_.store(kReady, std::memory_order_release);
       return;
     }
-    rejected_.emplace_back(backend.get(), std::move(reason));
+    rejected_.emplace_back(backend->get(), std::move(reason));
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
@@ -58,15 +65,19 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
 
 std::vector<std::string> Transfer::not_taken() const {
   const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  std::unique_lock lock(route_mutex_);
+  const Backend* const taken = backend_;
+  const auto rejected = rejected_;
+  lock.unlock();  // who asks a backend takes a worker's lock, and who changes these has one
   std::vector<std::string> result;
   for (const auto& backend : agent_->backends().backends()) {
-    if (backend.get() == backend_ || (!forced_.empty() && backend->name != forced_)) continue;
-    const auto tried = std::find_if(rejected_.begin(), rejected_.end(),
+    if (backend.get() == taken || (!forced_.empty() && backend->name != forced_)) continue;
+    const auto tried = std::find_if(rejected.begin(), rejected.end(),
                                     [&](const auto& entry) { return entry.first == backend.get(); });
     std::string reason =
-        tried != rejected_.end() ? tried->second : reason_against(*backend, *remote_->peer(), kinds, forced_);
-    if (reason.empty() && backend_ != nullptr)
-      reason = fmt::format("not tried: '{}' comes before it", backend_->name);
+        tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), kinds, forced_);
+    if (reason.empty() && taken != nullptr)
+      reason = fmt::format("not tried: '{}' comes before it", taken->name);
     result.push_back(backend->name + ": " + reason);
   }
   return result;
@@ -81,7 +92,8 @@ bool Transfer::prepared_at_once(Part& part) noexcept {
          prepare_part(part) == Status::kOk;
 }
 
-bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, std::string& reason) {
+bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
+                           std::string& reason) {
   backend_ = &backend;
   Status status = Status::kOk;
   for (uint32_t i = 0; i < part_count_; ++i) {
@@ -102,6 +114,7 @@ bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, std::string
         },
         deadline_ns);
     if (later) status = Status::kOk;
+    taken_as_it_is = taken_as_it_is || later;
     if (status != Status::kOk) break;
   }
   if (status == Status::kOk) return true;
@@ -109,6 +122,49 @@ bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, std::string
   if (reason.empty()) reason = status_text(status);
   release_parts();
   return false;
+}
+
+// Nothing of this post, or one before, has gone anywhere, and the other parts' workers have nothing to do
+// with it until they are handed their parts again.
+bool Transfer::try_next_backend(Worker& worker) noexcept {
+  if (!may_go_on_.load(std::memory_order_relaxed) || ended_.load(std::memory_order_acquire)) return false;
+  if (remote_->peer()->ended() != Status::kOk) return false;
+  for (uint32_t i = 0; i < part_count_; ++i)
+    if (!parts_[i].refused || parts_[i].prepared != nullptr) return false;
+  try {
+    std::string reason = take_failure_text();
+    if (reason.empty())
+      reason = status_text(static_cast<Status>(first_error_.load(std::memory_order_relaxed)));
+    const std::lock_guard lock(route_mutex_);
+    rejected_.emplace_back(backend_, std::move(reason));
+    backend_ = next_.back();
+    next_.pop_back();
+    if (next_.empty()) may_go_on_.store(false, std::memory_order_relaxed);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  failed_count_ = 0;
+  first_error_.store(0, std::memory_order_relaxed);
+  bytes_.store(0, std::memory_order_relaxed);
+  fences_.store(TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE, std::memory_order_relaxed);
+  parts_left_.store(part_count_, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    parts_[i].link = nullptr;
+    parts_[i].attempt = 0;
+    parts_[i].refused = false;
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {  // not all can end before this worker's lock is given up
+    Part& part = parts_[i];
+    if (part.worker == &worker) {
+      worker.establish_later(part);
+    } else if (part.worker->enqueue(&part)) {
+      part.worker->wake();
+    } else {
+      part_ended(part,
+                 {TOWLINE_AGAIN, 0, TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE, 0, 0, part.begin, part.end});
+    }
+  }
+  return true;
 }
 
 // For a connection that is coming up; under the part's worker's lock.
@@ -194,6 +250,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
     all = all && other.prepared != nullptr && other.link->up() &&
           other.link_generation == other.link->generation();
   }
+  if (may_go_on_.load(std::memory_order_relaxed)) may_go_on_.store(false, std::memory_order_relaxed);
   int32_t expected = kRelink;
   if (all) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
   return Status::kOk;
