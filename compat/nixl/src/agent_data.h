@@ -72,11 +72,22 @@ using ListHandle = detail::Handle<towline_block_list_t, towline_block_list_destr
 
 inline constexpr uint64_t kDefaultTimeoutNs = 30'000'000'000;  // Towline's
 
+// What a request is made between.
+struct Sides {
+  towline_block_list_t* local = nullptr;
+  const towline_picks_t* local_picks = nullptr;  // null: all
+  towline_block_list_t* remote = nullptr;
+  const towline_picks_t* remote_picks = nullptr;
+  size_t descs = 0;
+  bool host_memory = false;  // both are DRAM
+};
+
 }  // namespace towline::nixl
 
 class nixlDlistH : public towline::nixl::Linked<nixlDlistH> {
  public:
   towline::nixl::ListHandle list;
+  nixl_mem_t type = DRAM_SEG;
   bool remote = false;
   std::shared_ptr<towline::nixl::Remote> of;  // null: of this agent
   std::vector<nixlBackendH*> backends;        // that it may be used with
@@ -146,11 +157,9 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   // Null when it can't be made.
   [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote& remote,
                                                    const nixl_xfer_dlist_t& descs) const;
-  nixl_status_t make_request(nixl_xfer_op_t operation, towline_block_list_t* local,
-                             const towline_picks_t* local_picks, towline_block_list_t* remote,
-                             const towline_picks_t* remote_picks, size_t descs, nixlBackendH* backend,
-                             std::shared_ptr<towline::nixl::Remote> with, const nixl_opt_args_t* extra_params,
-                             nixlXferReqH*& request, const char* call);
+  nixl_status_t make_request(nixl_xfer_op_t operation, const towline::nixl::Sides& sides,
+                             nixlBackendH* backend, std::shared_ptr<towline::nixl::Remote> with,
+                             const nixl_opt_args_t* extra_params, nixlXferReqH*& request, const char* call);
   nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name);
   nixl_status_t invalidate(const std::string& agent_name);
   // The frame of getLocalMD, or with `descs` of getLocalPartialMD. Throws Error.

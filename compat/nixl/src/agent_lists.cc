@@ -238,6 +238,7 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
       return status;
     }
     made->remote = !agent_name.empty();
+    made->type = type;
     made->backends = std::move(backends);
     data.lists.add(made.get());
     list = made.release();
@@ -309,24 +310,28 @@ namespace {
 constexpr uint64_t kSplitBytes = 2 << 20;
 constexpr uint32_t kSplitEngines = 2;
 
-// `bytes` are of all blocks of the local list, which most requests pick once at most.
-bool worth_splitting(const nixlXferReqH& request, uint64_t bytes) {
-  if (bytes < kSplitBytes) return false;
-  auto result = towline::detail::defaults<towline_result_t>();
-  if (towline_transfer_result(request.transfer, &result) < 0 || result.total_bytes < kSplitBytes)
-    return false;
+// As far as the mean length of the list's blocks tells.
+bool is_large(const Sides& sides) noexcept {
+  const uint64_t blocks = std::max<uint64_t>(towline_block_list_blocks(sides.local), 1);
+  return towline_block_list_bytes(sides.local) / blocks * sides.descs >= kSplitBytes;
+}
+
+// What becomes of memory on the way is told in a text that takes as long to read as a request to make: it is
+// asked for once, for the kind of memory that is moved most.
+bool copied_in_host(const nixlXferReqH& request, bool host_memory) {
+  const bool known = host_memory && request.with->host_copy() != Remote::HostCopy::kUnknown;
+  if (known) return request.with->host_copy() == Remote::HostCopy::kYes;
   std::string route;
-  return xfer_route(&request, route) == NIXL_SUCCESS && is_host_copy(route);
+  const bool answer = xfer_route(&request, route) == NIXL_SUCCESS && is_host_copy(route);
+  if (host_memory) request.with->set_host_copy(answer);
+  return answer;
 }
 
 }  // namespace
 
-nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_block_list_t* local,
-                                          const towline_picks_t* local_picks, towline_block_list_t* remote,
-                                          const towline_picks_t* remote_picks, size_t descs,
-                                          nixlBackendH* backend, std::shared_ptr<Remote> with,
-                                          const nixl_opt_args_t* extra_params, nixlXferReqH*& request,
-                                          const char* call) {
+nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides& sides, nixlBackendH* backend,
+                                          std::shared_ptr<Remote> with, const nixl_opt_args_t* extra_params,
+                                          nixlXferReqH*& request, const char* call) {
   if (with != nullptr && with->gone()) {
     return fail(NIXL_ERR_NOT_FOUND,
                 "{}: the metadata of agent '{}' was invalidated after the list was prepared", call,
@@ -335,7 +340,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
   auto made = std::make_unique_for_overwrite<nixlXferReqH>();  // its members set themselves
   made->backend = backend;
   made->with = std::move(with);
-  made->descs = descs;
+  made->descs = sides.descs;
   made->timed = telemetry;
   made->timeout_ns = backend->timeout_ns != 0 ? backend->timeout_ns : timeout_ns;
   auto options = towline::detail::defaults<towline_transfer_options_t>();
@@ -350,12 +355,15 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, towline_bloc
   }
   const auto create = [&](towline_transfer_t** transfer) {
     towline_agent_t* const by = backend->objects == nullptr ? agent->native() : backend->objects->native();
-    return towline_transfer_create(by, operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, local,
-                                   local_picks, remote, remote_picks, &options, transfer);
+    return towline_transfer_create(by, operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, sides.local,
+                                   sides.local_picks, sides.remote, sides.remote_picks, &options, transfer);
   };
+  const bool may_split = backend->threads == 0 && made->with != nullptr && is_large(sides);
+  if (may_split && sides.host_memory && made->with->host_copy() == Remote::HostCopy::kYes)
+    options.threads = kSplitEngines;
   const int32_t status = create(&made->transfer);
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
-  if (backend->threads == 0 && worth_splitting(*made, towline_block_list_bytes(local))) {
+  if (may_split && options.threads == 0 && copied_in_host(*made, sides.host_memory)) {
     options.threads = kSplitEngines;
     towline_transfer_t* split = nullptr;
     if (create(&split) >= 0) {
@@ -416,8 +424,9 @@ nixl_status_t make_from_lists(const nixlAgent& agent, nixl_xfer_op_t operation, 
   towline_block_list_t* const here = stored ? local->stored.get() : local->list.get();
   towline_block_list_t* const there = stored ? remote->stored.get() : remote->list.get();
   return guard(kCall, [&] {
-    return data.make_request(operation, here, &local_picks, there, &remote_picks, local_picks.count, backend,
-                             remote->of, extra_params, request, kCall);
+    const bool host_memory = local->type == DRAM_SEG && remote->type == DRAM_SEG;
+    const Sides sides = {here, &local_picks, there, &remote_picks, local_picks.count, host_memory};
+    return data.make_request(operation, sides, backend, remote->of, extra_params, request, kCall);
   });
 }
 
@@ -497,8 +506,9 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
       status = data.make_list(remote_agent, remote_type, remote.data, remote.count, there, with, kCall);
     }
     if (status != NIXL_SUCCESS) return status;
-    return data.make_request(operation, here.get(), nullptr, there.get(), nullptr, local.count, backend,
-                             std::move(with), extra_params, request, kCall);
+    const bool host_memory = local_type == DRAM_SEG && remote_type == DRAM_SEG;
+    const Sides sides = {here.get(), nullptr, there.get(), nullptr, local.count, host_memory};
+    return data.make_request(operation, sides, backend, std::move(with), extra_params, request, kCall);
   });
 }
 

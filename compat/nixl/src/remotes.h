@@ -42,8 +42,16 @@ class Remote {
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
   void set_gone() noexcept { gone_.store(true, std::memory_order_release); }
 
+  // Whether its host memory and ours are copied on one host, as the last request that asked found out.
+  enum class HostCopy : uint8_t { kUnknown, kNo, kYes };
+  [[nodiscard]] HostCopy host_copy() const noexcept { return host_copy_.load(std::memory_order_relaxed); }
+  void set_host_copy(bool yes) noexcept {
+    host_copy_.store(yes ? HostCopy::kYes : HostCopy::kNo, std::memory_order_relaxed);
+  }
+
  private:
   Peer peer_;
+  std::atomic<HostCopy> host_copy_{HostCopy::kUnknown};
   std::atomic<bool> gone_{false};
   mutable std::mutex mutex_;
   bool whole_ = false;
