@@ -78,17 +78,13 @@ void Agent::close() {
 Agent::~Agent() { close(); }
 
 Request& Agent::request(uintptr_t handle) {
-  const auto found = requests.find(handle);
-  if (found == requests.end())
-    raise(NIXL_ERR_INVALID_PARAM, "this agent has no such request, or it was released");
-  return found->second;
+  if (Request* found = requests.find(handle)) return *found;
+  raise(NIXL_ERR_INVALID_PARAM, "this agent has no such request, or it was released");
 }
 
 PreparedList& Agent::list(uintptr_t handle) {
-  const auto found = lists.find(handle);
-  if (found == lists.end())
-    raise(NIXL_ERR_INVALID_PARAM, "this agent has no such prepared list, or it was released");
-  return found->second;
+  if (PreparedList* found = lists.find(handle)) return *found;
+  raise(NIXL_ERR_INVALID_PARAM, "this agent has no such prepared list, or it was released");
 }
 
 namespace {

@@ -1,10 +1,10 @@
 // What the parts of the extension module nixl._bindings share. It binds nixlAgent and its lists, and stands
 // on their headers only.
 //
-// Handles of requests and prepared lists are numbers in Python. Each agent keeps a table of those it gave
-// out, so that a number that is none of its own is an error and never memory. The table, and every field of
-// the classes here, is touched with the GIL held; calls of nixlAgent that can wait or copy much are made
-// without it.
+// Handles of requests and prepared lists are numbers in Python: a place in a table that each agent keeps, and
+// the number of the handle, so that one that is none of its own, or no longer one, is an error and never
+// memory. The table, and every field of the classes here, is touched with the GIL held; calls of nixlAgent
+// that can wait or copy much are made without it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,10 +12,11 @@
 #include <towline_nixl.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
@@ -158,14 +159,77 @@ void bind_lists(nb::module_& module);
 // ---- agent.cc
 
 struct Request {
+  nixlXferReqH* native = nullptr;
   uint32_t users = 0;  // calls under way without the GIL
   bool quick = false;  // so few bytes that starting it takes no longer than giving the GIL up
   bool ended = true;   // its last run's outcome was seen, or it was never started
 };
 
 struct PreparedList {
+  nixlDlistH* native = nullptr;
   uint32_t users = 0;
   uint64_t largest = 0;  // bytes of its largest descriptor, or anything beyond what is quick
+};
+
+// By all tables, so that a handle of one means nothing to another. With the GIL held.
+inline uint32_t handles_given_out = 0;
+
+// What handles stand for. Entries stay where they are until they are erased.
+template <class T>
+class HandleTable {
+ public:
+  // Allocates now and then; what was added before is not disturbed.
+  uintptr_t add(T&& entry) {
+    if (first_free_ == kNone) {
+      slots_.emplace_back();
+      first_free_ = static_cast<uint32_t>(slots_.size() - 1);
+    }
+    const uint32_t place = first_free_;
+    Slot& slot = slots_[place];
+    first_free_ = slot.next_free;
+    slot.taken = true;
+    slot.generation = ++handles_given_out;
+    slot.entry = std::move(entry);
+    return uintptr_t{slot.generation} << 32 | (place + 1);
+  }
+  // Null when there is none, or it is hidden.
+  T* find(uintptr_t handle) noexcept {
+    Slot* slot = slot_of(handle);
+    return slot != nullptr && !slot->hidden ? &slot->entry : nullptr;
+  }
+  // For one that may go: until it is shown again or erased, nobody finds it.
+  void hide(uintptr_t handle, bool hidden = true) noexcept {
+    if (Slot* slot = slot_of(handle)) slot->hidden = hidden;
+  }
+  void erase(uintptr_t handle) noexcept {
+    Slot* slot = slot_of(handle);
+    if (slot == nullptr) return;
+    slot->taken = slot->hidden = false;
+    slot->next_free = std::exchange(first_free_, static_cast<uint32_t>(handle) - 1);
+  }
+  void clear() noexcept {
+    slots_.clear();
+    first_free_ = kNone;
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Slot {
+    T entry;
+    uint32_t generation = 0;
+    uint32_t next_free = kNone;
+    bool taken = false;
+    bool hidden = false;
+  };
+  Slot* slot_of(uintptr_t handle) noexcept {
+    const auto place = static_cast<uint32_t>(handle) - 1;
+    if (place >= slots_.size()) return nullptr;
+    Slot& slot = slots_[place];
+    return slot.taken && slot.generation == handle >> 32 ? &slot : nullptr;
+  }
+
+  std::deque<Slot> slots_;
+  uint32_t first_free_ = kNone;
 };
 
 // Keeps a request or list in place for a call that is made without the GIL.
@@ -190,8 +254,8 @@ struct SenderName {
 
 struct Agent {
   std::unique_ptr<nixlAgent> native;
-  std::unordered_map<uintptr_t, Request> requests;
-  std::unordered_map<uintptr_t, PreparedList> lists;
+  HandleTable<Request> requests;
+  HandleTable<PreparedList> lists;
   SenderName last_sender;  // of a notification
   uint32_t calls = 0;      // under way without the GIL; close() waits for them
   bool closing = false;

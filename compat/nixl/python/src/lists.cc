@@ -39,6 +39,22 @@ struct Traits<nixlRemoteDesc> {
   static nb::object show(const nixlRemoteDesc& desc) { return nb::cast(Text{desc.remoteAgent}); }
 };
 
+#if PY_VERSION_HEX < 0x030c0000
+// The digits of an int of up to 60 bits, which addresses are, in this version of Python: a call for each
+// address is a third of what a tuple takes. False: ask Python.
+bool read_digits(PyObject* object, uint64_t& value) noexcept {
+  static_assert(PyLong_SHIFT == 30);
+  if (!PyLong_CheckExact(object)) return false;
+  const auto* digits = reinterpret_cast<const PyLongObject*>(object);
+  const Py_ssize_t size = Py_SIZE(object);
+  if (size != 1 && size != 2) return false;
+  value = digits->ob_digit[0] | (size == 2 ? uint64_t{digits->ob_digit[1]} << PyLong_SHIFT : 0);
+  return true;
+}
+#else
+bool read_digits(PyObject*, uint64_t&) noexcept { return false; }
+#endif
+
 // Integers of one column. Lengths and devices are mostly one and the same object all down a list, and read
 // once.
 class Column {
@@ -71,7 +87,9 @@ void read_desc(PyObject* item, Desc& desc, Columns& columns) {
                            std::to_string(PyTuple_GET_SIZE(item)))
                               .c_str());
   }
-  desc.addr = read_integer(PyTuple_GET_ITEM(item, 0));
+  uint64_t address = 0;
+  if (!read_digits(PyTuple_GET_ITEM(item, 0), address)) address = read_integer(PyTuple_GET_ITEM(item, 0));
+  desc.addr = address;
   desc.len = columns.length.read(PyTuple_GET_ITEM(item, 1));
   desc.devId = columns.device.read(PyTuple_GET_ITEM(item, 2));
   if constexpr (Its::kFields == 4) {
@@ -134,18 +152,28 @@ Recycler& recycler() {
   return *only;
 }
 
-struct Inside : nixl_xfer_dlist_t {
-  static Descs& of(nixl_xfer_dlist_t& list) noexcept { return list.*(&Inside::descs); }
+template <class Desc>
+struct Inside : nixlDescList<Desc> {
+  static std::vector<Desc>& of(nixlDescList<Desc>& list) noexcept { return list.*(&Inside::descs); }
 };
+
+// An empty list with room for `count` descriptors.
+template <class Desc>
+nixlDescList<Desc> list_with_room(nixl_mem_t type, size_t count) {
+  nixlDescList<Desc> list(type);
+  std::vector<Desc>& descs = Inside<Desc>::of(list);
+  if constexpr (std::is_same_v<Desc, nixlBasicDesc>) descs = recycler().take(count);
+  descs.reserve(count);
+  return list;
+}
 
 template <class Desc>
 nixlDescList<Desc> from_array(nixl_mem_t type, nb::handle array) {
   const Table rows(array, 3);
   if constexpr (std::is_same_v<Desc, nixlBasicDesc>) {
     static_assert(std::is_trivially_copyable_v<nixlBasicDesc>);
-    nixl_xfer_dlist_t list(type);
-    Descs& descs = Inside::of(list);
-    descs = recycler().take(rows.count());
+    auto list = list_with_room<Desc>(type, rows.count());
+    Descs& descs = Inside<Desc>::of(list);
     const auto* const first = reinterpret_cast<const nixlBasicDesc*>(rows.data());
     if (rows.count() != 0) descs.assign(first, first + rows.count());
     return list;
@@ -176,14 +204,15 @@ nixlDescList<Desc> from_sequence(nixl_mem_t type, nb::handle sequence) {
       nb::steal(PySequence_Fast(sequence.ptr(), "descriptors are a list of tuples or an array"));
   if (!fast.is_valid()) throw nb::python_error();
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
-  nixlDescList<Desc> list(type, static_cast<int>(count));
+  auto list = list_with_room<Desc>(type, static_cast<size_t>(count));
+  std::vector<Desc>& descs = Inside<Desc>::of(list);
   Columns columns;
   for (Py_ssize_t i = 0; i < count; ++i) {
     fetch_ahead(fast.ptr(), i);
     // Converting an item may run Python code, which may shorten the list.
     if (i >= PySequence_Fast_GET_SIZE(fast.ptr()))
       throw nb::value_error("the list changed while it was read");
-    read_desc(PySequence_Fast_GET_ITEM(fast.ptr(), i), list[static_cast<size_t>(i)], columns);
+    read_desc(PySequence_Fast_GET_ITEM(fast.ptr(), i), descs.emplace_back(), columns);
   }
   return list;
 }
@@ -312,7 +341,7 @@ void bind_index(nb::class_<Shared<nixlDescList<Desc>>>& bound) {
 std::shared_ptr<nixl_xfer_dlist_t> share(nixl_xfer_dlist_t&& list) {
   struct Recycle {
     void operator()(nixl_xfer_dlist_t* gone) const noexcept {
-      recycler().keep(std::move(Inside::of(*gone)));
+      recycler().keep(std::move(Inside<nixlBasicDesc>::of(*gone)));
       delete gone;
     }
   };

@@ -64,20 +64,28 @@ bool take_text(PyObject* object, Text& text) {
   return object == nullptr || (object != Py_None && read_text(object, text.value));
 }
 
+// Literals are interned, and known by their address.
+bool is_word(PyObject* object, const Name& word, const char* text) {
+  return object == word.object || (object != nullptr && PyUnicode_Check(object) &&
+                                   PyUnicode_CompareWithASCIIString(object, text) == 0);
+}
+
 bool take_operation(PyObject* object, nixl_xfer_op_t& operation) {
-  if (object == nullptr || !PyUnicode_Check(object)) return false;
-  if (PyUnicode_CompareWithASCIIString(object, "READ") == 0) {
+  static const Name kRead{"READ"};
+  static const Name kWrite{"WRITE"};
+  operation = NIXL_WRITE;
+  if (object == kWrite.object) return true;
+  if (is_word(object, kRead, "READ")) {
     operation = NIXL_READ;
     return true;
   }
-  operation = NIXL_WRITE;
-  return PyUnicode_CompareWithASCIIString(object, "WRITE") == 0;
+  return is_word(object, kWrite, "WRITE");
 }
 
 bool take_memory_type(PyObject* object, nixl_mem_t& type) {
+  static const Name kDram{"DRAM"};
   type = DRAM_SEG;
-  return object != nullptr && PyUnicode_Check(object) &&
-         PyUnicode_CompareWithASCIIString(object, "DRAM") == 0;
+  return is_word(object, kDram, "DRAM");
 }
 
 // Of a handle that is not released.

@@ -19,11 +19,6 @@ constexpr uint64_t kQuickBytes = 64 << 10;
 // others may run meanwhile. A request is made like that only when it need not wait for a connection.
 constexpr size_t kFewDescriptors = 64;
 
-template <class Handle>
-Handle* pointer(uintptr_t handle) {
-  return reinterpret_cast<Handle*>(handle);
-}
-
 // Rows of `list`, for calls that take arrays.
 Rows rows_of(const nixl_xfer_dlist_t& list) {
   const auto count = static_cast<size_t>(list.descCount());
@@ -52,11 +47,11 @@ bool is_quick(Rows rows) noexcept {
   return bytes <= kQuickBytes;
 }
 
-// A copy of a table's entry, which `find` looks up, once no other thread's call uses it.
+// What an entry stands for, which `find` looks up, once no other thread's call uses it.
 template <class Find>
-auto unused(Find find) {
+auto* unused(Find find) {
   while (find().users != 0) give_way();  // calls are short; `find` throws where one of them removed it
-  return find();
+  return find().native;
 }
 
 // ---- prepared lists
@@ -67,9 +62,7 @@ uintptr_t prepare(Agent& self, const Handles& backends, size_t count, uint64_t b
   const nixl_opt_args_t options = options_of(backends);
   nixlDlistH* list = nullptr;
   check(run(self, count <= kFewDescriptors, [&](nixlAgent& agent) { return prep(agent, list, &options); }));
-  const auto handle = reinterpret_cast<uintptr_t>(list);
-  self.lists[handle].largest = bytes;
-  return handle;
+  return self.lists.add({.native = list, .largest = bytes});
 }
 
 }  // namespace
@@ -104,10 +97,9 @@ uintptr_t prepare_strided(Agent& self, const Text& agent_name, nixl_mem_t type, 
 
 nixl_status_t release_list(Agent& self, uintptr_t handle) {
   if (self.closing) return NIXL_SUCCESS;
-  (void)unused([&]() -> PreparedList& { return self.list(handle); });
+  nixlDlistH* native = unused([&]() -> PreparedList& { return self.list(handle); });
   self.lists.erase(handle);
-  return check(
-      run(self, [&](nixlAgent& agent) { return agent.releasedDlistH(pointer<nixlDlistH>(handle)); }));
+  return check(run(self, [&](nixlAgent& agent) { return agent.releasedDlistH(native); }));
 }
 
 // ---- requests
@@ -115,9 +107,7 @@ nixl_status_t release_list(Agent& self, uintptr_t handle) {
 namespace {
 
 uintptr_t keep(Agent& self, nixlXferReqH* request, bool quick) {
-  const auto handle = reinterpret_cast<uintptr_t>(request);
-  self.requests[handle].quick = quick;
-  return handle;
+  return self.requests.add({.native = request, .quick = quick});
 }
 
 }  // namespace
@@ -131,11 +121,11 @@ uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handl
   const Picks theirs(remote_indices, "remote");
   nixl_opt_args_t options = options_of(backends);
   if (!notification.value.empty()) options.notif = notification.value;
-  const bool few = mine.native().count <= kFewDescriptors && is_connected(pointer<nixlDlistH>(remote));
+  const bool few = mine.native().count <= kFewDescriptors && is_connected(remote_list->native);
   nixlXferReqH* request = nullptr;
   check(run(self, few, [&](nixlAgent& agent) {
-    return make_xfer_req(agent, operation, pointer<nixlDlistH>(local), mine.native(),
-                         pointer<nixlDlistH>(remote), theirs.native(), request, &options);
+    return make_xfer_req(agent, operation, local_list->native, mine.native(), remote_list->native,
+                         theirs.native(), request, &options);
   }));
   return keep(self, request, is_quick(mine.native().count, local_list->largest) && is_quick(notification));
 }
@@ -157,7 +147,7 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
 
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
   const Use request(self.request(handle));
-  auto* native = pointer<nixlXferReqH>(handle);
+  nixlXferReqH* native = request->native;
   nixl_opt_args_t options;
   const nixl_opt_args_t* given = nullptr;
   if (!notification.value.empty()) {
@@ -174,7 +164,7 @@ nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
 
 nixl_status_t look(Agent& self, uintptr_t handle) {
   const Use request(self.request(handle));
-  auto* native = pointer<nixlXferReqH>(handle);
+  nixlXferReqH* native = request->native;
   const nixl_status_t status = request->ended
                                    ? self.use().getXferStatus(native)
                                    : run(self, [&](nixlAgent& agent) { return agent.getXferStatus(native); });
@@ -191,11 +181,14 @@ nb::object word(nixl_status_t status) {
 
 nixl_status_t release(Agent& self, uintptr_t handle) {
   if (self.closing) return NIXL_SUCCESS;
-  const Request kept = unused([&]() -> Request& { return self.request(handle); });
-  self.requests.erase(handle);
-  const nixl_status_t status =
-      run(self, [&](nixlAgent& agent) { return agent.releaseXferReq(pointer<nixlXferReqH>(handle)); });
-  if (status < 0) self.requests[handle] = kept;  // it is still there, and may be released again
+  nixlXferReqH* native = unused([&]() -> Request& { return self.request(handle); });
+  self.requests.hide(handle);
+  const nixl_status_t status = run(self, [&](nixlAgent& agent) { return agent.releaseXferReq(native); });
+  if (status < 0) {
+    self.requests.hide(handle, false);  // it is still there, and may be released again
+  } else {
+    self.requests.erase(handle);
+  }
   return check(status);
 }
 
@@ -204,7 +197,7 @@ namespace {
 nixl_xfer_telem_t telemetry(Agent& self, uintptr_t handle) {
   const Use request(self.request(handle));
   nixl_xfer_telem_t figures;
-  check(self.use().getXferTelemetry(pointer<nixlXferReqH>(handle), figures));
+  check(self.use().getXferTelemetry(request->native, figures));
   return figures;
 }
 
@@ -213,14 +206,14 @@ std::tuple<int64_t, int64_t, int> estimate(Agent& self, uintptr_t handle) {
   std::chrono::microseconds duration{};
   std::chrono::microseconds margin{};
   nixl_cost_t method{};
-  check(self.use().estimateXferCost(pointer<nixlXferReqH>(handle), duration, margin, method));
+  check(self.use().estimateXferCost(request->native, duration, margin, method));
   return {duration.count(), margin.count(), static_cast<int>(method)};
 }
 
 uintptr_t backend_of(Agent& self, uintptr_t handle) {
   const Use request(self.request(handle));
   nixlBackendH* backend = nullptr;
-  check(self.use().queryXferBackend(pointer<nixlXferReqH>(handle), backend));
+  check(self.use().queryXferBackend(request->native, backend));
   return reinterpret_cast<uintptr_t>(backend);
 }
 
@@ -237,7 +230,7 @@ uintptr_t prepare_view(Agent& self, const Shared<List>& descs, const Handles& ba
 
 void release_view(Agent& self, uintptr_t view) {
   run(self, [&](nixlAgent& agent) {
-    agent.releaseMemView(pointer<void>(view));
+    agent.releaseMemView(reinterpret_cast<nixlMemViewH>(view));
     return 0;
   });
 }
