@@ -204,7 +204,12 @@ TEST(Transfers, WithoutCreditForTheNotificationWaitAndThenGo) {
   std::vector<std::string> texts;
   ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", posted, texts));
   ASSERT_TRUE(eventually([&] { return pair.a.agent->getXferStatus(made) == NIXL_SUCCESS; }));
-  ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
+  // The one that waited may have come with the others: there is room as soon as the first is taken.
+  if (texts.size() == posted) {
+    ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
+  } else {
+    EXPECT_EQ(texts.size(), posted + 1);
+  }
 }
 
 TEST(Transfers, TellTheirTelemetryWhenItIsOn) {
