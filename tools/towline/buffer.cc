@@ -27,6 +27,11 @@ Buffer::Buffer(BufferKind kind, uint64_t bytes, int gpu) : size_(bytes) {
     shared_.emplace(bytes);
     data_ = shared_->data();
   } else {
+    // Shared memory is refused where there is too little; of this the kernel gives what it does not have.
+    if (const uint64_t free = available_memory_bytes(); free != 0 && bytes > free) {
+      throw Failure{fmt::format("no {} of memory: {} are available", format_size(static_cast<double>(bytes)),
+                                format_size(static_cast<double>(free)))};
+    }
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
       throw Failure{

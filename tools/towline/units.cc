@@ -79,6 +79,21 @@ std::chrono::nanoseconds parse_duration(std::string_view text) {
   return std::chrono::nanoseconds{std::llround(seconds * 1e9)};
 }
 
+double parse_factor(std::string_view text) {
+  double value = 0;
+  const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc{} && at == text.data() + text.size();
+  return whole && std::isfinite(value) ? value : -1;
+}
+
+std::string refuse_unless_whole(const std::string& text) {
+  uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc{} && at == end) return {};
+  return fmt::format("'{}' is not a whole number from 0 to {}", text, UINT64_MAX);
+}
+
 std::string format_size(double bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;

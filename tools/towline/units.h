@@ -25,4 +25,10 @@ namespace tool {
 // A count with separators: "182,790".
 [[nodiscard]] std::string format_count(uint64_t count);
 
+// A plain number; negative when it is none or has no end.
+[[nodiscard]] double parse_factor(std::string_view text);
+// What a 64-bit option may be given: digits alone. Without it "-1" is taken for 2^64 - 1. "" or what is
+// wrong.
+[[nodiscard]] std::string refuse_unless_whole(const std::string& text);
+
 }  // namespace tool

@@ -43,5 +43,17 @@ TEST(Units, NumbersAreWrittenWithThreeDigits) {
   EXPECT_EQ(format_count(999), "999");
 }
 
+TEST(Units, FactorsAreNumbersThatEnd) {
+  EXPECT_EQ(parse_factor("2.5"), 2.5);
+  for (const char* text : {"nan", "inf", "1e400", "", "2x", "max", "-1"})
+    EXPECT_LT(parse_factor(text), 0) << text;
+}
+
+TEST(Units, WholeNumbersHaveNoSign) {
+  EXPECT_EQ(refuse_unless_whole("18446744073709551615"), "");
+  for (const char* text : {"-1", "18446744073709551616", "1.5", "", "1e3", "0x10", " 1"})
+    EXPECT_NE(refuse_unless_whole(text), "") << text;
+}
+
 }  // namespace
 }  // namespace tool

@@ -127,7 +127,8 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->add_option("--batches", options->batches,
                    "Blocks of a request: one for each size, or one for all; by default 64 MiB worth")
       ->delimiter(',')
-      ->type_name("N,..");
+      ->type_name("N,..")
+      ->check(refuse_unless_whole);
   command->add_option("--threads", options->threads, "Threads that post, each its own requests")
       ->delimiter(',')
       ->type_name("N,..")
@@ -144,12 +145,18 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->type_name("SIZE")
       ->capture_default_str();
   command->add_flag("--sequential", each.sequential, "Blocks in order instead");
-  command->add_option("--iterations", each.iterations,
-                      "Requests of each thread; by default as many as take --time");
+  command
+      ->add_option("--iterations", each.iterations,
+                   "Requests of each thread; by default as many as take --time")
+      ->type_name("N")
+      ->check(refuse_unless_whole);
   command->add_option("--time", texts->seconds, "How long to measure each row")
       ->type_name("DURATION")
       ->capture_default_str();
-  command->add_option("--warmup", each.warmup, "Requests before measuring")->capture_default_str();
+  command->add_option("--warmup", each.warmup, "Requests before measuring")
+      ->type_name("N")
+      ->check(refuse_unless_whole)
+      ->capture_default_str();
   command->add_flag("--spin", each.spin, "Poll for the end instead of waiting");
   command->add_flag("!--no-check", each.check, "Leave out the check of every byte");
   command

@@ -20,8 +20,13 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->add_option("--trace", setup.trace,
                    "Trace in Mooncake's format (JSON lines); without it, requests of that shape")
       ->type_name("FILE");
-  command->add_option("--requests,-n", setup.requests, "How many requests")->capture_default_str();
+  command->add_option("--requests,-n", setup.requests, "How many requests")
+      ->type_name("N")
+      ->check(refuse_unless_whole)
+      ->capture_default_str();
   command->add_option("--seed", setup.seed, "Of the generated requests and the order of pages")
+      ->type_name("N")
+      ->check(refuse_unless_whole)
       ->capture_default_str();
   command->add_option("--speed", (*texts)["speed"], "Times the trace's own speed, or max")
       ->type_name("X|max")
@@ -92,9 +97,9 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
   command->callback([options, texts, &common] {
     const std::string& speed = (*texts)["speed"];
     if (!speed.empty() && speed != "max") {
-      if (!CLI::detail::lexical_cast(speed, options->setup.speed) || options->setup.speed <= 0) {
-        throw Failure{"--speed " + speed + ": a number above 0, or max"};
-      }
+      const double factor = parse_factor(speed);
+      if (factor <= 0) throw Failure{"--speed " + speed + ": a number above 0, or max"};
+      options->setup.speed = factor;
     }
     if (const std::string& memory = (*texts)["memory"]; !memory.empty())
       options->setup.memory_bytes = parse_size(memory);

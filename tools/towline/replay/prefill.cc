@@ -271,8 +271,11 @@ class PrefillRank {
 
   [[nodiscard]] steady_clock::time_point arrival(size_t index, steady_clock::time_point started) const {
     if (setup_.speed <= 0) return started;
-    const double ms =
-        static_cast<double>(requests_[index].timestamp_ms - requests_[0].timestamp_ms) / setup_.speed;
+    // Traces need not be in order, and what lies years ahead only has to be far away.
+    constexpr double kFarMs = 1e12;
+    const double after_first =
+        static_cast<double>(requests_[index].timestamp_ms) - static_cast<double>(requests_[0].timestamp_ms);
+    const double ms = std::clamp(after_first / setup_.speed, 0.0, kFarMs);
     return started +
            std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double, std::milli>{ms});
   }

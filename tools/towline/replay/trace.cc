@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -57,6 +58,15 @@ Request parse_request(std::string_view line, const std::string& where) {
 }
 
 std::vector<Request> read_trace(const std::string& path, size_t limit) {
+  // Every prefill process reads it anew.
+  std::error_code none;
+  if (const auto type = std::filesystem::status(path, none).type();
+      type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character) {
+    throw Failure{
+        fmt::format("trace {} can be read only once, and every prefill process reads it: "
+                    "write it to a file first",
+                    path)};
+  }
   std::ifstream file{path};
   if (!file) throw Failure{fmt::format("cannot open trace {}: {}", path, std::strerror(errno))};
   std::vector<Request> requests;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -77,6 +78,18 @@ TEST(Trace, AMalformedLineIsNamedByItsNumber) {
             std::string::npos);
   EXPECT_NE(failure_of("\n").find("no request"), std::string::npos);
   EXPECT_THROW((void)read_trace("/does/not/exist", 1), Failure);
+}
+
+TEST(Trace, WhatCanBeReadOnlyOnceIsRefusedBeforeItIsRead) {
+  const std::string path = testing::TempDir() + "towline_trace_" + std::to_string(getpid());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  try {
+    (void)read_trace(path, 1);
+    ADD_FAILURE() << "every prefill process would read a part of it";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string{failure.what()}.find("only once"), std::string::npos) << failure.what();
+  }
+  unlink(path.c_str());
 }
 
 TEST(Generator, HasTheShapeOfTheTrace) {
