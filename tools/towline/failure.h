@@ -11,7 +11,7 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Ctrl-C or SIGTERM: children are ended, nothing is printed but that, exit code 130.
+// Ctrl-C, SIGTERM or the end of the terminal: children are ended, nothing is printed but that, exit code 130.
 struct Interrupted {};
 
 }  // namespace tool

@@ -21,6 +21,7 @@
 #include "replay/decode.h"
 #include "replay/prefill.h"
 #include "serve.h"
+#include "streams.h"
 
 namespace {
 
@@ -83,14 +84,17 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tool::fill_closed_streams();
   try {
     if (argc == 3 && std::string_view{argv[1]} == "worker") return run_as_worker(argv[2]);
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    tool::finish_output(stdout);
+    return code;
   } catch (const tool::Interrupted&) {
-    fmt::print(stderr, "\ntowline: interrupted\n");
+    tool::tell(stderr, "\ntowline: interrupted\n");
     return kInterruptedExit;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "towline: error: {}\n", error.what());
+    tool::tell(stderr, fmt::format("towline: error: {}\n", error.what()));
     return 1;
   }
 }

@@ -13,10 +13,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
 #include "failure.h"
+#include "signals.h"
+#include "streams.h"
 
 namespace tool {
 
@@ -25,15 +28,9 @@ using std::chrono::steady_clock;
 
 namespace {
 
-[[noreturn]] void fail(const char* what) { throw Failure{fmt::format("{}: {}", what, std::strerror(errno))}; }
+constexpr int kNotStarted = 127;
 
-sigset_t ending_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  return signals;
-}
+[[noreturn]] void fail(const char* what) { throw Failure{fmt::format("{}: {}", what, std::strerror(errno))}; }
 
 // Between fork and exec. The terminal's Ctrl-C reaches every process in the foreground; only the parent acts
 // on it.
@@ -51,10 +48,27 @@ sigset_t ending_signals() {
   }
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
   execl("/proc/self/exe", "towline", "worker", work.c_str(), static_cast<char*>(nullptr));
-  _exit(127);
+  _exit(kNotStarted);
 }
 
 }  // namespace
+
+std::string local_address(std::string_view label, uint32_t rank) {
+  return fmt::format("unix:@towline-{}-{}-{}", getpid(), label, rank);
+}
+
+std::string address_of_rank(std::string_view option, const std::string& first, uint32_t rank) {
+  const size_t colon = first.rfind(':');
+  uint32_t port = 0;
+  const char* begin = first.data() + (colon == std::string::npos ? first.size() : colon + 1);
+  const char* end = first.data() + first.size();
+  const auto [stop, error] = std::from_chars(begin, end, port);
+  if (error != std::errc{} || stop != end || port > 65535)
+    throw Failure{fmt::format("{} {}: expected host:port", option, first)};
+  if (port != 0 && port + rank > 65535)
+    throw Failure{fmt::format("{} {}: ports end at 65535, and {} more are needed", option, first, rank)};
+  return fmt::format("{}:{}", first.substr(0, colon), port == 0 ? 0 : port + rank);
+}
 
 Child::Child(std::string label, const std::string& work, const nlohmann::json& configuration,
              const std::vector<std::pair<std::string, std::string>>& environment)
@@ -91,6 +105,8 @@ std::string Child::describe_end() const {
     return fmt::format("was killed by signal {} ({})", WTERMSIG(wait_status_),
                        strsignal(WTERMSIG(wait_status_)));
   }
+  if (WEXITSTATUS(wait_status_) == kNotStarted)
+    return "can't be started from /proc/self/exe: is /proc there?";
   return fmt::format("exited with code {}", WEXITSTATUS(wait_status_));
 }
 
@@ -227,7 +243,7 @@ nlohmann::json worker_configuration(Channel& parent) {
 
 void report_worker_failure(Channel& parent, const char* what) {
   if (parent.closed()) {
-    fmt::print(stderr, "towline: error: {}\n", what);
+    tell(stderr, fmt::format("towline: error: {}\n", what));
   } else {
     parent.send({{"error", what}});
   }

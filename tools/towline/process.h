@@ -8,12 +8,20 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "channel.h"
 
 namespace tool {
+
+// Where a process of this command listens for the others: by a name, so that no network is needed.
+[[nodiscard]] std::string local_address(std::string_view label, uint32_t rank);
+
+// "host:port" for rank `rank` of those that begin at `first`: the port counts up, and 0 stays 0. Throws
+// Failure naming `option` for what is no such thing.
+[[nodiscard]] std::string address_of_rank(std::string_view option, const std::string& first, uint32_t rank);
 
 // A process of ours. Ended with SIGKILL at the latest when this object ends.
 class Child {
@@ -46,7 +54,8 @@ class Child {
   int wait_status_ = 0;
 };
 
-// All children of a command. Blocks SIGINT and SIGTERM while it lives and turns them into Interrupted.
+// All children of a command. Blocks SIGINT, SIGTERM and SIGHUP while it lives and turns them into
+// Interrupted.
 class Crew {
  public:
   Crew();

@@ -16,6 +16,15 @@ struct Ends {
   int fds[2] = {-1, -1};
 };
 
+TEST(Addresses, CountUpFromTheFirst) {
+  EXPECT_EQ(address_of_rank("--listen", "10.0.0.7:7700", 3), "10.0.0.7:7703");
+  EXPECT_EQ(address_of_rank("--listen", "[::1]:7700", 0), "[::1]:7700");
+  EXPECT_EQ(address_of_rank("--listen", "*:0", 3), "*:0");
+  for (const char* text : {"host", "host:", "host:x", "host:70000", "host:-1", "host:1x", "host:65535"})
+    EXPECT_THROW((void)address_of_rank("--listen", text, 3), Failure) << text;
+  EXPECT_NE(local_address("target", 1), local_address("target", 2));
+}
+
 TEST(Channel, CarriesMessagesInOrder) {
   const Ends ends;
   Channel left{ends.fds[0]};

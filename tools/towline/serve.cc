@@ -13,6 +13,7 @@
 #include "buffer.h"
 #include "failure.h"
 #include "signals.h"
+#include "streams.h"
 #include "units.h"
 
 namespace tool {
@@ -68,7 +69,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
       fmt::print("{}  {}\n", common.output.bold(place["place"].get<std::string>()),
                  format_size(place["bytes"].get<double>()));
     }
-    fmt::print(stderr, "serving until interrupted\n");
+    tell(stderr, "serving until interrupted\n");
   }
   std::fflush(stdout);
   (void)signals.wait(-1);

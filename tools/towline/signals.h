@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM as something to wait for.
+// Ctrl-C, SIGTERM and the end of the terminal as something to wait for.
 #pragma once
 
 #include <poll.h>
@@ -11,13 +11,22 @@
 
 namespace tool {
 
+// The signals that ask a command to end. Not the terminal's end where that is ignored, as under nohup: a
+// blocked signal comes in even then.
+inline sigset_t ending_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  struct sigaction hangup {};
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  return signals;
+}
+
 // They end a wait instead of the process. Make it before any thread.
 class Signals {
  public:
-  Signals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGINT);
-    sigaddset(&set_, SIGTERM);
+  Signals() : set_(ending_signals()) {
     sigprocmask(SIG_BLOCK, &set_, &before_);
     fd_ = signalfd(-1, &set_, SFD_CLOEXEC);
     if (fd_ < 0) throw Failure{"signalfd fails"};

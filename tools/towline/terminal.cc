@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "streams.h"
+
 namespace tool {
 
 using std::chrono::milliseconds;
@@ -76,17 +78,15 @@ void ProgressBar::update(double share, std::string_view text) {
   }
   const size_t taken = title_.size() + kCells + 9;
   const size_t room = terminal_.width() > taken ? terminal_.width() - taken : 0;
-  fmt::print(terminal_.stream(), "\r\033[K{} {} {:3.0f}%  {}", title_, bar, share * 100,
-             text.substr(0, room));
-  std::fflush(terminal_.stream());
+  tell(terminal_.stream(),
+       fmt::format("\r\033[K{} {} {:3.0f}%  {}", title_, bar, share * 100, text.substr(0, room)));
   drawn_ = true;
   drawn_at_ = now;
 }
 
 void ProgressBar::clear() {
   if (!drawn_) return;
-  fmt::print(terminal_.stream(), "\r\033[K");
-  std::fflush(terminal_.stream());
+  tell(terminal_.stream(), "\r\033[K");
   drawn_ = false;
 }
 

@@ -9,6 +9,7 @@
 #include "process.h"
 #include "replay/summary.h"
 #include "samples.h"
+#include "streams.h"
 #include "units.h"
 
 namespace tool::bench {
@@ -29,20 +30,21 @@ class Bench {
 
   // Targets only, until Ctrl-C.
   void serve() {
-    start_targets(options_.listen);
+    start_targets();
     json addresses = json::array();
     for (Child* target : targets_)
       addresses.push_back(crew_.expect(*target, "address", kStartsWithin).at("address"));
     std::string list;
     for (const auto& address : addresses) list += (list.empty() ? "" : ",") + address.get<std::string>();
-    fmt::print(common_.errors.stream(), "serving; on the other host: towline bench --connect {}\n", list);
+    tell(common_.errors.stream(),
+         fmt::format("serving; on the other host: towline bench --connect {}\n", list));
     while (true) (void)crew_.receive(milliseconds{60'000});
   }
 
   json run() {
     json addresses = options_.connect;
     if (options_.connect.empty()) {
-      start_targets("127.0.0.1:0");
+      start_targets();
       for (Child* target : targets_)
         addresses.push_back(crew_.expect(*target, "address", kStartsWithin).at("address"));
     }
@@ -75,16 +77,13 @@ class Bench {
     return {{"TOWLINE_FAULTS", options_.faults}};
   }
 
-  void start_targets(const std::string& listen) {
-    const size_t colon = listen.rfind(':');
-    if (colon == std::string::npos) throw Failure{fmt::format("--listen {}: expected host:port", listen)};
-    const uint64_t port = std::strtoull(listen.c_str() + colon + 1, nullptr, 10);
-    if (port + options_.targets > 65535) throw Failure{fmt::format("--listen {}: no such port", listen)};
+  void start_targets() {
     const uint32_t workers = std::clamp(std::ranges::max(options_.threads), 1u, 8u);
     for (uint32_t rank = 0; rank < options_.targets; ++rank) {
       const json configuration{
           {"rank", rank},
-          {"listen", fmt::format("{}:{}", listen.substr(0, colon), port == 0 ? 0 : port + rank)},
+          {"listen", options_.listen.empty() ? local_address("target", rank)
+                                             : address_of_rank("--listen", options_.listen, rank)},
           {"memory_kind", options_.common.memory_kind},
           {"workers", workers}};
       targets_.push_back(
@@ -96,7 +95,7 @@ class Bench {
     for (uint32_t rank = 0; rank < options_.common.initiators; ++rank) {
       InitiatorOptions one = options_.common;
       one.rank = rank;
-      if (!options_.connect.empty()) one.listen = "*:0";
+      one.listen = options_.connect.empty() ? local_address("initiator", rank) : "*:0";
       initiators_.push_back(
           &crew_.start(fmt::format("initiator {}", rank), "bench-initiator", one, environment()));
     }

@@ -15,7 +15,7 @@ struct InitiatorOptions {
   uint32_t initiators = 1;
   std::string pattern = "pairwise";
   std::vector<Row> rows;
-  std::string listen = "127.0.0.1:0";  // for targets to connect back
+  std::string listen;  // for targets to connect back
   std::string memory_kind = "shared";
   std::string backend;
   uint64_t iterations = 0;  // 0: as many as take `seconds`, at least 3

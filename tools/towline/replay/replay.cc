@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "failure.h"
 #include "process.h"
 #include "replay/summary.h"
+#include "streams.h"
 #include "units.h"
 
 namespace tool::replay {
@@ -18,19 +18,6 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStartsWithin{60'000};
-
-// "host:port" for rank `rank`: the port counts up, and 0 stays 0.
-std::string listen_address(const std::string& first, uint32_t rank) {
-  const size_t colon = first.rfind(':');
-  uint32_t port = 0;
-  const char* begin = first.data() + (colon == std::string::npos ? first.size() : colon + 1);
-  const char* end = first.data() + first.size();
-  const auto [stop, error] = std::from_chars(begin, end, port);
-  if (error != std::errc{} || stop != end || port + rank > 65535) {
-    throw Failure{fmt::format("--listen {}: expected host:port", first)};
-  }
-  return fmt::format("{}:{}", first.substr(0, colon), port == 0 ? 0 : port + rank);
-}
 
 // Pools are touched when they are made; say so before the machine swaps or kills.
 void check_memory(const ReplayOptions& options, uint32_t largest_tokens) {
@@ -72,23 +59,25 @@ class Replay {
   void start() {
     std::vector<std::pair<std::string, std::string>> environment;
     if (!options_.faults.empty()) environment.emplace_back("TOWLINE_FAULTS", options_.faults);
-    const auto configuration = [&](uint32_t rank, const std::string& listen) {
-      return json{{"setup", options_.setup}, {"rank", rank}, {"listen", listen_address(listen, rank)}};
+    const std::string elsewhere = options_.role == Role::kBoth ? "" : "*:0";
+    const std::string listen = options_.listen.empty() ? elsewhere : options_.listen;
+    const auto configuration = [&](uint32_t rank, const char* side, uint32_t ranks_before) {
+      return json{{"setup", options_.setup},
+                  {"rank", rank},
+                  {"listen", listen.empty() ? local_address(side, rank)
+                                            : address_of_rank("--listen", listen, ranks_before + rank)}};
     };
-    const std::string prefill_listen = options_.listen.empty() ? "127.0.0.1:0" : options_.listen;
-    const std::string decode_listen = !options_.listen.empty()         ? options_.listen
-                                      : options_.role == Role::kDecode ? "*:0"
-                                                                       : "127.0.0.1:0";
     if (options_.role != Role::kDecode) {
       for (uint32_t rank = 0; rank < options_.setup.prefill_tp; ++rank) {
         prefill_.push_back(&crew_.start(fmt::format("prefill rank {}", rank), "replay-prefill",
-                                        configuration(rank, prefill_listen), environment));
+                                        configuration(rank, "prefill", 0), environment));
       }
     }
     if (options_.role != Role::kPrefill) {
       for (uint32_t rank = 0; rank < options_.setup.decode_tp; ++rank) {
         decode_.push_back(&crew_.start(fmt::format("decode rank {}", rank), "replay-decode",
-                                       configuration(rank, decode_listen), environment));
+                                       configuration(rank, "decode", static_cast<uint32_t>(prefill_.size())),
+                                       environment));
       }
     }
     json addresses = json::array();
@@ -99,9 +88,10 @@ class Replay {
         options_.role == Role::kDecode ? options_.connect : addresses.at(0).get<std::string>();
     for (Child* child : decode_) child->channel().send({{"start", leader}});
     if (options_.role == Role::kPrefill) {
-      fmt::print(common_.errors.stream(),
-                 "waiting for the other side: towline replay --role decode --connect {} --decode-tp {}\n",
-                 leader, options_.setup.decode_tp);
+      tell(common_.errors.stream(),
+           fmt::format(
+               "waiting for the other side: towline replay --role decode --connect {} --decode-tp {}\n",
+               leader, options_.setup.decode_tp));
     }
   }
 
@@ -159,12 +149,13 @@ void run_replay(const ReplayOptions& options, const CommonOptions& common) {
     checked.setup.requests = trace.requests;
     check_memory(options, trace.largest_input_tokens);
     if (!common.json) {
-      fmt::print(common.errors.stream(),
-                 "{} requests of {}: {} tokens at the median, {} on average, {} at most\n", trace.requests,
-                 options.setup.trace.empty() ? "a generated trace" : options.setup.trace,
-                 format_count(static_cast<uint64_t>(trace.median_input_tokens)),
-                 format_count(static_cast<uint64_t>(trace.mean_input_tokens)),
-                 format_count(trace.largest_input_tokens));
+      tell(common.errors.stream(),
+           fmt::format("{} request{} of {}: {} tokens at the median, {} on average, {} at most\n",
+                       trace.requests, trace.requests == 1 ? "" : "s",
+                       options.setup.trace.empty() ? "a generated trace" : options.setup.trace,
+                       format_count(static_cast<uint64_t>(trace.median_input_tokens)),
+                       format_count(static_cast<uint64_t>(trace.mean_input_tokens)),
+                       format_count(trace.largest_input_tokens)));
     }
   }
   const json summary = Replay{checked, common}.run();
