@@ -96,8 +96,9 @@ Agent::Agent(AgentOptions options)
 }
 
 void Agent::open() {
-  if (const auto level = log_level_from_name(options_.config.get_string("log.level", "warning")))
-    set_log_level(*level);
+  const std::string level = options_.config.get_choice(
+      "log.level", {"off", "error", "warning", "info", "debug", "trace"}, "warning");
+  set_log_level(log_level_from_name(level).value_or(LogLevel::kWarning));
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
   regions_ = std::make_unique<RegionTable>();
   staging_ = std::make_unique<StagingPool>(*this, read_staging_settings(options_.config));
@@ -123,9 +124,11 @@ void Agent::open() {
   }
 }
 
-// Everybody who reads settings has read them, but for what this agent does not use.
+// Everybody who reads settings has read them, but for what this agent does not use, or was told by its
+// options.
 void Agent::warn_of_unknown_settings() {
-  options_.config.declare({"etcd.*", "telemetry.*", "storage.*"});
+  options_.config.declare({"listen", "listen.port_range", "advertise", "workers", "backends"});
+  options_.config.declare({"collectives.*", "etcd.*", "telemetry.*", "storage.*"});
   for (const std::string& name : backends_->names_not_open()) options_.config.declare({name + ".*"});
   options_.config.warn_unknown_keys();
 }
@@ -252,7 +255,7 @@ void Agent::settle_event_fd() noexcept {
 
 Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
   const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
-  uint64_t spin_until_ns = monotonic_now_ns() + tuning_.spin_ns;
+  uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), tuning_.spin_ns).ns();
   while (!has_activity()) {
     if (const Status status = usable(); status != Status::kOk) return status;
     const uint32_t seen = activity_.load(std::memory_order_seq_cst);
@@ -260,7 +263,7 @@ Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
     if (has_activity()) break;
     const uint64_t now_ns = monotonic_now_ns();
     if (now_ns >= deadline_ns) return Status::kTimedOut;
-    if (done != 0) spin_until_ns = now_ns + tuning_.spin_ns;
+    if (done != 0) spin_until_ns = Deadline::after(now_ns, tuning_.spin_ns).ns();
     if (now_ns < spin_until_ns) {
       cpu_pause();
       continue;
@@ -310,7 +313,7 @@ size_t Agent::pull_completions(towline_completion_t* completions, size_t capacit
 
 Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns) noexcept {
   const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
-  uint64_t spin_until_ns = monotonic_now_ns() + tuning_.spin_ns;
+  uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), tuning_.spin_ns).ns();
   while (true) {
     CounterCell* cell = counters_.find(key);
     if (cell == nullptr) return Status::kStale;
@@ -320,7 +323,7 @@ Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns
     const uint32_t done = progress();
     const uint64_t now_ns = monotonic_now_ns();
     if (now_ns >= deadline_ns) return Status::kTimedOut;
-    if (done != 0) spin_until_ns = now_ns + tuning_.spin_ns;
+    if (done != 0) spin_until_ns = Deadline::after(now_ns, tuning_.spin_ns).ns();
     if (now_ns < spin_until_ns) {
       cpu_pause();
       continue;

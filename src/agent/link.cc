@@ -35,7 +35,8 @@ void Link::connect(uint64_t deadline_ns) {
   }
   const Agent& agent = worker_.agent();
   connecting_since_ns_ = agent.now_ns();
-  connect_deadline_ns_ = std::min(deadline_ns, connecting_since_ns_ + agent.tuning().connect_timeout_ns);
+  connect_deadline_ns_ =
+      std::min(deadline_ns, Deadline::after(connecting_since_ns_, agent.tuning().connect_timeout_ns).ns());
   worker_.remove_link(*this);
   worker_.add_link(*this);
   state_.store(State::kConnecting, std::memory_order_release);
@@ -436,7 +437,7 @@ uint32_t Link::maintain(uint64_t now_ns) noexcept {
   done += send_waiting();
   if (parts_in_flight_ != 0) last_used_ns_ = now_ns;
   if (!backend_.has_trait(TOWLINE_TRAIT_SAME_HOST) &&
-      now_ns > last_used_ns_ + worker_.agent().tuning().idle_ns) {
+      now_ns > Deadline::after(last_used_ns_, worker_.agent().tuning().idle_ns).ns()) {
     close(Status::kClosed, "idle");
   }
   return done;

@@ -399,7 +399,8 @@ void Worker::run_thread() noexcept {
       continue;
     }
     const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
-    if (now_ns < idle_since_ns + agent_.tuning().spin_ns) {  // the pass's clock may be the older one
+    // The pass's clock may be the older one.
+    if (now_ns < Deadline::after(idle_since_ns, agent_.tuning().spin_ns).ns()) {
       unlock();
       cpu_pause();
       continue;

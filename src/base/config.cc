@@ -87,10 +87,14 @@ struct Config::State {
     });
   }
 
-  std::vector<std::string> unknown_keys() const {
-    std::vector<std::string> keys;
+  // With where they stand.
+  std::map<std::string, std::string> unknown_keys() const {
+    std::map<std::string, std::string> keys;
     for (const auto& [key, value] : file) {
-      if (!is_known(key)) keys.push_back(key);
+      if (!is_known(key)) keys.emplace(key, fmt::format("{} line {}", file_name, value.line));
+    }
+    for (const auto& [key, value] : given) {
+      if (!is_known(key)) keys.insert_or_assign(key, "set by the program");
     }
     return keys;
   }
@@ -238,15 +242,15 @@ void Config::declare(std::initializer_list<std::string_view> keys) {
 
 std::vector<std::string> Config::unknown_keys() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->unknown_keys();
+  std::vector<std::string> keys;
+  for (const auto& [key, place] : state_->unknown_keys()) keys.push_back(key);
+  return keys;
 }
 
 void Config::warn_unknown_keys() {
   const std::lock_guard lock(state_->mutex);
-  for (const std::string& key : state_->unknown_keys()) {
-    if (!state_->warned.insert(key).second) continue;
-    TOWLINE_LOG(kWarning, "{} line {}: unknown setting {}", state_->file_name,
-                state_->file.find(key)->second.line, key);
+  for (const auto& [key, place] : state_->unknown_keys()) {
+    if (state_->warned.insert(key).second) TOWLINE_LOG(kWarning, "{}: unknown setting {}", place, key);
   }
 }
 

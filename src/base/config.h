@@ -70,7 +70,8 @@ class Config {
   // key declares it, too.
   void declare(std::initializer_list<std::string_view> keys);
 
-  // Keys in the file that nobody asked for or declared: most likely misspelt. warn_ logs each once.
+  // Keys of the file or program that nobody asked for or declared: most likely misspelt. warn_ logs each
+  // once.
   std::vector<std::string> unknown_keys() const;
   void warn_unknown_keys();
 

@@ -145,6 +145,23 @@ TEST(ConfigTest, UnknownKeysOfTheFileAreWarnedOfOnce) {
   EXPECT_EQ(lines, std::vector<std::string>{"towline.toml line 2: unknown setting tcp.lanez"});
 }
 
+TEST(ConfigTest, UnknownKeysOfTheProgramAreToldAsWell) {
+  Config config = Config::from_sources({}, "[tcp]\nlanez = 1\n");
+  config.set("peer.los", "1s");
+  config.set("peer.lost", "1s");
+  config.set("tcp.lanez", "2");
+  config.get_duration_ns("peer.lost", 0);
+  EXPECT_EQ(config.unknown_keys(), (std::vector<std::string>{"peer.los", "tcp.lanez"}));
+  std::vector<std::string> lines;
+  set_log_sink([](void* to, LogLevel,
+                  std::string_view line) { static_cast<std::vector<std::string>*>(to)->emplace_back(line); },
+               &lines);
+  config.warn_unknown_keys();
+  set_log_sink(nullptr, nullptr);
+  EXPECT_EQ(lines, (std::vector<std::string>{"set by the program: unknown setting peer.los",
+                                             "set by the program: unknown setting tcp.lanez"}));
+}
+
 TEST(ConfigTest, NamesInTheEnvironment) {
   EXPECT_EQ(Config::environment_name("tcp.port_range"), "TOWLINE_TCP_PORT_RANGE");
   EXPECT_EQ(Config::environment_name("a-b.c9"), "TOWLINE_A_B_C9");

@@ -84,6 +84,8 @@ TEST_F(BadInput, AgentsCheckTheirOptions) {
                [] { Agent agent("a", {.config = "this is not TOML ["}); });
   expect_error(Status::kInvalidArgument, "not an address",
                [] { Agent agent("a", {.listen = "not an address"}); });
+  expect_error(Status::kInvalidArgument, "log.level",
+               [] { Agent agent("a", {.config = "log.level = \"loud\"\n"}); });
   towline_agent_options_t options{};
   towline_agent_t* agent = nullptr;
   EXPECT_EQ(towline_agent_create("a", &options, &agent), TOWLINE_INVALID_ARGUMENT);
@@ -232,6 +234,24 @@ TEST_F(BadInput, InAForkedChildHandlesAnswerForked) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_EQ(move.post() == Status::kInProgress ? move.wait(20s) : Status::kOk, Status::kOk)
       << "the parent is undisturbed";
+}
+
+TEST(Settings, InfiniteTimesNeverCome) {
+  const std::string infinite =
+      "[connection]\ntimeout = \"infinite\"\nidle = \"infinite\"\n"
+      "[peer]\nheartbeat = \"infinite\"\nsuspect = \"infinite\"\nlost = \"infinite\"\n"
+      "[tcp]\nhandshake_timeout = \"infinite\"\nuser_timeout = \"infinite\"\n"
+      "[progress]\nspin = \"infinite\"\n[posix]\nspin = \"infinite\"\n";
+  Agent agent("patient", {.listen = "127.0.0.1:0", .backends = "tcp", .config = infinite});
+  Agent other("other", {.listen = "127.0.0.1:0", .backends = "tcp", .config = infinite});
+  const Peer peer = agent.connect(other.address());
+  ASSERT_EQ(peer.send("hello"), Status::kOk) << last_error();
+  Notice notice;
+  while (other.receive(notice) == Status::kAgain) ASSERT_EQ(other.wait(20s), Status::kOk);
+  // What has no end is looked at every few milliseconds.
+  for (int look = 0; look < 5; ++look) EXPECT_EQ(agent.wait(5ms), Status::kTimedOut);
+  EXPECT_EQ(peer.health(), Health::kAlive);
+  EXPECT_NE(agent.info().find("\"backend\":\"tcp\""), std::string::npos) << agent.info();
 }
 
 TEST(Removing, APeerTwiceOverIsOneRemoval) {

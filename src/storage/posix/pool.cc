@@ -133,7 +133,7 @@ void Pool::handed_ended(const Job& job) noexcept {
 }
 
 void Pool::run() noexcept {
-  uint64_t spin_until_ns = monotonic_now_ns() + spin_ns_;
+  uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), spin_ns_).ns();
   while (!stop_.load(std::memory_order_relaxed)) {
     if (const auto [job, handed] = next(); job != nullptr) {
       job->help(buffers_);
@@ -141,7 +141,7 @@ void Pool::run() noexcept {
       idle_.fetch_add(1, std::memory_order_relaxed);
       JobQueue& queue = *job->prepared().queue;
       if (job->give_share()) queue.finished(*job);
-      spin_until_ns = monotonic_now_ns() + spin_ns_;
+      spin_until_ns = Deadline::after(monotonic_now_ns(), spin_ns_).ns();
       continue;
     }
     if (monotonic_now_ns() < spin_until_ns) {
@@ -153,7 +153,7 @@ void Pool::run() noexcept {
     if (waiting_.load(std::memory_order_seq_cst) == 0 && !stop_.load(std::memory_order_seq_cst))
       futex_wait(word_, seen, kNoDeadline);
     sleeping_.fetch_sub(1, std::memory_order_seq_cst);
-    spin_until_ns = monotonic_now_ns() + spin_ns_;
+    spin_until_ns = Deadline::after(monotonic_now_ns(), spin_ns_).ns();
   }
 }
 

@@ -5,7 +5,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <string_view>
 
 #include "base/clock.h"
@@ -55,7 +57,9 @@ void tune_socket(int fd, const Options& options) noexcept {
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(options.user_timeout_ns / kMillisecondNs));
+  // 0 would be the system's own.
+  const uint64_t timeout_ms = std::clamp<uint64_t>(options.user_timeout_ns / kMillisecondNs, 1, INT_MAX);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout_ms));
 }
 
 SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, UniqueFd fd, bool first,
