@@ -45,6 +45,7 @@ class Aio final : public KernelQueue {
     control_.resize(depth);
     waiting_.reserve(depth);
     free_.reserve(depth);
+    refused_.reserve(depth);
     for (iocb& block : control_) free_.push_back(&block);
   }
   ~Aio() override {
@@ -74,6 +75,7 @@ class Aio final : public KernelQueue {
 
   void flush() noexcept override {
     size_t taken = 0;
+    const size_t refused_before = refused_.size();
     while (taken < waiting_.size()) {
       const long count = ::syscall(SYS_io_submit, context_, waiting_.size() - taken, waiting_.data() + taken);
       if (count > 0) {
@@ -86,6 +88,8 @@ class Aio final : public KernelQueue {
         waiting_.erase(waiting_.begin() + static_cast<long>(taken));
       }
     }
+    // No interrupt tells of these.
+    if (refused_.size() != refused_before) event_.signal();
     in_kernel_ += taken;
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<long>(taken));
   }

@@ -49,6 +49,10 @@ class File {
   [[nodiscard]] uint64_t id() const noexcept { return id_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
+  // Kernel AIO can't be asked not to wait here (RWF_NOWAIT). Any thread.
+  void note_always_waits() const noexcept { always_waits_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool always_waits() const noexcept { return always_waits_.load(std::memory_order_relaxed); }
+
   // A buffered write took long: those of the next while are watched closely, which costs something. Any
   // thread.
   void note_long_write(uint64_t now_ns) const noexcept {
@@ -93,6 +97,7 @@ class File {
   uint32_t memory_alignment_ = 1;
   uint32_t write_unit_ = 1;
   towline_storage_attributes attributes_ = {};
+  mutable std::atomic<bool> always_waits_{false};
   mutable std::atomic<uint64_t> slow_until_ns_{0};
   mutable std::atomic<uint64_t> watched_until_ns_{0};
 };

@@ -554,7 +554,8 @@ void JobQueue::release(Operation& operation) noexcept {
 }
 
 void JobQueue::push(Operation& operation) noexcept {
-  operation.swift = swift_ != nullptr && operation.fd == operation.file->direct_fd() && !operation.job->waits;
+  operation.swift = swift_ != nullptr && operation.fd == operation.file->direct_fd() &&
+                    !operation.job->waits && !operation.file->always_waits();
   if ((operation.swift ? swift_ : queue_)->push(operation)) {
     ++in_kernel_;
     in_swift_ += operation.swift ? 1 : 0;
@@ -630,6 +631,7 @@ void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   // kernel then says EFAULT as well, as it does of bad memory.
   if (operation.swift && (result == -EAGAIN || result == -EOPNOTSUPP)) {
     job.waits = true;
+    if (result == -EOPNOTSUPP) operation.file->note_always_waits();
     result = -EAGAIN;
   }
   const bool may_retry = result == -EFAULT && operation.retries < kRetries;
