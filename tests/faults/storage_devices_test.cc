@@ -357,5 +357,30 @@ TEST(StorageDevices, ABlockDeviceCanBeReadOnlyAndCanLoseItsEnd) {
   });
 }
 
+// The kernel tells of pages that it could not write back to the first who asks, and then forgets them.
+TEST(StorageDevices, BytesThatCouldNotBeWrittenBackFailEveryTransferThatWroteThem) {
+  const Folder folder;
+  Folder full;
+  if (!full.mount_small("size=1m"))
+    GTEST_SKIP() << "needs the right to mount a tmpfs: " << std::strerror(errno);
+  make_file(full / "image", 0);
+  ASSERT_EQ(::truncate((full / "image").c_str(), kBytes), 0);
+  make_file(full / "filler", 1 << 20);  // a loop device takes a short write for a whole one
+  const LoopDevice device(full / "image", 512);
+  if (!device.why_not().empty()) GTEST_SKIP() << "no loop device: " << device.why_not();
+  for (const char* engine : {"auto", "threads"}) {
+    SCOPED_TRACE(engine);
+    const Station station({engine, false}, folder.path());
+    const Region disk = station.open(device.name(), {.access = Access::kAll, .sync = Sync::kData});
+    std::vector<Transfer> writes;
+    for (uint64_t block = 0; block < kBlocks; ++block)
+      writes.push_back(station.one_block(Op::write, disk, block));
+    for (const Transfer& write : writes) ASSERT_EQ(write.post(), Status::kInProgress);
+    for (uint64_t block = 0; block < kBlocks; ++block)
+      EXPECT_TRUE(is_error(writes[block].wait(30s))) << "block " << block << " is lost, and nobody was told";
+    station.expect_others_go_on();
+  }
+}
+
 }  // namespace
 }  // namespace towline::faults

@@ -229,9 +229,28 @@ towline_storage_attributes File::query(const char* uri) {
   return attributes;
 }
 
-int File::sync() const noexcept {
-  const int result = sync_ == TOWLINE_SYNC_DATA ? ::fdatasync(plain_.get()) : ::fsync(plain_.get());
-  return result == 0 ? 0 : errno;
+int File::sync(uint64_t failures) const noexcept {
+  std::unique_lock lock(sync_mutex_);
+  const uint64_t ours = syncs_ + (syncing_ ? 2 : 1);  // the first that begins after our bytes were written
+  while (syncs_ < ours) {
+    if (syncing_) {
+      sync_ended_.wait(lock);
+      continue;
+    }
+    syncing_ = true;
+    lock.unlock();
+    const int result = sync_ == TOWLINE_SYNC_DATA ? ::fdatasync(plain_.get()) : ::fsync(plain_.get());
+    const int error = result == 0 ? 0 : errno;
+    lock.lock();
+    syncing_ = false;
+    ++syncs_;
+    if (error != 0) {
+      sync_error_ = error;
+      sync_failures_.fetch_add(1, std::memory_order_release);
+    }
+    sync_ended_.notify_all();
+  }
+  return failures == sync_failures() ? 0 : sync_error_;
 }
 
 void File::commit() {

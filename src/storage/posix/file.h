@@ -12,7 +12,9 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -32,8 +34,13 @@ class File {
 
   // Everything written is durable; a replacement takes its place. Throws plugin::Failure.
   void commit();
-  // What a WRITE with a sync policy waits for; an errno or 0. Blocks.
-  [[nodiscard]] int sync() const noexcept;
+  // What a WRITE with a sync policy waits for; an errno or 0. Blocks; who comes while another waits shares
+  // the next call. The kernel tells of bytes that it could not write back once, and forgets them: `failures`,
+  // sync_failures() from before the WRITE began, tells whether ours may have been among them. Any thread.
+  [[nodiscard]] int sync(uint64_t failures) const noexcept;
+  [[nodiscard]] uint64_t sync_failures() const noexcept {
+    return sync_failures_.load(std::memory_order_acquire);
+  }
 
   [[nodiscard]] const towline_storage_attributes& attributes() const noexcept { return attributes_; }
   [[nodiscard]] int fd() const noexcept { return plain_.get(); }
@@ -98,6 +105,12 @@ class File {
   uint32_t write_unit_ = 1;
   towline_storage_attributes attributes_ = {};
   mutable std::atomic<bool> always_waits_{false};
+  mutable std::mutex sync_mutex_;  // of the next four, but that sync_failures_ is read without
+  mutable std::condition_variable sync_ended_;
+  mutable bool syncing_ = false;
+  mutable uint64_t syncs_ = 0;  // that ended
+  mutable int sync_error_ = 0;  // the last one
+  mutable std::atomic<uint64_t> sync_failures_{0};
   mutable std::atomic<uint64_t> slow_until_ns_{0};
   mutable std::atomic<uint64_t> watched_until_ns_{0};
 };

@@ -28,6 +28,9 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
   syncing_ = has_returned_ = pooled = runnable = handed_on = hand_over = handed = false;
+  sync_failures_.clear();
+  for (size_t i = 0; prepared.syncs && i < prepared.files.size(); ++i)
+    sync_failures_.push_back(prepared.files[i]->sync_failures());
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;
@@ -94,10 +97,12 @@ void Job::help(BounceBuffers& buffers) noexcept {
   if (syncing_) {
     // Each file once: neighbours of one file are the rule.
     const File* last = nullptr;
-    for (const File* file : prepared_->files) {
+    for (size_t i = 0; i < sync_failures_.size(); ++i) {
+      const File* const file = prepared_->files[i];
       if (file == last || !file->syncs()) continue;
       last = file;
-      if (const int error = file->sync(); error != 0) failed(status_of_failure(error), error, begin_, end_);
+      if (const int error = file->sync(sync_failures_[i]); error != 0)
+        failed(status_of_failure(error), error, begin_, end_);
     }
     return;
   }

@@ -120,6 +120,7 @@ class Job {
   std::atomic<uint32_t> shares_{0};
   std::atomic<bool> stopped_{false};
   bool syncing_ = false;
+  std::vector<uint64_t> sync_failures_;  // of each file, before anything was written; empty: no sync
 
   SpinLock lock_;  // of all below
   std::optional<plugin::Cursor> cursor_;
