@@ -1,5 +1,7 @@
 #include "storage/object/answers.h"
 
+#include <locale.h>
+
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -220,10 +222,12 @@ std::optional<ContentRange> decode_content_range(std::string_view value) {
 }
 
 std::optional<std::time_t> decode_time(std::string_view value) {
+  // The names of days and months are English, whatever locale the application has set.
+  static const locale_t english = ::newlocale(LC_ALL_MASK, "C", nullptr);
   const std::string text(value.substr(0, 64));
   for (const char* format : {"%a, %d %b %Y %H:%M:%S", "%Y-%m-%dT%H:%M:%S"}) {
     std::tm time = {};
-    if (::strptime(text.c_str(), format, &time) == nullptr) continue;
+    if (::strptime_l(text.c_str(), format, &time, english) == nullptr) continue;
     time.tm_isdst = 0;
     return ::timegm(&time);
   }

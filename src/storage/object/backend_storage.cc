@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "storage/object/backend.h"
+#include "storage/object/checksum.h"
 #include "storage/object/upload.h"
 #include "towline/storage.h"
 #include "towline/towline.h"
@@ -84,6 +85,7 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
   if (args.uri == nullptr) refuse(Status::kUnsupported, "a descriptor is no object");
   ObjectName name = parse_uri(args.uri);
   start_clients();
+  service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
   const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
   const bool conditional = (args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0;
   Version version = {.exists = !makes, .bytes = args.bytes};
@@ -164,16 +166,15 @@ int32_t Backend::storage_query(const char* uri, towline_storage_attributes& attr
 int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found, void* argument) {
   const ObjectName name = parse_prefix(prefix);
   start_clients();
-  const uint64_t deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
-  service_.credentials.wait_until_ready(deadline_ns);
+  service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
   std::string next;
-  do {
+  do {  // each page has its own time
     Call call;
     call.method = "GET";
     call.name.bucket = name.bucket;
     call.query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", name.key}};
     if (!next.empty()) call.query.emplace_back("continuation-token", next);
-    call.deadline_ns = deadline_ns;
+    call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
     const Answer answer = next_client().ask(call);
     if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
     const auto listing = decode_listing(answer.body);
@@ -189,6 +190,25 @@ int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found
   return TOWLINE_OK;
 }
 
+// Is what should have been made there? Then `version` has its ETag; else throws what the commit came to.
+void Backend::settle_commit(const Object& object, Version& version, const Answer& lost) {
+  std::string why;
+  try {
+    const Version there = look(object.name());
+    if (there.exists && !version.crc32c.empty() && there.crc32c == version.crc32c &&
+        there.bytes == version.bytes) {
+      version = there;
+      return;
+    }
+  } catch (const plugin::Failure& failure) {
+    why = fmt::format(" ({})", failure.what());
+  }
+  throw plugin::Failure(lost.status,
+                        lost.uncertain
+                            ? lost.text + "; an answer got lost: whether it was written is not known" + why
+                            : lost.text);
+}
+
 int32_t Backend::storage_commit(towline_storage* storage) {
   Object& object = object_of(storage);
   if (!object.replaces()) return TOWLINE_OK;  // what is done is durable
@@ -201,10 +221,20 @@ int32_t Backend::storage_commit(towline_storage* storage) {
   call.check = check_completed;
   call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
   const Answer answer = next_client().ask(call);
-  if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
+  Version version = {.looked = true, .exists = true};
+  for (const auto& [number, part] : object.parts) version.bytes += part.bytes;
+  if (service_.settings.checksum == Checksum::kCrc32c) version.crc32c = crc32c_text(joined_crc(object.parts));
+  if (!answer.ok()) {
+    // An attempt before may have done it, with its answer lost: then there is no such upload any more.
+    if (!answer.uncertain && answer.code != "NoSuchUpload") throw plugin::Failure(answer.status, answer.text);
+    settle_commit(object, version, answer);
+  } else {
+    version.etag = header(answer.headers, "etag");
+    if (version.etag.empty()) version.etag = decode_etag(answer.body);
+  }
   object.committed = true;
   object.upload_id.clear();
-  object.set_version(look(object.name()));
+  object.set_version(std::move(version));
   return TOWLINE_OK;
 }
 

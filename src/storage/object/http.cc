@@ -184,12 +184,17 @@ void Http::start(Exchange& exchange, HttpRequest request, Receiver& receiver, vo
   exchange.head_told_ = exchange.refused_ = false;
   exchange.sent_ = 0;
   if (exchange.request_.body != nullptr) exchange.request_.body->rewind();
-  if (!idle_handles_.empty()) {
+  // A handle whose last request never had a connection (its host's name is unknown, it was stopped before)
+  // may still have its buffer, and libcurl refuses to set that one's size.
+  while (exchange.handle_ == nullptr && !idle_handles_.empty()) {
     exchange.handle_ = idle_handles_.back();
     idle_handles_.pop_back();
-  } else {
-    exchange.handle_ = curl_easy_init();
+    if (curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_BUFFERSIZE, kReceiveBufferBytes) == CURLE_OK)
+      break;
+    curl_easy_cleanup(curl_of(exchange.handle_));
+    exchange.handle_ = nullptr;
   }
+  if (exchange.handle_ == nullptr) exchange.handle_ = curl_easy_init();
   if (exchange.handle_ == nullptr) throw plugin::Failure(Status::kOutOfMemory, "libcurl gives no handle");
   prepare(exchange);
   const CURLMcode code = curl_multi_add_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
@@ -233,6 +238,9 @@ void Http::finish(Exchange& exchange, int code) {
       exchange.end = connected_us == 0 ? HttpEnd::kNotSent : HttpEnd::kStalled;
       break;
     case CURLE_SSL_CONNECT_ERROR:
+      if (exchange.error.find("wrong version number") != std::string::npos)
+        exchange.error += ": what answers does not speak TLS, perhaps its URL begins with http://";
+      [[fallthrough]];
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_ISSUER_ERROR:

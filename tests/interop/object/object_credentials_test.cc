@@ -116,6 +116,24 @@ TEST_F(ObjectCredentials, InstanceMetadataGivesThemByVersionTwo) {
   EXPECT_GE(tokens, 1);
 }
 
+// What is written anew is not looked at first.
+TEST_F(ObjectCredentials, TheyAreWaitedForWhereTheFirstRequestIsAWrite) {
+  Proxy metadata(0, [&](const Request& request) -> Fault {
+    if (request.method == "PUT") return {.answer = Proxy::http(200, "t")};
+    if (request.target.ends_with("/")) return {.answer = Proxy::http(200, "role")};
+    return {.answer = Proxy::http(200, keys_json(kAccessKey, kSecretKey, "2099-01-01T00:00:00Z"))};
+  });
+  const Agent agent("writer",
+                    options_for(bare(server_->url(), "credentials = \"instance\"\nmetadata_endpoint = \"" +
+                                                         metadata.url() + "\"\n")));
+  const Region memory = agent.register_memory(dram(memory_.data(), 1000));
+  const Region object =
+      register_storage(agent, "s3://bucket/first-write", {.create = true, .truncate = true, .bytes = 1000});
+  EXPECT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(memory_.data(), 1000)),
+                               agent.block_list(storage_blocks(object, 0, 1000)))),
+            Status::kOk);
+}
+
 TEST_F(ObjectCredentials, AWebIdentityIsExchangedForThem) {
   const std::string token = write_file("token", "ey+J/a=\n");
   std::string asked;

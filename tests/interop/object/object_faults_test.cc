@@ -82,6 +82,17 @@ TEST_F(ObjectFaults, AServerThatIsNotThereIsUnreachable) {
 
 // ---- tried again
 
+// Every attempt says what is the matter, not only the first; and requests to others do not suffer.
+TEST_F(ObjectFaults, ANameThatIsNotKnownIsUnreachableInEveryAttempt) {
+  connect("http://no-such-host.invalid", "attempts = 3\n");
+  for (int i = 0; i < 2; ++i) {
+    const auto [status, text] = refusal(*agent_, "s3://bucket/key");
+    EXPECT_EQ(status, Status::kUnreachable) << text;
+    EXPECT_NE(text.find("no-such-host.invalid"), std::string::npos) << text;
+    EXPECT_NE(text.find("(3 attempts)"), std::string::npos) << text;
+  }
+}
+
 TEST_F(ObjectFaults, ErrorsThatPassAreTriedAgain) {
   Proxy proxy(server_->port());
   connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 50\n");
@@ -350,6 +361,52 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
   EXPECT_EQ(run(lost), Status::kIo);
   EXPECT_EQ(lost.wait_fenced(Fence::kLocal, 60s), Status::kOk);
   EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
+}
+
+TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\n");
+  stamp_bytes(memory_.data(), 12 * kMib, 21);
+  const Region object = open("committed", {.replace = true, .bytes = 12 * kMib});
+  ASSERT_EQ(move(Op::write, 0, object, 0, 12 * kMib), Status::kOk);
+  // The first attempt does it, the second finds no such upload any more.
+  std::atomic<int> completions{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    const bool completes = request.method == "POST" && request.has("uploadId");
+    return {.drop_answer = completes && completions++ == 0};
+  });
+  EXPECT_NO_THROW(commit_storage(object));
+  EXPECT_GE(completions, 2);
+  EXPECT_EQ(query_storage(*agent_, "s3://bucket/committed").bytes, 12 * kMib);
+  EXPECT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kOk);
+  // One that came to nothing is no success because something else is there.
+  const Region other = open("committed", {.replace = true, .bytes = 6 * kMib});
+  ASSERT_EQ(move(Op::write, 0, other, 0, 6 * kMib), Status::kOk);
+  proxy.judge([](const Request& request) -> Fault {
+    const bool completes = request.method == "POST" && request.has("uploadId");
+    return {.answer = completes ? Proxy::s3_error(404, "NoSuchUpload") : ""};
+  });
+  try {
+    commit_storage(other);
+    FAIL() << "a commit that came to nothing was taken for done";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kNotFound) << error.what();
+    EXPECT_NE(std::string(error.what()).find("NoSuchUpload"), std::string::npos) << error.what();
+  }
+}
+
+// As with permission to write and none to read.
+TEST_F(ObjectFaults, WhoMayOnlyWriteCommits) {
+  Proxy proxy(server_->port(), [](const Request& request) -> Fault {
+    const bool reads = request.method == "GET" || request.method == "HEAD";
+    return {.answer = reads ? Proxy::s3_error(403, "AccessDenied") : ""};
+  });
+  connect(proxy.url(), "part = \"5MiB\"\n");
+  const Region object = open("write-only", {.replace = true, .bytes = kMib});
+  ASSERT_EQ(move(Op::write, 0, object, 0, kMib), Status::kOk);
+  EXPECT_NO_THROW(commit_storage(object));
+  connect(server_->url());
+  EXPECT_EQ(query_storage(*agent_, "s3://bucket/write-only").bytes, kMib);
 }
 
 TEST_F(ObjectFaults, ACancelledWriteThatTheServerHasGotIsFencedByItsAnswer) {
