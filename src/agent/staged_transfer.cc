@@ -62,6 +62,7 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
       bytes_(plan.bytes()),
       chunk_bytes_(whole.agent().staging().settings().chunk_bytes),
       chunks_((bytes_ + chunk_bytes_ - 1) / chunk_bytes_),
+      far_is_own_(has_region(*remote, is_storage)),
       pool_(whole.agent().staging()),
       lane_(pool_.join()) {
   try {
@@ -250,8 +251,8 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
 // there on.
 void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept {
   slot.stage = Stage::kIdle;
-  // A far side that was there a chunk ago is lost, though what says so is an attempt to connect anew.
-  const bool lost = filling == read_ && reached_ && result.status == TOWLINE_UNREACHABLE;
+  // A peer that was there a chunk ago is lost, though what says so is an attempt to connect anew.
+  const bool lost = filling == read_ && !far_is_own_ && reached_ && result.status == TOWLINE_UNREACHABLE;
   const int32_t status = lost ? int32_t{TOWLINE_PEER_LOST} : result.status;
   const uint64_t in_leg = begin_in_leg(slot);
   const uint64_t begin = slot.chunk * chunk_bytes_;

@@ -122,6 +122,7 @@ class StagedTransfer {
   const uint64_t bytes_;
   const uint64_t chunk_bytes_;
   const uint64_t chunks_;
+  const bool far_is_own_;  // the far side is storage of this agent
   StagingPool& pool_;
   StagingPool::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots, or as chunks
