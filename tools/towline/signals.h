@@ -51,4 +51,32 @@ class Signals {
   int fd_ = -1;
 };
 
+// They are noted instead of ending the process, so that it can take back what it has begun elsewhere; a
+// second one ends it as ever. One at a time.
+class Interruption {
+ public:
+  Interruption() {
+    came_ = 0;
+    struct sigaction noting = {};
+    noting.sa_handler = [](int) { came_ = 1; };
+    noting.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(SIGINT, &noting, &before_[0]);
+    sigaction(SIGTERM, &noting, &before_[1]);
+  }
+  ~Interruption() {
+    sigaction(SIGINT, &before_[0], nullptr);
+    sigaction(SIGTERM, &before_[1], nullptr);
+  }
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+  // Throws Interrupted if one came.
+  void check() const {
+    if (came_ != 0) throw Interrupted{};
+  }
+
+ private:
+  static inline volatile std::sig_atomic_t came_ = 0;
+  struct sigaction before_[2] = {};
+};
+
 }  // namespace tool

@@ -1,12 +1,15 @@
 // The command line with objects, as somebody runs it who has read the documentation: the server and its
 // credentials come from Amazon's variables.
+#include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "fixture.h"
 
@@ -86,6 +89,31 @@ TEST_F(ObjectCommandLine, CopiesAPeersMemoryToAnObjectAndBack) {
   ended = towline("cp s3://bucket/copied/memory " + peer + bytes);
   ASSERT_EQ(ended.code, 0) << ended.output;
   EXPECT_EQ(first_difference(memory.data(), kMemory, 2), kMemory);
+}
+
+// A server keeps, and charges for, parts that nobody takes back.
+TEST_F(ObjectCommandLine, AnInterruptedUploadLeavesNothingAtTheServer) {
+  S3Server own({"bucket"});
+  const std::string from = make_file("from", 64 << 20, 4);
+  const pid_t copy = ::fork();
+  if (copy == 0) {
+#ifdef TOWLINE_TOOL
+    ::setenv("AWS_ENDPOINT_URL", own.url().c_str(), 1);
+    ::setenv("AWS_ACCESS_KEY_ID", kAccessKey, 1);
+    ::setenv("AWS_SECRET_ACCESS_KEY", kSecretKey, 1);
+    ::execl(TOWLINE_TOOL, "towline", "cp", from.c_str(), "s3://bucket/interrupted", "--piece", "8MiB",
+            "--rate", "4MB", static_cast<char*>(nullptr));
+#endif
+    ::_exit(127);
+  }
+  ASSERT_GT(copy, 0);
+  int status = 0;
+  while (own.unfinished_uploads() == 0 && ::waitpid(copy, &status, WNOHANG) == 0) std::this_thread::yield();
+  EXPECT_EQ(own.unfinished_uploads(), 1u);
+  ::kill(copy, SIGINT);
+  ASSERT_EQ(::waitpid(copy, &status, 0), copy);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
+  EXPECT_EQ(own.unfinished_uploads(), 0u);
 }
 
 TEST_F(ObjectCommandLine, SaysWhatIsWrong) {

@@ -4,7 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 #include <towline/towline.hpp>
 
@@ -13,6 +17,7 @@
 #include "cp/journal.h"
 #include "cp/place.h"
 #include "failure.h"
+#include "signals.h"
 #include "units.h"
 
 namespace tool::cp {
@@ -29,6 +34,12 @@ constexpr auto kLook = std::chrono::milliseconds{50};
 
 double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
+// What a failure's number is: an errno, or of objects the HTTP status.
+std::string code_text(int code) {
+  constexpr int kLeastHttpStatus = 300;
+  return code >= kLeastHttpStatus ? fmt::format("HTTP {}", code) : std::strerror(code);
 }
 
 towline::AgentOptions agent_options(const CopyOptions& options, const Place& source,
@@ -63,8 +74,6 @@ class Copier {
         agent_(fmt::format("cp-{}", getpid()), agent_options(options, source_place_, destination_place_)) {
     if (source_place_.is_peer() && destination_place_.is_peer())
       throw Failure{"both places are of peers: one of them must be storage of this machine"};
-    if (source_place_.text == destination_place_.text && options.skip == options.seek)
-      throw Failure{fmt::format("{} is copied onto itself", source_place_.text)};
     if (options.piece_bytes == 0) throw Failure{"--piece 0: a piece has bytes"};
     if (destination_place_.is_object() && options.piece_bytes % kPartBytes != 0)
       throw Failure{fmt::format("--piece {}: pieces of an object are multiples of {}", options.piece_bytes,
@@ -82,7 +91,11 @@ class Copier {
   };
 
   [[nodiscard]] std::string state_path() const;
-  [[nodiscard]] bool may_go_on() const;
+  [[nodiscard]] bool may_go_on(const Journal& journal) const;
+  [[nodiscard]] bool within_one_file() const;
+  void check_places() const;
+  void copy_nothing();
+  void check_source() const;
   void copy_pieces(Journal& journal);
   void start(uint64_t piece);
   void finish(Journal& journal);
@@ -95,6 +108,7 @@ class Copier {
   const Report& report_;
   const Place source_place_;
   const Place destination_place_;
+  std::optional<Interruption> interruption_;  // of a copy that leaves something at a server when it is killed
   const towline::Agent agent_;
   std::optional<OpenPlace> source_;
   std::optional<OpenPlace> destination_;
@@ -114,18 +128,67 @@ std::string Copier::state_path() const {
   return destination_place_.path.empty() ? std::string{} : destination_place_.path + ".towline-cp";
 }
 
-// Is what an earlier run has written still there?
-bool Copier::may_go_on() const {
+// Is what an earlier run has written still there? At least the file has not been emptied or cut since.
+bool Copier::may_go_on(const Journal& journal) const {
   if (options_.restart) return false;
   if (destination_place_.is_peer()) return true;  // its incarnation is part of what the copy is
   if (destination_place_.path.empty()) return false;
-  return towline::query_storage(agent_, destination_place_.uri).exists != 0;
+  uint64_t pieces = cut_.pieces();
+  while (pieces != 0 && !journal.done(pieces - 1)) --pieces;
+  const uint64_t written = pieces != 0 ? cut_.begin(pieces - 1) + cut_.length(pieces - 1) : 0;
+  const towline::StorageInfo there = towline::query_storage(agent_, destination_place_.uri);
+  return there.exists != 0 && there.bytes >= options_.seek + written;
+}
+
+// By whatever names and links.
+bool Copier::within_one_file() const {
+  std::error_code none;
+  return !source_place_.path.empty() && !destination_place_.path.empty() &&
+         std::filesystem::equivalent(source_place_.path, destination_place_.path, none);
+}
+
+void Copier::check_places() const {
+  const bool same =
+      within_one_file() || (source_place_.is_object() && source_place_.text == destination_place_.text);
+  const bool apart =
+      options_.seek >= options_.skip + cut_.bytes || options_.skip >= options_.seek + cut_.bytes;
+  if (same && (!apart || cut_.bytes == 0))
+    throw Failure{fmt::format("{} is copied onto itself{}", source_place_.text,
+                              source_place_.text == destination_place_.text
+                                  ? ""
+                                  : fmt::format(": {} is the same file", destination_place_.text))};
+}
+
+// What is empty has no pieces; a file is there afterwards all the same.
+void Copier::copy_nothing() {
+  if (destination_place_.is_object())
+    throw Failure{fmt::format("{} is empty: objects of no bytes are not written", source_place_.text)};
+  if (destination_place_.is_peer()) return;
+  const auto mode = options_.seek != 0 ? std::ios::app : std::ios::trunc;
+  if (!std::ofstream(destination_place_.path, mode))
+    throw Failure{fmt::format("{}: {}", destination_place_.path, std::strerror(errno))};
+  if (options_.verify) summary_.checksum = fmt::format("{:016x}", Checksum().value());
+}
+
+// A copy of which a part is older than another is none.
+void Copier::check_source() const {
+  if (source_place_.is_peer() || within_one_file()) return;
+  if (OpenPlace::version(agent_, source_place_) != source_->version())
+    throw Failure{
+        fmt::format("{} has changed while it was copied: {} has some of the old bytes and some of "
+                    "the new; run the same command again to copy all of it anew",
+                    source_place_.text, destination_place_.text)};
 }
 
 CopySummary Copier::run() {
   const towline::Deadline deadline = options_.timeout;
   source_ = OpenPlace::source(agent_, source_place_, deadline);
-  if (options_.skip >= source_->bytes())
+  if (source_->bytes() == 0 && options_.skip == 0 && options_.bytes == 0) {
+    check_places();
+    copy_nothing();
+    return summary_;
+  }
+  if (options_.skip != 0 && options_.skip >= source_->bytes())
     throw Failure{
         fmt::format("--skip {}: {} has {} bytes", options_.skip, source_place_.text, source_->bytes())};
   const uint64_t there = source_->bytes() - options_.skip;
@@ -133,10 +196,11 @@ CopySummary Copier::run() {
     throw Failure{
         fmt::format("--bytes {}: {} has {} from there on", options_.bytes, source_place_.text, there)};
   cut_ = {options_.bytes != 0 ? options_.bytes : there, options_.piece_bytes};
+  check_places();
   std::string destination_version;
   if (destination_place_.is_peer()) {
     destination_ =
-        OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, true, false, deadline);
+        OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, false, deadline);
     destination_version = destination_->version();
   }
   const json which = {{"towline_cp", 1},
@@ -149,18 +213,22 @@ CopySummary Copier::run() {
                       {"bytes", cut_.bytes},
                       {"piece_bytes", cut_.piece_bytes}};
   Journal journal(state_path(), which, cut_.pieces());
-  if (!may_go_on()) journal.forget();
+  if (!may_go_on(journal)) journal.forget();
   const bool goes_on = journal.done_count() != 0;
-  if (!destination_) {
-    const bool keep = goes_on || options_.seek != 0;
-    destination_ = OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, keep,
+  if (destination_place_.is_object()) interruption_.emplace();
+  if (!destination_)
+    destination_ = OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes,
                                           options_.direct, deadline);
-  }
+  (void)transfer_of(0, cut_.length(0));
   journal.open();
+  // Last: what is there stays until it is known that the copy can begin.
+  if (!goes_on && options_.seek == 0 && !within_one_file()) OpenPlace::empty(destination_place_);
   summary_.bytes = cut_.bytes;
   started_ = steady_clock::now();
   copy_pieces(journal);
+  check_source();
   if (options_.sync || destination_place_.path.empty()) destination_->commit();
+  interruption_.reset();
   summary_.seconds = seconds_since(started_);
   if (options_.verify) verify();
   journal.remove();
@@ -210,6 +278,7 @@ void Copier::finish(Journal& journal) {
   Flight& flight = flights_.front();
   towline::Status outcome = flight.transfer.poll();
   while (outcome == towline::Status::kInProgress) {
+    if (interruption_) interruption_->check();
     outcome = flight.transfer.wait(kLook);
     uint64_t moved = 0;
     for (const Flight& one : flights_) moved += one.transfer.result().bytes;
@@ -219,12 +288,16 @@ void Copier::finish(Journal& journal) {
     const towline::Result result = flight.transfer.result();
     std::string code;
     for (const auto& range : result.failures()) {
-      if (range.vendor_code != 0) code = fmt::format(", code {}", range.vendor_code);
+      if (range.vendor_code != 0) code = fmt::format(" ({})", code_text(range.vendor_code));
     }
-    throw Failure{fmt::format("bytes {} to {} of {}: {}{}; run the same command again to go on",
-                              options_.skip + cut_.begin(flight.piece),
-                              options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece),
-                              source_place_.text, towline::status_text(outcome), code)};
+    const char* const advice =
+        outcome == towline::Status::kTimedOut
+            ? "--timeout gives each piece more time and --piece makes them smaller; the same command goes on"
+            : "run the same command again to go on";
+    throw Failure{fmt::format(
+        "bytes {} to {} of {}, on their way to {}: {}{}; {}", options_.skip + cut_.begin(flight.piece),
+        options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece), source_place_.text,
+        destination_place_.text, towline::status_text(outcome), code, advice)};
   }
   finished_bytes_ += cut_.length(flight.piece);
   journal.add(flight.piece);
@@ -238,7 +311,10 @@ void Copier::hold_back(uint64_t sent_bytes) const {
   const auto due =
       started_ + std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(
                      static_cast<double>(sent_bytes) / static_cast<double>(options_.rate)));
-  std::this_thread::sleep_until(due);
+  while (steady_clock::now() < due) {
+    if (interruption_) interruption_->check();
+    std::this_thread::sleep_until(std::min(due, steady_clock::now() + kLook));
+  }
 }
 
 void Copier::show(uint64_t done_bytes) const {

@@ -219,7 +219,8 @@ TEST(Cp, says_what_is_wrong) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
   expect({.source = folder / "absent", .destination = folder / "to"}, "there is nothing");
-  expect({.source = folder / "empty", .destination = folder / "to"}, "is empty");
+  expect({.source = folder / "empty", .destination = "s3://bucket/key"}, "is empty");
+  expect({.source = folder / "empty", .destination = folder / "to", .bytes = 1}, "--bytes");
   expect({.source = folder / "from", .destination = folder / "from"}, "onto itself");
   expect({.source = folder / "from", .destination = folder / "to", .skip = 1000}, "--skip");
   expect({.source = folder / "from", .destination = folder / "to", .bytes = 1001}, "--bytes");
@@ -229,6 +230,70 @@ TEST(Cp, says_what_is_wrong) {
   expect({.source = "peer:127.0.0.1:1", .destination = folder / "to", .timeout = 20s}, "127.0.0.1:1");
   expect({.source = "nosuch://a/b", .destination = folder / "to"}, "nosuch");
   expect({.source = folder / "from", .destination = folder / "no/folder"}, "no/folder");
+}
+
+// Each of these would empty the only copy before it is read.
+TEST(Cp, never_writes_over_what_it_reads) {
+  const Folder folder;
+  const std::vector<char> all = contents(kBytes, 13);
+  write_file(folder / "from", all);
+  fs::create_symlink(folder / "from", folder / "link");
+  fs::create_hard_link(folder / "from", folder / "other");
+  for (const char* name : {"link", "other", "from"}) {
+    const std::string text = refusal({.source = folder / "from", .destination = folder / name});
+    EXPECT_NE(text.find("onto itself"), std::string::npos) << text;
+    EXPECT_NE(refusal({.source = folder / name, .destination = folder / "from", .skip = 10, .seek = 5}), "");
+    EXPECT_NE(refusal({.source = folder / name, .destination = folder / "from", .skip = 10}), "");
+    EXPECT_TRUE(read_file(folder / "from") == all) << name;
+  }
+}
+
+TEST(Cp, copies_within_one_file_where_the_bytes_do_not_overlap) {
+  const Folder folder;
+  std::vector<char> all = contents(kBytes, 14);
+  write_file(folder / "file", all);
+  fs::create_symlink(folder / "file", folder / "link");
+  (void)quiet_copy({.source = folder / "file",
+                    .destination = folder / "link",
+                    .skip = 5000,
+                    .bytes = 5000,
+                    .verify = true});
+  std::copy_n(all.begin() + 5000, 5000, all.begin());
+  EXPECT_TRUE(read_file(folder / "file") == all);
+  (void)quiet_copy({.source = folder / "file", .destination = folder / "file", .seek = kBytes});
+  all.insert(all.end(), all.begin(), all.end());
+  EXPECT_TRUE(read_file(folder / "file") == all);
+}
+
+TEST(Cp, makes_an_empty_file_of_an_empty_one) {
+  const Folder folder;
+  const Served served(500);
+  write_file(folder / "empty", {});
+  write_file(folder / "to", contents(1000, 1));
+  EXPECT_EQ(quiet_copy({.source = folder / "empty", .destination = folder / "to", .verify = true}).bytes, 0u);
+  EXPECT_TRUE(fs::exists(folder / "to"));
+  EXPECT_EQ(fs::file_size(folder / "to"), 0u);
+  EXPECT_EQ(quiet_copy({.source = folder / "empty", .destination = served.place()}).bytes, 0u);
+  EXPECT_NE(refusal({.source = folder / "empty", .destination = folder / "no/folder"}).find("no/folder"),
+            std::string::npos);
+  EXPECT_NE(refusal({.source = folder / "empty", .destination = folder / "empty"}), "");
+}
+
+TEST(Cp, tells_that_the_source_changed_while_it_was_copied) {
+  const Folder folder;
+  write_file(folder / "from", contents(kBytes, 15));
+  const CopyOptions options{.source = folder / "from", .destination = folder / "to", .piece_bytes = 100'000};
+  std::string text;
+  try {
+    (void)copy(options, [&](Phase, double share, const std::string&) {
+      if (share < 0.5) fs::last_write_time(folder / "from", fs::file_time_type::clock::now() + 5s);
+    });
+  } catch (const Failure& failure) {
+    text = failure.what();
+  }
+  EXPECT_NE(text.find("has changed while it was copied"), std::string::npos) << text;
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u) << "what was written before counts for nothing";
+  EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 15));
 }
 
 // A copy in a process of its own, slow enough to be killed in the middle.
@@ -307,6 +372,19 @@ class ServingProcess {
   pid_t pid_ = -1;
   std::string place_;
 };
+
+TEST(Cp, begins_anew_in_a_file_that_was_cut_since_the_kill) {
+  const Folder folder;
+  const std::vector<char> all = contents(kBytes, 16);
+  write_file(folder / "from", all);
+  CopyOptions options{
+      .source = folder / "from", .destination = folder / "to", .piece_bytes = 50'000, .rate = 500'000};
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
+  fs::resize_file(folder / "to", 60'000);
+  options.rate = 0;
+  EXPECT_EQ(quiet_copy(options).resumed_bytes, 0u);
+  EXPECT_TRUE(read_file(folder / "to") == all);
+}
 
 TEST(Cp, goes_on_after_a_kill_from_a_peers_memory) {
   const Folder folder;

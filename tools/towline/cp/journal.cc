@@ -47,9 +47,15 @@ void Journal::open() {
   if (file_ == nullptr)
     throw Failure{
         fmt::format("{}: {}: --state names another file, or none with ''", next, std::strerror(errno))};
-  write(copy_);
-  for (uint64_t piece = 0; piece < done_.size(); ++piece) {
-    if (done_[piece]) write({{"piece", piece}});
+  try {
+    write(copy_);
+    for (uint64_t piece = 0; piece < done_.size(); ++piece) {
+      if (done_[piece]) write({{"piece", piece}});
+    }
+  } catch (const Failure&) {  // a full disk, say
+    std::error_code ignored;
+    std::filesystem::remove(next, ignored);
+    throw;
   }
   std::filesystem::rename(next, path_);
 }

@@ -25,6 +25,10 @@ bool has_scheme(std::string_view text) {
   });
 }
 
+std::string version_of(const towline::StorageInfo& info) {
+  return fmt::format("{} {}", info.bytes, info.modified_ns);
+}
+
 }  // namespace
 
 Place parse_place(std::string_view text) {
@@ -85,15 +89,25 @@ OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, tow
   }
   const towline::StorageInfo info = towline::query_storage(agent, place.uri);
   if (info.exists == 0) throw Failure{fmt::format("{}: there is nothing", place.uri)};
-  if (info.bytes == 0) throw Failure{fmt::format("{} is empty: there is nothing to copy", place.uri)};
-  open.region_ = towline::register_storage(agent, place.uri);
+  if (info.bytes != 0) open.region_ = towline::register_storage(agent, place.uri);
   open.bytes_ = info.bytes;
-  open.version_ = fmt::format("{} {}", info.bytes, info.modified_ns);
+  open.version_ = version_of(info);
   return open;
 }
 
-OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place, uint64_t bytes, bool keep,
-                                 bool direct, towline::Deadline deadline) {
+std::string OpenPlace::version(const towline::Agent& agent, const Place& place) {
+  return version_of(towline::query_storage(agent, place.uri));
+}
+
+void OpenPlace::empty(const Place& place) {
+  std::error_code error;
+  if (place.path.empty() || !std::filesystem::is_regular_file(place.path, error)) return;
+  std::filesystem::resize_file(place.path, 0, error);
+  if (error) throw Failure{fmt::format("emptying {}: {}", place.path, error.message())};
+}
+
+OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place, uint64_t bytes, bool direct,
+                                 towline::Deadline deadline) {
   OpenPlace open;
   if (place.is_peer()) {
     open.connect(agent, place, TOWLINE_ACCESS_WRITE, deadline);
@@ -109,7 +123,6 @@ OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place
   options.direct = direct;
   options.bytes = bytes;
   // A file is written where it is, so that a broken copy can go on; anything else takes its place at the end.
-  options.truncate = !place.path.empty() && !keep;
   options.replace = place.path.empty();
   open.region_ = towline::register_storage(agent, place.uri, options);
   open.bytes_ = bytes;

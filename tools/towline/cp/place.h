@@ -30,15 +30,19 @@ struct Place {
 // A place that is open: its bytes can be described to a transfer.
 class OpenPlace {
  public:
-  // To read from. Throws Failure or towline::Error.
+  // To read from; what has no bytes can't be listed. Throws Failure or towline::Error.
   static OpenPlace source(const towline::Agent& agent, const Place& place, towline::Deadline deadline);
-  // To write bytes [0, bytes) of. `keep`: what is there already is not to go.
-  static OpenPlace destination(const towline::Agent& agent, const Place& place, uint64_t bytes, bool keep,
-                               bool direct, towline::Deadline deadline);
+  // To write bytes [0, bytes) of; what a file has already stays.
+  static OpenPlace destination(const towline::Agent& agent, const Place& place, uint64_t bytes, bool direct,
+                               towline::Deadline deadline);
+  // A file loses what it has; nothing else does.
+  static void empty(const Place& place);
 
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
   // Changes when what is behind the place does: a file's time and size, a peer's incarnation.
   [[nodiscard]] const std::string& version() const { return version_; }
+  // Of storage, as it is now.
+  [[nodiscard]] static std::string version(const towline::Agent& agent, const Place& place);
   [[nodiscard]] bool is_peer() const { return peer_.has_value(); }
   [[nodiscard]] towline::BlockList list(const towline::Agent& agent, uint64_t offset, uint64_t bytes) const;
   // Everything has been written: makes it durable, or puts it in its place.
