@@ -11,6 +11,26 @@
 
 namespace towline {
 
+namespace {
+
+// Moving stops whoever writes to the memory, with SIGSEGV: nobody may be using it. What is on shared memory
+// already is not moved again.
+void check_unused_before_moving(const RegionTable& regions, const towline_region_ref& moved) {
+  for (const auto& region : regions.published()) {
+    const towline_region_ref& there = region->ref;
+    const bool apart =
+        moved.address >= there.address + there.bytes || there.address >= moved.address + moved.bytes;
+    if (there.kind != TOWLINE_DRAM || apart || region->shared.file != nullptr) continue;
+    fail(Status::kBusy,
+         "[{:#x}, {:#x}) can't be moved onto shared memory: the region [{:#x}, {:#x}) with key {} overlaps "
+         "it and "
+         "may be in use; deregister that first, or register it to be shared as well",
+         moved.address, moved.address + moved.bytes, there.address, there.address + there.bytes, there.key);
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
                                           const towline_region_options_t& options) {
   check_usable();
@@ -28,7 +48,10 @@ std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
   if (is_storage(options.kind))
     fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
   if (options.kind == TOWLINE_DRAM) {
-    if ((options.flags & TOWLINE_REGION_SHARE) != 0) region.in_place = share_in_place(address, bytes);
+    if ((options.flags & TOWLINE_REGION_SHARE) != 0) {
+      check_unused_before_moving(*regions_, region.ref);
+      region.in_place = share_in_place(address, bytes);
+    }
     region.shared = find_shared_range(address, bytes, region.shared_reason);
   }
   return take_on(std::move(region));

@@ -335,9 +335,15 @@ SharedRange find_registered(Registry& registry, const void* address, uint64_t by
   if (touching == registry.entries().end()) return {};
   const auto& [there, entry] = *touching;
   if (begin < there || begin + bytes > there + entry.bytes) return {};
-  // Memory moved in place is the application's, which may have unmapped it since.
-  if (!entry.allocated && !still_backs(*entry.file, reinterpret_cast<void*>(there), entry.bytes)) return {};
-  return {entry.file, begin - there};
+  if (entry.allocated) return {entry.file, begin - there};
+  // Memory moved in place is the application's, which may have unmapped it since. Without a holder it is
+  // about to be moved back; whoever is given the file is one, since what peers then write to it would not be
+  // the memory.
+  if (!still_backs(*entry.file, reinterpret_cast<void*>(there), entry.bytes)) return {};
+  std::shared_ptr<InPlaceShare> share = entry.in_place.lock();
+  if (share == nullptr) return {};
+  const SharedFile* const file = entry.file.get();
+  return {std::shared_ptr<const SharedFile>(std::move(share), file), begin - there};
 }
 
 }  // namespace

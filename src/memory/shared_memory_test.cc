@@ -132,12 +132,14 @@ TEST(ShareInPlace, keeps_contents_and_address_there_and_back) {
     memory.data()[5] = 99;
     EXPECT_EQ(byte_through(range), 99);
     memory.data()[5] = 35;
+    const UniqueFd peers = duplicate_fd(range.file->fd());
+    range = {};
     share.reset();
     EXPECT_TRUE(memory.is_filled());
     EXPECT_EQ(find_shared_range(memory.data(), kPage, reason).file, nullptr);
     EXPECT_FALSE(find_shared_mapping(memory.data(), memory.bytes()).found);
     const uint8_t stray = 1;  // a peer that kept its mapping reaches nothing any more
-    EXPECT_EQ(::pwrite(range.file->fd(), &stray, 1, 5), 1);
+    EXPECT_EQ(::pwrite(peers.get(), &stray, 1, 5), 1);
     EXPECT_EQ(memory.data()[5], 35);
   }
 }
@@ -155,6 +157,23 @@ TEST(ShareInPlace, is_undone_when_the_last_of_several_lets_go) {
   EXPECT_EQ(find_shared_range(memory.data(), memory.bytes(), reason).file, nullptr);
   EXPECT_TRUE(memory.is_filled());
   EXPECT_NE(share_in_place(memory.data(), memory.bytes()), nullptr);
+}
+
+TEST(ShareInPlace, stays_as_long_as_a_range_of_it_is_known) {
+  auto* const data = static_cast<uint8_t*>(
+      ::mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(data, MAP_FAILED);
+  auto share = share_in_place(data, 4 * kPage);
+  std::string reason;
+  SharedRange range = find_shared_range(data + kPage, kPage, reason);
+  ASSERT_NE(range.file, nullptr) << reason;
+  share.reset();
+  data[kPage] = 7;
+  EXPECT_EQ(byte_through(range), 7) << "who mapped the file sees the memory";
+  range = {};
+  EXPECT_EQ(find_shared_range(data, kPage, reason).file, nullptr);
+  EXPECT_EQ(data[kPage], 7);
+  ::munmap(data, 4 * kPage);
 }
 
 TEST(ShareInPlace, leaves_memory_alone_that_the_application_has_remapped) {

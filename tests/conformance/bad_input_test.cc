@@ -122,6 +122,18 @@ TEST_F(BadInput, OverlappingRegionsEachKeepTheirRights) {
   EXPECT_NE(same.key(), region_.key());
 }
 
+TEST_F(BadInput, MemoryThatMayBeInUseIsNotMoved) {
+  const Buffer memory(16 * 4096, false);
+  {
+    const Region plain = agent_.register_memory(dram(memory.data() + 4096, 4096));
+    expect_error(Status::kBusy, "overlaps",
+                 [&] { (void)agent_.register_memory(dram(memory.data(), memory.size()), {.share = true}); });
+  }
+  const Region shared = agent_.register_memory(dram(memory.data(), memory.size()), {.share = true});
+  const Region within = agent_.register_memory(dram(memory.data() + 4096, 4096));
+  EXPECT_NO_THROW((void)agent_.register_memory(dram(memory.data(), memory.size()), {.share = true}));
+}
+
 TEST_F(BadInput, BlockListsNameTheEntryThatIsWrong) {
   Blocks good = Blocks::at(memory_.data(), 4096);
   Blocks zero = Blocks::at(memory_.data(), 0);
