@@ -130,6 +130,8 @@ void Agent::warn_of_unknown_settings() {
   options_.config.declare({"listen", "listen.port_range", "advertise", "workers", "backends"});
   options_.config.declare({"collectives.*", "etcd.*", "telemetry.*", "storage.*"});
   for (const std::string& name : backends_->names_not_open()) options_.config.declare({name + ".*"});
+  for (const BundledBackend& bundled : bundled_backends())
+    if (backends_->find(bundled.name) == nullptr) options_.config.declare({std::string(bundled.name) + ".*"});
   options_.config.warn_unknown_keys();
 }
 
