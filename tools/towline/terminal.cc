@@ -63,20 +63,22 @@ std::string Table::render(const Terminal& terminal) const {
   return text;
 }
 
+unsigned bar_cells(unsigned width) { return std::clamp(width / 4, 4u, 24u); }
+
 ProgressBar::ProgressBar(const Terminal& terminal, std::string title)
     : terminal_(terminal), title_(std::move(title)) {}
 
 void ProgressBar::update(double share, std::string_view text) {
   const auto now = steady_clock::now();
   if (!terminal_.interactive() || (drawn_ && now - drawn_at_ < milliseconds{100})) return;
-  constexpr unsigned kCells = 24;
-  const double cells = std::clamp(share, 0.0, 1.0) * kCells;
+  const unsigned all_cells = bar_cells(terminal_.width());
+  const double cells = std::clamp(share, 0.0, 1.0) * all_cells;
   const auto full = static_cast<unsigned>(std::floor(cells));
   std::string bar;
-  for (unsigned cell = 0; cell < kCells; ++cell) {
+  for (unsigned cell = 0; cell < all_cells; ++cell) {
     bar += cell < full ? "━" : (cell == full && cells - full >= 0.5) ? "╸" : terminal_.dim("─");
   }
-  const size_t taken = title_.size() + kCells + 9;
+  const size_t taken = title_.size() + all_cells + 9;
   const size_t room = terminal_.width() > taken ? terminal_.width() - taken : 0;
   tell(terminal_.stream(),
        fmt::format("\r\033[K{} {} {:3.0f}%  {}", title_, bar, share * 100, text.substr(0, room)));

@@ -53,6 +53,9 @@ class Table {
 // The columns a text takes: without escape sequences, one for each UTF-8 character.
 [[nodiscard]] size_t visible_width(std::string_view text);
 
+// Of a progress bar on a terminal so wide: there is room for the text as well.
+[[nodiscard]] unsigned bar_cells(unsigned width);
+
 // One line that is redrawn in place; nothing at all where the stream is no terminal.
 class ProgressBar {
  public:

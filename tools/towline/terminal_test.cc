@@ -41,5 +41,11 @@ TEST(Terminal, TablesAlignTheirColumns) {
             "loopback    3.6\n");
 }
 
+TEST(ProgressBar, LeavesRoomForItsTextOnNarrowTerminals) {
+  EXPECT_EQ(bar_cells(200), 24u);
+  EXPECT_EQ(bar_cells(40), 10u);
+  EXPECT_EQ(bar_cells(1), 4u);
+}
+
 }  // namespace
 }  // namespace tool
