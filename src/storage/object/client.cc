@@ -335,7 +335,10 @@ void Client::judge(Call& call) {
       return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
                                  : finish(call, call.refused_.status, call.refused_.text);
     case HttpEnd::kNotSent:
-      return retry(call, Status::kUnreachable, "it can't be reached: " + exchange.error);
+      return retry(
+          call, Status::kUnreachable,
+          fmt::format("it can't be reached{}: {}",
+                      service_.settings.proxy.empty() ? "" : " through object.proxy", exchange.error));
     case HttpEnd::kBroken:
       return retry(call, Status::kIo, "the connection broke: " + exchange.error);
     case HttpEnd::kStalled:

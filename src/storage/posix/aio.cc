@@ -170,6 +170,7 @@ std::unique_ptr<KernelQueue> KernelQueue::open_aio(const Settings& settings, boo
   auto queue = std::make_unique<Aio>(settings.queue_depth, never_waits);
   if (const int error = queue->open(); error != 0) {
     reason = "io_setup: " + errno_text(error);
+    if (error == EAGAIN) reason += ": fs.aio-max-nr, which all processes share, is used up";
     return nullptr;
   }
   return queue;
