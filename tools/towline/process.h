@@ -97,6 +97,14 @@ class Crew {
 template <class Body>
 int run_worker(Body body);
 
+// Ends a worker whose parent has been told why.
+struct Reported {};
+
+// Runs a rank. What ends it badly is told before the rank is taken down: that takes a while, and makes its
+// peers fail as well, whose complaints would be heard first.
+template <class Rank>
+void run_rank(Rank&& rank, Channel& parent);
+
 // Non-template part of run_worker.
 void prepare_worker();
 void report_worker_failure(Channel& parent, const char* what);
@@ -109,9 +117,21 @@ int run_worker(Body body) {
   try {
     body(worker_configuration(parent), parent);
     return 0;
+  } catch (const Reported&) {
+    return 1;
   } catch (const std::exception& error) {
     report_worker_failure(parent, error.what());
     return 1;
+  }
+}
+
+template <class Rank>
+void run_rank(Rank&& rank, Channel& parent) {
+  try {
+    rank.run();
+  } catch (const std::exception& error) {
+    report_worker_failure(parent, error.what());
+    throw Reported{};
   }
 }
 

@@ -51,6 +51,21 @@ TEST(Channel, TellsThatTheOtherSideWent) {
   right.send({{"into", "the void"}});
 }
 
+TEST(Worker, TellsWhatEndedItBeforeItsRankIsTakenDown) {
+  const Ends ends;
+  Channel parent{ends.fds[0]};
+  Channel child{ends.fds[1]};
+  struct Rank {
+    Channel& parent;
+    explicit Rank(Channel& told) : parent(told) {}
+    ~Rank() { parent.send({{"down", true}}); }
+    static void run() { throw Failure{"the disk is full"}; }
+  };
+  EXPECT_THROW(run_rank(Rank{child}, child), Reported);
+  EXPECT_EQ((*parent.receive(1s))["error"], "the disk is full");
+  EXPECT_EQ((*parent.receive(1s))["down"], true);
+}
+
 TEST(Channel, RefusesWhatIsNoJson) {
   const Ends ends;
   Channel right{ends.fds[1]};

@@ -14,6 +14,7 @@
 #include "buffer.h"
 #include "failure.h"
 #include "mix.h"
+#include "process.h"
 #include "rank.h"
 #include "samples.h"
 #include "usage.h"
@@ -362,7 +363,7 @@ class Initiator {
 
 void run_initiator(const json& configuration, Channel& parent) {
   try {
-    Initiator{configuration, parent}.run();
+    run_rank(Initiator{configuration, parent}, parent);
   } catch (const Stopped&) {
   }
 }

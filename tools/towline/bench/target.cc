@@ -10,6 +10,7 @@
 #include "bench/row.h"
 #include "buffer.h"
 #include "failure.h"
+#include "process.h"
 #include "usage.h"
 
 namespace tool::bench {
@@ -125,7 +126,7 @@ class Target {
 
 void run_target(const json& configuration, Channel& parent) {
   try {
-    Target{configuration, parent}.run();
+    run_rank(Target{configuration, parent}, parent);
   } catch (const Stopped&) {
   }
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "failure.h"
+#include "process.h"
 #include "rank.h"
 #include "replay/copy_limit.h"
 #include "replay/message.h"
@@ -452,7 +453,7 @@ class DecodeRank {
 
 void run_decode(const nlohmann::json& configuration, Channel& parent) {
   try {
-    DecodeRank{configuration, parent}.run();
+    run_rank(DecodeRank{configuration, parent}, parent);
   } catch (const Stopped&) {
   }
 }

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "failure.h"
+#include "process.h"
 #include "rank.h"
 #include "replay/message.h"
 #include "replay/setup.h"
@@ -416,7 +417,7 @@ class PrefillRank {
 
 void run_prefill(const nlohmann::json& configuration, Channel& parent) {
   try {
-    PrefillRank{configuration, parent}.run();
+    run_rank(PrefillRank{configuration, parent}, parent);
   } catch (const Stopped&) {
   }
 }
