@@ -27,9 +27,9 @@ TEST_F(EtcdFaults, AKilledPublishersKeysVanishWithItsLease) {
   const auto killed_at = SteadyClock::now();
   publisher.kill_hard();
   EXPECT_EQ(next_of(watch), "gone victim/metadata");
-  std::printf("    gone %.1f s after the kill\n",
-              std::chrono::duration<double>(SteadyClock::now() - killed_at).count());
+  tell_time("a killed publisher's key gone", killed_at);
   EXPECT_TRUE(eventually([&] { return !agent.find_peer("victim").has_value(); }));
+  tell_time("and its peer forgotten", killed_at);
 }
 
 TEST_F(EtcdFaults, APublisherThatStoodStillForLongerThanItsLeaseIsPublishedAgain) {
@@ -41,12 +41,18 @@ TEST_F(EtcdFaults, APublisherThatStoodStillForLongerThanItsLeaseIsPublishedAgain
   const Watch watch = directory.watch("sleeper/");
   EXPECT_EQ(next_of(watch).substr(0, 20), "put sleeper/metadata");
   EXPECT_EQ(next_of(watch), "synced");
+  const auto stopped_at = SteadyClock::now();
   publisher.signal(SIGSTOP);
   EXPECT_EQ(next_of(watch), "gone sleeper/metadata");
+  tell_time("a stopped publisher's key gone", stopped_at);
+  const auto continued_at = SteadyClock::now();
   publisher.signal(SIGCONT);
   EXPECT_EQ(next_of(watch).substr(0, 20), "put sleeper/metadata");
+  tell_time("published again, once it went on", continued_at);
+  const auto finished_at = SteadyClock::now();
   EXPECT_EQ(publisher.finish(), 0);
   EXPECT_EQ(next_of(watch), "gone sleeper/metadata");
+  tell_time("gone, as it ended", finished_at);
 }
 
 TEST_F(EtcdFaults, AKeyThatAnotherTookMeanwhileIsLeftToIt) {
@@ -79,11 +85,16 @@ TEST_F(EtcdFaults, WhatIsPublishedOutlivesARestartOfTheServer) {
   EXPECT_EQ(next_of(watch), "synced");
   ASSERT_TRUE(eventually([&] { return watch.status() == Status::kOk; }));
   etcd.stop(SIGTERM);
+  const auto ended_at = SteadyClock::now();
   EXPECT_TRUE(eventually([&] { return watch.status() == Status::kInProgress; }));
+  tell_time("a server's end noticed", ended_at);
   const DirectoryCall during = directory.get("a/metadata");  // waits for the server
   etcd.start();
+  const auto back_at = SteadyClock::now();
   EXPECT_EQ(during.get_value(), blob);
+  tell_time("a call answered, once the server answers", back_at);
   EXPECT_TRUE(eventually([&] { return watch.status() == Status::kOk; }));
+  tell_time("the watch following again", back_at);
   directory.put("after", "the restart").get();
   EXPECT_EQ(next_of(watch), "put after=the restart");
   EXPECT_EQ(next_of(watch, 4s), "TIMED_OUT");  // the lease goes on, too
@@ -102,7 +113,9 @@ TEST_F(EtcdFaults, WhatIsPublishedComesBackToAServerThatLostEverything) {
   etcd.stop(SIGKILL);
   etcd.wipe();
   etcd.start();
+  const auto back_at = SteadyClock::now();
   EXPECT_TRUE(eventually([&] { return directory.get("a/metadata").wait() == Status::kOk; }));
+  tell_time("published again, once an emptied server answers", back_at);
   EXPECT_EQ(directory.get("a/metadata").get_value(), blob);
   std::set<std::string> told;
   while (!told.contains("gone history") || !told.contains("gone unleased")) {
@@ -123,20 +136,24 @@ TEST_F(EtcdFaults, CallsToAStoppedServerEndByTheirDeadlineAndSayWhy) {
   (void)next_of(watch);
   EXPECT_EQ(next_of(watch), "synced");
   ASSERT_TRUE(eventually([&] { return watch.status() == Status::kOk; }));
-  etcd.send(SIGSTOP);
   const auto asked_at = SteadyClock::now();
+  etcd.send(SIGSTOP);
   const DirectoryCall call = directory.get("a/metadata", {.timeout = 2500ms});
+  EXPECT_TRUE(eventually([&] { return watch.status() == Status::kInProgress; }));  // noticed without a word
+  tell_time("a stopped server's silence noticed by the watch", asked_at);
   EXPECT_EQ(call.wait(), Status::kTimedOut);
   EXPECT_LT(SteadyClock::now() - asked_at, 10s);
   EXPECT_NE(call.error().find(etcd.address()), std::string_view::npos) << call.error();
   EXPECT_NE(call.error().find("a/metadata"), std::string_view::npos) << call.error();
-  EXPECT_TRUE(eventually([&] { return watch.status() == Status::kInProgress; }));  // noticed without a word
+  const auto continued_at = SteadyClock::now();
   etcd.send(SIGCONT);
   directory.put("after", "it goes on").get();
+  tell_time("a call answered, once the server went on", continued_at);
   EXPECT_TRUE(eventually([&] { return directory.get("a/metadata").wait() == Status::kOk; }));
   for (std::string event = next_of(watch); event != "put after=it goes on"; event = next_of(watch)) {
     ASSERT_NE(event, "TIMED_OUT");
   }
+  tell_time("and told by the watch", continued_at);
 }
 
 TEST_F(EtcdFaults, NoServerAtAllIsUnreachable) {
@@ -178,16 +195,20 @@ TEST_F(EtcdFaults, WhenAServerIsCutOffOrGoesSilentTheOtherTakesOver) {
   (void)next_of(watch);
   EXPECT_EQ(next_of(watch), "synced");
   ASSERT_TRUE(eventually([&] { return watch.status() == Status::kOk; }));
+  const auto cut_at = SteadyClock::now();
   first.cut();
   straight.put("x", "1").get();
   EXPECT_EQ(next_of(watch), "put x=1");
+  tell_time("a change told by the other server, after a cut", cut_at);
   EXPECT_NE(second.carried(), 0u);
   directory.get("x").get();
   first.open();
   ASSERT_TRUE(eventually([&] { return watch.status() == Status::kOk; }));
+  const auto silent_at = SteadyClock::now();
   second.silence();  // without a word
   straight.put("x", "2").get();
   EXPECT_EQ(next_of(watch), "put x=2");
+  tell_time("a change told by the other server, after a silence", silent_at);
   EXPECT_EQ(next_of(watch, 3s), "TIMED_OUT");  // and the lease was kept alive over it
 }
 
@@ -252,6 +273,7 @@ TEST_F(EtcdFaults, AnAgentEndsInTimeWhileItsServerIsStopped) {
   const auto begun_at = SteadyClock::now();
   agent.reset();
   EXPECT_LT(SteadyClock::now() - begun_at, 10s);  // its limit is 2 s
+  tell_time("an agent ended while its server was stopped", begun_at);
   etcd.send(SIGCONT);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +23,11 @@ inline constexpr const char* kQuick =
 
 inline Agent make_agent(const std::string& name, const std::string& config = kQuick) {
   return Agent(name, {.listen = "none", .config = config, .default_timeout = 20s});
+}
+
+// Says how long something took since `since`. For people: nothing is asserted of it.
+inline void tell_time(const char* what, SteadyClock::time_point since) {
+  std::printf("    %s: %.2f s\n", what, std::chrono::duration<double>(SteadyClock::now() - since).count());
 }
 
 template <class Ready>
