@@ -204,12 +204,10 @@ TEST(Transfers, WithoutCreditForTheNotificationWaitAndThenGo) {
   std::vector<std::string> texts;
   ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", posted, texts));
   ASSERT_TRUE(eventually([&] { return pair.a.agent->getXferStatus(made) == NIXL_SUCCESS; }));
-  // The one that waited may have come with the others: there is room as soon as the first is taken.
-  if (texts.size() == posted) {
-    ASSERT_TRUE(receives(*pair.b.agent, "transfers-a", 1, texts));
-  } else {
-    EXPECT_EQ(texts.size(), posted + 1);
-  }
+  // On a busy machine it may have waited for something else, and come with the others.
+  std::vector<std::string> last;
+  EXPECT_TRUE(texts.size() > posted || receives(*pair.b.agent, "transfers-a", 1, last));
+  EXPECT_EQ(texts.size() + last.size(), posted + 1);
 }
 
 TEST(Transfers, TellTheirTelemetryWhenItIsOn) {
