@@ -5,7 +5,7 @@
 // backend_host (plugins).
 //
 // Locks, in the order they may nest: a worker's lock, then control_mutex_, then leaves (peer, region table,
-// inbox). No callback of the application runs under any.
+// inbox, transfers' details). No callback of the application runs under any.
 #pragma once
 
 #include <atomic>
@@ -148,6 +148,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
     std::lock_guard lock(control_mutex_);
     transfers_.for_each(visit);
   }
+  // Of what each keeps of its route and its captures, which is seldom looked at: one for all of them, a leaf.
+  [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
   // Reserved at post, filled at the end, pulled by the application.
   [[nodiscard]] bool reserve_completion() noexcept;
   void release_completion() noexcept { completions_reserved_.fetch_sub(1, std::memory_order_relaxed); }
@@ -227,6 +229,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::map<std::string, Peer*, std::less<>> by_name_;  // the present incarnation of each
   std::map<Id, Peer*> by_incarnation_;
   IntrusiveList<Transfer> transfers_;
+  std::mutex transfer_details_mutex_;
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer

@@ -162,7 +162,7 @@ std::string Transfer::staged_route() const {
 }
 
 std::string Transfer::backend_name() const {
-  const std::lock_guard lock(route_mutex_);
+  const std::lock_guard lock(agent_->transfer_details_mutex());
   return backend_->name;
 }
 

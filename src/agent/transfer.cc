@@ -19,6 +19,9 @@ constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
 // Less is done before another thread has woken up and taken its share.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
 constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
+#if defined(__GLIBC__) && defined(__x86_64__)
+static_assert(sizeof(Transfer) <= 1000);  // see the class
+#endif
 
 }  // namespace
 
@@ -26,9 +29,9 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
                    std::shared_ptr<BlockList> remote, Plan plan, TransferOptions options)
     : phase_(kBusy),
       outcome_(static_cast<int32_t>(Status::kNotFound)),
+      op_(op),
       fork_generation_(fork_generation()),
       agent_(std::move(agent)),
-      op_(op),
       local_(std::move(local)),
       remote_(std::move(remote)),
       plan_(std::move(plan)),

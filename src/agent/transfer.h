@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -62,11 +61,11 @@ struct Part {
 
 struct TransferOptions {
   std::vector<uint8_t> notice;
-  bool has_notice = false;
   uint64_t counter_key = 0;
   uint64_t counter_add = 0;
   uint64_t timeout_ns = 0;
   uint32_t threads = 1;
+  bool has_notice = false;
   bool queue_completion = false;
   void* user_data = nullptr;
   towline_callback_t callback = nullptr;
@@ -257,39 +256,41 @@ class Transfer {
   [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
   [[gnu::noinline]] void flush_counts() noexcept;
 
+  // All of it is to stay below 1,000 bytes: for what is larger glibc first merges all that was freed, each
+  // time, and programs make a transfer for every message.
+
   // Read by every post.
   std::atomic<uint32_t> phase_{kReady};
   std::atomic<int32_t> gate_{kRelink};
   std::atomic<int32_t> outcome_;
+  const uint32_t op_;
   towline_prepared* immediate_ = nullptr;  // set when a post may go straight to the backend
   int32_t (*immediate_submit_)(towline_prepared*, const towline_submit_args*) = nullptr;
   towline_submit_args immediate_args_ = {};
-  bool immediate_tries_ = false;  // it may answer kAgain: then the long way
   const uint64_t fork_generation_;
+  bool immediate_tries_ = false;        // it may answer kAgain: then the long way
   std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, nothing to deliver
   std::atomic<bool> last_was_immediate_{false};
   std::atomic<uint64_t> immediate_posts_{0};  // not yet added to the counters
 
   std::shared_ptr<Agent> agent_;
-  const uint32_t op_;
   std::shared_ptr<BlockList> local_;
   std::shared_ptr<BlockList> remote_;
   Plan plan_;
   TransferOptions options_;
   std::vector<uint8_t> message_;  // DataMessage and notice; empty: none
   // Once the transfer is made these change only at the end of a post that established nothing. Who is no part
-  // of that post holds the mutex.
-  mutable std::mutex route_mutex_;
+  // of that post holds the agent's mutex for it.
   Backend* backend_ = nullptr;
   std::vector<std::pair<const Backend*, std::string>> rejected_;  // tried in vain, and why
   std::vector<Backend*> next_;          // to be tried, where backend_ was taken as it was; the first one last
-  std::atomic<bool> may_go_on_{false};  // to those: nothing was established yet
   std::string forced_;                  // the backend asked for
+  std::atomic<bool> may_go_on_{false};  // to those in next_: nothing was established yet
 
+  uint32_t part_count_ = 0;
   Part first_part_;
   std::unique_ptr<Part[]> more_parts_;  // all of them, of the few transfers that have several
   Part* parts_ = &first_part_;
-  uint32_t part_count_ = 0;
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
   towline_part_result leg_result_ = {};
   std::atomic<uint32_t> parts_left_{0};
@@ -300,16 +301,14 @@ class Transfer {
   std::atomic<uint32_t> waiters_{0};
   std::atomic<uint32_t> wake_word_{0};
   std::atomic<uint32_t> fences_{3};
+  std::atomic<int32_t> first_error_{0};
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> posted_at_ns_{0};
   std::atomic<uint64_t> ended_at_ns_{0};
   std::atomic<uint32_t> failure_lock_{0};
   uint32_t failed_count_ = 0;
   std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
-  std::atomic<int32_t> first_error_{0};
-
-  mutable std::mutex captures_mutex_;
-  std::vector<towline_capture*> captures_;
+  std::vector<towline_capture*> captures_;        // under the agent's mutex for it
 };
 
 }  // namespace towline

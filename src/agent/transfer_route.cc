@@ -65,7 +65,7 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
 
 std::vector<std::string> Transfer::not_taken() const {
   const uint32_t kinds = kinds_of(local_.get(), remote_.get());
-  std::unique_lock lock(route_mutex_);
+  std::unique_lock lock(agent_->transfer_details_mutex());
   const Backend* const taken = backend_;
   const auto rejected = rejected_;
   lock.unlock();  // who asks a backend takes a worker's lock, and who changes these has one
@@ -135,7 +135,7 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
     std::string reason = take_failure_text();
     if (reason.empty())
       reason = status_text(static_cast<Status>(first_error_.load(std::memory_order_relaxed)));
-    const std::lock_guard lock(route_mutex_);
+    const std::lock_guard lock(agent_->transfer_details_mutex());
     rejected_.emplace_back(backend_, std::move(reason));
     backend_ = next_.back();
     next_.pop_back();

@@ -63,7 +63,7 @@ Status Transfer::capture_or_post(Part& part, void* stream) noexcept {
     status = Status::kUnsupported;
   }
   if (status == Status::kOk) {
-    const std::lock_guard lock(captures_mutex_);
+    const std::lock_guard lock(agent_->transfer_details_mutex());
     captures_.push_back(capture);
   } else if (status == Status::kAgain) {
     int32_t before = 0;
@@ -89,7 +89,7 @@ Status Transfer::wait_on(void* stream) noexcept {
       const Worker::Guard guard(*part.worker);
       towline_capture* last = nullptr;
       {
-        const std::lock_guard lock(captures_mutex_);
+        const std::lock_guard lock(agent_->transfer_details_mutex());
         if (!captures_.empty()) last = captures_.back();
       }
       if (outcome == Status::kNotFound && last == nullptr) return outcome;
@@ -107,7 +107,7 @@ Status Transfer::wait_on(void* stream) noexcept {
 
 towline_capture_runs Transfer::captured_runs() const noexcept {
   towline_capture_runs all{};
-  const std::lock_guard lock(captures_mutex_);
+  const std::lock_guard lock(agent_->transfer_details_mutex());
   for (const towline_capture* capture : captures_) {
     towline_capture_runs one{};
     backend_->stream->runs(capture, &one);

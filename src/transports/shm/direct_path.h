@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/few.h"
+#include "base/few_first.h"
 #include "framing/connection.h"
 #include "plan/block_copy.h"
 #include "plan/direct_copy.h"
@@ -45,7 +46,7 @@ struct Prepared : towline_prepared {
   uint64_t inline_bytes = 0;
   Few<RegionWay, 2> ways;                         // one for each remote region
   Few<uint64_t, 2> deltas;                        // the same for DirectCopy, when all are mapped
-  std::vector<std::shared_ptr<const void>> held;  // mappings that the plan reaches into
+  FewFirst<std::shared_ptr<const void>, 1> held;  // mappings that the plan reaches into
 };
 
 class DirectPath {
