@@ -132,6 +132,9 @@ std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extr
 nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, nixl_mem_t local,
                                          nixl_mem_t remote, bool others) const noexcept {
   const bool named = extra_params != nullptr && !extra_params->backends.empty();
+  if (nixlBackendH* first = first_transport.load(std::memory_order_acquire);
+      others && !named && first != nullptr && first->serves(local) && first->serves(remote))
+    return first;  // of most calls
   std::lock_guard lock(backends_mutex);
   for (nixlBackendH* backend : named ? extra_params->backends : by_creation) {
     if (backend == nullptr || (others && !backend->is_transport())) continue;

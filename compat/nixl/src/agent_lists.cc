@@ -92,7 +92,9 @@ bool nixlAgentData::caught_up_lately() noexcept {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // of the last tick: needs no counter to be read
   const int64_t tick = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-  return caught_up_at.exchange(tick, std::memory_order_relaxed) == tick;
+  if (caught_up_at.load(std::memory_order_relaxed) == tick) return true;
+  caught_up_at.store(tick, std::memory_order_relaxed);
+  return false;
 }
 
 nixl_status_t nixlAgentData::find_remote(const std::string& agent_name, std::shared_ptr<Remote>& remote,
@@ -450,23 +452,13 @@ nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, co
                          request, extra_params);
 }
 
-namespace {
-
-bool is_alive(const Remote& remote) noexcept {
-  return !remote.gone() && towline_peer_health(remote.peer().native()) == TOWLINE_HEALTH_ALIVE;
-}
-
-}  // namespace
-
 bool is_connected(const nixlDlistH* list) noexcept {
-  return list != nullptr && (list->of == nullptr || is_alive(*list->of));
+  return list != nullptr && (list->of == nullptr || list->of->is_alive());
 }
 
 bool is_connected(const nixlAgent& agent, const std::string& remote_agent) {
   const nixlAgentData& data = Access::data(agent);
-  if (remote_agent == data.name) return true;
-  const std::shared_ptr<Remote> remote = data.remotes.find(remote_agent);
-  return remote != nullptr && is_alive(*remote);
+  return remote_agent == data.name || data.remotes.is_alive(remote_agent);
 }
 
 nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, nixl_mem_t local_type,

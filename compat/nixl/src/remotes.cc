@@ -37,9 +37,10 @@ Remote::Remote(Peer peer, const Frame& frame) : peer_(std::move(peer)) { merge(f
 
 void Remote::merge(const Frame& frame) {
   std::lock_guard lock(mutex_);
-  whole_ = whole_ || !frame.partial;
-  if (whole_) {
+  if (whole()) return;
+  if (!frame.partial) {
     ranges_ = {};
+    whole_.store(true, std::memory_order_release);
     return;
   }
   for (FrameRange range : frame.ranges) {
@@ -49,22 +50,28 @@ void Remote::merge(const Frame& frame) {
 }
 
 size_t Remote::first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const {
+  if (whole()) return count;
   std::lock_guard lock(mutex_);
-  if (whole_) return count;
+  if (whole()) return count;
   size_t i = 0;
   while (i < count && ranges_.covers(type, descs[i])) ++i;
   return i;
 }
 
-bool Remote::whole() const {
-  std::lock_guard lock(mutex_);
-  return whole_;
+bool Remote::is_alive() const noexcept {
+  return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_ALIVE;
 }
 
 std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : found->second;
+}
+
+bool Remotes::is_alive(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_name_.find(name);
+  return found != by_name_.end() && found->second->is_alive();
 }
 
 nixl_status_t Remotes::load(Peer peer, const Frame& frame) {

@@ -32,12 +32,14 @@ class Remote {
   Remote(Peer peer, const Frame& frame);
 
   [[nodiscard]] const Peer& peer() const noexcept { return peer_; }
+  // Not forgotten, and its process alive as far as Towline knows.
+  [[nodiscard]] bool is_alive() const noexcept;
   // Adds what further metadata tells.
   void merge(const Frame& frame);
   // The place of the first of `count` descriptors that has not been loaded, else `count`.
   [[nodiscard]] size_t first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const;
-  // All its memory has been loaded.
-  [[nodiscard]] bool whole() const;
+  // All its memory has been loaded; that stays so.
+  [[nodiscard]] bool whole() const noexcept { return whole_.load(std::memory_order_acquire); }
   // Forgotten: what was made from it answers NIXL_ERR_NOT_FOUND, also after the agent has been loaded again.
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
   void set_gone() noexcept { gone_.store(true, std::memory_order_release); }
@@ -53,8 +55,8 @@ class Remote {
   Peer peer_;
   std::atomic<HostCopy> host_copy_{HostCopy::kUnknown};
   std::atomic<bool> gone_{false};
+  std::atomic<bool> whole_{false};
   mutable std::mutex mutex_;
-  bool whole_ = false;
   LoadedRanges ranges_;
 };
 
@@ -62,6 +64,8 @@ class Remotes {
  public:
   // Null when it is not known.
   [[nodiscard]] std::shared_ptr<Remote> find(const std::string& name) const;
+  // Known, and its process alive as far as Towline knows.
+  [[nodiscard]] bool is_alive(const std::string& name) const;
   // Takes over the peer. A new incarnation replaces the old one. NIXL_ERR_NOT_FOUND for a frame without
   // addresses of an agent that is not known.
   nixl_status_t load(Peer peer, const Frame& frame);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core.h"
 
@@ -31,6 +32,23 @@ uint64_t largest(const uint64_t* rows, size_t count, size_t columns) noexcept {
   for (size_t i = 0; i < count && bytes <= kQuickBytes; ++i) bytes = std::max(bytes, rows[columns * i + 1]);
   return bytes;
 }
+
+// Optional arguments, made only where something is asked for: they hold several strings.
+class Options {
+ public:
+  explicit Options(const Handles& backends) {
+    if (!backends.empty()) made_ = options_of(backends);
+  }
+  Options(const Handles& backends, const Text& notification) : Options(backends) {
+    if (notification.value.empty()) return;
+    if (!made_) made_.emplace();
+    made_->notif = notification.value;
+  }
+  [[nodiscard]] const nixl_opt_args_t* get() const noexcept { return made_ ? &*made_ : nullptr; }
+
+ private:
+  std::optional<nixl_opt_args_t> made_;
+};
 
 // A notification that is longer than a notice waits for room at the peer.
 bool is_quick(const Text& notification) noexcept { return notification.value.size() <= kQuickBytes; }
@@ -59,9 +77,10 @@ auto* unused(Find find) {
 // `prep` makes the list, whose largest descriptor has `bytes`.
 template <class Prep>
 uintptr_t prepare(Agent& self, const Handles& backends, size_t count, uint64_t bytes, Prep prep) {
-  const nixl_opt_args_t options = options_of(backends);
+  const Options options(backends);
   nixlDlistH* list = nullptr;
-  check(run(self, count <= kFewDescriptors, [&](nixlAgent& agent) { return prep(agent, list, &options); }));
+  check(run(self, count <= kFewDescriptors,
+            [&](nixlAgent& agent) { return prep(agent, list, options.get()); }));
   return self.lists.add({.native = list, .largest = bytes});
 }
 
@@ -119,13 +138,12 @@ uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handl
   const Use remote_list(self.list(remote));
   const Picks mine(local_indices, "local");
   const Picks theirs(remote_indices, "remote");
-  nixl_opt_args_t options = options_of(backends);
-  if (!notification.value.empty()) options.notif = notification.value;
+  const Options options(backends, notification);
   const bool few = mine.native().count <= kFewDescriptors && is_connected(remote_list->native);
   nixlXferReqH* request = nullptr;
   check(run(self, few, [&](nixlAgent& agent) {
     return make_xfer_req(agent, operation, local_list->native, mine.native(), remote_list->native,
-                         theirs.native(), request, &options);
+                         theirs.native(), request, options.get());
   }));
   return keep(self, request, is_quick(mine.native().count, local_list->largest) && is_quick(notification));
 }
@@ -134,13 +152,12 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
                  const Text& remote_agent, const Text& notification, const Handles& backends) {
   const auto mine = local.list;
   const auto theirs = remote.list;
-  nixl_opt_args_t options = options_of(backends);
-  if (!notification.value.empty()) options.notif = notification.value;
+  const Options options(backends, notification);
   const bool few = rows_of(*mine).count <= kFewDescriptors && is_connected(self.use(), remote_agent.value);
   nixlXferReqH* request = nullptr;
   check(run(self, few, [&](nixlAgent& agent) {
     return create_xfer_req(agent, operation, mine->getType(), rows_of(*mine), theirs->getType(),
-                           rows_of(*theirs), remote_agent.value, request, &options);
+                           rows_of(*theirs), remote_agent.value, request, options.get());
   }));
   return keep(self, request, is_quick(rows_of(*mine)) && is_quick(notification));
 }
@@ -148,13 +165,9 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
   const Use request(self.request(handle));
   nixlXferReqH* native = request->native;
-  nixl_opt_args_t options;
-  const nixl_opt_args_t* given = nullptr;
-  if (!notification.value.empty()) {
-    options.notif = notification.value;
-    given = &options;
-    request->quick = request->quick && is_quick(notification);
-  }
+  const Options options(Handles{}, notification);
+  const nixl_opt_args_t* given = options.get();
+  if (given != nullptr) request->quick = request->quick && is_quick(notification);
   const nixl_status_t status =
       request->quick ? self.use().postXferReq(native, given)
                      : run(self, [&](nixlAgent& agent) { return agent.postXferReq(native, given); });
