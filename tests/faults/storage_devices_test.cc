@@ -382,5 +382,37 @@ TEST(StorageDevices, BytesThatCouldNotBeWrittenBackFailEveryTransferThatWroteThe
   }
 }
 
+TEST(StorageDevices, AReplacementWhoseBytesAreLostIsNotPutInPlaceByAskingAgain) {
+  const Folder mount;
+  Folder full;
+  if (!full.mount_small("size=24m"))
+    GTEST_SKIP() << "needs the right to mount a tmpfs: " << std::strerror(errno);
+  const std::string image = full / "image";
+  make_file(image, 0);
+  ASSERT_EQ(::truncate(image.c_str(), 16 << 20), 0);
+  if (std::system(("mkfs.ext4 -q -F -O ^has_journal " + image + " 2>/dev/null").c_str()) != 0)
+    GTEST_SKIP() << "no mkfs.ext4";
+  const LoopDevice device(image, 512);
+  if (!device.why_not().empty()) GTEST_SKIP() << "no loop device: " << device.why_not();
+  if (::mount(device.name().c_str(), mount.path().c_str(), "ext4", 0, nullptr) != 0)
+    GTEST_SKIP() << "no ext4: " << std::strerror(errno);
+  {
+    const Station station({"auto", false}, full.path());
+    make_file(mount / "file", 100, 'o');
+    ::sync();
+    const int filler = ::open((full / "filler").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    const std::vector<char> page(4096, 'f');
+    while (::write(filler, page.data(), page.size()) > 0) {
+    }
+    ::close(filler);
+    const Region anew = station.open(mount / "file", {.replace = true, .bytes = kBytes});
+    ASSERT_EQ(run(station.transfer(Op::write, anew)), Status::kOk);
+    EXPECT_THROW(commit_storage(anew), Error);
+    EXPECT_THROW(commit_storage(anew), Error) << "the kernel has forgotten, the bytes are gone";
+    EXPECT_EQ(std::filesystem::file_size(mount / "file"), 100u);
+  }
+  (void)::umount2(mount.path().c_str(), MNT_DETACH);
+}
+
 }  // namespace
 }  // namespace towline::faults

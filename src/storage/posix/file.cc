@@ -229,6 +229,11 @@ towline_storage_attributes File::query(const char* uri) {
   return attributes;
 }
 
+void File::note_sync_failure(int error) const noexcept {
+  sync_error_.store(error, std::memory_order_relaxed);
+  sync_failures_.fetch_add(1, std::memory_order_release);
+}
+
 int File::sync(uint64_t failures) const noexcept {
   std::unique_lock lock(sync_mutex_);
   const uint64_t ours = syncs_ + (syncing_ ? 2 : 1);  // the first that begins after our bytes were written
@@ -241,21 +246,26 @@ int File::sync(uint64_t failures) const noexcept {
     lock.unlock();
     const int result = sync_ == TOWLINE_SYNC_DATA ? ::fdatasync(plain_.get()) : ::fsync(plain_.get());
     const int error = result == 0 ? 0 : errno;
+    if (error != 0) note_sync_failure(error);
     lock.lock();
     syncing_ = false;
     ++syncs_;
-    if (error != 0) {
-      sync_error_ = error;
-      sync_failures_.fetch_add(1, std::memory_order_release);
-    }
     sync_ended_.notify_all();
   }
-  return failures == sync_failures() ? 0 : sync_error_;
+  return failures == sync_failures() ? 0 : sync_error_.load(std::memory_order_relaxed);
 }
 
 void File::commit() {
   if (committed_ && replaces_) refuse(Status::kAlreadyExists, "{} has been committed already", name_);
-  if (::fsync(plain_.get()) != 0) refuse_errno(errno, "writing {} to its device", name_);
+  // Asked again, the kernel would say that all is well with what it has lost.
+  if (replaces_ && sync_failures() != 0)
+    refuse(Status::kIo,
+           "{}: writing its bytes to the device has failed, and they may be gone: register it anew", name_);
+  if (::fsync(plain_.get()) != 0) {
+    const int error = errno;
+    note_sync_failure(error);
+    refuse_errno(error, "writing {} to its device", name_);
+  }
   if (!replaces_) return;
   const std::string base = target_.substr(target_.rfind('/') + 1);
   if (hidden_.empty()) {

@@ -88,6 +88,7 @@ class File {
   void open_path(const std::string& path, const towline_storage_args& args);
   void open_replacement(const towline_storage_args& args);
   void open_direct(int flags);
+  void note_sync_failure(int error) const noexcept;
   void examine(const towline_storage_args& args);
 
   const uint64_t id_;
@@ -105,11 +106,11 @@ class File {
   uint32_t write_unit_ = 1;
   towline_storage_attributes attributes_ = {};
   mutable std::atomic<bool> always_waits_{false};
-  mutable std::mutex sync_mutex_;  // of the next four, but that sync_failures_ is read without
+  mutable std::mutex sync_mutex_;  // of the next three
   mutable std::condition_variable sync_ended_;
   mutable bool syncing_ = false;
-  mutable uint64_t syncs_ = 0;  // that ended
-  mutable int sync_error_ = 0;  // the last one
+  mutable uint64_t syncs_ = 0;              // that ended
+  mutable std::atomic<int> sync_error_{0};  // the last one
   mutable std::atomic<uint64_t> sync_failures_{0};
   mutable std::atomic<uint64_t> slow_until_ns_{0};
   mutable std::atomic<uint64_t> watched_until_ns_{0};
