@@ -218,7 +218,7 @@ nb::bytes metadata(Agent& agent, nb::handle regions) {
   return nb::bytes(blob.data(), needed);
 }
 
-nb::object add_peer(nb::handle self, nb::handle blob) {
+nb::object add_peer(nb::handle_t<Agent> self, nb::handle blob) {
   const BytesView bytes(blob);
   towline_peer_t* peer = nullptr;
   int32_t status = 0;
@@ -230,20 +230,31 @@ nb::object add_peer(nb::handle self, nb::handle blob) {
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
 }
 
-nb::object connect(nb::handle self, nb::handle address, nb::handle timeout) {
+// In attempts that last longer and longer, the last one all the time that is left: a signal is seen after at
+// most about as long as has passed already, and whoever needs long to answer gets long.
+nb::object connect(nb::handle_t<Agent> self, nb::handle address, nb::handle timeout) {
+  constexpr uint64_t kFirstAttemptNs = 1'000'000'000;
+  constexpr uint64_t kLongestAttemptNs = 30'000'000'000;
   const std::string where = bytes_of_text(address, "address");
-  const uint64_t nanoseconds = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
+  const Deadline deadline(timeout_ns(timeout, agent_of(self).default_timeout));
   towline_peer_t* peer = nullptr;
-  int32_t status = 0;
-  {
-    const AgentCall call(agent_of(self));
-    status = towline_peer_connect(call.native(), where.c_str(), nanoseconds, &peer);
+  int32_t status = TOWLINE_TIMED_OUT;
+  for (uint64_t attempt = kFirstAttemptNs;; attempt = std::min(2 * attempt, kLongestAttemptNs)) {
+    const uint64_t left = deadline.left();
+    const bool last = left <= 2 * attempt;
+    {
+      const AgentCall call(agent_of(self));
+      status = towline_peer_connect(call.native(), where.c_str(),
+                                    last ? std::max<uint64_t>(left, 1) : attempt, &peer);
+    }
+    if (status != TOWLINE_TIMED_OUT || last) break;
+    check_signals();
   }
   check(status, "towline_peer_connect");
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
 }
 
-nb::object find_peer(nb::handle self, nb::handle name) {
+nb::object find_peer(nb::handle_t<Agent> self, nb::handle name) {
   towline_peer_t* peer = nullptr;
   check(towline_peer_find(agent_of(self).use(), bytes_of_text(name, "name").c_str(), &peer),
         "towline_peer_find");
@@ -266,7 +277,7 @@ struct Counter {
   }
 };
 
-nb::object create_counter(nb::handle self, uint64_t initial) {
+nb::object create_counter(nb::handle_t<Agent> self, uint64_t initial) {
   towline_counter_t* native = nullptr;
   check(towline_counter_create(agent_of(self).use(), initial, &native), "towline_counter_create");
   auto* counter = new Counter;
@@ -344,7 +355,7 @@ void bind_agent(nb::module_& module) {
       .def("counter", &create_counter, nb::arg("initial") = 0)
       .def(
           "block_list",
-          [](nb::handle self, nb::handle source, nb::handle page_dim, nb::handle kind) {
+          [](nb::handle_t<Agent> self, nb::handle source, nb::handle page_dim, nb::handle kind) {
             return make_block_list(nb::borrow(self), nb::none(), source, page_dim, kind);
           },
           nb::arg("source"), nb::kw_only(), nb::arg("page_dim") = nb::none(), nb::arg("kind") = "dram");

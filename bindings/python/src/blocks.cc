@@ -20,17 +20,6 @@ struct Blocks : towline_blocks_t {
   }
 };
 
-uint64_t number(nb::handle object, const char* what) {
-  const nb::object index = nb::steal(PyNumber_Index(object.ptr()));
-  if (!index.is_valid()) throw nb::python_error();
-  const unsigned long long value = PyLong_AsUnsignedLongLong(index.ptr());
-  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is an integer from 0 to 2^64 - 1");
-  }
-  return value;
-}
-
 void add_dimension(Blocks& blocks, uint64_t count, uint64_t stride) {
   if (blocks.dimensions == TOWLINE_MAX_DIMENSIONS)
     raise(TOWLINE_LIMIT_EXCEEDED, "blocks have at most four dimensions");
@@ -42,15 +31,15 @@ void add_dimension(Blocks& blocks, uint64_t count, uint64_t stride) {
 void make_blocks(Blocks* place, nb::handle address, nb::handle length, nb::args dimensions, nb::handle kind,
                  nb::handle device) {
   Blocks blocks;
-  blocks.address = number(address, "address");
-  blocks.length = number(length, "length");
+  blocks.address = unsigned_integer(address, "address");
+  blocks.length = unsigned_integer(length, "length");
   blocks.kind = kind_of(kind);
-  blocks.device = number(device, "device");
+  blocks.device = unsigned_integer(device, "device");
   for (nb::handle dimension : dimensions) {
     if (!PyTuple_Check(dimension.ptr()) || PyTuple_GET_SIZE(dimension.ptr()) != 2) {
       raise(TOWLINE_INVALID_ARGUMENT, "a dimension of Blocks is (count, stride in bytes)");
     }
-    add_dimension(blocks, number(dimension[0], "count"), number(dimension[1], "stride"));
+    add_dimension(blocks, unsigned_integer(dimension[0], "count"), unsigned_integer(dimension[1], "stride"));
   }
   new (place) Blocks(blocks);
 }
@@ -68,6 +57,7 @@ nb::tuple state_of(const Blocks& blocks) {
 }
 
 void set_state(Blocks* place, nb::tuple state) {
+  if (state.size() != 5) raise(TOWLINE_INVALID_ARGUMENT, "this is no state of Blocks");
   make_blocks(place, state[0], state[1], nb::steal<nb::args>(PySequence_Tuple(nb::object(state[2]).ptr())),
               state[3], state[4]);
 }
@@ -80,10 +70,10 @@ Blocks blocks_of_tuple(nb::handle tuple, uint32_t kind) {
   if (size != 2 && size != 3)
     raise(TOWLINE_INVALID_ARGUMENT, "a block by address is (address, length[, device])");
   Blocks blocks;
-  blocks.address = number(tuple[0], "address");
-  blocks.length = number(tuple[1], "length");
+  blocks.address = unsigned_integer(tuple[0], "address");
+  blocks.length = unsigned_integer(tuple[1], "length");
   blocks.kind = kind;
-  if (size == 3) blocks.device = number(tuple[2], "device");
+  if (size == 3) blocks.device = unsigned_integer(tuple[2], "device");
   return blocks;
 }
 

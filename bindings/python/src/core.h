@@ -29,6 +29,9 @@ void check(int32_t status, const char* function, const std::string& otherwise = 
 nb::object status_object(int32_t status);
 void bind_errors(nb::module_& module);
 
+// An integer, NumPy's too, from 0 to 2^64 - 1. Throws for anything else; `what` is what it stands for.
+uint64_t unsigned_integer(nb::handle object, const char* what);
+
 // ---- times
 
 inline constexpr uint64_t kSliceNs = 50'000'000;
@@ -44,6 +47,10 @@ class Deadline {
   [[nodiscard]] uint64_t slice() const noexcept {
     const uint64_t now = now_ns();
     return now >= at_ ? 0 : (at_ - now < kSliceNs ? at_ - now : kSliceNs);
+  }
+  [[nodiscard]] uint64_t left() const noexcept {
+    const uint64_t now = now_ns();
+    return at_ == TOWLINE_FOREVER ? at_ : now >= at_ ? 0 : at_ - now;
   }
   [[nodiscard]] bool passed() const noexcept { return at_ != TOWLINE_FOREVER && now_ns() >= at_; }
 

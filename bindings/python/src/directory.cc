@@ -75,7 +75,7 @@ struct Watch {
   }
 };
 
-nb::object open(nb::handle agent, nb::handle address) {
+nb::object open(nb::handle_t<Agent> agent, nb::handle address) {
   const std::string where = bytes_of_text(address, "address");
   towline_directory_t* native = nullptr;
   int32_t status = 0;

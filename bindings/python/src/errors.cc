@@ -67,6 +67,17 @@ uint64_t timeout_ns(nb::handle seconds, uint64_t when_none) {
   return value >= 1e9 ? TOWLINE_FOREVER : static_cast<uint64_t>(value * 1e9);
 }
 
+uint64_t unsigned_integer(nb::handle object, const char* what) {
+  const nb::object index = nb::steal(PyNumber_Index(object.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  const unsigned long long value = PyLong_AsUnsignedLongLong(index.ptr());
+  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is an integer from 0 to 2^64 - 1");
+  }
+  return value;
+}
+
 void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

@@ -39,7 +39,7 @@ PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buff
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
                               {0, nullptr}};
 
-Memory* allocate(nb::handle, uint64_t bytes, bool huge) {
+Memory* allocate(nb::handle_t<Agent>, uint64_t bytes, bool huge) {
   towline_memory_t* native = nullptr;
   int32_t status = 0;
   {
@@ -67,15 +67,6 @@ nb::object as_numpy(nb::handle self, nb::handle dtype, nb::handle shape) {
 }
 
 // ---- regions
-
-uint64_t unsigned_integer(nb::handle object, const char* what) {
-  const unsigned long long value = PyLong_AsUnsignedLongLong(object.ptr());
-  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is an integer from 0 to 2^64 - 1");
-  }
-  return value;
-}
 
 bool is_address(nb::handle object) {
   if (!PyTuple_Check(object.ptr())) return false;
@@ -112,8 +103,8 @@ void take_memory(nb::handle object, Region& region, towline_region_options_t& op
   std::swap(region.buffer, array.buffer);
 }
 
-nb::object register_memory(nb::handle self, nb::handle object, nb::handle access, bool guarded, bool share,
-                           nb::handle kind) {
+nb::object register_memory(nb::handle_t<Agent> self, nb::handle object, nb::handle access, bool guarded,
+                           bool share, nb::handle kind) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_region_options_t, options);

@@ -122,7 +122,7 @@ void bind_peer(nb::module_& module) {
       .def("regions", &regions)
       .def(
           "block_list",
-          [](nb::handle self, nb::handle source, nb::handle kind) {
+          [](nb::handle_t<Peer> self, nb::handle source, nb::handle kind) {
             return make_block_list(nb::cast<Peer&>(self).agent, nb::borrow(self), source, nb::none(), kind);
           },
           nb::arg("source"), nb::kw_only(), nb::arg("kind") = "dram")

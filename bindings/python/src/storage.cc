@@ -23,8 +23,8 @@ uint32_t sync_of(nb::handle name) {
 }
 
 // `uri`: None for the open descriptor `fd`.
-nb::object register_storage(nb::handle self, nb::handle uri, int fd, nb::handle access, uint32_t flags,
-                            nb::handle sync, uint32_t mode, uint64_t bytes) {
+nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb::handle access,
+                            uint32_t flags, nb::handle sync, uint32_t mode, uint64_t bytes) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_storage_options_t, options);
@@ -55,7 +55,7 @@ nb::object register_storage(nb::handle self, nb::handle uri, int fd, nb::handle 
 }
 
 // (kind, bytes, modified_ns), or None.
-nb::object query_storage(nb::handle self, nb::handle uri) {
+nb::object query_storage(nb::handle_t<Agent> self, nb::handle uri) {
   TOWLINE_INIT(towline_storage_info_t, info);
   const std::string name = bytes_of_text(uri, "storage");
   int32_t status = 0;
@@ -69,7 +69,7 @@ nb::object query_storage(nb::handle self, nb::handle uri) {
 }
 
 // [(uri, kind, bytes, modified_ns)] of everything whose URI begins so, at most `limit`.
-nb::object list_storage(nb::handle self, nb::handle prefix, size_t limit) {
+nb::object list_storage(nb::handle_t<Agent> self, nb::handle prefix, size_t limit) {
   struct Entry {
     std::string uri;
     towline_storage_info_t info;

@@ -288,33 +288,40 @@ bool in_event_loop() {
   return !events.attr("_get_running_loop")().is_none();
 }
 
+bool is_true(nb::handle object) {
+  const int truth = PyObject_IsTrue(object.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
+}
+
 void set_counter(towline_transfer_options_t& options, nb::handle counter) {
   if (counter.is_none()) return;
   options.counter_add = 1;
   if (!PyTuple_Check(counter.ptr())) {
-    options.counter_key = nb::cast<uint64_t>(counter);
+    options.counter_key = unsigned_integer(counter, "counter");
     return;
   }
   if (PyTuple_GET_SIZE(counter.ptr()) != 2)
     raise(TOWLINE_INVALID_ARGUMENT, "counter is a key or (key, amount)");
-  options.counter_key = nb::cast<uint64_t>(counter[0]);
-  options.counter_add = nb::cast<uint64_t>(counter[1]);
+  options.counter_key = unsigned_integer(counter[0], "a counter's key");
+  options.counter_add = unsigned_integer(counter[1], "a counter's amount");
 }
 
 nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::handle my_picks,
                   const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                  nb::handle timeout, nb::handle backend, uint32_t threads, nb::handle awaitable) {
+                  nb::handle timeout, nb::handle backend, nb::handle threads, nb::handle awaitable) {
   auto* transfer = new Transfer;
   nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
   transfer->agent = nb::borrow(agent);
   transfer->peer = theirs.peer;
-  transfer->awaitable = awaitable.is_none() ? in_event_loop() : nb::cast<bool>(awaitable);
+  transfer->awaitable = awaitable.is_none() ? in_event_loop() : is_true(awaitable);
   transfer->timeout = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
 
   TOWLINE_INIT(towline_transfer_options_t, options);
   set_counter(options, counter);
   options.timeout_ns = transfer->timeout;
-  options.threads = threads;
+  options.threads =
+      static_cast<uint32_t>(std::min<uint64_t>(unsigned_integer(threads, "threads"), UINT32_MAX));
   options.queue_completion = transfer->awaitable ? 1 : 0;
   options.user_data = reinterpret_cast<void*>(transfer->id);
   std::string its_backend;
@@ -348,9 +355,9 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
 }
 
 template <uint32_t op>
-nb::object make(nb::handle agent, const BlockList& mine, nb::handle my_picks, const BlockList& theirs,
-                nb::handle their_picks, nb::handle notice, nb::handle counter, nb::handle timeout,
-                nb::handle backend, uint32_t threads, nb::handle awaitable) {
+nb::object make(nb::handle_t<Agent> agent, const BlockList& mine, nb::handle my_picks,
+                const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
+                nb::handle timeout, nb::handle backend, nb::handle threads, nb::handle awaitable) {
   return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads,
                 awaitable);
 }

@@ -44,7 +44,12 @@ def test_every_status_has_a_name_and_errors_fit_builtin_ones():
         ({"name": "x", "workers": 99}, towline.Error),
         ({"name": "x", "listen": "nonsense"}, towline.Error),
         ({"name": "x", "backends": ["warp"]}, towline.Error),
+        ({"name": "x", "workers": -1}, towline.InvalidArgument),
         ({"name": "x", "config": "= ="}, towline.Error),
+        ({"name": "x", "config": 5}, towline.InvalidArgument),
+        ({"name": "x", "config": {"peer": {"lost": None}}}, towline.InvalidArgument),
+        ({"name": "x", "config": {"peer.lost": "soon"}}, towline.InvalidArgument),
+        ({"name": "x", "config": {"log.level": "loud"}}, towline.InvalidArgument),
         ({"name": "x", "timeout": -1}, towline.InvalidArgument),
         ({"name": "x", "timeout": "soon"}, TypeError),
     ],
@@ -54,6 +59,40 @@ def test_agents_refuse_nonsense(arguments, error):
     with pytest.raises(error) as raised:
         towline.Agent(**{"listen": "none", **arguments}).close()
     assert str(raised.value)
+
+
+def test_settings_come_as_text_or_mappings(make_agent, capfd):
+    import pathlib
+
+    for config in (
+        'peer.lost = "20s"\ntcp.sockets = 2\n',
+        {"peer.lost": "20s", "tcp.sockets": 2, "tcp.checksum": True},
+        {"peer": {"lost": "20s"}, "tcp": {"sockets": 2}, "shm": {"socket_dir": pathlib.Path("/tmp")}},
+        {"plugins": [], "shm.paths": ("mapped", "ring")},
+        {"object.region": "here", "collectives.flat_bytes": "64KiB", "etcd.lease": "10s", "listen": "*:0"},
+        {"backends": "tcp", "cuda.blocks": 8, "posix.threads": 2},
+    ):
+        make_agent(config=config).close()
+    assert capfd.readouterr().err == ""
+    make_agent(config={"peer": {"los": "20s"}}).close()
+    assert "set by the program: unknown setting peer.los" in capfd.readouterr().err
+
+
+def test_what_is_no_agent_is_refused():
+    """Methods that are called on something else: no guess at what lies in memory there."""
+    for call in (
+        lambda: towline.Agent.add_peer(5, b"x"),
+        lambda: towline.Agent.register(5, bytearray(4)),
+        lambda: towline.Agent.allocate(5, 4096),
+        lambda: towline.Agent.block_list("text", (1, 2)),
+        lambda: towline.Agent.peer(None, "x"),
+        lambda: towline.Agent.counter(object()),
+        lambda: towline.Agent.query_storage(5, "/"),
+        lambda: towline.Agent.directory(5, "etcd://x"),
+        lambda: towline.Peer.block_list(5, (1, 2)),
+    ):
+        with pytest.raises(TypeError):
+            call()
 
 
 def test_address_in_use():
@@ -160,6 +199,26 @@ def test_transfers_that_do_not_fit(make_agent, pair):
         pair.near.write(None, None, pair.their_blocks, None)
     with pytest.raises(towline.LimitExceeded):
         pair.write(notice=bytes(65537))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"counter": "x"}, {"counter": -1}, {"counter": 1.5}, {"counter": (1,)}, {"counter": (1, "x")}, {"threads": -1}],
+    ids=repr,
+)
+def test_bad_options_of_transfers(pair, options):
+    with pytest.raises((ValueError, TypeError)) as raised:
+        pair.write(**options)
+    assert "bad_cast" not in str(raised.value)
+
+
+def test_numbers_may_be_numpys(make_agent):
+    agent = make_agent()
+    array = np.zeros(8192, np.uint8)
+    region = agent.register((np.uint64(array.ctypes.data), np.int64(8192)))
+    assert (region.address, region.bytes) == (array.ctypes.data, 8192)
+    with pytest.raises(ValueError):
+        towline.Blocks.__new__(towline.Blocks).__setstate__((1,))
 
 
 def test_waits_that_give_up(pair):

@@ -94,6 +94,26 @@ except KeyboardInterrupt:
     assert done.stdout == "interrupted\n"
 
 
+def test_signals_interrupt_connecting_to_somebody_silent():
+    done = run_script(
+        MAKE_AGENT
+        + """
+import signal, socket, time
+silent = socket.create_server(("127.0.0.1", 0))
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+started = time.monotonic()
+try:
+    agent.connect("%s:%d" % silent.getsockname(), timeout=25).wait()
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - started < 20)
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "interrupted True\n"
+
+
 def test_forked_child_is_told_and_disturbs_nothing():
     done = run_script(
         MAKE_AGENT

@@ -28,7 +28,8 @@ class Agent(_core.Agent):
     listen: "host:port[,host:port]", by default "*:0", any address and port; "none" for no TCP.
     advertise: what peers are told to connect to instead of that.
     backends: names in order of preference, as a list or with commas; by default all that are usable.
-    config: TOML text, or a mapping from keys to values, over the environment and the configuration file.
+    config: TOML text, or a mapping from keys ("peer.lost", or {"peer": {"lost": ..}}) to values, over the environment and
+        the configuration file.
     timeout: seconds for transfers and control calls that name none; 30 by default.
 
     `close()`, or the end of a `with` block, ends everything. So does dropping the agent and all that was made from it.
@@ -51,7 +52,9 @@ class Agent(_core.Agent):
         if backends is not None and not isinstance(backends, str):
             backends = ",".join(backends)
         if config is not None and not isinstance(config, str):
-            config = _toml(config)
+            config = _toml(config, "")
+        if workers is not None and not 0 <= workers < 1 << 32:
+            raise _errors.InvalidArgument(f"workers is a number from 1 to 8, not {workers}")
         super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
         self._hub_of_loops: Hub | None = None
         self._directories: dict[str, _core.Directory] = {}
@@ -90,7 +93,8 @@ class Agent(_core.Agent):
         """Lets peers reach memory: of an array, a tensor, a buffer, or (address, length[, device]).
 
         access: what peers may do, "read", "write" or "all". guarded: only through paths where this agent checks every
-        access. share: moves page-aligned private memory onto shared memory in place, so that peers can map it.
+        access. share: moves page-aligned private memory onto shared memory in place, so that peers can map it; nobody may
+        write to it meanwhile, nor while the last Region of it is deregistered, which moves it back.
 
         The Region keeps `obj` alive. Keep the Region: dropping it deregisters, as `region.deregister()` does.
         """
@@ -282,7 +286,34 @@ class Connecting:
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
 
-def _toml(config: Mapping[str, Any]) -> str:
-    import json
+def _toml(config: Mapping[str, Any], section: str) -> str:
+    from collections.abc import Mapping
 
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+    if not isinstance(config, Mapping):
+        raise _errors.InvalidArgument(f"config is TOML text or a mapping, not {type(config).__name__}")
+    text = ""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            text += _toml(value, f"{section}{key}.")
+        else:
+            text += f"{section}{key} = {_toml_value(value, f'{section}{key}')}\n"
+    return text
+
+
+def _toml_value(value: Any, key: str) -> str:
+    import json
+    import os
+
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml_value(item, key) for item in value)}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    raise _errors.InvalidArgument(
+        f"config: {key} is a text, a number, true, false or a list of these, not {type(value).__name__}"
+    )
