@@ -175,6 +175,10 @@ std::string Agent::peer_holding(uint64_t key) {
 }
 
 bool Agent::release_transfers_of(uint64_t key) {
+  // Again: one may have been made while the region was retired.
+  for_each_transfer([&](Transfer& transfer) {
+    if (transfer.local().uses_region(key)) transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  });
   InUse::publish();
   bool clean = true;
   for_each_transfer([&](Transfer& transfer) {

@@ -220,6 +220,10 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
+    if (agent_->regions().find(key) == nullptr) {  // the list is older than that
+      set_failure_text(fmt::format("this agent has deregistered the region with key {}", key).c_str());
+      return Status::kStale;
+    }
     registrations.add(agent_->registration(key, *backend_));
   }
   const towline_prepare_args args = {

@@ -212,6 +212,19 @@ TEST_F(BadInput, UnreachableAndSilentAddressesSaySo) {
   EXPECT_THROW((void)agent_.connect("unix:/no/such/socket", 2s), Error);
 }
 
+TEST_F(BadInput, ListsOfMemoryThatIsDeregisteredAreStale) {
+  const Buffer memory(8192, false);
+  Region region = agent_.register_memory(dram(memory.data(), memory.size()));
+  const BlockList gone = agent_.block_list(Blocks::at(memory.data(), 4096));
+  ASSERT_EQ(region.deregister(5s), Status::kOk);
+  try {
+    (void)agent_.transfer(Op::write, gone, all, theirs_, Range{0, 1, 1});
+    ADD_FAILURE() << "the memory may be gone";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("deregistered"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(BadInput, HandlesOutliveTheirAgentAndSayClosed) {
   auto agent = std::make_unique<Agent>("short-lived", AgentOptions{.listen = "127.0.0.1:0"});
   const Buffer memory(8192, false);
