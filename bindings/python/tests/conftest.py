@@ -124,9 +124,9 @@ def server():
 
 
 def run_script(code: str, *, timeout: float = TIMEOUT) -> subprocess.CompletedProcess:
-    """Runs code in a new interpreter."""
+    """Runs code in a new interpreter, which does not warn of every fork as Python does from 3.12 on."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=timeout,
