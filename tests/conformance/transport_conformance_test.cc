@@ -346,6 +346,27 @@ TEST_P(TransportTest, DeregisteredMemoryIsNeverTouchedAgain) {
     ASSERT_EQ(right_memory_->data()[i], std::byte{0x5a}) << i;
 }
 
+TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
+  const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
+  for (int round = 0; round < 8; ++round) {
+    const Buffer memory(kBlock, GetParam().shared_memory);
+    Region region = right_->register_memory(view(memory.data(), memory.size()));
+    const Peer peer = left_->add_peer(right_->metadata());
+    const Transfer move = left_->transfer(Op::write, here, peer.block_list(at(memory.data(), kBlock)));
+    std::atomic<uint32_t> posts{0};
+    Status last = Status::kOk;
+    std::thread poster([&] {
+      for (; last == Status::kOk; posts.fetch_add(1)) last = run(move);
+      posts.fetch_add(2);  // nobody waits in vain
+    });
+    while (posts.load() < 2) std::this_thread::yield();
+    const Status deregistered = region.deregister(20s);
+    poster.join();
+    ASSERT_EQ(deregistered, Status::kOk) << last_error();
+    ASSERT_EQ(last, Status::kStale) << status_name(last);
+  }
+}
+
 TEST_P(TransportTest, DeregisteringLocalMemoryStopsItsTransfers) {
   const Transfer move = left_->transfer(Op::write, mine(), theirs());
   ASSERT_EQ(run(move), Status::kOk);
