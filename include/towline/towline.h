@@ -106,7 +106,7 @@ enum {
 enum {
   TOWLINE_REGION_GUARDED = 1,  // reached only through paths where this agent checks every access
   TOWLINE_REGION_SHARE =
-      2,  // page-aligned private memory: move it onto shared memory in place, so peers can map it
+      2,  // page-aligned private memory: moved onto shared memory in place; nobody may write to it meanwhile
   TOWLINE_ALLOCATE_HUGE = 4,  // towline_memory_allocate: huge pages, or fail
 };
 
@@ -250,8 +250,8 @@ typedef struct towline_completion_t {
   uint64_t bytes;
 } towline_completion_t;
 
-// Called on the thread that finds the transfer ended, with nothing held: it may call any function of this
-// API.
+// Called on the thread that finds the end, once others may see it: if one of them may destroy the transfer,
+// leave it alone here. Nothing is held: any function of this API may be called.
 typedef void (*towline_callback_t)(const towline_completion_t* completion);
 
 typedef struct towline_transfer_options_t {
