@@ -122,7 +122,6 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void list_storage(const char* prefix, towline_storage_found_t found, void* argument);
   void commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns);
   [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
-  [[nodiscard]] towline_registration* registration(uint64_t key, const Backend& backend) const;
   [[nodiscard]] RegionTable& regions() noexcept { return *regions_; }
 
   // ---- peers

@@ -23,8 +23,7 @@ void check_unused_before_moving(const RegionTable& regions, const towline_region
     if (there.kind != TOWLINE_DRAM || apart || region->shared.file != nullptr) continue;
     fail(Status::kBusy,
          "[{:#x}, {:#x}) can't be moved onto shared memory: the region [{:#x}, {:#x}) with key {} overlaps "
-         "it and "
-         "may be in use; deregister that first, or register it to be shared as well",
+         "it and may be in use; deregister that first, or register it to be shared as well",
          moved.address, moved.address + moved.bytes, there.address, there.address + there.bytes, there.key);
   }
 }
@@ -114,12 +113,6 @@ void Agent::register_with_backends(Region& region) {
       if (entry.reason.empty()) entry.reason = status_text(static_cast<Status>(status));
     }
   }
-}
-
-towline_registration* Agent::registration(uint64_t key, const Backend& backend) const {
-  const std::shared_ptr<Region> region = regions_->find(key);
-  if (region == nullptr || backend.index >= region->registrations.size()) return nullptr;
-  return static_cast<towline_registration*>(region->registrations[backend.index].registration);
 }
 
 Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {

@@ -13,6 +13,16 @@
 
 namespace towline {
 
+namespace {
+
+// Null where the region is not registered with the backend.
+towline_registration* registration_of(const Region& region, const Backend& backend) noexcept {
+  if (backend.index >= region.registrations.size()) return nullptr;
+  return static_cast<towline_registration*>(region.registrations[backend.index].registration);
+}
+
+}  // namespace
+
 uint64_t LateDeadline::ns() noexcept {
   if (agent_ != nullptr) ns_ = Deadline::after(std::exchange(agent_, nullptr)->now_ns(), ns_).ns();
   return ns_;
@@ -220,11 +230,12 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
-    if (agent_->regions().find(key) == nullptr) {  // the list is older than that
+    const std::shared_ptr<Region> region = agent_->regions().find(key);
+    if (region == nullptr) {  // the list is older than that
       set_failure_text(fmt::format("this agent has deregistered the region with key {}", key).c_str());
       return Status::kStale;
     }
-    registrations.add(agent_->registration(key, *backend_));
+    registrations.add(registration_of(*region, *backend_));
   }
   const towline_prepare_args args = {
       sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};
