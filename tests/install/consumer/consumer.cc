@@ -1,5 +1,9 @@
 #include <cstdio>
 
+#include <towline/collectives.hpp>
+#include <towline/directory.hpp>
+#include <towline/gpu.hpp>
+#include <towline/storage.hpp>
 #include <towline/towline.hpp>
 
 int main() {
