@@ -32,7 +32,10 @@ bool Rank::flush() {
       const Status status = outgoing.peer->send(outgoing.messages.front());
       // Without credit, or while a lost connection is made anew, it goes out later; whoever waits for it
       // gives up when that takes too long.
-      if (status == Status::kAgain || status == Status::kPeerLost || status == Status::kTimedOut) break;
+      if (status == Status::kAgain || status == Status::kPeerLost || status == Status::kTimedOut ||
+          status == Status::kUnreachable) {
+        break;
+      }
       if (is_error(status)) {
         throw Failure{fmt::format("could not send to '{}': {}", name, status_text(status))};
       }

@@ -22,6 +22,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr auto kConnectWithin = std::chrono::seconds{30};
+// A message is lost where the connection breaks that carries it: what nobody answered is said again.
+constexpr auto kAgainAfter = std::chrono::seconds{1};
 
 double seconds_between(steady_clock::time_point from, steady_clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -32,6 +34,7 @@ struct Source {
   Slice slice;
   std::unique_ptr<towline::Peer> peer;
   std::unique_ptr<Lane> lane;
+  bool heard = false;
   bool goodbye = false;
 };
 
@@ -73,9 +76,7 @@ class DecodeRank {
 
   void join(const std::string& leader_address) {
     leader_ = std::make_unique<towline::Peer>(connect(leader_address));
-    const nlohmann::json hello{{"decode_rank", number_}, {"decode_tp", setup_.decode_tp}};
-    rank_.send(*leader_, encode_text(MessageType::kHello, hello.dump()));
-    const nlohmann::json plan = wait_for_plan();
+    const nlohmann::json plan = ask_for_plan();
     if (plan.contains("refused")) throw Failure{plan.at("refused").get<std::string>()};
     adopt(plan);
     for (const Slice& slice : slices_of_rank(shape_, setup_.prefill_tp, setup_.decode_tp, number_)) {
@@ -98,9 +99,15 @@ class DecodeRank {
     }
   }
 
-  nlohmann::json wait_for_plan() {
+  nlohmann::json ask_for_plan() {
+    const nlohmann::json hello{{"decode_rank", number_}, {"decode_tp", setup_.decode_tp}};
     const auto deadline = steady_clock::now() + kConnectWithin;
+    auto next = steady_clock::now();
     while (steady_clock::now() < deadline) {
+      if (steady_clock::now() >= next && rank_.sent_all()) {
+        next = steady_clock::now() + kAgainAfter;
+        rank_.send(*leader_, encode_text(MessageType::kHello, hello.dump()));
+      }
       towline::Notice notice;
       while (rank_.agent().receive(notice) == towline::Status::kOk) {
         if (message_type(notice.text()) == MessageType::kPlan)
@@ -150,7 +157,15 @@ class DecodeRank {
                               .device = regions.front().device};
       source.lane = std::make_unique<Lane>(rank_.agent(), *source.peer, layout_, theirs, slice.heads);
     }
-    rank_.send(*source.peer, encode(PoolMessage{number_, layout_.pages, layout_.base}));
+  }
+
+  // To those that have not begun yet.
+  void offer_pool() {
+    const auto now = steady_clock::now();
+    if (now < next_offer_ || !rank_.sent_all()) return;
+    next_offer_ = now + kAgainAfter;
+    for (const Source& source : sources_)
+      if (!source.heard) rank_.send(*source.peer, encode(PoolMessage{number_, layout_.pages, layout_.base}));
   }
 
   // ---- messages
@@ -165,6 +180,8 @@ class DecodeRank {
           sources_, [&](const Source& source) { return source.peer->name() == notice.peer_name(); });
       if (found == sources_.end()) continue;
       const auto index = static_cast<size_t>(found - sources_.begin());
+      if (message_type(text) == MessageType::kPlan) continue;  // we asked twice
+      found->heard = true;
       switch (message_type(text)) {
         case MessageType::kReady:
           take_ready(index, decode_ready(text));
@@ -234,6 +251,7 @@ class DecodeRank {
     const double cpu_before = cpu_seconds();
     auto reported = steady_clock::now();
     while (next_to_finish_ < total_ || !all_said_goodbye()) {
+      offer_pool();
       bool worked = receive();
       worked = take_moves() || worked;
       worked = start_next() || worked;
@@ -433,6 +451,7 @@ class DecodeRank {
   std::vector<Source> sources_;
   std::optional<Mover> mover_;
   std::map<uint32_t, Job> jobs_;
+  steady_clock::time_point next_offer_{};
   uint32_t next_to_start_ = 0;
   uint32_t next_to_finish_ = 0;
   std::optional<steady_clock::time_point> lost_since_;
