@@ -89,8 +89,9 @@ std::string dump(const json& value) { return value.dump(-1, ' ', false, json::er
 }  // namespace
 
 std::string Agent::address() const {
-  if (metadata_service_ == nullptr || metadata_service_->addresses().empty()) return {};
-  return metadata_service_->addresses().front();
+  if (metadata_service_ == nullptr) return {};
+  const std::vector<std::string> addresses = metadata_service_->addresses();
+  return addresses.empty() ? "" : addresses.front();
 }
 
 std::string Agent::info() {

@@ -19,7 +19,7 @@ class MetadataService final : public metadata::ListenerHost {
   MetadataService(Agent& agent, const std::string& listen, const std::string& advertise);
   ~MetadataService() override;
 
-  [[nodiscard]] const std::vector<std::string>& addresses() const noexcept { return listener_->addresses(); }
+  [[nodiscard]] std::vector<std::string> addresses() const { return listener_->addresses(); }
   [[nodiscard]] uint64_t next_deadline_ns() const noexcept { return listener_->next_deadline_ns(); }
   uint32_t expire(uint64_t now_ns) { return listener_->expire(now_ns); }
 

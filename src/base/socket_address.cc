@@ -412,17 +412,18 @@ std::vector<SocketAddress> ListeningSocket::reachable() const {
   return global;
 }
 
-std::vector<Endpoint> advertised(std::string_view advertise, std::span<const ListeningSocket> sockets) {
+std::vector<Endpoint> advertised(std::string_view advertise,
+                                 std::span<const ListeningSocket* const> sockets) {
   std::vector<Endpoint> endpoints;
   if (!advertise.empty()) {
     endpoints = parse_endpoints(advertise, 0);
     for (Endpoint& endpoint : endpoints) {
-      if (endpoint.port == 0 && !sockets.empty()) endpoint.port = sockets.front().address().port();
+      if (endpoint.port == 0 && !sockets.empty()) endpoint.port = sockets.front()->address().port();
     }
     return endpoints;
   }
-  for (const ListeningSocket& socket : sockets) {
-    for (const SocketAddress& address : socket.reachable()) {
+  for (const ListeningSocket* socket : sockets) {
+    for (const SocketAddress& address : socket->reachable()) {
       const Endpoint endpoint = address.endpoint();
       if (std::find(endpoints.begin(), endpoints.end(), endpoint) == endpoints.end())
         endpoints.push_back(endpoint);

@@ -119,7 +119,7 @@ class ListeningSocket {
 
 // What to tell peers: the endpoints of `advertise` ("host[:port],...") if not empty, where a port left out is
 // that of the first socket, and else where the sockets are reachable. Throws Error.
-std::vector<Endpoint> advertised(std::string_view advertise, std::span<const ListeningSocket> sockets);
+std::vector<Endpoint> advertised(std::string_view advertise, std::span<const ListeningSocket* const> sockets);
 
 // A new non-blocking, close-on-exec stream socket. Throws Error.
 UniqueFd open_stream_socket(int family);

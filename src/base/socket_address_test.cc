@@ -173,10 +173,10 @@ TEST(ListeningSocket, ClosesConnectionsItHasNoDescriptorFor) {
 }
 
 TEST(Advertised, PrefersWhatIsConfigured) {
-  std::vector<ListeningSocket> sockets;
-  sockets.emplace_back(parse_endpoint("127.0.0.1:0"));
-  const uint16_t port = sockets[0].address().port();
-  EXPECT_EQ(advertised("", sockets).front(), sockets[0].address().endpoint());
+  const ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
+  const std::vector<const ListeningSocket*> sockets = {&socket};
+  const uint16_t port = socket.address().port();
+  EXPECT_EQ(advertised("", sockets).front(), socket.address().endpoint());
   const auto endpoints = advertised("gateway:9, other", sockets);
   ASSERT_EQ(endpoints.size(), 2u);
   EXPECT_EQ(endpoints[0].text(), "gateway:9");
@@ -184,8 +184,8 @@ TEST(Advertised, PrefersWhatIsConfigured) {
 }
 
 TEST(Advertised, ListsInterfacesForEveryAddress) {
-  std::vector<ListeningSocket> sockets;
-  sockets.emplace_back(parse_endpoint("*:0"));
+  const ListeningSocket socket(parse_endpoint("*:0"));
+  const std::vector<const ListeningSocket*> sockets = {&socket};
   const auto endpoints = advertised("", sockets);
   ASSERT_FALSE(endpoints.empty());
   for (const Endpoint& endpoint : endpoints) EXPECT_NE(endpoint.host, "::");

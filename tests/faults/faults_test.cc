@@ -329,6 +329,26 @@ TEST(TwoHosts, ANetworkCutInTheMiddleEndsTransfersAndHeals) {
   EXPECT_TRUE(in_child(cut_and_heal));
 }
 
+// A machine that starts: its programs are there before its network is.
+TEST(TwoHosts, ANetworkThatComesLateIsGivenOut) {
+  if (!in_child([] { return unshare(CLONE_NEWNET) == 0; }))
+    GTEST_SKIP() << "needs the right to make network namespaces";
+  EXPECT_TRUE(in_child([] {
+    if (unshare(CLONE_NEWNET) != 0) return false;
+    const Agent early("early", {.listen = "*:0", .backends = "tcp"});
+    if (!early.address().empty() || !shell("ip link set lo up")) return false;
+    Memory memory(1 << 20);
+    const Region region = early.register_memory(dram(memory));
+    const Agent other("other", {.listen = "*:0", .backends = "tcp"});
+    Memory own(1 << 20);
+    const Region own_region = other.register_memory(dram(own));
+    const Peer peer = other.connect(early.address());
+    const Transfer move = other.transfer(Op::write, other.block_list(Blocks::at(own.data(), 1 << 20)),
+                                         peer.block_list(Blocks::at(memory.data(), 1 << 20)));
+    return Survivor::run(move) == Status::kOk;
+  }));
+}
+
 }  // namespace
 }  // namespace towline::faults
 

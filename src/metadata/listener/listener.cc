@@ -57,12 +57,9 @@ struct Listener::Client {
 
 Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions& options)
     : host_(host), clock_(clock), options_(options) {
-  std::vector<ListeningSocket> sockets;
   for (const Endpoint& endpoint : parse_endpoints(options.listen))
-    sockets.emplace_back(endpoint, options.ports);
-  for (const Endpoint& endpoint : advertised(options.advertise, sockets))
-    addresses_.push_back(endpoint.text());
-  for (ListeningSocket& socket : sockets) doors_.push_back(std::make_unique<Door>(*this, std::move(socket)));
+    doors_.push_back(std::make_unique<Door>(*this, ListeningSocket(endpoint, options.ports)));
+  (void)addresses();  // fails now, where it would later
   for (std::size_t watched = 0; watched < doors_.size(); ++watched) {
     try {
       host_.watch(doors_[watched]->socket.fd(), EPOLLIN, Door::ready, doors_[watched].get());
@@ -76,6 +73,15 @@ Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions
 Listener::~Listener() {
   for (const auto& door : doors_) host_.unwatch(door->socket.fd());
   for (const Client& client : clients_) host_.unwatch(client.fd.get());
+}
+
+std::vector<std::string> Listener::addresses() const {
+  std::vector<const ListeningSocket*> sockets;
+  for (const auto& door : doors_) sockets.push_back(&door->socket);
+  std::vector<std::string> addresses;
+  for (const Endpoint& endpoint : advertised(options_.advertise, sockets))
+    addresses.push_back(endpoint.text());
+  return addresses;
 }
 
 uint64_t Listener::next_deadline_ns() const noexcept {

@@ -56,8 +56,9 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Where to reach it, best first, "10.0.0.7:7777". Never empty.
-  [[nodiscard]] const std::vector<std::string>& addresses() const noexcept { return addresses_; }
+  // Where to reach it, best first, "10.0.0.7:7777": by the interfaces that are up now. Any thread. Throws
+  // Error.
+  [[nodiscard]] std::vector<std::string> addresses() const;
 
   // When expire() has something to do; kNoDeadline when no client is there.
   [[nodiscard]] uint64_t next_deadline_ns() const noexcept;
@@ -87,7 +88,6 @@ class Listener {
   const Clock& clock_;
   const ListenerOptions options_;
   std::vector<std::unique_ptr<Door>> doors_;
-  std::vector<std::string> addresses_;
   Clients clients_;  // oldest first: they share one timeout, so the first is the first to expire
   uint64_t held_bytes_ = 0;
   uint64_t served_ = 0;

@@ -36,7 +36,7 @@ Acceptor::Acceptor(const plugin::Host& host, const Options& options, std::functi
     const uint64_t* incarnation = host.self().incarnation;
     listen({true, fmt::format("{}/{:016x}.sock", options.unix_dir, incarnation[0] ^ incarnation[1]), 0});
   }
-  find_endpoints();
+  look_up_advertised();
   for (auto door = doors_.begin(); door != doors_.end(); ++door) {
     const int32_t status = host_.watch(0, door->socket.fd(), EPOLLIN, door_ready, &*door);
     if (status == TOWLINE_OK) continue;
@@ -55,23 +55,31 @@ void Acceptor::listen(const Endpoint& endpoint) {
 }
 
 // Names that are advertised are looked up here and now, since connecting must not wait for a resolver.
-void Acceptor::find_endpoints() {
-  const auto add = [this](const Endpoint& endpoint) {
-    const std::string text = endpoint.text();
-    if (std::find(endpoints_.begin(), endpoints_.end(), text) == endpoints_.end()) endpoints_.push_back(text);
-  };
-  uint16_t port = 0;
-  for (const Door& door : doors_) {
-    const SocketAddress& address = door.socket.address();
-    if (port == 0) port = address.port();
-    if (!options_.advertise.empty() && !address.is_unix()) continue;
-    for (const SocketAddress& reachable : door.socket.reachable()) add(reachable.endpoint());
-  }
+void Acceptor::look_up_advertised() {
   if (options_.advertise.empty()) return;
+  uint16_t port = 0;
+  for (const Door& door : doors_)
+    if (port == 0) port = door.socket.address().port();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), 10 * kSecondNs);
   for (const Endpoint& endpoint : parse_endpoints(options_.advertise, port)) {
-    for (const SocketAddress& address : resolve(endpoint, deadline)) add(address.endpoint());
+    for (const SocketAddress& address : resolve(endpoint, deadline))
+      advertised_.push_back(address.endpoint());
   }
+}
+
+std::vector<std::string> Acceptor::endpoints() const {
+  std::vector<std::string> endpoints;
+  const auto add = [&](const Endpoint& endpoint) {
+    std::string text = endpoint.text();
+    if (std::find(endpoints.begin(), endpoints.end(), text) == endpoints.end())
+      endpoints.push_back(std::move(text));
+  };
+  for (const Door& door : doors_) {
+    if (!options_.advertise.empty() && !door.socket.address().is_unix()) continue;
+    for (const SocketAddress& reachable : door.socket.reachable()) add(reachable.endpoint());
+  }
+  for (const Endpoint& endpoint : advertised_) add(endpoint);
+  return endpoints;
 }
 
 void Acceptor::door_ready(void* argument, uint32_t) {

@@ -31,8 +31,9 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
   ~Acceptor();
 
-  // Endpoints for peers, numbers only, best first.
-  [[nodiscard]] const std::vector<std::string>& endpoints() const noexcept { return endpoints_; }
+  // Endpoints for peers, numbers only, best first: those of the interfaces that are up now. Any thread.
+  // Throws Error.
+  [[nodiscard]] std::vector<std::string> endpoints() const;
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
   [[nodiscard]] uint64_t cut() const noexcept { return cut_; }
 
@@ -57,7 +58,7 @@ class Acceptor {
   static void door_ready(void* door, uint32_t events);
   static void pending_ready(void* pending, uint32_t events);
   void listen(const Endpoint& endpoint);
-  void find_endpoints();
+  void look_up_advertised();
   void admit(UniqueFd fd, const SocketAddress& from);
   void take_hello(Pending& pending);
   void refuse(int fd, Status status, const char* text);
@@ -67,7 +68,7 @@ class Acceptor {
   const Options& options_;
   const std::function<void(Arrival)> arrived_;
   std::list<Door> doors_;
-  std::vector<std::string> endpoints_;
+  std::vector<Endpoint> advertised_;
   std::list<Pending> pending_;  // oldest first
   uint64_t cut_ = 0;
 };
