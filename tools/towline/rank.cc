@@ -11,6 +11,12 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using towline::Status;
 
+namespace {
+
+constexpr auto kLostFor = std::chrono::seconds{5};
+
+}  // namespace
+
 void Rank::send(towline::Peer& peer, std::string message) {
   Outgoing& outgoing = outbox_[std::string{peer.name()}];
   outgoing.peer = &peer;
@@ -74,6 +80,13 @@ nlohmann::json Rank::wait_for_parent(const std::string& key) {
     pollfd wait{parent_.fd(), POLLIN, 0};
     (void)::poll(&wait, 1, 1000);
   }
+}
+
+void Absence::note(const towline::Peer* lost) {
+  if (lost == nullptr) return since_.reset();
+  const auto now = steady_clock::now();
+  if (!since_) since_ = now;
+  if (now - *since_ > kLostFor) throw Failure{fmt::format("'{}' is lost", lost->name())};
 }
 
 }  // namespace tool

@@ -65,4 +65,15 @@ class Patience {
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };
 
+// Peers on other hosts, whose end no parent here notices: an error once one of them has been lost for a
+// while, which a network that is cut for a moment is not.
+class Absence {
+ public:
+  // With each look: who is lost now, or null. Throws Failure.
+  void note(const towline::Peer* lost);
+
+ private:
+  std::optional<std::chrono::steady_clock::time_point> since_;
+};
+
 }  // namespace tool

@@ -381,24 +381,19 @@ class DecodeRank {
     return op_of(setup_) == towline::Op::read ? mover_->bytes() : moved_bytes_;
   }
 
-  // A prefill side on another host has no parent here that would notice its end.
   void check_sources() {
+    const towline::Peer* lost = nullptr;
     for (const Source& source : sources_) {
-      const bool lost = source.peer->health() == towline::Health::kLost;
-      if (!lost || source.goodbye || next_to_finish_ == total_) continue;
-      if (!lost_since_) lost_since_ = steady_clock::now();
-      if (steady_clock::now() - *lost_since_ > std::chrono::seconds{5}) {
-        throw Failure{fmt::format("'{}' is lost", source.peer->name())};
-      }
-      return;
+      if (source.goodbye || next_to_finish_ == total_) continue;
+      if (source.peer->health() == towline::Health::kLost) lost = source.peer.get();
     }
+    absence_.note(lost);
     if (next_to_finish_ == total_ && !goodbye_by_)
       goodbye_by_ = steady_clock::now() + std::chrono::seconds{5};
     if (goodbye_by_ && steady_clock::now() > *goodbye_by_) {
       for (Source& source : sources_)
         source.goodbye = true;  // the work is done; a lost farewell is no failure
     }
-    lost_since_.reset();
   }
 
   [[noreturn]] void give_up() const {
@@ -454,7 +449,7 @@ class DecodeRank {
   steady_clock::time_point next_offer_{};
   uint32_t next_to_start_ = 0;
   uint32_t next_to_finish_ = 0;
-  std::optional<steady_clock::time_point> lost_since_;
+  Absence absence_;
   std::optional<steady_clock::time_point> goodbye_by_;
 
   steady_clock::time_point first_started_at_{};

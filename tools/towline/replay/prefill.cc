@@ -257,8 +257,16 @@ class PrefillRank {
       }
       if (active_.empty()) patience_.renew();
       if (patience_.exhausted()) give_up();
+      check_consumers();
       if (!worked) rank_.wait(mover_.waiting() ? milliseconds{1} : time_to_next(started));
     }
+  }
+
+  void check_consumers() {
+    const auto lost = std::ranges::find_if(consumers_, [](const Consumer& consumer) {
+      return consumer.peer->health() == towline::Health::kLost;
+    });
+    absence_.note(lost == consumers_.end() ? nullptr : lost->peer.get());
   }
 
   bool finish_moves() {
@@ -404,6 +412,7 @@ class PrefillRank {
   std::vector<Consumer> consumers_;
   Mover mover_;
   Patience patience_;
+  Absence absence_;
   std::vector<std::string> addresses_;
   std::map<uint32_t, ActiveRequest> active_;
   size_t next_ = 0;
