@@ -36,6 +36,7 @@ namespace towline {
 // format.
 struct SpscHeader {
   alignas(kNoSharingBytes) std::atomic<uint64_t> written{0};   // stored by the producer only
+  std::atomic<uint32_t> note{0};                               // likewise: see tell()
   alignas(kNoSharingBytes) std::atomic<uint64_t> consumed{0};  // stored by the consumer only
   // Rarely written, so looking at them after each commit() or consume() is cheap.
   alignas(kNoSharingBytes) std::atomic<uint32_t> producer_asleep{0};
@@ -117,6 +118,10 @@ class SpscProducer {
     return true;
   }
 
+  // Leaves a number for the consumer, which replaces the last one. It lies in the cache line that the
+  // consumer looks at anyway, so that a short answer takes no bytes of the ring.
+  void tell(uint32_t note) noexcept { header_->note.store(note, std::memory_order_release); }
+
   // True: fewer than `wanted` bytes (at most the capacity) are free, the consumer will see that we sleep; go
   // to sleep. False: there is space or the ring is corrupt; don't.
   [[nodiscard]] bool prepare_sleep(std::size_t wanted = 1) noexcept {
@@ -194,6 +199,10 @@ class SpscConsumer {
   [[nodiscard]] bool looks_empty() const noexcept {
     return header_->written.load(std::memory_order_relaxed) == consumed_;
   }
+
+  // The number that the producer told last, whatever a hostile one likes. What it committed before is seen
+  // by whoever looks after this.
+  [[nodiscard]] uint32_t told() const noexcept { return header_->note.load(std::memory_order_acquire); }
 
   // Gives back the first `bytes` of what read_regions() gave.
   void consume(std::size_t bytes) noexcept {

@@ -82,6 +82,7 @@ ConnectionCore::~ConnectionCore() { release_everything(); }
 void ConnectionCore::add_lane(std::unique_ptr<Lane> lane) {
   auto state = std::make_unique<LaneState>(std::move(lane), options_);
   state->index = static_cast<uint32_t>(lanes_.size());
+  state->lane->look_for_counts();
   if (down_) state->lane->close();
   lanes_.push_back(std::move(state));
 }

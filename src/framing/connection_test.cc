@@ -330,6 +330,58 @@ TEST_P(ConnectionTest, ManySmallWritesAllComplete) {
   EXPECT_EQ(messages_.size(), 5000u);
 }
 
+// Over rings an owner's count takes no frame; one that its peer does not look for does.
+TEST(CountTest, GoesBesideTheStreamOrInAFrame) {
+  for (const bool looks : {true, false}) {
+    RingPair rings{64 << 10};
+    Side a;
+    Side b;
+    testing::LanePair lanes = rings.lanes();
+    a.connection.add_lane(std::move(lanes.first));
+    b.connection.add_lane(std::move(lanes.second));
+    if (!looks) rings.back().header->consumer_looks_for_counts.store(0);
+    std::vector<uint8_t> local(4096, 7);
+    std::vector<uint8_t> remote(4096, 0);
+    FakePlan plan{b.host.add(remote.data(), remote.size())};
+    plan.add(local.data(), remote.data(), 4096);
+    towline_prepared* write = a.prepare(plan.plan(), TOWLINE_WRITE);
+    for (uint64_t i = 0; i < 3; ++i) {
+      ASSERT_EQ(a.submit(write, i, 0, 4096), Status::kInProgress);
+      b.progress();
+      EXPECT_FALSE(a.host.ended(i));
+      a.progress();
+      ASSERT_TRUE(a.host.ended(i));
+      EXPECT_EQ(a.host.status(i), Status::kOk);
+    }
+    EXPECT_TRUE(local == remote);
+    EXPECT_EQ(b.connection.statistics().acks_sent, 3u);
+    EXPECT_EQ(b.connection.statistics().bytes_sent, looks ? 0u : 3 * kHeaderBytes);
+  }
+}
+
+TEST(CountTest, OfMoreThanWasSentBreaksTheConnectionAndAnOldOneIsNothing) {
+  RingPair rings{64 << 10};
+  Side a;
+  Side b;
+  testing::LanePair lanes = rings.lanes();
+  a.connection.add_lane(std::move(lanes.first));
+  b.connection.add_lane(std::move(lanes.second));
+  std::vector<uint8_t> memory(64);
+  FakePlan plan{b.host.add(memory.data(), memory.size())};
+  plan.add(memory.data(), memory.data(), 64);
+  ASSERT_EQ(a.submit(a.prepare(plan.plan(), TOWLINE_WRITE), 1, 0, 64), Status::kInProgress);
+  rings.back().header->positions.note.store(static_cast<uint32_t>(-1));
+  a.progress();
+  EXPECT_FALSE(a.connection.down());
+  EXPECT_FALSE(a.host.ended(1));
+  rings.back().header->positions.note.store(2);
+  a.progress();
+  EXPECT_TRUE(a.connection.down());
+  ASSERT_EQ(a.host.events.size(), 1u);
+  EXPECT_EQ(a.host.events[0].status, Status::kProtocol);
+  EXPECT_EQ(a.host.status(1), Status::kPeerLost);
+}
+
 INSTANTIATE_TEST_SUITE_P(Media, ConnectionTest,
                          ::testing::Values(Medium{"ring", 256 << 10, 1}, Medium{"tiny_ring", 512, 1},
                                            Medium{"rings", 64 << 10, 3}, Medium{"socket", 0, 1},

@@ -99,6 +99,7 @@ class ConnectionCore {
   bool end_message(LaneState& lane) noexcept;
   bool count_frame(LaneState& lane) noexcept;
   bool take_ack(LaneState& lane, uint32_t ack) noexcept;
+  bool take_told(LaneState& lane) noexcept;
   bool take_nack(LaneState& lane) noexcept;
   bool begin_data(LaneState& lane) noexcept;
   void end_data(LaneState& lane, bool good) noexcept;

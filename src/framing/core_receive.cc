@@ -25,6 +25,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     if (lane.in.state == InputState::kHeader && lane.lane->looks_empty()) break;
     std::size_t asked = 0;
     const IoResult result = fill(lane, asked);
+    if (result.status == Status::kClosed && take_told(lane)) ++work;
     if (result.status == Status::kAgain) {
       // In the middle of a frame the rest is on its way.
       if (work == 0 || lane.in.state != InputState::kPayload || !lane.traits.calls_are_cheap || looks-- == 0)
@@ -43,7 +44,17 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
     if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
   }
+  if (!down_ && take_told(lane)) ++work;
   return work;
+}
+
+// What the peer has counted, told beside the stream. A frame may have brought a later count since.
+bool ConnectionCore::take_told(LaneState& lane) noexcept {
+  const std::optional<uint32_t> told = lane.lane->told_count();
+  if (!told) return false;
+  if (static_cast<int32_t>(*told - lane.out.acked) > 0 && !take_ack(lane, *told))
+    protocol_error(lane, "more frames counted than were sent");
+  return true;
 }
 
 // One read: what the present state wants, and some of what follows.

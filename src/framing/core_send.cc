@@ -145,6 +145,12 @@ void ConnectionCore::emit_counts(LaneState& lane) noexcept {
     lane.in.ack_due = true;
   }
   if (!lane.in.ack_due) return;
+  // Beside the stream, where that can't overtake a NACK.
+  if (lane.out.queue.empty() && refusals.empty() && lane.lane->tell_count(lane.in.counted)) {
+    lane.in.ack_due = false;
+    ++statistics_.acks_sent;
+    return;
+  }
   FrameHeader header;
   header.type = FrameType::kAck;
   if (emit_plain(lane, header)) ++statistics_.acks_sent;

@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -71,8 +72,17 @@ class Lane {
   // it can't.
   [[nodiscard]] virtual bool looks_empty() const noexcept { return false; }
 
-  // The worker is about to sleep: wake it when bytes arrive, and with `want_write` also when bytes can be
-  // written. True: there is work after all (or the lane can't tell), don't sleep.
+  // A count that goes to the peer beside the stream and replaces the one before, where the lane can do that
+  // for less than a frame costs, and the peer looks for it. False: a frame must carry it.
+  [[nodiscard]] virtual bool tell_count(uint32_t) noexcept { return false; }
+  // The count that the peer told last, if it is a new one and all that the peer wrote before it has been
+  // read. Unchecked: a hostile peer tells what it likes.
+  [[nodiscard]] virtual std::optional<uint32_t> told_count() noexcept { return std::nullopt; }
+  // From now on told_count() is called whenever the stream has been read to its end.
+  virtual void look_for_counts() noexcept {}
+
+  // The worker is about to sleep: wake it when bytes or a count arrive, and with `want_write` also when bytes
+  // can be written. True: there is work after all (or the lane can't tell), don't sleep.
   [[nodiscard]] virtual bool arm(bool want_write) noexcept = 0;
   // It is awake: no wake-up is needed. Also called without an arm() before.
   virtual void disarm() noexcept = 0;

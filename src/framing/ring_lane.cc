@@ -127,7 +127,7 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
       give_back);
   // Behind what was asked for: both come while that is dealt with.
   consumer_.expect_read(kMostExpected);
-  if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
+  expect_next_write();
   return IoResult::moved(bytes);
 }
 
@@ -136,9 +136,34 @@ bool RingLane::looks_empty() const noexcept {
          incoming_->producer_closed.load(std::memory_order_relaxed) == 0;
 }
 
+void RingLane::expect_next_write() const noexcept {
+  if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
+}
+
+// Behind all that was written, as told_count() promises, since one release follows the other.
+bool RingLane::tell_count(uint32_t count) noexcept {
+  if (closed_ || outgoing_->consumer_looks_for_counts.load(std::memory_order_relaxed) == 0) return false;
+  producer_.tell(count);
+  if (producer_.take_consumer_asleep()) wake_peer();
+  return true;
+}
+
+std::optional<uint32_t> RingLane::told_count() noexcept {
+  const uint32_t told = consumer_.told();
+  if (closed_ || told == last_told_ || !consumer_.looks_empty()) return std::nullopt;
+  last_told_ = told;
+  expect_next_write();
+  return told;
+}
+
+void RingLane::look_for_counts() noexcept {
+  looks_for_counts_ = true;
+  incoming_->consumer_looks_for_counts.store(1, std::memory_order_relaxed);
+}
+
 bool RingLane::arm(bool want_write) noexcept {
   if (closed_) return false;
-  bool work = !consumer_.prepare_sleep();
+  bool work = !consumer_.prepare_sleep() || (looks_for_counts_ && consumer_.told() != last_told_);
   if (want_write && !work) work = !producer_.prepare_sleep();
   if (!work) {
     work = incoming_->producer_closed.load(std::memory_order_acquire) != 0 ||

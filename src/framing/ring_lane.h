@@ -24,6 +24,7 @@ struct RingHeader {
   SpscHeader positions;
   alignas(kNoSharingBytes) std::atomic<uint32_t> producer_closed{0};  // no more bytes will come
   std::atomic<uint32_t> consumer_closed{0};                           // no more bytes are read
+  std::atomic<uint32_t> consumer_looks_for_counts{0};
 };
 static_assert(sizeof(RingHeader) == sizeof(SpscHeader) + kNoSharingBytes);
 
@@ -59,6 +60,9 @@ class RingLane final : public Lane {
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] bool looks_empty() const noexcept override;
+  [[nodiscard]] bool tell_count(uint32_t count) noexcept override;
+  [[nodiscard]] std::optional<uint32_t> told_count() noexcept override;
+  void look_for_counts() noexcept override;
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override;
   void close() noexcept override;
@@ -70,6 +74,8 @@ class RingLane final : public Lane {
     if (wake_peer_.wake != nullptr) wake_peer_.wake(wake_peer_.context);
   }
 
+  void expect_next_write() const noexcept;
+
   RingHeader* outgoing_;
   RingHeader* incoming_;
   SpscProducer producer_;
@@ -77,6 +83,8 @@ class RingLane final : public Lane {
   WakeHook wake_peer_;
   std::string description_;
   std::size_t last_written_ = 0;
+  uint32_t last_told_ = 0;  // by the peer
+  bool looks_for_counts_ = false;
   bool closed_ = false;
 };
 

@@ -112,6 +112,52 @@ TEST(RingLane, WakesOnlyAPeerThatArmed) {
   EXPECT_TRUE(second->arm(false));
 }
 
+TEST(RingLane, CountsGoBesideTheStreamToAPeerThatLooks) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  EXPECT_FALSE(first->tell_count(1));  // who does not look gets frames
+  second->look_for_counts();
+  EXPECT_EQ(second->told_count(), std::nullopt);
+  EXPECT_TRUE(first->tell_count(1));
+  EXPECT_TRUE(first->tell_count(2));
+  EXPECT_EQ(second->told_count(), 2u);
+  EXPECT_EQ(second->told_count(), std::nullopt);
+  EXPECT_TRUE(second->looks_empty());
+}
+
+TEST(RingLane, ACountIsTakenBehindWhatWasWrittenBeforeIt) {
+  RingPair rings{64};
+  auto [first, second] = rings.lanes();
+  second->look_for_counts();
+  uint8_t bytes[2] = {};
+  const iovec one = piece(bytes, 1);
+  const iovec two = piece(bytes, 2);
+  ASSERT_EQ(first->write({&two, 1}).bytes, 2u);
+  ASSERT_TRUE(first->tell_count(7));
+  EXPECT_EQ(second->told_count(), std::nullopt);
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  EXPECT_EQ(second->told_count(), std::nullopt);
+  ASSERT_EQ(second->read({&one, 1}).bytes, 1u);
+  first->close();
+  EXPECT_EQ(second->read({&one, 1}).status, Status::kClosed);
+  EXPECT_EQ(second->told_count(), 7u);
+  EXPECT_FALSE(first->tell_count(8));
+}
+
+TEST(RingLane, ACountWakesAPeerThatArmedAndKeepsOneAwakeThatHasNotTakenIt) {
+  int wakes = 0;
+  const RingLane::WakeHook hook = {[](void* count) { ++*static_cast<int*>(count); }, &wakes};
+  RingPair rings{64};
+  auto [first, second] = rings.lanes(hook);
+  second->look_for_counts();
+  EXPECT_FALSE(second->arm(false));
+  ASSERT_TRUE(first->tell_count(1));
+  EXPECT_EQ(wakes, 1);
+  EXPECT_TRUE(second->arm(false));
+  EXPECT_EQ(second->told_count(), 1u);
+  EXPECT_FALSE(second->arm(false));
+}
+
 struct Sleeper {
   std::atomic<uint32_t> turn{0};
   static void wake(void* self) {
@@ -156,6 +202,41 @@ TEST(RingLane, NoWakeUpIsLost) {
   }
   producer.join();
   EXPECT_EQ(wrong, 0u);
+}
+
+// A byte there, a count back, both asleep between.
+TEST(RingLane, NoWakeUpForACountIsLost) {
+  constexpr uint32_t kTurns = 20'000;
+  RingPair rings{64};
+  Sleeper asker;
+  Sleeper answerer;
+  auto [first, second] = rings.lanes({Sleeper::wake, &answerer}, {Sleeper::wake, &asker});
+  first->look_for_counts();
+  std::thread counting([&, &lane = *second] {
+    uint8_t data[1];
+    const iovec one = piece(data, 1);
+    for (uint32_t got = 0; got < kTurns;) {
+      const uint32_t seen = answerer.turn.load();
+      const IoResult result = lane.read({&one, 1});
+      if (result.status == Status::kOk) (void)lane.tell_count(++got);
+      if (result.status == Status::kAgain && !lane.arm(false)) answerer.sleep(seen);
+      lane.disarm();
+    }
+  });
+  uint8_t byte = 1;
+  const iovec one = piece(&byte, 1);
+  for (uint32_t turn = 1; turn <= kTurns; ++turn) {
+    EXPECT_EQ(first->write({&one, 1}).bytes, 1u);
+    for (bool told = false; !told;) {
+      const uint32_t seen = asker.turn.load();
+      const std::optional<uint32_t> count = first->told_count();
+      EXPECT_EQ(count.value_or(turn), turn);
+      told = count.has_value();
+      if (!told && !first->arm(false)) asker.sleep(seen);
+      first->disarm();
+    }
+  }
+  counting.join();
 }
 
 }  // namespace

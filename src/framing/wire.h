@@ -15,6 +15,9 @@
 // refused by a NACK that came before. READs are answered on their lane in the order they came, by DATA of
 // consecutive offsets, or a NACK for all that is left of one.
 //
+// A lane may carry a count beside its bytes instead, for an ACK (lane.h); it holds once all that was written
+// before it has been dealt with.
+//
 // Versions: a lane's two ends speak the same one (the transports' handshakes carry it); a header of another
 // is refused.
 #pragma once
