@@ -198,6 +198,8 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
                                 has_token ? token->second.size() : 0, &entry.handle, entry.how);
     if (status == TOWLINE_AGAIN) return Status::kAgain;
     if (status != TOWLINE_OK) {
+      // What an earlier kAgain left, where the backend has not taken it back.
+      if (entry.handle != nullptr) backend_.memory->unimport(connection_, entry.handle);
       imports_.erase(found);
       region->imports.fetch_sub(1, std::memory_order_acq_rel);
       return static_cast<Status>(status);

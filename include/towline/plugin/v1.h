@@ -155,8 +155,8 @@ typedef struct towline_memory_table_v1 {
                  towline_registration** registration, void* token, size_t* token_bytes);
   void (*remove)(towline_backend* backend, towline_registration* registration);
   // Reaches a peer's region over a connection that is up. TOWLINE_AGAIN: asked the peer, call again later
-  // (the core keeps calling with the same `*import` until another answer). `how` receives a few words for
-  // people, such as "mapped memfd".
+  // (the core calls again with the same `*import`, and unimports what an error leaves there). `how` receives
+  // a few words for people, such as "mapped memfd".
   int32_t (*import)(towline_connection* connection, const towline_region_args* args, const void* token,
                     size_t token_bytes, towline_import** import, char how[64]);
   void (*unimport)(towline_connection* connection, towline_import* import);
