@@ -178,18 +178,25 @@ void Agent::close() noexcept {
   }
   for (auto& worker : workers_) worker->stop_thread();
   for (auto& worker : workers_) {
-    for (Link* link : std::vector<Link*>(worker->links())) {
-      bool shut = false;
-      while (!shut) {
-        Worker::Guard guard(*worker);
-        shut = link->shut();
-      }
-    }
+    while (!retire(*worker)) cpu_pause();
   }
   release_transfers();
   release_regions();
+  // Calls that began before are still about: what they ask of a backend, they ask under one of these.
+  for (auto& worker : workers_) worker->lock();
   backends_->close();
+  for (auto& worker : workers_) worker->unlock();
   notify_activity();
+}
+
+// In one go, since whoever comes in between may connect again, or have a connection accepted. False: somebody
+// is still posting through one of its links.
+bool Agent::retire(Worker& worker) noexcept {
+  const Worker::Guard guard(worker);
+  bool shut = true;
+  for (Link* link : std::vector<Link*>(worker.links())) shut = link->shut() && shut;
+  if (shut) worker.retire();
+  return shut;
 }
 
 bool Agent::all_transfers_ready() {

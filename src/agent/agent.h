@@ -184,6 +184,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void open();
   [[nodiscard]] bool all_transfers_ready();
   void release_transfers() noexcept;
+  [[nodiscard]] static bool retire(Worker& worker) noexcept;
   [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;
   [[nodiscard]] bool has_activity() const noexcept;
   void settle_event_fd() noexcept;

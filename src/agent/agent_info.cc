@@ -46,7 +46,7 @@ json kinds_of(uint32_t kinds) {
 json describe_backend(const Backend& backend) {
   json entry = {{"name", backend.name}, {"step", step_name(backend.step)}, {"usable", backend.open()}};
   if (!backend.file.empty()) entry["file"] = backend.file;
-  if (!backend.open()) entry["reason"] = backend.reason;
+  if (!backend.open()) entry["reason"] = backend.why_not_open();
   if (backend.plugin == nullptr) return entry;
   entry["version"] = backend.plugin->version;
   entry["description"] = backend.plugin->description;

@@ -189,6 +189,7 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
     Worker::Guard guard(mine);
     reasons += fmt::format("\n  {}: {}", backend->name, link.last_error_text());
   }
+  check_usable();
   fail(Status::kUnreachable, "no backend reaches peer '{}':{}", peer.name(), reasons);
 }
 

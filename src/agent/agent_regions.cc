@@ -78,8 +78,9 @@ std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
   if (!taken) {
     std::string reasons;
     for (const auto& backend : backends_->backends()) {
-      reasons += fmt::format("\n  {}: {}", backend->name,
-                             backend->open() ? added->registrations[backend->index].reason : backend->reason);
+      reasons += fmt::format(
+          "\n  {}: {}", backend->name,
+          backend->open() ? added->registrations[backend->index].reason : backend->why_not_open());
     }
     regions_->remove(added->ref.key);
     fail(Status::kUnsupported, "no backend takes this memory:{}", reasons);

@@ -102,7 +102,7 @@ Backend& Agent::storage_backend(const char* uri) {
   for (const auto& backend : backends_->backends()) {
     if (backend->plugin == nullptr || !backend->has_trait(TOWLINE_TRAIT_STORAGE)) continue;
     if (!backend->open()) {
-      known += fmt::format("\n  {}: {}", backend->name, backend->reason);
+      known += fmt::format("\n  {}: {}", backend->name, backend->why_not_open());
       continue;
     }
     if (has_word(backend->storage->schemes, scheme)) return *backend;

@@ -177,7 +177,6 @@ void BackendHost::close() noexcept {
     backend->plugin->close(backend->handle);
     backend->handle = nullptr;
     backend->step = Backend::Step::kClosed;
-    backend->reason = "closed";
   }
 }
 

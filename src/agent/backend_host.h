@@ -5,6 +5,7 @@
 // the step and the reason for `towline info` and for the errors of transfers that could have used it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,8 +27,8 @@ struct Backend {
   Agent* agent = nullptr;
   std::string name;
   std::string file;  // of the plugin; empty: built in
-  Step step = Step::kDiscovered;
-  std::string reason;  // why it is not open
+  std::atomic<Step> step = Step::kDiscovered;
+  std::string reason;  // why it was not opened
   const towline_plugin_v1_t* plugin = nullptr;
   const towline_memory_table_v1* memory = nullptr;
   const towline_connection_table_v1* connection = nullptr;
@@ -39,7 +40,11 @@ struct Backend {
   towline_backend* handle = nullptr;
   uint32_t index = 0;  // in BackendHost::backends()
 
-  [[nodiscard]] bool open() const noexcept { return step == Step::kOpen; }
+  // Closing it takes every worker's lock: who holds one, and finds it open, may call it.
+  [[nodiscard]] bool open() const noexcept { return step.load(std::memory_order_acquire) == Step::kOpen; }
+  [[nodiscard]] std::string why_not_open() const {
+    return step.load(std::memory_order_acquire) == Step::kClosed ? "closed" : reason;
+  }
   [[nodiscard]] bool has_trait(uint32_t trait) const noexcept { return (plugin->traits & trait) != 0; }
 };
 
@@ -61,7 +66,7 @@ class BackendHost {
   BackendHost& operator=(const BackendHost&) = delete;
   ~BackendHost();
 
-  // Every connection, import and registration is gone.
+  // Every connection, import and registration is gone. Under every worker's lock.
   void close() noexcept;
 
   [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const noexcept { return backends_; }

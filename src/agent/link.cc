@@ -27,6 +27,11 @@ void Link::connect(uint64_t deadline_ns) {
   ++attempts_;
   last_error_ = Status::kOk;
   last_error_text_.clear();
+  if (worker_.retired()) {
+    last_error_ = Status::kClosed;
+    last_error_text_ = "this agent was closed";
+    return;
+  }
   std::vector<uint8_t> address;
   if (!peer_.address(backend_.name, address)) {
     last_error_ = Status::kNoRoute;

@@ -22,6 +22,7 @@ std::string ask(Backend& backend, const Peer& peer) {
   std::vector<uint8_t> address;
   if (!peer.address(backend.name, address)) return "the peer does not offer it";
   Worker::Guard guard(*backend.agent->workers()[0]);  // probe belongs to its lock
+  if (!backend.open()) return backend.why_not_open();
   take_failure_text();
   const int32_t status =
       backend.connection->probe(backend.handle, &peer.identity(), address.data(), address.size());
@@ -50,7 +51,7 @@ bool may_do(Backend& backend, Peer& peer, uint32_t kinds, const std::string& for
 
 std::string reason_against(Backend& backend, Peer& peer, uint32_t kinds, const std::string& forced) {
   if (!forced.empty() && backend.name != forced) return fmt::format("'{}' was asked for", forced);
-  if (!backend.open()) return backend.reason;
+  if (!backend.open()) return backend.why_not_open();
   if ((kinds & ~backend.plugin->kinds) != 0) return "it does not serve this kind of memory";
   if (peer.has_up_link(backend)) return {};
   return ask(backend, peer);

@@ -191,7 +191,7 @@ void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   fences_.store(kAllFences, std::memory_order_relaxed);
   posted_at_ns_.store(now_ns, std::memory_order_relaxed);
   parts_left_.store(part_count_, std::memory_order_relaxed);
-  shares_.store(2, std::memory_order_relaxed);
+  shares_.store(2, std::memory_order_release);  // try_release() writes what was read before
   outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
   ended_.store(false, std::memory_order_seq_cst);
   for (uint32_t i = 0; i < part_count_; ++i) {

@@ -178,6 +178,7 @@ uint64_t Worker::read_clock() noexcept {
 }
 
 uint32_t Worker::pass(bool poll_descriptors) noexcept {
+  if (retired_) return 0;
   uint32_t done = drain_queue();
   const uint64_t now_ns = read_clock();
   done += progress_backends(now_ns);
@@ -424,6 +425,11 @@ void Worker::run_thread() noexcept {
 void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
   if (!try_lock()) {
     cpu_pause();
+    return;
+  }
+  if (retired_) {  // nothing wakes it any more
+    unlock();
+    sched_yield();
     return;
   }
   sleeping_.store(true, std::memory_order_seq_cst);

@@ -99,6 +99,9 @@ class Worker {
   [[nodiscard]] const std::vector<Link*>& links() const noexcept { return links_; }
   // End of everything: parts in flight get `status`. Used on close.
   void fail_everything(int32_t status) noexcept;
+  // From now on its passes do nothing and its links do not connect, whoever still calls.
+  void retire() noexcept { retired_ = true; }
+  [[nodiscard]] bool retired() const noexcept { return retired_; }
 
   // When the pass in hand, or the last one, began: to within a microsecond of passes in a row.
   [[nodiscard]] uint64_t pass_began_ns() const noexcept { return now_ns_; }
@@ -157,6 +160,7 @@ class Worker {
   EventFd wake_;  // work came in: drained by whoever polls next, and then does it
   EventFd kick_;  // whoever sleeps in epoll must arm again: drained by the sleeper alone
   bool armed_ = false;
+  bool retired_ = false;
   uint32_t passes_since_poll_ = 0;
   uint64_t next_poll_ns_ = 0;
   std::unordered_map<int, std::unique_ptr<Watch>> watches_;
