@@ -166,7 +166,7 @@ TOWLINE_API int32_t towline_peer_find(towline_agent_t* agent, const char* name, 
 // does not listen; have it send a new blob.
 TOWLINE_API int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_ns);
 // Forgets the peer: everything in flight to it ends with TOWLINE_CANCELLED, its lists and transfers answer
-// TOWLINE_STALE.
+// TOWLINE_STALE. When it is done, this reference is dropped as well.
 TOWLINE_API int32_t towline_peer_remove(towline_peer_t* peer);
 // Drops this reference; the peer stays known to the agent.
 TOWLINE_API void towline_peer_release(towline_peer_t* peer);

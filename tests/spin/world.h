@@ -1,0 +1,141 @@
+// What the threads of a spin share: agents that come and go, the memory they offer, and what has been seen
+// of notices and completions.
+#pragma once
+
+#include <towline/towline.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/random.h"
+
+namespace towline::spin {
+
+inline constexpr uint64_t kAreaBytes = uint64_t{128} << 10;
+inline constexpr uint32_t kAreasOfThread = 4;
+inline constexpr uint64_t kPatienceNs = 60'000'000'000;  // beyond which something hangs
+
+struct Options {
+  uint64_t seed = 1;
+  uint64_t seconds = 3;
+  uint32_t threads = 6;
+  uint32_t agents = 3;
+  std::string backends;  // of every agent; empty: drawn for each
+  bool forks = true;
+};
+
+// Prints what was found wrong, with the seed, and ends the program.
+[[noreturn]] void give_up(const std::string& what);
+
+// One agent's memory, in areas. At most one move at a time has an area, in whatever memory.
+class Memory {
+ public:
+  Memory(uint32_t areas, bool shared);
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::byte* area(uint32_t index) const { return data_ + index * kAreaBytes; }
+  [[nodiscard]] uint64_t bytes() const { return areas_ * kAreaBytes; }
+
+  // Nobody can say any more when the last byte of a move lands there: never to be used again.
+  void spoil(uint32_t area) { spoilt_[area].store(true); }
+  [[nodiscard]] bool spoilt(uint32_t area) const { return spoilt_[area].load(); }
+  [[nodiscard]] bool mostly_spoilt() const;
+
+ private:
+  uint32_t areas_;
+  towline_memory_t* shared_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::unique_ptr<std::atomic<bool>[]> spoilt_;
+};
+
+// A place where an agent lives. Whoever passes the agent's own handle to a function holds `mutex` shared,
+// since closing frees it; what was made from the agent may be used at any time, also while it closes.
+struct Place {
+  std::shared_mutex mutex;
+  std::atomic<bool> closing{false};  // keep out: readers would starve who closes
+  towline_agent_t* agent = nullptr;
+  std::shared_ptr<Memory> memory;
+  std::atomic<towline_region_t*> region{nullptr};  // over all of it; null while it is registered anew
+  std::string address;
+  uint64_t generation = 0;
+};
+
+// Numbers that may be seen once.
+class Once {
+ public:
+  [[nodiscard]] bool first(uint64_t number);
+
+ private:
+  struct Shard {
+    std::mutex mutex;
+    std::unordered_set<uint64_t> seen;
+  };
+  std::array<Shard, 16> shards_;
+};
+
+class World;
+
+// What is known of one transfer's ends; lives as long as the world.
+struct Tally {
+  World* world = nullptr;
+  bool called_back = false;
+  std::atomic<int64_t> accepted{0};
+  std::atomic<int64_t> called{0};
+  std::atomic<int64_t> pulled{0};
+};
+
+class World {
+ public:
+  explicit World(const Options& options);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
+
+  [[nodiscard]] const Options& options() const { return options_; }
+  [[nodiscard]] Place& place(uint32_t index) { return *places_[index]; }
+  [[nodiscard]] uint32_t places() const { return options_.agents; }
+  void remake(uint32_t index, Random& random);
+  void register_anew(uint32_t index);
+  void deregister(towline_region_t* region);
+  [[nodiscard]] uint64_t number() { return next_number_.fetch_add(1); }
+
+  void notice_came(const void* data, std::size_t bytes);  // it begins with a number
+  Tally* new_tally(bool called_back);
+  // A pass of each agent that nobody is closing: some have no threads of their own.
+  void drive();
+
+  // Counted for the last line.
+  std::atomic<uint64_t> calls{0};
+  std::atomic<uint64_t> moved{0};
+  std::atomic<uint64_t> agents_made{0};
+
+ private:
+  void open(Place& place, Random& random);
+  void close(Place& place);
+
+  Options options_;
+  std::vector<std::unique_ptr<Place>> places_;
+  std::atomic<uint64_t> next_number_{1};
+  Once notices_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Tally>> tallies_;
+  std::vector<std::shared_ptr<Memory>> spoilt_;  // something may still land there
+};
+
+// Words that only (seed, position) gives. Not seen by ThreadSanitizer, which does not know that bytes which
+// came through a socket or another mapping are ordered.
+void stamp(std::byte* data, uint64_t bytes, uint64_t seed, uint64_t at);
+[[nodiscard]] bool stamped(const std::byte* data, uint64_t bytes, uint64_t seed, uint64_t at);
+
+}  // namespace towline::spin
