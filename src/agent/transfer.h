@@ -234,8 +234,8 @@ class Transfer {
   [[nodiscard]] std::vector<std::string> not_taken() const;
   [[nodiscard]] std::string backend_name() const;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
-  [[nodiscard]] bool try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
-                                 std::string& reason);
+  [[nodiscard]] Status try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
+                                   std::string& reason);
   // All parts ended, in vain: on to the next backend, if no part was established here and there is one left.
   [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;

@@ -35,11 +35,14 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
   next_.clear();
   const uint32_t kinds = kinds_of(local_.get(), remote_.get());
   const auto& backends = agent_->backends().backends();
+  bool stale = false;       // a region is gone: no backend will do
+  bool unreachable = true;  // all that were tried found nobody there
   for (auto backend = backends.begin(); backend != backends.end(); ++backend) {
     if (!may_do(**backend, peer, kinds, forced_)) continue;
     std::string reason;
     bool taken_as_it_is = false;
-    if (try_backend(**backend, deadline, taken_as_it_is, reason)) {
+    const Status status = try_backend(**backend, deadline, taken_as_it_is, reason);
+    if (status == Status::kOk) {
       // Asked here, since a worker that needs them holds its lock.
       for (auto next = backends.end(); taken_as_it_is && --next != backend;)
         if (may_do(**next, peer, kinds, forced_)) next_.push_back(next->get());
@@ -47,6 +50,8 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
       phase_.store(kReady, std::memory_order_release);
       return;
     }
+    stale = stale || status == Status::kStale;
+    unreachable = unreachable && status == Status::kUnreachable;
     rejected_.emplace_back(backend->get(), std::move(reason));
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
@@ -68,9 +73,10 @@ void Transfer::establish(const std::string& forced_backend, LateDeadline deadlin
   if (reasons.empty())
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
          agent_->backends().names());
-  const bool late = agent_->now_ns() >= deadline.ns();
-  fail(late ? Status::kTimedOut : Status::kNoRoute, "no backend reaches the memory of peer '{}':{}",
-       peer.name(), reasons);
+  Status why = unreachable && !rejected_.empty() ? Status::kUnreachable : Status::kNoRoute;
+  if (agent_->now_ns() >= deadline.ns()) why = Status::kTimedOut;
+  if (stale) why = Status::kStale;
+  fail(why, "no backend reaches the memory of peer '{}':{}", peer.name(), reasons);
 }
 
 std::vector<std::string> Transfer::not_taken() const {
@@ -102,8 +108,8 @@ bool Transfer::prepared_at_once(Part& part) noexcept {
          prepare_part(part) == Status::kOk;
 }
 
-bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
-                           std::string& reason) {
+Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
+                             std::string& reason) {
   backend_ = &backend;
   Status status = Status::kOk;
   for (uint32_t i = 0; i < part_count_; ++i) {
@@ -127,11 +133,11 @@ bool Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken
     taken_as_it_is = taken_as_it_is || later;
     if (status != Status::kOk) break;
   }
-  if (status == Status::kOk) return true;
+  if (status == Status::kOk) return status;
   if (status == Status::kInProgress) reason = "not connected before the deadline";
   if (reason.empty()) reason = status_text(status);
   release_parts();
-  return false;
+  return status;
 }
 
 // Nothing of this post, or one before, has gone anywhere, and the other parts' workers have nothing to do

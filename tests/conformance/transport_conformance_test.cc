@@ -335,13 +335,25 @@ TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
   }
 }
 
+// A list that was made before outlives its memory.
+void expect_stale(const Agent& agent, const BlockList& here, const BlockList& there) {
+  try {
+    const Transfer late = agent.transfer(Op::write, here, there);
+    ADD_FAILURE() << "a transfer of deregistered memory was made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kStale) << error.what();
+  }
+}
+
 TEST_P(TransportTest, DeregisteredMemoryIsNeverTouchedAgain) {
-  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  const BlockList there = theirs();
+  const Transfer move = left_->transfer(Op::write, mine(), there);
   ASSERT_EQ(run(move), Status::kOk);
   ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
   std::memset(right_memory_->data(), 0x5a, right_memory_->size());
   const Status status = run(move);
   EXPECT_EQ(status, Status::kStale) << status_name(status);
+  expect_stale(*left_, mine(), there);
   for (uint64_t i = 0; i < right_memory_->size(); ++i)
     ASSERT_EQ(right_memory_->data()[i], std::byte{0x5a}) << i;
 }
@@ -368,10 +380,12 @@ TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
 }
 
 TEST_P(TransportTest, DeregisteringLocalMemoryStopsItsTransfers) {
-  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  const BlockList here = mine();
+  const Transfer move = left_->transfer(Op::write, here, theirs());
   ASSERT_EQ(run(move), Status::kOk);
   ASSERT_EQ(left_region_->deregister(20s), Status::kOk) << last_error();
   EXPECT_EQ(move.post(), Status::kStale);
+  expect_stale(*left_, here, theirs());
   EXPECT_THROW((void)mine(), Error);
 }
 

@@ -84,6 +84,11 @@ TEST_P(Processes, AKilledPeerEndsItsOwnRequestsOnly) {
   EXPECT_TRUE(eventually([&] { return run(*side.agent, to_victim) < 0; }));
   EXPECT_EQ(run(*side.agent, to_other), NIXL_SUCCESS);
   EXPECT_EQ(side.agent->releaseXferReq(to_victim), NIXL_SUCCESS);
+  nixlXferReqH* late = nullptr;
+  EXPECT_EQ(
+      side.agent->createXferReq(NIXL_WRITE, side.blocks(16, 4096), doomed.blocks(16, 4096), "victim", late),
+      NIXL_ERR_REMOTE_DISCONNECT)
+      << towline::nixl::last_error();
   // The metadata is still there; a new incarnation takes its place.
   Child again("victim", environment());
   const Target anew(side, again);
@@ -91,6 +96,20 @@ TEST_P(Processes, AKilledPeerEndsItsOwnRequestsOnly) {
   ASSERT_NE(made, nullptr);
   EXPECT_EQ(run(*side.agent, made), NIXL_SUCCESS);
   EXPECT_EQ(run(*side.agent, to_other), NIXL_SUCCESS);
+}
+
+TEST_P(Processes, APeerThatEndedBeforeItWasReachedIsDisconnected) {
+  Side side("too-late");
+  Child child("short-lived", environment());
+  const Target target(side, child);
+  child.signal(SIGKILL);
+  (void)child.wait();
+  nixlXferReqH* made = nullptr;
+  EXPECT_EQ(
+      side.agent->createXferReq(NIXL_READ, side.blocks(1, 64), target.blocks(1, 64), "short-lived", made),
+      NIXL_ERR_REMOTE_DISCONNECT)
+      << towline::nixl::last_error();
+  EXPECT_EQ(made, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Processes, testing::Values("", "tcp"), [](const auto& chosen) {
