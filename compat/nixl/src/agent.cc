@@ -110,6 +110,10 @@ nixlAgent::~nixlAgent() = default;
 
 // ---- Backends
 
+bool nixlAgentData::made(const nixlBackendH* backend) const noexcept {
+  return std::ranges::find(by_creation, backend) != by_creation.end();
+}
+
 std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type,
                                                      bool others, const char* call) const {
   const bool named = extra_params != nullptr && !extra_params->backends.empty();
@@ -117,9 +121,10 @@ std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extr
   {
     std::lock_guard lock(backends_mutex);
     found = named ? extra_params->backends : by_creation;
+    if (named) std::erase_if(found, [&](const nixlBackendH* backend) { return !made(backend); });
   }
   std::erase_if(found, [&](const nixlBackendH* backend) {
-    return backend == nullptr || !backend->serves(type) || (others && !backend->is_transport());
+    return !backend->serves(type) || (others && !backend->is_transport());
   });
   if (found.empty()) {
     fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends {} serves {}{}", call,
@@ -137,7 +142,7 @@ nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, ni
     return first;  // of most calls
   std::lock_guard lock(backends_mutex);
   for (nixlBackendH* backend : named ? extra_params->backends : by_creation) {
-    if (backend == nullptr || (others && !backend->is_transport())) continue;
+    if (!made(backend) || (others && !backend->is_transport())) continue;
     if (backend->serves(local) && backend->serves(remote)) return backend;
   }
   return nullptr;
@@ -218,7 +223,11 @@ nixl_status_t nixlAgent::getPluginParams(const nixl_backend_t& type, nixl_mem_li
 
 nixl_status_t nixlAgent::getBackendParams(const nixlBackendH* backend, nixl_mem_list_t& mems,
                                           nixl_b_params_t& params) const {
-  if (backend == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getBackendParams: the backend is null");
+  {
+    std::lock_guard lock(data->backends_mutex);
+    if (!data->made(backend))
+      return fail(NIXL_ERR_INVALID_PARAM, "getBackendParams: this is no backend of agent '{}'", data->name);
+  }
   mems = backend->memories;
   params = backend->parameters;
   return NIXL_SUCCESS;
@@ -300,8 +309,12 @@ nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl
 
 nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& resp,
                                   const nixl_opt_args_t* extra_params) const {
-  if (extra_params == nullptr || extra_params->backends.size() != 1 || extra_params->backends[0] == nullptr) {
+  if (extra_params == nullptr || extra_params->backends.size() != 1)
     return fail(NIXL_ERR_INVALID_PARAM, "queryMem: needs exactly one backend");
+  {
+    std::lock_guard lock(data->backends_mutex);
+    if (!data->made(extra_params->backends[0]))
+      return fail(NIXL_ERR_INVALID_PARAM, "queryMem: this is no backend of agent '{}'", data->name);
   }
   const ObjectStore* const objects = extra_params->backends[0]->objects.get();
   if (objects != nullptr && descs.getType() == OBJ_SEG) {

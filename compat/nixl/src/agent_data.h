@@ -128,6 +128,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   nixlAgentData(const std::string& agent_name, const nixlAgentConfig& agent_config);
   ~nixlAgentData() override;
 
+  // Whether this agent made it, and not another one or nobody. Under the lock of backends.
+  [[nodiscard]] bool made(const nixlBackendH* backend) const noexcept;
   // The backends that serve this kind of memory, and reach others' if `others`: of `extra_params` when it
   // names some, else of those made, in the order of their creation. With none the last error is set.
   std::vector<nixlBackendH*> candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type, bool others,
@@ -154,8 +156,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   // The agent whose metadata is loaded under this name, null for this one itself.
   nixl_status_t find_remote(const std::string& agent_name, std::shared_ptr<towline::nixl::Remote>& remote,
                             const char* call);
-  // Null when it can't be made.
-  [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote& remote,
+  // Of a peer, or of this agent for null. Null when it can't be made.
+  [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote* remote,
                                                    const nixl_xfer_dlist_t& descs) const;
   nixl_status_t make_request(nixl_xfer_op_t operation, const towline::nixl::Sides& sides,
                              nixlBackendH* backend, std::shared_ptr<towline::nixl::Remote> with,

@@ -197,10 +197,11 @@ nixl_status_t nixlAgentData::make_stored(const nixlBackendH& backend, nixl_mem_t
   return NIXL_SUCCESS;
 }
 
-ListHandle nixlAgentData::try_list(const Remote& remote, const nixl_xfer_dlist_t& descs) const {
+ListHandle nixlAgentData::try_list(const Remote* remote, const nixl_xfer_dlist_t& descs) const {
   towline_block_list_t* made = nullptr;
-  const int32_t status = create_list(agent->native(), remote.peer().native(), descs.getType(), rows_of(descs),
-                                     static_cast<size_t>(descs.descCount()), &made);
+  const int32_t status =
+      create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(), descs.getType(),
+                  rows_of(descs), static_cast<size_t>(descs.descCount()), &made);
   return ListHandle{status < 0 ? nullptr : made};
 }
 

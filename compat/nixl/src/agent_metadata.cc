@@ -160,12 +160,13 @@ nixl_status_t nixlAgent::checkRemoteMD(const std::string remote_name,  // NOLINT
                         fmt::format("{}: not all of this is known of agent '{}'", kCall, remote_name));
     };
     data->catch_up();
-    const std::shared_ptr<Remote> remote = data->remotes.find(remote_name);
-    if (remote == nullptr) return unknown();
+    const bool own = remote_name == data->name;  // known without being loaded
+    const std::shared_ptr<Remote> remote = own ? nullptr : data->remotes.find(remote_name);
+    if (remote == nullptr && !own) return unknown();
     if (descs.isEmpty()) return NIXL_SUCCESS;
     const auto count = static_cast<size_t>(descs.descCount());
-    if (remote->first_unknown(descs.getType(), &descs[0], count) != count) return unknown();
-    const auto list = data->try_list(*remote, descs);
+    if (!own && remote->first_unknown(descs.getType(), &descs[0], count) != count) return unknown();
+    const auto list = data->try_list(remote.get(), descs);
     return list ? NIXL_SUCCESS : unknown();
   });
 }

@@ -85,6 +85,26 @@ TEST(Backends, AreNeededForEverythingElse) {
   EXPECT_EQ(side.agent->prepXferDlist(side.blocks(1, 64), list), NIXL_ERR_NOT_FOUND);
 }
 
+TEST(Backends, OfAnotherAgentAreRefused) {
+  Side side("backends-own");
+  Side other("backends-other");
+  side.load(other);
+  nixl_opt_args_t with;
+  with.backends = {other.backend};
+  EXPECT_EQ(side.agent->registerMem(side.registered(), &with), NIXL_ERR_NOT_FOUND);
+  nixlXferReqH* made = nullptr;
+  EXPECT_EQ(
+      side.agent->createXferReq(NIXL_READ, side.blocks(1, 64), other.blocks(1, 64), other.name, made, &with),
+      NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(made, nullptr);
+  std::vector<nixl_query_resp_t> answers;
+  EXPECT_EQ(side.agent->queryMem(side.registered(), answers, &with), NIXL_ERR_INVALID_PARAM);
+  nixl_mem_list_t kinds;
+  nixl_b_params_t params;
+  EXPECT_EQ(side.agent->getBackendParams(other.backend, kinds, params), NIXL_ERR_INVALID_PARAM);
+  EXPECT_NE(towline::nixl::last_error().find("backends-own"), std::string::npos);
+}
+
 TEST(Backends, CanBeTiedToOneTransport) {
   Side a("tied-a", 4096, nixlAgentConfig{}, false);
   Side b("tied-b", 4096);
@@ -152,6 +172,24 @@ TEST(Memory, ThatIsGoneIsNotReachedAnyMore) {
   EXPECT_LT(a.agent->makeXferReq(NIXL_WRITE, here, {0}, there, {0}, late), 0);
   EXPECT_EQ(late, nullptr);
   EXPECT_EQ(b.memory[0], 'B');
+}
+
+TEST(Memory, ThatThisAgentHasDeregisteredIsNotFound) {
+  Side a("gone-here-a");
+  Side b("gone-here-b");
+  a.load(b);
+  nixlDlistH* there = nullptr;
+  nixlDlistH* here = nullptr;
+  ASSERT_EQ(a.agent->prepXferDlist("gone-here-b", b.blocks(1, 64), there), NIXL_SUCCESS);
+  ASSERT_EQ(a.agent->prepXferDlist(a.blocks(1, 64), here), NIXL_SUCCESS);
+  nixlXferReqH* made = nullptr;
+  ASSERT_EQ(a.agent->makeXferReq(NIXL_READ, here, {0}, there, {0}, made), NIXL_SUCCESS);
+  ASSERT_EQ(run(*a.agent, made), NIXL_SUCCESS);
+  ASSERT_EQ(a.agent->deregisterMem(a.registered()), NIXL_SUCCESS);
+  EXPECT_EQ(a.agent->postXferReq(made), NIXL_ERR_NOT_FOUND);
+  nixlXferReqH* late = nullptr;
+  EXPECT_EQ(a.agent->makeXferReq(NIXL_READ, here, {0}, there, {0}, late), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(late, nullptr);
 }
 
 // Page-aligned memory as an application has it: not shared with anybody.

@@ -59,6 +59,15 @@ TEST(Metadata, LoadedAndInvalidatedByHand) {
   EXPECT_TRUE(receives(*b.agent, "hand-a", 1, texts));
 }
 
+TEST(Metadata, OfTheAgentItselfIsKnown) {
+  Side a("self-known");
+  EXPECT_TRUE(knows(a, "self-known"));
+  EXPECT_TRUE(knows(a, "self-known", a.blocks(4, 64)));
+  nixl_xfer_dlist_t beyond(DRAM_SEG);
+  beyond.emplace(a.address(), a.memory.size() + 1, uint64_t{0});
+  EXPECT_FALSE(knows(a, "self-known", beyond));
+}
+
 TEST(Metadata, ThatIsNoneOrDamagedOrOnesOwnIsRefused) {
   Side a("bad-a");
   Side b("bad-b");
