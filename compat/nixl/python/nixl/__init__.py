@@ -20,9 +20,9 @@ from ._api import (
     nixlBind,
 )
 from ._utils import ba_buf, free_passthru, malloc_passthru, verify_transfer
-from .logging import get_logger
+from .logging import get_logger, set_log_level_by_env, setup_logging
 
-__version__ = _bindings.version
+__version__ = "1.5.1"  # of the interface; what is behind it, is _bindings.version
 __all__ = [
     *_bindings.__all__,
     "DEFAULT_COMM_PORT",
@@ -37,5 +37,7 @@ __all__ = [
     "nixl_prepped_dlist_handle",
     "nixl_thread_sync_t",
     "nixl_xfer_handle",
+    "set_log_level_by_env",
+    "setup_logging",
     "verify_transfer",
 ]

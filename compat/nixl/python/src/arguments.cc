@@ -146,13 +146,17 @@ bool Picks::take_plain_array(nb::handle object) {
 void Picks::take_array(nb::handle object) {
   if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) throw nb::python_error();
   const char code = integer_code(view_);
-  if (view_.ndim != 1 || code == 0 || (view_.itemsize != 4 && view_.itemsize != 8)) {
+  if (view_.ndim == 1 && code != 0 && view_.itemsize < 4) {  // of 1 or 2 bytes: seldom, and then short
+    PyBuffer_Release(&view_);
+    take_sequence(object);
+    return;
+  }
+  if (view_.ndim != 1 || code == 0) {
     const std::string is =
         "of " + std::to_string(view_.ndim) + " dimensions and format '" + format_of(view_) + "'";
     PyBuffer_Release(&view_);
     throw nb::value_error(
-        (std::string(side_) + " indices are a one-dimensional array of 4- or 8-byte integers, not " + is)
-            .c_str());
+        (std::string(side_) + " indices are a one-dimensional array of integers, not " + is).c_str());
   }
   native_.bytes = static_cast<uint32_t>(view_.itemsize);
   native_.count = static_cast<size_t>(view_.shape[0]);

@@ -41,8 +41,7 @@ PyObject* release_handle(PyObject* self, PyObject*) {
   HandleObject& handle = *of(self);
   if (handle.released == 0) {
     if (!free_native(handle)) return nullptr;
-    handle.released = 1;
-    handle.value = 0;
+    handle.released = 1;  // the number stays, and means nothing any more
   }
   Py_RETURN_NONE;
 }
@@ -50,8 +49,11 @@ PyObject* release_handle(PyObject* self, PyObject*) {
 PyObject* show(PyObject* self) {
   const HandleObject& handle = *of(self);
   const char* name = std::strrchr(Py_TYPE(self)->tp_name, '.');
-  return PyUnicode_FromFormat("%s(%p, released=%s)", name == nullptr ? Py_TYPE(self)->tp_name : name + 1,
-                              reinterpret_cast<void*>(handle.value), handle.released != 0 ? "True" : "False");
+  const nb::object value = nb::steal(PyLong_FromUnsignedLongLong(handle.value));
+  const nb::object digits = nb::steal(value.is_valid() ? PyNumber_ToBase(value.ptr(), 16) : nullptr);
+  if (!digits.is_valid()) return nullptr;
+  return PyUnicode_FromFormat("%s(%U, released=%s)", name == nullptr ? Py_TYPE(self)->tp_name : name + 1,
+                              digits.ptr(), handle.released != 0 ? "True" : "False");
 }
 
 int initialise(PyObject* self, PyObject* args, PyObject* names) {

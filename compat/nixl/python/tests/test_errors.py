@@ -102,7 +102,7 @@ def test_indices_beyond_a_list(pair, indices):
         pair.near.make_prepped_xfer("READ", local, [0], remote, indices)
 
 
-@pytest.mark.parametrize("indices", [np.zeros((1, 1), np.int32), np.zeros(1), np.zeros(1, np.int16), np.zeros(1, bool)])
+@pytest.mark.parametrize("indices", [np.zeros((1, 1), np.int32), np.zeros(1), np.zeros(1, bool)])
 def test_arrays_that_are_no_indices(pair, indices):
     local, remote = pair.sides()
     with pytest.raises(ValueError):
@@ -188,7 +188,15 @@ def test_handles_after_their_release(pair):
     ):
         with pytest.raises(nixlInvalidParamError):
             call()
-    assert "released=True" in repr(handle) and "released=True" in repr(remote)
+    assert repr(handle) == f"nixl_xfer_handle({number:#x}, released=True)"
+    assert "nixl_prepped_dlist_handle(0x" in repr(remote) and "released=True" in repr(remote)
+
+
+def test_numbers_that_are_no_backend(pair):
+    with pytest.raises(nixlNotFoundError):
+        pair.near.agent.registerMem(pair.my_memory, [12345])
+    with pytest.raises(nixlInvalidParamError):
+        pair.near.agent.getBackendParams(12345)
 
 
 def test_handles_of_another_agent(pair):
@@ -243,6 +251,8 @@ def test_a_peer_that_is_killed(make_agent, start_far):
             return error
 
     assert "NIXL_ERR_REMOTE_DISCONNECT" in str(eventually(fails, "the notice of its death"))
+    with pytest.raises(nixlRemoteDisconnectError):
+        near.initialize_xfer("READ", near.get_xfer_descs(rows(mine), "DRAM"), far.descs(near), far.name)
 
 
 # ---- ends

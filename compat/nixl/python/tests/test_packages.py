@@ -45,6 +45,7 @@ def test_its_version_is_that_of_the_interface():
 
     for package in ("nixl", "nixl_cu12", "nixl_cu13"):
         assert [version(name).split(".")[:3] for name in packages_distributions()[package]] == [["1", "5", "1"]]
+        assert importlib.import_module(package).__version__ == "1.5.1"
 
 
 def test_the_alias_may_be_imported_first():

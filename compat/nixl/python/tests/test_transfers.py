@@ -112,11 +112,13 @@ def test_a_connection_may_be_made_first(near, far):
         np.array([3, 1, 2], np.int32),
         np.array([3, 1, 2], np.int64),
         np.array([3, 1, 2], np.uint32),
+        np.array([3, 1, 2], np.int16),
+        np.array([3, 1, 2], np.uint8),
         np.array([3, 9, 1, 9, 2], np.int64)[::2],
         np.array([3, 9, 1, 9, 2], np.int32)[::2],
         [np.int64(3), np.int32(1), True + 1],
     ],
-    ids=["list", "tuple", "int32", "int64", "uint32", "int64 with gaps", "int32 with gaps", "numpy integers"],
+    ids=["list", "tuple", "int32", "int64", "uint32", "int16", "uint8", "int64 with gaps", "int32 with gaps", "numpy integers"],
 )
 def test_indices_of_each_type(pair, indices):
     local, remote = pair.sides()
