@@ -25,9 +25,9 @@ declare -A wheels=([lmcache]=lmcache==0.5.6 [vllm]=vllm==0.33.0)
 declare -A needs=(
   [lmcache]="msgspec pyzmq pyyaml psutil prometheus-client sortedcontainers aiofiles aiofile aiohttp requests py-cpuinfo
     numpy numba cachetools nvtx httpx blake3 safetensors opentelemetry-api opentelemetry-sdk
-    opentelemetry-exporter-prometheus redis xxhash fastapi"
+    opentelemetry-exporter-prometheus redis xxhash fastapi cryptography"
   [vllm]="msgspec pyzmq psutil numpy regex cloudpickle transformers pydantic cachetools py-cpuinfo cbor2 pybase64
-    prometheus-client aiohttp requests einops pillow uvloop")
+    prometheus-client aiohttp requests einops pillow uvloop openai openai-harmony partial-json-parser")
 pip install 'scikit-build-core>=0.10' 'nanobind>=2.4'
 failed=0
 for user in "${users[@]}"; do

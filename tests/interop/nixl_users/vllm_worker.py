@@ -12,6 +12,7 @@ Prints one line for each part; exits 1 when one fails.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import socket
 import sys
@@ -54,7 +55,7 @@ def import_vllm():
     from vllm.platforms.cpu import CpuPlatform
 
     vllm.platforms._current_platform = CpuPlatform()
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, pull_worker
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, pull_worker, push_worker
 
     base_worker.get_current_attn_backends = lambda config, layers=None: [Attention]
     base_worker.get_current_attn_backends_and_specs = lambda config, cache, fallback: (fallback, [None] * len(fallback))
@@ -62,7 +63,7 @@ def import_vllm():
     base_worker.get_tensor_model_parallel_rank = lambda: 0
     base_worker.get_tensor_model_parallel_world_size = lambda: 1
     base_worker.current_platform.discover_numa_topology = lambda: []  # leave the threads' processors alone
-    return pull_worker
+    return {"pull": pull_worker.NixlPullConnectorWorker, "push": push_worker.NixlPushConnectorWorker}
 
 
 def configuration(role: str):
@@ -86,18 +87,18 @@ def configuration(role: str):
     return config
 
 
-def make_worker(engine: str, role: str, first: int):
+def make_worker(engine: str, role: str, first: int, kind: str = "pull"):
     """A worker whose blocks hold their number, layer by layer, from `first` on."""
     import torch
 
-    pull_worker = import_vllm()
+    workers = import_vllm()
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
     spec = FullAttentionSpec(
         block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=torch.float32
     )
     cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(LAYERS, spec)])
-    worker = pull_worker.NixlPullConnectorWorker(configuration(role), engine, cache)
+    worker = workers[kind](configuration(role), engine, cache)
     caches = {}
     for number, layer in enumerate(LAYERS):
         blocks = torch.arange(BLOCKS, dtype=torch.float32) + first + 1000 * number
@@ -125,11 +126,10 @@ def until(look, what: str):
     return found
 
 
-def serve(pipe) -> None:
-    """The prefill side: answers handshakes, keeps requests' blocks until they were read."""
+@contextlib.contextmanager
+def answering_handshakes(worker):
+    """vLLM's own listener for this worker; gives its port."""
     import msgspec
-
-    worker, _ = make_worker("prefill", "kv_producer", 5000)
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
 
     with socket.socket() as probe:
@@ -142,17 +142,26 @@ def serve(pipe) -> None:
     )
     listener.start()
     assert ready.wait(TIMEOUT)
-    pipe.send(port)
-    while (request := pipe.recv()) is not None:
-        step = metadata()
-        step.reqs_in_batch = {request}
-        step.reqs_to_send = {request: time.perf_counter() + TIMEOUT}
-        worker.start_load_kv(step)
-        pipe.send("kept")
-        until(lambda: request in worker.get_finished()[0], f"notification that {request} was read")
-        pipe.send("read")
-    stop.set()
-    listener.join()
+    try:
+        yield port
+    finally:
+        stop.set()
+        listener.join()
+
+
+def serve(pipe) -> None:
+    """The prefill side: answers handshakes, keeps requests' blocks until they were read."""
+    worker, _ = make_worker("prefill", "kv_producer", 5000)
+    with answering_handshakes(worker) as port:
+        pipe.send(port)
+        while (request := pipe.recv()) is not None:
+            step = metadata()
+            step.reqs_in_batch = {request}
+            step.reqs_to_send = {request: time.perf_counter() + TIMEOUT}
+            worker.start_load_kv(step)
+            pipe.send("kept")
+            until(lambda: request in worker.get_finished()[0], f"notification that {request} was read")
+            pipe.send("read")
     worker.shutdown()
     del worker  # before the interpreter ends: its finaliser needs vLLM's modules
     pipe.send("ended")
