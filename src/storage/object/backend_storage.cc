@@ -62,7 +62,7 @@ Version Backend::look(const ObjectName& name) {
   make_head(head, name);
   head.deadline_ns = deadline_ns;
   Answer answer = client.ask(head);
-  if (!answer.ok() && answer.http_status != 0) {
+  if (!answer.ok() && answer.http_status != 0 && monotonic_now_ns() < deadline_ns) {
     Call byte;
     byte.method = "GET";
     byte.name = name;

@@ -16,6 +16,9 @@ constexpr size_t kMostAnswerBytes = 16 << 20;
 constexpr uint32_t kMostRedirects = 4;
 constexpr uint64_t kRetryAfterMostNs = 60 * kSecondNs;
 constexpr uint64_t kIdlePollNs = 60 * kSecondNs;
+constexpr uint32_t kAttempts = 6;               // where nobody has said how many
+constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
+constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
 
 class TextBody final : public Body {
  public:
@@ -42,6 +45,12 @@ std::string advice(const Service& service, const Refusal& refusal) {
   if (refusal.status == Status::kPermissionDenied) return fmt::format("; credentials come from {}", source);
   if (refusal.next == Refusal::Next::kRedirect) return "; set object.region and object.endpoint";
   return "";
+}
+
+// What a server, or the gateway before it, says when it is overloaded or away for a moment. One that has
+// failed at this request says 500.
+bool asks_for_patience(long http_status) noexcept {
+  return http_status == 429 || (http_status >= 502 && http_status <= 504);
 }
 
 }  // namespace
@@ -92,6 +101,17 @@ void Service::note_failure(const std::string& text) {
   {
     std::lock_guard lock(mutex_);
     last_failure_ = text;
+  }
+  host.log(1, text);
+}
+
+void Service::note_waiting(const std::string& text) {
+  const uint64_t now_ns = monotonic_now_ns();
+  {
+    std::lock_guard lock(mutex_);
+    last_failure_ = text;
+    if (waiting_told_ns_ != 0 && now_ns - waiting_told_ns_ < kTellEveryNs) return;
+    waiting_told_ns_ = now_ns;
   }
   host.log(1, text);
 }
@@ -311,6 +331,7 @@ bool Client::all_sent(const Call& call) noexcept {
 }
 
 void Client::ended(Call& call) {
+  if (call.exchange_.end == HttpEnd::kAnswered) service_.answered.store(true, std::memory_order_relaxed);
   const bool lost = call.exchange_.end == HttpEnd::kBroken || call.exchange_.end == HttpEnd::kStalled;
   if (lost || call.exchange_.status / 100 == 5)
     call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
@@ -338,11 +359,12 @@ void Client::judge(Call& call) {
       return retry(
           call, Status::kUnreachable,
           fmt::format("it can't be reached{}: {}",
-                      service_.settings.proxy.empty() ? "" : " through object.proxy", exchange.error));
+                      service_.settings.proxy.empty() ? "" : " through object.proxy", exchange.error),
+          Trouble::kPasses);
     case HttpEnd::kBroken:
-      return retry(call, Status::kIo, "the connection broke: " + exchange.error);
+      return retry(call, Status::kIo, "the connection broke: " + exchange.error, Trouble::kPasses);
     case HttpEnd::kStalled:
-      return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error);
+      return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error, Trouble::kPasses);
     case HttpEnd::kUntrusted:
       return finish(call, Status::kPermissionDenied,
                     exchange.error + "; object.ca_file names the authority to be trusted");
@@ -360,7 +382,8 @@ void Client::judge_refusal(Call& call) {
     case Refusal::Next::kFail:
       return finish(call, refusal.status, std::move(text));
     case Refusal::Next::kRetry:
-      return retry(call, refusal.status, std::move(text));
+      return retry(call, refusal.status, std::move(text),
+                   asks_for_patience(answer.http_status) ? Trouble::kPasses : Trouble::kWrong);
     case Refusal::Next::kRenew:
       if (call.keys_ == nullptr || !service_.credentials.renew(call.keys_))
         return finish(call, refusal.status, std::move(text));
@@ -393,13 +416,25 @@ uint64_t Client::backoff_ns(const Call& call) {
   return delay_ns;
 }
 
-void Client::retry(Call& call, Status status, std::string text) {
+bool Client::has_attempts(const Call& call, Trouble trouble) const noexcept {
+  if (call.last_attempt) return false;
+  if (settings().attempts != 0) return call.attempts_ < settings().attempts;
+  return call.attempts_ < kAttempts || (trouble == Trouble::kPasses && service_.answered);
+}
+
+void Client::retry(Call& call, Status status, std::string text, Trouble trouble) {
   if (call.progressed_) call.attempts_ = 1;  // it gets on, if slowly
-  if (call.last_attempt || call.attempts_ >= settings().attempts) {
+  if (!has_attempts(call, trouble)) {
     if (call.attempts_ > 1) text += fmt::format(" ({} attempts)", call.attempts_);
     return finish(call, status, std::move(text));
   }
-  const uint64_t delay_ns = backoff_ns(call);
+  uint64_t delay_ns = backoff_ns(call);
+  if (settings().attempts == 0 && call.attempts_ >= kAttempts) {
+    delay_ns = std::max(delay_ns, kLeastPauseNs);
+    if (call.attempts_ == kAttempts)
+      service_.note_waiting(fmt::format("{} {} at {}: {}: it is tried again until its deadline", call.method,
+                                        shown(call.name.text()), call.where_, text));
+  }
   again(call, status, std::move(text), delay_ns);
 }
 

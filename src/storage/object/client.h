@@ -113,8 +113,12 @@ class Service {
 
   // The server's clock less ours, in seconds.
   std::atomic<int64_t> clock_offset_s{0};
+  // Whether anything has ever answered. What never did has rather a wrong name than a bad moment.
+  std::atomic<bool> answered{false};
   // What went wrong last, for people.
   void note_failure(const std::string& text);
+  // That requests wait for the server: in the log once every ten seconds, since all of them do.
+  void note_waiting(const std::string& text);
   [[nodiscard]] std::string last_failure() const;
 
   const plugin::Host host;
@@ -130,6 +134,7 @@ class Service {
   mutable std::mutex mutex_;
   std::map<std::string, Place> places_;
   std::string last_failure_;
+  uint64_t waiting_told_ns_ = 0;
 };
 
 // Who has more calls to start than there is room for.
@@ -160,6 +165,10 @@ class Client {
   void remove_feeder(Feeder& feeder) noexcept;
   // Whether the server may have all of this call's request.
   [[nodiscard]] static bool all_sent(const Call& call) noexcept;
+  // Whether an answer may come before another attempt is begun.
+  [[nodiscard]] static bool under_way(const Call& call) noexcept {
+    return call.state_ == Call::State::kUnderWay;
+  }
   // Whether an attempt before this one may have taken effect.
   [[nodiscard]] static bool uncertain(const Call& call) noexcept { return call.answer_.uncertain; }
   [[nodiscard]] Timers& timers() noexcept { return timers_; }
@@ -178,7 +187,11 @@ class Client {
   void judge(Call& call);
   void judge_refusal(Call& call);
   void again(Call& call, Status status, std::string text, uint64_t delay_ns);
-  void retry(Call& call, Status status, std::string text);
+  // What stands in the way: something wrong with this request, or a server that is away or busy, which
+  // passes.
+  enum class Trouble { kWrong, kPasses };
+  void retry(Call& call, Status status, std::string text, Trouble trouble = Trouble::kWrong);
+  [[nodiscard]] bool has_attempts(const Call& call, Trouble trouble) const noexcept;
   void finish(Call& call, Status status, std::string text);
   [[nodiscard]] uint64_t backoff_ns(const Call& call);
 

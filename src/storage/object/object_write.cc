@@ -261,7 +261,10 @@ void ObjectWrite::stop(Status status, bool now) {
   }
   if (all_sent || (lasting_ && Client::uncertain(call_))) writer_.not_fenced();
   writer_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
-  if (creating_ && !now) return;  // its answer names what is to be aborted
+  if (creating_ && !now && Client::under_way(call_)) {  // its answer names what is to be aborted
+    call_.last_attempt = true;
+    return;
+  }
   over();
 }
 

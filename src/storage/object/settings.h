@@ -49,8 +49,8 @@ struct Settings {
   uint64_t part_bytes = 0;        // of uploads and range GETs
   uint64_t multipart_bytes = 0;   // uploads from this size on are done in parts
   uint64_t least_part_bytes = 0;  // S3's rule for every part but the last
-  uint32_t attempts = 0;
-  uint64_t backoff_ns = 0;  // the first pause is up to this
+  uint32_t attempts = 0;          // of a request; 0: a few, and until the deadline where a server is away
+  uint64_t backoff_ns = 0;        // the first pause is up to this
   uint64_t backoff_most_ns = 0;
   uint64_t connect_timeout_ns = 0;
   uint64_t stall_timeout_ns = 0;    // a request that moves nothing for so long is begun anew

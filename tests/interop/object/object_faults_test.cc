@@ -123,6 +123,81 @@ TEST_F(ObjectFaults, ErrorsThatPassAreTriedAgain) {
   for (int i = 0; i < 10; ++i) ASSERT_EQ(move(Op::write, 0, small, 0, 1000), Status::kOk) << i;
 }
 
+// It would have been given up after a few attempts, within some milliseconds of these pauses.
+TEST_F(ObjectFaults, AServerThatIsAwayForAWhileIsWaitedFor) {
+  make_object("away", 4 * kMib, 4);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("away", {.access = Access::kAll});
+  for (const Fault& fault : {Fault{.drop = true}, Fault{.answer = Proxy::s3_error(503, "SlowDown")},
+                             Fault{.answer = Proxy::http(502, "")}}) {
+    std::atomic<int> refused{0};
+    proxy.judge([&](const Request&) { return refused++ < 20 ? fault : Fault{}; });
+    std::memset(memory_.data(), 0, 4 * kMib);
+    EXPECT_EQ(move(Op::read, 0, object, 0, 4 * kMib), Status::kOk);
+    EXPECT_EQ(first_difference(memory_.data(), 4 * kMib, 4), 4 * kMib);
+    refused = 0;
+    EXPECT_EQ(move(Op::write, 0, object, 0, 4 * kMib), Status::kOk);
+    refused = 0;
+    EXPECT_EQ(query_storage(*agent_, "s3://bucket/away").bytes, 4 * kMib);
+    proxy.judge({});
+  }
+}
+
+TEST_F(ObjectFaults, ADeadlineEndsWaitingForAServer) {
+  make_object("long-away", kMib, 4);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "multipart = \"5MiB\"\npart = \"5MiB\"\ncontrol_timeout = \"200ms\"\n");
+  const Region object = open("long-away", {.access = Access::kAll});
+  const Region parts = open("long-away-parts", {.create = true, .bytes = 12 * kMib});
+  std::atomic<int> seen{0};
+  proxy.judge([&](const Request&) -> Fault {
+    ++seen;
+    return {.answer = Proxy::s3_error(503, "SlowDown")};
+  });
+  for (const Op op : {Op::read, Op::write}) {
+    for (const Region* region : {&object, &parts}) {
+      if (op == Op::read && region == &parts) continue;
+      const uint64_t bytes = region == &parts ? 12 * kMib : kMib;
+      seen = 0;
+      const Transfer late = transfer(op, 0, *region, 0, bytes, {.timeout = 300ms});
+      EXPECT_EQ(run(late), Status::kTimedOut);
+      EXPECT_GT(seen, 6);
+      EXPECT_EQ(late.wait_fenced(Fence::kLocal, 60s), Status::kOk);
+      EXPECT_NE(late.route().find("SlowDown"), std::string::npos) << late.route();
+    }
+  }
+  try {
+    (void)query_storage(*agent_, "s3://bucket/long-away");
+    FAIL() << "nobody answered";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kTimedOut);
+    EXPECT_NE(std::string(error.what()).find("503"), std::string::npos) << error.what();
+  }
+}
+
+// What the server gets wrong itself is told soon, though the deadline is far.
+TEST_F(ObjectFaults, AServerThatFailsAtARequestIsGivenUpAfterAFewAttempts) {
+  make_object("broken", kMib, 4);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("broken");
+  std::atomic<int> seen{0};
+  proxy.judge([&](const Request&) -> Fault {
+    ++seen;
+    return {.answer = Proxy::s3_error(500, "InternalError")};
+  });
+  const Transfer read = transfer(Op::read, 0, object, 0, kMib);
+  EXPECT_EQ(run(read), Status::kIo);
+  EXPECT_EQ(seen, 6);
+  EXPECT_NE(read.route().find("(6 attempts)"), std::string::npos) << read.route();
+  const Agent stranger("stranger",
+                       options_for(config_for("http://127.0.0.1:" + std::to_string(free_port()))));
+  const auto [status, text] = refusal(stranger, "s3://bucket/key");
+  EXPECT_EQ(status, Status::kUnreachable) << text;
+  EXPECT_NE(text.find("(6 attempts)"), std::string::npos) << text;
+}
+
 TEST_F(ObjectFaults, AnAnswerThatBreaksOffGoesOnWhereItWas) {
   make_object("cut", 4 * kMib, 3);
   Proxy proxy(server_->port());
