@@ -70,7 +70,9 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       ->add_option("--seek", (*texts)["seek"],
                    "Write so far behind the destination's beginning, which is kept")
       ->type_name("SIZE");
-  command->add_option("--piece", (*texts)["piece"], "Bytes of one transfer, and of a step that is remembered")
+  command
+      ->add_option("--piece", (*texts)["piece"],
+                   "Bytes of one transfer, and of a step that is remembered; from 4KiB")
       ->type_name("SIZE")
       ->default_str("64MiB");
   command->add_option("--rate", (*texts)["rate"], "At most so many bytes a second")->type_name("SIZE");

@@ -27,6 +27,7 @@ namespace {
 using nlohmann::json;
 using std::chrono::steady_clock;
 
+constexpr uint64_t kLeastPiece = 4096;              // each is a transfer and a line of the journal
 constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // of objects, as agent_options sets it
 constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
 constexpr size_t kPiecesInFlight = 2;  // one ends while the next is under way
@@ -74,7 +75,9 @@ class Copier {
         agent_(fmt::format("cp-{}", getpid()), agent_options(options, source_place_, destination_place_)) {
     if (source_place_.is_peer() && destination_place_.is_peer())
       throw Failure{"both places are of peers: one of them must be storage of this machine"};
-    if (options.piece_bytes == 0) throw Failure{"--piece 0: a piece has bytes"};
+    if (options.piece_bytes < kLeastPiece)
+      throw Failure{fmt::format("--piece {}: at least {} bytes, since each piece is a transfer of its own",
+                                options.piece_bytes, kLeastPiece)};
     if (destination_place_.is_object() && options.piece_bytes % kPartBytes != 0)
       throw Failure{fmt::format("--piece {}: pieces of an object are multiples of {}", options.piece_bytes,
                                 kPartBytes)};

@@ -222,6 +222,8 @@ TEST(Cp, says_what_is_wrong) {
   expect({.source = folder / "empty", .destination = "s3://bucket/key"}, "is empty");
   expect({.source = folder / "empty", .destination = folder / "to", .bytes = 1}, "--bytes");
   expect({.source = folder / "from", .destination = folder / "from"}, "onto itself");
+  expect({.source = folder / "from", .destination = folder / "to", .piece_bytes = 1},
+         "--piece 1: at least 4096");
   expect({.source = folder / "from", .destination = folder / "to", .skip = 1000}, "--skip");
   expect({.source = folder / "from", .destination = folder / "to", .bytes = 1001}, "--bytes");
   expect({.source = folder / "from", .destination = served.place()}, "do not fit");
