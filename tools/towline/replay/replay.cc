@@ -7,6 +7,7 @@
 
 #include "failure.h"
 #include "process.h"
+#include "replay/spill.h"
 #include "replay/summary.h"
 #include "streams.h"
 #include "units.h"
@@ -158,6 +159,7 @@ void run_replay(const ReplayOptions& options, const CommonOptions& common) {
                        format_count(trace.largest_input_tokens)));
     }
   }
+  const MissingFolders made(options.setup.spill);
   const json summary = Replay{checked, common}.run();
   if (common.json) {
     fmt::print("{}\n", summary.dump(2));

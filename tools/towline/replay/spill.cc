@@ -31,6 +31,20 @@ void check_spill(const std::string& where) {
 
 bool spills_to_objects(const std::string& where) { return where.starts_with(kObject); }
 
+MissingFolders::MissingFolders(const std::string& where) {
+  if (!where.starts_with(kFile)) return;
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(where.substr(kFile.size()), error);
+  for (; !path.empty() && !std::filesystem::exists(path, error) && !error; path = path.parent_path()) {
+    if (path.has_filename()) paths_.push_back(path);
+  }
+}
+
+MissingFolders::~MissingFolders() {
+  std::error_code not_empty;
+  for (const std::string& path : paths_) std::filesystem::remove(path, not_empty);
+}
+
 Spill::Spill(const towline::Agent& agent, const std::string& where, const std::string& name,
              const PoolLayout& layout, std::chrono::nanoseconds timeout)
     : agent_(agent),

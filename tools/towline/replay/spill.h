@@ -23,6 +23,19 @@ namespace tool::replay {
 void check_spill(const std::string& where);
 [[nodiscard]] bool spills_to_objects(const std::string& where);
 
+// The folders that are missing where blocks are to be spilled to. Made by ranks, any of which may be the
+// first and the last in them; taken back, where nothing is left in them, by whoever started the ranks.
+class MissingFolders {
+ public:
+  explicit MissingFolders(const std::string& where);
+  ~MissingFolders();
+  MissingFolders(const MissingFolders&) = delete;
+  MissingFolders& operator=(const MissingFolders&) = delete;
+
+ private:
+  std::vector<std::string> paths_;  // innermost first
+};
+
 class Spill {
  public:
   // `name` tells apart who spills to one place. Makes a folder where it is to files.

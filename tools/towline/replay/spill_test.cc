@@ -91,6 +91,31 @@ TEST(Spill, EvictedBlocksComeBackAsTheyWere) {
   EXPECT_EQ(folder.entries(), 0u);  // nothing is left behind
 }
 
+TEST(Spill, FoldersThatWereNotThereGoAgainUnlessSomethingIsInThem) {
+  const Folder folder;
+  const fs::path inner = fs::path(folder.uri().substr(5)) / "made" / "for" / "it";
+  for (const std::string where : {"file:" + inner.string(), "file:" + inner.string() + "/"}) {
+    {
+      const MissingFolders made(where);
+      fs::create_directories(inner);
+    }
+    EXPECT_EQ(folder.entries(), 0u) << where;
+  }
+  fs::create_directories(inner.parent_path());
+  {
+    const MissingFolders made("file:" + inner.string());
+    fs::create_directories(inner / "left");
+  }
+  EXPECT_TRUE(fs::exists(inner / "left"));
+  fs::remove_all(inner);
+  {
+    const MissingFolders made("file:" + inner.string());
+    fs::create_directories(inner);
+  }
+  EXPECT_FALSE(fs::exists(inner));
+  EXPECT_TRUE(fs::exists(inner.parent_path())) << "it was there before";
+}
+
 TEST(Spill, SaysWhereItCouldNotSpillTo) {
   tool::replay::Setup setup;
   const CacheShape shape = shape_of(setup);
