@@ -39,7 +39,8 @@ PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buff
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
                               {0, nullptr}};
 
-Memory* allocate(nb::handle_t<Agent>, uint64_t bytes, bool huge) {
+Memory* allocate(nb::handle_t<Agent>, nb::handle size, bool huge) {
+  const uint64_t bytes = unsigned_integer(size, "bytes");
   towline_memory_t* native = nullptr;
   int32_t status = 0;
   {

@@ -24,15 +24,17 @@ uint32_t sync_of(nb::handle name) {
 
 // `uri`: None for the open descriptor `fd`.
 nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb::handle access,
-                            uint32_t flags, nb::handle sync, uint32_t mode, uint64_t bytes) {
+                            uint32_t flags, nb::handle sync, nb::handle mode, nb::handle bytes) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_storage_options_t, options);
   options.access = access.is_none() ? 0 : access_of(access);
   options.flags = flags;
   options.sync = sync_of(sync);
-  options.mode = mode;
-  options.bytes = bytes;
+  const uint64_t permissions = unsigned_integer(mode, "mode");
+  if (permissions > 07777) raise(TOWLINE_INVALID_ARGUMENT, "mode is an integer from 0 to 0o7777");
+  options.mode = static_cast<uint32_t>(permissions);
+  options.bytes = unsigned_integer(bytes, "bytes");
   options.fd = fd;
   const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "storage");
   region->agent = nb::borrow(self);
@@ -69,14 +71,15 @@ nb::object query_storage(nb::handle_t<Agent> self, nb::handle uri) {
 }
 
 // [(uri, kind, bytes, modified_ns)] of everything whose URI begins so, at most `limit`.
-nb::object list_storage(nb::handle_t<Agent> self, nb::handle prefix, size_t limit) {
+nb::object list_storage(nb::handle_t<Agent> self, nb::handle prefix, nb::handle most) {
+  const uint64_t limit = unsigned_integer(most, "limit");
   struct Entry {
     std::string uri;
     towline_storage_info_t info;
   };
   struct Found {
     std::vector<Entry> entries;
-    size_t limit;
+    uint64_t limit;
   } found{{}, limit};
   const std::string name = bytes_of_text(prefix, "prefix");
   int32_t status = 0;
@@ -112,13 +115,17 @@ void commit(Region& region, nb::handle timeout) {
   check(status, "towline_storage_commit");
 }
 
-nb::object blocks_of(const Region& region, uint64_t offset, uint64_t length, nb::args dimensions) {
+nb::object blocks_of(const Region& region, nb::handle offset, nb::handle length, nb::args dimensions) {
   (void)region.use();
+  const uint64_t begin = unsigned_integer(offset, "offset");
+  if (begin > UINT64_MAX - region.address)
+    raise(TOWLINE_INVALID_ARGUMENT,
+          "offset lies " + std::to_string(begin) + " bytes into a region of " + std::to_string(region.bytes));
   nb::dict where;
   where["kind"] = kind_name(region.kind);
   where["device"] = region.device;
   return nb::module_::import_("towline._core")
-      .attr("Blocks")(region.address + offset, length, *dimensions, **where);
+      .attr("Blocks")(region.address + begin, length, *dimensions, **where);
 }
 
 }  // namespace

@@ -113,6 +113,17 @@ def test_what_can_not_be_is_refused(store):
     for options in ({"sync": "often"}, {"access": "some"}):
         with pytest.raises(towline.InvalidArgument, match=next(iter(options))):
             register(path, **options)
+    for name, values in {"bytes": (-1, 2**64), "mode": (-1, 0o10000, 2**64)}.items():
+        for value in values:
+            with pytest.raises(towline.InvalidArgument, match=f"{name} is an integer from 0 to"):
+                register(path, **{name: value})
+    with pytest.raises(towline.InvalidArgument, match="bytes is an integer from 0 to"):
+        store.agent.allocate(-1)
+    with pytest.raises(towline.InvalidArgument, match="limit is an integer from 0 to"):
+        store.agent.list_storage("s3://bucket/", limit=-1)
+    for offset, length, name in ((-1, 8, "offset"), (0, 2**64, "length")):
+        with pytest.raises(towline.InvalidArgument, match=f"{name} is an integer from 0 to"):
+            register(path).blocks(offset, length)
     with pytest.raises(towline.InvalidArgument, match="float"):
         register(1.5)
     with pytest.raises(towline.Unsupported, match="nowhere"):
