@@ -7,6 +7,8 @@
 
 #include <bit>
 #include <cerrno>
+#include <csignal>
+#include <ctime>
 
 #include "base/error.h"
 #include "base/memory_limits.h"
@@ -30,7 +32,36 @@ std::string describe(const std::string& name, uint64_t bytes, const MemfdOptions
                      options.huge_page_bytes);
 }
 
+// Beyond the limit of a file's size, which these files have as well, the kernel does not only refuse: it
+// sends a signal that ends the process. While this lives the calling thread is spared it.
+class WithoutSizeSignal {
+ public:
+  WithoutSizeSignal() noexcept {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    sigset_t pending;
+    ours_ = sigpending(&pending) == 0 && sigismember(&pending, SIGXFSZ) == 0 &&
+            pthread_sigmask(SIG_BLOCK, &signal_, &before_) == 0;
+  }
+  ~WithoutSizeSignal() {
+    if (!ours_) return;
+    const timespec at_once = {};
+    while (sigtimedwait(&signal_, nullptr, &at_once) > 0) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSizeSignal(const WithoutSizeSignal&) = delete;
+  WithoutSizeSignal& operator=(const WithoutSizeSignal&) = delete;
+
+ private:
+  sigset_t signal_;
+  sigset_t before_;
+  bool ours_;
+};
+
 const char* memory_hint(int error, const MemfdOptions& options) {
+  if (error == EFBIG)
+    return "; the limit of a file's size (ulimit -f, RLIMIT_FSIZE) holds for shared memory too: raise it";
   if (error != ENOSPC && error != ENOMEM) return "";
   return options.huge_page_bytes != 0
              ? "; too few free huge pages of this size: see /sys/kernel/mm/hugepages/*/nr_hugepages"
@@ -80,6 +111,7 @@ void reserve_memory(int fd, uint64_t bytes, const std::string& what, const Memfd
 UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOptions& options) {
   const std::string what = describe(name, bytes, options);
   check_sizes(what, bytes, options);
+  const WithoutSizeSignal without_size_signal;
   UniqueFd fd(memfd_create(name.substr(0, kNameBytes).c_str(), memfd_flags(options)));
   if (!fd) {
     const int error = errno;

@@ -3,7 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <csignal>
 
 #include "base/error.h"
 
@@ -77,6 +81,34 @@ TEST(MemfdTest, RunningOutOfHugePagesIsAnErrorNotASignal) {
   if (status == Status::kNoSpace || status == Status::kOutOfMemory) {
     EXPECT_NE(message.find("nr_hugepages"), std::string::npos) << message;
   }
+}
+
+// The kernel's signal for it would end the process.
+TEST(MemfdTest, TheLimitOfAFilesSizeIsAnErrorThatNamesIt) {
+  const pid_t pid = fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    std::signal(SIGXFSZ, SIG_DFL);
+    const rlimit limit = {8192, 8192};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
+    std::string message;
+    for (const bool reserve : {false, true}) {
+      if (code_of([&] { create_memfd("limited", 10000, {.reserve = reserve}); }, &message) !=
+          Status::kOutOfRange)
+        _exit(3);
+      if (message.find("ulimit -f") == std::string::npos) _exit(4);
+    }
+    sigset_t blocked;
+    sigset_t pending;
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    sigpending(&pending);
+    if (sigismember(&blocked, SIGXFSZ) != 0 || sigismember(&pending, SIGXFSZ) != 0) _exit(5);
+    _exit(create_memfd("fits", 8192) ? 0 : 6);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(MappingTest, MovedFromMappingsAreEmpty) {

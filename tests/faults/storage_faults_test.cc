@@ -5,6 +5,7 @@
 #include <linux/seccomp.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -213,6 +214,42 @@ TEST(StorageFaults, AFullDiskIsAnErrorOfThatTransferOnly) {
       EXPECT_GE(result.failures()[0].first, 1u);
     }
     EXPECT_LE(result.bytes, uint64_t{1} << 20);
+  }
+}
+
+// Where the process ignores SIGXFSZ, as Python does.
+TEST(StorageFaults, AFileAtTheProcesssLimitIsAnErrorOfThatTransferOnly) {
+  const Folder folder;
+  for (const bool direct : {false, true}) {
+    for (const char* engine : {"auto", "uring", "aio", "threads", "pread"}) {
+      if (!direct && std::string(engine) == "aio") continue;
+      SCOPED_TRACE(std::string(engine) + (direct ? ", direct" : ""));
+      EXPECT_EQ(in_child([&]() -> std::string {
+                  std::signal(SIGXFSZ, SIG_IGN);
+                  constexpr uint64_t kLimit = 1 << 20;
+                  const rlimit limit = {kLimit, kLimit};
+                  const Agent agent("limited", quiet("[posix]\nengine = \"" + std::string(engine) + "\"\n"));
+                  if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return "setrlimit";
+                  const size_t bytes = 2 * kLimit;
+                  std::vector<std::byte> memory(bytes);
+                  const Region region = agent.register_memory(dram(memory.data(), bytes));
+                  // Its size is no matter of writing: a file as long can't be made.
+                  const Region file =
+                      register_storage(agent, "file:" + (folder / "file"),
+                                       {.create = true, .truncate = true, .direct = direct, .bytes = bytes});
+                  const auto write = [&](uint64_t from, uint64_t length) {
+                    return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), length)),
+                                          agent.block_list(storage_blocks(file, from, length)));
+                  };
+                  const Transfer behind = write(kLimit, kLimit);
+                  if (run(behind) != Status::kOutOfRange) return "behind: " + behind.route();
+                  const Result result = behind.result();
+                  if (result.failures().size() != 1 || result.failures()[0].vendor_code != EFBIG)
+                    return "the errno is not told";
+                  return run(write(0, kLimit)) == Status::kOk ? "" : "before";
+                }),
+                0);
+    }
   }
 }
 

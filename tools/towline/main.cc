@@ -21,6 +21,7 @@
 #include "replay/decode.h"
 #include "replay/prefill.h"
 #include "serve.h"
+#include "signals.h"
 #include "streams.h"
 
 namespace {
@@ -85,6 +86,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   tool::fill_closed_streams();
+  tool::write_limit_is_an_error();
   try {
     if (argc == 3 && std::string_view{argv[1]} == "worker") return run_as_worker(argv[2]);
     const int code = run(argc, argv);

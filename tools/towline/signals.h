@@ -23,6 +23,10 @@ inline sigset_t ending_signals() {
   return signals;
 }
 
+// A file at the limit of what this process may write (ulimit -f) is an error of that write, with a text; by
+// itself the signal would end the process without one. Children inherit it.
+inline void write_limit_is_an_error() { std::signal(SIGXFSZ, SIG_IGN); }
+
 // They end a wait instead of the process. Make it before any thread.
 class Signals {
  public:

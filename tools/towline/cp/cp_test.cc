@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "cp/journal.h"
 #include "cp/place.h"
 #include "failure.h"
+#include "signals.h"
 
 namespace tool::cp {
 namespace {
@@ -324,6 +326,29 @@ void kill_in_the_middle(const CopyOptions& options, const std::function<std::str
   int status = 0;
   ASSERT_EQ(::waitpid(pid, &status, 0), pid);
   ASSERT_TRUE(WIFSIGNALED(status)) << "it ended before it could be killed";
+}
+
+TEST(Cp, says_that_a_file_may_not_grow_further) {
+  const Folder folder;
+  write_file(folder / "from", contents(kBytes, 1));
+  const pid_t pid = ::fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    write_limit_is_an_error();
+    constexpr uint64_t kLimit = 64 << 20;  // of all files that it makes, its own memory's too
+    const rlimit limit = {kLimit, kLimit};
+    const bool set = ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+    const std::string text =
+        refusal({.source = folder / "from", .destination = folder / "to", .seek = kLimit - 1000});
+    std::fprintf(stderr, "%s\n", text.c_str());
+    ::_exit(set && text.find("bytes 0 to") != std::string::npos &&
+                    text.find("File too large") != std::string::npos
+                ? 0
+                : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Cp, goes_on_after_a_kill) {
