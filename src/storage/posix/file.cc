@@ -234,10 +234,14 @@ void File::note_sync_failure(int error) const noexcept {
   sync_failures_.fetch_add(1, std::memory_order_release);
 }
 
-int File::sync(uint64_t failures) const noexcept {
+uint64_t File::next_sync() const noexcept {
+  const std::lock_guard lock(sync_mutex_);
+  return syncs_ + (syncing_ ? 2 : 1);
+}
+
+int File::sync(uint64_t failures, uint64_t turn) const noexcept {
   std::unique_lock lock(sync_mutex_);
-  const uint64_t ours = syncs_ + (syncing_ ? 2 : 1);  // the first that begins after our bytes were written
-  while (syncs_ < ours) {
+  while (syncs_ < turn) {
     if (syncing_) {
       sync_ended_.wait(lock);
       continue;

@@ -34,10 +34,13 @@ class File {
 
   // Everything written is durable; a replacement takes its place. Throws plugin::Failure.
   void commit();
-  // What a WRITE with a sync policy waits for; an errno or 0. Blocks; who comes while another waits shares
-  // the next call. The kernel tells of bytes that it could not write back once, and forgets them: `failures`,
-  // sync_failures() from before the WRITE began, tells whether ours may have been among them. Any thread.
-  [[nodiscard]] int sync(uint64_t failures) const noexcept;
+  // What a WRITE with a sync policy waits for; an errno or 0. Blocks until a call that began after the
+  // WRITE's bytes were written is over: `turn`, next_sync() from then. All whose bytes were written before a
+  // call share it, however late they ask. The kernel tells of bytes that it could not write back once, and
+  // forgets them: `failures`, sync_failures() from before the WRITE began, tells whether ours may have been
+  // among them. Any thread.
+  [[nodiscard]] int sync(uint64_t failures, uint64_t turn) const noexcept;
+  [[nodiscard]] uint64_t next_sync() const noexcept;
   [[nodiscard]] uint64_t sync_failures() const noexcept {
     return sync_failures_.load(std::memory_order_acquire);
   }

@@ -28,9 +28,9 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
   syncing_ = has_returned_ = pooled = runnable = handed_on = hand_over = handed = false;
-  sync_failures_.clear();
+  syncs_.clear();
   for (size_t i = 0; prepared.syncs && i < prepared.files.size(); ++i)
-    sync_failures_.push_back(prepared.files[i]->sync_failures());
+    syncs_.push_back({prepared.files[i]->sync_failures()});
   moved_ = failed_begin_ = failed_end_ = 0;
   status_ = Status::kOk;
   vendor_code_ = 0;
@@ -97,11 +97,11 @@ void Job::help(BounceBuffers& buffers) noexcept {
   if (syncing_) {
     // Each file once: neighbours of one file are the rule.
     const File* last = nullptr;
-    for (size_t i = 0; i < sync_failures_.size(); ++i) {
+    for (size_t i = 0; i < syncs_.size(); ++i) {
       const File* const file = prepared_->files[i];
       if (file == last || !file->syncs()) continue;
       last = file;
-      if (const int error = file->sync(sync_failures_[i]); error != 0)
+      if (const int error = file->sync(syncs_[i].failures, syncs_[i].turn); error != 0)
         failed(status_of_failure(error), error, begin_, end_);
     }
     return;
@@ -135,6 +135,9 @@ void Job::run(Window& window, BounceBuffers& buffers) noexcept {
 bool Job::begin_sync() noexcept {
   if (syncing_ || !prepared_->syncs || status_ != Status::kOk) return false;
   syncing_ = true;
+  for (size_t i = 0; i < syncs_.size(); ++i) {
+    if (prepared_->files[i]->syncs()) syncs_[i].turn = prepared_->files[i]->next_sync();
+  }
   return true;
 }
 

@@ -120,7 +120,11 @@ class Job {
   std::atomic<uint32_t> shares_{0};
   std::atomic<bool> stopped_{false};
   bool syncing_ = false;
-  std::vector<uint64_t> sync_failures_;  // of each file, before anything was written; empty: no sync
+  struct Sync {
+    uint64_t failures = 0;  // of the file, before anything was written
+    uint64_t turn = 0;      // of its calls, the first that will do; known when everything is written
+  };
+  std::vector<Sync> syncs_;  // of each file; empty: no sync
 
   SpinLock lock_;  // of all below
   std::optional<plugin::Cursor> cursor_;
