@@ -41,7 +41,11 @@ class Scratch {
   explicit Scratch(const std::string& folder) {
     std::string path = folder + "/towline-bench-XXXXXX";
     fd_ = ::mkostemp(path.data(), O_CLOEXEC);
-    if (fd_ < 0) throw Failure{fmt::format("--storage {}: {}", folder, std::strerror(errno))};
+    if (fd_ < 0)
+      throw Failure{fmt::format("--storage {}: {}{}", folder, std::strerror(errno),
+                                folder.find("://") != std::string::npos
+                                    ? "; it takes a folder, and measures files there and no objects"
+                                    : "")};
     (void)::unlink(path.c_str());
   }
   ~Scratch() { ::close(fd_); }

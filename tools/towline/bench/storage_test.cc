@@ -68,6 +68,14 @@ TEST(StorageBench, WhatCanNotBeIsRefused) {
   options = options_here();
   options.files = 0;
   EXPECT_THROW(StorageRun(options, {row, 1}), Failure);
+  options = options_here();
+  options.folder = "s3://bucket/prefix";
+  try {
+    const StorageRun run(options, {row, 1});
+    FAIL() << "files in a folder of that name?";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("it takes a folder"), std::string::npos) << failure.what();
+  }
   EXPECT_THROW(StorageRun(options_here(), {{.op = "erase", .size = 4096, .batch = 1}, 1}), Failure);
 }
 

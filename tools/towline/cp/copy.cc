@@ -51,7 +51,9 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   // Objects are written in parts of one size, which the chunks in between must be.
   if (source.is_object() || destination.is_object())
     agent.config =
-        "plugins = \"object\"\n[object]\npart = \"8MiB\"\n"
+        fmt::format(
+            "plugins = \"object\"\n[object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
+            std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count(), 1)) +
         "[staging]\nchunk = \"8MiB\"\ndepth = 4\nbytes = \"32MiB\"\n";
   return agent;
 }
