@@ -128,18 +128,22 @@ void Link::remove_prepared(Part& part) noexcept {
 // A region is marked before the gates of its transfers are closed: here they are, before anyone's plan goes.
 // What is marked meanwhile waits for the next round.
 bool Link::release_revoked() noexcept {
-  std::vector<Part*> revoked;
+  bool any = false;
   for (Part* part : prepared_) {
-    for (const auto& region : part->transfer->remote().remote_regions()) {
-      if (!region->revoked.load(std::memory_order_acquire)) continue;
-      part->transfer->close_gate(static_cast<int32_t>(Status::kStale));
-      revoked.push_back(part);
-      break;
-    }
+    part->revoked = false;
+    for (const auto& region : part->transfer->remote().remote_regions())
+      part->revoked = part->revoked || region->revoked.load(std::memory_order_acquire);
+    if (!part->revoked) continue;
+    part->transfer->close_gate(static_cast<int32_t>(Status::kStale));
+    any = true;
   }
-  bool clean = true;
+  if (!any) return true;
   InUse::publish();
-  for (Part* part : revoked) clean = part->transfer->try_release(*part) && clean;
+  bool clean = true;
+  for (std::size_t i = prepared_.size(); i > 0; --i) {
+    Part& part = *prepared_[i - 1];
+    if (part.revoked) clean = part.transfer->try_release(part) && clean;
+  }
   return clean;
 }
 

@@ -55,6 +55,7 @@ struct Part {
   bool waiting = false;          // in the worker's establishing list
   bool message_only = false;     // the data is there, the message must still go
   bool refused = false;          // establishing it has failed in this post
+  bool revoked = false;          // to be released: a region of its was marked when its link last looked
   IntrusiveHook<Part> hook;
   uint64_t deadline_ns = UINT64_MAX;
 };

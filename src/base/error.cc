@@ -8,8 +8,11 @@ namespace towline {
 std::string errno_text(int error) {
   const char* text = strerrordesc_np(error);
   const char* name = strerrorname_np(error);
-  return fmt::format("{} ({}, {})", text != nullptr ? text : "unknown error", name != nullptr ? name : "?",
-                     error);
+  const char* remedy = error == EMFILE   ? "; ulimit -n allows no more to this process"
+                       : error == ENFILE ? "; the sysctl fs.file-max allows no more to this machine"
+                                         : "";
+  return fmt::format("{} ({}, {}{})", text != nullptr ? text : "unknown error", name != nullptr ? name : "?",
+                     error, remedy);
 }
 
 Status status_from_errno(int error) noexcept {

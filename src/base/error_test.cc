@@ -29,6 +29,10 @@ TEST(ErrorTest, ErrnoFailuresSayNameAndNumber) {
   FAIL() << "nothing was thrown";
 }
 
+TEST(ErrorTest, LimitsAreNamedThatCanBeRaised) {
+  EXPECT_EQ(errno_text(EMFILE), "Too many open files (EMFILE, 24; ulimit -n allows no more to this process)");
+}
+
 TEST(ErrorTest, EveryErrnoIsAnError) {
   for (int error = -1; error < 300; ++error) {
     EXPECT_TRUE(is_error(status_from_errno(error))) << error;

@@ -29,8 +29,7 @@ std::string fence(const json& backend) {
 
 std::string render_backends(const json& backends, const Terminal& terminal) {
   using enum Table::Align;
-  Table table{
-      {{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"traits", kLeft}, {"about", kLeft}}};
+  Table table{{{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"about", kWrap}}};
   for (const json& backend : backends) {
     const bool usable = backend.value("usable", false);
     std::string about = backend.value("description", "");
@@ -39,14 +38,15 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
       about =
           fmt::format("{}{}", step.empty() ? "" : step + ": ", backend.value("reason", "no reason given"));
     }
+    if (const std::string traits = join(backend.value("traits", json::array())); !traits.empty())
+      about += "\n" + traits;
     table.add({backend.value("name", "?"), usable ? terminal.green("yes") : terminal.red("no"),
-               join(backend.value("kinds", json::array())), join(backend.value("traits", json::array())),
-               about});
+               join(backend.value("kinds", json::array())), about});
   }
   std::string text = table.render(terminal);
   text +=
       "\n" + terminal.bold("Fences") + ": after a failure, until nothing of a transfer can land any more\n";
-  Table fences{{{"backend", kLeft}, {"at worst", kLeft}}};
+  Table fences{{{"backend", kLeft}, {"at worst", kWrap}}};
   for (const json& backend : backends) {
     if (const std::string at_worst = fence(backend); !at_worst.empty())
       fences.add({backend.value("name", "?"), at_worst});

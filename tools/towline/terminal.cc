@@ -1,11 +1,13 @@
 #include "terminal.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "streams.h"
 
@@ -39,19 +41,62 @@ size_t visible_width(std::string_view text) {
   return width;
 }
 
+namespace {
+
+// Its lines, broken between words where they would be wider than `room`.
+std::vector<std::string> wrap(std::string_view text, size_t room) {
+  std::vector<std::string> lines;
+  while (true) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string line;
+    for (size_t at = 0; at <= end;) {
+      const size_t space = std::min(text.find(' ', at), end);
+      const std::string_view word = text.substr(at, space - at);
+      if (!line.empty() && visible_width(line) + 1 + visible_width(word) > room) {
+        lines.push_back(std::move(line));
+        line.clear();
+      }
+      if (!line.empty()) line += ' ';
+      line += word;
+      at = space + 1;
+    }
+    lines.push_back(std::move(line));
+    if (end == text.size()) return lines;
+    text.remove_prefix(end + 1);
+  }
+}
+
+}  // namespace
+
 std::string Table::render(const Terminal& terminal) const {
+  return render(terminal, terminal.interactive() ? terminal.width() : 0);
+}
+
+std::string Table::render(const Terminal& terminal, unsigned width) const {
+  constexpr size_t kLeastRoom = 24;
+  const bool wraps = columns_.back().align == Align::kWrap;
   std::vector<size_t> widths;
+  size_t indent = 0;  // of the last column
   for (size_t column = 0; column < columns_.size(); ++column) {
     widths.push_back(visible_width(columns_[column].title));
+    if (column + 1 == columns_.size() && wraps) break;
     for (const auto& row : rows_) widths[column] = std::max(widths[column], visible_width(row[column]));
+    indent += widths[column] + 2;
   }
+  const size_t room =
+      width == 0 ? SIZE_MAX : std::max<size_t>(width - std::min<size_t>(indent, width), kLeastRoom);
   std::string text;
   const auto add_row = [&](const std::vector<std::string>& row) {
     std::string line;
     for (size_t column = 0; column < row.size(); ++column) {
+      if (column != 0) line += "  ";
+      if (columns_[column].align == Align::kWrap) {
+        const std::vector<std::string> lines = wrap(row[column], room);
+        line += fmt::format("{}", fmt::join(lines, "\n" + std::string(indent, ' ')));
+        break;
+      }
       const std::string padding(widths[column] - visible_width(row[column]), ' ');
-      const bool left = columns_[column].align == Align::kLeft;
-      line += (column == 0 ? "" : "  ") + (left ? row[column] + padding : padding + row[column]);
+      line += columns_[column].align == Align::kLeft ? row[column] + padding : padding + row[column];
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";

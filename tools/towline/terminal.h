@@ -32,10 +32,11 @@ class Terminal {
   bool colour_;
 };
 
-// Columns as wide as their widest cell. Cells may be coloured.
+// Columns as wide as their widest cell; the last one, if it wraps, goes on below itself where it meets the
+// terminal's edge, or at a '\n'. Cells may be coloured.
 class Table {
  public:
-  enum class Align { kLeft, kRight };
+  enum class Align { kLeft, kRight, kWrap };
   struct Column {
     std::string title;
     Align align = Align::kRight;
@@ -44,6 +45,8 @@ class Table {
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   [[nodiscard]] std::string render(const Terminal& terminal) const;
+  // `width`: where lines end; 0: nowhere.
+  [[nodiscard]] std::string render(const Terminal& terminal, unsigned width) const;
 
  private:
   std::vector<Column> columns_;

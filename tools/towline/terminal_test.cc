@@ -41,6 +41,27 @@ TEST(Terminal, TablesAlignTheirColumns) {
             "loopback    3.6\n");
 }
 
+TEST(Terminal, TablesWrapTheirLastColumnAtTheEdge) {
+  const File file{std::tmpfile()};
+  const Terminal terminal{file.get(), true};
+  Table table{{{"name", Table::Align::kLeft}, {"about", Table::Align::kWrap}}};
+  table.add({"shm", "mapped memory of one host\nsame_host, one_sided"});
+  table.add({"tcp", ""});
+  EXPECT_EQ(table.render(terminal, 32),
+            "name  about\n"
+            "shm   mapped memory of one host\n"
+            "      same_host, one_sided\n"
+            "tcp\n");
+  EXPECT_EQ(table.render(terminal, 30),
+            "name  about\n"
+            "shm   mapped memory of one\n"
+            "      host\n"
+            "      same_host, one_sided\n"
+            "tcp\n");
+  EXPECT_EQ(table.render(terminal, 3), table.render(terminal, 30)) << "nothing is narrower than 24";
+  EXPECT_EQ(table.render(terminal), table.render(terminal, 0)) << "a file has no edge";
+}
+
 TEST(ProgressBar, LeavesRoomForItsTextOnNarrowTerminals) {
   EXPECT_EQ(bar_cells(200), 24u);
   EXPECT_EQ(bar_cells(40), 10u);
