@@ -38,8 +38,8 @@ StagingPool::Lane& StagingPool::join() {
   const uint64_t lane_bytes = settings_.chunk_bytes * settings_.depth;
   if (region_ == nullptr) {
     const uint64_t count = settings_.bytes / lane_bytes;
-    if (memory_ == nullptr) memory_ = SharedMemory::allocate(count * lane_bytes, 0);
-    region_ = agent_.add_private_region(memory_->address(), count * lane_bytes);
+    if (!memory_.valid()) memory_ = Mapping::map_private(count * lane_bytes);
+    region_ = agent_.add_private_region(memory_.address(), memory_.bytes());
     for (uint64_t i = 0; i < count; ++i) {
       lanes_.push_back(std::make_unique<Lane>());
       lanes_.back()->address_ = region_->ref.address + i * lane_bytes;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/memfd.h"
 #include "memory/region_table.h"
-#include "memory/shared_memory.h"
 
 namespace towline {
 
@@ -77,7 +77,7 @@ class StagingPool {
   Agent& agent_;
   const StagingSettings settings_;
   mutable std::mutex mutex_;
-  std::unique_ptr<SharedMemory> memory_;
+  Mapping memory_;
   std::shared_ptr<Region> region_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };

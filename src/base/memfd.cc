@@ -161,6 +161,20 @@ Mapping Mapping::map_shared(int fd, uint64_t bytes, MapAccess access, uint64_t o
   return Mapping(static_cast<uint8_t*>(address), bytes);
 }
 
+Mapping Mapping::map_private(uint64_t bytes) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  // Newer kernels align by themselves; what is too much is given back.
+  void* const wide =
+      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (wide == MAP_FAILED) fail_errno(errno, "mapping {} bytes of memory", bytes);
+  auto* const begin = static_cast<uint8_t*>(wide);
+  const uint64_t before = (kHugePage - reinterpret_cast<uint64_t>(wide) % kHugePage) % kHugePage;
+  if (before != 0) munmap(begin, before);
+  munmap(begin + before + bytes, kHugePage - before);
+  (void)madvise(begin + before, bytes, MADV_HUGEPAGE);  // else in pages as they come
+  return Mapping(begin + before, bytes);
+}
+
 void Mapping::reset() noexcept {
   if (address_ != nullptr) munmap(address_, bytes_);
   address_ = nullptr;

@@ -51,6 +51,9 @@ class Mapping {
 
   // offset is a multiple of the page size. Throws Error. The descriptor may be closed afterwards.
   static Mapping map_shared(int fd, uint64_t bytes, MapAccess access, uint64_t offset = 0);
+  // Memory of this process alone, zeroed, in huge pages where the system gives those to who asks: one piece
+  // to a device instead of hundreds. A multiple of the page size. Throws Error.
+  static Mapping map_private(uint64_t bytes);
 
   bool valid() const noexcept { return address_ != nullptr; }
   uint8_t* address() const noexcept { return address_; }

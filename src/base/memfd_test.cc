@@ -126,5 +126,22 @@ TEST(MappingTest, MovedFromMappingsAreEmpty) {
   EXPECT_EQ(code_of([&] { Mapping::map_shared(fd.get(), 0, MapAccess::kRead); }), Status::kInvalidArgument);
 }
 
+TEST(PrivateMapping, IsZeroedAlignedForHugePagesAndGoesWithItsOwner) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  const uint64_t bytes = 3 * kHugePage + 4096;
+  uint8_t* address = nullptr;
+  {
+    const Mapping mapping = Mapping::map_private(bytes);
+    address = mapping.address();
+    EXPECT_EQ(mapping.bytes(), bytes);
+    EXPECT_EQ(reinterpret_cast<uint64_t>(address) % kHugePage, 0u);
+    for (uint64_t at = 0; at < bytes; at += 4096) EXPECT_EQ(address[at], 0) << at;
+    address[bytes - 1] = 1;
+  }
+  unsigned char there = 0;
+  EXPECT_NE(::mincore(address, 4096, &there), 0) << "it is still mapped";
+  EXPECT_THROW((void)Mapping::map_private(uint64_t{1} << 60), Error);
+}
+
 }  // namespace
 }  // namespace towline
