@@ -1,38 +1,16 @@
 // Calls the whole C API at random from many threads, on agents that are closed and made anew under them, and
 // checks every byte that was moved. The seed draws what each thread does; how the threads interleave is the
 // machine's.
+#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "spin/spinner.h"
 
 namespace towline::spin {
 namespace {
-
-Options options_from(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = argv[i + 1];
-    if (name == "--seed")
-      options.seed = std::stoull(value);
-    else if (name == "--seconds")
-      options.seconds = std::stoull(value);
-    else if (name == "--threads")
-      options.threads = static_cast<uint32_t>(std::stoul(value));
-    else if (name == "--agents")
-      options.agents = static_cast<uint32_t>(std::stoul(value));
-    else if (name == "--backends")
-      options.backends = value;
-    else if (name == "--forks")
-      options.forks = value != "no";
-    else
-      give_up(name + " is not --seed, --seconds, --threads, --agents, --backends or --forks");
-  }
-  return options;
-}
 
 void spin(const Options& options) {
   World world(options);
@@ -59,6 +37,17 @@ void spin(const Options& options) {
 }  // namespace towline::spin
 
 int main(int argc, char** argv) {
-  towline::spin::spin(towline::spin::options_from(argc, argv));
+  towline::spin::Options options;
+  CLI::App app{"Calls the C API at random from many threads and checks what was moved"};
+  app.option_defaults()->always_capture_default();
+  app.add_option("--seed", options.seed, "Of what the threads draw");
+  app.add_option("--seconds", options.seconds, "How long");
+  app.add_option("--threads", options.threads)->check(CLI::Range(1, 64));
+  app.add_option("--agents", options.agents, "There at a time")->check(CLI::Range(1, 16));
+  app.add_option("--backends", options.backends,
+                 "Of every agent, such as shm,tcp; by default drawn for each");
+  app.add_flag("--forks,!--no-forks", options.forks, "Fork now and then");
+  CLI11_PARSE(app, argc, argv);
+  towline::spin::spin(options);
   return 0;
 }
