@@ -62,23 +62,21 @@ void Acceptor::look_up_advertised() {
     if (port == 0) port = door.socket.address().port();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), 10 * kSecondNs);
   for (const Endpoint& endpoint : parse_endpoints(options_.advertise, port)) {
-    for (const SocketAddress& address : resolve(endpoint, deadline))
-      advertised_.push_back(address.endpoint());
+    for (const SocketAddress& address : resolve(endpoint, deadline)) {
+      const Endpoint found = address.endpoint();
+      if (std::find(advertised_.begin(), advertised_.end(), found) == advertised_.end())
+        advertised_.push_back(found);
+    }
   }
 }
 
 std::vector<std::string> Acceptor::endpoints() const {
+  std::vector<const ListeningSocket*> sockets;  // what is advertised stands for all but Unix sockets
+  for (const Door& door : doors_)
+    if (options_.advertise.empty() || door.socket.address().is_unix()) sockets.push_back(&door.socket);
   std::vector<std::string> endpoints;
-  const auto add = [&](const Endpoint& endpoint) {
-    std::string text = endpoint.text();
-    if (std::find(endpoints.begin(), endpoints.end(), text) == endpoints.end())
-      endpoints.push_back(std::move(text));
-  };
-  for (const Door& door : doors_) {
-    if (!options_.advertise.empty() && !door.socket.address().is_unix()) continue;
-    for (const SocketAddress& reachable : door.socket.reachable()) add(reachable.endpoint());
-  }
-  for (const Endpoint& endpoint : advertised_) add(endpoint);
+  for (const Endpoint& endpoint : advertised({}, sockets)) endpoints.push_back(endpoint.text());
+  for (const Endpoint& endpoint : advertised_) endpoints.push_back(endpoint.text());
   return endpoints;
 }
 
