@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 import time
 
-from vllm_worker import LAYERS, TIMEOUT, answering_handshakes, make_worker, metadata, numbers, until
+from vllm_worker import LAYERS, TIMEOUT, answering_handshakes, expect_blocks, make_worker, metadata, until
 
 
 def serve(pipe) -> None:
@@ -81,10 +81,7 @@ def main() -> int:
             until(lambda: request in worker.get_finished()[1], f"notification that {request} was written")
             hear("written")
             assert not worker.get_block_ids_with_load_errors()
-            for number, layer in enumerate(LAYERS):
-                found = numbers(caches[layer])
-                assert [found[block] for block in mine] == [5000 + 1000 * number + block for block in theirs], layer
-                assert found[1] == 1000 * number + 1, "a block nobody asked for was written"
+            expect_blocks(caches, mine, theirs)
             print(f"passed: vLLM, NixlPushConnector's worker, {request}: {len(mine)} blocks x {len(LAYERS)} layers")
         pipe.send(None)
         hear("ended")

@@ -119,6 +119,14 @@ def metadata():
     return NixlConnectorMetadata()
 
 
+def expect_blocks(caches, mine, theirs) -> None:
+    """The decode side has the prefill side's blocks `theirs` in its own `mine`, in every layer, and no other."""
+    for number, layer in enumerate(LAYERS):
+        found = numbers(caches[layer])
+        assert [found[block] for block in mine] == [5000 + 1000 * number + block for block in theirs], layer
+        assert found[1] == 1000 * number + 1, "a block nobody asked for was written"
+
+
 def until(look, what: str):
     end = time.monotonic() + TIMEOUT
     while not (found := look()):
@@ -211,10 +219,7 @@ def main() -> int:
         assert hear() == "kept"
         read(worker, port, request, mine, theirs)
         assert hear() == "read"
-        for number, layer in enumerate(LAYERS):
-            found = numbers(caches[layer])
-            assert [found[block] for block in mine] == [5000 + 1000 * number + block for block in theirs], layer
-            assert found[1] == 1000 * number + 1, "a block nobody asked for was written"
+        expect_blocks(caches, mine, theirs)
         print(f"passed: vLLM, NixlConnector's worker, {request} request of {len(mine)} blocks x {len(LAYERS)} layers")
     stats = worker.get_kv_connector_stats()
     assert stats is not None and not stats.is_empty(), "no telemetry of the transfers"
