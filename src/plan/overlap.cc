@@ -29,16 +29,6 @@ bool set_fresh_bits(std::vector<uint64_t>& bits, uint64_t begin, uint64_t end) n
   return true;
 }
 
-// What one look at blocks of one address space tells, without a branch for each: lists of 100,000 are made
-// for one transfer.
-struct Layout {
-  uint64_t low = UINT64_MAX;
-  uint64_t high = 0;
-  uint64_t grains = 0;        // distances from the first one and lengths, or-ed
-  uint64_t lengths = 0;       // their differences from the first one's, or-ed
-  bool out_of_order = false;  // some block begins before the end of the one before it
-};
-
 template <class Block>
 uint64_t bytes_of(const Block& block) noexcept {
   if constexpr (std::is_same_v<Block, Interval>) {
@@ -48,23 +38,43 @@ uint64_t bytes_of(const Block& block) noexcept {
   }
 }
 
+// Each begins where the one before has ended, or after it.
 template <class Block>
-Layout layout_of(std::span<const Block> blocks) noexcept {
-  Layout layout;
-  const uint64_t first = blocks.front().address;
-  const uint64_t first_bytes = bytes_of(blocks.front());
+bool ascends(std::span<const Block> blocks) noexcept {
   uint64_t end = 0;
-  uint64_t disorder = 0;
+  return std::all_of(blocks.begin(), blocks.end(), [&](const Block& block) {
+    const bool after = block.address >= end;
+    end = block.address + bytes_of(block);
+    return after;
+  });
+}
+
+// What one look at blocks of one address space tells, without a branch for each: lists of 100,000 are made
+// for one transfer. `length`: of all of them, where they have one.
+struct Layout {
+  uint64_t length = 0;
+  uint64_t low = UINT64_MAX;
+  uint64_t high = 0;    // where the last one ends
+  uint64_t grains = 0;  // distances from the first one and lengths, or-ed
+};
+
+template <class Block>
+Layout layout_of(std::span<const Block> blocks, uint64_t length) noexcept {
+  Layout layout;
+  layout.length = length;
+  const uint64_t first = blocks.front().address;
   for (const Block& block : blocks) {
-    const uint64_t bytes = bytes_of(block);
-    disorder |= block.address < end ? 1 : 0;
-    end = block.address + bytes;
     layout.low = std::min(layout.low, block.address);
-    layout.high = std::max(layout.high, end);
-    layout.grains |= (block.address - first) | bytes;
-    layout.lengths |= bytes ^ first_bytes;
+    layout.grains |= block.address - first;
+    if (length != 0) {
+      layout.high = std::max(layout.high, block.address);
+    } else {
+      layout.high = std::max(layout.high, block.address + bytes_of(block));
+      layout.grains |= bytes_of(block);
+    }
   }
-  layout.out_of_order = disorder != 0;
+  layout.high += length;
+  layout.grains |= length;
   return layout;
 }
 
@@ -76,7 +86,7 @@ bool disjoint_by_bitmap(std::span<const Block> blocks, const Layout& layout) {
   const uint64_t bits = (layout.high - layout.low) >> shift;
   if (bits > std::max(kSmallBitmapBits, blocks.size() * kBitmapBitsPerInterval)) return false;
   std::vector<uint64_t> bitmap(bits / 64 + 1);
-  if (layout.lengths == 0 && bytes_of(blocks.front()) >> shift == 1) {
+  if (layout.length >> shift == 1) {
     uint64_t twice = 0;
     for (const Block& block : blocks) {
       const uint64_t grain = (block.address - layout.low) >> shift;
@@ -213,15 +223,20 @@ bool extents_overlap(const towline_list& list, uint64_t max_blocks) {
   return false;
 }
 
+bool in_one_space(const towline_list& list) noexcept {
+  const std::span<const towline_region_ref> regions(list.regions, list.region_count);
+  return std::all_of(regions.begin(), regions.end(), [&](const towline_region_ref& region) {
+    return region.kind == regions.front().kind && region.device == regions.front().device;
+  });
+}
+
 bool flat_overlaps(const towline_list& list, uint64_t max_blocks) {
-  const std::vector<uint32_t> spaces = address_spaces(list);
   const std::span<const towline_flat_block> blocks(list.flat, list.extent_count);
-  if (std::all_of(spaces.begin(), spaces.end(), [](uint32_t space) { return space == 0; })) {
-    const Layout layout = layout_of(blocks);
-    if (!layout.out_of_order) return false;
-    if (blocks.size() > max_blocks || disjoint_by_bitmap(blocks, layout)) return false;
-  }
+  const bool one_space = in_one_space(list);
+  if (one_space && ascends(blocks)) return false;
   if (blocks.size() > max_blocks) return false;
+  if (one_space && disjoint_by_bitmap(blocks, layout_of(blocks, list.block_length))) return false;
+  const std::vector<uint32_t> spaces = address_spaces(list);
   std::vector<Interval> intervals;
   intervals.reserve(blocks.size());
   for (const towline_flat_block& block : blocks) {
@@ -250,7 +265,10 @@ std::vector<uint32_t> address_spaces(const towline_list& list) {
 std::optional<std::pair<uint32_t, uint32_t>> find_overlap(std::vector<Interval>& intervals) {
   if (intervals.size() < 2) return std::nullopt;
   const std::span<const Interval> all(intervals);
-  if (in_one_space(all) && disjoint_by_bitmap(all, layout_of(all))) return std::nullopt;
+  const bool alike = std::all_of(
+      all.begin(), all.end(), [&](const Interval& interval) { return interval.bytes == all.front().bytes; });
+  if (in_one_space(all) && disjoint_by_bitmap(all, layout_of(all, alike ? all.front().bytes : 0)))
+    return std::nullopt;
   return find_overlap_by_sorting(intervals);
 }
 

@@ -372,40 +372,53 @@ uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address
   return region;
 }
 
+// Most blocks are as long as the one before and lie in its region. Of these the inner loop asks nothing else:
+// lists of thousands are made for one transfer, and take as many instructions as it has.
 ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& blocks) {
   FlatShape shape;
   towline_flat_block* const flat = list_->flat_.get();
-  uint64_t covering_address = 0;  // the present region, at hand; none at first
-  uint64_t covering_bytes = 0;
-  uint32_t region = kNoRegion;
+  const auto address_of = [&](uint64_t i) {
+    return load_strided(blocks.addresses, blocks.address_stride_bytes, i);
+  };
+  const auto length_of = [&](uint64_t i) {
+    return load_strided(blocks.lengths, blocks.length_stride_bytes, i);
+  };
   uint64_t last_address = 0;
-  uint64_t last_length = load_strided(blocks.lengths, blocks.length_stride_bytes, 0);
+  uint64_t last_length = length_of(0);
   uint64_t last_distance = 0;
   uint32_t last_region = kNoRegion;
   uint64_t lengths = 0;      // all of them, or-ed
   uint64_t differences = 0;  // between neighbours' lengths, or-ed
-  for (uint64_t i = 0; i < blocks.count; ++i) {
-    const uint64_t address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
-    const uint64_t length = load_strided(blocks.lengths, blocks.length_stride_bytes, i);
-    const uint64_t before = address - covering_address;
-    // A block of no bytes has a length that is too large by one.
-    if (before >= covering_bytes || length - 1 >= covering_bytes - before) [[unlikely]] {
-      region = checked_region_at(i, address, length);
-      // Without a best region every block is looked up anew.
-      const bool keep = current_ == region;
-      covering_address = keep ? list_->regions_[region].address : 0;
-      covering_bytes = keep ? list_->regions_[region].bytes : 0;
-    }
-    flat[i] = {address, static_cast<uint32_t>(length), region};
-    lengths |= length;
-    shape.bytes += length;
-    const uint64_t distance = address - last_address;
+  for (uint64_t i = 0; i < blocks.count;) {
+    uint64_t address = address_of(i);
+    const uint64_t length = length_of(i);
+    const uint32_t region = checked_region_at(i, address, length);
+    const towline_flat_block like = {0, static_cast<uint32_t>(length), region};
+    // Without a best region every block is looked up anew.
+    const bool keep = current_ == region;
+    const uint64_t covering_address = keep ? list_->regions_[region].address : address;
+    const uint64_t room = keep ? list_->regions_[region].bytes - length : 0;
+    const uint64_t first = i;
+    uint64_t distance = address - last_address;
     const uint64_t change = length ^ last_length;
-    differences |= change;
     // The first has no neighbour, the second no distance to compare with. Distances go upwards only.
     const uint64_t turn = i > 1 ? distance ^ last_distance : 0;
     const bool goes_on = (change | turn | (region ^ last_region)) == 0 && distance < kMaxBlockBytes;
     shape.breaks += goes_on || i == 0 ? 0 : 1;
+    flat[i] = {address, like.length, region};
+    differences |= change;
+    lengths |= length;
+    if (++i == 1 && keep && blocks.count > 1) distance = address_of(1) - address;
+    for (; keep && i < blocks.count; ++i) {
+      const uint64_t next = address_of(i);
+      if (length_of(i) != length || next - covering_address > room) break;
+      flat[i] = {next, like.length, region};
+      const uint64_t next_distance = next - address;
+      shape.breaks += ((next_distance ^ distance) | next_distance / kMaxBlockBytes) != 0 ? 1 : 0;
+      distance = next_distance;
+      address = next;
+    }
+    shape.bytes += (i - first) * length;
     last_distance = distance;
     last_address = address;
     last_length = length;

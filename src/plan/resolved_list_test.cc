@@ -86,17 +86,20 @@ TEST(ResolvedList, means_the_same_blocks_as_the_entries_wherever_regions_begin_a
       regions.push_back(region(regions.size() + 1, at, bytes, random.chance(0.8) ? 3 : 1));
     std::shuffle(regions.begin(), regions.end(), random);
     const RegionIndex index(regions);
-    const auto list = ResolvedList::from_blocks(entries, index);
-    ASSERT_EQ(blocks_of(*list), expected);
-    plugin::detail::ListReader reader(list->view());
-    for (uint64_t i = 0; i < list->blocks(); ++i) {
-      const auto row = reader.row(i, 1);
-      const towline_region_ref& lies_in = list->regions()[row.region];
-      ASSERT_GE(row.address, lies_in.address);
-      ASSERT_LE(row.address + row.length, lies_in.address + lies_in.bytes);
+    uint64_t all_bytes = 0;
+    for (const Block& block : expected) all_bytes += block.length;
+    for (const auto& list :
+         {ResolvedList::from_blocks(entries, index), ResolvedList::from_flat(flat_of(expected), index)}) {
+      ASSERT_EQ(blocks_of(*list), expected);
+      ASSERT_EQ(list->bytes(), all_bytes);
+      plugin::detail::ListReader reader(list->view());
+      for (uint64_t i = 0; i < list->blocks(); ++i) {
+        const auto row = reader.row(i, 1);
+        const towline_region_ref& lies_in = list->regions()[row.region];
+        ASSERT_GE(row.address, lies_in.address);
+        ASSERT_LE(row.address + row.length, lies_in.address + lies_in.bytes);
+      }
     }
-    const auto flat = ResolvedList::from_flat(flat_of(expected), index);
-    ASSERT_EQ(blocks_of(*flat), expected);
   }
 }
 
