@@ -98,6 +98,10 @@ class Link {
   // The agent is closing: disconnects. False: somebody is posting through it, call again.
   [[nodiscard]] bool shut() noexcept;
 
+  // The peer's, of all its links. Set once.
+  [[nodiscard]] Link* next() const noexcept { return next_.load(std::memory_order_acquire); }
+  void set_next(Link* next) noexcept { next_.store(next, std::memory_order_release); }
+
  private:
   struct Import {
     towline_import* handle = nullptr;
@@ -119,6 +123,7 @@ class Link {
   Peer& peer_;
   Backend& backend_;
   Worker& worker_;
+  std::atomic<Link*> next_{nullptr};
   Series* sent_;
   Series* received_;
 

@@ -1,6 +1,6 @@
 #include "agent/peer.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/link.h"
@@ -27,16 +27,21 @@ Peer::Peer(Agent& agent, const metadata::PeerMetadata& metadata)
     : agent_(agent),
       name_(metadata.identity.name),
       identity_(identity_of(metadata.identity, name_)),
-      incarnation_text_(metadata.identity.incarnation.to_hex()) {
+      incarnation_text_(metadata.identity.incarnation.to_hex()),
+      reach_(std::make_unique<std::atomic<Reach>[]>(agent.backends().backends().size())) {
   merge(metadata);
 }
 
-Peer::~Peer() = default;
+Peer::~Peer() {
+  for (Link* link = first_link_.load(std::memory_order_relaxed); link != nullptr;)
+    delete std::exchange(link, link->next());
+}
 
 void Peer::merge(const metadata::PeerMetadata& metadata) {
   std::lock_guard lock(mutex_);
   index_.reset();
-  reach_.clear();
+  for (size_t i = 0; i < agent_.backends().backends().size(); ++i)
+    reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
   if (!metadata.listen.empty()) listen_addresses_ = metadata.listen;
   for (const metadata::BackendMetadata& backend : metadata.backends)
     addresses_[backend.name] = backend.address;
@@ -106,74 +111,68 @@ std::shared_ptr<RemoteRegion> Peer::forget_region(uint64_t key) {
   return region;
 }
 
-Peer::Reach Peer::reach(const Backend& backend) const {
-  std::lock_guard lock(mutex_);
-  const Reach reach = backend.index < reach_.size() ? reach_[backend.index] : Reach::kUnknown;
-  return reach == Reach::kNo && has_up_link_locked(backend) ? Reach::kMaybe : reach;
+template <class Wanted>
+Link* Peer::first_link(Wanted wanted) const noexcept {
+  Link* link = first_link_.load(std::memory_order_acquire);
+  while (link != nullptr && !wanted(*link)) link = link->next();
+  return link;
 }
 
-void Peer::set_reach(const Backend& backend, Reach reach) {
-  std::lock_guard lock(mutex_);
-  if (backend.index >= reach_.size()) reach_.resize(backend.index + 1, Reach::kUnknown);
-  reach_[backend.index] = reach;
+Peer::Reach Peer::reach(const Backend& backend) const noexcept {
+  const Reach reach = reach_[backend.index].load(std::memory_order_relaxed);
+  return reach == Reach::kNo && has_up_link(backend) ? Reach::kMaybe : reach;
 }
 
-bool Peer::has_up_link(const Backend& backend) const {
-  std::lock_guard lock(mutex_);
-  return has_up_link_locked(backend);
+void Peer::set_reach(const Backend& backend, Reach reach) noexcept {
+  reach_[backend.index].store(reach, std::memory_order_relaxed);
 }
 
-bool Peer::has_up_link_locked(const Backend& backend) const noexcept {
-  return std::any_of(links_.begin(), links_.end(),
-                     [&](const auto& link) { return &link->backend() == &backend && link->up(); });
+bool Peer::has_up_link(const Backend& backend) const noexcept {
+  return first_link([&](const Link& link) { return &link.backend() == &backend && link.up(); }) != nullptr;
 }
 
-Link* Peer::find_link(const Backend& backend, uint32_t worker) const {
+Link* Peer::find_link(const Backend& backend, uint32_t worker) const noexcept {
+  return first_link(
+      [&](const Link& link) { return &link.backend() == &backend && link.worker().index() == worker; });
+}
+
+Link& Peer::add_link(Backend& backend, uint32_t worker) {
+  auto made = std::make_unique<Link>(*this, backend, *agent_.workers()[worker]);
   std::lock_guard lock(mutex_);
-  for (const auto& link : links_) {
-    if (&link->backend() == &backend && link->worker().index() == worker) return link.get();
+  Link* last = first_link_.load(std::memory_order_relaxed);
+  while (last != nullptr && last->next() != nullptr) last = last->next();
+  Link* const added = made.release();
+  if (last == nullptr) {
+    first_link_.store(added, std::memory_order_release);
+  } else {
+    last->set_next(added);
   }
-  return nullptr;
+  return *added;
 }
 
 Link& Peer::link(Backend& backend, uint32_t worker) {
-  if (Link* known = find_link(backend, worker)) return *known;
-  std::lock_guard lock(mutex_);
-  links_.push_back(std::make_unique<Link>(*this, backend, *agent_.workers()[worker]));
-  return *links_.back();
+  Link* const known = find_link(backend, worker);
+  return known != nullptr ? *known : add_link(backend, worker);
 }
 
 Link& Peer::link_for_incoming(Backend& backend, uint32_t worker) {
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& link : links_) {
-      if (&link->backend() == &backend && link->worker().index() == worker &&
-          link->state() == Link::State::kDown) {
-        return *link;
-      }
-    }
-  }
-  std::lock_guard lock(mutex_);
-  links_.push_back(std::make_unique<Link>(*this, backend, *agent_.workers()[worker]));
-  return *links_.back();
+  Link* const free = first_link([&](const Link& link) {
+    return &link.backend() == &backend && link.worker().index() == worker &&
+           link.state() == Link::State::kDown;
+  });
+  return free != nullptr ? *free : add_link(backend, worker);
 }
 
 Link* Peer::up_link(uint32_t worker) const noexcept {
-  std::lock_guard lock(mutex_);
-  Link* found = nullptr;
-  for (const auto& link : links_) {
-    if (!link->up()) continue;
-    if (link->worker().index() == worker) return link.get();
-    if (found == nullptr) found = link.get();
-  }
-  return found;
+  Link* const own =
+      first_link([&](const Link& link) { return link.up() && link.worker().index() == worker; });
+  return own != nullptr ? own : first_link([](const Link& link) { return link.up(); });
 }
 
 std::vector<Link*> Peer::links() const {
-  std::lock_guard lock(mutex_);
   std::vector<Link*> result;
-  result.reserve(links_.size());
-  for (const auto& link : links_) result.push_back(link.get());
+  for (Link* link = first_link_.load(std::memory_order_acquire); link != nullptr; link = link->next())
+    result.push_back(link);
   return result;
 }
 

@@ -73,14 +73,15 @@ class Peer {
   // What a backend said of reaching the peer, until the peer's metadata changes. kMaybe as well where the
   // backend said no, and the peer came to us.
   enum class Reach : uint8_t { kUnknown, kMaybe, kNo };
-  [[nodiscard]] Reach reach(const Backend& backend) const;
-  void set_reach(const Backend& backend, Reach reach);
-  [[nodiscard]] bool has_up_link(const Backend& backend) const;
+  [[nodiscard]] Reach reach(const Backend& backend) const noexcept;
+  void set_reach(const Backend& backend, Reach reach) noexcept;
 
+  // Links are looked for without a lock: every transfer that is made does.
+  [[nodiscard]] bool has_up_link(const Backend& backend) const noexcept;
   // The link of a backend and worker; made when it is not there. Any thread.
   Link& link(Backend& backend, uint32_t worker);
   // The same, without making one.
-  [[nodiscard]] Link* find_link(const Backend& backend, uint32_t worker) const;
+  [[nodiscard]] Link* find_link(const Backend& backend, uint32_t worker) const noexcept;
   // A link that is up, of this worker if there is one; null when none is. Allocates nothing.
   [[nodiscard]] Link* up_link(uint32_t worker) const noexcept;
   // Takes a connection that came in: the slot's link when that is free, else a further one.
@@ -88,7 +89,10 @@ class Peer {
   [[nodiscard]] std::vector<Link*> links() const;
 
  private:
-  [[nodiscard]] bool has_up_link_locked(const Backend& backend) const noexcept;
+  // The first that `wanted` takes; null when there is none.
+  template <class Wanted>
+  [[nodiscard]] Link* first_link(Wanted wanted) const noexcept;
+  Link& add_link(Backend& backend, uint32_t worker);
 
   Agent& agent_;
   const std::string name_;
@@ -96,14 +100,15 @@ class Peer {
   const std::string incarnation_text_;
   std::atomic<Status> ended_{Status::kOk};
   std::atomic<uint32_t> health_{TOWLINE_HEALTH_UNKNOWN};
+  const std::unique_ptr<std::atomic<Reach>[]> reach_;  // by backend
+  // Owned. In the order they were made, which is under the lock; none goes before the peer.
+  std::atomic<Link*> first_link_{nullptr};
 
   mutable std::mutex mutex_;
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
   mutable std::shared_ptr<const RegionIndex> index_;  // of regions_; null: to be made
-  std::vector<Reach> reach_;                          // by backend
-  std::vector<std::unique_ptr<Link>> links_;
 };
 
 }  // namespace towline

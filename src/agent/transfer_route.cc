@@ -236,12 +236,12 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
-    const std::shared_ptr<Region> region = agent_->regions().find(key);
-    if (region == nullptr) {  // the list is older than that
+    const bool known = agent_->regions().look_at(
+        key, [&](const Region& region) { registrations.add(registration_of(region, *backend_)); });
+    if (!known) {  // the list is older than that
       set_failure_text(fmt::format("this agent has deregistered the region with key {}", key).c_str());
       return Status::kStale;
     }
-    registrations.add(registration_of(*region, *backend_));
   }
   const towline_prepare_args args = {
       sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};

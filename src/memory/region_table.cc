@@ -136,6 +136,11 @@ std::shared_ptr<Region> RegionTable::find(uint64_t key) const {
   return slot == nullptr ? nullptr : slot->region;
 }
 
+const Region* RegionTable::region_of(uint64_t key) const noexcept {
+  const Slot* slot = find_slot(key);
+  return slot == nullptr ? nullptr : slot->region.get();
+}
+
 std::vector<std::shared_ptr<Region>> RegionTable::published() const {
   std::shared_lock lock(mutex_);
   std::vector<std::shared_ptr<Region>> result;

@@ -74,6 +74,15 @@ class RegionTable {
 
   // Null when there is none (any more); also finds unpublished and retired ones.
   [[nodiscard]] std::shared_ptr<Region> find(uint64_t key) const;
+  // The same region, for `look` to read under the table's lock. False when there is none.
+  template <class Look>
+  [[nodiscard]] bool look_at(uint64_t key, Look&& look) const {
+    const std::shared_lock lock(mutex_);
+    const Region* region = region_of(key);
+    if (region == nullptr) return false;
+    look(*region);
+    return true;
+  }
   // All that are published, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
   [[nodiscard]] uint64_t size() const noexcept;  // published
@@ -109,6 +118,7 @@ class RegionTable {
 
   [[nodiscard]] Slot* slot_at(uint32_t index) const noexcept;
   [[nodiscard]] Slot* find_slot(uint64_t key) const noexcept;
+  [[nodiscard]] const Region* region_of(uint64_t key) const noexcept;  // under the lock
   uint32_t take_slot();
 
   mutable std::shared_mutex mutex_;
