@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <new>
 #include <utility>
 
@@ -42,7 +43,7 @@ std::string in_json(const std::string& text) {
 Output::Output(const ConnectionOptions& options)
     : queue(options.queue_bytes),
       frame(kMaxSegments + 2),
-      preamble(std::make_unique_for_overwrite<uint8_t[]>(kMaxPreambleBytes)),
+      preamble(std::make_unique<uint8_t[]>(kMaxPreambleBytes)),  // padding goes out as it lies
       pins(kMaxSegments),
       sent(options.window_frames),
       refusals(kWindowFrames),
@@ -61,6 +62,7 @@ LaneState::LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& opti
       out(options),
       in(options) {
   traits.read_ahead_bytes = std::clamp<uint32_t>(traits.read_ahead_bytes, kHeaderBytes, 64u << 10);
+  traits.payload_alignment = std::bit_floor(std::clamp(traits.payload_alignment, 1u, kMaxPaddingBytes));
 }
 
 ConnectionCore::ConnectionCore(const plugin::Host& host, void* peer, const ConnectionOptions& options)

@@ -382,6 +382,59 @@ TEST(CountTest, OfMoreThanWasSentBreaksTheConnectionAndAnOldOneIsNothing) {
   EXPECT_EQ(a.host.status(1), Status::kPeerLost);
 }
 
+// Written into a file, each frame's payload and the next frame would begin at a multiple of the alignment.
+TEST(PaddingTest, AlignsTheLargeFramesOfBothSidesAndNoSmallOnes) {
+  constexpr std::size_t kLarge = 1 << 20;
+  constexpr std::size_t kSmall = 100 << 10;
+  Side a;
+  Side b;
+  testing::LanePair lanes = testing::socket_lanes();
+  a.connection.add_lane(std::move(lanes.first));
+  b.connection.add_lane(std::move(lanes.second));
+  std::vector<uint8_t> local(kLarge, 1);
+  std::vector<uint8_t> remote(kLarge, 2);
+  FakePlan plan{b.host.add(remote.data(), remote.size())};
+  plan.add(local.data(), remote.data(), kLarge);
+  uint64_t cookie = 0;
+  for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
+    Side& sender = op == TOWLINE_WRITE ? a : b;
+    const std::size_t small_preamble = kHeaderBytes + (op == TOWLINE_WRITE ? sizeof(WireSegment) : 0);
+    for (const std::size_t bytes : {kLarge, kSmall}) {
+      const uint64_t before = sender.connection.statistics().bytes_sent;
+      ASSERT_EQ(a.submit(a.prepare(plan.plan(), op), ++cookie, 0, bytes), Status::kInProgress);
+      for (int i = 0; i < 10000 && !a.host.ended(cookie); ++i) {
+        a.progress();
+        b.progress();
+      }
+      ASSERT_TRUE(a.host.ended(cookie));
+      EXPECT_EQ(a.host.status(cookie), Status::kOk);
+      const uint64_t preamble = bytes == kLarge ? testing::FdLane::kPayloadAlignment : small_preamble;
+      EXPECT_EQ(sender.connection.statistics().bytes_sent - before, preamble + bytes);
+    }
+  }
+  EXPECT_EQ(remote, local);
+}
+
+TEST(PaddingTest, OfMoreThanAPageOrWithoutPayloadIsRefused) {
+  uint8_t encoded[kHeaderBytes];
+  FrameHeader decoded;
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.payload_bytes = 1;
+  header.padding_bytes = kMaxPaddingBytes;
+  encode_header(header, encoded);
+  EXPECT_EQ(decode_header(encoded, decoded), nullptr);
+  EXPECT_EQ(preamble_bytes(decoded), kHeaderBytes + kMaxPaddingBytes);
+  header.padding_bytes = kMaxPaddingBytes + 1;
+  encode_header(header, encoded);
+  EXPECT_STREQ(decode_header(encoded, decoded), "too much padding");
+  header.type = FrameType::kAck;
+  header.payload_bytes = 0;
+  header.padding_bytes = 1;
+  encode_header(header, encoded);
+  EXPECT_STREQ(decode_header(encoded, decoded), "padding in a frame without payload");
+}
+
 INSTANTIATE_TEST_SUITE_P(Media, ConnectionTest,
                          ::testing::Values(Medium{"ring", 256 << 10, 1}, Medium{"tiny_ring", 512, 1},
                                            Medium{"rings", 64 << 10, 3}, Medium{"socket", 0, 1},

@@ -65,6 +65,8 @@ class ConnectionCore {
   // core_send.cc
   LaneState& least_loaded() noexcept;
   LaneState& least_read_from() noexcept;
+  [[nodiscard]] static uint32_t padding(const LaneState& lane, std::size_t preamble,
+                                        std::size_t payload) noexcept;
   FrameHeader new_header(LaneState& lane, FrameType type) noexcept;
   void add_checksum(FrameHeader& header, std::span<const iovec> payload) const noexcept;
   bool may_emit(const LaneState& lane, std::size_t bytes) const noexcept;

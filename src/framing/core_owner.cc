@@ -120,9 +120,11 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
   while (!out.answers.empty() && may_emit(lane, kHeaderBytes)) {
     const uint32_t index = out.answers.front();
     ReadAnswer& answer = answers_[index];
+    const std::size_t bytes = std::min<uint64_t>(lane.frame_bytes, answer.end - answer.next);
+    const uint32_t padded = padding(lane, kHeaderBytes, bytes);
     out.frame.clear();
-    out.frame.append(out.preamble.get(), kHeaderBytes);
-    const std::size_t count = cut_answer(answer, lane.frame_bytes);
+    out.frame.append(out.preamble.get(), kHeaderBytes + padded);
+    const std::size_t count = cut_answer(answer, bytes);
     const Status status =
         pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
     if (status != Status::kOk) {
@@ -133,8 +135,8 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
       free_answers_.push_back(index);  // within its capacity
       continue;
     }
-    const std::size_t bytes = out.frame.bytes() - kHeaderBytes;
     FrameHeader header = new_header(lane, FrameType::kData);
+    header.padding_bytes = padded;
     header.payload_bytes = static_cast<uint32_t>(bytes);
     header.part = answer.wire_id;
     header.offset = answer.next;

@@ -16,6 +16,8 @@ constexpr std::size_t kInTwoFrom = 128u << 10;
 constexpr std::size_t kInTwoUpTo = 256u << 10;
 constexpr std::size_t kHeadBytes = 32u << 10;
 constexpr std::size_t kHeadPieces = 64;
+// From here on padding is less than a hundredth of a frame, and pays.
+constexpr std::size_t kAlignedFrom = 512u << 10;
 
 }  // namespace
 
@@ -49,6 +51,12 @@ void ConnectionCore::add_checksum(FrameHeader& header, std::span<const iovec> pa
   if (!options_.checksum) return;
   header.flags |= kFlagChecksum;
   header.payload_crc = checksum_of(payload);
+}
+
+// Between a preamble of so many bytes and its payload.
+uint32_t ConnectionCore::padding(const LaneState& lane, std::size_t preamble, std::size_t payload) noexcept {
+  if (payload < kAlignedFrom) return 0;
+  return static_cast<uint32_t>(-preamble & (lane.traits.payload_alignment - 1));
 }
 
 // Takes the next sequence number: the frame must follow.
@@ -250,6 +258,7 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   if (part.chained && !only) header.flags |= kFlagChained;
   header.segment_count = static_cast<uint16_t>(count);
   header.payload_bytes = static_cast<uint32_t>(bytes);
+  header.padding_bytes = padding(lane, preamble_bytes(header), bytes);
   header.part = part.wire_id();
   header.offset = offset;
   out.frame.clear();

@@ -54,6 +54,8 @@ class Lane {
     uint32_t frame_bytes = 1u << 20;        // preferred payload of one frame
     uint32_t read_ahead_bytes = 64u << 10;  // how much to read at once while frames are small; what lies
                                             // beyond a small frame is copied once more
+    uint32_t payload_alignment = 1;  // a power of two, at most a page: of where a large frame's payload
+                                     // begins in the frame, and the next frame in the stream
     bool calls_are_cheap = false;  // no system call: each small frame goes out by itself, and an empty read
                                    // costs nothing; else frames of one pass are gathered
   };

@@ -165,7 +165,7 @@ class FakePlan {
   bool equal_ = true;
 };
 
-// Over a nonblocking stream socket, which it owns.
+// Over a nonblocking stream socket, which it owns. Large payload is aligned, as on the transports' sockets.
 class FdLane final : public Lane {
  public:
   explicit FdLane(int fd) : fd_(fd) {}
@@ -189,6 +189,12 @@ class FdLane final : public Lane {
     ::shutdown(fd_, SHUT_RDWR);
   }
   std::string describe() const override { return "socket"; }
+  Traits traits() const noexcept override {
+    Traits traits;
+    traits.payload_alignment = kPayloadAlignment;
+    return traits;
+  }
+  static constexpr uint32_t kPayloadAlignment = 4096;
 
  private:
   IoResult outcome(ssize_t moved) const noexcept {

@@ -23,6 +23,7 @@ const char* check_fields(const FrameHeader& h) noexcept {
   const bool has_message = h.type == FrameType::kMessage;
   if (has_segments != (h.segment_count != 0)) return "segment count does not fit the frame's type";
   if (placed != (h.payload_bytes != 0)) return "payload does not fit the frame's type";
+  if (!placed && h.padding_bytes != 0) return "padding in a frame without payload";
   if (has_message != (h.message_bytes != 0) && h.type != FrameType::kWrite)
     return "message does not fit the frame's type";
   if (has_extent != (h.extent != 0)) return "extent does not fit the frame's type";
@@ -43,8 +44,8 @@ const char* decode_header(const uint8_t* data, FrameHeader& header) noexcept {
   if (header.version != kWireVersion) return "unknown wire version";
   if (header.type < FrameType::kWrite || header.type > FrameType::kBye) return "unknown frame type";
   if ((header.flags & ~allowed_flags(header.type)) != 0) return "unknown flags";
-  if (header.reserved != 0) return "reserved field in use";
   if (header.segment_count > kMaxSegments) return "too many segments";
+  if (header.padding_bytes > kMaxPaddingBytes) return "too much padding";
   if (header.payload_bytes > kMaxPayloadBytes) return "payload too large";
   if (header.message_bytes > kMaxMessageBytes) return "message too large";
   if (header.type == FrameType::kRead && header.extent > kMaxReadBytes) return "read request too large";

@@ -1,6 +1,7 @@
-// The framed engine's wire format, version 1. Little-endian throughout.
+// The framed engine's wire format, version 2. Little-endian throughout.
 //
-//   frame = header (64 bytes) + segment_count x segment (24 bytes) + payload_bytes + message_bytes
+//   frame = header (64 bytes) + segment_count x segment (24 bytes) + padding_bytes + payload_bytes
+//           + message_bytes
 //
 //   type     segments               payload          message        part        offset, extent
 //   WRITE    where it goes          the data         0 or attached  initiator's of the data in the plan, 0
@@ -35,11 +36,12 @@
 namespace towline::framing {
 
 inline constexpr uint16_t kMagic = 0x5754;  // "TW"
-inline constexpr uint8_t kWireVersion = 1;
+inline constexpr uint8_t kWireVersion = 2;
 
 // Limits that both ends hold each other to.
 inline constexpr uint32_t kMaxSegments = 1000;  // of a frame; with header and message within one writev
 inline constexpr uint32_t kMaxPayloadBytes = 16u << 20;  // of a frame
+inline constexpr uint32_t kMaxPaddingBytes = 4096;       // before a WRITE's or DATA's payload, of any content
 inline constexpr uint64_t kMaxReadBytes = 1ull << 30;    // of a read request
 inline constexpr uint32_t kMaxMessageBytes = TOWLINE_MAX_MESSAGE_BYTES;
 inline constexpr uint32_t kReadCredits = 64;     // read requests outstanding on a connection
@@ -78,7 +80,7 @@ struct FrameHeader {
   uint64_t extent = 0;
   int32_t status = 0;  // NACK: why
   uint32_t payload_crc = 0;
-  uint32_t reserved = 0;
+  uint32_t padding_bytes = 0;
   uint32_t header_crc = 0;  // CRC-32C of the 60 bytes before, then of the segments
 };
 static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, part) == 24 &&
@@ -92,7 +94,8 @@ struct WireSegment {
 static_assert(sizeof(WireSegment) == 24);
 
 inline constexpr std::size_t kHeaderBytes = sizeof(FrameHeader);
-inline constexpr std::size_t kMaxPreambleBytes = kHeaderBytes + kMaxSegments * sizeof(WireSegment);
+inline constexpr std::size_t kMaxPreambleBytes =
+    kHeaderBytes + kMaxSegments * sizeof(WireSegment) + kMaxPaddingBytes;
 
 inline std::span<const uint8_t> bytes_of(const void* data, std::size_t bytes) noexcept {
   return {static_cast<const uint8_t*>(data), bytes};
@@ -112,7 +115,7 @@ inline void encode_header(FrameHeader header, uint8_t* out) noexcept {
 }
 
 inline std::size_t preamble_bytes(const FrameHeader& header) noexcept {
-  return kHeaderBytes + header.segment_count * sizeof(WireSegment);
+  return kHeaderBytes + header.segment_count * sizeof(WireSegment) + header.padding_bytes;
 }
 
 inline WireSegment segment_at(const uint8_t* preamble, std::size_t index) noexcept {

@@ -58,15 +58,15 @@ std::vector<uint8_t> repair(const uint8_t* data, std::size_t size, uint8_t* regi
   for (std::size_t at = 0; script.size() - at >= kHeaderBytes;) {
     FrameHeader header;
     std::memcpy(&header, script.data() + at, kHeaderBytes);
-    if ((header.reserved & 1) != 0) break;
+    if ((header.padding_bytes & 1) != 0) break;
     header.magic = kMagic;
     header.version = kWireVersion;
     header.type = static_cast<FrameType>(1 + static_cast<uint8_t>(header.type) % 7);
-    header.reserved = 0;
     header.sequence = sequence++;
     header.segment_count %= 5;
     header.payload_bytes %= 9000;
     header.message_bytes %= 1000;
+    header.padding_bytes = header.payload_bytes == 0 ? 0 : header.padding_bytes % 200;
     header.ack %= 8;
     header.part = uint64_t{1} << 32 | header.part % 4;
     if (header.type == FrameType::kAck || header.type == FrameType::kMessage) header.part = header.offset = 0;
