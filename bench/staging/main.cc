@@ -101,8 +101,9 @@ struct Cell {
 
 // An agent on our side, with memory that both legs may use.
 struct Stager {
-  Stager(const Options& options, const std::string& backend, std::uint64_t bytes)
-      : agent("stager", {.listen = "none", .backends = backend + ",posix", .config = options.config}),
+  // A name of its own: an agent that connects under another's takes its place.
+  Stager(const std::string& name, const Options& options, const std::string& backend, std::uint64_t bytes)
+      : agent(name, {.listen = "none", .backends = backend + ",posix", .config = options.config}),
         memory(bytes),
         region(agent.register_memory(towline::dram(memory))) {
     std::memset(memory.data(), 0xa5, bytes);
@@ -130,8 +131,8 @@ class Bench {
       : bytes_(options.mebibytes << 20),
         block_(options.block_kibibytes << 10),
         target_({std::filesystem::read_symlink("/proc/self/exe").string(), "target"}),
-        stager_(options, backend_of(path), bytes_),
-        other_(options, backend_of(path), bytes_) {
+        stager_("stager", options, backend_of(path), bytes_),
+        other_("beside", options, backend_of(path), bytes_) {
     const Json there =
         target_.ask({{"backend", backend_of(path)}, {"bytes", bytes_}, {"shared", path == "mapped"}});
     if (clock_getcpuclockid(static_cast<pid_t>(there["process"].get<std::int64_t>()), &target_clock_) != 0)
