@@ -65,7 +65,10 @@ CellResult measure(const Cell& cell, std::size_t span, const Contenders& contend
   for (int round = 0; round < settings.rounds; ++round) {
     if (settings.quiet_s > 0) wait_until_quiet(settings.quiet_s);
     for (std::size_t i = 0; i < entrants.size(); ++i) {
-      const Entrant& next = entrants[(i + static_cast<std::size_t>(round)) % entrants.size()];
+      // Every other round goes backwards: turns that only move on leave each contender behind the same one,
+      // and what that one has done to a disk or to caches counts for it in every round.
+      const std::size_t turn = round % 2 == 0 ? i : entrants.size() - 1 - i;
+      const Entrant& next = entrants[(turn + static_cast<std::size_t>(round)) % entrants.size()];
       const double elapsed = next.contender->run(next.iterations);
       result.seconds[next.contender->name()].push_back(elapsed / static_cast<double>(next.iterations));
     }
