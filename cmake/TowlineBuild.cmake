@@ -54,6 +54,7 @@ target_compile_options(
             -Wvla
             $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
             $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
+            $<$<AND:$<BOOL:${CMAKE_UNITY_BUILD}>,$<COMPILE_LANG_AND_ID:CXX,GNU>>:-Wno-subobject-linkage> # one file to it
             -Werror=return-type
             -Werror=format
             -Werror=uninitialized

@@ -25,6 +25,8 @@ function(towline_layer folder)
   towline_target_name(target ${folder})
 
   file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cc)
+  # An entry point that each plugin has: whoever links the layer must be able to leave it out.
+  set_source_files_properties(${directory}/plugin.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   file(GLOB tests CONFIGURE_DEPENDS ${directory}/*_test.cc)
   file(GLOB fuzzers CONFIGURE_DEPENDS ${directory}/*_fuzz.cc)
   list(REMOVE_ITEM sources ${tests} ${fuzzers})

@@ -26,7 +26,7 @@ namespace {
 
 constexpr uint32_t kMostWorkers = 8;
 constexpr std::size_t kCompletionCapacity = 1 << 16;
-constexpr uint64_t kCloseTimeoutNs = 5 * kSecondNs;
+constexpr uint64_t kAgentCloseNs = 5 * kSecondNs;
 constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
 
 const Clock& system_clock() noexcept {
@@ -171,7 +171,7 @@ void Agent::close() noexcept {
     const ValueMessage bye = make_value_message(ControlType::kBye, 0);
     for (Link* link : std::vector<Link*>(worker->links())) (void)link->send(&bye, sizeof bye);
   }
-  drive_until([this] { return all_transfers_ready(); }, deadline_after(kCloseTimeoutNs));
+  drive_until([this] { return all_transfers_ready(); }, deadline_after(kAgentCloseNs));
   {
     Worker::Guard guard(*workers_[0]);
     metadata_service_.reset();

@@ -9,7 +9,7 @@
 namespace towline {
 namespace {
 
-constexpr uint64_t kCloseTimeoutNs = 2 * kSecondNs;
+constexpr uint64_t kDirectoryCloseNs = 2 * kSecondNs;
 
 uint32_t plugin_flags(uint32_t flags) noexcept {
   uint32_t result = 0;
@@ -124,7 +124,7 @@ void Directory::close(uint64_t timeout_ns) noexcept {
   while (users_.load(std::memory_order_seq_cst) != 0) sched_yield();
   towline_directory_client* const client = client_.exchange(nullptr);
   if (client == nullptr) return;
-  const uint64_t limit_ns = timeout_ns == 0 ? kCloseTimeoutNs : timeout_ns;
+  const uint64_t limit_ns = timeout_ns == 0 ? kDirectoryCloseNs : timeout_ns;
   table_->close(client, Deadline::after(monotonic_now_ns(), limit_ns).ns());
   const std::lock_guard lock(mutex_);
   for (const auto& [number, watch] : watches_) watch->end(Status::kClosed, "the directory has been closed");

@@ -23,7 +23,7 @@ void log_text(void*, int32_t level, const char* text) {
   }
 }
 
-void fail_with(void*, const char* text) { failure = text == nullptr ? "" : text; }
+void note_failure(void*, const char* text) { failure = text == nullptr ? "" : text; }
 
 void collect(void* agent, void (*take)(void* argument, const char* json, size_t bytes), void* argument) {
   std::string json = "[]";
@@ -49,7 +49,7 @@ std::string counters_json(const Agent* agent) {
 
 Exporter::Exporter(const Config& config, const Agent* agent, const std::string& address) : agent_(agent) {
   table_ = &plugin_table<towline_exporter_table_v1>(load_plugin(config, "prometheus"), "exporter");
-  const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_text, fail_with,
+  const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_text, note_failure,
                                          collect};
   failure.clear();
   char bound[256] = "";

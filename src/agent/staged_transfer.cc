@@ -13,8 +13,6 @@ namespace towline {
 
 namespace {
 
-constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
-
 void check_local_access(const BlockList& local, uint32_t op) {
   const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_WRITE : TOWLINE_ACCESS_READ;
   if ((local.resolved()->common_access() & needed) == needed) return;

@@ -18,7 +18,6 @@ constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // each lasts twice as lo
 constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
 // Less is done before another thread has woken up and taken its share.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
-constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 #if defined(__GLIBC__) && defined(__x86_64__)
 static_assert(sizeof(Transfer) <= 1000);  // see the class
 #endif

@@ -39,6 +39,7 @@ class Worker;
 struct Backend;
 
 inline constexpr uint32_t kMaxParts = 8;
+inline constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 
 // A worker's share of a transfer. Under that worker's lock.
 struct Part {

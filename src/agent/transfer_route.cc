@@ -162,7 +162,7 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
   failed_count_ = 0;
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
-  fences_.store(TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE, std::memory_order_relaxed);
+  fences_.store(kAllFences, std::memory_order_relaxed);
   parts_left_.store(part_count_, std::memory_order_relaxed);
   for (uint32_t i = 0; i < part_count_; ++i) {
     parts_[i].link = nullptr;
@@ -176,8 +176,7 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
     } else if (part.worker->enqueue(&part)) {
       part.worker->wake();
     } else {
-      part_ended(part,
-                 {TOWLINE_AGAIN, 0, TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE, 0, 0, part.begin, part.end});
+      part_ended(part, {TOWLINE_AGAIN, 0, kAllFences, 0, 0, part.begin, part.end});
     }
   }
   return true;

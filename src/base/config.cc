@@ -47,12 +47,6 @@ std::optional<bool> parse_bool(std::string_view text) {
   return std::nullopt;
 }
 
-std::string_view trimmed(std::string_view text) noexcept {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
-}
-
 Config::Environment read_environment() {
   Config::Environment result;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

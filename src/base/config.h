@@ -88,6 +88,8 @@ class Config {
   std::unique_ptr<State> state_;
 };
 
+std::string_view trimmed(std::string_view text) noexcept;  // of the blanks around it
+
 // What the getters parse with; nullopt when malformed or out of range.
 std::optional<uint64_t> parse_bytes(std::string_view text) noexcept;
 std::optional<uint64_t> parse_duration_ns(std::string_view text) noexcept;

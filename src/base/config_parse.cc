@@ -35,12 +35,6 @@ constexpr std::array<Unit, 7> kDurationUnits = {{{"ns", 1},
                                                  {"h", 3600 * kSecondNs},
                                                  {"d", 24 * 3600 * kSecondNs}}};
 
-std::string_view trimmed(std::string_view text) noexcept {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
-}
-
 // "<number><spaces><unit>" with one of the units. Whole numbers stay exact; others are rounded.
 template <std::size_t kCount>
 std::optional<uint64_t> parse_quantity(std::string_view text,
@@ -69,6 +63,12 @@ std::optional<uint64_t> parse_quantity(std::string_view text,
 }
 
 }  // namespace
+
+std::string_view trimmed(std::string_view text) noexcept {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
 
 std::optional<uint64_t> parse_bytes(std::string_view text) noexcept {
   return parse_quantity(text, kByteUnits);

@@ -70,7 +70,7 @@ namespace {
 // A linear map of 32-bit states: the images of the 32 single bits.
 using BitMatrix = std::array<uint32_t, 32>;
 
-constexpr uint32_t apply(const BitMatrix& matrix, uint32_t state) {
+constexpr uint32_t image_of(const BitMatrix& matrix, uint32_t state) {
   uint32_t result = 0;
   for (std::size_t bit = 0; bit < 32; ++bit) {
     if ((state >> bit & 1) != 0) result ^= matrix[bit];
@@ -87,12 +87,12 @@ constexpr std::array<Table, 4> make_zeros_tables(std::size_t bytes) {
   }
   for (; bytes > 1; bytes /= 2) {
     BitMatrix squared{};
-    for (std::size_t bit = 0; bit < 32; ++bit) squared[bit] = apply(matrix, matrix[bit]);
+    for (std::size_t bit = 0; bit < 32; ++bit) squared[bit] = image_of(matrix, matrix[bit]);
     matrix = squared;
   }
   std::array<Table, 4> tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
-    for (std::size_t k = 0; k < 4; ++k) tables[k][byte] = apply(matrix, byte << (8 * k));
+    for (std::size_t k = 0; k < 4; ++k) tables[k][byte] = image_of(matrix, byte << (8 * k));
   }
   return tables;
 }

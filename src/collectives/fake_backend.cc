@@ -11,6 +11,7 @@
 #include "collectives/types.h"
 
 namespace towline::collectives {
+namespace fake {
 namespace {
 
 // What the table's opaque handle stands for here. No struct of the handle's own name: another backend in this
@@ -94,6 +95,7 @@ int32_t describe(towline_collective_backend*, char* json, size_t capacity, size_
 }
 
 }  // namespace
+}  // namespace fake
 
 const towline_collective_table_v1_t& fake_backend() {
   static const towline_collective_table_v1_t table = [] {
@@ -101,15 +103,15 @@ const towline_collective_table_v1_t& fake_backend() {
     made.struct_size = sizeof made;
     made.major = TOWLINE_COLLECTIVE_MAJOR;
     made.version = "1";
-    made.open = open;
-    made.close = close;
-    made.perform = perform;
-    made.message_start = message_start;
-    made.message_test = message_test;
-    made.message_release = message_release;
-    made.message_wait = message_wait;
-    made.abort = abort;
-    made.describe = describe;
+    made.open = fake::open;
+    made.close = fake::close;
+    made.perform = fake::perform;
+    made.message_start = fake::message_start;
+    made.message_test = fake::message_test;
+    made.message_release = fake::message_release;
+    made.message_wait = fake::message_wait;
+    made.abort = fake::abort;
+    made.describe = fake::describe;
     return made;
   }();
   return table;

@@ -242,10 +242,10 @@ TEST(LooseAmongOthers, ResultsAreRightInAnyOrder) {
     run_ranks(world, [](Communicator& ranks) {
       std::minstd_rand same(7);  // alike on all ranks
       std::minstd_rand own(static_cast<unsigned>(ranks.rank()) + 1);
-      constexpr uint64_t kCounts[] = {0, 1, 1, 1, 2, 6, 7, 100, 1024, 1025, 20000};
+      constexpr uint64_t kMostlySmall[] = {0, 1, 1, 1, 2, 6, 7, 100, 1024, 1025, 20000};
       for (int i = 0; i < 3000; ++i) {
         const auto choice = same() % 40;
-        const uint64_t count = kCounts[same() % (i % 50 == 0 ? std::size(kCounts) : 9)];
+        const uint64_t count = kMostlySmall[same() % (i % 50 == 0 ? std::size(kMostlySmall) : 9)];
         const auto root = static_cast<int>(same() % static_cast<unsigned>(ranks.size()));
         if (choice == 0) do_barrier(ranks);
         if (choice == 1) {

@@ -23,7 +23,7 @@ bool contains(std::span<const int> indices, int index) {
   return std::ranges::find(indices, index) != indices.end();
 }
 
-void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+void copy_own(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes == 0 || to == from) return;
   if (bytes >= kStreamBytes)
     stream_copy(to, from, bytes);
@@ -109,7 +109,7 @@ Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts&
     take(back(step), bytes_at(out.at[from], out.bytes[from]));
   }
   if (const Status status = exchange(call); is_error(status)) return status;
-  copy(out.at[me], mine, out.bytes[me]);
+  copy_own(out.at[me], mine, out.bytes[me]);
   return Status::kOk;
 }
 
@@ -117,7 +117,7 @@ Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts&
 // own and of the ones before it, in that order, so that what it sends next lies in a row.
 Status TcpGroup::collect(const Call& call, const uint8_t* mine, uint64_t bytes) {
   received_.resize(ranks_.size() * bytes);
-  copy(received_.data(), mine, bytes);
+  copy_own(received_.data(), mine, bytes);
   for (int step = 1; step < size(); step *= 2) {
     const uint64_t length = static_cast<uint64_t>(std::min(step, size() - step)) * bytes;
     const Status status = swap(call, step, bytes_at(received_.data(), length),
@@ -150,7 +150,7 @@ Status TcpGroup::reduce(const Call& call) {
   if (const Status status = reduce_parts(call, in_, result_.data()); is_error(status)) return status;
   if (index_ != call.root) return send(call, call.root, result_);
   cut(call, call.output, out_);
-  copy(out_.at[me], result_.data(), result_.size());
+  copy_own(out_.at[me], result_.data(), result_.size());
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
     if (other == index_) continue;
@@ -163,7 +163,7 @@ Status TcpGroup::reduce(const Call& call) {
 Status TcpGroup::broadcast(const Call& call) {
   const int n = size();
   if (const Status status = compare(call); is_error(status)) return status;
-  if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
+  if (index_ == call.root && call.output != nullptr) copy_own(call.output, call.input, call.bytes);
   if (call.bytes <= kTreeBytes || n <= 2 || call.output == nullptr) {
     // A binomial tree: in round k whoever has it gives it to the one 2^k further from the root.
     const int place = (index_ - call.root + n) % n;
@@ -199,7 +199,7 @@ Status TcpGroup::all_gather(const Call& call) {
   if (!even || part > kFlatBytes) return share_parts(call, call.input, call.out);
   if (const Status status = collect(call, call.input, part); is_error(status)) return status;
   for (size_t rank = 0; rank < sources_.size(); ++rank)
-    copy(call.out.at[rank], static_cast<const uint8_t*>(sources_[rank]), part);
+    copy_own(call.out.at[rank], static_cast<const uint8_t*>(sources_[rank]), part);
   return Status::kOk;
 }
 
@@ -213,7 +213,7 @@ Status TcpGroup::gather(const Call& call, std::span<const int> beside) {
     if (other != index_ && !contains(beside, other)) take(other, bytes_at(call.out.at[i], call.out.bytes[i]));
   }
   const auto me = static_cast<size_t>(index_);
-  if (beside.empty()) copy(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
+  if (beside.empty()) copy_own(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
   return exchange(call);
 }
 
@@ -228,13 +228,13 @@ Status TcpGroup::scatter(const Call& call, std::span<const int> beside) {
   if (const Status status = exchange(call); is_error(status)) return status;
   // The own part last: nobody waits for it.
   const auto me = static_cast<size_t>(index_);
-  if (beside.empty()) copy(call.output, call.in.at[me], call.in.bytes[me]);
+  if (beside.empty()) copy_own(call.output, call.in.at[me], call.in.bytes[me]);
   return Status::kOk;
 }
 
 Status TcpGroup::all_to_all(const Call& call, std::span<const int> beside) {
   const auto me = static_cast<size_t>(index_);
-  if (beside.empty()) copy(call.out.at[me], call.in.at[me], call.in.bytes[me]);
+  if (beside.empty()) copy_own(call.out.at[me], call.in.at[me], call.in.bytes[me]);
   for (int step = 1; step < size(); ++step) {
     const int to = ahead(step);
     const int from = back(step);

@@ -15,8 +15,8 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint32_t kMagic = 0x4c574f54;
-constexpr uint16_t kVersion = 1;
+constexpr uint32_t kMeshMagic = 0x4c574f54;
+constexpr uint16_t kMeshVersion = 1;
 constexpr size_t kHelloBytes = 4 + 2 + 1 + 4 + 16;
 constexpr size_t kMostArriving = 1024;
 
@@ -117,8 +117,8 @@ UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
       UniqueFd socket = dial(parse_endpoint(text), soon, false);
       std::vector<uint8_t> hello;
       WireWriter out(hello);
-      out.u32(kMagic);
-      out.u16(kVersion);
+      out.u32(kMeshMagic);
+      out.u16(kMeshVersion);
       out.u8(static_cast<uint8_t>(kind));
       out.u32(static_cast<uint32_t>(rank_));
       out.u64(secret_.hi);
@@ -254,7 +254,7 @@ bool TcpMesh::greet(Arriving& arriving) {
     if (arriving.bytes.size() < kHelloBytes) return false;
   }
   WireReader in(arriving.bytes);
-  const bool known = in.u32() == kMagic && in.u16() == kVersion;
+  const bool known = in.u32() == kMeshMagic && in.u16() == kMeshVersion;
   const uint8_t kind = in.u8();
   const uint32_t peer = in.u32();
   const Id secret{in.u64(), in.u64()};

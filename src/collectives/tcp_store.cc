@@ -32,7 +32,7 @@ enum Query : uint8_t {
   kWait = 6,      // keys; answers a byte, 0, when all are there
   kDelete = 8,    // key; answers i64, how many went
 };
-constexpr uint32_t kMagic = 0x3C85F7CE;
+constexpr uint32_t kStoreMagic = 0x3C85F7CE;
 constexpr uint64_t kMostBytes = 64u << 20;
 
 // One client as the server sees it: what it sent and was not yet parsed, what it waits for.
@@ -164,7 +164,7 @@ struct TcpStoreServer::State {
     switch (query) {
       case kValidate: {
         const auto magic = parser.integer<uint32_t>();
-        return !parser.whole || magic == kMagic;
+        return !parser.whole || magic == kStoreMagic;
       }
       case kSet: {
         const std::string key = parser.text();
@@ -304,7 +304,7 @@ class TcpStore final : public Store {
   void connect(Deadline deadline) {
     socket_ = dial(parse_endpoint(endpoint_), deadline, true);
     Bytes hello{kValidate};
-    put(hello, kMagic);
+    put(hello, kStoreMagic);
     send(hello, deadline);
   }
   void send(std::span<const uint8_t> bytes, Deadline deadline) {

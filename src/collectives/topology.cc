@@ -13,7 +13,7 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint16_t kVersion = 3;
+constexpr uint16_t kTopologyVersion = 3;
 constexpr uint32_t kMostProcessors = 1 << 16;
 
 }  // namespace
@@ -33,7 +33,7 @@ RankInfo this_rank() {
 std::vector<uint8_t> encode(const RankInfo& info) {
   std::vector<uint8_t> bytes;
   WireWriter out(bytes);
-  out.u16(kVersion);
+  out.u16(kTopologyVersion);
   out.u64(info.host.boot_id.hi);
   out.u64(info.host.boot_id.lo);
   out.u32(info.host.pid);
@@ -69,9 +69,9 @@ RankInfo decode(std::span<const uint8_t> bytes, int rank) {
   const uint32_t count = in.count32(256, 2);
   for (uint32_t i = 0; i < count; ++i) info.endpoints.emplace_back(in.string16(255));
   info.settings = in.string16(1024);
-  if (!in.ok() || version != kVersion)
+  if (!in.ok() || version != kTopologyVersion)
     fail(Status::kProtocol, "rank {} describes itself in a way not known here (version {}, here {})", rank,
-         version, kVersion);
+         version, kTopologyVersion);
   return info;
 }
 

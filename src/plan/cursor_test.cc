@@ -15,13 +15,12 @@ using testing::bytes_of;
 using testing::entry;
 using testing::error_of;
 using testing::expand;
+using testing::kBase;
+using testing::kSpan;
 using testing::pick_indices;
 using testing::pick_range;
 using testing::region;
 using testing::walk;
-
-constexpr uint64_t kBase = 0x100000;
-constexpr uint64_t kSpan = uint64_t{1} << 40;
 
 // A list with the blocks it stands for.
 struct KnownList {

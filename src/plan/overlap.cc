@@ -12,7 +12,7 @@ namespace towline {
 
 namespace {
 
-constexpr uint64_t kSmallBitmapBits = uint64_t{1} << 20;
+constexpr uint64_t kLeastBitmapBits = uint64_t{1} << 20;
 constexpr uint64_t kBitmapBitsPerInterval = 512;
 
 // Sets bits [begin, end); false when one was set before.
@@ -84,7 +84,7 @@ template <class Block>
 bool disjoint_by_bitmap(std::span<const Block> blocks, const Layout& layout) {
   const int shift = std::countr_zero(layout.grains);
   const uint64_t bits = (layout.high - layout.low) >> shift;
-  if (bits > std::max(kSmallBitmapBits, blocks.size() * kBitmapBitsPerInterval)) return false;
+  if (bits > std::max(kLeastBitmapBits, blocks.size() * kBitmapBitsPerInterval)) return false;
   std::vector<uint64_t> bitmap(bits / 64 + 1);
   if (layout.length >> shift == 1) {
     uint64_t twice = 0;

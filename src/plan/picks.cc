@@ -15,7 +15,7 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kBitsPerIndex = 64;
-constexpr uint64_t kSmallBitmapBits = uint64_t{1} << 21;
+constexpr uint64_t kSmallListBlocks = uint64_t{1} << 21;
 
 // As the application meant it: -1 rather than 18446744073709551615.
 std::string show_index(const Picks& picks, uint64_t position) {
@@ -114,7 +114,7 @@ void check_range(const Picks& picks, uint64_t blocks, const char* side) {
 void SeenIndices::Free::operator()(void* memory) const noexcept { std::free(memory); }
 
 SeenIndices::SeenIndices(uint64_t count, uint64_t blocks) {
-  if (blocks <= kSmallBitmapBits || blocks / kBitsPerIndex <= count) {
+  if (blocks <= kSmallListBlocks || blocks / kBitsPerIndex <= count) {
     bits_.reset(zeroed(blocks / 64 + 1));
     return;
   }

@@ -21,8 +21,6 @@ constexpr uint64_t kMaxPlanBytes = uint64_t{1} << 63;
 constexpr const char* kLocal = "local";
 constexpr const char* kRemote = "remote";
 
-__extension__ using Wide = unsigned __int128;
-
 // One side of a plan under construction.
 struct Side {
   const char* name;

@@ -11,13 +11,12 @@ namespace {
 
 using testing::entry;
 using testing::error_of;
+using testing::kBase;
+using testing::kSpan;
 using testing::pick_indices;
 using testing::pick_range;
 using testing::region;
 using testing::walk;
-
-constexpr uint64_t kBase = 0x100000;
-constexpr uint64_t kSpan = uint64_t{1} << 50;
 
 using List = std::shared_ptr<const ResolvedList>;
 

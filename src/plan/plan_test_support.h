@@ -15,6 +15,10 @@
 
 namespace towline::testing {
 
+// Where most tests' region lies, and how long it is.
+inline constexpr uint64_t kBase = 0x100000;
+inline constexpr uint64_t kSpan = uint64_t{1} << 50;
+
 struct Byte {  // of a plan
   uint64_t local;
   uint64_t remote;

@@ -68,7 +68,6 @@ towline_extent extent_of(const towline_blocks_t& entry, uint64_t index) {
   extent.length = entry.length;
   extent.blocks = 1;
   extent.dimensions = entry.dimensions;
-  __extension__ using Wide = unsigned __int128;
   Wide end = Wide{entry.address} + entry.length;
   for (uint32_t d = 0; d < entry.dimensions; ++d) {
     if (entry.count[d] == 0) fail(Status::kInvalidArgument, "entry {} has count 0 in dimension {}", index, d);
@@ -485,7 +484,6 @@ void ResolvedListBuilder::measure_flat() {
 std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
   ResolvedList& list = *list_;
   towline_list& view = list.view_;
-  __extension__ using Wide = unsigned __int128;
   Wide bytes = 0;
   if (list.flat_ != nullptr) {
     view.flat = list.flat_.get();

@@ -17,6 +17,9 @@
 
 namespace towline {
 
+// Sums and products of what callers say, without overflow.
+__extension__ using Wide = unsigned __int128;
+
 inline constexpr uint64_t kMaxFlatBlocks = 10'000'000;
 inline constexpr uint64_t kMaxListBlocks = UINT32_MAX;
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 63;

@@ -14,10 +14,9 @@ using testing::Block;
 using testing::entry;
 using testing::error_of;
 using testing::expand;
+using testing::kBase;
+using testing::kSpan;
 using testing::region;
-
-constexpr uint64_t kBase = 0x100000;
-constexpr uint64_t kSpan = uint64_t{1} << 40;
 
 RegionIndex one_region() { return RegionIndex(std::vector{region(1, kBase, kSpan)}); }
 

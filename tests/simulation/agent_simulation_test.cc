@@ -13,21 +13,13 @@
 #include "base/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
+#include "simulated_agent.h"
 
 namespace towline {
 namespace {
 
 constexpr uint64_t kBlock = 256;
 constexpr uint64_t kBlocks = 64;
-
-// Deterministic: time passes by being looked at.
-class SteppingClock final : public Clock {
- public:
-  uint64_t now_ns() const noexcept override { return now_ns_.fetch_add(2000, std::memory_order_relaxed); }
-
- private:
-  mutable std::atomic<uint64_t> now_ns_{kSecondNs};
-};
 
 struct Side {
   std::shared_ptr<Agent> agent;
@@ -78,18 +70,7 @@ class Simulation {
 
  private:
   void open(uint32_t index, uint64_t seed) {
-    AgentOptions options;
-    options.name = index == 0 ? "left" : "right";
-    options.hosted = false;
-    options.listen = "none";
-    options.backends = {"memory"};
-    options.clock = &clock_;
-    options.default_timeout_ns = 50 * kMillisecondNs;
-    options.config.set("memory.framed", "true");
-    options.config.set("peer.heartbeat", "20ms");
-    options.config.set("peer.suspect", "60ms");
-    options.config.set("peer.lost", "200ms");
-    options.config.set("log.level", "off");
+    AgentOptions options = testing::simulated_agent(index == 0 ? "left" : "right", &clock_);
     if (seed % 4 != 0) {
       options.config.set("faults", fmt::format("seed={},short=0.3,delay=0.02:200us,reorder=0.1,cut={}",
                                                seed + index, seed % 2 == 0 ? "0.0005" : "0"));
@@ -215,7 +196,7 @@ class Simulation {
     return false;
   }
 
-  SteppingClock clock_;
+  testing::SteppingClock clock_;
   Random random_;
   Side sides_[2];
   std::vector<Move> moves_;

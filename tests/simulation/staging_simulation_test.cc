@@ -15,26 +15,19 @@
 #include "base/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
+#include "simulated_agent.h"
 #include "towline/storage.h"
 
 namespace towline {
 namespace {
 
-constexpr uint64_t kBlock = 1000;  // no divisor of a chunk
+constexpr uint64_t kFileBlock = 1000;  // no divisor of a chunk
 constexpr uint64_t kBlocksEach = 50;
 constexpr uint64_t kMoves = 4;
-constexpr uint64_t kBytesEach = kBlock * kBlocksEach;
+constexpr uint64_t kBytesEach = kFileBlock * kBlocksEach;
 constexpr uint64_t kBytes = kBytesEach * kMoves;
 
-class SteppingClock final : public Clock {
- public:
-  uint64_t now_ns() const noexcept override { return now_ns_.fetch_add(2000, std::memory_order_relaxed); }
-
- private:
-  mutable std::atomic<uint64_t> now_ns_{kSecondNs};
-};
-
-struct Move {
+struct StagedMove {
   towline_transfer_t* transfer = nullptr;
   uint32_t op = TOWLINE_READ;
   uint64_t first = 0;  // byte of its own share
@@ -43,9 +36,9 @@ struct Move {
   uint8_t stamp = 0;
 };
 
-class Simulation {
+class StagingRun {
  public:
-  explicit Simulation(uint64_t seed) : random_(seed) {
+  explicit StagingRun(uint64_t seed) : random_(seed) {
     fd_ = ::memfd_create("staging-simulation", MFD_CLOEXEC);
     EXPECT_EQ(::ftruncate(fd_, kBytes), 0);
     owner_.agent = open("owner", "memory", seed);
@@ -64,8 +57,9 @@ class Simulation {
     ours_ = list(nullptr, 0, TOWLINE_FILE, towline_region_device(file_));
     theirs_ = list(peer_, reinterpret_cast<uint64_t>(memory_.data()), TOWLINE_DRAM, 0);
   }
-  ~Simulation() {
-    for (Move& move : moves_) EXPECT_EQ(towline_transfer_destroy(move.transfer, TOWLINE_FOREVER), TOWLINE_OK);
+  ~StagingRun() {
+    for (StagedMove& move : moves_)
+      EXPECT_EQ(towline_transfer_destroy(move.transfer, TOWLINE_FOREVER), TOWLINE_OK);
     towline_block_list_destroy(ours_);
     towline_block_list_destroy(theirs_);
     towline_peer_release(peer_);
@@ -90,23 +84,12 @@ class Simulation {
 
  private:
   std::shared_ptr<Agent> open(const char* name, const char* backends, uint64_t seed) {
-    AgentOptions options;
-    options.name = name;
-    options.hosted = false;
-    options.listen = "none";
-    options.backends = {"memory"};
+    AgentOptions options = testing::simulated_agent(name, &clock_);
     if (std::string(backends) != "memory") options.backends.emplace_back("posix");
-    options.clock = &clock_;
-    options.default_timeout_ns = 50 * kMillisecondNs;
-    options.config.set("memory.framed", "true");
     options.config.set("posix.engine", "pread");
     options.config.set("staging.chunk", "4KiB");
     options.config.set("staging.depth", seed % 2 == 0 ? "2" : "3");
     options.config.set("staging.bytes", "24KiB");
-    options.config.set("peer.heartbeat", "20ms");
-    options.config.set("peer.suspect", "60ms");
-    options.config.set("peer.lost", "200ms");
-    options.config.set("log.level", "off");
     if (seed % 4 > 1) {
       options.config.set("faults", fmt::format("seed={},short=0.3,delay=0.02:200us,reorder=0.1,cut={}", seed,
                                                seed % 3 == 0 ? "0.0005" : "0"));
@@ -117,12 +100,12 @@ class Simulation {
   towline_block_list_t* list(towline_peer_t* peer, uint64_t address, uint32_t kind, uint64_t device) {
     towline_blocks_t blocks = {};
     blocks.address = address;
-    blocks.length = kBlock;
+    blocks.length = kFileBlock;
     blocks.kind = kind;
     blocks.device = device;
     blocks.dimensions = 1;
-    blocks.count[0] = kBytes / kBlock;
-    blocks.stride[0] = kBlock;
+    blocks.count[0] = kBytes / kFileBlock;
+    blocks.stride[0] = kFileBlock;
     towline_block_list_t* made = nullptr;
     EXPECT_EQ(towline_block_list_create(&stager_, peer, &blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
@@ -130,7 +113,7 @@ class Simulation {
   }
 
   void make_move(uint64_t index) {
-    Move move;
+    StagedMove move;
     move.op = index % 2 == 0 ? TOWLINE_READ : TOWLINE_WRITE;
     move.first = index * kBytesEach;
     const towline_picks_t picks = {nullptr, 0, 0, index * kBlocksEach, 1, kBlocksEach};
@@ -142,7 +125,7 @@ class Simulation {
     if (move.transfer != nullptr) moves_.push_back(move);
   }
 
-  void touch(Move& move) {
+  void touch(StagedMove& move) {
     if (move.in_flight) {
       if (random_.below(100) == 0) (void)towline_transfer_cancel(move.transfer);
       return;
@@ -166,7 +149,7 @@ class Simulation {
     settle(move);
   }
 
-  void settle(Move& move) {
+  void settle(StagedMove& move) {
     const int32_t status = towline_transfer_poll(move.transfer);
     if (status == TOWLINE_IN_PROGRESS) {
       EXPECT_LT(clock_.now_ns(), move.posted_at_ns + 10 * kSecondNs) << "no outcome by the deadline";
@@ -197,8 +180,8 @@ class Simulation {
                 static_cast<ssize_t>(kBytesEach));
     }
     for (uint64_t i = 0; i < kBytesEach; ++i) {
-      ASSERT_TRUE(failed[i / kBlock] || there[i] == move.stamp)
-          << status << ": block " << i / kBlock << " is not named as failed, but byte " << i
+      ASSERT_TRUE(failed[i / kFileBlock] || there[i] == move.stamp)
+          << status << ": block " << i / kFileBlock << " is not named as failed, but byte " << i
           << " is not there";
     }
   }
@@ -206,19 +189,19 @@ class Simulation {
   void drive() {
     owner_.agent->progress();
     stager_.agent->progress();
-    for (Move& move : moves_) {
+    for (StagedMove& move : moves_) {
       if (move.in_flight) settle(move);
     }
   }
 
   [[nodiscard]] bool any_in_flight() const {
-    for (const Move& move : moves_) {
+    for (const StagedMove& move : moves_) {
       if (move.in_flight) return true;
     }
     return false;
   }
 
-  SteppingClock clock_;
+  testing::SteppingClock clock_;
   Random random_;
   int fd_ = -1;
   std::vector<uint8_t> memory_;
@@ -229,7 +212,7 @@ class Simulation {
   towline_peer_t* peer_ = nullptr;
   towline_block_list_t* ours_ = nullptr;
   towline_block_list_t* theirs_ = nullptr;
-  std::vector<Move> moves_;
+  std::vector<StagedMove> moves_;
 };
 
 TEST(StagingSimulation, OneOutcomeAndWhatIsNotNamedAsFailedIsThere) {
@@ -237,7 +220,7 @@ TEST(StagingSimulation, OneOutcomeAndWhatIsNotNamedAsFailedIsThere) {
   uint64_t done = 0;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
-    Simulation simulation(seed);
+    StagingRun simulation(seed);
     if (HasFailure()) return;
     simulation.run(3000);
     if (HasFailure()) return;

@@ -16,13 +16,13 @@
 #include "nixl_types.h"
 
 namespace towline::nixl {
-struct Access;
+struct AgentAccess;
 }
 
 class TOWLINE_NIXL_API nixlAgent {
  private:
   const std::unique_ptr<nixlAgentData> data;
-  friend struct towline::nixl::Access;
+  friend struct towline::nixl::AgentAccess;
 
  public:
   // `name`: 1 to 255 bytes without NUL. Throws std::invalid_argument for another name, std::runtime_error

@@ -222,7 +222,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
 
 namespace towline::nixl {
 
-struct Access {
+struct AgentAccess {
   static nixlAgentData& data(const nixlAgent& agent) noexcept { return *agent.data; }
 };
 

@@ -255,7 +255,7 @@ namespace towline::nixl {
 
 nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
                               Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
-  nixlAgentData& data = Access::data(agent);
+  nixlAgentData& data = AgentAccess::data(agent);
   return prepare(
       data, agent_name, type, list, extra_params,
       [&](nixlDlistH& made, const char* call) {
@@ -268,7 +268,7 @@ nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_n
 
 nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
                                  StridedRows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
-  nixlAgentData& data = Access::data(agent);
+  nixlAgentData& data = AgentAccess::data(agent);
   return prepare(
       data, agent_name, type, list, extra_params,
       [&](nixlDlistH& made, const char* call) {
@@ -407,7 +407,7 @@ nixl_status_t make_from_lists(const nixlAgent& agent, nixl_xfer_op_t operation, 
                               const nixl_opt_args_t* extra_params) {
   static constexpr const char* kCall = "makeXferReq";
   request = nullptr;
-  nixlAgentData& data = Access::data(agent);
+  nixlAgentData& data = AgentAccess::data(agent);
   if (local == nullptr || remote == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "{}: a list is null", kCall);
   if (local->remote || !remote->remote) {
     return fail(NIXL_ERR_INVALID_PARAM,
@@ -458,7 +458,7 @@ bool is_connected(const nixlDlistH* list) noexcept {
 }
 
 bool is_connected(const nixlAgent& agent, const std::string& remote_agent) {
-  const nixlAgentData& data = Access::data(agent);
+  const nixlAgentData& data = AgentAccess::data(agent);
   return remote_agent == data.name || data.remotes.is_alive(remote_agent);
 }
 
@@ -468,7 +468,7 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
                               const nixl_opt_args_t* extra_params) {
   static constexpr const char* kCall = "createXferReq";
   request = nullptr;
-  nixlAgentData& data = Access::data(agent);
+  nixlAgentData& data = AgentAccess::data(agent);
   if (local.count != remote.count || local.count == 0) {
     return fail(NIXL_ERR_INVALID_PARAM, "{}: {} local and {} remote descriptors", kCall, local.count,
                 remote.count);

@@ -383,27 +383,27 @@ nixl_status_t xfer_route(const nixlXferReqH* request, std::string& json) {
 
 nixl_status_t agent_info(const nixlAgent& agent, std::string& json) {
   return guard("agent_info", [&] {
-    json = Access::data(agent).agent->info();
+    json = AgentAccess::data(agent).agent->info();
     return NIXL_SUCCESS;
   });
 }
 
 nixl_status_t agent_counters(const nixlAgent& agent, std::string& json) {
   return guard("agent_counters", [&] {
-    json = Access::data(agent).agent->counters();
+    json = AgentAccess::data(agent).agent->counters();
     return NIXL_SUCCESS;
   });
 }
 
 nixl_status_t agent_address(const nixlAgent& agent, std::string& address) {
   return guard("agent_address", [&] {
-    address = Access::data(agent).agent->address();
+    address = AgentAccess::data(agent).agent->address();
     return NIXL_SUCCESS;
   });
 }
 
 std::vector<MetadataCall> metadata_calls(const nixlAgent& agent) {
-  return Access::data(agent).calls.recent();
+  return AgentAccess::data(agent).calls.recent();
 }
 
 }  // namespace towline::nixl

@@ -302,7 +302,7 @@ namespace towline::nixl {
 
 nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notifications) {
   static constexpr const char* kCall = "getNotifs";
-  nixlAgentData& data = Access::data(agent);
+  nixlAgentData& data = AgentAccess::data(agent);
   if (data.transport(nullptr, kCall) == nullptr) return NIXL_ERR_BACKEND;
   return guard(kCall, [&] {
     notifications = data.inbox.take(*data.agent);

@@ -17,7 +17,7 @@ namespace towline::metadata {
 namespace {
 
 constexpr std::size_t kMaxReplyBytes = 64u << 20;
-constexpr std::size_t kReadBytes = 1u << 20;
+constexpr std::size_t kReplyReadBytes = 1u << 20;
 
 // Waits until the socket is ready; throws Error(kTimedOut) at the deadline.
 short wait_ready(int fd, short events, Deadline deadline, const std::string& what) {
@@ -97,7 +97,7 @@ class Conversation {
   void receive() {
     const bool in_header = header_bytes_ < header_.size();
     const std::size_t have = body_.size();
-    if (!in_header) body_.resize(have + std::min<std::size_t>(reply_.bytes - have, kReadBytes));
+    if (!in_header) body_.resize(have + std::min<std::size_t>(reply_.bytes - have, kReplyReadBytes));
     uint8_t* const to = in_header ? header_.data() + header_bytes_ : body_.data() + have;
     const std::size_t want = in_header ? header_.size() - header_bytes_ : body_.size() - have;
     const ssize_t n = recv(fd_.get(), to, want, 0);

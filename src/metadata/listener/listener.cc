@@ -14,7 +14,7 @@
 namespace towline::metadata {
 
 namespace {
-constexpr std::size_t kReadBytes = 256u << 10;
+constexpr std::size_t kRequestReadBytes = 256u << 10;
 constexpr uint32_t kAcceptsPerTurn = 32;
 }  // namespace
 
@@ -162,7 +162,7 @@ bool Listener::receive(Client& client) {
     return client.request.bytes == 0 || !acceptable ? answer(client) : true;
   }
   const std::size_t have = client.body.size();
-  const std::size_t want = std::min<std::size_t>(client.request.bytes - have, kReadBytes);
+  const std::size_t want = std::min<std::size_t>(client.request.bytes - have, kRequestReadBytes);
   if (held_bytes_ + want > options_.max_total_bytes) return answer(client);
   client.body.resize(have + want);
   const ssize_t n = recv(client.fd.get(), client.body.data() + have, want, 0);

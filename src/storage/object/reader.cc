@@ -12,7 +12,7 @@ namespace towline::object {
 
 namespace {
 
-constexpr size_t kWindowSegments = 512;
+constexpr size_t kReaderSegments = 512;
 
 }  // namespace
 
@@ -20,7 +20,7 @@ Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
     : Task(task_client),
       job_(job),
       cursor_(*job.prepared.plan, begin, end),
-      window_(kWindowSegments),
+      window_(kReaderSegments),
       position_(begin),
       end_(end) {
   jobs.push_back(&job);

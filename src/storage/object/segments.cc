@@ -13,7 +13,7 @@ namespace towline::object {
 
 namespace {
 
-constexpr size_t kWindowSegments = 256;
+constexpr size_t kSegmentsAtOnce = 256;
 
 struct Placed {
   towline_segment segment;
@@ -29,9 +29,9 @@ bool in_order(const Placed& a, const Placed& b) noexcept {
 std::vector<Placed> in_objects_order(const towline_plan& plan) {
   std::vector<Placed> all;
   plugin::Cursor cursor(plan, 0, plan.bytes);
-  towline_segment window[kWindowSegments];
+  towline_segment window[kSegmentsAtOnce];
   uint64_t position = 0;
-  while (const size_t count = cursor.next(window, kWindowSegments, UINT64_MAX)) {
+  while (const size_t count = cursor.next(window, kSegmentsAtOnce, UINT64_MAX)) {
     for (size_t i = 0; i < count; ++i) {
       all.push_back({window[i], position});
       position += window[i].length;

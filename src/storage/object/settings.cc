@@ -21,9 +21,10 @@ struct Named {
 };
 
 // Reads one setting after another; refuses with key, value and what is wanted.
-class Reader {
+class SettingsReader {
  public:
-  Reader(const plugin::Host& host, const Environment& environment) : host_(host), environment_(environment) {}
+  SettingsReader(const plugin::Host& host, const Environment& environment)
+      : host_(host), environment_(environment) {}
 
   [[nodiscard]] std::string text(const char* key, const char* fallback = "") const {
     return host_.config(key, fallback);
@@ -103,7 +104,7 @@ std::string profile_value(const CredentialSettings& credentials, std::string_vie
 }
 
 // A secret is best in a file of its own.
-std::string read_secret(const Reader& reader) {
+std::string read_secret(const SettingsReader& reader) {
   const std::string direct = reader.text("object.secret_key");
   const std::string file = reader.text("object.secret_key_file");
   if (file.empty()) return direct;
@@ -115,7 +116,7 @@ std::string read_secret(const Reader& reader) {
   return contents->substr(0, contents->find_last_not_of(" \t\r\n") + 1);
 }
 
-CredentialSettings read_credentials(const Reader& reader, const Environment& environment) {
+CredentialSettings read_credentials(const SettingsReader& reader, const Environment& environment) {
   CredentialSettings credentials;
   credentials.source =
       reader.choice<Source>("object.credentials", {{"auto", number(Source::kAuto)},
@@ -149,7 +150,7 @@ CredentialSettings read_credentials(const Reader& reader, const Environment& env
 }  // namespace
 
 Settings Settings::read(const plugin::Host& host, const Environment& environment) {
-  const Reader reader(host, environment);
+  const SettingsReader reader(host, environment);
   Settings settings;
   settings.credentials = read_credentials(reader, environment);
   settings.region = reader.text_or("object.region", {"AWS_REGION", "AWS_DEFAULT_REGION"});

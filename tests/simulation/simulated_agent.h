@@ -1,0 +1,39 @@
+// What simulations of whole agents in one thread have in common: the clock, and how their agents are set up.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "agent/agent.h"
+#include "base/clock.h"
+
+namespace towline::testing {
+
+// Deterministic: time passes by being looked at.
+class SteppingClock final : public Clock {
+ public:
+  uint64_t now_ns() const noexcept override { return now_ns_.fetch_add(2000, std::memory_order_relaxed); }
+
+ private:
+  mutable std::atomic<uint64_t> now_ns_{kSecondNs};
+};
+
+// Driven by the caller, over framed in-process connections, with short times to notice a loss.
+inline AgentOptions simulated_agent(std::string name, const Clock* clock) {
+  AgentOptions options;
+  options.name = std::move(name);
+  options.hosted = false;
+  options.listen = "none";
+  options.backends = {"memory"};
+  options.clock = clock;
+  options.default_timeout_ns = 50 * kMillisecondNs;
+  options.config.set("memory.framed", "true");
+  options.config.set("peer.heartbeat", "20ms");
+  options.config.set("peer.suspect", "60ms");
+  options.config.set("peer.lost", "200ms");
+  options.config.set("log.level", "off");
+  return options;
+}
+
+}  // namespace towline::testing
