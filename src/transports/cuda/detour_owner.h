@@ -25,6 +25,16 @@ namespace towline::cuda {
 class Backend;
 class Connection;
 
+// The asker's memory at the owner. One for the life of a connection.
+struct AskersPool {
+  PoolName name;
+  std::unique_ptr<MemoryRequest> request;
+  bool started = false;
+  Mapping mapping;
+  uint64_t skip = 0;               // from the mapping's first byte to the pool's
+  std::unique_ptr<Pinned> pinned;  // for GPUs
+};
+
 class DetourOwner {
  public:
   DetourOwner(Backend& backend, Connection& connection, const uint64_t incarnation[2]);
@@ -50,15 +60,6 @@ class DetourOwner {
     std::shared_ptr<PieceCopier> copier;
     Moved answer;
   };
-  // The asker's memory here. One for the life of a connection.
-  struct Pool {
-    PoolName name;
-    std::unique_ptr<MemoryRequest> request;
-    bool started = false;
-    Mapping mapping;
-    uint64_t skip = 0;               // from the mapping's first byte to the pool's
-    std::unique_ptr<Pinned> pinned;  // for GPUs
-  };
 
   uint32_t advance(Request& request, uint32_t slot, uint64_t now_ns) noexcept;
   // kAgain: not yet.
@@ -72,7 +73,7 @@ class DetourOwner {
   Backend& backend_;
   Connection& connection_;
   const uint64_t incarnation_[2];
-  std::optional<Pool> pool_;
+  std::optional<AskersPool> pool_;
   std::map<std::pair<int64_t, bool>, std::shared_ptr<PieceCopier>> copiers_;  // by GPU, -1 the host
   std::vector<Request> requests_;
   std::vector<uint8_t> message_;
