@@ -12,9 +12,9 @@ void Inbox::drain_locked(const Agent& agent) {
     const std::string_view text = notice.text();
     std::string name{notice.peer_name()};
     if (!is_message(text)) {
-      kept_.emplace_back(std::move(name), nixl_blob_t{text});
+      kept_.push_back({std::move(name), nixl_blob_t{text}});
     } else if (message_type(text) == MessageType::kText) {
-      kept_.emplace_back(std::move(name), nixl_blob_t{message_body(text)});
+      kept_.push_back({std::move(name), nixl_blob_t{message_body(text)}});
     } else if (message_type(text) == MessageType::kPiece || message_type(text) == MessageType::kEnd) {
       read_long(name, notice.peer_incarnation(), text);
     } else {
@@ -26,7 +26,7 @@ void Inbox::drain_locked(const Agent& agent) {
 void Inbox::read_long(const std::string& name, std::string_view incarnation, std::string_view message) {
   std::vector<std::string> texts;
   long_.read(name, incarnation, message, texts);
-  for (std::string& text : texts) kept_.emplace_back(name, std::move(text));
+  for (std::string& text : texts) kept_.push_back({name, std::move(text)});
 }
 
 void Inbox::put_message(const std::string& name, std::string_view incarnation, std::string_view message) {
@@ -47,7 +47,7 @@ std::vector<Notification> Inbox::take(const Agent& agent) {
 
 void Inbox::put(const std::string& name, const std::string& text) {
   std::lock_guard lock(mutex_);
-  kept_.emplace_back(name, text);
+  kept_.push_back({name, text});
 }
 
 }  // namespace towline::nixl
