@@ -264,15 +264,10 @@ Status Transfer::prepare_part(Part& part) noexcept {
                        0};
     short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
   }
-  bool all = true;
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    const Part& other = parts_[i];
-    all = all && other.prepared != nullptr && other.link->up() &&
-          other.link_generation == other.link->generation();
-  }
   if (may_go_on_.load(std::memory_order_relaxed)) may_go_on_.store(false, std::memory_order_relaxed);
+  // Of several parts the others are other workers', and their transfer goes the long way anyhow.
   int32_t expected = kRelink;
-  if (all) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
+  if (part_count_ == 1) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
   return Status::kOk;
 }
 
