@@ -26,7 +26,9 @@ class HandOverChoice {
   }
 
  private:
-  QuickerWay<4, 16> way_;  // what was begun the other way must first be through
+  // What was begun the other way must first be through; and the first chunks that are handed over take 0.3 to
+  // 2 ms each where later ones take 0.13 (1 MiB from mapped memory to a cached file, two virtual cores).
+  QuickerWay<4, 16, 4> way_;
   uint64_t last_ns_ = 0;
 };
 

@@ -48,6 +48,17 @@ TEST(HandOverChoice, AChangeOfFortuneIsNoticed) {
   EXPECT_LT(run.handed(1000, 400, 200), 200);
 }
 
+TEST(HandOverChoice, AWayThatIsSlowAtFirstIsJudgedByWhatItComesTo) {
+  Passage run;
+  int handed = 0;
+  int in_a_row = 0;
+  for (int i = 0; i < 4000; ++i) {
+    in_a_row = run.choice.hand_over() ? in_a_row + 1 : 0;
+    handed += run.handed(1, in_a_row > 40 ? 100 : 1000, 200);
+  }
+  EXPECT_GT(handed, 3500);
+}
+
 TEST(HandOverChoice, TimeBetweenPostsCountsForNobody) {
   Passage run;
   for (int post = 0; post < 200; ++post) {

@@ -3,16 +3,18 @@
 // asked.
 //
 // Tries both, keeps the quicker one and looks at the other again now and then, ever more seldom while it
-// stays the slower. A trial is kTrial samples, after kSettling that do not count.
+// stays the slower. A trial is kTrial samples, after kSettling that do not count; a way is judged by the best
+// of kBestOf trials in a row: the first ones may cost more than the way does.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
 
 namespace towline {
 
-template <uint32_t kSettling, uint32_t kTrial>
+template <uint32_t kSettling, uint32_t kTrial, uint32_t kBestOf = 1>
 class QuickerWay {
  public:
   // Begins with the second way.
@@ -24,9 +26,13 @@ class QuickerWay {
     spent_ += cost;
     if (samples_ < kSettling + kTrial) return;
     samples_ = kSettling;
-    uint64_t& mine = costs_[second_ ? 1 : 0];
-    mine = mine == 0 ? spent_ + 1 : (mine + spent_ + 1) / 2;
+    best_ = std::min(best_, spent_);
     spent_ = 0;
+    if (++tried_ < kBestOf) return;
+    tried_ = 0;
+    const uint64_t best = std::exchange(best_, UINT64_MAX);
+    uint64_t& mine = costs_[second_ ? 1 : 0];
+    mine = mine == 0 ? best + 1 : (mine + best + 1) / 2;
     decide();
   }
 
@@ -47,7 +53,7 @@ class QuickerWay {
       }
       return;
     }
-    if (other != 0 && !clearly_less(other, mine) && ++trials_ < look_after_) return;
+    if (other != 0 && !clearly_less(other, mine) && ++judgements_ < look_after_) return;
     looking_ = true;
     other = 0;  // it is judged by what it costs now
     change();
@@ -57,15 +63,17 @@ class QuickerWay {
   }
   void change() noexcept {
     second_ = !second_;
-    samples_ = trials_ = 0;
+    samples_ = judgements_ = 0;
   }
 
   bool second_ = true;
   bool looking_ = false;  // at the way that was the slower one
   uint32_t look_after_ = kLookAgain;
-  uint32_t samples_ = 0;  // since the last change, then within the trial
-  uint32_t trials_ = 0;   // since the last change
-  uint64_t spent_ = 0;
+  uint32_t samples_ = 0;                // since the last change, then within the trial
+  uint32_t judgements_ = 0;             // since the last change
+  uint64_t spent_ = 0;                  // in this trial
+  uint64_t best_ = UINT64_MAX;          // of the trials that the next judgement is made of
+  uint32_t tried_ = 0;                  // so many
   std::array<uint64_t, 2> costs_ = {};  // of a trial; 0: not tried
 };
 

@@ -56,8 +56,8 @@ class Lane {
                                             // beyond a small frame is copied once more
     uint32_t payload_alignment = 1;  // a power of two, at most a page: of where a large frame's payload
                                      // begins in the frame, and the next frame in the stream
-    bool calls_are_cheap = false;  // no system call: each small frame goes out by itself, and an empty read
-                                   // costs nothing; else frames of one pass are gathered
+    bool calls_are_cheap = false;    // no system call: each small frame goes out by itself, and an empty read
+                                     // costs nothing; else frames of one pass are gathered
   };
 
   Lane() = default;
