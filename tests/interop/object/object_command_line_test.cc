@@ -31,10 +31,11 @@ class ObjectCommandLine : public ObjectTest {
     int code;
     std::string output;
   };
-  [[nodiscard]] static Ended towline([[maybe_unused]] const std::string& arguments) {
+  [[nodiscard]] static Ended towline([[maybe_unused]] const std::string& arguments,
+                                     [[maybe_unused]] const std::string& url = server_->url()) {
     Ended ended{-1, {}};
 #ifdef TOWLINE_TOOL
-    const std::string command = "AWS_ENDPOINT_URL=" + server_->url() + " AWS_ACCESS_KEY_ID=" + kAccessKey +
+    const std::string command = "AWS_ENDPOINT_URL=" + url + " AWS_ACCESS_KEY_ID=" + kAccessKey +
                                 " AWS_SECRET_ACCESS_KEY=" + kSecretKey + " " + TOWLINE_TOOL + " " +
                                 arguments + " 2>&1";
     FILE* pipe = ::popen(command.c_str(), "r");
@@ -114,6 +115,19 @@ TEST_F(ObjectCommandLine, AnInterruptedUploadLeavesNothingAtTheServer) {
   ASSERT_EQ(::waitpid(copy, &status, 0), copy);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
   EXPECT_EQ(own.unfinished_uploads(), 0u);
+}
+
+TEST_F(ObjectCommandLine, AnUploadThatTookTooLongSaysThatItBeginsAnew) {
+  Proxy proxy(server_->port(),
+              [](const Request& request) { return Fault{.hold = request.has("partNumber=2&")}; });
+  const std::string from = make_file("from", 64 << 20, 5);
+  Ended ended = towline("cp " + from + " s3://bucket/late --piece 8MiB --timeout 1s", proxy.url());
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_NE(ended.output.find("--timeout gives it more time; the same command uploads it anew"),
+            std::string::npos)
+      << ended.output;
+  ended = towline("cp " + from + " s3://bucket/late");
+  EXPECT_EQ(ended.code, 0) << ended.output;
 }
 
 TEST_F(ObjectCommandLine, SaysWhatIsWrong) {

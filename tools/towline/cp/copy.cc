@@ -104,6 +104,7 @@ class Copier {
   void copy_pieces(Journal& journal);
   void start(uint64_t piece);
   void finish(Journal& journal);
+  [[nodiscard]] const char* advice(bool timed_out) const;
   void hold_back(uint64_t sent_bytes) const;
   void show(uint64_t done_bytes) const;
   void verify();
@@ -279,6 +280,16 @@ void Copier::start(uint64_t piece) {
         fmt::format("bytes from {} on are not taken: {}", cut_.begin(piece), towline::status_text(posted))};
 }
 
+// An object is uploaded whole or not at all.
+const char* Copier::advice(bool timed_out) const {
+  if (destination_place_.is_object())
+    return timed_out ? "--timeout gives it more time; the same command uploads it anew"
+                     : "run the same command again to upload it anew";
+  return timed_out
+             ? "--timeout gives each piece more time and --piece makes them smaller; the same command goes on"
+             : "run the same command again to go on";
+}
+
 void Copier::finish(Journal& journal) {
   Flight& flight = flights_.front();
   towline::Status outcome = flight.transfer.poll();
@@ -295,14 +306,11 @@ void Copier::finish(Journal& journal) {
     for (const auto& range : result.failures()) {
       if (range.vendor_code != 0) code = fmt::format(" ({})", code_text(range.vendor_code));
     }
-    const char* const advice =
-        outcome == towline::Status::kTimedOut
-            ? "--timeout gives each piece more time and --piece makes them smaller; the same command goes on"
-            : "run the same command again to go on";
-    throw Failure{fmt::format(
-        "bytes {} to {} of {}, on their way to {}: {}{}; {}", options_.skip + cut_.begin(flight.piece),
-        options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece), source_place_.text,
-        destination_place_.text, towline::status_text(outcome), code, advice)};
+    throw Failure{fmt::format("bytes {} to {} of {}, on their way to {}: {}{}; {}",
+                              options_.skip + cut_.begin(flight.piece),
+                              options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece),
+                              source_place_.text, destination_place_.text, towline::status_text(outcome),
+                              code, advice(outcome == towline::Status::kTimedOut))};
   }
   finished_bytes_ += cut_.length(flight.piece);
   journal.add(flight.piece);
