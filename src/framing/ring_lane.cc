@@ -194,7 +194,11 @@ Lane::Traits RingLane::traits() const noexcept {
   // Little is read ahead, since what is read ahead of a payload is copied twice, and another call costs
   // nothing.
   constexpr uint32_t kReadAhead = 256;
-  return {static_cast<uint32_t>(std::clamp<std::size_t>(smaller / 4, 4096, 256 << 10)), kReadAhead, true};
+  Traits traits;
+  traits.frame_bytes = static_cast<uint32_t>(std::clamp<std::size_t>(smaller / 4, 4096, 256 << 10));
+  traits.read_ahead_bytes = kReadAhead;
+  traits.calls_are_cheap = true;
+  return traits;
 }
 
 }  // namespace towline::framing

@@ -32,6 +32,17 @@ TEST(RingLane, MovesWhatFitsAndSaysAgain) {
   EXPECT_EQ(second->read(space).status, Status::kAgain);
 }
 
+// A small frame must not wait for a later pass: whoever drives its agent itself may make none.
+TEST(RingLane, SendsEachSmallFrameByItself) {
+  RingPair rings{1 << 20};
+  auto [first, second] = rings.lanes();
+  const Lane::Traits traits = first->traits();
+  EXPECT_TRUE(traits.calls_are_cheap);
+  EXPECT_EQ(traits.frame_bytes, 256u << 10);
+  EXPECT_EQ(traits.read_ahead_bytes, 256u);
+  EXPECT_EQ(traits.payload_alignment, 1u);
+}
+
 TEST(RingLane, TellsOfFreeRoomLateAndOfAllThatAWaitingWriterNeeds) {
   RingPair rings{64};
   auto [first, second] = rings.lanes();
