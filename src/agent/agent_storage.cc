@@ -201,7 +201,7 @@ std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& li
   Peer* self = own_peer_.load(std::memory_order_acquire);
   if (self != nullptr && self->ended() != Status::kOk) self = nullptr;
   std::vector<uint64_t> unknown;
-  for (const towline_region_ref& ref : list->resolved()->regions()) {
+  for (const towline_region_ref& ref : list->resolved().regions()) {
     if (self == nullptr || self->region(ref.key) == nullptr) unknown.push_back(ref.key);
   }
   if (!unknown.empty()) {
@@ -210,12 +210,13 @@ std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& li
     own_peer_.store(self, std::memory_order_release);
   }
   RemoteRegions regions;
-  for (const towline_region_ref& ref : list->resolved()->regions()) {
+  for (const towline_region_ref& ref : list->resolved().regions()) {
     std::shared_ptr<RemoteRegion> region = self->region(ref.key);
     if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
     regions.push_back(std::move(region));
   }
-  return std::make_shared<BlockList>(list->resolved(), self, std::move(regions));
+  return std::make_shared<BlockList>(std::shared_ptr<const ResolvedList>(list, &list->resolved()), self,
+                                     std::move(regions));
 }
 
 void Agent::forget_own_region(uint64_t key) noexcept {

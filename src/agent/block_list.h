@@ -18,9 +18,14 @@ using RemoteRegions = FewFirst<std::shared_ptr<RemoteRegion>, 1>;
 class BlockList {
  public:
   BlockList(std::shared_ptr<const ResolvedList> resolved, Peer* peer, RemoteRegions remote_regions)
-      : resolved_(std::move(resolved)), peer_(peer), remote_regions_(std::move(remote_regions)) {}
+      : resolved_(resolved.get()),
+        held_(std::move(resolved)),
+        peer_(peer),
+        remote_regions_(std::move(remote_regions)) {}
+  BlockList(const BlockList&) = delete;
+  BlockList& operator=(const BlockList&) = delete;
 
-  [[nodiscard]] const std::shared_ptr<const ResolvedList>& resolved() const noexcept { return resolved_; }
+  [[nodiscard]] const ResolvedList& resolved() const noexcept { return *resolved_; }
   [[nodiscard]] const towline_list& view() const noexcept { return resolved_->view(); }
   [[nodiscard]] Peer* peer() const noexcept { return peer_; }  // null: local
   // A peer's: one for each of the view's regions.
@@ -36,8 +41,17 @@ class BlockList {
   [[nodiscard]] Status gate() const noexcept { return gate_.load(std::memory_order_acquire); }
   void close_gate(Status why) noexcept { gate_.store(why, std::memory_order_release); }
 
+ protected:
+  // Of what the derived class holds and fills.
+  BlockList(const ResolvedList* resolved, Peer* peer) noexcept : resolved_(resolved), peer_(peer) {}
+  // The next of the list's regions.
+  void add_remote_region(std::shared_ptr<RemoteRegion> region) {
+    remote_regions_.push_back(std::move(region));
+  }
+
  private:
-  std::shared_ptr<const ResolvedList> resolved_;
+  const ResolvedList* resolved_;
+  std::shared_ptr<const ResolvedList> held_;  // null: the derived class does
   Peer* peer_;
   RemoteRegions remote_regions_;
   std::atomic<Status> gate_{Status::kOk};

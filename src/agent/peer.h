@@ -35,6 +35,12 @@ struct RemoteRegion {
   std::atomic<bool> revoked{false};
 };
 
+// A peer's regions at one time; one that it has let go of since says so itself.
+struct KnownRegions {
+  std::map<uint64_t, std::shared_ptr<RemoteRegion>> by_key;
+  RegionIndex index;
+};
+
 class Peer {
  public:
   Peer(Agent& agent, const metadata::PeerMetadata& metadata);
@@ -65,8 +71,8 @@ class Peer {
   [[nodiscard]] bool address(const std::string& backend, std::vector<uint8_t>& address) const;
   [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions() const;
   [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key) const;
-  // All of them for look-ups by address; the same object until they change.
-  [[nodiscard]] std::shared_ptr<const RegionIndex> region_index() const;
+  // All of them as they are now; the same object until they change.
+  [[nodiscard]] std::shared_ptr<const KnownRegions> known_regions() const;
   // The peer let go of a region: unknown from now on. Null when it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
@@ -108,7 +114,7 @@ class Peer {
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
-  mutable std::shared_ptr<const RegionIndex> index_;  // of regions_; null: to be made
+  mutable std::shared_ptr<const KnownRegions> known_;  // those of regions_; null: to be made
 };
 
 }  // namespace towline

@@ -15,7 +15,7 @@ namespace {
 
 void check_local_access(const BlockList& local, uint32_t op) {
   const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_WRITE : TOWLINE_ACCESS_READ;
-  if ((local.resolved()->common_access() & needed) == needed) return;
+  if ((local.resolved().common_access() & needed) == needed) return;
   fail(Status::kPermissionDenied, "the transfer {} a local region that was registered without {} access",
        op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
 }

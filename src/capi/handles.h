@@ -32,9 +32,15 @@ struct towline_peer {
   std::shared_ptr<towline::Agent> agent;
   towline::Peer* peer;
 };
-struct towline_block_list {
-  std::shared_ptr<towline::Agent> agent;
-  std::shared_ptr<towline::BlockList> list;
+// All of a list in one piece of memory, since programs make two for every transfer.
+struct towline_block_list final : towline::BlockList {
+  towline_block_list(std::shared_ptr<towline::Agent> by, towline::Peer* peer)
+      : BlockList(&own, peer), agent(std::move(by)) {}
+  using BlockList::add_remote_region;
+
+  towline::ResolvedList own;
+  std::shared_ptr<towline::Agent> agent;     // until it is destroyed
+  std::shared_ptr<towline::BlockList> self;  // likewise; transfers keep the list longer
 };
 struct towline_counter {
   std::shared_ptr<towline::Agent> agent;

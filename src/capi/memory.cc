@@ -5,31 +5,38 @@ using namespace towline;  // NOLINT: C entry points
 
 namespace {
 
-// Resolves against this agent's regions or a peer's; `make` gets the index of regions.
-template <class Make>
-std::shared_ptr<BlockList> make_list(Agent& agent, Peer* peer, Make&& make) {
-  agent.check_usable();
-  if (peer == nullptr) {
-    const RegionTable::Reader reader(agent.regions());
-    return std::make_shared<BlockList>(make(reader.index()), nullptr, RemoteRegions{});
-  }
-  if (peer->ended() != Status::kOk)
-    fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
-  std::shared_ptr<const ResolvedList> resolved = make(*peer->region_index());
-  RemoteRegions regions;
-  for (const towline_region_ref& ref : resolved->regions()) {
-    std::shared_ptr<RemoteRegion> region = peer->region(ref.key);
-    if (region == nullptr)
-      fail(Status::kStale, "peer '{}' has deregistered the region with key {}", peer->name(), ref.key);
-    regions.push_back(std::move(region));
-  }
-  return std::make_shared<BlockList>(std::move(resolved), peer, std::move(regions));
-}
-
 Peer* checked_peer(const towline_agent_t& agent, const towline_peer_t* peer) {
   if (peer == nullptr) return nullptr;
   if (peer->agent != agent.agent) fail(Status::kInvalidArgument, "peer belongs to another agent");
   return peer->peer;
+}
+
+// Resolves `blocks` against the agent's regions or a peer's.
+template <class Blocks>
+towline_block_list_t* make_list(const towline_agent_t& handle, const towline_peer_t* of,
+                                const Blocks& blocks) {
+  Agent& agent = *handle.agent;
+  Peer* const peer = checked_peer(handle, of);
+  agent.check_usable();
+  auto made = std::make_shared<towline_block_list>(handle.agent, peer);
+  if (peer == nullptr) {
+    const RegionTable::Reader reader(agent.regions());
+    made->own.fill(blocks, reader.index());
+  } else {
+    if (peer->ended() != Status::kOk)
+      fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
+    const std::shared_ptr<const KnownRegions> known = peer->known_regions();
+    made->own.fill(blocks, known->index);
+    for (const towline_region_ref& ref : made->own.regions()) {
+      const std::shared_ptr<RemoteRegion>& region = known->by_key.find(ref.key)->second;
+      if (region->revoked.load(std::memory_order_acquire))
+        fail(Status::kStale, "peer '{}' has deregistered the region with key {}", peer->name(), ref.key);
+      made->add_remote_region(region);
+    }
+  }
+  towline_block_list* const list = made.get();
+  list->self = std::move(made);
+  return list;
 }
 
 }  // namespace
@@ -90,10 +97,7 @@ int32_t towline_block_list_create(towline_agent_t* agent, towline_peer_t* peer,
     capi::need(agent, "agent");
     capi::need(list, "list");
     if (count != 0) capi::need(blocks, "blocks");
-    auto made = make_list(*agent->agent, checked_peer(*agent, peer), [&](const RegionIndex& regions) {
-      return ResolvedList::from_blocks({blocks, count}, regions);
-    });
-    *list = new towline_block_list{agent->agent, std::move(made)};
+    *list = make_list(*agent, peer, std::span{blocks, count});
     return Status::kOk;
   });
 }
@@ -107,19 +111,22 @@ int32_t towline_block_list_create_flat(towline_agent_t* agent, towline_peer_t* p
     capi::need(list, "list");
     const FlatBlocks flat = {
         kind, device, count, addresses, address_stride_bytes, lengths, length_stride_bytes};
-    auto made = make_list(*agent->agent, checked_peer(*agent, peer),
-                          [&](const RegionIndex& regions) { return ResolvedList::from_flat(flat, regions); });
-    *list = new towline_block_list{agent->agent, std::move(made)};
+    *list = make_list(*agent, peer, flat);
     return Status::kOk;
   });
 }
 
-void towline_block_list_destroy(towline_block_list_t* list) { delete list; }
+void towline_block_list_destroy(towline_block_list_t* list) {
+  if (list == nullptr) return;
+  const std::shared_ptr<BlockList> last = std::move(list->self);
+  list->agent = nullptr;
+}
+
 uint64_t towline_block_list_blocks(const towline_block_list_t* list) {
-  return list == nullptr ? 0 : list->list->view().blocks;
+  return list == nullptr ? 0 : list->view().blocks;
 }
 uint64_t towline_block_list_bytes(const towline_block_list_t* list) {
-  return list == nullptr ? 0 : list->list->resolved()->bytes();
+  return list == nullptr ? 0 : list->own.bytes();
 }
 
 }  // extern "C"

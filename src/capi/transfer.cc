@@ -56,17 +56,17 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
     if (op != TOWLINE_READ && op != TOWLINE_WRITE) {
       fail(Status::kInvalidArgument, "op is {}; it is TOWLINE_READ or TOWLINE_WRITE", op);
     }
-    if (local->list->peer() != nullptr) {
+    if (local->peer() != nullptr) {
       fail(Status::kInvalidArgument, "the local list is of peer '{}'; lists of peers go on the remote side",
-           local->list->peer()->name());
+           local->peer()->name());
     }
     const auto given = capi::take_options(options, "options");
     TransferOptions wanted = transfer_options(given);
     const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
-    std::shared_ptr<BlockList> target = remote->list;
+    std::shared_ptr<BlockList> target = remote->self;
     if (target->peer() == nullptr) target = owner.as_remote(target);
-    Plan plan = Plan::compile(local->list->resolved(), local_picks, target->resolved(), remote_picks, op);
-    auto made = std::make_unique<Transfer>(agent->agent, op, local->list, std::move(target), std::move(plan),
+    Plan plan = Plan::compile(local->own, local_picks, target->resolved(), remote_picks, op);
+    auto made = std::make_unique<Transfer>(agent->agent, op, local->self, std::move(target), std::move(plan),
                                            std::move(wanted));
     owner.add_transfer(*made);
     try {

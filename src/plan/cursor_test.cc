@@ -220,7 +220,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_equal_blocks) {
     const uint64_t count = random.between(1, std::min(local.blocks.size(), remote.blocks.size()));
     const RandomPicks from = random_picks(random, local.blocks.size(), count);
     const RandomPicks to = random_picks(random, remote.blocks.size(), count);
-    const Plan plan = Plan::compile(local.list, &from.picks, remote.list, &to.picks, TOWLINE_WRITE);
+    const Plan plan = Plan::compile(*local.list, &from.picks, *remote.list, &to.picks, TOWLINE_WRITE);
     const std::vector<Byte> expected = expected_bytes(local, from, remote, to);
     ASSERT_EQ(plan.bytes(), expected.size());
     EXPECT_EQ(plan.view().blocks, count);
@@ -249,7 +249,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_blocks_cut_to_fit) {
     const uint64_t times = random.between(1, most);
     const RandomPicks from = random_picks(random, local.blocks.size(), times * local_each);
     const RandomPicks to = random_picks(random, remote.blocks.size(), times * remote_each);
-    const Plan plan = Plan::compile(local.list, &from.picks, remote.list, &to.picks, TOWLINE_READ);
+    const Plan plan = Plan::compile(*local.list, &from.picks, *remote.list, &to.picks, TOWLINE_READ);
     const std::vector<Byte> expected = expected_bytes(local, from, remote, to);
     ASSERT_EQ(plan.bytes(), expected.size());
     EXPECT_EQ(plan.picked_blocks(), from.indices.size());
@@ -293,7 +293,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_lengths_that_differ) {
     }
     const uint64_t count = random.between(1, local.blocks.size());
     const RandomPicks picks = random_picks(random, local.blocks.size(), count);
-    const Plan plan = Plan::compile(local.list, &picks.picks, remote.list, &picks.picks, TOWLINE_WRITE);
+    const Plan plan = Plan::compile(*local.list, &picks.picks, *remote.list, &picks.picks, TOWLINE_WRITE);
     const std::vector<Byte> expected = expected_bytes(local, picks, remote, picks);
     ASSERT_EQ(plan.bytes(), expected.size());
     expect_windows(plan.view(), expected, random);
@@ -311,7 +311,7 @@ TEST(Cursor, makes_whole_contiguous_extents_one_segment_without_walking_blocks) 
                                             entry(kBase + 64000000000, 64, {{3000000000, 64}})},
                                 regions),
       {}};
-  const Plan plan = Plan::compile(local.list, nullptr, remote.list, nullptr, TOWLINE_WRITE);
+  const Plan plan = Plan::compile(*local.list, nullptr, *remote.list, nullptr, TOWLINE_WRITE);
   plugin::Cursor cursor(plan.view());
   const auto segments = walk(cursor);
   ASSERT_EQ(segments.size(), 1U);
@@ -330,7 +330,7 @@ TEST(Cursor, repeats_a_source_block_picked_with_step_zero) {
     const auto source = ResolvedList::from_blocks(std::vector{entry(kBase, 16, shape)}, regions);
     const auto target = ResolvedList::from_blocks(std::vector{entry(kBase + 10000, 16, {{20, 32}})}, regions);
     const towline_picks_t same = pick_range(3, 0, 20);
-    const Plan plan = Plan::compile(source, &same, target, nullptr, TOWLINE_WRITE);
+    const Plan plan = Plan::compile(*source, &same, *target, nullptr, TOWLINE_WRITE);
     plugin::Cursor cursor(plan.view());
     const auto segments = walk(cursor, 7);
     ASSERT_EQ(segments.size(), 20U);
@@ -345,7 +345,7 @@ TEST(Cursor, gives_nothing_when_asked_for_nothing) {
   const RegionIndex regions(std::vector{region(1, kBase, kSpan)});
   const auto list = ResolvedList::from_blocks(std::vector{entry(kBase, 16, {{20, 32}})}, regions);
   const auto other = ResolvedList::from_blocks(std::vector{entry(kBase + 1000, 16, {{20, 32}})}, regions);
-  const Plan plan = Plan::compile(list, nullptr, other, nullptr, TOWLINE_WRITE);
+  const Plan plan = Plan::compile(*list, nullptr, *other, nullptr, TOWLINE_WRITE);
   plugin::Cursor cursor(plan.view());
   towline_segment segment;
   EXPECT_EQ(cursor.next(&segment, 0, 100), 0U);

@@ -37,20 +37,21 @@ class DirectCopyTest : public ::testing::Test {
         std::vector{region(1, kElsewhere, kBytes / 2), region(2, kElsewhere + kBytes / 2, kBytes / 2)});
     const uint64_t length = uint64_t{1} << random.between(0, 10);
     const uint64_t count = kBytes / length;
-    const auto from = ResolvedList::from_blocks(std::vector{entry(here(), length, {{count, length}})}, local);
-    const auto to =
-        ResolvedList::from_blocks(std::vector{entry(kElsewhere, length, {{count, length}})}, remote);
+    from_ = ResolvedList::from_blocks(std::vector{entry(here(), length, {{count, length}})}, local);
+    to_ = ResolvedList::from_blocks(std::vector{entry(kElsewhere, length, {{count, length}})}, remote);
     std::vector<uint32_t> indices(count);
     for (uint32_t i = 0; i < count; ++i) indices[i] = i;
     std::shuffle(indices.begin(), indices.end(), random);
     indices.resize(random.between(1, count));
     const towline_picks_t picks = testing::pick_indices(indices);
     const towline_picks_t other = testing::pick_range(0, 1, indices.size());
-    return Plan::compile(from, &other, to, &picks, op);
+    return Plan::compile(*from_, &other, *to_, &picks, op);
   }
 
   std::vector<uint8_t> here_;
   std::vector<uint8_t> there_;
+  std::shared_ptr<const ResolvedList> from_;  // the last plan's
+  std::shared_ptr<const ResolvedList> to_;
 };
 
 TEST_F(DirectCopyTest, moves_the_plans_bytes_and_no_others_in_slices_of_any_size) {
@@ -92,7 +93,7 @@ TEST_F(DirectCopyTest, copies_onto_itself_with_overlap_as_through_a_buffer) {
     const std::vector<uint8_t> before = here_;
     const auto from = ResolvedList::from_blocks(std::vector{entry(here() + 5000, 4096)}, regions);
     const auto to = ResolvedList::from_blocks(std::vector{entry(here() + 5000 + shift, 4096)}, regions);
-    const Plan plan = Plan::compile(from, nullptr, to, nullptr, TOWLINE_WRITE);
+    const Plan plan = Plan::compile(*from, nullptr, *to, nullptr, TOWLINE_WRITE);
     EXPECT_EQ(copy_plan(plan.view(), nullptr, 0, plan.bytes(), TOWLINE_WRITE), 4096U);
     EXPECT_EQ(std::memcmp(&here_[5000 + shift], &before[5000], 4096), 0);
   }

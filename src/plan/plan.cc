@@ -24,7 +24,7 @@ constexpr const char* kRemote = "remote";
 // One side of a plan under construction.
 struct Side {
   const char* name;
-  std::shared_ptr<const ResolvedList> list;
+  const ResolvedList* list;
   Picks picks;
   uint64_t parts = 1;  // each picked block is cut into
 
@@ -94,8 +94,8 @@ class PieceReader {
 
 class PlanCompiler {
  public:
-  PlanCompiler(Side local, Side remote, uint32_t op) noexcept
-      : local_(std::move(local)), remote_(std::move(remote)), op_(op) {}
+  PlanCompiler(const Side& local, const Side& remote, uint32_t op) noexcept
+      : local_(local), remote_(remote), op_(op) {}
 
   Plan compile();
   Plan in_order();
@@ -140,11 +140,8 @@ Plan PlanCompiler::in_order() {
 
 Plan PlanCompiler::finish() {
   plan_.local_parts_ = local_.parts;
-  // The sides keep their lists to the end, unless these become the plan's as they are.
-  if (local_.parts != 1) plan_.local_ = local_.list->cut(local_.parts);
-  if (remote_.parts != 1) plan_.remote_ = remote_.list->cut(remote_.parts);
-  const ResolvedList& local = plan_.local_ == nullptr ? *local_.list : *plan_.local_;
-  const ResolvedList& remote = plan_.remote_ == nullptr ? *remote_.list : *plan_.remote_;
+  const ResolvedList& local = local_.parts == 1 ? *local_.list : local_.list->cut(local_.parts);
+  const ResolvedList& remote = remote_.parts == 1 ? *remote_.list : remote_.list->cut(remote_.parts);
   plan_.view_.local = &local.view();
   plan_.view_.remote = &remote.view();
   plan_.view_.local_step = 1;
@@ -154,8 +151,6 @@ Plan PlanCompiler::finish() {
   plan_.view_.runs = plan_.runs();
   measure();
   check_access(remote);
-  if (plan_.local_ == nullptr) plan_.local_ = std::move(local_.list);
-  if (plan_.remote_ == nullptr) plan_.remote_ = std::move(remote_.list);
   return std::move(plan_);
 }
 
@@ -396,25 +391,19 @@ void PlanCompiler::check_access(const ResolvedList& remote) {
   }
 }
 
-Plan Plan::compile(std::shared_ptr<const ResolvedList> local, const towline_picks_t* local_picks,
-                   std::shared_ptr<const ResolvedList> remote, const towline_picks_t* remote_picks,
-                   uint32_t op) {
-  if (local == nullptr || remote == nullptr)
-    fail(Status::kInvalidArgument, "the {} block list is null", local == nullptr ? kLocal : kRemote);
+Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks, const ResolvedList& remote,
+                   const towline_picks_t* remote_picks, uint32_t op) {
   if (op != TOWLINE_READ && op != TOWLINE_WRITE)
     fail(Status::kInvalidArgument, "operation {}: 0 is read, 1 is write", op);
-  const Picks from_local = make_picks(local_picks, local->blocks(), kLocal);
-  const Picks from_remote = make_picks(remote_picks, remote->blocks(), kRemote);
-  return PlanCompiler({kLocal, std::move(local), from_local}, {kRemote, std::move(remote), from_remote}, op)
-      .compile();
+  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal);
+  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote);
+  return PlanCompiler({kLocal, &local, from_local}, {kRemote, &remote, from_remote}, op).compile();
 }
 
-Plan Plan::in_order(std::shared_ptr<const ResolvedList> local, std::shared_ptr<const ResolvedList> remote,
-                    uint32_t op) {
-  const Picks all_local = make_picks(nullptr, local->blocks(), kLocal);
-  const Picks all_remote = make_picks(nullptr, remote->blocks(), kRemote);
-  return PlanCompiler({kLocal, std::move(local), all_local}, {kRemote, std::move(remote), all_remote}, op)
-      .in_order();
+Plan Plan::in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op) {
+  const Picks all_local = make_picks(nullptr, local.blocks(), kLocal);
+  const Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote);
+  return PlanCompiler({kLocal, &local, all_local}, {kRemote, &remote, all_remote}, op).in_order();
 }
 
 uint64_t Plan::picked_block_at(uint64_t position) const noexcept {

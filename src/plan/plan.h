@@ -15,8 +15,8 @@ namespace towline {
 inline constexpr uint64_t kMaxPickedBlocks = 10'000'000;  // by index; ranges of one run may be longer
 inline constexpr uint64_t kMinCutBytes = 64;              // where no block size divides the other
 
-// Immutable; keeps its lists alive. Moving it moves view(): give backends the address only once it has its
-// place.
+// Immutable. Looks into its lists, which outlive it. Moving it moves view(): give backends the address only
+// once it has its place.
 class Plan {
  public:
   // Pairs the picked blocks of both lists in order; null picks mean all blocks. Index arrays are read during
@@ -28,20 +28,16 @@ class Plan {
   //   kMismatch          sides of different size, or block sizes that cannot be cut to fit
   //   kPermissionDenied  a remote region without the access that op needs
   //   kLimitExceeded     more than kMaxPickedBlocks by index (or after cutting), or 2^32 blocks and more
-  static Plan compile(std::shared_ptr<const ResolvedList> local, const towline_picks_t* local_picks,
-                      std::shared_ptr<const ResolvedList> remote, const towline_picks_t* remote_picks,
-                      uint32_t op);
+  static Plan compile(const ResolvedList& local, const towline_picks_t* local_picks,
+                      const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op);
 
   // Block i of one against block i of the other, all of them, as one run. The target's blocks may overlap:
   // whoever posts ranges of it keeps those apart that do. Throws Error as compile does.
-  static Plan in_order(std::shared_ptr<const ResolvedList> local, std::shared_ptr<const ResolvedList> remote,
-                       uint32_t op);
+  static Plan in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op);
 
   Plan(Plan&& other) noexcept
       : view_(other.view_),
         local_parts_(other.local_parts_),
-        local_(std::move(other.local_)),
-        remote_(std::move(other.remote_)),
         one_run_(other.one_run_),
         runs_(std::move(other.runs_)),
         run_capacity_(other.run_capacity_) {
@@ -65,8 +61,6 @@ class Plan {
 
   towline_plan view_ = {};
   uint64_t local_parts_ = 1;
-  std::shared_ptr<const ResolvedList> local_;
-  std::shared_ptr<const ResolvedList> remote_;
   towline_run one_run_ = {};             // most plans have no more
   std::unique_ptr<towline_run[]> runs_;  // null: that one
   uint64_t run_capacity_ = 0;

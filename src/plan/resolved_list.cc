@@ -93,14 +93,13 @@ towline_extent extent_of(const towline_blocks_t& entry, uint64_t index) {
 
 class ResolvedListBuilder {
  public:
-  explicit ResolvedListBuilder(const RegionIndex& index)
-      : index_(index), list_(std::make_shared<ResolvedList>(ResolvedList::Private{})) {}
+  // `list` is empty.
+  ResolvedListBuilder(ResolvedList& list, const RegionIndex& index) : index_(index), list_(list) {}
 
-  std::shared_ptr<const ResolvedList> from_blocks(std::span<const towline_blocks_t> blocks);
-  std::shared_ptr<const ResolvedList> from_flat(const FlatBlocks& blocks);
-  static std::shared_ptr<const ResolvedList> cut(const ResolvedList& whole, uint64_t parts);
-  std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
-                                                  std::span<const towline_region_ref> regions);
+  void from_blocks(std::span<const towline_blocks_t> blocks);
+  void from_flat(const FlatBlocks& blocks);
+  void from_pieces(std::span<const towline_flat_block> pieces, std::span<const towline_region_ref> regions);
+  void from_cut(const ResolvedList& whole, uint64_t parts);
 
  private:
   // What the flat loop learns on its way.
@@ -119,7 +118,7 @@ class ResolvedListBuilder {
   }
 
   [[nodiscard]] bool covers(uint32_t region, uint64_t address, uint64_t bytes) const noexcept {
-    const towline_region_ref& known = list_->regions_[region];
+    const towline_region_ref& known = list_.regions_[region];
     const uint64_t before = address - known.address;
     return address >= known.address && before <= known.bytes && bytes <= known.bytes - before;
   }
@@ -147,7 +146,7 @@ class ResolvedListBuilder {
     const uint32_t number = number_of(*found);
     if (is_best(*found)) {
       if (current_ != kNoRegion) {
-        if (after_.size() <= current_) after_.resize(list_->regions_.size(), kNoRegion);
+        if (after_.size() <= current_) after_.resize(list_.regions_.size(), kNoRegion);
         after_[current_] = number;
       }
       current_ = number;
@@ -160,7 +159,7 @@ class ResolvedListBuilder {
   // The list's number of a region, which it gets here if it has none. The first few are looked for one by
   // one: most lists have no more.
   uint32_t number_of(const towline_region_ref& region) {
-    auto& regions = list_->regions_;
+    auto& regions = list_.regions_;
     const uint32_t few = std::min<uint32_t>(kFewRegions, static_cast<uint32_t>(regions.size()));
     for (uint32_t i = 0; i < few; ++i)
       if (regions[i].key == region.key) return i;
@@ -180,7 +179,7 @@ class ResolvedListBuilder {
   FlatShape fill_flat(const FlatBlocks& blocks);
   void group_flat();
   void measure_flat();
-  std::shared_ptr<const ResolvedList> finish();
+  void finish();
 
   [[noreturn]] void fail_uncovered(uint64_t entry, uint64_t block, uint64_t address, uint64_t bytes) const {
     fail(Status::kOutOfRange,
@@ -190,7 +189,7 @@ class ResolvedListBuilder {
   }
 
   const RegionIndex& index_;
-  std::shared_ptr<ResolvedList> list_;
+  ResolvedList& list_;
   uint32_t kind_ = 0;
   uint64_t device_ = 0;
   bool any_region_will_do_ = false;
@@ -201,8 +200,7 @@ class ResolvedListBuilder {
 
 // ---- nested entries
 
-std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_blocks(
-    std::span<const towline_blocks_t> blocks) {
+void ResolvedListBuilder::from_blocks(std::span<const towline_blocks_t> blocks) {
   if (blocks.empty()) fail(Status::kInvalidArgument, "a block list needs at least one entry");
   if (blocks.data() == nullptr) fail(Status::kInvalidArgument, "the entries' address is null");
   const bool plain = blocks.size() > 1 && std::all_of(blocks.begin(), blocks.end(), [&](const auto& entry) {
@@ -225,8 +223,8 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_blocks(
       set_space(blocks[i].kind, blocks[i].device);
     place(extent, i, 0);
   }
-  if (list_->extents_.size() * kFlatBlocksPerExtent > total && list_->extents_.size() > 1) flatten();
-  return finish();
+  if (list_.extents_.size() * kFlatBlocksPerExtent > total && list_.extents_.size() > 1) flatten();
+  finish();
 }
 
 // Whole if its hull lies in one region, else along its outermost dimension in pieces that do, else piece by
@@ -252,7 +250,7 @@ void ResolvedListBuilder::place(const towline_extent& extent, uint64_t entry, ui
       ++i;
       continue;
     }
-    const towline_region_ref& known = list_->regions_[region];
+    const towline_region_ref& known = list_.regions_[region];
     const uint64_t room = known.address + known.bytes - inner.address - inner_span;
     uint64_t count = extent.count[0] - i;
     if (extent.stride[0] != 0) count = std::min(count, room / extent.stride[0] + 1);
@@ -269,7 +267,7 @@ void ResolvedListBuilder::place(const towline_extent& extent, uint64_t entry, ui
 // Single blocks at a constant distance become one extent; others are left as given.
 void ResolvedListBuilder::push(towline_extent extent, uint32_t region) {
   extent.region = region;
-  auto& extents = list_->extents_;
+  auto& extents = list_.extents_;
   if (!extents.empty() && extent.blocks == 1) {
     towline_extent& last = extents.back();
     const bool alike =
@@ -294,14 +292,14 @@ void ResolvedListBuilder::push(towline_extent extent, uint32_t region) {
 // Gives up extents for flat blocks where that takes less memory.
 void ResolvedListBuilder::flatten() {
   uint64_t blocks = 0;
-  for (const towline_extent& extent : list_->extents_) {
+  for (const towline_extent& extent : list_.extents_) {
     if (extent.length > UINT32_MAX) return;
     blocks += extent.blocks;
   }
   if (blocks > kMaxFlatBlocks) return;
   auto flat = std::make_unique_for_overwrite<towline_flat_block[]>(blocks);
   uint64_t next = 0;
-  for (const towline_extent& extent : list_->extents_) {
+  for (const towline_extent& extent : list_.extents_) {
     uint64_t index[TOWLINE_EXTENT_DIMENSIONS] = {};
     for (uint64_t block = 0; block < extent.blocks; ++block) {
       uint64_t address = extent.address;
@@ -310,15 +308,15 @@ void ResolvedListBuilder::flatten() {
       for (uint32_t d = extent.dimensions; d-- > 0 && ++index[d] == extent.count[d];) index[d] = 0;
     }
   }
-  list_->flat_ = std::move(flat);
-  list_->view_.blocks = blocks;
-  list_->extents_.clear();
+  list_.flat_ = std::move(flat);
+  list_.view_.blocks = blocks;
+  list_.extents_.clear();
   measure_flat();
 }
 
 // ---- plain blocks
 
-std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
+void ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
   if (blocks.count == 0) fail(Status::kInvalidArgument, "a block list needs at least one entry");
   if (blocks.count > kMaxFlatBlocks)
     fail(Status::kLimitExceeded,
@@ -339,11 +337,11 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlo
     push(extent, checked_region_at(0, extent.address, extent.length));
     return finish();
   }
-  list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(blocks.count);
-  list_->view_.blocks = blocks.count;
+  list_.flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(blocks.count);
+  list_.view_.blocks = blocks.count;
   const FlatShape shape = fill_flat(blocks);
   if (!shape.fits) {
-    list_->flat_.reset();
+    list_.flat_.reset();
     for (uint64_t i = 0; i < blocks.count; ++i) {
       towline_extent extent = {};
       extent.address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
@@ -354,10 +352,10 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_flat(const FlatBlo
   } else if (shape.breaks == 0 || (shape.breaks + 1) * kFlatBlocksPerExtent <= blocks.count) {
     group_flat();
   } else {
-    list_->view_.block_length = shape.alike ? list_->flat_[0].length : 0;
-    list_->bytes_ = shape.bytes;
+    list_.view_.block_length = shape.alike ? list_.flat_[0].length : 0;
+    list_.bytes_ = shape.bytes;
   }
-  return finish();
+  finish();
 }
 
 // Throws unless the block makes sense and lies in a region.
@@ -375,7 +373,7 @@ uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address
 // lists of thousands are made for one transfer, and take as many instructions as it has.
 ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& blocks) {
   FlatShape shape;
-  towline_flat_block* const flat = list_->flat_.get();
+  towline_flat_block* const flat = list_.flat_.get();
   const auto address_of = [&](uint64_t i) {
     return load_strided(blocks.addresses, blocks.address_stride_bytes, i);
   };
@@ -395,8 +393,8 @@ ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& 
     const towline_flat_block like = {0, static_cast<uint32_t>(length), region};
     // Without a best region every block is looked up anew.
     const bool keep = current_ == region;
-    const uint64_t covering_address = keep ? list_->regions_[region].address : address;
-    const uint64_t room = keep ? list_->regions_[region].bytes - length : 0;
+    const uint64_t covering_address = keep ? list_.regions_[region].address : address;
+    const uint64_t room = keep ? list_.regions_[region].bytes - length : 0;
     const uint64_t first = i;
     uint64_t distance = address - last_address;
     const uint64_t change = length ^ last_length;
@@ -430,8 +428,8 @@ ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& 
 
 // Flat blocks that go on at a constant distance become extents.
 void ResolvedListBuilder::group_flat() {
-  const auto flat = std::move(list_->flat_);
-  const uint64_t count = list_->view_.blocks;
+  const auto flat = std::move(list_.flat_);
+  const uint64_t count = list_.view_.blocks;
   for (uint64_t i = 0; i < count;) {
     const towline_flat_block& first = flat[i];
     towline_extent extent = {};
@@ -451,38 +449,38 @@ void ResolvedListBuilder::group_flat() {
       last = entry.address;
     }
     i += extent.blocks;
-    list_->extents_.push_back(extent);
+    list_.extents_.push_back(extent);
   }
 }
 
-std::shared_ptr<const ResolvedList> ResolvedListBuilder::from_pieces(
-    std::span<const towline_flat_block> pieces, std::span<const towline_region_ref> regions) {
+void ResolvedListBuilder::from_pieces(std::span<const towline_flat_block> pieces,
+                                      std::span<const towline_region_ref> regions) {
   if (pieces.size() > kMaxFlatBlocks)
     fail(Status::kLimitExceeded, "{} pieces: a list has at most {}", pieces.size(), kMaxFlatBlocks);
-  list_->regions_ = {regions.begin(), regions.end()};
-  list_->flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(pieces.size());
-  std::copy(pieces.begin(), pieces.end(), list_->flat_.get());
-  list_->view_.blocks = pieces.size();
-  return finish();
+  list_.regions_ = {regions.begin(), regions.end()};
+  list_.flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(pieces.size());
+  std::copy(pieces.begin(), pieces.end(), list_.flat_.get());
+  list_.view_.blocks = pieces.size();
+  finish();
 }
 
 // ---- both
 
 // The length and bytes of flat blocks.
 void ResolvedListBuilder::measure_flat() {
-  const towline_flat_block* const flat = list_->flat_.get();
+  const towline_flat_block* const flat = list_.flat_.get();
   uint64_t differences = 0;
   uint64_t bytes = 0;  // of less than 2^24 lengths of less than 2^32
-  for (uint64_t i = 0; i < list_->view_.blocks; ++i) {
+  for (uint64_t i = 0; i < list_.view_.blocks; ++i) {
     differences |= flat[i].length ^ flat[0].length;
     bytes += flat[i].length;
   }
-  list_->view_.block_length = differences == 0 ? flat[0].length : 0;
-  list_->bytes_ = bytes;
+  list_.view_.block_length = differences == 0 ? flat[0].length : 0;
+  list_.bytes_ = bytes;
 }
 
-std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
-  ResolvedList& list = *list_;
+void ResolvedListBuilder::finish() {
+  ResolvedList& list = list_;
   towline_list& view = list.view_;
   Wide bytes = 0;
   if (list.flat_ != nullptr) {
@@ -512,10 +510,9 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::finish() {
   view.region_count = list.regions_.size();
   list.common_access_ = TOWLINE_ACCESS_ALL;
   for (const towline_region_ref& region : list.regions_) list.common_access_ &= region.access;
-  return list_;
 }
 
-std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList& whole, uint64_t parts) {
+void ResolvedListBuilder::from_cut(const ResolvedList& whole, uint64_t parts) {
   const towline_list& view = whole.view_;
   const bool flat = view.flat != nullptr;
   const uint64_t limit = flat ? kMaxFlatBlocks : kMaxListBlocks;
@@ -524,9 +521,7 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList&
          "{} blocks of {} bytes must each be cut into {} to fit the other side: more than the {} a list can "
          "have",
          view.blocks, view.block_length, parts, limit);
-  const RegionIndex none;
-  ResolvedListBuilder builder{none};
-  ResolvedList& list = *builder.list_;
+  ResolvedList& list = list_;
   list.regions_ = whole.regions_;
   list.view_.blocks = view.blocks * parts;
   if (flat) {
@@ -538,7 +533,7 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList&
       for (uint64_t part = 0; part < parts; ++part)
         *next++ = {block.address + part * length, length, block.region};
     }
-    builder.measure_flat();
+    measure_flat();
   } else {
     list.extents_ = whole.extents_;
     for (towline_extent& extent : list.extents_) {
@@ -550,22 +545,36 @@ std::shared_ptr<const ResolvedList> ResolvedListBuilder::cut(const ResolvedList&
       simplify(extent);
     }
   }
-  return builder.finish();
+  finish();
+}
+
+void ResolvedList::fill(std::span<const towline_blocks_t> blocks, const RegionIndex& regions) {
+  ResolvedListBuilder(*this, regions).from_blocks(blocks);
+}
+
+void ResolvedList::fill(const FlatBlocks& blocks, const RegionIndex& regions) {
+  ResolvedListBuilder(*this, regions).from_flat(blocks);
 }
 
 std::shared_ptr<const ResolvedList> ResolvedList::from_blocks(std::span<const towline_blocks_t> blocks,
                                                               const RegionIndex& regions) {
-  return ResolvedListBuilder(regions).from_blocks(blocks);
+  auto list = std::make_shared<ResolvedList>();
+  list->fill(blocks, regions);
+  return list;
 }
 
 std::shared_ptr<const ResolvedList> ResolvedList::from_flat(const FlatBlocks& blocks,
                                                             const RegionIndex& regions) {
-  return ResolvedListBuilder(regions).from_flat(blocks);
+  auto list = std::make_shared<ResolvedList>();
+  list->fill(blocks, regions);
+  return list;
 }
 
 std::shared_ptr<const ResolvedList> ResolvedList::from_pieces(std::span<const towline_flat_block> pieces,
                                                               std::span<const towline_region_ref> regions) {
-  return ResolvedListBuilder(RegionIndex{}).from_pieces(pieces, regions);
+  auto list = std::make_shared<ResolvedList>();
+  ResolvedListBuilder(*list, RegionIndex{}).from_pieces(pieces, regions);
+  return list;
 }
 
 bool ResolvedList::overlaps() const {
@@ -578,13 +587,17 @@ bool ResolvedList::overlaps() const {
   return known == Overlap::kYes;
 }
 
-std::shared_ptr<const ResolvedList> ResolvedList::cut(uint64_t parts) const {
+const ResolvedList& ResolvedList::cut(uint64_t parts) const {
   TOWLINE_CHECK(view_.block_length != 0 && parts != 0 && view_.block_length % parts == 0,
                 "cutting blocks of {} bytes into {}", view_.block_length, parts);
   std::lock_guard lock(cuts_mutex_);
   auto& kept = cuts_[parts];
-  if (kept == nullptr) kept = ResolvedListBuilder::cut(*this, parts);
-  return kept;
+  if (kept == nullptr) {
+    auto made = std::make_unique<ResolvedList>();
+    ResolvedListBuilder(*made, RegionIndex{}).from_cut(*this, parts);
+    kept = std::move(made);
+  }
+  return *kept;
 }
 
 }  // namespace towline

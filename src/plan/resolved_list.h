@@ -35,14 +35,12 @@ struct FlatBlocks {
   size_t length_stride_bytes = sizeof(uint64_t);  // 0: one length for all
 };
 
-// Immutable once made, and shared: any thread. Every block lies in one region of the index it was made with;
+// Immutable once made: any thread. Every block lies in one region of the index it was made with;
 // which regions is remembered by key, so the list outlives them (who uses it then finds the key stale).
 //
 // Regular input is kept as extents, also flat input with constant distances. What shows no regularity is kept
 // flat, 16 bytes a block.
 class ResolvedList {
-  struct Private {};
-
  public:
   // Blocks of entries count through them in order. Throws Error naming the first entry (and block) that is
   // wrong and its values: kInvalidArgument, kOutOfRange (wraps round, or no region covers it),
@@ -50,11 +48,14 @@ class ResolvedList {
   static std::shared_ptr<const ResolvedList> from_blocks(std::span<const towline_blocks_t> blocks,
                                                          const RegionIndex& regions);
   static std::shared_ptr<const ResolvedList> from_flat(const FlatBlocks& blocks, const RegionIndex& regions);
+  // The same in place, once, of an empty list; one that threw is of no use.
+  void fill(std::span<const towline_blocks_t> blocks, const RegionIndex& regions);
+  void fill(const FlatBlocks& blocks, const RegionIndex& regions);
   // Of blocks that are known to lie in the regions they number; kept flat. Throws Error(kLimitExceeded).
   static std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
                                                          std::span<const towline_region_ref> regions);
 
-  explicit ResolvedList(Private) {}
+  ResolvedList() = default;  // empty
   ResolvedList(const ResolvedList&) = delete;
   ResolvedList& operator=(const ResolvedList&) = delete;
 
@@ -73,8 +74,9 @@ class ResolvedList {
   [[nodiscard]] bool overlaps() const;
 
   // The same memory as blocks 1/parts the length (which parts divides, in every block): block i becomes i *
-  // parts and those after it. Made once for each `parts` and kept. Throws Error(kLimitExceeded).
-  [[nodiscard]] std::shared_ptr<const ResolvedList> cut(uint64_t parts) const;
+  // parts and those after it. Made once for each `parts` and kept as long as this. Throws
+  // Error(kLimitExceeded).
+  [[nodiscard]] const ResolvedList& cut(uint64_t parts) const;
 
  private:
   friend class ResolvedListBuilder;
@@ -88,7 +90,7 @@ class ResolvedList {
   FewFirst<towline_region_ref, 1> regions_;
   mutable std::atomic<Overlap> overlap_{Overlap::kUnknown};
   mutable std::mutex cuts_mutex_;
-  mutable std::map<uint64_t, std::shared_ptr<const ResolvedList>> cuts_;
+  mutable std::map<uint64_t, std::unique_ptr<const ResolvedList>> cuts_;
 };
 
 }  // namespace towline

@@ -323,16 +323,16 @@ TEST(ResolvedList, cuts_blocks_into_pieces_of_the_same_memory) {
   const RegionIndex index = one_region();
   const auto whole = ResolvedList::from_blocks(
       std::vector{entry(kBase, 64, {{2, 5000}, {2, 2000}, {2, 700}, {3, 100}})}, index);
-  const auto cut = whole->cut(4);
-  EXPECT_EQ(cut, whole->cut(4));
+  const ResolvedList* const cut = &whole->cut(4);
+  EXPECT_EQ(cut, &whole->cut(4));
   EXPECT_EQ(cut->view().extents[0].dimensions, 5U);
   const auto blocks = blocks_of(*whole);
   const auto pieces = blocks_of(*cut);
   ASSERT_EQ(pieces.size(), 4 * blocks.size());
   for (size_t i = 0; i < pieces.size(); ++i)
     ASSERT_EQ(pieces[i], (Block{blocks[i / 4].address + i % 4 * 16, 16}));
-  const auto contiguous = ResolvedList::from_blocks(std::vector{entry(kBase, 64, {{10, 64}})}, index)->cut(8);
-  EXPECT_EQ(contiguous->view().extents[0].dimensions, 1U);
+  const auto contiguous = ResolvedList::from_blocks(std::vector{entry(kBase, 64, {{10, 64}})}, index);
+  EXPECT_EQ(contiguous->cut(8).view().extents[0].dimensions, 1U);
   EXPECT_EQ(
       error_of([&] {
         (void)ResolvedList::from_blocks(std::vector{entry(kBase, 64, {{100000000, 64}})}, index)->cut(64);

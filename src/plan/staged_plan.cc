@@ -35,7 +35,7 @@ StagedLeg make_leg(const Pieces& pieces, const towline_region_ref& memory, const
                    uint32_t op) {
   auto ours = ResolvedList::from_pieces(pieces.memory, {&memory, 1});
   auto theirs = ResolvedList::from_pieces(pieces.target, {target.regions, target.region_count});
-  Plan plan = Plan::in_order(ours, theirs, op);
+  Plan plan = Plan::in_order(*ours, *theirs, op);
   return {std::move(ours), std::move(theirs), std::move(plan)};
 }
 

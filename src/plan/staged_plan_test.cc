@@ -62,8 +62,9 @@ TEST(StagedPlan, sends_every_byte_through_its_chunk) {
   const auto remote = make_list(kRemote, {entry(kRemote, 1000, {{10, 20000}, {10, 1000}})});
   for (const uint64_t chunk : {4096, 1000, 333, 65536}) {
     for (uint32_t slots = 1; slots <= std::min<uint64_t>(4, (100'000 + chunk - 1) / chunk); ++slots) {
-      expect_staged(Plan::compile(local, nullptr, remote, nullptr, TOWLINE_READ), TOWLINE_READ, chunk, slots);
-      expect_staged(Plan::compile(local, nullptr, remote, nullptr, TOWLINE_WRITE), TOWLINE_WRITE, chunk,
+      expect_staged(Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_READ), TOWLINE_READ, chunk,
+                    slots);
+      expect_staged(Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_WRITE), TOWLINE_WRITE, chunk,
                     slots);
     }
   }
@@ -78,13 +79,13 @@ TEST(StagedPlan, follows_picks_unequal_blocks_and_regions) {
   for (uint32_t i = 0; i < 120; ++i) theirs[i] = (i * 11) % 150;
   const towline_picks_t from = pick_indices(ours);
   const towline_picks_t to = pick_indices(theirs);
-  expect_staged(Plan::compile(local, &from, remote, &to, TOWLINE_WRITE), TOWLINE_WRITE, 4096, 3);
+  expect_staged(Plan::compile(*local, &from, *remote, &to, TOWLINE_WRITE), TOWLINE_WRITE, 4096, 3);
 }
 
 TEST(StagedPlan, joins_what_is_contiguous_on_one_side) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000, {{100, 1000}})});
   const auto remote = make_list(kRemote, {entry(kRemote, 1000, {{100, 2000}})});
-  const Plan whole = Plan::compile(local, nullptr, remote, nullptr, TOWLINE_READ);
+  const Plan whole = Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_READ);
   const auto staged = stage_plan(whole, TOWLINE_READ, region(7, kMemory, 1 << 20), kMemory, 10'000, 2, 2);
   EXPECT_EQ(staged[0].near.plan.view().blocks, 5u);
   EXPECT_EQ(staged[0].far.plan.view().blocks, 50u);
@@ -93,7 +94,7 @@ TEST(StagedPlan, joins_what_is_contiguous_on_one_side) {
 TEST(StagedPlan, keeps_access_rights) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000)}, TOWLINE_ACCESS_READ);
   const auto remote = make_list(kRemote, {entry(kRemote, 1000)});
-  const Plan whole = Plan::compile(local, nullptr, remote, nullptr, TOWLINE_READ);
+  const Plan whole = Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_READ);
   const auto [status, text] =
       error_of([&] { (void)stage_plan(whole, TOWLINE_READ, region(7, kMemory, 4096), kMemory, 4096, 1, 1); });
   EXPECT_EQ(status, Status::kPermissionDenied) << text;

@@ -36,7 +36,7 @@ void expect_exact(uint64_t piece, uint32_t op, uint64_t step) {
     const std::vector<uint32_t> picked(order.begin(), order.begin() + static_cast<ptrdiff_t>(count / 2));
     const towline_picks_t local = testing::pick_range(0, 1, picked.size());
     const towline_picks_t remote = testing::pick_indices(picked);
-    const Plan plan = Plan::compile(mine, &local, theirs, &remote, op);
+    const Plan plan = Plan::compile(*mine, &local, *theirs, &remote, op);
     std::vector<uint8_t>& from = op == TOWLINE_READ ? there : here;
     std::vector<uint8_t>& to = op == TOWLINE_READ ? here : there;
     for (uint64_t i = 0; i < kRoom; i += sizeof i) {
