@@ -15,10 +15,38 @@ TOWLINE_NIXL_API const std::string& last_error() noexcept;
 
 // ---- The same calls without copies, for arrays that lie elsewhere
 
-// `count` rows of address, length and device, 64 bits each.
+// `count` descriptors in arrays of 64-bit integers, whose entries lie so many bytes apart. With 0 for lengths
+// and devices the first ones hold for all.
 struct Rows {
-  const uint64_t* data = nullptr;
+  const uint64_t* addresses = nullptr;
+  const uint64_t* lengths = nullptr;
+  const uint64_t* devices = nullptr;
   size_t count = 0;
+  size_t address_stride = sizeof(uint64_t);
+  size_t other_stride = 0;
+
+  // Rows of address, length and device.
+  static Rows of(const uint64_t* rows, size_t count) noexcept {
+    if (count == 0) return {};
+    return {rows, rows + 1, rows + 2, count, sizeof(nixlBasicDesc), sizeof(nixlBasicDesc)};
+  }
+  static Rows of(const nixl_xfer_dlist_t& descs) noexcept {
+    return of(descs.isEmpty() ? nullptr : reinterpret_cast<const uint64_t*>(&descs[0]),
+              static_cast<size_t>(descs.descCount()));
+  }
+  [[nodiscard]] uint64_t address(size_t i) const noexcept { return at(addresses, i * address_stride); }
+  [[nodiscard]] uint64_t length(size_t i) const noexcept { return at(lengths, i * other_stride); }
+  [[nodiscard]] uint64_t device(size_t i) const noexcept { return at(devices, i * other_stride); }
+  [[nodiscard]] nixlBasicDesc operator[](size_t i) const noexcept {
+    return {address(i), length(i), device(i)};
+  }
+  // How many it takes to see every length and device.
+  [[nodiscard]] size_t differing() const noexcept { return other_stride == 0 && count != 0 ? 1 : count; }
+
+ private:
+  static uint64_t at(const uint64_t* first, size_t bytes) noexcept {
+    return *reinterpret_cast<const uint64_t*>(reinterpret_cast<const char*>(first) + bytes);
+  }
 };
 
 // `count` rows of address, length, device, stride and a number of descriptors, each beginning `stride` bytes
@@ -38,7 +66,7 @@ struct Indices {
 };
 
 TOWLINE_NIXL_API nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name,
-                                               nixl_mem_t type, Rows rows, nixlDlistH*& list,
+                                               nixl_mem_t type, const Rows& rows, nixlDlistH*& list,
                                                const nixl_opt_args_t* extra_params = nullptr);
 TOWLINE_NIXL_API nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name,
                                                   nixl_mem_t type, StridedRows rows, nixlDlistH*& list,
@@ -48,16 +76,17 @@ TOWLINE_NIXL_API nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_o
                                              const nixlDlistH* remote, const Indices& remote_indices,
                                              nixlXferReqH*& request,
                                              const nixl_opt_args_t* extra_params = nullptr);
+// With `may_wait` false NIXL_IN_PROG, and no request, where making it would wait for a connection.
 TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation,
-                                               nixl_mem_t local_type, Rows local, nixl_mem_t remote_type,
-                                               Rows remote, const std::string& remote_agent,
-                                               nixlXferReqH*& request,
-                                               const nixl_opt_args_t* extra_params = nullptr);
+                                               nixl_mem_t local_type, const Rows& local,
+                                               nixl_mem_t remote_type, const Rows& remote,
+                                               const std::string& remote_agent, nixlXferReqH*& request,
+                                               const nixl_opt_args_t* extra_params = nullptr,
+                                               bool may_wait = true);
 
-// Whether the list's agent, or the agent of that name, is this one or connected: then making a request for it
-// does not wait for a connection.
+// Whether the list's agent is this one or connected: then making a request for it does not wait for a
+// connection.
 TOWLINE_NIXL_API bool is_connected(const nixlDlistH* list) noexcept;
-TOWLINE_NIXL_API bool is_connected(const nixlAgent& agent, const std::string& remote_agent);
 
 // ---- Notifications without a map
 

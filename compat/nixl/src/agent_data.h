@@ -144,9 +144,10 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
 
   // Of the backend's store. kOk, or an error as the last one.
-  static nixl_status_t make_stored(const nixlBackendH& backend, nixl_mem_t type, towline::nixl::Rows rows,
-                                   towline::nixl::ListHandle& list, const char* call);
-  nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows, size_t count,
+  static nixl_status_t make_stored(const nixlBackendH& backend, nixl_mem_t type,
+                                   const towline::nixl::Rows& rows, towline::nixl::ListHandle& list,
+                                   const char* call);
+  nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const towline::nixl::Rows& rows,
                           towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
                           const char* call);
   // Of strided rows, which stay rows as far as possible.

@@ -18,32 +18,27 @@ towline_picks_t picks_of(const std::vector<int>& indices) noexcept {
   return {indices.data(), sizeof(int), 0, 0, 0, indices.size()};
 }
 
-const uint64_t* rows_of(const nixl_xfer_dlist_t& descs) noexcept {
-  return descs.isEmpty() ? nullptr : reinterpret_cast<const uint64_t*>(&descs[0]);
-}
-
 // Blocks of one device are taken from the rows where they lie; only lists over several need copies.
-int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t type, const uint64_t* rows,
-                    size_t count, towline_block_list_t** list) {
-  constexpr size_t kRowBytes = sizeof(nixlBasicDesc);
+int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t type, const Rows& rows,
+                    towline_block_list_t** list) {
   const uint32_t kind = kind_of(type);
-  const uint64_t device = type == DRAM_SEG || count == 0 ? 0 : rows[2];
+  const uint64_t device = type == DRAM_SEG || rows.count == 0 ? 0 : rows.device(0);
   bool one_device = true;
   if (type != DRAM_SEG) {
-    for (size_t i = 1; i < count && one_device; ++i) one_device = rows[3 * i + 2] == device;
+    for (size_t i = 1; i < rows.differing() && one_device; ++i) one_device = rows.device(i) == device;
   }
   if (one_device) {
-    return towline_block_list_create_flat(agent, peer, kind, rows, kRowBytes, rows + 1, kRowBytes, device,
-                                          count, list);
+    return towline_block_list_create_flat(agent, peer, kind, rows.addresses, rows.address_stride,
+                                          rows.lengths, rows.other_stride, device, rows.count, list);
   }
-  std::vector<towline_blocks_t> blocks(count);
-  for (size_t i = 0; i < count; ++i) {
-    blocks[i].address = rows[3 * i];
-    blocks[i].length = rows[3 * i + 1];
-    blocks[i].device = rows[3 * i + 2];
+  std::vector<towline_blocks_t> blocks(rows.count);
+  for (size_t i = 0; i < rows.count; ++i) {
+    blocks[i].address = rows.address(i);
+    blocks[i].length = rows.length(i);
+    blocks[i].device = rows.device(i);
     blocks[i].kind = kind;
   }
-  return towline_block_list_create(agent, peer, blocks.data(), count, list);
+  return towline_block_list_create(agent, peer, blocks.data(), blocks.size(), list);
 }
 
 constexpr size_t kStridedColumns = 5;
@@ -78,9 +73,10 @@ nixl_status_t too_many(uint64_t total, const char* call) {
               kMostWrittenOut);
 }
 
-bool same_lengths(const uint64_t* a, const uint64_t* b, size_t count) noexcept {
+// Of as many rows.
+bool same_lengths(const Rows& a, const Rows& b) noexcept {
   uint64_t different = 0;
-  for (size_t i = 0; i < count; ++i) different |= a[3 * i + 1] ^ b[3 * i + 1];
+  for (size_t i = 0; i < std::max(a.differing(), b.differing()); ++i) different |= a.length(i) ^ b.length(i);
   return different == 0;
 }
 
@@ -112,15 +108,13 @@ nixl_status_t nixlAgentData::find_remote(const std::string& agent_name, std::sha
   return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", call, agent_name);
 }
 
-nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, const uint64_t* rows,
-                                       size_t count, ListHandle& list, std::shared_ptr<Remote>& of,
-                                       const char* call) {
-  if (count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
+nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t type, const Rows& rows,
+                                       ListHandle& list, std::shared_ptr<Remote>& of, const char* call) {
+  if (rows.count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
   std::shared_ptr<Remote> remote;
   if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
   if (remote != nullptr) {
-    const auto* descs = reinterpret_cast<const nixlBasicDesc*>(rows);
-    if (const size_t first = remote->first_unknown(type, descs, count); first != count) {
+    if (const size_t first = remote->first_unknown(type, rows); first != rows.count) {
       return fail(NIXL_ERR_NOT_FOUND,
                   "{}: the metadata that is loaded of agent '{}' does not tell of descriptor {}", call,
                   agent_name, first);
@@ -130,15 +124,16 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   if (type == FILE_SEG) {
     std::vector<towline_blocks_t> blocks;
     size_t missing = 0;
-    if (!memory.storage_blocks(type, rows, count, blocks, missing)) {
+    if (!memory.storage_blocks(type, rows, blocks, missing)) {
       return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered file", call, missing);
     }
-    towline::detail::check(towline_block_list_create(agent->native(), nullptr, blocks.data(), count, &made));
+    towline::detail::check(
+        towline_block_list_create(agent->native(), nullptr, blocks.data(), blocks.size(), &made));
     list.reset(made);
     return NIXL_SUCCESS;
   }
-  const int32_t status = create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
-                                     type, rows, count, &made);
+  const int32_t status =
+      create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(), type, rows, &made);
   if (status < 0) {
     return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
   }
@@ -157,7 +152,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   if (type == FILE_SEG || (remote != nullptr && !remote->whole())) {
     if (total > kMostWrittenOut) return too_many(total, call);
     const std::vector<uint64_t> written_out = write_out(rows, total);
-    return make_list(agent_name, type, written_out.data(), total, list, of, call);
+    return make_list(agent_name, type, Rows::of(written_out.data(), total), list, of, call);
   }
   std::vector<towline_blocks_t> blocks;
   blocks.reserve(rows.count);
@@ -184,12 +179,12 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   return NIXL_SUCCESS;
 }
 
-nixl_status_t nixlAgentData::make_stored(const nixlBackendH& backend, nixl_mem_t type, Rows rows,
+nixl_status_t nixlAgentData::make_stored(const nixlBackendH& backend, nixl_mem_t type, const Rows& rows,
                                          ListHandle& list, const char* call) {
   if (rows.count == 0) return fail(NIXL_ERR_INVALID_PARAM, "{}: the list is empty", call);
   towline_block_list_t* made = nullptr;
   std::optional<size_t> missing;
-  const int32_t status = backend.objects->make_list(type, rows.data, rows.count, &made, missing);
+  const int32_t status = backend.objects->make_list(type, rows, &made, missing);
   if (missing)
     return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered object", call, *missing);
   if (status < 0) return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
@@ -199,9 +194,8 @@ nixl_status_t nixlAgentData::make_stored(const nixlBackendH& backend, nixl_mem_t
 
 ListHandle nixlAgentData::try_list(const Remote* remote, const nixl_xfer_dlist_t& descs) const {
   towline_block_list_t* made = nullptr;
-  const int32_t status =
-      create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(), descs.getType(),
-                  rows_of(descs), static_cast<size_t>(descs.descCount()), &made);
+  const int32_t status = create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
+                                     descs.getType(), Rows::of(descs), &made);
   return ListHandle{status < 0 ? nullptr : made};
 }
 
@@ -254,12 +248,12 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
 namespace towline::nixl {
 
 nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
-                              Rows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+                              const Rows& rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
   nixlAgentData& data = AgentAccess::data(agent);
   return prepare(
       data, agent_name, type, list, extra_params,
       [&](nixlDlistH& made, const char* call) {
-        return data.make_list(agent_name, type, rows.data, rows.count, made.list, made.of, call);
+        return data.make_list(agent_name, type, rows, made.list, made.of, call);
       },
       [&](const nixlBackendH& store, nixlDlistH& made, const char* call) {
         return nixlAgentData::make_stored(store, type, rows, made.stored, call);
@@ -279,7 +273,7 @@ nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agen
         if (const auto status = count_of(rows, total, call); status != NIXL_SUCCESS) return status;
         if (total > kMostWrittenOut) return too_many(total, call);
         const std::vector<uint64_t> all = write_out(rows, total);
-        return nixlAgentData::make_stored(store, type, {all.data(), total}, made.stored, call);
+        return nixlAgentData::make_stored(store, type, Rows::of(all.data(), total), made.stored, call);
       });
 }
 
@@ -287,8 +281,7 @@ nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agen
 
 nixl_status_t nixlAgent::prepXferDlist(const std::string& agent_name, const nixl_xfer_dlist_t& descs,
                                        nixlDlistH*& dlist_hndl, const nixl_opt_args_t* extra_params) const {
-  const Rows rows = {rows_of(descs), static_cast<size_t>(descs.descCount())};
-  return prep_xfer_dlist(*this, agent_name, descs.getType(), rows, dlist_hndl, extra_params);
+  return prep_xfer_dlist(*this, agent_name, descs.getType(), Rows::of(descs), dlist_hndl, extra_params);
 }
 
 nixl_status_t nixlAgent::prepXferDlist(const nixl_xfer_dlist_t& descs, nixlDlistH*& dlist_hndl,
@@ -457,15 +450,10 @@ bool is_connected(const nixlDlistH* list) noexcept {
   return list != nullptr && (list->of == nullptr || list->of->is_alive());
 }
 
-bool is_connected(const nixlAgent& agent, const std::string& remote_agent) {
-  const nixlAgentData& data = AgentAccess::data(agent);
-  return remote_agent == data.name || data.remotes.is_alive(remote_agent);
-}
-
 nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, nixl_mem_t local_type,
-                              Rows local, nixl_mem_t remote_type, Rows remote,
+                              const Rows& local, nixl_mem_t remote_type, const Rows& remote,
                               const std::string& remote_agent, nixlXferReqH*& request,
-                              const nixl_opt_args_t* extra_params) {
+                              const nixl_opt_args_t* extra_params, bool may_wait) {
   static constexpr const char* kCall = "createXferReq";
   request = nullptr;
   nixlAgentData& data = AgentAccess::data(agent);
@@ -474,7 +462,7 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
                 remote.count);
   }
   if (remote_agent.empty()) return fail(NIXL_ERR_NOT_FOUND, "{}: the remote agent's name is empty", kCall);
-  if (!same_lengths(local.data, remote.data, local.count)) {
+  if (!same_lengths(local, remote)) {
     return fail(NIXL_ERR_INVALID_PARAM, "{}: local and remote descriptors differ in length", kCall);
   }
   nixlBackendH* backend = data.backend_for(extra_params, local_type, remote_type, remote_agent != data.name);
@@ -493,12 +481,13 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
       if (status == NIXL_SUCCESS)
         status = nixlAgentData::make_stored(*backend, remote_type, remote, there, kCall);
     } else {
-      status = data.make_list(NIXL_INIT_AGENT, local_type, local.data, local.count, here, with, kCall);
+      status = data.make_list(NIXL_INIT_AGENT, local_type, local, here, with, kCall);
     }
     if (status == NIXL_SUCCESS && !has_objects(backend)) {
-      status = data.make_list(remote_agent, remote_type, remote.data, remote.count, there, with, kCall);
+      status = data.make_list(remote_agent, remote_type, remote, there, with, kCall);
     }
     if (status != NIXL_SUCCESS) return status;
+    if (!may_wait && with != nullptr && !with->is_alive()) return NIXL_IN_PROG;
     const bool host_memory = local_type == DRAM_SEG && remote_type == DRAM_SEG;
     const Sides sides = {here.get(), nullptr, there.get(), nullptr, local.count, host_memory};
     return data.make_request(operation, sides, backend, std::move(with), extra_params, request, kCall);
@@ -510,8 +499,7 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
 nixl_status_t nixlAgent::createXferReq(const nixl_xfer_op_t& operation, const nixl_xfer_dlist_t& local_descs,
                                        const nixl_xfer_dlist_t& remote_descs, const std::string& remote_agent,
                                        nixlXferReqH*& req_hndl, const nixl_opt_args_t* extra_params) const {
-  const Rows local = {rows_of(local_descs), static_cast<size_t>(local_descs.descCount())};
-  const Rows remote = {rows_of(remote_descs), static_cast<size_t>(remote_descs.descCount())};
-  return create_xfer_req(*this, operation, local_descs.getType(), local, remote_descs.getType(), remote,
-                         remote_agent, req_hndl, extra_params);
+  return create_xfer_req(*this, operation, local_descs.getType(), Rows::of(local_descs),
+                         remote_descs.getType(), Rows::of(remote_descs), remote_agent, req_hndl,
+                         extra_params);
 }

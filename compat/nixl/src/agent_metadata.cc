@@ -164,8 +164,8 @@ nixl_status_t nixlAgent::checkRemoteMD(const std::string remote_name,  // NOLINT
     const std::shared_ptr<Remote> remote = own ? nullptr : data->remotes.find(remote_name);
     if (remote == nullptr && !own) return unknown();
     if (descs.isEmpty()) return NIXL_SUCCESS;
-    const auto count = static_cast<size_t>(descs.descCount());
-    if (!own && remote->first_unknown(descs.getType(), &descs[0], count) != count) return unknown();
+    const Rows rows = Rows::of(descs);
+    if (!own && remote->first_unknown(descs.getType(), rows) != rows.count) return unknown();
     const auto list = data->try_list(remote.get(), descs);
     return list ? NIXL_SUCCESS : unknown();
   });

@@ -150,17 +150,16 @@ const Region* MemoryTable::covering(const Key& key) const {
   return nullptr;
 }
 
-bool MemoryTable::storage_blocks(nixl_mem_t type, const uint64_t* rows, size_t count,
-                                 std::vector<towline_blocks_t>& blocks, size_t& missing) const {
+bool MemoryTable::storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<towline_blocks_t>& blocks,
+                                 size_t& missing) const {
   std::lock_guard lock(mutex_);
-  blocks.assign(count, {});
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t* row = rows + 3 * i;
-    const Region* region = covering({type, row[2], row[0], row[1]});
+  blocks.assign(rows.count, {});
+  for (size_t i = 0; i < rows.count; ++i) {
+    const Region* region = covering({type, rows.device(i), rows.address(i), rows.length(i)});
     missing = i;
     if (region == nullptr) return false;
-    blocks[i].address = row[0];
-    blocks[i].length = row[1];
+    blocks[i].address = rows.address(i);
+    blocks[i].length = rows.length(i);
     blocks[i].device = towline_region_device(region->native());
     blocks[i].kind = kind_of(type);
   }

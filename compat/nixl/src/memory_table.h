@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <nixl_descriptors.h>
+#include <towline_nixl.h>
 #include <towline/towline.hpp>
 
 namespace towline::nixl {
@@ -34,8 +34,8 @@ class MemoryTable {
   [[nodiscard]] std::string metadata(const Agent& agent, const nixl_reg_dlist_t& descs) const;
   // Rows of files or objects, whose device is NIXL's (an open descriptor or what a path or key was registered
   // with), as Towline's blocks. False with `missing` for a row in none that is registered.
-  bool storage_blocks(nixl_mem_t type, const uint64_t* rows, size_t count,
-                      std::vector<towline_blocks_t>& blocks, size_t& missing) const;
+  bool storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<towline_blocks_t>& blocks,
+                      size_t& missing) const;
   void clear();
 
  private:

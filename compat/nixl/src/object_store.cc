@@ -124,20 +124,20 @@ void ObjectStore::add(const nixl_reg_dlist_t& descs) {
   memory_.add(agent_, descs, options_);
 }
 
-int32_t ObjectStore::make_list(nixl_mem_t type, const uint64_t* rows, size_t count,
-                               towline_block_list_t** list, std::optional<size_t>& missing) const {
+int32_t ObjectStore::make_list(nixl_mem_t type, const Rows& rows, towline_block_list_t** list,
+                               std::optional<size_t>& missing) const {
   if (type != OBJ_SEG) {
-    constexpr size_t kRowBytes = sizeof(nixlBasicDesc);
-    return towline_block_list_create_flat(agent_.native(), nullptr, kind_of(type), rows, kRowBytes, rows + 1,
-                                          kRowBytes, 0, count, list);
+    return towline_block_list_create_flat(agent_.native(), nullptr, kind_of(type), rows.addresses,
+                                          rows.address_stride, rows.lengths, rows.other_stride, 0, rows.count,
+                                          list);
   }
   std::vector<towline_blocks_t> blocks;
   size_t first = 0;
-  if (!memory_.storage_blocks(type, rows, count, blocks, first)) {
+  if (!memory_.storage_blocks(type, rows, blocks, first)) {
     missing = first;
     return TOWLINE_NOT_FOUND;
   }
-  return towline_block_list_create(agent_.native(), nullptr, blocks.data(), count, list);
+  return towline_block_list_create(agent_.native(), nullptr, blocks.data(), blocks.size(), list);
 }
 
 nixl_query_resp_t ObjectStore::query(const nixlBlobDesc& desc) const {

@@ -32,7 +32,7 @@ class ObjectStore {
   void add(const nixl_reg_dlist_t& descs);
   nixl_status_t remove(const nixl_reg_dlist_t& descs) { return memory_.remove(descs, options_); }
   // As towline_block_list_create; `missing` is the row of an object that is not registered.
-  int32_t make_list(nixl_mem_t type, const uint64_t* rows, size_t count, towline_block_list_t** list,
+  int32_t make_list(nixl_mem_t type, const Rows& rows, towline_block_list_t** list,
                     std::optional<size_t>& missing) const;
   // Its size, when it is there. Throws Error.
   [[nodiscard]] nixl_query_resp_t query(const nixlBlobDesc& desc) const;

@@ -49,12 +49,12 @@ void Remote::merge(const Frame& frame) {
   }
 }
 
-size_t Remote::first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const {
-  if (whole()) return count;
+size_t Remote::first_unknown(nixl_mem_t type, const Rows& rows) const {
+  if (whole()) return rows.count;
   std::lock_guard lock(mutex_);
-  if (whole()) return count;
+  if (whole()) return rows.count;
   size_t i = 0;
-  while (i < count && ranges_.covers(type, descs[i])) ++i;
+  while (i < rows.count && ranges_.covers(type, rows[i])) ++i;
   return i;
 }
 
@@ -66,12 +66,6 @@ std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : found->second;
-}
-
-bool Remotes::is_alive(const std::string& name) const {
-  std::lock_guard lock(mutex_);
-  const auto found = by_name_.find(name);
-  return found != by_name_.end() && found->second->is_alive();
 }
 
 nixl_status_t Remotes::load(Peer peer, const Frame& frame) {

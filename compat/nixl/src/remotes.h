@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-#include <nixl_descriptors.h>
+#include <towline_nixl.h>
 #include <towline/towline.hpp>
 #include "frame.h"
 
@@ -37,7 +37,7 @@ class Remote {
   // Adds what further metadata tells.
   void merge(const Frame& frame);
   // The place of the first of `count` descriptors that has not been loaded, else `count`.
-  [[nodiscard]] size_t first_unknown(nixl_mem_t type, const nixlBasicDesc* descs, size_t count) const;
+  [[nodiscard]] size_t first_unknown(nixl_mem_t type, const Rows& rows) const;
   // All its memory has been loaded; that stays so.
   [[nodiscard]] bool whole() const noexcept { return whole_.load(std::memory_order_acquire); }
   // Forgotten: what was made from it answers NIXL_ERR_NOT_FOUND, also after the agent has been loaded again.
@@ -64,8 +64,6 @@ class Remotes {
  public:
   // Null when it is not known.
   [[nodiscard]] std::shared_ptr<Remote> find(const std::string& name) const;
-  // Known, and its process alive as far as Towline knows.
-  [[nodiscard]] bool is_alive(const std::string& name) const;
   // Takes over the peer. A new incarnation replaces the old one. NIXL_ERR_NOT_FOUND for a frame without
   // addresses of an agent that is not known.
   nixl_status_t load(Peer peer, const Frame& frame);

@@ -253,17 +253,21 @@ TEST(Transfers, ExplainThemselves) {
 TEST(Transfers, ArraysAreTakenWithoutLists) {
   Pair pair;
   const std::vector<char> before = pair.a.memory;
-  std::vector<uint64_t> here;
-  std::vector<uint64_t> there;
+  std::vector<uint64_t> here;   // rows
+  std::vector<uint64_t> there;  // addresses
   for (uint64_t i = 0; i < 8; ++i) {
     here.insert(here.end(), {pair.a.address() + i * 64, 64, 0});
-    there.insert(there.end(), {pair.b.address() + (7 - i) * 64, 64, 0});
+    there.push_back(pair.b.address() + (7 - i) * 64);
   }
+  const uint64_t length = 64;
+  const uint64_t device = 0;
+  const towline::nixl::Rows there_columns = {there.data(), &length, &device, 8};
   nixlDlistH* local = nullptr;
   nixlDlistH* remote = nullptr;
-  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "", DRAM_SEG, {here.data(), 8}, local),
+  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "", DRAM_SEG,
+                                           towline::nixl::Rows::of(here.data(), 8), local),
             NIXL_SUCCESS);
-  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "transfers-b", DRAM_SEG, {there.data(), 8}, remote),
+  ASSERT_EQ(towline::nixl::prep_xfer_dlist(*pair.a.agent, "transfers-b", DRAM_SEG, there_columns, remote),
             NIXL_SUCCESS);
   const std::vector<int64_t> picks = {0, 2, 4};
   nixlXferReqH* made = nullptr;

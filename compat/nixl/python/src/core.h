@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "recycler.h"
+
 namespace nb = nanobind;
 
 namespace towline::nixl::python {
@@ -130,30 +132,59 @@ uint64_t read_integer(PyObject* object);
 
 // ---- lists.cc
 
+// Lists that calls use without the GIL, by holding a copy or what list() gives, while another thread may edit
+// them: copies share the descriptors, and who edits them then gets its own.
 template <class List>
-std::shared_ptr<List> share(List&& list) {
-  return std::make_shared<List>(std::move(list));
-}
-// The memory of large lists is used again.
-std::shared_ptr<nixl_xfer_dlist_t> share(nixl_xfer_dlist_t&& list);
-
-// A list that calls use without the GIL while another thread may edit it: who edits it then gets a copy.
-template <class List>
-struct Shared {
-  std::shared_ptr<List> list;
-
-  explicit Shared(List&& from) : list(share(std::move(from))) {}
+class Shared {
+ public:
+  explicit Shared(List&& from) : list_(std::make_shared<List>(std::move(from))) {}
+  [[nodiscard]] nixl_mem_t type() const noexcept { return list_->getType(); }
+  [[nodiscard]] int count() const noexcept { return list_->descCount(); }
+  [[nodiscard]] const std::shared_ptr<List>& list() const noexcept { return list_; }
   List& edit() {
-    if (list.use_count() > 1) list = share(List(*list));
-    return *list;
+    if (list_.use_count() > 1) list_ = std::make_shared<List>(*list_);
+    return *list_;
   }
+
+ private:
+  std::shared_ptr<List> list_;
 };
-using XferList = Shared<nixl_xfer_dlist_t>;
 using RegList = Shared<nixl_reg_dlist_t>;
 using RemoteList = Shared<nixl_remote_dlist_t>;
-// Of an N x 3 array; of a list or tuple of tuples.
-XferList list_of_array(nixl_mem_t type, nb::handle array);
-XferList list_of_tuples(nixl_mem_t type, nb::handle sequence);
+
+// The same for transfers. An array's descriptors, which mostly have one length and device, are kept as their
+// addresses, a third of the memory, until somebody asks for the list.
+class XferList {
+ public:
+  explicit XferList(nixl_xfer_dlist_t&& from);
+  // Of an N x 3 array; of a list or tuple of tuples.
+  static XferList of_array(nixl_mem_t type, nb::handle array);
+  static XferList of_tuples(nixl_mem_t type, nb::handle sequence);
+  [[nodiscard]] nixl_mem_t type() const noexcept { return alike_ ? alike_->type : list_->getType(); }
+  [[nodiscard]] int count() const noexcept;
+  [[nodiscard]] Rows rows() const noexcept;
+  [[nodiscard]] const std::shared_ptr<nixl_xfer_dlist_t>& list() const;
+  nixl_xfer_dlist_t& edit();
+
+ private:
+  struct Alike {
+    nixl_mem_t type;
+    uint64_t length;
+    uint64_t device;
+    size_t count;
+    Room<uint64_t> addresses;
+
+    Alike(nixl_mem_t type, const uint64_t* row, size_t count, Room<uint64_t>&& addresses) noexcept
+        : type(type), length(row[1]), device(row[2]), count(count), addresses(std::move(addresses)) {}
+    Alike(const Alike&) = delete;
+    Alike& operator=(const Alike&) = delete;
+    ~Alike();
+  };
+  XferList() = default;
+
+  mutable std::shared_ptr<const Alike> alike_;  // null: there is the list
+  mutable std::shared_ptr<nixl_xfer_dlist_t> list_;
+};
 void bind_lists(nb::module_& module);
 
 // ---- agent.cc

@@ -48,19 +48,19 @@ uintptr_t create_backend(Agent& self, const Text& type, const nixl_b_params_t& p
 }
 
 nixl_status_t register_memory(Agent& self, const RegList& descs, const Handles& backends) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   const nixl_opt_args_t options = options_of(backends);
   return check(run(self, [&](nixlAgent& agent) { return agent.registerMem(*list, &options); }));
 }
 
 nixl_status_t deregister_memory(Agent& self, const RegList& descs, const Handles& backends) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   const nixl_opt_args_t options = options_of(backends);
   return check(run(self, [&](nixlAgent& agent) { return agent.deregisterMem(*list, &options); }));
 }
 
 std::vector<nixl_query_resp_t> query_memory(Agent& self, const RegList& descs, uintptr_t backend) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   const nixl_opt_args_t options = options_of({backend});
   std::vector<nixl_query_resp_t> answers;
   check(run(self, [&](nixlAgent& agent) { return agent.queryMem(*list, answers, &options); }));

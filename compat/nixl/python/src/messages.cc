@@ -79,7 +79,7 @@ nb::bytes local_metadata(Agent& self) {
 }
 
 nb::bytes partial_metadata(Agent& self, const RegList& descs, bool connection, const Handles& backends) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   nixl_opt_args_t options = options_of(backends);
   options.includeConnInfo = connection;
   nixl_blob_t blob;
@@ -99,7 +99,7 @@ nixl_status_t invalidate(Agent& self, const Text& remote_agent) {
 }
 
 nixl_status_t check_known(Agent& self, const Text& remote_agent, const XferList& descs) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   return run(self, [&](nixlAgent& agent) { return agent.checkRemoteMD(remote_agent.value, *list); });
 }
 
@@ -126,7 +126,7 @@ void send(Agent& self, const Text& address, int port) {
 
 void send_partial(Agent& self, const RegList& descs, bool connection, const Handles& backends,
                   const Text& address, int port, const Text& label) {
-  const auto list = descs.list;
+  const auto list = descs.list();
   nixl_opt_args_t options = options_to(address, port, label);
   options.backends = options_of(backends).backends;
   options.includeConnInfo = connection;

@@ -218,12 +218,12 @@ PyObject* get_xfer_descs(PyObject* const* args, size_t count, PyObject* names) {
   ArrayView view;
   if (view_array(descs, view)) {
     if (view.dimensions != 2 || view.shape[1] != 3) return nullptr;
-    return new_list(list_of_array(type, descs)).release().ptr();
+    return new_list(XferList::of_array(type, descs)).release().ptr();
   }
   if (!PyList_CheckExact(descs) || PyList_GET_SIZE(descs) == 0) return nullptr;
   PyObject* first = PyList_GET_ITEM(descs, 0);
   if (!PyTuple_CheckExact(first) || PyTuple_GET_SIZE(first) != 3) return nullptr;
-  return new_list(list_of_tuples(type, descs)).release().ptr();
+  return new_list(XferList::of_tuples(type, descs)).release().ptr();
 }
 
 // ---- methods

@@ -20,16 +20,11 @@ constexpr uint64_t kQuickBytes = 64 << 10;
 // others may run meanwhile. A request is made like that only when it need not wait for a connection.
 constexpr size_t kFewDescriptors = 64;
 
-// Rows of `list`, for calls that take arrays.
-Rows rows_of(const nixl_xfer_dlist_t& list) {
-  const auto count = static_cast<size_t>(list.descCount());
-  return {count != 0 ? reinterpret_cast<const uint64_t*>(&list[0]) : nullptr, count};
-}
-
-// Bytes of the largest descriptor among rows of `columns` numbers, or anything beyond kQuickBytes.
-uint64_t largest(const uint64_t* rows, size_t count, size_t columns) noexcept {
+// Bytes of the largest descriptor, `length(i)` of `count`, or anything beyond kQuickBytes.
+template <class Length>
+uint64_t largest(size_t count, Length length) noexcept {
   uint64_t bytes = 0;
-  for (size_t i = 0; i < count && bytes <= kQuickBytes; ++i) bytes = std::max(bytes, rows[columns * i + 1]);
+  for (size_t i = 0; i < count && bytes <= kQuickBytes; ++i) bytes = std::max(bytes, length(i));
   return bytes;
 }
 
@@ -58,10 +53,11 @@ bool is_quick(size_t count, uint64_t bytes) noexcept {
 }
 
 // All of the rows together. Looks no further than it has to.
-bool is_quick(Rows rows) noexcept {
+bool is_quick(const Rows& rows) noexcept {
+  if (rows.differing() == 1) return is_quick(rows.count, rows.length(0));
   uint64_t bytes = 0;
   for (size_t i = 0; i < rows.count && bytes <= kQuickBytes; ++i)
-    bytes += std::min(rows.data[3 * i + 1], kQuickBytes + 1);
+    bytes += std::min(rows.length(i), kQuickBytes + 1);
   return bytes <= kQuickBytes;
 }
 
@@ -87,11 +83,12 @@ uintptr_t prepare(Agent& self, const Handles& backends, size_t count, uint64_t b
 }  // namespace
 
 uintptr_t prepare_list(Agent& self, const Text& agent_name, const XferList& descs, const Handles& backends) {
-  const auto held = descs.list;
-  const Rows rows = rows_of(*held);
-  return prepare(self, backends, rows.count, largest(rows.data, rows.count, 3),
+  const XferList held = descs;
+  const Rows rows = held.rows();
+  return prepare(self, backends, rows.count,
+                 largest(rows.differing(), [&](size_t i) { return rows.length(i); }),
                  [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
-                   return prep_xfer_dlist(agent, agent_name.value, held->getType(), rows, list, options);
+                   return prep_xfer_dlist(agent, agent_name.value, held.type(), rows, list, options);
                  });
 }
 
@@ -106,7 +103,8 @@ uintptr_t prepare_strided(Agent& self, const Text& agent_name, nixl_mem_t type, 
                           const Handles& backends) {
   const Table table(descs, 5);
   const StridedRows rows = {table.data(), table.count()};
-  return prepare(self, backends, rows.count, largest(rows.data, rows.count, 5),
+  return prepare(self, backends, rows.count,
+                 largest(rows.count, [&](size_t i) { return rows.data[5 * i + 1]; }),
                  [&](nixlAgent& agent, nixlDlistH*& list, const nixl_opt_args_t* options) {
                    return prep_strided_dlist(agent, agent_name.value, type, rows, list, options);
                  });
@@ -150,16 +148,19 @@ uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handl
 
 uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, const XferList& remote,
                  const Text& remote_agent, const Text& notification, const Handles& backends) {
-  const auto mine = local.list;
-  const auto theirs = remote.list;
+  const XferList mine = local;
+  const XferList theirs = remote;
   const Options options(backends, notification);
-  const bool few = rows_of(*mine).count <= kFewDescriptors && is_connected(self.use(), remote_agent.value);
   nixlXferReqH* request = nullptr;
-  check(run(self, few, [&](nixlAgent& agent) {
-    return create_xfer_req(agent, operation, mine->getType(), rows_of(*mine), theirs->getType(),
-                           rows_of(*theirs), remote_agent.value, request, options.get());
-  }));
-  return keep(self, request, is_quick(rows_of(*mine)) && is_quick(notification));
+  const auto create = [&](nixlAgent& agent, bool may_wait) {
+    return create_xfer_req(agent, operation, mine.type(), mine.rows(), theirs.type(), theirs.rows(),
+                           remote_agent.value, request, options.get(), may_wait);
+  };
+  nixl_status_t status = NIXL_IN_PROG;
+  if (static_cast<size_t>(mine.count()) <= kFewDescriptors) status = create(self.use(), false);
+  if (status == NIXL_IN_PROG) status = run(self, [&](nixlAgent& agent) { return create(agent, true); });
+  check(status);
+  return keep(self, request, is_quick(mine.rows()) && is_quick(notification));
 }
 
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
@@ -233,8 +234,8 @@ uintptr_t backend_of(Agent& self, uintptr_t handle) {
 // ---- memory views
 
 template <class List>
-uintptr_t prepare_view(Agent& self, const Shared<List>& descs, const Handles& backends) {
-  const auto list = descs.list;
+uintptr_t prepare_view(Agent& self, const List& descs, const Handles& backends) {
+  const auto list = descs.list();
   const nixl_opt_args_t options = options_of(backends);
   nixlMemViewH view = nullptr;
   check(run(self, [&](nixlAgent& agent) { return agent.prepMemView(*list, view, &options); }));
@@ -280,8 +281,8 @@ void bind_requests(nb::class_<Agent>& agent) {
       .def("estimateXferCost", &estimate, nb::arg("req_handle"))
       .def("queryXferBackend", &backend_of, nb::arg("reqh"))
       .def("releaseXferReq", &release, nb::arg("reqh"))
-      .def("prepMemView", &prepare_view<nixl_xfer_dlist_t>, nb::arg("dlist"), nb::arg("backends") = none)
-      .def("prepMemView", &prepare_view<nixl_remote_dlist_t>, nb::arg("dlist"), nb::arg("backends") = none)
+      .def("prepMemView", &prepare_view<XferList>, nb::arg("dlist"), nb::arg("backends") = none)
+      .def("prepMemView", &prepare_view<RemoteList>, nb::arg("dlist"), nb::arg("backends") = none)
       .def("releaseMemView", &release_view, nb::arg("mvh"));
 }
 

@@ -65,6 +65,30 @@ def test_arrays_of_any_layout(agent, dtype, layout):
     assert entries(agent.get_reg_descs(array, "DRAM")) == [(*row, b"") for row in expected]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 511, 512, 513, 514, 1025, 5000])
+def test_an_array_of_one_length_and_device(agent, count):
+    array = np.zeros((count, 3), dtype=np.uint64)
+    array[:, 0] = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
+    array[:, 1:] = (2**64 - 1, 7)
+    for row, column in [(None, None), *((row, column) for row in {0, 1, count // 2, count - 1} for column in (1, 2))]:
+        changed = array.copy()
+        if row is not None and row < count:
+            changed[row, column] -= np.uint64(1)
+        descs = agent.get_xfer_descs(changed, "DRAM")
+        assert (descs.descCount(), descs.getType(), descs.isEmpty()) == (count, DRAM_SEG, False)
+        assert entries(descs) == [tuple(line) for line in changed.tolist()]
+        assert descs == agent.get_xfer_descs([tuple(line) for line in changed.tolist()], "DRAM")
+
+
+def test_a_list_does_not_change_with_its_array(agent):
+    array = np.array([[1000, 8, 0], [2000, 8, 0]], dtype=np.int64)
+    descs = agent.get_xfer_descs(array, "DRAM")
+    array[:] = 0
+    assert entries(descs) == [(1000, 8, 0), (2000, 8, 0)]
+    descs.addDesc((3000, 9, 1))
+    assert entries(descs) == [(1000, 8, 0), (2000, 8, 0), (3000, 9, 1)]
+
+
 def test_integers_of_numpy_in_tuples(agent):
     assert entries(agent.get_xfer_descs([(np.uint64(7), np.int32(8), True)], "DRAM")) == [(7, 8, 1)]
 
