@@ -35,7 +35,9 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   status_ = Status::kOk;
   vendor_code_ = 0;
   begun_ns = 0;
-  shares = waits = false;
+  waits = false;
+  helpers = 0;
+  window_bytes = kWindowBytes;
   next = finished_next = nullptr;
 }
 
@@ -107,7 +109,7 @@ void Job::help(BounceBuffers& buffers) noexcept {
     return;
   }
   Window window;
-  while (take(window)) run(window, buffers);
+  while (take(window, window_bytes)) run(window, buffers);
 }
 
 void Job::run(Window& window, BounceBuffers& buffers) noexcept {

@@ -98,13 +98,14 @@ class Job {
 
   uint64_t cookie = 0;
   Mode mode = Mode::kDrive;
-  bool runnable = false;   // the worker holds a share and works on it in each pass
-  bool pooled = false;     // the pool was asked to help
-  bool hand_over = false;  // as the submit was flagged, where that is worth it; not yet done
-  bool handed = false;     // it has been, and no thread was free: the worker turns it as well
-  bool shares = false;     // of a cached read: threads may help
-  bool waits = false;      // of direct I/O: something of it had to wait
-  uint64_t begun_ns = 0;   // of one that shows whether that pays; 0: it does not
+  bool runnable = false;                 // the worker holds a share and works on it in each pass
+  bool pooled = false;                   // the pool was asked to help
+  bool hand_over = false;                // as the submit was flagged, where that is worth it; not yet done
+  bool handed = false;                   // it has been, and no thread was free: the worker turns it as well
+  uint32_t helpers = 0;                  // threads that are to help with a cached read
+  uint64_t window_bytes = kWindowBytes;  // that each who works on it takes at once
+  bool waits = false;                    // of direct I/O: something of it had to wait
+  uint64_t begun_ns = 0;                 // of one that shows whether that pays; 0: it does not
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;
   Job* next = nullptr;           // in a list of the queue
