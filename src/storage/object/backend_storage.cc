@@ -195,18 +195,17 @@ void Backend::settle_commit(const Object& object, Version& version, const Answer
   std::string why;
   try {
     const Version there = look(object.name());
-    if (there.exists && !version.crc32c.empty() && there.crc32c == version.crc32c &&
-        there.bytes == version.bytes) {
+    const bool same = (!version.crc32c.empty() && there.crc32c == version.crc32c) ||
+                      (!version.etag.empty() && there.etag == version.etag);
+    if (there.exists && same && there.bytes == version.bytes) {
       version = there;
       return;
     }
   } catch (const plugin::Failure& failure) {
     why = fmt::format(" ({})", failure.what());
   }
-  throw plugin::Failure(lost.status,
-                        lost.uncertain
-                            ? lost.text + "; an answer got lost: whether it was written is not known" + why
-                            : lost.text);
+  throw plugin::Failure(lost.ok() ? Status::kIo : lost.status,
+                        lost.uncertain ? why_not_there(lost, object.name()) + why : lost.text);
 }
 
 int32_t Backend::storage_commit(towline_storage* storage) {
@@ -229,8 +228,8 @@ int32_t Backend::storage_commit(towline_storage* storage) {
     if (!answer.uncertain && answer.code != "NoSuchUpload") throw plugin::Failure(answer.status, answer.text);
     settle_commit(object, version, answer);
   } else {
-    version.etag = header(answer.headers, "etag");
-    if (version.etag.empty()) version.etag = decode_etag(answer.body);
+    version.etag = etag_of(answer);
+    if (must_look(answer)) settle_commit(object, version, answer);
   }
   object.committed = true;
   object.upload_id.clear();

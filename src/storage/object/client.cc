@@ -324,17 +324,21 @@ void Client::stop(Call& call) noexcept {
   call.state_ = Call::State::kIdle;
 }
 
-bool Client::all_sent(const Call& call) noexcept {
-  if (call.state_ != Call::State::kUnderWay) return false;
+bool Client::all_sent(const Call& call, uint64_t sent_bytes) noexcept {
   const Body* body = call.body != nullptr ? call.body : call.text_body_.get();
-  return call.effective && (body == nullptr || call.exchange_.sent_bytes() >= body->bytes());
+  return call.effective && (body == nullptr || sent_bytes >= body->bytes());
+}
+
+bool Client::all_sent(const Call& call) noexcept {
+  return call.state_ == Call::State::kUnderWay && all_sent(call, call.exchange_.sent_bytes());
 }
 
 void Client::ended(Call& call) {
   if (call.exchange_.end == HttpEnd::kAnswered) service_.answered.store(true, std::memory_order_relaxed);
   const bool lost = call.exchange_.end == HttpEnd::kBroken || call.exchange_.end == HttpEnd::kStalled;
-  if (lost || call.exchange_.status / 100 == 5)
-    call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
+  const bool again = call.exchange_.sent_before() != 0 && all_sent(call, call.exchange_.sent_before());
+  if (lost || again || call.exchange_.status / 100 == 5)
+    call.answer_.uncertain = call.answer_.uncertain || again || all_sent(call);
   release(call);
   judge(call);
 }

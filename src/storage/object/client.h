@@ -177,6 +177,7 @@ class Client {
   [[nodiscard]] uint32_t under_way() const noexcept { return under_way_.load(std::memory_order_relaxed); }
 
  private:
+  [[nodiscard]] static bool all_sent(const Call& call, uint64_t sent_bytes) noexcept;
   void loop() noexcept;
   [[nodiscard]] bool room() const noexcept;
   void pump();

@@ -101,6 +101,7 @@ int Exchange::on_seek(void* context, int64_t offset, int origin) {
   auto& self = *static_cast<Exchange*>(context);
   if (offset != 0 || origin != SEEK_SET) return CURL_SEEKFUNC_CANTSEEK;
   self.request_.body->rewind();
+  self.sent_before_ = self.sent_bytes();
   self.sent_ = 0;
   return CURL_SEEKFUNC_OK;
 }
@@ -182,7 +183,7 @@ void Http::start(Exchange& exchange, HttpRequest request, Receiver& receiver, vo
   exchange.error.clear();
   exchange.error_text_[0] = 0;
   exchange.head_told_ = exchange.refused_ = false;
-  exchange.sent_ = 0;
+  exchange.sent_ = exchange.sent_before_ = 0;
   if (exchange.request_.body != nullptr) exchange.request_.body->rewind();
   // A handle whose last request never had a connection (its host's name is unknown, it was stopped before)
   // may still have its buffer, and libcurl refuses to set that one's size.

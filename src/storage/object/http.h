@@ -2,6 +2,7 @@
 // for wake().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -65,7 +66,10 @@ class Exchange {
   long status = 0;
   Headers headers;
   std::string error;
-  [[nodiscard]] uint64_t sent_bytes() const noexcept { return sent_; }
+  [[nodiscard]] uint64_t sent_bytes() const noexcept { return std::max(sent_, sent_before_); }
+  // The same before it was sent again: libcurl does so by itself, once a connection that had been idle turns
+  // out to be gone without a word.
+  [[nodiscard]] uint64_t sent_before() const noexcept { return sent_before_; }
 
  private:
   friend class Http;
@@ -82,6 +86,7 @@ class Exchange {
   bool head_told_ = false;
   bool refused_ = false;
   uint64_t sent_ = 0;
+  uint64_t sent_before_ = 0;
   std::array<char, 256> error_text_{};
 };
 

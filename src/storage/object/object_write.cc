@@ -201,16 +201,13 @@ void ObjectWrite::complete() {
 
 void ObjectWrite::wrote(Answer& answer) {
   lasting_ = false;
-  if (!answer.ok()) {
-    // An attempt before this one may have done it, with its answer lost.
-    if (answer.uncertain) return settle(answer);
-    return failed(answer);
-  }
+  // An attempt before this one may have done it, with its answer lost.
+  if (answer.ok() ? must_look(answer) && !upload_id_.empty() : answer.uncertain) return settle(answer);
+  if (!answer.ok()) return failed(answer);
   upload_id_.clear();
   Version version = {.looked = true};
   version.exists = true;
-  version.etag = header(answer.headers, "etag");
-  if (version.etag.empty()) version.etag = decode_etag(answer.body);
+  version.etag = etag_of(answer);
   version.bytes = std::max(stretch_.end, before_.bytes);
   if (crc_known_) version.crc32c = crc32c_text(crc_);
   object_.set_version(std::move(version));
@@ -228,8 +225,10 @@ void ObjectWrite::settle(const Answer& answer) {
   call_.check = nullptr;
   call_.done = [this, lost = answer](const Answer& found) {
     const Version there = found.ok() ? version_of(found.headers) : Version{};
-    const bool ours =
-        there.exists && crc_known_ && there.bytes == stretch_.end && there.crc32c == crc32c_text(crc_);
+    const std::string etag = lost.ok() ? etag_of(lost) : "";
+    const bool same =
+        (crc_known_ && there.crc32c == crc32c_text(crc_)) || (!etag.empty() && there.etag == etag);
+    const bool ours = there.exists && same && there.bytes == std::max(stretch_.end, before_.bytes);
     if (ours) {
       upload_id_.clear();
       object_.set_version(there);
@@ -237,8 +236,7 @@ void ObjectWrite::settle(const Answer& answer) {
       return over();
     }
     writer_.not_fenced();
-    failed(lost.status, lost.http_status,
-           lost.text + "; an answer got lost: whether it was written is not known");
+    failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
   };
   client_.start(call_);
 }

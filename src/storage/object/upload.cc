@@ -165,6 +165,19 @@ Verdict check_created(const Answer& answer, std::string& upload_id) {
   return {};
 }
 
+std::string etag_of(const Answer& answer) {
+  const std::string_view etag = header(answer.headers, "etag");
+  return etag.empty() ? decode_etag(answer.body) : std::string(etag);
+}
+
+std::string why_not_there(const Answer& answer, const ObjectName& name) {
+  if (!answer.ok()) return answer.text + "; an answer got lost: whether it was written is not known";
+  return fmt::format(
+      "{}: the server says that the upload is complete, after an answer that got lost, and has another "
+      "object there: write it again",
+      name.text());
+}
+
 Verdict check_completed(Answer& answer) {
   if (!carries_error(answer.body)) return {};
   const Refusal refusal = decode_refusal(500, {}, answer.body);  // it came with 200

@@ -438,6 +438,41 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
   EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
 }
 
+// As servers do that were killed while they put an upload together: the next attempt finds it marked as being
+// at work, and is told that all is well.
+TEST_F(ObjectFaults, AnUploadThatIsOnlySaidToBeCompleteIsNoSuccess) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\n");
+  stamp_bytes(memory_.data(), 12 * kMib, 31);
+  const Region before = open("said", {.create = true, .bytes = 12 * kMib});
+  ASSERT_EQ(move(Op::write, 0, before, 0, 12 * kMib), Status::kOk);
+  stamp_bytes(memory_.data(), 12 * kMib, 32);
+  std::atomic<int> completions{0};
+  const auto say_so = [&](const Request& request) -> Fault {
+    if (request.method != "POST" || !request.has("uploadId")) return {};
+    if (completions++ == 0) return {.drop = true};
+    return {.answer = Proxy::http(200,
+                                  "<CompleteMultipartUploadResult><ETag>\"1-3\"</ETag>"
+                                  "</CompleteMultipartUploadResult>")};
+  };
+  proxy.judge(say_so);
+  const Transfer write = transfer(Op::write, 0, before, 0, 12 * kMib);
+  EXPECT_EQ(run(write), Status::kIo);
+  EXPECT_NE(write.route().find("write it again"), std::string::npos) << write.route();
+  proxy.judge({});
+  const Region object = open("said", {.replace = true, .bytes = 12 * kMib});
+  ASSERT_EQ(move(Op::write, 0, object, 0, 12 * kMib), Status::kOk);
+  completions = 0;
+  proxy.judge(say_so);
+  try {
+    commit_storage(object);
+    FAIL() << "an upload that nobody completed was taken for done";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kIo) << error.what();
+    EXPECT_NE(std::string(error.what()).find("write it again"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
   Proxy proxy(server_->port());
   connect(proxy.url(), "part = \"5MiB\"\n");
