@@ -67,7 +67,11 @@ inline const Transport kTransports[] = {
      .framed = true},
 #endif
     {"shm", "shm", "", true},
-    {.name = "tcp", .backends = "tcp", .config = "", .shared_memory = false, .framed = true},
+    {.name = "tcp",
+     .backends = "tcp",
+     .config = "[tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",  // as between hosts
+     .shared_memory = false,
+     .framed = true},
     // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
     // through host memory.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},

@@ -42,7 +42,7 @@ const Way kWays[] = {
     {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true},
     {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
     {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
-    {"tcp", "tcp", "", false},
+    {"tcp", "tcp", "[tcp]\nsockets = 4\n", false},
     // By GPUs made of host memory: what is passed between the processes is the same.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
 };

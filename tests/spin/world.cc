@@ -19,6 +19,7 @@ std::string draw_settings(Random& random) {
   std::string text = "log.level = \"off\"\n";
   if (random.chance(0.3)) text += "memory.framed = true\n";
   if (random.chance(0.3)) text += "tcp.checksum = true\n";
+  if (random.chance(0.5)) text += "tcp.sockets = 4\n";
   if (random.chance(0.3)) text += "peer.heartbeat = \"5ms\"\npeer.suspect = \"50ms\"\n";
   if (random.chance(0.2)) text += "connection.wait = \"1ms\"\n";
   if (random.chance(0.2))

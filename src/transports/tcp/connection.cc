@@ -107,7 +107,7 @@ void Connection::open(UniqueFd fd) {
   framing::ConnectionOptions framing_options;
   framing_options.worker = worker_;
   framing_options.connection = reinterpret_cast<towline_connection*>(this);
-  framing_options.max_frame_bytes = static_cast<uint32_t>(options.frame_bytes);
+  framing_options.max_frame_bytes = options.frame_bytes_to(address_);
   framing_options.read_request_bytes =
       std::max(framing_options.read_request_bytes, framing_options.max_frame_bytes);
   framing_options.checksum = options.checksum;
@@ -119,9 +119,9 @@ void Connection::open(UniqueFd fd) {
 
 void Connection::add_lane(UniqueFd fd) {
   const Options& options = backend_.options();
-  std::unique_ptr<framing::Lane> lane = std::make_unique<SocketLane>(
-      host(), worker_, std::move(fd), framed_->lane_count() == 0, static_cast<uint32_t>(options.frame_bytes),
-      options.congestion, stirred, this);
+  std::unique_ptr<framing::Lane> lane =
+      std::make_unique<SocketLane>(host(), worker_, std::move(fd), framed_->lane_count() == 0,
+                                   options.frame_bytes_to(address_), options.congestion, stirred, this);
   if (options.faults.any()) {
     framing::FaultOptions faults = options.faults;
     faults.seed += backend_.next_fault_seed();
@@ -140,7 +140,7 @@ void Connection::fail(Status status, const std::string& text) noexcept {
 // ---- further lanes
 
 bool Connection::wants_more_lanes() const noexcept {
-  if (!connector_side_ || more_lanes_tried_ || backend_.options().sockets < 2) return false;
+  if (!connector_side_ || more_lanes_tried_ || backend_.options().sockets_to(address_) < 2) return false;
   const framing::ConnectionStatistics& statistics = framed_->statistics();
   return statistics.bytes_sent + statistics.bytes_received >= backend_.options().bulk_bytes;
 }
@@ -148,7 +148,7 @@ bool Connection::wants_more_lanes() const noexcept {
 void Connection::dial_more_lanes(uint64_t now_ns) {
   more_lanes_tried_ = true;
   dials_deadline_ns_ = Deadline::after(now_ns, backend_.options().handshake_timeout_ns).ns();
-  for (uint32_t lane = 1; lane < backend_.options().sockets; ++lane) {
+  for (uint32_t lane = 1; lane < backend_.options().sockets_to(address_); ++lane) {
     dials_.push_back(std::make_unique<Dial>(host(), worker_, address_, backend_.options(), stirred, this));
   }
 }

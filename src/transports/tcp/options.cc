@@ -17,6 +17,8 @@ namespace {
                         fmt::format("{} = \"{}\": expected {}", key, value, wanted));
 }
 
+bool is_set(const plugin::Host& host, const char* key) { return !host.config(key, "").empty(); }
+
 uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback, uint64_t low,
                     uint64_t high) {
   const std::string value = host.config(key, fallback);
@@ -33,9 +35,8 @@ uint64_t read_duration(const plugin::Host& host, const char* key, const char* fa
   return *ns;
 }
 
-uint32_t read_number(const plugin::Host& host, const char* key, const char* fallback, uint32_t low,
-                     uint32_t high) {
-  const std::string value = host.config(key, fallback);
+uint32_t read_number(const plugin::Host& host, const char* key, uint32_t low, uint32_t high) {
+  const std::string value = host.config(key, "");
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   const bool whole = error == std::errc{} && end == value.data() + value.size();
@@ -59,9 +60,10 @@ Options read_all(const plugin::Host& host) {
   options.advertise = host.config("tcp.advertise", "");
   options.unix_dir = host.config("tcp.unix_dir", "");
   while (options.unix_dir.size() > 1 && options.unix_dir.ends_with('/')) options.unix_dir.pop_back();
-  options.sockets = read_number(host, "tcp.sockets", "4", 1, kMaxLanes);
+  if (is_set(host, "tcp.sockets")) options.sockets = read_number(host, "tcp.sockets", 1, kMaxLanes);
   options.bulk_bytes = read_bytes(host, "tcp.bulk_bytes", "1MiB", 0, UINT64_MAX);
-  options.frame_bytes = read_bytes(host, "tcp.frame_bytes", "1MiB", 4096, 16u << 20);
+  if (is_set(host, "tcp.frame_bytes"))
+    options.frame_bytes = read_bytes(host, "tcp.frame_bytes", "", 4096, 16u << 20);
   options.socket_buffer = read_bytes(host, "tcp.socket_buffer", "0", 0, 1u << 30);
   options.congestion = host.config("tcp.congestion", "");
   options.handshake_timeout_ns = read_duration(host, "tcp.handshake_timeout", "5s");
@@ -72,6 +74,20 @@ Options read_all(const plugin::Host& host) {
 }
 
 }  // namespace
+
+// Over loopback no further socket finds a further path: what one thread sends another one receives, in turn.
+// One goes on where four would each begin anew: between two frames on different sockets the receiver waits
+// until the first 64 KiB of the next are copied in, and asks for each header by a call of its own. Larger
+// frames have fewer such beginnings; 512 segments of a page fill them.
+uint32_t Options::sockets_to(const SocketAddress& peer) const noexcept {
+  if (sockets != 0) return sockets;
+  return peer.is_loopback() ? 1 : 4;
+}
+
+uint32_t Options::frame_bytes_to(const SocketAddress& peer) const noexcept {
+  if (frame_bytes != 0) return static_cast<uint32_t>(frame_bytes);
+  return peer.is_loopback() ? 2u << 20 : 1u << 20;
+}
 
 Options Options::read(const plugin::Host& host) {
   try {

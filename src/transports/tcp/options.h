@@ -16,15 +16,19 @@ struct Options {
   PortRange ports;
   std::string advertise;
   std::string unix_dir;        // empty: no Unix socket
-  uint32_t sockets = 0;        // lanes of a connection once it carries bulk data
+  uint32_t sockets = 0;        // lanes of a connection once it carries bulk data; 0: by sockets_to()
   uint64_t bulk_bytes = 0;     // moved in both directions until it counts as that
-  uint64_t frame_bytes = 0;    // payload of one frame
+  uint64_t frame_bytes = 0;    // payload of one frame; 0: by frame_bytes_to()
   uint64_t socket_buffer = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   std::string congestion;      // control, by the kernel's name; empty: reno on loopback, else the kernel's
   uint64_t handshake_timeout_ns = 0;
   uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket
   bool checksum = false;
   framing::FaultOptions faults;
+
+  // For a connection to this peer.
+  [[nodiscard]] uint32_t sockets_to(const SocketAddress& peer) const noexcept;
+  [[nodiscard]] uint32_t frame_bytes_to(const SocketAddress& peer) const noexcept;
 
   // Throws plugin::Failure, naming the value.
   static Options read(const plugin::Host& host);

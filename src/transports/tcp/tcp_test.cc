@@ -152,6 +152,14 @@ TEST_F(TcpTest, AddsSocketsOnceItCarriesBulkData) {
   move_and_check(link);
 }
 
+TEST_F(TcpTest, KeepsToOneSocketOverLoopbackUnlessAskedForMore) {
+  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.bulk_bytes", "4KiB"}});
+  FakeLink& link = connected();
+  make_memory();
+  for (int i = 0; i < 10; ++i) move_and_check(link);
+  EXPECT_NE(describe(*a, link).find("\"lanes\": 1"), std::string::npos) << describe(*a, link);
+}
+
 TEST_F(TcpTest, ChecksumsPayloadWhenAsked) {
   open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.checksum", "true"}});
   FakeLink& link = connected();
@@ -285,8 +293,10 @@ TEST_F(TcpTest, EndsEverythingInFlightWhenItIsDisconnected) {
 }
 
 TEST_F(TcpTest, SurvivesConnectionsCutAtRandomPlaces) {
-  open(
-      {{"tcp.listen", "127.0.0.1:0"}, {"faults", "seed=3,short=0.3,cut=0.002"}, {"tcp.bulk_bytes", "64KiB"}});
+  open({{"tcp.listen", "127.0.0.1:0"},
+        {"faults", "seed=3,short=0.3,cut=0.002"},
+        {"tcp.bulk_bytes", "64KiB"},
+        {"tcp.sockets", "4"}});
   make_memory(1u << 20);
   uint64_t cookie = 0;
   uint64_t moved = 0;
