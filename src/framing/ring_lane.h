@@ -60,6 +60,7 @@ class RingLane final : public Lane {
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] bool looks_empty() const noexcept override;
+  void look_longer() const noexcept override;
   [[nodiscard]] bool tell_count(uint32_t count) noexcept override;
   [[nodiscard]] std::optional<uint32_t> told_count() noexcept override;
   void look_for_counts() noexcept override;
