@@ -164,8 +164,9 @@ Json report(const std::vector<Runner>& runners) {
 }
 
 int compare(const Options& options) {
-  ChildProcess target({std::filesystem::read_symlink("/proc/self/exe"), "target"});
   std::vector<Runner> runners;
+  // Ends first: nobody drives its agents any more, and ours would wait for them while they deregister.
+  ChildProcess target({std::filesystem::read_symlink("/proc/self/exe"), "target"});
   for (const LinkKind& kind : kinds()) {
     if (std::string_view(kind.name).find(options.only) == std::string_view::npos) continue;
     Runner runner{kind, nullptr, {}, {}};
