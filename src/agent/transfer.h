@@ -241,6 +241,10 @@ class Transfer {
   // All parts ended, in vain: on to the next backend, if no part was established here and there is one left.
   [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;
+  // Under the part's worker's lock. Of several parts, which have as many, it was never set.
+  void forget_immediate() noexcept {
+    if (part_count_ == 1) immediate_ = nullptr;
+  }
   [[nodiscard]] Status poll_outcome() const noexcept;
   template <class Done>
   [[nodiscard]] bool wait_until(Done&& done, uint64_t timeout_ns) noexcept;

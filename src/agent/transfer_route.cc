@@ -221,7 +221,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Link& link = *part.link;
   if (part.prepared != nullptr) {
     if (part.link_generation == link.generation()) return Status::kOk;
-    immediate_ = nullptr;
+    forget_immediate();
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     link.remove_prepared(part);
   }
@@ -272,11 +272,11 @@ Status Transfer::prepare_part(Part& part) noexcept {
 }
 
 void Transfer::release_parts() noexcept {
-  immediate_ = nullptr;
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
     Worker::Guard guard(*part.worker);
     if (part.prepared == nullptr) continue;
+    forget_immediate();
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     part.link->remove_prepared(part);
   }
@@ -288,7 +288,7 @@ bool Transfer::try_release(Part& part) noexcept {
   if (InUse::by_any(this)) return false;
   const bool mine = take(kHeld);
   if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;
-  immediate_ = nullptr;
+  forget_immediate();
   if (part.prepared != nullptr && !part.submitted) {
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     part.link->remove_prepared(part);
