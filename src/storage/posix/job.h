@@ -105,6 +105,7 @@ class Job {
   uint32_t helpers = 0;                  // threads that are to help with a cached read
   uint64_t window_bytes = kWindowBytes;  // that each who works on it takes at once
   bool waits = false;                    // of direct I/O: something of it had to wait
+  int processor = -1;                    // of who asked threads to work on it
   uint64_t begun_ns = 0;                 // of one that shows whether that pays; 0: it does not
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/processor.h"
 #include "storage/posix/job_queue.h"
 
 namespace towline::posix {
@@ -53,6 +54,7 @@ void Pool::wake(uint32_t threads) noexcept {
 
 bool Pool::ask(Job& job, uint32_t helpers) noexcept {
   uint32_t asked = 0;
+  job.processor = current_processor();
   {
     std::lock_guard lock(mutex_);
     try {
@@ -74,6 +76,7 @@ bool Pool::ask(Job& job, uint32_t helpers) noexcept {
 
 Pool::Handed Pool::hand_over(Job& job) noexcept {
   bool begun = false;
+  job.processor = current_processor();
   {
     std::lock_guard lock(mutex_);
     try {
@@ -136,6 +139,7 @@ void Pool::run() noexcept {
   uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), spin_ns_).ns();
   while (!stop_.load(std::memory_order_relaxed)) {
     if (const auto [job, handed] = next(); job != nullptr) {
+      leave_processor(job->processor);
       job->help(buffers_);
       if (handed) handed_ended(*job);
       idle_.fetch_add(1, std::memory_order_relaxed);
