@@ -21,7 +21,7 @@ constexpr std::size_t kFirstPublishBytes = 4u << 10;
 // asked for ahead.
 constexpr std::size_t kMostExpected = 8u << 10;
 constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of what is free again
-constexpr uint32_t kLooks = 160;              // of look_longer(), a tenth of a microsecond
+constexpr uint32_t kLooksLonger = 160;        // of look_longer(), a tenth of a microsecond
 
 // Copies between a run of pieces and the (at most two) regions of a ring, and says so through publish(bytes)
 // after `step` bytes, then at longer and longer steps; returns the bytes copied.
@@ -138,7 +138,7 @@ bool RingLane::looks_empty() const noexcept {
 }
 
 void RingLane::look_longer() const noexcept {
-  for (uint32_t looks = kLooks; looks != 0; --looks)
+  for (uint32_t looks = kLooksLonger; looks != 0; --looks)
     if (!consumer_.looks_empty() || consumer_.told() != last_told_) return;
 }
 

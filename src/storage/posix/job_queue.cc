@@ -20,7 +20,6 @@ constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a ten
 constexpr uint64_t kWatchEveryBytes = 512 << 10;  // reading the clock twice costs a twentieth of 4 KiB
 constexpr uint64_t kBatchedBytes = 16 << 10;      // of a block, above which a batch gains nothing
 constexpr uint64_t kLeastBatch = 8;
-constexpr uint64_t kShare = 256 << 10;     // of a cached read, that a thread is worth asking for
 constexpr uint64_t kManyBytes = 32 << 20;  // of a cached read, which all threads but one help with
 constexpr uint8_t kRetries = 8;
 // What is handed over: from where on it is worth waking a thread, what the worker looks at first to see
@@ -437,15 +436,15 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
   return true;
 }
 
-// Threads that help the worker with a cached read: where there are processors for them, one for each further
-// kShare (on sixteen processors four bare threads read 4 MiB at 44 GB/s, the worker and one helper at 21; on
-// 32 they read 1 MiB at 39, one thread at 23). Large reads gain from threads that share processors with
-// others as well, since they wait for memory.
+// Threads that help the worker with a cached read: where there are processors for them, one for each window's
+// worth (on sixteen processors four bare threads read 4 MiB at 44 GB/s, the worker and one helper at 21; of 1
+// MiB two threads on 32 read 60 GB/s, four 38, who wait for the last to begin). Large reads gain from threads
+// that share processors with others as well, since they wait for memory.
 uint32_t JobQueue::copy_helpers(uint64_t bytes) const noexcept {
   const uint32_t most = std::max(pool_.most_threads() - 1, 1u);
   if (bytes >= kManyBytes) return most;
-  const uint64_t further = std::max<uint64_t>(bytes / kShare, 2) - 1;
-  return static_cast<uint32_t>(std::min<uint64_t>(further, std::clamp(settings_.spare_processors, 1u, most)));
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(bytes / kWindowBytes, 1, std::clamp(settings_.spare_processors, 1u, most)));
 }
 
 void JobQueue::choose_helpers(Job& job) noexcept {
@@ -455,7 +454,7 @@ void JobQueue::choose_helpers(Job& job) noexcept {
     return;
   if (job.bytes() >= kManyBytes || sharing_of(job.bytes()).second()) {
     job.helpers = copy_helpers(job.bytes());
-    job.window_bytes = std::clamp(job.bytes() / (job.helpers + 1), kShare, kWindowBytes / 2);
+    job.window_bytes = kWindowBytes / 2;
   }
   if (active_.size() == 1 && job.bytes() < kManyBytes) job.begun_ns = monotonic_now_ns();
 }
