@@ -48,12 +48,11 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   return work;
 }
 
-// What the peer has counted, told beside the stream. A frame may have brought a later count since.
+// What the peer has counted, told beside the stream.
 bool ConnectionCore::take_told(LaneState& lane) noexcept {
   const std::optional<uint32_t> told = lane.lane->told_count();
   if (!told) return false;
-  if (static_cast<int32_t>(*told - lane.out.acked) > 0 && !take_ack(lane, *told))
-    protocol_error(lane, "more frames counted than were sent");
+  if (!take_ack(lane, *told)) protocol_error(lane, "more frames counted than were sent");
   return true;
 }
 
@@ -219,10 +218,12 @@ bool ConnectionCore::count_frame(LaneState& lane) noexcept {
 }
 
 // Frames whose bytes are still under way from local memory can't have been counted, whatever the peer says.
+// An older count is no error: what is told beside the stream can overtake one in a frame whose header waits for
+// room, and the other way round.
 bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
   Output& out = lane.out;
   const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;
-  if (ack == out.acked) return true;
+  if (static_cast<int32_t>(ack - out.acked) <= 0) return true;
   if (ack - out.acked > limit - out.acked) return false;
   out.acked = ack;
   while (!out.sent.empty() && static_cast<int32_t>(ack - out.sent.front().sequence) > 0) {

@@ -77,7 +77,7 @@ class Simulation {
       advance(200'000);
     }
     if (error_.empty()) check_end();
-    return error_;
+    return error_.empty() ? error_ : error_ + describe();
   }
 
  private:
@@ -335,6 +335,8 @@ class Simulation {
     std::string text;
     for (const Party& party : parties_)
       text += fmt::format("\n{}{}", party.asleep ? "asleep " : "", party.side->connection.describe());
+    for (const Party& party : parties_)
+      for (const auto& event : party.side->host.events) text += fmt::format("\nevent: {}", event.text);
     for (const auto& [cookie, move] : posted_)
       if (!move->ended)
         text += fmt::format("\nmove {} of side {}, op {}, {} bytes", cookie, move->side, move->op,
