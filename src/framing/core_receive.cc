@@ -218,8 +218,8 @@ bool ConnectionCore::count_frame(LaneState& lane) noexcept {
 }
 
 // Frames whose bytes are still under way from local memory can't have been counted, whatever the peer says.
-// An older count is no error: what is told beside the stream can overtake one in a frame whose header waits for
-// room, and the other way round.
+// An older count is no error: what is told beside the stream can overtake one in a frame whose header waits
+// for room, and the other way round.
 bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
   Output& out = lane.out;
   const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;

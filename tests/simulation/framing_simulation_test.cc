@@ -321,8 +321,11 @@ class Simulation {
       if (now[i] != kFill && now[i] != move.target[i])
         fail("move {} failed and byte {} is wrong", move.cookie, i);
     const towline_part_result& result = move.result;
+    // Empty where all is there, and only the message did not leave.
+    const bool message_only = move.has_message && result.bytes == move.end - move.begin;
     if (result.failed_begin < move.begin || result.failed_end > move.end ||
-        result.failed_begin >= result.failed_end)
+        result.failed_begin > result.failed_end ||
+        (result.failed_begin == result.failed_end && !message_only))
       fail("move {}: failed range {} to {}", move.cookie, result.failed_begin, result.failed_end);
     if (result.bytes > move.end - move.begin) fail("move {}: {} bytes", move.cookie, result.bytes);
     if ((result.fences & TOWLINE_PART_FENCED_REMOTE) == 0) return;
