@@ -194,11 +194,9 @@ int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found
 void Backend::settle_commit(const Object& object, Version& version, const Answer& lost) {
   std::string why;
   try {
-    const Version there = look(object.name());
-    const bool same = (!version.crc32c.empty() && there.crc32c == version.crc32c) ||
-                      (!version.etag.empty() && there.etag == version.etag);
-    if (there.exists && same && there.bytes == version.bytes) {
-      version = there;
+    Version there = look(object.name());
+    if (is_what_was_made(there, version)) {
+      version = std::move(there);
       return;
     }
   } catch (const plugin::Failure& failure) {
@@ -229,7 +227,9 @@ int32_t Backend::storage_commit(towline_storage* storage) {
     settle_commit(object, version, answer);
   } else {
     version.etag = etag_of(answer);
-    if (must_look(answer)) settle_commit(object, version, answer);
+    // A server that was killed during an attempt before may take that for still at work, and answer so
+    // although nobody is.
+    if (answer.uncertain) settle_commit(object, version, answer);
   }
   object.committed = true;
   object.upload_id.clear();

@@ -21,6 +21,12 @@ Version version_of(const Headers& headers) {
   return version;
 }
 
+bool is_what_was_made(const Version& there, const Version& made) noexcept {
+  const bool same = (!made.crc32c.empty() && there.crc32c == made.crc32c) ||
+                    (!made.etag.empty() && there.etag == made.etag);
+  return there.exists && same && there.bytes == made.bytes;
+}
+
 bool Object::replaces() const noexcept { return (flags_ & TOWLINE_STORAGE_REPLACE) != 0; }
 bool Object::conditional() const noexcept { return (flags_ & TOWLINE_STORAGE_CONDITIONAL) != 0; }
 

@@ -24,6 +24,8 @@ struct Version {
   std::string sha256{};
 };
 Version version_of(const Headers& headers);
+// Is what the server has what was made, as far as that is known: by checksum or ETag, and by length?
+[[nodiscard]] bool is_what_was_made(const Version& there, const Version& made) noexcept;
 
 struct UploadedPart {
   uint64_t begin = 0;

@@ -199,17 +199,26 @@ void ObjectWrite::complete() {
 
 // ---- the end
 
+// As far as the answer tells.
+Version ObjectWrite::made(const Answer& answer) const {
+  Version version = {.looked = true, .exists = true};
+  version.bytes = std::max(stretch_.end, before_.bytes);
+  if (answer.ok()) version.etag = etag_of(answer);
+  if (crc_known_) version.crc32c = crc32c_text(crc_);
+  return version;
+}
+
 void ObjectWrite::wrote(Answer& answer) {
   lasting_ = false;
-  // An attempt before this one may have done it, with its answer lost.
-  if (answer.ok() ? must_look(answer) && !upload_id_.empty() : answer.uncertain) return settle(answer);
+  // An attempt before this one may have done it, with its answer lost. And of a complete the server that was
+  // killed during that attempt may take it for still at work, and answer so although nobody is.
+  if (answer.uncertain && !(answer.ok() && upload_id_.empty())) return settle(answer);
   if (!answer.ok()) return failed(answer);
+  is_there(made(answer));
+}
+
+void ObjectWrite::is_there(Version version) {
   upload_id_.clear();
-  Version version = {.looked = true};
-  version.exists = true;
-  version.etag = etag_of(answer);
-  version.bytes = std::max(stretch_.end, before_.bytes);
-  if (crc_known_) version.crc32c = crc32c_text(crc_);
   object_.set_version(std::move(version));
   writer_.moved(stretch_.end - stretch_.begin);
   over();
@@ -224,17 +233,8 @@ void ObjectWrite::settle(const Answer& answer) {
   make_head(call_, object_.name());
   call_.check = nullptr;
   call_.done = [this, lost = answer](const Answer& found) {
-    const Version there = found.ok() ? version_of(found.headers) : Version{};
-    const std::string etag = lost.ok() ? etag_of(lost) : "";
-    const bool same =
-        (crc_known_ && there.crc32c == crc32c_text(crc_)) || (!etag.empty() && there.etag == etag);
-    const bool ours = there.exists && same && there.bytes == std::max(stretch_.end, before_.bytes);
-    if (ours) {
-      upload_id_.clear();
-      object_.set_version(there);
-      writer_.moved(stretch_.end - stretch_.begin);
-      return over();
-    }
+    Version there = found.ok() ? version_of(found.headers) : Version{};
+    if (is_what_was_made(there, made(lost))) return is_there(std::move(there));
     writer_.not_fenced();
     failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
   };

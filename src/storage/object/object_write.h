@@ -49,7 +49,9 @@ class ObjectWrite final : private Feeder {
   void parts_done();
   void complete();
   // What a put or a complete came to.
+  [[nodiscard]] Version made(const Answer& answer) const;
   void wrote(Answer& answer);
+  void is_there(Version version);
   void settle(const Answer& answer);
   void failed(Status status, long http_status, const std::string& text);
   void failed(const Answer& answer) { failed(answer.status, answer.http_status, answer.text); }

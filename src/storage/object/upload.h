@@ -47,10 +47,7 @@ uint32_t joined_crc(const Parts& parts) noexcept;
 [[nodiscard]] Verdict check_completed(Answer& answer);
 // Of what a put or a complete made; "" when the answer does not say.
 [[nodiscard]] std::string etag_of(const Answer& answer);
-// A complete went well, after an attempt whose answer got lost. A server that was killed during that one may
-// take it for still at work, and answer so although nobody is: the object is looked at.
-inline bool must_look(const Answer& answer) noexcept { return answer.ok() && answer.uncertain; }
-// Why it failed where that look, or one after an answer got lost for good, does not find what was written.
+// Why it failed where a look, after an answer that got lost, does not find what was written.
 [[nodiscard]] std::string why_not_there(const Answer& answer, const ObjectName& name);
 
 }  // namespace towline::object
