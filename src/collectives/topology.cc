@@ -1,12 +1,12 @@
 #include "collectives/topology.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "base/topology.h"
 #include "base/wire.h"
 
@@ -24,7 +24,7 @@ RankInfo this_rank() {
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) == 0) info.host_name = name;
   HostTopology topology = read_host_topology();
-  const int cpu = ::sched_getcpu();
+  const int cpu = current_processor();
   if (cpu >= 0) info.numa_node = topology.node_of_cpu(static_cast<uint32_t>(cpu)).value_or(0);
   info.processors = std::move(topology.allowed_cpus);
   return info;
