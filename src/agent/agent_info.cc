@@ -157,6 +157,7 @@ std::string Transfer::staged_route() const {
       {"blocks", plan_.view().blocks},
       {"runs", plan_.view().run_count},
       {"staging", {{"bytes", staged.bytes}, {"chunk_bytes", staged.chunk_bytes}, {"slots", staged.slots}}},
+      {"straight", staged.has_straight ? json{{"bytes", staged.straight_bytes}} : json()},
       {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
       {"not_taken", not_taken()}};
   return dump(result);

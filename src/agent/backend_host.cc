@@ -151,6 +151,8 @@ void BackendHost::open(Backend& backend) noexcept {
       backend.storage_list = query<towline_storage_list_table_v1>(*backend.plugin, "storage_list");
     if (backend.plugin->query_table("stream", 1) != nullptr)
       backend.stream = query<towline_stream_table_v1>(*backend.plugin, "stream");
+    if (backend.plugin->query_table("reach", 1) != nullptr)
+      backend.reach = query<towline_reach_table_v1>(*backend.plugin, "reach");
     char reason[256] = "";
     if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
       backend.reason = fmt::format("not usable here: {}", reason);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/dynamic_library.h"
+#include "towline/plugin/reach.h"
 #include "towline/plugin/storage_list.h"
 #include "towline/plugin/stream.h"
 #include "towline/plugin/v1.h"
@@ -36,6 +37,7 @@ struct Backend {
   const towline_storage_table_v1* storage = nullptr;            // null: it has none
   const towline_storage_list_table_v1* storage_list = nullptr;  // the same
   const towline_stream_table_v1* stream = nullptr;              // the same
+  const towline_reach_table_v1* reach = nullptr;                // the same
   towline_host_v1_t host = {};
   towline_backend* handle = nullptr;
   uint32_t index = 0;  // in BackendHost::backends()

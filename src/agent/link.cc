@@ -220,6 +220,12 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
   return Status::kOk;
 }
 
+bool Link::reach(const RemoteRegion& region, uint64_t& address) const noexcept {
+  const auto found = imports_.find(region.ref.key);
+  return backend_.reach != nullptr && found != imports_.end() && found->second.ready &&
+         backend_.reach->reach(connection_, found->second.handle, &address) == TOWLINE_OK;
+}
+
 std::string Link::how(const RemoteRegion& region) const {
   const auto found = imports_.find(region.ref.key);
   return found == imports_.end() ? "" : found->second.how;

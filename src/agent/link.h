@@ -58,6 +58,8 @@ class Link {
   // kOk with *import set; kAgain: asked, call again; or why not, with the backend's words in
   // take_failure_text().
   Status import(const std::shared_ptr<RemoteRegion>& region, towline_import** import);
+  // Where an imported region lies in this process, as long as a plan prepared from it is; false: it does not.
+  [[nodiscard]] bool reach(const RemoteRegion& region, uint64_t& address) const noexcept;
   // For people: how each region is reached ("mapped memfd").
   [[nodiscard]] std::string how(const RemoteRegion& region) const;
 

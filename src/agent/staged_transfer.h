@@ -11,6 +11,13 @@
 // A leg moves the chunks of its slot; one into an object moves one chunk, since what is written to an object
 // is known by its whole plan.
 //
+// What is cached of a file goes *straight*, in one step and past the staging memory, to a peer whose memory
+// is mapped here: a third leg reads it there, a stretch of chunks at a time, while no other chunk is begun.
+// It never waits for a device (TOWLINE_SUBMIT_CACHED), so that the owner can have its memory back as soon as
+// from any copy, and nothing lands there once this process has ended. A far leg, whose plan holds the
+// mapping, is *borrowed* meanwhile: neither posted nor released. A stretch that did not go straight, for
+// whatever reason, goes through the two steps, and so do some chunks after it.
+//
 // The transfer as a whole is one part of its worker: it has the deadline, the outcome, the notice. It ends
 // when no leg has anything in flight, so that its fence is theirs. After a failure no step is begun, and what
 // is already under way ends by itself; after a cancel, deadline or loss it is stopped.
@@ -18,6 +25,7 @@
 // Everything is under the worker's lock but what is said to be the control path.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -72,6 +80,8 @@ class StagedTransfer {
     uint64_t bytes;  // of staging memory
     uint64_t chunk_bytes;
     uint64_t slots;
+    bool has_straight;
+    uint64_t straight_bytes;  // of the last post, that went past it
   };
   [[nodiscard]] Description describe() const noexcept;
 
@@ -81,7 +91,6 @@ class StagedTransfer {
   enum class Stage : uint8_t { kIdle, kFilling, kFull, kDraining };
 
   struct Legs {
-    StagedColumn plans;  // their lists; the plans have moved into the legs
     std::unique_ptr<Transfer> near;
     std::unique_ptr<Transfer> far;
   };
@@ -99,8 +108,11 @@ class StagedTransfer {
     int32_t vendor_code;
   };
 
-  void make_leg(std::unique_ptr<Transfer>& leg, StagedLeg& plans, uint32_t op,
-                const std::shared_ptr<BlockList>& target);
+  [[nodiscard]] std::unique_ptr<Transfer> make_leg(StagedLeg plans, uint32_t op,
+                                                   const std::shared_ptr<BlockList>& target);
+  void establish_straight(uint64_t deadline_ns);
+  [[nodiscard]] std::vector<towline_region_ref> find_straight_way();
+  static void end_leg(Transfer& leg) noexcept;
   [[nodiscard]] Transfer& leg_of(const Slot& slot, bool filling) const noexcept {
     const Legs& legs = legs_[slot.chunk % legs_.size()];
     return filling == read_ ? *legs.far : *legs.near;
@@ -111,7 +123,9 @@ class StagedTransfer {
   }
   [[nodiscard]] uint64_t bytes_of(uint64_t chunk) const noexcept;
   [[nodiscard]] uint32_t advance(Slot& slot, uint64_t now_ns) noexcept;
+  [[nodiscard]] uint32_t advance_straight(uint64_t now_ns) noexcept;
   [[nodiscard]] uint32_t start(Slot& slot, bool filling) noexcept;
+  [[nodiscard]] bool start_straight() noexcept;
   void chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept;
   void not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
   void abandon_legs() noexcept;
@@ -127,6 +141,9 @@ class StagedTransfer {
   StagingPool::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots, or as chunks
   std::vector<Slot> slots_;
+  std::shared_ptr<BlockList> near_;     // our own storage, as a target
+  std::unique_ptr<Transfer> straight_;  // null: there is no such way
+  uint32_t straight_generation_ = 0;    // of the far link, whose mappings that leg knows
   HandOverChoice choice_;
 
   // Of the present post.
@@ -136,8 +153,12 @@ class StagedTransfer {
   bool failed_ = false;      // no chunk is begun any more
   bool stop_asked_ = false;  // nor is one let go on
   bool stopped_ = false;
-  bool timed_ = false;       // the choice knows when this post began
-  uint64_t next_chunk_ = 0;  // to be begun
+  bool timed_ = false;         // the choice knows when this post began
+  uint64_t next_chunk_ = 0;    // to be begun
+  uint64_t stretch_ = 0;       // chunks that are going straight, the last ones begun
+  uint64_t next_stretch_ = 1;  // so many will be tried
+  uint32_t not_straight_ = 0;  // so many chunks are not, since the last that were tried were not cached
+  std::atomic<uint64_t> straight_bytes_{0};
   uint32_t fences_ = 0;
   std::vector<Range> ranges_;  // room for all there can be
 };

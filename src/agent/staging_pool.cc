@@ -20,7 +20,8 @@ constexpr uint64_t kLargestDepth = 16;
 StagingSettings read_staging_settings(const Config& config) {
   const StagingSettings settings = {
       config.get_bytes("staging.bytes", 32 * kMiB), config.get_bytes("staging.chunk", 1 * kMiB),
-      static_cast<uint32_t>(config.get_u64("staging.depth", 4, 2, kLargestDepth))};
+      static_cast<uint32_t>(config.get_u64("staging.depth", 4, 2, kLargestDepth)),
+      config.get_bool("staging.straight", true)};
   if (settings.chunk_bytes < kPageBytes || settings.chunk_bytes > kLargestChunk ||
       settings.chunk_bytes % kPageBytes != 0)
     fail(Status::kInvalidArgument, "staging.chunk is {} bytes: it is a multiple of {} up to {}",

@@ -25,6 +25,7 @@ struct StagingSettings {
   uint64_t bytes;        // staging.bytes: of all lanes
   uint64_t chunk_bytes;  // staging.chunk
   uint32_t depth;        // staging.depth: chunks of a lane
+  bool straight;         // staging.straight: what is cached goes past it into memory that is mapped
 };
 
 // Throws Error for values that make no sense.

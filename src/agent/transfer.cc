@@ -373,17 +373,11 @@ void Transfer::all_parts_ended(Worker& worker) noexcept {
   const int32_t error = first_error_.load(std::memory_order_acquire);
   if (error != 0 && try_next_backend(worker)) return;
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
-    Series& series = op_ == TOWLINE_WRITE ? link->sent() : link->received();
-    const uint64_t posted_ns = posted_at_ns_.load(std::memory_order_relaxed);
-    if (error == 0) {
-      const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
-      const towline_plan& plan = plan_.view();
-      const uint64_t blocks =
-          bytes == plan.bytes ? plan.blocks : bytes / std::max<uint64_t>(plan.bytes / plan.blocks, 1);
-      series.add_transfer(worker.index(), bytes, blocks, std::max<uint64_t>(now_ns - posted_ns, 1));
-    } else {
-      series.add_error(worker.index(), static_cast<Status>(error));
-    }
+    if (error == 0)
+      count_transfer(*link, worker.index(), bytes_.load(std::memory_order_relaxed),
+                     now_ns - posted_at_ns_.load(std::memory_order_relaxed));
+    else
+      series_of(*link).add_error(worker.index(), static_cast<Status>(error));
   }
   if (!ended_.load(std::memory_order_acquire)) {
     if (error == 0 && (part_count_ > 1 || staged_ != nullptr) && has_message()) {
@@ -562,11 +556,23 @@ Status Transfer::set_notice(const void* notice, size_t bytes) {
   return Status::kOk;
 }
 
+Series& Transfer::series_of(const Link& link) const noexcept {
+  return op_ == TOWLINE_WRITE ? link.sent() : link.received();
+}
+
+void Transfer::count_transfer(const Link& link, uint32_t worker, uint64_t bytes,
+                              uint64_t took_ns) const noexcept {
+  const towline_plan& plan = plan_.view();
+  const uint64_t blocks =
+      bytes == plan.bytes ? plan.blocks : bytes / std::max<uint64_t>(plan.bytes / plan.blocks, 1);
+  series_of(link).add_transfer(worker, bytes, blocks, std::max<uint64_t>(took_ns, 1));
+}
+
 void Transfer::flush_counts() noexcept {
   const uint64_t posts = immediate_posts_.exchange(0, std::memory_order_relaxed);
   if (posts == 0 || parts_[0].link == nullptr) return;
-  Series& series = op_ == TOWLINE_WRITE ? parts_[0].link->sent() : parts_[0].link->received();
-  series.add_transfers(kSharedShard, posts, posts * plan_.view().bytes, posts * plan_.view().blocks);
+  series_of(*parts_[0].link)
+      .add_transfers(kSharedShard, posts, posts * plan_.view().bytes, posts * plan_.view().blocks);
 }
 
 void Transfer::result(towline_result_t& result) const noexcept {

@@ -133,6 +133,7 @@ class Transfer {
   }
   [[nodiscard]] const BlockList& local() const noexcept { return *local_; }
   [[nodiscard]] const BlockList& remote() const noexcept { return *remote_; }
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
   [[nodiscard]] bool ready() const noexcept { return phase_.load(std::memory_order_acquire) == kReady; }
 
   // Under the part's worker's lock.
@@ -166,7 +167,15 @@ class Transfer {
   [[nodiscard]] bool leg_settled() const noexcept { return ready() && leg_outcome() != Status::kInProgress; }
   // How its part ended, once settled.
   [[nodiscard]] const towline_part_result& leg_result() const noexcept { return leg_result_; }
+  [[nodiscard]] uint64_t took_ns() const noexcept {
+    return ended_at_ns_.load(std::memory_order_relaxed) - posted_at_ns_.load(std::memory_order_relaxed);
+  }
   void abandon() noexcept;
+  // As a far leg whose regions somebody else moves bytes to: until it is given back it is neither posted nor
+  // released. False: it is not prepared on that generation of its link. What was moved is counted as its own.
+  [[nodiscard]] bool borrow(uint32_t link_generation) noexcept;
+  void give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept;
+  [[nodiscard]] std::string backend_name() const;
   // As the whole: so many more bytes are there; a leg failed; bytes of the plan that did not get there.
   void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void leg_failed(Status status) noexcept;
@@ -234,7 +243,6 @@ class Transfer {
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
   // "tcp: reason" for each backend but the one taken.
   [[nodiscard]] std::vector<std::string> not_taken() const;
-  [[nodiscard]] std::string backend_name() const;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
   [[nodiscard]] Status try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
                                    std::string& reason);
@@ -261,6 +269,8 @@ class Transfer {
   }
   [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
   [[gnu::noinline]] void flush_counts() noexcept;
+  [[nodiscard]] class Series& series_of(const Link& link) const noexcept;
+  void count_transfer(const Link& link, uint32_t worker, uint64_t bytes, uint64_t took_ns) const noexcept;
 
   // All of it is to stay below 1,000 bytes: for what is larger glibc first merges all that was freed, each
   // time, and programs make a transfer for every message.

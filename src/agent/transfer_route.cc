@@ -235,6 +235,10 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
+    if (key == kNoRegion) {  // of a straight leg
+      registrations.add(nullptr);
+      continue;
+    }
     const bool known = agent_->regions().look_at(
         key, [&](const Region& region) { registrations.add(registration_of(region, *backend_)); });
     if (!known) {  // the list is older than that

@@ -47,6 +47,9 @@ struct Region {
   return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
 }
 
+// Names none, in a list of memory that is not registered.
+inline constexpr uint64_t kNoRegion = 0;
+
 class RegionTable {
  public:
   static constexpr uint32_t kMaxRegions = 1u << 20;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "plan/plan.h"
@@ -33,5 +34,9 @@ struct StagedColumn {
 std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
                                      uint64_t address, uint64_t chunk_bytes, uint32_t slots,
                                      uint64_t columns);
+
+// One leg between the plan's own sides, where the remote side's memory lies in this process as well: `here`
+// are its regions as they lie here. Memory is that side, target the plan's local one. Throws as stage_plan.
+StagedLeg straight_plan(const Plan& whole, uint32_t op, std::span<const towline_region_ref> here);
 
 }  // namespace towline

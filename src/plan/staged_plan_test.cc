@@ -91,6 +91,29 @@ TEST(StagedPlan, joins_what_is_contiguous_on_one_side) {
   EXPECT_EQ(staged[0].far.plan.view().blocks, 50u);
 }
 
+TEST(StraightPlan, pairs_the_sides_where_the_remote_one_lies_here) {
+  constexpr uint64_t kHere = 0x70000000;
+  const auto local = make_list(kLocal, {entry(kLocal + (1 << 20) - 6000, 3000, {{50, 3000}})});
+  const auto remote = make_list(kRemote, {entry(kRemote + (1 << 20) - 6000, 1000, {{150, 1500}})});
+  const Plan whole = Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_WRITE);
+  std::vector<towline_region_ref> here(remote->regions().begin(), remote->regions().end());
+  ASSERT_EQ(here.size(), 2u);
+  here[0].address = kHere;
+  here[1].address = 3 * kHere;
+  const StagedLeg leg = straight_plan(whole, TOWLINE_WRITE, here);
+  plugin::Cursor straight(leg.plan.view());
+  plugin::Cursor all(whole.view());
+  const std::vector<Byte> found = bytes_of(walk(straight));
+  const std::vector<Byte> expected = bytes_of(walk(all));
+  ASSERT_EQ(found.size(), expected.size());
+  for (uint64_t i = 0; i < expected.size(); ++i) {
+    const bool second = expected[i].remote >= kRemote + (1 << 20);
+    const uint64_t begin = second ? kRemote + (1 << 20) : kRemote;
+    ASSERT_EQ(found[i], (Byte{expected[i].remote - begin + (second ? 3 * kHere : kHere), expected[i].local}))
+        << i;
+  }
+}
+
 TEST(StagedPlan, keeps_access_rights) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000)}, TOWLINE_ACCESS_READ);
   const auto remote = make_list(kRemote, {entry(kRemote, 1000)});

@@ -1,7 +1,12 @@
 // Between a peer's memory and our own files, in one transfer through staging memory: over every transport, to
 // and from files of each sort.
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 #include <thread>
 
 #include "storage_fixture.h"
@@ -95,6 +100,18 @@ class StagingTest : public ::testing::TestWithParam<Way> {
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  }
+  // What the page cache has needs no staging memory on the way to memory that is mapped.
+  [[nodiscard]] static bool goes_straight() {
+    const Transport& transport = GetParam().transport;
+    return transport.shared_memory && transport.kind == Kind::kDram && !GetParam().store.direct;
+  }
+  // Of its last post; -1: that way is not there.
+  static int64_t straight_bytes(const Transfer& transfer) {
+    constexpr std::string_view kBegin = "\"straight\":{\"bytes\":";
+    const std::string route = transfer.route();
+    const size_t at = route.find(kBegin);
+    return at == std::string::npos ? -1 : std::stoll(route.substr(at + kBegin.size()));
   }
   static std::string next_notice(const Agent& agent) {
     Notice notice;
@@ -276,6 +293,48 @@ TEST_P(StagingTest, RouteSaysThroughWhatAndWhy) {
                Error);
 }
 
+TEST_P(StagingTest, WhatIsCachedGoesStraightIntoMappedMemory) {
+  make_file("straight", kBytes, 21);
+  const Region file = open("straight", {.access = Access::kAll});
+  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  for (int round = 0; round < 3; ++round) {
+    std::memset(memory_->data(), 0, kBytes);
+    ASSERT_EQ(run(load), Status::kOk);
+    EXPECT_EQ(first_difference(memory_->data(), kBytes, 21), kBytes);
+    EXPECT_EQ(load.result().bytes, kBytes);
+    EXPECT_EQ(straight_bytes(load), goes_straight() ? int64_t{kBytes} : -1);
+  }
+  EXPECT_EQ(straight_bytes(save), -1);
+  // What its peer was sent is counted there, whichever way it went.
+  const std::string counters = agent_->counters();
+  EXPECT_NE(counters.find(std::to_string(3 * kBytes)), std::string::npos) << counters;
+}
+
+TEST_P(StagingTest, WhatIsNotCachedGoesTheOtherWay) {
+  make_file("cold", kBytes, 22);
+  const Region file = open("cold", {.access = Access::kAll});
+  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const int fd = ::open(folder_.uri("cold").substr(sizeof "file:" - 1).c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(::fsync(fd), 0);
+  for (const off_t from : {off_t{kBytes / 2}, off_t{0}}) {
+    ASSERT_EQ(::posix_fadvise(fd, from, 0, POSIX_FADV_DONTNEED), 0);
+    std::byte first = {};
+    const iovec one = {&first, 1};
+    const bool dropped = ::preadv2(fd, &one, 1, from, RWF_NOWAIT) < 0;
+    std::memset(memory_->data(), 0, kBytes);
+    ASSERT_EQ(run(load), Status::kOk);
+    EXPECT_EQ(first_difference(memory_->data(), kBytes, 22), kBytes);
+    if (!goes_straight() || !dropped) continue;
+    EXPECT_LT(straight_bytes(load), int64_t{kBytes});
+    if (from != 0) {
+      EXPECT_GE(straight_bytes(load), int64_t{kBytes / 4});
+    }
+  }
+  ::close(fd);
+}
+
 TEST_P(StagingTest, AccessRightsOfTheFileAreKept) {
   make_file("reading", kBytes, 13);
   const Region reading = open("reading", {.access = Access::kRead});
@@ -379,6 +438,29 @@ TEST_P(StagingTest, DeregisteringEitherSideMakesItStale) {
   Status posted = Status::kOk;
   while (posted != Status::kStale && std::chrono::steady_clock::now() < until) posted = run(again);
   EXPECT_EQ(posted, Status::kStale);
+}
+
+TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
+  make_file("back", kBytes, 23);
+  const Region file = open("back", {.access = Access::kAll});
+  for (int round = 0; round < 8; ++round) {
+    const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+    std::thread poster([&load] {
+      const auto until = std::chrono::steady_clock::now() + 60s;
+      Status outcome = Status::kOk;
+      while (outcome != Status::kStale && std::chrono::steady_clock::now() < until) outcome = run(load);
+      EXPECT_EQ(outcome, Status::kStale);
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+    region_->deregister(60s);
+    std::memset(memory_->data(), 0x5a, kBytes);
+    poster.join();
+    EXPECT_TRUE(std::all_of(memory_->data(), memory_->data() + kBytes,
+                            [](std::byte value) { return value == std::byte{0x5a}; }));
+    region_ = std::make_unique<Region>(owner_->register_memory(
+        {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind}));
+    peer_ = std::make_unique<Peer>(agent_->add_peer(owner_->metadata()));
+  }
 }
 
 TEST_P(StagingTest, ACallerDrivenAgentStagesToo) {

@@ -12,6 +12,7 @@
 // text for people.
 #pragma once
 
+#include <towline/plugin/reach.h>
 #include <towline/plugin/stream.h>
 #include <towline/plugin/v1.h>
 
@@ -203,6 +204,11 @@ struct Tables {
   }
   static void disarm(towline_backend* b, uint32_t worker) noexcept { backend(b)->disarm(worker); }
 
+  // reach
+  static int32_t reach(towline_connection* c, towline_import* import, uint64_t* address) noexcept {
+    return connection(c)->reach(import, address);
+  }
+
   // stream
   static int32_t submit_on(towline_prepared* prepared, const towline_submit_args* args,
                            void* stream) noexcept {
@@ -245,6 +251,10 @@ struct Tables {
                                                             storage_commit,
                                                             storage_close};
       if (std::strcmp(id, "storage") == 0) return &kStorage;
+    }
+    if constexpr (requires { &C::reach; }) {
+      static constexpr towline_reach_table_v1 kReach = {sizeof(towline_reach_table_v1), reach};
+      if (std::strcmp(id, "reach") == 0) return &kReach;
     }
     if constexpr (requires { &C::submit_on; }) {
       static constexpr towline_stream_table_v1 kStream = {

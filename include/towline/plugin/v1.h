@@ -194,12 +194,15 @@ enum {                              // towline_prepared.flags
   TOWLINE_PREPARED_TRY = 4,  // only a submit with TOWLINE_SUBMIT_TRY is concurrent and immediate: it answers
                              // TOWLINE_OK, or TOWLINE_AGAIN for "not that way"; the core then submits again,
                              // under the lock and without that flag
+  TOWLINE_PREPARED_CACHED = 8,  // it takes TOWLINE_SUBMIT_CACHED
 };
 
 enum {                           // towline_submit_args.flags
   TOWLINE_SUBMIT_TRY = 1,        // see TOWLINE_PREPARED_TRY
   TOWLINE_SUBMIT_HAND_OVER = 2,  // the caller's thread has other work meanwhile: copy on a thread of the
                                  // backend's own if it has one, even where the caller's would be quicker
+  TOWLINE_SUBMIT_CACHED = 4,     // move what can be moved without waiting for a device. It ends soon: with
+                                 // TOWLINE_AGAIN, and some bytes perhaps moved, if that was not all
 };
 
 // Begins every backend's prepared plan.
@@ -213,10 +216,12 @@ typedef struct towline_prepared {
 typedef struct towline_prepare_args {
   size_t struct_size;
   const towline_plan* plan;
-  towline_registration* const* local;  // one for each of plan->local->regions
-  towline_import* const* remote;       // one for each of plan->remote->regions
-  uint32_t op;                         // towline_op_t
-  uint32_t flags;                      // 0
+  // One for each of plan->local->regions. Null: not registered here, or a peer's memory (reach.h), which is
+  // to be touched by submits with TOWLINE_SUBMIT_CACHED alone and not to be registered anywhere.
+  towline_registration* const* local;
+  towline_import* const* remote;  // one for each of plan->remote->regions
+  uint32_t op;                    // towline_op_t
+  uint32_t flags;                 // 0
 } towline_prepare_args;
 
 typedef struct towline_submit_args {

@@ -46,11 +46,15 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     prepared->syncs = prepared->syncs || (prepared->write() && file->syncs());
     prepared->files.push_back(file);
   }
+  for (uint64_t i = 0; i < plan.local->region_count; ++i)
+    prepared->registered = prepared->registered && args.local[i] != nullptr;
   prepared->queue->get_ready(*prepared);
   const Settings& settings = backend_.settings();
+  if (settings.engine == Engine::kAuto && !prepared->write() && !prepared->direct)
+    prepared->flags = TOWLINE_PREPARED_CACHED;
   const bool may_try = settings.engine == Engine::kAuto || settings.engine == Engine::kPread;
   if (may_try && !prepared->direct && !prepared->syncs && plan.bytes <= settings.inline_bytes) {
-    prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE | TOWLINE_PREPARED_TRY;
+    prepared->flags |= TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE | TOWLINE_PREPARED_TRY;
     towline_segment segments[2];
     plugin::Cursor cursor{plan};
     if (cursor.next(segments, 2, plan.bytes) == 1 && cursor.done()) {

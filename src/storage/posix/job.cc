@@ -1,5 +1,7 @@
 #include "storage/posix/job.h"
 
+#include <sys/uio.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
@@ -28,6 +30,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   shares_.store(1, std::memory_order_relaxed);
   stopped_.store(false, std::memory_order_relaxed);
   syncing_ = has_returned_ = pooled = runnable = handed_on = hand_over = handed = false;
+  cached = (args.flags & TOWLINE_SUBMIT_CACHED) != 0;
   syncs_.clear();
   for (size_t i = 0; prepared.syncs && i < prepared.files.size(); ++i)
     syncs_.push_back({prepared.files[i]->sync_failures()});
@@ -37,7 +40,6 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   begun_ns = 0;
   waits = false;
   helpers = 0;
-  window_bytes = kWindowBytes;
   next = finished_next = nullptr;
 }
 
@@ -109,11 +111,12 @@ void Job::help(BounceBuffers& buffers) noexcept {
     return;
   }
   Window window;
-  while (take(window, window_bytes)) run(window, buffers);
+  while (take(window, window_bytes())) run(window, buffers);
 }
 
 void Job::run(Window& window, BounceBuffers& buffers) noexcept {
   Cutter cutter(window, prepared_->files.data(), write());
+  const int flags = cached ? RWF_NOWAIT : 0;
   Operation operation;
   operation.job = this;
   while (!stopped() && cutter.next(operation)) {
@@ -123,10 +126,14 @@ void Job::run(Window& window, BounceBuffers& buffers) noexcept {
     }
     int64_t result = 1;
     while (!operation.finished() && result > 0) {
-      result = operation.attempt(0);
+      result = operation.attempt(flags);
       if (result > 0) operation.advance(static_cast<uint64_t>(result));
     }
     drop_bounce(buffers, operation);
+    if (flags != 0 && would_wait(result)) {
+      moved(operation.done);
+      return stop(Status::kAgain);
+    }
     if (!operation.finished()) return failed(operation, result);
     moved(operation.plan_bytes);
   }

@@ -28,6 +28,7 @@ struct Prepared : towline_prepared {
   std::vector<const File*> files;  // by the plan's number of the remote region
   bool direct = false;             // some file is
   bool syncs = false;              // a WRITE waits for the device
+  bool registered = true;          // all of the memory is
   std::vector<int> buffers;        // the kernel queue's numbers of the local regions; empty: none
   bool attached = false;           // to the kernel queue: files and buffers
   uint64_t unwatched = 0;          // bytes written inside post since that was last measured
@@ -95,18 +96,22 @@ class Job {
   [[nodiscard]] Prepared& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] bool write() const noexcept { return prepared_->write(); }
   [[nodiscard]] uint64_t bytes() const noexcept { return end_ - begin_; }
+  // That each who works on it takes at once: less where several do.
+  [[nodiscard]] uint64_t window_bytes() const noexcept {
+    return helpers != 0 ? kWindowBytes / 2 : kWindowBytes;
+  }
 
   uint64_t cookie = 0;
   Mode mode = Mode::kDrive;
-  bool runnable = false;                 // the worker holds a share and works on it in each pass
-  bool pooled = false;                   // the pool was asked to help
-  bool hand_over = false;                // as the submit was flagged, where that is worth it; not yet done
-  bool handed = false;                   // it has been, and no thread was free: the worker turns it as well
-  uint32_t helpers = 0;                  // threads that are to help with a cached read
-  uint64_t window_bytes = kWindowBytes;  // that each who works on it takes at once
-  bool waits = false;                    // of direct I/O: something of it had to wait
-  int processor = -1;                    // of who asked threads to work on it
-  uint64_t begun_ns = 0;                 // of one that shows whether that pays; 0: it does not
+  bool runnable = false;   // the worker holds a share and works on it in each pass
+  bool pooled = false;     // the pool was asked to help
+  bool cached = false;     // as the submit was flagged: what is not cached ends it (kAgain)
+  bool hand_over = false;  // as the submit was flagged, where that is worth it; not yet done
+  bool handed = false;     // it has been, and no thread was free: the worker turns it as well
+  uint32_t helpers = 0;    // threads that are to help with a cached read
+  bool waits = false;      // of direct I/O: something of it had to wait
+  int processor = -1;      // of who asked threads to work on it
+  uint64_t begun_ns = 0;   // of one that shows whether that pays; 0: it does not
   bool handed_on = false;  // the worker has nothing more to do with it: next pass it gives its share back
   std::vector<uint8_t> message;
   Job* next = nullptr;           // in a list of the queue

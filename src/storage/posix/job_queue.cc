@@ -190,7 +190,7 @@ void JobQueue::get_ready(Prepared& prepared) {
     queue_->attach_file(file->fd());
     if (file->direct()) queue_->attach_file(file->direct_fd());
   }
-  for (uint64_t i = 0; settings_.register_buffers && i < local.region_count; ++i)
+  for (uint64_t i = 0; settings_.register_buffers && prepared.registered && i < local.region_count; ++i)
     prepared.buffers.push_back(queue_->attach_buffer(local.regions[i].address, local.regions[i].bytes));
 }
 
@@ -454,7 +454,6 @@ void JobQueue::choose_helpers(Job& job) noexcept {
     return;
   if (job.bytes() >= kManyBytes || sharing_of(job.bytes()).second()) {
     job.helpers = copy_helpers(job.bytes());
-    job.window_bytes = kWindowBytes / 2;
   }
   if (active_.size() == 1 && job.bytes() < kManyBytes) job.begun_ns = monotonic_now_ns();
 }
@@ -473,7 +472,7 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
     (void)pool_.ask(job, job.helpers);
   }
   Window window;
-  uint64_t most = job.window_bytes;
+  uint64_t most = job.window_bytes();
   if (job.hand_over) most = kFirstLook;
   if (job.handed) most = kMeanwhile;
   if (!job.take(window, std::min(budget, most))) return true;
@@ -531,10 +530,11 @@ bool JobQueue::run_here(Job& job, Operation& operation, bool& waits) noexcept {
     job.moved(operation.plan_bytes);
     return true;
   }
-  if (flags != 0 && (result == -EAGAIN || result == -EOPNOTSUPP)) {
+  if (flags != 0 && would_wait(result)) {
     job.moved(operation.done);
-    waits = true;
-    return true;
+    if (job.cached) job.stop(Status::kAgain);
+    waits = !job.cached;
+    return waits;
   }
   job.failed(operation, result);
   return false;
@@ -633,7 +633,7 @@ void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   in_swift_ -= operation.swift ? 1 : 0;
   // The thread that submitted it may have ended, which takes its operations along: they are begun again. The
   // kernel then says EFAULT as well, as it does of bad memory.
-  if (operation.swift && (result == -EAGAIN || result == -EOPNOTSUPP)) {
+  if (operation.swift && would_wait(result)) {
     job.waits = true;
     if (result == -EOPNOTSUPP) operation.file->note_always_waits();
     result = -EAGAIN;

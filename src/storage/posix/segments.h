@@ -69,6 +69,11 @@ struct Operation {
   [[nodiscard]] int64_t attempt(int flags) const noexcept;
 };
 
+// Of an attempt with RWF_NOWAIT: it would have to wait, or the file system can't tell.
+[[nodiscard]] constexpr bool would_wait(int64_t result) noexcept {
+  return result == -EAGAIN || result == -EOPNOTSUPP;
+}
+
 // Where bounce buffers come from; null: no memory.
 class BounceBuffers;
 

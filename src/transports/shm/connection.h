@@ -66,6 +66,7 @@ class Connection {
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]);
   void unimport(towline_import* import) noexcept;
+  [[nodiscard]] static int32_t reach(const towline_import* import, uint64_t* address) noexcept;
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
 

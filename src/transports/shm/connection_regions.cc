@@ -159,6 +159,14 @@ void Connection::unimport(towline_import* handle) noexcept {
   --imports_;
 }
 
+// Plans that are prepared from it hold the mapping.
+int32_t Connection::reach(const towline_import* handle, uint64_t* address) noexcept {
+  const auto* import = reinterpret_cast<const Import*>(handle);
+  if (!import->way.mapped) return TOWLINE_UNSUPPORTED;
+  *address = reinterpret_cast<uint64_t>(import->mapped.address);
+  return TOWLINE_OK;
+}
+
 std::string Connection::how(const Import& import) const {
   if (import.way.mapped) return import.mapped.sealed ? "mapped memfd" : "mapped file";
   if (!import.ring) return "process_vm";
