@@ -184,7 +184,6 @@ void StagedTransfer::begin(Part& part) noexcept {
   has_lane_ = reached_ = failed_ = stop_asked_ = stopped_ = timed_ = false;
   next_chunk_ = 0;
   stretch_ = not_straight_ = 0;
-  next_stretch_ = 1;
   straight_bytes_.store(0, std::memory_order_relaxed);
   fences_ = kAllFences;
   ranges_.clear();

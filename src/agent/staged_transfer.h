@@ -144,6 +144,7 @@ class StagedTransfer {
   std::shared_ptr<BlockList> near_;     // our own storage, as a target
   std::unique_ptr<Transfer> straight_;  // null: there is no such way
   uint32_t straight_generation_ = 0;    // of the far link, whose mappings that leg knows
+  uint64_t next_stretch_ = 1;           // so many chunks will be tried
   HandOverChoice choice_;
 
   // Of the present post.
@@ -156,7 +157,6 @@ class StagedTransfer {
   bool timed_ = false;         // the choice knows when this post began
   uint64_t next_chunk_ = 0;    // to be begun
   uint64_t stretch_ = 0;       // chunks that are going straight, the last ones begun
-  uint64_t next_stretch_ = 1;  // so many will be tried
   uint32_t not_straight_ = 0;  // so many chunks are not, since the last that were tried were not cached
   std::atomic<uint64_t> straight_bytes_{0};
   uint32_t fences_ = 0;
