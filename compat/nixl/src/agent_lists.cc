@@ -481,7 +481,8 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
       if (status == NIXL_SUCCESS)
         status = nixlAgentData::make_stored(*backend, remote_type, remote, there, kCall);
     } else {
-      status = data.make_list(NIXL_INIT_AGENT, local_type, local, here, with, kCall);
+      static const std::string kThisAgent = NIXL_INIT_AGENT;
+      status = data.make_list(kThisAgent, local_type, local, here, with, kCall);
     }
     if (status == NIXL_SUCCESS && !has_objects(backend)) {
       status = data.make_list(remote_agent, remote_type, remote, there, with, kCall);

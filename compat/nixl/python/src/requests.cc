@@ -148,19 +148,23 @@ uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handl
 
 uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, const XferList& remote,
                  const Text& remote_agent, const Text& notification, const Handles& backends) {
-  const XferList mine = local;
-  const XferList theirs = remote;
   const Options options(backends, notification);
   nixlXferReqH* request = nullptr;
-  const auto create = [&](nixlAgent& agent, bool may_wait) {
+  const auto create = [&](nixlAgent& agent, const XferList& mine, const XferList& theirs, bool may_wait) {
     return create_xfer_req(agent, operation, mine.type(), mine.rows(), theirs.type(), theirs.rows(),
                            remote_agent.value, request, options.get(), may_wait);
   };
+  const bool quick = is_quick(local.rows()) && is_quick(notification);
   nixl_status_t status = NIXL_IN_PROG;
-  if (static_cast<size_t>(mine.count()) <= kFewDescriptors) status = create(self.use(), false);
-  if (status == NIXL_IN_PROG) status = run(self, [&](nixlAgent& agent) { return create(agent, true); });
+  if (static_cast<size_t>(local.count()) <= kFewDescriptors)
+    status = create(self.use(), local, remote, false);
+  if (status == NIXL_IN_PROG) {
+    const XferList mine = local;  // others may edit the lists meanwhile
+    const XferList theirs = remote;
+    status = run(self, [&](nixlAgent& agent) { return create(agent, mine, theirs, true); });
+  }
   check(status);
-  return keep(self, request, is_quick(mine.rows()) && is_quick(notification));
+  return keep(self, request, quick);
 }
 
 nixl_status_t start(Agent& self, uintptr_t handle, const Text& notification) {
