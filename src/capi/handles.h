@@ -1,4 +1,5 @@
-// What the C API's opaque pointers point to. Handles outlive their agent: they hold it, closed or not.
+// What the C API's opaque pointers point to. Handles outlive their agent: all but lists hold it, closed or
+// not.
 #pragma once
 
 #include <algorithm>
@@ -32,15 +33,15 @@ struct towline_peer {
   std::shared_ptr<towline::Agent> agent;
   towline::Peer* peer;
 };
-// All of a list in one piece of memory, since programs make two for every transfer.
+// All of a list in one piece of memory, since programs make two for every transfer. It does not hold its
+// agent, which whoever uses it holds.
 struct towline_block_list final : towline::BlockList {
-  towline_block_list(std::shared_ptr<towline::Agent> by, towline::Peer* peer)
-      : BlockList(&own, peer), agent(std::move(by)) {}
+  towline_block_list(towline::Id by, towline::Peer* peer) : BlockList(&own, peer), agent(by) {}
   using BlockList::add_remote_region;
 
   towline::ResolvedList own;
-  std::shared_ptr<towline::Agent> agent;     // until it is destroyed
-  std::shared_ptr<towline::BlockList> self;  // likewise; transfers keep the list longer
+  const towline::Id agent;                   // its incarnation
+  std::shared_ptr<towline::BlockList> self;  // until it is destroyed; transfers keep the list longer
 };
 struct towline_counter {
   std::shared_ptr<towline::Agent> agent;

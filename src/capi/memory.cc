@@ -18,7 +18,7 @@ towline_block_list_t* make_list(const towline_agent_t& handle, const towline_pee
   Agent& agent = *handle.agent;
   Peer* const peer = checked_peer(handle, of);
   agent.check_usable();
-  auto made = std::make_shared<towline_block_list>(handle.agent, peer);
+  auto made = std::make_shared<towline_block_list>(agent.incarnation(), peer);
   if (peer == nullptr) {
     const RegionTable::Reader reader(agent.regions());
     made->own.fill(blocks, reader.index());
@@ -119,7 +119,6 @@ int32_t towline_block_list_create_flat(towline_agent_t* agent, towline_peer_t* p
 void towline_block_list_destroy(towline_block_list_t* list) {
   if (list == nullptr) return;
   const std::shared_ptr<BlockList> last = std::move(list->self);
-  list->agent = nullptr;
 }
 
 uint64_t towline_block_list_blocks(const towline_block_list_t* list) {

@@ -34,7 +34,7 @@ TransferOptions transfer_options(const towline_transfer_options_t& given) {
 
 void check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
   capi::need(list, what);
-  if (list->agent.get() != &agent)
+  if (list->agent != agent.incarnation())
     fail(Status::kInvalidArgument, "the {} list belongs to another agent", what);
 }
 

@@ -239,6 +239,26 @@ TEST_F(BadInput, HandlesOutliveTheirAgentAndSayClosed) {
   EXPECT_EQ(region.deregister(1s), Status::kOk);
 }
 
+TEST_F(BadInput, ListsAreOfTheirAgentAloneAlsoWhenItIsGone) {
+  auto agent = std::make_unique<Agent>("short-lived", AgentOptions{.listen = "127.0.0.1:0"});
+  const Buffer memory(8192, false);
+  Region region = agent->register_memory(dram(memory.data(), memory.size()));
+  const BlockList here = agent->block_list(Blocks::at(memory.data(), 4096));
+  const auto refused = [&] {
+    expect_error(Status::kInvalidArgument, "the local list belongs to another agent", [&] {
+      (void)agent_.transfer(Op::write, here, all, theirs_, Range{0, 1, 1});
+    });
+    expect_error(Status::kInvalidArgument, "the remote list belongs to another agent", [&] {
+      (void)agent_.transfer(Op::write, mine_, Range{0, 1, 1}, here, all);
+    });
+  };
+  refused();
+  EXPECT_EQ(region.deregister(1s), Status::kOk);
+  agent.reset();
+  refused();
+  EXPECT_EQ(towline_block_list_bytes(here.native()), 4096U);
+}
+
 TEST_F(BadInput, InAForkedChildHandlesAnswerForked) {
   const Transfer move = agent_.transfer(Op::write, mine_, Range{0, 1, 1}, theirs_, Range{1, 1, 1});
   const pid_t child = fork();
