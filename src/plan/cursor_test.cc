@@ -184,6 +184,17 @@ void expect_windows(const towline_plan& plan, const std::vector<Byte>& expected,
   }
 }
 
+void expect_one_segment(const towline_plan& plan, const std::vector<Byte>& expected) {
+  towline_segment window[2];
+  plugin::Cursor cursor(plan);
+  const bool is_one = cursor.next(window, 2, plan.bytes) == 1 && cursor.done();
+  towline_segment whole = {};
+  ASSERT_EQ(plugin::one_segment(plan, whole), is_one);
+  if (is_one) {
+    EXPECT_EQ(bytes_of({whole}), expected);
+  }
+}
+
 void expect_positions(const towline_plan& plan, const RandomPicks& picks, const KnownList& local,
                       Random& random) {
   std::vector<uint64_t> block_of;
@@ -226,6 +237,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_equal_blocks) {
     EXPECT_EQ(plan.view().blocks, count);
     EXPECT_EQ(plan.view().block_length, length);
     expect_windows(plan.view(), expected, random);
+    expect_one_segment(plan.view(), expected);
     expect_positions(plan.view(), from, local, random);
   }
 }
@@ -258,6 +270,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_blocks_cut_to_fit) {
       EXPECT_EQ(plan.picked_block_at(position), position / (unit * local_units));
     }
     expect_windows(plan.view(), expected, random);
+    expect_one_segment(plan.view(), expected);
   }
 }
 
@@ -297,6 +310,7 @@ TEST(Cursor, yields_what_the_lists_mean_for_lengths_that_differ) {
     const std::vector<Byte> expected = expected_bytes(local, picks, remote, picks);
     ASSERT_EQ(plan.bytes(), expected.size());
     expect_windows(plan.view(), expected, random);
+    expect_one_segment(plan.view(), expected);
     expect_positions(plan.view(), picks, local, random);
   }
 }

@@ -175,6 +175,9 @@ class ResolvedListBuilder {
   void place(const towline_extent& extent, uint64_t entry, uint64_t first_in_entry);
   void push(towline_extent extent, uint32_t region);
   void flatten();
+  void one_block(uint32_t kind, uint64_t device, uint64_t address, uint64_t length);
+  // Throws unless the block makes sense, and unless it lies in a region.
+  static void check_block(uint64_t entry, uint64_t address, uint64_t length);
   uint32_t checked_region_at(uint64_t entry, uint64_t address, uint64_t length);
   FlatShape fill_flat(const FlatBlocks& blocks);
   void group_flat();
@@ -328,15 +331,10 @@ void ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
   if (blocks.kind > TOWLINE_OBJECT)
     fail(Status::kInvalidArgument, "memory kind {}: the kinds are 0 (dram) to {} (object)", blocks.kind,
          static_cast<uint32_t>(TOWLINE_OBJECT));
+  if (blocks.count == 1)
+    return one_block(blocks.kind, blocks.device, load_strided(blocks.addresses, 0, 0),
+                     load_strided(blocks.lengths, 0, 0));
   set_space(blocks.kind, blocks.device);
-  if (blocks.count == 1) {
-    towline_extent extent = {};
-    extent.address = load_strided(blocks.addresses, 0, 0);
-    extent.length = load_strided(blocks.lengths, 0, 0);
-    extent.blocks = 1;
-    push(extent, checked_region_at(0, extent.address, extent.length));
-    return finish();
-  }
   list_.flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(blocks.count);
   list_.view_.blocks = blocks.count;
   const FlatShape shape = fill_flat(blocks);
@@ -358,12 +356,31 @@ void ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
   finish();
 }
 
-// Throws unless the block makes sense and lies in a region.
-uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address, uint64_t length) {
+// Many lists have no more: nothing is learned for blocks that follow.
+void ResolvedListBuilder::one_block(uint32_t kind, uint64_t device, uint64_t address, uint64_t length) {
+  kind_ = kind;
+  device_ = device;
+  check_block(0, address, length);
+  const towline_region_ref* const region = index_.find(kind, device, address, length);
+  if (region == nullptr) fail_uncovered(0, 0, address, length);
+  list_.regions_.push_back(*region);
+  towline_extent extent = {};
+  extent.address = address;
+  extent.length = length;
+  extent.blocks = 1;
+  list_.extents_.push_back(extent);
+  finish();
+}
+
+void ResolvedListBuilder::check_block(uint64_t entry, uint64_t address, uint64_t length) {
   if (length == 0) fail(Status::kInvalidArgument, "entry {} at {:#x} has 0 bytes", entry, address);
   if (length > kMaxBlockBytes || address > kMaxBlockBytes - length)
     fail(Status::kOutOfRange, "entry {} at {:#x} with {} bytes ends beyond 2^63: is the length right?", entry,
          address, length);
+}
+
+uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address, uint64_t length) {
+  check_block(entry, address, length);
   const uint32_t region = region_at(address, length);
   if (region == kNoRegion) fail_uncovered(entry, 0, address, length);
   return region;

@@ -520,4 +520,19 @@ class Cursor {
   bool short_rows_ = false;  // the last row was: take a batch before trying the next
 };
 
+// Whether the whole plan is one segment, and which.
+inline bool one_segment(const towline_plan& plan, towline_segment& segment) noexcept {
+  if (plan.blocks == 1) {  // most such plans, in a fifth of the time
+    const detail::Row local = detail::ListReader{*plan.local}.row(plan.runs->local_block, 1);
+    const detail::Row remote = detail::ListReader{*plan.remote}.row(plan.runs->remote_block, 1);
+    segment = {local.address, remote.address, plan.bytes, local.region, remote.region};
+    return true;
+  }
+  towline_segment segments[2];
+  Cursor cursor{plan};
+  if (cursor.next(segments, 2, plan.bytes) != 1 || !cursor.done()) return false;
+  segment = segments[0];
+  return true;
+}
+
 }  // namespace towline::plugin

@@ -55,12 +55,10 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const bool may_try = settings.engine == Engine::kAuto || settings.engine == Engine::kPread;
   if (may_try && !prepared->direct && !prepared->syncs && plan.bytes <= settings.inline_bytes) {
     prepared->flags |= TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE | TOWLINE_PREPARED_TRY;
-    towline_segment segments[2];
-    plugin::Cursor cursor{plan};
-    if (cursor.next(segments, 2, plan.bytes) == 1 && cursor.done()) {
-      prepared->single_fd = prepared->files[segments[0].remote_region]->fd();
-      prepared->single_offset = segments[0].remote;
-      prepared->single = {reinterpret_cast<void*>(segments[0].local), segments[0].length};
+    if (towline_segment segment; plugin::one_segment(plan, segment)) {
+      prepared->single_fd = prepared->files[segment.remote_region]->fd();
+      prepared->single_offset = segment.remote;
+      prepared->single = {reinterpret_cast<void*>(segment.local), segment.length};
     } else {
       prepared->queue->get_batch(*prepared);
     }

@@ -293,12 +293,9 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->queue = &copies_;
   if (plan.bytes <= copies_.inline_bytes())
     prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  towline_segment segments[2];
-  plugin::Cursor cursor{plan};
-  if (cursor.next(segments, 2, plan.bytes) == 1 && cursor.done()) {
-    auto* const local = reinterpret_cast<uint8_t*>(segments[0].local);
-    auto* const remote =
-        reinterpret_cast<uint8_t*>(segments[0].remote + prepared->deltas[segments[0].remote_region]);
+  if (towline_segment segment; plugin::one_segment(plan, segment)) {
+    auto* const local = reinterpret_cast<uint8_t*>(segment.local);
+    auto* const remote = reinterpret_cast<uint8_t*>(segment.remote + prepared->deltas[segment.remote_region]);
     prepared->contiguous_to = args.op == TOWLINE_READ ? local : remote;
     prepared->contiguous_from = args.op == TOWLINE_READ ? remote : local;
   }

@@ -206,13 +206,11 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared.inline_bytes = all_mapped ? settings.inline_bytes : settings.process_vm_inline_bytes;
   if (plan.bytes <= prepared.inline_bytes)
     prepared.flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  towline_segment segments[2];
-  plugin::Cursor cursor{plan};
-  prepared.one_piece = cursor.next(segments, 2, plan.bytes) == 1 && cursor.done();
+  towline_segment segment;
+  prepared.one_piece = plugin::one_segment(plan, segment);
   const uint64_t piece_bytes = prepared.one_piece ? plan.bytes : plan.block_length;
   if (all_mapped && LargeCopy::is_large(plan.bytes, piece_bytes)) prepared.large_pieces = piece_bytes;
   if (prepared.one_piece) {
-    const towline_segment& segment = segments[0];
     prepared.local = segment.local;
     prepared.remote = segment.remote;
     if (all_mapped) {
