@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/block_list.h"
@@ -103,7 +104,7 @@ class Transfer {
   // naming each candidate and why it would not do. Control path, may wait until the deadline. A backend whose
   // connection takes longer than connection.wait is taken as it is: posts wait for it, and when it comes to
   // nothing go on to the next candidates.
-  void establish(const std::string& forced_backend, LateDeadline deadline);
+  void establish(std::string_view forced_backend, LateDeadline deadline);
 
   [[nodiscard]] Status post() noexcept {
     if (fork_generation_ != fork_generation()) [[unlikely]]

@@ -28,7 +28,7 @@ uint64_t LateDeadline::ns() noexcept {
   return ns_;
 }
 
-void Transfer::establish(const std::string& forced_backend, LateDeadline deadline) {
+void Transfer::establish(std::string_view forced_backend, LateDeadline deadline) {
   Peer& peer = *remote_->peer();
   forced_ = forced_backend;
   rejected_.clear();
