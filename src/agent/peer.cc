@@ -39,7 +39,7 @@ Peer::~Peer() {
 
 void Peer::merge(const metadata::PeerMetadata& metadata) {
   std::lock_guard lock(mutex_);
-  known_.reset();
+  known_.clear();
   for (size_t i = 0; i < agent_.backends().backends().size(); ++i)
     reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
   if (!metadata.listen.empty()) listen_addresses_ = metadata.listen;
@@ -89,22 +89,20 @@ std::shared_ptr<RemoteRegion> Peer::region(uint64_t key) const {
   return found == regions_.end() ? nullptr : found->second;
 }
 
-std::shared_ptr<const KnownRegions> Peer::known_regions() const {
+void Peer::make_known() const {
   std::lock_guard lock(mutex_);
-  if (known_ == nullptr) {
-    std::vector<towline_region_ref> refs;
-    refs.reserve(regions_.size());
-    for (const auto& [key, region] : regions_) refs.push_back(region->ref);
-    known_ = std::make_shared<const KnownRegions>(KnownRegions{regions_, RegionIndex(refs)});
-  }
-  return known_;
+  if (!known_.empty()) return;
+  std::vector<towline_region_ref> refs;
+  refs.reserve(regions_.size());
+  for (const auto& [key, region] : regions_) refs.push_back(region->ref);
+  known_.set({regions_, RegionIndex(refs)});
 }
 
 std::shared_ptr<RemoteRegion> Peer::forget_region(uint64_t key) {
   std::lock_guard lock(mutex_);
   const auto found = regions_.find(key);
   if (found == regions_.end()) return nullptr;
-  known_.reset();
+  known_.clear();
   std::shared_ptr<RemoteRegion> region = std::move(found->second);
   regions_.erase(found);
   region->revoked.store(true, std::memory_order_release);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/current.h"
 #include "base/id.h"
 #include "memory/region_index.h"
 #include "metadata/blob/blob.h"
@@ -71,8 +72,14 @@ class Peer {
   [[nodiscard]] bool address(const std::string& backend, std::vector<uint8_t>& address) const;
   [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions() const;
   [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key) const;
-  // All of them as they are now; the same object until they change.
-  [[nodiscard]] std::shared_ptr<const KnownRegions> known_regions() const;
+  // What `look` gives for all of them as they are now.
+  template <class Look>
+  auto with_known_regions(Look look) const {
+    for (;;) {
+      if (const Current<KnownRegions>::Look known(known_); known) return look(*known);
+      make_known();
+    }
+  }
   // The peer let go of a region: unknown from now on. Null when it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
@@ -99,6 +106,7 @@ class Peer {
   template <class Wanted>
   [[nodiscard]] Link* first_link(Wanted wanted) const noexcept;
   Link& add_link(Backend& backend, uint32_t worker);
+  void make_known() const;
 
   Agent& agent_;
   const std::string name_;
@@ -114,7 +122,7 @@ class Peer {
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
-  mutable std::shared_ptr<const KnownRegions> known_;  // those of regions_; null: to be made
+  mutable Current<KnownRegions> known_;  // those of regions_, where they have been looked at
 };
 
 }  // namespace towline

@@ -14,6 +14,7 @@
 
 #include <atomic>
 
+#include "base/check.h"
 #include "base/spin.h"
 
 namespace towline {
@@ -24,6 +25,7 @@ class InUse {
   explicit InUse(const void* object) noexcept : slot_(mine()) {
     if (slot_ == nullptr) [[unlikely]]
       return;
+    TOWLINE_DCHECK(slot_->object.load(std::memory_order_relaxed) == nullptr, "it does not nest");
     slot_->object.store(object, std::memory_order_relaxed);
     if (slot_->fences) [[unlikely]]
       full_fence();
@@ -32,8 +34,10 @@ class InUse {
   }
   InUse(const InUse&) = delete;
   InUse& operator=(const InUse&) = delete;
-  ~InUse() {
+  ~InUse() { end(); }
+  void end() noexcept {
     if (slot_ != nullptr) slot_->object.store(nullptr, std::memory_order_release);
+    slot_ = nullptr;
   }
   // False when memory was short for this thread's first use: take another way.
   explicit operator bool() const noexcept { return slot_ != nullptr; }
@@ -63,7 +67,7 @@ class InUse {
   // free.
   static thread_local constinit Slot* mine_ __attribute__((tls_model("initial-exec")));
 
-  Slot* const slot_;
+  Slot* slot_;
 };
 
 }  // namespace towline

@@ -25,14 +25,15 @@ towline_block_list_t* make_list(const towline_agent_t& handle, const towline_pee
   } else {
     if (peer->ended() != Status::kOk)
       fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
-    const std::shared_ptr<const KnownRegions> known = peer->known_regions();
-    made->own.fill(blocks, known->index);
-    for (const towline_region_ref& ref : made->own.regions()) {
-      const std::shared_ptr<RemoteRegion>& region = known->by_key.find(ref.key)->second;
-      if (region->revoked.load(std::memory_order_acquire))
-        fail(Status::kStale, "peer '{}' has deregistered the region with key {}", peer->name(), ref.key);
-      made->add_remote_region(region);
-    }
+    peer->with_known_regions([&](const KnownRegions& known) {
+      made->own.fill(blocks, known.index);
+      for (const towline_region_ref& ref : made->own.regions()) {
+        const std::shared_ptr<RemoteRegion>& region = known.by_key.find(ref.key)->second;
+        if (region->revoked.load(std::memory_order_acquire))
+          fail(Status::kStale, "peer '{}' has deregistered the region with key {}", peer->name(), ref.key);
+        made->add_remote_region(region);
+      }
+    });
   }
   towline_block_list* const list = made.get();
   list->self = std::move(made);

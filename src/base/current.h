@@ -1,0 +1,69 @@
+// A value that is looked at all the time and replaced now and then. Looking takes no locked instruction, and
+// nobody waits: what was replaced goes when it is replaced again, or with this, once nobody looks at it.
+#pragma once
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+#include "base/in_use.h"
+
+namespace towline {
+
+template <class T>
+class Current {
+ public:
+  // Keeps the value in place while it lives. No two at a time in one thread, as with InUse.
+  class Look {
+   public:
+    // Throws std::bad_alloc when memory was short for this thread's first use.
+    explicit Look(const Current& of) : use_(&of), entry_(of.entry_.load(std::memory_order_acquire)) {
+      if (!use_) throw std::bad_alloc();
+    }
+    // False: there is no value.
+    explicit operator bool() const noexcept { return entry_ != nullptr; }
+    const T& operator*() const noexcept { return entry_->value; }
+    const T* operator->() const noexcept { return &entry_->value; }
+
+   private:
+    const InUse use_;
+    const typename Current::Entry* const entry_;
+  };
+
+  Current() = default;
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    delete entry_.load(std::memory_order_relaxed);
+    free_past();
+  }
+
+  // From here on by one thread at a time.
+  [[nodiscard]] bool empty() const noexcept { return entry_.load(std::memory_order_relaxed) == nullptr; }
+  void set(T value) { replace(new Entry{std::move(value), nullptr}); }
+  void clear() noexcept {
+    if (!empty()) replace(nullptr);
+  }
+
+ private:
+  struct Entry {
+    const T value;
+    Entry* before;
+  };
+
+  void replace(Entry* entry) noexcept {
+    if (Entry* const old = entry_.exchange(entry, std::memory_order_acq_rel); old != nullptr)
+      old->before = std::exchange(past_, old);
+    if (past_ == nullptr) return;
+    InUse::publish();
+    if (!InUse::by_any(this)) free_past();
+  }
+  void free_past() noexcept {
+    while (past_ != nullptr) delete std::exchange(past_, past_->before);
+  }
+
+  std::atomic<Entry*> entry_{nullptr};
+  Entry* past_ = nullptr;  // that somebody may still look at
+};
+
+}  // namespace towline
