@@ -1,5 +1,7 @@
 #include "memory/region_table.h"
 
+#include <mutex>
+
 #include "base/check.h"
 #include "base/error.h"
 #include "memory/pin_access.h"
@@ -74,7 +76,7 @@ std::shared_ptr<Region> RegionTable::add(Region region) {
   if (region.ref.access == 0) region.ref.access = TOWLINE_ACCESS_ALL;
   validate_region(region.ref, "region");
   auto added = std::make_shared<Region>(std::move(region));
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   const uint32_t index = take_slot();
   Slot& slot = *slot_at(index);
   const uint32_t generation = generation_of(slot.state.load(std::memory_order_relaxed)) + 1;
@@ -89,7 +91,7 @@ std::shared_ptr<Region> RegionTable::add(Region region) {
 }
 
 void RegionTable::publish(uint64_t key) {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   Slot* slot = find_slot(key);
   TOWLINE_CHECK(slot != nullptr, "no region has key {:#x}", key);
   const uint64_t state = slot->state.load(std::memory_order_relaxed);
@@ -99,7 +101,7 @@ void RegionTable::publish(uint64_t key) {
 }
 
 bool RegionTable::retire(uint64_t key) noexcept {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   Slot* slot = find_slot(key);
   if (slot == nullptr) return false;
   const uint64_t before = slot->state.fetch_and(~kPublished, std::memory_order_acq_rel);
@@ -110,7 +112,7 @@ bool RegionTable::retire(uint64_t key) noexcept {
 
 bool RegionTable::remove(uint64_t key) noexcept {
   std::shared_ptr<Region> last;  // freed without the lock
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   Slot* slot = find_slot(key);
   if (slot == nullptr) return false;
   // Not published and not pinned: nobody else changes the state now.
@@ -125,13 +127,13 @@ bool RegionTable::remove(uint64_t key) noexcept {
 }
 
 uint64_t RegionTable::pinned(uint64_t key) const noexcept {
-  std::shared_lock lock(mutex_);
+  const ReadMostlyLock::Reader lock(lock_);
   const Slot* slot = find_slot(key);
   return slot == nullptr ? 0 : slot->state.load(std::memory_order_acquire) & kPinMask;
 }
 
 std::shared_ptr<Region> RegionTable::find(uint64_t key) const {
-  std::shared_lock lock(mutex_);
+  const ReadMostlyLock::Reader lock(lock_);
   const Slot* slot = find_slot(key);
   return slot == nullptr ? nullptr : slot->region;
 }
@@ -142,7 +144,7 @@ const Region* RegionTable::region_of(uint64_t key) const noexcept {
 }
 
 std::vector<std::shared_ptr<Region>> RegionTable::published() const {
-  std::shared_lock lock(mutex_);
+  const ReadMostlyLock::Reader lock(lock_);
   std::vector<std::shared_ptr<Region>> result;
   result.reserve(index_.size());
   for (uint32_t index = 0; index < made_; ++index) {
@@ -153,7 +155,7 @@ std::vector<std::shared_ptr<Region>> RegionTable::published() const {
 }
 
 uint64_t RegionTable::size() const noexcept {
-  std::shared_lock lock(mutex_);
+  const ReadMostlyLock::Reader lock(lock_);
   return index_.size();
 }
 

@@ -14,11 +14,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "base/read_mostly_lock.h"
 #include "memory/region_index.h"
 #include "memory/shared_memory.h"
 
@@ -80,7 +79,7 @@ class RegionTable {
   // The same region, for `look` to read under the table's lock. False when there is none.
   template <class Look>
   [[nodiscard]] bool look_at(uint64_t key, Look&& look) const {
-    const std::shared_lock lock(mutex_);
+    const ReadMostlyLock::Reader lock(lock_);
     const Region* region = region_of(key);
     if (region == nullptr) return false;
     look(*region);
@@ -94,11 +93,11 @@ class RegionTable {
   // make block lists under it, nothing that blocks.
   class Reader {
    public:
-    explicit Reader(const RegionTable& table) : lock_(table.mutex_), index_(table.index_) {}
+    explicit Reader(const RegionTable& table) : lock_(table.lock_), index_(table.index_) {}
     [[nodiscard]] const RegionIndex& index() const noexcept { return index_; }
 
    private:
-    std::shared_lock<std::shared_mutex> lock_;
+    const ReadMostlyLock::Reader lock_;
     const RegionIndex& index_;
   };
 
@@ -124,7 +123,7 @@ class RegionTable {
   [[nodiscard]] const Region* region_of(uint64_t key) const noexcept;  // under the lock
   uint32_t take_slot();
 
-  mutable std::shared_mutex mutex_;
+  ReadMostlyLock lock_;
   RegionIndex index_;           // the published
   std::vector<uint32_t> free_;  // slots
   uint32_t made_ = 0;           // slots ever used
