@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string_view>
 #include <thread>
@@ -445,13 +446,15 @@ TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
   const Region file = open("back", {.access = Access::kAll});
   for (int round = 0; round < 8; ++round) {
     const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
-    std::thread poster([&load] {
+    std::atomic<int> posts{0};
+    std::thread poster([&load, &posts] {
       const auto until = std::chrono::steady_clock::now() + 60s;
       Status outcome = Status::kOk;
-      while (outcome != Status::kStale && std::chrono::steady_clock::now() < until) outcome = run(load);
+      for (; outcome != Status::kStale && std::chrono::steady_clock::now() < until; ++posts)
+        outcome = run(load);
       EXPECT_EQ(outcome, Status::kStale);
     });
-    std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+    while (posts < round) std::this_thread::yield();
     region_->deregister(60s);
     std::memset(memory_->data(), 0x5a, kBytes);
     poster.join();
