@@ -20,8 +20,19 @@ using support::send_all;
 
 bool Etcd::installed() { return !support::found_program("etcd").empty(); }
 
-Etcd::Etcd(const EtcdOptions& options) : options_(options), port_(free_port()), peer_port_(free_port()) {
-  start();
+// Somebody else may take a free port before it does.
+Etcd::Etcd(const EtcdOptions& options) : options_(options) {
+  constexpr int kAttempts = 3;
+  for (int attempt = 1;; ++attempt) {
+    port_ = free_port();
+    peer_port_ = free_port();
+    try {
+      return start();
+    } catch (const std::runtime_error&) {
+      if (attempt == kAttempts) throw;
+      wipe();
+    }
+  }
 }
 
 std::string Etcd::address() const { return loopback_address(port_); }

@@ -42,8 +42,8 @@ class Etcd {
  private:
   const EtcdOptions options_;
   TemporaryFolder folder_;
-  uint16_t port_;
-  uint16_t peer_port_;
+  uint16_t port_ = 0;
+  uint16_t peer_port_ = 0;
   support::ServerProcess process_;
 };
 
