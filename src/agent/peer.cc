@@ -1,9 +1,11 @@
 #include "agent/peer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "memory/region_table.h"
 
 namespace towline {
 
@@ -46,6 +48,7 @@ void Peer::merge(const metadata::PeerMetadata& metadata) {
   for (const metadata::BackendMetadata& backend : metadata.backends)
     addresses_[backend.name] = backend.address;
   for (const metadata::RegionMetadata& region : metadata.regions) {
+    if (was_forgotten(region.region.key)) continue;
     auto& known = regions_[region.region.key];
     if (known != nullptr) continue;
     known = std::make_shared<RemoteRegion>();
@@ -98,8 +101,17 @@ void Peer::make_known() const {
   known_.set({regions_, RegionIndex(refs)});
 }
 
+bool Peer::was_forgotten(uint64_t key) const {
+  const auto found = forgotten_.find(index_of_key(key));
+  return found != forgotten_.end() && found->second >= generation_of_key(key);
+}
+
 std::shared_ptr<RemoteRegion> Peer::forget_region(uint64_t key) {
   std::lock_guard lock(mutex_);
+  if (const uint32_t index = index_of_key(key); index < RegionTable::kMaxRegions) {
+    uint32_t& newest = forgotten_[index];
+    newest = std::max(newest, generation_of_key(key));
+  }
   const auto found = regions_.find(key);
   if (found == regions_.end()) return nullptr;
   known_.clear();

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/current.h"
@@ -80,7 +81,8 @@ class Peer {
       make_known();
     }
   }
-  // The peer let go of a region: unknown from now on. Null when it was not known.
+  // The peer let go of a region: unknown from now on, also where older metadata than that comes in. Null when
+  // it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
   // What a backend said of reaching the peer, until the peer's metadata changes. kMaybe as well where the
@@ -107,6 +109,7 @@ class Peer {
   [[nodiscard]] Link* first_link(Wanted wanted) const noexcept;
   Link& add_link(Backend& backend, uint32_t worker);
   void make_known() const;
+  [[nodiscard]] bool was_forgotten(uint64_t key) const;
 
   Agent& agent_;
   const std::string name_;
@@ -122,7 +125,8 @@ class Peer {
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
-  mutable Current<KnownRegions> known_;  // those of regions_, where they have been looked at
+  std::unordered_map<uint32_t, uint32_t> forgotten_;  // by the key's index, the newest generation
+  mutable Current<KnownRegions> known_;               // those of regions_, where they have been looked at
 };
 
 }  // namespace towline

@@ -16,8 +16,6 @@ constexpr uint64_t kPublished = uint64_t{1} << 31;
 constexpr uint64_t kPinMask = kPublished - 1;
 
 constexpr uint32_t generation_of(uint64_t state) noexcept { return static_cast<uint32_t>(state >> 32); }
-constexpr uint32_t index_of_key(uint64_t key) noexcept { return static_cast<uint32_t>(key); }
-constexpr uint32_t generation_of_key(uint64_t key) noexcept { return static_cast<uint32_t>(key >> 32); }
 constexpr uint64_t make_key(uint32_t index, uint32_t generation) noexcept {
   return uint64_t{generation} << 32 | index;
 }

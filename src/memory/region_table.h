@@ -48,6 +48,11 @@ struct Region {
 
 // Names none, in a list of memory that is not registered.
 inline constexpr uint64_t kNoRegion = 0;
+// A key is an index below kMaxRegions and a generation, which is larger for each region that has the index.
+[[nodiscard]] constexpr uint32_t index_of_key(uint64_t key) noexcept { return static_cast<uint32_t>(key); }
+[[nodiscard]] constexpr uint32_t generation_of_key(uint64_t key) noexcept {
+  return static_cast<uint32_t>(key >> 32);
+}
 
 class RegionTable {
  public:

@@ -358,6 +358,36 @@ TEST_P(TransportTest, DeregisteredMemoryIsNeverTouchedAgain) {
     ASSERT_EQ(right_memory_->data()[i], std::byte{0x5a}) << i;
 }
 
+TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
+  const auto before = right_->metadata();
+  AgentOptions late_options;
+  late_options.listen = "none";
+  late_options.backends = GetParam().backends;
+  late_options.config = GetParam().config;
+  late_options.default_timeout = 20s;
+  const Agent late("late", late_options);
+  const Buffer late_memory(kBlock, GetParam().shared_memory);
+  const Region late_region = late.register_memory(view(late_memory.data(), kBlock));
+  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk);
+  ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
+  std::memset(right_memory_->data(), 0x5a, right_memory_->size());
+  // Who was told of it, and who comes for the first time.
+  const auto write_from = [&](const Agent& agent, const Buffer& memory) {
+    const Peer right = agent.add_peer(before);
+    try {
+      const Transfer write = agent.transfer(Op::write, agent.block_list(at(memory.data(), kBlock)),
+                                            right.block_list(at(right_memory_->data(), kBlock)));
+      EXPECT_NE(run(write), Status::kOk);
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == Status::kOutOfRange || error.code() == Status::kStale) << error.what();
+    }
+  };
+  write_from(*left_, *left_memory_);
+  write_from(late, late_memory);
+  EXPECT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + right_memory_->size(),
+                          [](std::byte value) { return value == std::byte{0x5a}; }));
+}
+
 TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   for (int round = 0; round < 8; ++round) {

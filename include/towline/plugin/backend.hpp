@@ -15,6 +15,7 @@
 #include <towline/plugin/reach.h>
 #include <towline/plugin/stream.h>
 #include <towline/plugin/v1.h>
+#include <towline/towline.h>
 
 #include <cstddef>
 #include <cstring>
@@ -83,6 +84,16 @@ class Host {
   int32_t pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
               void** pin) const {
     return table_->pin(table_->context, key, address, bytes, access, pointer, pin);
+  }
+  // May a peer begin to reach this region of ours? No more once it is being deregistered, though the backend
+  // keeps it until everyone who reaches it has let go.
+  [[nodiscard]] bool may_be_reached(const towline_region_ref& region) const {
+    const uint32_t access = region.access & TOWLINE_ACCESS_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
+    void* pointer = nullptr;
+    void* pin = nullptr;
+    if (this->pin(region.key, region.address, 1, access, &pointer, &pin) != TOWLINE_OK) return false;
+    unpin(pin);
+    return true;
   }
   void unpin(void* pin) const { table_->unpin(table_->context, pin); }
   void served(void* peer, uint32_t direction, uint64_t bytes) const {

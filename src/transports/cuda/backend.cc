@@ -37,6 +37,10 @@ constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no 
        found.gpu, region.device);
 }
 
+// The backends of this process's agents: among themselves they ask without a socket.
+std::mutex neighbours_mutex;
+std::map<std::pair<uint64_t, uint64_t>, Backend*> neighbours;  // by incarnation
+
 }  // namespace
 
 Backend::Backend(const plugin::Host& host, Device& device) try
@@ -48,11 +52,19 @@ Backend::Backend(const plugin::Host& host, Device& device) try
       workers_(host.worker_count()) {
   carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this));
   service_.emplace(this->host(), [this](const Ask& ask) { return find_part(ask); });
+  const std::lock_guard lock(neighbours_mutex);
+  const towline_identity& self = this->host().self();
+  neighbours[{self.incarnation[0], self.incarnation[1]}] = this;
 } catch (const core::Error& error) {
   throw plugin::Failure(error.code(), error.message());
 }
 
 Backend::~Backend() {
+  {
+    const std::lock_guard lock(neighbours_mutex);
+    const towline_identity& self = host().self();
+    neighbours.erase({self.incarnation[0], self.incarnation[1]});
+  }
   service_.reset();
   carrier_.reset();
 }
@@ -115,12 +127,25 @@ void Backend::remove(towline_registration* registration) noexcept {
   regions_.erase(region->args.region.key);
 }
 
+bool Backend::neighbour_has(const uint64_t incarnation[2], uint64_t key) {
+  const std::lock_guard lock(neighbours_mutex);
+  const auto found = neighbours.find({incarnation[0], incarnation[1]});
+  return found != neighbours.end() && found->second->may_be_reached(key);
+}
+
+bool Backend::may_be_reached(uint64_t key) {
+  const std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(key);
+  return found != regions_.end() && host().may_be_reached(found->second->args.region);
+}
+
 // Looks the memory up anew: allocators may have put other memory under the addresses since it was registered.
 Answer Backend::find_part(const Ask& ask) {
   const std::lock_guard lock(regions_mutex_);
   if (const auto pool = pools_.find(ask.key); pool != pools_.end()) return give_pool(pool->second);
   const auto found = regions_.find(ask.key);
-  if (found == regions_.end()) fail(Status::kStale, "it has no such region");
+  if (found == regions_.end() || !host().may_be_reached(found->second->args.region))
+    fail(Status::kStale, "it has deregistered the region");
   const towline_region_args& args = found->second->args;
   if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
     fail(Status::kPermissionDenied, "the region is guarded");

@@ -68,6 +68,8 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   // Of none of the GPUs that we would use it is known that it can reach that one.
   [[nodiscard]] bool no_path_to(const Uuid& gpu);
   [[nodiscard]] bool same_process(const towline_identity& peer) const noexcept;
+  // Has that agent of this process such a region, which it is not deregistering?
+  [[nodiscard]] static bool neighbour_has(const uint64_t incarnation[2], uint64_t key);
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
@@ -90,6 +92,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   void add_vram(const towline_region_args& args, Region& region);
   [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
   Answer find_part(const Ask& ask);
+  [[nodiscard]] bool may_be_reached(uint64_t key);
   static Answer give_pool(const Shared& pool);
 
   Device& device_;

@@ -172,6 +172,10 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
   }
   std::string text;
   Status status = Status::kOk;
+  if (import->direct && !Backend::neighbour_has(incarnation_, import->region.key)) {
+    status = Status::kStale;
+    text = "the owner has deregistered the region";
+  }
   if (!import->direct && import->detour.empty()) status = ask_owner(*import, text);
   if (status == Status::kAgain) return TOWLINE_AGAIN;
   if (status != Status::kOk) {

@@ -83,11 +83,12 @@ DescriptorAnswer Backend::find_descriptor(uint64_t key, int* fd, std::shared_ptr
     answer.text = std::move(text);
     return answer;
   };
-  if (!settings_.allows(Path::kMapped))
-    return refuse(Status::kPermissionDenied, "the owner's shm.paths leaves it out");
   const std::lock_guard lock(regions_mutex_);
   const auto found = regions_.find(key);
-  if (found == regions_.end()) return refuse(Status::kStale, "the owner has no such region");
+  if (found == regions_.end() || !host().may_be_reached(found->second->args.region))
+    return refuse(Status::kStale, "the owner has deregistered the region");
+  if (!settings_.allows(Path::kMapped))
+    return refuse(Status::kPermissionDenied, "the owner's shm.paths leaves it out");
   const towline_region_args& region = found->second->args;
   if ((region.region.flags & TOWLINE_REGION_GUARDED) != 0)
     return refuse(Status::kPermissionDenied, "guarded");

@@ -34,8 +34,9 @@ class Backend;
 struct Import {
   towline_region_ref region = {};
   size_t path = 0;       // index into Settings::paths, of the one being tried
-  uint64_t request = 0;  // of the descriptor that was asked for; 0: not asked
+  uint64_t request = 0;  // that the owner was sent; 0: none
   bool answered = false;
+  bool stale = false;   // the owner has deregistered it
   std::string reasons;  // why the paths before would not do
   bool ring = false;    // reached through the framed engine
   RegionWay way;        // otherwise
@@ -121,7 +122,7 @@ class Connection {
 
   // Imports.
   Status try_path(Import& import);
-  Status try_mapped(Import& import);
+  Status ask_owner(Import& import);
   void map_answer(Import& import, const DescriptorAnswer& answer, UniqueFd fd);
   [[nodiscard]] std::string how(const Import& import) const;
 

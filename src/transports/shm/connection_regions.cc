@@ -70,6 +70,11 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
   for (; import->path < paths.size(); ++import->path) {
     const Status status = try_path(*import);
     if (status == Status::kAgain) return TOWLINE_AGAIN;
+    if (status == Status::kStale) {
+      unimport(*out);
+      *out = nullptr;
+      return host().refuse(status, "shm: the peer has deregistered the region");
+    }
     if (status != Status::kOk) continue;
     const std::string text = how(*import);
     const size_t bytes = std::min(text.size(), kHowBytes - 1);
@@ -83,19 +88,24 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
   return host().refuse(Status::kUnsupported, "shm: no path reaches the region: " + reasons);
 }
 
-// kOk: it is; kAgain: not known yet; anything else: it is not, and why is in the reasons.
+// kOk: it is; kAgain: not known yet; kStale: no path may; anything else: it is not, and why is in the
+// reasons.
 Status Connection::try_path(Import& import) {
   const bool guarded = (import.region.flags & TOWLINE_REGION_GUARDED) != 0;
   switch (backend_.settings().paths[import.path]) {
     case Path::kMapped:
-      if (!guarded) return try_mapped(import);
-      add_reason(import.reasons, "mapped", "guarded");
-      return Status::kUnsupported;
+      if (guarded) {
+        add_reason(import.reasons, "mapped", "guarded");
+        return Status::kUnsupported;
+      }
+      if (const Status asked = ask_owner(import); asked != Status::kOk) return asked;
+      return import.mapped.address != nullptr ? Status::kOk : Status::kUnsupported;
     case Path::kProcessVm: {
       if (guarded) {
         add_reason(import.reasons, "process_vm", "guarded");
         return Status::kUnsupported;
       }
+      if (const Status asked = ask_owner(import); asked != Status::kOk) return asked;
       int error = process_vm_error_;
       if (error == 0) error = try_range(process_.pid, import.region.address, import.region.bytes);
       if (error == 0) return Status::kOk;
@@ -109,7 +119,9 @@ Status Connection::try_path(Import& import) {
   return Status::kUnsupported;
 }
 
-Status Connection::try_mapped(Import& import) {
+// Where this side moves the bytes the owner is asked first: what the peer's metadata says may be old, and who
+// comes after the owner has had its memory back would not be told.
+Status Connection::ask_owner(Import& import) {
   if (import.request == 0) {
     const uint64_t request = ++last_request_;
     const Status sent = socket_.send(encode(DescriptorRequest{request, import.region.key}));
@@ -117,10 +129,9 @@ Status Connection::try_mapped(Import& import) {
       return Status::kAgain;  // the peer is gone or busy: the connection or a later call tells
     import.request = request;
     asking_[request] = &import;
-    return Status::kAgain;
   }
   if (!import.answered) return Status::kAgain;
-  return import.mapped.address != nullptr ? Status::kOk : Status::kUnsupported;
+  return import.stale ? Status::kStale : Status::kOk;
 }
 
 void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet) {
@@ -129,6 +140,8 @@ void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& pa
   Import& import = *found->second;
   asking_.erase(found);
   import.answered = true;
+  import.stale = answer.status == Status::kStale;
+  if (!backend_.settings().allows(Path::kMapped)) return;
   if (answer.status != Status::kOk)
     add_reason(import.reasons, "mapped", answer.text);
   else if (packet.fd_count != 1)

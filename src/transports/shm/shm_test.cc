@@ -285,13 +285,15 @@ TEST(ShmTransport, VeryLargePiecesAreStreamedAndNoByteGoesAstray) {
 }
 
 TEST(ShmTransport, ARegionThatIsGoneIsStale) {
-  Pair pair(TestAgent::Settings{{"shm.paths", "mapped"}});
-  const auto memory = SharedMemory::allocate(4096, 0);
-  auto& region = pair.b.add(memory->address(), 4096);
-  const towline_region_ref ref = region.ref;
-  pair.b.remove(region);
-  EXPECT_EQ(pair.import(ref).status, Status::kUnsupported);
-  EXPECT_NE(pair.a.failure.find("no such region"), std::string::npos);
+  for (const char* paths : {"mapped", "process_vm", "mapped,process_vm,ring"}) {
+    Pair pair(TestAgent::Settings{{"shm.paths", paths}});
+    const auto memory = SharedMemory::allocate(4096, 0);
+    auto& region = pair.b.add(memory->address(), 4096);
+    const towline_region_ref ref = region.ref;
+    pair.b.remove(region);
+    EXPECT_EQ(pair.import(ref).status, Status::kStale) << paths;
+    EXPECT_NE(pair.a.failure.find("has deregistered the region"), std::string::npos);
+  }
 }
 
 TEST(ShmTransport, ASocketDirectoryServesWhereNamesAreNotShared) {

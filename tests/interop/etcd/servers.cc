@@ -27,7 +27,8 @@ Etcd::Etcd(const EtcdOptions& options) : options_(options) {
     port_ = free_port();
     peer_port_ = free_port();
     try {
-      return start();
+      start();
+      return;
     } catch (const std::runtime_error&) {
       if (attempt == kAttempts) throw;
       wipe();
