@@ -388,6 +388,39 @@ TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
                           [](std::byte value) { return value == std::byte{0x5a}; }));
 }
 
+TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhile) {
+  Peer owner = left_->connect(right_->address());
+  const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
+  right_region_.reset();
+  std::atomic<bool> stop{false};
+  std::atomic<uint32_t> tries{0};
+  std::thread peer([&] {
+    for (; !stop; tries.fetch_add(1)) {
+      try {
+        owner.refresh(1s);
+        const Transfer write =
+            left_->transfer(Op::write, here, owner.block_list(at(right_memory_->data(), kBlock)));
+        (void)run(write);
+      } catch (const Error&) {  // it came too late
+      }
+    }
+  });
+  const auto wait_for_tries = [&](uint32_t more) {
+    for (const uint32_t before = tries; tries - before < more;) std::this_thread::yield();
+  };
+  for (int round = 0; round < 8; ++round) {
+    Region region = right_->register_memory(view(right_memory_->data(), kBlock));
+    wait_for_tries(round % 3);
+    EXPECT_EQ(region.deregister(20s), Status::kOk) << last_error();
+    std::memset(right_memory_->data(), 0x5a, kBlock);
+    wait_for_tries(2);
+    EXPECT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + kBlock,
+                            [](std::byte value) { return value == std::byte{0x5a}; }));
+  }
+  stop = true;
+  peer.join();
+}
+
 TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   for (int round = 0; round < 8; ++round) {
