@@ -62,7 +62,8 @@ typedef struct towline_agent_options_t {
 // Makes an agent. `name`: 1 to 255 bytes of any kind but NUL; it need not be unique, the incarnation is.
 TOWLINE_API int32_t towline_agent_create(const char* name, const towline_agent_options_t* options,
                                          towline_agent_t** agent);
-// Ends every transfer (their outcome is TOWLINE_CLOSED), waits for local fences, says goodbye to peers, joins
+// Ends every transfer (their outcome is TOWLINE_CLOSED), waits for local fences, says goodbye to peers and
+// waits half a second at most until those that move bytes to its memory themselves have taken leave, joins
 // threads.
 TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
 TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);

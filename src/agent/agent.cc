@@ -27,6 +27,7 @@ namespace {
 constexpr uint32_t kMostWorkers = 8;
 constexpr std::size_t kCompletionCapacity = 1 << 16;
 constexpr uint64_t kAgentCloseNs = 5 * kSecondNs;
+constexpr uint64_t kGoodbyeNs = 500 * kMillisecondNs;
 constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
 
 const Clock& system_clock() noexcept {
@@ -172,6 +173,7 @@ void Agent::close() noexcept {
     for (Link* link : std::vector<Link*>(worker->links())) (void)link->send(&bye, sizeof bye);
   }
   drive_until([this] { return all_transfers_ready(); }, deadline_after(kAgentCloseNs));
+  drive_until([this] { return !is_reached(); }, deadline_after(kGoodbyeNs));
   {
     Worker::Guard guard(*workers_[0]);
     metadata_service_.reset();
@@ -197,6 +199,22 @@ bool Agent::retire(Worker& worker) noexcept {
   for (Link* link : std::vector<Link*>(worker.links())) shut = link->shut() && shut;
   if (shut) worker.retire();
   return shut;
+}
+
+// By peers that have not taken leave yet, and move bytes to and from our memory themselves. One that drives
+// its own progress does so when its application calls in, which nobody waits for here.
+bool Agent::is_reached() {
+  for (const auto& worker : workers_) {
+    const Worker::Guard guard(*worker);
+    for (const Link* link : worker->links()) {
+      const Backend& backend = link->backend();
+      const bool checked =
+          backend.has_trait(TOWLINE_TRAIT_OWNER_CHECKED) && !backend.has_trait(TOWLINE_TRAIT_ONE_SIDED);
+      const bool own = link->peer().incarnation() == incarnation_;
+      if (link->up() && !checked && !own && link->peer().identity().caller_driven == 0) return true;
+    }
+  }
+  return false;
 }
 
 bool Agent::all_transfers_ready() {

@@ -183,6 +183,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   explicit Agent(AgentOptions options);
   void open();
   [[nodiscard]] bool all_transfers_ready();
+  [[nodiscard]] bool is_reached();
   void release_transfers() noexcept;
   [[nodiscard]] static bool retire(Worker& worker) noexcept;
   [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 
 #include "transport_fixture.h"
@@ -419,6 +420,35 @@ TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhi
   }
   stop = true;
   peer.join();
+}
+
+TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
+#ifdef __SANITIZE_THREAD__
+  if (GetParam().backends == std::string_view("cuda"))
+    GTEST_SKIP()
+        << "the peer's thread that copies is followed by a socket's end, which orders nothing for it";
+#endif
+  for (int round = 0; round < 6; ++round) {
+    auto owner = std::make_unique<Agent>(
+        "owner",
+        AgentOptions{.listen = "none", .backends = GetParam().backends, .config = GetParam().config});
+    const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
+    Region region = owner->register_memory(view(memory.data(), memory.size()));
+    const Peer peer = left_->add_peer(owner->metadata());
+    const Transfer move =
+        left_->transfer(Op::write, mine(), peer.block_list(cut(memory.data(), memory.size(), kBlock)));
+    std::atomic<uint32_t> posts{0};
+    std::thread poster([&] {
+      for (Status last = Status::kOk; last == Status::kOk; posts.fetch_add(1)) last = run(move);
+      posts.fetch_add(2);  // nobody waits in vain
+    });
+    while (posts.load() < 2) std::this_thread::yield();
+    owner.reset();
+    std::memset(memory.data(), 0x5a, memory.size());
+    poster.join();
+    EXPECT_TRUE(std::all_of(memory.data(), memory.data() + memory.size(),
+                            [](std::byte value) { return value == std::byte{0x5a}; }));
+  }
 }
 
 TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
