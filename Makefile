@@ -9,7 +9,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-dev test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
+.PHONY: help deps build demo test forget-reports test-dev test-ci test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -25,27 +25,34 @@ build: ## build the library and the command line (build/release)
 demo: build ## build, and replay requests between a prefill and a decode process
 	build/release/tools/towline/towline $(DEMO_ARGS)
 
-test: test-dev test-python test-asan-ubsan test-tsan ## run every test, then a part of them under each sanitizer
+test: forget-reports test-ci test-python test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
+	@scripts/closing-list
 	@echo "make test: all passed"
 
+forget-reports:
+	@rm -rf build/reports
+
 test-dev: ## the tests of the dev preset
+test-ci: ## the same, compiled as large units
 test-asan-ubsan: ## unit, conformance and simulation tests and the fuzzers' sample, with ASan and UBSan
 test-tsan: ## unit and conformance tests, with TSan
-test-dev test-asan-ubsan test-tsan: test-%: deps
+test-dev test-ci test-asan-ubsan test-tsan: test-%: deps
 	@cmake --preset $* --log-level=WARNING $(CONFIGURE_ARGS) >/dev/null
 	@cmake --build --preset $*
 	@scripts/run-tests $* $(JOBS)
 
 test-python: python ## the Python packages' tests
-	@for tests in bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests; do \
-	  if [ -d $$tests ]; then $(VENV)/python -m pytest -q $$tests || $(VENV)/python -m pytest -q --last-failed $$tests || exit 1; fi; done
+	@scripts/run-python-tests $(VENV)/python bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests
 
+# Both packages compile the library with the same flags in folders equally deep, so that the second takes it from ccache.
+# Only what is shipped is optimised at link time.
 python: deps ## build the Python packages into build/venv
 	@for package in bindings/python compat/nixl/python compat/torchcomms; do \
-	  if [ -f $$package/pyproject.toml ]; then \
-	    settings=; [ $$package != compat/nixl/python ] || settings="--config-settings build-dir=$(CURDIR)/build/nixl-python"; \
-	    $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package \
-	      || exit 1; fi; done
+	  settings="--config-settings=build-dir=$(CURDIR)/build/python/$$(basename $$(dirname $$package))"; \
+	  settings="$$settings --config-settings=cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"; \
+	  [ $$package != compat/torchcomms ] || settings=; \
+	  $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
+	done
 
 format: deps ## format the C and C++ sources
 	@scripts/check-format --fix

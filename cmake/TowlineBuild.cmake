@@ -23,13 +23,7 @@ if(CMAKE_INTERPROCEDURAL_OPTIMIZATION)
   endif()
 endif()
 
-if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  find_program(TOWLINE_CCACHE ccache)
-  if(TOWLINE_CCACHE)
-    set(CMAKE_C_COMPILER_LAUNCHER ${TOWLINE_CCACHE})
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${TOWLINE_CCACHE})
-  endif()
-endif()
+include(${CMAKE_CURRENT_LIST_DIR}/TowlineCcache.cmake)
 
 if(TOWLINE_SANITIZE)
   add_compile_options(-fsanitize=${TOWLINE_SANITIZE} -fno-sanitize-recover=all)
@@ -66,7 +60,7 @@ find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED) # header-only as it comes; its package would link the library
-mark_as_advanced(TOMLPLUSPLUS_INCLUDE_DIR TOWLINE_CCACHE)
+mark_as_advanced(TOMLPLUSPLUS_INCLUDE_DIR)
 # fmt's headers, and its code compiled into what links to it (cmake/fmt.cc, which knows these versions).
 if(fmt_VERSION VERSION_GREATER_EQUAL 9 AND fmt_VERSION VERSION_LESS 11)
   add_library(towline_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)

@@ -31,6 +31,13 @@ library=$(flags --variable=libdir)
 "$CC" "$consumer/consumer.c" "${compile[@]}" "${link[@]}" -Wl,-rpath,"$library" -o "$work/by_pkg_config"
 echo "pkg-config, version $(flags --modversion): $("$work/by_pkg_config")"
 
+if [[ -f $pc/nixl.pc ]]; then
+  read -ra nixl <<<"$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs nixl)"
+  libraries=$(PKG_CONFIG_PATH=$pc pkg-config --variable=libdir nixl)
+  "$CXX" -std=c++20 "$consumer/nixl.cpp" "${nixl[@]}" -Wl,-rpath,"$libraries" -Wl,-rpath-link,"$library" -o "$work/nixl"
+  echo "pkg-config nixl: $("$work/nixl")"
+fi
+
 if [[ -x $prefix/bin/towline ]]; then
   echo "the moved tool: $("$prefix/bin/towline" --version)"
 fi

@@ -12,6 +12,7 @@ vendor   a vendor's headers stay in the folders of its backends
 getenv   the environment is read in src/base/config*
 length   a file stays under 800 lines
 sleep    a test waits for what it needs, never for time to pass
+snippet  the README's C++ stands in one of the examples, which the tests build and run
 """
 
 import argparse
@@ -136,6 +137,19 @@ class Checker:
                 yield from self.check_getenv(path, text)
             if is_test(path) and not path.stem.endswith("_bench"):
                 yield from self.check_sleep(path, text)
+        yield from self.check_snippets()
+
+    def check_snippets(self) -> Iterator[Finding]:
+        def lines_of(text: str) -> str:
+            return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+        readme = self.root / "README.md"
+        text = readme.read_text() if readme.exists() else ""
+        examples = [lines_of(path.read_text()) for path in (self.root / "examples").glob("*.cc")]
+        for block in re.finditer(r"```cpp\n(.*?)```", text, re.DOTALL):
+            if not any(lines_of(block[1]) in example for example in examples):
+                line = text.count("\n", 0, block.start()) + 1
+                yield Finding("README.md", line, "snippet", "stands in no file of examples/")
 
     def check_length(self, path: pathlib.Path, text: str) -> Iterator[Finding]:
         lines = text.count("\n")

@@ -118,6 +118,12 @@ class StructureTest(unittest.TestCase):
         stale = EXCEPTION + EXCEPTION.replace("builtin_backends", "gone")
         self.assertEqual(self.findings({}, stale), ["src/agent/gone.cc layer"])
 
+    def test_the_readme_shows_what_an_example_has(self):
+        readme = "# It\n\n```cpp\nauto x = {};\n\nrun(x);\n```\n".format
+        example = {"examples/one.cc": "int main() {\n  auto x = 1;\n  run(x);\n}\n"}
+        self.assertEqual(self.findings(example | {"README.md": readme("1")}), [])
+        self.assertEqual(self.findings(example | {"README.md": readme("2")}), ["README.md snippet"])
+
 
 if __name__ == "__main__":
     unittest.main()
