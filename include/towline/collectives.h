@@ -1,23 +1,26 @@
 // Collectives: a communicator among ranks (processes, or threads of one), its operations, works and windows.
 //
 //   towline_communicator_t* world;
-//   towline_communicator_create(NULL, &world);                        // rank and size from torchrun, MPI,
-//   Slurm towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);   // done when
-//   it returns towline_work_t* work; towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM,
-//   NULL, &work);  // goes on by itself towline_work_wait(work, TOWLINE_FOREVER); towline_work_release(work);
+//   towline_communicator_create(NULL, &world);  // rank and size from torchrun, MPI or Slurm
+//   // Done when it returns:
+//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);
+//   // Goes on by itself:
+//   towline_work_t* work;
+//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, &work);
+//   towline_work_wait(work, TOWLINE_FOREVER);
+//   towline_work_release(work);
 //
 // Conventions are those of towline.h. Every rank calls the same operations of one communicator in the same
-// order, with the same sizes, types, reduction and root; who does not is told, on every rank, in the same
-// words (TOWLINE_MISMATCH). Counts are in elements. Nothing but the outputs is written: inputs stay as they
-// are. Input and output may be the same memory where their parts lie at the same place (all_reduce, reduce,
-// broadcast; an own part of a gather or scatter); anything else must not overlap. Buffers belong to the
-// operation until it has ended.
+// order, with the same sizes, types, reduction and root. If one rank differs, all ranks get the same error
+// (TOWLINE_MISMATCH). Counts are in elements. Operations write only their outputs. Input and output may be the
+// same memory where their parts have the same place (all_reduce, reduce, broadcast; the own part of a gather
+// or scatter); otherwise they must not overlap. Buffers belong to the operation until it has ended.
 //
-// Failing. A communicator breaks as a whole: when one rank is lost, times out, aborts or disagrees, every
+// Failures. A communicator breaks as a whole: when one rank is lost, times out, aborts or disagrees, every
 // operation in progress and every later one, on every rank, ends with the same status and sentence
-// (towline_communicator_error). Nobody touches the buffers any more then, and a new communicator may be
-// made at once. Arguments that one rank can see to be wrong (TOWLINE_INVALID_ARGUMENT and the like) break
-// nothing and take no part in the order.
+// (towline_communicator_error). From then on no rank touches the buffers, and a new communicator may be made
+// at once. Arguments that one rank can see to be wrong (TOWLINE_INVALID_ARGUMENT and the like) break nothing
+// and take no part in the order.
 #pragma once
 
 #include <towline/towline.h>
@@ -94,8 +97,7 @@ typedef enum towline_collective_op_t {
 // "all_reduce"; "unknown".
 TOWLINE_API const char* towline_collective_op_name(uint32_t op);
 
-// ---- Bootstrap
-// ---------------------------------------------------------------------------------------------------
+// Bootstrap
 
 // Where ranks find one another: a store of small values under keys, such as torch's. Calls come from any
 // thread, one at a time. `get` waits until the key is there, `timeout_ns` at most, then writes at most
@@ -139,8 +141,7 @@ typedef struct towline_communicator_options_t {
 // "slurm"; null: TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD, else "auto". TOWLINE_NOT_FOUND: nothing is set.
 TOWLINE_API int32_t towline_collective_environment(const char* method, int32_t* rank, int32_t* size);
 
-// ---- Communicators
-// -----------------------------------------------------------------------------------------------
+// Communicators
 
 // Collective: returns when all ranks have come. TOWLINE_TIMED_OUT names those that have not.
 TOWLINE_API int32_t towline_communicator_create(const towline_communicator_options_t* options,
@@ -184,8 +185,7 @@ TOWLINE_API int32_t towline_communicator_abort(towline_communicator_t* communica
 TOWLINE_API int32_t towline_communicator_error(const towline_communicator_t* communicator, char* text,
                                                size_t capacity, size_t* needed);
 
-// ---- Operations
-// --------------------------------------------------------------------------------------------------
+// Operations
 
 // One operation. Which members count:
 //
@@ -229,16 +229,26 @@ typedef struct towline_collective_t {
   uint64_t tag;   // send, recv: messages of one pair match by tag, in order
 } towline_collective_t;
 
+// The root of a recv: takes the first message with its tag from whichever rank; towline_work_source tells
+// which. The types of a send and its recv have to be the same.
+#define TOWLINE_ANY_RANK (-1)
+
 typedef struct towline_collective_options_t {
   size_t struct_size;
   uint64_t timeout_ns;       // 0: the communicator's; TOWLINE_FOREVER: none
   const char* const* hints;  // as in the communicator's options; handed to hooks and backends
+  // Asked now and then while the calling thread waits for the operation (not for a work), from 50 ms on:
+  // other than 0 ends the operation, and breaks the communicator with TOWLINE_CANCELLED. Null: nobody is
+  // asked.
+  int32_t (*interrupted)(void* context);
+  void* interrupt_context;
 } towline_collective_options_t;
 
 // Does it, or with `work` starts it. Without: returns its outcome. With: TOWLINE_OK, and the work must be
 // released; the arrays of counts, offsets and pointers are copied, buffers are not. Operations issued without
 // waiting run one after the other, in the order of their issue, beside the application; sends and receives
-// run beside them, in any order, those between one pair with one tag in theirs.
+// run beside them, in any order, those between one pair with one tag in theirs. What a work's function issues
+// when an operation in that order ends is done at once, before the next one that was issued earlier.
 TOWLINE_API int32_t towline_collective(towline_communicator_t* communicator, const towline_collective_t* call,
                                        const towline_collective_options_t* options, towline_work_t** work);
 
@@ -250,8 +260,7 @@ TOWLINE_API int32_t towline_batch_issue(towline_batch_t* batch, const towline_co
                                         towline_work_t** work);
 TOWLINE_API void towline_batch_destroy(towline_batch_t* batch);
 
-// ---- Works
-// -------------------------------------------------------------------------------------------------------
+// Works
 
 typedef enum towline_work_state_t {
   TOWLINE_WORK_NOT_STARTED = 0,
@@ -284,6 +293,8 @@ TOWLINE_API uint64_t towline_work_timeout(const towline_work_t* work);
 // Why it failed; "" while in progress or after success. Lives as long as the work.
 TOWLINE_API const char* towline_work_error(const towline_work_t* work);
 TOWLINE_API uint32_t towline_work_op(const towline_work_t* work);
+// The rank that a recv took its message from, once it has ended well; TOWLINE_ANY_RANK for all else.
+TOWLINE_API int32_t towline_work_source(const towline_work_t* work);
 TOWLINE_API int32_t towline_work_on(towline_work_t* work, uint32_t event, towline_work_fn function,
                                     void* context);
 // One more owner, for those that keep it beside others.
@@ -291,8 +302,7 @@ TOWLINE_API void towline_work_retain(towline_work_t* work);
 // The operation goes on by itself.
 TOWLINE_API void towline_work_release(towline_work_t* work);
 
-// ---- Hooks, watchdog, flight recorder
-// ----------------------------------------------------------------------------
+// Hooks, watchdog, flight recorder
 
 // What pre hooks see; lives for the call.
 typedef struct towline_hook_args_t {
@@ -330,8 +340,7 @@ TOWLINE_API int32_t towline_communicator_flight_records(towline_communicator_t* 
                                                         size_t capacity, size_t* needed);
 TOWLINE_API int32_t towline_communicator_flight_reset(towline_communicator_t* communicator);
 
-// ---- Windows
-// -----------------------------------------------------------------------------------------------------
+// Windows
 
 // Memory of every rank that others put into and get from without its help. Collective over the communicator:
 // every rank brings its own memory, of any size; null has it allocated (zeroed). Ranks of one host map it: it
@@ -359,8 +368,7 @@ TOWLINE_API int32_t towline_window_signal(towline_window_t* window, int32_t rank
 // Waits for the next signal of `rank` that was not waited for yet. Breaks nothing when it times out.
 TOWLINE_API int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint64_t timeout_ns);
 
-// ---- Backends
-// ----------------------------------------------------------------------------------------------------
+// Backends
 
 // Makes a backend known under a name: `table` is a towline_collective_table_v1_t (plugin/collective.h) that
 // lives as long as the process. TOWLINE_ALREADY_EXISTS; TOWLINE_UNSUPPORTED: a version not known here.
@@ -374,8 +382,7 @@ TOWLINE_API int32_t towline_collective_backends(char* text, size_t capacity, siz
 }  // extern "C"
 #endif
 
-// ---- The operations by name, for C
-// -------------------------------------------------------------------------------
+// The operations by name, for C
 
 #ifdef __cplusplus
 #define TOWLINE_COLLECTIVE_ZERO_ \

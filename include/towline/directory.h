@@ -31,8 +31,7 @@ typedef struct towline_directory towline_directory_t;
 typedef struct towline_directory_call towline_directory_call_t;
 typedef struct towline_watch towline_watch_t;
 
-// ---- Directories
-// -------------------------------------------------------------------------------------------------
+// Directories
 
 // Opens a directory for an agent. Asks nothing of it yet. TOWLINE_NOT_FOUND: there is no plugin for the
 // address's scheme (the last error says where it was looked for). One agent's directories of the same address
@@ -47,9 +46,9 @@ TOWLINE_API int32_t towline_directory_close(towline_directory_t* directory, uint
 TOWLINE_API int32_t towline_directory_info(towline_directory_t* directory, char* json, size_t capacity,
                                            size_t* needed);
 
-// ---- Calls. Each function that starts one takes `timeout_ns` (0: the agent's default). The call is released
+// Calls. Each function that starts one takes `timeout_ns` (0: the agent's default). The call is released
 // with
-// ---- towline_directory_call_release; a null `call` pointer starts it and lets it go.
+// towline_directory_call_release; a null `call` pointer starts it and lets it go.
 
 enum {
   TOWLINE_PUT_LEASED = 1,  // the key goes when this agent is gone; it is put again when the directory lost it
@@ -111,8 +110,7 @@ TOWLINE_API int32_t towline_directory_call_peer(const towline_directory_call_t* 
 // Frees the handle; cancels the call if it is still in progress.
 TOWLINE_API void towline_directory_call_release(towline_directory_call_t* call);
 
-// ---- Watches
-// ------------------------------------------------------------------------------------------------------
+// Watches
 
 typedef enum towline_directory_event_kind_t {
   TOWLINE_EVENT_PUT = 1,     // the key is there with this value

@@ -39,8 +39,7 @@ TOWLINE_API const char* towline_version(void);
 // The last failure's sentence of this thread; never null, "" when there was none.
 TOWLINE_API const char* towline_last_error(void);
 
-// ---- Agents
-// ------------------------------------------------------------------------------------------------------
+// Agents
 
 typedef enum towline_progress_t {
   TOWLINE_PROGRESS_HOSTED = 0,  // Towline's own threads make progress; passive sides work without calling in
@@ -49,9 +48,12 @@ typedef enum towline_progress_t {
 
 typedef struct towline_agent_options_t {
   size_t struct_size;
-  uint32_t progress;   // towline_progress_t
-  uint32_t workers;    // progress engines, 1 to 8; 0: 1
-  const char* listen;  // "host:port[,host:port]", "*:0" (any address, any port) by default, "none" for no TCP
+  uint32_t progress;  // towline_progress_t
+  uint32_t workers;   // progress engines, 1 to 8; 0: 1
+  // "host:port[,host:port]": where every port of the agent is, the metadata listener's at these ports and those of
+  // tcp at ports of their own. By default "127.0.0.1:0": peers of this host. "*:0" is any address; "none" opens no
+  // port.
+  const char* listen;
   const char*
       advertise;  // "host[:port]" that peers should use instead of the listening address; null: found out
   const char* backends;         // comma-separated names in order of preference; null: all usable
@@ -87,8 +89,7 @@ TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_
 TOWLINE_API int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity,
                                            size_t* needed);
 
-// ---- Memory
-// ------------------------------------------------------------------------------------------------------
+// Memory
 
 typedef enum towline_kind_t {
   TOWLINE_DRAM = 0,
@@ -136,8 +137,7 @@ TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* addres
 TOWLINE_API int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns);
 TOWLINE_API uint64_t towline_region_key(const towline_region_t* region);
 
-// ---- Peers and metadata
-// ------------------------------------------------------------------------------------------
+// Peers and metadata
 
 typedef enum towline_health_t {
   TOWLINE_HEALTH_UNKNOWN = 0,  // never connected
@@ -151,8 +151,9 @@ typedef enum towline_health_t {
 TOWLINE_API int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions,
                                            size_t count, void* blob, size_t capacity, size_t* needed);
 // Makes a peer known from a blob, or adds the blob's regions to a peer already known (same incarnation). A
-// blob with another incarnation under a known name replaces the old peer: its handles answer
-// TOWLINE_PEER_RESTARTED.
+// blob with another incarnation under the name of a peer that was added or connected to replaces that peer,
+// whose handles then answer TOWLINE_PEER_RESTARTED, unless that agent is still there: its process runs on
+// this host, it is connected, or it answers within half a second where it listens. Then both stay.
 TOWLINE_API int32_t towline_peer_add(towline_agent_t* agent, const void* blob, size_t bytes,
                                      towline_peer_t** peer);
 // Exchanges metadata with the agent listening at "host:port", "[v6]:port", "unix:/path" or "unix:@name"; or
@@ -160,8 +161,15 @@ TOWLINE_API int32_t towline_peer_add(towline_agent_t* agent, const void* blob, s
 // it.
 TOWLINE_API int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64_t timeout_ns,
                                          towline_peer_t** peer);
-// A known peer by name (also one that connected to us); TOWLINE_NOT_FOUND otherwise. Each success adds a
+// A known peer by name, also one that came by itself; TOWLINE_NOT_FOUND otherwise. TOWLINE_ALREADY_EXISTS:
+// several agents that are there bear the name; each is found by its incarnation
+// (towline_peer_incarnation, towline_notice_t), which may be given in place of a name. Each success adds a
 // reference.
+//
+// A connection or a blob that comes by itself makes another peer than one of the same incarnation that was
+// added or connected to, and changes nothing of that one: nothing proves who sent it. Such peers go when the
+// settings peer.unsolicited and peer.unsolicited_bytes want room and nobody uses them: no connection, no
+// reference, no list and no notice of theirs.
 TOWLINE_API int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer_t** peer);
 // Fetches the peer's present metadata (new regions) from the address it listens on. TOWLINE_UNREACHABLE: it
 // does not listen; have it send a new blob.
@@ -169,7 +177,7 @@ TOWLINE_API int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_
 // Forgets the peer: everything in flight to it ends with TOWLINE_CANCELLED, its lists and transfers answer
 // TOWLINE_STALE. When it is done, this reference is dropped as well.
 TOWLINE_API int32_t towline_peer_remove(towline_peer_t* peer);
-// Drops this reference; the peer stays known to the agent.
+// Drops this reference; the peer stays known to the agent, one that came by itself until its room is needed.
 TOWLINE_API void towline_peer_release(towline_peer_t* peer);
 TOWLINE_API const char* towline_peer_name(const towline_peer_t* peer);
 TOWLINE_API const char* towline_peer_incarnation(const towline_peer_t* peer);
@@ -190,8 +198,7 @@ typedef struct towline_region_info_t {
 TOWLINE_API int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions,
                                          size_t* count);
 
-// ---- Block lists
-// -------------------------------------------------------------------------------------------------
+// Block lists
 
 #define TOWLINE_MAX_DIMENSIONS 4
 
@@ -224,8 +231,7 @@ TOWLINE_API void towline_block_list_destroy(towline_block_list_t* list);
 TOWLINE_API uint64_t towline_block_list_blocks(const towline_block_list_t* list);
 TOWLINE_API uint64_t towline_block_list_bytes(const towline_block_list_t* list);
 
-// ---- Transfers
-// ---------------------------------------------------------------------------------------------------
+// Transfers
 
 typedef enum towline_op_t {
   TOWLINE_READ = 0,   // remote to local
@@ -332,8 +338,7 @@ TOWLINE_API int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint6
 TOWLINE_API int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions,
                                              size_t capacity);
 
-// ---- Notices and counters
-// ----------------------------------------------------------------------------------------
+// Notices and counters
 
 #define TOWLINE_MAX_NOTICE_BYTES 65536
 

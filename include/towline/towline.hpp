@@ -56,7 +56,7 @@ class Error : public std::runtime_error {
 // The sentence of this thread's last failure, "" without one. Valid until the thread's next call that fails.
 [[nodiscard]] inline std::string_view last_error() noexcept { return towline_last_error(); }
 
-// ---- Times ----------------------------------------------------------------------------------------------
+// Times
 
 // When to stop waiting: so long from now (5s), at a point of the steady clock, or never.
 class Deadline {
@@ -95,7 +95,7 @@ inline constexpr Deadline kForever{};
 // How long destructors wait for fences; call deregister() or destroy() where memory is reused.
 inline constexpr std::chrono::seconds kDestructorTimeout{30};
 
-// ---- Enumerations ---------------------------------------------------------------------------------------
+// Enumerations
 
 enum class Op : uint32_t { read = TOWLINE_READ, write = TOWLINE_WRITE };
 
@@ -129,12 +129,12 @@ enum class Fence : uint32_t {
   kBoth = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE,
 };
 
-// ---- Options, for designated initialisers: {.workers = 2, .listen = "127.0.0.1:0"} ----------------------
+// Options, for designated initialisers: {.workers = 2, .listen = "127.0.0.1:0"}
 
 struct AgentOptions {
   Progress progress = Progress::kHosted;
   uint32_t workers = 0;                        // progress engines, 1 to 8; 0: 1
-  std::string listen{};                        // "host:port[,..]", "none"; empty: "*:0"
+  std::string listen{};                        // "host:port[,..]", "none"; empty: "127.0.0.1:0"
   std::string advertise{};                     // what peers are told instead; empty: found out
   std::string backends{};                      // comma-separated, in order of preference; empty: all usable
   std::string config{};                        // TOML text over environment and file
@@ -151,7 +151,7 @@ struct RegionOptions {
   bool share = false;    // page-aligned private memory: move it in place onto shared memory, for peers to map
 };
 
-// ---- Views: arguments that own nothing and live as long as the call -------------------------------------
+// Views: arguments that own nothing and live as long as the call
 
 namespace detail {
 
@@ -240,7 +240,7 @@ struct MemoryView {
   uint64_t device = 0;
 };
 
-// ---- Blocks ---------------------------------------------------------------------------------------------
+// Blocks
 
 // One contiguous length repeated over up to four nested dimensions. Built from the outside in:
 //
@@ -291,7 +291,7 @@ static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are 
   return Blocks::at(address, block_bytes).repeat(bytes / block_bytes, block_bytes);
 }
 
-// ---- Handles --------------------------------------------------------------------------------------------
+// Handles
 
 namespace detail {
 
@@ -492,7 +492,7 @@ class Peer {
   detail::Handle<towline_peer_t, towline_peer_release> handle_;
 };
 
-// ---- Transfers ------------------------------------------------------------------------------------------
+// Transfers
 
 struct TransferOptions {
   BytesView notice{};        // delivered to the peer after the data; copied
@@ -576,7 +576,7 @@ struct Completion : towline_completion_t {
 };
 static_assert(sizeof(Completion) == sizeof(towline_completion_t), "arrays of Completion are handed to C");
 
-// ---- Notices and counters -------------------------------------------------------------------------------
+// Notices and counters
 
 // A message that arrived. Its contents live as long as it does; its end gives the sender's credit back, so
 // take what you need and let it go. Must end before its agent.
@@ -632,7 +632,7 @@ class Counter {
   detail::Handle<towline_counter_t, towline_counter_destroy> handle_;
 };
 
-// ---- Agent ----------------------------------------------------------------------------------------------
+// Agent
 
 // One participant: a name, an incarnation, registered memory, backends, a progress engine. Its end ends every
 // transfer, says goodbye to peers and joins its threads.
@@ -715,7 +715,7 @@ class Agent {
     detail::check(towline_peer_connect(handle_.get(), address.c_str(), deadline.remaining_ns(), &peer));
     return Peer{handle_.get(), peer};
   }
-  // A peer known by name, also one that connected to us.
+  // By name or incarnation, also one that came by itself. Throws kAlreadyExists when several bear the name.
   [[nodiscard]] std::optional<Peer> find_peer(const std::string& name) const {
     towline_peer_t* peer = nullptr;
     const int32_t status = towline_peer_find(handle_.get(), name.c_str(), &peer);

@@ -17,6 +17,11 @@ namespace towline {
 namespace {
 
 constexpr std::size_t kMostFileBytes = 4 << 20;
+constexpr const char* kPrefix = "TOWLINE_";
+// Variables that are not settings: of this class itself, of the launcher, of the NIXL drop-in, and those
+// that Kubernetes sets in every container for a service named "towline".
+constexpr std::string_view kOtherVariables[] = {"config", "rank",   "size",     "nixl.*",
+                                                "port",   "port.*", "service.*"};
 
 struct Found {
   std::string text;
@@ -81,9 +86,20 @@ struct Config::State {
     });
   }
 
+  bool is_known_variable(const std::string& name) const {
+    return std::any_of(known.begin(), known.end(), [&](const std::string& pattern) {
+      if (!pattern.ends_with('*')) return environment_name(pattern) == name;
+      return name.starts_with(environment_name(std::string_view(pattern).substr(0, pattern.size() - 1)));
+    });
+  }
+
   // With where they stand.
   std::map<std::string, std::string> unknown_keys() const {
     std::map<std::string, std::string> keys;
+    for (auto at = environment.lower_bound(kPrefix); at != environment.end(); ++at) {
+      if (!at->first.starts_with(kPrefix)) break;
+      if (!is_known_variable(at->first)) keys.emplace(at->first, "environment");
+    }
     for (const auto& [key, value] : file) {
       if (!is_known(key)) keys.emplace(key, fmt::format("{} line {}", file_name, value.line));
     }
@@ -98,7 +114,8 @@ struct Config::State {
   Environment environment;
   std::map<std::string, ConfigFileValue, std::less<>> file;
   std::string file_name;
-  std::set<std::string, std::less<>> known;  // asked for or declared
+  std::set<std::string, std::less<>> known{std::begin(kOtherVariables),
+                                           std::end(kOtherVariables)};  // and asked for or declared
   std::set<std::string> warned;
 };
 
@@ -254,7 +271,7 @@ std::optional<std::string> Config::environment(const std::string& name) const {
 }
 
 std::string Config::environment_name(std::string_view key) {
-  std::string name = "TOWLINE_";
+  std::string name = kPrefix;
   for (const char c : key) {
     if (c >= 'a' && c <= 'z') {
       name += static_cast<char>(c - 'a' + 'A');

@@ -70,8 +70,8 @@ class Config {
   // key declares it, too.
   void declare(std::initializer_list<std::string_view> keys);
 
-  // Keys of the file or program that nobody asked for or declared: most likely misspelt. warn_ logs each
-  // once.
+  // Keys of the file or program, and TOWLINE_ variables, that nobody asked for or declared: most likely
+  // misspelt. warn_ logs each once.
   std::vector<std::string> unknown_keys() const;
   void warn_unknown_keys();
 

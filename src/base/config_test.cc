@@ -131,7 +131,7 @@ TEST(ConfigTest, MalformedFilesNameTheirLine) {
 
 TEST(ConfigTest, UnknownKeysOfTheFileAreWarnedOfOnce) {
   Config config =
-      Config::from_sources({{"TOWLINE_ODD", "1"}}, "[tcp]\nlanez = 1\nlanes = 2\n[cuda]\nx = 1\n[shm]\ny=1");
+      Config::from_sources({{"ODD", "1"}}, "[tcp]\nlanez = 1\nlanes = 2\n[cuda]\nx = 1\n[shm]\ny=1");
   config.get_u64("tcp.lanes", 0);
   config.declare({"cuda.*", "shm.y"});
   EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{"tcp.lanez"});
@@ -160,6 +160,20 @@ TEST(ConfigTest, UnknownKeysOfTheProgramAreToldAsWell) {
   set_log_sink(nullptr, nullptr);
   EXPECT_EQ(lines, (std::vector<std::string>{"set by the program: unknown setting peer.los",
                                              "set by the program: unknown setting tcp.lanez"}));
+}
+
+TEST(ConfigTest, UnknownVariablesOfTheEnvironmentAreToldAsWell) {
+  Config config = Config::from_sources({{"TOWLINE_TCP_LANEZ", "1"},
+                                        {"TOWLINE_TCP_LANES", "1"},
+                                        {"TOWLINE_CUDA_X", "1"},
+                                        {"TOWLINE_CONFIG", ""},
+                                        {"TOWLINE_SERVICE_HOST", "10.0.0.1"},
+                                        {"TOWLINE_PORT_7777_TCP_ADDR", "10.0.0.1"},
+                                        {"TOWLINES", "1"},
+                                        {"HOME", "/h"}});
+  config.get_u64("tcp.lanes", 0);
+  config.declare({"cuda.*"});
+  EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{"TOWLINE_TCP_LANEZ"});
 }
 
 TEST(ConfigTest, NamesInTheEnvironment) {

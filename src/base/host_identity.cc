@@ -1,10 +1,13 @@
 #include "base/host_identity.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -50,6 +53,14 @@ HostIdentity read_host_identity() {
   identity.network_namespace = inode_of("/proc/self/ns/net");
   identity.process_start_time = start_time_from("/proc/self/stat");
   return identity;
+}
+
+bool process_is_gone(const HostIdentity& process) {
+  if (process.pid == 0 || process.pid > INT32_MAX || !process.same_pid_namespace(read_host_identity()))
+    return false;
+  if (kill(static_cast<pid_t>(process.pid), 0) != 0 && errno == ESRCH) return true;
+  const uint64_t start_time = process_start_time(process.pid);
+  return process.process_start_time != 0 && start_time != 0 && start_time != process.process_start_time;
 }
 
 uint64_t process_start_time(uint32_t pid) { return start_time_from(fmt::format("/proc/{}/stat", pid)); }

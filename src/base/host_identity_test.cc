@@ -33,6 +33,22 @@ TEST(HostIdentityTest, AnotherProcessIsOnTheSameHostButNotTheSame) {
   EXPECT_FALSE(unknown.same_host(unknown));  // no boot id is no evidence
 }
 
+TEST(HostIdentityTest, AProcessIsGoneOnceItHasEndedOrItsPidIsAnothers) {
+  HostIdentity process = read_host_identity();
+  EXPECT_FALSE(process_is_gone(process));
+  process.process_start_time += 1;
+  EXPECT_TRUE(process_is_gone(process));
+  process.process_start_time = 0;
+  EXPECT_FALSE(process_is_gone(process)) << "not known";
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  process.pid = static_cast<uint32_t>(child);
+  EXPECT_TRUE(process_is_gone(process));
+  process.pid_namespace += 1;
+  EXPECT_FALSE(process_is_gone(process)) << "another one's pids say nothing here";
+}
+
 TEST(HostIdentityTest, StartTimeSurvivesAProgramNameMadeToConfuse) {
   char old_name[16] = {};
   ASSERT_EQ(prctl(PR_GET_NAME, old_name), 0);

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
@@ -13,6 +14,8 @@
 
 namespace towline {
 namespace {
+
+constexpr std::size_t kMaxMessageBytes = 4096;
 
 constexpr std::array<const char*, 6> kLevelNames = {"off", "error", "warning", "info", "debug", "trace"};
 
@@ -38,6 +41,38 @@ void write_to_standard_error(LogLevel level, std::string_view message) {
                  message);
   // One call, so that lines of several processes do not mix. Nowhere to report a failure to.
   [[maybe_unused]] const ssize_t wrote = write(STDERR_FILENO, line.data(), line.size());
+}
+
+// The bytes of a character in UTF-8 at the beginning of `text`, which is not empty; 0: there is none that may
+// stand in a line of text.
+std::size_t printable_bytes(std::string_view text) noexcept {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
+  const std::size_t bytes = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < bytes) return 0;
+  for (std::size_t i = 1; i < bytes; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  const bool control = byte(0) == 0xc2 && byte(1) < 0xa0;
+  return control ? 0 : bytes;
+}
+
+// One line of at most kMaxMessageBytes: texts of peers are in it, and terminals obey what they print.
+void append_filtered(fmt::memory_buffer& line, std::string_view text) {
+  while (!text.empty()) {
+    if (line.size() >= kMaxMessageBytes) {
+      fmt::format_to(std::back_inserter(line), "... ({} more bytes)", text.size());
+      return;
+    }
+    const std::size_t bytes = printable_bytes(text);
+    if (text.front() == '\n' || text.front() == '\t') {
+      line.push_back(' ');
+    } else if (bytes != 0) {
+      line.append(text.data(), text.data() + bytes);
+    } else {
+      fmt::format_to(std::back_inserter(line), "\\x{:02x}", static_cast<unsigned char>(text.front()));
+    }
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
+  }
 }
 
 void deliver(LogLevel level, std::string_view message) noexcept {
@@ -66,7 +101,9 @@ void write_log(LogLevel level, fmt::string_view format, fmt::format_args args) n
   try {
     fmt::memory_buffer message;
     fmt::vformat_to(std::back_inserter(message), format, args);
-    deliver(level, {message.data(), message.size()});
+    fmt::memory_buffer line;
+    append_filtered(line, {message.data(), message.size()});
+    deliver(level, {line.data(), line.size()});
   } catch (const std::exception& error) {
     deliver(level, "a message could not be formatted");
     deliver(level, error.what());

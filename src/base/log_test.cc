@@ -51,6 +51,28 @@ TEST_F(LogTest, ThreadsDeliverOneMessageAtATime) {
   EXPECT_EQ(lines_.size(), 800u);
 }
 
+TEST_F(LogTest, WhatAPeerCallsItselfCanNeitherForgeALineNorCommandATerminal) {
+  TOWLINE_LOG(kInfo, "peer '{}'", "x'\ninfo: all is well");
+  TOWLINE_LOG(kInfo, "peer '{}'",
+              "\x1b]0;mine\x07\xc2\x9b"
+              "2J\r\x7f");
+  TOWLINE_LOG(kInfo, "peer '{}'", "\xff\xe2\x82");
+  TOWLINE_LOG(kInfo, "peer '{}'", "Zürich \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(lines_, (std::vector<std::string>{
+                        "info: peer 'x' info: all is well'",
+                        "info: peer '\\x1b]0;mine\\x07\\xc2\\x9b2J\\x0d\\x7f'",
+                        "info: peer '\\xff\\xe2\\x82'",
+                        "info: peer 'Zürich \xe2\x82\xac \xf0\x9f\x98\x80'",
+                    }));
+}
+
+TEST_F(LogTest, AMessageIsBounded) {
+  TOWLINE_LOG(kInfo, "{}", std::string(1 << 20, 'x'));
+  ASSERT_EQ(lines_.size(), 1u);
+  EXPECT_LT(lines_[0].size(), 8192u);
+  EXPECT_NE(lines_[0].find("more bytes"), std::string::npos);
+}
+
 TEST_F(LogTest, ARepeatedMessageIsHeldBack) {
   for (int i = 0; i < 100; ++i)
     TOWLINE_LOG_EVERY(kWarning, uint64_t{3600} * 1'000'000'000, "lane {} is full", i);

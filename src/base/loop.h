@@ -1,7 +1,10 @@
-// One thread's timers, and the commands that others leave for it.
+// One thread's timers, and the commands that others leave for it. Servers, timers and other threads start them,
+// and none of them may end the process: what an action throws is given to `failed(const char* why)`, which does
+// not throw, and the next action has its turn.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,6 +14,15 @@
 #include "base/clock.h"
 
 namespace towline {
+
+template <class Action, class Failed>
+void run_action(const Action& action, const Failed& failed) noexcept {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    failed(error.what());
+  }
+}
 
 // Timers, by one thread. A timer may set and cancel others, and itself again.
 class Timers {
@@ -38,14 +50,15 @@ class Timers {
     return actions_.empty() ? kNoDeadline : actions_.begin()->first.first;
   }
   // Those that are due at the time of the call.
-  void run() {
+  template <class Failed>
+  void run(const Failed& failed) {
     const uint64_t now_ns = monotonic_now_ns();
     while (!actions_.empty() && actions_.begin()->first.first <= now_ns) {
       auto first = actions_.begin();
       const std::function<void()> action = std::move(first->second);
       times_.erase(first->first.second);
       actions_.erase(first);
-      action();
+      run_action(action, failed);
     }
   }
 
@@ -65,13 +78,14 @@ class Commands {
     commands_.push_back(std::move(command));
     return true;
   }
-  void run() {
+  template <class Failed>
+  void run(const Failed& failed) {
     std::vector<std::function<void()>> taken;
     {
       const std::lock_guard lock(mutex_);
       taken.swap(commands_);
     }
-    for (const auto& command : taken) command();
+    for (const auto& command : taken) run_action(command, failed);
   }
   void close() {
     const std::lock_guard lock(mutex_);

@@ -117,6 +117,8 @@ UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOption
     const int error = errno;
     fail_errno(error, "creating {}{}", what, memory_hint(error, options));
   }
+  // Else a process of another user that was sent the file to read could open it anew for writing.
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0) fail_errno(errno, "restricting {} to its user", what);
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     fail_errno(error, "sizing {}{}", what, memory_hint(error, options));
@@ -126,6 +128,16 @@ UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOption
     fail_errno(errno, "sealing the size of {}", what);
   }
   return fd;
+}
+
+bool sealed_against_shrinking(int fd) noexcept {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
+bool sealed_against_writing(int fd) noexcept {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0;
 }
 
 void require_sealed(int fd, uint64_t bytes) {

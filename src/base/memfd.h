@@ -17,9 +17,15 @@ struct MemfdOptions {
   bool reserve = true;  // take all pages now: an Error here rather than SIGBUS or the OOM killer later
 };
 
-// A close-on-exec memfd of exactly `bytes` (with huge pages: a multiple of their size), shown as
-// /memfd:<name> in /proc. Throws Error naming the sizes and, where memory ran out, the limit to look at.
+// A close-on-exec memfd, which no other user can open, of exactly `bytes` (with huge pages: a multiple of
+// their size), shown as /memfd:<name> in /proc. Throws Error naming the sizes and, where memory ran out, the
+// limit to look at.
 UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOptions& options = {});
+
+// Of a shared memory file; 0 for other files. Asks no file system, which may be another process: safe for any
+// descriptor that someone else sent.
+bool sealed_against_shrinking(int fd) noexcept;
+bool sealed_against_writing(int fd) noexcept;  // but through mappings that are there
 
 // Throws Error(kInvalidArgument) unless fd is a file of at least `bytes` that is sealed against shrinking:
 // to be asked before mapping a descriptor that someone else sent.

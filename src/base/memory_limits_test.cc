@@ -49,6 +49,23 @@ TEST_F(MemoryLimitsTest, AContainersRootCgroupCounts) {
   EXPECT_EQ(available(), 4096u);
 }
 
+TEST_F(MemoryLimitsTest, CgroupsOfTheFirstVersionCountAsWell) {
+  write("proc/self/cgroup", "12:cpu:/x\n9:memory:/docker/1a2b\n1:name=systemd:/docker/1a2b\n0::/system\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(available(), 9000u * 1024);
+  write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "1000000\n");
+  write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "600000\n");
+  write("sys/fs/cgroup/memory/docker/memory.stat",
+        "active_file 1\ntotal_inactive_file 100000\ntotal_active_file 50000\n");
+  EXPECT_EQ(available(), 550000u);
+}
+
+TEST_F(MemoryLimitsTest, AContainersRootCgroupOfTheFirstVersionCounts) {
+  write("proc/self/cgroup", "9:memory:/docker/1a2b\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n");
+  EXPECT_EQ(available(), 4096u);
+}
+
 TEST_F(MemoryLimitsTest, UnknownIsUnlimited) {
   std::filesystem::remove_all(root_ / "proc");
   EXPECT_EQ(available(), UINT64_MAX);

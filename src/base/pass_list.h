@@ -34,6 +34,7 @@ class PassList {
 
   // Gone over until release(), which is for the caller to see to. A pass under way comes to it too.
   T* add(std::unique_ptr<T> object) {
+    released_.reserve(objects_.size() + 1);  // release() has no way to fail
     objects_.push_back(object.get());
     return object.release();
   }

@@ -17,9 +17,11 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace towline {
 namespace {
@@ -363,6 +365,8 @@ ListeningSocket::~ListeningSocket() {
 
 UniqueFd ListeningSocket::accept(SocketAddress* peer, int* error) noexcept {
   *error = 0;
+  // Another thread may have taken its place the last time.
+  if (!spare_.valid()) spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
   sockaddr_storage storage = {};
   for (;;) {
     socklen_t bytes = sizeof storage;
@@ -410,6 +414,22 @@ std::vector<SocketAddress> ListeningSocket::reachable() const {
   });
   global.insert(global.end(), loopback.begin(), loopback.end());
   return global;
+}
+
+void warn_of_open_ports(const char* what, std::span<const ListeningSocket* const> sockets) {
+  static std::mutex mutex;
+  static std::set<std::string> warned;
+  std::string open;
+  for (const ListeningSocket* socket : sockets)
+    if (!socket->address().is_loopback()) open += (open.empty() ? "" : ", ") + socket->address().text();
+  if (open.empty()) return;
+  const std::lock_guard lock(mutex);
+  if (!warned.insert(what).second) return;
+  TOWLINE_LOG(kWarning,
+              "{} takes connections from other hosts at {}: anyone who reaches it can use the registered "
+              "memory, since "
+              "nothing is authenticated yet",
+              what, open);
 }
 
 std::vector<Endpoint> advertised(std::string_view advertise,

@@ -117,6 +117,9 @@ class ListeningSocket {
   std::string path_;  // to remove
 };
 
+// Warns, once in a process for each `what` (a literal), that sockets of it take connections from beyond this host.
+void warn_of_open_ports(const char* what, std::span<const ListeningSocket* const> sockets);
+
 // What to tell peers: the endpoints of `advertise` ("host[:port],...") if not empty, where a port left out is
 // that of the first socket, and else where the sockets are reachable. Throws Error.
 std::vector<Endpoint> advertised(std::string_view advertise, std::span<const ListeningSocket* const> sockets);

@@ -43,7 +43,8 @@ AgentOptions agent_options(const char* name, const towline_agent_options_t& give
   options.hosted = given.progress == TOWLINE_PROGRESS_HOSTED;
   options.workers =
       given.workers != 0 ? given.workers : static_cast<uint32_t>(options.config.get_u64("workers", 1, 1, 8));
-  options.listen = given.listen != nullptr ? given.listen : options.config.get_string("listen", "*:0");
+  options.listen =
+      given.listen != nullptr ? given.listen : options.config.get_string("listen", kDefaultListen);
   options.advertise = given.advertise != nullptr ? given.advertise : options.config.get_string("advertise");
   if (given.backends != nullptr) options.config.set("backends", given.backends);
   options.backends = options.config.get_list("backends");

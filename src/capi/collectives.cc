@@ -50,6 +50,18 @@ const towline_collective_t& take_call(const towline_collective_t* given, towline
   return copy;
 }
 
+// Null, or the caller's options as far as its version of the struct goes.
+const towline_collective_options_t* take_options(const towline_collective_options_t* given,
+                                                 towline_collective_options_t& copy) {
+  if (given == nullptr || given->struct_size == sizeof copy) return given;
+  if (given->struct_size < offsetof(towline_collective_options_t, interrupted) || given->struct_size > 4096)
+    fail(Status::kInvalidArgument, "options.struct_size is {}; set it to sizeof the struct",
+         given->struct_size);
+  copy = {};
+  std::memcpy(&copy, given, std::min(given->struct_size, sizeof copy));
+  return &copy;
+}
+
 std::map<std::string, std::string> take_hints(const char* const* hints) {
   std::map<std::string, std::string> taken;
   for (; hints != nullptr && hints[0] != nullptr && hints[1] != nullptr; hints += 2)
@@ -249,9 +261,8 @@ int32_t towline_collective(towline_communicator_t* communicator, const towline_c
     Communicator& self = need_communicator(communicator);
     towline_collective_t copy;
     const towline_collective_t& taken = take_call(call, copy);
-    if (options != nullptr && options->struct_size < sizeof *options)
-      fail(Status::kInvalidArgument, "options.struct_size is {}; set it to sizeof the struct",
-           options->struct_size);
+    towline_collective_options_t options_copy;
+    options = take_options(options, options_copy);
     if (work != nullptr) {
       *work = reinterpret_cast<towline_work_t*>(self.start(taken, options));
       return Status::kOk;
@@ -328,6 +339,9 @@ uint64_t towline_work_timeout(const towline_work_t* work) {
 }
 const char* towline_work_error(const towline_work_t* work) {
   return work == nullptr ? "" : of(work)->error();
+}
+int32_t towline_work_source(const towline_work_t* work) {
+  return work == nullptr || !of(work)->ended() ? TOWLINE_ANY_RANK : of(work)->source;
 }
 uint32_t towline_work_op(const towline_work_t* work) {
   return work == nullptr ? uint32_t{TOWLINE_OP_BARRIER} : of(work)->op();

@@ -187,7 +187,7 @@ int32_t towline_directory_call_peer(const towline_directory_call_t* call, towlin
     capi::need(peer, "peer");
     Peer* const found = call->call->peer();
     if (found == nullptr) fail(Status::kNotFound, "the call is no fetch that succeeded");
-    *peer = new towline_peer{call->agent, found};
+    *peer = new towline_peer{call->agent, PeerHold(found)};
     return Status::kOk;
   });
 }

@@ -31,7 +31,7 @@ struct towline_region {
 };
 struct towline_peer {
   std::shared_ptr<towline::Agent> agent;
-  towline::Peer* peer;
+  towline::PeerHold peer;
 };
 // All of a list in one piece of memory, since programs make two for every transfer. It does not hold its
 // agent, which whoever uses it holds.

@@ -1,4 +1,7 @@
 // C API: memory, regions, block lists.
+#include <towline/limits.h>
+
+#include "base/memory_limits.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points
@@ -8,7 +11,7 @@ namespace {
 Peer* checked_peer(const towline_agent_t& agent, const towline_peer_t* peer) {
   if (peer == nullptr) return nullptr;
   if (peer->agent != agent.agent) fail(Status::kInvalidArgument, "peer belongs to another agent");
-  return peer->peer;
+  return peer->peer.get();
 }
 
 // Resolves `blocks` against the agent's regions or a peer's.
@@ -50,6 +53,14 @@ int32_t towline_memory_allocate(uint64_t bytes, uint32_t flags, towline_memory_t
     *memory = new towline_memory{SharedMemory::allocate(bytes, flags)};
     return Status::kOk;
   });
+}
+
+uint64_t towline_memory_available(void) {
+  try {
+    return available_memory_bytes();
+  } catch (...) {
+    return UINT64_MAX;
+  }
 }
 
 void* towline_memory_address(const towline_memory_t* memory) {

@@ -25,7 +25,7 @@ int32_t towline_peer_add(towline_agent_t* agent, const void* blob, size_t bytes,
     capi::need(agent, "agent");
     capi::need(blob, "blob");
     Peer& added = agent->agent->add_peer({static_cast<const uint8_t*>(blob), bytes});
-    if (peer != nullptr) *peer = new towline_peer{agent->agent, &added};
+    if (peer != nullptr) *peer = new towline_peer{agent->agent, PeerHold(&added)};
     return Status::kOk;
   });
 }
@@ -38,7 +38,7 @@ int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64
     if (timeout_ns == 0) timeout_ns = agent->agent->default_timeout_ns();
     Peer& connected = DirectoryAddress::is_one(address) ? agent->directories->connect(address, timeout_ns)
                                                         : agent->agent->connect_peer(address, timeout_ns);
-    if (peer != nullptr) *peer = new towline_peer{agent->agent, &connected};
+    if (peer != nullptr) *peer = new towline_peer{agent->agent, PeerHold(&connected)};
     return Status::kOk;
   });
 }
@@ -49,10 +49,9 @@ int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer
     capi::need(name, "name");
     capi::need(peer, "peer");
     agent->agent->check_usable();
-    Peer* found = agent->agent->find_peer(name);
-    if (found == nullptr)
-      fail(Status::kNotFound, "no peer '{}' is known to agent '{}'", name, agent->agent->name());
-    *peer = new towline_peer{agent->agent, found};
+    PeerHold found = agent->agent->find_peer(std::string(name));
+    if (!found) fail(Status::kNotFound, "no peer '{}' is known to agent '{}'", name, agent->agent->name());
+    *peer = new towline_peer{agent->agent, std::move(found)};
     return Status::kOk;
   });
 }

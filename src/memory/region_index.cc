@@ -28,33 +28,55 @@ std::string describe(const towline_region_ref& region) {
 
 }  // namespace
 
-void validate_region(const towline_region_ref& region, const std::string& what) {
-  if (region.bytes == 0)
-    fail(Status::kInvalidArgument, "{} at {:#x} has 0 bytes: give it at least one", what, region.address);
+namespace {
+
+struct Problem {
+  Status status = Status::kOk;
+  std::string text;
+};
+
+template <class... Values>
+Problem invalid(fmt::format_string<Values...> text, Values&&... values) {
+  return {Status::kInvalidArgument, fmt::format(text, std::forward<Values>(values)...)};
+}
+
+Problem problem_of(const towline_region_ref& region) {
+  if (region.bytes == 0) return invalid("at {:#x} has 0 bytes: give it at least one", region.address);
   if (region.kind > TOWLINE_OBJECT)
-    fail(Status::kInvalidArgument, "{} has memory kind {}: the kinds are 0 (dram) to {} (object)", what,
-         region.kind, static_cast<uint32_t>(TOWLINE_OBJECT));
+    return invalid("has memory kind {}: the kinds are 0 (dram) to {} (object)", region.kind,
+                   static_cast<uint32_t>(TOWLINE_OBJECT));
   if (region.address == 0 && (region.kind == TOWLINE_DRAM || region.kind == TOWLINE_VRAM))
-    fail(Status::kInvalidArgument, "{} has a null address", what);
+    return invalid("has a null address");
   if (region.bytes > kAddressEnd || region.address > kAddressEnd - region.bytes)
-    fail(Status::kOutOfRange, "{} at {:#x} with {} bytes ends beyond 2^63: is the size right?", what,
-         region.address, region.bytes);
+    return {Status::kOutOfRange, fmt::format("at {:#x} with {} bytes ends beyond 2^63: is the size right?",
+                                             region.address, region.bytes)};
   if (region.kind == TOWLINE_DRAM && region.device != 0)
-    fail(Status::kInvalidArgument, "{} is dram on device {}: dram has device 0 only", what, region.device);
+    return invalid("is dram on device {}: dram has device 0 only", region.device);
   if (region.access == 0 || (region.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
-    fail(Status::kInvalidArgument, "{} has access {:#x}: 1 is read, 2 is write, 3 is both", what,
-         region.access);
+    return invalid("has access {:#x}: 1 is read, 2 is write, 3 is both", region.access);
   if ((region.flags & ~kKnownFlags) != 0)
-    fail(Status::kInvalidArgument, "{} has flags {:#x}, of which {:#x} are not known", what, region.flags,
-         region.flags & ~kKnownFlags);
+    return invalid("has flags {:#x}, of which {:#x} are not known", region.flags,
+                   region.flags & ~kKnownFlags);
+  return {};
+}
+
+}  // namespace
+
+void validate_region(const towline_region_ref& region, const std::string& what) {
+  if (const Problem problem = problem_of(region); problem.status != Status::kOk)
+    fail(problem.status, "{} {}", what, problem.text);
+}
+
+bool keep_what_is_known(towline_region_ref& region) {
+  region.flags &= kKnownFlags;
+  region.access &= TOWLINE_ACCESS_ALL;
+  return problem_of(region).status == Status::kOk;
 }
 
 RegionIndex::RegionIndex(std::span<const towline_region_ref> regions) {
   by_key_.reserve(regions.size());
   for (size_t i = 0; i < regions.size(); ++i) {
-    towline_region_ref known = regions[i];
-    known.flags &= kKnownFlags;  // a newer peer may have more
-    validate_region(known, fmt::format("region {} of {}", i, regions.size()));
+    validate_region(regions[i], fmt::format("region {} of {}", i, regions.size()));
     insert(regions[i]);
   }
 }

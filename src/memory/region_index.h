@@ -19,6 +19,10 @@ namespace towline {
 // at most.
 void validate_region(const towline_region_ref& region, const std::string& what);
 
+// Of a region that somebody else describes, and a newer version perhaps: clears the flags and access rights
+// that are not known here. False when what is left is no region.
+[[nodiscard]] bool keep_what_is_known(towline_region_ref& region);
+
 // Regions by address, one space for each (kind, device). Not synchronised: whoever shares it locks it.
 //
 // Of several regions that cover a range the choice depends on the set alone, not on the order of insertion:

@@ -4,20 +4,29 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/id.h"
 #include "memory/pin_access.h"
 
 namespace towline {
 
 namespace {
 
-// A slot's state in one word, so that a pin checks the generation and counts itself in one step:
-// generation (32 bits, odd while a region lives there) | published (1) | pins (31).
+// A slot's state in one word, so that a pin counts itself only while the region whose key it compared lives
+// there: generation (32 bits, odd while a region lives there) | published (1) | pins (31).
 constexpr uint64_t kPublished = uint64_t{1} << 31;
 constexpr uint64_t kPinMask = kPublished - 1;
 
 constexpr uint32_t generation_of(uint64_t state) noexcept { return static_cast<uint32_t>(state >> 32); }
-constexpr uint64_t make_key(uint32_t index, uint32_t generation) noexcept {
-  return uint64_t{generation} << 32 | index;
+constexpr uint32_t index_of(uint64_t key) noexcept {
+  return static_cast<uint32_t>(key) & (RegionTable::kMaxRegions - 1);
+}
+
+// Never `before`, the slot's last, nor kNotRegistered.
+uint64_t make_key(uint32_t index, uint64_t before) {
+  for (;;) {
+    const uint64_t key = random_u64() >> RegionTable::kIndexBits << RegionTable::kIndexBits | index;
+    if (key != before && key != kNotRegistered) return key;
+  }
 }
 
 }  // namespace
@@ -26,6 +35,7 @@ constexpr uint64_t make_key(uint32_t index, uint32_t generation) noexcept {
 // again until the slot is free of pins.
 struct RegionTable::Slot {
   std::atomic<uint64_t> state{0};
+  std::atomic<uint64_t> key{kNotRegistered};  // of the region, or of the last one
   uint64_t address = 0;
   uint64_t bytes = 0;
   uint32_t access = 0;
@@ -47,11 +57,11 @@ RegionTable::Slot* RegionTable::slot_at(uint32_t index) const noexcept {
 
 // The slot whose living region has this key; may be stale at once unless the table is locked.
 RegionTable::Slot* RegionTable::find_slot(uint64_t key) const noexcept {
-  if ((generation_of_key(key) & 1) == 0) return nullptr;
-  Slot* slot = slot_at(index_of_key(key));
+  Slot* slot = slot_at(index_of(key));
   if (slot == nullptr) return nullptr;
   const uint64_t state = slot->state.load(std::memory_order_acquire);
-  return generation_of(state) == generation_of_key(key) ? slot : nullptr;
+  const bool lives = (generation_of(state) & 1) != 0;
+  return lives && slot->key.load(std::memory_order_relaxed) == key ? slot : nullptr;
 }
 
 uint32_t RegionTable::take_slot() {
@@ -77,8 +87,9 @@ std::shared_ptr<Region> RegionTable::add(Region region) {
   const std::lock_guard lock(lock_);
   const uint32_t index = take_slot();
   Slot& slot = *slot_at(index);
+  const uint64_t key = make_key(index, slot.key.load(std::memory_order_relaxed));
   const uint32_t generation = generation_of(slot.state.load(std::memory_order_relaxed)) + 1;
-  added->ref.key = make_key(index, generation);
+  slot.key.store(added->ref.key = key, std::memory_order_relaxed);
   slot.address = added->ref.address;
   slot.bytes = added->ref.bytes;
   slot.vram = added->ref.kind == TOWLINE_VRAM;
@@ -117,10 +128,10 @@ bool RegionTable::remove(uint64_t key) noexcept {
   const uint64_t state = slot->state.load(std::memory_order_acquire);
   if ((state & (kPublished | kPinMask)) != 0) return false;
   last = std::move(slot->region);
-  const uint32_t generation = generation_of_key(key);
+  const uint32_t generation = generation_of(state);
   slot->state.store(uint64_t{generation + 1} << 32, std::memory_order_release);
   // A slot that has used up its 2^31 generations is not used again.
-  if (generation != UINT32_MAX) free_.push_back(index_of_key(key));
+  if (generation != UINT32_MAX) free_.push_back(index_of(key));
   return true;
 }
 
@@ -158,14 +169,14 @@ uint64_t RegionTable::size() const noexcept {
 }
 
 Status RegionTable::hold(uint64_t key, void** pin) noexcept {
-  Slot* slot = find_slot(key);
+  Slot* slot = slot_at(index_of(key));
   if (slot == nullptr) return Status::kStale;
-  uint64_t state = slot->state.load(std::memory_order_relaxed);
+  // The key that is compared is that of the generation in `state`: a pin of another one fails to count.
+  uint64_t state = slot->state.load(std::memory_order_acquire);
   do {
-    if (generation_of(state) != generation_of_key(key) || (state & kPublished) == 0) return Status::kStale;
+    if ((state & kPublished) == 0 || slot->key.load(std::memory_order_relaxed) != key) return Status::kStale;
     if ((state & kPinMask) == kPinMask) return Status::kAgain;
-  } while (!slot->state.compare_exchange_weak(state, state + 1, std::memory_order_acquire,
-                                              std::memory_order_relaxed));
+  } while (!slot->state.compare_exchange_weak(state, state + 1, std::memory_order_acquire));
   *pin = slot;
   return Status::kOk;
 }

@@ -2,8 +2,10 @@
 // arrives.
 //
 // Life of a region: add (it has a key, nobody finds it) -> publish (found, pinned) -> retire (neither any
-// more; pins that are held stay good) -> remove, once pinned() is 0. Its key never names another region
-// afterwards.
+// more; pins that are held stay good) -> remove, once pinned() is 0.
+//
+// A key is the number of the region's slot in its low bits and 44 random bits above, so that nobody reaches a
+// region whose key they were not given, and an old key finds nothing.
 #pragma once
 
 #include <towline/plugin/plan.h>
@@ -46,17 +48,13 @@ struct Region {
   return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
 }
 
-// Names none, in a list of memory that is not registered.
-inline constexpr uint64_t kNoRegion = 0;
-// A key is an index below kMaxRegions and a generation, which is larger for each region that has the index.
-[[nodiscard]] constexpr uint32_t index_of_key(uint64_t key) noexcept { return static_cast<uint32_t>(key); }
-[[nodiscard]] constexpr uint32_t generation_of_key(uint64_t key) noexcept {
-  return static_cast<uint32_t>(key >> 32);
-}
+// The key of what is not registered, in a list of such memory: no region has it.
+inline constexpr uint64_t kNotRegistered = 0;
 
 class RegionTable {
  public:
-  static constexpr uint32_t kMaxRegions = 1u << 20;
+  static constexpr uint32_t kIndexBits = 20;
+  static constexpr uint32_t kMaxRegions = 1u << kIndexBits;
 
   RegionTable();
   ~RegionTable();

@@ -134,6 +134,22 @@ TEST(RegionTable, gives_no_key_twice) {
   EXPECT_EQ(try_pin(table, second, 0x20000, 16, 1), Status::kOk);
 }
 
+TEST(RegionTable, gives_keys_that_can_not_be_guessed_from_others) {
+  RegionTable table;
+  RegionTable other;
+  const uint64_t here = add_published(table, 0x10000, 0x1000);
+  EXPECT_NE(here, add_published(other, 0x10000, 0x1000)) << "another agent's tell nothing";
+  const uint64_t next = add_published(table, 0x20000, 0x1000);
+  const uint64_t random_bits = here >> RegionTable::kIndexBits;
+  EXPECT_NE(random_bits, next >> RegionTable::kIndexBits) << "nor do its neighbours";
+  for (uint64_t step = 1; step < 10000; ++step) {
+    for (const uint64_t guess : {random_bits + step, random_bits - step, step}) {
+      const uint64_t key = guess << RegionTable::kIndexBits | (here & (RegionTable::kMaxRegions - 1));
+      if (key != here) EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kStale);
+    }
+  }
+}
+
 TEST(RegionTable, shows_regions_from_publishing_to_retiring) {
   RegionTable table;
   const uint64_t key = table.add(make_region(0x10000, 0x1000))->ref.key;

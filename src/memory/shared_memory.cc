@@ -119,7 +119,7 @@ std::unique_ptr<SharedMemory> SharedMemory::allocate(uint64_t bytes, uint32_t fl
   const uint64_t mapped_bytes = (bytes + unit - 1) / unit * unit;
   UniqueFd fd = create_memfd("towline", mapped_bytes, options);
   Mapping mapping = Mapping::map_shared(fd.get(), mapped_bytes, MapAccess::kReadWrite);
-  auto file = std::make_shared<const SharedFile>(std::move(fd), true);
+  auto file = std::make_shared<const SharedFile>(std::move(fd), true, SharedFile::Maker::kTowline);
 
   std::unique_ptr<SharedMemory> memory(new SharedMemory(std::move(mapping), bytes));
   Registry& registry = Registry::of_process();
@@ -292,7 +292,8 @@ std::shared_ptr<InPlaceShare> share_in_place(void* address, uint64_t bytes) {
       share = entry.in_place.lock();
       if (share != nullptr) return share;
       // Its last holder is about to undo it and waits for the lock: take the memory over instead.
-      auto file = std::make_shared<const SharedFile>(duplicate_fd(entry.file->fd()), true);
+      auto file = std::make_shared<const SharedFile>(duplicate_fd(entry.file->fd()), true,
+                                                     SharedFile::Maker::kTowline);
       share.reset(new InPlaceShare(reinterpret_cast<void*>(there), entry.bytes, file));
       share->forks_ = UINT64_MAX;  // who shares it is not known
       touching->second.file = std::move(file);
@@ -306,7 +307,8 @@ std::shared_ptr<InPlaceShare> share_in_place(void* address, uint64_t bytes) {
 
   MemfdOptions options;
   options.reserve = false;  // writing takes the pages, slice by slice
-  auto file = std::make_shared<const SharedFile>(create_memfd("towline-in-place", bytes, options), true);
+  auto file = std::make_shared<const SharedFile>(create_memfd("towline-in-place", bytes, options), true,
+                                                 SharedFile::Maker::kTowline);
   share.reset(new InPlaceShare(address, bytes, file));
   registry.entries()[begin] = {bytes, file, share, false};
   auto* const memory = static_cast<uint8_t*>(address);
@@ -370,7 +372,8 @@ SharedRange find_shared_range(const void* address, uint64_t bytes, std::string& 
       reason = opened.reason;
       return {};
     }
-    file = std::make_shared<const SharedFile>(std::move(opened.fd), opened.writable);
+    file =
+        std::make_shared<const SharedFile>(std::move(opened.fd), opened.writable, SharedFile::Maker::kOther);
     registry.keep_file(mapping.first, file);
   }
   const uint64_t size = file_bytes(file->fd());

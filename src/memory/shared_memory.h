@@ -21,13 +21,18 @@ namespace towline {
 // A file that backs memory. Regions of one mapping share it, so that 100,000 of them need one descriptor.
 class SharedFile {
  public:
-  SharedFile(UniqueFd fd, bool writable) : fd_(std::move(fd)), writable_(writable) {}
+  enum class Maker { kTowline, kOther };
+  SharedFile(UniqueFd fd, bool writable, Maker maker)
+      : fd_(std::move(fd)), writable_(writable), maker_(maker) {}
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] bool writable() const noexcept { return writable_; }
+  // Nobody but Towline opens or maps it: seals can be added to it.
+  [[nodiscard]] bool ours() const noexcept { return maker_ == Maker::kTowline; }
 
  private:
   UniqueFd fd_;
   bool writable_;  // the descriptor is; a peer that maps it for writing needs that
+  Maker maker_;
 };
 
 struct SharedRange {

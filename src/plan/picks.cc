@@ -4,8 +4,11 @@
 
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "plan/plan.h"
@@ -17,98 +20,115 @@ namespace {
 constexpr uint64_t kBitsPerIndex = 64;
 constexpr uint64_t kSmallListBlocks = uint64_t{1} << 21;
 
-// As the application meant it: -1 rather than 18446744073709551615.
-std::string show_index(const Picks& picks, uint64_t position) {
-  const uint64_t index = picks.at(position);
-  const auto value = picks.index_bytes == 4 ? static_cast<int64_t>(static_cast<int32_t>(index))
-                                            : static_cast<int64_t>(index);
-  return value < 0 ? std::to_string(value) : std::to_string(index);
-}
-
 uint64_t* zeroed(uint64_t words) {
   auto* const memory = static_cast<uint64_t*>(std::calloc(words, sizeof(uint64_t)));
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
-void check_limits(const Picks& picks, uint64_t blocks, const char* side) {
-  if (picks.count == 0)
-    fail(Status::kInvalidArgument, "no {} block is picked: a transfer needs at least one", side);
-  if (!picks.is_range()) {
-    if (picks.count > kMaxPickedBlocks)
-      fail(Status::kLimitExceeded,
-           "{} {} blocks are picked by index: {} are the most; pick regular ones as a range, or make several "
-           "transfers",
-           picks.count, side, kMaxPickedBlocks);
-    return;
-  }
-  if (picks.count > kMaxListBlocks)
-    fail(Status::kLimitExceeded, "{} {} blocks are picked: {} are the most", picks.count, side,
-         kMaxListBlocks);
-  if (picks.start >= blocks)
-    fail(Status::kOutOfRange, "the {} range begins at block {}, the list has {}", side, picks.start, blocks);
-  if (picks.step != 0 && picks.count > 1 && (blocks - 1 - picks.start) / picks.step < picks.count - 1)
-    fail(Status::kOutOfRange,
-         "the {} range of {} blocks from {} in steps of {} leaves the list, which has {}", side, picks.count,
-         picks.start, picks.step, blocks);
+void check_array(const towline_picks_t& given, const char* side) {
+  if (given.index_bytes != 4 && given.index_bytes != 8)
+    fail(Status::kInvalidArgument, "the {} indices have {} bytes each: only 4 and 8 are possible", side,
+         given.index_bytes);
+  if (given.count > kMaxPickedBlocks)
+    fail(Status::kLimitExceeded,
+         "{} {} blocks are picked by index: {} are the most; pick regular ones as a range, or make several "
+         "transfers",
+         given.count, side, kMaxPickedBlocks);
 }
 
-// The indices as a range, if that is what they are.
+void check_range(const towline_picks_t& given, uint64_t blocks, const char* side) {
+  if (given.count > kMaxListBlocks)
+    fail(Status::kLimitExceeded, "{} {} blocks are picked: {} are the most", given.count, side,
+         kMaxListBlocks);
+  if (given.start >= blocks)
+    fail(Status::kOutOfRange, "the {} range begins at block {}, the list has {}", side, given.start, blocks);
+  if (given.step != 0 && given.count > 1 && (blocks - 1 - given.start) / given.step < given.count - 1)
+    fail(Status::kOutOfRange,
+         "the {} range of {} blocks from {} in steps of {} leaves the list, which has {}", side, given.count,
+         given.start, given.step, blocks);
+}
+
+// Indices as the application gives them, each call one read of memory that others may write to.
 template <class Index>
-bool find_step(const Picks& picks, uint64_t blocks, uint64_t& step) noexcept {
-  uint64_t last = picks.load<Index>(0);
-  if (last >= blocks) return false;
-  step = 1;
-  if (picks.count == 1) return true;
-  step = picks.load<Index>(1) - last;
-  if (step == 0 || step >= blocks) return false;
-  for (uint64_t i = 1; i < picks.count; ++i) {
-    const uint64_t index = picks.load<Index>(i);
-    if (index - last != step) return false;
-    last = index;
+class GivenIndices {
+ public:
+  explicit GivenIndices(const void* first) noexcept : first_(static_cast<const uint8_t*>(first)) {}
+  Index load(uint64_t position) const noexcept {
+    Index index = 0;
+    std::memcpy(&index, first_ + position * sizeof(Index), sizeof(Index));
+    return index;
   }
-  return last < blocks;
+
+ private:
+  const uint8_t* first_;
+};
+
+template <class Index>
+[[noreturn]] void fail_outside(Index index, uint64_t position, uint64_t count, uint64_t blocks,
+                               const char* side) {
+  const auto value = static_cast<std::make_signed_t<Index>>(index);  // as meant: -1 rather than 2^64 - 1
+  fail(Status::kOutOfRange, "{} index {} at position {} of {}: the list has {} blocks", side,
+       value < 0 ? std::to_string(value) : std::to_string(index), position, count, blocks);
+}
+
+// The indices as a range, if they are one: `picks` gets its start and step.
+template <class Index>
+bool find_range(GivenIndices<Index> given, uint64_t blocks, Picks& picks) noexcept {
+  const uint64_t start = given.load(0);
+  if (start >= blocks) return false;
+  uint64_t step = 1;
+  if (picks.count > 1) {
+    uint64_t last = given.load(1);
+    step = last - start;
+    if (step == 0 || step >= blocks) return false;
+    for (uint64_t i = 2; i < picks.count; ++i) {
+      const uint64_t index = given.load(i);
+      if (index - last != step) return false;
+      last = index;
+    }
+    if (last >= blocks) return false;
+  }
+  picks.start = start;
+  picks.step = step;
+  return true;
+}
+
+template <class Index>
+void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, const char* side) {
+  if (find_range(given, blocks, picks)) return;
+  auto indices = std::make_unique_for_overwrite<uint32_t[]>(picks.count);
+  for (uint64_t i = 0; i < picks.count; ++i) {
+    const Index index = given.load(i);
+    if (index >= blocks) [[unlikely]]
+      fail_outside(index, i, picks.count, blocks, side);
+    indices[i] = static_cast<uint32_t>(index);
+  }
+  picks.indices = std::move(indices);
 }
 
 }  // namespace
 
-Picks make_picks(const towline_picks_t* given, uint64_t blocks, const char* side) {
+Picks make_picks(const towline_picks_t* all_or_given, uint64_t blocks, const char* side) {
   Picks picks;
   picks.count = blocks;
-  if (given == nullptr) return picks;
-  picks.indices = given->indices;
-  picks.count = given->count;
-  if (picks.is_range()) {
-    picks.start = given->start;
-    picks.step = given->step;
-    check_limits(picks, blocks, side);
+  if (all_or_given == nullptr) return picks;
+  const towline_picks_t given = *all_or_given;
+  picks.count = given.count;
+  if (given.count == 0)
+    fail(Status::kInvalidArgument, "no {} block is picked: a transfer needs at least one", side);
+  if (given.indices == nullptr) {
+    check_range(given, blocks, side);
+    picks.start = given.start;
+    picks.step = given.step;
     return picks;
   }
-  picks.index_bytes = given->index_bytes;
-  if (picks.index_bytes != 4 && picks.index_bytes != 8)
-    fail(Status::kInvalidArgument, "the {} indices have {} bytes each: only 4 and 8 are possible", side,
-         picks.index_bytes);
-  check_limits(picks, blocks, side);
-  uint64_t step = 0;
-  const bool regular = picks.index_bytes == 4 ? find_step<uint32_t>(picks, blocks, step)
-                                              : find_step<uint64_t>(picks, blocks, step);
-  if (regular) {
-    picks.start = picks.at(0);
-    picks.step = step;
-    picks.indices = nullptr;
-  }
+  check_array(given, side);
+  if (given.index_bytes == 4)
+    take_indices(GivenIndices<uint32_t>(given.indices), blocks, picks, side);
+  else
+    take_indices(GivenIndices<uint64_t>(given.indices), blocks, picks, side);
   return picks;
-}
-
-void check_range(const Picks& picks, uint64_t blocks, const char* side) {
-  if (picks.is_range()) return;
-  uint64_t outside = 0;  // without a branch for each
-  for (uint64_t i = 0; i < picks.count; ++i) outside |= picks.at(i) >= blocks ? 1 : 0;
-  if (outside == 0) return;
-  uint64_t position = 0;
-  while (picks.at(position) < blocks) ++position;
-  fail(Status::kOutOfRange, "{} index {} at position {} of {}: the list has {} blocks", side,
-       show_index(picks, position), position, picks.count, blocks);
 }
 
 void SeenIndices::Free::operator()(void* memory) const noexcept { std::free(memory); }

@@ -1,44 +1,31 @@
-// What was picked from a list: an array of indices or a range, checked.
+// The blocks picked from a list: an array of indices or a range, checked.
 #pragma once
 
 #include <towline/towline.h>
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 
 namespace towline {
 
-// One side's picks, without copying indices.
+// One side's picks. Every index is below the number of the list's blocks.
 struct Picks {
-  const void* indices = nullptr;  // null: the range
-  uint32_t index_bytes = 0;
+  std::unique_ptr<uint32_t[]> indices;  // null: the range
   uint64_t start = 0;
   uint64_t step = 1;
   uint64_t count = 0;
 
   [[nodiscard]] bool is_range() const noexcept { return indices == nullptr; }
   [[nodiscard]] uint64_t at(uint64_t position) const noexcept {
-    if (indices == nullptr) return start + position * step;
-    if (index_bytes == 4) return load<uint32_t>(position);
-    return load<uint64_t>(position);
-  }
-  template <class Index>
-  [[nodiscard]] uint64_t load(uint64_t position) const noexcept {
-    Index index = 0;
-    std::memcpy(&index, static_cast<const uint8_t*>(indices) + position * sizeof(Index), sizeof(Index));
-    return index;
+    return indices == nullptr ? start + position * step : indices[position];
   }
 };
 
-// Null: all `blocks`. An array whose indices ascend by one constant step becomes a range. Throws Error for
-// what is wrong whatever the list (kInvalidArgument, kLimitExceeded) and for a range that leaves the list
-// (kOutOfRange). Indices of an array that stays one are not looked at. `side` begins messages: "local" or
-// "remote".
+// Null: all `blocks`. An array whose indices ascend by one constant step becomes a range; others are copied,
+// since the application may write to its array meanwhile: only what was read and checked here may be used.
+// Throws Error naming the value that is wrong (kInvalidArgument, kLimitExceeded, and kOutOfRange for what
+// leaves the list). `side` begins messages: "local" or "remote".
 Picks make_picks(const towline_picks_t* picks, uint64_t blocks, const char* side);
-
-// Throws Error(kOutOfRange) naming the first index that is not below `blocks`, if there is one.
-void check_range(const Picks& picks, uint64_t blocks, const char* side);
 
 // Notices indices below a bound that come twice.
 class SeenIndices {

@@ -39,25 +39,22 @@ struct Side {
 };
 
 // Indices as the pairing loop reads them.
-template <class Index>
 struct IndexArray {
-  const Picks& picks;
-  uint64_t operator[](uint64_t position) const noexcept { return picks.load<Index>(position); }
+  const uint32_t* indices;
+  uint64_t operator[](uint64_t position) const noexcept { return indices[position]; }
 };
 struct IndexRange {
-  const Picks& picks;
-  uint64_t operator[](uint64_t position) const noexcept { return picks.start + position * picks.step; }
+  uint64_t start;
+  uint64_t step;
+  uint64_t operator[](uint64_t position) const noexcept { return start + position * step; }
 };
 
 template <class Visit>
 void with_indices(const Picks& picks, Visit&& visit) {
-  if (picks.is_range()) {
-    visit(IndexRange{picks});
-  } else if (picks.index_bytes == 4) {
-    visit(IndexArray<uint32_t>{picks});
-  } else {
-    visit(IndexArray<uint64_t>{picks});
-  }
+  if (picks.is_range())
+    visit(IndexRange{picks.start, picks.step});
+  else
+    visit(IndexArray{picks.indices.get()});
 }
 
 // The picked blocks of one side as stretches of consecutive pieces.
@@ -94,8 +91,8 @@ class PieceReader {
 
 class PlanCompiler {
  public:
-  PlanCompiler(const Side& local, const Side& remote, uint32_t op) noexcept
-      : local_(local), remote_(remote), op_(op) {}
+  PlanCompiler(Side local, Side remote, uint32_t op) noexcept
+      : local_(std::move(local)), remote_(std::move(remote)), op_(op) {}
 
   Plan compile();
   Plan in_order();
@@ -124,8 +121,6 @@ class PlanCompiler {
 };
 
 Plan PlanCompiler::compile() {
-  check_range(local_.picks, local_.view().blocks, kLocal);
-  check_range(remote_.picks, remote_.view().blocks, kRemote);
   check_target();
   fit();
   return finish();
@@ -395,15 +390,17 @@ Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks
                    const towline_picks_t* remote_picks, uint32_t op) {
   if (op != TOWLINE_READ && op != TOWLINE_WRITE)
     fail(Status::kInvalidArgument, "operation {}: 0 is read, 1 is write", op);
-  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal);
-  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote);
-  return PlanCompiler({kLocal, &local, from_local}, {kRemote, &remote, from_remote}, op).compile();
+  Picks from_local = make_picks(local_picks, local.blocks(), kLocal);
+  Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote);
+  return PlanCompiler({kLocal, &local, std::move(from_local)}, {kRemote, &remote, std::move(from_remote)}, op)
+      .compile();
 }
 
 Plan Plan::in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op) {
-  const Picks all_local = make_picks(nullptr, local.blocks(), kLocal);
-  const Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote);
-  return PlanCompiler({kLocal, &local, all_local}, {kRemote, &remote, all_remote}, op).in_order();
+  Picks all_local = make_picks(nullptr, local.blocks(), kLocal);
+  Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote);
+  return PlanCompiler({kLocal, &local, std::move(all_local)}, {kRemote, &remote, std::move(all_remote)}, op)
+      .in_order();
 }
 
 uint64_t Plan::picked_block_at(uint64_t position) const noexcept {

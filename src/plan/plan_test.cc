@@ -113,6 +113,35 @@ TEST(Plan, names_the_first_index_outside_its_list) {
                  TOWLINE_READ, Status::kOutOfRange, "local index -2 at position 3");
 }
 
+// A block table that another thread refills: every value is used as it was checked, or refused.
+template <class Index>
+void compile_while_refilled(Index wild, uint64_t remote_length, uint32_t op) {
+  constexpr uint64_t kBlocks = 20000;
+  const List local = pages(kBlocks, 64);
+  const List remote = pages(kBlocks * 64 / remote_length, remote_length, kBase + (uint64_t{1} << 40));
+  std::vector<Index> indices;
+  for (Index i = 0; i < kBlocks; ++i) indices.push_back(i % 2 == 0 ? i : kBlocks - i);
+  const towline_picks_t picks = pick_indices(indices);
+  const towline_picks_t all = pick_range(0, 1, remote->blocks());
+  testing::while_written(indices[kBlocks / 2], Index{kBlocks / 2}, wild, [&] {
+    const auto [status, text] = error_of([&] {
+      const Plan plan = Plan::compile(*local, &picks, *remote, &all, op);
+      uint64_t highest = 0;
+      for (uint64_t r = 0; r < plan.view().run_count; ++r)
+        highest = std::max(highest, uint64_t{plan.view().runs[r].local_block} + plan.view().runs[r].count);
+      EXPECT_LE(highest, plan.view().local->blocks);
+    });
+    EXPECT_TRUE(status == Status::kOk || status == Status::kOutOfRange) << text;
+    return status;
+  });
+}
+
+TEST(Plan, uses_indices_as_it_checked_them_while_another_thread_writes_to_them) {
+  compile_while_refilled<uint32_t>(0xfffffff0, 64, TOWLINE_READ);
+  compile_while_refilled<uint64_t>(uint64_t{1} << 31, 64, TOWLINE_WRITE);
+  compile_while_refilled<uint32_t>(0xfffffff0, 32, TOWLINE_READ);
+}
+
 TEST(Plan, refuses_ranges_that_leave_their_list_also_by_overflow) {
   const List local = pages(100, 16);
   const List remote = pages(100, 16, kBase + 100000);

@@ -4,9 +4,12 @@
 #include <towline/towline.h>
 #include <towline/plugin/cursor.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -90,6 +93,26 @@ inline std::vector<Byte> bytes_of(const std::vector<towline_segment>& segments) 
   for (const towline_segment& segment : segments)
     for (uint64_t i = 0; i < segment.length; ++i) bytes.push_back({segment.local + i, segment.remote + i});
   return bytes;
+}
+
+// Calls `use` while a thread writes two values to one place by turns, until the status it gives has changed
+// often enough for a write to have come in the middle of a call; for 1 s at most.
+template <class Value, class Use>
+void while_written(Value& place, Value one, Value other, Use&& use) {
+  constexpr int kChanges = 50;
+  const std::jthread writer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      __atomic_store_n(&place, other, __ATOMIC_RELAXED);
+      __atomic_store_n(&place, one, __ATOMIC_RELAXED);
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  Status last = use();
+  for (int changes = 0; changes < kChanges && std::chrono::steady_clock::now() < end;) {
+    const Status status = use();
+    changes += status != last ? 1 : 0;
+    last = status;
+  }
 }
 
 // The status and text of what the call throws; {kOk, ""} when it does not.

@@ -217,13 +217,13 @@ void ResolvedListBuilder::from_blocks(std::span<const towline_blocks_t> blocks) 
   }
   uint64_t total = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const towline_extent extent = extent_of(blocks[i], i);
+    const towline_blocks_t block = blocks[i];  // read once: the application may write to it meanwhile
+    const towline_extent extent = extent_of(block, i);
     if (total + extent.blocks > kMaxListBlocks)
       fail(Status::kLimitExceeded, "entries 0 to {} have {} blocks: a list has at most {}", i,
            total + extent.blocks, kMaxListBlocks);
     total += extent.blocks;
-    if (i == 0 || blocks[i].kind != kind_ || blocks[i].device != device_)
-      set_space(blocks[i].kind, blocks[i].device);
+    if (i == 0 || block.kind != kind_ || block.device != device_) set_space(block.kind, block.device);
     place(extent, i, 0);
   }
   if (list_.extents_.size() * kFlatBlocksPerExtent > total && list_.extents_.size() > 1) flatten();
@@ -345,7 +345,8 @@ void ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
       extent.address = load_strided(blocks.addresses, blocks.address_stride_bytes, i);
       extent.length = load_strided(blocks.lengths, blocks.length_stride_bytes, i);
       extent.blocks = 1;
-      push(extent, region_at(extent.address, extent.length));
+      // Read for the second time: the application may have written to its arrays in between.
+      push(extent, checked_region_at(i, extent.address, extent.length));
     }
   } else if (shape.breaks == 0 || (shape.breaks + 1) * kFlatBlocksPerExtent <= blocks.count) {
     group_flat();

@@ -47,6 +47,26 @@ void expect_refused(const std::vector<towline_blocks_t>& entries, const RegionIn
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
+TEST(ResolvedList, uses_entries_as_it_checked_them_while_another_thread_writes_to_them) {
+  constexpr uint64_t kLarge = uint64_t{5} << 30;
+  std::vector<Block> blocks;
+  for (uint64_t i = 0; i < 10000; ++i) blocks.push_back({kBase + i * kLarge, i % 2 == 0 ? kLarge : 4096});
+  const RegionIndex regions = one_region();
+  for (uint64_t* const place : {&blocks[5000].length, &blocks[5000].address}) {
+    testing::while_written(*place, uint64_t{*place}, uint64_t{1} << 62, [&] {
+      const auto [status, text] = error_of([&] {
+        const auto list = ResolvedList::from_flat(flat_of(blocks), regions);
+        for (const auto [address, length] : blocks_of(*list)) {
+          EXPECT_GE(address, kBase);
+          EXPECT_LE(length, kSpan - (address - kBase));
+        }
+      });
+      EXPECT_TRUE(status == Status::kOk || status == Status::kOutOfRange) << text;
+      return status;
+    });
+  }
+}
+
 TEST(ResolvedList, keeps_a_paged_layer_as_one_extent) {
   const auto list = ResolvedList::from_blocks(std::vector{entry(kBase, 4096, {{1000, 8192}})}, one_region());
   EXPECT_EQ(list->view().extent_count, 1U);

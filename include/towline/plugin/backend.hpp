@@ -12,7 +12,9 @@
 // text for people.
 #pragma once
 
+#include <towline/plugin/connection_id.h>
 #include <towline/plugin/reach.h>
+#include <towline/plugin/settle.h>
 #include <towline/plugin/stream.h>
 #include <towline/plugin/v1.h>
 #include <towline/towline.h>
@@ -43,7 +45,10 @@ class Host {
  public:
   explicit Host(const towline_host_v1_t* table)
       : table_(table),
-        knows_served_(table->struct_size > offsetof(towline_host_v1_t, served) && table->served != nullptr) {}
+        knows_served_(knows(table, offsetof(towline_host_v1_t, served)) && table->served != nullptr),
+        knows_heard_(knows(table, offsetof(towline_host_v1_t, heard)) && table->heard != nullptr),
+        knows_refused_(knows(table, offsetof(towline_host_v1_t, refused)) && table->refused != nullptr),
+        knows_granted_(knows(table, offsetof(towline_host_v1_t, granted)) && table->granted != nullptr) {}
   [[nodiscard]] uint64_t now_ns() const noexcept { return table_->now_ns(table_->context); }
   void log(int32_t level, const std::string& text) const {
     table_->log(table_->context, level, text.c_str());
@@ -66,7 +71,6 @@ class Host {
     return table_->rewatch(table_->context, worker, fd, events, ready, argument);
   }
   void unwatch(uint32_t worker, int fd) const { table_->unwatch(table_->context, worker, fd); }
-  [[nodiscard]] int wake_fd(uint32_t worker) const { return table_->wake_fd(table_->context, worker); }
   void wake(uint32_t worker) const { table_->wake(table_->context, worker); }
   void complete(uint64_t cookie, const towline_part_result& result) const {
     table_->complete(table_->context, cookie, &result);
@@ -99,12 +103,59 @@ class Host {
   void served(void* peer, uint32_t direction, uint64_t bytes) const {
     if (knows_served_) table_->served(table_->context, peer, direction, bytes);
   }
+  void heard(void* peer) const {
+    if (knows_heard_) table_->heard(table_->context, peer);
+  }
+  void refused(uint32_t worker, void* peer, Status status) const {
+    if (knows_refused_) table_->refused(table_->context, worker, peer, static_cast<int32_t>(status));
+  }
+  void granted(void* peer, uint64_t key) const {
+    if (knows_granted_) table_->granted(table_->context, peer, key);
+  }
   [[nodiscard]] const towline_host_v1_t* table() const { return table_; }
 
  private:
+  static bool knows(const towline_host_v1_t* table, size_t offset) { return table->struct_size > offset; }
+
   const towline_host_v1_t* table_;
   bool knows_served_;
+  bool knows_heard_;
+  bool knows_refused_;
+  bool knows_granted_;
 };
+
+namespace detail {
+
+template <class Handle>
+struct HandlerOf;
+template <class T>
+struct HandlerOf<void (T::*)(uint32_t)> {
+  using Object = T;
+};
+
+}  // namespace detail
+
+// The towline_ready_fn that calls the member function Handle(epoll_events) of the object it was watched with.
+// An exception ends in object.broken(const char* why) noexcept, which ends that one connection: a peer, a
+// server or a limit starts handlers, and none of them may end the process.
+template <auto Handle>
+void ready(void* argument, uint32_t epoll_events) noexcept {
+  auto* const object = static_cast<typename detail::HandlerOf<decltype(Handle)>::Object*>(argument);
+  const auto handle = [object, epoll_events]() noexcept {
+    try {
+      (object->*Handle)(epoll_events);
+    } catch (const std::exception& error) {
+      object->broken(error.what());
+    }
+  };
+  // An object that its handler may delete has a scope(), which keeps it until the end.
+  if constexpr (requires { object->scope(); }) {
+    const auto scope = object->scope();
+    handle();
+  } else {
+    handle();
+  }
+}
 
 // What people and the router should know of a backend.
 struct Description {
@@ -220,6 +271,12 @@ struct Tables {
     return connection(c)->reach(import, address);
   }
 
+  // settle
+  static int32_t settle(towline_connection* c) noexcept { return connection(c)->settle(); }
+
+  // connection_id
+  static uint64_t connection_id(towline_connection* c) noexcept { return connection(c)->connection_id(); }
+
   // stream
   static int32_t submit_on(towline_prepared* prepared, const towline_submit_args* args,
                            void* stream) noexcept {
@@ -266,6 +323,16 @@ struct Tables {
     if constexpr (requires { &C::reach; }) {
       static constexpr towline_reach_table_v1 kReach = {sizeof(towline_reach_table_v1), reach};
       if (std::strcmp(id, "reach") == 0) return &kReach;
+    }
+    if constexpr (requires { &C::settle_prepared; }) {
+      static constexpr towline_settle_table_v1 kSettle = {sizeof(towline_settle_table_v1), C::settle_prepared,
+                                                          settle};
+      if (std::strcmp(id, "settle") == 0) return &kSettle;
+    }
+    if constexpr (requires { &C::connection_id; }) {
+      static constexpr towline_connection_id_table_v1 kId = {sizeof(towline_connection_id_table_v1),
+                                                             connection_id};
+      if (std::strcmp(id, "connection_id") == 0) return &kId;
     }
     if constexpr (requires { &C::submit_on; }) {
       static constexpr towline_stream_table_v1 kStream = {

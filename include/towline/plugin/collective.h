@@ -90,6 +90,10 @@ typedef struct towline_collective_table_v1_t {
                         uint64_t bytes);
   int32_t (*window_signal)(towline_collective_window* window, int32_t rank);
   int32_t (*window_wait_signal)(towline_collective_window* window, int32_t rank, uint64_t deadline_ns);
+
+  // The rank that a message of which message_test gave TOWLINE_OK came from. Null, or a smaller table: no
+  // receives from TOWLINE_ANY_RANK.
+  int32_t (*message_source)(towline_collective_backend* backend, towline_collective_message* message);
 } towline_collective_table_v1_t;
 
 typedef const towline_collective_table_v1_t* (*towline_collective_v1_fn)(void);

@@ -13,8 +13,8 @@ typedef struct towline_reach_table_v1 {
   // Where the first byte of an imported region lies in this process, as long as a plan that was prepared from
   // the import is. TOWLINE_UNSUPPORTED: it is not mapped. Under the connection's worker's lock.
   //
-  // Whoever moves bytes there keeps that plan from being released meanwhile, and is through within the time
-  // that the backend's worst_fence_ns says: the owner of the memory may be waiting.
+  // Whoever moves bytes there keeps that plan from being released meanwhile, and waits for nothing but the
+  // copy: the owner of the memory may be waiting.
   int32_t (*reach)(towline_connection* connection, towline_import* import, uint64_t* address);
 } towline_reach_table_v1;
 

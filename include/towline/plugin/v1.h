@@ -66,8 +66,10 @@ typedef struct towline_part_result {
   int32_t vendor_code;  // errno or the like; 0: none
   uint32_t fences;      // TOWLINE_PART_FENCED_*
   uint32_t reserved;
-  uint64_t bytes;         // moved for certain
-  uint64_t failed_begin;  // byte range of the plan that failed, when status is an error and it is known
+  uint64_t bytes;  // moved for certain, wherever they lie
+  // Byte range of the plan that failed, when status is an error and it is known; empty: it is not. All of the
+  // part that lies before it has been moved.
+  uint64_t failed_begin;
   uint64_t failed_end;
 } towline_part_result;
 
@@ -100,7 +102,8 @@ typedef struct towline_host_v1_t {
   int32_t (*rewatch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
                      void* argument);
   void (*unwatch)(void* context, uint32_t worker, int fd);
-  // The worker's event file descriptor: another process may write 8 bytes to it to wake the worker.
+  // None: -1. An event descriptor that another process holds too lets it block or silence the worker: wake a
+  // peer's worker through a socket.
   int (*wake_fd)(void* context, uint32_t worker);
   // Makes a sleeping worker run soon. Any thread.
   void (*wake)(void* context, uint32_t worker);
@@ -121,6 +124,14 @@ typedef struct towline_host_v1_t {
   // Framed paths: the peer moved bytes of our regions, without a transfer of ours; for the counters.
   // `direction`: TOWLINE_SERVED_*.
   void (*served)(void* context, void* peer, uint32_t direction, uint64_t bytes);
+  // Framed paths: bytes of any kind arrived from the peer, so it is alive.
+  void (*heard)(void* context, void* peer);
+  // The backend refused an access of the peer or, where `peer` is null, a stranger's connection; for the
+  // counters.
+  void (*refused)(void* context, uint32_t worker, void* peer, int32_t status);
+  // Backends with TOWLINE_TRAIT_TELLS_GRANTS: from now on the peer can reach the region with this key without
+  // this side, so the region is not given back before the peer has let go of it.
+  void (*granted)(void* context, void* peer, uint64_t key);
 } towline_host_v1_t;
 
 enum {
@@ -134,6 +145,7 @@ enum {                              // traits
   TOWLINE_TRAIT_SAME_PROCESS = 4,
   TOWLINE_TRAIT_SAME_HOST = 8,
   TOWLINE_TRAIT_STORAGE = 16,  // connects an agent with itself only, to reach what its "storage" table opened
+  TOWLINE_TRAIT_TELLS_GRANTS = 32,  // says by host->granted which regions a peer reaches on a one-sided path
 };
 
 typedef struct towline_region_args {
@@ -144,8 +156,7 @@ typedef struct towline_region_args {
   towline_storage* storage;  // add: what the region is of, as this backend opened it; else null
 } towline_region_args;
 
-// ---- table "memory"
-// ----------------------------------------------------------------------------------------------
+// table "memory"
 
 typedef struct towline_memory_table_v1 {
   size_t struct_size;
@@ -162,8 +173,7 @@ typedef struct towline_memory_table_v1 {
   void (*unimport)(towline_connection* connection, towline_import* import);
 } towline_memory_table_v1;
 
-// ---- table "connection"
-// ------------------------------------------------------------------------------------------
+// table "connection"
 
 typedef struct towline_connection_table_v1 {
   size_t struct_size;
@@ -185,8 +195,7 @@ typedef struct towline_connection_table_v1 {
   int32_t (*describe)(towline_connection* connection, char* json, size_t capacity);
 } towline_connection_table_v1;
 
-// ---- table "data"
-// ------------------------------------------------------------------------------------------------
+// table "data"
 
 enum {                              // towline_prepared.flags
   TOWLINE_PREPARED_CONCURRENT = 1,  // any thread may submit it, without lock, when there is no message
@@ -224,6 +233,14 @@ typedef struct towline_prepare_args {
   uint32_t flags;                 // 0
 } towline_prepare_args;
 
+// A post of the application that takes several submits: parts on several workers, or chunks where it is
+// staged. Two submits belong together when their posts have one number.
+typedef struct towline_post {
+  size_t struct_size;
+  uint64_t number;  // no other post of this agent has it
+  uint64_t bytes;   // of all its submits together
+} towline_post;
+
 typedef struct towline_submit_args {
   size_t struct_size;
   uint64_t cookie;
@@ -233,6 +250,7 @@ typedef struct towline_submit_args {
   size_t message_bytes;  // 0: none
   uint32_t flags;        // TOWLINE_SUBMIT_*
   uint32_t reserved;
+  const towline_post* post;  // that this is one submit of, valid during the call; null: this is all of it
 } towline_submit_args;
 
 typedef struct towline_data_table_v1 {
@@ -253,8 +271,7 @@ typedef struct towline_data_table_v1 {
   void (*disarm)(towline_backend* backend, uint32_t worker);
 } towline_data_table_v1;
 
-// ---- table "directory"
-// -------------------------------------------------------------------------------------------
+// table "directory"
 
 // A directory keeps values under keys for agents to find one another (towline/directory.h). Its plugin has
 // only this table, and its `open` and `close` above are null. A library libtowline_<name>.so serves addresses
@@ -344,8 +361,7 @@ typedef struct towline_directory_table_v1 {
   size_t (*describe)(towline_directory_client* client, char* json, size_t capacity);
 } towline_directory_table_v1;
 
-// ---- table "storage"
-// ---------------------------------------------------------------------------------------------
+// table "storage"
 
 // As the application asked; constants of storage.h.
 typedef struct towline_storage_args {
@@ -381,8 +397,7 @@ typedef struct towline_storage_table_v1 {
   void (*close)(towline_backend* backend, towline_storage* storage);  // what was not committed is dropped
 } towline_storage_table_v1;
 
-// ---- table "exporter"
-// -------------------------------------------------------------------------------------------
+// table "exporter"
 
 // An exporter offers counters to a monitoring system. Its plugin has only this table, and its `open` and
 // `close` above are null.
@@ -406,8 +421,7 @@ typedef struct towline_exporter_table_v1 {
   void (*close)(towline_exporter_instance* exporter);  // nothing is collected after the return
 } towline_exporter_table_v1;
 
-// ---- the plugin itself
-// -------------------------------------------------------------------------------------------
+// the plugin itself
 
 typedef struct towline_plugin_v1_t {
   size_t struct_size;

@@ -45,18 +45,37 @@ struct BackendMetadata {
 };
 
 struct RegionToken {
-  uint32_t backend = 0;  // index into PeerMetadata::backends
-  std::vector<uint8_t> bytes;
+  uint32_t backend = 0;
+  std::span<const uint8_t> bytes;
+};
 
-  friend bool operator==(const RegionToken&, const RegionToken&) = default;
+// One region's tokens, by backend, in one piece of memory: a blob of many small ones takes little more than
+// its bytes.
+class RegionTokens {
+ public:
+  // `backend` is below kMaxBackends and above the last one's; the token has 1 to TOWLINE_MAX_TOKEN_BYTES
+  // bytes.
+  void add(uint32_t backend, std::span<const uint8_t> bytes);
+  // Empty when there is none.
+  [[nodiscard]] std::span<const uint8_t> find(uint32_t backend) const noexcept;
+  [[nodiscard]] bool empty() const noexcept { return packed_.empty(); }
+  // By rising backend.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (std::size_t at = 0; at < packed_.size();) visit(next(at));
+  }
+
+  friend bool operator==(const RegionTokens&, const RegionTokens&) = default;
+
+ private:
+  [[nodiscard]] RegionToken next(std::size_t& at) const noexcept;
+
+  std::vector<uint8_t> packed_;  // each: backend, u16 bytes, bytes
 };
 
 struct RegionMetadata {
   towline_region_ref region = {};
-  std::vector<RegionToken> tokens;  // only those that are not empty, by rising backend
-
-  // The token for one backend; empty when there is none.
-  [[nodiscard]] std::span<const uint8_t> token(uint32_t backend) const noexcept;
+  RegionTokens tokens;  // by index into PeerMetadata::backends
 
   friend bool operator==(const RegionMetadata& a, const RegionMetadata& b) noexcept;
 };
@@ -77,7 +96,15 @@ std::vector<uint8_t> encode(const PeerMetadata& metadata);
 
 // Throws Error: kProtocol (no blob, or one that no encoder writes), kShort (cut off), kCorrupt (checksum),
 // kUnsupported (another major version), kLimitExceeded. The text says what and where. Takes blobs of newer
-// minor versions, leaving out what it does not know. Uses memory in proportion to the bytes given.
+// minor versions, leaving out what it does not know. Uses at most about ten bytes of memory for each one
+// given. Regions are not judged: one may make no sense here.
 PeerMetadata decode(std::span<const uint8_t> blob);
+
+// The same but for the regions, which are left unread: it takes no longer than the checksum does.
+struct PeerSummary {
+  PeerMetadata metadata;
+  std::size_t regions = 0;  // that the blob says it has
+};
+PeerSummary summarize(std::span<const uint8_t> blob);
 
 }  // namespace towline::metadata

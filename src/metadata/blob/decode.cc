@@ -13,6 +13,8 @@ namespace {
 using wire::get_varint;
 using wire::unzigzag;
 
+constexpr std::size_t kTokenHeaderBytes = 3;
+
 struct Header {
   uint8_t minor = 0;
   uint16_t flags = 0;
@@ -115,32 +117,34 @@ void read_tokens(WireReader& reader, RegionMetadata& entry, std::size_t backends
     if (!reader.ok() || bytes == 0 || backend >= backends || backend < next_backend)
       malformed("a region's token");
     next_backend = backend + 1;
-    entry.tokens.push_back({static_cast<uint32_t>(backend), {token.begin(), token.end()}});
+    entry.tokens.add(static_cast<uint32_t>(backend), token);
   }
 }
 
+std::size_t read_region_count(WireReader& reader) {
+  return get_count(reader, "regions", kMaxRegions, wire::kLeastRegionBytes);
+}
+
 void read_regions(WireReader& reader, PeerMetadata& metadata) {
-  const std::size_t count = get_count(reader, "regions", kMaxRegions, wire::kLeastRegionBytes);
+  const std::size_t count = read_region_count(reader);
   metadata.regions.reserve(count);
-  uint64_t next_index = 0;
+  uint64_t next_low = 0;
   uint64_t next_address = 0;
   for (std::size_t i = 0; i < count; ++i) {
     RegionMetadata& entry = metadata.regions.emplace_back();
     towline_region_ref& region = entry.region;
-    const uint64_t index = next_index + unzigzag(get_varint(reader));
-    const uint64_t generation = get_varint(reader, UINT32_MAX);
+    const uint64_t low = next_low + unzigzag(get_varint(reader));
+    const uint64_t high = get_varint(reader, UINT32_MAX);
     region.address = next_address + unzigzag(get_varint(reader));
     region.bytes = get_varint(reader);
     region.device = get_varint(reader);
     region.kind = static_cast<uint32_t>(get_varint(reader, UINT32_MAX));
     region.access = static_cast<uint32_t>(get_varint(reader, UINT32_MAX));
     region.flags = static_cast<uint32_t>(get_varint(reader, UINT32_MAX));
-    if (!reader.ok() || index > UINT32_MAX) malformed("a region");
-    if (region.bytes > UINT64_MAX - region.address)
-      malformed("a region that runs past the end of its address space");
-    region.key = generation << 32 | index;
+    if (!reader.ok() || low > UINT32_MAX) malformed("a region");
+    region.key = high << 32 | low;
     read_tokens(reader, entry, metadata.backends.size());
-    next_index = index + 1;
+    next_low = low + 1;
     next_address = region.address + region.bytes;
   }
 }
@@ -164,9 +168,8 @@ bool read_section(wire::Section id, WireReader& reader, PeerMetadata& metadata) 
   return false;
 }
 
-}  // namespace
-
-PeerMetadata decode(std::span<const uint8_t> blob) {
+// `regions`: null, or where to put their number instead of reading them.
+PeerMetadata read(std::span<const uint8_t> blob, std::size_t* regions) {
   const Header header = read_header(blob);
   PeerMetadata metadata;
   metadata.partial = (header.flags & wire::kPartial) != 0;
@@ -180,7 +183,9 @@ PeerMetadata decode(std::span<const uint8_t> blob) {
     if (!reader.ok() || id < next_id) malformed("the order of its sections");
     next_id = uint32_t{id} + 1;
     WireReader section(payload);
-    if (read_section(static_cast<wire::Section>(id), section, metadata)) {
+    if (regions != nullptr && static_cast<wire::Section>(id) == wire::Section::kRegions) {
+      *regions = read_region_count(section);
+    } else if (read_section(static_cast<wire::Section>(id), section, metadata)) {
       if (header.minor <= wire::kMinor && section.remaining() != 0) malformed("the end of a section");
     } else if ((flags & wire::kMustUnderstand) != 0) {
       fail(Status::kUnsupported,
@@ -192,8 +197,39 @@ PeerMetadata decode(std::span<const uint8_t> blob) {
   return metadata;
 }
 
-std::span<const uint8_t> RegionMetadata::token(uint32_t backend) const noexcept {
-  for (const RegionToken& token : tokens) {
+}  // namespace
+
+PeerMetadata decode(std::span<const uint8_t> blob) { return read(blob, nullptr); }
+
+PeerSummary summarize(std::span<const uint8_t> blob) {
+  PeerSummary summary;
+  summary.metadata = read(blob, &summary.regions);
+  return summary;
+}
+
+void RegionTokens::add(uint32_t backend, std::span<const uint8_t> bytes) {
+  if (backend >= kMaxBackends || bytes.empty() || bytes.size() > TOWLINE_MAX_TOKEN_BYTES) {
+    fail(Status::kInvalidArgument,
+         "a token of {} bytes for backend {}: tokens have 1 to {}, backends are below {}", bytes.size(),
+         backend, TOWLINE_MAX_TOKEN_BYTES, kMaxBackends);
+  }
+  packed_.reserve(packed_.size() + kTokenHeaderBytes + bytes.size());  // to the byte: there may be a million
+  packed_.push_back(static_cast<uint8_t>(backend));
+  packed_.push_back(static_cast<uint8_t>(bytes.size()));
+  packed_.push_back(static_cast<uint8_t>(bytes.size() >> 8));
+  packed_.insert(packed_.end(), bytes.begin(), bytes.end());
+}
+
+RegionToken RegionTokens::next(std::size_t& at) const noexcept {
+  const std::size_t bytes = packed_[at + 1] | std::size_t{packed_[at + 2]} << 8;
+  const RegionToken token = {packed_[at], std::span(packed_).subspan(at + kTokenHeaderBytes, bytes)};
+  at += kTokenHeaderBytes + bytes;
+  return token;
+}
+
+std::span<const uint8_t> RegionTokens::find(uint32_t backend) const noexcept {
+  for (std::size_t at = 0; at < packed_.size();) {
+    const RegionToken token = next(at);
     if (token.backend == backend) return token.bytes;
   }
   return {};

@@ -21,6 +21,9 @@ void round_trip(std::span<const uint8_t> blob) {
     return;
   }
   if (!(decode(encode(metadata)) == metadata)) std::abort();
+  const PeerSummary summary = summarize(blob);
+  if (summary.regions != metadata.regions.size() || summary.metadata.identity != metadata.identity)
+    std::abort();
 }
 
 // The same bytes with magic, length, version and checksum put right.

@@ -65,35 +65,30 @@ void put_identity(WireWriter& writer, const PeerIdentity& identity) {
 
 void put_tokens(WireWriter& writer, const RegionMetadata& region, std::size_t backends) {
   uint32_t count = 0;
-  uint64_t next_backend = 0;
-  for (const RegionToken& token : region.tokens) {
-    if (token.backend >= backends || token.backend < next_backend) {
-      fail(Status::kInvalidArgument, "region {:#x} has a token for backend {} of {}, or out of order",
-           region.region.key, token.backend, backends);
+  region.tokens.for_each([&](const RegionToken& token) {
+    if (token.backend >= backends) {
+      fail(Status::kInvalidArgument, "region {:#x} has a token for backend {} of {}", region.region.key,
+           token.backend, backends);
     }
-    check_at_most("bytes of a region's token", token.bytes.size(), TOWLINE_MAX_TOKEN_BYTES);
-    next_backend = uint64_t{token.backend} + 1;
-    if (!token.bytes.empty()) ++count;
-  }
+    ++count;
+  });
   put_varint(writer, count);
-  for (const RegionToken& token : region.tokens) {
-    if (token.bytes.empty()) continue;
+  region.tokens.for_each([&](const RegionToken& token) {
     put_varint(writer, token.backend);
     put_varint(writer, token.bytes.size());
     writer.raw(token.bytes);
-  }
+  });
 }
 
-// Keys are {generation, index}: indices mostly rise by one and generations are small. Addresses mostly follow
-// one another.
+// Addresses mostly follow one another.
 void put_regions(WireWriter& writer, const PeerMetadata& metadata) {
   put_varint(writer, metadata.regions.size());
-  uint64_t next_index = 0;
+  uint64_t next_low = 0;
   uint64_t next_address = 0;
   for (const RegionMetadata& entry : metadata.regions) {
     const towline_region_ref& region = entry.region;
-    const uint64_t index = region.key & UINT32_MAX;
-    put_varint(writer, zigzag(index - next_index));
+    const uint64_t low = region.key & UINT32_MAX;
+    put_varint(writer, zigzag(low - next_low));
     put_varint(writer, region.key >> 32);
     put_varint(writer, zigzag(region.address - next_address));
     put_varint(writer, region.bytes);
@@ -102,7 +97,7 @@ void put_regions(WireWriter& writer, const PeerMetadata& metadata) {
     put_varint(writer, region.access);
     put_varint(writer, region.flags);
     put_tokens(writer, entry, metadata.backends.size());
-    next_index = index + 1;
+    next_low = low + 1;
     next_address = region.address + region.bytes;
   }
 }

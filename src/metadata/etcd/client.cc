@@ -50,18 +50,22 @@ bool Client::post(std::function<void()> command) {
 }
 
 void Client::run() {
+  // Calls have deadlines: one whose answer could not be dealt with ends by its own.
+  const auto failed = [this](const char* why) {
+    listener_.log(0, fmt::format("etcd: an answer was dropped: {}", why));
+  };
   while (!over_) {
-    commands_.run();
-    timers_.run();
+    commands_.run(failed);
+    timers_.run(failed);
     buried_.clear();
     if (over_) break;
     const uint64_t now_ns = monotonic_now_ns();
     const uint64_t next_ns = timers_.next_ns();
-    http_.poll(next_ns > now_ns ? next_ns - now_ns : 0);
+    run_action([&] { http_.poll(next_ns > now_ns ? next_ns - now_ns : 0); }, failed);
   }
   commands_.close();
   shutting_ = true;  // calls that came too late are told so
-  commands_.run();
+  commands_.run(failed);
 }
 
 // ---- calls

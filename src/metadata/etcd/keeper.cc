@@ -30,22 +30,23 @@ Keeper::Keeper(const Options& options, Timers& timers, Caller& caller, Caller::L
 
 void Keeper::put(Put put) {
   const uint64_t number = ++last_put_;
-  puts_.emplace(number, std::move(put));
+  puts_.emplace(number, Pending{std::move(put)});
   with_lease(number);
 }
 
 void Keeper::with_lease(uint64_t number) {
   if (lease_ != 0) return try_put(number);
-  unleased_[number] = timers_.at(puts_.at(number).deadline_ns, [this, number] {
+  unleased_[number] = timers_.at(puts_.at(number).put.deadline_ns, [this, number] {
     const std::string what =
-        fmt::format("putting '{}': no server has granted a lease in time", shown(puts_.at(number).key));
+        fmt::format("putting '{}': no server has granted a lease in time", shown(puts_.at(number).put.key));
     end_put(number, {Status::kUnreachable, what, "", "", Refusal::Kind::kAgain, false});
   });
   grant();
 }
 
 void Keeper::try_put(uint64_t number) {
-  const Put& put = puts_.at(number);
+  Pending& pending = puts_.at(number);
+  const Put& put = pending.put;
   Rpc rpc;
   rpc.path = put.create ? "/v3/kv/txn" : "/v3/kv/put";
   rpc.body =
@@ -59,11 +60,11 @@ void Keeper::try_put(uint64_t number) {
     }
     put_ended(number, lease, std::move(answer));
   };
-  (void)caller_.start(std::move(rpc));
+  pending.call = caller_.start(std::move(rpc));
 }
 
 void Keeper::put_ended(uint64_t number, uint64_t lease, RpcAnswer&& answer) {
-  const Put& put = puts_.at(number);
+  const Put& put = puts_.at(number).put;
   if (answer.status == Status::kOk) {
     try {
       CreateAnswer created;
@@ -92,7 +93,7 @@ void Keeper::end_put(uint64_t number, RpcAnswer&& answer) {
     unleased_.erase(waiting);
   }
   auto node = puts_.extract(number);
-  node.mapped().done(std::move(answer));
+  node.mapped().put.done(std::move(answer));
 }
 
 void Keeper::forget(const std::string& key, bool prefix) {
@@ -148,7 +149,7 @@ void Keeper::granted(RpcAnswer&& answer) {
     timers_.cancel(deadline);
     if (for_good) {
       RpcAnswer copy = answer;
-      copy.text = fmt::format("putting '{}': {}", shown(puts_.at(number).key), answer.text);
+      copy.text = fmt::format("putting '{}': {}", shown(puts_.at(number).put.key), answer.text);
       end_put(number, std::move(copy));
     } else {
       try_put(number);
@@ -278,6 +279,7 @@ void Keeper::revoke(uint64_t deadline_ns, std::function<void()> done) {
   kept_.clear();
   for (auto& [number, deadline] : unleased_) timers_.cancel(deadline);
   unleased_.clear();
+  for (auto& [number, pending] : puts_) caller_.stop(pending.call);
   puts_.clear();
   if (lease_ == 0) return done();
   Rpc rpc;

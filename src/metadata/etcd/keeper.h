@@ -25,7 +25,7 @@ class Keeper {
     std::string value;
     bool create = false;
     uint64_t deadline_ns = 0;
-    Done done;  // called once, unless the keeper ends first
+    Done done;  // called once, unless revoke() comes first
   };
 
   Keeper(const Options& options, Timers& timers, Caller& caller, Caller::Log log);
@@ -33,7 +33,8 @@ class Keeper {
   void put(Put put);
   // The key, or every key that begins so, is not kept any more; it stays where it is.
   void forget(const std::string& key, bool prefix);
-  // Gives the lease back, and with it everything that is kept. done is called once.
+  // Gives the lease back, and with it everything that is kept. Puts that are under way end without a word to
+  // their callers. done is called once.
   void revoke(uint64_t deadline_ns, std::function<void()> done);
 
   void describe(nlohmann::json& json) const;
@@ -42,6 +43,10 @@ class Keeper {
   struct Kept {
     std::string value;
     uint64_t lease = 0;  // it was put under
+  };
+  struct Pending {
+    Put put;
+    Caller::Id call = 0;
   };
 
   void with_lease(uint64_t number);
@@ -70,7 +75,7 @@ class Keeper {
   Timers::Id next_ = 0;  // renewal, or grant
   bool revoking_ = false;
 
-  std::map<uint64_t, Put> puts_;
+  std::map<uint64_t, Pending> puts_;
   std::map<uint64_t, Timers::Id> unleased_;  // puts that wait for the lease, with their deadline
   uint64_t last_put_ = 0;
   std::map<std::string, Kept, std::less<>> kept_;

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,13 +10,14 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/socket_user.h"
 #include "metadata/listener/wire.h"
 
 namespace towline::metadata {
 
 namespace {
 constexpr std::size_t kRequestReadBytes = 256u << 10;
-constexpr uint32_t kAcceptsPerTurn = 32;
+constexpr uint32_t kAcceptsPerTurn = 8;  // what else the worker does must not wait for more
 }  // namespace
 
 // A listening socket with its way back to the listener.
@@ -35,8 +37,8 @@ struct Listener::Door {
 struct Listener::Client {
   enum class Phase { kReceiving, kSending, kDraining };
 
-  Client(Listener& listener, UniqueFd socket, uint64_t deadline) noexcept
-      : owner(listener), fd(std::move(socket)), deadline_ns(deadline) {}
+  Client(Listener& listener, UniqueFd socket, const SocketAddress& from, uint64_t deadline) noexcept
+      : owner(listener), fd(std::move(socket)), source(source_of(from)), deadline_ns(deadline) {}
   static void ready(void* argument, uint32_t events) {
     auto& client = *static_cast<Client*>(argument);
     client.owner.serve(client, events);
@@ -44,6 +46,7 @@ struct Listener::Client {
 
   Listener& owner;
   UniqueFd fd;
+  const SourceKey source;
   uint64_t deadline_ns;
   Clients::iterator self;
   Phase phase = Phase::kReceiving;
@@ -60,6 +63,9 @@ Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions
   for (const Endpoint& endpoint : parse_endpoints(options.listen))
     doors_.push_back(std::make_unique<Door>(*this, ListeningSocket(endpoint, options.ports)));
   (void)addresses();  // fails now, where it would later
+  std::vector<const ListeningSocket*> sockets;
+  for (const auto& door : doors_) sockets.push_back(&door->socket);
+  warn_of_open_ports("the metadata listener", sockets);
   for (std::size_t watched = 0; watched < doors_.size(); ++watched) {
     try {
       host_.watch(doors_[watched]->socket.fd(), EPOLLIN, Door::ready, doors_[watched].get());
@@ -92,7 +98,7 @@ uint32_t Listener::expire(uint64_t now_ns) {
   uint32_t cut = 0;
   for (; !clients_.empty() && clients_.front().deadline_ns <= now_ns; ++cut) {
     Client& client = clients_.front();
-    drop(client, client.phase == Client::Phase::kDraining);
+    drop(client, client.phase == Client::Phase::kDraining ? Status::kOk : Status::kTimedOut);
   }
   return cut;
 }
@@ -100,26 +106,36 @@ uint32_t Listener::expire(uint64_t now_ns) {
 void Listener::accept_from(ListeningSocket& socket) {
   for (uint32_t i = 0; i < kAcceptsPerTurn; ++i) {
     int error = 0;
-    UniqueFd fd = socket.accept(nullptr, &error);
+    SocketAddress from;
+    UniqueFd fd = socket.accept(&from, &error);
     if (error != 0) {
+      note_refusal(status_from_errno(error));
       TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener {}: accepting: {}",
                         socket.address().text(), errno_text(error));
     }
     if (!fd.valid()) return;
-    // The one that came first is the likeliest to be stuck: an exchange takes milliseconds.
-    while (clients_.size() >= std::max(options_.max_clients, 1u)) drop(clients_.front(), false);
     try {
-      admit(std::move(fd));
+      admit(std::move(fd), from);
     } catch (const std::exception& failure) {
-      ++refused_;
+      note_refusal(Status::kOutOfMemory);
       TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: taking a client: {}", failure.what());
     }
   }
 }
 
-void Listener::admit(UniqueFd fd) {
+void Listener::admit(UniqueFd fd, const SocketAddress& from) {
+  if (!options_.any_user && !comes_from_same_user(fd.get())) {
+    note_refusal(Status::kPermissionDenied);
+    TOWLINE_LOG_EVERY(
+        kWarning, 10 * kSecondNs,
+        "metadata listener: {} is no process of user {}, and was cut: listen.any_user serves all users "
+        "of this host",
+        from.text(), geteuid());
+    return;
+  }
+  make_room(from);
   const uint64_t deadline = Deadline::after(clock_, options_.client_timeout_ns).ns();
-  Client& client = clients_.emplace_back(*this, std::move(fd), deadline);
+  Client& client = clients_.emplace_back(*this, std::move(fd), from, deadline);
   client.self = std::prev(clients_.end());
   try {
     host_.watch(client.fd.get(), EPOLLIN, Client::ready, &client);
@@ -127,6 +143,26 @@ void Listener::admit(UniqueFd fd) {
     clients_.pop_back();
     throw;
   }
+}
+
+// The client that came first is the likeliest to be stuck: an exchange takes milliseconds.
+void Listener::make_room(const SocketAddress& from) {
+  const SourceKey source = source_of(from);
+  const std::size_t most = std::max(options_.max_clients, 2u);
+  Client* oldest = nullptr;
+  std::size_t count = 0;
+  for (Client& client : clients_) {
+    if (client.source != source) continue;
+    if (oldest == nullptr) oldest = &client;
+    ++count;
+  }
+  if (count < most / 2) oldest = clients_.size() < most ? nullptr : &clients_.front();
+  if (oldest != nullptr) drop(*oldest, Status::kLimitExceeded);
+}
+
+void Listener::note_refusal(Status why) noexcept {
+  ++refused_;
+  host_.refused(why);
 }
 
 void Listener::serve(Client& client, uint32_t events) {
@@ -139,13 +175,13 @@ void Listener::serve(Client& client, uint32_t events) {
     } else {
       char waste[4096];
       const ssize_t n = recv(client.fd.get(), waste, sizeof waste, 0);
-      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return drop(client, true);
+      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return drop(client, Status::kOk);
     }
   } catch (const std::exception& failure) {
     TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: serving a client: {}", failure.what());
     keep = false;
   }
-  if (!keep) drop(client, false);
+  if (!keep) drop(client, Status::kProtocol);
 }
 
 // Takes what there is, one piece a turn so that clients take turns. False: cut it.
@@ -199,7 +235,7 @@ bool Listener::answer(Client& client) {
         text.begin() + static_cast<std::ptrdiff_t>(std::min(text.size(), wire::kMaxRefusalBytes));
     client.reply = std::make_shared<const Blob>(text.begin(), end);
     header.status = static_cast<int32_t>(refusal.code());
-    ++refused_;
+    note_refusal(refusal.code());
   }
   held_bytes_ -= client.body.size();
   client.body = {};
@@ -244,8 +280,8 @@ bool Listener::send(Client& client) {
   return true;
 }
 
-void Listener::drop(Client& client, bool well) noexcept {
-  if (!well) ++refused_;
+void Listener::drop(Client& client, Status why) noexcept {
+  if (why != Status::kOk) note_refusal(why);
   held_bytes_ -= client.body.size();
   host_.unwatch(client.fd.get());
   clients_.erase(client.self);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/socket_address.h"
+#include "base/source_key.h"
 
 namespace towline::metadata {
 
@@ -36,13 +37,16 @@ class ListenerHost {
   // A client's blob, never empty, before it gets ours. Throws Error to refuse: the client gets the status and
   // the text.
   virtual void peer_blob(std::span<const uint8_t> blob) = 0;
+  // A client was turned away, or cut, for the counters.
+  virtual void refused(Status why) noexcept = 0;
 };
 
 struct ListenerOptions {
-  std::string listen = "*:0";  // endpoints, comma-separated; see base/socket_address.h
-  std::string advertise;       // "host[:port]" given out instead of what the sockets say; empty: found out
-  PortRange ports;             // for endpoints with port 0
-  uint32_t max_clients = 64;
+  std::string listen;         // endpoints, comma-separated; see base/socket_address.h
+  std::string advertise;      // "host[:port]" given out instead of what the sockets say; empty: found out
+  PortRange ports;            // for endpoints with port 0
+  bool any_user = false;      // serves processes of other users of this host
+  uint32_t max_clients = 64;  // half of them of one source
   uint64_t max_blob_bytes = 64u << 20;    // of one client
   uint64_t max_total_bytes = 256u << 20;  // received from all clients and not yet dealt with
   uint64_t client_timeout_ns = 10 * kSecondNs;
@@ -77,12 +81,14 @@ class Listener {
   using Clients = std::list<Client>;
 
   void accept_from(ListeningSocket& socket);
-  void admit(UniqueFd fd);
+  void admit(UniqueFd fd, const SocketAddress& from);
+  void make_room(const SocketAddress& from);
+  void note_refusal(Status why) noexcept;
   void serve(Client& client, uint32_t events);
   bool receive(Client& client);
   bool answer(Client& client);
   bool send(Client& client);
-  void drop(Client& client, bool well) noexcept;
+  void drop(Client& client, Status why) noexcept;  // kOk: it was served
 
   ListenerHost& host_;
   const Clock& clock_;

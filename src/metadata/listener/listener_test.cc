@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 #include <sys/poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -45,6 +46,7 @@ class FakeHost final : public ListenerHost {
     if (!refusal.empty()) throw Error(Status::kCorrupt, refusal);
     received.emplace_back(blob.begin(), blob.end());
   }
+  void refused(Status why) noexcept override { refusals.push_back(why); }
 
   void turn(uint64_t timeout_ns = kMillisecondNs) {
     PollEvent events[16];
@@ -64,6 +66,7 @@ class FakeHost final : public ListenerHost {
   Blob own = bytes_of("the listener's blob");
   std::string refusal;
   std::vector<Blob> received;
+  std::vector<Status> refusals;
 
  private:
   Poller poller_;
@@ -243,6 +246,51 @@ TEST_F(ListenerTest, MakesRoomForNewClientsByCuttingTheOldest) {
   for (int i = 0; i < 20; ++i) silent.push_back(connect_raw());
   EXPECT_EQ(exchange_with(host, address(), {}).status, Status::kOk);
   EXPECT_LE(listener->clients(), 4u);
+}
+
+// Those of another address that came before stay, however many come of one.
+TEST_F(ListenerTest, OneSourceHasHalfOfThePlaces) {
+  options.max_clients = 8;
+  open();
+  const UniqueFd patient = connect_raw();
+  host.turn_until([&] { return listener->clients() == 1; });
+  const SocketAddress target = resolve(parse_endpoint(address()), soon()).front();
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 20; ++i) {
+    crowd.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const SocketAddress from = *numeric_address(parse_endpoint("127.0.0.2:0"));
+    ASSERT_EQ(bind(crowd.back().get(), from.get(), from.size()), 0);
+    ASSERT_EQ(connect(crowd.back().get(), target.get(), target.size()), 0);
+  }
+  host.turn_until([&] { return host.refusals.size() == 16; });
+  EXPECT_EQ(listener->clients(), 5u);
+  const auto packed = wire::pack(wire::ExchangeHeader{});
+  ASSERT_EQ(send(patient.get(), packed.data(), packed.size(), MSG_NOSIGNAL), 16);
+  shutdown(patient.get(), SHUT_WR);
+  EXPECT_EQ(read_to_end(patient).size(), 16 + host.own.size());
+}
+
+TEST_F(ListenerTest, CutsAnotherUserOfThisHostUnlessAllAreServed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs the right to become another user";
+  for (const bool any_user : {false, true}) {
+    options.any_user = any_user;
+    open();
+    const std::string where = address();
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setresuid(65534, 65534, 65534) != 0) _exit(2);
+      try {
+        _exit(exchange(where, {}, soon()) == host.own ? 0 : 3);
+      } catch (const Error&) {
+        _exit(1);
+      }
+    }
+    int status = 0;
+    host.turn_until([&] { return waitpid(child, &status, WNOHANG) != 0; });
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), any_user ? 0 : 1);
+  }
+  EXPECT_EQ(host.refusals, std::vector<Status>{Status::kPermissionDenied});
 }
 
 TEST_F(ListenerTest, SurvivesClientsThatResetTheConnection) {
