@@ -102,7 +102,10 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
     LaneState& lane = *lanes_[i];
     if (lively && lane.in.state == InputState::kHeader) lane.lane->look_longer();
     lane.out.blocked = lane.out.inline_used = false;
-    work += read_lane(lane);
+    const uint32_t read = read_lane(lane);
+    if (read != 0 && !down_) host_.heard(peer_);
+    work += read;
+    if (!down_) watch_frames(lane, now_ns);
     if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");
   }
   // Most passes find nothing: a spinning receiver must look at its lanes again soon.
@@ -117,6 +120,33 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   work += deliver_ended();
   if (work != 0) last_activity_ns_ = now_ns;
   return work;
+}
+
+// Frames that began and do not end: those that come in, and answers that the peer does not take.
+void ConnectionCore::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
+  const auto look = [&](FrameWatch& watch, bool under_way, uint32_t sequence, uint64_t left,
+                        const char* doing) {
+    if (!under_way) return watch.none();
+    watch.look(sequence, left, now_ns);
+    if (now_ns < watch.deadline_ns(options_.frame_timeout_ns)) return;
+    static constexpr const char* kText = "the peer stopped in the middle of a frame";
+    break_lane(lane, IoResult::error(Status::kPeerLost, 0, kText), doing);
+  };
+  const Input& in = lane.in;
+  look(lane.in.watch, in.in_frame(), in.counted, in.left_of_frame(), "reading");
+  if (down_) return;
+  const Output& out = lane.out;
+  look(lane.out.watch, out.frame_open && out.served != 0, out.frame_sequence, out.frame.bytes(), "writing");
+}
+
+uint64_t ConnectionCore::frame_deadline_ns() const noexcept {
+  uint64_t next_ns = kNoDeadline;
+  for (const auto& lane : lanes_) {
+    if (down_) break;
+    next_ns = std::min(next_ns, lane->in.watch.deadline_ns(options_.frame_timeout_ns));
+    next_ns = std::min(next_ns, lane->out.watch.deadline_ns(options_.frame_timeout_ns));
+  }
+  return next_ns;
 }
 
 // Reads and messages that found no room wait for a lane that has output.
@@ -168,7 +198,7 @@ void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const c
 // Nothing is read into, or written from, registered memory after this.
 void ConnectionCore::release_everything() noexcept {
   for (const auto& lane : lanes_) {
-    lane->lane->close();
+    lane->lane->close();  // unless it was abandoned
     lane->in.pins.release(host_);
     lane->in.target.clear();
     lane->out.pins.release(host_);
@@ -182,6 +212,7 @@ void ConnectionCore::release_everything() noexcept {
 void ConnectionCore::fail(Status status, const std::string& text) noexcept {
   if (down_) return;
   down_ = true;
+  for (const auto& lane : lanes_) lane->lane->abandon();
   release_everything();
   end_all(Status::kPeerLost);
   deliver_ended();
@@ -195,6 +226,9 @@ void ConnectionCore::close() noexcept {
     for (const auto& lane : lanes_)
       if (lane->broken.status == Status::kOk && lane->out.nothing_queued()) emit_plain(*lane, header);
     down_ = true;
+    // Bytes of a part that ends here must not go on to travel by themselves.
+    if (parts_.live() != 0)
+      for (const auto& lane : lanes_) lane->lane->abandon();
     release_everything();
     end_all(Status::kClosed);
   }
@@ -264,6 +298,7 @@ void Connection::close() noexcept { core_->close(); }
 bool Connection::down() const noexcept { return core_->down_; }
 bool Connection::idle() const noexcept { return core_->idle(); }
 uint64_t Connection::last_activity_ns() const noexcept { return core_->last_activity_ns_; }
+uint64_t Connection::frame_deadline_ns() const noexcept { return core_->frame_deadline_ns(); }
 const ConnectionStatistics& Connection::statistics() const noexcept { return core_->statistics_; }
 std::string Connection::describe() const { return core_->describe(); }
 

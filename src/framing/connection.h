@@ -43,6 +43,7 @@
 #include <string>
 
 #include "framing/lane.h"
+#include "framing/refusal_budget.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/plugin/v1.h"
 
@@ -63,6 +64,10 @@ struct ConnectionOptions {
   uint32_t max_held_message_bytes = 1u << 20;  // attached messages kept until their data is placed
   uint32_t pass_bytes = 4u << 20;              // moved per lane and direction in one progress()
   bool checksum = false;                       // CRC-32C over every payload we send
+  // A frame that has begun and brings no byte for so long breaks the connection, and so does one that comes at
+  // less than 16 KiB/s on average.
+  uint64_t frame_timeout_ns = 20'000'000'000;
+  std::shared_ptr<RefusalBudget> refusals;  // of the peer's accesses; null: as many as come
 };
 
 // What the engine did since it was made.
@@ -109,13 +114,16 @@ class Connection {
   // nothing.
   void fail(Status status, const std::string& text) noexcept;
   // Our own end: says goodbye to the peer as far as lanes take it at once, then as fail(), but parts end with
-  // kClosed and no event is reported.
+  // kClosed and no event is reported. Messages that were written still arrive where no part was in flight.
   void close() noexcept;
 
   [[nodiscard]] bool down() const noexcept;  // failed or closed: submit and send answer kPeerLost
   // Nothing in flight or queued, in either direction: may be closed for idleness.
   [[nodiscard]] bool idle() const noexcept;
   [[nodiscard]] uint64_t last_activity_ns() const noexcept;  // of the last progress() that did something
+  // When the frames that are under way, and hold something, will have taken too long: progress() must be called
+  // by then. UINT64_MAX: there are none.
+  [[nodiscard]] uint64_t frame_deadline_ns() const noexcept;
   [[nodiscard]] const ConnectionStatistics& statistics() const noexcept;
   [[nodiscard]] std::string describe() const;  // JSON object
 

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
+#include "base/unique_fd.h"
 #include "framing/test_support.h"
 #include "framing/wire.h"
 #include "towline/plugin/cursor.hpp"
@@ -331,6 +333,122 @@ TEST_P(ConnectionTest, ManySmallWritesAllComplete) {
 }
 
 // Over rings an owner's count takes no frame; one that its peer does not look for does.
+// ---- frames that do not end
+
+// The owner's side of a connection, and a peer that writes what the test wants.
+class FrameTest : public ::testing::Test {
+ protected:
+  FrameTest() {
+    int fds[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
+    peer_.reset(fds[0]);
+    options_.frame_timeout_ns = 10 * kSecondNs;
+    options_.refusals = std::make_shared<RefusalBudget>(3);
+    owner_ = std::make_unique<Side>(options_);
+    owner_->connection.add_lane(std::make_unique<testing::FdLane>(fds[1]));
+    memory_.resize(1 << 20);
+    key_ = owner_->host.add(memory_.data(), memory_.size());
+  }
+  void say(const void* data, std::size_t bytes) {
+    ASSERT_EQ(::send(peer_.get(), data, bytes, MSG_NOSIGNAL), static_cast<ssize_t>(bytes));
+  }
+  void ask(FrameType type, uint32_t bytes, uint64_t key) {
+    std::vector<uint8_t> preamble(kHeaderBytes + sizeof(WireSegment));
+    const WireSegment segment = {key, reinterpret_cast<uint64_t>(memory_.data()), bytes};
+    std::memcpy(preamble.data() + kHeaderBytes, &segment, sizeof segment);
+    FrameHeader header;
+    header.type = type;
+    header.segment_count = 1;
+    header.sequence = sequence_++;
+    header.part = 1;
+    if (type == FrameType::kWrite) header.payload_bytes = bytes;
+    if (type == FrameType::kRead) header.extent = bytes;
+    encode_header(header, preamble.data());
+    say(preamble.data(), preamble.size());
+  }
+  void pass(uint64_t ns = 0) {
+    owner_->host.clock.advance(ns);
+    for (int i = 0; i < 100; ++i) owner_->progress();
+  }
+
+  UniqueFd peer_;
+  ConnectionOptions options_;
+  std::unique_ptr<Side> owner_;
+  std::vector<uint8_t> memory_;
+  uint64_t key_ = 0;
+  uint32_t sequence_ = 0;
+};
+
+TEST_F(FrameTest, OfAPeerThatStopsInTheMiddleHoldsMemoryForItsTimeOnly) {
+  ask(FrameType::kWrite, 1 << 20, key_);
+  pass();
+  EXPECT_EQ(owner_->host.pins_held(), 1u);
+  EXPECT_NE(owner_->connection.frame_deadline_ns(), kNoDeadline);
+  pass(9 * kSecondNs);
+  EXPECT_FALSE(owner_->connection.down());
+  say("some", 4);  // time begins anew with each byte
+  pass();
+  pass(9 * kSecondNs);
+  EXPECT_FALSE(owner_->connection.down());
+  pass(kSecondNs);
+  EXPECT_TRUE(owner_->connection.down());
+  EXPECT_EQ(owner_->host.pins_held(), 0u);
+  ASSERT_EQ(owner_->host.events.size(), 1u);
+  EXPECT_EQ(owner_->host.events[0].status, Status::kPeerLost);
+  EXPECT_NE(owner_->host.events[0].text.find("middle of a frame"), std::string::npos);
+}
+
+TEST_F(FrameTest, OfAPeerThatTricklesEndsInTime) {
+  ask(FrameType::kWrite, 100'000, key_);
+  for (int seconds = 0; seconds < 20 && !owner_->connection.down(); ++seconds) {
+    say("x", 1);
+    pass();
+    pass(kSecondNs);
+  }
+  EXPECT_TRUE(owner_->connection.down()) << "16 KiB/s are the least, and 10 s on top";
+}
+
+TEST_F(FrameTest, OfAnAnswerThatThePeerDoesNotTakeEndsInTime) {
+  for (int i = 0; i < 8; ++i) ask(FrameType::kRead, 1 << 20, key_);
+  pass();
+  EXPECT_EQ(owner_->host.pins_held(), 1u);
+  pass(11 * kSecondNs);
+  EXPECT_TRUE(owner_->connection.down());
+  EXPECT_EQ(owner_->host.pins_held(), 0u);
+}
+
+TEST_F(FrameTest, ThatEndsLeavesNoTimeBehind) {
+  ask(FrameType::kWrite, 4, key_);
+  say("done", 4);
+  pass();
+  EXPECT_EQ(owner_->connection.frame_deadline_ns(), kNoDeadline);
+  pass(60 * kSecondNs);
+  EXPECT_FALSE(owner_->connection.down());
+}
+
+TEST_F(FrameTest, ThatIsRefusedTooOftenBreaksTheConnection) {
+  for (int i = 0; i < 3; ++i) {
+    ask(FrameType::kWrite, 4, key_ + 7);
+    say("evil", 4);
+    pass();
+    EXPECT_FALSE(owner_->connection.down());
+  }
+  ask(FrameType::kRead, 4, key_ + 8);
+  pass();
+  EXPECT_TRUE(owner_->connection.down());
+  EXPECT_EQ(owner_->connection.statistics().refused, 4u);
+  EXPECT_EQ(owner_->host.events[0].status, Status::kProtocol);
+}
+
+TEST(RefusalBudgetTest, ComesBackWithTime) {
+  RefusalBudget budget(2);
+  EXPECT_TRUE(budget.take(kSecondNs));
+  EXPECT_TRUE(budget.take(kSecondNs));
+  EXPECT_FALSE(budget.take(kSecondNs));
+  EXPECT_TRUE(budget.take(kSecondNs + RefusalBudget::kRegainNs));
+  EXPECT_FALSE(budget.take(kSecondNs + RefusalBudget::kRegainNs));
+}
+
 TEST(CountTest, GoesBesideTheStreamOrInAFrame) {
   for (const bool looks : {true, false}) {
     RingPair rings{64 << 10};

@@ -38,6 +38,7 @@ class ConnectionCore {
   uint32_t progress(uint64_t now_ns) noexcept;
   bool arm() noexcept;
   void disarm() noexcept;
+  [[nodiscard]] uint64_t frame_deadline_ns() const noexcept;
   void fail(Status status, const std::string& text) noexcept;
   void close() noexcept;
   [[nodiscard]] bool idle() const noexcept;
@@ -112,6 +113,7 @@ class ConnectionCore {
   void begin_write(LaneState& lane, const uint8_t* preamble) noexcept;
   void end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept;
   void refuse_write(LaneState& lane) noexcept;
+  void note_refusal(LaneState& lane, Status status) noexcept;
   bool begin_read(LaneState& lane, const uint8_t* preamble) noexcept;
   std::size_t cut_answer(ReadAnswer& answer, uint64_t frame_bytes) noexcept;
   bool open_answer(LaneState& lane) noexcept;
@@ -119,6 +121,7 @@ class ConnectionCore {
                       PinSet& pins) noexcept;
 
   // connection.cc
+  void watch_frames(LaneState& lane, uint64_t now_ns) noexcept;
   void break_lane(LaneState& lane, const IoResult& result, const char* doing) noexcept;
   void release_everything() noexcept;
 

@@ -69,9 +69,17 @@ void ConnectionCore::refuse_write(LaneState& lane) noexcept {
     protocol_error(lane, "more uncounted frames than allowed");
     return;
   }
-  ++statistics_.refused;
+  note_refusal(lane, lane.in.refused);
   lane.out.refusals.push(
       {lane.in.counted, lane.in.refused, header.part, header.offset, header.payload_bytes});
+}
+
+// Also called while frames are written: the next progress() ends the connection.
+void ConnectionCore::note_refusal(LaneState& lane, Status status) noexcept {
+  ++statistics_.refused;
+  host_.refused(options_.worker, peer_, status);
+  if (options_.refusals == nullptr || options_.refusals->take(host_.now_ns())) return;
+  lane.broken = IoResult::error(Status::kProtocol, 0, "too many of the peer's accesses were refused");
 }
 
 bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexcept {
@@ -129,7 +137,7 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
         pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
     if (status != Status::kOk) {
       out.pins.release(host_);
-      ++statistics_.refused;
+      note_refusal(lane, status);
       emit_nack(lane, answer.wire_id, answer.next, answer.end - answer.next, status);
       out.answers.pop();
       free_answers_.push_back(index);  // within its capacity

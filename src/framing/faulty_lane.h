@@ -26,6 +26,7 @@ class FaultyLane final : public Lane {
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override { inner_->disarm(); }
   void close() noexcept override { inner_->close(); }
+  void abandon() noexcept override { inner_->abandon(); }
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] Traits traits() const noexcept override { return inner_->traits(); }
 

@@ -95,6 +95,9 @@ class Lane {
   // Ends the stream in both directions. Bytes written before may still reach the peer. Idempotent; reads and
   // writes answer kClosed from then on.
   virtual void close() noexcept = 0;
+  // As close(), for a stream that is given up: what was written and has not left this machine is dropped
+  // where that can be done, and the peer is told at once.
+  virtual void abandon() noexcept { close(); }
 
   // For people, a few words: "tcp 10.0.0.7:7777 -> 10.0.0.9:41002".
   [[nodiscard]] virtual std::string describe() const = 0;

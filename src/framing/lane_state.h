@@ -1,11 +1,13 @@
 // What the engine keeps for each lane: what goes out, what comes in, and what is expected of the peer.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "framing/byte_queue.h"
 #include "framing/connection.h"
 #include "framing/iov_list.h"
@@ -66,6 +68,42 @@ struct ReadAnswer {
   std::unique_ptr<WireSegment[]> segments;  // kMaxSegments, made when first needed
 };
 
+// How long the frame under way has been under way, as seen once a pass. A sender that stops in the middle of a
+// frame must not hold the owner's memory for longer than the owner allows.
+class FrameWatch {
+ public:
+  // `left`: bytes of the frame that are still to come.
+  void look(uint32_t sequence, uint64_t left, uint64_t now_ns) noexcept {
+    if (!under_way_ || sequence != sequence_) {
+      under_way_ = true;
+      sequence_ = sequence;
+      began_ns_ = moved_ns_ = now_ns;
+      most_left_ = left_ = left;
+    } else if (left != left_) {
+      most_left_ = std::max(most_left_, left);
+      left_ = left;
+      moved_ns_ = now_ns;
+    }
+  }
+  void none() noexcept { under_way_ = false; }
+  [[nodiscard]] uint64_t deadline_ns(uint64_t timeout_ns) const noexcept {
+    if (!under_way_) return kNoDeadline;
+    const uint64_t whole_ns = timeout_ns + most_left_ * (kSecondNs / kSlowestBytesPerS);
+    return std::min(Deadline::after(moved_ns_, timeout_ns).ns(), Deadline::after(began_ns_, whole_ns).ns());
+  }
+  [[nodiscard]] uint64_t left() const noexcept { return left_; }
+
+ private:
+  static constexpr uint64_t kSlowestBytesPerS = 16u << 10;
+
+  bool under_way_ = false;
+  uint32_t sequence_ = 0;
+  uint64_t began_ns_ = 0;
+  uint64_t moved_ns_ = 0;
+  uint64_t most_left_ = 0;
+  uint64_t left_ = 0;
+};
+
 // Bytes of input gathered before they are taken apart: a message, a preamble and some read ahead, in one
 // piece.
 inline constexpr std::size_t kStagingBytes = 160u << 10;
@@ -93,6 +131,7 @@ struct Output {
   BoundedQueue<SentFrame> sent;
   BoundedQueue<Refusal> refusals;
   BoundedQueue<uint32_t> answers;  // indices of ReadAnswers
+  FrameWatch watch;                // of DATA under way, which pins what it reads
   PartList short_parts;            // WRITEs bound to this lane, of one frame (or few)
   PartList long_parts;             // and of more: only where there is but one lane
 
@@ -127,6 +166,24 @@ struct Input {
   uint64_t refused_part = 0;     // the chained part of which a frame was refused last
   BoundedQueue<uint32_t> reads;  // indices of ReadRequests, in the order asked on this lane
   uint64_t read_bytes = 0;       // outstanding in them
+  FrameWatch watch;              // of the frame under way
+
+  // A frame has begun and is not whole: so many bytes of it are still to come, as far as is known.
+  [[nodiscard]] bool in_frame() const noexcept { return state != InputState::kHeader || begin != end; }
+  [[nodiscard]] uint64_t left_of_frame() const noexcept {
+    const uint64_t here = end - begin;
+    switch (state) {
+      case InputState::kHeader:
+        return needed - here;
+      case InputState::kPayload:
+        return target.bytes() + header.message_bytes;
+      case InputState::kDrain:
+        return payload_left + header.message_bytes;
+      case InputState::kMessage:
+        return header.message_bytes - here;
+    }
+    return 0;
+  }
 };
 
 struct LaneState {

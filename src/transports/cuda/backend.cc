@@ -37,7 +37,8 @@ constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no 
        found.gpu, region.device);
 }
 
-// The backends of this process's agents: among themselves they ask without a socket.
+// The backends of this process's agents: among themselves they ask without a socket. Process-wide, since
+// nothing smaller knows who else lives in this address space.
 std::mutex neighbours_mutex;
 std::map<std::pair<uint64_t, uint64_t>, Backend*> neighbours;  // by incarnation
 
@@ -135,24 +136,28 @@ bool Backend::neighbour_has(const uint64_t incarnation[2], uint64_t key) {
 
 bool Backend::may_be_reached(uint64_t key) {
   const std::lock_guard lock(regions_mutex_);
+  return region_to_reach(key) != nullptr;
+}
+
+const Region* Backend::region_to_reach(uint64_t key) const {
   const auto found = regions_.find(key);
-  return found != regions_.end() && host().may_be_reached(found->second->args.region);
+  return found != regions_.end() && host().may_be_reached(found->second->args.region) ? found->second.get()
+                                                                                      : nullptr;
 }
 
 // Looks the memory up anew: allocators may have put other memory under the addresses since it was registered.
 Answer Backend::find_part(const Ask& ask) {
   const std::lock_guard lock(regions_mutex_);
   if (const auto pool = pools_.find(ask.key); pool != pools_.end()) return give_pool(pool->second);
-  const auto found = regions_.find(ask.key);
-  if (found == regions_.end() || !host().may_be_reached(found->second->args.region))
-    fail(Status::kStale, "it has deregistered the region");
-  const towline_region_args& args = found->second->args;
+  const Region* const region = region_to_reach(ask.key);
+  if (region == nullptr) fail(Status::kStale, "it has deregistered the region");
+  const towline_region_args& args = region->args;
   if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
     fail(Status::kPermissionDenied, "the region is guarded");
   Answer answer;
   answer.region_address = args.region.address;
   answer.region_bytes = args.region.bytes;
-  if (found->second->vram()) {
+  if (region->vram()) {
     const std::vector<Allocation> allocations = allocations_of(args.region);
     if (ask.index >= allocations.size()) fail(Status::kStale, "its memory was remapped meanwhile");
     answer.parts = static_cast<uint32_t>(allocations.size());

@@ -16,6 +16,8 @@ namespace towline::cuda {
 namespace {
 
 constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: look at the lane's state
+// Stores to host memory at the link's rate stall everybody else's memory traffic: so many blocks stay below that.
+constexpr uint32_t kPacedBlocks = 1;
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
 towline_connection* handle(Connection* connection) {
@@ -26,6 +28,15 @@ towline_connection* handle(Connection* connection) {
 bool leads_nowhere(const core::Error& error) noexcept {
   const Status code = error.code();
   return code == Status::kUnsupported || code == Status::kIo || code == Status::kOutOfMemory;
+}
+
+bool is_to_host(const towline_plan& plan, bool read) noexcept {
+  const auto all = [](const towline_list& list, uint32_t kind) {
+    return std::all_of(list.regions, list.regions + list.region_count,
+                       [kind](const towline_region_ref& region) { return region.kind == kind; });
+  };
+  return all(read ? *plan.remote : *plan.local, TOWLINE_VRAM) &&
+         all(read ? *plan.local : *plan.remote, TOWLINE_DRAM);
 }
 
 const Region* region_of(const towline_registration* registration) noexcept {
@@ -73,8 +84,10 @@ void Connection::on_message(const void* data, size_t bytes) {
 void Connection::on_event(uint32_t event, int32_t status, const char* text) {
   const Backend::Scope scope{backend_, worker_};
   up_ = event == TOWLINE_CONNECTION_UP;
-  if (!up_) lost_->store(static_cast<int32_t>(Status::kPeerLost));
-  if (!up_) end_jobs(Status::kPeerLost);
+  if (!up_) {
+    lost_->store(static_cast<int32_t>(Status::kPeerLost));
+    call_off(Status::kPeerLost);
+  }
   if (!disconnected_) host().connection_event(peer_, event, static_cast<Status>(status), text);
 }
 
@@ -83,11 +96,19 @@ void Connection::disconnect() noexcept {
   disconnected_ = true;
   const Backend::Scope scope{backend_, worker_};
   up_ = false;
-  end_jobs(Status::kClosed);
+  call_off(Status::kClosed);
+  const bool ended = wait_within(kQuietWithinNs, [this] {
+    (void)progress(monotonic_now_ns());
+    return settled();
+  });
+  if (!ended) give_up(Status::kClosed);
   if (carried_ != nullptr) backend_.carrier().disconnect(carried_);
   carried_ = nullptr;
   backend_.release(this);
 }
+
+// What the carrier calls it: the owner ends both together.
+uint64_t Connection::connection_id() const noexcept { return backend_.carrier().connection_id(carried_); }
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
   if (carried_ == nullptr) return static_cast<int32_t>(Status::kPeerLost);
@@ -107,10 +128,7 @@ void Connection::served(uint32_t direction, uint64_t bytes) noexcept {
 
 std::string Connection::describe() const {
   std::string lanes;
-  for (const auto& [which, lane] : lanes_)
-    lanes += fmt::format("{}\"{} {}\"", lanes.empty() ? "" : ", ",
-                         which.second == TOWLINE_READ ? "pull by" : "push by",
-                         uuid_text(backend_.device().gpus()[which.first].uuid));
+  for (const auto& [which, lane] : lanes_) lanes += (lanes.empty() ? "" : ", ") + describe_lane(which, lane);
   const std::string detour = detour_ == nullptr ? "null" : detour_->describe(detour_why_);
   return fmt::format(
       R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, )"
@@ -262,7 +280,8 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
 Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
   OneLane& mine = lanes_[{gpu, op}];
   if (mine.lane == nullptr) {
-    mine.lane = backend_.device().make_lane(gpu, backend_.settings().after_default_stream);
+    const Settings& settings = backend_.settings();
+    mine.lane = backend_.device().make_lane(gpu, settings.after_default_stream, settings.reserve);
     mine.free_slots.reserve(Lane::kSlots);
     for (uint32_t slot = Lane::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
     jobs_.reserve(jobs_.capacity() + Lane::kSlots);
@@ -305,6 +324,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
       if (!leads_nowhere(error) || backend_.settings().detour == DetourUse::kNever) throw;
       why = error.message();
       prepared->held.clear();
+      prepared->pinned.clear();
       prepared->local_hosts.clear();
       prepared->lane.reset();
     }
@@ -340,13 +360,16 @@ void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepar
       }
       delta = keep(known->second);
     } else if (vram) {
-      backend_.device().reach(prepared.gpu, static_cast<uint32_t>(region.device));
+      const std::pair<uint32_t, Use> wanted{prepared.gpu, prepared.read ? Use::kRead : Use::kWrite};
+      if (import.reached.contains(wanted)) continue;
+      backend_.device().reach(wanted.first, region.address, region.bytes, wanted.second);
+      import.reached.insert(wanted);
     } else {
       const Use use = prepared.read ? Use::kRead : Use::kWrite;
       HostPin theirs{backend_.device(), backend_.settings().pin, region.address, region.bytes};
       std::shared_ptr<const Pinned> pinned = theirs.now(use);
       delta = pinned->delta();
-      prepared.held.push_back(std::move(pinned));
+      prepared.pinned.push_back(std::move(pinned));
     }
   }
 }
@@ -375,7 +398,7 @@ bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepare
         continue;
       }
       delta = pinned->delta();
-      prepared.held.push_back(std::move(pinned));
+      prepared.pinned.push_back(std::move(pinned));
     } catch (const core::Error& error) {
       if (!pool || !leads_nowhere(error)) throw;
       why = error.message();
@@ -398,7 +421,15 @@ void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& loca
   prepared.blocks = prepared.host_memory ? settings.host_blocks
                     : prepared.read      ? settings.read_blocks
                                          : settings.blocks;
+  const uint32_t reserved = prepared.lane->reserved_sms();
+  if (reserved != 0) prepared.blocks = std::min(prepared.blocks, reserved);
+  prepared.to_host = is_to_host(*prepared.plan, prepared.read);
   prepared.work = std::move(work);
+  if (prepared.copy_engine)
+    find_cuts(prepared);
+  else if (prepared.to_host && settings.beside != Beside::kCopy)
+    make_gathered(prepared, ways);
+  if (prepared.to_host && settings.beside == Beside::kModel) prepared.blocks = kPacedBlocks;
 }
 
 // By a GPU of this process alone. Throws Error.
@@ -458,7 +489,7 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
     std::shared_ptr<const Pinned> pinned =
         region_of(args.local[i])->host->now(detour->read ? Use::kWrite : Use::kRead);
     delta = pinned->delta();
-    prepared.held.push_back(std::move(pinned));
+    prepared.pinned.push_back(std::move(pinned));
   }
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const towline_region_ref& region = reinterpret_cast<const Import*>(args.remote[i])->region;
@@ -477,14 +508,14 @@ bool Connection::pinned_meanwhile(Prepared& prepared, PinNow now) noexcept try {
     return false;
   const Use use = prepared.read ? Use::kWrite : Use::kRead;
   std::vector<uint64_t> deltas;
-  std::vector<std::shared_ptr<const void>> held = prepared.held;
+  std::vector<std::shared_ptr<const Pinned>> held = prepared.pinned;
   for (const auto& host : hosts) {
     std::shared_ptr<const Pinned> pinned = now == PinNow::kYes ? host->now(use) : host->find(use);
     if (pinned == nullptr) return false;
     deltas.push_back(pinned->delta());
     held.push_back(std::move(pinned));
   }
-  prepared.held.swap(held);
+  prepared.pinned.swap(held);
   make_work(prepared, deltas);
   return true;
 } catch (const std::exception& error) {
@@ -516,14 +547,17 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
   job.slot = lane.free_slots.back();
   job.value = ++lane.last_value;
   Code code = 0;
+  if (!job.moved) choose_way(prepared, lane, job);
   if (job.moved) {
     // Nothing but its message.
+  } else if (job.gathered != nullptr) {
+    feed(job);  // refused in the middle, it ends as others do: bytes may be on their way
   } else if (prepared.copy_engine) {
-    code = job.lane->copy(prepared.work->to() + args.begin, prepared.work->from() + args.begin,
-                          args.end - args.begin, job.slot, job.value);
+    code = copy_by_engine(prepared, job);
   } else {
     const CopyJob work = prepared.work->job(args.begin, args.end);
-    code = job.lane->launch(work, useful_blocks(work, prepared.blocks), job.slot, job.value);
+    const uint32_t blocks = job.paced ? kPacedBlocks : prepared.blocks;
+    code = job.lane->launch(work, useful_blocks(work, blocks), job.slot, job.value);
   }
   if (code != 0) return refuse_code("starting a copy failed: ", code);
   lane.free_slots.pop_back();
@@ -534,11 +568,12 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
   return static_cast<int32_t>(Status::kOutOfMemory);
 }
 
-Connection::Job& Connection::make_job(const Prepared& prepared, const towline_submit_args& args) {
+Connection::Job& Connection::make_job(Prepared& prepared, const towline_submit_args& args) {
   if (free_.empty()) free_.push_back(std::make_unique<Job>());
   Job& job = *free_.back();
   const auto* message = static_cast<const uint8_t*>(args.message);
   job.message.assign(message, message + args.message_bytes);
+  job.prepared = &prepared;
   job.cookie = args.cookie;
   job.begin = args.begin;
   job.end = args.end;
@@ -548,6 +583,10 @@ Connection::Job& Connection::make_job(const Prepared& prepared, const towline_su
   job.status = Status::kOk;
   job.code = 0;
   job.moved = args.begin == args.end;
+  job.gathered = nullptr;
+  job.next = args.begin;
+  job.queued = job.timed = job.paced = false;
+  job.way = HostWay::kDirect;
   return job;
 }
 
@@ -579,8 +618,10 @@ bool Connection::over(const Job& job) noexcept {
 }
 
 void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
+  if (job.gathered != nullptr && !job.queued) feed(job);
   if (over(job)) {
     job.moved = true;
+    if (job.timed && job.status == Status::kOk) note_time(job, now_ns);
     return;
   }
   if (job.asked_ns == 0) job.asked_ns = now_ns;
@@ -636,7 +677,7 @@ void Connection::complete(Job& job) noexcept {
   towline_part_result result{};
   result.status = static_cast<int32_t>(job.status);
   result.vendor_code = job.code;
-  result.fences = kFenced;
+  result.fences = job.moved ? kFenced : 0;
   const bool moved = job.status == Status::kOk;
   result.bytes = moved ? job.end - job.begin : 0;
   if (!moved) {
@@ -646,26 +687,44 @@ void Connection::complete(Job& job) noexcept {
   host().complete(job.cookie, result);
 }
 
-// Copies that were begun are waited for: that is bounded by what a GPU does in one launch, and afterwards no
-// byte can land.
-void Connection::end_jobs(Status status) noexcept {
-  if (owner_ != nullptr) owner_->end();
-  if (detour_ != nullptr) detour_->end(status);
+// Nothing begins any more, and whatever waits in a stream moves nothing. Copies that a GPU has begun run on.
+void Connection::call_off(Status status) noexcept {
+  if (owner_ != nullptr) owner_->call_off();
+  if (detour_ != nullptr) detour_->call_off(status);
   for (const auto& job : jobs_) {
-    if (job->moved || job->gate == nullptr) continue;
-    job->gate->close();
-    wait_until_quiet(*job->gate, *job->lane);
+    if (job->status == Status::kOk) job->status = status;
+    if (!job->moved && job->gate != nullptr) job->gate->close();
   }
-  for (auto& [which, lane] : lanes_)
-    if (moving_ != 0) (void)lane.lane->drain();
-  moving_ = 0;
+}
+
+bool Connection::settled() const noexcept {
+  return jobs_.empty() && (detour_ == nullptr || detour_->settled()) &&
+         (owner_ == nullptr || owner_->settled());
+}
+
+int32_t Connection::settle() noexcept {
+  call_off(Status::kClosed);
+  return settled() ? TOWLINE_OK : TOWLINE_AGAIN;
+}
+
+int32_t Connection::settle_prepared(towline_prepared* prepared) noexcept {
+  return static_cast<Prepared*>(prepared)->settle() ? TOWLINE_OK : TOWLINE_AGAIN;
+}
+
+// The rest ends without a fence, and everything that a copy may still reach stays for good: a GPU that finds
+// memory unmapped breaks the application's context.
+void Connection::give_up(Status status) noexcept {
+  host().log(0, "a copy that was begun does not end: what it reaches stays mapped for good");
+  if (owner_ != nullptr && !owner_->settled()) (void)owner_.release();
+  if (detour_ != nullptr && !detour_->settled()) detour_.release()->give_up(status);
   while (!jobs_.empty()) {
     std::unique_ptr<Job> job = std::move(jobs_.back());
     jobs_.pop_back();
-    if (job->status == Status::kOk) job->status = status;
+    if (!job->moved) job->prepared->given_up = true;
     complete(*job);
-    free_.push_back(std::move(job));
   }
+  keep_for_good(new std::map(std::move(lanes_)));
+  moving_ = 0;
 }
 
 }  // namespace towline::cuda

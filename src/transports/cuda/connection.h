@@ -3,15 +3,20 @@
 //
 // A part that was submitted is under way on a lane until the lane's flag for it says that it is over; then
 // its message is sent, and the core told. Everything is called by the worker, under its lock. Callbacks of
-// the host may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
-// backend's outermost call on this worker returns (Backend::Scope).
+// the host may call anything of the connection, also disconnect(): it stays allocated but ignores all events
+// until the backend's outermost call on this worker returns (Backend::Scope).
+//
+// When the connection breaks, copies that were begun run on. progress() completes them when they end, with
+// their fences, and settle() tells the core when that is: the worker never waits for a GPU.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "towline/plugin/backend.hpp"
@@ -22,6 +27,8 @@
 #include "transports/cuda/host_pin.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
+#include "transports/cuda/to_host.h"
+#include "transports/cuda/way_choice.h"
 #include "transports/cuda/work_list.h"
 
 namespace towline::cuda {
@@ -52,19 +59,24 @@ struct Import {
   // By GPU, from the first plan on: mapping takes 10 ms, too long for each transfer that is made and thrown
   // away.
   std::map<uint32_t, MappingCache::Way> mapped;
+  std::set<std::pair<uint32_t, Use>> reached;  // by which GPUs of ours it is, as it lies
 };
 
 // A plan prepared on a connection.
 struct Prepared : towline_prepared {
   uint32_t blocks = 0;
   bool copy_engine = false;
-  bool list_there = false;  // the GPU has its list, or it needs none: known, not merely so
+  std::vector<uint64_t> cuts;  // positions that the copy engine can't cross
+  bool list_there = false;     // the GPU has its list, or it needs none: known, not merely so
   std::shared_ptr<Lane> lane;
   std::unique_ptr<WorkList> work;
-  std::vector<std::shared_ptr<const void>> held;  // mappings and pinned memory that the plan reaches into
-  std::vector<uint64_t> remote_deltas;            // for each remote region, where our GPU reaches it
+  std::vector<std::shared_ptr<const void>> held;      // mappings that the plan reaches into
+  std::vector<std::shared_ptr<const Pinned>> pinned;  // and host memory
+  std::vector<uint64_t> remote_deltas;                // for each remote region, where our GPU reaches it
   bool read = false;
-  bool host_memory = false;  // on either side
+  bool host_memory = false;          // on either side
+  bool to_host = false;              // from GPU memory alone to host memory alone
+  std::unique_ptr<ToHost> gathered;  // the other way there; null: there is none
 
   // Through host memory, as long as there is no `work`.
   std::unique_ptr<DetourPlan> detour;
@@ -77,12 +89,15 @@ struct Prepared : towline_prepared {
   bool last_on_stream = false;
   std::vector<std::shared_ptr<Capture>> captures;
   std::shared_ptr<const std::atomic<int32_t>> lost;  // why the connection is down; 0: it is up
+  bool given_up = false;                             // a copy of it still runs, and is not waited for
 
   Prepared() = default;
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
-  // What streams still come to moves nothing from here on.
+  // Waits for runs that were begun. What a run that does not end reaches stays mapped for good.
   ~Prepared();
+  // What streams still come to moves nothing from here on. False: a run that was begun still moves.
+  bool settle() noexcept;
 };
 
 class Connection final : private CarrierEvents {
@@ -102,8 +117,11 @@ class Connection final : private CarrierEvents {
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]);
   void unimport(towline_import* import) noexcept;
+  int32_t settle() noexcept;
+  static int32_t settle_prepared(towline_prepared* prepared) noexcept;
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] uint64_t connection_id() const noexcept;
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
@@ -131,6 +149,7 @@ class Connection final : private CarrierEvents {
 
  private:
   struct Job {
+    Prepared* prepared = nullptr;
     uint64_t cookie = 0;
     uint64_t begin = 0;
     uint64_t end = 0;
@@ -142,12 +161,20 @@ class Connection final : private CarrierEvents {
     Status status = Status::kOk;
     int32_t code = 0;
     bool moved = false;
+    const ToHost* gathered = nullptr;  // it goes that way:
+    uint64_t next = 0;                 // what is not queued begins there
+    bool queued = false;               // all that will be
+    bool timed = false;                // it had the lane for itself
+    bool paced = false;                // by few blocks, which stall nobody
+    HostWay way = HostWay::kDirect;
+    uint64_t began_ns = 0;
     std::vector<uint8_t> message;
   };
   struct OneLane {
     std::shared_ptr<Lane> lane;
     std::vector<uint32_t> free_slots;
     uint64_t last_value = 0;
+    WayChoice choice;  // of copies to the host
   };
 
   void on_message(const void* data, size_t bytes) override;
@@ -165,6 +192,13 @@ class Connection final : private CarrierEvents {
   bool reach_local(const towline_prepare_args& args, Prepared& prepared, std::vector<uint64_t>& deltas,
                    std::string& why);
   void make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas);
+  void make_gathered(Prepared& prepared, const Ways& ways);
+  static void find_cuts(Prepared& prepared);
+  static Code copy_by_engine(const Prepared& prepared, const Job& job) noexcept;
+  void choose_way(const Prepared& prepared, OneLane& lane, Job& job) noexcept;
+  void feed(Job& job) noexcept;
+  void note_time(const Job& job, uint64_t now_ns) noexcept;
+  [[nodiscard]] std::string describe_lane(std::pair<uint32_t, uint32_t> which, const OneLane& lane) const;
   void prepare_here(const towline_prepare_args& args, Prepared& prepared);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void take_detour(std::optional<uint32_t> node, const std::string& why);
@@ -173,14 +207,16 @@ class Connection final : private CarrierEvents {
   int32_t look_at_stream(Prepared& prepared, void* stream, StreamState& state) noexcept;
   Code list_first(Prepared& prepared, void* stream, StreamState state) noexcept;
   int32_t begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept;
-  Job& make_job(const Prepared& prepared, const towline_submit_args& args);
+  Job& make_job(Prepared& prepared, const towline_submit_args& args);
   void job_begun() noexcept;
   int32_t refuse_code(const char* what, Code code) noexcept;
   [[nodiscard]] static bool over(const Job& job) noexcept;
   void look_at(Job& job, uint64_t now_ns) noexcept;
   bool finish(Job& job) noexcept;
   void complete(Job& job) noexcept;
-  void end_jobs(Status status) noexcept;
+  void call_off(Status status) noexcept;
+  [[nodiscard]] bool settled() const noexcept;
+  void give_up(Status status) noexcept;
 
   Backend& backend_;
   const uint32_t worker_;
@@ -197,6 +233,7 @@ class Connection final : private CarrierEvents {
   std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
   size_t moving_ = 0;                       // of jobs_
   size_t imports_ = 0;
+  bool told_of_staging_ = false;
   std::unique_ptr<Detour> detour_;      // of transfers that we start
   std::unique_ptr<DetourOwner> owner_;  // of those that the peer starts
   std::string detour_why_;              // the last plan that goes this way does

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <mutex>
 #include <new>
+#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -26,24 +28,42 @@ Connection& connection_of(const Prepared& prepared) {
 
 }  // namespace
 
-Prepared::~Prepared() {
-  if (gate == nullptr && captures.empty()) return;
+bool Prepared::settle() noexcept {
   const int32_t down = lost->load();
   bool quiet = true;
   if (gate != nullptr) {
     gate->close();
-    quiet = wait_until_quiet(*gate, *lane);
-    device->give_gate_back(*gate);
+    quiet = is_quiet(*gate, *lane);
   }
   for (const auto& capture : captures) {
-    capture->closed.store(down != 0 ? down : static_cast<int32_t>(Status::kStale));
+    int32_t open = 0;
+    (void)capture->closed.compare_exchange_strong(open,
+                                                  down != 0 ? down : static_cast<int32_t>(Status::kStale));
     capture->gate->close();
-    quiet = wait_until_quiet(*capture->gate, *lane) && quiet;
+    quiet = is_quiet(*capture->gate, *lane) && quiet;
   }
-  if (quiet) return;
+  return quiet;
+}
+
+void keep_for_good(const void* object) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<const void*>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(object);
+}
+
+Prepared::~Prepared() {
+  if (!given_up && gate == nullptr && captures.empty()) return;
+  const bool quiet = wait_within(kQuietWithinNs, [this] { return settle(); });
+  if (gate != nullptr) device->give_gate_back(*gate);
+  if (quiet && !given_up) return;
   TOWLINE_LOG(kError, "cuda: a copy that was begun does not end: what it reaches stays mapped for good");
-  (void)new std::vector(std::move(held));
-  (void)work.release();
+  keep_for_good(new std::vector(std::move(held)));
+  keep_for_good(new std::vector(std::move(pinned)));
+  keep_for_good(new std::shared_ptr(std::move(lane)));
+  keep_for_good(work.release());
+  keep_for_good(gathered.release());
+  keep_for_good(detour.release());
 }
 
 // kRuns or kRecords; a negative status for what can't be used.
@@ -69,7 +89,8 @@ Code Connection::list_first(Prepared& prepared, void* stream, StreamState state)
   if (prepared.list_there) return 0;
   Code code = prepared.lane->state();
   if (code == Lane::kBusy && state == StreamState::kRuns) return prepared.lane->precede(stream);
-  if (code == Lane::kBusy) code = prepared.lane->drain();  // what a graph holds can't wait for a lane
+  // What a graph holds can't wait for a lane.
+  (void)wait_within(kListWithinNs, [&] { return (code = prepared.lane->state()) != Lane::kBusy; });
   prepared.list_there = code == 0;
   return code;
 }
@@ -91,8 +112,18 @@ int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_c
   prepared.captures.push_back(capture);
   const CopyJob work = prepared.work->job(0, prepared.plan->bytes);
   Code code = self.list_first(prepared, stream, state);
+  if (code == Lane::kBusy)
+    return self.host().refuse(
+        Status::kTimedOut,
+        fmt::format("cuda: the page list did not reach GPU {} within {} ms, because its default stream or an "
+                    "earlier copy is stuck: record the graph later",
+                    prepared.gpu, kListWithinNs / kMillisecondNs));
   if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
-  if (code != 0) return self.refuse_code("recording a copy in a graph failed: ", code);
+  if (code != 0) {
+    capture->gate->close();  // for good: the graph may hold half of it
+    prepared.captures.pop_back();
+    return self.refuse_code("recording a copy in a graph failed: ", code);
+  }
   *out = reinterpret_cast<towline_capture*>(owned.release());
   return TOWLINE_OK;
 } catch (const core::Error& error) {
@@ -126,7 +157,13 @@ int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args
     const CopyJob work = prepared.work->job(args.begin, args.end);
     Code code = list_first(prepared, stream, StreamState::kRuns);
     if (code == 0) code = gate->launch(work, useful_blocks(work, prepared.blocks), stream);
-    if (code != 0) return refuse_code("putting a copy into the stream failed: ", code);
+    if (code != 0) {
+      // A run may have been counted whose copy was refused: what follows counts from another gate.
+      gate->close();
+      prepared.device->give_gate_back(*std::exchange(gate, nullptr));
+      prepared.last_on_stream = false;
+      return refuse_code("putting a copy into the stream failed: ", code);
+    }
   }
   prepared.last_on_stream = true;
   job_begun();

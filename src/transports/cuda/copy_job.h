@@ -62,6 +62,7 @@ struct CopyJob {
   Form form;
   uint32_t aligned;  // every address and length of a whole chunk, and begin and end, divide by 16
   uint32_t reserved;
+  uint64_t to_shift;  // is added to every address that is written
   Side to;
   Side from;
 };
@@ -111,7 +112,7 @@ template <Form kForm>
 TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
   if constexpr (kForm == Form::kPieces) {
     const Piece piece = reinterpret_cast<const Piece*>(job.list)[job.first_piece + index];
-    return clip(job, piece.to, piece.from, piece.position, piece.length);
+    return clip(job, piece.to + job.to_shift, piece.from, piece.position, piece.length);
   } else {
     uint64_t piece = index;
     uint64_t offset = 0;
@@ -128,10 +129,10 @@ TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
     const uint64_t position = piece * job.piece_bytes + offset;
     if constexpr (kForm == Form::kPairs) {
       const Pair pair = reinterpret_cast<const Pair*>(job.list)[piece];
-      return clip(job, pair.to + offset, pair.from + offset, position, bytes);
+      return clip(job, pair.to + job.to_shift + offset, pair.from + offset, position, bytes);
     } else {
-      return clip(job, address_of(job.to, piece) + offset, address_of(job.from, piece) + offset, position,
-                  bytes);
+      return clip(job, address_of(job.to, piece) + job.to_shift + offset,
+                  address_of(job.from, piece) + offset, position, bytes);
     }
   }
 }

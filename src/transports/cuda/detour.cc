@@ -67,6 +67,7 @@ int32_t Detour::begin(DetourPlan& plan, const towline_submit_args& args) noexcep
   job.end = args.end;
   job.failed_begin = UINT64_MAX;
   job.under_way = 0;
+  job.unanswered = false;
   job.status = Status::kOk;
   job.code = 0;
   ++plan.under_way;
@@ -164,10 +165,11 @@ bool Detour::other_side(uint32_t index) noexcept {
 
 bool Detour::ask(Slot& slot) noexcept {
   const int32_t sent = connection_.send_beside(slot.request);
-  if (slot.job == nullptr) return true;  // the connection broke meanwhile
   if (sent == TOWLINE_AGAIN) return false;
   if (sent < 0)
     chunk_failed(slot, static_cast<Status>(sent), 0);
+  else if (down_ != Status::kOk)  // meanwhile
+    never_answered(slot, down_);
   else
     slot.stage = Stage::kAsked;
   return true;
@@ -257,7 +259,6 @@ uint32_t Detour::finish_jobs() noexcept {
     Job& job = *jobs_[i];
     if (job.over() && job.status == Status::kOk && !job.message.empty()) {
       const int32_t sent = connection_.send(job.message.data(), job.message.size());
-      if (jobs_.empty()) return done;  // the connection broke meanwhile
       if (sent == TOWLINE_AGAIN) {
         ++i;
         continue;
@@ -270,7 +271,8 @@ uint32_t Detour::finish_jobs() noexcept {
     }
     std::unique_ptr<Job> ended = std::move(jobs_[i]);
     jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(i));
-    complete(std::move(ended), kBothFences);  // may submit or disconnect
+    const uint32_t fences = fences_of(*ended);
+    complete(std::move(ended), fences);  // may submit or disconnect
     ++done;
   }
   return done;
@@ -288,6 +290,11 @@ bool Detour::busy() const noexcept {
     return slot.stage != Stage::kIdle && slot.stage != Stage::kAsked;
   });
   return moving || std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->over(); });
+}
+
+// What the owner was asked for, and did not answer, may still be on its way there.
+uint32_t Detour::fences_of(const Job& job) noexcept {
+  return job.unanswered ? uint32_t{TOWLINE_PART_FENCED_LOCAL} : kBothFences;
 }
 
 void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
@@ -309,20 +316,27 @@ void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
   backend_.host().complete(cookie, result);
 }
 
-void Detour::end(Status status) noexcept {
-  for (auto& [which, copier] : copiers_) copier->drain();
-  std::vector<const Job*> unanswered;
-  for (Slot& slot : slots_) {
-    if (slot.stage == Stage::kIdle) continue;
-    if (slot.stage == Stage::kAsked) unanswered.push_back(slot.job);
-    chunk_failed(slot, status, 0);
-  }
+void Detour::never_answered(Slot& slot, Status status) noexcept {
+  slot.job->unanswered = true;
+  chunk_failed(slot, status, 0);
+}
+
+void Detour::call_off(Status status) noexcept {
+  down_ = status;
+  for (Slot& slot : slots_)
+    if (slot.stage == Stage::kAsked) never_answered(slot, status);
+  for (const auto& job : jobs_)
+    if (job->status == Status::kOk) job->status = status;
+}
+
+void Detour::give_up(Status status) noexcept {
   while (!jobs_.empty()) {
     std::unique_ptr<Job> job = std::move(jobs_.back());
     jobs_.pop_back();
     if (job->status == Status::kOk) job->status = status;
-    const bool known = std::find(unanswered.begin(), unanswered.end(), job.get()) == unanswered.end();
-    complete(std::move(job), known ? kBothFences : uint32_t{TOWLINE_PART_FENCED_LOCAL});
+    const uint32_t fences = job->under_way == 0 ? fences_of(*job) : 0;
+    job->plan->given_up = job->plan->given_up || job->under_way != 0;
+    complete(std::move(job), fences);
   }
 }
 

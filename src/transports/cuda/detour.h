@@ -43,6 +43,7 @@ struct DetourPlan {
   };
   const towline_plan* plan = nullptr;
   bool read = false;
+  bool given_up = false;  // a copy of it still runs, and is not waited for
   std::shared_ptr<PieceCopier> copier;
   std::vector<uint64_t> local_deltas;  // for each local region what to add to its addresses
   uint64_t pool = 0;                   // where the copier finds it
@@ -76,8 +77,12 @@ class Detour {
   uint32_t progress(uint64_t now_ns) noexcept;
   // Something here ends without waking anybody.
   [[nodiscard]] bool busy() const noexcept;
-  // The connection is down: every part ends.
-  void end(Status status) noexcept;
+  // The connection is down: no chunk begins or goes on. Parts end when the copies under way have.
+  void call_off(Status status) noexcept;
+  [[nodiscard]] bool settled() const noexcept { return jobs_.empty(); }
+  // Ends every part, without a fence where copies still run. This is not to be destroyed afterwards, since a
+  // GPU may still reach what it holds.
+  void give_up(Status status) noexcept;
   // JSON, for people.
   [[nodiscard]] std::string describe(const std::string& why) const;
 
@@ -91,7 +96,8 @@ class Detour {
     uint64_t begin = 0;
     uint64_t end = 0;
     uint64_t failed_begin = UINT64_MAX;
-    uint32_t under_way = 0;  // chunks
+    uint32_t under_way = 0;   // chunks
+    bool unanswered = false;  // the owner was asked for a chunk, and can't answer any more
     Status status = Status::kOk;
     int32_t code = 0;
     std::vector<uint8_t> message;
@@ -115,6 +121,8 @@ class Detour {
   void start(uint32_t slot, Stage stage) noexcept;
   void chunk_over(Slot& slot) noexcept;
   void chunk_failed(Slot& slot, Status status, int32_t code) noexcept;
+  void never_answered(Slot& slot, Status status) noexcept;
+  [[nodiscard]] static uint32_t fences_of(const Job& job) noexcept;
   uint32_t finish_jobs() noexcept;
   void complete(std::unique_ptr<Job> job, uint32_t fences) noexcept;
 
@@ -131,6 +139,7 @@ class Detour {
   uint64_t last_number_ = 0;
   uint64_t chunks_ = 0;
   uint64_t last_refusal_logged_ns_ = 0;
+  Status down_ = Status::kOk;  // why no chunk begins any more
 };
 
 }  // namespace towline::cuda

@@ -32,6 +32,7 @@ std::shared_ptr<PieceCopier> DetourOwner::copier(std::optional<uint32_t> gpu, bo
 }
 
 void DetourOwner::on_move(std::span<const uint8_t> message) noexcept try {
+  if (down_) return;
   const auto free = std::find_if(requests_.begin(), requests_.end(),
                                  [](const Request& request) { return request.stage == Stage::kFree; });
   if (free == requests_.end()) {
@@ -185,6 +186,10 @@ uint32_t DetourOwner::advance(Request& request, uint32_t slot, uint64_t now_ns) 
     case Stage::kAnswered:
       break;
   }
+  if (down_) {
+    request.stage = Stage::kFree;
+    return 1;
+  }
   encode(request.answer, message_);
   if (connection_.send_beside(message_) == TOWLINE_AGAIN) return 0;
   request.stage = Stage::kFree;
@@ -211,14 +216,20 @@ bool DetourOwner::busy() const noexcept {
   });
 }
 
-void DetourOwner::end() noexcept {
+DetourOwner::~DetourOwner() {
   for (auto& [which, copier] : copiers_) copier->drain();
-  for (Request& request : requests_) {
-    let_go(request);
-    request.copier.reset();
-    request.stage = Stage::kFree;
-  }
-  pool_.reset();
+  for (Request& request : requests_) let_go(request);
+}
+
+void DetourOwner::call_off() noexcept {
+  down_ = true;
+  for (Request& request : requests_)
+    if (request.stage != Stage::kMoving) request.stage = Stage::kFree;
+}
+
+bool DetourOwner::settled() const noexcept {
+  return std::all_of(requests_.begin(), requests_.end(),
+                     [](const Request& request) { return request.stage == Stage::kFree; });
 }
 
 }  // namespace towline::cuda

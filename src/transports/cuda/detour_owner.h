@@ -40,14 +40,15 @@ class DetourOwner {
   DetourOwner(Backend& backend, Connection& connection, const uint64_t incarnation[2]);
   DetourOwner(const DetourOwner&) = delete;
   DetourOwner& operator=(const DetourOwner&) = delete;
-  ~DetourOwner() { end(); }
+  ~DetourOwner();
 
   void on_move(std::span<const uint8_t> message) noexcept;
   uint32_t progress(uint64_t now_ns) noexcept;
   // Something here ends without waking anybody.
   [[nodiscard]] bool busy() const noexcept;
-  // The connection is down: waits for what was begun, and forgets the rest.
-  void end() noexcept;
+  // The connection is down: nothing begins or is answered any more. Copies that were begun run on.
+  void call_off() noexcept;
+  [[nodiscard]] bool settled() const noexcept;
 
  private:
   enum class Stage : uint8_t { kFree, kAsked, kMoving, kAnswered };
@@ -77,6 +78,7 @@ class DetourOwner {
   std::map<std::pair<int64_t, bool>, std::shared_ptr<PieceCopier>> copiers_;  // by GPU, -1 the host
   std::vector<Request> requests_;
   std::vector<uint8_t> message_;
+  bool down_ = false;
 };
 
 }  // namespace towline::cuda

@@ -61,6 +61,19 @@ enum class Sharing : uint8_t {
   kHostFile = 3,    // host memory that lies in a file
 };
 
+// How memory on a GPU was made, which decides how another GPU gets to reach it.
+enum class Made : uint8_t {
+  kPlain = 0,   // cudaMalloc: contexts that have peer access reach it
+  kMapped = 1,  // cuMemMap: GPUs that have access to the mapping
+  kPool = 2,    // cudaMallocAsync: GPUs that have access to the pool
+};
+
+// What GPUs will do with memory, or may.
+enum class Use : uint8_t {
+  kRead = 0,
+  kWrite = 1,  // and read
+};
+
 // The allocation that an address lies in, as whole.
 struct Allocation {
   Where where = Where::kUnknown;
@@ -68,6 +81,7 @@ struct Allocation {
   uint64_t address = 0;
   uint64_t bytes = 0;
   uint64_t id = 0;  // of this process; another allocation at the same address has another
+  Made made = Made::kPlain;
   Sharing sharing = Sharing::kNone;
   std::string why_not;  // it can't be shared
 };
@@ -93,13 +107,8 @@ class Mapped {
   [[nodiscard]] virtual uint64_t address() const noexcept = 0;  // of the first part's first byte
 };
 
-// What GPUs will do with host memory.
-enum class Use : uint8_t {
-  kRead = 0,  // then it may be memory that the application has pinned for reading only
-  kWrite = 1,
-};
-
-// Host memory that GPUs reach, until this goes. `delta`: what to add to a host address.
+// Host memory that GPUs reach, until this goes. `delta`: what to add to a host address. For Use::kRead it may be
+// memory that the application has pinned for reading only.
 class Pinned {
  public:
   Pinned() = default;
@@ -108,6 +117,21 @@ class Pinned {
   virtual ~Pinned() = default;
   [[nodiscard]] virtual uint64_t delta() const noexcept = 0;
   [[nodiscard]] virtual Use use() const noexcept { return Use::kWrite; }
+  // The end of what was pinned in one piece with this address: the copy engine can't go beyond it at a time.
+  [[nodiscard]] virtual uint64_t end_of(uint64_t /*address*/) const noexcept { return UINT64_MAX; }
+};
+
+// Multiprocessors that the application leaves to copies (a green context), so that these need not wait for its
+// own blocks to end.
+struct ReserveWish {
+  uint32_t sms = 0;              // so many: the application takes the others
+  uint32_t application_sms = 0;  // those that a context of so many, made by the application, leaves over
+  [[nodiscard]] bool any() const noexcept { return sms != 0 || application_sms != 0; }
+  auto operator<=>(const ReserveWish&) const = default;
+};
+struct Reserve {
+  uint32_t sms = 0;
+  std::string why_not;  // there is none
 };
 
 // Work for one GPU, in order. One thread at a time, but for release_list. Going waits for what was begun.
@@ -134,8 +158,24 @@ class Lane {
 
   // Begin work that ends with `value` in flag(slot). Several may be under way with different slots.
   virtual Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept = 0;
-  // With the copy engine.
-  virtual Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept = 0;
+  // With the copy engine, one range after the other.
+  struct Range {
+    uint64_t to = 0;
+    uint64_t from = 0;
+    uint64_t bytes = 0;
+  };
+  virtual Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept = 0;
+
+  // In two steps (to_host.h): gathers what the job writes, kStagingBytes at most, in memory on the GPU, and sends
+  // ranges of it on by the copy engine; their `from` count from the job's begin. Jobs go one after the other.
+  static constexpr uint64_t kStagingBytes = 8 << 20;
+  virtual void make_staging() = 0;  // before the first; throws Error
+  virtual Code relay(const CopyJob& job, uint32_t blocks, std::span<const Range> ranges) noexcept = 0;
+  [[nodiscard]] virtual uint64_t relays_under_way() const noexcept = 0;
+  // Ends with `value` in flag(slot) after all that was relayed.
+  virtual Code mark(uint32_t slot, uint64_t value) noexcept = 0;
+  // On which its kernels run; 0: on whichever are free.
+  [[nodiscard]] virtual uint32_t reserved_sms() const noexcept = 0;
   [[nodiscard]] virtual const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept = 0;
   // 0: idle, all flags are set; kBusy; anything else: broken, nothing more lands.
   static constexpr Code kBusy = -1;
@@ -159,7 +199,8 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
   virtual ~Gate() = default;
 
-  // Puts a run into the stream, or into the graph that it records. Runs of one gate don't overlap.
+  // Puts a run into the stream, or into the graph that it records. Runs of one gate don't overlap. Refused, the
+  // gate is not to be launched again.
   virtual Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept = 0;
   // What the stream is given from here on comes after the last launch; where that went into a graph, the
   // stream has to be recording it as well.
@@ -198,8 +239,8 @@ class Device {
   [[nodiscard]] virtual Shared share(const Allocation& allocation) const = 0;
   // Neighbouring parts of one owner, in order, mapped as one range that `gpu` reaches.
   virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;
-  // Lets `gpu` reach memory of this process on `other`; throws Error where the two have no path.
-  virtual void reach(uint32_t gpu, uint32_t other) = 0;
+  // Lets `gpu` reach memory of this process, whichever way it was made. Throws Error where it can't, or may not.
+  void reach(uint32_t gpu, uint64_t address, uint64_t bytes, Use use);
   // False: they certainly have no path. No context is made by asking.
   [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;
   // Null: it is not pinned.
@@ -208,14 +249,23 @@ class Device {
   virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
   [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
-  // before, and what it puts there later comes after that work.
-  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) = 0;
+  // before, and what it puts there later comes after that work. Such a lane reserves nothing.
+  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;
+  // What a wish comes to on that GPU. It is made once for the process, and kept.
+  [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error
   // An open one, of which nothing is under way. It lives as long as the process.
   virtual Gate& take_gate(uint32_t gpu) = 0;
   // It was never launched into a graph. It is taken again once all that was launched has ended.
   virtual void give_gate_back(Gate& gate) noexcept = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+
+ protected:
+  // What reach() is made of. Of Made::kPlain memory: lets a GPU's context reach the other's memory.
+  virtual void enable_peer(uint32_t gpu, uint32_t other) = 0;
+  // Of the rest: what the GPU may do there now, and for one that may do nothing, leave to do both.
+  [[nodiscard]] virtual std::optional<Use> access(uint32_t gpu, const Allocation& allocation) const = 0;
+  virtual void grant(uint32_t gpu, const Allocation& allocation) = 0;
 
  private:
   PinnedRanges pinned_ranges_;

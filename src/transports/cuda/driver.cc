@@ -40,7 +40,8 @@ class DescriptorMapping : public Mapped {
         api.check(mapped, "mapping a peer's memory");
         mapped_ += part.bytes;
       }
-      const driver::AccessDescriptor access{{1, static_cast<int>(gpu)}, writable ? 3 : 1};
+      const driver::AccessDescriptor access{{driver::kLocationGpu, static_cast<int>(gpu)},
+                                            writable ? driver::kAccessReadWrite : driver::kAccessRead};
       api.check(api.vmm_set_access(base_, bytes_, &access, 1),
                 "access to a peer's memory (is there a path between the GPUs?)");
     } catch (...) {
@@ -178,20 +179,6 @@ class Nvidia final : public Device {
     return std::make_unique<HandleMapping>(*this, kernels.context, address);
   }
 
-  void reach(uint32_t gpu, uint32_t other) override {
-    if (gpu == other) return;
-    int can = 0;
-    api_.check(api_.device_can_access_peer(&can, static_cast<int>(gpu), static_cast<int>(other)),
-               "cuDeviceCanAccessPeer");
-    if (can == 0)
-      fail(Status::kUnsupported, "cuda: GPU {} has no path to the memory of GPU {} (no peer access)", gpu,
-           other);
-    const driver::Context theirs = context(other).context;
-    const Current current(api_, context(gpu).context);
-    const driver::Result result = api_.context_enable_peer(theirs, 0);
-    if (result != driver::kPeerAccessAlreadyEnabled) api_.check(result, "cuCtxEnablePeerAccess");
-  }
-
   [[nodiscard]] bool may_reach(uint32_t gpu, const Uuid& other) const noexcept override {
     for (uint32_t i = 0; i < gpus_.size(); ++i) {
       if (i == gpu || gpus_[i].uuid != other) continue;
@@ -205,9 +192,18 @@ class Nvidia final : public Device {
   std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override;
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
 
-  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default) override {
+  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     const Kernels& kernels = context(gpu);
-    return make_driver_lane(api_, kernels, after_default);
+    Green green;
+    if (wish.any() && !after_default) green = find_green(gpu, wish).green;
+    return make_driver_lane(api_, kernels, after_default, green);
+  }
+
+  [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
+    if (!wish.any()) return {0, "not asked for"};
+    (void)context(gpu);
+    const Reserved& reserved = find_green(gpu, wish);
+    return {reserved.green.sms, reserved.why_not};
   }
 
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
@@ -242,6 +238,39 @@ class Nvidia final : public Device {
 
   [[nodiscard]] const Api& api() const noexcept { return api_; }
 
+ protected:
+  void enable_peer(uint32_t gpu, uint32_t other) override {
+    check_path(gpu, other);
+    const driver::Context theirs = context(other).context;
+    const Current current(api_, context(gpu).context);
+    const driver::Result result = api_.context_enable_peer(theirs, 0);
+    if (result != driver::kPeerAccessAlreadyEnabled) api_.check(result, "cuCtxEnablePeerAccess");
+  }
+
+  [[nodiscard]] std::optional<Use> access(uint32_t gpu, const Allocation& allocation) const override {
+    driver::Location location{driver::kLocationGpu, static_cast<int>(gpu)};
+    unsigned long long flags = 0;
+    if (allocation.made == Made::kMapped) {
+      api_.check(api_.vmm_get_access(&flags, &location, allocation.address), "cuMemGetAccess");
+    } else {
+      int of_pool = 0;
+      api_.check(api_.pool_get_access(&of_pool, pool_of(allocation), &location), "cuMemPoolGetAccess");
+      flags = static_cast<unsigned>(of_pool);
+    }
+    if (flags == driver::kAccessNone) return std::nullopt;
+    return flags == driver::kAccessReadWrite ? Use::kWrite : Use::kRead;
+  }
+
+  void grant(uint32_t gpu, const Allocation& allocation) override {
+    if (gpu != allocation.gpu) check_path(gpu, allocation.gpu);
+    const driver::AccessDescriptor access{{driver::kLocationGpu, static_cast<int>(gpu)},
+                                          driver::kAccessReadWrite};
+    if (allocation.made == Made::kMapped)
+      api_.check(api_.vmm_set_access(allocation.address, allocation.bytes, &access, 1), "cuMemSetAccess");
+    else
+      api_.check(api_.pool_set_access(pool_of(allocation), &access, 1), "cuMemPoolSetAccess");
+  }
+
  private:
   class HandleMapping : public Mapped {
    public:
@@ -258,6 +287,68 @@ class Nvidia final : public Device {
     driver::Context context_;
     driver::Pointer address_;
   };
+
+  struct Reserved {
+    Green green;
+    std::string why_not;
+  };
+
+  // The GPU's context is there.
+  const Reserved& find_green(uint32_t gpu, const ReserveWish& wish) {
+    const std::lock_guard lock(mutex_);
+    const auto [found, fresh] = reserved_.try_emplace({gpu, wish});
+    if (!fresh) return found->second;
+    try {
+      found->second.green = make_green(gpu, wish);
+    } catch (const core::Error& error) {
+      found->second.why_not = error.message();
+    }
+    return found->second;
+  }
+
+  // The driver deals out multiprocessors in a fixed order: a context of as many as the application's gets the same
+  // ones, and what is left over is nobody else's.
+  Green make_green(uint32_t gpu, const ReserveWish& wish) const {
+    if (api_.green_stream_create == nullptr)
+      fail(Status::kUnsupported, "cuda: the driver (CUDA {}.{}) has no green contexts: 12.5 is needed",
+           api_.version / 1000, api_.version % 1000 / 10);
+    const unsigned wanted = wish.sms != 0 ? wish.sms : wish.application_sms;
+    driver::Resource all;
+    driver::Resource part;
+    driver::Resource rest;
+    unsigned parts = 1;
+    api_.check(api_.device_get_resource(static_cast<int>(gpu), &all, driver::kMultiprocessors),
+               "cuDeviceGetDevResource (a GPU that is partitioned by MIG or a hypervisor may refuse)");
+    api_.check(api_.split_multiprocessors(&part, &parts, &all, &rest, 0, wanted),
+               "splitting the GPU's multiprocessors");
+    driver::Resource& mine = wish.sms != 0 ? part : rest;
+    if (parts == 0 || mine.type != driver::kMultiprocessors || mine.multiprocessors == 0)
+      fail(Status::kUnsupported, "cuda: {} of the GPU's {} multiprocessors leave none to reserve", wanted,
+           all.multiprocessors);
+    driver::ResourceDescriptor descriptor = nullptr;
+    Green green{nullptr, mine.multiprocessors};
+    api_.check(api_.describe_resource(&descriptor, &mine, 1), "cuDevResourceGenerateDesc");
+    api_.check(
+        api_.green_create(&green.context, descriptor, static_cast<int>(gpu), driver::kGreenDefaultStream),
+        "cuGreenCtxCreate");
+    return green;
+  }
+
+  void check_path(uint32_t gpu, uint32_t other) const {
+    int can = 0;
+    api_.check(api_.device_can_access_peer(&can, static_cast<int>(gpu), static_cast<int>(other)),
+               "cuDeviceCanAccessPeer");
+    if (can == 0)
+      fail(Status::kUnsupported, "cuda: GPU {} has no path to the memory of GPU {} (no peer access)", gpu,
+           other);
+  }
+
+  [[nodiscard]] driver::MemoryPool pool_of(const Allocation& allocation) const {
+    driver::MemoryPool pool = nullptr;
+    api_.check(api_.pointer_get_attribute(&pool, driver::kPoolHandle, allocation.address),
+               "which pool GPU memory is of");
+    return pool;
+  }
 
   // Of a VMM allocation the range is what addresses were reserved for; what lies there may be many
   // allocations, and holes.
@@ -278,7 +369,12 @@ class Nvidia final : public Device {
     unsigned legacy = 0;
     api_.pointer_get_attribute(&handles, driver::kAllowedHandleTypes, address);
     api_.pointer_get_attribute(&legacy, driver::kLegacyIpcCapable, address);
-    if (legacy == 0) find_mapping(address, result);
+    driver::MemoryPool pool = nullptr;
+    if (legacy == 0) {
+      api_.pointer_get_attribute(&pool, driver::kPoolHandle, address);
+      result.made = pool != nullptr ? Made::kPool : Made::kMapped;
+      find_mapping(address, result);
+    }
     if ((handles & driver::kHandlePosixFd) != 0)
       result.sharing = Sharing::kDescriptor;
     else if (legacy != 0)
@@ -309,6 +405,7 @@ class Nvidia final : public Device {
   bool started_ = false;
   std::vector<Gpu> gpus_;
   mutable std::vector<Kernels> contexts_;  // by ordinal
+  std::map<std::pair<uint32_t, ReserveWish>, Reserved> reserved_;
   std::mutex gates_mutex_;
   std::map<uint32_t, std::unique_ptr<DriverGates>> gates_;
 };
@@ -350,8 +447,8 @@ std::unique_ptr<Pinned> Nvidia::find_pinned(uint64_t address, uint64_t bytes) {
   const Allocation first = look_up(address);
   if (first.where != Where::kHost) return nullptr;
   if (first.address + first.bytes >= address + bytes) {
-    unsigned access =
-        driver::kAccessReadWrite;  // a GPU that writes where it may only read fails, and not at once
+    // A GPU that writes where it may only read fails, and not at once.
+    int access = driver::kAccessReadWrite;
     api_.pointer_get_attribute(&access, driver::kAccessFlags, address);
     return std::make_unique<PinnedAlready>(access == driver::kAccessReadWrite ? Use::kWrite : Use::kRead);
   }

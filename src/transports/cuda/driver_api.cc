@@ -7,6 +7,7 @@ namespace towline::cuda::driver {
 namespace {
 
 constexpr int kWanted = 12000;  // 12.0
+constexpr int kWithGreen = 12050;
 
 using GetProcAddress = Result (*)(const char*, void**, int, uint64_t, int*);
 
@@ -85,6 +86,20 @@ Api::Api(const char* file) : library(file) {
   load(vmm_map, "cuMemMap");
   load(vmm_unmap, "cuMemUnmap");
   load(vmm_set_access, "cuMemSetAccess");
+  load(vmm_get_access, "cuMemGetAccess");
+  load(pool_set_access, "cuMemPoolSetAccess");
+  load(pool_get_access, "cuMemPoolGetAccess");
+  const auto load_later = [&](auto& function, const char* name) {
+    void* address = nullptr;
+    int found = 0;
+    if (version >= kWithGreen && find(name, &address, kWithGreen, 0, &found) == kSuccess)
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+  };
+  load_later(device_get_resource, "cuDeviceGetDevResource");
+  load_later(split_multiprocessors, "cuDevSmResourceSplitByCount");
+  load_later(describe_resource, "cuDevResourceGenerateDesc");
+  load_later(green_create, "cuGreenCtxCreate");
+  load_later(green_stream_create, "cuGreenCtxStreamCreate");
 }
 
 std::string Api::text(Result code) const {

@@ -21,9 +21,13 @@ using Event = struct OpaqueEvent*;
 using Graph = struct OpaqueGraph*;
 using GraphNode = struct OpaqueGraphNode*;
 using Handle = unsigned long long;  // of a VMM allocation
+using MemoryPool = struct OpaqueMemoryPool*;
+using GreenContext = struct OpaqueGreenContext*;
+using ResourceDescriptor = struct OpaqueResourceDescriptor*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kDeinitialized = 4;
+inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kCaptureUnjoined = 904;
 inline constexpr Result kPeerAccessAlreadyEnabled = 704;
@@ -44,6 +48,7 @@ enum PointerAttribute : int {
   kRangeSize = 12,
   kAllowedHandleTypes = 14,
   kAccessFlags = 16,
+  kPoolHandle = 17,
   kMappingSize = 18,
   kMappingStart = 19,
   kBlockId = 20,
@@ -51,20 +56,23 @@ enum PointerAttribute : int {
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
 inline constexpr int kHandlePosixFd = 1;
-inline constexpr unsigned kAccessReadWrite = 3;
+inline constexpr int kLocationGpu = 1;
+inline constexpr int kAccessNone = 0;
+inline constexpr int kAccessRead = 1;
+inline constexpr int kAccessReadWrite = 3;
 
 struct IpcHandle {
   char bytes[64];
 };
 
 struct Location {
-  int type;  // 1: a GPU
+  int type;  // kLocationGpu
   int id;
 };
 
 struct AccessDescriptor {
   Location location;
-  int flags;  // 1: read, 3: read and write
+  int flags;  // kAccess...
 };
 
 struct Uuid {
@@ -81,6 +89,17 @@ inline constexpr unsigned kEventWithoutTime = 2;
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed = 2 };
 inline constexpr unsigned kAddDependencies = 0;
+
+// Part of a GPU, as cuda.h lays it out.
+struct Resource {
+  int type = 0;
+  unsigned char unused[92] = {};
+  unsigned multiprocessors = 0;
+  unsigned char more[44] = {};
+};
+static_assert(sizeof(Resource) == 144);
+inline constexpr int kMultiprocessors = 1;  // a Resource's type
+inline constexpr unsigned kGreenDefaultStream = 1;
 
 struct Api {
   // Loads the driver, `file` in its place in tests; throws Error that says what is missing.
@@ -152,6 +171,16 @@ struct Api {
   Result (*vmm_map)(Pointer, size_t, size_t, Handle, unsigned long long) = nullptr;
   Result (*vmm_unmap)(Pointer, size_t) = nullptr;
   Result (*vmm_set_access)(Pointer, size_t, const AccessDescriptor*, size_t) = nullptr;
+  Result (*vmm_get_access)(unsigned long long*, const Location*, Pointer) = nullptr;
+  Result (*pool_set_access)(MemoryPool, const AccessDescriptor*, size_t) = nullptr;
+  Result (*pool_get_access)(int*, MemoryPool, Location*) = nullptr;
+  // From CUDA 12.5 on; null before.
+  Result (*device_get_resource)(Device, Resource*, int) = nullptr;
+  Result (*split_multiprocessors)(Resource*, unsigned*, const Resource*, Resource*, unsigned,
+                                  unsigned) = nullptr;
+  Result (*describe_resource)(ResourceDescriptor*, Resource*, unsigned) = nullptr;
+  Result (*green_create)(GreenContext*, ResourceDescriptor, Device, unsigned) = nullptr;
+  Result (*green_stream_create)(Stream*, GreenContext, unsigned, int) = nullptr;
 };
 
 }  // namespace towline::cuda::driver

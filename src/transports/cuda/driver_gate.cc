@@ -46,27 +46,32 @@ Code DriverGate::launch_both(const CopyJob& job, uint32_t blocks, driver::Stream
 }
 
 Code DriverGate::launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept {
+  if (broken_) return driver::kInvalidHandle;
   const Current current(api_, kernels_.context);
   auto* const theirs = static_cast<driver::Stream>(stream);
-  if (const Code code = launch_both(job, blocks, theirs); code != kSuccess) return code;
   driver::CaptureStatus status = driver::kCaptureNone;
   driver::Graph graph = nullptr;
   const driver::GraphNode* last = nullptr;
   size_t count = 0;
-  capture_ = 0;
-  const Code code = api_.stream_get_capture(theirs, &status, &capture_, &graph, &last, &count);
+  uint64_t capture = 0;
+  // Asked beforehand: an error after the launch would deny a copy that takes place.
+  Code code = api_.stream_get_capture(theirs, &status, &capture, &graph, &last, &count);
+  if (code == kSuccess) code = launch_both(job, blocks, theirs);
   if (code != kSuccess) return code;
-  if (status == driver::kCaptureActive) {
-    try {
-      nodes_.assign(last, last + count);
-    } catch (const std::bad_alloc&) {
-      return 2;  // CUDA_ERROR_OUT_OF_MEMORY
-    }
+  capture_ = 0;
+  if (status != driver::kCaptureActive) {
+    ++launched_;
+    (void)api_.event_record(after_, theirs);
     return kSuccess;
   }
-  capture_ = 0;
-  ++launched_;
-  (void)api_.event_record(after_, theirs);
+  code = api_.stream_get_capture(theirs, &status, &capture, &graph, &last, &count);
+  if (code != kSuccess) return code;
+  try {
+    nodes_.assign(last, last + count);
+  } catch (const std::bad_alloc&) {
+    return 2;  // CUDA_ERROR_OUT_OF_MEMORY
+  }
+  capture_ = capture;
   return kSuccess;
 }
 

@@ -52,7 +52,7 @@ class DriverGate final : public Gate {
   uint64_t capture_ = 0;                  // that the last launch went into; 0: none
   std::vector<driver::GraphNode> nodes_;  // of it: what to come after
   bool free_ = false;
-  bool broken_ = false;  // a run was counted that has nothing to move
+  bool broken_ = false;  // a run was counted whose copy was refused: it never ends, and moves nothing
 };
 
 // Of one context. The device's lock is held.

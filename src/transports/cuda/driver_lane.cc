@@ -1,6 +1,7 @@
 #include "transports/cuda/driver_lane.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -16,25 +17,21 @@ using driver::kSuccess;
 
 constexpr uint64_t kSlabBytes = 4u << 20;
 constexpr uint64_t kListAlignment = 256;
+constexpr uint32_t kStagingSlots = 4;
 
 class DriverLane final : public Lane {
  public:
-  DriverLane(const Api& api, const Kernels& kernels, bool after_default) : api_(api), kernels_(kernels) {
+  DriverLane(const Api& api, const Kernels& kernels, bool after_default, const Green& green)
+      : api_(api), kernels_(kernels), green_(green), after_default_(after_default) {
     const Current current(api_, kernels_.context);
     try {
-      // First in turn when a multiprocessor becomes free: a copy needs few of them, and others wait for it.
-      int least = 0;
-      int greatest = 0;
-      api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
-      api_.check(api_.stream_create_with_priority(
-                     &stream_, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking, greatest),
-                 "cuStreamCreateWithPriority");
-      api_.check(api_.host_alloc(&flags_, kSlots * sizeof(uint64_t), driver::kHostPortableMapped),
+      stream_ = make_stream(after_default);
+      api_.check(api_.host_alloc(&flags_, kWords * sizeof(uint64_t), driver::kHostPortableMapped),
                  "pinned flags");
       api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");
-      std::fill_n(static_cast<uint64_t*>(flags_), kSlots, 0);
-      api_.check(api_.memory_alloc(&arrivals_, kSlots * sizeof(uint32_t)), "memory for counters");
-      api_.check(api_.memory_set32_async(arrivals_, 0, kSlots, stream_), "cuMemsetD32Async");
+      std::fill_n(static_cast<uint64_t*>(flags_), kWords, 0);
+      api_.check(api_.memory_alloc(&arrivals_, kWords * sizeof(uint32_t)), "memory for counters");
+      api_.check(api_.memory_set32_async(arrivals_, 0, kWords, stream_), "cuMemsetD32Async");
       api_.check(api_.event_create(&reached_, driver::kEventWithoutTime), "cuEventCreate");
       api_.check(api_.stream_synchronize(stream_), "clearing counters");
     } catch (...) {
@@ -92,8 +89,11 @@ class DriverLane final : public Lane {
 
   Code upload(const List& list) noexcept override {
     const Current current(api_, kernels_.context);
-    return api_.memory_copy_async(list.gpu, reinterpret_cast<driver::Pointer>(list.host), list.bytes,
-                                  stream_);
+    const Code code =
+        api_.memory_copy_async(list.gpu, reinterpret_cast<driver::Pointer>(list.host), list.bytes, stream_);
+    if (code != kSuccess || list_sent_ == nullptr) return code;
+    list_on_its_way_ = true;
+    return api_.event_record(list_sent_, stream_);
   }
 
   Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
@@ -105,14 +105,81 @@ class DriverLane final : public Lane {
     return api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr);
   }
 
-  Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept override {
+  Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
     const Current current(api_, kernels_.context);
-    const Code code = api_.memory_copy_async(to, from, bytes, stream_);
-    if (code != kSuccess) return code;
-    const Code flagged = api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
-    if (flagged != kSuccess) api_.stream_synchronize(stream_);  // refused: then nothing may be under way
-    return flagged;
+    Code code = kSuccess;
+    for (size_t i = 0; i < ranges.size() && code == kSuccess; ++i)
+      code = api_.memory_copy_async(ranges[i].to, ranges[i].from, ranges[i].bytes, stream_);
+    if (code == kSuccess)
+      code = api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
+    if (code != kSuccess) api_.stream_synchronize(stream_);  // refused: then nothing may be under way
+    return code;
   }
+
+  void make_staging() override {
+    if (staging_ != 0) return;
+    if (after_default_)
+      fail(Status::kUnsupported,
+           "cuda: copies are ordered with the default stream (cuda.after_default_stream), which gathering is "
+           "not");
+    const Current current(api_, kernels_.context);
+    if (gather_ == nullptr) gather_ = make_stream(false);
+    const auto make = [this](driver::Event& event) {
+      if (event == nullptr) api_.check(api_.event_create(&event, driver::kEventWithoutTime), "cuEventCreate");
+    };
+    make(list_sent_);
+    for (Slot& slot : slots_) {
+      make(slot.gathered);
+      make(slot.sent);
+    }
+    api_.check(api_.memory_alloc(&staging_, kStagingSlots * kStagingBytes), "staging memory on the GPU");
+  }
+
+  // The gather of one slot runs while the copy engine sends another. The flag that a gather sets is nobody's.
+  Code relay(const CopyJob& job, uint32_t blocks, std::span<const Range> ranges) noexcept override {
+    const Current current(api_, kernels_.context);
+    const auto index = static_cast<uint32_t>(relays_ % kStagingSlots);
+    Slot& slot = slots_[index];
+    const driver::Pointer base = staging_ + index * kStagingBytes;
+    CopyJob mine = job;
+    mine.to_shift = base - job.begin;
+    Completion done{arrivals_ + kSlots * sizeof(uint32_t), flags_gpu_ + kGatherFlag * sizeof(uint64_t), 0, 0,
+                    0};
+    void* arguments[] = {&mine, &done};
+    const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
+    Code code = kSuccess;
+    const auto then = [&code](auto&& step) {
+      if (code == kSuccess) code = step();
+    };
+    // The list that the gather reads was sent on the other stream.
+    if (list_on_its_way_) then([&] { return api_.stream_wait_event(gather_, list_sent_, 0); });
+    if (relays_ >= kStagingSlots) then([&] { return api_.stream_wait_event(gather_, slot.sent, 0); });
+    then([&] { return api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, gather_, arguments, nullptr); });
+    then([&] { return api_.event_record(slot.gathered, gather_); });
+    then([&] { return api_.stream_wait_event(stream_, slot.gathered, 0); });
+    for (const Range& range : ranges)
+      then([&] { return api_.memory_copy_async(range.to, base + range.from, range.bytes, stream_); });
+    then([&] { return api_.event_record(slot.sent, stream_); });
+    then([&] {
+      return api_.stream_write_value64(stream_, flags_gpu_ + kSentFlag * sizeof(uint64_t), relays_ + 1, 0);
+    });
+    if (code == kSuccess) {
+      ++relays_;
+      list_on_its_way_ = false;
+    }
+    return code;
+  }
+
+  [[nodiscard]] uint64_t relays_under_way() const noexcept override {
+    return relays_ - flag(kSentFlag).load(std::memory_order_relaxed);
+  }
+
+  Code mark(uint32_t slot, uint64_t value) noexcept override {
+    const Current current(api_, kernels_.context);
+    return api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
+  }
+
+  [[nodiscard]] uint32_t reserved_sms() const noexcept override { return green_.sms; }
 
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
@@ -138,12 +205,36 @@ class DriverLane final : public Lane {
   }
 
  private:
+  struct Slot {  // of staging memory
+    driver::Event gathered = nullptr;
+    driver::Event sent = nullptr;
+  };
   struct Slab {
     void* host = nullptr;
     driver::Pointer gpu = 0;
     uint64_t bytes = 0;
     std::map<uint64_t, uint64_t> holes;  // length by offset
   };
+
+  static constexpr uint32_t kGatherFlag = kSlots;  // beside those of slots
+  static constexpr uint32_t kSentFlag = kSlots + 1;
+  static constexpr uint32_t kWords = kSlots + 2;
+
+  // First in turn when a multiprocessor becomes free: a copy needs few of them, and others wait for it.
+  driver::Stream make_stream(bool after_default) {
+    int least = 0;
+    int greatest = 0;
+    driver::Stream stream = nullptr;
+    api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    if (green_.context != nullptr)
+      api_.check(api_.green_stream_create(&stream, green_.context, driver::kStreamNonBlocking, greatest),
+                 "cuGreenCtxStreamCreate");
+    else
+      api_.check(api_.stream_create_with_priority(
+                     &stream, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking, greatest),
+                 "cuStreamCreateWithPriority");
+    return stream;
+  }
 
   List take(size_t index, uint64_t bytes) {
     Slab& slab = slabs_[index];
@@ -160,10 +251,16 @@ class DriverLane final : public Lane {
 
   // What was begun ends first. A broken context frees nothing, nor does a driver that is shutting down.
   void destroy() noexcept {
-    if (stream_ != nullptr) {
-      api_.stream_synchronize(stream_);
-      api_.stream_destroy(stream_);
+    for (const driver::Stream stream : {gather_, stream_}) {
+      if (stream == nullptr) continue;
+      api_.stream_synchronize(stream);
+      api_.stream_destroy(stream);
     }
+    for (const Slot& slot : slots_)
+      for (const driver::Event event : {slot.gathered, slot.sent})
+        if (event != nullptr) api_.event_destroy(event);
+    if (list_sent_ != nullptr) api_.event_destroy(list_sent_);
+    if (staging_ != 0) api_.memory_free(staging_);
     for (const Slab& slab : slabs_) {
       api_.memory_free(slab.gpu);
       api_.host_free(slab.host);
@@ -175,8 +272,16 @@ class DriverLane final : public Lane {
 
   const Api& api_;
   const Kernels kernels_;
+  const Green green_;
+  const bool after_default_;
   driver::Stream stream_ = nullptr;
   driver::Event reached_ = nullptr;
+  driver::Stream gather_ = nullptr;
+  driver::Pointer staging_ = 0;
+  driver::Event list_sent_ = nullptr;
+  bool list_on_its_way_ = false;
+  std::array<Slot, kStagingSlots> slots_ = {};
+  uint64_t relays_ = 0;  // begun
   void* flags_ = nullptr;
   driver::Pointer flags_gpu_ = 0;
   driver::Pointer arrivals_ = 0;
@@ -203,8 +308,9 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
   api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, kernels.gate), "loading a kernel");
 }
 
-std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels, bool after_default) {
-  return std::make_unique<DriverLane>(api, kernels, after_default);
+std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels, bool after_default,
+                                       const Green& green) {
+  return std::make_unique<DriverLane>(api, kernels, after_default, green);
 }
 
 }  // namespace towline::cuda

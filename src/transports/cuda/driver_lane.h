@@ -41,6 +41,13 @@ class Current {
 
 // The context is current.
 void load_kernels(const driver::Api& api, std::span<const unsigned char> image, Kernels& kernels);
-std::unique_ptr<Lane> make_driver_lane(const driver::Api& api, const Kernels& kernels, bool after_default);
+
+// Multiprocessors of a GPU that are ours. `context` null: none.
+struct Green {
+  driver::GreenContext context = nullptr;
+  uint32_t sms = 0;
+};
+std::unique_ptr<Lane> make_driver_lane(const driver::Api& api, const Kernels& kernels, bool after_default,
+                                       const Green& green);
 
 }  // namespace towline::cuda

@@ -30,7 +30,8 @@ MemoryService::MemoryService(const plugin::Host& host, Find find) : host_(host),
   const shm::Address address = service_of(host_, host_.self().incarnation);
   listener_ = shm::listen_on(address);
   if (!address.abstract) socket_file_ = address.name;
-  if (host_.watch(0, listener_.get(), EPOLLIN, &MemoryService::listener_ready, this) != TOWLINE_OK)
+  if (host_.watch(0, listener_.get(), EPOLLIN, &plugin::ready<&MemoryService::accept_visitors>, this) !=
+      TOWLINE_OK)
     fail(Status::kInternal, "cuda: the worker can't watch the socket that gives memory out");
 }
 
@@ -40,25 +41,21 @@ MemoryService::~MemoryService() {
   if (!socket_file_.empty()) unlink(socket_file_.c_str());
 }
 
-void MemoryService::listener_ready(void* self, uint32_t) {
-  static_cast<MemoryService*>(self)->accept_visitors();
+void MemoryService::broken(const char* why) noexcept {
+  host_.log(1, std::string("cuda: accepting a connection failed: ") + why);
 }
 
-void MemoryService::accept_visitors() {
+void MemoryService::accept_visitors(uint32_t) {
   for (;;) {
     UniqueFd socket{accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
     if (!socket) return;
     if (visitors_.size() >= kMostVisitors) dismiss(*visitors_.front());
     auto visitor = std::make_unique<Visitor>(Visitor{this, std::move(socket)});
     const int fd = visitor->socket.get();
-    if (host_.watch(0, fd, EPOLLIN | EPOLLRDHUP, &MemoryService::visitor_ready, visitor.get()) == TOWLINE_OK)
+    if (host_.watch(0, fd, EPOLLIN | EPOLLRDHUP, &plugin::ready<&Visitor::socket_ready>, visitor.get()) ==
+        TOWLINE_OK)
       visitors_.push_back(std::move(visitor));
   }
-}
-
-void MemoryService::visitor_ready(void* visitor, uint32_t) {
-  auto* who = static_cast<Visitor*>(visitor);
-  who->service->hear(*who);
 }
 
 void MemoryService::dismiss(Visitor& visitor) noexcept {
@@ -74,10 +71,10 @@ void MemoryService::hear(Visitor& visitor) {
   if (!ask) return dismiss(visitor);
   Answer answer;
   try {
-    const shm::PeerProcess who = shm::peer_process(visitor.socket.get(), 0);
+    const uid_t user = shm::peer_user(visitor.socket.get());
     const towline_identity& self = host_.self();
-    if (who.uid != geteuid())
-      fail(Status::kPermissionDenied, "it is asked for by user {}, the owner runs as {}", who.uid, geteuid());
+    if (user != geteuid())
+      fail(Status::kPermissionDenied, "it is asked for by user {}, the owner runs as {}", user, geteuid());
     if (!std::equal(std::begin(ask->incarnation), std::end(ask->incarnation), self.incarnation))
       fail(Status::kPeerRestarted, "another agent listens there now");
     answer = find_(*ask);

@@ -27,15 +27,19 @@ class MemoryService {
   MemoryService& operator=(const MemoryService&) = delete;
   ~MemoryService();
 
+  // A handler threw.
+  void broken(const char* why) noexcept;
+
  private:
   struct Visitor {
     MemoryService* service;
     UniqueFd socket;
+
+    void socket_ready(uint32_t) { service->hear(*this); }
+    void broken(const char*) noexcept { service->dismiss(*this); }
   };
 
-  static void listener_ready(void* self, uint32_t events);
-  static void visitor_ready(void* visitor, uint32_t events);
-  void accept_visitors();
+  void accept_visitors(uint32_t events);
   void hear(Visitor& visitor);
   void dismiss(Visitor& visitor) noexcept;
 

@@ -78,9 +78,9 @@ Code PieceCopier::start(uint32_t slot) noexcept {
   job.aligned = (list.bits & 15) == 0 ? 1 : 0;
   list.value = ++last_value_;
   list.asked_ns = 0;
-  const Code code = lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
-  if (code != 0) (void)lane_->drain();  // the list is on its way still, and will be written anew
-  return code;
+  // Refused, the list may still be on its way when it is written anew: nothing reads that one, and the next
+  // comes after it.
+  return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
 }
 
 Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {

@@ -2,6 +2,9 @@
 // and let go when the last of them has. One list for the process, as the driver has: to it, what another
 // agent has pinned looks like what the application has, and would be gone with that agent.
 //
+// Two regions may share a page, and the driver pins a page once. So a page that a region does not fill is a
+// range of its own, which its neighbour holds as well, and which either may outlive.
+//
 // Pinning takes 30 to 50 ms for each GB, and so does letting go: neither holds up who asks for other memory.
 #pragma once
 
@@ -10,11 +13,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 namespace towline::cuda {
 
 class Device;
 class Pinned;
+struct HostPages;
 enum class Use : uint8_t;
 
 class PinnedRanges {
@@ -38,9 +44,14 @@ class PinnedRanges {
   };
   using Ranges = std::map<uint64_t, Range>;  // by begin; none overlaps another
   class Hold;
+  class Together;
+  using Holds = std::vector<std::shared_ptr<const Hold>>;  // never dropped under the lock
+  struct Cover;
 
-  std::shared_ptr<const Pinned> find(std::unique_lock<std::mutex>& lock, Device& device, uint64_t address,
-                                     uint64_t bytes, Use use, bool wait);
+  [[nodiscard]] Cover look(uint64_t address, uint64_t bytes);
+  void look_at(const HostPages& part, Cover& cover);
+  std::shared_ptr<const Pinned> together(const Cover& cover, Holds& holds);
+  std::shared_ptr<const Hold> pin(std::unique_lock<std::mutex>& lock, Device& device, const HostPages& pages);
   [[nodiscard]] Ranges::iterator overlapping(uint64_t begin, uint64_t end);
   void remove(std::unique_lock<std::mutex>& lock, Ranges::iterator range) noexcept;
 

@@ -29,7 +29,6 @@ int32_t usable(char* reason, size_t capacity) {
 }  // namespace
 
 extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
-  static const towline_plugin_v1_t plugin =
-      towline::plugin::describe<NvidiaBackend>(towline::cuda::kDescription, usable);
+  static const towline_plugin_v1_t plugin = towline::cuda::describe_plugin<NvidiaBackend>(usable);
   return &plugin;
 }

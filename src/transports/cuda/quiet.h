@@ -1,4 +1,4 @@
-// Waiting for what a gate let through before it was closed.
+// Waiting for copies that were begun and can't be called back.
 #pragma once
 
 #include "base/clock.h"
@@ -7,21 +7,30 @@
 
 namespace towline::cuda {
 
-inline constexpr uint64_t kQuietWithinNs = 10 * kSecondNs;
+// How long the end of an agent waits for a copy. A worker that goes on asks again instead.
+inline constexpr uint64_t kQuietWithinNs = kSecondNs;
+// How long a graph that is being recorded waits for a page list on its way to the GPU.
+inline constexpr uint64_t kListWithinNs = kSecondNs;
 
-// False: it still moves. That is so only where the GPU has other work for very long. On a GPU that is broken
-// nothing moves.
-inline bool wait_until_quiet(const Gate& gate, Lane& lane) noexcept {
-  SpinWait spin;
-  const uint64_t until_ns = monotonic_now_ns() + kQuietWithinNs;
-  while (!gate.quiet()) {
-    if (spin.again()) continue;
-    const Code code = lane.state();
-    if (code != 0 && code != Lane::kBusy) return true;
+// Of a closed gate: nothing that it let through moves any more. On a GPU that is broken nothing moves.
+inline bool is_quiet(const Gate& gate, Lane& lane) noexcept {
+  if (gate.quiet()) return true;
+  const Code code = lane.state();
+  return code != 0 && code != Lane::kBusy;
+}
+
+// False: it is not, and the time is over.
+template <class Done>
+bool wait_within(uint64_t limit_ns, Done&& done) noexcept {
+  const uint64_t until_ns = monotonic_now_ns() + limit_ns;
+  while (!done()) {
     if (monotonic_now_ns() >= until_ns) return false;
     cpu_pause();
   }
   return true;
 }
+
+// For what a copy that does not end may still reach: it is never freed, and stays reachable, since that is meant.
+void keep_for_good(const void* object);
 
 }  // namespace towline::cuda

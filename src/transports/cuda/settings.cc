@@ -51,6 +51,26 @@ PinUse read_pin(const plugin::Host& host) {
   refuse("cuda.pin", value, "auto, first or never");
 }
 
+Beside read_beside(const plugin::Host& host) {
+  const std::string value = host.config("cuda.beside", "copy");
+  if (value == "auto") return Beside::kAuto;
+  if (value == "model") return Beside::kModel;
+  if (value == "copy") return Beside::kCopy;
+  refuse("cuda.beside", value, "auto, model or copy");
+}
+
+ReserveWish read_reserve(const plugin::Host& host) {
+  constexpr const char* kWanted = "a number of multiprocessors from 0 to 1024";
+  ReserveWish wish;
+  wish.sms = static_cast<uint32_t>(read_number(host, "cuda.reserved_sms", "0", 0, 1024, kWanted));
+  wish.application_sms =
+      static_cast<uint32_t>(read_number(host, "cuda.application_sms", "0", 0, 1024, kWanted));
+  if (wish.sms != 0 && wish.application_sms != 0)
+    refuse("cuda.application_sms", std::to_string(wish.application_sms),
+           "0, since cuda.reserved_sms says already what is reserved");
+  return wish;
+}
+
 uint32_t read_host_threads(const plugin::Host& host) {
   if (host.config("cuda.host_threads", "auto") != "auto")
     return static_cast<uint32_t>(
@@ -60,6 +80,18 @@ uint32_t read_host_threads(const plugin::Host& host) {
 }
 
 }  // namespace
+
+const char* beside_name(Beside beside) noexcept {
+  switch (beside) {
+    case Beside::kAuto:
+      return "auto";
+    case Beside::kModel:
+      return "model";
+    case Beside::kCopy:
+      break;
+  }
+  return "copy";
+}
 
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
@@ -80,6 +112,8 @@ Settings Settings::read(const plugin::Host& host) {
   settings.detour = read_detour(host);
   settings.pin = read_pin(host);
   settings.host_threads = read_host_threads(host);
+  settings.beside = read_beside(host);
+  settings.reserve = read_reserve(host);
   return settings;
 }
 

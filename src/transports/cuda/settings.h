@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "towline/plugin/backend.hpp"
+#include "transports/cuda/device.h"
 
 namespace towline::cuda {
 
@@ -21,6 +22,15 @@ enum class PinUse : uint8_t {
   kNever,  // it goes through the pool
 };
 
+// Who has the right of way where a model computes while its memory is copied to the host.
+enum class Beside : uint8_t {
+  kAuto,   // found by trying (way_choice.h)
+  kModel,  // copies do not slow it down
+  kCopy,   // copies take the kernel, at the link's full rate
+};
+
+const char* beside_name(Beside beside) noexcept;
+
 struct Settings {
   uint32_t blocks = 0;             // thread blocks of a copy to another GPU at most
   uint32_t read_blocks = 0;        // the same of one from it
@@ -34,6 +44,8 @@ struct Settings {
   DetourUse detour = DetourUse::kAuto;
   PinUse pin = PinUse::kAuto;
   uint32_t host_threads = 0;  // that copy to and from the pool beside the worker
+  Beside beside = Beside::kCopy;
+  ReserveWish reserve;
 
   // Throws plugin::Failure naming the setting.
   static Settings read(const plugin::Host& host);

@@ -14,10 +14,11 @@ namespace {
 constexpr size_t kWindow = 256;
 constexpr uint64_t kWorthJoining = 4;  // blocks in a segment, on average
 
-void set_addresses(const towline_segment& segment, const Ways& ways, uint64_t& to, uint64_t& from) noexcept {
+void set_addresses(const towline_segment& segment, const Ways& ways, uint64_t position, uint64_t& to,
+                   uint64_t& from) noexcept {
   const uint64_t local = segment.local + ways.local[segment.local_region];
   const uint64_t remote = segment.remote + ways.remote[segment.remote_region];
-  to = ways.read ? local : remote;
+  to = ways.gathered ? position : ways.read ? local : remote;
   from = ways.read ? remote : local;
 }
 
@@ -83,7 +84,7 @@ void WorkList::make_one_piece(const towline_segment& segment, const Ways& ways) 
   one_piece_ = true;
   job_.form = Form::kStrided;
   set_piece_bytes(kChunkBytes);
-  set_addresses(segment, ways, job_.to.address, job_.from.address);
+  set_addresses(segment, ways, 0, job_.to.address, job_.from.address);
   for (Side* side : {&job_.to, &job_.from}) {
     side->step = 1;
     side->dimensions = 1;
@@ -101,11 +102,21 @@ bool WorkList::make_strided(const Ways& ways) {
   const Side local = side_of(*plan_.local, plan_.runs[0].local_block, plan_.local_step, ways.local);
   const Side remote = side_of(*plan_.remote, plan_.runs[0].remote_block, plan_.remote_step, ways.remote);
   job_.form = Form::kStrided;
-  job_.to = ways.read ? local : remote;
+  job_.to = ways.gathered ? gathered_side() : ways.read ? local : remote;
   job_.from = ways.read ? remote : local;
   set_piece_bytes(plan_.block_length);
-  job_.aligned = ((bits_of(local) | bits_of(remote) | plan_.block_length) & 15) == 0;
+  job_.aligned = ((bits_of(job_.to) | bits_of(job_.from) | plan_.block_length) & 15) == 0;
   return true;
+}
+
+Side WorkList::gathered_side() const noexcept {
+  Side side{};
+  side.step = 1;
+  side.dimensions = 1;
+  std::fill(std::begin(side.count), std::end(side.count), 1);
+  side.count[0] = plan_.blocks;
+  side.stride[0] = plan_.block_length;
+  return side;
 }
 
 void WorkList::make_pairs(const Ways& ways) {
@@ -116,12 +127,14 @@ void WorkList::make_pairs(const Ways& ways) {
   auto* pair = static_cast<Pair*>(list_.host);
   if (is_line(*plan_.local) && is_line(*plan_.remote)) return fill_from_lines(pair, ways);
   uint64_t bits = length;
+  uint64_t position = 0;
   towline_segment segments[kWindow];
   plugin::Cursor cursor{plan_};
   while (const size_t count = cursor.next(segments, kWindow, plan_.bytes)) {
     for (size_t i = 0; i < count; ++i) {
       Pair next{};
-      set_addresses(segments[i], ways, next.to, next.from);
+      set_addresses(segments[i], ways, position, next.to, next.from);
+      position += segments[i].length;
       bits |= next.to | next.from;
       for (uint64_t at = 0; at < segments[i].length; at += length) *pair++ = {next.to + at, next.from + at};
     }
@@ -136,17 +149,21 @@ void WorkList::fill_from_lines(Pair* pair, const Ways& ways) {
   const Side remote = side_of(*plan_.remote, 0, plan_.remote_step, ways.remote);
   const Side& to = ways.read ? local : remote;
   const Side& from = ways.read ? remote : local;
+  uint64_t position = 0;
   for (uint64_t r = 0; r < plan_.run_count; ++r) {
     const towline_run& run = plan_.runs[r];
     uint64_t to_block = ways.read ? run.local_block : run.remote_block;
     uint64_t from_block = ways.read ? run.remote_block : run.local_block;
     for (uint32_t i = 0; i < run.count; ++i) {
-      *pair++ = {to.address + to_block * to.stride[0], from.address + from_block * from.stride[0]};
+      const uint64_t there = ways.gathered ? position : to.address + to_block * to.stride[0];
+      *pair++ = {there, from.address + from_block * from.stride[0]};
+      position += plan_.block_length;
       to_block += to.step;
       from_block += from.step;
     }
   }
-  job_.aligned = ((bits_of(local) | bits_of(remote) | plan_.block_length) & 15) == 0;
+  const uint64_t to_bits = ways.gathered ? 0 : bits_of(to);
+  job_.aligned = ((to_bits | bits_of(from) | plan_.block_length) & 15) == 0;
   finish_list();
 }
 
@@ -162,7 +179,7 @@ void WorkList::make_pieces(const Ways& ways) {
   while (const size_t count = cursor.next(segments, kWindow, plan_.bytes)) {
     for (size_t i = 0; i < count; ++i) {
       Piece piece{};
-      set_addresses(segments[i], ways, piece.to, piece.from);
+      set_addresses(segments[i], ways, position, piece.to, piece.from);
       bits |= piece.to | piece.from | segments[i].length | position;
       for (uint64_t left = segments[i].length; left != 0; left -= piece.length) {
         piece.position = position;

@@ -18,6 +18,7 @@ struct Ways {
   const uint64_t* local;   // for each local region what to add to its addresses
   const uint64_t* remote;  // the same for remote ones
   bool read;               // remote to local
+  bool gathered = false;   // instead, to where a byte stands in the plan: to be shifted (CopyJob::to_shift)
 };
 
 class WorkList {
@@ -43,6 +44,7 @@ class WorkList {
   bool make_strided(const Ways& ways);
   void make_pairs(const Ways& ways);
   void fill_from_lines(Pair* pair, const Ways& ways);
+  [[nodiscard]] Side gathered_side() const noexcept;
   void make_pieces(const Ways& ways);
   void set_piece_bytes(uint64_t bytes) noexcept;
   void finish_list();

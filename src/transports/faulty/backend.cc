@@ -27,6 +27,7 @@ int32_t Backend::open() {
   memory_ = static_cast<const towline_memory_table_v1*>(plugin_.query_table("memory", 1));
   connections_ = static_cast<const towline_connection_table_v1*>(plugin_.query_table("connection", 1));
   data_ = static_cast<const towline_data_table_v1*>(plugin_.query_table("data", 1));
+  ids_ = static_cast<const towline_connection_id_table_v1*>(plugin_.query_table("connection_id", 1));
   if (memory_ == nullptr || connections_ == nullptr || data_ == nullptr) {
     fail("faults can be put around transports only: tables memory, connection and data, version 1");
     return TOWLINE_UNSUPPORTED;
@@ -82,6 +83,14 @@ void Backend::make_inner_host() {
   };
   t.served = [](void*, void* peer, uint32_t direction, uint64_t bytes) {
     static_cast<Connection*>(peer)->on_served(direction, bytes);
+  };
+  t.heard = [](void*, void* peer) { static_cast<Connection*>(peer)->on_heard(); };
+  t.granted = [](void*, void* peer, uint64_t key) { static_cast<Connection*>(peer)->on_granted(key); };
+  t.refused = [](void* c, uint32_t worker, void* peer, int32_t status) {
+    const Backend& backend = backend_of(c);
+    void* const core_peer = peer == nullptr ? nullptr : static_cast<Connection*>(peer)->core_peer();
+    if (backend.host_.refused != nullptr)
+      backend.host_.refused(backend.host_.context, worker, core_peer, status);
   };
   t.connection_event = [](void*, void* peer, uint32_t event, int32_t status, const char* text) {
     static_cast<Connection*>(peer)->on_event(event, status, text);
@@ -202,12 +211,18 @@ constexpr towline_data_table_v1 kData = {
     },
 };
 
+constexpr towline_connection_id_table_v1 kConnectionId = {
+    sizeof(towline_connection_id_table_v1),
+    [](towline_connection* connection) { return Connection::from(connection)->connection_id(); },
+};
+
 }  // namespace
 
 const void* find_table(const char* id, uint32_t version) noexcept {
   if (version != 1) return nullptr;
   if (std::strcmp(id, "memory") == 0) return &kMemory;
   if (std::strcmp(id, "connection") == 0) return &kConnection;
+  if (std::strcmp(id, "connection_id") == 0) return &kConnectionId;
   return std::strcmp(id, "data") == 0 ? &kData : nullptr;
 }
 

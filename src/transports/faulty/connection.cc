@@ -65,6 +65,8 @@ int32_t Connection::describe(char* json, size_t capacity) {
   return TOWLINE_OK;
 }
 
+uint64_t Connection::connection_id() const noexcept { return cut_ ? 0 : backend_.ids().id(inner_); }
+
 int32_t Connection::prepare(const towline_prepare_args* args, towline_prepared** prepared) {
   if (lost()) return TOWLINE_PEER_LOST;
   std::vector<towline_import*> imports;
@@ -185,11 +187,19 @@ void Connection::report_all_held() {
   for (Held& one : held) report(std::move(one.part), one.result);
 }
 
-// Messages keep their order: one that waits holds up those behind it.
 void Connection::on_served(uint32_t direction, uint64_t bytes) const {
   backend_.host().served(backend_.host().context, peer_, direction, bytes);
 }
 
+void Connection::on_heard() const {
+  if (backend_.host().heard != nullptr) backend_.host().heard(backend_.host().context, peer_);
+}
+
+void Connection::on_granted(uint64_t key) const {
+  if (backend_.host().granted != nullptr) backend_.host().granted(backend_.host().context, peer_, key);
+}
+
+// Messages keep their order: one that waits holds up those behind it.
 void Connection::on_message(const void* data, size_t bytes) {
   const framing::FaultOptions& options = backend_.options();
   const bool waits = backend_.chance(worker_, options.delay);

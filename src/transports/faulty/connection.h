@@ -53,6 +53,7 @@ class Connection {
   void unimport(towline_import* import) noexcept;
   void disconnect() noexcept;
   int32_t describe(char* json, size_t capacity);
+  [[nodiscard]] uint64_t connection_id() const noexcept;
   int32_t prepare(const towline_prepare_args* args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
   int32_t submit(towline_prepared* prepared, const towline_submit_args* args);
@@ -63,6 +64,9 @@ class Connection {
   void on_complete(Part& part, const towline_part_result& result);
   void on_message(const void* data, size_t bytes);
   void on_served(uint32_t direction, uint64_t bytes) const;
+  void on_heard() const;
+  void on_granted(uint64_t key) const;
+  [[nodiscard]] void* core_peer() const noexcept { return peer_; }
   void on_event(uint32_t event, int32_t status, const char* text);
 
   // From the backend's progress(); both may end with the connection disconnected and deleted.

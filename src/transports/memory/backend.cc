@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/config.h"
+#include "base/error.h"
 #include "base/wire.h"
 #include "towline/towline.h"
 
@@ -57,12 +58,23 @@ Backend::Backend(const plugin::Host& host)
     throw plugin::Failure(Status::kInvalidArgument,
                           fmt::format("memory.framed = \"{}\": expected true or false", framed));
   framed_only_ = framed == "true";
+  try {
+    faults_ = framing::parse_fault_options(host.config("memory.faults", ""));
+  } catch (const Error& error) {
+    throw plugin::Failure(error.code(), error.message());
+  }
   enter_directory(host.self().incarnation, mailbox_);
 }
 
 Backend::~Backend() {
   leave_directory(host().self().incarnation);
   for (const Call& call : mailbox_->close()) call.link->answer(Link::Answer::kRefused, Status::kClosed);
+}
+
+framing::FaultOptions Backend::next_faults() noexcept {
+  framing::FaultOptions faults = faults_;
+  faults.seed += fault_seeds_.fetch_add(1, std::memory_order_relaxed);
+  return faults;
 }
 
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,

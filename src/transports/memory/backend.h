@@ -1,11 +1,13 @@
 // One agent's instance of the memory transport: its mailbox in the process, and its connections by worker.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "base/pass_list.h"
+#include "framing/fault_options.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/memory/connection.h"
 #include "transports/memory/directory.h"
@@ -34,6 +36,8 @@ class Backend : public plugin::BackendBase {
 
   [[nodiscard]] uint64_t inline_bytes() const noexcept { return inline_bytes_; }
   [[nodiscard]] bool framed_only() const noexcept { return framed_only_; }
+  // For the lane of a new connection: the configured ones, with a seed of its own.
+  [[nodiscard]] framing::FaultOptions next_faults() noexcept;
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
@@ -56,6 +60,8 @@ class Backend : public plugin::BackendBase {
   uint64_t inline_bytes_ = 0;
   uint32_t ring_bytes_ = 0;
   bool framed_only_ = false;
+  framing::FaultOptions faults_;
+  std::atomic<uint64_t> fault_seeds_{0};
   std::vector<Worker> workers_;
   std::shared_ptr<Mailbox> mailbox_;
 };

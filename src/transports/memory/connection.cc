@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "framing/faulty_lane.h"
 #include "towline/plugin/cursor.hpp"
 #include "towline/towline.h"
 #include "transports/memory/backend.h"
@@ -64,9 +65,12 @@ void Connection::start_engine() {
   options.worker = worker_;
   options.connection = handle(this);
   framed_ = std::make_unique<framing::Connection>(host(), peer_, options);
-  framed_->add_lane(std::make_unique<framing::RingLane>(
+  std::unique_ptr<framing::Lane> lane = std::make_unique<framing::RingLane>(
       link_->outgoing(side_), link_->incoming(side_),
-      framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process"));
+      framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process");
+  if (const framing::FaultOptions faults = backend_.next_faults(); faults.any())
+    lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
+  framed_->add_lane(std::move(lane));
   copies_.open(*framed_);
   state_ = State::kUp;
 }
@@ -152,7 +156,8 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = link_->has_letters(side_) ? read_letters() : 0;
   done += run_framed(now_ns);
   if (state_ == State::kUp) done += copies_.progress();
-  if (state_ == State::kUp && link_->closed(1 - side_)) {
+  // Where only the ring is used, its end says so, behind all that was written: as a socket's does.
+  if (state_ == State::kUp && !backend_.framed_only() && link_->closed(1 - side_)) {
     peer_gone();
     ++done;
   }

@@ -52,6 +52,7 @@ class Connection {
   void unimport(towline_import* import) noexcept;
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] uint64_t connection_id() const noexcept { return link_->id(); }
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;

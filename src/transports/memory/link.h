@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/id.h"
 #include "base/spin.h"
 #include "framing/ring_lane.h"
 #include "towline/plugin/backend.hpp"
@@ -37,12 +38,15 @@ class Link {
  public:
   enum class Answer { kNone, kAccepted, kRefused };
 
-  explicit Link(uint32_t ring_bytes) : ring_bytes_(ring_bytes) {
+  // Throws Error.
+  explicit Link(uint32_t ring_bytes) : ring_bytes_(ring_bytes), id_(Id::random().lo) {
     constexpr std::align_val_t kAlignment{kNoSharingBytes};
     const size_t bytes = 2 * framing::ring_bytes(ring_bytes);
     memory_.reset(static_cast<uint8_t*>(::operator new(bytes, kAlignment)));
     std::memset(memory_.get(), 0, bytes);
   }
+
+  [[nodiscard]] uint64_t id() const noexcept { return id_; }
 
   // Side 0 is the connector's.
   [[nodiscard]] framing::RingView outgoing(uint32_t side) const noexcept {
@@ -133,6 +137,7 @@ class Link {
   };
 
   const uint32_t ring_bytes_;
+  const uint64_t id_;
   std::unique_ptr<uint8_t, Freer> memory_;
   End ends_[2];
   std::atomic<Answer> answer_{Answer::kNone};

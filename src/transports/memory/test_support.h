@@ -230,7 +230,7 @@ class TestAgent {
     host_.unwatch = [](void* c, uint32_t, int fd) {
       if (self(c).watches_.erase(fd) != 0) epoll_ctl(self(c).epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     };
-    host_.wake_fd = [](void* c, uint32_t) { return self(c).wake_.fd(); };
+    host_.wake_fd = [](void*, uint32_t) { return -1; };
     host_.wake = [](void* c, uint32_t) { self(c).wake_.signal(); };
     host_.complete = [](void* c, uint64_t cookie, const towline_part_result* result) {
       if (!self(c).results.emplace(cookie, *result).second) ++self(c).completed_twice;
@@ -340,7 +340,8 @@ class TestPlan {
     return submit_range(cookie, 0, bytes_, message);
   }
   Status submit_range(uint64_t cookie, uint64_t begin, uint64_t end, const std::string& message = {}) {
-    const towline_submit_args args = {sizeof args, cookie, begin, end, message.data(), message.size(), 0, 0};
+    const towline_submit_args args = {sizeof args,    cookie, begin, end,    message.data(),
+                                      message.size(), 0,      0,     nullptr};
     return static_cast<Status>(agent_.data().submit(prepared, &args));
   }
   void release() {

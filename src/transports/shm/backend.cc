@@ -44,7 +44,8 @@ Backend::Backend(const plugin::Host& host) try
   spare_ = open_spare();
   listening_on_ = socket_name(cookie_, settings_.socket_dir);
   listener_ = listen_on(listening_on_);
-  const int32_t status = host.watch(0, listener_.get(), EPOLLIN, &Backend::listener_ready, this);
+  const int32_t status =
+      host.watch(0, listener_.get(), EPOLLIN, &plugin::ready<&Backend::accept_visitors>, this);
   if (status != TOWLINE_OK)
     throw Error(static_cast<Status>(status), "shm: the worker can't watch the listening socket");
 } catch (const Error& error) {
@@ -76,6 +77,37 @@ void Backend::remove(towline_registration* registration) noexcept {
   regions_.erase(reinterpret_cast<const Region*>(registration)->args.region.key);
 }
 
+// Is any part of it in a region that peers write on their own? Under regions_mutex_.
+bool Backend::peers_may_write(uint64_t address, uint64_t bytes) const noexcept {
+  for (const auto& [key, entry] : regions_) {
+    const towline_region_ref& region = entry->args.region;
+    const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
+    if (writable && (region.flags & TOWLINE_REGION_GUARDED) == 0 && region.address < address + bytes &&
+        address < region.address + region.bytes)
+      return true;
+  }
+  return false;
+}
+
+// Empty when a descriptor may go to those who reach the region. With it they have the whole file, and all
+// rights to it: a descriptor for reading is opened anew for writing through /proc. So a file that is given
+// for reading is sealed against writers.
+std::string Backend::why_not_given(const towline_region_ref& region, const SharedRange& range) {
+  const int fd = range.file->fd();
+  const bool sealed = sealed_against_writing(fd);
+  if ((region.access & TOWLINE_ACCESS_WRITE) != 0) {
+    if (sealed) return "other memory of its file was given to peers to read, which sealed the file";
+  } else if (!sealed && range.file->ours() &&
+             !peers_may_write(region.address - range.offset, file_bytes(fd))) {
+    seal_future_writes(fd);
+  } else if (!sealed && !settings_.map_unsealed) {
+    return "peers may only read it, but they could write its file (shm.map_unsealed allows that)";
+  }
+  if (!sealed_against_shrinking(fd) && !settings_.map_unsealed)
+    return "its file is not sealed against shrinking (shm.map_unsealed is off)";
+  return {};
+}
+
 DescriptorAnswer Backend::find_descriptor(uint64_t key, int* fd, std::shared_ptr<const void>* keep) try {
   DescriptorAnswer answer;
   const auto refuse = [&answer](Status status, std::string text) {
@@ -94,25 +126,19 @@ DescriptorAnswer Backend::find_descriptor(uint64_t key, int* fd, std::shared_ptr
     return refuse(Status::kPermissionDenied, "guarded");
   answer.address = region.region.address;
   answer.bytes = region.region.bytes;
-  bool writable = false;
-  if (region.fd >= 0) {
-    *fd = region.fd;
-    answer.file_offset = region.fd_offset;
-    writable = (fcntl(region.fd, F_GETFL) & O_ACCMODE) == O_RDWR;
-  } else {
-    SharedRange& range = found->second->range;
-    std::string reason;
-    if (range.file == nullptr)
-      range = find_shared_range(reinterpret_cast<const void*>(region.region.address), region.region.bytes,
-                                reason);
-    if (range.file == nullptr) return refuse(Status::kUnsupported, reason);
-    *fd = range.file->fd();
-    *keep = range.file;
-    answer.file_offset = range.offset;
-    writable = range.file->writable();
-  }
-  if (writable && (region.region.access & TOWLINE_ACCESS_WRITE) == 0) {
-    // The peer gets a descriptor that cannot be mapped for writing.
+  SharedRange& range = found->second->range;
+  std::string reason;
+  if (range.file == nullptr)
+    range =
+        find_shared_range(reinterpret_cast<const void*>(region.region.address), region.region.bytes, reason);
+  if (range.file == nullptr) return refuse(Status::kUnsupported, reason);
+  reason = why_not_given(region.region, range);
+  if (!reason.empty()) return refuse(Status::kPermissionDenied, reason);
+  *fd = range.file->fd();
+  *keep = range.file;
+  answer.file_offset = range.offset;
+  const bool to_read = (region.region.access & TOWLINE_ACCESS_WRITE) == 0;
+  if (to_read && range.file->writable() && !sealed_against_writing(*fd)) {
     auto read_only = std::make_shared<UniqueFd>(
         ::open(fmt::format("/proc/self/fd/{}", *fd).c_str(), O_RDONLY | O_CLOEXEC));
     if (!*read_only) return refuse(Status::kPermissionDenied, "the owner can't reopen its file read-only");
@@ -169,7 +195,7 @@ int32_t Backend::connect(uint32_t worker, const towline_identity& identity, cons
 }
 
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
-  const Scope scope{*this, worker};
+  const auto pass = scope(worker);
   Worker& mine = workers_[worker];
   uint32_t done = 0;
   if (mine.has_mail.load(std::memory_order_acquire)) done += take_mail(worker);

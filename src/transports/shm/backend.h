@@ -39,22 +39,26 @@ class Backend : public plugin::BackendBase {
   bool arm(uint32_t worker) noexcept;
   void disarm(uint32_t worker) noexcept;
 
+  // The listener's handler threw.
+  void broken(const char* why) noexcept;
+
   // For connections.
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
   // Where peers find a copy of our incarnation when they try process_vm.
   [[nodiscard]] const uint64_t* cookie() const noexcept { return cookie_; }
+  // Throws plugin::Failure unless the process at the other end of the socket may know what is shared here.
+  void check_user(int socket) const;
   // A registered region's file; any thread. The answer lacks only its request number. `fd` is to be sent when
   // the answer is kOk: it stays valid while `keep` lives.
   DescriptorAnswer find_descriptor(uint64_t key, int* fd, std::shared_ptr<const void>* keep);
 
   // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
   // are deleted when the outermost one ends.
-  class Scope : PassList<Connection>::Pass {
-   public:
-    Scope(Backend& backend, uint32_t worker) noexcept : Pass(backend.workers_[worker].connections) {}
-  };
+  [[nodiscard]] PassList<Connection>::Pass scope(uint32_t worker) noexcept {
+    return PassList<Connection>::Pass(workers_[worker].connections);
+  }
   // Called by disconnect(), which is the connection's last word.
   void release(Connection* connection) noexcept {
     workers_[connection->worker()].connections.release(connection);
@@ -66,7 +70,9 @@ class Backend : public plugin::BackendBase {
     Backend* backend;
     UniqueFd socket;
     uint64_t since_ns;
-    bool gone = false;
+
+    void socket_ready(uint32_t) { backend->hear(*this); }
+    void broken(const char* why) noexcept { backend->turn_away(*this, why); }
   };
   struct Region {
     towline_region_args args;
@@ -79,15 +85,17 @@ class Backend : public plugin::BackendBase {
     std::atomic<bool> has_mail{false};
   };
 
-  static void listener_ready(void* self, uint32_t events);
-  static void visitor_ready(void* visitor, uint32_t events);
-  void accept_visitors();
+  [[nodiscard]] bool peers_may_write(uint64_t address, uint64_t bytes) const noexcept;
+  [[nodiscard]] std::string why_not_given(const towline_region_ref& region, const SharedRange& range);
+  void accept_visitors(uint32_t events);
   void hear(Visitor& visitor);
   void dismiss(Visitor& visitor) noexcept;
+  void turn_away(Visitor& visitor, const char* why) noexcept;
   void dismiss_slow_visitors(uint64_t now_ns) noexcept;
   Status check_hello(const Visitor& visitor, const Packet& packet, std::optional<Hello>& hello,
                      std::string& why);
   uint32_t take_mail(uint32_t worker) noexcept;
+  void welcome(uint32_t worker, Greeted greeted) noexcept;
 
   const Settings settings_;
   const uint32_t worker_count_;

@@ -23,9 +23,7 @@ constexpr uint32_t kMostAcceptsAtOnce = 64;
 
 }  // namespace
 
-void Backend::listener_ready(void* self, uint32_t) { static_cast<Backend*>(self)->accept_visitors(); }
-
-void Backend::accept_visitors() {
+void Backend::accept_visitors(uint32_t) {
   for (uint32_t i = 0; i < kMostAcceptsAtOnce; ++i) {
     UniqueFd socket{accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
     if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
@@ -41,14 +39,18 @@ void Backend::accept_visitors() {
     if (visitors_.size() >= kMostVisitors) dismiss(*visitors_.front());
     auto visitor = std::make_unique<Visitor>(Visitor{this, std::move(socket), host().now_ns()});
     const int fd = visitor->socket.get();
-    if (host().watch(0, fd, EPOLLIN, &Backend::visitor_ready, visitor.get()) == TOWLINE_OK)
+    if (host().watch(0, fd, EPOLLIN, &plugin::ready<&Visitor::socket_ready>, visitor.get()) == TOWLINE_OK)
       visitors_.push_back(std::move(visitor));
   }
 }
 
-void Backend::visitor_ready(void* visitor, uint32_t) {
-  auto* who = static_cast<Visitor*>(visitor);
-  who->backend->hear(*who);
+void Backend::broken(const char* why) noexcept {
+  host().log(1, fmt::format("shm: accepting a connection failed: {}", why));
+}
+
+void Backend::turn_away(Visitor& visitor, const char* why) noexcept {
+  host().log(1, fmt::format("shm: a connection is turned away: {}", why));
+  dismiss(visitor);
 }
 
 void Backend::dismiss(Visitor& visitor) noexcept {
@@ -77,13 +79,12 @@ void Backend::hear(Visitor& visitor) {
   }
   host().unwatch(0, visitor.socket.get());
   const uint32_t worker = hello->worker % worker_count_;
-  Greeted greeted{std::move(visitor.socket), std::move(*hello), std::move(packet.fds[0]),
-                  std::move(packet.fds[1])};
-  dismiss(visitor);
   {
     const std::lock_guard lock(workers_[worker].inbox_mutex);
-    workers_[worker].inbox.push_back(std::move(greeted));
+    workers_[worker].inbox.push_back(
+        {std::move(visitor.socket), std::move(*hello), std::move(packet.fds[0])});
   }
+  dismiss(visitor);
   workers_[worker].has_mail.store(true, std::memory_order_release);
   host().wake(worker);
 }
@@ -92,14 +93,11 @@ Status Backend::check_hello(const Visitor& visitor, const Packet& packet, std::o
                             std::string& why) {
   const uint16_t version = packet_version(packet.span());
   if (version == 0) return Status::kProtocol;  // not of our kind: no answer
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  if (getsockopt(visitor.socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    return Status::kIo;
-  if (credentials.uid != geteuid() && !settings_.any_user) {
-    why = fmt::format("it comes from user {}, the agent runs as {} (shm.any_user allows that)",
-                      credentials.uid, geteuid());
-    return Status::kPermissionDenied;
+  try {
+    check_user(visitor.socket.get());
+  } catch (const plugin::Failure& failure) {
+    why = failure.what();
+    return failure.status();
   }
   hello = decode_hello(packet.span());
   if (!hello) {
@@ -119,6 +117,39 @@ Status Backend::check_hello(const Visitor& visitor, const Packet& packet, std::o
   return Status::kOk;
 }
 
+void Backend::check_user(int socket) const {
+  if (settings_.any_user) return;
+  const uid_t user = peer_user(socket);
+  if (user != geteuid())
+    throw plugin::Failure(
+        Status::kPermissionDenied,
+        fmt::format("shm: the peer runs as user {}, this process as {} (shm.any_user allows that)", user,
+                    geteuid()));
+}
+
+void Backend::welcome(uint32_t worker, Greeted greeted) noexcept try {
+  const UniqueFd refusal{fcntl(greeted.socket.get(), F_DUPFD_CLOEXEC, 0)};
+  const auto turn_away = [&](Status status, const char* why) {
+    send_packet(refusal.get(), encode(Refuse{status, why}), {});
+    host().log(3, fmt::format("shm: refused a connection: {}", why));
+  };
+  auto* const connection =
+      workers_[worker].connections.add(std::make_unique<Connection>(*this, worker, nullptr));
+  bool taken = false;
+  try {
+    taken = connection->accept(std::move(greeted));
+  } catch (const plugin::Failure& failure) {
+    turn_away(failure.status(), failure.what());
+  } catch (const Error& error) {
+    turn_away(error.code(), error.what());
+  } catch (const std::exception& error) {
+    turn_away(Status::kInternal, error.what());
+  }
+  if (!taken) release(connection);
+} catch (const std::exception& error) {
+  broken(error.what());
+}
+
 uint32_t Backend::take_mail(uint32_t worker) noexcept {
   Worker& mine = workers_[worker];
   std::vector<Greeted> inbox;
@@ -127,25 +158,7 @@ uint32_t Backend::take_mail(uint32_t worker) noexcept {
     inbox.swap(mine.inbox);
     mine.has_mail.store(false, std::memory_order_relaxed);
   }
-  for (Greeted& greeted : inbox) {
-    const UniqueFd refusal{fcntl(greeted.socket.get(), F_DUPFD_CLOEXEC, 0)};
-    const auto turn_away = [&](Status status, const char* why) {
-      send_packet(refusal.get(), encode(Refuse{status, why}), {});
-      host().log(3, fmt::format("shm: refused a connection: {}", why));
-    };
-    auto* const connection = mine.connections.add(std::make_unique<Connection>(*this, worker, nullptr));
-    bool taken = false;
-    try {
-      taken = connection->accept(std::move(greeted));
-    } catch (const plugin::Failure& failure) {
-      turn_away(failure.status(), failure.what());
-    } catch (const Error& error) {
-      turn_away(error.code(), error.what());
-    } catch (const std::exception& error) {
-      turn_away(Status::kInternal, error.what());
-    }
-    if (!taken) release(connection);
-  }
+  for (Greeted& greeted : inbox) welcome(worker, std::move(greeted));
   return static_cast<uint32_t>(inbox.size());
 }
 

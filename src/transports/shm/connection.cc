@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/id.h"
 #include "transports/shm/backend.h"
 
 namespace towline::shm {
@@ -30,6 +31,8 @@ std::string connect_text(const Address& address, int error) {
                      error == ECONNREFUSED || error == ENOENT ? "; has the peer ended?" : "");
 }
 
+bool is_wake(std::span<const uint8_t> packet) noexcept { return packet_type(packet) == PacketType::kWake; }
+
 Status connect_status(int error) noexcept {
   return error == EACCES || error == EPERM ? Status::kPermissionDenied : Status::kUnreachable;
 }
@@ -40,7 +43,7 @@ Connection::Connection(Backend& backend, uint32_t worker, void* peer)
     : backend_(backend),
       worker_(worker),
       peer_(peer),
-      socket_(backend.host(), worker, &Connection::socket_ready, this),
+      socket_(backend.host(), worker, &plugin::ready<&Connection::socket_ready>, this),
       direct_(backend.host(), worker) {}
 
 Connection::~Connection() {
@@ -65,13 +68,14 @@ void Connection::connect(const towline_identity& peer, const Address& address, u
   const bool bounded = deadline_ns != kNoDeadline;
   if (!bounded && error == 0) return;
   timer_ = make_timer(error == EAGAIN ? kRetryNs : left_ns, error == EAGAIN ? kRetryNs : 0);
-  host().watch(worker_, timer_.get(), EPOLLIN, &Connection::timer_ready, this);
+  host().watch(worker_, timer_.get(), EPOLLIN, &plugin::ready<&Connection::timer_ready>, this);
 }
 
 // 0, EAGAIN or another errno.
 int Connection::try_connect() {
   UniqueFd socket = make_socket();
   if (const int error = connect_to(socket.get(), address_); error != 0) return error;
+  backend_.check_user(socket.get());  // before it is given the ring's memory: anyone may listen at a name
   socket_.open(std::move(socket));
   state_ = State::kGreeting;
   greet();
@@ -88,11 +92,11 @@ void Connection::greet() {
   hello.worker = worker_;
   hello.ring_bytes = settings.ring_bytes;
   hello.proof = own_proof();
+  hello.connection = id_ = random_u64();
   UniqueFd memory;
   ring_.emplace(RingMemory::create(settings.ring_bytes, memory));
-  std::vector<int> fds = {memory.get()};
-  if (const int wake = host().wake_fd(worker_); wake >= 0) fds.push_back(wake);
-  if (const Status status = socket_.send(encode(hello), std::move(fds)); status != Status::kOk)
+  const int fd = memory.get();
+  if (const Status status = socket_.send(encode(hello), {&fd, 1}); status != Status::kOk)
     throw plugin::Failure(Status::kUnreachable, "shm: the peer closed the socket before the greeting");
 }
 
@@ -103,7 +107,7 @@ void Connection::on_welcome(Packet& packet) {
   if (!std::equal(std::begin(welcome->incarnation), std::end(welcome->incarnation), identity_.incarnation))
     return fail(Status::kPeerRestarted, "shm: another agent answered under the peer's name");
   try {
-    meet(identity_, welcome->proof, std::move(packet.fds[0]));
+    meet(identity_, welcome->proof);
     start_engine();
   } catch (const std::exception& error) {
     return fail(Status::kUnreachable, error.what());
@@ -121,10 +125,11 @@ void Connection::on_refuse(const Packet& packet) {
 
 bool Connection::accept(Greeted greeted) {
   const towline_identity identity = greeted.hello.as_identity();
+  id_ = greeted.hello.connection;
   std::copy(std::begin(identity.incarnation), std::end(identity.incarnation), identity_.incarnation);
   ring_.emplace(RingMemory::adopt(greeted.memory.get(), greeted.hello.ring_bytes));
   socket_.open(std::move(greeted.socket));
-  meet(identity, greeted.hello.proof, std::move(greeted.wake));
+  meet(identity, greeted.hello.proof);
   if (const int32_t status = host().accepted(worker_, handle(this), identity, &peer_); status < 0) {
     socket_.send(encode(Refuse{static_cast<Status>(status), "the agent does not want it"}));
     return false;
@@ -140,9 +145,7 @@ bool Connection::accept(Greeted greeted) {
   std::copy_n(host().self().incarnation, 2, welcome.incarnation);
   welcome.worker = worker_;
   welcome.proof = own_proof();
-  std::vector<int> fds;
-  if (const int wake = host().wake_fd(worker_); wake >= 0) fds.push_back(wake);
-  if (const Status status = socket_.send(encode(welcome), std::move(fds)); status != Status::kOk)
+  if (const Status status = socket_.send(encode(welcome)); status != Status::kOk)
     fail(Status::kPeerLost, "shm: the peer went away during the greeting");
   return true;
 }
@@ -153,20 +156,14 @@ Proof Connection::own_proof() const noexcept {
 }
 
 // Who the peer is and what can be done with it, once its proof is known.
-void Connection::meet(const towline_identity& peer, const Proof& proof, UniqueFd wake) {
+void Connection::meet(const towline_identity& peer, const Proof& proof) {
   const towline_identity& self = host().self();
   const bool same_pids = std::equal(std::begin(peer.host), std::end(peer.host), self.host) &&
                          peer.pid_namespace != 0 && peer.pid_namespace == self.pid_namespace;
   process_ = peer_process(socket_.fd(), same_pids ? peer.start_time : 0);
-  if (process_.uid != geteuid() && !backend_.settings().any_user)
-    throw plugin::Failure(
-        Status::kPermissionDenied,
-        fmt::format("shm: the peer runs as user {}, this process as {} (shm.any_user allows that)",
-                    process_.uid, geteuid()));
-  if (wake && accept_wake_fd(wake.get())) wake_ = std::move(wake);
   if (process_.pidfd && process_.pid != getpid()) {
-    process_watched_ =
-        host().watch(worker_, process_.pidfd.get(), EPOLLIN, &Connection::process_ready, this) == TOWLINE_OK;
+    process_watched_ = host().watch(worker_, process_.pidfd.get(), EPOLLIN,
+                                    &plugin::ready<&Connection::process_ready>, this) == TOWLINE_OK;
   }
   process_vm_error_ = backend_.settings().allows(Path::kProcessVm)
                           ? prove_process_vm(process_.pid, proof, identity_.incarnation)
@@ -184,46 +181,39 @@ void Connection::start_engine() {
   direct_.open(*framed_, process_.pid, socket_.fd(), process_watched_ ? process_.pidfd.get() : -1);
 }
 
+// A peer that has no room for it has packets to wake up for.
 void Connection::wake_peer(void* self) {
-  auto* connection = static_cast<Connection*>(self);
-  const uint64_t one = 1;
-  if (connection->wake_) {
-    // Full counters wake just as well.
-    [[maybe_unused]] const ssize_t written = write(connection->wake_.get(), &one, sizeof one);
-  } else {
-    connection->socket_.send(encode_bare(PacketType::kWake));
-  }
+  (void)static_cast<Connection*>(self)->socket_.send(encode_bare(PacketType::kWake));
 }
 
 // ---- events
 
-void Connection::socket_ready(void* self, uint32_t events) {
-  auto* connection = static_cast<Connection*>(self);
-  const Backend::Scope scope{connection->backend_, connection->worker_};
-  if ((events & EPOLLOUT) != 0 && connection->socket_.flush() != Status::kOk)
-    return connection->peer_gone("its socket closed");
-  connection->receive_all();
+void Connection::socket_ready(uint32_t events) {
+  if ((events & EPOLLOUT) != 0) answer_requests();
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) receive_all();
 }
 
-void Connection::process_ready(void* self, uint32_t) {
-  auto* connection = static_cast<Connection*>(self);
-  const Backend::Scope scope{connection->backend_, connection->worker_};
-  connection->peer_gone("its process ended");
-}
+void Connection::process_ready(uint32_t) { peer_gone("its process ended"); }
 
-void Connection::timer_ready(void* self, uint32_t) {
-  auto* connection = static_cast<Connection*>(self);
-  const Backend::Scope scope{connection->backend_, connection->worker_};
+void Connection::timer_ready(uint32_t) {
   uint64_t expirations = 0;
-  [[maybe_unused]] const ssize_t bytes = read(connection->timer_.get(), &expirations, sizeof expirations);
-  connection->progress(connection->host().now_ns());
+  [[maybe_unused]] const ssize_t bytes = read(timer_.get(), &expirations, sizeof expirations);
+  progress(host().now_ns());
+}
+
+PassList<Connection>::Pass Connection::scope() noexcept { return backend_.scope(worker_); }
+
+void Connection::broken(const char* why) noexcept {
+  host().log(1, fmt::format("shm: the connection to pid {} ends: {}", process_.pid, why));
+  fail(Status::kInternal, why);
 }
 
 void Connection::receive_all() {
-  for (uint32_t i = 0; i < kMostPacketsAtOnce && socket_.is_open() && !socket_.congested(); ++i) {
+  for (uint32_t i = 0; i < kMostPacketsAtOnce && socket_.is_open(); ++i) {
     Packet packet;
     switch (socket_.receive(packet)) {
       case Status::kOk:
+        if (is_wake(packet.span())) return;  // it comes alone as a rule, and the next poll sees more
         on_packet(packet);
         break;
       case Status::kAgain:
@@ -252,10 +242,9 @@ void Connection::on_packet(Packet& packet) {
       if (const auto answer = decode_descriptor_answer(packet.span()); answer && state_ == State::kUp)
         return on_descriptor_answer(*answer, packet);
       break;
-    case PacketType::kWake:
-      return;  // being here is all that was wanted
     case PacketType::kGoodbye:
       return peer_gone("it said goodbye");
+    case PacketType::kWake:
     case PacketType::kHello:
       break;
   }
@@ -289,7 +278,7 @@ void Connection::let_go() noexcept {
 
 void Connection::fail(Status status, const std::string& text) noexcept {
   if (state_ == State::kDown) return;
-  const Backend::Scope scope{backend_, worker_};
+  const auto pass = scope();
   state_ = State::kDown;
   let_go();
   direct_.close(Status::kPeerLost);
@@ -302,7 +291,7 @@ void Connection::fail(Status status, const std::string& text) noexcept {
 void Connection::disconnect() noexcept {
   if (disconnected_) return;
   disconnected_ = true;
-  const Backend::Scope scope{backend_, worker_};
+  const auto pass = scope();
   const bool was_up = state_ == State::kUp;
   state_ = State::kDown;
   direct_.close(Status::kClosed);
@@ -350,6 +339,9 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
     const int error = try_connect();
     if (error != 0 && error != EAGAIN) fail(connect_status(error), connect_text(address_, error));
     return error == EAGAIN ? 0 : 1;
+  } catch (const plugin::Failure& failure) {
+    fail(failure.status(), failure.what());
+    return 1;
   } catch (const std::exception& error) {
     fail(Status::kUnreachable, error.what());
     return 1;

@@ -7,16 +7,18 @@
 //
 // Everything but submit of a concurrent plan is called by the worker, under its lock. Callbacks of the host
 // may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
-// backend's outermost call on this worker returns (Backend::Scope).
+// backend's outermost call on this worker returns (Backend::scope).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "base/pass_list.h"
 #include "base/unique_fd.h"
 #include "framing/connection.h"
 #include "towline/plugin/backend.hpp"
@@ -48,7 +50,6 @@ struct Greeted {
   UniqueFd socket;
   Hello hello;
   UniqueFd memory;
-  UniqueFd wake;
 };
 
 class Connection {
@@ -70,6 +71,7 @@ class Connection {
   [[nodiscard]] static int32_t reach(const towline_import* import, uint64_t* address) noexcept;
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] uint64_t connection_id() const noexcept { return id_; }
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
@@ -86,6 +88,10 @@ class Connection {
   int32_t send(const void* message, size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
 
+  // For plugin::ready: around a handler, and when it threw.
+  [[nodiscard]] PassList<Connection>::Pass scope() noexcept;
+  void broken(const char* why) noexcept;
+
   // From the backend.
   uint32_t progress(uint64_t now_ns) noexcept;
   [[nodiscard]] bool arm() noexcept;  // true: there is work
@@ -95,9 +101,9 @@ class Connection {
  private:
   enum class State { kConnecting, kGreeting, kUp, kDown };
 
-  static void socket_ready(void* self, uint32_t events);
-  static void process_ready(void* self, uint32_t events);
-  static void timer_ready(void* self, uint32_t events);
+  void socket_ready(uint32_t events);
+  void process_ready(uint32_t events);
+  void timer_ready(uint32_t events);
   static void wake_peer(void* self);
 
   // Handshake.
@@ -105,7 +111,7 @@ class Connection {
   void greet();
   void on_welcome(Packet& packet);
   void on_refuse(const Packet& packet);
-  void meet(const towline_identity& peer, const Proof& proof, UniqueFd wake);
+  void meet(const towline_identity& peer, const Proof& proof);
   void start_engine();
   [[nodiscard]] Proof own_proof() const noexcept;
   void stop_timer() noexcept;
@@ -114,6 +120,7 @@ class Connection {
   void receive_all();
   void on_packet(Packet& packet);
   void on_descriptor_request(const DescriptorRequest& request);
+  void answer_requests();
   void on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet);
   uint32_t run_framed(uint64_t now_ns) noexcept;
   void peer_gone(const std::string& how) noexcept;
@@ -130,6 +137,7 @@ class Connection {
   const uint32_t worker_;
   void* peer_;
   State state_ = State::kConnecting;
+  uint64_t id_ = 0;
   bool disconnected_ = false;
   bool in_framed_ = false;  // the framed engine is on the stack: it must not be closed now
 
@@ -141,7 +149,6 @@ class Connection {
   PacketSocket socket_;
   PeerProcess process_;
   bool process_watched_ = false;
-  UniqueFd wake_;  // the peer's worker's event descriptor
   int process_vm_error_ = 0;
   alignas(16) uint64_t probe_[2] = {};  // the peer tries process_vm here
 
@@ -151,8 +158,9 @@ class Connection {
   DirectPath direct_;
 
   uint64_t last_request_ = 0;
-  std::map<uint64_t, Import*> asking_;  // by request
+  std::map<uint64_t, Import*> asking_;  // by request; null: given up before the answer came
   size_t imports_ = 0;
+  std::deque<DescriptorRequest> requests_;  // of the peer, while its socket has no room for the answers
 };
 
 }  // namespace towline::shm

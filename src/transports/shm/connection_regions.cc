@@ -40,16 +40,32 @@ Prepared& make_prepared(std::unique_ptr<Prepared>& prepared, Connection* connect
 // ---- the owner's side
 
 void Connection::on_descriptor_request(const DescriptorRequest& request) {
-  int fd = -1;
-  std::shared_ptr<const void> keep;
-  DescriptorAnswer answer = backend_.find_descriptor(request.key, &fd, &keep);
-  answer.request = request.request;
-  std::vector<int> fds;
-  if (answer.status == Status::kOk) fds.push_back(fd);
-  const Status sent = socket_.send(encode(answer), std::move(fds));
-  if (sent == Status::kClosed) return peer_gone("its socket closed");
-  if (sent != Status::kOk)
-    fail(Status::kProtocol, "shm: the peer asks for descriptors and does not take them");
+  if (requests_.size() >= kMostRequests)
+    return fail(Status::kProtocol, "shm: the peer asks for descriptors and does not take them");
+  requests_.push_back(request);
+  if (requests_.size() == 1) answer_requests();
+}
+
+// As many as the socket has room for. No descriptor waits here: each is looked up when it can leave.
+void Connection::answer_requests() {
+  for (; !requests_.empty(); requests_.pop_front()) {
+    int fd = -1;
+    std::shared_ptr<const void> keep;
+    DescriptorAnswer answer = backend_.find_descriptor(requests_.front().key, &fd, &keep);
+    answer.request = requests_.front().request;
+    // Whatever else the answer says: the peer may now take process_vm.
+    if (answer.status != Status::kStale) host().granted(peer_, requests_.front().key);
+    const auto send = [&](size_t fds) { return socket_.send(encode(answer), {&fd, fds}); };
+    Status sent = send(answer.status == Status::kOk ? 1 : 0);
+    if (sent == Status::kLimitExceeded) {
+      answer.status = Status::kLimitExceeded;
+      answer.text = "too many descriptors of the owner's user are on their way and not taken";
+      sent = send(0);
+    }
+    if (sent == Status::kAgain) break;
+    if (sent != Status::kOk) return peer_gone("its socket closed");
+  }
+  socket_.watch_for_room(!requests_.empty());
 }
 
 // ---- the importer's side
@@ -123,6 +139,7 @@ Status Connection::try_path(Import& import) {
 // comes after the owner has had its memory back would not be told.
 Status Connection::ask_owner(Import& import) {
   if (import.request == 0) {
+    if (asking_.size() >= kMostRequests) return Status::kAgain;
     const uint64_t request = ++last_request_;
     const Status sent = socket_.send(encode(DescriptorRequest{request, import.region.key}));
     if (sent != Status::kOk)
@@ -136,9 +153,11 @@ Status Connection::ask_owner(Import& import) {
 
 void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet) {
   const auto found = asking_.find(answer.request);
-  if (found == asking_.end()) return;  // nobody waits for it any more
-  Import& import = *found->second;
+  if (found == asking_.end()) return;
+  Import* const asked = found->second;
   asking_.erase(found);
+  if (asked == nullptr) return;
+  Import& import = *asked;
   import.answered = true;
   import.stale = answer.status == Status::kStale;
   if (!backend_.settings().allows(Path::kMapped)) return;
@@ -167,7 +186,7 @@ void Connection::map_answer(Import& import, const DescriptorAnswer& answer, Uniq
 
 void Connection::unimport(towline_import* handle) noexcept {
   auto* import = reinterpret_cast<Import*>(handle);
-  if (import->request != 0) asking_.erase(import->request);
+  if (const auto asked = asking_.find(import->request); asked != asking_.end()) asked->second = nullptr;
   delete import;
   --imports_;
 }

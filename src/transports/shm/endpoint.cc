@@ -1,7 +1,6 @@
 #include "transports/shm/endpoint.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -47,6 +46,14 @@ void bind_to(int socket, const Address& address) {
   if (length == 0) fail(Status::kInvalidArgument, "shm: socket name \"{}\" is too long", address.name);
   if (bind(socket, reinterpret_cast<sockaddr*>(&socket_address), length) != 0)
     fail_errno(errno, "shm: bind to \"{}\"", address.name);
+}
+
+ucred credentials_of(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    fail_errno(errno, "shm: credentials of the peer");
+  return credentials;
 }
 
 bool is_socket_file_of_ours(const std::string& path) noexcept {
@@ -169,16 +176,18 @@ Status send_packet(int socket, std::span<const uint8_t> data, std::span<const in
     part->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(part), fds.data(), fds.size_bytes());
   }
+  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
   ssize_t sent = 0;
   do {
-    sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    sent = fds.empty() ? send(socket, data.data(), data.size(), kFlags) : sendmsg(socket, &message, kFlags);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return Status::kOk;
   switch (errno) {
     case EAGAIN:
     case ENOBUFS:
-    case ETOOMANYREFS:  // too many descriptors of ours are on their way
       return Status::kAgain;
+    case ETOOMANYREFS:
+      return Status::kLimitExceeded;
     case EPIPE:
     case ECONNRESET:
     case ENOTCONN:
@@ -188,16 +197,13 @@ Status send_packet(int socket, std::span<const uint8_t> data, std::span<const in
   }
 }
 
+uid_t peer_user(int socket) { return credentials_of(socket).uid; }
+
 PeerProcess peer_process(int socket, uint64_t start_time) {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    fail_errno(errno, "shm: credentials of the peer");
   PeerProcess peer;
-  peer.pid = credentials.pid;
-  peer.uid = credentials.uid;
+  peer.pid = credentials_of(socket).pid;
   int pidfd = -1;
-  length = sizeof pidfd;
+  socklen_t length = sizeof pidfd;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) {
     peer.pidfd.reset(pidfd);
   } else if (peer.pid > 0) {
@@ -225,16 +231,6 @@ UniqueFd make_timer(uint64_t delay_ns, uint64_t interval_ns) {
   const itimerspec setting{spec(interval_ns), spec(delay_ns == 0 ? 1 : delay_ns)};
   if (timerfd_settime(timer.get(), 0, &setting, nullptr) != 0) fail_errno(errno, "shm: set timer");
   return timer;
-}
-
-bool accept_wake_fd(int fd) noexcept {
-  char link[64];
-  const std::string name = fmt::format("/proc/self/fd/{}", fd);
-  const ssize_t length = readlink(name.c_str(), link, sizeof link);
-  if (length <= 0 || std::string_view(link, static_cast<size_t>(length)) != "anon_inode:[eventfd]")
-    return false;
-  const int flags = fcntl(fd, F_GETFL);
-  return flags >= 0 && ((flags & O_NONBLOCK) != 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0);
 }
 
 }  // namespace towline::shm

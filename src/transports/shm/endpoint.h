@@ -31,7 +31,7 @@ UniqueFd make_socket();  // throws Error
 int connect_to(int socket,
                const Address& address) noexcept;  // 0 or errno; EAGAIN: the backlog is full, try again
 
-inline constexpr size_t kMaxPacketFds = 2;
+inline constexpr size_t kMaxPacketFds = 1;
 
 struct Packet {
   std::array<uint8_t, kMaxPacketBytes> data;
@@ -47,15 +47,18 @@ struct Packet {
 // close-on-exec.
 Status receive_packet(int socket, Packet& packet) noexcept;
 
-// kOk, kAgain, kClosed, kIo. All of the packet or nothing.
+// kOk, kAgain, kLimitExceeded (too many descriptors of this user are on their way), kClosed, kIo. All of the
+// packet or nothing. Never blocks: the flags are the call's own, whatever a peer does to its end.
 Status send_packet(int socket, std::span<const uint8_t> data, std::span<const int> fds) noexcept;
 
 // Who is at the other end, as the kernel knows it.
 struct PeerProcess {
-  pid_t pid = 0;  // in our pid namespace; 0: not visible from it
-  uid_t uid = 0;
+  pid_t pid = 0;   // in our pid namespace; 0: not visible from it
   UniqueFd pidfd;  // readable once the process is gone; may be absent
 };
+
+// Of the user at the other end: who connected, or who listens. Throws Error.
+uid_t peer_user(int socket);
 
 // Throws Error when the kernel does not even tell credentials. `start_time` as the peer says it, 0 when it
 // means nothing here (another pid namespace): tells that the pid is still the same process. pid is 0 when it
@@ -67,9 +70,4 @@ bool socket_alive(int socket) noexcept;
 
 // A one-shot timer; readable after `delay_ns`, then every `interval_ns` when not 0. Throws Error.
 UniqueFd make_timer(uint64_t delay_ns, uint64_t interval_ns);
-
-// Is this descriptor, which a peer sent, an eventfd? Then writing 8 bytes to it is all right. Makes it
-// nonblocking.
-bool accept_wake_fd(int fd) noexcept;
-
 }  // namespace towline::shm

@@ -1,6 +1,5 @@
 #include "transports/shm/mapping_cache.h"
 
-#include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -27,6 +26,11 @@ bool pages_may_wait_for_others(const struct statfs& file_system) noexcept {
 }  // namespace
 
 MappedRegion MappingCache::map(int fd, uint64_t file_offset, uint64_t bytes, bool writable, bool unsealed) {
+  // First of all: what follows asks the file system, and only shared memory is sealed.
+  const bool sealed = sealed_against_shrinking(fd);
+  if (!sealed && !unsealed)
+    fail(Status::kPermissionDenied,
+         "shm: the peer's file is not sealed against shrinking (shm.map_unsealed is off)");
   struct stat status {};
   struct statfs file_system {};
   if (fstat(fd, &status) != 0 || fstatfs(fd, &file_system) != 0)
@@ -39,11 +43,6 @@ MappedRegion MappingCache::map(int fd, uint64_t file_offset, uint64_t bytes, boo
   if (bytes == 0 || file_offset > size || bytes > size - file_offset)
     fail(Status::kProtocol, "shm: the peer's file has {} bytes, {} from offset {} were promised", size, bytes,
          file_offset);
-  const int seals = fcntl(fd, F_GET_SEALS);
-  const bool sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
-  if (!sealed && !unsealed)
-    fail(Status::kPermissionDenied,
-         "shm: the peer's file is not sealed against shrinking (shm.map_unsealed is off)");
 
   // Whole pages, which are huge on hugetlbfs.
   const auto page = static_cast<uint64_t>(file_system.f_type == HUGETLBFS_MAGIC ? file_system.f_bsize

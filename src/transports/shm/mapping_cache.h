@@ -26,8 +26,8 @@ class MappingCache {
  public:
   // Maps `bytes` from `file_offset` of a file that a peer sent, for writing too if asked. Throws Error when
   // the file is shorter, not a plain file, or lies on a file system where touching a page may wait for some
-  // process (FUSE). A file that is not sealed against shrinking is taken when `unsealed` allows it; whoever
-  // shortens it later takes this process along (SIGBUS), as with any file that two processes map.
+  // process (FUSE). A file that is not sealed against shrinking is taken when `unsealed` allows it; a process
+  // that shortens it later ends this one (SIGBUS).
   MappedRegion map(int fd, uint64_t file_offset, uint64_t bytes, bool writable, bool unsealed);
 
   [[nodiscard]] size_t live() const;  // mappings in use

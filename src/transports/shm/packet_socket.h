@@ -1,10 +1,9 @@
-// A watched, nonblocking socket that carries packets with descriptors, and keeps those that do not fit for
-// later.
+// A watched, nonblocking socket that carries packets with descriptors. It keeps nothing for later: a packet
+// leaves at once or not at all.
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <vector>
+#include <span>
 
 #include "base/unique_fd.h"
 #include "towline/plugin/backend.hpp"
@@ -29,31 +28,21 @@ class PacketSocket {
   [[nodiscard]] bool is_open() const noexcept { return socket_.valid() && !shut_; }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
-  // Sends now or later, in order. The descriptors given away are duplicated only if they have to wait. kOk,
-  // kClosed, kIo, or kLimitExceeded: the peer takes nothing.
-  Status send(std::vector<uint8_t> packet, std::vector<int> fds = {});
-  // Sends what waits, when the socket is writable.
-  Status flush() noexcept;
+  // As send_packet. kAgain: the peer has not read what it was sent before.
+  Status send(std::span<const uint8_t> packet, std::span<const int> fds = {}) noexcept {
+    return is_open() ? send_packet(socket_.get(), packet, fds) : Status::kClosed;
+  }
   Status receive(Packet& packet) noexcept { return receive_packet(socket_.get(), packet); }
-  // So many packets wait that none should be read that want an answer.
-  [[nodiscard]] bool congested() const noexcept { return waiting_.size() >= kMostWaiting / 2; }
+  // While wanted, `ready` is called with EPOLLOUT when there is room to send.
+  void watch_for_room(bool wanted) noexcept;
 
  private:
-  static constexpr size_t kMostWaiting = 128;
-  struct Waiting {
-    std::vector<uint8_t> packet;
-    std::vector<UniqueFd> fds;
-  };
-
-  void watch_for_room() noexcept;
-
   const plugin::Host host_;
   const uint32_t worker_;
   const towline_ready_fn ready_;
   void* const argument_;
   UniqueFd socket_;
   bool shut_ = false;
-  std::deque<Waiting> waiting_;
   uint32_t watched_ = 0;
 };
 

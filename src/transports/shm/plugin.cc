@@ -31,7 +31,8 @@ const towline_plugin_v1_t* towline_shm_plugin() {
           .version = "0.1.0",
           .text = "Processes of one host: mapped memory, process_vm or a shared ring, whatever works for a "
                   "region",
-          .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_SAME_HOST,
+          .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_SAME_HOST |
+                    TOWLINE_TRAIT_TELLS_GRANTS,
           .kinds = 1u << TOWLINE_DRAM,
           .cost = 20,
           .worst_fence_ns = 10 * towline::kMillisecondNs,

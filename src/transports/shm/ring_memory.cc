@@ -35,12 +35,12 @@ RingMemory RingMemory::create(uint32_t ring_bytes, UniqueFd& fd) {
 RingMemory RingMemory::adopt(int fd, uint32_t ring_bytes) {
   check_ring_bytes(ring_bytes);
   const uint64_t bytes = memory_bytes(ring_bytes);
+  require_sealed(fd, bytes);  // before the file system is asked, which may be another process
   // Huge pages could be missing at the first touch (SIGBUS), other file systems could block it.
   struct statfs file_system {};
   if (fstatfs(fd, &file_system) != 0) fail_errno(errno, "shm: the peer's ring memory");
   if (file_system.f_type != TMPFS_MAGIC)
     fail(Status::kProtocol, "shm: the peer's ring memory is not plain shared memory");
-  require_sealed(fd, bytes);
   if (file_bytes(fd) != bytes)
     fail(Status::kProtocol, "shm: the peer's ring memory has {} bytes instead of {}", file_bytes(fd), bytes);
   return {Mapping::map_shared(fd, bytes, MapAccess::kReadWrite), ring_bytes, Side::kAcceptor};

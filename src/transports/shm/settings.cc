@@ -72,7 +72,7 @@ Settings Settings::read(const plugin::Host& host) {
   settings.socket_dir = host.config("shm.socket_dir", "");
   while (settings.socket_dir.size() > 1 && settings.socket_dir.ends_with('/')) settings.socket_dir.pop_back();
   settings.any_user = read_bool(host, "shm.any_user", false);
-  settings.map_unsealed = read_bool(host, "shm.map_unsealed", true);
+  settings.map_unsealed = read_bool(host, "shm.map_unsealed", false);
   settings.allow_ptracer = read_bool(host, "shm.ptracer", true);
   return settings;
 }

@@ -19,7 +19,7 @@ struct Settings {
   uint32_t ring_bytes = 0;               // of each direction's ring
   std::string socket_dir;                // empty: the abstract namespace
   bool any_user = false;                 // let processes of other users connect
-  bool map_unsealed = true;              // map files that are not sealed against shrinking
+  bool map_unsealed = false;             // share and map files that are not sealed
   bool allow_ptracer = true;             // tell Yama that peers may use process_vm on this process
 
   // Throws plugin::Failure naming key and value.

@@ -11,6 +11,7 @@
 #include "base/memfd.h"
 #include "memory/shared_memory.h"
 #include "support/temporary_folder.h"
+#include "towline/plugin/connection_id.h"
 #include "transports/shm/test_support.h"
 
 namespace towline::shm {
@@ -71,6 +72,16 @@ TEST(ShmTransport, AgentsFindEachOtherAndTalk) {
   EXPECT_NE(pair.a.describe(*pair.to_b).find("\"process_vm\": \"works\""), std::string::npos);
 }
 
+TEST(ShmTransport, BothEndsKnowAConnectionByOneNumber) {
+  Pair pair;
+  const auto* ids = static_cast<const towline_connection_id_table_v1*>(
+      towline_shm_plugin()->query_table("connection_id", 1));
+  ASSERT_NE(ids, nullptr);
+  const uint64_t id = ids->id(pair.to_b->connection);
+  EXPECT_NE(id, 0u);
+  EXPECT_EQ(ids->id(pair.to_a->connection), id);
+}
+
 TEST(ShmTransport, AnAgentConnectsToItself) {
   TestAgent a(towline_shm_plugin(), "a");
   TestLink& link = a.connect(a.identity(), a.address());
@@ -94,8 +105,9 @@ TEST(ShmTransport, MemoryThatTowlineAllocatedIsMapped) {
   EXPECT_EQ(move_both_ways(pair, static_cast<uint8_t*>(memory->address())), "mapped memfd");
 }
 
-TEST(ShmTransport, AFileThatTheOwnerMappedIsMappedToo) {
-  Pair pair;
+TEST(ShmTransport, AFileThatTheOwnerMappedIsMappedWhereBothAllowFilesThatCanShrink) {
+  const TestAgent::Settings trusting{{"shm.map_unsealed", "true"}};
+  Pair pair(trusting, trusting);
   char path[] = "/tmp/towline-shm-test-XXXXXX";
   const UniqueFd file{mkstemp(path)};
   ASSERT_EQ(ftruncate(file.get(), 1 << 20), 0);
@@ -104,8 +116,10 @@ TEST(ShmTransport, AFileThatTheOwnerMappedIsMappedToo) {
   ASSERT_NE(memory, MAP_FAILED);
   EXPECT_EQ(move_both_ways(pair, memory + 4096), "mapped file");
   EXPECT_EQ(move_both_ways(pair, memory + 12345), "mapped file");
-  Pair careful(TestAgent::Settings{{"shm.map_unsealed", "false"}});
-  EXPECT_EQ(move_both_ways(careful, memory), "process_vm");
+  for (const auto& [mine, owners] : {std::pair{TestAgent::Settings{}, trusting}, {trusting, {}}}) {
+    Pair careful(mine, owners);
+    EXPECT_EQ(move_both_ways(careful, memory), "process_vm");
+  }
   munmap(memory, 1 << 20);
   unlink(path);
 }
@@ -155,6 +169,26 @@ TEST(ShmTransport, AReadOnlyRegionIsGivenReadOnly) {
   EXPECT_NE(refused.how, "mapped memfd");
   pair.a.unimport(*pair.to_b, imported);
   if (refused.import != nullptr) pair.a.unimport(*pair.to_b, refused);
+  static_cast<uint8_t*>(memory->address())[0] = 1;  // the owner writes on
+}
+
+TEST(ShmTransport, AFileIsGivenForReadingOrForWritingNeverForBoth) {
+  Pair pair;
+  const auto how = [&](const transport_test::TestRegion& region) {
+    auto imported = pair.import(region.ref);
+    const std::string text = imported.how;
+    pair.a.unimport(*pair.to_b, imported);
+    return text;
+  };
+  const auto memory = SharedMemory::allocate(8192, 0);
+  auto* const bytes = static_cast<uint8_t*>(memory->address());
+  const auto& read = pair.b.add(bytes, 4096, TOWLINE_ACCESS_READ);
+  auto& written = pair.b.add(bytes + 4096, 4096, TOWLINE_ACCESS_ALL);
+  EXPECT_EQ(how(written), "mapped memfd");
+  EXPECT_EQ(how(read), "process_vm");
+  pair.b.remove(written);
+  EXPECT_EQ(how(read), "mapped memfd");
+  EXPECT_EQ(how(pair.b.add(bytes + 4096, 4096, TOWLINE_ACCESS_ALL)), "process_vm");
 }
 
 TEST(ShmTransport, OnePlanMayMixMappedMemoryAndProcessVm) {

@@ -81,6 +81,7 @@ std::vector<uint8_t> encode(const Hello& hello) {
   writer.u32(hello.ring_bytes);
   put_proof(writer, hello.proof);
   writer.string16(std::string_view(hello.name).substr(0, kMaxNameBytes));
+  writer.u64(hello.connection);
   return packet;
 }
 
@@ -125,13 +126,6 @@ std::vector<uint8_t> encode(const DescriptorAnswer& answer) {
   return packet;
 }
 
-std::vector<uint8_t> encode_bare(PacketType type) {
-  std::vector<uint8_t> packet;
-  WireWriter writer{packet, kMaxPacketBytes};
-  put_header(writer, type);
-  return packet;
-}
-
 std::optional<PacketType> packet_type(std::span<const uint8_t> packet) noexcept {
   WireReader reader{packet};
   const Header header = get_header(reader);
@@ -163,6 +157,7 @@ std::optional<Hello> decode_hello(std::span<const uint8_t> packet) {
   hello.ring_bytes = reader.u32();
   hello.proof = get_proof(reader);
   hello.name = reader.string16(kMaxNameBytes);
+  if (header.version >= 2) hello.connection = reader.u64();
   if (hello.name.find('\0') != std::string::npos || identity.workers == 0 || hello.worker >= identity.workers)
     reader.fail();
   if (!complete(reader, header)) return std::nullopt;

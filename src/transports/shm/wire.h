@@ -2,16 +2,20 @@
 // Everything is length-checked before it is used; a packet that does not decode ends the connection.
 //
 //   connector                                acceptor
-//     HELLO {identity, proof} + memfd, wake fd  ->
-//                                            <-  WELCOME {proof} + wake fd       or REFUSE {status, text}
-//     DESCRIPTOR_REQUEST {key}                <->  DESCRIPTOR_ANSWER {where in the file} + fd     (either
-//     side asks) GOODBYE                                 <->                                 (a clean end;
-//     end of file is any end)
+//     HELLO {identity, proof} + memfd          ->
+//                                             <-  WELCOME {proof}                or REFUSE {status, text}
+//     DESCRIPTOR_REQUEST {key}                <-> DESCRIPTOR_ANSWER {where in the file} + fd
+//     WAKE                                    <->
+//     GOODBYE                                 <-> (a clean end; end of file is any end)
+//
+// WAKE goes to a worker that sleeps. It needs no descriptor of its own: an eventfd or a pipe is one open file for
+// both sides, so that either can make the other block in its write.
 //
 // The packets are little-endian and begin with {magic, version, type}. A later version may only append
 // fields: decoders skip what follows the fields they know when the sender's version is newer than theirs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -25,10 +29,12 @@
 namespace towline::shm {
 
 inline constexpr uint32_t kMagic = 0x4d534c54;  // "TLSM"
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;         // 2: a hello names its connection
 inline constexpr size_t kMaxPacketBytes = 1024;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr size_t kMaxTextBytes = 512;
+// How many descriptors one side may ask for before it has the answers. More end the connection.
+inline constexpr size_t kMostRequests = 64;
 
 enum class PacketType : uint16_t {
   kHello = 1,
@@ -36,7 +42,7 @@ enum class PacketType : uint16_t {
   kRefuse = 3,
   kDescriptorRequest = 4,
   kDescriptorAnswer = 5,
-  kWake = 6,  // to a worker that has no event descriptor to give away
+  kWake = 6,
   kGoodbye = 7,
 };
 
@@ -54,6 +60,7 @@ struct Hello {
   uint32_t worker = 0;
   uint32_t ring_bytes = 0;  // of each of the two rings in the memfd
   Proof proof;
+  uint64_t connection = 0;  // random, by which both ends know it; 0: from version 1
 
   [[nodiscard]] towline_identity as_identity() const noexcept {
     towline_identity result = identity;
@@ -92,7 +99,14 @@ std::vector<uint8_t> encode(const Welcome& welcome);
 std::vector<uint8_t> encode(const Refuse& refuse);
 std::vector<uint8_t> encode(const DescriptorRequest& request);
 std::vector<uint8_t> encode(const DescriptorAnswer& answer);
-std::vector<uint8_t> encode_bare(PacketType type);  // kWake and kGoodbye
+
+// kWake and kGoodbye.
+constexpr std::array<uint8_t, 8> encode_bare(PacketType type) noexcept {
+  const auto low = [](uint32_t word, int byte) { return static_cast<uint8_t>(word >> (8 * byte)); };
+  const auto number = static_cast<uint16_t>(type);
+  return {low(kMagic, 0),   low(kMagic, 1),   low(kMagic, 2), low(kMagic, 3),
+          low(kVersion, 0), low(kVersion, 1), low(number, 0), low(number, 1)};
+}
 
 // nullopt: not a packet of ours.
 std::optional<PacketType> packet_type(std::span<const uint8_t> packet) noexcept;

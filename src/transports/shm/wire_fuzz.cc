@@ -1,19 +1,31 @@
-// Whatever comes over the socket or in the metadata decodes or is refused.
+// Whatever comes over the socket or in the metadata decodes or is refused. What was taken decodes again after it
+// was encoded.
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 #include "transports/shm/wire.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
-  const std::span<const uint8_t> packet{data, bytes};
-  using namespace towline::shm;
+namespace {
+
+template <class Decode>
+void round_trip(std::span<const uint8_t> bytes, Decode decode) {
+  const auto taken = decode(bytes);
+  if (taken && !decode(encode(*taken))) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace towline::shm;  // NOLINT: one function
+  const std::span<const uint8_t> packet{data, size};
   (void)packet_type(packet);
   (void)packet_version(packet);
-  (void)decode_hello(packet);
-  (void)decode_welcome(packet);
-  (void)decode_refuse(packet);
-  (void)decode_descriptor_request(packet);
-  (void)decode_descriptor_answer(packet);
-  (void)decode_address(packet);
+  round_trip(packet, decode_hello);
+  round_trip(packet, decode_welcome);
+  round_trip(packet, decode_refuse);
+  round_trip(packet, decode_descriptor_request);
+  round_trip(packet, decode_descriptor_answer);
+  round_trip(packet, decode_address);
   return 0;
 }

@@ -16,6 +16,7 @@ Hello example_hello() {
   hello.worker = 3;
   hello.ring_bytes = 1 << 20;
   hello.proof = {11, 12};
+  hello.connection = 13;
   return hello;
 }
 
@@ -28,6 +29,7 @@ TEST(ShmWire, PacketsComeBackAsTheyWere) {
   EXPECT_EQ(hello->worker, 3u);
   EXPECT_EQ(hello->proof.probe_address, 12u);
   EXPECT_STREQ(hello->as_identity().name, "prefill-0");
+  EXPECT_EQ(hello->connection, 13u);
 
   const auto welcome = decode_welcome(encode(Welcome{{1, 2}, 5, {6, 7}}));
   ASSERT_TRUE(welcome);
@@ -67,6 +69,17 @@ TEST(ShmWire, ALaterVersionMayAppendFields) {
   packet.push_back(99);
   EXPECT_TRUE(decode_descriptor_request(packet));
   EXPECT_EQ(packet_version(packet), kVersion + 1);
+}
+
+TEST(ShmWire, AHelloOfTheFirstVersionNamesNoConnection) {
+  std::vector<uint8_t> packet = encode(example_hello());
+  packet[4] = 1;
+  EXPECT_FALSE(decode_hello(packet)) << "it has a field that version 1 does not have";
+  packet.resize(packet.size() - sizeof(uint64_t));
+  const auto hello = decode_hello(packet);
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->name, "prefill-0");
+  EXPECT_EQ(hello->connection, 0u);
 }
 
 TEST(ShmWire, WorkersAndNamesThatMakeNoSenseAreRefused) {

@@ -2,18 +2,20 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/socket_user.h"
 #include "transports/tcp/socket_lane.h"
 
 namespace towline::tcp {
 namespace {
 
-constexpr std::size_t kMaxPending = 256;
-constexpr uint32_t kAcceptsPerTurn = 64;
+constexpr std::size_t kMaxPending = 256;  // half of them of one source
+constexpr uint32_t kAcceptsPerTurn = 8;   // what else the worker does must not wait for more
 
 }  // namespace
 
@@ -23,20 +25,28 @@ Id incarnation_of(const towline_identity& identity) noexcept {
 
 bool send_reply(const plugin::Host& host, int fd, Status status, const std::string& text) {
   const towline_identity& self = host.self();
-  const std::vector<uint8_t> packet = pack(
-      Reply{static_cast<int32_t>(status), incarnation_of(self), self.name == nullptr ? "" : self.name, text});
+  Reply reply{static_cast<int32_t>(status), {}, {}, text};
+  if (status == Status::kOk) {
+    reply.incarnation = incarnation_of(self);
+    reply.name = self.name == nullptr ? "" : self.name;
+  }
+  const std::vector<uint8_t> packet = pack(reply);
   return ::send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(packet.size());
 }
 
-Acceptor::Acceptor(const plugin::Host& host, const Options& options, std::function<void(Arrival)> arrived)
-    : host_(host), options_(options), arrived_(std::move(arrived)) {
+Acceptor::Acceptor(const plugin::Host& host, const Options& options, Sources& sources,
+                   std::function<void(Arrival)> arrived)
+    : host_(host), options_(options), sources_(sources), arrived_(std::move(arrived)) {
   for (const Endpoint& endpoint : options.listen) listen(endpoint);
   if (!options.unix_dir.empty()) {
     const uint64_t* incarnation = host.self().incarnation;
     listen({true, fmt::format("{}/{:016x}.sock", options.unix_dir, incarnation[0] ^ incarnation[1]), 0});
   }
   look_up_advertised();
+  std::vector<const ListeningSocket*> sockets;
+  for (const Door& door : doors_) sockets.push_back(&door.socket);
+  warn_of_open_ports("tcp", sockets);
   for (auto door = doors_.begin(); door != doors_.end(); ++door) {
     const int32_t status = host_.watch(0, door->socket.fd(), EPOLLIN, door_ready, &*door);
     if (status == TOWLINE_OK) continue;
@@ -47,7 +57,8 @@ Acceptor::Acceptor(const plugin::Host& host, const Options& options, std::functi
 
 Acceptor::~Acceptor() {
   for (const Door& door : doors_) host_.unwatch(0, door.socket.fd());
-  for (const Pending& pending : pending_) host_.unwatch(0, pending.fd.get());
+  for (const Pending& pending : pending_)
+    if (pending.watched) host_.unwatch(0, pending.fd.get());
 }
 
 void Acceptor::listen(const Endpoint& endpoint) {
@@ -88,45 +99,75 @@ void Acceptor::door_ready(void* argument, uint32_t) {
     SocketAddress from;
     UniqueFd fd = door.socket.accept(&from, &error);
     if (error != 0) {
-      acceptor.host_.log(1,
-                         fmt::format("accepting on {}: {}", door.socket.address().text(), errno_text(error)));
+      acceptor.note(status_from_errno(error),
+                    fmt::format("accepting on {}: {}", door.socket.address().text(), errno_text(error)));
     }
     if (!fd.valid()) return;
-    acceptor.admit(std::move(fd), from);
+    try {
+      acceptor.admit(std::move(fd), from);
+    } catch (const std::exception& failure) {
+      acceptor.note(Status::kOutOfMemory, fmt::format("{}: {}", from.text(), failure.what()));
+    }
   }
 }
 
 void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
-  // The one that came first is the likeliest to be stuck: a hello is there within a round trip.
-  if (pending_.size() >= kMaxPending) {
+  if (!options_.any_user && !comes_from_same_user(fd.get())) {
     ++cut_;
-    drop(pending_.front());
+    return note(
+        Status::kPermissionDenied,
+        fmt::format("{} is no process of user {}, and was cut: listen.any_user serves all users of this host",
+                    from.text(), geteuid()));
   }
-  tune_socket(fd.get(), options_);
+  make_room(from);
   Pending& pending = pending_.emplace_back();
   pending.owner = this;
   pending.fd = std::move(fd);
   pending.from = from;
   pending.deadline_ns = Deadline::after(host_.now_ns(), options_.handshake_timeout_ns).ns();
   pending.self = std::prev(pending_.end());
-  const int32_t status = host_.watch(0, pending.fd.get(), EPOLLIN, pending_ready, &pending);
-  if (status != TOWLINE_OK) pending_.pop_back();
+  read_hello(pending);  // it may be there already
+}
+
+// One source has half of the places at most. The connection that came first is the likeliest to be stuck: a hello
+// is there within a round trip.
+void Acceptor::make_room(const SocketAddress& from) {
+  const SourceKey source = source_of(from);
+  Pending* oldest = nullptr;
+  std::size_t count = 0;
+  for (Pending& pending : pending_) {
+    if (source_of(pending.from) != source) continue;
+    if (oldest == nullptr) oldest = &pending;
+    ++count;
+  }
+  if (count < kMaxPending / 2) oldest = pending_.size() < kMaxPending ? nullptr : &pending_.front();
+  if (oldest != nullptr)
+    cut(*oldest, Status::kLimitExceeded, "gave way to others before its hello was there");
 }
 
 void Acceptor::pending_ready(void* argument, uint32_t) {
   auto& pending = *static_cast<Pending*>(argument);
   Acceptor& acceptor = *pending.owner;
+  try {
+    acceptor.read_hello(pending);
+  } catch (const std::exception& failure) {
+    acceptor.note(Status::kOutOfMemory, failure.what());
+  }
+}
+
+void Acceptor::read_hello(Pending& pending) {
   switch (pending.reader.receive(pending.fd.get())) {
     case PacketReader::State::kMore:
+      if (pending.watched) return;
+      pending.watched = host_.watch(0, pending.fd.get(), EPOLLIN, pending_ready, &pending) == TOWLINE_OK;
+      if (!pending.watched) cut(pending, Status::kIo, "can't be watched");
       return;
     case PacketReader::State::kWhole:
-      return acceptor.take_hello(pending);
+      return take_hello(pending);
     case PacketReader::State::kGarbage:
-      acceptor.host_.log(2, fmt::format("{} does not speak Towline's tcp: cut", pending.from.text()));
-      [[fallthrough]];
+      return cut(pending, Status::kProtocol, "does not speak Towline's tcp");
     case PacketReader::State::kClosed:
-      ++acceptor.cut_;
-      acceptor.drop(pending);
+      return cut(pending, Status::kProtocol, "closed before its hello was there");
   }
 }
 
@@ -134,28 +175,50 @@ void Acceptor::take_hello(Pending& pending) {
   Hello hello;
   const char* problem = unpack(pending.reader.packet(), hello);
   if (problem != nullptr) {
-    host_.log(2, fmt::format("the hello of {} can't be read: {}", pending.from.text(), problem));
     const bool other_version = pending.reader.packet()[4] != kMajor;
-    refuse(pending.fd.get(), other_version ? Status::kUnsupported : Status::kProtocol, problem);
-    ++cut_;
-    return drop(pending);
+    return refuse(pending, other_version ? Status::kUnsupported : Status::kProtocol, problem);
   }
-  if (hello.target != incarnation_of(host_.self())) {
-    refuse(pending.fd.get(), Status::kPeerRestarted, "this is another incarnation");
-    ++cut_;
-    return drop(pending);
+  const towline_identity& self = host_.self();
+  if (hello.target != incarnation_of(self)) {
+    const bool same_name = self.name != nullptr && hello.target_name == self.name;
+    return same_name
+               ? refuse(pending, Status::kPeerRestarted, "the agent of that name is another incarnation")
+               : refuse(pending, Status::kNotFound, "there is no such agent");
   }
-  host_.unwatch(0, pending.fd.get());
-  Arrival arrival{std::move(pending.fd), std::move(hello)};
+  Sources::Slot slot = sources_.take(pending.from);
+  if (!slot.taken()) {
+    return refuse(pending, Status::kLimitExceeded,
+                  "too many connections: tcp.most_accepted and tcp.most_accepted_per_source limit them");
+  }
+  tune_socket(pending.fd.get(), options_);
+  if (pending.watched) host_.unwatch(0, pending.fd.get());
+  Arrival arrival{std::move(pending.fd), std::move(hello), std::move(slot)};
   pending_.erase(pending.self);
   arrived_(std::move(arrival));
 }
 
-void Acceptor::refuse(int fd, Status status, const char* text) { send_reply(host_, fd, status, text); }
+void Acceptor::refuse(Pending& pending, Status status, const char* text) {
+  if (sources_.note_refusal(pending.from, host_.now_ns())) send_reply(host_, pending.fd.get(), status, text);
+  cut(pending, status, fmt::format("was refused: {}", text));
+}
+
+void Acceptor::cut(Pending& pending, Status status, const std::string& why) {
+  ++cut_;
+  note(status, fmt::format("{} {}", pending.from.text(), why));
+  drop(pending);
+}
 
 void Acceptor::drop(Pending& pending) {
-  host_.unwatch(0, pending.fd.get());
+  if (pending.watched) host_.unwatch(0, pending.fd.get());
   pending_.erase(pending.self);
+}
+
+// Counts all, and tells of some: a flood of strangers must not become one of messages.
+void Acceptor::note(Status status, const std::string& text) {
+  host_.refused(0, nullptr, status);
+  uint64_t left_out = 0;
+  if (!log_limit_.pass(host_.now_ns(), left_out)) return;
+  host_.log(1, left_out == 0 ? text : fmt::format("{} ({} more were turned away)", text, left_out));
 }
 
 uint64_t Acceptor::next_ns() const noexcept {
@@ -163,13 +226,10 @@ uint64_t Acceptor::next_ns() const noexcept {
 }
 
 uint32_t Acceptor::expire(uint64_t now_ns) {
-  uint32_t cut = 0;
-  for (; !pending_.empty() && pending_.front().deadline_ns <= now_ns; ++cut) {
-    host_.log(2, fmt::format("{} said no hello in time: cut", pending_.front().from.text()));
-    ++cut_;
-    drop(pending_.front());
-  }
-  return cut;
+  uint32_t expired = 0;
+  for (; !pending_.empty() && pending_.front().deadline_ns <= now_ns; ++expired)
+    cut(pending_.front(), Status::kTimedOut, "said no hello in time");
+  return expired;
 }
 
 }  // namespace towline::tcp

@@ -1,5 +1,5 @@
-// The acceptor's side of handshakes: listens, reads hellos, and cuts whoever sends none in time. Lives on
-// worker 0.
+// The acceptor's side of handshakes: listens, reads hellos, and cuts connections that send none in time. Those of
+// other users of this host are cut unread. Lives on worker 0.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/socket_address.h"
 #include "base/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
+#include "transports/tcp/sources.h"
 #include "transports/tcp/wire.h"
 
 namespace towline::tcp {
@@ -21,12 +24,14 @@ namespace towline::tcp {
 struct Arrival {
   UniqueFd fd;
   Hello hello;
+  Sources::Slot slot;
 };
 
 class Acceptor {
  public:
   // Binds and watches. `arrived` is called on worker 0. Throws Error, naming the address.
-  Acceptor(const plugin::Host& host, const Options& options, std::function<void(Arrival)> arrived);
+  Acceptor(const plugin::Host& host, const Options& options, Sources& sources,
+           std::function<void(Arrival)> arrived);
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
   ~Acceptor();
@@ -51,6 +56,7 @@ class Acceptor {
     UniqueFd fd;
     SocketAddress from;
     uint64_t deadline_ns = 0;
+    bool watched = false;
     PacketReader reader{kHelloMagic};
     std::list<Pending>::iterator self;
   };
@@ -60,17 +66,24 @@ class Acceptor {
   void listen(const Endpoint& endpoint);
   void look_up_advertised();
   void admit(UniqueFd fd, const SocketAddress& from);
+  void make_room(const SocketAddress& from);
+  void read_hello(Pending& pending);
   void take_hello(Pending& pending);
-  void refuse(int fd, Status status, const char* text);
+  void refuse(Pending& pending, Status status, const char* text);
+  // Ends it without an answer.
+  void cut(Pending& pending, Status status, const std::string& why);
   void drop(Pending& pending);
+  void note(Status status, const std::string& text);
 
   const plugin::Host& host_;
   const Options& options_;
+  Sources& sources_;
   const std::function<void(Arrival)> arrived_;
   std::list<Door> doors_;
   std::vector<Endpoint> advertised_;
   std::list<Pending> pending_;  // oldest first
   uint64_t cut_ = 0;
+  detail::LogRateLimit log_limit_{10 * kSecondNs};
 };
 
 // Sends a whole reply on a new socket; false when it does not take it.

@@ -13,12 +13,13 @@
 
 namespace towline::tcp {
 
-Backend::Backend(const plugin::Host& host) : BackendBase(host), options_(Options::read(this->host())) {
+Backend::Backend(const plugin::Host& host)
+    : BackendBase(host), options_(Options::read(this->host())), sources_(options_.limits) {
   for (uint32_t i = 0; i < std::max(this->host().worker_count(), 1u); ++i)
     workers_.push_back(std::make_unique<Worker>());
   if (options_.listen.empty() && options_.unix_dir.empty()) return;
   try {
-    acceptor_ = std::make_unique<Acceptor>(this->host(), options_,
+    acceptor_ = std::make_unique<Acceptor>(this->host(), options_, sources_,
                                            [this](Arrival arrival) { deliver(std::move(arrival)); });
   } catch (const Error& error) {
     throw plugin::Failure(error.code(), error.message());
@@ -127,7 +128,13 @@ uint32_t Backend::take_arrivals(uint32_t index) {
     arrivals.swap(worker.inbox);
     worker.inbox_size.store(0, std::memory_order_relaxed);
   }
-  for (Arrival& arrival : arrivals) take_arrival(index, std::move(arrival));
+  for (Arrival& arrival : arrivals) {
+    try {
+      take_arrival(index, std::move(arrival));
+    } catch (const std::exception& error) {
+      host().log(1, fmt::format("taking a connection: {}", error.what()));
+    }
+  }
   return static_cast<uint32_t>(arrivals.size());
 }
 
@@ -142,13 +149,17 @@ void Backend::take_arrival(uint32_t index, Arrival arrival) {
     return;
   }
   auto made = std::make_unique<Connection>(*this, index, nullptr);
-  Connection* const connection = made.get();
-  worker.accepted.emplace(id, connection);
-  if (connection->accept(std::move(arrival))) {
-    (void)made.release();  // the core's until disconnect()
-  } else {
+  worker.accepted.emplace(id, made.get());
+  try {
+    if (made->accept(std::move(arrival))) {
+      (void)made.release();  // the core's until disconnect()
+      return;
+    }
+  } catch (...) {
     worker.accepted.erase(id);
+    throw;
   }
+  worker.accepted.erase(id);
 }
 
 // ---- progress
@@ -245,8 +256,10 @@ void Backend::retire(Connection& connection) noexcept {
   worker.retired.push_back(std::move(owned));
 }
 
-void Backend::note_open(const SocketAddress& address) {
-  if (address.is_loopback() || warned_.exchange(true, std::memory_order_relaxed)) return;
+void Backend::note_open(const SocketAddress& address, int fd) {
+  // A connection to one of the host's own addresses comes from that address.
+  const bool here = address.is_loopback() || SocketAddress::local_of(fd).with_port(0) == address.with_port(0);
+  if (here || warned_.exchange(true, std::memory_order_relaxed)) return;
   host().log(1, fmt::format("connected to {}: data leaves this host neither authenticated nor encrypted",
                             address.text()));
 }

@@ -46,7 +46,7 @@ class Backend : public plugin::BackendBase {
   // Takes it out of every list and deletes it, at once or when progress() of its worker returns.
   void retire(Connection& connection) noexcept;
   // Connected to this address: warns, once, where that leaves the host.
-  void note_open(const SocketAddress& address);
+  void note_open(const SocketAddress& address, int fd);
   uint64_t next_fault_seed() noexcept { return fault_seeds_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -70,6 +70,7 @@ class Backend : public plugin::BackendBase {
   void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
 
   const Options options_;
+  Sources sources_;  // outlives the connections
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<bool> warned_{false};

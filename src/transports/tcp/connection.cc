@@ -47,6 +47,7 @@ void Connection::connect(const towline_identity& peer, std::vector<SocketAddress
   connector_side_ = true;
   const towline_identity& self = host().self();
   hello_.target = incarnation_of(peer);
+  hello_.target_name = peer.name == nullptr ? "" : peer.name;
   hello_.worker = worker_;
   hello_.self = self;
   hello_.name = self.name == nullptr ? "" : self.name;
@@ -74,6 +75,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
 
 bool Connection::accept(Arrival arrival) {
   hello_ = std::move(arrival.hello);
+  slots_.push_back(std::move(arrival.slot));
   address_ = SocketAddress::peer_of(arrival.fd.get());
   const towline_identity identity = hello_.identity();
   auto* const handle = reinterpret_cast<towline_connection*>(this);
@@ -82,10 +84,16 @@ bool Connection::accept(Arrival arrival) {
     send_reply(host(), arrival.fd.get(), status, status_text(status));
     return false;
   }
-  // Without the reply the connector would take frames for it.
-  if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) shutdown(arrival.fd.get(), SHUT_RDWR);
-  open(std::move(arrival.fd));
-  activate();
+  // The core has it from here on: it is told what fails, and disconnects.
+  try {
+    // Without the reply the connector would take frames for it.
+    if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) shutdown(arrival.fd.get(), SHUT_RDWR);
+    open(std::move(arrival.fd));
+    activate();
+  } catch (const std::exception& error) {
+    framed_.reset();
+    fail(Status::kOutOfMemory, error.what());
+  }
   return true;
 }
 
@@ -98,6 +106,7 @@ void Connection::join(Arrival arrival) {
     return;
   }
   if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) return;
+  slots_.push_back(std::move(arrival.slot));
   add_lane(std::move(arrival.fd));
   activate();
 }
@@ -111,10 +120,12 @@ void Connection::open(UniqueFd fd) {
   framing_options.read_request_bytes =
       std::max(framing_options.read_request_bytes, framing_options.max_frame_bytes);
   framing_options.checksum = options.checksum;
+  framing_options.frame_timeout_ns = options.user_timeout_ns;
+  if (!slots_.empty()) framing_options.refusals = slots_.front().accesses();
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
+  backend_.note_open(address_, fd.get());
   add_lane(std::move(fd));
-  backend_.note_open(address_);
 }
 
 void Connection::add_lane(UniqueFd fd) {
@@ -214,13 +225,15 @@ bool Connection::quiet(uint64_t now_ns) const noexcept {
   if (failed_ || disconnected_) return true;
   if (framed_ == nullptr || !dials_.empty()) return false;
   if (framed_->down()) return true;
+  if (framed_->frame_deadline_ns() != kNoDeadline) return false;
   return idle_passes_ >= kQuietPasses &&
          now_ns > std::max(opened_ns_, framed_->last_activity_ns()) + kQuietNs;
 }
 
 uint64_t Connection::next_ns() const noexcept {
   if (connector_ != nullptr) return connector_->next_ns();
-  return dials_.empty() ? kNoDeadline : dials_deadline_ns_;
+  const uint64_t frames_ns = framed_ == nullptr ? kNoDeadline : framed_->frame_deadline_ns();
+  return dials_.empty() ? frames_ns : std::min(frames_ns, dials_deadline_ns_);
 }
 
 int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** import,

@@ -21,6 +21,7 @@
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
 #include "transports/tcp/dial.h"
+#include "transports/tcp/sources.h"
 
 namespace towline::tcp {
 
@@ -46,6 +47,7 @@ class Connection {
   void unimport(towline_import*) noexcept {}
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] uint64_t connection_id() const noexcept { return hello_.connection.lo; }
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept { framing::Connection::unprepare(prepared); }
@@ -99,6 +101,7 @@ class Connection {
   SocketAddress address_;  // of the peer, where lane 0 reached it
   uint64_t opened_ns_ = 0;
   uint32_t idle_passes_ = 0;
+  std::vector<Sources::Slot> slots_;  // of accepted sockets
   std::unique_ptr<framing::Connection> framed_;
   std::unique_ptr<Connector> connector_;
   std::vector<std::unique_ptr<Dial>> dials_;  // further lanes on their way

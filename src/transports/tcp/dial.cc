@@ -153,15 +153,14 @@ void Connector::judge(const Dial& dial) {
   if (dial.state() == Dial::State::kFailed)
     return remember(dial.status(), fmt::format("{}: {}", where, dial.text()));
   const Reply& reply = dial.reply();
-  if (reply.incarnation != hello_.target) {
-    remember(Status::kPeerRestarted,
-             fmt::format("{}: there is agent '{}' of another incarnation", where, reply.name));
-    if (reply.name == peer_name_) verdict_ = Status::kPeerRestarted;
-  } else if (reply.status != TOWLINE_OK) {
-    remember(static_cast<Status>(reply.status), fmt::format("{}: it refused: {}", where, reply.text));
-    verdict_ = static_cast<Status>(reply.status);
-  } else {
+  const auto status = static_cast<Status>(reply.status);
+  if (status == Status::kOk && reply.incarnation == hello_.target) {
     verdict_ = Status::kOk;
+  } else if (status == Status::kOk || status == Status::kNotFound) {
+    remember(Status::kPeerRestarted, fmt::format("{}: another agent is there", where));
+  } else {
+    remember(status, fmt::format("{}: it refused: {}", where, reply.text));
+    verdict_ = status;
   }
 }
 

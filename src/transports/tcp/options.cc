@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -52,11 +53,50 @@ bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
   refuse(key, value, "true or false");
 }
 
+// `read` throws Error without the key.
+template <class Read>
+void read_with(const char* key, const std::string& value, Read read) {
+  try {
+    read(value);
+  } catch (const Error& error) {
+    throw plugin::Failure(error.code(), fmt::format("{} = \"{}\": {}", key, value, error.message()));
+  }
+}
+
+// Of its own, or the hosts that the agent listens at, on other ports: one setting says who reaches the agent. A
+// Unix socket is reached from this host alone, and so is loopback.
+std::vector<Endpoint> read_listen(const plugin::Host& host) {
+  std::vector<Endpoint> endpoints;
+  if (const std::string own = host.config("tcp.listen", ""); !own.empty()) {
+    if (own == "none") return endpoints;
+    read_with("tcp.listen", own, [&](const std::string& text) { endpoints = parse_endpoints(text, 0); });
+    return endpoints;
+  }
+  const std::string listen = host.config("listen", "127.0.0.1:0");
+  if (listen == "none") return endpoints;
+  std::vector<Endpoint> given;
+  read_with("listen", listen, [&](const std::string& text) { given = parse_endpoints(text, 0); });
+  for (Endpoint& endpoint : given) {
+    endpoint.port = 0;
+    if (endpoint.is_unix) endpoint = {false, "127.0.0.1", 0};
+    if (std::find(endpoints.begin(), endpoints.end(), endpoint) == endpoints.end())
+      endpoints.push_back(std::move(endpoint));
+  }
+  return endpoints;
+}
+
 Options read_all(const plugin::Host& host) {
   Options options;
-  const std::string listen = host.config("tcp.listen", "*:0");
-  if (listen != "none") options.listen = parse_endpoints(listen, 0);
-  options.ports = parse_port_range(host.config("tcp.port_range", ""));
+  options.listen = read_listen(host);
+  options.any_user = read_bool(host, "listen.any_user", false);
+  options.limits = Sources::default_limits();
+  if (is_set(host, "tcp.most_accepted"))
+    options.limits.sockets = read_number(host, "tcp.most_accepted", 1, 1u << 20);
+  options.limits.sockets_per_source = std::min(options.limits.sockets_per_source, options.limits.sockets);
+  if (is_set(host, "tcp.most_accepted_per_source"))
+    options.limits.sockets_per_source = read_number(host, "tcp.most_accepted_per_source", 1, 1u << 20);
+  read_with("tcp.port_range", host.config("tcp.port_range", ""),
+            [&](const std::string& text) { options.ports = parse_port_range(text); });
   options.advertise = host.config("tcp.advertise", "");
   options.unix_dir = host.config("tcp.unix_dir", "");
   while (options.unix_dir.size() > 1 && options.unix_dir.ends_with('/')) options.unix_dir.pop_back();

@@ -8,11 +8,15 @@
 #include "base/socket_address.h"
 #include "framing/fault_options.h"
 #include "towline/plugin/backend.hpp"
+#include "transports/tcp/sources.h"
 
 namespace towline::tcp {
 
 struct Options {
-  std::vector<Endpoint> listen;  // empty: takes no connections
+  std::vector<Endpoint>
+      listen;              // empty: takes no connections; the agent's own addresses unless said otherwise
+  bool any_user = false;   // serves processes of other users of this host
+  Sources::Limits limits;  // of accepted sockets
   PortRange ports;
   std::string advertise;
   std::string unix_dir;        // empty: no Unix socket

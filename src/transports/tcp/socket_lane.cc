@@ -139,6 +139,13 @@ void SocketLane::close() noexcept {
   fd_.reset();
 }
 
+void SocketLane::abandon() noexcept {
+  if (!fd_.valid()) return;
+  const linger reset = {1, 0};
+  setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  close();
+}
+
 std::string SocketLane::describe() const { return name_; }
 
 framing::Lane::Traits SocketLane::traits() const noexcept {

@@ -35,6 +35,9 @@ class SocketLane final : public framing::Lane {
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override {}  // level-triggered interest does no harm while awake
   void close() noexcept override;
+  // Resets the connection: the system forgets what it has not sent, instead of sending it for as long as the
+  // peer takes.
+  void abandon() noexcept override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] Traits traits() const noexcept override;
 

@@ -1,101 +1,22 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/socket_address.h"
 #include "transports/tcp/backend.h"
 #include "transports/tcp/plugin.h"
-#include "transports/tcp/test_support.h"
+#include "transports/tcp/tcp_fixture.h"
 #include "transports/tcp/wire.h"
 
 namespace towline::tcp {
 namespace {
-
-using towline::testing::FakeAgent;
-using towline::testing::FakeLink;
-using towline::testing::FakePlan;
-using towline::testing::turn_until;
-
-constexpr std::size_t kBytes = 4u << 20;
-
-Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
-
-std::vector<uint8_t> address_of(const std::vector<std::string>& endpoints) { return pack_address(endpoints); }
-
-std::vector<std::string> endpoints_of(FakeAgent& agent) {
-  std::vector<std::string> endpoints;
-  EXPECT_EQ(unpack_address(agent.address(), endpoints), nullptr);
-  return endpoints;
-}
-
-// Two agents in this process; `a` connects.
-class TcpTest : public ::testing::Test {
- protected:
-  void open(FakeAgent::Settings settings = {{"tcp.listen", "127.0.0.1:0"}}, uint32_t workers = 1) {
-    a = std::make_unique<FakeAgent>(towline_tcp_plugin(), "a", settings, workers);
-    b = std::make_unique<FakeAgent>(towline_tcp_plugin(), "b", settings, workers);
-    ASSERT_EQ(a->status, Status::kOk) << a->failure;
-    ASSERT_EQ(b->status, Status::kOk) << b->failure;
-  }
-  bool turn(const std::function<bool()>& done) { return turn_until({a.get(), b.get()}, done); }
-
-  FakeLink& connected(uint32_t worker = 0) {
-    FakeLink& made = a->connect(*b, 20 * kSecondNs, worker);
-    EXPECT_TRUE(turn([&] { return made.ups + made.downs != 0; }));
-    EXPECT_EQ(made.ups, 1u) << made.text;
-    return made;
-  }
-  void make_memory(std::size_t bytes = kBytes) {
-    local.resize(bytes);
-    remote.assign(bytes, 0);
-    std::iota(local.begin(), local.end(), uint8_t{1});
-    for (std::size_t i = 0; i < bytes; i += 251) local[i] = static_cast<uint8_t>(i >> 8);
-    key = b->add(remote.data(), remote.size());
-  }
-  // Every byte, in blocks.
-  const towline_plan* whole(FakePlan& plan, uint32_t block = 65536) {
-    for (std::size_t at = 0; at < local.size(); at += block) {
-      plan.add(local.data() + at, remote.data() + at,
-               static_cast<uint32_t>(std::min<std::size_t>(block, local.size() - at)));
-    }
-    return plan.plan();
-  }
-  void move_and_check(FakeLink& link) {
-    FakePlan plan(key);
-    towline_prepared* write = a->prepare(link, whole(plan), TOWLINE_WRITE);
-    ASSERT_EQ(a->submit(write, 1, plan.bytes(), "after the data"), Status::kInProgress);
-    ASSERT_TRUE(
-        turn([&] { return a->ended(1) && b->accepted_link() && !b->accepted_link()->messages.empty(); }));
-    EXPECT_EQ(a->outcome(1), Status::kOk);
-    EXPECT_EQ(remote, local);
-    EXPECT_EQ(b->accepted_link()->messages.back(), "after the data");
-    std::reverse(remote.begin(), remote.end());
-    towline_prepared* read = a->prepare(link, plan.plan(), TOWLINE_READ);
-    ASSERT_EQ(a->submit(read, 2, plan.bytes()), Status::kInProgress);
-    ASSERT_TRUE(turn([&] { return a->ended(2); }));
-    EXPECT_EQ(a->outcome(2), Status::kOk);
-    EXPECT_EQ(remote, local);
-    a->results.clear();
-  }
-  std::string describe(FakeAgent& agent, const FakeLink& link) {
-    char json[2048] = "";
-    EXPECT_EQ(agent.connections->describe(link.connection, json, sizeof json), TOWLINE_OK);
-    return json;
-  }
-
-  std::unique_ptr<FakeAgent> a;
-  std::unique_ptr<FakeAgent> b;
-  std::vector<uint8_t> local;
-  std::vector<uint8_t> remote;
-  uint64_t key = 0;
-};
 
 TEST_F(TcpTest, MovesBytesBothWaysOverIpv4) {
   open();
@@ -339,6 +260,74 @@ TEST_F(TcpTest, RefusesAccessThatTheOwnerDoesNotGrant) {
   EXPECT_EQ(a->outcome(2), Status::kStale);
 }
 
+// ---- how connections end
+
+// `a` is connected with a socket that nobody reads but the test.
+UniqueFd connect_by_hand(FakeAgent& a, const FakeAgent& b, FakeLink*& link) {
+  ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
+  link = &a.connect(b.identity, address_of({socket.address().text()}));
+  UniqueFd fd;
+  PacketReader reader(kHelloMagic);
+  const auto heard = [&] {
+    int error = 0;
+    SocketAddress from;
+    if (!fd.valid()) fd = socket.accept(&from, &error);
+    return fd.valid() && reader.receive(fd.get()) == PacketReader::State::kWhole;
+  };
+  EXPECT_TRUE(turn_until({&a}, heard));
+  const std::vector<uint8_t> reply =
+      pack(Reply{TOWLINE_OK, {b.identity.incarnation[0], b.identity.incarnation[1]}, "b", ""});
+  EXPECT_EQ(::send(fd.get(), reply.data(), reply.size(), 0), static_cast<ssize_t>(reply.size()));
+  FakeLink* const made = link;
+  EXPECT_TRUE(turn_until({&a}, [made] { return made->ups == 1; }));
+  return fd;
+}
+
+// 0: in order; else the errno.
+int how_it_ends(const UniqueFd& fd) {
+  std::vector<char> piece(1 << 20);
+  ssize_t got = 1;
+  while (got > 0) got = ::recv(fd.get(), piece.data(), piece.size(), 0);
+  return got == 0 ? 0 : errno;
+}
+
+TEST_F(TcpTest, AConnectionGivenUpWithBytesUnderWayIsReset) {
+  open();
+  FakeLink* link = nullptr;
+  const UniqueFd fd = connect_by_hand(*a, *b, link);
+  make_memory(32u << 20);
+  FakePlan plan(key);
+  towline_prepared* write = a->prepare(*link, whole(plan), TOWLINE_WRITE);
+  ASSERT_EQ(a->submit(write, 1, plan.bytes()), Status::kInProgress);
+  for (int i = 0; i < 100; ++i) a->turn();
+  a->disconnect(*link);
+  EXPECT_EQ(a->results.at(1).fences, uint32_t{TOWLINE_PART_FENCED_LOCAL});
+  EXPECT_EQ(how_it_ends(fd), ECONNRESET);
+}
+
+TEST_F(TcpTest, AConnectionClosedWithNothingUnderWayDeliversWhatWasSent) {
+  open();
+  FakeLink* link = nullptr;
+  const UniqueFd fd = connect_by_hand(*a, *b, link);
+  ASSERT_EQ(a->send(*link, "the last word"), Status::kOk);
+  a->disconnect(*link);
+  EXPECT_EQ(how_it_ends(fd), 0);
+}
+
+TEST_F(TcpTest, BothEndsKnowAConnectionByOneNumber) {
+  open();
+  const auto* ids = static_cast<const towline_connection_id_table_v1*>(
+      towline_tcp_plugin()->query_table("connection_id", 1));
+  ASSERT_NE(ids, nullptr);
+  FakeLink& first = connected();
+  FakeLink& second = connected();
+  ASSERT_EQ(b->links.size(), 2u);
+  EXPECT_NE(ids->id(first.connection), 0u);
+  EXPECT_EQ(ids->id(first.connection), ids->id(b->links[0]->connection));
+  EXPECT_EQ(ids->id(second.connection), ids->id(b->links[1]->connection));
+  EXPECT_NE(ids->id(first.connection), ids->id(second.connection));
+}
+
 // ---- connecting to what is not there
 
 TEST_F(TcpTest, SaysAtOnceThatNobodyListens) {
@@ -471,100 +460,43 @@ TEST_F(TcpTest, RefusesAddressesItCanNotRead) {
   EXPECT_EQ(a->connect(b->identity, address_of({"host.example:7"})).status, Status::kUnreachable);
 }
 
-// ---- strangers at the door
-
-class StrangerTest : public TcpTest {
- protected:
-  void SetUp() override {
-    open();
-    const SocketAddress target = resolve(parse_endpoint(endpoints_of(*b)[0]), soon()).front();
-    stranger = UniqueFd(socket(target.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-    ASSERT_EQ(::connect(stranger.get(), target.get(), target.size()), 0);
+TEST_F(TcpTest, OneSourceHoldsNoMoreSocketsThanItsShare) {
+  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.most_accepted", "8"}, {"tcp.most_accepted_per_source", "3"}});
+  for (int i = 0; i < 3; ++i) connected();
+  FakeLink& link = a->connect(*b);
+  ASSERT_TRUE(turn([&] { return link.downs == 1; }));
+  EXPECT_EQ(link.status, Status::kLimitExceeded);
+  EXPECT_NE(link.text.find("tcp.most_accepted"), std::string::npos) << link.text;
+  for (const auto& accepted : b->links) {
+    b->disconnect(*accepted);
+    break;
   }
-  void say(std::span<const uint8_t> bytes) {
-    EXPECT_EQ(send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  // What the acceptor sends until it closes.
-  std::vector<uint8_t> heard() {
-    std::vector<uint8_t> all;
-    EXPECT_TRUE(turn([&] {
-      uint8_t piece[1024];
-      const ssize_t n = recv(stranger.get(), piece, sizeof piece, MSG_DONTWAIT);
-      if (n > 0) all.insert(all.end(), piece, piece + n);
-      return n == 0 || (n < 0 && errno != EAGAIN);
-    }));
-    return all;
-  }
-  Hello good_hello() {
-    Hello hello;
-    hello.target = incarnation_of(b->identity);
-    hello.connection = {1, 2};
-    hello.self = a->identity;
-    hello.name = "stranger";
-    return hello;
-  }
-  UniqueFd stranger;
-};
-
-TEST_F(StrangerTest, IsCutForGarbage) {
-  const std::string text = "GET / HTTP/1.1\r\n\r\n";
-  say({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  EXPECT_TRUE(heard().empty());
-  connected();
-}
-
-TEST_F(StrangerTest, IsCutForSilenceAndHalfAHello) {
-  const std::vector<uint8_t> packet = pack(good_hello());
-  say(std::span(packet).first(20));
-  for (int i = 0; i < 10; ++i) b->turn();
-  b->skipped_ns += 6 * kSecondNs;
-  EXPECT_TRUE(heard().empty());
-  connected();
-}
-
-TEST_F(StrangerTest, IsToldOfAnotherVersionAndABadChecksum) {
-  std::vector<uint8_t> packet = pack(good_hello());
-  packet[10] ^= 1;
-  say(packet);
-  Reply reply;
-  ASSERT_EQ(unpack(heard(), reply), nullptr);
-  EXPECT_EQ(static_cast<Status>(reply.status), Status::kProtocol);
-}
-
-TEST_F(StrangerTest, CanNotJoinAConnectionThatIsNotThere) {
-  Hello hello = good_hello();
-  hello.lane = 1;
-  say(pack(hello));
-  Reply reply;
-  ASSERT_EQ(unpack(heard(), reply), nullptr);
-  EXPECT_EQ(static_cast<Status>(reply.status), Status::kNotFound);
-}
-
-TEST_F(StrangerTest, IsCutWhenItBreaksTheFraming) {
-  say(pack(good_hello()));
-  ASSERT_TRUE(turn([&] { return b->accepted_link() != nullptr; }));
-  const std::vector<uint8_t> garbage(200, 0x55);
-  say(garbage);
-  heard();
-  EXPECT_EQ(b->links[0]->downs, 1u);
-  EXPECT_EQ(b->links[0]->status, Status::kProtocol);
-  b->disconnect(*b->links[0]);
-  connected();
-}
-
-TEST_F(StrangerTest, DoesNotCrowdOthersOut) {
-  std::vector<UniqueFd> crowd;
-  const SocketAddress target = resolve(parse_endpoint(endpoints_of(*b)[0]), soon()).front();
-  for (int i = 0; i < 400; ++i) {
-    crowd.push_back(open_stream_socket(AF_INET));
-    start_connect(crowd.back().get(), target);
-    b->turn();
-  }
-  connected();
+  connected();  // what was given back can be had again
 }
 
 // ---- configuration
+
+TEST_F(TcpTest, ListensWhereTheAgentListens) {
+  const auto listens_at = [](const FakeAgent::Settings& settings) {
+    FakeAgent agent(towline_tcp_plugin(), "x", settings);
+    EXPECT_EQ(agent.status, Status::kOk) << agent.failure;
+    std::vector<std::string> hosts;
+    if (agent.address().empty()) return hosts;
+    for (const std::string& endpoint : endpoints_of(agent)) {
+      EXPECT_NE(parse_endpoint(endpoint).port, 7702);
+      hosts.push_back(parse_endpoint(endpoint).host);
+    }
+    return hosts;
+  };
+  using Hosts = std::vector<std::string>;
+  EXPECT_EQ(listens_at({}), Hosts{"127.0.0.1"});
+  EXPECT_EQ(listens_at({{"listen", "127.0.0.1:7702"}}), Hosts{"127.0.0.1"});
+  EXPECT_EQ(listens_at({{"listen", "127.0.0.2:7702,127.0.0.3:0,127.0.0.2:0"}}),
+            (Hosts{"127.0.0.2", "127.0.0.3"}));
+  EXPECT_EQ(listens_at({{"listen", "unix:/tmp/somewhere"}}), Hosts{"127.0.0.1"});
+  EXPECT_EQ(listens_at({{"listen", "none"}}), Hosts{});
+  EXPECT_EQ(listens_at({{"listen", "127.0.0.1:7702"}, {"tcp.listen", "127.0.0.4:0"}}), Hosts{"127.0.0.4"});
+}
 
 TEST_F(TcpTest, ListensWithinThePortRangeAndNamesAPortInUse) {
   const ListeningSocket taken(parse_endpoint("127.0.0.1:0"));
@@ -585,6 +517,16 @@ TEST_F(TcpTest, NamesTheSettingItDoesNotUnderstand) {
     FakeAgent refused(towline_tcp_plugin(), "x", {{setting, value}});
     EXPECT_EQ(refused.status, Status::kInvalidArgument) << setting;
     EXPECT_NE(refused.failure.find(value), std::string::npos) << refused.failure;
+  }
+}
+
+TEST_F(TcpTest, AConnectionToAnAddressOfThisHostDoesNotLeaveIt) {
+  for (const SocketAddress& own : ListeningSocket(parse_endpoint("*:0")).reachable()) {
+    open({{"tcp.listen", own.with_port(0).text()}});
+    connected();
+    for (const auto& [level, text] : a->logged) EXPECT_EQ(text.find("leaves this host"), text.npos) << text;
+    a.reset();
+    b.reset();
   }
 }
 

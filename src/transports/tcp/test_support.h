@@ -109,7 +109,8 @@ class FakeAgent {
     return prepared;
   }
   Status submit(towline_prepared* prepared, uint64_t cookie, uint64_t bytes, std::string_view message = {}) {
-    const towline_submit_args args = {sizeof args, cookie, 0, bytes, message.data(), message.size(), 0, 0};
+    const towline_submit_args args = {sizeof args,    cookie, 0, bytes,  message.data(),
+                                      message.size(), 0,      0, nullptr};
     return static_cast<Status>(data->submit(prepared, &args));
   }
   Status send(FakeLink& link, std::string_view message) {
@@ -161,6 +162,7 @@ class FakeAgent {
   towline_backend* backend = nullptr;
   Status status = Status::kOk;  // of open
   Status accept_answer = Status::kOk;
+  std::function<void()> on_accepted;
   std::vector<std::unique_ptr<FakeLink>> links;
   std::vector<std::unique_ptr<FakeRegion>> regions;
   std::map<uint64_t, towline_part_result> results;
@@ -170,6 +172,7 @@ class FakeAgent {
   uint32_t completed_twice = 0;
   uint32_t wakes = 0;
   std::vector<std::pair<int32_t, std::string>> logged;
+  std::vector<Status> refusals;  // of strangers
   std::string failure;
   const VirtualClock* clock = nullptr;  // null: the system's, and what was skipped
   uint64_t skipped_ns = 0;
@@ -273,6 +276,7 @@ class FakeAgent {
       link.accepted = true;
       link.peer_name = who->name;
       *peer = &link;
+      if (agent.on_accepted) agent.on_accepted();
       return int32_t{TOWLINE_OK};
     };
     table_.connection_event = [](void*, void* peer, uint32_t event, int32_t event_status, const char* text) {
@@ -284,6 +288,9 @@ class FakeAgent {
     table_.pin = [](void* c, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
                     void** pin) {
       return static_cast<int32_t>(self(c).pin(key, address, bytes, access, pointer, pin));
+    };
+    table_.refused = [](void* c, uint32_t, void* peer, int32_t why) {
+      if (peer == nullptr) self(c).refusals.push_back(static_cast<Status>(why));
     };
     table_.unpin = [](void*, void* pin) { --static_cast<FakeRegion*>(pin)->pins; };
   }

@@ -77,6 +77,7 @@ std::vector<uint8_t> pack(const Hello& hello) {
     writer.u32(hello.self.caller_driven);
     writer.u32(hello.self.workers);
     writer.string16(std::string_view(hello.name).substr(0, kMaxNameBytes));
+    writer.string16(std::string_view(hello.target_name).substr(0, kMaxNameBytes));
   });
 }
 
@@ -105,6 +106,8 @@ const char* unpack(std::span<const uint8_t> packet, Hello& hello) {
   hello.self.caller_driven = reader.u32();
   hello.self.workers = reader.u32();
   hello.name = reader.string16(kMaxNameBytes);
+  hello.target_name.clear();
+  if (reader.remaining() != 0) hello.target_name = reader.string16(kMaxNameBytes);
   if (!reader.ok()) return "it is cut off";
   const bool nobody = hello.self.incarnation[0] == 0 && hello.self.incarnation[1] == 0;
   if (nobody || hello.connection.is_none() || !is_name(hello.name)) return "it does not say who connects";
@@ -122,7 +125,8 @@ const char* unpack(std::span<const uint8_t> packet, Reply& reply) {
   reply.name = reader.string16(kMaxNameBytes);
   reply.text = reader.string16(kMaxReplyText);
   if (!reader.ok()) return "it is cut off";
-  if (!is_name(reply.name) || reply.incarnation.is_none()) return "it does not say who answers";
+  const bool anonymous = !is_name(reply.name) || reply.incarnation.is_none();
+  if (reply.status == TOWLINE_OK && anonymous) return "it does not say who answers";
   if (reply.status > 0 || reply.status < TOWLINE_INTERNAL) return "its status is unknown";
   for (char& c : reply.text) {
     if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';

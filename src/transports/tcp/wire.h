@@ -33,8 +33,9 @@ inline constexpr uint16_t kMaxLanes = 64;
 
 // From the connector. `self.name` is not used: the name is beside it.
 struct Hello {
-  Id target;      // the incarnation it wants to reach
-  Id connection;  // random: what lanes are joined by
+  Id target;                // the incarnation it wants to reach
+  std::string target_name;  // how it knows that agent; empty: an older connector
+  Id connection;            // random: what lanes are joined by
   uint16_t lane = 0;
   uint32_t worker = 0;  // of the acceptor, modulo the number it has
   towline_identity self = {};
@@ -44,12 +45,13 @@ struct Hello {
   [[nodiscard]] towline_identity identity() const noexcept;
 };
 
-// From the acceptor.
+// From the acceptor. Nobody learns from a refusal which incarnation is here: naming it is what lets in.
 struct Reply {
-  int32_t status = 0;  // TOWLINE_OK or why not
-  Id incarnation;      // who is here
-  std::string name;
-  std::string text;  // for people, when status is an error
+  int32_t status = 0;  // TOWLINE_OK; TOWLINE_PEER_RESTARTED: an agent of that name, of another incarnation;
+                       // TOWLINE_NOT_FOUND: no such agent or connection; or why else not
+  Id incarnation;      // TOWLINE_OK: who is here
+  std::string name;    // likewise
+  std::string text;    // for people, when status is an error
 };
 
 std::vector<uint8_t> pack(const Hello& hello);

@@ -50,6 +50,19 @@ Code Faults::take_refusal() {
   return refusal_;
 }
 
+void Faults::refuse_behind_gates(uint32_t count, Code code) {
+  const std::lock_guard lock(mutex_);
+  refusals_behind_gates_ = count;
+  refusal_behind_gates_ = code;
+}
+
+Code Faults::take_refusal_behind_gate() {
+  const std::lock_guard lock(mutex_);
+  if (refusals_behind_gates_ == 0) return 0;
+  --refusals_behind_gates_;
+  return refusal_behind_gates_;
+}
+
 void Faults::break_next(Code code) {
   const std::lock_guard lock(mutex_);
   break_ = code;
@@ -80,11 +93,56 @@ bool Faults::forgotten(uint64_t address) {
   return in_one_of(forgotten_, address);
 }
 
-uint32_t Faults::gpu_of(uint64_t address) {
-  const std::lock_guard lock(mutex_);
+uint32_t Faults::gpu_at(uint64_t address) const {
   for (const Range& range : placed_)
     if (address >= range.begin && address < range.end) return range.gpu;
   return 0;
+}
+
+uint32_t Faults::gpu_of(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  return gpu_at(address);
+}
+
+Faults::MadeRange* Faults::find_made(uint64_t address) {
+  for (MadeRange& range : made_)
+    if (address >= range.begin && address < range.end) return &range;
+  return nullptr;
+}
+
+void Faults::make(uint64_t address, uint64_t bytes, Made made, std::optional<Use> everyones) {
+  const std::lock_guard lock(mutex_);
+  made_.push_back({address, address + bytes, made, everyones, {}});
+}
+
+Made Faults::made(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  const MadeRange* const range = find_made(address);
+  return range == nullptr ? Made::kPlain : range->made;
+}
+
+std::optional<Use> Faults::access(uint32_t gpu, uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  const MadeRange* const range = find_made(address);
+  if (range == nullptr || gpu == gpu_at(address) || range->allowed.contains(gpu)) return Use::kWrite;
+  return range->everyones;
+}
+
+void Faults::allow(uint32_t gpu, uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  if (MadeRange* const range = find_made(address); range != nullptr) range->allowed.insert(gpu);
+}
+
+void Faults::enable_peer(uint32_t gpu, uint32_t other) {
+  const std::lock_guard lock(mutex_);
+  peers_.insert({gpu, other});
+}
+
+bool Faults::may_touch(uint32_t gpu, uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  const MadeRange* const range = find_made(address);
+  if (range == nullptr || gpu == gpu_at(address)) return true;
+  return range->made == Made::kPlain ? peers_.contains({gpu, gpu_at(address)}) : range->allowed.contains(gpu);
 }
 
 void Faults::separate(bool separated) {
@@ -95,6 +153,16 @@ void Faults::separate(bool separated) {
 bool Faults::separated() {
   const std::lock_guard lock(mutex_);
   return separated_;
+}
+
+void Faults::note_gathered(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  gathered_ += bytes;
+}
+
+uint64_t Faults::gathered() {
+  const std::lock_guard lock(mutex_);
+  return gathered_;
 }
 
 void Faults::fill(bool full) {
@@ -131,8 +199,11 @@ void Faults::reset() {
   for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
   separated_ = full_ = pins_refused_ = false;
-  refusals_ = 0;
-  refusal_ = break_ = 0;
+  refusals_ = refusals_behind_gates_ = 0;
+  refusal_ = refusal_behind_gates_ = break_ = 0;
+  made_.clear();
+  peers_.clear();
+  gathered_ = 0;
   forgotten_.clear();
   placed_.clear();
   for_reading_.clear();
@@ -145,27 +216,72 @@ Faults& faults() {
 
 namespace {
 
+// What is pinned here, as a driver knows it: not for what.
+class Registry {
+ public:
+  void add(uint64_t address, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (at(address) != 0) fail(Status::kIo, "fake GPU: pinning host memory: pinned already");
+    ranges_[address] = address + bytes;
+  }
+  void remove(uint64_t address) {
+    const std::lock_guard lock(mutex_);
+    ranges_.erase(address);
+  }
+  // No range begins or ends within.
+  [[nodiscard]] bool one_piece(uint64_t address, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (const uint64_t end = at(address); end != 0) return end >= address + bytes;
+    const auto next = ranges_.lower_bound(address);
+    return next == ranges_.end() || next->first >= address + bytes;
+  }
+  [[nodiscard]] uint64_t end_at(uint64_t address) {  // 0: not pinned there
+    const std::lock_guard lock(mutex_);
+    return at(address);
+  }
+
+ private:
+  [[nodiscard]] uint64_t at(uint64_t address) const {
+    const auto after = ranges_.upper_bound(address);
+    if (after == ranges_.begin()) return 0;
+    const uint64_t end = std::prev(after)->second;
+    return end > address ? end : 0;
+  }
+  std::mutex mutex_;
+  std::map<uint64_t, uint64_t> ranges_;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
 // ---- lanes
 
+constexpr Code kIllegalAddress = 700;
+
 template <Form kForm>
-void run_form(const CopyJob& job) {
+Code run_form(uint32_t gpu, const CopyJob& job) {
   for (uint64_t i = 0; i < chunks_of(job); ++i) {
     const Chunk chunk = find_chunk<kForm>(job, i);
     if (job.aligned != 0 && ((chunk.to | chunk.from | chunk.bytes) & 15) != 0)
       std::abort();  // the kernel would fault
+    if (!faults().may_touch(gpu, chunk.to) || !faults().may_touch(gpu, chunk.from)) return kIllegalAddress;
     std::memmove(reinterpret_cast<void*>(chunk.to), reinterpret_cast<const void*>(chunk.from), chunk.bytes);
   }
+  return 0;
 }
 
-void run(const CopyJob& job) {
+Code run(uint32_t gpu, const CopyJob& job) {
   switch (job.form) {
     case Form::kStrided:
-      return run_form<Form::kStrided>(job);
+      return run_form<Form::kStrided>(gpu, job);
     case Form::kPairs:
-      return run_form<Form::kPairs>(job);
+      return run_form<Form::kPairs>(gpu, job);
     case Form::kPieces:
-      return run_form<Form::kPieces>(job);
+      return run_form<Form::kPieces>(gpu, job);
   }
+  return 1;
 }
 
 FakeStream& stream_of(void* stream) {
@@ -179,7 +295,13 @@ class FakeGate final : public Gate {
   Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override {
     if (blocks == 0 || job.pieces == 0) return 1;
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
+    if (broken_) return 1;
     FakeStream& theirs = stream_of(stream);
+    if (const Code refusal = faults().take_refusal_behind_gate(); refusal != 0) {
+      broken_ = true;
+      theirs.put([this] { ++begun_; });
+      return refusal;
+    }
     capture_ = theirs.recording();
     if (capture_ == 0) ++launched_;
     stream_ = &theirs;
@@ -202,11 +324,11 @@ class FakeGate final : public Gate {
   [[nodiscard]] uint64_t begun() const noexcept override { return begun_; }
   [[nodiscard]] uint64_t ended() const noexcept override { return ended_; }
   [[nodiscard]] uint64_t refused() const noexcept override { return refused_; }
-  [[nodiscard]] bool quiet() const noexcept override { return begun_ == ended_; }
+  [[nodiscard]] bool quiet() const noexcept override { return broken_ || begun_ == ended_; }
 
   void give_back() noexcept { free_ = true; }
   bool take() noexcept {
-    if (!free_ || ended_ != launched_) return false;
+    if (!free_ || broken_ || ended_ != launched_) return false;
     free_ = false;
     open();
     return true;
@@ -218,7 +340,7 @@ class FakeGate final : public Gate {
     const bool moves = !closed_;
     faults().launches.pass();
     if (moves)
-      run(job);
+      (void)run(stream_->gpu(), job);
     else
       ++refused_;
     ++ended_;
@@ -233,11 +355,12 @@ class FakeGate final : public Gate {
   uint64_t capture_ = 0;
   FakeStream* stream_ = nullptr;
   bool free_ = true;
+  std::atomic<bool> broken_{false};
 };
 
 class FakeLane final : public Lane {
  public:
-  FakeLane() : thread_([this] { work(); }) {}
+  FakeLane(uint32_t gpu, uint32_t reserved) : gpu_(gpu), reserved_(reserved), thread_([this] { work(); }) {}
   ~FakeLane() override {
     (void)drain();
     {
@@ -274,17 +397,44 @@ class FakeLane final : public Lane {
     if (blocks == 0 || job.pieces == 0) return 1;
     return enqueue({job, slot, value, {}});
   }
-  Code copy(uint64_t to, uint64_t from, uint64_t bytes, uint32_t slot, uint64_t value) noexcept override {
-    Work work{{}, slot, value, {}};
-    work.job.form = Form::kStrided;
-    work.job.end = work.job.piece_bytes = bytes;
-    work.job.chunk_bytes = 1u << 30;
-    work.job.chunks_per_piece = static_cast<uint32_t>(bytes / work.job.chunk_bytes + 1);
-    work.job.pieces = 1;
-    work.job.to.address = to;
-    work.job.from.address = from;
-    return enqueue(work);
+  Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
+    for (const Range& range : ranges)
+      if (!registry().one_piece(range.to, range.bytes) || !registry().one_piece(range.from, range.bytes))
+        return 1;  // a driver takes that for a mistake
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const Range& range = ranges[i];
+      Work work{{}, i + 1 == ranges.size() ? slot : kSlots, value, {}};
+      work.job.form = Form::kStrided;
+      work.job.end = work.job.piece_bytes = range.bytes;
+      work.job.chunk_bytes = 1u << 30;
+      work.job.chunks_per_piece = static_cast<uint32_t>(range.bytes / work.job.chunk_bytes + 1);
+      work.job.pieces = 1;
+      work.job.to.address = range.to;
+      work.job.from.address = range.from;
+      if (const Code code = enqueue(work); code != 0) return code;
+    }
+    return 0;
   }
+  void make_staging() override {
+    if (faults().full()) fail(Status::kOutOfMemory, "fake GPU: no room for staging memory");
+    if (staging_.empty()) staging_.resize(2 * kStagingBytes);
+  }
+  Code relay(const CopyJob& job, uint32_t blocks, std::span<const Range> ranges) noexcept override {
+    if (blocks == 0 || job.pieces == 0 || job.end - job.begin > kStagingBytes) return 1;
+    const uint64_t slot = reinterpret_cast<uint64_t>(staging_.data()) + relays_ % 2 * kStagingBytes;
+    CopyJob mine = job;
+    mine.to_shift = slot - job.begin;
+    if (const Code code = enqueue({mine, kSlots, 0, {}}); code != 0) return code;
+    std::vector<Range> sent(ranges.begin(), ranges.end());
+    for (Range& range : sent) range.from += slot;
+    ++relays_;
+    const Code code = copy(sent, kSlots, 0);
+    if (code == 0) faults().note_gathered(job.end - job.begin);
+    return code;
+  }
+  [[nodiscard]] uint64_t relays_under_way() const noexcept override { return 0; }
+  Code mark(uint32_t slot, uint64_t value) noexcept override { return enqueue({{}, slot, value, {}}); }
+  [[nodiscard]] uint32_t reserved_sms() const noexcept override { return reserved_; }
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
     return flags_[slot];
   }
@@ -336,8 +486,8 @@ class FakeLane final : public Lane {
     }
     faults().launches.pass();
     if (const Code broken = faults().take_break(); broken != 0) return broken;
-    run(next.job);
-    flags_[next.slot].store(next.value, std::memory_order_release);
+    if (const Code broken = run(gpu_, next.job); broken != 0) return broken;
+    if (next.slot != kSlots) flags_[next.slot].store(next.value, std::memory_order_release);
     return 0;
   }
 
@@ -364,6 +514,10 @@ class FakeLane final : public Lane {
     }
   }
 
+  const uint32_t gpu_;
+  const uint32_t reserved_;
+  std::vector<uint8_t> staging_;
+  uint64_t relays_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
@@ -441,44 +595,13 @@ class AsItLies : public Mapped {
   uint64_t address_;
 };
 
-// What is pinned here, as a driver knows it: not for what.
-class Registry {
- public:
-  void add(uint64_t address, uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    if (at(address) != 0) fail(Status::kIo, "fake GPU: pinning host memory: pinned already");
-    ranges_[address] = address + bytes;
-  }
-  void remove(uint64_t address) {
-    const std::lock_guard lock(mutex_);
-    ranges_.erase(address);
-  }
-  [[nodiscard]] uint64_t end_at(uint64_t address) {  // 0: not pinned there
-    const std::lock_guard lock(mutex_);
-    return at(address);
-  }
-
- private:
-  [[nodiscard]] uint64_t at(uint64_t address) const {
-    const auto after = ranges_.upper_bound(address);
-    if (after == ranges_.begin()) return 0;
-    const uint64_t end = std::prev(after)->second;
-    return end > address ? end : 0;
-  }
-  std::mutex mutex_;
-  std::map<uint64_t, uint64_t> ranges_;
-};
-
 class Registered : public Pinned {
  public:
-  Registered(Registry& registry, uint64_t address, uint64_t bytes) : registry_(registry), address_(address) {
-    registry_.add(address, bytes);
-  }
-  ~Registered() override { registry_.remove(address_); }
+  Registered(uint64_t address, uint64_t bytes) : address_(address) { registry().add(address, bytes); }
+  ~Registered() override { registry().remove(address_); }
   [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
 
  private:
-  Registry& registry_;
   const uint64_t address_;
 };
 
@@ -517,6 +640,7 @@ class FakeDevice final : public Device {
     result.address = vma.begin;
     result.bytes = vma.end - vma.begin;
     result.id = vma.memfd ? vma.inode : vma.begin;
+    result.made = faults().made(address);
     result.sharing = vma.memfd ? Sharing::kDescriptor : Sharing::kHandle;
     return result;
   }
@@ -551,16 +675,12 @@ class FakeDevice final : public Device {
     return std::make_unique<AsItLies>(first.address);
   }
 
-  void reach(uint32_t gpu, uint32_t other) override {
-    if (gpu != other && faults().separated())
-      fail(Status::kUnsupported, "fake GPU: no path between GPUs {} and {}", gpu, other);
-  }
   [[nodiscard]] bool may_reach(uint32_t, const Uuid&) const noexcept override {
     return !faults().separated();
   }
   std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override {
     if (faults().pinned_for_reading(address)) return std::make_unique<PinnedAlready>(Use::kRead);
-    const uint64_t end = registry_.end_at(address);
+    const uint64_t end = registry().end_at(address);
     if (end == 0) return nullptr;
     if (end < address + bytes) fail(Status::kUnsupported, "fake GPU: only a part is pinned");
     return std::make_unique<PinnedAlready>(Use::kWrite);
@@ -570,9 +690,20 @@ class FakeDevice final : public Device {
       faults().pins.pass();
       if (faults().pins_refused()) fail(Status::kIo, "fake GPU: pinning host memory: refused");
     }
-    return std::make_unique<Registered>(registry_, address, bytes);
+    return std::make_unique<Registered>(address, bytes);
   }
-  std::unique_ptr<Lane> make_lane(uint32_t, bool) override { return std::make_unique<FakeLane>(); }
+  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
+    return std::make_unique<FakeLane>(gpu, after_default ? 0 : reserve(gpu, wish).sms);
+  }
+  // Of four, each an application's or ours.
+  [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
+    if (!wish.any()) return {0, "not asked for"};
+    const uint32_t all = gpus_[gpu].multiprocessors;
+    if (wish.sms + wish.application_sms >= all)
+      return {0, fmt::format("fake GPU: {} of {} multiprocessors leave none", wish.sms + wish.application_sms,
+                             all)};
+    return {wish.sms != 0 ? wish.sms : all - wish.application_sms, {}};
+  }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
     FakeStream& theirs = stream_of(stream);
     if (stream != nullptr && theirs.gpu() != gpu) return StreamState::kForeign;
@@ -593,10 +724,27 @@ class FakeDevice final : public Device {
     return fmt::format("FAKE_ERROR ({})", code);
   }
 
+ protected:
+  void enable_peer(uint32_t gpu, uint32_t other) override {
+    check_path(gpu, other);
+    faults().enable_peer(gpu, other);
+  }
+  [[nodiscard]] std::optional<Use> access(uint32_t gpu, const Allocation& allocation) const override {
+    return faults().access(gpu, allocation.address);
+  }
+  void grant(uint32_t gpu, const Allocation& allocation) override {
+    check_path(gpu, allocation.gpu);
+    faults().allow(gpu, allocation.address);
+  }
+
  private:
+  static void check_path(uint32_t gpu, uint32_t other) {
+    if (gpu != other && faults().separated())
+      fail(Status::kUnsupported, "fake GPU: no path between GPUs {} and {}", gpu, other);
+  }
+
   std::vector<Gpu> gpus_;
   std::mutex gates_mutex_;
-  Registry registry_;
   std::deque<FakeGate> gates_;
 };
 

@@ -9,7 +9,10 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "transports/cuda/device.h"
@@ -39,6 +42,9 @@ class Faults {
   // The next launches or copies are refused with this code.
   void refuse_launches(uint32_t count, Code code);
   Code take_refusal();
+  // The next copies behind gates are refused with this code, after the gate was launched.
+  void refuse_behind_gates(uint32_t count, Code code);
+  Code take_refusal_behind_gate();
   // The next launches moves nothing and breaks its lane with this code.
   void break_next(Code code);
   Code take_break();
@@ -47,6 +53,17 @@ class Faults {
   void place(uint64_t address, uint64_t bytes, uint32_t gpu);
   [[nodiscard]] bool forgotten(uint64_t address);
   [[nodiscard]] uint32_t gpu_of(uint64_t address);
+  // Memory from here on for `bytes` was made so: other GPUs reach it only as that allows.
+  void make(uint64_t address, uint64_t bytes, Made made, std::optional<Use> everyones);
+  [[nodiscard]] Made made(uint64_t address);
+  [[nodiscard]] std::optional<Use> access(uint32_t gpu, uint64_t address);
+  void allow(uint32_t gpu, uint64_t address);
+  void enable_peer(uint32_t gpu, uint32_t other);
+  // A GPU that touches this breaks.
+  [[nodiscard]] bool may_touch(uint32_t gpu, uint64_t address);
+  // What was gathered on GPUs, to be sent on by the copy engine.
+  void note_gathered(uint64_t bytes);
+  [[nodiscard]] uint64_t gathered();
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
   void fill(bool full);            // there is no room to map anything
@@ -64,13 +81,27 @@ class Faults {
     uint64_t end;
     uint32_t gpu;
   };
+  struct MadeRange {
+    uint64_t begin;
+    uint64_t end;
+    Made made;
+    std::optional<Use> everyones;  // of GPUs that it is not on
+    std::set<uint32_t> allowed;
+  };
   static bool in_one_of(const std::vector<Range>& ranges, uint64_t address);
+  MadeRange* find_made(uint64_t address);
+  [[nodiscard]] uint32_t gpu_at(uint64_t address) const;
   std::mutex mutex_;
+  std::vector<MadeRange> made_;
+  uint64_t gathered_ = 0;
+  std::set<std::pair<uint32_t, uint32_t>> peers_;
   bool separated_ = false;
   bool full_ = false;
   bool pins_refused_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
+  uint32_t refusals_behind_gates_ = 0;
+  Code refusal_behind_gates_ = 0;
   Code break_ = 0;
   std::vector<Range> forgotten_;
   std::vector<Range> placed_;

@@ -57,9 +57,37 @@ TEST_F(PinnedRangesTest, WhatWasPinnedForReadingIsNotHandedOutForWriting) {
 
 TEST_F(PinnedRangesTest, ARangeThatOverlapsAnotherIsRefused) {
   const auto held = take(kAddress, kBytes);
-  EXPECT_NE(refusal(kAddress, kBytes + 4096).find("a part of"), std::string::npos);
   EXPECT_NE(refusal(kAddress - 4096, kBytes).find("a part of"), std::string::npos);
+  EXPECT_NE(refusal(kAddress + 4096, kBytes).find("a part of"), std::string::npos);
+  EXPECT_EQ(refusal(kAddress, kBytes + 4096), "none");
   EXPECT_EQ(refusal(kAddress + kBytes, kBytes), "none");
+}
+
+TEST_F(PinnedRangesTest, NeighboursHoldThePageTheyShareAndNothingElseOfEachOther) {
+  const uint64_t border = kAddress + kBytes + 100;
+  auto low = take(kAddress + 7, border - kAddress - 7);
+  auto high = take(border, kBytes);
+  EXPECT_EQ(low->end_of(kAddress + 7), kAddress + 4096);
+  EXPECT_EQ(low->end_of(kAddress + 4096), kAddress + kBytes);
+  EXPECT_EQ(low->end_of(border - 1), kAddress + kBytes + 4096);
+  const auto is_pinned = [&](uint64_t address) { return device_.find_pinned(address, 1) != nullptr; };
+  low.reset();
+  EXPECT_FALSE(pinned());
+  EXPECT_FALSE(is_pinned(border - 4096)) << "the rest of the lower one may be given back";
+  EXPECT_TRUE(is_pinned(border));
+  low = take(kAddress + 7, border - kAddress - 7);
+  high.reset();
+  EXPECT_TRUE(is_pinned(border));
+  EXPECT_FALSE(is_pinned(border + 4096));
+  low.reset();
+  EXPECT_FALSE(is_pinned(border));
+}
+
+TEST_F(PinnedRangesTest, WhatAnyPageOfIsBeingPinnedIsNotFoundYet) {
+  const auto low = take(kAddress, 100);
+  EXPECT_EQ(find(kAddress + 200, kBytes), nullptr);
+  const auto high = take(kAddress + 200, kBytes);
+  EXPECT_NE(find(kAddress + 200, kBytes), nullptr);
 }
 
 TEST_F(PinnedRangesTest, WhatTheApplicationPinnedIsUsedAndNotLetGo) {

@@ -18,13 +18,13 @@ class FakeBackend : public towline::cuda::Backend {
 }  // namespace
 
 extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
-  static const towline_plugin_v1_t plugin = towline::plugin::describe<FakeBackend>(
-      towline::cuda::kDescription, [](char*, size_t) -> int32_t { return TOWLINE_OK; });
+  static const towline_plugin_v1_t plugin =
+      towline::cuda::describe_plugin<FakeBackend>([](char*, size_t) -> int32_t { return TOWLINE_OK; });
   return &plugin;
 }
 
 // False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
-// "pinning": none waits to be let go.
+// "pinning": none waits to be let go; "gathered": less than so much was.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
@@ -34,16 +34,28 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     return faults.launches.waited_for();
   else if (is("refuse"))
     faults.refuse_launches(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
+  else if (is("refuse behind gates"))
+    faults.refuse_behind_gates(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
   else if (is("break"))
     faults.break_next(static_cast<towline::cuda::Code>(a));
   else if (is("forget"))
     faults.forget(a, b);
   else if (is("place"))
     faults.place(a, b, static_cast<uint32_t>(c));
+  else if (is("make plain"))
+    faults.make(a, b, towline::cuda::Made::kPlain, std::nullopt);
+  else if (is("make mapped"))
+    faults.make(a, b, towline::cuda::Made::kMapped, std::nullopt);
+  else if (is("make pool"))
+    faults.make(a, b, towline::cuda::Made::kPool, std::nullopt);
+  else if (is("make readable"))
+    faults.make(a, b, towline::cuda::Made::kMapped, towline::cuda::Use::kRead);
   else if (is("full"))
     faults.fill(a != 0);
   else if (is("hold lists"))
     faults.lists.hold(a != 0);
+  else if (is("gathered"))
+    return faults.gathered() >= a;
   else if (is("pinned"))
     return towline::cuda::fake::fake_device().find_pinned(a, 1) != nullptr;
   else if (is("pinning"))

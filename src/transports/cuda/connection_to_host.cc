@@ -1,0 +1,112 @@
+// Copies by the copy engine, and which way large copies to host memory take.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "transports/cuda/backend.h"
+#include "transports/cuda/connection.h"
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr uint32_t kGatherBlocks = 4;
+constexpr size_t kMostCuts = 8;  // two on each side, unless regions were pinned in yet more pieces
+
+}  // namespace
+
+// How copies to the host go there now, and how fast either way was.
+std::string Connection::describe_lane(std::pair<uint32_t, uint32_t> which, const OneLane& lane) const {
+  const Settings& settings = backend_.settings();
+  HostWay way = lane.choice.better();
+  if (settings.beside == Beside::kCopy) way = HostWay::kDirect;
+  if (settings.beside == Beside::kModel) way = HostWay::kGathered;
+  std::string why;
+  if (settings.reserve.any() && lane.lane->reserved_sms() == 0)
+    why = settings.after_default_stream ? "ordered with the default stream"
+                                        : backend_.device().reserve(which.first, settings.reserve).why_not;
+  return fmt::format(
+      R"({{"by": "{} {}", "reserved_sms": {}, "none_reserved": {}, "beside": "{}", "large_to_host": "{}", )"
+      R"("gathered_gb_per_s": {:.1f}, "direct_gb_per_s": {:.1f}}})",
+      which.second == TOWLINE_READ ? "pull by" : "push by",
+      uuid_text(backend_.device().gpus()[which.first].uuid), lane.lane->reserved_sms(),
+      nlohmann::json(why).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+      beside_name(settings.beside), way == HostWay::kGathered ? "gathered" : "direct",
+      lane.choice.gb_per_s(HostWay::kGathered), lane.choice.gb_per_s(HostWay::kDirect));
+}
+
+void Connection::make_gathered(Prepared& prepared, const Ways& ways) {
+  try {
+    prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.lane, prepared.pinned);
+  } catch (const core::Error& error) {
+    if (!std::exchange(told_of_staging_, true))
+      host().log(1, "copies to the host go by the kernel, which may slow a model down: " + error.message());
+  }
+}
+
+void Connection::find_cuts(Prepared& prepared) {
+  for (const uint64_t side : {prepared.work->to(), prepared.work->from()}) {
+    for (const auto& pinned : prepared.pinned) {
+      const uint64_t begin = side - pinned->delta();
+      const uint64_t end = begin + prepared.plan->bytes;
+      for (uint64_t cut = pinned->end_of(begin); cut < end; cut = pinned->end_of(cut))
+        prepared.cuts.push_back(cut - begin);
+    }
+  }
+  std::sort(prepared.cuts.begin(), prepared.cuts.end());
+  if (prepared.cuts.size() > kMostCuts) prepared.copy_engine = false;
+}
+
+Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexcept {
+  std::array<Lane::Range, kMostCuts + 1> ranges;
+  size_t count = 0;
+  uint64_t at = job.begin;
+  const auto add = [&](uint64_t end) {
+    ranges[count++] = {prepared.work->to() + at, prepared.work->from() + at, end - at};
+    at = end;
+  };
+  for (const uint64_t cut : prepared.cuts)
+    if (cut > at && cut < job.end) add(cut);
+  add(job.end);
+  return job.lane->copy({ranges.data(), count}, job.slot, job.value);
+}
+
+// Parts of a large copy go the same way, one that is tried out as well.
+void Connection::choose_way(const Prepared& prepared, OneLane& lane, Job& job) noexcept {
+  const Settings& settings = backend_.settings();
+  const bool given = settings.beside == Beside::kModel || prepared.lane->reserved_sms() != 0;
+  const uint64_t bytes = job.end - job.begin;
+  if (prepared.gathered == nullptr || bytes < (given ? ToHost::kLeastBytes : ToHost::kWorthTrying)) return;
+  job.way = given ? HostWay::kGathered : lane.choice.next();
+  job.timed = lane.free_slots.size() == Lane::kSlots;
+  job.began_ns = host().now_ns();
+  if (job.way == HostWay::kGathered) job.gathered = prepared.gathered.get();
+  job.paced = job.way == HostWay::kDirect;
+}
+
+// Queues what there is room for. Called off, or refused, the rest is left out.
+void Connection::feed(Job& job) noexcept {
+  Lane& lane = *job.lane;
+  while (job.status == Status::kOk && job.next < job.end && lane.relays_under_way() < ToHost::kChunksAhead) {
+    const uint64_t before = job.next;
+    const Code code = job.gathered->relay(lane, kGatherBlocks, job.next, job.end);
+    if (code == 0) continue;
+    job.next = before;
+    job.status = Status::kIo;
+    job.code = code;
+  }
+  if (job.status == Status::kOk && job.next < job.end) return;
+  job.queued = lane.mark(job.slot, job.value) == 0;
+}
+
+void Connection::note_time(const Job& job, uint64_t now_ns) noexcept {
+  for (auto& [which, lane] : lanes_)
+    if (lane.lane.get() == job.lane && now_ns > job.began_ns)
+      lane.choice.ended(job.way, job.end - job.begin, now_ns - job.began_ns);
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,45 @@
+#include "transports/cuda/info.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "transports/cuda/backend.h"
+
+namespace towline::cuda {
+
+namespace {
+
+// No context is made on a GPU by asking.
+Reserve reserve_of(Backend& backend, uint32_t gpu) {
+  const Settings& settings = backend.settings();
+  if (settings.after_default_stream)
+    return {0, "copies are ordered with the default stream (cuda.after_default_stream)"};
+  if (!backend.device().in_use(gpu)) return {0, "this process does not use the GPU yet"};
+  return backend.device().reserve(gpu, settings.reserve);
+}
+
+}  // namespace
+
+std::string describe_backend(Backend& backend) {
+  const Settings& settings = backend.settings();
+  nlohmann::json result = {{"beside", beside_name(settings.beside)}, {"gpus", nlohmann::json::array()}};
+  if (settings.reserve.any()) {
+    try {
+      backend.device().start();
+    } catch (const core::Error& error) {
+      result["none_reserved"] = error.message();
+    }
+    const std::vector<Gpu>& gpus = backend.device().gpus();
+    for (uint32_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      const Reserve reserve = reserve_of(backend, gpu);
+      nlohmann::json entry = {{"gpu", uuid_text(gpus[gpu].uuid)}, {"reserved_sms", reserve.sms}};
+      if (reserve.sms == 0) entry["none_reserved"] = reserve.why_not;
+      result["gpus"].push_back(std::move(entry));
+    }
+  } else {
+    result["none_reserved"] = "not asked for (cuda.reserved_sms, cuda.application_sms)";
+  }
+  return result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace towline::cuda

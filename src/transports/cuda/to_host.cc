@@ -1,0 +1,95 @@
+#include "transports/cuda/to_host.h"
+
+#include <algorithm>
+#include <array>
+#include <towline/plugin/cursor.hpp>
+
+namespace towline::cuda {
+
+namespace {
+
+constexpr size_t kWindow = 256;
+constexpr size_t kMostRanges = 64;  // of a chunk
+
+Ways gathered(Ways ways) noexcept {
+  ways.gathered = true;
+  return ways;
+}
+
+}  // namespace
+
+ToHost::ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs)
+    : chunk_(std::clamp(plan.bytes / 4 / kLeastChunk * kLeastChunk, kLeastChunk, Lane::kStagingBytes)),
+      gather_(plan, gathered(ways), std::move(lane)),
+      runs_(std::move(runs)) {}
+
+std::unique_ptr<ToHost> ToHost::make(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane,
+                                     std::span<const std::shared_ptr<const Pinned>> pinned) {
+  if (plan.bytes < kLeastBytes) return nullptr;
+  std::vector<Run> runs = runs_of(plan, ways);
+  if (runs.empty()) return nullptr;
+  for (const auto& host : pinned) cut(runs, *host);
+  lane->make_staging();
+  return std::unique_ptr<ToHost>(new ToHost(plan, ways, std::move(lane), std::move(runs)));
+}
+
+// Empty: they are too short.
+std::vector<ToHost::Run> ToHost::runs_of(const towline_plan& plan, const Ways& ways) {
+  const size_t most = plan.bytes / kLeastMeanRun;
+  std::vector<Run> runs;
+  uint64_t position = 0;
+  towline_segment segments[kWindow];
+  plugin::Cursor cursor{plan};
+  while (const size_t count = cursor.next(segments, kWindow, plan.bytes)) {
+    for (size_t i = 0; i < count; ++i) {
+      const towline_segment& segment = segments[i];
+      const uint64_t to = ways.read ? segment.local + ways.local[segment.local_region]
+                                    : segment.remote + ways.remote[segment.remote_region];
+      if (!runs.empty() && runs.back().to + runs.back().bytes == to)
+        runs.back().bytes += segment.length;
+      else
+        runs.push_back({position, to, segment.length});
+      position += segment.length;
+    }
+    if (runs.size() > most) return {};
+  }
+  return runs;
+}
+
+// Where two pieces of pinned memory meet, which no range may cross.
+void ToHost::cut(std::vector<Run>& runs, const Pinned& pinned) {
+  std::vector<Run> parts;
+  for (Run run : runs) {
+    for (;;) {
+      const uint64_t end = pinned.end_of(run.to - pinned.delta());
+      const uint64_t left = end == UINT64_MAX ? run.bytes : end + pinned.delta() - run.to;
+      if (left >= run.bytes) break;
+      parts.push_back({run.position, run.to, left});
+      run = {run.position + left, run.to + left, run.bytes - left};
+    }
+    parts.push_back(run);
+  }
+  runs.swap(parts);
+}
+
+Code ToHost::relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept {
+  const uint64_t limit = std::min(end, next + chunk_);
+  auto run = std::upper_bound(runs_.begin(), runs_.end(), next,
+                              [](uint64_t at, const Run& one) { return at < one.position; });
+  --run;
+  std::array<Lane::Range, kMostRanges> ranges;
+  size_t count = 0;
+  uint64_t at = next;
+  for (; at < limit && count < kMostRanges; ++run) {
+    const uint64_t skip = at - run->position;
+    const uint64_t bytes = std::min(run->bytes - skip, limit - at);
+    ranges[count++] = {run->to + skip, at - next, bytes};
+    at += bytes;
+  }
+  const CopyJob job = gather_.job(next, at);
+  const Code code = lane.relay(job, useful_blocks(job, blocks), {ranges.data(), count});
+  next = at;
+  return code;
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,55 @@
+// GPU memory to host memory in two steps: a few thread blocks gather pieces without gaps in staging memory on the
+// GPU, and the copy engine sends them on. A kernel that stores to host memory at the link's rate stalls everybody
+// else's memory traffic, a product's too; the copy engine disturbs nobody (docs/gpu.md). It wants few and long
+// ranges: so this is for lists whose host side lies in runs of kLeastMeanRun bytes and more on average.
+#pragma once
+
+#include <towline/plugin/plan.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transports/cuda/device.h"
+#include "transports/cuda/work_list.h"
+
+namespace towline::cuda {
+
+class ToHost {
+ public:
+  static constexpr uint64_t kLeastMeanRun = 256 << 10;
+  // Of a transfer: fewer end sooner by the kernel alone. Where the ways are tried: from where on it does not matter.
+  static constexpr uint64_t kLeastBytes = 4 << 20;
+  static constexpr uint64_t kWorthTrying = 16 << 20;
+  // How many chunks are queued at the GPU at most: a stream holds only so many, and what is not queued can be
+  // called off.
+  static constexpr uint64_t kChunksAhead = 16;
+
+  // Null: the host side lies scattered. Throws Error: there is no memory for it on the GPU. The plan must outlive
+  // it. `pinned`: the host memory.
+  static std::unique_ptr<ToHost> make(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane,
+                                      std::span<const std::shared_ptr<const Pinned>> pinned);
+
+  // Queues the next chunk of [next, end) and moves `next` on.
+  Code relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept;
+
+ private:
+  struct Run {
+    uint64_t position = 0;  // in the plan
+    uint64_t to = 0;
+    uint64_t bytes = 0;
+  };
+  ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs);
+  static std::vector<Run> runs_of(const towline_plan& plan, const Ways& ways);
+  static void cut(std::vector<Run>& runs, const Pinned& pinned);
+
+  // So that the first is sent soon, and each takes far longer than to hand it on.
+  static constexpr uint64_t kLeastChunk = 1 << 20;
+
+  const uint64_t chunk_;
+  const WorkList gather_;
+  const std::vector<Run> runs_;
+};
+
+}  // namespace towline::cuda
