@@ -26,6 +26,8 @@ namespace {
 
 constexpr uint32_t kMostWorkers = 8;
 constexpr std::size_t kCompletionCapacity = 1 << 16;
+constexpr uint64_t kUnsolicitedPeers = 1024;
+constexpr uint64_t kUnsolicitedBytes = 8 << 20;
 constexpr uint64_t kAgentCloseNs = 5 * kSecondNs;
 constexpr uint64_t kGoodbyeNs = 500 * kMillisecondNs;
 constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
@@ -74,8 +76,11 @@ Agent::Agent(AgentOptions options)
       incarnation_(Id::random()),
       incarnation_text_(incarnation_.to_hex()),
       fork_generation_(fork_generation()),
+      peers_({options_.config.get_u64("peer.unsolicited", kUnsolicitedPeers, 1, UINT32_MAX),
+              options_.config.get_bytes("peer.unsolicited_bytes", kUnsolicitedBytes)}),
       completions_(kCompletionCapacity) {
   count_forks();
+  options_.config.set("listen", options_.listen);  // backends read it there
   const Config& config = options_.config;
   tuning_ = {config.get_duration_ns("progress.spin", 50 * kMicrosecondNs),
              config.get_duration_ns("peer.heartbeat", kSecondNs),
@@ -128,7 +133,8 @@ void Agent::open() {
 // Everybody who reads settings has read them, but for what this agent does not use, or was told by its
 // options.
 void Agent::warn_of_unknown_settings() {
-  options_.config.declare({"listen", "listen.port_range", "advertise", "workers", "backends"});
+  options_.config.declare(
+      {"listen", "listen.port_range", "listen.any_user", "advertise", "workers", "backends"});
   options_.config.declare({"collectives.*", "etcd.*", "telemetry.*", "storage.*"});
   for (const std::string& name : backends_->names_not_open()) options_.config.declare({name + ".*"});
   for (const BundledBackend& bundled : bundled_backends())
@@ -157,7 +163,7 @@ void Agent::close() noexcept {
     (void)metadata_service_.release();
     (void)backends_.release();
     for (auto& worker : workers_) (void)worker.release();
-    for (auto& peer : peers_) (void)peer.release();
+    peers_.abandon();
     (void)staging_.release();
     (void)regions_.release();
     (void)metrics_.release();
@@ -208,10 +214,9 @@ bool Agent::is_reached() {
     const Worker::Guard guard(*worker);
     for (const Link* link : worker->links()) {
       const Backend& backend = link->backend();
-      const bool checked =
-          backend.has_trait(TOWLINE_TRAIT_OWNER_CHECKED) && !backend.has_trait(TOWLINE_TRAIT_ONE_SIDED);
+      const bool checked = backend.checks_every_access();
       const bool own = link->peer().incarnation() == incarnation_;
-      if (link->up() && !checked && !own && link->peer().identity().caller_driven == 0) return true;
+      if (link->talks() && !checked && !own && link->peer().identity().caller_driven == 0) return true;
     }
   }
   return false;
@@ -228,7 +233,7 @@ void Agent::release_transfers() noexcept {
   for_each_transfer([](Transfer& transfer) {
     for (uint32_t i = 0; i < transfer.part_count(); ++i) {
       Worker::Guard guard(*transfer.parts()[i].worker);
-      (void)transfer.try_release(transfer.parts()[i]);
+      transfer.release_at_last(transfer.parts()[i]);
     }
   });
 }
@@ -240,6 +245,13 @@ uint64_t Agent::deadline_after(uint64_t timeout_ns) const noexcept {
 void Agent::expire_listener(uint64_t now_ns) noexcept {
   if (metadata_service_ != nullptr && now_ns >= metadata_service_->next_deadline_ns())
     metadata_service_->expire(now_ns);
+}
+
+void Agent::refused_stranger(const std::string& at, uint32_t worker, Status why) noexcept {
+  try {
+    metrics_->series("strangers", at, Direction::kRx)->add_error(worker, why);
+  } catch (const std::bad_alloc&) {  // then it goes uncounted
+  }
 }
 
 // ---- progress
@@ -402,6 +414,7 @@ NoticeNode* Agent::receive_notice() noexcept {
 
 void Agent::give_back_notice(NoticeNode* node) noexcept {
   node->link->consumed(node->link_generation, node->bytes);
+  node->peer->let_go();
   workers_[node->worker]->notices().give(node);
 }
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
 #include "agent/peer.h"
+#include "agent/peer_table.h"
 #include "agent/staging_pool.h"
 #include "agent/worker.h"
 #include "base/clock.h"
@@ -43,11 +45,15 @@ class Link;
 class MetadataService;
 class Transfer;
 
+inline constexpr const char* kDefaultListen = "127.0.0.1:0";
+
 struct AgentOptions {
   std::string name;
   bool hosted = true;
   uint32_t workers = 1;
-  std::string listen = "*:0";  // "none": no listener
+  // Every port of the agent is at these addresses: of the metadata listener, and by default of backends. "none":
+  // it opens no port.
+  std::string listen = kDefaultListen;
   std::string advertise;
   std::vector<std::string> backends;  // empty: all
   Config config;
@@ -65,6 +71,9 @@ struct AgentTuning {
   uint64_t connect_timeout_ns;  // connection.timeout
   uint64_t connect_wait_ns;     // connection.wait: how long making a transfer waits for one that is coming up
 };
+
+// Whether an agent is still about.
+enum class Standing : uint8_t { kThere, kUnknown, kGone };
 
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
@@ -128,11 +137,20 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // The blob of these regions, or of all when null. The second: under worker 0's lock already.
   [[nodiscard]] std::vector<uint8_t> metadata(const std::vector<uint64_t>* keys);
   [[nodiscard]] std::vector<uint8_t> metadata_locked(const std::vector<uint64_t>* keys);
-  Peer& add_peer(std::span<const uint8_t> blob);
+  // The application brings a peer's metadata. One of its name that is not there any more is ended by that,
+  // which may mean to ask where that one listened: not with may_ask false.
+  Peer& add_peer(std::span<const uint8_t> blob, bool may_ask = true);
   Peer& connect_peer(const std::string& address, uint64_t timeout_ns);
   void refresh_peer(Peer& peer, uint64_t timeout_ns);
-  [[nodiscard]] Peer* find_peer(const std::string& name) noexcept;
-  void remove_peer(Peer& peer) noexcept;
+  // A stranger brings it.
+  void offer_peer(std::span<const uint8_t> blob);
+  // By name, or by incarnation as text. Of none where there is none; throws Error(kAlreadyExists) when
+  // several that are there bear the name.
+  [[nodiscard]] PeerHold find_peer(const std::string& name);
+  [[nodiscard]] PeerHold find_peer(const Id& incarnation);
+  void remove_peer(Peer& peer);
+  // The most that strangers' metadata may take, together.
+  [[nodiscard]] uint64_t most_unsolicited_bytes() const noexcept { return peers_.limits().bytes; }
   // kAgain without credit or room. The first message to a peer connects; throws Error when that fails.
   [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
@@ -149,6 +167,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   }
   // Of what each keeps of its route and its captures, which is seldom looked at: one for all of them, a leaf.
   [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
+  // For a post that takes several submits.
+  [[nodiscard]] uint64_t next_post_number() noexcept {
+    return last_post_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   // Reserved at post, filled at the end, pulled by the application.
   [[nodiscard]] bool reserve_completion() noexcept;
   void release_completion() noexcept { completions_reserved_.fetch_sub(1, std::memory_order_relaxed); }
@@ -170,12 +192,18 @@ class Agent : public std::enable_shared_from_this<Agent> {
   Status accepted(Backend& backend, uint32_t worker, towline_connection* connection,
                   const towline_identity& identity, void** link) noexcept;
   void expire_listener(uint64_t now_ns) noexcept;
+  // A stranger's connection was turned away, by a backend or by the metadata listener; counted under the peer
+  // "strangers".
+  void refused_stranger(const std::string& at, uint32_t worker, Status why) noexcept;
   void warn_of_unknown_settings();
   // A peer asked us to let go of one of its regions.
   void revoke_remote(Peer& peer, uint64_t key) noexcept;
   [[nodiscard]] bool has_revoked_regions() const noexcept {
     return revoked_count_.load(std::memory_order_acquire) != 0;
   }
+  // A peer of that incarnation gave the connection of that number up: its link closes soon, and the connection must not
+  // come up either. False: no link has it any more.
+  [[nodiscard]] bool end_connection(Id incarnation, uint64_t id) noexcept;
   // Whether any link still imports a region that its peer revoked; forgets it when not.
   [[nodiscard]] bool revoked_region_in_use(const Peer& peer, uint64_t key) noexcept;
 
@@ -189,7 +217,16 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;
   [[nodiscard]] bool has_activity() const noexcept;
   void settle_event_fd() noexcept;
-  Peer& learn(const metadata::PeerMetadata& metadata);
+  Peer& learn(const metadata::PeerMetadata& metadata, bool may_ask);
+  // The unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).
+  PeerHold meet(const metadata::PeerSummary& told, std::span<const uint8_t> blob);
+  [[nodiscard]] PeerHold meet_by_hello(const Backend& backend, const metadata::PeerSummary& told);
+  // The application brings a new agent: those of its name that are not there any more end.
+  void end_replaced(const metadata::PeerIdentity& by, bool may_ask);
+  void end_dead_namesakes_locked(const std::string& name);
+  void end_peer_locked(Peer& peer, Status why);
+  [[nodiscard]] Standing standing_locked(const Peer& peer, const HostIdentity* successor) const;
+  [[nodiscard]] Peer* find_locked(const Id& incarnation) const noexcept;
   void gate_transfers_locked(const Peer& peer, Status why) noexcept;
   // An established connection for messages; connects when there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
@@ -226,15 +263,14 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::unique_ptr<StagingPool> staging_;
 
   std::mutex control_mutex_;
-  std::vector<std::unique_ptr<Peer>> peers_;           // all there ever were
-  std::map<std::string, Peer*, std::less<>> by_name_;  // the present incarnation of each
-  std::map<Id, Peer*> by_incarnation_;
+  PeerTable peers_;
   IntrusiveList<Transfer> transfers_;
   std::mutex transfer_details_mutex_;
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer
   std::atomic<uint64_t> last_device_{0};  // given to storage
+  std::atomic<uint64_t> last_post_{0};
 
   Inbox inbox_;
   CounterTable counters_;

@@ -58,6 +58,14 @@ json describe_backend(const Backend& backend) {
   return entry;
 }
 
+// Under worker 0's lock.
+json ask_backend(const Backend& backend) {
+  if (backend.info == nullptr || !backend.open()) return nullptr;
+  char text[4096] = "";
+  if (backend.info->describe(backend.handle, text, sizeof text) != TOWLINE_OK) return nullptr;
+  return json::parse(text, nullptr, false);
+}
+
 json describe_topology() {
   const HostTopology topology = read_host_topology();
   json nodes = json::array();
@@ -107,7 +115,12 @@ std::string Agent::info() {
                  {"peers", json::array()},
                  {"staging", describe_staging(staging_->use(), staging_->settings())},
                  {"topology", describe_topology()}};
-  for (const auto& backend : backends_->backends()) result["backends"].push_back(describe_backend(*backend));
+  for (const auto& backend : backends_->backends()) {
+    json entry = describe_backend(*backend);
+    const Worker::Guard guard(*workers_[0]);
+    if (json details = ask_backend(*backend); details.is_object()) entry["details"] = std::move(details);
+    result["backends"].push_back(std::move(entry));
+  }
   for (const auto& region : regions_->published()) {
     result["regions"].push_back({{"key", region->ref.key},
                                  {"kind", kind_name(region->ref.kind)},
@@ -118,12 +131,12 @@ std::string Agent::info() {
                                  {"flags", region->ref.flags},
                                  {"shared", region->shared.file != nullptr}});
   }
-  std::vector<Peer*> peers;
+  std::vector<PeerHold> peers;
   {
     std::lock_guard lock(control_mutex_);
-    for (const auto& [peer_name, peer] : by_name_) peers.push_back(peer);
+    for (Peer* peer : peers_.all()) peers.emplace_back(peer);
   }
-  for (const Peer* peer : peers) {
+  for (const PeerHold& peer : peers) {
     json links = json::array();
     for (const Link* link : peer->links()) {
       if (link->up())
@@ -132,7 +145,8 @@ std::string Agent::info() {
     result["peers"].push_back({{"name", peer->name()},
                                {"incarnation", peer->incarnation_text()},
                                {"health", health_name(peer->health())},
-                               {"regions", peer->regions().size()},
+                               {"asked_for", !peer->unsolicited()},
+                               {"regions", peer->region_count()},
                                {"connections", links}});
   }
   return dump(result);

@@ -12,35 +12,51 @@
 
 namespace towline {
 
-Peer& Agent::learn(const metadata::PeerMetadata& metadata) {
+Peer& Agent::learn(const metadata::PeerMetadata& metadata, bool may_ask) {
+  end_replaced(metadata.identity, may_ask);
   std::lock_guard lock(control_mutex_);
-  if (const auto known = by_incarnation_.find(metadata.identity.incarnation);
-      known != by_incarnation_.end()) {
-    known->second->merge(metadata);
-    return *known->second;
+  Peer* peer = peers_.asked_for(metadata.identity.incarnation);
+  if (peer == nullptr)
+    peer = &peers_.add(std::make_unique<Peer>(*this, metadata.identity, Peer::Origin::kAskedFor));
+  peer->merge(metadata);
+  peer->set_met_ns(now_ns());
+  return *peer;
+}
+
+PeerHold Agent::meet(const metadata::PeerSummary& told, std::span<const uint8_t> blob) {
+  const metadata::PeerIdentity& identity = told.metadata.identity;
+  PeerTable::Peers gone;  // freed without the lock
+  std::lock_guard lock(control_mutex_);
+  Peer* peer = peers_.unsolicited(identity.incarnation);
+  const bool grows = peer == nullptr || !blob.empty();
+  const uint64_t bytes = peer == nullptr ? Peer::metadata_bytes(told.regions, blob.size())
+                                         : peer->metadata_bytes_with(told, blob.size());
+  const bool room = !grows || peers_.make_room(peer, bytes, gone);
+  const size_t revoked_before = revoked_.size();
+  for (const auto& one : gone)
+    std::erase_if(revoked_, [&](const auto& entry) { return entry.first == one.get(); });
+  revoked_count_.fetch_sub(static_cast<uint32_t>(revoked_before - revoked_.size()),
+                           std::memory_order_acq_rel);
+  if (!room) {
+    fail(Status::kLimitExceeded,
+         "agent '{}' has no room for another peer that it did not ask for, with {} regions in {} bytes: they "
+         "may be {} (peer.unsolicited) and take {} bytes (peer.unsolicited_bytes)",
+         name(), told.regions, blob.size(), peers_.limits().peers, peers_.limits().bytes);
   }
-  auto made = std::make_unique<Peer>(*this, metadata);
-  Peer& peer = *made;
-  const bool ours = peer.incarnation() == incarnation_;
-  const auto old = by_name_.find(peer.name());
-  if (ours || (old != by_name_.end() && old->second->incarnation() == incarnation_)) {
-    // Another agent may bear our name: neither is the other restarted, and the name is the other's here.
-    peers_.push_back(std::move(made));
-    if (!ours || old == by_name_.end()) by_name_[peer.name()] = &peer;
-    by_incarnation_[peer.incarnation()] = &peer;
-    return peer;
+  if (peer == nullptr) {
+    end_dead_namesakes_locked(identity.name);
+    peer = &peers_.add(std::make_unique<Peer>(*this, identity, Peer::Origin::kUnsolicited));
   }
-  if (old != by_name_.end()) {
-    TOWLINE_LOG(kInfo, "peer '{}' has restarted: {} is now {}", peer.name(), old->second->incarnation_text(),
-                peer.incarnation_text());
-    by_incarnation_.erase(old->second->incarnation());
-    old->second->end(Status::kPeerRestarted);
-    gate_transfers_locked(*old->second, Status::kPeerRestarted);
-  }
-  peers_.push_back(std::move(made));
-  by_name_[peer.name()] = &peer;
-  by_incarnation_[peer.incarnation()] = &peer;
-  return peer;
+  if (!blob.empty()) peer->offer(told, blob);
+  peers_.recount(*peer);
+  peer->set_met_ns(now_ns());
+  return PeerHold(peer);
+}
+
+void Agent::offer_peer(std::span<const uint8_t> blob) {
+  const metadata::PeerSummary told = metadata::summarize(blob);
+  if (told.metadata.identity.incarnation == incarnation_) return;  // we know better who we are
+  (void)meet(told, blob);
 }
 
 void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
@@ -54,9 +70,9 @@ void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
   }
 }
 
-Peer& Agent::add_peer(std::span<const uint8_t> blob) {
+Peer& Agent::add_peer(std::span<const uint8_t> blob, bool may_ask) {
   check_usable();
-  return learn(metadata::decode(blob));
+  return learn(metadata::decode(blob), may_ask);
 }
 
 Peer& Agent::connect_peer(const std::string& address, uint64_t timeout_ns) {
@@ -78,8 +94,15 @@ void Agent::refresh_peer(Peer& peer, uint64_t timeout_ns) {
   std::string reasons;
   for (const std::string& address : addresses) {
     try {
-      Peer& found = add_peer(metadata::exchange(address, metadata(nullptr), deadline));
-      if (&found == &peer) return;
+      const metadata::PeerMetadata now =
+          metadata::decode(metadata::exchange(address, metadata(nullptr), deadline));
+      if (now.identity.incarnation == peer.incarnation()) {
+        peer.merge(now);
+        std::lock_guard lock(control_mutex_);
+        peers_.recount(peer);
+        return;
+      }
+      const Peer& found = learn(now, true);
       fail(Status::kPeerRestarted, "peer '{}' at {} is another incarnation now: {}", peer.name(), address,
            found.incarnation_text());
     } catch (const Error& error) {
@@ -90,48 +113,61 @@ void Agent::refresh_peer(Peer& peer, uint64_t timeout_ns) {
   fail(Status::kUnreachable, "refreshing the metadata of peer '{}':{}", peer.name(), reasons);
 }
 
-Peer* Agent::find_peer(const std::string& name) noexcept {
-  std::lock_guard lock(control_mutex_);
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
-}
-
-void Agent::remove_peer(Peer& peer) noexcept {
-  std::lock_guard lock(control_mutex_);
-  if (const auto found = by_name_.find(peer.name()); found != by_name_.end() && found->second == &peer)
-    by_name_.erase(found);
-  if (const auto found = by_incarnation_.find(peer.incarnation());
-      found != by_incarnation_.end() && found->second == &peer) {
-    by_incarnation_.erase(found);
+PeerHold Agent::meet_by_hello(const Backend& backend, const metadata::PeerSummary& told) {
+  const Id incarnation = told.metadata.identity.incarnation;
+  {
+    std::lock_guard lock(control_mutex_);
+    Peer* const asked_for = peers_.asked_for(incarnation);
+    if (incarnation == incarnation_ && (asked_for == nullptr || !asked_for->connects_over(backend)))
+      fail(Status::kPermissionDenied, "this agent has not connected to itself");
+    // One that can't be connected to is reached over the connection it made. Any other is not: who it is that
+    // connects is not proved.
+    if (asked_for != nullptr && !asked_for->has_address(backend.name)) return PeerHold(asked_for);
   }
-  peer.end(Status::kStale);
-  gate_transfers_locked(peer, Status::kStale);
+  return meet(told, {});
 }
 
 Status Agent::accepted(Backend& backend, uint32_t worker, towline_connection* connection,
                        const towline_identity& identity, void** link) noexcept {
   try {
     if (closed()) return Status::kClosed;
-    metadata::PeerMetadata metadata;
-    metadata.identity.name = identity.name;
-    metadata.identity.incarnation = {identity.incarnation[0], identity.incarnation[1]};
-    metadata.identity.host = {{identity.host[0], identity.host[1]},
-                              static_cast<uint32_t>(identity.pid),
-                              identity.pid_namespace,
-                              identity.network_namespace,
-                              identity.start_time};
-    metadata.identity.caller_driven = identity.caller_driven != 0;
-    metadata.identity.workers = identity.workers;
-    metadata.partial = true;
-    Peer& peer = learn(metadata);
-    Link& to = peer.link_for_incoming(backend, worker);
+    metadata::PeerSummary told;
+    metadata::PeerIdentity& who = told.metadata.identity;
+    who.name = identity.name;
+    who.incarnation = {identity.incarnation[0], identity.incarnation[1]};
+    who.host = {{identity.host[0], identity.host[1]},
+                static_cast<uint32_t>(identity.pid),
+                identity.pid_namespace,
+                identity.network_namespace,
+                identity.start_time};
+    who.caller_driven = identity.caller_driven != 0;
+    who.workers = identity.workers;
+    const PeerHold peer = meet_by_hello(backend, told);  // until its link is up
+    Link& to = peer->link_for_incoming(backend, worker);
     *link = &to;
     to.adopt(connection);
     return Status::kOk;
+  } catch (const Error& error) {
+    set_failure_text(error.what());
+    return error.code();
   } catch (const std::exception& error) {
     set_failure_text(error.what());
     return Status::kInternal;
   }
+}
+
+bool Agent::end_connection(Id incarnation, uint64_t id) noexcept {
+  std::lock_guard lock(control_mutex_);
+  bool held = false;
+  // The peer may be known twice, asked for and not; the connection may be of either.
+  peers_.visit(incarnation, [&](Peer& peer) {
+    peer.remember_ended(id);
+    Link* const link = peer.find_connection(id);
+    if (link == nullptr) return;
+    link->end_soon(id);
+    held = true;
+  });
+  return held;
 }
 
 // ---- revocation by the owner

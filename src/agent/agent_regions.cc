@@ -150,7 +150,7 @@ void Agent::ask_peers_to_let_go(const Region& region) {
     Worker::Guard guard(*worker);
     for (Link* link : std::vector<Link*>(worker->links())) {
       if (is_storage(region.ref.kind) && link->peer().incarnation() != incarnation_) continue;
-      if (link->up()) link->ask_revoke(region.ref.key);
+      if (link->talks()) link->ask_revoke(region.ref.key);
     }
   }
 }
@@ -169,13 +169,15 @@ std::string Agent::peer_holding(uint64_t key) {
 }
 
 bool Agent::release_transfers_of(uint64_t key) {
-  // Again: one may have been made while the region was retired.
-  for_each_transfer([&](Transfer& transfer) {
+  // Again: one may have been made while the region was retired. None is added before all of them have been
+  // looked at, so that none is released with its gate open.
+  std::lock_guard lock(control_mutex_);
+  transfers_.for_each([&](Transfer& transfer) {
     if (transfer.local().uses_region(key)) transfer.close_gate(static_cast<int32_t>(Status::kStale));
   });
   InUse::publish();
   bool clean = true;
-  for_each_transfer([&](Transfer& transfer) {
+  transfers_.for_each([&](Transfer& transfer) {
     if (!transfer.local().uses_region(key)) return;
     for (uint32_t i = 0; i < transfer.part_count(); ++i) {
       Part& part = transfer.parts()[i];
@@ -251,7 +253,7 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
     entry.region = region->ref;
     for (uint32_t i = 0; i < region->registrations.size(); ++i) {
       if (number[i] == UINT32_MAX || region->registrations[i].token.empty()) continue;
-      entry.tokens.push_back({number[i], region->registrations[i].token});
+      entry.tokens.add(number[i], region->registrations[i].token);
     }
     self.regions.push_back(std::move(entry));
   }

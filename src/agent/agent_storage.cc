@@ -206,7 +206,7 @@ std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& li
   }
   if (!unknown.empty()) {
     Worker::Guard guard(*workers_[0]);
-    self = &learn(describe_self(&unknown, true));
+    self = &learn(describe_self(&unknown, true), false);
     own_peer_.store(self, std::memory_order_release);
   }
   RemoteRegions regions;

@@ -26,6 +26,22 @@ const Table* query(const towline_plugin_v1_t& plugin, const char* id) {
   return table;
 }
 
+const towline_plugin_v1_t* wrapped(const Config& config, const towline_plugin_v1_t* plugin,
+                                   const std::string& faults) {
+  try {
+    return wrap_with_faults(plugin, faults);
+  } catch (const Error& error) {
+    fail(error.code(), "{}: faults = \"{}\": {}", config.source("faults"), faults, error.message());
+  }
+}
+
+// `text` is a backend's, which begins with the key of the setting.
+[[noreturn]] void fail_setting(const Config& config, const std::string& backend, const std::string& text) {
+  const std::string key = text.substr(0, text.find_first_of(" :="));
+  fail(Status::kInvalidArgument, "{}: {}",
+       config.find(key) ? config.source(key) : fmt::format("backend {}", backend), text);
+}
+
 }  // namespace
 
 const char* step_name(Backend::Step step) noexcept {
@@ -73,6 +89,17 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
       return (a->plugin ? a->plugin->cost : UINT32_MAX) < (b->plugin ? b->plugin->cost : UINT32_MAX);
     });
   }
+  try {
+    open_all(faults, services);
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+BackendHost::~BackendHost() { close(); }
+
+void BackendHost::open_all(const std::string& faults, const towline_host_v1_t& services) {
   for (uint32_t i = 0; i < backends_.size(); ++i) {
     Backend& backend = *backends_[i];
     backend.index = i;
@@ -81,12 +108,10 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
     backend.host.context = &backend;
     const bool stores = backend.plugin != nullptr && backend.has_trait(TOWLINE_TRAIT_STORAGE);
     if (!faults.empty() && backend.plugin != nullptr && !stores)
-      backend.plugin = wrap_with_faults(backend.plugin, faults);
+      backend.plugin = wrapped(agent_.config(), backend.plugin, faults);
     open(backend);
   }
 }
-
-BackendHost::~BackendHost() { close(); }
 
 void BackendHost::discover(const std::vector<std::string>& plugins) {
   for (const towline_plugin_v1_fn plugin : builtin_backends()) {
@@ -139,8 +164,11 @@ void BackendHost::load(Backend& backend, const towline_plugin_v1_t* plugin) noex
   }
 }
 
-void BackendHost::open(Backend& backend) noexcept {
+// Throws only for a setting that the backend refuses: without it the agent would silently lack the backend.
+void BackendHost::open(Backend& backend) {
   if (backend.step != Backend::Step::kLoaded) return;
+  int32_t status = TOWLINE_OK;
+  std::string text;
   try {
     backend.memory = query<towline_memory_table_v1>(*backend.plugin, "memory");
     backend.connection = query<towline_connection_table_v1>(*backend.plugin, "connection");
@@ -153,6 +181,12 @@ void BackendHost::open(Backend& backend) noexcept {
       backend.stream = query<towline_stream_table_v1>(*backend.plugin, "stream");
     if (backend.plugin->query_table("reach", 1) != nullptr)
       backend.reach = query<towline_reach_table_v1>(*backend.plugin, "reach");
+    if (backend.plugin->query_table("settle", 1) != nullptr)
+      backend.settle = query<towline_settle_table_v1>(*backend.plugin, "settle");
+    if (backend.plugin->query_table("connection_id", 1) != nullptr)
+      backend.connection_id = query<towline_connection_id_table_v1>(*backend.plugin, "connection_id");
+    if (backend.plugin->query_table("info", 1) != nullptr)
+      backend.info = query<towline_info_table_v1>(*backend.plugin, "info");
     char reason[256] = "";
     if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
       backend.reason = fmt::format("not usable here: {}", reason);
@@ -160,17 +194,19 @@ void BackendHost::open(Backend& backend) noexcept {
     }
     backend.step = Backend::Step::kUsable;
     take_failure_text();
-    const int32_t status = backend.plugin->open(&backend.host, &backend.handle);
-    if (status != TOWLINE_OK) {
-      backend.reason = fmt::format("opening it failed: {} ({})", take_failure_text(),
-                                   status_name(static_cast<Status>(status)));
-      TOWLINE_LOG(kWarning, "backend {}: {}", backend.name, backend.reason);
+    status = backend.plugin->open(&backend.host, &backend.handle);
+    if (status == TOWLINE_OK) {
+      backend.step = Backend::Step::kOpen;
       return;
     }
-    backend.step = Backend::Step::kOpen;
+    text = take_failure_text();
+    backend.reason =
+        fmt::format("opening it failed: {} ({})", text, status_name(static_cast<Status>(status)));
   } catch (const std::exception& error) {
     backend.reason = error.what();
   }
+  if (status == TOWLINE_INVALID_ARGUMENT) fail_setting(agent_.config(), backend.name, text);
+  TOWLINE_LOG(kWarning, "backend {}: {}", backend.name, backend.reason);
 }
 
 void BackendHost::close() noexcept {

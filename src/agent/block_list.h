@@ -27,7 +27,7 @@ class BlockList {
 
   [[nodiscard]] const ResolvedList& resolved() const noexcept { return *resolved_; }
   [[nodiscard]] const towline_list& view() const noexcept { return resolved_->view(); }
-  [[nodiscard]] Peer* peer() const noexcept { return peer_; }  // null: local
+  [[nodiscard]] Peer* peer() const noexcept { return peer_.get(); }  // null: local
   // A peer's: one for each of the view's regions.
   [[nodiscard]] const RemoteRegions& remote_regions() const noexcept { return remote_regions_; }
   [[nodiscard]] bool uses_region(uint64_t key) const noexcept {
@@ -52,7 +52,7 @@ class BlockList {
  private:
   const ResolvedList* resolved_;
   std::shared_ptr<const ResolvedList> held_;  // null: the derived class does
-  Peer* peer_;
+  PeerHold peer_;
   RemoteRegions remote_regions_;
   std::atomic<Status> gate_{Status::kOk};
 };

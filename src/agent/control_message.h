@@ -17,9 +17,11 @@ enum class ControlType : uint8_t {
   kCredit = 2,  // value: notice bytes consumed since the connection came up
   kPing = 3,    // value: echoed in kPong
   kPong = 4,
-  kRevoke = 5,   // value: region key; let go of it
-  kRevoked = 6,  // value: region key; nothing here reaches it any more
-  kBye = 7,      // value: 0; the sender closes in good order
+  kRevoke = 5,           // value: region key; let go of it
+  kRevoked = 6,          // value: region key; nothing here reaches it any more
+  kBye = 7,              // value: 0; the sender closes in good order
+  kEndConnection = 8,    // value: the number of one between the two that the sender gave up; end it
+  kConnectionEnded = 9,  // value: that number; nothing of it is placed or read here any more
 };
 
 inline constexpr uint8_t kControlVersion = 1;

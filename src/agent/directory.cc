@@ -58,9 +58,9 @@ void log_text(void*, int32_t level, const char* text) {
   }
 }
 
-void fail_with(void*, const char* text) { failure = text == nullptr ? "" : text; }
+void note_directory_failure(void*, const char* text) { failure = text == nullptr ? "" : text; }
 
-const char* config(void* context, const char* key, const char* fallback) {
+const char* directory_config(void* context, const char* key, const char* fallback) {
   thread_local std::string value;
   const auto found = directory_of(context).agent().config().find(key);
   if (!found) return fallback;
@@ -89,8 +89,8 @@ towline_directory_host_v1 Directory::host_table(Directory& directory) noexcept {
       sizeof(towline_directory_host_v1),
       &directory,
       log_text,
-      fail_with,
-      config,
+      note_directory_failure,
+      directory_config,
       environment,
       [](void* context, uint64_t call, int32_t status, const char* text, const towline_directory_item* items,
          size_t count) { directory_of(context).done(call, static_cast<Status>(status), text, items, count); },

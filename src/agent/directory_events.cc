@@ -51,9 +51,9 @@ Peer* Directory::take_fetched(const DirectoryCall& call, const DirectoryEntry& e
     const std::span<const uint8_t> blob(reinterpret_cast<const uint8_t*>(entry.value.data()),
                                         entry.value.size());
     // Who can write a key must not speak for another agent.
-    const std::string name = metadata::decode(blob).identity.name;
+    const std::string name = metadata::summarize(blob).metadata.identity.name;
     if (name != fetch.name) fail(Status::kMismatch, "it is the metadata of agent '{}'", name);
-    peer = &agent_->add_peer(blob);
+    peer = &agent_->add_peer(blob, false);
   } catch (const Error& error) {
     fail(error.code(), "what is published as '{}' under '{}' can't be used: {}", fetch.name, fetch.label,
          error.message());
@@ -153,8 +153,9 @@ void Directory::forget_followed(const std::string& key, uint64_t gone_at) {
     followed = std::move(found->second);
     followed_.erase(found);
   }
-  Peer* const peer = agent_->usable() == Status::kOk ? agent_->find_peer(followed.name) : nullptr;
-  if (peer == nullptr || peer->incarnation() != followed.incarnation) return;
+  if (agent_->usable() != Status::kOk) return;
+  const PeerHold peer = agent_->find_peer(followed.incarnation);
+  if (!peer) return;
   TOWLINE_LOG(kInfo, "peer '{}' is gone from the directory", followed.name);
   agent_->remove_peer(*peer);
 }

@@ -11,9 +11,9 @@
 namespace towline {
 namespace {
 
-thread_local std::string failure;
+thread_local std::string exporter_failure;
 
-void log_text(void*, int32_t level, const char* text) {
+void log_of_exporter(void*, int32_t level, const char* text) {
   if (level <= 0) {
     TOWLINE_LOG(kError, "exporter: {}", text);
   } else if (level == 1) {
@@ -23,7 +23,7 @@ void log_text(void*, int32_t level, const char* text) {
   }
 }
 
-void note_failure(void*, const char* text) { failure = text == nullptr ? "" : text; }
+void note_failure(void*, const char* text) { exporter_failure = text == nullptr ? "" : text; }
 
 void collect(void* agent, void (*take)(void* argument, const char* json, size_t bytes), void* argument) {
   std::string json = "[]";
@@ -49,13 +49,14 @@ std::string counters_json(const Agent* agent) {
 
 Exporter::Exporter(const Config& config, const Agent* agent, const std::string& address) : agent_(agent) {
   table_ = &plugin_table<towline_exporter_table_v1>(load_plugin(config, "prometheus"), "exporter");
-  const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_text, note_failure,
-                                         collect};
-  failure.clear();
+  const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_of_exporter,
+                                         note_failure, collect};
+  exporter_failure.clear();
   char bound[256] = "";
   const int32_t status = table_->open(&host, address.c_str(), bound, sizeof bound, &instance_);
   if (status != TOWLINE_OK) {
-    fail(static_cast<Status>(status), "serving counters at '{}': {}", address, std::exchange(failure, {}));
+    fail(static_cast<Status>(status), "serving counters at '{}': {}", address,
+         std::exchange(exporter_failure, {}));
   }
   address_ = bound;
 }

@@ -52,7 +52,7 @@ int32_t rewatch(void* context, uint32_t worker, int fd, uint32_t events, towline
   return agent_of(context).workers()[worker]->watch(fd, events, ready, argument, true);
 }
 void unwatch(void* context, uint32_t worker, int fd) { agent_of(context).workers()[worker]->unwatch(fd); }
-int wake_fd(void* context, uint32_t worker) { return agent_of(context).workers()[worker]->wake_fd(); }
+int wake_fd(void*, uint32_t) { return -1; }
 void wake(void* context, uint32_t worker) { agent_of(context).workers()[worker]->wake(); }
 
 void complete(void*, uint64_t cookie, const towline_part_result* result) {
@@ -93,6 +93,15 @@ void served(void*, void* peer, uint32_t direction, uint64_t bytes) {
                                       bytes);
 }
 
+void heard(void*, void* peer) { static_cast<Link*>(peer)->on_heard(); }
+
+void refused(void* context, uint32_t worker, void* peer, int32_t status) {
+  if (peer != nullptr) return static_cast<Link*>(peer)->on_refused(static_cast<Status>(status));
+  agent_of(context).refused_stranger(backend_of(context).name, worker, static_cast<Status>(status));
+}
+
+void granted(void*, void* peer, uint64_t key) { static_cast<Link*>(peer)->on_granted(key); }
+
 }  // namespace
 
 towline_host_v1_t host_services() noexcept {
@@ -115,7 +124,10 @@ towline_host_v1_t host_services() noexcept {
           connection_event,
           pin,
           unpin,
-          served};
+          served,
+          heard,
+          refused,
+          granted};
 }
 
 }  // namespace towline

@@ -18,7 +18,7 @@ class Peer;
 
 struct NoticeNode {
   NoticeNode* next = nullptr;
-  Peer* peer = nullptr;  // lives as long as the agent
+  Peer* peer = nullptr;  // held
   Link* link = nullptr;  // to credit; compared with the link's generation before use
   uint32_t link_generation = 0;
   uint32_t worker = 0;

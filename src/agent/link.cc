@@ -1,6 +1,7 @@
 #include "agent/link.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/transfer.h"
@@ -39,11 +40,13 @@ void Link::connect(uint64_t deadline_ns) {
     return;
   }
   const Agent& agent = worker_.agent();
+  accepted_ = false;
   connecting_since_ns_ = agent.now_ns();
   connect_deadline_ns_ =
       std::min(deadline_ns, Deadline::after(connecting_since_ns_, agent.tuning().connect_timeout_ns).ns());
   worker_.remove_link(*this);
   worker_.add_link(*this);
+  told_up_ = false;
   state_.store(State::kConnecting, std::memory_order_release);
   take_failure_text();
   towline_connection* connection = nullptr;
@@ -51,41 +54,36 @@ void Link::connect(uint64_t deadline_ns) {
       backend_.connection->connect(backend_.handle, worker_.index(), &peer_.identity(), address.data(),
                                    address.size(), connect_deadline_ns_, this, &connection);
   if (status != TOWLINE_OK) {
-    state_.store(State::kDown, std::memory_order_release);
+    worker_.remove_link(*this);
     last_error_ = static_cast<Status>(status);
     last_error_text_ = take_failure_text();
+    state_.store(State::kDown, std::memory_order_release);
     return;
   }
   connection_ = connection;
+  if (told_up_ && state() == State::kConnecting) dialled();
 }
 
 void Link::adopt(towline_connection* connection) {
   connection_ = connection;
+  accepted_ = true;
   ++attempts_;
   last_error_ = Status::kOk;
   worker_.remove_link(*this);
   worker_.add_link(*this);
-  came_up();
-}
-
-void Link::came_up() noexcept {
-  generation_.fetch_add(1, std::memory_order_acq_rel);
-  last_heard_ns_ = last_ping_ns_ = last_used_ns_ = worker_.agent().now_ns();
-  notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = 0;
-  notice_bytes_consumed_.store(0, std::memory_order_relaxed);
-  pong_due_ = false;
-  waiting_.clear();
-  {
-    std::lock_guard lock(revocations_mutex_);
-    revocations_asked_.clear();
-  }
-  state_.store(State::kUp, std::memory_order_release);
-  peer_.set_health(TOWLINE_HEALTH_ALIVE);
+  connecting_since_ns_ = worker_.agent().now_ns();
+  connect_deadline_ns_ =
+      Deadline::after(connecting_since_ns_, worker_.agent().tuning().connect_timeout_ns).ns();
+  state_.store(State::kConnecting, std::memory_order_release);
+  told_up_ = true;
+  begin_generation();
+  if (!come_up()) worker_.maintain_soon();  // this connection carries nothing yet
 }
 
 void Link::on_event(uint32_t event, Status status, const char* text) noexcept {
   if (event == TOWLINE_CONNECTION_UP) {
-    if (state() == State::kConnecting) came_up();
+    if (std::exchange(told_up_, true) || connection_ == nullptr) return;
+    if (state() == State::kConnecting) dialled();
     return;
   }
   close(status, text == nullptr ? "" : text);
@@ -97,6 +95,7 @@ void Link::close(Status why, std::string text) {
   last_error_ = why;
   last_error_text_ = std::move(text);
   state_.store(State::kBroken, std::memory_order_release);
+  talks_.store(false, std::memory_order_release);
   worker_.maintain_soon();
   if (was_up) {
     bool other_up = false;
@@ -157,7 +156,7 @@ void Link::drop_imports(bool all) noexcept {
   });
 }
 
-bool Link::teardown() noexcept {
+bool Link::teardown(Patience patience) noexcept {
   // Whoever posts the short way at this moment may still be copying through a plan prepared here: wait for
   // that first.
   bool posting = false;
@@ -170,9 +169,13 @@ bool Link::teardown() noexcept {
   // What is still prepared is in flight; disconnect ends it, and its plan is released when its transfer is
   // next touched.
   if (connection_ != nullptr) {
+    if (patience == Patience::kYes && backend_.settle != nullptr &&
+        backend_.settle->connection(connection_) == TOWLINE_AGAIN)
+      return false;
     drop_imports(true);
     backend_.connection->disconnect(connection_);
     connection_ = nullptr;
+    connection_id_.store(0, std::memory_order_release);
   }
   worker_.remove_link(*this);
   state_.store(State::kDown, std::memory_order_release);
@@ -181,7 +184,7 @@ bool Link::teardown() noexcept {
 
 bool Link::shut() noexcept {
   close(Status::kClosed, "this agent was closed");
-  return state() == State::kDown || teardown();
+  return state() == State::kDown || teardown(Patience::kNone);
 }
 
 // ---- imports
@@ -199,12 +202,10 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
   }
   if (!entry.ready) {
     const towline_region_args args = {sizeof(towline_region_args), region->ref, -1, 0, nullptr};
-    const auto token = region->tokens.find(backend_.name);
-    const bool has_token = token != region->tokens.end();
+    const std::span<const uint8_t> token = region->tokens.find(backend_.index);
     take_failure_text();
     const int32_t status =
-        backend_.memory->import(connection_, &args, has_token ? token->second.data() : nullptr,
-                                has_token ? token->second.size() : 0, &entry.handle, entry.how);
+        backend_.memory->import(connection_, &args, token.data(), token.size(), &entry.handle, entry.how);
     if (status == TOWLINE_AGAIN) return Status::kAgain;
     if (status != TOWLINE_OK) {
       // What an earlier kAgain left, where the backend has not taken it back.
@@ -242,8 +243,13 @@ std::string Link::describe() const {
 
 Status Link::send(const void* message, size_t bytes) noexcept {
   if (!up()) return Status::kPeerLost;
-  last_used_ns_ = last_heard_ns_ > last_used_ns_ ? last_heard_ns_ : last_used_ns_;
-  return static_cast<Status>(backend_.data->send(connection_, message, bytes));
+  return transmit(message, bytes);
+}
+
+Status Link::transmit(const void* message, size_t bytes) noexcept {
+  const auto status = static_cast<Status>(backend_.data->send(connection_, message, bytes));
+  if (status == Status::kOk) last_said_ns_ = worker_.pass_began_ns();
+  return status;
 }
 
 Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
@@ -254,6 +260,7 @@ Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
 }
 
 void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
+  peer_.return_notice_room(notice_credit(notice_bytes));
   if (generation != this->generation()) return;
   const uint64_t consumed =
       notice_bytes_consumed_.fetch_add(notice_credit(notice_bytes), std::memory_order_relaxed);
@@ -280,9 +287,21 @@ void Link::on_served(Direction direction, uint64_t bytes) noexcept {
   (direction == Direction::kTx ? sent_ : received_)->add_served(worker_.index(), bytes);
 }
 
-void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
+void Link::on_heard() noexcept {
+  heard_ = true;
   last_heard_ns_ = worker_.pass_began_ns();
   if (peer_.health() == TOWLINE_HEALTH_SUSPECT) peer_.set_health(TOWLINE_HEALTH_ALIVE);
+}
+
+void Link::on_refused(Status why) noexcept {
+  received_->add_error(worker_.index(), why);
+  TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs,
+                    "peer '{}' over {}: an access to this agent's memory was refused ({})", peer_.name(),
+                    backend_.name, status_name(why));
+}
+
+void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
+  on_heard();
   ControlHeader header;
   if (bytes < sizeof header) return close(Status::kProtocol, "a control message was cut short");
   std::memcpy(&header, data, sizeof header);
@@ -317,10 +336,17 @@ void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
     case ControlType::kRevoked: {
       std::lock_guard lock(revocations_mutex_);
       std::erase(revocations_asked_, message.value);
+      granted_.erase(message.value);
       return;
     }
     case ControlType::kBye:
       return close(Status::kPeerLost, "the peer said goodbye");
+    case ControlType::kEndConnection:
+      return on_end_connection(message.value);
+    case ControlType::kConnectionEnded:
+      peer_.confirm_ended(message.value);
+      if (talks() && !up()) (void)come_up();
+      return;
     case ControlType::kData:
       break;
   }
@@ -333,9 +359,20 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
     received_->add_error(worker_.index(), Status::kNotFound);
   }
   if (message.has_notice == 0) return;
+  // The peer counts from the same start and was told less than this side knows: a peer that keeps to its credit
+  // can't come here.
+  notice_bytes_received_ += notice_credit(bytes);
+  if (notice_bytes_received_ - notice_bytes_reported_ > kNoticeCreditBytes)
+    return close(Status::kProtocol, "the peer sent more notices than it had credit for");
+  if (!peer_.take_notice_room(notice_credit(bytes)))
+    return close(Status::kLimitExceeded, "too many notices of the peer wait, of earlier connections as well");
   NoticeNode* node = worker_.notices().take(bytes);
-  if (node == nullptr) return close(Status::kOutOfMemory, "no memory for an arriving notice");
+  if (node == nullptr) {
+    peer_.return_notice_room(notice_credit(bytes));
+    return close(Status::kOutOfMemory, "no memory for an arriving notice");
+  }
   node->peer = &peer_;
+  peer_.hold();
   node->link = this;
   node->link_generation = generation();
   node->worker = worker_.index();
@@ -348,22 +385,40 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
 
 // ---- revocations
 
+void Link::on_granted(uint64_t key) noexcept {
+  try {
+    std::lock_guard lock(revocations_mutex_);
+    granted_.insert(key);
+  } catch (const std::bad_alloc&) {
+    close(Status::kOutOfMemory, "no memory to note what the peer reaches");
+  }
+}
+
+// Frames need no answer: each is checked, and pins what it touches. A peer that is only told, and reads
+// nothing, must not make the list of what waits grow for ever.
 void Link::ask_revoke(uint64_t key) {
+  constexpr std::size_t kMostTold = 1024;
   {
     std::lock_guard lock(revocations_mutex_);
-    revocations_asked_.push_back(key);
+    const bool reaches = !backend_.checks_every_access() &&
+                         (!backend_.has_trait(TOWLINE_TRAIT_TELLS_GRANTS) || granted_.contains(key));
+    if (!reaches && waiting_.size() >= kMostTold) return;
+    if (reaches) revocations_asked_.push_back(key);
   }
   waiting_.push_back(make_value_message(ControlType::kRevoke, key));
   send_waiting();
 }
 
 bool Link::revocation_pending(uint64_t key) const noexcept {
-  if (!up()) return false;
+  if (!talks()) return false;
   std::lock_guard lock(revocations_mutex_);
   return std::find(revocations_asked_.begin(), revocations_asked_.end(), key) != revocations_asked_.end();
 }
 
 void Link::on_revoke(uint64_t key) noexcept {
+  constexpr std::size_t kMostUnanswered = 65536;
+  if (revoking_here_.size() + waiting_.size() >= kMostUnanswered)
+    return close(Status::kProtocol, "the peer revokes regions and takes no answers");
   worker_.agent().revoke_remote(peer_, key);
   revoking_here_.push_back(key);
   worker_.maintain_soon();
@@ -387,33 +442,38 @@ uint32_t Link::answer_revocations() noexcept {
 
 uint32_t Link::send_waiting() noexcept {
   uint32_t done = 0;
-  if (!up()) return 0;
+  // A backend may deliver within send: then this runs within itself, with the same message still in front.
+  if (!talks() || std::exchange(sending_waiting_, true)) return 0;
   if (pong_due_) {
     const ValueMessage pong = make_value_message(ControlType::kPong, pong_value_);
-    if (send(&pong, sizeof pong) == Status::kOk) {
+    if (transmit(&pong, sizeof pong) == Status::kOk) {
       pong_due_ = false;
       ++done;
     }
   }
-  while (!waiting_.empty() && send(&waiting_.front(), sizeof(ValueMessage)) == Status::kOk) {
+  while (!waiting_.empty() && transmit(&waiting_.front(), sizeof(ValueMessage)) == Status::kOk) {
     waiting_.pop_front();
     ++done;
   }
   const uint64_t consumed = notice_bytes_consumed_.load(std::memory_order_relaxed);
   if (consumed - notice_bytes_reported_ >= kNoticeCreditBytes / 8) {
     const ValueMessage credit = make_value_message(ControlType::kCredit, consumed);
-    if (send(&credit, sizeof credit) == Status::kOk) {
+    if (transmit(&credit, sizeof credit) == Status::kOk) {
       notice_bytes_reported_ = consumed;
       ++done;
     }
   }
+  sending_waiting_ = false;
   return done;
 }
 
 void Link::heartbeat(uint64_t now_ns) noexcept {
   const AgentTuning& tuning = worker_.agent().tuning();
   const uint64_t silent_ns = now_ns > last_heard_ns_ ? now_ns - last_heard_ns_ : 0;
-  if (silent_ns >= tuning.heartbeat_ns && now_ns - last_ping_ns_ >= tuning.heartbeat_ns) {
+  // A side that says nothing gets a ping out as well: a peer that sends for long over a slow network has its own
+  // pings behind its data, and must hear something meanwhile.
+  const uint64_t quiet_ns = std::max(silent_ns, now_ns > last_said_ns_ ? now_ns - last_said_ns_ : 0);
+  if (quiet_ns >= tuning.heartbeat_ns && now_ns - last_ping_ns_ >= tuning.heartbeat_ns) {
     last_ping_ns_ = now_ns;
     const ValueMessage ping = make_value_message(ControlType::kPing, now_ns);
     // No room for a ping means that the peer does not read: its silence tells.
@@ -421,15 +481,18 @@ void Link::heartbeat(uint64_t now_ns) noexcept {
   }
   if (silent_ns < tuning.suspect_ns) return;
   if (peer_.health() == TOWLINE_HEALTH_ALIVE) peer_.set_health(TOWLINE_HEALTH_SUSPECT);
-  // A caller-driven peer is silent whenever its application is busy elsewhere: suspect, but not lost.
-  if (silent_ns >= tuning.lost_ns && peer_.identity().caller_driven == 0) {
+  // A caller-driven peer is silent whenever its application is busy elsewhere: suspect, but not lost. One that
+  // connected and never said a word holds a descriptor for nothing.
+  const bool may_be_silent = peer_.identity().caller_driven != 0 && (heard_ || !accepted_);
+  if (silent_ns >= tuning.lost_ns && !may_be_silent) {
     close(Status::kPeerLost, fmt::format("nothing heard for {} ms", silent_ns / kMillisecondNs));
   }
 }
 
 bool Link::has_chores() const noexcept {
   return state() == State::kBroken || state() == State::kConnecting || pong_due_ || !waiting_.empty() ||
-         !revoking_here_.empty() || peer_.ended() != Status::kOk || worker_.agent().has_revoked_regions() ||
+         !revoking_here_.empty() || !ending_.empty() || asked_changes_ != peer_.given_up_changes() ||
+         peer_.ended() != Status::kOk || worker_.agent().has_revoked_regions() ||
          notice_bytes_consumed_.load(std::memory_order_relaxed) - notice_bytes_reported_ >=
              kNoticeCreditBytes / 8;
 }
@@ -438,25 +501,32 @@ uint32_t Link::maintain(uint64_t now_ns) noexcept {
   if (const Status ended = peer_.ended(); ended != Status::kOk) {
     close(ended == Status::kStale ? Status::kCancelled : ended, status_text(ended));
   }
+  end_if_asked();
+  uint32_t done = 0;
   switch (state()) {
     case State::kDown:
       return 0;
     case State::kConnecting:
       if (now_ns >= connect_deadline_ns_) {
         close(Status::kTimedOut,
-              fmt::format("connecting to '{}' over {} took too long", peer_.name(), backend_.name));
+              fmt::format("connecting to '{}' over {} took too long{}", peer_.name(), backend_.name,
+                          talks() ? ": it has not ended the connection before" : ""));
+        return 1;
       }
-      return 0;
+      if (!talks()) return 0;
+      done = come_up() ? 1 : 0;
+      break;
     case State::kBroken:
       return teardown() ? 1 : 0;
     case State::kUp:
       break;
   }
-  heartbeat(now_ns);
-  uint32_t done = 0;
+  if (up()) heartbeat(now_ns);
+  if (!talks()) return done;
+  done += ask_to_end() + answer_endings();
   if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();
   done += send_waiting();
-  if (parts_in_flight_ != 0) last_used_ns_ = now_ns;
+  last_used_ns_ = parts_in_flight_ != 0 ? now_ns : std::max(last_used_ns_, last_heard_ns_);
   if (!backend_.has_trait(TOWLINE_TRAIT_SAME_HOST) &&
       now_ns > Deadline::after(last_used_ns_, worker_.agent().tuning().idle_ns).ns()) {
     close(Status::kClosed, "idle");

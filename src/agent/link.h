@@ -1,10 +1,13 @@
 // One worker's connection to one peer over one backend, with all that the core keeps about it: its state,
 // what it imported, the plans prepared on it, heartbeats, notice credit.
 //
-//   down --connect()--> connecting --UP--> up --DOWN, silence, close()--> broken --teardown in the next
-//   pass--> down
+//   down --connect()--> connecting --UP, free--> up --DOWN, silence, close()--> broken --teardown in the
+//   next pass--> down
 //                            \--DOWN, deadline--> broken
-//   down --accepted--> up
+//   down --accepted--> connecting
+//
+// Free: the connection before left no bytes under way, or the peer has ended its side of it
+// (link_endings.cc).
 //
 // Everything is under the worker's lock unless said otherwise. Each time it comes up, its generation is one
 // more: what was prepared on an earlier generation is prepared anew.
@@ -16,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "agent/backend_host.h"
@@ -48,6 +52,12 @@ class Link {
   void on_message(const uint8_t* data, size_t bytes) noexcept;
   // The peer moved bytes of our regions by a transfer of its own.
   void on_served(Direction direction, uint64_t bytes) noexcept;
+  // Bytes of any kind arrived from the peer.
+  void on_heard() noexcept;
+  // The peer can reach this region of ours without us from now on.
+  void on_granted(uint64_t key) noexcept;
+  // An access of the peer was refused.
+  void on_refused(Status why) noexcept;
   // Heartbeats, teardown, credits and revocations that wait. Once a pass while it has something to do, else
   // every few milliseconds. Returns how much was done.
   uint32_t maintain(uint64_t now_ns) noexcept;
@@ -65,6 +75,20 @@ class Link {
 
   // Sends a message; kAgain when the backend has no room now.
   [[nodiscard]] Status send(const void* message, size_t bytes) noexcept;
+  // Which connection it is, as both ends know it; 0 while there is none, or its backend does not say. Any
+  // thread.
+  [[nodiscard]] uint64_t connection_id() const noexcept {
+    return connection_id_.load(std::memory_order_seq_cst);
+  }
+  // A part of the present generation has ended, and its bytes may still move at the peer.
+  void note_unfenced() noexcept;
+  // May bytes of parts of that generation still move at the peer? Any thread.
+  [[nodiscard]] bool unfenced(uint32_t generation) const noexcept;
+  // The peer has ended its side of a connection, of this link or of another. Any thread.
+  void ended_at_peer(uint64_t id) noexcept;
+  // Closes the connection soon if it is that one. Any thread.
+  void end_soon(uint64_t id) noexcept;
+
   // Takes credit for a notice of so many bytes; kAgain when the peer has not consumed enough yet.
   [[nodiscard]] Status take_notice_credit(uint64_t notice_bytes) noexcept;
   void return_notice_credit(uint64_t notice_bytes) noexcept {
@@ -72,7 +96,8 @@ class Link {
   }
   // The application consumed a notice that came over `generation` of this link. Any thread.
   void consumed(uint32_t generation, uint64_t notice_bytes) noexcept;
-  // Asks the peer to let go of a region of ours.
+  // Tells the peer to let go of a region of ours. Its answer is waited for, by revocation_pending(), where it
+  // may reach the region without us.
   void ask_revoke(uint64_t key);
   // A part is, or is no longer, prepared here.
   void add_prepared(Part& part);
@@ -82,6 +107,8 @@ class Link {
 
   [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
   [[nodiscard]] bool up() const noexcept { return state() == State::kUp; }
+  // Carries messages: the peer may use it already, though it need not be up here. Any thread.
+  [[nodiscard]] bool talks() const noexcept { return up() || talks_.load(std::memory_order_acquire); }
   [[nodiscard]] uint32_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t attempts() const noexcept { return attempts_; }
   // Since when; only while connecting.
@@ -112,8 +139,17 @@ class Link {
     char how[64] = {};
   };
 
-  void came_up() noexcept;
-  bool teardown() noexcept;  // false: somebody is posting through it, again in the next pass
+  void begin_generation() noexcept;
+  void dialled() noexcept;
+  bool come_up() noexcept;  // false: not yet
+  void end_if_asked() noexcept;
+  uint32_t ask_to_end() noexcept;
+  void on_end_connection(uint64_t id) noexcept;
+  uint32_t answer_endings() noexcept;
+  [[nodiscard]] Status transmit(const void* message, size_t bytes) noexcept;
+  enum class Patience : uint8_t { kYes, kNone };
+  // False: somebody is posting through it, or (with patience) copies still run: again in the next pass.
+  bool teardown(Patience patience = Patience::kYes) noexcept;
   bool release_revoked() noexcept;
   void drop_imports(bool all) noexcept;
   void on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) noexcept;
@@ -135,14 +171,28 @@ class Link {
   uint64_t attempts_ = 0;
   uint64_t connecting_since_ns_ = 0;
   uint64_t connect_deadline_ns_ = UINT64_MAX;
+  bool told_up_ = false;            // by the backend
+  std::atomic<bool> talks_{false};  // while it is not up
   Status last_error_ = Status::kOk;
   std::string last_error_text_;
+
+  std::atomic<uint64_t> connection_id_{0};
+  std::atomic<uint64_t> end_asked_{0};  // the connection that the peer wants to be ended
+  // The last generation that ended with bytes under way, and its connection; 0: the peer has ended that.
+  std::atomic<uint32_t> unfenced_generation_{0};
+  std::atomic<uint64_t> unfenced_id_{0};
+  std::atomic<uint32_t> never_fenced_{0};  // likewise, where its connection has no number
+  uint64_t asked_changes_ = 0;             // of peer_.given_up_changes(), on this connection
+  std::vector<uint64_t> ending_;           // connections the peer wants to be ended and has no answer for
 
   std::unordered_map<uint64_t, Import> imports_;
   std::vector<Part*> prepared_;
   uint32_t parts_in_flight_ = 0;
 
+  bool accepted_ = false;  // the peer connected
+  bool heard_ = false;     // since it came up
   uint64_t last_heard_ns_ = 0;
+  uint64_t last_said_ns_ = 0;
   uint64_t last_ping_ns_ = 0;
   uint64_t last_used_ns_ = 0;
 
@@ -150,13 +200,16 @@ class Link {
   uint64_t notice_bytes_credited_ = 0;  // as the peer reported
   std::atomic<uint64_t> notice_bytes_consumed_{0};
   uint64_t notice_bytes_reported_ = 0;
+  uint64_t notice_bytes_received_ = 0;
   bool pong_due_ = false;
+  bool sending_waiting_ = false;
   uint64_t pong_value_ = 0;
   std::deque<ValueMessage> waiting_;     // control messages that found no room
   std::vector<uint64_t> revoking_here_;  // the peer's regions we still have to let go of
 
   mutable std::mutex revocations_mutex_;
   std::vector<uint64_t> revocations_asked_;  // our regions the peer has not confirmed yet
+  std::unordered_set<uint64_t> granted_;     // our regions the peer reaches without us
 };
 
 }  // namespace towline

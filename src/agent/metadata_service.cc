@@ -1,5 +1,7 @@
 #include "agent/metadata_service.h"
 
+#include <algorithm>
+
 #include "agent/agent.h"
 #include "base/error.h"
 
@@ -10,6 +12,9 @@ MetadataService::MetadataService(Agent& agent, const std::string& listen, const 
   metadata::ListenerOptions options;
   options.listen = listen;
   options.advertise = advertise;
+  options.any_user = agent.config().get_bool("listen.any_user", false);
+  options.max_blob_bytes = std::min(options.max_blob_bytes, agent.most_unsolicited_bytes());
+  options.max_total_bytes = 4 * options.max_blob_bytes;
   if (const std::string range = agent.config().get_string("listen.port_range"); !range.empty()) {
     options.ports = parse_port_range(range);
   }
@@ -34,6 +39,8 @@ std::shared_ptr<const metadata::Blob> MetadataService::local_blob() {
   return std::make_shared<const metadata::Blob>(agent_.metadata_locked(nullptr));
 }
 
-void MetadataService::peer_blob(std::span<const uint8_t> blob) { agent_.add_peer(blob); }
+void MetadataService::refused(Status why) noexcept { agent_.refused_stranger("metadata", 0, why); }
+
+void MetadataService::peer_blob(std::span<const uint8_t> blob) { agent_.offer_peer(blob); }
 
 }  // namespace towline

@@ -28,6 +28,7 @@ class MetadataService final : public metadata::ListenerHost {
   void unwatch(int fd) noexcept override;
   std::shared_ptr<const metadata::Blob> local_blob() override;
   void peer_blob(std::span<const uint8_t> blob) override;
+  void refused(Status why) noexcept override;
 
  private:
   Agent& agent_;

@@ -5,11 +5,18 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/worker.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "memory/region_table.h"
 
 namespace towline {
 
 namespace {
+
+// Metadata that was under way when a region went is older than that by a few of its kind, not by thousands.
+constexpr std::size_t kMostForgotten = 1024;
+constexpr std::size_t kMostForgottenOfStrangers = 64;
 
 towline_identity identity_of(const metadata::PeerIdentity& from, const std::string& name) {
   return {{from.incarnation.hi, from.incarnation.lo},
@@ -25,14 +32,14 @@ towline_identity identity_of(const metadata::PeerIdentity& from, const std::stri
 
 }  // namespace
 
-Peer::Peer(Agent& agent, const metadata::PeerMetadata& metadata)
+Peer::Peer(Agent& agent, const metadata::PeerIdentity& identity, Origin origin)
     : agent_(agent),
-      name_(metadata.identity.name),
-      identity_(identity_of(metadata.identity, name_)),
-      incarnation_text_(metadata.identity.incarnation.to_hex()),
-      reach_(std::make_unique<std::atomic<Reach>[]>(agent.backends().backends().size())) {
-  merge(metadata);
-}
+      name_(identity.name),
+      identity_(identity_of(identity, name_)),
+      incarnation_text_(identity.incarnation.to_hex()),
+      unsolicited_(origin == Origin::kUnsolicited),
+      holders_(unsolicited_ ? std::make_shared<std::atomic<uint32_t>>(0) : nullptr),
+      reach_(std::make_unique<std::atomic<Reach>[]>(agent.backends().backends().size())) {}
 
 Peer::~Peer() {
   for (Link* link = first_link_.load(std::memory_order_relaxed); link != nullptr;)
@@ -41,23 +48,86 @@ Peer::~Peer() {
 
 void Peer::merge(const metadata::PeerMetadata& metadata) {
   std::lock_guard lock(mutex_);
-  known_.clear();
+  take_addresses(metadata);
+  add_regions(metadata);
+}
+
+void Peer::offer(const metadata::PeerSummary& summary, std::span<const uint8_t> blob) {
+  const bool used = in_use();
+  std::lock_guard lock(mutex_);
+  if (!used || addresses_.empty()) take_addresses(summary.metadata);
+  if (!summary.metadata.partial) {
+    if (!used) {
+      regions_.clear();
+      known_.clear();
+    }
+    offers_.clear();
+    offered_regions_ = 0;
+    offered_bytes_ = 0;
+  }
+  if (summary.regions == 0) return;
+  offers_.emplace_back(blob.begin(), blob.end());
+  offered_regions_ += summary.regions;
+  offered_bytes_ += blob.size();
+}
+
+// One reader at a time: the second one finds the regions there.
+void Peer::read_offers() {
+  const std::lock_guard reading(reading_);
+  std::vector<std::vector<uint8_t>> offers;
+  {
+    std::lock_guard lock(mutex_);
+    offers.swap(offers_);
+    offered_regions_ = 0;
+  }
+  for (const std::vector<uint8_t>& blob : offers) {
+    try {
+      const metadata::PeerMetadata metadata = metadata::decode(blob);
+      std::lock_guard lock(mutex_);
+      add_regions(metadata);
+    } catch (const Error& error) {
+      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "the regions of peer '{}' can't be read: {}", name_,
+                        error.what());
+    }
+  }
+}
+
+void Peer::take_addresses(const metadata::PeerMetadata& metadata) {
   for (size_t i = 0; i < agent_.backends().backends().size(); ++i)
     reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
   if (!metadata.listen.empty()) listen_addresses_ = metadata.listen;
   for (const metadata::BackendMetadata& backend : metadata.backends)
     addresses_[backend.name] = backend.address;
+}
+
+// Those that make no sense here, as a newer peer's may, are left out: the others are as good as before.
+void Peer::add_regions(const metadata::PeerMetadata& metadata) {
+  known_.clear();
   for (const metadata::RegionMetadata& region : metadata.regions) {
-    if (was_forgotten(region.region.key)) continue;
-    auto& known = regions_[region.region.key];
-    if (known != nullptr) continue;
-    known = std::make_shared<RemoteRegion>();
-    known->ref = region.region;
-    for (const metadata::RegionToken& token : region.tokens) {
-      if (token.backend < metadata.backends.size())
-        known->tokens[metadata.backends[token.backend].name] = token.bytes;
-    }
+    const uint64_t key = region.region.key;
+    if (regions_.contains(key) || was_forgotten(key)) continue;
+    if (auto made = make_region(metadata, region); made != nullptr) regions_.emplace(key, std::move(made));
   }
+}
+
+std::shared_ptr<RemoteRegion> Peer::make_region(const metadata::PeerMetadata& metadata,
+                                                const metadata::RegionMetadata& region) const {
+  towline_region_ref ref = region.region;
+  if (!keep_what_is_known(ref)) {
+    TOWLINE_LOG_EVERY(kInfo, 10 * kSecondNs, "a region of kind {} of peer '{}' makes no sense here: left out",
+                      ref.kind, name_);
+    return nullptr;
+  }
+  auto made = std::make_shared<RemoteRegion>();
+  made->ref = ref;
+  std::vector<metadata::RegionToken> tokens;
+  region.tokens.for_each([&](const metadata::RegionToken& token) {
+    const Backend* backend = agent_.backends().find(metadata.backends[token.backend].name);
+    if (backend != nullptr) tokens.push_back({backend->index, token.bytes});
+  });
+  std::sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.backend < b.backend; });
+  for (const metadata::RegionToken& token : tokens) made->tokens.add(token.backend, token.bytes);
+  return made;
 }
 
 std::vector<std::string> Peer::listen_addresses() const {
@@ -78,7 +148,13 @@ bool Peer::address(const std::string& backend, std::vector<uint8_t>& address) co
   return true;
 }
 
-std::vector<std::shared_ptr<RemoteRegion>> Peer::regions() const {
+bool Peer::has_address(const std::string& backend) const {
+  std::lock_guard lock(mutex_);
+  return addresses_.contains(backend);
+}
+
+std::vector<std::shared_ptr<RemoteRegion>> Peer::regions() {
+  if (unsolicited_) read_offers();
   std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<RemoteRegion>> result;
   result.reserve(regions_.size());
@@ -86,13 +162,32 @@ std::vector<std::shared_ptr<RemoteRegion>> Peer::regions() const {
   return result;
 }
 
-std::shared_ptr<RemoteRegion> Peer::region(uint64_t key) const {
+std::shared_ptr<RemoteRegion> Peer::region(uint64_t key) {
+  if (unsolicited_) read_offers();
   std::lock_guard lock(mutex_);
   const auto found = regions_.find(key);
   return found == regions_.end() ? nullptr : found->second;
 }
 
-void Peer::make_known() const {
+std::size_t Peer::region_count() const {
+  std::lock_guard lock(mutex_);
+  return regions_.size() + offered_regions_;
+}
+
+uint64_t Peer::metadata_bytes() const {
+  std::lock_guard lock(mutex_);
+  return metadata_bytes(regions_.size() + offered_regions_, offered_bytes_);
+}
+
+uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_t blob_bytes) const {
+  const bool whole = !summary.metadata.partial;
+  const bool replaces = whole && !in_use();
+  std::lock_guard lock(mutex_);
+  return metadata_bytes(summary.regions + (whole ? 0 : offered_regions_) + (replaces ? 0 : regions_.size()),
+                        blob_bytes + (whole ? 0 : offered_bytes_));
+}
+
+void Peer::make_known() {
   std::lock_guard lock(mutex_);
   if (!known_.empty()) return;
   std::vector<towline_region_ref> refs;
@@ -101,16 +196,17 @@ void Peer::make_known() const {
   known_.set({regions_, RegionIndex(refs)});
 }
 
-bool Peer::was_forgotten(uint64_t key) const {
-  const auto found = forgotten_.find(index_of_key(key));
-  return found != forgotten_.end() && found->second >= generation_of_key(key);
+bool Peer::was_forgotten(uint64_t key) const noexcept {
+  return std::find(forgotten_.begin(), forgotten_.end(), key) != forgotten_.end();
 }
 
 std::shared_ptr<RemoteRegion> Peer::forget_region(uint64_t key) {
   std::lock_guard lock(mutex_);
-  if (const uint32_t index = index_of_key(key); index < RegionTable::kMaxRegions) {
-    uint32_t& newest = forgotten_[index];
-    newest = std::max(newest, generation_of_key(key));
+  const std::size_t most = unsolicited_ ? kMostForgottenOfStrangers : kMostForgotten;
+  if (forgotten_.size() < most) {
+    forgotten_.push_back(key);
+  } else {
+    forgotten_[next_forgotten_++ % most] = key;
   }
   const auto found = regions_.find(key);
   if (found == regions_.end()) return nullptr;
@@ -177,6 +273,55 @@ Link* Peer::up_link(uint32_t worker) const noexcept {
   Link* const own =
       first_link([&](const Link& link) { return link.up() && link.worker().index() == worker; });
   return own != nullptr ? own : first_link([](const Link& link) { return link.up(); });
+}
+
+// ---- connections that one of the sides has given up
+
+Link* Peer::find_connection(uint64_t id) const noexcept {
+  return first_link([id](const Link& link) { return link.connection_id() == id; });
+}
+
+void Peer::remember_ended(uint64_t id) noexcept {
+  std::lock_guard lock(mutex_);
+  if (std::find(ended_connections_.begin(), ended_connections_.end(), id) != ended_connections_.end()) return;
+  ended_connections_[next_ended_++ % ended_connections_.size()] = id;
+}
+
+bool Peer::was_ended(uint64_t id) const noexcept {
+  std::lock_guard lock(mutex_);
+  return id != 0 &&
+         std::find(ended_connections_.begin(), ended_connections_.end(), id) != ended_connections_.end();
+}
+
+void Peer::confirm_ended(uint64_t id) noexcept {
+  for (Link* link = first_link_.load(std::memory_order_acquire); link != nullptr; link = link->next())
+    link->ended_at_peer(id);
+}
+
+void Peer::given_up_changed() noexcept {
+  given_up_changes_.fetch_add(1, std::memory_order_acq_rel);
+  for (const Link* link = first_of_links(); link != nullptr; link = link->next()) {
+    if (!link->up()) continue;
+    link->worker().maintain_soon();
+    link->worker().wake();
+  }
+}
+
+bool Peer::any_up_link() const noexcept {
+  return first_link([](const Link& link) { return link.up(); }) != nullptr;
+}
+
+bool Peer::connects_over(const Backend& backend) const noexcept {
+  return first_link([&](const Link& link) {
+           return &link.backend() == &backend && (link.up() || link.state() == Link::State::kConnecting);
+         }) != nullptr;
+}
+
+// Links first: one that is up may add a holder, and goes down afterwards.
+bool Peer::in_use() const noexcept {
+  const Link* const not_down =
+      first_link([](const Link& link) { return link.state() != Link::State::kDown; });
+  return not_down != nullptr || holders_->load(std::memory_order_acquire) != 0;
 }
 
 std::vector<Link*> Peer::links() const {

@@ -1,18 +1,21 @@
 // Another agent as seen from here: what its metadata says, and one link for each backend and worker that
 // reach it.
 //
-// A peer is one incarnation. A new incarnation under the same name is a new Peer; the old one is *ended* and
-// everything made from it answers why. Peers live until the agent is gone: links, notices and lists point to
-// them freely.
+// A peer is one incarnation. A new incarnation under the same name is a new Peer; one that it replaces is
+// *ended*, and everything made from that answers why. Peers that the application asked for live until the
+// agent is gone: links, notices and lists point to them freely. Others (peer_table.h) live while their links
+// are not down or somebody holds them, and then until their room is needed.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/current.h"
@@ -32,8 +35,8 @@ struct Backend;
 // A region of a peer. Shared by the peer, block lists and links' imports.
 struct RemoteRegion {
   towline_region_ref ref = {};
-  std::map<std::string, std::vector<uint8_t>> tokens;  // by backend
-  std::atomic<int32_t> imports{0};                     // over all links
+  metadata::RegionTokens tokens;    // by this agent's number of the backend
+  std::atomic<int32_t> imports{0};  // over all links
   std::atomic<bool> revoked{false};
 };
 
@@ -45,13 +48,19 @@ struct KnownRegions {
 
 class Peer {
  public:
-  Peer(Agent& agent, const metadata::PeerMetadata& metadata);
+  enum class Origin : uint8_t { kAskedFor, kUnsolicited };
+
+  Peer(Agent& agent, const metadata::PeerIdentity& identity, Origin origin);
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
   ~Peer();
 
-  // Adds regions and addresses of further metadata of the same incarnation.
+  // Adds the regions of metadata that the application brought, and takes its addresses.
   void merge(const metadata::PeerMetadata& metadata);
+  // Takes what came by itself, to an unsolicited peer. While the peer is in use, addresses that are known
+  // stay as they are; else metadata that is not partial replaces all that was known. The blob's regions are
+  // read when somebody asks for regions, since the caller holds a worker's lock.
+  void offer(const metadata::PeerSummary& summary, std::span<const uint8_t> blob);
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const std::string& incarnation_text() const noexcept { return incarnation_text_; }
@@ -60,6 +69,10 @@ class Peer {
   }
   [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
   [[nodiscard]] Agent& agent() const noexcept { return agent_; }
+  [[nodiscard]] bool unsolicited() const noexcept { return unsolicited_; }
+  // When it was last heard of, but over its links. Under the agent's control mutex.
+  [[nodiscard]] uint64_t met_ns() const noexcept { return met_ns_; }
+  void set_met_ns(uint64_t now_ns) noexcept { met_ns_ = now_ns; }
   [[nodiscard]] std::vector<std::string> listen_addresses() const;
 
   // kOk while usable; else kPeerRestarted, kStale (removed) or kClosed, for good.
@@ -69,20 +82,44 @@ class Peer {
   [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
   void set_health(uint32_t health) noexcept { health_.store(health, std::memory_order_relaxed); }
 
+  // Room for notices of this peer that the application has not received, over all connections there were: each
+  // new one grants credit anew. Any thread. False: too many wait already.
+  [[nodiscard]] bool take_notice_room(uint64_t bytes) noexcept {
+    constexpr uint64_t kMost = 16u << 20;
+    if (waiting_notice_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) return true;
+    return_notice_room(bytes);
+    return false;
+  }
+  void return_notice_room(uint64_t bytes) noexcept {
+    waiting_notice_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  }
+
   // The address its metadata gives for a backend; false when it has none.
   [[nodiscard]] bool address(const std::string& backend, std::vector<uint8_t>& address) const;
-  [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions() const;
-  [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key) const;
+  [[nodiscard]] bool has_address(const std::string& backend) const;
+  [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions();
+  [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key);
+  // Also those that have not been read.
+  [[nodiscard]] std::size_t region_count() const;
+  // About what regions and tokens take, or will when they are read.
+  [[nodiscard]] uint64_t metadata_bytes() const;
+  [[nodiscard]] static uint64_t metadata_bytes(std::size_t regions, uint64_t blob_bytes) noexcept {
+    return regions * uint64_t{kRegionBytes} + blob_bytes;
+  }
+  // The same once this has been offered as well.
+  [[nodiscard]] uint64_t metadata_bytes_with(const metadata::PeerSummary& summary, uint64_t blob_bytes) const;
   // What `look` gives for all of them as they are now.
   template <class Look>
-  auto with_known_regions(Look look) const {
+  auto with_known_regions(Look look) {
+    if (unsolicited_) read_offers();
     for (;;) {
       if (const Current<KnownRegions>::Look known(known_); known) return look(*known);
       make_known();
     }
   }
-  // The peer let go of a region: unknown from now on, also where older metadata than that comes in. Null when
-  // it was not known.
+  // The peer let go of a region: unknown from now on, also where older metadata than that comes in soon. Much
+  // later metadata may bring it back: its owner is asked before it is used, and says that it is gone. Null
+  // when it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
   // What a backend said of reaching the peer, until the peer's metadata changes. kMaybe as well where the
@@ -99,34 +136,122 @@ class Peer {
   [[nodiscard]] Link* find_link(const Backend& backend, uint32_t worker) const noexcept;
   // A link that is up, of this worker if there is one; null when none is. Allocates nothing.
   [[nodiscard]] Link* up_link(uint32_t worker) const noexcept;
+  [[nodiscard]] bool any_up_link() const noexcept;
+  // Whether this side has a connection over it, or is about to.
+  [[nodiscard]] bool connects_over(const Backend& backend) const noexcept;
   // Takes a connection that came in: the slot's link when that is free, else a further one.
   Link& link_for_incoming(Backend& backend, uint32_t worker);
   [[nodiscard]] std::vector<Link*> links() const;
+  [[nodiscard]] const Link* first_of_links() const noexcept {
+    return first_link_.load(std::memory_order_acquire);
+  }
+
+  // ---- connections that one of the sides has given up; link_endings.cc. Any thread.
+
+  // The link whose connection has this number; null when none has.
+  [[nodiscard]] Link* find_connection(uint64_t id) const noexcept;
+  // The peer wants the connection of that number to be ended: it must not come up either.
+  void remember_ended(uint64_t id) noexcept;
+  [[nodiscard]] bool was_ended(uint64_t id) const noexcept;
+  // The peer has ended its side.
+  void confirm_ended(uint64_t id) noexcept;
+  // Grows whenever the peer is to be asked anew to end connections.
+  [[nodiscard]] uint64_t given_up_changes() const noexcept {
+    return given_up_changes_.load(std::memory_order_acquire);
+  }
+  void given_up_changed() noexcept;
+
+  // An unsolicited one: some link is not down, or somebody holds it. A use begins under the agent's control
+  // mutex, or while there is another.
+  [[nodiscard]] bool in_use() const noexcept;
+  // For a holder that is no PeerHold. Does nothing for peers that were asked for.
+  void hold() noexcept {
+    if (unsolicited_) holders_->fetch_add(1, std::memory_order_relaxed);
+  }
+  void let_go() noexcept {
+    if (unsolicited_) holders_->fetch_sub(1, std::memory_order_release);
+  }
 
  private:
+  friend class PeerHold;
+  static constexpr std::size_t kRegionBytes = 256;
+
   // The first that `wanted` takes; null when there is none.
   template <class Wanted>
   [[nodiscard]] Link* first_link(Wanted wanted) const noexcept;
   Link& add_link(Backend& backend, uint32_t worker);
-  void make_known() const;
-  [[nodiscard]] bool was_forgotten(uint64_t key) const;
+  void make_known();
+  void read_offers();
+  void take_addresses(const metadata::PeerMetadata& metadata);
+  // Null: it makes no sense here.
+  [[nodiscard]] std::shared_ptr<RemoteRegion> make_region(const metadata::PeerMetadata& metadata,
+                                                          const metadata::RegionMetadata& region) const;
+  void add_regions(const metadata::PeerMetadata& metadata);
+  [[nodiscard]] bool was_forgotten(uint64_t key) const noexcept;
 
   Agent& agent_;
   const std::string name_;
   towline_identity identity_;
   const std::string incarnation_text_;
+  const bool unsolicited_;
+  uint64_t met_ns_ = 0;
+  // Not null for an unsolicited peer. Lists may outlive the agent.
+  const std::shared_ptr<std::atomic<uint32_t>> holders_;
   std::atomic<Status> ended_{Status::kOk};
   std::atomic<uint32_t> health_{TOWLINE_HEALTH_UNKNOWN};
+  std::atomic<uint64_t> waiting_notice_bytes_{0};
   const std::unique_ptr<std::atomic<Reach>[]> reach_;  // by backend
   // Owned. In the order they were made, which is under the lock; none goes before the peer.
   std::atomic<Link*> first_link_{nullptr};
 
+  std::atomic<uint64_t> given_up_changes_{0};
+
   mutable std::mutex mutex_;
+  // Those that may be coming up at this moment: a ring, older ones have come up or failed long ago.
+  std::array<uint64_t, 64> ended_connections_{};
+  std::size_t next_ended_ = 0;
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
-  std::unordered_map<uint32_t, uint32_t> forgotten_;  // by the key's index, the newest generation
-  mutable Current<KnownRegions> known_;               // those of regions_, where they have been looked at
+  std::vector<uint64_t> forgotten_;  // keys, the last kMostForgotten of them
+  std::size_t next_forgotten_ = 0;   // where the next one goes
+  Current<KnownRegions> known_;      // those of regions_, where they have been looked at
+
+  std::mutex reading_;  // of offers; before mutex_
+  std::vector<std::vector<uint8_t>> offers_;
+  std::size_t offered_regions_ = 0;  // in them
+  uint64_t offered_bytes_ = 0;       // also of those that have been read
+};
+
+// Keeps an unsolicited peer where it is; costs next to nothing for another one. May outlive the agent.
+class PeerHold {
+ public:
+  PeerHold() = default;
+  // Null: of none. The caller holds the agent's control mutex, or has the peer in use.
+  explicit PeerHold(Peer* peer) noexcept : peer_(peer) {
+    if (peer == nullptr || !peer->unsolicited_) return;
+    peer->hold();
+    holders_ = peer->holders_;
+  }
+  PeerHold(PeerHold&& other) noexcept
+      : peer_(std::exchange(other.peer_, nullptr)), holders_(std::move(other.holders_)) {}
+  PeerHold& operator=(PeerHold&& other) noexcept {
+    std::swap(peer_, other.peer_);
+    std::swap(holders_, other.holders_);
+    return *this;
+  }
+  ~PeerHold() {
+    if (holders_ != nullptr) holders_->fetch_sub(1, std::memory_order_release);
+  }
+
+  [[nodiscard]] Peer* get() const noexcept { return peer_; }
+  Peer& operator*() const noexcept { return *peer_; }
+  Peer* operator->() const noexcept { return peer_; }
+  explicit operator bool() const noexcept { return peer_ != nullptr; }
+
+ private:
+  Peer* peer_ = nullptr;
+  std::shared_ptr<std::atomic<uint32_t>> holders_;  // null: none is counted
 };
 
 }  // namespace towline

@@ -66,6 +66,7 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
       chunk_bytes_(whole.agent().staging().settings().chunk_bytes),
       chunks_((bytes_ + chunk_bytes_ - 1) / chunk_bytes_),
       far_is_own_(has_region(*remote, is_storage)),
+      post_(std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes_})),
       pool_(whole.agent().staging()),
       lane_(pool_.join()) {
   try {
@@ -95,8 +96,10 @@ std::unique_ptr<Transfer> StagedTransfer::make_leg(StagedLeg plans, uint32_t op,
   auto ours = std::make_shared<BlockList>(std::move(plans.memory), nullptr, RemoteRegions{});
   auto theirs =
       std::make_shared<BlockList>(std::move(plans.target), target->peer(), target->remote_regions());
-  return std::make_unique<Transfer>(whole_.agent().shared_from_this(), op, std::move(ours), std::move(theirs),
-                                    std::move(plans.plan), TransferOptions{});
+  auto leg = std::make_unique<Transfer>(whole_.agent().shared_from_this(), op, std::move(ours),
+                                        std::move(theirs), std::move(plans.plan), TransferOptions{});
+  leg->belong_to(post_);
+  return leg;
 }
 
 StagedTransfer::~StagedTransfer() {
@@ -153,7 +156,7 @@ std::vector<towline_region_ref> StagedTransfer::find_straight_way() {
   std::vector<towline_region_ref> here;
   for (const auto& region : legs_.front().far->remote().remote_regions()) {
     here.push_back(region->ref);
-    here.back().key = kNoRegion;
+    here.back().key = kNotRegistered;
     if (!far.link->reach(*region, here.back().address)) return {};
   }
   straight_generation_ = far.link->generation();
@@ -187,6 +190,7 @@ void StagedTransfer::begin(Part& part) noexcept {
   straight_bytes_.store(0, std::memory_order_relaxed);
   fences_ = kAllFences;
   ranges_.clear();
+  post_->number = whole_.agent().next_post_number();
   for (Slot& slot : slots_) slot.stage = Stage::kIdle;
   part.submitted = true;
   part.link->part_started();
@@ -357,10 +361,11 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
     bad_end = bytes;
   }
   // Of a chunk that was not filled nothing is drained; of one that was not drained what lies before the
-  // failure has got there if that much was moved.
-  const bool prefix_moved = !filling && result.bytes >= bad_begin;
-  if (!filling) whole_.leg_moved(std::min(result.bytes, bytes));
-  if (!prefix_moved) not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
+  // failure is there. What was moved behind it is named all the same, and does not count.
+  if (filling)
+    not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
+  else
+    whole_.leg_moved(bad_begin);
   not_moved(begin + bad_begin, begin + bad_end, status, result.vendor_code);
   not_moved(begin + bad_end, begin + bytes, TOWLINE_CANCELLED, 0);
   if (filling == read_) {  // the far leg

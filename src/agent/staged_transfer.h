@@ -136,7 +136,8 @@ class StagedTransfer {
   const uint64_t bytes_;
   const uint64_t chunk_bytes_;
   const uint64_t chunks_;
-  const bool far_is_own_;  // the far side is storage of this agent
+  const bool far_is_own_;                     // the far side is storage of this agent
+  const std::shared_ptr<towline_post> post_;  // of the legs
   StagingPool& pool_;
   StagingPool::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots, or as chunks

@@ -45,6 +45,7 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
   if (part_count_ > 1) {
     more_parts_ = std::make_unique<Part[]>(part_count_);
     parts_ = more_parts_.get();
+    post_ = std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes});
   }
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
@@ -187,12 +188,14 @@ void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   failed_count_ = 0;
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
-  fences_.store(kAllFences, std::memory_order_relaxed);
+  // Bytes of the post before that may still move at the peer are this post's as well.
+  fences_.store(remote_fenced() ? kAllFences : uint32_t{TOWLINE_FENCE_LOCAL}, std::memory_order_relaxed);
   posted_at_ns_.store(now_ns, std::memory_order_relaxed);
   parts_left_.store(part_count_, std::memory_order_relaxed);
   shares_.store(2, std::memory_order_release);  // try_release() writes what was read before
   outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
   ended_.store(false, std::memory_order_seq_cst);
+  if (part_count_ > 1) post_->number = agent_->next_post_number();
   for (uint32_t i = 0; i < part_count_; ++i) {
     parts_[i].deadline_ns = deadline_ns;
     parts_[i].attempt = 0;
@@ -258,9 +261,15 @@ Status Transfer::submit_now(Part& part, void* const* stream, uint32_t flags) noe
   const bool message = part_count_ == 1 && has_message();
   const bool notice = message && options_.has_notice;
   if (notice && part.link->take_notice_credit(options_.notice.size()) != Status::kOk) return Status::kAgain;
-  const towline_submit_args args = {
-      sizeof(towline_submit_args),         reinterpret_cast<uint64_t>(&part), part.begin, part.end,
-      message ? message_.data() : nullptr, message ? message_.size() : 0,     flags,      0};
+  const towline_submit_args args = {sizeof(towline_submit_args),
+                                    reinterpret_cast<uint64_t>(&part),
+                                    part.begin,
+                                    part.end,
+                                    message ? message_.data() : nullptr,
+                                    message ? message_.size() : 0,
+                                    flags,
+                                    0,
+                                    post_.get()};
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);
@@ -353,6 +362,8 @@ Status Transfer::cancel() noexcept {
 void Transfer::part_ended(Part& part, const towline_part_result& result) noexcept {
   if (part.submitted) {
     part.submitted = false;
+    // Of a staged transfer the leg that moved them has noted it.
+    if ((result.fences & TOWLINE_FENCE_REMOTE) == 0 && staged_ == nullptr) part.link->note_unfenced();
     part.link->part_ended();
     part.worker->untrack(part);
   }
@@ -525,15 +536,21 @@ bool Transfer::fenced(uint32_t fences) const noexcept {
   if (phase_.load(std::memory_order_acquire) != kReady) return false;
   const uint32_t known = fences_.load(std::memory_order_relaxed);
   if ((fences & TOWLINE_FENCE_LOCAL) != 0 && (known & TOWLINE_FENCE_LOCAL) == 0) return false;
-  if ((fences & TOWLINE_FENCE_REMOTE) == 0 || (known & TOWLINE_FENCE_REMOTE) != 0) return true;
-  // The connection broke with bytes under way. They can land no more once the peer's process is gone, or once
-  // it has accepted a new connection of ours, since it drops the old one first.
+  return (fences & TOWLINE_FENCE_REMOTE) == 0 || remote_fenced();
+}
+
+// Of a post that has ended. One that is done went over a connection that is used only after the one before
+// has ended at the peer.
+bool Transfer::remote_fenced() const noexcept {
+  if ((fences_.load(std::memory_order_relaxed) & TOWLINE_FENCE_REMOTE) != 0) return true;
+  if (outcome_.load(std::memory_order_acquire) == TOWLINE_OK) return true;
+  // The connection broke with bytes under way. They can move no more once the peer's process is gone, or once
+  // the peer has said that it ended its side of that connection.
   if (remote_->peer()->ended() == Status::kPeerRestarted) return true;
   if (staged_ != nullptr) return staged_->far_fenced();
   for (uint32_t i = 0; i < part_count_; ++i) {
     const Part& part = parts_[i];
-    if (part.link == nullptr || !part.link->up() || part.link->generation() == part.link_generation)
-      return false;
+    if (part.link != nullptr && part.link->unfenced(part.link_generation)) return false;
   }
   return true;
 }
@@ -609,6 +626,10 @@ Status Transfer::retire(uint64_t timeout_ns) noexcept {
   while (!take(kBusy)) cpu_pause();
   wait_for_short_posts();
   flush_counts();
+  if (!wait_until([this] { return all_settled(); }, timeout_ns)) {  // a graph's copy still runs
+    phase_.store(kReady, std::memory_order_release);
+    return Status::kTimedOut;
+  }
   release_parts();
   staged_.reset();
   return Status::kOk;

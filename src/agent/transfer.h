@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "agent/block_list.h"
@@ -145,9 +146,11 @@ class Transfer {
   void hurry(Part& part) noexcept;
   // The deadline of a part passed.
   void expire(Part& part) noexcept;
-  // Lets go of what the part prepared; false: a post is using it, call again. The caller has closed the gate
-  // and called InUse::publish() since.
+  // Lets go of what the part prepared; false: a post or a graph's copy is using it, call again. The caller has
+  // closed the gate and called InUse::publish() since.
   bool try_release(Part& part) noexcept;
+  // The same at the agent's end: the backend waits for a graph's copy, for as long as it has patience.
+  void release_at_last(Part& part) noexcept;
   void end(Status status, Worker* worker) noexcept;
   // From the worker's delivery, nothing held.
   void deliver() noexcept;
@@ -157,6 +160,8 @@ class Transfer {
 
   // ---- for StagedTransfer, under the worker's lock; staged_transfer.cc
 
+  // As a leg: what it submits belongs to this post, whose number changes with each.
+  void belong_to(std::shared_ptr<towline_post> post) noexcept { post_ = std::move(post); }
   // As a leg: bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not
   // accepted.
   [[nodiscard]] Status start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
@@ -250,11 +255,14 @@ class Transfer {
   // All parts ended, in vain: on to the next backend, if no part was established here and there is one left.
   [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;
+  [[nodiscard]] bool settled(const Part& part) const noexcept;
+  [[nodiscard]] bool all_settled() const noexcept;
   // Under the part's worker's lock. Of several parts, which have as many, it was never set.
   void forget_immediate() noexcept {
     if (part_count_ == 1) immediate_ = nullptr;
   }
   [[nodiscard]] Status poll_outcome() const noexcept;
+  [[nodiscard]] bool remote_fenced() const noexcept;
   template <class Done>
   [[nodiscard]] bool wait_until(Done&& done, uint64_t timeout_ns) noexcept;
   void all_parts_ended(Worker& worker) noexcept;
@@ -308,6 +316,7 @@ class Transfer {
   Part first_part_;
   std::unique_ptr<Part[]> more_parts_;  // all of them, of the few transfers that have several
   Part* parts_ = &first_part_;
+  std::shared_ptr<towline_post> post_;      // null: one submit is all of it
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
   towline_part_result leg_result_ = {};
   std::atomic<uint32_t> parts_left_{0};

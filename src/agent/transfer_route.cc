@@ -235,7 +235,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
-    if (key == kNoRegion) {  // of a straight leg
+    if (key == kNotRegistered) {  // of a straight leg
       registrations.add(nullptr);
       continue;
     }
@@ -265,7 +265,8 @@ Status Transfer::prepare_part(Part& part) noexcept {
                        nullptr,
                        0,
                        immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
-                       0};
+                       0,
+                       nullptr};
     short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
   }
   if (may_go_on_.load(std::memory_order_relaxed)) may_go_on_.store(false, std::memory_order_relaxed);
@@ -286,6 +287,20 @@ void Transfer::release_parts() noexcept {
   }
 }
 
+// Asked again until it is true. Under the part's worker's lock.
+bool Transfer::settled(const Part& part) const noexcept {
+  return part.prepared == nullptr || backend_->settle == nullptr ||
+         backend_->settle->prepared(part.prepared) != TOWLINE_AGAIN;
+}
+
+bool Transfer::all_settled() const noexcept {
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Worker::Guard guard(*parts_[i].worker);
+    if (!settled(parts_[i])) return false;
+  }
+  return true;
+}
+
 bool Transfer::try_release(Part& part) noexcept {
   // Busy means a post that may be at the backend, which must be waited for, or one on the long way (it has
   // shares), which looks at its plans only under this lock.
@@ -293,12 +308,19 @@ bool Transfer::try_release(Part& part) noexcept {
   const bool mine = take(kHeld);
   if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;
   forget_immediate();
-  if (part.prepared != nullptr && !part.submitted) {
+  const bool still = part.submitted || !settled(part);
+  if (part.prepared != nullptr && !still) {
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     part.link->remove_prepared(part);
   }
   if (mine) phase_.store(kReady, std::memory_order_release);
-  return !part.submitted;
+  return !still;
+}
+
+void Transfer::release_at_last(Part& part) noexcept {
+  if (try_release(part) || part.prepared == nullptr || part.submitted) return;
+  backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+  part.link->remove_prepared(part);
 }
 
 }  // namespace towline

@@ -25,7 +25,9 @@ constexpr uint64_t kMaintenanceNs =
 // as ten passes that find nothing.
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
+constexpr uint32_t kPassesBeforePoll = 4;  // after a sleep
 constexpr uint32_t kPassesOfInterest = 64;
+constexpr uint32_t kMostThrows = 8;     // of one handler in a row
 constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
@@ -117,30 +119,27 @@ bool Worker::enqueue(Part* part) noexcept { return queue_.try_push(part); }
 
 int32_t Worker::watch(int fd, uint32_t events, towline_ready_fn ready, void* argument, bool again) noexcept {
   try {
-    auto& slot = watches_[fd];
-    if (slot != nullptr) {
-      if (!again)
-        dead_watches_.push_back(std::move(slot));
-      else
-        slot->dead = false;
-    }
-    if (slot == nullptr) slot = std::make_unique<Watch>();
-    slot->ready = ready;
-    slot->argument = argument;
-    slot->fd = fd;
-    const bool listed = again && !slot->resting;
-    slot->resting = again && events == 0;
-    if (slot->resting) {
-      poller_.remove(fd);
-    } else if (listed) {
-      poller_.modify(fd, events, slot.get());
+    // Of a descriptor that was closed without unwatch(), and whose number has come back.
+    if (!again) unwatch(fd);
+    auto found = watches_.find(fd);
+    if (found == watches_.end()) found = watches_.emplace(fd, std::make_unique<Watch>()).first;
+    Watch& watch = *found->second;
+    watch.ready = ready;
+    watch.argument = argument;
+    watch.fd = fd;
+    if (again && events == 0) {
+      if (watch.listed) poller_.remove(fd);
+      watch.listed = false;
+    } else if (watch.listed) {
+      poller_.modify(fd, events, &watch);
     } else {
-      poller_.add(fd, events, slot.get());
+      poller_.add(fd, events, &watch);
+      watch.listed = true;
     }
     return TOWLINE_OK;
   } catch (const std::exception& error) {
     set_failure_text(error.what());
-    watches_.erase(fd);
+    unwatch(fd);  // epoll may still name it
     return TOWLINE_IO;
   }
 }
@@ -293,11 +292,31 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
     if (watch == nullptr) {
       wake_.drain();
     } else if (!watch->dead) {
-      watch->ready(watch->argument, events[i].events);
+      call(*watch, events[i].events);
     }
   }
   dead_watches_.clear();
   return done;
+}
+
+// Descriptors, timers and strangers start handlers. A backend ends the connection that its handler throws for
+// (plugin::ready). What it lets through to here is tried again a few times, since memory may be short for a
+// moment, and then its descriptor is watched no more: the process and all other connections go on.
+void Worker::call(Watch& watch, uint32_t events) noexcept {
+  const auto failed = [&](const char* why) {
+    const bool over = ++watch.throws == kMostThrows;
+    TOWLINE_LOG(kError, "the handler of file descriptor {} failed: {}{}", watch.fd, why,
+                over ? "; it is called no more" : "");
+    if (over && !watch.dead) unwatch(watch.fd);
+  };
+  try {
+    watch.ready(watch.argument, events);
+    watch.throws = 0;
+  } catch (const std::exception& error) {
+    failed(error.what());
+  } catch (...) {
+    failed("it threw something unknown");
+  }
 }
 
 bool Worker::arm() noexcept {
@@ -357,9 +376,9 @@ void Worker::park(uint64_t ns) noexcept {
   futex_wait(park_word_, seen, monotonic_now_ns() + ns);
 }
 
-// Armed. Events are level-triggered: whoever polls next sees them again. A peer that rang the bell left its
-// data where the next pass looks anyway, and whoever was woken for it should not first make system calls,
-// which are slow on a processor that has just woken up: polling, which drains the bell, then has time.
+// Armed. Events are level-triggered: the next poll sees them again. A peer that wakes us left its data where
+// the next pass looks anyway. System calls are slow on a processor that has just woken up, so a few passes
+// are made before the poll.
 void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   PollEvent event = {};
   const bool woken = poller_.wait({&event, 1}, limit_ns) != 0;
@@ -367,8 +386,7 @@ void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   sleeping_.store(false, std::memory_order_seq_cst);
   if (!try_lock()) return;
   disarm();
-  const bool bell = woken && event.context == nullptr;
-  passes_since_poll_ = bell ? kPassesPerPoll - 4 : kPassesPerPoll;
+  passes_since_poll_ = woken ? kPassesPerPoll - kPassesBeforePoll : kPassesPerPoll;
   next_poll_ns_ = 0;
   unlock();
 }

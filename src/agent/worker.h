@@ -106,7 +106,6 @@ class Worker {
   // When the pass in hand, or the last one, began: to within a microsecond of passes in a row.
   [[nodiscard]] uint64_t pass_began_ns() const noexcept { return now_ns_; }
 
-  [[nodiscard]] int wake_fd() const noexcept { return wake_.fd(); }
   [[nodiscard]] uint32_t index() const noexcept { return index_; }
   [[nodiscard]] Agent& agent() const noexcept { return agent_; }
   [[nodiscard]] NoticePool& notices() noexcept { return notice_pool_; }
@@ -114,11 +113,12 @@ class Worker {
 
  private:
   struct Watch {
-    towline_ready_fn ready;
-    void* argument;
-    int fd;
-    bool resting = false;  // out of epoll: until it is watched for something again
+    towline_ready_fn ready = nullptr;
+    void* argument = nullptr;
+    int fd = -1;
+    bool listed = false;  // in epoll; not while it is watched for nothing
     bool dead = false;
+    uint32_t throws = 0;  // in a row
   };
 
   // What a worker knows of one backend.
@@ -137,6 +137,7 @@ class Worker {
   void check_deadlines(uint64_t now_ns) noexcept;
   [[nodiscard]] bool time_to_poll() noexcept;  // asked once a pass
   uint32_t handle_events(uint64_t timeout_ns) noexcept;
+  void call(Watch& watch, uint32_t events) noexcept;
   bool arm() noexcept;  // true: armed, may sleep
   void disarm() noexcept;
   [[nodiscard]] uint64_t sleep_limit_ns(uint64_t now_ns) const noexcept;

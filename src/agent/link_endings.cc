@@ -1,0 +1,148 @@
+// Link: connections that are given up with bytes under way. What this side sent may still be on its way to
+// the peer, so the peer must say that it has ended the connection before anybody believes that no more lands.
+//
+// A backend names its connections by random numbers that both ends know (connection_id.h). The side that
+// gave one up asks over another connection to end it (kEndConnection). The peer closes its link of that
+// number, whichever worker has it, and answers when its backend has let go of it (kConnectionEnded). Until
+// then a new connection of the same link carries no transfer: a transfer that is posted again must not be
+// overtaken by what it sent before.
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/worker.h"
+
+namespace towline {
+
+namespace {
+
+// A peer has given up one connection of each of its links at most.
+constexpr std::size_t kMostEndings = 4096;
+
+}  // namespace
+
+// The backend carries messages from now on.
+void Link::begin_generation() noexcept {
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+  last_heard_ns_ = last_said_ns_ = last_ping_ns_ = last_used_ns_ = worker_.agent().now_ns();
+  notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = notice_bytes_received_ = 0;
+  notice_bytes_consumed_.store(0, std::memory_order_relaxed);
+  heard_ = pong_due_ = false;
+  waiting_.clear();
+  ending_.clear();
+  asked_changes_ = 0;
+  {
+    std::lock_guard lock(revocations_mutex_);
+    revocations_asked_.clear();
+    granted_.clear();
+  }
+  const uint64_t id = backend_.connection_id == nullptr ? 0 : backend_.connection_id->id(connection_);
+  connection_id_.store(id, std::memory_order_seq_cst);
+  talks_.store(true, std::memory_order_release);
+}
+
+// The connection that we asked for is there. The peer may have used it, and given it up, before we knew.
+void Link::dialled() noexcept {
+  begin_generation();
+  if (peer_.ended() == Status::kOk && !peer_.was_ended(connection_id())) {
+    // The acceptor hears from everyone that means to use the connection: see heartbeat().
+    waiting_.push_back(make_value_message(ControlType::kPing, last_ping_ns_));
+    worker_.maintain_soon();
+    if (!come_up()) (void)ask_to_end();
+    return;
+  }
+  close(Status::kPeerLost, "the peer has given this connection up already");
+  // Not in the next pass: what has arrived on it must not be placed.
+  backend_.connection->disconnect(std::exchange(connection_, nullptr));
+  connection_id_.store(0, std::memory_order_release);
+}
+
+bool Link::come_up() noexcept {
+  if (unfenced_id_.load(std::memory_order_acquire) != 0) return false;
+  state_.store(State::kUp, std::memory_order_release);
+  talks_.store(false, std::memory_order_release);
+  peer_.set_health(TOWLINE_HEALTH_ALIVE);
+  return true;
+}
+
+// ---- the side that gave a connection up
+
+void Link::note_unfenced() noexcept {
+  const uint32_t generation = this->generation();
+  const uint64_t id = connection_id();
+  if (id == 0) {
+    never_fenced_.store(generation, std::memory_order_release);
+    return;
+  }
+  if (unfenced_id_.load(std::memory_order_relaxed) == id) return;
+  unfenced_generation_.store(generation, std::memory_order_release);
+  unfenced_id_.store(id, std::memory_order_release);
+  peer_.given_up_changed();
+}
+
+bool Link::unfenced(uint32_t generation) const noexcept {
+  if (generation <= never_fenced_.load(std::memory_order_acquire)) return true;
+  return unfenced_id_.load(std::memory_order_acquire) != 0 &&
+         unfenced_generation_.load(std::memory_order_acquire) == generation;
+}
+
+void Link::ended_at_peer(uint64_t id) noexcept {
+  if (!unfenced_id_.compare_exchange_strong(id, 0, std::memory_order_acq_rel)) return;
+  worker_.maintain_soon();
+  worker_.wake();
+}
+
+uint32_t Link::ask_to_end() noexcept {
+  const uint64_t changes = peer_.given_up_changes();
+  if (asked_changes_ == changes) return 0;
+  for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next()) {
+    const uint64_t id = link->unfenced_id_.load(std::memory_order_acquire);
+    if (id == 0) continue;
+    const ValueMessage message = make_value_message(ControlType::kEndConnection, id);
+    if (transmit(&message, sizeof message) != Status::kOk) return 0;  // all again in the next round
+  }
+  asked_changes_ = changes;
+  return 1;
+}
+
+// ---- the side that is asked to end one
+
+void Link::on_end_connection(uint64_t id) noexcept {
+  if (id == 0 || ending_.size() == kMostEndings)
+    return close(Status::kProtocol, "the peer asks to end connections that it can't have");
+  (void)worker_.agent().end_connection(peer_.incarnation(), id);
+  try {
+    if (std::find(ending_.begin(), ending_.end(), id) == ending_.end()) ending_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    return close(Status::kOutOfMemory, "no memory for ending a connection");
+  }
+  worker_.maintain_soon();
+}
+
+uint32_t Link::answer_endings() noexcept {
+  uint32_t done = 0;
+  std::erase_if(ending_, [&](uint64_t id) {
+    if (worker_.agent().end_connection(peer_.incarnation(), id)) return false;  // not yet
+    const ValueMessage message = make_value_message(ControlType::kConnectionEnded, id);
+    const bool told = transmit(&message, sizeof message) == Status::kOk;
+    done += told ? 1 : 0;
+    return told;
+  });
+  return done;
+}
+
+void Link::end_soon(uint64_t id) noexcept {
+  end_asked_.store(id, std::memory_order_release);
+  worker_.maintain_soon();
+  worker_.wake();
+}
+
+void Link::end_if_asked() noexcept {
+  const uint64_t asked = end_asked_.load(std::memory_order_acquire);
+  if (asked != 0 && asked == connection_id())
+    close(Status::kPeerLost, "the peer has given this connection up");
+}
+
+}  // namespace towline

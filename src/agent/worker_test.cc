@@ -1,0 +1,83 @@
+#include "agent/worker.h"
+
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+#include "agent/agent.h"
+#include "base/wake.h"
+
+namespace towline {
+namespace {
+
+std::shared_ptr<Agent> quiet_agent() {
+  AgentOptions options;
+  options.name = "a";
+  options.hosted = false;
+  options.listen = "none";
+  options.backends = {"memory"};
+  return Agent::create(std::move(options));
+}
+
+void count(void* counter, uint32_t) { ++*static_cast<int*>(counter); }
+
+TEST(Worker, AHandlerThatThrowsLosesItsDescriptorAndOthersAreServed) {
+  const auto agent = quiet_agent();
+  Worker& worker = *agent->workers()[0];
+  EventFd bad;
+  EventFd good;
+  int failed = 0;
+  int served = 0;
+  {
+    const Worker::Guard guard(worker);
+    const auto fails = [](void* counter, uint32_t) {
+      ++*static_cast<int*>(counter);
+      throw std::runtime_error("out of descriptors");
+    };
+    ASSERT_EQ(worker.watch(bad.fd(), EPOLLIN, fails, &failed, false), TOWLINE_OK);
+    ASSERT_EQ(worker.watch(good.fd(), EPOLLIN, count, &served, false), TOWLINE_OK);
+  }
+  bad.signal();
+  good.signal();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (served < 50 && std::chrono::steady_clock::now() < until) worker.drive();
+  EXPECT_EQ(served, 50);
+  EXPECT_GT(failed, 1);  // what it ran out of may come back
+  EXPECT_LT(failed, 20);
+  const Worker::Guard guard(worker);
+  worker.unwatch(good.fd());
+}
+
+TEST(Worker, ADescriptorWhoseWatchFailedIsNotWatchedAnyMore) {
+  const auto agent = quiet_agent();
+  Worker& worker = *agent->workers()[0];
+  EventFd event;
+  event.signal();
+  int events = 0;
+  {
+    const Worker::Guard guard(worker);
+    ASSERT_EQ(worker.watch(event.fd(), EPOLLIN, count, &events, false), TOWLINE_OK);
+    // The system takes this flag when a descriptor is added, and refuses it later.
+    ASSERT_EQ(worker.watch(event.fd(), EPOLLIN | EPOLLEXCLUSIVE, count, &events, true), TOWLINE_IO);
+  }
+  const auto look = [&] {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (events == 0 && std::chrono::steady_clock::now() < until) worker.drive();
+  };
+  look();
+  EXPECT_EQ(events, 0);
+  {
+    const Worker::Guard guard(worker);
+    ASSERT_EQ(worker.watch(event.fd(), EPOLLIN, count, &events, false), TOWLINE_OK);
+  }
+  look();
+  EXPECT_GT(events, 0);
+  const Worker::Guard guard(worker);
+  worker.unwatch(event.fd());
+}
+
+}  // namespace
+}  // namespace towline
