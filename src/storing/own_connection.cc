@@ -18,6 +18,12 @@ int32_t OwnConnection::send(const void* message, size_t bytes) noexcept try {
   return TOWLINE_AGAIN;
 }
 
+void OwnConnection::send_after(std::span<const uint8_t> message, towline_part_result& result) noexcept {
+  if (result.status != TOWLINE_OK || message.empty()) return;
+  if (send(message.data(), message.size()) == TOWLINE_OK) return;
+  result.status = TOWLINE_OUT_OF_MEMORY;
+}
+
 uint32_t OwnConnection::deliver() noexcept {
   uint32_t done = 0;
   // Those that come in answer wait for the next pass.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "towline/plugin/backend.hpp"
@@ -28,6 +29,9 @@ class OwnConnection {
   [[nodiscard]] uint32_t worker() const noexcept { return worker_; }
   void unimport(towline_import*) noexcept {}
   int32_t send(const void* message, size_t bytes) noexcept;
+  // A part has ended so: its message follows its bytes. A message that can't be sent becomes the part's
+  // outcome: its bytes are there, and nobody learns of them.
+  void send_after(std::span<const uint8_t> message, towline_part_result& result) noexcept;
 
   // From the backend.
   uint32_t deliver() noexcept;

@@ -40,6 +40,7 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   [[nodiscard]] Service& service() noexcept { return service_; }
   [[nodiscard]] JobQueue& queue(uint32_t worker) noexcept { return *queues_[worker]; }
   [[nodiscard]] Joins& joins() noexcept { return joins_; }
+  [[nodiscard]] Readings& readings() noexcept { return readings_; }
   [[nodiscard]] Reaper& reaper() noexcept { return *reaper_; }
   [[nodiscard]] size_t clients() const noexcept { return clients_.size(); }
   [[nodiscard]] Client& next_client() noexcept;
@@ -62,6 +63,7 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   uint64_t last_object_ = 0;
   std::vector<std::unique_ptr<JobQueue>> queues_;  // of the workers
   Joins joins_;
+  Readings readings_;
   std::once_flag started_;
   std::unique_ptr<Reaper>
       reaper_;  // ends after the clients: their threads come back to it until they are joined

@@ -191,16 +191,19 @@ Answer Client::ask(Call& call) {
 }
 
 void Client::loop() noexcept {
+  const auto failed = [this](const char* why) {
+    service_.note_failure(fmt::format("a request was not dealt with: {}", why));
+  };
   while (!stop_) {
-    commands_.run();
-    timers_.run();
-    pump();
+    commands_.run(failed);
+    timers_.run(failed);
+    run_action([this] { pump(); }, failed);
     const uint64_t now_ns = monotonic_now_ns();
     const uint64_t next_ns = timers_.next_ns();
     http_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs));
-    while (void* owner = http_.next_ended()) ended(*static_cast<Call*>(owner));
+    while (void* owner = http_.next_ended()) run_action([&] { ended(*static_cast<Call*>(owner)); }, failed);
   }
-  commands_.run();  // what ended in the last turn is told
+  commands_.run(failed);  // what ended in the last turn is told
 }
 
 bool Client::room() const noexcept {

@@ -18,6 +18,13 @@ constexpr std::time_t kRenewAtLeastEvery_s = 3600;
 constexpr std::time_t kTryAgain_s = 2;
 constexpr std::time_t kTryAgainMost_s = 60;
 
+Keys keys_of(const Profile& profile) {
+  return {profile_value(profile, "aws_access_key_id"), profile_value(profile, "aws_secret_access_key"),
+          profile_value(profile, "aws_session_token")};
+}
+
+bool complete(const Keys& keys) noexcept { return !keys.access_key.empty() && !keys.secret_key.empty(); }
+
 [[noreturn]] void refuse(std::string text) {
   throw plugin::Failure(Status::kPermissionDenied, std::move(text));
 }
@@ -55,15 +62,14 @@ void Credentials::choose(const Environment& environment) {
     return;
   }
   if (may(Source::kSettings)) {
-    if (!given.keys.access_key.empty() && !given.keys.secret_key.empty())
-      return fixed(given.keys, "settings");
+    if (complete(given.keys)) return fixed(given.keys, "settings");
     missing("settings: object.access_key and object.secret_key are not both set");
   }
   if (may(Source::kEnvironment)) {
     Keys keys = {environment("AWS_ACCESS_KEY_ID").value_or(""),
                  environment("AWS_SECRET_ACCESS_KEY").value_or(""),
                  environment("AWS_SESSION_TOKEN").value_or("")};
-    if (!keys.access_key.empty() && !keys.secret_key.empty()) return fixed(std::move(keys), "environment");
+    if (complete(keys)) return fixed(std::move(keys), "environment");
     missing("environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not both set");
   }
   if (may(Source::kWebIdentity)) {
@@ -75,12 +81,10 @@ void Credentials::choose(const Environment& environment) {
     missing("web identity: no role and token file (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE)");
   }
   if (may(Source::kProfile)) {
-    const auto value = [&](const char* key) {
-      const auto found = given.profile.find(key);
-      return found == given.profile.end() ? std::string() : found->second;
-    };
-    Keys keys = {value("aws_access_key_id"), value("aws_secret_access_key"), value("aws_session_token")};
-    if (!keys.access_key.empty() && !keys.secret_key.empty()) return fixed(std::move(keys), "profile");
+    if (Keys keys = keys_of(given.profile); complete(keys)) {
+      source_ = Source::kProfile;
+      return fixed(std::move(keys), "profile");
+    }
     looked_ += fmt::format("\n  profile: no keys for '{}' in ~/.aws/credentials or ~/.aws/config",
                            given.profile_name);
   }
@@ -99,6 +103,14 @@ void Credentials::wait_until_ready(uint64_t deadline_ns) {
   if (source_ == Source::kNone) refuse(failure_);
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   const uint64_t failures = failures_;
+  if (settings_.credentials.source == Source::kAuto && source_ == Source::kInstance && !told_) {
+    told_ = true;
+    host_.log(
+        1, fmt::format("no keys for objects have been set, so this machine's cloud is asked for them at {}: "
+                       "object.credentials = \"instance\" says that this is meant, \"none\" sends requests "
+                       "unsigned, AWS_EC2_METADATA_DISABLED=true asks nobody",
+                       settings_.credentials.metadata_url));
+  }
   asked_ = true;
   changed_.notify_all();
   while (!ready_ && failures_ == failures && monotonic_now_ns() < deadline_ns)
@@ -114,11 +126,27 @@ std::shared_ptr<const Keys> Credentials::now() const {
 }
 
 bool Credentials::renew(const std::shared_ptr<const Keys>& expired) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (keys_ != expired) return true;
   if (source_ == Source::kNone) return false;
+  if (source_ == Source::kProfile) {
+    lock.unlock();
+    return read_profile_anew(expired);
+  }
   asked_ = true;
   changed_.notify_all();
+  return true;
+}
+
+// Something else, a login say, puts the keys of a new session into the file.
+bool Credentials::read_profile_anew(const std::shared_ptr<const Keys>& expired) {
+  const CredentialSettings& given = settings_.credentials;
+  auto keys =
+      std::make_shared<const Keys>(keys_of(read_profile_files(given.profile_files, given.profile_name)));
+  std::lock_guard lock(mutex_);
+  if (keys_ != expired) return true;
+  if (!complete(*keys) || *keys == *expired) return false;
+  keys_ = std::move(keys);
   return true;
 }
 

@@ -37,6 +37,7 @@ class Credentials {
  private:
   void choose(const Environment& environment);
   void fixed(Keys keys, const char* source);
+  [[nodiscard]] bool read_profile_anew(const std::shared_ptr<const Keys>& expired);
   [[nodiscard]] TimedKeys fetch() const;  // throws plugin::Failure
   [[nodiscard]] TimedKeys assume_role() const;
   [[nodiscard]] TimedKeys ask_instance() const;
@@ -53,6 +54,7 @@ class Credentials {
   std::shared_ptr<const Keys> keys_;
   bool ready_ = false;
   bool asked_ = false;  // somebody wants others now
+  bool told_ = false;   // that a machine's cloud is asked which nobody has named
   std::string failure_;
   uint64_t failures_ = 0;
   std::atomic<bool> stop_{false};

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
-#include "storage/object/checksum.h"
 #include "storage/object/connection.h"
 #include "storage/object/job_queue.h"
 
 namespace towline::object {
 
-Job::Job(Prepared& prepared_plan, const towline_submit_args& args)
+Job::Job(Prepared& prepared_plan, const towline_submit_args& args, std::shared_ptr<Reading> what_is_read)
     : prepared(prepared_plan),
       begin(args.begin),
       end(args.end),
@@ -16,7 +15,7 @@ Job::Job(Prepared& prepared_plan, const towline_submit_args& args)
       message(static_cast<const uint8_t*>(args.message),
               static_cast<const uint8_t*>(args.message) + args.message_bytes),
       connection(reinterpret_cast<Connection*>(prepared_plan.connection)),
-      etags_(prepared_plan.objects.size()) {}
+      reading(std::move(what_is_read)) {}
 
 void Job::moved(uint64_t bytes) noexcept {
   std::lock_guard lock(mutex_);
@@ -32,23 +31,6 @@ void Job::failed(Status status, long http_status, uint64_t first, uint64_t last)
   failed_end_ = last;
 }
 
-bool Job::same_version(size_t object, std::string_view etag) {
-  std::lock_guard lock(mutex_);
-  std::string& known = etags_[object];
-  if (known.empty()) known = etag;
-  return known == etag;
-}
-
-void Job::learn(Version version) {
-  std::lock_guard lock(mutex_);
-  learned_ = std::move(version);
-}
-
-void Job::read_stretch(size_t, uint64_t first, uint64_t bytes, uint32_t crc) {
-  std::lock_guard lock(mutex_);
-  stretches_.push_back({first, bytes, crc});
-}
-
 void Job::task_over() noexcept {
   JobQueue& queue = *prepared.queue;
   if (tasks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) queue.finished(*this);
@@ -58,27 +40,9 @@ void Job::stop(Status status) noexcept {
   for (const auto& task : tasks) task->stop_soon(status, false);
 }
 
-// Everything has been read: is it what was written?
-Status Job::verify() {
-  const Version looked = prepared.objects[0]->version();
-  const Version& version = looked.looked ? looked : learned_;
-  const auto wanted = crc32c_value(version.crc32c);
-  if (!wanted || etags_[0] != version.etag) return Status::kOk;  // another version: its checksum is not known
-  std::sort(stretches_.begin(), stretches_.end(),
-            [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
-  uint32_t crc = 0;
-  uint64_t at = 0;
-  for (const Stretch& stretch : stretches_) {
-    if (stretch.begin != at) return Status::kOk;
-    crc = at == 0 ? stretch.crc : crc32c_join(crc, stretch.crc, stretch.bytes);
-    at += stretch.bytes;
-  }
-  return at == version.bytes && crc != *wanted ? Status::kCorrupt : Status::kOk;
-}
-
 towline_part_result Job::result() {
-  if (verifies && status_ == Status::kOk) {
-    status_ = verify();
+  if (reading != nullptr && status_ == Status::kOk) {
+    status_ = reading->verify();
     if (status_ != Status::kOk) {
       failed_from_ = begin;
       failed_end_ = end;

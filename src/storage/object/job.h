@@ -14,6 +14,7 @@
 
 #include "storage/object/client.h"
 #include "storage/object/object.h"
+#include "storage/object/reading.h"
 #include "towline/plugin/v1.h"
 
 namespace towline::object {
@@ -27,14 +28,17 @@ class Task;
 struct Prepared : towline_prepared {
   JobQueue* queue = nullptr;
   uint32_t op = 0;
-  std::vector<Object*> objects;  // by the plan's number of the remote region
+  std::vector<Object*> objects;      // by the plan's number of the remote region
+  std::shared_ptr<Reading> reading;  // of the last post that took several submits
+  uint64_t post = 0;                 // its number
 
   [[nodiscard]] bool write() const noexcept { return op != 0; }
 };
 
 class Job {
  public:
-  Job(Prepared& prepared_plan, const towline_submit_args& args);
+  // `reading`: null for a WRITE.
+  Job(Prepared& prepared_plan, const towline_submit_args& args, std::shared_ptr<Reading> reading);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -45,12 +49,6 @@ class Job {
   // Nothing from there on need be begun; UINT64_MAX while all is well.
   [[nodiscard]] uint64_t failed_from() const noexcept { return failed_from_.load(std::memory_order_relaxed); }
   void not_fenced_remote() noexcept { remote_fence_.store(false, std::memory_order_relaxed); }
-  // The version of an object that is read is one and the same. False: this is another.
-  [[nodiscard]] bool same_version(size_t object, std::string_view etag);
-  // What an answer says of an object that was not looked at before.
-  void learn(Version version);
-  // A stretch of an object, read; for the checksum of the whole.
-  void read_stretch(size_t object, uint64_t begin, uint64_t bytes, uint32_t crc);
   void add_task() noexcept { tasks_left_.fetch_add(1, std::memory_order_relaxed); }
   // The last one reports the job to its queue, after which it may be gone.
   void task_over() noexcept;
@@ -65,18 +63,11 @@ class Job {
   const uint64_t cookie;
   const std::vector<uint8_t> message;
   Connection* const connection;
+  const std::shared_ptr<Reading> reading;
   std::vector<std::shared_ptr<Task>> tasks;
   Job* finished_next = nullptr;
-  bool verifies = false;  // maybe the whole of one object is read, and its checksum known
 
  private:
-  struct Stretch {
-    uint64_t begin;
-    uint64_t bytes;
-    uint32_t crc;
-  };
-  [[nodiscard]] Status verify();
-
   std::atomic<uint32_t> tasks_left_{0};
   std::atomic<uint64_t> failed_from_{UINT64_MAX};
   std::atomic<bool> remote_fence_{true};
@@ -85,9 +76,6 @@ class Job {
   Status status_ = Status::kOk;
   long http_status_ = 0;
   uint64_t failed_end_ = 0;
-  std::vector<std::string> etags_;  // by object
-  std::vector<Stretch> stretches_;
-  Version learned_;
 };
 
 class Task : public std::enable_shared_from_this<Task> {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "storage/object/backend.h"
 #include "storage/object/reader.h"
@@ -24,29 +25,45 @@ void JobQueue::finished(Job& job) noexcept {
 }
 
 int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) noexcept try {
-  auto made = std::make_unique<Job>(prepared, args);
-  Job& job = *made;
-  active_.push_back(std::move(made));
+  auto job = std::make_unique<Job>(prepared, args, prepared.write() ? nullptr : reading_of(prepared, args));
+  active_.reserve(active_.size() + 1);
+  // From its first task on the job can't be taken back: whatever throws does so before.
   if (prepared.write()) {
-    job.add_task();
-    backend_.joins().add(job);
+    job->add_task();
+    backend_.joins().add(*job);
   } else {
-    read(job);
+    add_readers(*job);
+    start_readers(*job);
   }
+  active_.push_back(std::move(job));
   return TOWLINE_IN_PROGRESS;
-} catch (const std::bad_alloc&) {
+} catch (const std::exception&) {  // for want of memory
   return TOWLINE_AGAIN;
 }
 
-// One task on each client, as far as there is work for it.
-void JobQueue::read(Job& job) {
-  const Prepared& prepared = job.prepared;
-  const uint64_t bytes = job.end - job.begin;
+std::shared_ptr<Reading> JobQueue::reading_of(Prepared& prepared, const towline_submit_args& args) {
+  const bool told = args.struct_size >= offsetof(towline_submit_args, post) + sizeof args.post;
+  const towline_post* const post = told ? args.post : nullptr;
+  const uint64_t bytes = post != nullptr ? post->bytes : args.end - args.begin;
+  const Object* checked = nullptr;
   if (prepared.objects.size() == 1 && service().settings.checksum == Checksum::kCrc32c) {
     const Version version = prepared.objects[0]->version();
     const bool known = version.looked && !version.crc32c.empty() && bytes == version.bytes;
-    job.verifies = bytes == prepared.plan->bytes && (known || !version.looked);
+    // What was not looked at may tell its checksum when it is asked for in one request.
+    const bool may_tell = !version.looked && post == nullptr && bytes == prepared.plan->bytes;
+    if (known || may_tell) checked = prepared.objects[0];
   }
+  if (post == nullptr) return std::make_shared<Reading>(checked);
+  if (prepared.reading == nullptr || prepared.post != post->number) {
+    prepared.reading = backend_.readings().join(*post, checked);
+    prepared.post = post->number;
+  }
+  return prepared.reading;
+}
+
+// One task on each client, as far as there is work for it.
+void JobQueue::add_readers(Job& job) {
+  const uint64_t bytes = job.end - job.begin;
   const uint64_t worth = std::max<uint64_t>(bytes / (2 * service().settings.part_bytes), 1);
   const uint64_t tasks = std::min<uint64_t>(worth, backend_.clients());
   for (uint64_t i = 0; i < tasks; ++i) {
@@ -55,7 +72,19 @@ void JobQueue::read(Job& job) {
     job.tasks.push_back(std::make_shared<Reader>(backend_.next_client(), job, begin, end));
     job.add_task();
   }
-  for (const auto& task : job.tasks) task->start_soon();
+}
+
+void JobQueue::start_readers(Job& job) {
+  job.tasks.front()->start_soon();
+  for (size_t i = 1; i < job.tasks.size(); ++i) {
+    try {
+      job.tasks[i]->start_soon();
+    } catch (const std::exception&) {  // the first one is under way
+      job.failed(Status::kOutOfMemory, 0, job.begin, job.end);
+      for (size_t left = job.tasks.size() - i; left != 0; --left) job.task_over();
+      job.tasks.resize(i);
+    }
+  }
 }
 
 void JobQueue::cancel(uint64_t cookie) noexcept {
@@ -82,9 +111,8 @@ uint32_t JobQueue::progress() noexcept {
 }
 
 void JobQueue::over(Job& job) noexcept {
-  const towline_part_result result = job.result();
-  if (result.status == TOWLINE_OK && !job.message.empty())
-    (void)job.connection->send(job.message.data(), job.message.size());
+  towline_part_result result = job.result();
+  job.connection->send_after(job.message, result);
   backend_.joins().forget(job);
   const uint64_t cookie = job.cookie;
   std::erase_if(active_, [&](const auto& active) { return active.get() == &job; });

@@ -39,7 +39,11 @@ class JobQueue {
   [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
 
  private:
-  void read(Job& job);
+  // What the submit's post reads; it is the same for all of the post's.
+  [[nodiscard]] std::shared_ptr<Reading> reading_of(Prepared& prepared, const towline_submit_args& args);
+  void add_readers(Job& job);
+  // Throws std::bad_alloc, and then has started none.
+  void start_readers(Job& job);
   void over(Job& job) noexcept;
 
   Backend& backend_;

@@ -10,15 +10,37 @@ namespace towline::object {
 void Joins::add(Job& job) {
   std::lock_guard lock(mutex_);
   const towline_plan* plan = job.prepared.plan;
-  Gathered& gathered = gathering_[plan];
-  gathered.jobs.push_back(&job);
+  const auto [entry, fresh] = gathering_.try_emplace(plan);
+  Gathered& gathered = entry->second;
+  try {
+    gathered.jobs.push_back(&job);
+  } catch (...) {
+    if (fresh) gathering_.erase(entry);
+    throw;
+  }
   gathered.bytes += job.end - job.begin;
   if (gathered.bytes < plan->bytes) return;
-  const std::vector<Job*> jobs = std::move(gathered.jobs);
-  gathering_.erase(plan);
-  const auto task = std::make_shared<Writer>(backend_.next_client(), job.prepared, jobs);
-  for (Job* part : jobs) running_[part] = task;
-  task->start_soon();
+  try {
+    start(gathered.jobs);
+  } catch (...) {
+    gathered.jobs.pop_back();
+    gathered.bytes -= job.end - job.begin;
+    if (fresh) gathering_.erase(entry);
+    throw;
+  }
+  gathering_.erase(entry);
+}
+
+// Throws std::bad_alloc, and then has started nothing.
+void Joins::start(const std::vector<Job*>& jobs) {
+  const auto task = std::make_shared<Writer>(backend_.next_client(), jobs.front()->prepared, jobs);
+  try {
+    for (Job* part : jobs) running_[part] = task;
+    task->start_soon();
+  } catch (...) {
+    for (Job* part : jobs) running_.erase(part);
+    throw;
+  }
 }
 
 bool Joins::take_back(Job& job) noexcept {

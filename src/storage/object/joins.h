@@ -21,7 +21,7 @@ class Joins {
   Joins& operator=(const Joins&) = delete;
 
   // Starts the plan's task once all of its parts are there. Throws std::bad_alloc, and then knows nothing of
-  // it.
+  // this one; the others still wait for it.
   void add(Job& job);
   // True: the job still waited for others, and does no more.
   [[nodiscard]] bool take_back(Job& job) noexcept;
@@ -34,6 +34,8 @@ class Joins {
     std::vector<Job*> jobs;
     uint64_t bytes = 0;
   };
+
+  void start(const std::vector<Job*>& jobs);
 
   Backend& backend_;
   std::mutex mutex_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/unique_fd.h"
+
 namespace towline::object {
 
 namespace {
@@ -49,6 +51,20 @@ void read_profile(std::string_view text, std::string_view name, bool in_config, 
       value = value.substr(0, value.find(comment));
     profile.emplace(std::move(key), trimmed(value));
   }
+}
+
+Profile read_profile_files(const std::vector<ProfileFile>& files, std::string_view name) {
+  Profile profile;
+  for (const ProfileFile& file : files) {
+    if (const auto contents = read_text_file(file.path))
+      read_profile(*contents, name, file.is_config, profile);
+  }
+  return profile;
+}
+
+std::string profile_value(const Profile& profile, std::string_view key) {
+  const auto found = profile.find(key);
+  return found == profile.end() ? "" : found->second;
 }
 
 }  // namespace towline::object

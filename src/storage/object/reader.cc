@@ -13,6 +13,8 @@ namespace towline::object {
 namespace {
 
 constexpr size_t kReaderSegments = 512;
+constexpr long kPreconditionFailed = 412;
+constexpr const char* kReplaced = "the object was replaced while it was read";
 
 }  // namespace
 
@@ -40,6 +42,7 @@ void Reader::stop(Status status, bool) {
     client.stop(fetch.call);
     fetch.under_way = false;
     job_.moved(fetch.done);
+    job_.failed(status, 0, fetch.plan_begin + fetch.done, end_);
   }
   under_way_ = 0;
   over();
@@ -99,20 +102,23 @@ bool Reader::feed() {
 // ---- one GET
 
 void Reader::ask(Fetch& fetch) {
-  const Object& object = *job_.prepared.objects[fetch.segments[0].remote_region];
+  const Object& object = object_of(fetch);
+  Reading& reading = *job_.reading;
   Call& call = fetch.call;
   call.method = "GET";
   call.name = object.name();
   call.cost = fetch.bytes;
-  call.before = [&fetch, &object, this] {
+  call.before = [&fetch, &object, &reading] {
     fetch.call.headers.clear();
-    fetch.whole = job_.verifies && !object.version().looked && !object.is_longer && fetch.offset == 0 &&
+    fetch.whole = reading.checks() && !object.version().looked && !object.is_longer && fetch.offset == 0 &&
                   fetch.done == 0 && fetch.bytes == object.bytes();
     // What came already is not asked for again.
     if (!fetch.whole)
       fetch.call.headers.emplace_back(
           "range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1));
-    if (job_.verifies) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
+    if (reading.checks()) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
+    if (std::string etag = reading.wanted_version(object); !etag.empty())
+      fetch.call.headers.emplace_back("if-match", std::move(etag));
   };
   call.begins = [&fetch, this](const Answer& answer) { return begins(fetch, answer); };
   call.takes = [&fetch, this](std::span<const std::byte> bytes) { return takes(fetch, bytes); };
@@ -124,11 +130,11 @@ void Reader::ask(Fetch& fetch) {
 void Reader::learn(const Answer& answer, uint64_t bytes) {
   Version whole = version_of(answer.headers);
   whole.bytes = bytes;
-  job_.learn(std::move(whole));
+  job_.reading->learn(std::move(whole));
 }
 
 Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
-  Object& object = *job_.prepared.objects[fetch.segments[0].remote_region];
+  Object& object = object_of(fetch);
   const uint64_t asked = fetch.offset + fetch.done;
   if (answer.http_status == 200) {
     const auto bytes = decode_number(header(answer.headers, "content-length"));
@@ -148,17 +154,18 @@ Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
                           shown(header(answer.headers, "content-range")))};
     fetch.on_server = range->end - fetch.offset;
     // A range that is the whole has the whole's checksum.
-    if (job_.verifies && range->begin == 0 && range->end == range->whole) learn(answer, range->whole);
+    if (job_.reading->checks() && range->begin == 0 && range->end == range->whole)
+      learn(answer, range->whole);
   }
-  if (!job_.same_version(fetch.segments[0].remote_region, header(answer.headers, "etag")))
-    return {Status::kStale, false, "the object was replaced while it was read"};
+  if (!job_.reading->is_version(object, header(answer.headers, "etag")))
+    return {Status::kStale, false, kReplaced};
   return {};
 }
 
 Verdict Reader::takes(Fetch& fetch, std::span<const std::byte> bytes) {
   if (bytes.size() > fetch.bytes - fetch.done)
     return {Status::kProtocol, false, "the server sends more than it was asked for"};
-  if (job_.verifies)
+  if (job_.reading->checks())
     fetch.crc = crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, fetch.crc);
   fetch.done += bytes.size();
   while (!bytes.empty()) {
@@ -189,10 +196,13 @@ void Reader::done(Fetch& fetch, const Answer& answer) {
   --under_way_;
   job_.moved(fetch.done);
   if (answer.ok()) {
-    if (job_.verifies) job_.read_stretch(0, fetch.offset, fetch.bytes, fetch.crc);
+    if (job_.reading->checks())
+      job_.reading->read_stretch(object_of(fetch), fetch.offset, fetch.bytes, fetch.crc);
     free_.push_back(&fetch);
   } else {
-    if (answer.status != Status::kShort) client.service().note_failure(answer.text);
+    const bool replaced = answer.http_status == kPreconditionFailed;
+    if (answer.status != Status::kShort)
+      client.service().note_failure(replaced ? answer.text + ": " + kReplaced : answer.text);
     job_.failed(answer.status, answer.http_status, fetch.plan_begin + fetch.done,
                 fetch.plan_begin + fetch.bytes);
     // What lies further on is of no use any more; what lies before may yet tell the first failure.

@@ -36,6 +36,9 @@ class Reader final : public Task, private Feeder {
   void stop(Status status, bool now) override;
   bool feed() override;
 
+  [[nodiscard]] Object& object_of(const Fetch& fetch) const noexcept {
+    return *job_.prepared.objects[fetch.segments[0].remote_region];
+  }
   [[nodiscard]] bool fill();
   void take(Fetch& fetch);
   void ask(Fetch& fetch);

@@ -82,25 +82,16 @@ class SettingsReader {
 
 constexpr int number(Source source) { return static_cast<int>(source); }
 
-void read_profile_files(const Environment& environment, CredentialSettings& credentials) {
+std::vector<ProfileFile> profile_files(const Environment& environment) {
   const std::string home = environment("HOME").value_or("");
-  const auto file = [&](const char* variable, const char* below_home) {
+  std::vector<ProfileFile> files;
+  const auto add = [&](const char* variable, const char* below_home, bool is_config) {
     const auto named = environment(variable);
-    return named ? *named : home.empty() ? std::string() : home + below_home;
+    if (named || !home.empty()) files.push_back({named ? *named : home + below_home, is_config});
   };
-  const std::pair<std::string, bool> files[] = {
-      {file("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials"), false},
-      {file("AWS_CONFIG_FILE", "/.aws/config"), true}};
-  for (const auto& [path, in_config] : files) {
-    if (path.empty()) continue;
-    if (const auto contents = read_text_file(path))
-      read_profile(*contents, credentials.profile_name, in_config, credentials.profile);
-  }
-}
-
-std::string profile_value(const CredentialSettings& credentials, std::string_view key) {
-  const auto found = credentials.profile.find(key);
-  return found == credentials.profile.end() ? "" : found->second;
+  add("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials", false);
+  add("AWS_CONFIG_FILE", "/.aws/config", true);
+  return files;
 }
 
 // A secret is best in a file of its own.
@@ -130,12 +121,13 @@ CredentialSettings read_credentials(const SettingsReader& reader, const Environm
                       reader.text("object.session_token")};
   credentials.profile_name = reader.text_or("object.profile", {"AWS_PROFILE"});
   if (credentials.profile_name.empty()) credentials.profile_name = "default";
-  read_profile_files(environment, credentials);
+  credentials.profile_files = profile_files(environment);
+  credentials.profile = read_profile_files(credentials.profile_files, credentials.profile_name);
   credentials.role_arn = reader.text_or("object.role_arn", {"AWS_ROLE_ARN"});
-  if (credentials.role_arn.empty()) credentials.role_arn = profile_value(credentials, "role_arn");
+  if (credentials.role_arn.empty()) credentials.role_arn = profile_value(credentials.profile, "role_arn");
   credentials.token_file = reader.text_or("object.web_identity_token_file", {"AWS_WEB_IDENTITY_TOKEN_FILE"});
   if (credentials.token_file.empty())
-    credentials.token_file = profile_value(credentials, "web_identity_token_file");
+    credentials.token_file = profile_value(credentials.profile, "web_identity_token_file");
   credentials.session_name = reader.text_or("object.role_session_name", {"AWS_ROLE_SESSION_NAME"});
   if (credentials.session_name.empty()) credentials.session_name = "towline";
   credentials.sts_url = reader.text_or("object.sts_endpoint", {"AWS_ENDPOINT_URL_STS"});
@@ -154,10 +146,10 @@ Settings Settings::read(const plugin::Host& host, const Environment& environment
   Settings settings;
   settings.credentials = read_credentials(reader, environment);
   settings.region = reader.text_or("object.region", {"AWS_REGION", "AWS_DEFAULT_REGION"});
-  if (settings.region.empty()) settings.region = profile_value(settings.credentials, "region");
+  if (settings.region.empty()) settings.region = profile_value(settings.credentials.profile, "region");
   if (settings.region.empty()) settings.region = "us-east-1";
   std::string endpoint = reader.text_or("object.endpoint", {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
-  if (endpoint.empty()) endpoint = profile_value(settings.credentials, "endpoint_url");
+  if (endpoint.empty()) endpoint = profile_value(settings.credentials.profile, "endpoint_url");
   settings.style = reader.choice<Style>("object.style", {{"auto", static_cast<int>(Style::kAuto)},
                                                          {"path", static_cast<int>(Style::kPath)},
                                                          {"virtual", static_cast<int>(Style::kVirtual)}});

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "storage/object/names.h"
 #include "storage/object/profile.h"
@@ -26,7 +27,8 @@ struct CredentialSettings {
   Source source = Source::kAuto;
   Keys keys{};                 // the settings' own
   std::string profile_name{};  // "default"
-  Profile profile{};
+  std::vector<ProfileFile> profile_files{};
+  Profile profile{};  // as it was when the settings were read
   std::string role_arn{};
   std::string token_file{};
   std::string session_name{};

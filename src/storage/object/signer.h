@@ -15,6 +15,8 @@ struct Keys {
   std::string access_key;
   std::string secret_key;
   std::string session_token;  // empty: none
+
+  bool operator==(const Keys&) const = default;
 };
 
 // Hexadecimal SHA-256, as payload hashes are written.

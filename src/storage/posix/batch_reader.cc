@@ -1,11 +1,21 @@
 #include "storage/posix/batch_reader.h"
 
+#include <sched.h>
+
+namespace towline::posix {
+
+void BatchReader::lock() noexcept {
+  while (!try_lock()) sched_yield();
+}
+
+}  // namespace towline::posix
+
 #ifdef TOWLINE_HAVE_LIBURING
 
 #include <liburing.h>
-#include <sched.h>
 
 #include <cerrno>
+#include <mutex>
 
 #include "storage/posix/fixed_files.h"
 
@@ -27,17 +37,15 @@ class UringBatch final : public BatchReader {
     return true;
   }
 
-  int attach_file(int fd) noexcept override {
-    wait_for_lock();
-    if (knows_files_) files_.attach(ring_, fd);
-    const int number = files_.slot_of(fd);
-    unlock();
-    return number;
+  int attach_file(int fd) override {
+    const std::lock_guard guard(*this);
+    if (!knows_files_) return -1;
+    files_.attach(ring_, fd);
+    return files_.slot_of(fd);
   }
   void detach_file(int fd) noexcept override {
-    wait_for_lock();
+    const std::lock_guard guard(*this);
     if (knows_files_) files_.detach(ring_, fd);
-    unlock();
   }
 
   void add(int fd, int number, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept override {
@@ -81,10 +89,6 @@ class UringBatch final : public BatchReader {
   }
 
  private:
-  void wait_for_lock() noexcept {
-    while (!try_lock()) sched_yield();
-  }
-
   // Drops what is in the ring and has not been taken, and the files with it.
   void start_anew() noexcept {
     knows_files_ = false;

@@ -23,12 +23,13 @@ class BatchReader {
   static std::unique_ptr<BatchReader> open();
 
   [[nodiscard]] bool try_lock() noexcept { return !locked_.exchange(true, std::memory_order_acquire); }
+  void lock() noexcept;
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
   // ---- under the worker's lock
   // From here on reads of this descriptor may be had cheaper, by the number that is given; -1: they are not.
-  // Each use is counted.
-  [[nodiscard]] virtual int attach_file(int fd) noexcept = 0;
+  // Each call is undone by one of detach_file. Throws std::bad_alloc.
+  [[nodiscard]] virtual int attach_file(int fd) = 0;
   virtual void detach_file(int fd) noexcept = 0;
 
   // ---- whoever has the lock; nothing is left in the kernel when it is given back

@@ -9,6 +9,14 @@
 
 namespace towline::posix {
 
+namespace {
+
+struct Unprepare {
+  void operator()(Prepared* prepared) const noexcept { Connection::unprepare(prepared); }
+};
+
+}  // namespace
+
 Connection::Connection(Backend& backend, uint32_t worker, void* peer)
     : OwnConnection(backend.host(), Backend::kNames, worker, peer), backend_(backend) {}
 
@@ -32,11 +40,11 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
   const towline_plan& plan = *args.plan;
   if (const int32_t status = check_local_list(plan); status != TOWLINE_OK) return status;
-  auto prepared = std::make_unique<Prepared>();
+  std::unique_ptr<Prepared, Unprepare> prepared(new Prepared());
+  prepared->queue = &backend_.queue(worker());
   prepared->connection = reinterpret_cast<towline_connection*>(this);
   prepared->plan = &plan;
   prepared->op = args.op;
-  prepared->queue = &backend_.queue(worker());
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const File* file = reinterpret_cast<const File*>(args.remote[i]);
     if (prepared->write() && file->committed())

@@ -8,8 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <string_view>
 
 #include "base/error.h"
@@ -60,6 +64,17 @@ std::string directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// Where a path leads that may be a symbolic link, itself or to another one.
+std::string followed(const std::string& path) {
+  struct stat found = {};
+  if (::lstat(path.c_str(), &found) != 0 || !S_ISLNK(found.st_mode)) return path;
+  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
+  if (real == nullptr)
+    refuse_errno(errno, "{} is a symbolic link, and replacing follows it to what it names: name a file",
+                 path);
+  return real.get();
 }
 
 std::string own_link(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
@@ -118,6 +133,7 @@ File::File(const towline_storage_args& args) : id_(next_id()), sync_(args.sync) 
       open_path(name_, args);
   }
   examine(args);
+  if (sync_ != 0) sync_name();
 }
 
 File::~File() {
@@ -128,7 +144,12 @@ void File::open_path(const std::string& path, const towline_storage_args& args) 
   int flags = access_flags(args.access) | O_CLOEXEC;
   if ((args.flags & TOWLINE_STORAGE_CREATE) != 0) flags |= O_CREAT;
   if ((args.flags & TOWLINE_STORAGE_TRUNCATE) != 0) flags |= O_TRUNC;
-  plain_.reset(::open(path.c_str(), flags | O_NONBLOCK, args.mode));  // a pipe must not hold us up
+  flags |= O_NONBLOCK;  // a pipe must not hold us up
+  if ((flags & O_CREAT) != 0) {
+    plain_.reset(::open(path.c_str(), flags & ~O_CREAT));
+    unnamed_ = !plain_ && errno == ENOENT;
+  }
+  if (!plain_) plain_.reset(::open(path.c_str(), flags, args.mode));
   if (!plain_) {
     const int error = errno;
     if (error == EISDIR) refuse(Status::kInvalidArgument, "{} is a directory", path);
@@ -142,7 +163,7 @@ void File::open_path(const std::string& path, const towline_storage_args& args) 
 }
 
 void File::open_replacement(const towline_storage_args& args) {
-  target_ = name_;
+  target_ = followed(name_);
   struct stat old = {};
   const bool exists = ::stat(target_.c_str(), &old) == 0;
   if (exists && !S_ISREG(old.st_mode)) refuse(Status::kInvalidArgument, "{} is not a file", target_);
@@ -234,6 +255,20 @@ void File::note_sync_failure(int error) const noexcept {
   sync_failures_.fetch_add(1, std::memory_order_release);
 }
 
+void File::sync_name() {
+  if (!unnamed_) return;
+  // By the way it was opened a link may have been followed.
+  std::array<char, PATH_MAX> path = {};
+  const ssize_t length = ::readlink(own_link(plain_.get()).c_str(), path.data(), path.size());
+  if (length < 0) refuse_errno(errno, "looking where {} is", name_);
+  const std::string folder = directory_of({path.data(), static_cast<size_t>(length)});
+  const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // A folder that may be written and not be read is synced with all of its file system.
+  if ((opened ? ::fsync(opened.get()) : ::syncfs(plain_.get())) != 0)
+    refuse_errno(errno, "writing {}, the folder of {}, to its device", folder, name_);
+  unnamed_ = false;
+}
+
 uint64_t File::next_sync() const noexcept {
   const std::lock_guard lock(sync_mutex_);
   return syncs_ + (syncing_ ? 2 : 1);
@@ -270,7 +305,7 @@ void File::commit() {
     note_sync_failure(error);
     refuse_errno(error, "writing {} to its device", name_);
   }
-  if (!replaces_) return;
+  if (!replaces_) return sync_name();
   const std::string base = target_.substr(target_.rfind('/') + 1);
   if (hidden_.empty()) {
     // A nameless file can't be linked over another: it gets a name of its own first.

@@ -8,7 +8,10 @@
 //
 // Replacing. The new file has no name (O_TMPFILE) until commit, or a hidden one beside the old where the file
 // system knows no nameless files: a process that is killed leaves at most that. commit makes it durable,
-// gives it a name and renames it over the old one.
+// gives it a name and renames it over the old one. A path that is a symbolic link stays one: what it names is
+// replaced.
+//
+// A file that is made here is durable once its folder is too, which is what has its name.
 #pragma once
 
 #include <atomic>
@@ -92,6 +95,7 @@ class File {
   void open_replacement(const towline_storage_args& args);
   void open_direct(int flags);
   void note_sync_failure(int error) const noexcept;
+  void sync_name();
   void examine(const towline_storage_args& args);
 
   const uint64_t id_;
@@ -103,6 +107,7 @@ class File {
   UniqueFd directory_;
   uint32_t sync_ = 0;
   bool replaces_ = false;
+  bool unnamed_ = false;  // made here, and its folder may not have its name on the device yet
   bool committed_ = false;
   uint32_t offset_alignment_ = 1;
   uint32_t memory_alignment_ = 1;

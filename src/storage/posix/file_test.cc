@@ -1,9 +1,35 @@
 #include "storage/posix/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <climits>
+#include <filesystem>
+#include <fstream>
+#include <vector>
 
 #include "base/memfd.h"
+#include "support/temporary_folder.h"
+#include "towline/plugin/backend.hpp"
 #include "towline/storage.h"
+
+namespace {
+
+std::vector<std::string> synced;
+
+}  // namespace
+
+// In place of the C library's: notes what is synced.
+extern "C" int fsync(int fd) {
+  std::array<char, PATH_MAX> path = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  if (::readlink(link.c_str(), path.data(), path.size() - 1) > 0) synced.emplace_back(path.data());
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace towline::posix {
 namespace {
@@ -31,6 +57,74 @@ TEST(File, what_was_written_before_a_call_to_the_device_shares_it) {
   EXPECT_EQ(file.next_sync(), later) << "a call of its own";
   EXPECT_EQ(file.sync(0, later), 0);
   EXPECT_GT(file.next_sync(), later) << "what was written after a call was taken for durable";
+}
+
+using support::TemporaryFolder;
+
+towline_storage_args args_of(const std::string& uri, uint32_t flags, uint32_t sync = TOWLINE_SYNC_NONE) {
+  towline_storage_args args = {};
+  args.struct_size = sizeof args;
+  args.uri = uri.c_str();
+  args.access = TOWLINE_ACCESS_READ | TOWLINE_ACCESS_WRITE;
+  args.flags = flags;
+  args.sync = sync;
+  args.mode = 0600;
+  return args;
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(File, a_commit_of_a_new_file_syncs_the_folder_that_has_its_name) {
+  const TemporaryFolder folder;
+  const std::string uri = "file:" + folder / "new";
+  using Paths = std::vector<std::string>;
+  {
+    synced.clear();
+    File file(args_of(uri, TOWLINE_STORAGE_CREATE));
+    EXPECT_EQ(synced, Paths{});
+    file.commit();
+    EXPECT_EQ(synced, (Paths{folder / "new", folder.path()}));
+    file.commit();
+    EXPECT_EQ(synced, (Paths{folder / "new", folder.path(), folder / "new"})) << "once it has its name";
+  }
+  synced.clear();
+  File(args_of(uri, TOWLINE_STORAGE_CREATE)).commit();
+  EXPECT_EQ(synced, Paths{folder / "new"}) << "it was there already";
+}
+
+TEST(File, a_new_file_whose_writes_are_synced_has_its_name_on_the_device_before_them) {
+  const TemporaryFolder folder;
+  synced.clear();
+  const File file(args_of("file:" + folder / "new", TOWLINE_STORAGE_CREATE, TOWLINE_SYNC_DATA));
+  EXPECT_EQ(synced, std::vector<std::string>{folder.path()});
+}
+
+TEST(File, replacing_follows_a_symbolic_link) {
+  const TemporaryFolder folder;
+  const TemporaryFolder elsewhere;
+  std::ofstream(elsewhere / "target") << "old";
+  std::filesystem::create_symlink(elsewhere / "target", folder / "link");
+  File file(args_of("file:" + folder / "link", TOWLINE_STORAGE_REPLACE));
+  ASSERT_EQ(::write(file.fd(), "new", 3), 3);
+  file.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_FALSE(std::filesystem::is_symlink(elsewhere / "target"));
+  EXPECT_EQ(contents(elsewhere / "target"), "new");
+}
+
+TEST(File, replacing_through_a_symbolic_link_to_nothing_is_refused) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink(folder / "nothing", folder / "link");
+  try {
+    const File file(args_of("file:" + folder / "link", TOWLINE_STORAGE_REPLACE));
+    FAIL() << "a link to nothing was replaced";
+  } catch (const plugin::Failure& failure) {
+    EXPECT_EQ(failure.status(), Status::kNotFound);
+    EXPECT_NE(std::string(failure.what()).find(folder / "link"), std::string::npos) << failure.what();
+  }
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -22,33 +21,28 @@ class FixedFiles {
     for (int slot = kFiles; slot > 0; --slot) free_.push_back(slot - 1);
   }
 
-  // Each use is counted.
-  void attach(io_uring& ring, int fd) noexcept {
-    if (free_.empty() && slot_of(fd) < 0) return;
-    try {
-      if (files_.size() <= static_cast<size_t>(fd)) files_.resize(static_cast<size_t>(fd) + 1);
-    } catch (const std::bad_alloc&) {
-      return;
-    }
+  // Counts a use, also of a file for which the table has no room: each use is detached once, whatever it
+  // found here, and a slot must outlive the last one that may name it. Throws std::bad_alloc, and has counted
+  // nothing then.
+  void attach(io_uring& ring, int fd) {
+    if (files_.size() <= static_cast<size_t>(fd)) files_.resize(static_cast<size_t>(fd) + 1);
     File& file = files_[static_cast<size_t>(fd)];
-    if (file.uses++ != 0) return;
-    file.slot = free_.back();
-    if (io_uring_register_files_update(&ring, static_cast<unsigned>(file.slot), &fd, 1) == 1)
-      free_.pop_back();
-    else
-      file.slot = -1;
+    if (file.uses++ != 0 || free_.empty()) return;
+    const int slot = free_.back();
+    if (io_uring_register_files_update(&ring, static_cast<unsigned>(slot), &fd, 1) != 1) return;
+    free_.pop_back();
+    file.slot = slot;
   }
 
   void detach(io_uring& ring, int fd) noexcept {
-    if (files_.size() <= static_cast<size_t>(fd)) return;
     File& file = files_[static_cast<size_t>(fd)];
-    if (file.uses == 0 || --file.uses != 0 || file.slot < 0) return;
+    if (--file.uses != 0 || file.slot < 0) return;
     const int none = -1;
     (void)io_uring_register_files_update(&ring, static_cast<unsigned>(file.slot), &none, 1);
     free_.push_back(std::exchange(file.slot, -1));  // within what was there once: no allocation
   }
 
-  // What to give instead of the descriptor, with IOSQE_FIXED_FILE; -1: it is not attached.
+  // What to give instead of the descriptor, with IOSQE_FIXED_FILE; -1: it has no slot.
   [[nodiscard]] int slot_of(int fd) const noexcept {
     return static_cast<size_t>(fd) < files_.size() ? files_[static_cast<size_t>(fd)].slot : -1;
   }

@@ -35,6 +35,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   for (size_t i = 0; prepared.syncs && i < prepared.files.size(); ++i)
     syncs_.push_back({prepared.files[i]->sync_failures()});
   moved_ = failed_begin_ = failed_end_ = 0;
+  left_from_ = UINT64_MAX;
   status_ = Status::kOk;
   vendor_code_ = 0;
   begun_ns = 0;
@@ -55,6 +56,11 @@ bool Job::take(Window& window, uint64_t max_bytes) noexcept {
   window.position = cursor_->position();
   window.count = static_cast<uint32_t>(cursor_->next(window.segments, kWindowSegments, max_bytes));
   return window.count != 0;
+}
+
+void Job::left(uint64_t begin) noexcept {
+  std::lock_guard lock(lock_);
+  left_from_ = std::min(left_from_, begin);
 }
 
 void Job::put_back(const Window& window) noexcept {
@@ -119,7 +125,9 @@ void Job::run(Window& window, BounceBuffers& buffers) noexcept {
   const int flags = cached ? RWF_NOWAIT : 0;
   Operation operation;
   operation.job = this;
-  while (!stopped() && cutter.next(operation)) {
+  while (!window.empty()) {
+    if (stopped()) return left(window.position);
+    (void)cutter.next(operation);
     if (!take_bounce(buffers, operation)) {
       failed(Status::kOutOfMemory, ENOMEM, operation.position, operation.position + operation.plan_bytes);
       return;
@@ -132,6 +140,7 @@ void Job::run(Window& window, BounceBuffers& buffers) noexcept {
     drop_bounce(buffers, operation);
     if (flags != 0 && would_wait(result)) {
       moved(operation.done);
+      left(operation.position + operation.done);
       return stop(Status::kAgain);
     }
     if (!operation.finished()) return failed(operation, result);
@@ -156,8 +165,13 @@ towline_part_result Job::result() const noexcept {
   result.vendor_code = vendor_code_;
   result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
   result.bytes = moved_;
-  result.failed_begin = failed_begin_;
-  result.failed_end = failed_end_;
+  if (status_ == Status::kOk) return result;
+  // Several work at once, so that what failed need not be the first that is not there.
+  uint64_t rest = std::min(left_from_, cursor_->position());
+  if (has_returned_) rest = std::min(rest, returned_.position);
+  const bool named = failed_begin_ != failed_end_;
+  result.failed_begin = named ? std::min(failed_begin_, rest) : rest;
+  result.failed_end = named ? failed_end_ : end_;
   return result;
 }
 

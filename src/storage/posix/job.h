@@ -30,7 +30,7 @@ struct Prepared : towline_prepared {
   bool syncs = false;              // a WRITE waits for the device
   bool registered = true;          // all of the memory is
   std::vector<int> buffers;        // the kernel queue's numbers of the local regions; empty: none
-  bool attached = false;           // to the kernel queue: files and buffers
+  std::vector<int> attached;       // descriptors that the kernel queue was told of
   uint64_t unwatched = 0;          // bytes written inside post since that was last measured
   BatchReader* batch = nullptr;    // not null: many small reads, tried together
   std::vector<int> batch_files;    // of those, what the batch calls the files
@@ -71,11 +71,14 @@ class Job {
 
   // The next segments, up to a window; false: nothing left, or stopped.
   [[nodiscard]] bool take(Window& window, uint64_t max_bytes = kWindowBytes) noexcept;
+  // What was taken from this byte of the plan on stays undone, since the job was stopped.
+  void left(uint64_t begin) noexcept;
   // What was taken and could not be begun; the next take() gives it again. One at a time, the worker only.
   void put_back(const Window& window) noexcept;
   void moved(uint64_t bytes) noexcept;
   // Stops the job; of several failures the first in the plan is kept.
   void failed(Status status, int vendor_code, uint64_t begin, uint64_t end) noexcept;
+  void failed_whole(Status status, int vendor_code) noexcept { failed(status, vendor_code, begin_, end_); }
   // An operation ended badly, after what it moved.
   void failed(const Operation& operation, int64_t result) noexcept;
   // Nothing more is begun.
@@ -138,6 +141,7 @@ class Job {
   bool has_returned_ = false;
   Window returned_;
   uint64_t moved_ = 0;
+  uint64_t left_from_ = 0;  // UINT64_MAX: nothing is left of what was taken
   Status status_ = Status::kOk;
   int vendor_code_ = 0;
   uint64_t failed_begin_ = 0;

@@ -183,15 +183,23 @@ void JobQueue::get_ready(Prepared& prepared) {
   }
   if (prepared.direct && !swift_tried_) open_swift_queue();
   if (queue_ == nullptr) return;
+  if (settings_.register_files) attach_files(prepared);
   const towline_list& local = *prepared.plan->local;
   if (settings_.register_buffers) prepared.buffers.reserve(local.region_count);
-  prepared.attached = true;
-  for (const File* file : prepared.files) {
-    queue_->attach_file(file->fd());
-    if (file->direct()) queue_->attach_file(file->direct_fd());
-  }
   for (uint64_t i = 0; settings_.register_buffers && prepared.registered && i < local.region_count; ++i)
     prepared.buffers.push_back(queue_->attach_buffer(local.regions[i].address, local.regions[i].bytes));
+}
+
+void JobQueue::attach_files(Prepared& prepared) {
+  const auto attach = [&](int fd) {
+    queue_->attach_file(fd);
+    prepared.attached.push_back(fd);
+  };
+  prepared.attached.reserve(2 * prepared.files.size());
+  for (const File* file : prepared.files) {
+    attach(file->fd());
+    if (file->direct()) attach(file->direct_fd());
+  }
 }
 
 void JobQueue::get_batch(Prepared& prepared) {
@@ -223,11 +231,7 @@ void JobQueue::get_batch(Prepared& prepared) {
 
 void JobQueue::let_go(Prepared& prepared) noexcept {
   for (size_t i = 0; i < prepared.batch_files.size(); ++i) batch_->detach_file(prepared.files[i]->fd());
-  if (!prepared.attached) return;
-  for (const File* file : prepared.files) {
-    queue_->detach_file(file->fd());
-    if (file->direct()) queue_->detach_file(file->direct_fd());
-  }
+  for (const int fd : prepared.attached) queue_->detach_file(fd);
   for (const int buffer : prepared.buffers) queue_->detach_buffer(buffer);
 }
 
@@ -306,15 +310,13 @@ void JobQueue::leave(Job& job) noexcept {
 void JobQueue::over(Job& job) noexcept {
   if (job.begin_sync()) {
     if (pool_.ask(job, 1)) return;
-    job.failed(Status::kOutOfMemory, ENOMEM, 0, 0);
+    job.failed_whole(Status::kOutOfMemory, ENOMEM);
   }
   std::erase(active_, &job);
   const uint64_t cookie = job.cookie;
-  const towline_part_result result = job.result();
+  towline_part_result result = job.result();
   note_cost(job, result);
-  Connection* connection = job.connection;
-  if (result.status == TOWLINE_OK && !job.message.empty())
-    (void)connection->send(job.message.data(), job.message.size());
+  job.connection->send_after(job.message, result);
   job.next = free_jobs_;
   free_jobs_ = &job;
   host_.complete(cookie, result);
@@ -432,7 +434,7 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
                                : static_cast<uint32_t>(std::min<uint64_t>(windows, pool_.most_threads()));
   job.pooled = true;
   if (job.hand_over && pool_.hand_over(job) != Pool::Handed::kNot) return true;
-  if (!pool_.ask(job, helpers)) job.failed(Status::kOutOfMemory, ENOMEM, 0, 0);
+  if (!pool_.ask(job, helpers)) job.failed_whole(Status::kOutOfMemory, ENOMEM);
   return true;
 }
 
@@ -481,10 +483,14 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   Operation operation;
   std::optional<WriteWatch> watch;
   if (write && settings_.engine == Engine::kAuto) watch.emplace(*prepared.files[0]);
-  while (!job.stopped()) {
+  while (!window.empty()) {
+    if (job.stopped()) {
+      job.left(window.position);
+      break;
+    }
     const uint32_t first = window.first;
     const uint64_t at = window.position;
-    if (!cutter.next(operation)) break;
+    (void)cutter.next(operation);
     bool waits = false;
     if (!run_here(job, operation, waits)) break;
     if (waits) {
@@ -532,7 +538,10 @@ bool JobQueue::run_here(Job& job, Operation& operation, bool& waits) noexcept {
   }
   if (flags != 0 && would_wait(result)) {
     job.moved(operation.done);
-    if (job.cached) job.stop(Status::kAgain);
+    if (job.cached) {
+      job.left(operation.position + operation.done);
+      job.stop(Status::kAgain);
+    }
     waits = !job.cached;
     return waits;
   }
@@ -651,6 +660,7 @@ void JobQueue::ended(Operation& operation, int64_t result) noexcept {
     job.moved(operation.plan_bytes);
   } else if (cut_off || (result > 0 && job.stopped())) {
     job.moved(operation.plan_done());
+    job.left(operation.position + operation.plan_done());
   } else {
     job.failed(operation, result);
   }

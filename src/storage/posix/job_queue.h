@@ -49,10 +49,11 @@ class JobQueue {
 
   // ---- the worker, under its lock
   // Opens the kernel queue when a plan will want it. Throws plugin::Failure when a forced engine can't be
-  // had.
+  // had. Whatever it threw, let_go() follows.
   void get_ready(Prepared& prepared);
   void let_go(Prepared& prepared) noexcept;
   // For a plan that is tried inside post: tries its many small reads together, where that is to be had.
+  // Throws std::bad_alloc.
   void get_batch(Prepared& prepared);
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
   void cancel(uint64_t cookie) noexcept;
@@ -92,6 +93,7 @@ class JobQueue {
   void push(Operation& operation) noexcept;
   void flush() noexcept;
   void release(Operation& operation) noexcept;
+  void attach_files(Prepared& prepared);
   void open_queue();
   void open_swift_queue();
   [[nodiscard]] bool watch(const KernelQueue& queue) noexcept;

@@ -32,9 +32,9 @@ class KernelQueue {
   virtual void wait() noexcept = 0;
   // Asks the kernel to hurry the operation's end.
   virtual void cancel(Operation& operation) noexcept = 0;
-  // From here on operations on this descriptor, or in this memory, may be quicker. Each use is counted; the
-  // buffer's number goes into operations on it, -1: it has none.
-  virtual void attach_file(int) noexcept {}
+  // From here on operations on this descriptor, or in this memory, may be quicker. Each call is undone by one
+  // of detach; the buffer's number goes into operations on it, -1: it has none. Throws std::bad_alloc.
+  virtual void attach_file(int) {}
   virtual void detach_file(int) noexcept {}
   [[nodiscard]] virtual int attach_buffer(uint64_t, uint64_t) noexcept { return -1; }
   virtual void detach_buffer(int) noexcept {}

@@ -117,7 +117,7 @@ class Uring final : public KernelQueue {
     flush();
   }
 
-  void attach_file(int fd) noexcept override { files_.attach(ring_, fd); }
+  void attach_file(int fd) override { files_.attach(ring_, fd); }
   void detach_file(int fd) noexcept override { files_.detach(ring_, fd); }
 
   int attach_buffer(uint64_t address, uint64_t bytes) noexcept override {

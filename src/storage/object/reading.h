@@ -1,0 +1,66 @@
+// What one post reads of its objects, whatever jobs and clients it falls to: chunks that are staged, parts on
+// several workers. All of it is of one version of each object; where it is the whole of one, it is compared
+// with that object's checksum when the last stretch has come.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "storage/object/object.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+
+namespace towline::object {
+
+// Any thread.
+class Reading {
+ public:
+  // `checked`: all of this one is read, as far as is known, and its checksum may be; null: nothing is
+  // compared.
+  explicit Reading(const Object* checked) : checked_(checked) {}
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  // What requests insist on from the first answer on; empty: none has come, or it can't be insisted on.
+  [[nodiscard]] std::string wanted_version(const Object& object) const;
+  // False: this is another version than the one that is being read.
+  [[nodiscard]] bool is_version(const Object& object, std::string_view etag);
+  [[nodiscard]] bool checks() const noexcept { return checked_ != nullptr; }
+  // What an answer says of the object that is checked and was not looked at before.
+  void learn(Version version);
+  void read_stretch(const Object& object, uint64_t begin, uint64_t bytes, uint32_t crc);
+  // Not kOk: all of the object has been read, and it is not what was written.
+  [[nodiscard]] Status verify() const;
+
+ private:
+  struct Stretch {
+    uint64_t bytes;
+    uint32_t crc;
+  };
+
+  const Object* const checked_;
+  mutable std::mutex mutex_;  // of all below
+  std::vector<std::pair<const Object*, std::string>> etags_;
+  std::map<uint64_t, Stretch> stretches_;  // by where they begin; neighbours are joined
+  bool overlaps_ = false;                  // something was read twice: its checksum says nothing of the whole
+  Version learned_;
+};
+
+// The readings of posts that are submitted in several jobs. Any thread.
+class Readings {
+ public:
+  // The post's, made by the first that asks. Whoever has one keeps it for as long as more may be submitted.
+  [[nodiscard]] std::shared_ptr<Reading> join(const towline_post& post, const Object* checked);
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, std::weak_ptr<Reading>> by_post_;
+};
+
+}  // namespace towline::object
