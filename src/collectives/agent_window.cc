@@ -30,7 +30,7 @@ std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::str
   options.listen = "none";  // ranks tell one another who they are
   options.config = Config::from_process();
   if (!backends.empty()) options.config.set("backends", backends);
-  if (!listen.empty()) options.config.set("tcp.listen", listen);
+  options.config.set("tcp.listen", listen.empty() ? "*:0" : listen);  // ranks may be on other hosts
   options.backends = options.config.get_list("backends");
   options.default_timeout_ns = timeout_ns;
   return Agent::create(std::move(options));

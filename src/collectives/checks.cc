@@ -14,7 +14,8 @@ class Checker {
   void check() const {
     if (call_.op >= TOWLINE_OP_BATCH) fail(Status::kInvalidArgument, "unknown operation {}", call_.op);
     if (element_ == 0) fail(Status::kInvalidArgument, "{}: unknown datatype {}", name(), call_.datatype);
-    if (has_root(call_.op) && (call_.root < 0 || call_.root >= size_))
+    const bool any = call_.op == TOWLINE_OP_RECV && call_.root == TOWLINE_ANY_RANK;
+    if (has_root(call_.op) && !any && (call_.root < 0 || call_.root >= size_))
       fail(Status::kOutOfRange, "{}: no rank {} among {}", name(), call_.root, size_);
     if (reduces(call_.op) && !can_reduce(call_.datatype, call_.reduction))
       fail(Status::kUnsupported, "{}: {} can't be reduced by {}", name(), datatype_name(call_.datatype),

@@ -14,6 +14,8 @@
 #include "collectives/backend.h"
 #include "collectives/call_out.h"
 #include "collectives/checks.h"
+#include "collectives/interrupt.h"
+#include "collectives/meeting.h"
 #include "collectives/reduce.h"
 #include "collectives/types.h"
 
@@ -54,7 +56,15 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, 
   count_forks();
   std::string prefix =
       fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
-  auto meeting = std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
+  std::shared_ptr<Store> meeting = std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
+  if (options.backend != "fake") {
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
+    try {
+      meeting = meet(std::move(meeting), options.rank, options.size, deadline);
+    } catch (const Error& error) {
+      fail(error.code(), "communicator {} did not form: {}", options.name, error.message());
+    }
+  }
   std::shared_ptr<Communicator> made(
       new Communicator(std::move(options), std::move(meeting), std::move(config)));
   made->open();
@@ -171,7 +181,7 @@ void Communicator::close() {
   }
   active_changed_.notify_all();
   if (runner_.joinable()) runner_.join();
-  if (mover_.joinable()) mover_.join();
+  for (std::thread& mover : movers_) mover.join();
   // Works that the application still holds have ended; they need it no more.
   table_->close(backend_);
   backend_ = nullptr;
@@ -363,6 +373,8 @@ void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, u
 
 void Communicator::check_call(const towline_collective_t& call) const {
   collectives::check_call(call, options_.rank, options_.size);
+  if (call.op == TOWLINE_OP_RECV && call.root == TOWLINE_ANY_RANK && !has_sources())
+    fail(Status::kUnsupported, "recv: backend {} can't receive from any rank; name one", options_.backend);
 }
 
 uint64_t Communicator::next_op_id() noexcept { return op_ids.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -447,6 +459,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
   const Deadline deadline = Deadline::after(now, timeout_ns);
   const uint64_t op_id = next_op_id();
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  const Interrupt interrupt(options);
   if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
   Status status = Status::kOk;
   if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
@@ -464,7 +477,8 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
 
 Status Communicator::perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
                                  uint64_t op_id, uint64_t now, std::string& text) {
-  if (queued_.load(std::memory_order_acquire) != 0) {
+  const bool finishing = finishes_here();
+  if (!finishing && queued_.load(std::memory_order_acquire) != 0) {
     // Others are before it.
     Work* work = enqueue(call, timeout_ns, deadline, op_id);
     const Status status = wait(*work, TOWLINE_FOREVER);
@@ -475,7 +489,8 @@ Status Communicator::perform_now(const towline_collective_t& call, uint64_t time
   const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, now);
   Status status = Status::kOk;
   {
-    const std::lock_guard lock(perform_mutex_);
+    std::unique_lock lock(perform_mutex_, std::defer_lock);
+    if (!finishing) lock.lock();
     status = perform(call, deadline, text);
   }
   recorder_.end(record, status, monotonic_now_ns());
@@ -511,6 +526,10 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
   auto* work = new Work(shared_from_this(), call.op, timeout_ns, deadline);
   work->batch.push_back(std::make_unique<OwnedCall>(call, options_.size));
   work->record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  if (finishes_here()) {
+    run_one(*work);
+    return work;
+  }
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.emplace_back(work);
@@ -529,24 +548,31 @@ bool Communicator::run_front() {
     work = std::move(queue_.front());
     queue_.pop_front();
   }
-  work->begin();
-  recorder_.start(work->record, monotonic_now_ns());
-  std::string text;
-  Status status = usable_fast();
-  if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before
-  if (is_error(status))
-    usable(text);
-  else
-    status = perform(work->batch.front()->get(), work->deadline(), text);
-  recorder_.end(work->record, status, monotonic_now_ns());
-  if (is_error(status)) after_failure(status, text);
-  work->finish(status, std::move(text));
+  run_one(*work);
   {
     const std::lock_guard lock(queue_mutex_);
     queued_.fetch_sub(1, std::memory_order_release);
   }
   queue_changed_.notify_all();
   return true;
+}
+
+// perform_mutex_ is held.
+void Communicator::run_one(Work& work) {
+  const std::thread::id outer = finisher_.exchange(std::this_thread::get_id(), std::memory_order_relaxed);
+  work.begin();
+  recorder_.start(work.record, monotonic_now_ns());
+  std::string text;
+  Status status = usable_fast();
+  if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before
+  if (is_error(status))
+    usable(text);
+  else
+    status = perform(work.batch.front()->get(), work.deadline(), text);
+  recorder_.end(work.record, status, monotonic_now_ns());
+  if (is_error(status)) after_failure(status, text);
+  work.finish(status, std::move(text));
+  finisher_.store(outer, std::memory_order_relaxed);
 }
 
 void Communicator::serve_queue() {
@@ -563,11 +589,16 @@ void Communicator::serve_queue() {
 
 // Runs what is before it and itself, unless somebody else is at it.
 bool Communicator::drain_for(Work& work) {
-  std::unique_lock lock(perform_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
+  std::unique_lock lock(perform_mutex_, std::defer_lock);
+  if (!finishes_here() && !lock.try_lock()) return false;
   while (!work.ended() && run_front()) {
   }
   return work.ended();
+}
+
+void Communicator::interrupt(const std::string& what) {
+  const std::string text = fmt::format("rank {} was interrupted in {}", options_.rank, what);
+  table_->abort(backend_, TOWLINE_CANCELLED, text.c_str());
 }
 
 Status Communicator::wait(Work& work, uint64_t timeout_ns) {
@@ -576,13 +607,15 @@ Status Communicator::wait(Work& work, uint64_t timeout_ns) {
   if (work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV || work.op() == TOWLINE_OP_BATCH) {
     wait_for_messages(work, until);
   } else {
-    // With a time limit the operation stays with our thread: it could outlast the limit in this one.
-    if (!work.ended() && timeout_ns != 0 && until >= work.deadline()) drain_for(work);
+    // With a time limit the operation stays with our thread: it could outlast the limit in this one. Unless
+    // our thread is this one, in a function of an earlier work.
+    if (!work.ended() && timeout_ns != 0 && (until >= work.deadline() || finishes_here())) drain_for(work);
     SpinWait spin(2000, 16);
     while (!work.ended() && spin.again()) {
     }
     while (!work.ended() && !until.passed(monotonic_now_ns())) {
       work.sleep(std::min(until, Deadline::after(monotonic_now_ns(), 100 * kMillisecondNs)));
+      if (Interrupt::asked()) interrupt(op_name(work.op()));
       // One that waits behind another that may take longer.
       if (!work.ended() && work.state() == TOWLINE_WORK_NOT_STARTED &&
           work.deadline().passed(monotonic_now_ns())) {
@@ -599,9 +632,11 @@ Status Communicator::wait(Work& work, uint64_t timeout_ns) {
 // ---- Windows
 
 towline_collective_window* Communicator::open_window(void* address, uint64_t bytes) {
+  if (finishes_here()) fail(Status::kBusy, "a window can't be made in a function of a work");
   std::string text;
   if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
-  if (table_->struct_size < sizeof(towline_collective_table_v1_t) || table_->window_open == nullptr)
+  if (table_->struct_size < offsetof(towline_collective_table_v1_t, message_source) ||
+      table_->window_open == nullptr)
     fail(Status::kUnsupported, "backend {} has no windows", options_.backend);
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns());
   {
@@ -616,6 +651,7 @@ towline_collective_window* Communicator::open_window(void* address, uint64_t byt
 }
 
 void Communicator::close_window(towline_collective_window* window, uint64_t timeout_ns) {
+  if (finishes_here()) fail(Status::kBusy, "a window can't be closed in a function of a work");
   const std::lock_guard lock(perform_mutex_);
   backend_text.clear();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);

@@ -4,6 +4,10 @@
 // made when it is first needed, runs them in order, and so does whoever waits for one: only `perform_mutex_`
 // says whose turn it is. Sends and receives do not queue; they are moved on by a second such thread and by
 // who waits for them.
+//
+// When a queued operation has ended, its works' functions are called before the next one begins, by the
+// thread whose turn it still is. What they issue that thread does at once: behind the queue it would wait for
+// itself, and its place among the operations would differ from rank to rank.
 #pragma once
 
 #include <atomic>
@@ -118,7 +122,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Queue of operations
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
+  void run_one(Work& work);
+  bool has_sources() const noexcept {
+    return table_->struct_size >= sizeof *table_ && table_->message_source != nullptr;
+  }
   bool run_front();  // one of the queue, if there is one; perform_mutex_ is held
+  // Whether this thread runs a queued work or calls its functions, and so holds perform_mutex_.
+  bool finishes_here() const noexcept {
+    return finisher_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  void interrupt(const std::string& what);
   bool drain_for(Work& work);
   void serve_queue();
 
@@ -154,8 +167,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> aborted_hooks_called_{false};
 
   std::mutex perform_mutex_;
-  uint64_t number_ = 0;          // under perform_mutex_
-  std::vector<uint8_t> scaled_;  // under perform_mutex_
+  std::atomic<std::thread::id> finisher_{};  // set by that thread, under perform_mutex_
+  uint64_t number_ = 0;                      // under perform_mutex_
+  std::vector<uint8_t> scaled_;              // under perform_mutex_
   std::atomic<uint32_t> queued_{0};
   std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
@@ -167,7 +181,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::condition_variable active_changed_;
   std::vector<WorkRef> active_;  // messages under way
   bool messages_stopping_ = false;
-  std::thread mover_;
+  std::vector<std::thread> movers_;  // more than one where functions of works wait for messages
 
   std::atomic<uint32_t> hook_count_{0};
   std::mutex hooks_mutex_;

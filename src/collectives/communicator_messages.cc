@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/spin.h"
 #include "collectives/communicator.h"
+#include "collectives/interrupt.h"
 #include "collectives/types.h"
 
 namespace towline::collectives {
@@ -11,9 +12,13 @@ namespace {
 
 constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
 
+// Whose messages this thread moves, where it is the communicator's own.
+thread_local const Communicator* moves_messages = nullptr;
+
 std::string describe(const towline_collective_t& call) {
-  return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(call.op), call.count,
-                     datatype_name(call.datatype), call.op == TOWLINE_OP_SEND ? "to" : "from", call.root,
+  return fmt::format("{} of {} {} {} {} (tag {})", op_name(call.op), call.count, datatype_name(call.datatype),
+                     call.op == TOWLINE_OP_SEND ? "to" : "from",
+                     call.root == TOWLINE_ANY_RANK ? "any rank" : fmt::format("rank {}", call.root),
                      call.tag);
 }
 
@@ -59,6 +64,8 @@ bool Communicator::move_messages(Work& work) {
       outcome = Status::kInProgress;
       continue;
     }
+    if (status == TOWLINE_OK && work.op() == TOWLINE_OP_RECV && has_sources())
+      work.source = table_->message_source(backend_, work.messages[i]);
     table_->message_release(backend_, work.messages[i]);
     work.messages[i] = nullptr;
     if (status < 0) {
@@ -99,6 +106,7 @@ void Communicator::wait_for_messages(Work& work, Deadline until) {
   while (!move_messages(work)) {
     const uint64_t now = monotonic_now_ns();
     if (until.passed(now)) return;
+    if (Interrupt::asked()) interrupt(op_name(work.op()));
     table_->message_wait(backend_, std::min({until.ns(), work.deadline().ns(), now + 100 * kMillisecondNs}));
   }
 }
@@ -120,12 +128,14 @@ void Communicator::watch_messages(Work* work) {
   {
     const std::lock_guard lock(active_mutex_);
     active_.emplace_back(work);
-    if (!mover_.joinable()) mover_ = std::thread([this] { serve_messages(); });
+    // One that is in a function of a work may wait there for this message.
+    if (movers_.empty() || moves_messages == this) movers_.emplace_back([this] { serve_messages(); });
   }
   active_changed_.notify_all();
 }
 
 void Communicator::serve_messages() {
+  moves_messages = this;
   std::vector<WorkRef> mine;
   for (;;) {
     {
@@ -162,6 +172,7 @@ Status Communicator::run_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
   const uint64_t timeout_ns = timeout_of(options);
   const uint64_t op_id = next_op_id();
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  const Interrupt interrupt(options);
   if (hooked)
     call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_OP_BATCH, options, op_id, 0, nullptr, nullptr, false);
   const Status status = run_messages(std::move(calls), TOWLINE_OP_BATCH, timeout_ns,

@@ -147,7 +147,8 @@ TEST_P(Breaking, AMessageOfAnotherSizeIsNamed) {
         call.root = 1 - ranks.rank();
         return ranks.run(call, nullptr, why);
       });
-  EXPECT_NE(text.find("rank 0 sends 200000 bytes with tag 0 to rank 1, which receives 40 bytes"),
+  EXPECT_NE(text.find("rank 0 sends 50000 float32 (200000 bytes) with tag 0 to rank 1, which receives 10 "
+                      "float32 (40 bytes)"),
             std::string::npos)
       << text;
 }

@@ -28,6 +28,7 @@ namespace {
 // while who sleeps is put before them when the message comes.
 constexpr uint64_t kSpinNs = 30 * kMicrosecondNs;
 constexpr uint64_t kCrowdedLooseBytes = 4096;
+constexpr uint64_t kMostExchanged = 1u << 20;  // of one rank, for control
 constexpr int kWatchMs = 200;  // how late we may learn what another rank of the host broke while idle
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
@@ -158,7 +159,7 @@ void CpuBackend::exchange_infos(Deadline deadline) {
       infos_.push_back(decode(store_get(host_, fmt::format("info/{}", rank), deadline), rank));
     } catch (const Error& error) {
       if (error.code() != Status::kTimedOut) throw;
-      fail(Status::kTimedOut, "rank {} of {} waited in vain for rank {} to come", rank_, size_, rank);
+      fail(Status::kTimedOut, "rank {} of {} timed out waiting for rank {} to join", rank_, size_, rank);
     }
   }
   // They decide how data is cut, so ranks with different ones would not understand one another.
@@ -463,7 +464,12 @@ Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t byt
       &bytes, [&](size_t rank) { return Place(reinterpret_cast<uint8_t*>(&sizes[rank]), sizeof bytes); });
   if (is_error(status)) return status;
   all.resize(size);
-  for (size_t rank = 0; rank < size; ++rank) all[rank].resize(sizes[rank]);
+  for (size_t rank = 0; rank < size; ++rank) {
+    if (sizes[rank] > kMostExchanged)
+      return breaker_.raise(Status::kProtocol, fmt::format("rank {} gives {} bytes in {}", rank, sizes[rank],
+                                                           collectives::describe(header)));
+    all[rank].resize(sizes[rank]);
+  }
   call.header = header;
   call.header.step += 8;
   return gather(mine, [&](size_t rank) { return Place(all[rank].data(), sizes[rank]); });

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/copy.h"
 #include "collectives/cpu_backend.h"
 #include "collectives/types.h"
 
@@ -21,10 +22,6 @@ namespace {
 
 constexpr uint64_t kBroadcastBytes = 1 << 20;  // of a broadcast, what goes at a time
 constexpr uint64_t kStreamBytes = 8 << 20;     // all_to_all from here on stores past the caches
-
-void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
 
 uint64_t sum(const std::vector<uint64_t>& values) {
   uint64_t total = 0;

@@ -74,6 +74,7 @@ int32_t message_start(towline_collective_backend* self, const towline_collective
     made->message.is_send = call->op == TOWLINE_OP_SEND;
     made->message.peer = call->root;
     made->message.tag = call->tag;
+    made->message.datatype = call->datatype;
     made->message.data =
         static_cast<uint8_t*>(made->message.is_send ? const_cast<void*>(call->input) : call->output);
     made->message.bytes = call->count * datatype_bytes(call->datatype);
@@ -89,6 +90,10 @@ int32_t message_test(towline_collective_backend* self, towline_collective_messag
     if (is_error(status)) tell(self, status);
     return status;
   });
+}
+
+int32_t message_source(towline_collective_backend*, towline_collective_message* message) {
+  return message->message.peer;
 }
 
 void message_release(towline_collective_backend* self, towline_collective_message* message) {
@@ -195,6 +200,7 @@ const towline_collective_table_v1_t& cpu_backend() {
     made.window_get = window_get;
     made.window_signal = window_signal;
     made.window_wait_signal = window_wait_signal;
+    made.message_source = message_source;
     return made;
   }();
   return table;

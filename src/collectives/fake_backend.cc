@@ -23,7 +23,7 @@ struct Fake {
 };
 Fake* fake_of(towline_collective_backend* handle) { return reinterpret_cast<Fake*>(handle); }
 
-void copy(void* to, const void* from, uint64_t bytes) {
+void move_bytes(void* to, const void* from, uint64_t bytes) {
   if (bytes != 0 && to != nullptr && from != nullptr && to != from) std::memmove(to, from, bytes);
 }
 
@@ -43,33 +43,33 @@ int32_t perform(towline_collective_backend* handle, const towline_collective_t* 
   switch (call.op) {
     case TOWLINE_OP_ALL_REDUCE:
     case TOWLINE_OP_BROADCAST:
-      copy(call.output, call.input, call.bytes);
+      move_bytes(call.output, call.input, call.bytes);
       break;
     case TOWLINE_OP_REDUCE:
-      if (backend->rank == call.root) copy(call.output, call.input, call.bytes);
+      if (backend->rank == call.root) move_bytes(call.output, call.input, call.bytes);
       break;
     case TOWLINE_OP_ALL_GATHER:
     case TOWLINE_OP_ALL_GATHER_V:
       for (size_t rank = 0; rank < call.out.at.size(); ++rank)
-        copy(call.out.at[rank], call.input, std::min(call.out.bytes[rank], call.bytes));
+        move_bytes(call.out.at[rank], call.input, std::min(call.out.bytes[rank], call.bytes));
       break;
     case TOWLINE_OP_GATHER:
       if (backend->rank == call.root) {
         for (size_t rank = 0; rank < call.out.at.size(); ++rank)
-          copy(call.out.at[rank], call.input, call.bytes);
+          move_bytes(call.out.at[rank], call.input, call.bytes);
       }
       break;
     case TOWLINE_OP_REDUCE_SCATTER:
     case TOWLINE_OP_REDUCE_SCATTER_V:
-      copy(call.output, call.in.at[me], call.in.bytes[me]);
+      move_bytes(call.output, call.in.at[me], call.in.bytes[me]);
       break;
     case TOWLINE_OP_SCATTER:
-      if (backend->rank == call.root) copy(call.output, call.in.at[me], call.bytes);
+      if (backend->rank == call.root) move_bytes(call.output, call.in.at[me], call.bytes);
       break;
     case TOWLINE_OP_ALL_TO_ALL:
     case TOWLINE_OP_ALL_TO_ALL_V:
       for (size_t rank = 0; rank < call.out.at.size(); ++rank)
-        copy(call.out.at[rank], call.in.at[rank], std::min(call.out.bytes[rank], call.in.bytes[rank]));
+        move_bytes(call.out.at[rank], call.in.at[rank], std::min(call.out.bytes[rank], call.in.bytes[rank]));
       break;
     default:
       break;

@@ -4,20 +4,31 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "collectives/types.h"
 
 namespace towline::collectives {
 
 MessageEngine::MessageEngine(int rank, int size, Open open, Breaker& breaker)
     : rank_(rank), open_(std::move(open)), breaker_(breaker), peers_(static_cast<size_t>(size)) {}
 
+void MessageEngine::activate(int rank) {
+  if (std::ranges::find(active_, rank) == active_.end()) active_.push_back(rank);
+}
+
 void MessageEngine::start(Message& message) {
   const std::lock_guard lock(mutex_);
+  message.order = started_++;
+  if (message.peer == kAnyPeer) {
+    any_.push_back(&message);
+    for (size_t rank = 0; rank < peers_.size(); ++rank) activate(static_cast<int>(rank));
+    return;
+  }
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
   if (message.is_send)
     peer.sends.push_back(&message);
   else
     peer.receives.push_back(&message);
-  if (std::ranges::find(active_, message.peer) == active_.end()) active_.push_back(message.peer);
+  activate(message.peer);
 }
 
 Status MessageEngine::test(Message& message) {
@@ -32,6 +43,8 @@ Status MessageEngine::test(Message& message) {
 void MessageEngine::forget(Message& message) {
   const std::lock_guard lock(mutex_);
   if (message.ended) return;
+  any_.remove(&message);
+  if (message.peer == kAnyPeer) return;
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
   std::erase(peer.sends, &message);
   peer.receives.remove(&message);
@@ -45,12 +58,12 @@ bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fd
   const std::lock_guard lock(mutex_);
   for (const int rank : active_) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.channel == nullptr) return true;
+    if (peer.channel == nullptr) continue;  // its rank has not connected yet
     if (!peer.sends.empty()) {
       if (peer.channel->can_write()) return true;
       if (peer.channel->fd() >= 0) write_fds.push_back(peer.channel->fd());
     }
-    if (!peer.receives.empty()) {
+    if (receives(peer)) {
       if (peer.channel->can_read()) return true;
       if (peer.channel->fd() >= 0) read_fds.push_back(peer.channel->fd());
     }
@@ -69,7 +82,7 @@ bool MessageEngine::move() {
       moved |= move_out(peer);
       moved |= move_in(rank, peer);
     }
-    if (peer.sends.empty() && peer.receives.empty()) {
+    if (peer.sends.empty() && !receives(peer)) {
       active_[i] = active_.back();
       active_.pop_back();
     } else {
@@ -83,7 +96,7 @@ bool MessageEngine::move_out(Peer& peer) {
   bool moved = false;
   while (!peer.sends.empty()) {
     Message& message = *peer.sends.front();
-    const Wire wire = {message.bytes, message.tag};
+    const Wire wire = {message.bytes, message.tag, message.datatype, 0};
     if (message.done < sizeof wire) {
       const size_t n = peer.channel->write(reinterpret_cast<const uint8_t*>(&wire) + message.done,
                                            sizeof wire - message.done);
@@ -107,7 +120,7 @@ bool MessageEngine::move_out(Peer& peer) {
 
 bool MessageEngine::move_in(int rank, Peer& peer) {
   bool moved = take_kept(peer, rank);
-  while (!peer.receives.empty() && !breaker_.broken()) {
+  while (receives(peer) && !breaker_.broken()) {
     if (peer.wire_bytes < sizeof peer.wire) {
       const size_t n = peer.channel->read(reinterpret_cast<uint8_t*>(&peer.wire) + peer.wire_bytes,
                                           sizeof peer.wire - peer.wire_bytes);
@@ -129,27 +142,52 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
   return moved;
 }
 
+// The receive that was started first of those that a rank's next message with this tag may go to; it is that
+// rank's from here on.
+Message* MessageEngine::match(Peer& peer, int rank, uint64_t tag) {
+  const auto matches = [&](const Message* one) { return one->tag == tag && one != peer.target; };
+  const auto own = std::ranges::find_if(peer.receives, matches);
+  const auto any = std::ranges::find_if(any_, matches);
+  if (any == any_.end()) return own == peer.receives.end() ? nullptr : *own;
+  if (own != peer.receives.end() && (*own)->order < (*any)->order) return *own;
+  Message* const found = *any;
+  found->peer = rank;
+  peer.receives.push_back(found);
+  any_.erase(any);
+  return found;
+}
+
+// Breaks the communicator where it doesn't.
+bool MessageEngine::fits(const Wire& wire, int rank, const Message& message) {
+  if (wire.bytes == message.bytes && wire.datatype == message.datatype) return true;
+  const auto describe = [](uint64_t bytes, uint32_t datatype) {
+    const uint64_t element = datatype_bytes(datatype);
+    if (element == 0) return fmt::format("{} bytes of an unknown type", bytes);
+    return fmt::format("{} {} ({} bytes)", bytes / element, datatype_name(datatype), bytes);
+  };
+  breaker_.raise(Status::kMismatch,
+                 fmt::format("ranks disagree: rank {} sends {} with tag {} to rank {}, which receives {}",
+                             rank, describe(wire.bytes, wire.datatype), wire.tag, rank_,
+                             describe(message.bytes, message.datatype)));
+  return false;
+}
+
 // Messages that came before their receive.
 bool MessageEngine::take_kept(Peer& peer, int rank) {
-  if (peer.kept.empty()) return false;
   bool moved = false;
-  for (auto receive = peer.receives.begin(); receive != peer.receives.end();) {
-    Message& message = **receive;
-    const auto kept = std::ranges::find(peer.kept, message.tag, &Kept::tag);
-    if (kept == peer.kept.end() || peer.target == &message) {
-      ++receive;
+  for (auto kept = peer.kept.begin(); kept != peer.kept.end();) {
+    Message* const message = match(peer, rank, kept->wire.tag);
+    if (message == nullptr) {
+      ++kept;
       continue;
     }
-    if (kept->data.size() != message.bytes) {
-      refuse(rank, kept->data.size(), message);
-      return moved;
-    }
-    if (message.bytes != 0) std::memcpy(message.data, kept->data.data(), message.bytes);
-    peer.kept_bytes -= message.bytes;
-    peer.kept.erase(kept);
-    message.ended = true;
+    if (!fits(kept->wire, rank, *message)) return moved;
+    if (message->bytes != 0) std::memcpy(message->data, kept->data.data(), message->bytes);
+    peer.kept_bytes -= message->bytes;
+    kept = peer.kept.erase(kept);
+    message->ended = true;
     moved = true;
-    receive = peer.receives.erase(receive);
+    peer.receives.remove(message);
   }
   return moved;
 }
@@ -158,19 +196,14 @@ bool MessageEngine::take_kept(Peer& peer, int rank) {
 bool MessageEngine::accept(int rank, Peer& peer) {
   peer.arrived = 0;
   peer.target = nullptr;
-  const auto receive = std::ranges::find_if(
-      peer.receives, [&](const Message* message) { return message->tag == peer.wire.tag; });
-  if (receive == peer.receives.end()) {
+  Message* const message = match(peer, rank, peer.wire.tag);
+  if (message == nullptr) {
     if (peer.wire.bytes > kMostKept || peer.kept_bytes > kMostKept - peer.wire.bytes) return false;
     peer.arriving.resize(peer.wire.bytes);
-    peer.accepted = true;
-    return true;
-  }
-  if ((*receive)->bytes != peer.wire.bytes) {
-    refuse(rank, peer.wire.bytes, **receive);
+  } else if (!fits(peer.wire, rank, *message)) {
     return false;
   }
-  peer.target = *receive;
+  peer.target = message;
   peer.accepted = true;
   return true;
 }
@@ -185,16 +218,9 @@ void MessageEngine::finish_in(int rank, Peer& peer) {
     return;
   }
   peer.kept_bytes += peer.arriving.size();
-  peer.kept.push_back({peer.wire.tag, std::move(peer.arriving)});
+  peer.kept.push_back({peer.wire, std::move(peer.arriving)});
   peer.arriving = {};
   take_kept(peer, rank);
-}
-
-void MessageEngine::refuse(int rank, uint64_t sent, const Message& message) {
-  breaker_.raise(Status::kMismatch,
-                 fmt::format("ranks disagree: rank {} sends {} bytes with tag {} to rank {}, which "
-                             "receives {} bytes",
-                             rank, sent, message.tag, rank_, message.bytes));
 }
 
 }  // namespace towline::collectives

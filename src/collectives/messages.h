@@ -1,7 +1,7 @@
-// Sends and receives between pairs of ranks, over channels of bytes. Each goes out as a header (bytes, tag)
-// and its data. A receiver takes messages from a channel in their order and gives each to the first receive
-// with its tag; one that nobody waits for yet is kept until somebody does, up to a limit, beyond which its
-// sender waits for the receive.
+// Sends and receives between pairs of ranks, over channels of bytes. Each goes out as a header (bytes, tag,
+// type) and its data. A receiver takes messages from a channel in their order and gives each to the first
+// receive with its tag, from its rank or from any; one that nobody waits for yet is kept until somebody does,
+// up to a limit, beyond which its sender waits for the receive.
 #pragma once
 
 #include <algorithm>
@@ -54,13 +54,16 @@ class LocalChannel final : public Channel {
 
 struct Message {
   bool is_send = false;
-  int peer = 0;
+  int peer = 0;  // kAnyPeer until one has been found
   uint64_t tag = 0;
+  uint32_t datatype = 0;
   uint8_t* data = nullptr;
   uint64_t bytes = 0;
   uint64_t done = 0;  // of the header, then the data
   bool ended = false;
+  uint64_t order = 0;  // among all that were started
 };
+constexpr int kAnyPeer = -1;
 
 // Any thread.
 class MessageEngine {
@@ -81,9 +84,11 @@ class MessageEngine {
   struct Wire {
     uint64_t bytes;
     uint64_t tag;
+    uint32_t datatype;
+    uint32_t reserved;
   };
   struct Kept {
-    uint64_t tag;
+    Wire wire;
     std::vector<uint8_t> data;
   };
   struct Peer {
@@ -105,10 +110,13 @@ class MessageEngine {
   bool move();
   bool move_out(Peer& peer);
   bool move_in(int rank, Peer& peer);
+  void activate(int rank);
+  bool receives(const Peer& peer) const { return !peer.receives.empty() || !any_.empty(); }
+  Message* match(Peer& peer, int rank, uint64_t tag);
+  bool fits(const Wire& wire, int rank, const Message& message);
   bool take_kept(Peer& peer, int rank);
   bool accept(int rank, Peer& peer);
   void finish_in(int rank, Peer& peer);
-  void refuse(int rank, uint64_t sent, const Message& message);
 
   const int rank_;
   const Open open_;
@@ -116,6 +124,8 @@ class MessageEngine {
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::vector<int> active_;  // peers with something to move
+  std::list<Message*> any_;  // receives from whoever sends first
+  uint64_t started_ = 0;
 };
 
 }  // namespace towline::collectives

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/futex.h"
 #include "base/stream_copy.h"
+#include "collectives/interrupt.h"
 
 namespace towline::collectives {
 namespace {
@@ -114,7 +115,8 @@ Breakage ShmGroup::breakage() const {
   char text[sizeof all.text];
   std::memcpy(text, all.text, sizeof text);
   text[sizeof text - 1] = 0;
-  return {Status{all.status}, text};
+  const Status status{all.status};
+  return {is_error(status) ? status : Status::kProtocol, text};
 }
 
 void ShmGroup::leave() {
@@ -285,6 +287,9 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
     if (there) return Status::kOk;
     if (wrong) return why_broken();
     if (const Status status = stuck(false); is_error(status)) return status;
+    if (Interrupt::asked())
+      return breaker_.raise(Status::kCancelled,
+                            fmt::format("rank {} was interrupted in {}", rank(index_), describe(current_)));
     if (deadline.passed(monotonic_now_ns()) && !arrived()) return stuck(true);
   }
 }
@@ -332,12 +337,25 @@ void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool s
 
 // ---- Channels
 
+// Positions are in memory that every rank can write: read once, and no more is believed than the ring holds.
+uint64_t ShmGroup::filled(int from, int to, uint64_t head, uint64_t tail) noexcept {
+  const uint64_t bytes = head - tail;
+  if (bytes <= settings_.channel_bytes) return bytes;
+  breaker_.raise(
+      Status::kProtocol,
+      fmt::format(
+          "the ring from rank {} to rank {} is damaged: {} bytes written and {} read, with room for {}",
+          rank(from), rank(to), head, tail, settings_.channel_bytes));
+  return settings_.channel_bytes + 1;
+}
+
 size_t ShmGroup::channel_write(int to, const void* data, size_t bytes) noexcept {
   Ring& ring = this->ring(index_, to);
   uint8_t* base = ring_data(index_, to);
   const uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const uint64_t room = settings_.channel_bytes - (head - ring.tail.load(std::memory_order_acquire));
-  const uint64_t count = std::min<uint64_t>(bytes, room);
+  const uint64_t used = filled(index_, to, head, ring.tail.load(std::memory_order_acquire));
+  if (used > settings_.channel_bytes) return 0;
+  const uint64_t count = std::min<uint64_t>(bytes, settings_.channel_bytes - used);
   if (count == 0) return 0;
   const uint64_t at = head % settings_.channel_bytes;
   const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
@@ -352,7 +370,8 @@ size_t ShmGroup::channel_read(int from, void* data, size_t bytes) noexcept {
   Ring& ring = this->ring(from, index_);
   const uint8_t* base = ring_data(from, index_);
   const uint64_t tail = ring.tail.load(std::memory_order_relaxed);
-  const uint64_t there = ring.head.load(std::memory_order_acquire) - tail;
+  const uint64_t there = filled(from, index_, ring.head.load(std::memory_order_acquire), tail);
+  if (there > settings_.channel_bytes) return 0;
   const uint64_t count = std::min<uint64_t>(bytes, there);
   if (count == 0) return 0;
   const uint64_t at = tail % settings_.channel_bytes;

@@ -157,15 +157,23 @@ class ShmGroup {
   bool has_posted(int index, uint64_t phase) const noexcept {
     return line(index, phase).phase.load(std::memory_order_acquire) == phase;
   }
-  // What a rank gave in a loose phase: in its line, or where that says among what it gave.
+  // Of a ring, from what its two ranks wrote; more than it holds where they are nonsense, and then the group
+  // is broken.
+  uint64_t filled(int from, int to, uint64_t head, uint64_t tail) noexcept;
+  // What a rank gave in a loose phase: in its line, or where that says among what it gave. Null, and the
+  // group broken, where it says a place outside.
   static bool fits_line(uint64_t bytes) noexcept { return bytes <= sizeof(Posted::inlined); }
-  uint8_t* given(int index, uint64_t phase, uint64_t bytes) const noexcept {
-    uint8_t* const inlined = line(index, phase).inlined;
+  const uint8_t* given(int index, uint64_t phase, uint64_t bytes) noexcept {
+    const uint8_t* const inlined = line(index, phase).inlined;
     if (fits_line(bytes)) return inlined;
     uint64_t at = 0;
     std::memcpy(&at, inlined, sizeof at);
+    return at <= kGivenBytes - bytes ? given_at(index, at) : fail_given(index);
+  }
+  uint8_t* given_at(int index, uint64_t at) const noexcept {
     return given_ + static_cast<uint64_t>(index) * kGivenBytes + at;
   }
+  const uint8_t* fail_given(int index) noexcept;
   // The half that the `stage`th phase of lockstep may fill.
   uint8_t* half(int index, uint64_t stage) const noexcept {
     return stages_ + (static_cast<uint64_t>(index) * 2 + (stage & 1)) * settings_.stage_bytes;
@@ -220,7 +228,7 @@ class ShmGroup {
   // With root < 0 everybody gets the result.
   bool wanted_here(int root) const noexcept { return root < 0 || root == index_; }
   Status reduce_to(const Call& call, int root);
-  void reduce_given(const Call& call);
+  bool reduce_given(const Call& call);
   Status reduce_flat(const Call& call, int root);
   Status reduce_in_slices(const Call& call, int root);
   Status to_everyone(const Call& call, uint64_t most_bytes, bool headed);

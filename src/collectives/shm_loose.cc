@@ -2,17 +2,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
+#include "collectives/copy.h"
 #include "collectives/shm_group.h"
 
 namespace towline::collectives {
-namespace {
-
-void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-}  // namespace
-
 // ---- What is compared later
 
 Status ShmGroup::end_loose(int compare_with) {
@@ -100,11 +94,17 @@ Status ShmGroup::begin_loose(const Call& call, uint64_t bytes, uint8_t*& place) 
     if (const Status status = wait_for_room(needed, call.deadline); is_error(status)) return status;
   }
   std::memcpy(mine.inlined, &at, sizeof at);
-  place = given(index_, phase_ + 1, bytes);
+  place = given_at(index_, at);
   return Status::kOk;
 }
 
-// `take` reads what everybody gave.
+const uint8_t* ShmGroup::fail_given(int index) noexcept {
+  breaker_.raise(Status::kProtocol, fmt::format("what rank {} says of its data in {} is damaged", rank(index),
+                                                describe(current_)));
+  return nullptr;
+}
+
+// `take` reads what everybody gave; false where it can't.
 template <typename Take>
 Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
   uint8_t* place = nullptr;
@@ -120,7 +120,7 @@ Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
   }
   for (int other = 0; other < size(); ++other)
     if (!agree(index_, other, phase_)) return fail_mismatch(index_, other, phase_);
-  take();
+  if (!take()) return breaker_.status();
   return end_loose(-1);
 }
 
@@ -138,18 +138,24 @@ Status ShmGroup::loose_from_root(const Call& call, uint64_t bytes, const Give& g
       return status;
   }
   if (!agree(index_, call.root, phase_)) return fail_mismatch(index_, call.root, phase_);
-  take(given(call.root, phase_, bytes));
+  const uint8_t* const from = given(call.root, phase_, bytes);
+  if (from == nullptr) return breaker_.status();
+  take(from);
   return end_loose(-1);
 }
 
 Status ShmGroup::reduce_loose(const Call& call) {
-  return loose_to_root(call, [&] { reduce_given(call); });
+  return loose_to_root(call, [&] { return reduce_given(call); });
 }
 
 Status ShmGroup::gather_loose(const Call& call) {
   return loose_to_root(call, [&] {
-    for (int other = 0; other < size(); ++other)
-      copy(call.out.at[static_cast<size_t>(other)], given(other, phase_, call.bytes), call.bytes);
+    for (int other = 0; other < size(); ++other) {
+      const uint8_t* const from = given(other, phase_, call.bytes);
+      if (from == nullptr) return false;
+      copy(call.out.at[static_cast<size_t>(other)], from, call.bytes);
+    }
+    return true;
   });
 }
 

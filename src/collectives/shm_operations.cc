@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "collectives/copy.h"
 #include "collectives/reduce.h"
 #include "collectives/shm_group.h"
 
@@ -17,10 +18,6 @@ uint64_t pieces(uint64_t bytes, uint64_t piece) { return bytes == 0 ? 1 : (bytes
 // What is left of `bytes` from `begin` on, at most `piece`.
 uint64_t piece_at(uint64_t bytes, uint64_t begin, uint64_t piece) {
   return begin >= bytes ? 0 : std::min(piece, bytes - begin);
-}
-
-void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 ReduceArgs reduce_args(const Call& call, void* to, const std::vector<const void*>& from, uint64_t bytes) {
@@ -44,20 +41,22 @@ Status ShmGroup::reduce_to(const Call& call, int root) {
   if (root < 0 && fits_line(call.bytes)) {
     // The data rides in the lines that say who has come.
     const Status status = first_phase(call, call.input, call.bytes);
-    if (!is_error(status)) reduce_given(call);
+    if (!is_error(status)) static_cast<void>(reduce_given(call));  // in the lines, so it can't fail
     return status;
   }
   if (call.bytes <= settings_.flat_bytes) return reduce_flat(call, root);
   return reduce_in_slices(call, root);
 }
 
-// Reduces what everybody gave in the phase that was posted last.
-void ShmGroup::reduce_given(const Call& call) {
-  for (int other = 0; other < size(); ++other)
+// Reduces what everybody gave in the phase that was posted last. False: a rank says nonsense of it.
+bool ShmGroup::reduce_given(const Call& call) {
+  for (int other = 0; other < size(); ++other) {
     sources_[static_cast<size_t>(other)] = given(other, phase_, call.bytes);
+    if (sources_[static_cast<size_t>(other)] == nullptr) return false;
+  }
   if (!fits_line(call.bytes)) {
     collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
-    return;
+    return true;
   }
   alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
   alignas(8) uint8_t result[sizeof(Posted::inlined)];
@@ -70,6 +69,7 @@ void ShmGroup::reduce_given(const Call& call) {
   }
   collectives::reduce(reduce_args(call, result, sources_, call.bytes));
   copy(call.output, result, call.bytes);
+  return true;
 }
 
 // Every rank gives all, and who wants the result reduces all: one phase.

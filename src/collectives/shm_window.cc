@@ -115,7 +115,8 @@ void ShmWindow::open(int rank, const std::vector<uint8_t>& offer) {
   if (other.bytes == 0) return;
   const UniqueFd memory = open_of_process(process, memory_fd);
   const uint64_t begin = offset / 4096 * 4096;
-  if (file_bytes(memory.get()) < offset + other.bytes)
+  const uint64_t there = file_bytes(memory.get());
+  if (offset > there || other.bytes > there - offset)
     fail(Status::kOutOfRange, "its file is shorter than it says");
   other.memory =
       Mapping::map_shared(memory.get(), offset - begin + other.bytes, MapAccess::kReadWrite, begin);

@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
+#include "base/socket_address.h"
+#include "collectives/meeting.h"
+#include "collectives/sockets.h"
+#include "collectives/store_requests.h"
 #include "collectives/tcp_store.h"
 #include "collectives/test_support.h"
 
@@ -110,6 +116,184 @@ TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
   EXPECT_EQ(first->local_host(), "127.0.0.1");
 }
 
+// A client that sends and receives what it likes.
+class RawClient {
+ public:
+  explicit RawClient(uint16_t port, bool greets = true)
+      : socket_(dial({false, "127.0.0.1", port}, soon(), false)) {
+    if (greets) send(text(StoreQuery::kValidate) + number(kStoreMagic));
+  }
+  static Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
+  static std::string text(StoreQuery query) { return {static_cast<char>(query)}; }
+  template <class Integer>
+  static std::string number(Integer value) {
+    return {reinterpret_cast<const char*>(&value), sizeof value};
+  }
+  static std::string field(const std::string& bytes) { return number<uint64_t>(bytes.size()) + bytes; }
+  static std::string set(const std::string& key, const std::string& value) {
+    return text(StoreQuery::kSet) + field(key) + field(value);
+  }
+  static std::string get(const std::string& key) { return text(StoreQuery::kGet) + field(key); }
+
+  Status try_send(const std::string& bytes) {
+    return send_all(socket_.get(), {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, soon());
+  }
+  void send(const std::string& bytes) { EXPECT_EQ(try_send(bytes), Status::kOk); }
+  std::string receive(size_t bytes) {
+    std::string there(bytes, 0);
+    EXPECT_EQ(receive_all(socket_.get(), {reinterpret_cast<uint8_t*>(there.data()), bytes}, soon()),
+              Status::kOk);
+    return there;
+  }
+  bool gives(size_t bytes) {
+    std::vector<uint8_t> there(bytes);
+    return receive_all(socket_.get(), there, soon()) == Status::kOk;
+  }
+  bool is_dropped() {
+    uint8_t byte = 0;
+    return receive_all(socket_.get(), {&byte, 1}, soon()) == Status::kPeerLost;
+  }
+
+ private:
+  UniqueFd socket_;
+};
+
+uint64_t resident_bytes() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return pages * 4096;
+}
+
+TEST(TcpStores, ManyRequestsForOneLargeValueCostItOnce) {
+  TcpStoreServer server("127.0.0.1:0");
+  constexpr uint64_t kValue = 40u << 20;
+  RawClient owner(server.port());
+  owner.send(RawClient::set("large", std::string(kValue, 'x')) + RawClient::get("small"));
+  owner.receive(8);  // it has come
+  const uint64_t before = resident_bytes();
+  std::vector<std::unique_ptr<RawClient>> greedy;  // ask and do not read
+  for (int i = 0; i < 4; ++i) {
+    greedy.push_back(std::make_unique<RawClient>(server.port()));
+    for (int request = 0; request < 8; ++request) greedy.back()->send(RawClient::get("large"));
+  }
+  RawClient late(server.port());  // is served all the same
+  late.send(RawClient::get("large"));
+  late.receive(8 + kValue);
+  EXPECT_LT(resident_bytes(), before + 2 * kValue) << "its own copy in this process is one";
+  // All that was asked for comes, in order, once it is read.
+  for (int request = 0; request < 8; ++request) {
+    EXPECT_EQ(greedy[0]->receive(8), RawClient::number(kValue));
+    EXPECT_EQ(greedy[0]->receive(kValue), std::string(kValue, 'x'));
+  }
+}
+
+TEST(TcpStores, AskingForWhatIsNotThereDoesNotMakeIt) {
+  TcpStoreServer server("127.0.0.1:0");
+  RawClient curious(server.port());
+  curious.send(RawClient::get("/wanted"));
+  EXPECT_EQ(curious.receive(8), RawClient::number<uint64_t>(0));
+  curious.send(RawClient::text(StoreQuery::kCheck) + RawClient::number<uint64_t>(1) +
+               RawClient::field("/wanted"));
+  EXPECT_EQ(curious.receive(1), std::string(1, 1)) << "still not there";
+  const auto store = open_tcp_store("127.0.0.1:" + std::to_string(server.port()), false, RawClient::soon());
+  std::thread waiting([&] { EXPECT_EQ(store->get("wanted", RawClient::soon()), Bytes(3, 'x')); });
+  curious.send(RawClient::set("/wanted", "xxx"));
+  waiting.join();
+}
+
+TEST(TcpStores, TakeRequestsInPiecesAndManyAtOnce) {
+  TcpStoreServer server("127.0.0.1:0");
+  RawClient client(server.port());
+  const std::string request = RawClient::set("key", "value") + RawClient::text(StoreQuery::kAdd) +
+                              RawClient::field("number") + RawClient::number<int64_t>(5) +
+                              RawClient::text(StoreQuery::kWait) + RawClient::number<uint64_t>(2) +
+                              RawClient::field("key") + RawClient::field("number") + RawClient::get("key");
+  for (const char byte : request) client.send({byte});
+  const std::string answers = RawClient::number<int64_t>(5) + std::string(1, 0) + RawClient::field("value");
+  EXPECT_EQ(client.receive(answers.size()), answers);
+  std::string many;
+  for (int i = 0; i < 20000; ++i) many += RawClient::get("key");
+  std::thread sending([&] { client.send(many); });
+  std::string all;
+  for (int i = 0; i < 20000; ++i) all += RawClient::field("value");
+  EXPECT_EQ(client.receive(all.size()), all);
+  sending.join();
+  client.send(RawClient::text(StoreQuery::kPing) + RawClient::number<uint32_t>(7) +
+              RawClient::text(StoreQuery::kDelete) + RawClient::field("key") +
+              RawClient::text(StoreQuery::kKeys));
+  EXPECT_EQ(client.receive(20),
+            RawClient::number<uint32_t>(7) + RawClient::number<int64_t>(1) + RawClient::number<int64_t>(1));
+}
+
+TEST(TcpStores, DropWhoSpeaksSomethingElseOrAsksTooMuchAndServeTheRest) {
+  TcpStoreServer server("127.0.0.1:0");
+  const auto store = open_tcp_store("127.0.0.1:" + std::to_string(server.port()), false, RawClient::soon());
+  const std::string large = RawClient::number<uint64_t>(uint64_t{1} << 40);
+  const std::string bad[] = {
+      "GET / HTTP/1.1\r\n\r\n",
+      std::string(1, 99),
+      RawClient::text(StoreQuery::kSet) + large,
+      RawClient::text(StoreQuery::kSet) + RawClient::field("key") + large,
+      RawClient::text(StoreQuery::kWait) + large,
+      RawClient::set("text", "x") + RawClient::text(StoreQuery::kAdd) + RawClient::field("text") +
+          RawClient::number<int64_t>(1),
+  };
+  for (const std::string& request : bad) {
+    RawClient client(server.port());
+    static_cast<void>(client.try_send(request));
+    EXPECT_TRUE(client.is_dropped()) << request;
+    RawClient stranger(server.port(), false);
+    static_cast<void>(stranger.try_send(RawClient::get("key")));
+    EXPECT_TRUE(stranger.is_dropped()) << "it did not say what it speaks";
+  }
+  store->set("key", Bytes(1, 1));
+  EXPECT_EQ(store->get("key", RawClient::soon()), Bytes(1, 1));
+}
+
+TEST(TcpStores, DropWhoIsSilentInTheMiddleOfARequestAndNotWhoWaits) {
+  TcpStoreServer server("127.0.0.1:0", kSecondNs);
+  RawClient idle(server.port());
+  RawClient waits(server.port());
+  waits.send(RawClient::text(StoreQuery::kWait) + RawClient::number<uint64_t>(1) + RawClient::field("key"));
+  const std::string large(16u << 20, 'x');
+  RawClient deaf(server.port());
+  deaf.send(RawClient::set("large", large) + RawClient::text(StoreQuery::kKeys));
+  deaf.receive(8);  // it has come
+  deaf.send(RawClient::get("large") + RawClient::get("large"));
+  RawClient stranger(server.port(), false);
+  RawClient half(server.port());
+  half.send(RawClient::text(StoreQuery::kSet) + RawClient::number<uint64_t>(100) + "part of it");
+  EXPECT_TRUE(stranger.is_dropped());
+  EXPECT_TRUE(half.is_dropped());
+  EXPECT_FALSE(deaf.gives(2 * (8 + large.size()))) << "it took nothing for longer than that";
+  RawClient other(server.port());
+  other.send(RawClient::set("key", "value"));
+  EXPECT_EQ(waits.receive(1), std::string(1, 0));
+  idle.send(RawClient::get("key"));
+  EXPECT_EQ(idle.receive(13), RawClient::field("value"));
+}
+
+TEST(TcpStores, HoldNoMoreThanTheyMay) {
+  TcpStoreServer server("127.0.0.1:0");
+  RawClient client(server.port());
+  const std::string value(60u << 20, 'x');
+  bool dropped = false;
+  for (int i = 0; i < 20 && !dropped; ++i)
+    dropped = is_error(client.try_send(RawClient::set(std::to_string(i), value)));
+  EXPECT_TRUE(dropped || client.is_dropped()) << "1200 MiB were taken";
+  RawClient other(server.port());
+  other.send(RawClient::set("small", "x") + RawClient::get("small"));
+  EXPECT_EQ(other.receive(9), RawClient::field("x"));
+}
+
+// The address that all ranks were told is the one that rank 0 listens at.
+TEST(TcpStores, ListenAtTheAddressThatWasTold) {
+  uint16_t port = TcpStoreServer("127.0.0.1:0").port();
+  const auto store = open_tcp_store("127.0.0.1:" + std::to_string(port), true, RawClient::soon());
+  EXPECT_NO_THROW(dial({false, "127.0.0.1", port}, RawClient::soon(), false));
+  EXPECT_THROW(dial({false, "127.0.0.2", port}, RawClient::soon(), false), Error);
+}
+
 // As under torchrun: its agent serves, or rank 0 does, and everybody finds it in the environment.
 TEST(TcpStores, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
   for (const bool served : {true, false}) {
@@ -130,6 +314,41 @@ TEST(TcpStores, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
       });
     }
   }
+}
+
+// Ranks that ended at any moment leave keys behind, which a process of another attempt, that counts anew, finds.
+TEST(Meeting, RanksDoNotFindWhatOthersLeftInTheStore) {
+  auto store = std::make_shared<MemoryStore>();
+  std::shared_ptr<Store> left[3];
+  run_threads(3, [&](int rank) { left[rank] = meet(store, rank, 3, RawClient::soon()); });
+  left[1]->set("info/1", Bytes(1, 'x'));
+  EXPECT_EQ(left[2]->get("info/1", RawClient::soon()), Bytes(1, 'x'));
+  for (const int last : {0, 2}) {  // also where it is rank 0 that comes last
+    std::atomic<int> waiting{0};
+    std::shared_ptr<Store> next[3];
+    run_threads(3, [&](int rank) {
+      if (rank == last)
+        eventually([&] { return waiting == 2; });
+      else
+        ++waiting;
+      next[rank] = meet(store, rank, 3, RawClient::soon());
+    });
+    EXPECT_EQ(code_of([&] { next[2]->get("info/1", Deadline::after(monotonic_now_ns(), kMillisecondNs)); }),
+              Status::kTimedOut);
+    next[0]->set("key", Bytes(1, 'y'));
+    EXPECT_EQ(next[2]->get("key", RawClient::soon()), Bytes(1, 'y'));
+    EXPECT_EQ(next[1]->get("key", RawClient::soon()), Bytes(1, 'y'));
+  }
+}
+
+TEST(Meeting, ARankThatDoesNotComeIsNamed) {
+  auto store = std::make_shared<MemoryStore>();
+  run_threads(2, [&](int rank) {
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), 300 * kMillisecondNs);
+    EXPECT_EQ(code_of([&] { meet(store, rank, 3, deadline); },
+                      fmt::format("rank {} of 3 timed out waiting for rank 2 to join", rank)),
+              Status::kTimedOut);
+  });
 }
 
 TEST(Meeting, RanksWithOtherSettingsOrSizesAreToldSo) {

@@ -8,21 +8,16 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/wire.h"
+#include "collectives/interrupt.h"
 #include "collectives/lane.h"
+#include "collectives/mesh_frames.h"
 #include "collectives/sockets.h"
 
 namespace towline::collectives {
 namespace {
 
-constexpr uint32_t kMeshMagic = 0x4c574f54;
-constexpr uint16_t kMeshVersion = 1;
-constexpr size_t kHelloBytes = 4 + 2 + 1 + 4 + 16;
 constexpr size_t kMostArriving = 1024;
-
-// Control frames: type, status, text. A rank proposes, rank 0 announces.
-constexpr uint8_t kBreak = 1;
-constexpr uint8_t kLeave = 2;
+constexpr size_t kMostControlBytes = 65536;  // of frames that are not whole
 
 class SocketChannel final : public Channel {
  public:
@@ -68,14 +63,16 @@ class SocketChannel final : public Channel {
 
 }  // namespace
 
-TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker)
+TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns)
     : rank_(rank),
       size_(size),
       breaker_(breaker),
+      hello_ns_(hello_ns),
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
       lanes_(static_cast<size_t>(size)),
-      message_sockets_(static_cast<size_t>(size)) {}
+      message_sockets_(static_cast<size_t>(size)),
+      has_messages_(static_cast<size_t>(size)) {}
 
 TcpMesh::~TcpMesh() = default;
 
@@ -115,14 +112,8 @@ UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
       const uint64_t now = monotonic_now_ns();
       const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, 5 * kSecondNs).ns()));
       UniqueFd socket = dial(parse_endpoint(text), soon, false);
-      std::vector<uint8_t> hello;
-      WireWriter out(hello);
-      out.u32(kMeshMagic);
-      out.u16(kMeshVersion);
-      out.u8(static_cast<uint8_t>(kind));
-      out.u32(static_cast<uint32_t>(rank_));
-      out.u64(secret_.hi);
-      out.u64(secret_.lo);
+      const std::vector<uint8_t> hello =
+          encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
       tune(socket.get(), peer);
       if (!is_error(send_all(socket.get(), hello, soon))) return socket;
     } catch (const Error& error) {
@@ -178,6 +169,11 @@ int TcpMesh::lane(int peer, const Header& header, Deadline deadline, Status& sta
                                                              rank_, collectives::describe(header), peer));
       return -1;
     }
+    if (Interrupt::asked()) {
+      lock.unlock();
+      status = interrupted(header);
+      return -1;
+    }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
   }
   return lanes_[i].get();
@@ -204,7 +200,7 @@ std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
 void TcpMesh::poll_fds(std::vector<pollfd>& polled) {
   polled.push_back({socket_.fd(), POLLIN, 0});
   for (const Arriving& arriving : arriving_) {
-    if (arriving.bytes.size() < kHelloBytes) polled.push_back({arriving.socket.get(), POLLIN, 0});
+    if (arriving.bytes.size() < kMeshHelloBytes) polled.push_back({arriving.socket.get(), POLLIN, 0});
   }
   const std::lock_guard lock(mutex_);
   for (const Control& control : controls_)
@@ -212,14 +208,7 @@ void TcpMesh::poll_fds(std::vector<pollfd>& polled) {
 }
 
 void TcpMesh::serve() {
-  int error = 0;
-  while (UniqueFd socket = socket_.accept(nullptr, &error)) {
-    if (arriving_.size() >= kMostArriving) arriving_.pop_front();
-    set_no_delay(socket.get());
-    arriving_.push_back({std::move(socket), {}});
-  }
-  for (auto arriving = arriving_.begin(); arriving != arriving_.end();)
-    arriving = greet(*arriving) ? arriving_.erase(arriving) : std::next(arriving);
+  take_arrivals(monotonic_now_ns());
   for (int peer = 0; peer < size_; ++peer) {
     Control& control = controls_[static_cast<size_t>(peer)];
     {
@@ -242,29 +231,63 @@ void TcpMesh::serve() {
   }
 }
 
+void TcpMesh::take_arrivals(uint64_t now_ns) {
+  int error = 0;
+  while (UniqueFd socket = socket_.accept(nullptr, &error)) {
+    if (arriving_.size() >= kMostArriving) {
+      // Ranks say at once who they are: the first that has not is no rank.
+      const auto silent = std::ranges::find_if(
+          arriving_, [](const Arriving& one) { return one.bytes.size() < kMeshHelloBytes; });
+      if (silent == arriving_.end()) continue;
+      arriving_.erase(silent);
+    }
+    set_no_delay(socket.get());
+    arriving_.push_back({std::move(socket), {}, now_ns + hello_ns_});
+  }
+  for (auto arriving = arriving_.begin(); arriving != arriving_.end();) {
+    const bool late = arriving->bytes.size() < kMeshHelloBytes && arriving->due_ns <= now_ns;
+    arriving = greet(*arriving) || late ? arriving_.erase(arriving) : std::next(arriving);
+  }
+}
+
 // True when it is done with: taken in or thrown out.
 bool TcpMesh::greet(Arriving& arriving) {
-  if (arriving.bytes.size() < kHelloBytes) {
-    uint8_t buffer[kHelloBytes];
+  if (arriving.bytes.size() < kMeshHelloBytes) {
+    uint8_t buffer[kMeshHelloBytes];
     const ssize_t got =
-        ::recv(arriving.socket.get(), buffer, kHelloBytes - arriving.bytes.size(), MSG_DONTWAIT);
+        ::recv(arriving.socket.get(), buffer, kMeshHelloBytes - arriving.bytes.size(), MSG_DONTWAIT);
     if (got == 0) return true;
     if (got < 0) return errno != EAGAIN && errno != EINTR;
     arriving.bytes.insert(arriving.bytes.end(), buffer, buffer + got);
-    if (arriving.bytes.size() < kHelloBytes) return false;
+    if (arriving.bytes.size() < kMeshHelloBytes) return false;
   }
-  WireReader in(arriving.bytes);
-  const bool known = in.u32() == kMeshMagic && in.u16() == kMeshVersion;
-  const uint8_t kind = in.u8();
-  const uint32_t peer = in.u32();
-  const Id secret{in.u64(), in.u64()};
+  const auto hello = decode_hello(arriving.bytes);
+  if (!hello) return true;
   const std::lock_guard lock(mutex_);
-  if (known && secret_.is_none()) return false;  // we do not know it yet
-  if (!known || secret != secret_ || peer >= static_cast<uint32_t>(size_)) return true;
-  tune(arriving.socket.get(), static_cast<int>(peer));
-  if (kind == static_cast<uint8_t>(Kind::kControl)) controls_[peer].socket = std::move(arriving.socket);
-  if (kind == static_cast<uint8_t>(Kind::kLane)) lanes_[peer] = std::move(arriving.socket);
-  if (kind == static_cast<uint8_t>(Kind::kMessages)) message_sockets_[peer] = std::move(arriving.socket);
+  if (secret_.is_none()) return false;  // we do not know it yet
+  if (hello->secret == secret_) take_in(std::move(arriving.socket), hello->kind, hello->rank);
+  return true;
+}
+
+// Each connection comes once, from the rank that dials. Another in its place would close the descriptor of
+// one that a thread is using. mutex_ is held.
+bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
+  if (peer >= static_cast<uint32_t>(size_) || static_cast<int>(peer) <= rank_) return false;
+  tune(socket.get(), static_cast<int>(peer));
+  if (kind == static_cast<uint8_t>(Kind::kControl) && rank_ == 0) {
+    if (controls_[peer].has_come) return false;
+    controls_[peer].has_come = true;
+    controls_[peer].socket = std::move(socket);
+  } else if (kind == static_cast<uint8_t>(Kind::kLane)) {
+    if (lanes_[peer].valid()) return false;
+    lanes_[peer] = std::move(socket);
+  } else if (kind == static_cast<uint8_t>(Kind::kMessages)) {
+    if (has_messages_[peer]) return false;
+    has_messages_[peer] = true;
+    message_sockets_[peer] = std::move(socket);
+  } else {
+    return false;
+  }
   changed_.notify_all();
   return true;
 }
@@ -281,17 +304,11 @@ bool TcpMesh::read_control(int peer, Control& control) {
       return true;
     }
     control.bytes.insert(control.bytes.end(), buffer, buffer + got);
-    for (;;) {
-      WireReader in(control.bytes);
-      const uint8_t type = in.u8();
-      const int32_t status = in.i32();
-      const std::string text(in.string16(4096));
-      if (!in.ok()) break;
-      control.bytes.erase(control.bytes.begin(),
-                          control.bytes.begin() + static_cast<ptrdiff_t>(in.position()));
-      if (type == kLeave) control.left = true;
-      if (type != kBreak || status >= 0) continue;
-      Breakage reason{Status{status}, text};
+    size_t taken = 0;
+    while (const auto frame = decode_control(std::span(control.bytes).subspan(taken), taken)) {
+      if (frame->type == kMeshLeave) control.left = true;
+      if (frame->type != kMeshBreak || !is_error(frame->reason.status)) continue;
+      Breakage reason = frame->reason;
       if (rank_ == 0) {
         decide(std::move(reason));
       } else if (peer == 0) {
@@ -306,16 +323,13 @@ bool TcpMesh::read_control(int peer, Control& control) {
         breaker_.record(std::move(reason));
       }
     }
-    if (control.bytes.size() > 65536) return false;
+    control.bytes.erase(control.bytes.begin(), control.bytes.begin() + static_cast<ptrdiff_t>(taken));
+    if (control.bytes.size() > kMostControlBytes) return false;
   }
 }
 
 void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept {
-  std::vector<uint8_t> frame;
-  WireWriter out(frame);
-  out.u8(type);
-  out.i32(static_cast<int32_t>(reason.status));
-  out.string16(std::string_view(reason.text).substr(0, 4000));
+  const std::vector<uint8_t> frame = encode_control(type, reason);
   const UniqueFd& socket = controls_[static_cast<size_t>(peer)].socket;
   if (socket.valid())
     (void)send_all(socket.get(), frame, Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
@@ -329,7 +343,7 @@ void TcpMesh::decide(Breakage reason) {
     if (!agreed_) {
       agreed_ = true;
       agreement_ = std::move(reason);
-      for (int peer = 1; peer < size_; ++peer) tell(peer, kBreak, agreement_);
+      for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshBreak, agreement_);
     }
     agreed = agreement_;
   }
@@ -343,17 +357,17 @@ Breakage TcpMesh::agree(Breakage reason) {
   if (rank_ == 0) {
     agreed_ = true;
     agreement_ = std::move(reason);
-    for (int peer = 1; peer < size_; ++peer) tell(peer, kBreak, agreement_);
+    for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshBreak, agreement_);
     return agreement_;
   }
-  tell(0, kBreak, reason);
+  tell(0, kMeshBreak, reason);
   changed_.wait_for(lock, std::chrono::milliseconds(500), [&] { return agreed_; });
   return agreed_ ? agreement_ : reason;
 }
 
 void TcpMesh::leave() noexcept {
   const std::lock_guard lock(mutex_);
-  for (int peer = 0; peer < size_; ++peer) tell(peer, kLeave, {});
+  for (int peer = 0; peer < size_; ++peer) tell(peer, kMeshLeave, {});
 }
 
 bool TcpMesh::verdict_waits() {
@@ -415,6 +429,7 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
                             fmt::format("rank {} timed out in {}: no sign of rank {}", rank_,
                                         collectives::describe(header), waiting->peer));
     }
+    if (Interrupt::asked()) return interrupted(header);
     if (idle_since_ns == 0) idle_since_ns = now;
     if (may_write || now - idle_since_ns < spin_ns_) continue;
     polled_.clear();
@@ -424,6 +439,11 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
     ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
     for (Moving& leg : moving_) leg.writable = true;
   }
+}
+
+Status TcpMesh::interrupted(const Header& header) {
+  return breaker_.raise(Status::kCancelled,
+                        fmt::format("rank {} was interrupted in {}", rank_, collectives::describe(header)));
 }
 
 // As far as it goes now. A full socket is asked again when the kernel says that a good part of it is free:

@@ -30,8 +30,9 @@ namespace towline::collectives {
 
 class TcpMesh {
  public:
-  // Listens. `listen`: "host:port" or "*:0".
-  TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker);
+  static constexpr uint64_t kHelloNs = 10 * kSecondNs;
+  // Listens. `listen`: "host:port" or "*:0". Connections have `hello_ns` to say which rank they are of.
+  TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns = kHelloNs);
   ~TcpMesh();
 
   // Where others reach this rank, best first: the address by which the store was reached comes first.
@@ -80,17 +81,21 @@ class TcpMesh {
   struct Arriving {
     UniqueFd socket;
     std::vector<uint8_t> bytes;
+    uint64_t due_ns = 0;  // to have said who it is
   };
   struct Control {
     UniqueFd socket;
     std::vector<uint8_t> bytes;
+    bool has_come = false;
     bool left = false;
   };
 
   UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
   int lane(int peer, const Header& header, Deadline deadline, Status& status);
   void tune(int fd, int peer) const noexcept;
+  void take_arrivals(uint64_t now_ns);
   bool greet(Arriving& arriving);
+  bool take_in(UniqueFd socket, uint8_t kind, uint32_t peer);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);
   Status compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected);
@@ -105,12 +110,14 @@ class TcpMesh {
     bool done() const noexcept { return sending.done() && receiving.done(); }
   };
   Status step(const Header& header, Moving& leg, bool& moved);
+  Status interrupted(const Header& header);
   void tell(int peer, uint8_t type, const Breakage& reason) noexcept;
   std::string describe(int peer) const;
 
   const int rank_;
   const int size_;
   Breaker& breaker_;
+  const uint64_t hello_ns_;
   ListeningSocket socket_;
   std::vector<RankInfo> infos_;
   Id secret_;
@@ -124,6 +131,7 @@ class TcpMesh {
   std::vector<Control> controls_;  // rank 0: of everyone; others: of rank 0
   std::vector<UniqueFd> lanes_;
   std::vector<UniqueFd> message_sockets_;
+  std::vector<bool> has_messages_;  // a socket for messages has come, taken over since or not
   bool agreed_ = false;
   Breakage agreement_;
 };

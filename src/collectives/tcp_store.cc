@@ -1,83 +1,16 @@
 #include "collectives/tcp_store.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <list>
 #include <map>
-#include <thread>
+#include <mutex>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/socket_address.h"
-#include "base/wake.h"
 #include "collectives/sockets.h"
+#include "collectives/store_requests.h"
 
 namespace towline::collectives {
 namespace {
-
-// Requests of the protocol, by number; the ones we know.
-enum Query : uint8_t {
-  kValidate = 0,  // magic (u32); no answer
-  kSet = 1,       // key, value; no answer
-  kGet = 3,       // key; answers the value
-  kAdd = 4,       // key, i64; answers the sum as i64
-  kCheck = 5,     // keys; answers a byte, 0 when all are there
-  kWait = 6,      // keys; answers a byte, 0, when all are there
-  kDelete = 8,    // key; answers i64, how many went
-};
-constexpr uint32_t kStoreMagic = 0x3C85F7CE;
-constexpr uint64_t kMostBytes = 64u << 20;
-
-// One client as the server sees it: what it sent and was not yet parsed, what it waits for.
-struct Client {
-  UniqueFd socket;
-  Bytes in;
-  Bytes out;
-  std::vector<std::string> waits;
-};
-
-// Takes fields from the front of a client's bytes; `whole` is false when more must come first.
-class Parser {
- public:
-  explicit Parser(const Bytes& bytes) : bytes_(bytes) {}
-  template <class Integer>
-  Integer integer() {
-    Integer value = 0;
-    if (take(sizeof value)) std::memcpy(&value, bytes_.data() + at_ - sizeof value, sizeof value);
-    return value;
-  }
-  Bytes field() {
-    const auto size = integer<uint64_t>();
-    if (size > kMostBytes) broken = true;
-    if (broken || !take(size)) return {};
-    return Bytes(bytes_.begin() + static_cast<ptrdiff_t>(at_ - size),
-                 bytes_.begin() + static_cast<ptrdiff_t>(at_));
-  }
-  std::string text() {
-    const Bytes value = field();
-    return {value.begin(), value.end()};
-  }
-  size_t at() const { return at_; }
-
-  bool whole = true;
-  bool broken = false;
-
- private:
-  bool take(uint64_t bytes) {
-    if (!whole || bytes > bytes_.size() - at_) whole = false;
-    if (whole) at_ += bytes;
-    return whole;
-  }
-  const Bytes& bytes_;
-  size_t at_ = 0;
-};
 
 template <class Integer>
 void put(Bytes& out, Integer value) {
@@ -91,173 +24,7 @@ void put_field(Bytes& out, std::span<const uint8_t> value) {
 void put_field(Bytes& out, std::string_view text) {
   put_field(out, std::span(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
 }
-
-}  // namespace
-
-// ---- Server: one thread, which everything but `stop` belongs to.
-
-struct TcpStoreServer::State {
-  explicit State(const std::string& endpoint) : socket(parse_endpoint(endpoint)) {
-    thread = std::thread([this] { run(); });
-  }
-  ~State() {
-    stop = true;
-    wake.signal();
-    thread.join();
-  }
-
-  void run() {
-    std::vector<pollfd> polled;
-    while (!stop) {
-      polled.assign({{wake.fd(), POLLIN, 0}, {socket.fd(), POLLIN, 0}});
-      for (const Client& client : clients)
-        polled.push_back(
-            {client.socket.get(), static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      ::poll(polled.data(), polled.size(), -1);
-      size_t at = 2;
-      for (auto client = clients.begin(); client != clients.end(); ++at) {
-        const bool keep = polled[at].revents == 0 || serve(*client, polled[at].revents);
-        client = keep ? std::next(client) : clients.erase(client);
-      }
-      if (polled[1].revents != 0) accept();
-    }
-  }
-
-  void accept() {
-    int error = 0;
-    while (UniqueFd fd = socket.accept(nullptr, &error)) {
-      set_no_delay(fd.get());
-      clients.push_back({std::move(fd), {}, {}, {}});
-    }
-  }
-
-  bool serve(Client& client, short events) {
-    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0 && !receive(client)) return false;
-    return flush(client);
-  }
-
-  bool receive(Client& client) {
-    for (;;) {
-      uint8_t buffer[65536];
-      const ssize_t got = ::recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (got == 0) return false;
-      if (got < 0) {
-        if (errno == EINTR) continue;
-        if (errno != EAGAIN) return false;
-        break;
-      }
-      client.in.insert(client.in.end(), buffer, buffer + got);
-      if (client.in.size() > 2 * kMostBytes) return false;
-    }
-    while (!client.in.empty()) {
-      Parser parser(client.in);
-      if (!handle(client, parser) || parser.broken) return false;
-      if (!parser.whole) return true;
-      client.in.erase(client.in.begin(), client.in.begin() + static_cast<ptrdiff_t>(parser.at()));
-    }
-    return true;
-  }
-
-  // One request, if it is there whole. False: it is none.
-  bool handle(Client& client, Parser& parser) {
-    const auto query = parser.integer<uint8_t>();
-    switch (query) {
-      case kValidate: {
-        const auto magic = parser.integer<uint32_t>();
-        return !parser.whole || magic == kStoreMagic;
-      }
-      case kSet: {
-        const std::string key = parser.text();
-        Bytes value = parser.field();
-        if (parser.whole && !parser.broken) set(key, std::move(value));
-        return true;
-      }
-      case kGet: {
-        const std::string key = parser.text();
-        if (parser.whole && !parser.broken) put_field(client.out, values[key]);
-        return true;
-      }
-      case kAdd: {
-        const std::string key = parser.text();
-        const auto amount = parser.integer<int64_t>();
-        if (parser.whole && !parser.broken) put(client.out, add(key, amount));
-        return true;
-      }
-      case kCheck:
-      case kWait: {
-        const auto count = parser.integer<uint64_t>();
-        std::vector<std::string> keys;
-        for (uint64_t i = 0; i < count && parser.whole && !parser.broken; ++i) keys.push_back(parser.text());
-        if (!parser.whole || parser.broken) return true;
-        const bool there = std::ranges::all_of(keys, [&](const auto& key) { return values.contains(key); });
-        if (query == kCheck || there)
-          put<uint8_t>(client.out, there ? 0 : 1);
-        else
-          client.waits = std::move(keys);
-        return true;
-      }
-      case kDelete: {
-        const std::string key = parser.text();
-        if (parser.whole && !parser.broken) put<int64_t>(client.out, static_cast<int64_t>(values.erase(key)));
-        return true;
-      }
-      default:
-        return !parser.whole;
-    }
-  }
-
-  void set(const std::string& key, Bytes value) {
-    values[key] = std::move(value);
-    for (Client& client : clients) {
-      if (client.waits.empty()) continue;
-      if (!std::ranges::all_of(client.waits, [&](const auto& wanted) { return values.contains(wanted); }))
-        continue;
-      client.waits.clear();
-      put<uint8_t>(client.out, 0);
-      if (!flush(client)) ::shutdown(client.socket.get(), SHUT_RDWR);  // its own turn finds it closed
-    }
-  }
-
-  // Numbers are kept as text, as torch's clients read them.
-  int64_t add(const std::string& key, int64_t amount) {
-    int64_t value = 0;
-    if (const auto found = values.find(key); found != values.end())
-      value = std::strtoll(std::string(found->second.begin(), found->second.end()).c_str(), nullptr, 10);
-    value += amount;
-    const std::string text = std::to_string(value);
-    set(key, Bytes(text.begin(), text.end()));
-    return value;
-  }
-
-  static bool flush(Client& client) {
-    size_t sent = 0;
-    while (sent < client.out.size()) {
-      const ssize_t n = ::send(client.socket.get(), client.out.data() + sent, client.out.size() - sent,
-                               MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n >= 0) {
-        sent += static_cast<size_t>(n);
-      } else if (errno != EINTR) {
-        if (errno != EAGAIN) return false;
-        break;
-      }
-    }
-    client.out.erase(client.out.begin(), client.out.begin() + static_cast<ptrdiff_t>(sent));
-    return true;
-  }
-
-  ListeningSocket socket;
-  EventFd wake;
-  std::atomic<bool> stop{false};
-  std::list<Client> clients;
-  std::map<std::string, Bytes> values;
-  std::thread thread;
-};
-
-TcpStoreServer::TcpStoreServer(const std::string& endpoint) : state_(std::make_unique<State>(endpoint)) {}
-TcpStoreServer::~TcpStoreServer() = default;
-uint16_t TcpStoreServer::port() const noexcept { return state_->socket.address().port(); }
-
-namespace {
+Bytes request_of(StoreQuery query) { return {static_cast<uint8_t>(query)}; }
 
 // ---- Client. Torch's puts "/" before every key, so ours does.
 
@@ -270,7 +37,7 @@ class TcpStore final : public Store {
 
   void set(const std::string& key, std::span<const uint8_t> value) override {
     const std::lock_guard lock(mutex_);
-    Bytes request{kSet};
+    Bytes request = request_of(StoreQuery::kSet);
     put_field(request, "/" + key);
     put_field(request, value);
     send(request, Deadline::after(monotonic_now_ns(), 60 * kSecondNs));
@@ -279,18 +46,18 @@ class TcpStore final : public Store {
   Bytes get(const std::string& key, Deadline deadline) override {
     const std::lock_guard lock(mutex_);
     if (!socket_) connect(deadline);
-    Bytes request{kWait};
+    Bytes request = request_of(StoreQuery::kWait);
     put<uint64_t>(request, 1);
     put_field(request, "/" + key);
     send(request, deadline);
     uint8_t answer = 0;
     receive(std::span(&answer, 1), deadline, key);
-    request.assign(1, kGet);
+    request = request_of(StoreQuery::kGet);
     put_field(request, "/" + key);
     send(request, deadline);
     uint64_t size = 0;
     receive(std::span(reinterpret_cast<uint8_t*>(&size), sizeof size), deadline, key);
-    if (size > kMostBytes)
+    if (size > kMostValueBytes)
       fail(Status::kProtocol, "the store at {} gives {} bytes for \"{}\"", endpoint_, size, key);
     Bytes value(size);
     receive(value, deadline, key);
@@ -303,7 +70,7 @@ class TcpStore final : public Store {
  private:
   void connect(Deadline deadline) {
     socket_ = dial(parse_endpoint(endpoint_), deadline, true);
-    Bytes hello{kValidate};
+    Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(hello, deadline);
   }
@@ -329,22 +96,37 @@ class TcpStore final : public Store {
   UniqueFd socket_;
 };
 
+// Where rank 0 listens for an endpoint that every rank was told. A number is the one address to listen on. A
+// name is not: other hosts may know this one's name by another address than it does itself.
+std::string served_address(Endpoint told) {
+  if (told.host == "localhost") told.host = "127.0.0.1";
+  if (!numeric_address(told)) told.host = "*";
+  return told.text();
+}
+
+std::shared_ptr<TcpStoreServer> start_server(const Endpoint& told) {
+  try {
+    return std::make_shared<TcpStoreServer>(served_address(told));
+  } catch (const Error& error) {
+    if (error.code() == Status::kAddressInUse) return nullptr;  // if it is no store, asking will tell
+    if (!numeric_address(told)) throw;
+    // An address that leads here through something else, such as a translating router.
+    TOWLINE_LOG(kWarning, "the store listens at every address of this host: {}", error.message());
+    return start_server({false, "*", told.port});
+  }
+}
+
 // The servers of this process by endpoint, so that a communicator made after another meets in the same one.
+// Null: somebody else serves there.
 std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<TcpStoreServer>> servers;
   const std::lock_guard lock(mutex);
   std::weak_ptr<TcpStoreServer>& known = servers[endpoint];
   if (auto server = known.lock()) return server;
-  const Endpoint parsed = parse_endpoint(endpoint);
-  try {
-    auto server = std::make_shared<TcpStoreServer>(fmt::format("*:{}", parsed.port));
-    known = server;
-    return server;
-  } catch (const Error& error) {
-    if (error.code() != Status::kAddressInUse) throw;
-    return nullptr;  // somebody serves there; if it is no store, asking will tell
-  }
+  auto server = start_server(parse_endpoint(endpoint));
+  known = server;
+  return server;
 }
 
 }  // namespace

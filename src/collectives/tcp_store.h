@@ -11,13 +11,16 @@
 namespace towline::collectives {
 
 // endpoint: "host:port". `serve`: this rank serves, unless somebody does already (another communicator of
-// this process, torchrun). Throws Error.
+// this process, torchrun): at that address alone where the host is a number or "localhost", and at every
+// address of this host where it is a name, since others may know it by another address. Throws Error.
 std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline);
 
-// A server on any port, for tests and `serve`. Stops when it goes.
+// A server that listens there and nowhere else. Stops when it goes.
 class TcpStoreServer {
  public:
-  explicit TcpStoreServer(const std::string& endpoint);
+  // A client has so long to send the rest of a request that it has begun, and to take its answers.
+  static constexpr uint64_t kPatienceNs = 60 * kSecondNs;
+  explicit TcpStoreServer(const std::string& endpoint, uint64_t patience_ns = kPatienceNs);
   ~TcpStoreServer();
   uint16_t port() const noexcept;
 

@@ -13,7 +13,7 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint16_t kTopologyVersion = 3;
+constexpr uint16_t kTopologyVersion = 4;
 constexpr uint32_t kMostProcessors = 1 << 16;
 
 }  // namespace

@@ -70,6 +70,7 @@ class Work {
   std::mutex messages_mutex;
   bool messages_settled = false;  // under it: all have ended, and who set this is to finish
   uint64_t record = 0;            // in the flight recorder
+  int source = TOWLINE_ANY_RANK;  // of a receive that ended well
 
  private:
   friend class Communicator;

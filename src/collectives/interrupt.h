@@ -1,0 +1,39 @@
+// Whether the application wants the operation that this thread waits in to end.
+#pragma once
+
+#include "base/clock.h"
+#include "towline/collectives.h"
+
+namespace towline::collectives {
+
+// Lives for an operation that is waited for. What waits in it asks Interrupt::asked() on the same thread.
+class Interrupt {
+ public:
+  explicit Interrupt(const towline_collective_options_t* options) noexcept : outer_(current) {
+    if (options == nullptr || options->interrupted == nullptr) return;
+    options_ = options;
+    current = this;
+  }
+  ~Interrupt() { current = outer_; }
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // Asks the application every 50 ms of waiting at most, since that may take a lock of its own.
+  static bool asked() noexcept {
+    if (current == nullptr) return false;
+    const uint64_t now = monotonic_now_ns();
+    if (current->next_ns_ == 0) current->next_ns_ = now + kIntervalNs;
+    if (now < current->next_ns_) return false;
+    current->next_ns_ = now + kIntervalNs;
+    return current->options_->interrupted(current->options_->interrupt_context) != 0;
+  }
+
+ private:
+  static constexpr uint64_t kIntervalNs = 50 * kMillisecondNs;
+  static inline thread_local Interrupt* current = nullptr;
+  const towline_collective_options_t* options_ = nullptr;
+  Interrupt* const outer_;
+  uint64_t next_ns_ = 0;
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,34 @@
+// Any bytes as the hello of a connection, as control frames, and as what a rank says of itself. What is taken
+// is the same after it was written again.
+#include <cstdlib>
+
+#include "base/error.h"
+#include "collectives/mesh_frames.h"
+#include "collectives/topology.h"
+
+using namespace towline;               // NOLINT: one file
+using namespace towline::collectives;  // NOLINT: the same
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::span<const uint8_t> bytes(data, size);
+  if (const auto hello = decode_hello(bytes)) {
+    const std::vector<uint8_t> again = encode(*hello);
+    if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
+  }
+  size_t taken = 0;
+  while (const auto frame = decode_control(bytes.subspan(taken), taken)) {
+    if (taken > size) std::abort();
+    size_t length = 0;
+    const std::vector<uint8_t> again = encode_control(frame->type, frame->reason);
+    const auto decoded = decode_control(again, length);
+    if (!decoded || length != again.size() || decoded->reason.text != frame->reason.text) std::abort();
+  }
+  try {
+    const RankInfo info = decode(bytes, 1);
+    const std::vector<uint8_t> again = encode(info);
+    if (encode(decode(again, 1)) != again) std::abort();
+  } catch (const Error& error) {
+    if (error.code() != Status::kProtocol) std::abort();
+  }
+  return 0;
+}
