@@ -315,7 +315,11 @@ void bind_agent(nb::module_& module) {
   nb::class_<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
       .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
       .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
-      .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none());
+      .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none())
+      .def("__repr__", [](const Counter& counter) {
+        return nb::str("Counter(key={}, value={})")
+            .format(towline_counter_key(counter.native), towline_counter_value(counter.native));
+      });
   nb::class_<Agent>(module, "Agent", nb::is_weak_referenceable())
       .def("__init__", &open, nb::arg("name"), nb::arg("hosted"), nb::arg("workers"),
            nb::arg("listen").none(), nb::arg("advertise").none(), nb::arg("backends").none(),

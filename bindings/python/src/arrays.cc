@@ -146,29 +146,30 @@ bool Array::read_interface(const nb::dict& interface) {
 
 bool Array::take_dlpack(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__")) return false;
-  auto tensor = std::make_shared<nb::ndarray<nb::ro>>();
-  if (!nb::try_cast(object, *tensor)) {
+  nb::ndarray<nb::ro> tensor;
+  if (!nb::try_cast(object, tensor)) {
     raise(TOWLINE_INVALID_ARGUMENT,
           "the DLPack tensor that " + name_of_type(object) + " exports can't be read");
   }
-  address = reinterpret_cast<uint64_t>(tensor->data());
-  item_bytes = tensor->itemsize();
-  for (size_t i = 0; i < tensor->ndim(); ++i) {
-    shape.push_back(static_cast<int64_t>(tensor->shape(i)));
-    strides.push_back(tensor->stride(i) * static_cast<int64_t>(item_bytes));
+  address = reinterpret_cast<uint64_t>(tensor.data());
+  item_bytes = tensor.itemsize();
+  for (size_t i = 0; i < tensor.ndim(); ++i) {
+    shape.push_back(static_cast<int64_t>(tensor.shape(i)));
+    strides.push_back(tensor.stride(i) * static_cast<int64_t>(item_bytes));
   }
-  const auto type = static_cast<nb::dlpack::dtype_code>(tensor->dtype().code);
+  const auto type = static_cast<nb::dlpack::dtype_code>(tensor.dtype().code);
   if (type == nb::dlpack::dtype_code::Int) code = 'i';
   if (type == nb::dlpack::dtype_code::UInt) code = 'u';
   if (type == nb::dlpack::dtype_code::Bool) code = 'b';
-  const int32_t where = tensor->device_type();
+  const int32_t where = tensor.device_type();
   if (where == kDlpackCuda || where == kDlpackCudaManaged) {
     kind = TOWLINE_VRAM;
-    device = static_cast<uint64_t>(tensor->device_id());
+    device = static_cast<uint64_t>(tensor.device_id());
   } else if (where != kDlpackCpu && where != kDlpackCudaHost) {
     raise(TOWLINE_UNSUPPORTED, "memory of DLPack device type " + std::to_string(where) + " is not supported");
   }
-  other = std::move(tensor);
+  exported = nb::capsule(new nb::ndarray<nb::ro>(std::move(tensor)),
+                         [](void* held) noexcept { delete static_cast<nb::ndarray<nb::ro>*>(held); });
   return true;
 }
 

@@ -2,7 +2,6 @@
 // them.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -14,8 +13,8 @@ namespace towline::python {
 // life.
 struct Array {
   nb::object owner;
-  Py_buffer buffer{};           // obj null: it came another way
-  std::shared_ptr<void> other;  // keeps a DLPack capsule's tensor
+  Py_buffer buffer{};   // obj null: it came another way
+  nb::object exported;  // keeps a DLPack capsule's tensor, which may be a copy that nothing else holds
   uint64_t address = 0;
   uint64_t item_bytes = 0;
   std::vector<int64_t> shape;

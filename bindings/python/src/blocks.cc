@@ -269,7 +269,11 @@ void bind_blocks(nb::module_& module) {
       .def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("blocks", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("bytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
-      .def_prop_ro("peer", [](const BlockList& list) { return list.peer; });
+      .def_prop_ro("peer", [](const BlockList& list) { return list.peer; })
+      .def("__repr__", [](const BlockList& list) {
+        return nb::str("BlockList(blocks={}, bytes={}, peer={!r})")
+            .format(towline_block_list_blocks(list.native), towline_block_list_bytes(list.native), list.peer);
+      });
 }
 
 }  // namespace towline::python

@@ -187,8 +187,9 @@ struct Peer {
 
 struct Region {
   nb::object agent;
-  nb::object owner;    // what was registered
-  Py_buffer buffer{};  // keeps its memory where it is; obj null: none
+  nb::object owner;     // what was registered
+  Py_buffer buffer{};   // keeps its memory where it is; obj null: none
+  nb::object exported;  // keeps the memory of a DLPack tensor
   towline_region_t* native = nullptr;
   uint64_t address = 0;
   uint64_t bytes = 0;

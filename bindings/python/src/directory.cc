@@ -280,6 +280,11 @@ void bind_directory(nb::module_& module) {
                    })
       .def("wait", &wait, nb::arg("timeout") = nb::none())
       .def("cancel", [](DirectoryCall& call) { (void)towline_directory_call_cancel(call.native); })
+      .def("__repr__",
+           [](const DirectoryCall& call) {
+             return nb::str("DirectoryCall(status={})")
+                 .format(towline_status_name(towline_directory_call_poll(call.native)));
+           })
       .def("__await__", [](nb::handle self) {
         return nb::module_::import_("towline._asyncio").attr("wait_call")(self).attr("__await__")();
       });

@@ -101,6 +101,7 @@ void take_memory(nb::handle object, Region& region, towline_region_options_t& op
   options.kind = array.kind;
   options.device = array.device;
   region.owner = array.owner;
+  region.exported = std::move(array.exported);
   std::swap(region.buffer, array.buffer);
 }
 
@@ -156,6 +157,7 @@ towline_region_t* Region::use() const {
 
 void Region::let_go() noexcept {
   PyBuffer_Release(&buffer);
+  exported.reset();
   owner.reset();
 }
 
@@ -169,6 +171,7 @@ Region::~Region() {
     let_go();
   } else {  // a peer may still reach the memory: better kept for ever than reused
     owner.release();
+    exported.release();
     buffer = {};
   }
 }
@@ -208,6 +211,12 @@ void bind_memory(nb::module_& module) {
                    })
       .def_prop_ro("bytes", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
       .def("__len__", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
+      .def("__repr__",
+           [](const Memory& memory) {
+             if (memory.native == nullptr) return nb::str("Memory(freed)");
+             return nb::str("Memory(address={:#x}, bytes={})")
+                 .format(reinterpret_cast<uintptr_t>(towline_memory_address(memory.native)), memory.bytes);
+           })
       .def("numpy", &as_numpy, nb::arg("dtype") = "uint8", nb::arg("shape") = nb::none())
       .def("free", &free_memory);
   nb::class_<Region> region(module, "Region", nb::type_slots(collected<Region>));
@@ -217,7 +226,12 @@ void bind_memory(nb::module_& module) {
       .def_ro("device", &Region::device)
       .def_prop_ro("kind", [](const Region& one) { return kind_name(one.kind); })
       .def_prop_ro("owner", [](const Region& one) { return one.owner.is_valid() ? one.owner : nb::none(); })
-      .def("deregister", &deregister, nb::arg("timeout") = nb::none());
+      .def("deregister", &deregister, nb::arg("timeout") = nb::none())
+      .def("__repr__", [](const Region& one) {
+        if (one.native == nullptr) return nb::str("Region(deregistered)");
+        return nb::str("Region(key={}, address={:#x}, bytes={}, kind={!r})")
+            .format(towline_region_key(one.native), one.address, one.bytes, kind_name(one.kind));
+      });
   bind_storage(module, region);
   module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("bytes"), nb::arg("huge"));
   module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),

@@ -276,6 +276,13 @@ nb::list failed_ranges(const Result& result) {
   return ranges;
 }
 
+nb::str show(const Transfer& transfer) {
+  Result known{{sizeof(towline_result_t)}};
+  if (!transfer.posted || towline_transfer_result(transfer.native, &known) < 0)
+    return nb::str("Transfer(bytes={}, posted=False)").format(transfer.bytes);
+  return nb::str("Transfer(bytes={}, status={})").format(transfer.bytes, towline_status_name(known.status));
+}
+
 // ---- making
 
 bool in_event_loop() {
@@ -426,7 +433,8 @@ void bind_transfer(nb::module_& module) {
       .def_ro("_agent", &Transfer::agent)
       .def_ro("_id", &Transfer::id)
       .def("_look", [](Transfer& transfer) { return nb::int_(look(transfer)); })
-      .def("__await__", &await);
+      .def("__await__", &await)
+      .def("__repr__", &show);
   bind_make(module, "_read", &make<TOWLINE_READ>);
   bind_make(module, "_write", &make<TOWLINE_WRITE>);
 }

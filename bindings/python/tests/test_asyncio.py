@@ -145,7 +145,8 @@ def test_failure_is_raised_where_it_is_awaited(make_agent):
         assert error.status in (towline.Status.STALE, towline.Status.NOT_FOUND)
 
 
-def test_cancelling_the_task_cancels_the_transfer(make_agent):
+@pytest.mark.parametrize("awaitable", [True, False], ids=["in the loop", "outside the loop"])
+def test_cancelling_the_task_cancels_the_transfer(make_agent, awaitable):
     """Nobody drives the far agent, so that the transfer can't end by itself."""
     near, far = make_agent("near"), make_agent("far", progress="caller")
     mine, theirs = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
@@ -156,7 +157,7 @@ def test_cancelling_the_task_cancels_the_transfer(make_agent):
 
     async def main():
         making = asyncio.create_task(
-            asyncio.to_thread(near.read, my_blocks, None, their_blocks, None, backend="tcp", awaitable=True)
+            asyncio.to_thread(near.read, my_blocks, None, their_blocks, None, backend="tcp", awaitable=awaitable)
         )
         while not making.done():
             far.progress()

@@ -78,6 +78,29 @@ def test_settings_come_as_text_or_mappings(make_agent, capfd):
     assert "set by the program: unknown setting peer.los" in capfd.readouterr().err
 
 
+def test_objects_say_what_they_are(pair):
+    region, blocks = pair.my_region, pair.their_blocks
+    assert repr(region) == f"Region(key={region.key}, address={region.address:#x}, bytes=65536, kind='dram')"
+    assert repr(pair.my_blocks) == "BlockList(blocks=16, bytes=65536, peer=None)"
+    assert repr(blocks) == f"BlockList(blocks=16, bytes=65536, peer={pair.peer!r})"
+    move = pair.write()
+    assert repr(move) == "Transfer(bytes=65536, posted=False)"
+    status = move.wait(TIMEOUT)
+    assert repr(move) == "Transfer(bytes=65536, status=OK)"
+    assert str(status) == f"{status}" == "Status.OK" and f"{status:d}" == "0"
+    counter = pair.near.counter(5)
+    assert repr(counter) == f"Counter(key={counter.key}, value=5)"
+    memory = pair.near.allocate(4096)
+    assert repr(memory) == f"Memory(address={memory.address:#x}, bytes=4096)"
+    memory.free()
+    assert repr(memory) == "Memory(freed)"
+    pair.near.close()
+    for thing in (region, blocks, pair.my_blocks, move, counter):
+        assert type(thing).__name__ in repr(thing)
+    region.deregister()
+    assert repr(region) == "Region(deregistered)"
+
+
 def test_what_is_no_agent_is_refused():
     """Methods that are called on something else: no guess at what lies in memory there."""
     for call in (
@@ -117,8 +140,9 @@ def test_unreachable_address_and_unknown_peer(make_agent):
             agent.connect(address, timeout=TIMEOUT).wait()
     with pytest.raises(LookupError, match="nobody"):
         agent.peer("nobody")
-    with pytest.raises(towline.Error):
-        agent.add_peer(b"not metadata")
+    for junk in (b"junk", b"", b"not metadata", agent.metadata()[:-1], agent.metadata() + b"x", bytes(64)):
+        with pytest.raises(ValueError):
+            agent.add_peer(junk)
     with pytest.raises(TypeError):
         agent.add_peer(5)
 

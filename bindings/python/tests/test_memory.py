@@ -32,6 +32,25 @@ class ByInterface:
         self.array = array
 
 
+class CopiesForDlpack(ByDlpack):
+    """Exports a copy that only the capsule holds."""
+
+    def __dlpack__(self, **options):
+        copy = self.array.copy()
+        self.copy = weakref.ref(copy)
+        return copy.__dlpack__(**options)
+
+
+def test_region_keeps_what_dlpack_exported(make_agent):
+    agent = make_agent()
+    exporter = CopiesForDlpack(np.full(4096, 7, np.uint8))
+    region = agent.register(exporter)
+    gc.collect()
+    assert exporter.copy() is not None and region.address == exporter.copy().ctypes.data
+    region.deregister()
+    assert exporter.copy() is None
+
+
 @pytest.mark.parametrize("wrap", [lambda array: array, ByDlpack, ByInterface, memoryview], ids=["numpy", "dlpack", "interface", "buffer"])
 def test_memory_and_indices_come_in_many_forms(pair, wrap):
     pages = np.zeros((4, 1024), np.uint32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed; tests/interop/torch_distributed.sh makes an environment with it")
+pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 
 import torch_ranks as ranks_do  # noqa: E402
 from collective_ranks import Ranks  # noqa: E402
@@ -60,6 +60,17 @@ def test_a_monitored_barrier_names_who_does_not_come(ranks):
     said = "[Rank 0]: Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms"
     first, *others = ranks.run(ranks_do.monitored)
     assert first[0] == said and all(said in one[-1] for one in (first, *others)), (first, others)
+
+
+def test_a_monitored_barrier_names_no_rank_that_is_there(ranks):
+    told = ranks.run(ranks_do.monitored_late)
+    assert all("[Rank 0]: Rank 3 failed to pass monitoredBarrier in 4000 ms" in one for one in told), told
+
+
+def test_messages_of_different_types_are_told(ranks):
+    said = "rank 0 sends 1 float32 (4 bytes) with tag 0 to rank 1, which receives 1 int32 (4 bytes)"
+    first, second, *_ = ranks.run(ranks_do.other_types)
+    assert said in first and said in second, (first, second)
 
 
 def test_a_timeout_is_told(ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -166,6 +167,18 @@ def works(world) -> None:
     for step, tensor in enumerate(tensors):
         assert tensor[0] == sum(each + step for each in range(size))
     assert doubled.wait()[0] == 2 * tensors[3][0]
+    assert all(work.is_completed() and work.is_success() and work.exception() is None for work in all_of_them)
+    if rank == 0:  # the others come once it has looked
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert not work.is_completed()
+        dist.send(torch.zeros(1), 1)
+    else:
+        if rank == 1:
+            dist.recv(torch.zeros(1), 0)
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+    limit = time.monotonic() + TIMEOUT
+    while not work.is_completed():  # nobody waits for it
+        assert time.monotonic() < limit
     for _ in range(20):  # nobody keeps them
         dist.all_reduce(torch.ones(4096), async_op=True)
     dist.barrier()
@@ -190,6 +203,38 @@ def messages(world) -> None:
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     torch.testing.assert_close(into, [some(left, 50), some(right, 50)])
+    # Into a tensor with holes, whichever way its end is learnt of.
+    for step, learn in enumerate((lambda work: work.wait(), lambda work: work.get_future().wait())):
+        wide = torch.zeros(50, 2)
+        sending, receiving = dist.isend(mine, right, tag=step), dist.irecv(wide[:, 1], left, tag=step)
+        learn(receiving)
+        sending.wait()
+        torch.testing.assert_close(wide[:, 1], some(left, 50))
+        assert not wide[:, 0].any()
+    # From whoever sends first.
+    if rank == 0:
+        values = [torch.zeros(3, 2)[:, 0] for _ in range(1, size)]
+        sources = [dist.recv(value) for value in values]
+        assert sorted(sources) == list(range(1, size))
+        assert [value.tolist() for value in values] == [[float(source)] * 3 for source in sources]
+    else:
+        dist.send(torch.full((3,), float(rank)), 0)
+
+
+def other_types(world) -> str:
+    """A receive of another type than what was sent."""
+    rank, group = world.rank(), dist.new_group([0, 1])
+    if rank > 1:
+        return ""
+    try:
+        if rank == 0:
+            dist.send(torch.ones(1), 1, group=group)
+            dist.barrier(group=group)
+        else:
+            dist.recv(torch.ones(1, dtype=torch.int32), 0, group=group)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
 
 
 def objects(world) -> None:
@@ -363,6 +408,29 @@ def monitored(world) -> list:
     except Exception as error:
         told.append(str(error))
     return told
+
+
+def monitored_late(world) -> str:
+    """A barrier that the last rank does not come to, and rank 0 comes to after the others, with a longer time limit."""
+    rank, size = world.rank(), world.size()
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=4 if rank == 0 else 2)
+    try:
+        if rank == 0:
+            for other in range(1, size - 1):
+                dist.recv(torch.zeros(1), other)
+        elif rank != size - 1:
+            dist.send(torch.zeros(1), 0)
+        if rank != size - 1:
+            backend.monitored_barrier(options, False)
+        dist.barrier(group=group)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+    return "nothing was raised"
 
 
 def late(world) -> str:

@@ -25,7 +25,8 @@ class Agent(_core.Agent):
     name: 1 to 255 bytes of any kind but NUL; it need not be unique.
     progress: "hosted", where Towline's own threads make progress, or "caller", where only the application's calls do.
     workers: progress threads, 1 to 8; 1 unless the configuration says otherwise.
-    listen: "host:port[,host:port]", by default "*:0", any address and port; "none" for no TCP.
+    listen: "host:port[,host:port]" where every port of the agent is, by default "127.0.0.1:0": peers of this host and
+        user. Give an address of this host to be reached from others; "none" opens no port.
     advertise: what peers are told to connect to instead of that.
     backends: names in order of preference, as a list or with commas; by default all that are usable.
     config: TOML text, or a mapping from keys ("peer.lost", or {"peer": {"lost": ..}}) to values, over the environment and

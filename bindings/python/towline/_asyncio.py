@@ -129,22 +129,27 @@ async def wait_transfer(move: _core.Transfer) -> Status:
             await asyncio.sleep(_AGAIN_SECONDS)
     if move._look() != Status.IN_PROGRESS:
         return move.poll()
-    if not move.awaitable:
-        return await loop.run_in_executor(None, move.wait)
+    try:
+        if not move.awaitable:
+            return await loop.run_in_executor(None, move.wait)
+        while move._look() == Status.IN_PROGRESS:
+            await _woken(move)
+    except asyncio.CancelledError:
+        move.cancel()
+        raise
+    return move.poll()
+
+
+async def _woken(move: _core.Transfer) -> None:
+    """Waits until the end of `move` may have come."""
     hub = move._agent._hub()
-    while True:
-        future = hub.wait_transfer(move._id)
-        try:
-            # The end may have come, and been pulled, before we waited for it.
-            if move._look() == Status.IN_PROGRESS:
-                await future
-        except asyncio.CancelledError:
-            move.cancel()
-            raise
-        finally:
-            hub.forget_transfer(move._id, future)
-        if move._look() != Status.IN_PROGRESS:
-            return move.poll()
+    future = hub.wait_transfer(move._id)
+    try:
+        # The end may have come, and been pulled, before we waited for it.
+        if move._look() == Status.IN_PROGRESS:
+            await future
+    finally:
+        hub.forget_transfer(move._id, future)
 
 
 async def wait_call(call: _core.DirectoryCall) -> Any:

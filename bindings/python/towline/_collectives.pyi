@@ -182,13 +182,14 @@ class Communicator:
     def recv(
         self,
         tensor: Tensor,
-        peer: int,
+        peer: int | None = None,
         tag: int = 0,
         *,
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
-    ) -> Work | None: ...
+    ) -> Work | None:
+        """From a rank, or from whichever sends first: Work.source tells which."""
     def barrier(self, *, async_op: bool = False, timeout: Timeout = None, hints: Hints = None) -> Work | None: ...
     def batch(self) -> Batch: ...
     def split(self, ranks: Iterable[int], name: str | None = None, timeout: Timeout = None) -> Communicator | None:
@@ -223,6 +224,9 @@ class Work:
     def error(self) -> str: ...
     @property
     def op(self) -> str: ...
+    @property
+    def source(self) -> int | None:
+        """The rank that a receive took its message from, once it has ended well."""
     @property
     def timeout(self) -> float: ...
     def on_start(self, function: Callable[[], object]) -> None: ...

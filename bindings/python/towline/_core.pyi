@@ -84,7 +84,8 @@ class Agent:
     def add_peer(self, blob: Buffer) -> Peer:
         """Makes a peer known from its metadata, or adds the regions in it to a peer that is known."""
     def peer(self, name: str | bytes) -> Peer:
-        """A known peer, also one that connected to us. Raises NotFound."""
+        """A known peer by its name or incarnation, also one that came by itself. Raises NotFound, and AlreadyExists
+        when several agents that are there bear the name."""
     def counter(self, initial: int = 0) -> Counter:
         """A number here that peers add to."""
     def block_list(self, source: Any, *, page_dim: int | None = None, kind: Kind = "dram") -> BlockList:

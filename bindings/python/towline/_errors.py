@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from . import _core
 
+
+class _Named(IntEnum):
+    """Shown by name: print(await move) says Status.OK, not 0."""
+
+    __str__ = Enum.__str__
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec) if spec else str(self)
+
+
 # The one list is the library's.
-Status = IntEnum("Status", _core._status_list(), module="towline")
+Status = _Named("Status", _core._status_list(), module="towline")
 Status.__doc__ = "What became of a call: 0 is done, 1 in progress, everything negative an error."
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """What Towline raises. `status` says what kind of failure it is, the text what was tried and with which values."""
 
     status = Status.INTERNAL
@@ -124,6 +134,18 @@ class Corrupt(Error, ValueError):
     status = Status.CORRUPT
 
 
+class Short(Error, ValueError):
+    """Fewer bytes than there should be: metadata that was cut off, a file that is shorter than its blocks."""
+
+    status = Status.SHORT
+
+
+class ProtocolError(Error, ValueError):
+    """What was given as metadata, or came from a peer or server, is not in the format that was expected."""
+
+    status = Status.PROTOCOL
+
+
 class IoError(Error, OSError):
     """Input or output failed."""
 
@@ -165,7 +187,7 @@ _BY_STATUS = {
     for kind in (
         *(Again, InvalidArgument, OutOfRange, NotFound, PermissionDenied, Mismatch, LimitExceeded, OutOfMemory),
         *(Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
-        *(NoRoute, Unreachable, AddressInUse),
+        *(NoRoute, Unreachable, AddressInUse, Short, ProtocolError),
     )
 }
 

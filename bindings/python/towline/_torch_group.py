@@ -7,6 +7,7 @@ only what is in torch._C is used.
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ _REDUCTIONS = {
 }
 _NO_TIMEOUT = timedelta(0)
 _BARRIER_TAG = 1 << 62  # of the messages of a monitored barrier
+_ANSWER_SECONDS = 10.0  # how much later than its time limit rank 0 may answer the others in one
 
 
 class Store:
@@ -43,20 +45,48 @@ class Store:
         return self.store.get(key)
 
 
-class _Work(c10d.Work):
-    """An operation that goes on by itself. `outputs` are what its future yields."""
+class _Question(threading.local):
+    """Which of our Works is behind one of torch's holders: asked through the one method that a holder hands on."""
 
-    def __init__(self, work: collectives.Work | None, outputs: list[Any]) -> None:
+    asking = False
+    answer: _Work | None = None
+
+
+_question = _Question()
+
+
+class _Work(c10d.Work):
+    """An operation that goes on by itself. `outputs` are what its future yields.
+
+    `copy` is (outputs, dense): outputs that could not travel as they are, and what did, which is copied back at the end.
+    """
+
+    def __init__(self, work: collectives.Work | None, outputs: list[Any], copy: tuple[Any, Any] | None = None) -> None:
         super().__init__()
-        self._work, self._outputs, self._future = work, outputs, None
+        self._work, self._outputs, self._copy = work, outputs, copy
+        self._future: torch.futures.Future | None = None
+        self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         if self._work is not None:
             self._work.wait(timeout.total_seconds() if timeout > _NO_TIMEOUT else None)
+            self._finish()
         return True
 
+    def _finish(self) -> None:
+        """Once the operation is done: what was received as a copy goes to its place."""
+        with self._lock:
+            copy, self._copy = self._copy, None
+            if copy is not None:
+                with torch.no_grad():
+                    _copy_back(*copy)
+
     def is_completed(self) -> bool:
-        return self._work is None or self._work.done
+        if self._work is None:
+            return True
+        if self._work.poll() == _errors.Status.OK:
+            self._finish()
+        return self._work.done
 
     def is_success(self) -> bool:
         return self._work is None or self._work.poll() == _errors.Status.OK
@@ -69,21 +99,61 @@ class _Work(c10d.Work):
     def result(self) -> list[Any]:
         return self._outputs
 
+    def source_rank(self) -> int:
+        """Of a receive that has ended: the rank that it is from."""
+        source = self._work.source if self._work is not None else None
+        if source is None:
+            raise _errors.InvalidArgument("a source rank is of receives that have ended")
+        return source
+
+    _source_rank = source_rank
+
     def get_future(self) -> torch.futures.Future:
-        if self._future is None:
-            self._future = torch.futures.Future()
-            if self._work is None:
-                self._future.set_result(self._outputs)
-            else:
-                self._work.on_end(self._end)
+        if _question.asking:
+            _question.answer = self
+            return torch.futures.Future()
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            ended: torch.futures.Future = torch.futures.Future()
+            # What a callback raises is an exception for torch's C++, too. It would take the one that set_exception keeps
+            # for the value, and read tensors out of it.
+            self._future = ended.then(self._value)
+        if self._work is None:
+            ended.set_result(None)
+        else:
+            self._work.on_end(lambda: ended.set_result(None))
         return self._future
 
-    def _end(self) -> None:
+    def _value(self, _: Any) -> list[Any]:
         error = self.exception()
-        if error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(error)
+        if error is not None:
+            raise error
+        self._finish()
+        return self._outputs
+
+
+def _ask_the_work_behind(name: str) -> None:
+    """Lets torch's Work answer by ours where it holds one.
+
+    torch wraps what a Backend made in Python returns, and the wrapper hands on only wait() and get_future(): it would say
+    that no operation ever completes, which a program may wait for.
+    """
+    original = getattr(c10d.Work, name)
+
+    def answer(work: c10d.Work) -> Any:
+        _question.asking, _question.answer = True, None
+        try:
+            work.get_future()
+        except RuntimeError:  # there are Works of others without one
+            pass
+        finally:
+            _question.asking = False
+        behind, _question.answer = _question.answer, None
+        return original(work) if behind is None else getattr(behind, name)()
+
+    answer.__name__ = name
+    setattr(c10d.Work, name, answer)
 
 
 def _seconds(options: Any) -> float | None:
@@ -126,6 +196,15 @@ def _copy_back(outputs: Any, dense: Any) -> None:
             view.copy_(dense)
 
 
+def _last_of(works: Any) -> Any:
+    """Operations that run in order, of which one that fails fails all behind it: the last one speaks for all."""
+    made = list(works)
+    copies = [work._copy for work in made if work is not None and work._copy is not None]
+    if copies:
+        made[-1]._copy = tuple(map(list, zip(*copies)))
+    return made[-1] if made else None
+
+
 def _flat(outputs: Any) -> list[Any]:
     return outputs if isinstance(outputs, list) else [outputs]
 
@@ -145,6 +224,7 @@ class Operations:
         """
         timeout = _seconds(options)
         async_op = getattr(options, "asyncOp", True)
+        copy = None
         try:
             work = operation(output, *inputs, async_op=async_op, timeout=timeout, **how)
         except (_errors.InvalidArgument, _errors.Unsupported):
@@ -152,14 +232,15 @@ class Operations:
             dense, dense_inputs = _dense(output), _dense(inputs)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
-            operation(dense, *dense_inputs, timeout=timeout, **how)
-            with torch.no_grad():
-                _copy_back(output, dense)
-            work = None
+            copy = (output, dense)
+            work = operation(dense, *dense_inputs, async_op=async_op, timeout=timeout, **how)
         self._sequence += 1
-        if not async_op:
-            return self._done(outputs)
-        return _Work(work, outputs)
+        if async_op:
+            return _Work(work, outputs, copy)
+        if copy is not None:
+            with torch.no_grad():
+                _copy_back(*copy)
+        return self._done(outputs)
 
     def _done(self, outputs: list[Any]) -> Any:
         return None
@@ -168,13 +249,9 @@ class Operations:
 
     def allreduce(self, tensors: list, opts: Any = c10d.AllreduceOptions()) -> Any:
         op, factor = _reduction(opts)
-        work = None
-        for tensor in tensors:
-            work = self._do(self._comm.all_reduce, tensor, (), opts, tensors, op=op, factor=factor)
-        return work
+        return _last_of(self._do(self._comm.all_reduce, tensor, (), opts, tensors, op=op, factor=factor) for tensor in tensors)
 
     def allreduce_coalesced(self, tensors: list, opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
-        # They run in order, and one that fails fails all behind it: the last one speaks for all.
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list, opts: Any) -> Any:
@@ -193,11 +270,11 @@ class Operations:
         return self._do(self._comm.reduce_scatter, output, (input,), opts, [output], op=op, factor=factor)
 
     def reduce_scatter_single_coalesced(self, outputs: list, inputs: list, opts: Any = c10d.ReduceScatterOptions()) -> Any:
-        work = None
         op, factor = _reduction(opts)
-        for output, one in zip(outputs, inputs):
-            work = self._do(self._comm.reduce_scatter, output, (one,), opts, outputs, op=op, factor=factor)
-        return work
+        return _last_of(
+            self._do(self._comm.reduce_scatter, output, (one,), opts, outputs, op=op, factor=factor)
+            for output, one in zip(outputs, inputs)
+        )
 
     # ---- moves
 
@@ -211,29 +288,29 @@ class Operations:
             return self._do(self._comm.all_gather, outputs, (one,), opts, outputs)
         # Some are one and the same: the last rank's part stays there, on every rank.
         parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for output in outputs]
-        self._comm.all_gather(_dense(parts), _dense(one), timeout=_seconds(opts))
+        async_op = getattr(opts, "asyncOp", True)
+        work = self._comm.all_gather(_dense(parts), _dense(one), async_op=async_op, timeout=_seconds(opts))
         self._sequence += 1
-        with torch.no_grad():
-            for output, part in zip(outputs, parts):
-                output.copy_(part)
-        return _Work(None, outputs) if getattr(opts, "asyncOp", True) else self._done(outputs)
+        made = _Work(work, outputs, (outputs, _dense(parts)))
+        if async_op:
+            return made
+        made._finish()
+        return self._done(outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         return self._do(self._comm.all_gather, output, (input,), opts, [output])
 
     def all_gather_single_coalesced(self, outputs: list, inputs: list, opts: Any = c10d.AllgatherOptions()) -> Any:
-        work = None
-        for output, one in zip(outputs, inputs):
-            work = self._do(self._comm.all_gather, output, (one,), opts, outputs)
-        return work
+        return _last_of(
+            self._do(self._comm.all_gather, output, (one,), opts, outputs) for output, one in zip(outputs, inputs)
+        )
 
     def allgather_coalesced(self, output_lists: list, inputs: list, opts: Any = c10d.AllgatherOptions()) -> Any:
-        work = None
         # One list for each rank, with one tensor for each input.
-        for position, one in enumerate(inputs):
-            parts = [output[position] for output in output_lists]
-            work = self._do(self._comm.all_gather, parts, (one,), opts, output_lists)
-        return work
+        return _last_of(
+            self._do(self._comm.all_gather, [output[position] for output in output_lists], (one,), opts, output_lists)
+            for position, one in enumerate(inputs)
+        )
 
     def gather(self, output_tensors: list, input_tensors: list, opts: Any = c10d.GatherOptions()) -> Any:
         outputs = output_tensors[0] if opts.rootRank == self._comm.rank else None
@@ -262,10 +339,13 @@ class Operations:
 
     def recv(self, tensors: list, src_rank: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return _Work(self._comm.recv(tensor, src_rank, tag, async_op=True), tensors)
+        dense = _dense(tensor)
+        return _Work(self._comm.recv(dense, src_rank, tag, async_op=True), tensors, (tensor, dense))
 
     def recv_anysource(self, tensors: list, tag: int = 0) -> Any:
-        raise _errors.Unsupported("recv from any rank: name the source")
+        (tensor,) = tensors
+        dense = _dense(tensor)
+        return _Work(self._comm.recv(dense, None, tag, async_op=True), tensors, (tensor, dense))
 
     # ---- the rest
 
@@ -275,34 +355,57 @@ class Operations:
         return _Work(work, []) if async_op else self._done([])
 
     def monitored_barrier(self, opts: Any = c10d.BarrierOptions(), wait_all_ranks: bool = False) -> None:
-        """Rank 0 hears from every rank and answers: it can say which did not come. A failure breaks the group."""
+        """Rank 0 hears from every rank and answers: it can say which did not come. A failure breaks the group.
+
+        Rank 0 also tells everyone that it has come. So a rank that waits for the answer knows whether rank 0 is missing,
+        or waits for others and will say for whom.
+        """
         limit = _seconds(opts) or self._comm.timeout
-        deadline = time.monotonic() + limit
-        token = torch.zeros(1, dtype=torch.uint8)
         # The messages themselves are given longer: what is late here is told here.
-        how = {"tag": _BARRIER_TAG, "async_op": True, "timeout": 2 * limit + 60}
-        others = range(1, self._comm.size) if self._comm.rank == 0 else [0]
-        if self._comm.rank != 0:
-            self._comm.send(token, 0, **how)
+        how = {"tag": _BARRIER_TAG, "async_op": True, "timeout": 3 * limit + 60}
+        (self._collect_others if self._comm.rank == 0 else self._report_to_first)(limit, how, wait_all_ranks)
+
+    def _collect_others(self, limit: float, how: dict[str, Any], wait_all_ranks: bool) -> None:
+        deadline = time.monotonic() + limit
+        others = range(1, self._comm.size)
+        token = torch.zeros(1, dtype=torch.uint8)
         arriving = {rank: self._comm.recv(torch.zeros_like(token), rank, **how) for rank in others}
+        for rank in others:
+            self._comm.send(token, rank, **how)
         absent = []
         for rank, work in arriving.items():
-            try:
-                work.wait(max(deadline - time.monotonic(), 0))
-            except _errors.TimedOut:
-                if self._comm.error[0] != _errors.Status.OK:
-                    raise
+            if not self._has_come(work, max(deadline - time.monotonic(), 0)):
                 absent.append(rank)
                 if not wait_all_ranks:
                     break
         if absent:
-            who = f"Rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-            text = f"[Rank {self._comm.rank}]: {who} failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
-            self._comm.abort(text)
-            raise RuntimeError(text)
-        if self._comm.rank == 0:
-            for work in [self._comm.send(token, rank, **how) for rank in others]:
-                work.wait()
+            who = f"Ranks {', '.join(map(str, absent))}" if wait_all_ranks else f"Rank {absent[0]}"
+            self._fail_barrier(f"[Rank 0]: {who} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
+        for work in [self._comm.send(token, rank, **how) for rank in others]:
+            work.wait()
+
+    def _report_to_first(self, limit: float, how: dict[str, Any], wait_all_ranks: bool) -> None:
+        rank, token = self._comm.rank, torch.zeros(1, dtype=torch.uint8)
+        self._comm.send(token, 0, **how)
+        has_come, answer = (self._comm.recv(torch.zeros_like(token), 0, **how) for _ in range(2))
+        if not self._has_come(has_come, limit):
+            self._fail_barrier(f"[Rank {rank}]: Rank 0 failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
+        # It names who is missing within its own time limit.
+        if not self._has_come(answer, limit + _ANSWER_SECONDS):
+            self._fail_barrier(f"[Rank {rank}]: Rank 0 came to the monitoredBarrier and did not answer in {limit * 1000:.0f} ms")
+
+    def _has_come(self, work: collectives.Work, seconds: float) -> bool:
+        try:
+            work.wait(seconds)
+        except _errors.TimedOut:
+            if self._comm.error[0] != _errors.Status.OK:
+                raise
+            return False
+        return True
+
+    def _fail_barrier(self, text: str) -> None:
+        self._comm.abort(text)
+        raise RuntimeError(text)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._comm.timeout = timeout.total_seconds()
@@ -344,12 +447,39 @@ def _same(one: Any, other: Any) -> bool:
     return True
 
 
+_kept: set[PythonBackend] = set()
+
+
 class PythonBackend(Operations, c10d.Backend):
     """For torch whose Backend can be one of Python."""
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: Any, group: Any = None) -> None:
         c10d.Backend.__init__(self, communicator.rank, communicator.size)
         self._comm = communicator
+        self._group = group  # until it is made
+        if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+            # torch wraps the backend then, and keeps its C++ part alone.
+            _kept.add(self)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        _kept.discard(self)
+
+    def _set_group_uid(self, uid: str) -> None:
+        """What torch calls when it has made a group, and registered it for its devices."""
+        super()._set_group_uid(uid)
+        group, self._group = self._group, None
+        others = [
+            device.type
+            for device in (group._device_types if group is not None else ())
+            if device.type != "cpu" and group._get_backend(device).name() == self.getBackendName()
+        ]
+        if others:
+            self.shutdown()
+            raise _errors.Unsupported(
+                f"backend {self.getBackendName()} works on the CPU, and is asked for on {', '.join(others)}: "
+                f'name another for that, such as "cpu:{self.getBackendName()},{others[0]}:nccl"'
+            )
 
     # All have to be here: torch asks those that it inherits without end.
     supports_coalescing = property(lambda self: False)
@@ -399,6 +529,9 @@ def _takes_backends() -> bool:
 
 
 TAKES_BACKENDS = _takes_backends()
+if TAKES_BACKENDS:
+    for _name in ("is_completed", "is_success", "exception", "source_rank", "_source_rank", "result"):
+        _ask_the_work_behind(_name)
 
 
 def create(options: Any, backend_options: Any = None) -> Operations:
@@ -409,4 +542,4 @@ def create(options: Any, backend_options: Any = None) -> Operations:
         store=Store(options.store),
         timeout=options.timeout.total_seconds(),
     )
-    return (PythonBackend if TAKES_BACKENDS else _ProcessGroup)(communicator)
+    return PythonBackend(communicator, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator)

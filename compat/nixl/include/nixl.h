@@ -94,7 +94,7 @@ class TOWLINE_NIXL_API nixlAgent {
   // Requests made from the list stay usable.
   nixl_status_t releasedDlistH(nixlDlistH* dlist_hndl) const;
 
-  // For code that runs on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here reaches GPU memory.
+  // For code that runs on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here gives it a view of memory.
   nixl_status_t prepMemView(const nixl_remote_dlist_t& dlist, nixlMemViewH& mvh,
                             const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t prepMemView(const nixl_local_dlist_t& dlist, nixlMemViewH& mvh,
@@ -105,7 +105,7 @@ class TOWLINE_NIXL_API nixlAgent {
 
   // Adds those that have arrived to the map.
   nixl_status_t getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params = nullptr);
-  // At most 65,536 bytes. Waits, up to the default deadline, while the peer has 1 MiB of them unread.
+  // At most 1 GiB. Waits, up to the default deadline, while the peer has 1 MiB of them unread.
   nixl_status_t genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
                          const nixl_opt_args_t* extra_params = nullptr) const;
 

@@ -79,7 +79,7 @@ TOWLINE_NIXL_API extern const std::string default_partial_metadata_label;
 // What most calls take besides: each says which of these it looks at.
 struct nixlAgentOptionalArgs {
   std::vector<nixlBackendH*> backends;  // only these; empty: any
-  std::optional<nixl_blob_t> notif;     // delivered after the data; at most 65,536 bytes
+  std::optional<nixl_blob_t> notif;     // delivered after the data; at most 1 GiB
   nixl_blob_t notifMsg;                 // the older way to say so, together with hasNotif
   bool hasNotif = false;
   bool skipDescMerge = false;    // of no effect: merging costs nothing here and changes no result

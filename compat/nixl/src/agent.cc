@@ -29,7 +29,9 @@ bool wants_telemetry(const Settings& settings, const nixlAgentConfig& config) {
 
 towline::Agent make_agent(const std::string& name, const nixlAgentConfig& config, const Settings& settings) {
   towline::AgentOptions options;
-  if (config.useListenThread) options.listen = fmt::format("*:{}", config.listenPort);
+  // NIXL's transports take connections from every network; so does its listener, which has a port where it is wanted.
+  if (config.useListenThread || !settings.has_listen)
+    options.listen = fmt::format("*:{}", config.useListenThread ? config.listenPort : 0);
   options.backends = settings.backends;
   options.config = settings.towline;
   options.default_timeout = settings.timeout;
@@ -169,8 +171,7 @@ nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   nixl_mem_list_t all = memories_of_info(agent->info());
   const bool files = std::ranges::find(all, FILE_SEG) != all.end();
   if (type.role == Role::kFiles && !files) return {};
-  if (type.role == Role::kFiles && std::string_view{type.name} == "POSIX") return {DRAM_SEG, FILE_SEG};
-  if (type.role == Role::kFiles) return all;  // GDS: also GPU memory, where it is used here
+  if (type.role == Role::kFiles) return all;  // GPU memory too, where it is used here
   if (type.role == Role::kObjects)
     return ObjectStore::usable() ? nixl_mem_list_t{DRAM_SEG, OBJ_SEG} : nixl_mem_list_t{};
   if (type.role == Role::kAbsent) return {};

@@ -214,6 +214,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   std::atomic<int64_t> caught_up_at{0};                              // a tick of the coarse clock
   std::map<std::string, towline::nixl::Pieces, std::less<>> pieces;  // by sender; under the inbox's lock
   towline::nixl::Inbox inbox{*this};
+  std::mutex notifs_mutex;  // of getNotifs: held while the caller's map is filled
   towline::nixl::LinkedList<nixlDlistH> lists;
   towline::nixl::LinkedList<nixlXferReqH> requests;
   towline::nixl::MetadataCalls calls;

@@ -73,6 +73,14 @@ nixl_status_t too_many(uint64_t total, const char* call) {
               kMostWrittenOut);
 }
 
+// A peer that has left took its memory back first: what NIXL's users ask about is that it is gone.
+nixl_status_t fail_list(const Remote* remote, int32_t status, const char* call) {
+  const bool gone_memory = status == TOWLINE_STALE || status == TOWLINE_OUT_OF_RANGE;
+  if (gone_memory && remote != nullptr && remote->has_left())
+    return fail(NIXL_ERR_REMOTE_DISCONNECT, "{}: agent '{}' has left", call, remote->peer().name());
+  return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+}
+
 // Of as many rows.
 bool same_lengths(const Rows& a, const Rows& b) noexcept {
   uint64_t different = 0;
@@ -134,9 +142,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   }
   const int32_t status =
       create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(), type, rows, &made);
-  if (status < 0) {
-    return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
-  }
+  if (status < 0) return fail_list(remote.get(), status, call);
   list.reset(made);
   of = std::move(remote);
   return NIXL_SUCCESS;
@@ -173,7 +179,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   const int32_t status =
       towline_block_list_create(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
                                 blocks.data(), blocks.size(), &made);
-  if (status < 0) return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
+  if (status < 0) return fail_list(remote.get(), status, call);
   list.reset(made);
   of = std::move(remote);
   return NIXL_SUCCESS;
@@ -261,8 +267,11 @@ nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_n
 }
 
 nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agent_name, nixl_mem_t type,
-                                 StridedRows rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
+                                 StridedRows given, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
   nixlAgentData& data = AgentAccess::data(agent);
+  // Read once: another thread may write to the caller's table between counting and writing out.
+  const std::vector<uint64_t> kept(given.data, given.data + kStridedColumns * given.count);
+  const StridedRows rows = {kept.data(), given.count};
   return prepare(
       data, agent_name, type, list, extra_params,
       [&](nixlDlistH& made, const char* call) {
@@ -358,6 +367,8 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   if (may_split && sides.host_memory && made->with->host_copy() == Remote::HostCopy::kYes)
     options.threads = kSplitEngines;
   const int32_t status = create(&made->transfer);
+  if (status == TOWLINE_STALE && made->with != nullptr && made->with->has_left())
+    return fail(NIXL_ERR_REMOTE_DISCONNECT, "{}: agent '{}' has left", call, made->with->peer().name());
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
   if (may_split && options.threads == 0 && copied_in_host(*made, sides.host_memory)) {
     options.threads = kSplitEngines;

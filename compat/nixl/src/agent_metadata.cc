@@ -135,9 +135,9 @@ nixl_status_t nixlAgentData::invalidate(const std::string& agent_name) {
     // Towline forgets it too: what is under way to it ends. Removing uses a reference up; others may be using
     // the remote's.
     towline_peer_t* peer = nullptr;
-    if (towline_peer_find(agent->native(), agent_name.c_str(), &peer) != TOWLINE_OK) return NIXL_SUCCESS;
-    const bool same = remote->peer().incarnation() == towline_peer_incarnation(peer);
-    if (!same || towline_peer_remove(peer) != TOWLINE_OK) towline_peer_release(peer);
+    const std::string incarnation{remote->peer().incarnation()};
+    if (towline_peer_find(agent->native(), incarnation.c_str(), &peer) != TOWLINE_OK) return NIXL_SUCCESS;
+    if (towline_peer_remove(peer) != TOWLINE_OK) towline_peer_release(peer);
     return NIXL_SUCCESS;
   }
   return quiet_text(NIXL_ERR_NOT_FOUND,
@@ -204,6 +204,12 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   if (decode(bytes, frame).empty() && frame.name != sender) {
     log(LogLevel::kWarning,
         fmt::format("agent '{}' sent metadata of agent '{}', which is not loaded", sender, frame.name));
+    return;
+  }
+  const std::shared_ptr<Remote> known = remotes.find(sender);
+  if (known != nullptr && known->is_alive() && known->peer().incarnation() != incarnation) {
+    log(LogLevel::kWarning,
+        fmt::format("another agent '{}' sent its metadata while the first is there: not loaded", sender));
     return;
   }
   std::string loaded;

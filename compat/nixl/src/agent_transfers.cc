@@ -54,6 +54,13 @@ nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nix
   return NIXL_SUCCESS;
 }
 
+// A peer that has left took its memory back first: what NIXL's users ask about is that it is gone.
+nixl_status_t status_of(const nixlXferReqH& request, int32_t status) noexcept {
+  if (status == TOWLINE_STALE && request.with != nullptr && request.with->has_left())
+    return NIXL_ERR_REMOTE_DISCONNECT;
+  return to_nixl(towline::Status{status});
+}
+
 // Towline keeps the outcome of the run before; NIXL's interface answers that of the post.
 void refuse(nixlXferReqH& request, int32_t status) noexcept {
   request.refused.store(status, std::memory_order_relaxed);
@@ -74,8 +81,7 @@ nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   }
   request.told.store(true, std::memory_order_relaxed);
   refuse(request, status);
-  return fail(to_nixl(towline::Status{status}), "postXferReq: {}",
-              towline::status_text(towline::Status{status}));
+  return fail(status_of(request, status), "postXferReq: {}", towline::status_text(towline::Status{status}));
 }
 
 // Posts again what the peer had no credit for.
@@ -107,7 +113,7 @@ int32_t poll_pending(nixlXferReqH& request) {
 nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
   // A request that was never posted is not found.
   if (status == TOWLINE_NOT_FOUND) return NIXL_ERR_NOT_POSTED;
-  const nixl_status_t mapped = to_nixl(towline::Status{status});
+  const nixl_status_t mapped = status_of(request, status);
   if (request.told.exchange(true, std::memory_order_relaxed)) return mapped;
   const char* more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
   return fail(mapped, "getXferStatus: {}{}", towline::status_text(towline::Status{status}), more);
@@ -292,6 +298,8 @@ void nixlAgent::releaseMemView(nixlMemViewH mvh) const {
 nixl_status_t nixlAgent::getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params) {
   if (data->transport(extra_params, "getNotifs") == nullptr) return NIXL_ERR_BACKEND;
   return guard("getNotifs", [&] {
+    // Threads of the application may share one map, as they may with NIXL.
+    const std::lock_guard lock(data->notifs_mutex);
     for (Notification& notification : data->inbox.take(*data->agent))
       notif_map[notification.sender].push_back(std::move(notification.text));
     return NIXL_SUCCESS;

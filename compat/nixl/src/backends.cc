@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 namespace towline::nixl {
 
@@ -12,16 +13,28 @@ constexpr const char* kBest = "Towline's best transport to each peer";
 constexpr const char* kFileSystem = "Towline's storage backend for files";
 constexpr const char* kObjectStore = "Towline's plugin for objects, which needs libcurl";
 constexpr const char* kVendor = "it is not part of NIXL on Towline";
+constexpr const char* kAskUcx = "ask for UCX, which here is Towline's best transport to each peer";
+constexpr const char* kAskPosix = "ask for POSIX, which here takes GPU memory too where Towline does";
 
 constexpr BackendType kTypes[] = {
-    {"UCX", Role::kTransport, kBest},       {"LIBFABRIC", Role::kTransport, kBest},
-    {"MOONCAKE", Role::kTransport, kBest},  {"UCCL", Role::kTransport, kBest},
-    {"POSIX", Role::kFiles, kFileSystem},   {"GDS", Role::kFiles, kFileSystem},
-    {"GDS_MT", Role::kFiles, kFileSystem},  {"OBJ", Role::kObjects, kObjectStore},
-    {"AZURE_BLOB", Role::kAbsent, kVendor}, {"HF3FS", Role::kAbsent, kVendor},
-    {"GUSLI", Role::kAbsent, kVendor},      {"INFINIA", Role::kAbsent, kVendor},
-    {"GPUNETIO", Role::kAbsent, kVendor},
+    {"UCX", Role::kTransport, kBest},      {"POSIX", Role::kFiles, kFileSystem},
+    {"OBJ", Role::kObjects, kObjectStore}, {"LIBFABRIC", Role::kAbsent, kAskUcx},
+    {"MOONCAKE", Role::kAbsent, kAskUcx},  {"UCCL", Role::kAbsent, kAskUcx},
+    {"GPUNETIO", Role::kAbsent, kAskUcx},  {"GDS", Role::kAbsent, kAskPosix},
+    {"GDS_MT", Role::kAbsent, kAskPosix},  {"AZURE_BLOB", Role::kAbsent, kVendor},
+    {"HF3FS", Role::kAbsent, kVendor},     {"GUSLI", Role::kAbsent, kVendor},
+    {"INFINIA", Role::kAbsent, kVendor},
 };
+
+// NIXL's own, with its defaults: programs set them without looking whether they are there. Kept, and of no
+// effect.
+constexpr std::pair<const char*, const char*> kOfUcx[] = {
+    {"ucx_devices", ""}, {"num_workers", "1"}, {"ucx_error_handling_mode", "peer"}};
+constexpr std::pair<const char*, const char*> kOfPosix[] = {{"use_aio", "false"},
+                                                            {"use_uring", "false"},
+                                                            {"use_posix_aio", "false"},
+                                                            {"ios_pool_size", "65536"},
+                                                            {"kernel_queue_size", "256"}};
 
 }  // namespace
 
@@ -41,9 +54,12 @@ std::vector<const BackendType*> backend_types() {
 
 nixl_b_params_t backend_parameters(const BackendType& type) {
   if (type.role == Role::kObjects) return object_parameters();
+  if (type.role == Role::kFiles) return {std::begin(kOfPosix), std::end(kOfPosix)};
   if (type.role != Role::kTransport) return {};
+  nixl_b_params_t parameters{std::begin(kOfUcx), std::end(kOfUcx)};
   // Towline's own: the transport to use, the deadline of requests, the engines a request is split over.
-  return {{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", kAutomatic}};
+  parameters.insert({{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", kAutomatic}});
+  return parameters;
 }
 
 }  // namespace towline::nixl

@@ -1,8 +1,10 @@
 #include "log.h"
 
 #include <cstdio>
+#include <cstdlib>
 
 #include <towline_nixl.h>
+#include <utils/common/nixl_log.h>
 #include "settings.h"
 
 namespace towline::nixl {
@@ -22,6 +24,16 @@ bool logs(LogLevel level) noexcept { return level >= log_level(); }
 
 void log(LogLevel level, const std::string& text) noexcept {
   if (logs(level)) std::fprintf(stderr, "nixl on towline: %s: %s\n", name_of(level), text.c_str());
+}
+
+bool wants_line(LineLevel level) noexcept {
+  return level == LineLevel::kFatal || logs(static_cast<LogLevel>(level));
+}
+
+void write_line(LineLevel level, const std::string& text) noexcept {
+  if (level != LineLevel::kFatal) return log(static_cast<LogLevel>(level), text);
+  std::fprintf(stderr, "nixl on towline: fatal: %s\n", text.c_str());
+  std::abort();
 }
 
 nixl_status_t quiet_text(nixl_status_t status, std::string text) noexcept {

@@ -62,6 +62,10 @@ bool Remote::is_alive() const noexcept {
   return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_ALIVE;
 }
 
+bool Remote::has_left() const noexcept {
+  return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_LOST;
+}
+
 std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);

@@ -34,6 +34,8 @@ class Remote {
   [[nodiscard]] const Peer& peer() const noexcept { return peer_; }
   // Not forgotten, and its process alive as far as Towline knows.
   [[nodiscard]] bool is_alive() const noexcept;
+  // It closed, or its process ended, and its metadata was not invalidated since.
+  [[nodiscard]] bool has_left() const noexcept;
   // Adds what further metadata tells.
   void merge(const Frame& frame);
   // The place of the first of `count` descriptors that has not been loaded, else `count`.

@@ -215,6 +215,7 @@ Settings Settings::read() {
   if (variable("TOWLINE_WORKERS").empty() && std::thread::hardware_concurrency() > 1) {
     settings.towline += "workers = 2\n";
   }
+  settings.has_listen = !variable("TOWLINE_LISTEN").empty();
   settings.backends = source.get("TOWLINE_NIXL_BACKENDS").text;
   if (settings.backends.empty()) {
     const std::string tls = variable("UCX_TLS");

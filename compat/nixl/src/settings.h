@@ -30,8 +30,9 @@ struct Settings {
   bool share = false;
   std::optional<bool> telemetry;
   bool has_etcd = false;
-  std::string towline;   // TOML for Towline's agent, over its environment and file
-  std::string exporter;  // where counters are served: "0.0.0.0:9090"
+  bool has_listen = false;  // TOWLINE_LISTEN says where
+  std::string towline;      // TOML for Towline's agent, over its environment and file
+  std::string exporter;     // where counters are served: "0.0.0.0:9090"
 
   // Throws std::runtime_error that names the source, the key and what is expected.
   static Settings read();

@@ -52,11 +52,28 @@ TEST(Backends, AreWhatIsHere) {
     EXPECT_EQ(second, nullptr);
   }
   nixlBackendH* backend = nullptr;
-  for (const char* absent : {"HF3FS", "AZURE_BLOB", "NO_SUCH_THING"}) {
+  for (const char* absent : {"HF3FS", "AZURE_BLOB", "GDS", "GDS_MT", "MOONCAKE", "UCCL", "LIBFABRIC",
+                             "GPUNETIO", "NO_SUCH_THING"}) {
+    EXPECT_EQ(std::find(plugins.begin(), plugins.end(), absent), plugins.end()) << absent;
     EXPECT_EQ(agent.getPluginParams(absent, memories, parameters), NIXL_ERR_NOT_FOUND) << absent;
     EXPECT_EQ(agent.createBackend(absent, {}, backend), NIXL_ERR_NOT_FOUND) << absent;
   }
   EXPECT_EQ(agent.getBackendParams(nullptr, memories, parameters), NIXL_ERR_INVALID_PARAM);
+}
+
+TEST(Backends, TellNixlsParameters) {
+  nixlAgent agent("keys", nixlAgentConfig{});
+  nixl_mem_list_t memories;
+  nixl_b_params_t parameters;
+  ASSERT_EQ(agent.getPluginParams("UCX", memories, parameters), NIXL_SUCCESS);
+  EXPECT_EQ(parameters.at("ucx_error_handling_mode"), "peer");
+  EXPECT_EQ(parameters.at("num_workers"), "1");
+  EXPECT_EQ(parameters.at("ucx_devices"), "");
+  if (agent.getPluginParams("POSIX", memories, parameters) != NIXL_SUCCESS) return;  // not usable here
+  for (const char* engine : {"use_aio", "use_uring", "use_posix_aio"})
+    EXPECT_EQ(parameters.at(engine), "false");
+  EXPECT_EQ(parameters.at("ios_pool_size"), "65536");
+  EXPECT_EQ(parameters.at("kernel_queue_size"), "256");
 }
 
 TEST(Backends, KeepAndCheckTheirParameters) {

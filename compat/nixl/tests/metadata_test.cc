@@ -94,8 +94,6 @@ TEST(Metadata, NeedsABackendInCommon) {
   Side b("common-b", 4096);
   std::string loaded;
   EXPECT_EQ(a.agent->loadRemoteMD(b.metadata(), loaded), NIXL_ERR_BACKEND);
-  ASSERT_EQ(a.agent->createBackend("LIBFABRIC", {}, a.backend), NIXL_SUCCESS);
-  EXPECT_EQ(a.agent->loadRemoteMD(b.metadata(), loaded), NIXL_ERR_BACKEND);
   ASSERT_EQ(a.agent->createBackend("UCX", {}, a.backend), NIXL_SUCCESS);
   EXPECT_EQ(a.agent->loadRemoteMD(b.metadata(), loaded), NIXL_SUCCESS);
 }
@@ -246,6 +244,23 @@ TEST(Metadata, PreparedListsAnswerAfterInvalidationAndReloading) {
   ASSERT_EQ(a.agent->prepXferDlist("stale-b", b.blocks(4, 64), there), NIXL_SUCCESS);
   ASSERT_EQ(a.agent->makeXferReq(NIXL_WRITE, here, {0}, there, {0}, second), NIXL_SUCCESS);
   EXPECT_EQ(run(*a.agent, second), NIXL_SUCCESS);
+}
+
+TEST(Metadata, OfAPeerThatDeregisteredAndLeftIsDisconnected) {
+  Side a("left-a");
+  Side b("left-b");
+  a.load(b);
+  nixlXferReqH* made = request(a, NIXL_WRITE, a.blocks(1, 64), b.blocks(1, 64), "left-b");
+  ASSERT_EQ(run(*a.agent, made), NIXL_SUCCESS);
+  const nixl_xfer_dlist_t there = b.blocks(1, 64);
+  ASSERT_EQ(b.agent->deregisterMem(b.registered()), NIXL_SUCCESS);
+  EXPECT_EQ(run(*a.agent, made), NIXL_ERR_NOT_FOUND);
+  b.agent.reset();
+  EXPECT_TRUE(eventually([&] { return run(*a.agent, made) == NIXL_ERR_REMOTE_DISCONNECT; }));
+  EXPECT_EQ(a.agent->getXferStatus(made), NIXL_ERR_REMOTE_DISCONNECT);
+  nixlXferReqH* late = nullptr;
+  EXPECT_EQ(a.agent->createXferReq(NIXL_WRITE, a.blocks(1, 64), there, "left-b", late),
+            NIXL_ERR_REMOTE_DISCONNECT);
 }
 
 TEST(Metadata, OfARestartedPeerTakesThePlaceOfTheOld) {

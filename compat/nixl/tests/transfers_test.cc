@@ -149,6 +149,27 @@ TEST(Transfers, NotificationsOfAnyLengthArriveWhole) {
   EXPECT_TRUE(texts == sent);
 }
 
+TEST(Transfers, ThreadsThatShareOneMapGetEveryNotification) {
+  constexpr size_t kThreads = 4;
+  constexpr size_t kTimes = 40;
+  constexpr size_t kAtOnce = 1000;  // so that filling the map takes a while
+  Side side("one-map");
+  const std::string text(100, 't');
+  nixl_notifs_t shared;
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (size_t time = 0; time < kTimes; ++time) {
+        for (size_t number = 0; number < kAtOnce; ++number)
+          EXPECT_EQ(side.agent->genNotif("one-map", text), NIXL_SUCCESS);
+        EXPECT_EQ(side.agent->getNotifs(shared), NIXL_SUCCESS);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(shared["one-map"].size(), kThreads * kTimes * kAtOnce);
+}
+
 TEST(Transfers, LongNotificationsFollowEveryRunOfTheirTransfer) {
   Pair pair;
   const std::string first(200'000, 'f');

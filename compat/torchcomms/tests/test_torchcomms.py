@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,7 +14,7 @@ from datetime import timedelta
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed; tests/interop/torch_distributed.sh makes an environment with it")
+torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 
 from towline import _torch_group  # noqa: E402
@@ -160,7 +162,8 @@ def test_a_persistent_all_gather(comm):
 @in_process_groups
 def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
     wrapper = torchcomms._comms._BackendWrapper(comm)
-    given, taken = torch.ones(2), torch.zeros(2)
+    wide = torch.zeros(2, 3)
+    given, taken = torch.ones(2), wide[:, 1]
     assert wrapper.supports_coalescing
     wrapper.start_coalescing()
     wrapper.recv([taken], 0).wait()  # has not begun
@@ -169,7 +172,7 @@ def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
     with pytest.raises(RuntimeError, match="open already"):
         wrapper.start_coalescing()
     wrapper.end_coalescing().wait()
-    assert taken.tolist() == [1, 1]
+    assert taken.tolist() == [1, 1] and wide.sum() == 2
     wrapper.start_coalescing()
     wrapper.end_coalescing().wait()  # of nothing
     with pytest.raises(RuntimeError, match="without start_coalescing"):
@@ -247,6 +250,103 @@ def test_reconfigure(comm):
         dynamic.barrier(False)
     assert dynamic.get_size() == 1
     dynamic.finalize()
+
+
+_LOST = """
+    import os, signal, sys, torch, torchcomms
+    from torchcomms import ReduceOp
+    from torchcomms.device_mesh import _create_torchcomm_process_group
+
+    rank = int(sys.argv[1])
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE="2")
+    store = torch.distributed.FileStore(sys.argv[2], 2)
+    comm = torchcomms.new_comm("gloo", torch.device("cpu"), store=store, abort_process_on_timeout_or_error=False)
+    group = _create_torchcomm_process_group(comm, "main")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensor = torch.ones(4)
+    future = group.allreduce([tensor]).get_future()
+    for wait in (
+        future.then(lambda one: one.value()[0] * 2).wait,
+        comm.all_reduce(tensor, ReduceOp.SUM, True).wait if not comm.is_aborted() else future.wait,
+        lambda: comm.all_reduce(tensor, ReduceOp.SUM, False),
+    ):
+        try:
+            wait()
+        except RuntimeError as error:
+            assert "rank 1 (process" in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+"""
+
+
+@in_process_groups
+def test_a_lost_rank_is_a_runtime_error_in_futures_too(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(_LOST)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], told
+
+
+_ON_A_HOST = """
+    import os, sys, time, torch, torchcomms
+    from datetime import timedelta
+
+    me, folder = int(sys.argv[1]), sys.argv[2]
+    comm = torchcomms.new_comm("gloo", torch.device("cpu"), name="dynamic", enable_reconfigure=True)
+    with open(f"{folder}/draft{me}", "w") as file:
+        file.write(comm.get_init_handle())
+    os.rename(f"{folder}/draft{me}", f"{folder}/handle{me}")
+    handles = []
+    for one in range(2):
+        limit = time.monotonic() + 60
+        while not os.path.exists(f"{folder}/handle{one}"):
+            assert time.monotonic() < limit
+            os.sched_yield()
+        handles.append(open(f"{folder}/handle{one}").read())
+    comm.reconfigure(1, handles, timedelta(seconds=60)).wait()
+    tensor = torch.ones(1)
+    comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, False)
+    assert (tensor.item(), comm.get_rank(), comm.get_size()) == (2.0, me, 2)
+    comm.finalize()
+"""
+
+# Two network namespaces joined by a pair of interfaces; the first is that of this shell.
+_TWO_HOSTS = """
+    set -e
+    ip link set lo up
+    unshare --net sleep 600 &
+    trap "kill $!" EXIT
+    until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do :; done
+    ip link add tl0 type veth peer name tl1 netns $!
+    ip addr add 10.79.0.1/24 dev tl0 && ip link set tl0 up && ip route add default via 10.79.0.2
+    there="nsenter --target $! --net"
+    $there ip link set lo up
+    $there ip addr add 10.79.0.2/24 dev tl1
+    $there ip link set tl1 up
+    $there ip route add default via 10.79.0.1
+    $there "$@" 1 "$FOLDER" & second=$!
+    "$@" 0 "$FOLDER"
+    wait $second
+"""
+
+
+def test_reconfigure_joins_hosts(tmp_path):
+    probe = ["unshare", "--net", "ip", "link", "add", "tl0", "type", "veth", "peer", "name", "tl1"]
+    if subprocess.run(probe, capture_output=True).returncode != 0:
+        pytest.skip("network namespaces can't be made here")
+    environment = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", textwrap.dedent(_TWO_HOSTS), "sh", sys.executable, "-c", textwrap.dedent(_ON_A_HOST)],
+        env={**environment, "FOLDER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"handle{one}").read_text().split(":")[3] for one in range(2)] == ["10.79.0.1", "10.79.0.2"]
 
 
 def test_data():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any
@@ -81,7 +83,27 @@ def _prefixed(store: Any, prefix: str) -> Any:
 
 
 def _serve_store() -> Any:
-    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return torch.distributed.TCPStore(_own_address(), 0, is_master=True, wait_for_workers=False)
+
+
+def _own_address() -> str:
+    """The address by which the others reach this host: on the way to MASTER_ADDR, else to anywhere outside."""
+    for target in (os.environ.get("MASTER_ADDR"), "192.0.2.1", "2001:db8::1"):  # the latter are nobody's
+        try:
+            found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM) if target else []
+        except OSError:
+            continue
+        for family, kind, _, _, address in found:
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(address)  # which sends nothing
+                    own = probe.getsockname()[0]
+            except OSError:
+                continue
+            # A host may know its own name by a loopback address, where others do not.
+            if not ipaddress.ip_address(own.split("%")[0]).is_loopback or target in ("localhost", "127.0.0.1", "::1"):
+                return own
+    return "127.0.0.1"
 
 
 class Native:
@@ -128,7 +150,7 @@ class Native:
             raise RuntimeError(f"getInitHandle not implemented by backend {self.name}")
         if self._served is None:
             self._served = _serve_store()
-            self._handle = f"towline:{os.getpid()}:{id(self):x}:127.0.0.1:{self._served.port}"
+            self._handle = f"towline:{os.getpid()}:{id(self):x}:{self._served.host}:{self._served.port}"
         return self._handle
 
     def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None) -> None:
@@ -139,7 +161,7 @@ class Native:
         if mine not in ordered:
             raise RuntimeError("reconfigure: this communicator's handle is not among those given")
         limit = timeout or self.options.timeout
-        host, port = ordered[0].rsplit(":", 2)[1:]
+        host, port = ordered[0].split(":", 3)[3].rsplit(":", 1)
         store = torch.distributed.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
         if self.comm is not None:
             self.comm.close()

@@ -114,13 +114,14 @@ class _BackendWrapper(_torch_group.PythonBackend):
         """From here on sends and receives are kept, for end_coalescing to issue as one batch (without their tags)."""
         if self._batch is not None:
             raise RuntimeError("start_coalescing: a batch is open already")
-        self._batch, self._tensors = self._torchcomm.batch_op_create(), []
+        self._batch, self._tensors, self._dense = self._torchcomm.batch_op_create(), [], []
 
     def end_coalescing(self) -> Any:
         if self._batch is None:
             raise RuntimeError("end_coalescing without start_coalescing")
         batch, self._batch = self._batch, None
-        return _torch_group._Work(batch.issue(async_op=True)._native if batch.ops else None, self._tensors)
+        copy = (self._tensors, self._dense)
+        return _torch_group._Work(batch.issue(async_op=True)._native if batch.ops else None, self._tensors, copy)
 
     def send(self, tensors: list, dst_rank: int, tag: int = 0) -> Any:
         if self._batch is None:
@@ -133,10 +134,10 @@ class _BackendWrapper(_torch_group.PythonBackend):
         if self._batch is None:
             return super().recv(tensors, src_rank, tag)
         (tensor,) = tensors
-        self._batch.recv(tensor, src_rank)
         self._tensors.append(tensor)
+        self._dense.append(_torch_group._dense(tensor))
+        self._batch.recv(self._dense[-1], src_rank)
         return _torch_group._Work(None, tensors)
-
 
     def get_comm(self) -> Any:
         return self._torchcomm

@@ -40,7 +40,7 @@ const char* optional_text(nb::handle object, const char* what, std::string& keep
 
 struct Store {
   nb::object object;
-  std::shared_ptr<nb::object> raised;  // by it, first
+  std::shared_ptr<nb::object> raised;  // by it, last
 };
 
 int32_t failed(Store& store) {
@@ -57,7 +57,7 @@ int32_t failed(Store& store) {
   }() : nullptr);
   if (!error.is_valid()) return TOWLINE_INTERNAL;
   const bool late = PyObject_IsInstance(error.ptr(), PyExc_TimeoutError) == 1;
-  if (!store.raised->is_valid()) *store.raised = std::move(error);
+  *store.raised = std::move(error);
   return late ? TOWLINE_TIMED_OUT : TOWLINE_IO;
 }
 
@@ -376,6 +376,21 @@ CallOptions::CallOptions(nb::handle timeout, nb::handle hints) {
   if (hints.is_none()) return;
   take_hints(hints, texts_, pointers_);
   options_.hints = pointers_.data();
+}
+
+void CallOptions::heed_signals() noexcept {
+  given_ = true;
+  options_.struct_size = sizeof options_;
+  options_.interrupted = [](void*) -> int32_t {
+    if (interpreter_ends()) return 0;
+    const nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0 ? 1 : 0;  // what was raised stays with this thread
+  };
+}
+
+void check_waited(int32_t status, const char* function) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  check(status, function);
 }
 
 CommunicatorClass bind_communicator(nb::module_& module) {

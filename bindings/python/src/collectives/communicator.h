@@ -75,6 +75,8 @@ void open_in_place(Communicator* communicator, towline_communicator_t* native, n
 // The options that every operation takes.
 struct CallOptions {
   CallOptions(nb::handle timeout, nb::handle hints);
+  // For a call that waits: what a signal's handler raises ends it.
+  void heed_signals() noexcept;
   [[nodiscard]] const towline_collective_options_t* native() const noexcept {
     return given_ ? &options_ : nullptr;
   }
@@ -85,6 +87,9 @@ struct CallOptions {
   std::vector<std::string> texts_;
   std::vector<const char*> pointers_;
 };
+
+// Throws what a signal's handler raised meanwhile, or what the status stands for.
+void check_waited(int32_t status, const char* function);
 
 // A dict of strings as the C API takes them; null-terminated. Throws.
 void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<const char*>& pointers);

@@ -87,14 +87,15 @@ class Call {
   }
 
   nb::object issue(nb::handle timeout, nb::handle hints) {
-    const CallOptions options(timeout, hints);
+    CallOptions options(timeout, hints);
     int32_t status = 0;
     if (!async_) {
+      options.heed_signals();
       {
         const CommunicatorCall call(communicator_);
         status = towline_collective(call.native(), &call_, options.native(), nullptr);
       }
-      check(status, "towline_collective");
+      check_waited(status, "towline_collective");
       return nb::none();
     }
     towline_work_t* work = nullptr;
@@ -371,6 +372,9 @@ void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
   call->tag = tag;
 }
 
+// None: whichever rank sends first.
+int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : nb::cast<int>(peer); }
+
 nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
                 nb::handle hints) {
   Call call(self, TOWLINE_OP_SEND, async_op);
@@ -378,10 +382,10 @@ nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool
   return call.issue(timeout, hints);
 }
 
-nb::object recv(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
-                nb::handle hints) {
+nb::object recv(nb::handle self, nb::handle tensor, nb::handle peer, uint64_t tag, bool async_op,
+                nb::handle timeout, nb::handle hints) {
   Call call(self, TOWLINE_OP_RECV, async_op);
-  set_message(call, tensor, peer, tag);
+  set_message(call, tensor, source_of(peer), tag);
   return call.issue(timeout, hints);
 }
 
@@ -426,7 +430,8 @@ void add(Batch& batch, uint32_t op, nb::handle tensor, int peer, uint64_t tag) {
 }
 
 nb::object issue(Batch& batch, bool async_op, nb::handle timeout, nb::handle hints) {
-  const CallOptions options(timeout, hints);
+  CallOptions options(timeout, hints);
+  if (!async_op) options.heed_signals();
   Held held = batch.held.take();
   batch.operations = 0;
   towline_work_t* work = nullptr;
@@ -435,7 +440,7 @@ nb::object issue(Batch& batch, bool async_op, nb::handle timeout, nb::handle hin
     const CommunicatorCall call(communicator_of(batch.communicator));
     status = towline_batch_issue(batch.native, options.native(), async_op ? &work : nullptr);
   }
-  check(status, "towline_batch_issue");
+  check_waited(status, "towline_batch_issue");
   if (!async_op) return nb::none();
   return make_work(batch.communicator, work, std::move(held));
 }
@@ -481,7 +486,8 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
       .def("all_to_all", &all_to_all, output, input, arg("output_splits").none() = nb::none(),
            arg("input_splits").none() = nb::none(), only, async_op, timeout, hints)
       .def("send", &send, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints)
-      .def("recv", &recv, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints)
+      .def("recv", &recv, tensor, arg("peer").none() = nb::none(), arg("tag") = 0, only, async_op, timeout,
+           hints)
       .def("barrier", &barrier, only, async_op, timeout, hints)
       .def("batch", &make_batch);
   nb::class_<Batch>(module, "Batch", nb::type_slots(collected<Batch>))

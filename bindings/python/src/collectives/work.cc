@@ -116,6 +116,11 @@ void bind_work(nb::module_& module) {
                                                               "timed_out", "error"};
                      return kNames[towline_work_state(work.use())];
                    })
+      .def_prop_ro("source",
+                   [](const Work& work) -> nb::object {
+                     const int32_t rank = towline_work_source(work.use());
+                     return rank == TOWLINE_ANY_RANK ? nb::none() : nb::cast(rank);
+                   })
       .def_prop_ro("error", [](const Work& work) { return text(towline_work_error(work.use())); })
       .def_prop_ro("op",
                    [](const Work& work) { return towline_collective_op_name(towline_work_op(work.use())); })

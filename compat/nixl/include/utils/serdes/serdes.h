@@ -1,0 +1,4 @@
+// Where NIXL's installation has this header.
+#pragma once
+
+#include <serdes/serdes.h>
