@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <towline/limits.h>
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "failure.h"
 #include "units.h"
@@ -28,7 +28,7 @@ Buffer::Buffer(BufferKind kind, uint64_t bytes, int gpu) : size_(bytes) {
     data_ = shared_->data();
   } else {
     // Shared memory is refused where there is too little; of this the kernel gives what it does not have.
-    if (const uint64_t free = available_memory_bytes(); free != 0 && bytes > free) {
+    if (const uint64_t free = towline_memory_available(); bytes > free) {
       throw Failure{fmt::format("no {} of memory: {} are available", format_size(static_cast<double>(bytes)),
                                 format_size(static_cast<double>(free)))};
     }
@@ -72,17 +72,6 @@ Place place_of(const towline::Peer& peer, uint64_t address) {
     return {static_cast<towline::Kind>(region.kind), region.device};
   }
   return {};
-}
-
-uint64_t available_memory_bytes() {
-  std::ifstream file{"/proc/meminfo"};
-  std::string name;
-  uint64_t kib = 0;
-  std::string rest;
-  while (file >> name >> kib && std::getline(file, rest)) {
-    if (name == "MemAvailable:") return kib * 1024;
-  }
-  return 0;
 }
 
 }  // namespace tool

@@ -61,7 +61,4 @@ struct Place {
 };
 [[nodiscard]] Place place_of(const towline::Peer& peer, uint64_t address);
 
-// Bytes of memory that can be had without swapping, by /proc/meminfo; 0 when it does not say.
-[[nodiscard]] uint64_t available_memory_bytes();
-
 }  // namespace tool

@@ -40,6 +40,7 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
     }
     if (const std::string traits = join(backend.value("traits", json::array())); !traits.empty())
       about += "\n" + traits;
+    if (backend.contains("details")) about += "\n" + backend["details"].dump();
     table.add({backend.value("name", "?"), usable ? terminal.green("yes") : terminal.red("no"),
                join(backend.value("kinds", json::array())), about});
   }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netdb.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -68,6 +69,35 @@ std::string address_of_rank(std::string_view option, const std::string& first, u
   if (port != 0 && port + rank > 65535)
     throw Failure{fmt::format("{} {}: ports end at 65535, and {} more are needed", option, first, rank)};
   return fmt::format("{}:{}", first.substr(0, colon), port == 0 ? 0 : port + rank);
+}
+
+std::string own_address_towards(std::string_view option, const std::string& address) {
+  if (address.starts_with("unix:")) return "127.0.0.1:0";
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;  // connecting one sends nothing
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), "9", &hints, &found);
+  if (error != 0) throw Failure{fmt::format("{} {}: {}", option, address, gai_strerror(error))};
+  char own[NI_MAXHOST] = "";
+  bool is_v6 = false;
+  for (const addrinfo* one = found; one != nullptr && own[0] == 0; one = one->ai_next) {
+    const int fd = socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    sockaddr_storage name = {};
+    socklen_t bytes = sizeof name;
+    if (fd >= 0 && connect(fd, one->ai_addr, one->ai_addrlen) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&name), bytes, own, sizeof own, nullptr, 0, NI_NUMERICHOST) ==
+            0) {
+      is_v6 = one->ai_family == AF_INET6;
+    }
+    if (fd >= 0) close(fd);
+  }
+  freeaddrinfo(found);
+  if (own[0] == 0) throw Failure{fmt::format("{} {}: no route leads there", option, address)};
+  return is_v6 ? fmt::format("[{}]:0", own) : fmt::format("{}:0", own);
 }
 
 Child::Child(std::string label, const std::string& work, const nlohmann::json& configuration,

@@ -23,6 +23,10 @@ namespace tool {
 // Failure naming `option` for what is no such thing.
 [[nodiscard]] std::string address_of_rank(std::string_view option, const std::string& first, uint32_t rank);
 
+// Where a process of this host listens for the one at `address`, "host:port": at the address that its packets
+// come from, any port. Throws Failure naming `option`.
+[[nodiscard]] std::string own_address_towards(std::string_view option, const std::string& address);
+
 // A process of ours. Ended with SIGKILL at the latest when this object ends.
 class Child {
  public:

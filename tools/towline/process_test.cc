@@ -20,6 +20,9 @@ TEST(Addresses, CountUpFromTheFirst) {
   EXPECT_EQ(address_of_rank("--listen", "10.0.0.7:7700", 3), "10.0.0.7:7703");
   EXPECT_EQ(address_of_rank("--listen", "[::1]:7700", 0), "[::1]:7700");
   EXPECT_EQ(address_of_rank("--listen", "*:0", 3), "*:0");
+  EXPECT_EQ(own_address_towards("--connect", "127.0.0.1:7700"), "127.0.0.1:0");
+  EXPECT_EQ(own_address_towards("--connect", "unix:@there"), "127.0.0.1:0");
+  EXPECT_THROW((void)own_address_towards("--connect", "no such host:1"), Failure);
   for (const char* text : {"host", "host:", "host:x", "host:70000", "host:-1", "host:1x", "host:65535"})
     EXPECT_THROW((void)address_of_rank("--listen", text, 3), Failure) << text;
   EXPECT_NE(local_address("target", 1), local_address("target", 2));

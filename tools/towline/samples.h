@@ -8,6 +8,9 @@
 
 namespace tool {
 
+// The most samples that a benchmark keeps of a run.
+inline constexpr size_t kMostSamples = 1 << 20;
+
 class Samples {
  public:
   Samples() = default;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <towline/limits.h>
 #include <CLI/CLI.hpp>
 #include <deque>
 #include <memory>
@@ -25,7 +26,7 @@ using nlohmann::json;
 struct ServeOptions {
   std::string name = "serve";
   std::vector<std::string> memory;
-  std::string listen = "*:0";
+  std::string listen = "127.0.0.1:0";
   std::string advertise;
   std::string kind = "shared";
   std::string access = "all";
@@ -45,8 +46,8 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
     sizes.push_back(parse_size(text));
     wanted += sizes.back();
   }
-  if (const uint64_t free = available_memory_bytes(); free != 0 && wanted > free)
-    throw Failure{fmt::format("{} of memory are asked for, {} are free",
+  if (const uint64_t free = towline_memory_available(); wanted > free)
+    throw Failure{fmt::format("--memory: {} in all, and this host or the cgroup has {} to give",
                               format_size(static_cast<double>(wanted)),
                               format_size(static_cast<double>(free)))};
   std::deque<Buffer> buffers;
@@ -97,10 +98,13 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--guarded", options->guarded, "Check every access here: peers do not map the memory");
   command->add_flag("--json", common.json, "Print the places as JSON");
   command->footer(
-      "Prints a place for each region, which `towline cp` takes, and holds the memory until Ctrl-C. Whoever\n"
-      "reaches the port can use the memory: listen on 127.0.0.1 unless the network is yours.\n\n"
+      "Prints a place for each region, which `towline cp` takes, and holds the memory until Ctrl-C. Peers of "
+      "this\n"
+      "host and user reach it. With --listen ADDRESS:PORT other hosts do as well, and each that reaches the "
+      "port\n"
+      "can use the memory.\n\n"
       "Examples:\n"
-      "  towline serve --memory 4GiB --listen 127.0.0.1:7700\n"
+      "  towline serve --memory 4GiB --listen 10.0.0.7:7700\n"
       "  towline serve --memory 1GiB --memory 1GiB --access read");
   command->callback([options, &common] { serve(*options, common); });
 }

@@ -83,10 +83,12 @@ TEST(Serve, holds_regions_that_peers_use_and_ends_when_told_to) {
 }
 
 TEST(Serve, refuses_what_it_can_not_hold) {
-  Serving serving("--memory 1000TiB");
-  const int status = serving.end(0);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 1);
+  for (const char* kind : {"shared", "private"}) {
+    Serving serving(std::string{"--memory 1000TiB --memory-kind "} + kind);
+    const int status = serving.end(0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+  }
 }
 
 }  // namespace

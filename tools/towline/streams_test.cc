@@ -10,14 +10,10 @@
 #include <string>
 
 #include "failure.h"
+#include "test_file.h"
 
 namespace tool {
 namespace {
-
-struct Close {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, Close>;
 
 TEST(Streams, OutputThatCannotBeWrittenIsAFailure) {
   const File full{std::fopen("/dev/full", "w")};

@@ -1,4 +1,5 @@
 #include "terminal.h"
+#include "test_file.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +7,6 @@
 
 namespace tool {
 namespace {
-
-struct Close {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, Close>;
 
 TEST(Terminal, AFileGetsNeitherColourNorABar) {
   const File file{std::tmpfile()};

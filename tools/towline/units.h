@@ -22,6 +22,14 @@ namespace tool {
 [[nodiscard]] std::string format_duration(double seconds);
 // Decimal gigabytes: "12.3 GB/s".
 [[nodiscard]] std::string format_rate(double bytes_per_s);
+[[nodiscard]] inline double seconds_between(std::chrono::steady_clock::time_point begin,
+                                            std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+[[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return seconds_between(begin, std::chrono::steady_clock::now());
+}
+
 // A count with separators: "182,790".
 [[nodiscard]] std::string format_count(uint64_t count);
 

@@ -95,7 +95,8 @@ class Bench {
     for (uint32_t rank = 0; rank < options_.common.initiators; ++rank) {
       InitiatorOptions one = options_.common;
       one.rank = rank;
-      one.listen = options_.connect.empty() ? local_address("initiator", rank) : "*:0";
+      one.listen = options_.connect.empty() ? local_address("initiator", rank)
+                                            : own_address_towards("--connect", options_.connect.front());
       initiators_.push_back(
           &crew_.start(fmt::format("initiator {}", rank), "bench-initiator", one, environment()));
     }

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 #include <towline/collectives.h>
+#include <towline/limits.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "failure.h"
 #include "process.h"
@@ -22,15 +22,6 @@ constexpr const char* kOperations[] = {"barrier",    "all_reduce",   "reduce",  
                                        "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
                                        "gather",     "scatter",      "all_to_all",     "all_to_all_v",
                                        "send_recv"};
-
-// What programs can have without making others swap; everything where the kernel does not say.
-uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  for (uint64_t kib = 0; file >> word;)
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  return UINT64_MAX;
-}
 
 // Where ranks meet; removed with what they left there.
 class Meeting {
@@ -150,7 +141,7 @@ uint64_t buffer_bytes(const CollectiveOptions& options) {
 
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common) {
   // Before anything is started: a machine that runs out of memory ends programs that have no part in it.
-  if (const uint64_t needed = buffer_bytes(options), free = available_memory(); needed > free) {
+  if (const uint64_t needed = buffer_bytes(options), free = towline_memory_available(); needed > free) {
     throw Failure{
         fmt::format("inputs and outputs of all ranks, and as much for each of {} peers, take {}, and {} of "
                     "memory are free: "

@@ -14,6 +14,7 @@
 #include "failure.h"
 #include "rank.h"
 #include "samples.h"
+#include "units.h"
 
 namespace tool::bench {
 namespace {
@@ -22,11 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMostChecked = 1 << 16;  // elements of a row
 constexpr double kSampleSeconds = 10e-6;    // short operations are timed several at a time
-constexpr uint64_t kMostSamples = 100'000;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+constexpr uint64_t kMostRounds = 100'000;
 
 // What rank `rank` gives at `i`, from 0 to 1.
 float given(uint32_t rank, uint64_t i) {
@@ -230,7 +227,7 @@ class CollectiveRank {
     track.job.batch = static_cast<uint64_t>(std::max(1.0, std::ceil(kSampleSeconds / took)));
     const double fit = options_.seconds / (took * static_cast<double>(track.job.batch));
     track.most = options_.iterations != 0 ? options_.iterations
-                                          : std::clamp<uint64_t>(static_cast<uint64_t>(fit), 5, kMostSamples);
+                                          : std::clamp<uint64_t>(static_cast<uint64_t>(fit), 5, kMostRounds);
   }
 
   template <class Once>

@@ -17,6 +17,7 @@
 #include "process.h"
 #include "rank.h"
 #include "samples.h"
+#include "units.h"
 #include "usage.h"
 
 namespace tool::bench {
@@ -27,13 +28,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using towline::Status;
 
-constexpr size_t kMostSamples = 1 << 20;
 constexpr size_t kMostReported = 5000;
 constexpr std::chrono::seconds kAnswerWithin{120};
-
-double seconds_between(steady_clock::time_point from, steady_clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 // So few that they fit a message, evenly chosen from the sorted ones, the largest among them.
 std::vector<double> thinned(std::vector<double> samples) {

@@ -27,13 +27,8 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 using towline::Status;
 
-constexpr size_t kMostSamples = 1 << 20;
 constexpr uint64_t kEpoch = 1;
 constexpr uint32_t kMostDepth = 1024;
-
-double seconds_between(steady_clock::time_point begin, steady_clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
 
 // A file without a name.
 class Scratch {

@@ -47,7 +47,7 @@ class Target {
 
   void answer(const towline::Notice& notice) {
     const std::string sender{notice.peer_name()};
-    if (auto peer = rank_.agent().find_peer(sender))
+    if (auto peer = rank_.agent().find_peer(std::string{notice.peer_incarnation()}))
       peers_[sender] = std::make_unique<towline::Peer>(std::move(*peer));
     json reply;
     const json question = json::parse(notice.text(), nullptr, false);

@@ -33,10 +33,6 @@ constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
 constexpr size_t kPiecesInFlight = 2;  // one ends while the next is under way
 constexpr auto kLook = std::chrono::milliseconds{50};
 
-double seconds_since(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
 // What a failure's number is: an errno, or of objects the HTTP status.
 std::string code_text(int code) {
   constexpr int kLeastHttpStatus = 300;
@@ -250,7 +246,7 @@ towline::Transfer Copier::transfer_of(uint64_t begin, uint64_t bytes) const {
                             : agent_.transfer(towline::Op::write, from, to, how);
 }
 
-void Copier::copy_pieces(Journal& journal) {
+void Copier::copy_pieces(Journal& journal) try {
   for (uint64_t piece = 0; piece < cut_.pieces(); ++piece) {
     if (journal.done(piece)) {
       summary_.resumed_bytes += cut_.length(piece);
@@ -260,6 +256,8 @@ void Copier::copy_pieces(Journal& journal) {
     if (flights_.size() >= kPiecesInFlight) finish(journal);
   }
   while (!flights_.empty()) finish(journal);
+} catch (const towline::Error& error) {
+  throw Failure{fmt::format("{}; {}", error.what(), advice(error.code() == towline::Status::kTimedOut))};
 }
 
 void Copier::start(uint64_t piece) {
@@ -276,8 +274,9 @@ void Copier::start(uint64_t piece) {
     posted = transfer.post();
   }
   if (towline::is_error(posted))
-    throw Failure{
-        fmt::format("bytes from {} on are not taken: {}", cut_.begin(piece), towline::status_text(posted))};
+    throw Failure{fmt::format("bytes from {} on of {} are not taken: {}; {}",
+                              options_.skip + cut_.begin(piece), source_place_.text,
+                              towline::status_text(posted), advice(posted == towline::Status::kTimedOut))};
 }
 
 // An object is uploaded whole or not at all.
@@ -285,8 +284,10 @@ const char* Copier::advice(bool timed_out) const {
   if (destination_place_.is_object())
     return timed_out ? "--timeout gives it more time; the same command uploads it anew"
                      : "run the same command again to upload it anew";
-  return timed_out
-             ? "--timeout gives each piece more time and --piece makes them smaller; the same command goes on"
+  if (timed_out)
+    return "--timeout gives each piece more time and --piece makes them smaller; the same command goes on";
+  return source_place_.is_peer() || destination_place_.is_peer()
+             ? "run the same command again to go on, or, if the peer was restarted, to copy all of it anew"
              : "run the same command again to go on";
 }
 
@@ -313,6 +314,8 @@ void Copier::finish(Journal& journal) {
                               code, advice(outcome == towline::Status::kTimedOut))};
   }
   finished_bytes_ += cut_.length(flight.piece);
+  // The next piece is under way meanwhile. The journal must not be newer than the bytes.
+  if (options_.sync && !destination_place_.path.empty()) destination_->commit();
   journal.add(flight.piece);
   flights_.pop_front();
   show(finished_bytes_);

@@ -18,19 +18,27 @@ namespace tool::cp {
 
 using nlohmann::json;
 
+JournalText parse_journal(std::istream& text, const json& copy, uint64_t pieces) {
+  JournalText parsed{std::vector<bool>(pieces)};
+  std::string line;
+  if (!std::getline(text, line)) return parsed;
+  parsed.of_another = json::parse(line, nullptr, false) != copy;
+  while (!parsed.of_another && std::getline(text, line)) {
+    const json entry = json::parse(line, nullptr, false);
+    const auto piece = entry.find("piece");
+    if (!entry.is_object() || piece == entry.end() || !piece->is_number_unsigned()) continue;
+    if (const auto number = piece->get<uint64_t>(); number < pieces) parsed.done[number] = true;
+  }
+  return parsed;
+}
+
 Journal::Journal(std::string path, const json& copy, uint64_t pieces)
     : path_(std::move(path)), copy_(copy), done_(pieces) {
   if (path_.empty()) return;
   std::ifstream file(path_);
-  std::string line;
-  if (!std::getline(file, line)) return;
-  of_another_ = json::parse(line, nullptr, false) != copy_;
-  while (!of_another_ && std::getline(file, line)) {
-    const json entry = json::parse(line, nullptr, false);
-    if (!entry.is_object()) continue;
-    const uint64_t piece = entry.value("piece", pieces);
-    if (piece < pieces) done_[piece] = true;
-  }
+  JournalText parsed = parse_journal(file, copy_, pieces);
+  done_ = std::move(parsed.done);
+  of_another_ = parsed.of_another;
 }
 
 uint64_t Journal::done_count() const {

@@ -7,12 +7,20 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <iosfwd>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace tool::cp {
+
+// What the text of a journal says of `copy`, which has so many pieces. Any text will do.
+struct JournalText {
+  std::vector<bool> done;
+  bool of_another = false;  // it is a journal of another copy, and counts for nothing
+};
+[[nodiscard]] JournalText parse_journal(std::istream& text, const nlohmann::json& copy, uint64_t pieces);
 
 class Journal {
  public:
@@ -27,6 +35,7 @@ class Journal {
   void forget();
   // Starts to write: what is known to be done, then what add() is told.
   void open();
+  // The piece is there for good: where the bytes are a file's, on the device.
   void add(uint64_t piece);
   // The copy is whole.
   void remove();

@@ -1,5 +1,7 @@
 #include "replay/command.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -8,6 +10,24 @@
 #include "units.h"
 
 namespace tool::replay {
+
+namespace {
+
+// What one side alone decides. The other one would not look at it.
+constexpr const char* kOfPrefill[] = {"--trace",      "--requests", "--seed",   "--speed",
+                                      "--model",      "--layers",   "--dtype",  "--page-tokens",
+                                      "--prefill-tp", "--op",       "--verify", "--spill"};
+constexpr const char* kOfDecode[] = {"--in-flight"};
+
+template <size_t kCount>
+void refuse_options(const CLI::App& command, const char* const (&names)[kCount], const char* side) {
+  for (const char* name : names) {
+    if (command.get_option(name)->count() != 0)
+      throw Failure{fmt::format("{} is decided by the {} side: give it to --role {}", name, side, side)};
+  }
+}
+
+}  // namespace
 
 void add_replay_command(CLI::App& app, CommonOptions& common) {
   auto* command =
@@ -91,10 +111,10 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       "  towline replay --prefill-tp 2 --decode-tp 4          heads are split differently on the two sides\n"
       "  towline replay --model deepseek-v3 --op write        prefill pushes latent pages\n"
       "  towline replay --spill file:/var/tmp --memory 1GiB   evicted blocks go to files and come back\n"
-      "  towline replay --role prefill --listen '*:7700'      on one host ...\n"
+      "  towline replay --role prefill --listen 10.0.0.7:7700 on one host ...\n"
       "  towline replay --role decode --connect 10.0.0.7:7700 ... and on the other");
 
-  command->callback([options, texts, &common] {
+  command->callback([command, options, texts, &common] {
     const std::string& speed = (*texts)["speed"];
     if (!speed.empty() && speed != "max") {
       const double factor = parse_factor(speed);
@@ -106,7 +126,9 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
     const std::string& role = (*texts)["role"];
     if (role == "prefill") options->role = Role::kPrefill;
     if (role == "decode") options->role = Role::kDecode;
-    if (options->role == Role::kPrefill && options->listen.empty()) options->listen = "*:0";
+    if (options->role == Role::kDecode) refuse_options(*command, kOfPrefill, "prefill");
+    if (options->role == Role::kPrefill) refuse_options(*command, kOfDecode, "decode");
+    if (options->role == Role::kPrefill && options->listen.empty()) options->listen = "127.0.0.1:0";
     if ((options->role == Role::kDecode) != !options->connect.empty()) {
       throw Failure{"--role decode and --connect HOST:PORT belong together"};
     }

@@ -7,6 +7,7 @@
 
 #include "mix.h"
 #include "samples.h"
+#include "units.h"
 
 namespace tool::replay {
 namespace {
@@ -15,10 +16,6 @@ using std::chrono::steady_clock;
 
 constexpr int kRuns = 5;
 constexpr double kRunSeconds = 0.1;
-
-double seconds_since(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
 
 }  // namespace
 

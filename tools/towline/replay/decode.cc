@@ -13,6 +13,7 @@
 #include "replay/copy_limit.h"
 #include "replay/message.h"
 #include "replay/setup.h"
+#include "units.h"
 #include "usage.h"
 
 namespace tool::replay {
@@ -24,10 +25,6 @@ using std::chrono::steady_clock;
 constexpr auto kConnectWithin = std::chrono::seconds{30};
 // A message is lost where the connection breaks that carries it: what nobody answered is said again.
 constexpr auto kAgainAfter = std::chrono::seconds{1};
-
-double seconds_between(steady_clock::time_point from, steady_clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 // A prefill rank that we take heads from.
 struct Source {

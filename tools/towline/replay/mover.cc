@@ -6,6 +6,8 @@
 #include <array>
 
 #include "failure.h"
+#include "replay/summary.h"
+#include "units.h"
 
 namespace tool::replay {
 
@@ -23,11 +25,13 @@ bool worth_repeating(Status status) {
          status == Status::kShort || status == Status::kCorrupt || status == Status::kUnreachable;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
+
+std::string describe_failure(uint32_t request, uint64_t blocks, int attempts, Status outcome,
+                             const std::string& route) {
+  return fmt::format("request {}: a transfer of {} blocks by {} failed at attempt {}: {}", request, blocks,
+                     describe_route(route), attempts, status_text(outcome));
+}
 
 void Mover::start(const Lane& lane, uint32_t request, uint32_t consumer, MessageType message,
                   const std::vector<uint32_t>& local_pages, const std::vector<uint32_t>& remote_pages) {
@@ -87,11 +91,10 @@ void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
   const double latency_s = seconds_since(part.posted_at);
   if (--in_flight_ == 0) active_s_ += seconds_since(active_since_);
   if (is_error(outcome)) {
-    if (!worth_repeating(outcome) || ++part.attempts >= kMostAttempts) {
-      throw Failure{
-          fmt::format("request {}: a transfer of {} blocks failed after {} attempts: {}. Its route: {}",
-                      groups_.at(part.group).what.request, part.blocks, part.attempts, status_text(outcome),
-                      part.transfer.route())};
+    ++part.attempts;
+    if (!worth_repeating(outcome) || part.attempts >= kMostAttempts) {
+      throw Failure{describe_failure(groups_.at(part.group).what.request, part.blocks, part.attempts, outcome,
+                                     part.transfer.route())};
     }
     ++retries_;
     unposted_.push_back(id);

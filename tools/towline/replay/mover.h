@@ -40,6 +40,10 @@ struct Lane {
   towline::BlockList remote_list;
 };
 
+// For the user. `route` is what Transfer::route() says.
+[[nodiscard]] std::string describe_failure(uint32_t request, uint64_t blocks, int attempts,
+                                           towline::Status outcome, const std::string& route);
+
 class Mover {
  public:
   Mover(towline::Agent& agent, MoveOptions options) : agent_(agent), options_(std::move(options)) {}

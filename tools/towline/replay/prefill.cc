@@ -152,7 +152,7 @@ class PrefillRank {
   }
 
   towline::Peer find_sender(const towline::Notice& notice) {
-    auto peer = rank_.agent().find_peer(std::string{notice.peer_name()});
+    auto peer = rank_.agent().find_peer(std::string{notice.peer_incarnation()});
     if (!peer) throw Failure{fmt::format("'{}' sent a notice, but is no known peer", notice.peer_name())};
     return std::move(*peer);
   }

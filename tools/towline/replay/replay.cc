@@ -1,6 +1,7 @@
 #include "replay/replay.h"
 
 #include <fmt/format.h>
+#include <towline/limits.h>
 
 #include <algorithm>
 #include <map>
@@ -33,8 +34,8 @@ void check_memory(const ReplayOptions& options, uint32_t largest_tokens) {
   };
   uint64_t wanted = side(setup.prefill_tp);
   if (options.role == Role::kBoth) wanted += side(setup.decode_tp);
-  const uint64_t available = available_memory_bytes();
-  if (available == 0 || wanted < available / 10 * 9) return;
+  const uint64_t available = towline_memory_available();
+  if (wanted < available / 10 * 9) return;
   throw Failure{
       fmt::format("the pools would take {}, and this machine has {} to give. The largest request has {} "
                   "tokens of {}: fewer --layers "
@@ -60,7 +61,8 @@ class Replay {
   void start() {
     std::vector<std::pair<std::string, std::string>> environment;
     if (!options_.faults.empty()) environment.emplace_back("TOWLINE_FAULTS", options_.faults);
-    const std::string elsewhere = options_.role == Role::kBoth ? "" : "*:0";
+    const std::string elsewhere =
+        options_.role == Role::kDecode ? own_address_towards("--connect", options_.connect) : "";
     const std::string listen = options_.listen.empty() ? elsewhere : options_.listen;
     const auto configuration = [&](uint32_t rank, const char* side, uint32_t ranks_before) {
       return json{{"setup", options_.setup},

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "units.h"
 
 namespace tool::replay {
 
@@ -15,10 +16,6 @@ using std::chrono::steady_clock;
 
 constexpr std::string_view kFile = "file:";
 constexpr std::string_view kObject = "s3://";
-
-double seconds_since(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
 
 }  // namespace
 

@@ -1,0 +1,30 @@
+// A journal is a file that anybody may have written: any text is read, and no piece is done that it does not
+// name. The first half of the inputs is taken as it is, the other as the lines of a journal of this copy.
+#include <cstdint>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "cp/journal.h"
+
+namespace {
+
+constexpr uint64_t kPieces = 10;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
+  const nlohmann::json copy = {{"towline_cp", 1}, {"bytes", 1000}};
+  const std::string text(reinterpret_cast<const char*>(data), bytes);
+  for (const std::string& journal : {text, copy.dump() + "\n" + text}) {
+    std::istringstream lines(journal);
+    const tool::cp::JournalText parsed = tool::cp::parse_journal(lines, copy, kPieces);
+    if (parsed.done.size() != kPieces) std::abort();
+    for (uint64_t piece = 0; piece < kPieces; ++piece) {
+      const bool named = journal.find(std::to_string(piece)) != std::string::npos;
+      if (parsed.done[piece] && (parsed.of_another || !named)) std::abort();
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,38 @@
+#include "replay/command.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "failure.h"
+
+namespace tool::replay {
+namespace {
+
+// The sentence that the command ends with before it does anything.
+std::string refusal(const std::string& arguments) {
+  CLI::App app;
+  CommonOptions common;
+  add_replay_command(app, common);
+  try {
+    app.parse("replay " + arguments);
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "none";
+}
+
+TEST(ReplayCommand, OptionsOfTheOtherSideAreRefused) {
+  for (const char* option : {"--trace t.jsonl", "--requests 3", "-n 3", "--seed 3", "--speed 2",
+                             "--model qwen3-32b", "--layers 2", "--dtype fp8", "--page-tokens 32",
+                             "--prefill-tp 2", "--op write", "--verify full", "--spill file:/tmp"}) {
+    const std::string text = refusal(std::string{"--role decode --connect 127.0.0.1:7700 "} + option);
+    EXPECT_NE(text.find("is decided by the prefill side"), std::string::npos) << option << ": " << text;
+  }
+  EXPECT_EQ(refusal("--role prefill --in-flight 4"),
+            "--in-flight is decided by the decode side: give it to --role decode");
+}
+
+}  // namespace
+}  // namespace tool::replay
