@@ -24,6 +24,12 @@ void expect_error(Status code, const std::string& words, Call&& call) {
   }
 }
 
+// "tcp.port_range" as part of a variable's name: "TCP_PORT_RANGE".
+std::string upper_of(std::string key) {
+  for (char& c : key) c = c == '.' ? '_' : static_cast<char>(std::toupper(c));
+  return key;
+}
+
 class BadInput : public ::testing::Test {
  protected:
   static constexpr uint64_t kBytes = 1 << 20;
@@ -86,6 +92,17 @@ TEST_F(BadInput, AgentsCheckTheirOptions) {
                [] { Agent agent("a", {.listen = "not an address"}); });
   expect_error(Status::kInvalidArgument, "log.level",
                [] { Agent agent("a", {.config = "log.level = \"loud\"\n"}); });
+  for (const char* setting :
+       {"tcp.sockets = 0", "tcp.user_timeout = \"soon\"", "tcp.listen = \"not an address\"",
+        "tcp.port_range = \"high\"", "tcp.checksum = \"maybe\"", "shm.paths = \"nonsense\"",
+        "memory.ring_bytes = 3", "posix.threads = \"many\"", "faults = \"nonsense\""}) {
+    const std::string key(setting, std::strcspn(setting, " "));
+    expect_error(Status::kInvalidArgument, "set by the program: " + key,
+                 [&] { Agent agent("a", {.config = setting}); });
+    setenv(("TOWLINE_" + upper_of(key)).c_str(), "not so", 1);
+    expect_error(Status::kInvalidArgument, "environment TOWLINE_" + upper_of(key), [] { Agent agent("a"); });
+    unsetenv(("TOWLINE_" + upper_of(key)).c_str());
+  }
   towline_agent_options_t options{};
   towline_agent_t* agent = nullptr;
   EXPECT_EQ(towline_agent_create("a", &options, &agent), TOWLINE_INVALID_ARGUMENT);

@@ -270,6 +270,21 @@ TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
   EXPECT_EQ(towline_transfer_replays(other.native(), nullptr), TOWLINE_INVALID_ARGUMENT);
 }
 
+TEST_F(CudaStreamsTest, AGateWhoseCopyWasRefusedIsNotUsedAgain) {
+  const Transfer move = make_move();
+  gpu("refuse behind gates", 1, 701);
+  EXPECT_EQ(post_on(move, stream_), Status::kIo);
+  stream("drain");
+  gpu("hold", 1);
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  move.cancel();
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 50ms), Status::kTimedOut) << "while the copy runs";
+  gpu("hold", 0);
+  EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  EXPECT_EQ(wait_on(move, stream_), Status::kOk) << last_error();
+}
+
 TEST_F(CudaStreamsTest, AnAgentThatEndsLeavesNothingToItsStreams) {
   const Transfer move = make_move();
   stream("hold", 1);

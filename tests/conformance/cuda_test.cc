@@ -156,15 +156,80 @@ TEST_F(CudaTest, AnAgentThatEndsWaitsForWhatItsGpuWrites) {
   letting_go.join();
 }
 
+// Both GPUs are this process's, and the memory is used as it lies.
+TEST_F(CudaTest, AnotherGpusMemoryIsReachedWhicheverWayItWasMade) {
+  const auto agent = [](const char* name) {
+    return Agent(name, {.listen = "none",
+                        .backends = "cuda",
+                        .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n",
+                        .default_timeout = 20s});
+  };
+  for (const char* made : {"make plain", "make mapped", "make pool", "make readable"}) {
+    gpu("reset");
+    gpu(made, reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size());
+    gpu("place", reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size(), 1);
+    stamp(left_memory_.data(), left_memory_.size(), 9);
+    std::memset(right_memory_.data(), 0, right_memory_.size());
+    const Agent one = agent("one");
+    const Agent two = agent("two");
+    const Region here = one.register_memory(vram(left_memory_));
+    const Region there = two.register_memory(vram(right_memory_, 1));
+    const Peer peer = one.add_peer(two.metadata());
+    const Transfer move = one.transfer(Op::write, one.block_list(pages(left_memory_)),
+                                       peer.block_list(pages(right_memory_, 1)));
+    EXPECT_EQ(run(move), Status::kOk) << made << ": " << last_error();
+    EXPECT_EQ(std::memcmp(left_memory_.data(), right_memory_.data(), right_memory_.size()), 0) << made;
+    const bool narrowed = std::string(made) == "make readable";
+    EXPECT_EQ(move.route().find("lets GPU 0 only read") != std::string::npos, narrowed) << move.route();
+  }
+}
+
+// The copy engine takes what was pinned in one piece.
+TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
+  constexpr uint64_t kBytes = 6 * kPage;
+  const Buffer host(4 * kBytes, false);
+  const Region there = right_->register_memory(vram(right_memory_));
+  for (const char* engine : {"copy_engine_bytes = \"1GiB\"\n", "copy_engine_bytes = \"4KiB\"\n"}) {
+    restart(engine);
+    const Peer peer = left_->add_peer(right_->metadata());
+    stamp(host.data(), host.size(), 8);
+    std::vector<Region> regions;
+    std::vector<Transfer> moves;
+    for (uint64_t i = 0; i < 3; ++i) {  // each begins and ends within a page
+      std::byte* const at = host.data() + 100 + i * kBytes;
+      regions.push_back(left_->register_memory(dram(at, kBytes)));
+      std::memset(right_memory_.data(), 0, right_memory_.size());
+      moves.push_back(
+          left_->transfer(Op::write, left_->block_list(Blocks::at(at, kBytes)),
+                          peer.block_list(Blocks::at(right_memory_.data(), kBytes, Kind::kVram))));
+      ASSERT_EQ(run(moves.back()), Status::kOk) << engine << i << ": " << last_error();
+      ASSERT_EQ(moves.back().route().find("have pinned a part"), std::string::npos) << moves.back().route();
+      ASSERT_EQ(std::memcmp(right_memory_.data(), at, kBytes), 0) << engine << i;
+    }
+    moves.erase(moves.begin());
+    regions.erase(regions.begin());  // the neighbour's page stays
+    EXPECT_EQ(run(moves.front()), Status::kOk) << last_error();
+  }
+}
+
 TEST_F(CudaTest, BadSettingsAreNamed) {
-  for (const auto& [setting, wanted] : {std::pair{"blocks = \"0\"\n", "cuda.blocks"},
-                                        {"gpu = \"x\"\n", "cuda.gpu"},
-                                        {"through_host = \"maybe\"\n", "cuda.through_host"},
-                                        {"pin = \"yes\"\n", "cuda.pin"},
-                                        {"host_threads = \"-1\"\n", "cuda.host_threads"},
-                                        {"copy_engine_bytes = \"many\"\n", "cuda.copy_engine_bytes"}}) {
-    const Agent agent("agent", options(setting));
-    EXPECT_NE(agent.info().find(wanted), std::string::npos) << agent.info();
+  for (const auto& [setting, wanted] :
+       {std::pair{"blocks = \"0\"\n", "cuda.blocks"},
+        {"gpu = \"x\"\n", "cuda.gpu"},
+        {"through_host = \"maybe\"\n", "cuda.through_host"},
+        {"pin = \"yes\"\n", "cuda.pin"},
+        {"beside = \"me\"\n", "cuda.beside"},
+        {"reserved_sms = \"-8\"\n", "cuda.reserved_sms"},
+        {"reserved_sms = \"8\"\napplication_sms = \"120\"\n", "cuda.application_sms"},
+        {"host_threads = \"-1\"\n", "cuda.host_threads"},
+        {"copy_engine_bytes = \"many\"\n", "cuda.copy_engine_bytes"}}) {
+    try {
+      const Agent agent("agent", options(setting));
+      ADD_FAILURE() << setting << "was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
+    }
   }
 }
 

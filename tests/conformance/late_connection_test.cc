@@ -21,7 +21,7 @@ struct Pair {
 
   explicit Pair(const char* backends)
       : here("here", {.workers = 2, .listen = "none", .backends = backends, .config = kConfig}),
-        there("there", {.workers = 2, .listen = "none", .backends = backends, .config = kConfig}),
+        there("there", {.workers = 2, .listen = "127.0.0.1:0", .backends = backends, .config = kConfig}),
         mine(kBytes, std::byte{1}),
         theirs(kBytes, std::byte{2}),
         my_region(here.register_memory(dram(mine.data(), mine.size()))),

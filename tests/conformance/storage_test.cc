@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 namespace towline::conformance {
@@ -148,6 +149,51 @@ TEST_P(StorageTest, SmallPagesOfTwoFilesAreThoseOfTheFilesThatAreOpen) {
       }
     }
   }
+}
+
+// The kernel's table of descriptors has room for 1,024: a transfer that found none in it must not make room
+// for another's file.
+TEST_P(StorageTest, MoreFilesThanTheKernelsTableHoldsAreNotMistakenForOneAnother) {
+  FILES_ONLY("they are in no table");
+  constexpr uint64_t kPage = 512;
+  constexpr uint64_t kPages = 8;
+  constexpr size_t kTable = 1024;
+  struct Reading {
+    Region file;
+    Transfer transfer;
+  };
+  const auto prepare = [&](const Region& file) {
+    return agent_->transfer(Op::read, agent_->block_list(blocks_of(memory_.data(), kPages * kPage, kPage)),
+                            agent_->block_list(storage_blocks(file, 0, kPage).repeat(kPages, 2 * kPage)));
+  };
+  const auto make = [&](const std::string& name, uint64_t seed) {
+    make_file(name, 2 * kPages * kPage, seed);
+    return open(name);
+  };
+  const auto expect = [&](const Transfer& transfer, uint64_t seed) {
+    std::memset(memory_.data(), 0, kPages * kPage);
+    ASSERT_EQ(run(transfer), Status::kOk);
+    for (uint64_t i = 0; i < kPages; ++i)
+      ASSERT_EQ(first_difference(memory_.data() + i * kPage, kPage, seed, 2 * i * kPage), kPage) << i;
+  };
+  std::vector<Reading> full;
+  for (size_t i = 0; i < kTable; ++i) {
+    Region file = make("full" + std::to_string(i), 1000 + i);
+    Transfer transfer = prepare(file);
+    full.push_back({std::move(file), std::move(transfer)});
+  }
+  const Region late = make("late", 1);
+  std::optional<Transfer> without_room = prepare(late);
+  expect(*without_room, 1);
+  full.pop_back();
+  const Transfer with_room = prepare(late);
+  expect(with_room, 1);
+  without_room.reset();
+  const Region other = make("other", 2);
+  const Transfer of_other = prepare(other);
+  expect(of_other, 2);
+  expect(with_room, 1);
+  for (size_t i = 0; i < full.size(); i += 100) expect(full[i].transfer, 1000 + i);
 }
 
 TEST_P(StorageTest, ReadingMovesNoAccessTime) {

@@ -431,7 +431,7 @@ TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
   for (int round = 0; round < 6; ++round) {
     auto owner = std::make_unique<Agent>(
         "owner",
-        AgentOptions{.listen = "none", .backends = GetParam().backends, .config = GetParam().config});
+        AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
     const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
     Region region = owner->register_memory(view(memory.data(), memory.size()));
     const Peer peer = left_->add_peer(owner->metadata());

@@ -21,8 +21,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr uint64_t kBlock = 1 << 18;
-constexpr uint64_t kBlocks = kVictimBytes / kBlock;
+constexpr uint64_t kStagedBlock = 1 << 18;
+constexpr uint64_t kBlocks = kVictimBytes / kStagedBlock;
 
 // Every word tells where it belongs.
 void stamp(Memory& memory) {
@@ -30,8 +30,8 @@ void stamp(Memory& memory) {
   for (uint64_t i = 0; i < memory.size() / 8; ++i) words[i] = i * 0x9e3779b97f4a7c15ULL + 1;
 }
 bool stamped(const uint64_t* words, uint64_t block) {
-  for (uint64_t i = 0; i < kBlock / 8; ++i) {
-    if (words[i] != (block * (kBlock / 8) + i) * 0x9e3779b97f4a7c15ULL + 1) return false;
+  for (uint64_t i = 0; i < kStagedBlock / 8; ++i) {
+    if (words[i] != (block * (kStagedBlock / 8) + i) * 0x9e3779b97f4a7c15ULL + 1) return false;
   }
   return true;
 }
@@ -50,20 +50,22 @@ class Stager {
   }
 
   [[nodiscard]] BlockList theirs(const Peer& peer, const Victim& victim) const {
-    return peer.block_list(blocks_of(reinterpret_cast<const void*>(victim.memory()), kVictimBytes, kBlock));
+    return peer.block_list(
+        blocks_of(reinterpret_cast<const void*>(victim.memory()), kVictimBytes, kStagedBlock));
   }
   [[nodiscard]] BlockList in_file(const Region& file) const {
-    return agent_.block_list(storage_blocks(file, 0, kBlock).repeat(kBlocks, kBlock));
+    return agent_.block_list(storage_blocks(file, 0, kStagedBlock).repeat(kBlocks, kStagedBlock));
   }
   void fill(const Peer& peer, const Victim& victim) const {
-    const Transfer give = agent_.transfer(
-        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kBlock)), theirs(peer, victim));
+    const Transfer give =
+        agent_.transfer(Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)),
+                        theirs(peer, victim));
     const Status posted = give.post();
     ASSERT_EQ(posted == Status::kInProgress ? give.wait(60s) : posted, Status::kOk);
   }
   void fill(const Region& file) const {
     const Transfer give = agent_.transfer(
-        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kBlock)), in_file(file));
+        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)), in_file(file));
     const Status posted = give.post();
     ASSERT_EQ(posted == Status::kInProgress ? give.wait(60s) : posted, Status::kOk);
   }
@@ -95,19 +97,19 @@ std::vector<bool> failed_blocks(const Result& result) {
 void expect_rest_in_file(const std::string& path, const Result& result) {
   const std::vector<bool> failed = failed_blocks(result);
   std::ifstream file(path, std::ios::binary);
-  std::vector<uint64_t> words(kBlock / 8);
+  std::vector<uint64_t> words(kStagedBlock / 8);
   uint64_t good = 0;
   for (uint64_t block = 0; block < kBlocks; ++block) {
     if (failed[block]) continue;
     ++good;
-    file.seekg(static_cast<std::streamoff>(block * kBlock));
-    file.read(reinterpret_cast<char*>(words.data()), kBlock);
+    file.seekg(static_cast<std::streamoff>(block * kStagedBlock));
+    file.read(reinterpret_cast<char*>(words.data()), kStagedBlock);
     ASSERT_TRUE(file.good() && stamped(words.data(), block))
         << "block " << block << " is not named as failed";
   }
   EXPECT_GT(good, 0u);
   EXPECT_LT(good, kBlocks);
-  EXPECT_GE(result.bytes, good * kBlock);
+  EXPECT_GE(result.bytes, good * kStagedBlock);
 }
 
 class StagingFaults : public ::testing::TestWithParam<const char*> {};

@@ -77,11 +77,12 @@ int read_file(const char*, char* buffer, size_t size, off_t offset, fuse_file_in
 
 int write_file(const char*, const char* buffer, size_t size, off_t offset, fuse_file_info*) {
   const Served& disk = served();
-  if (disk.faults->writes_hang != 0) {
-    ++disk.faults->hanging;
-    while (disk.faults->writes_hang != 0) std::this_thread::yield();
+  BadDisk::Faults& faults = *disk.faults;
+  if (faults.writes_hang != 0 && overlap(faults.writes_hang_begin, faults.writes_hang_end, offset, size)) {
+    ++faults.hanging;
+    while (faults.writes_hang != 0) std::this_thread::yield();
   }
-  if (overlap(disk.faults->write_begin, disk.faults->write_end, offset, size)) return -EIO;
+  if (overlap(faults.write_begin, faults.write_end, offset, size)) return -EIO;
   const auto at = static_cast<uint64_t>(offset);
   if (at >= disk.size) return -ENOSPC;
   const size_t count = std::min<uint64_t>(size, disk.size - at);

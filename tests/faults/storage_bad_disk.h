@@ -21,6 +21,8 @@ class BadDisk {
     std::atomic<uint32_t> sync_fails{0};
     std::atomic<uint32_t> reads_hang{0};  // until it is 0 again
     std::atomic<uint32_t> writes_hang{0};
+    std::atomic<uint64_t> writes_hang_begin{0};  // those of any byte of this stretch
+    std::atomic<uint64_t> writes_hang_end{UINT64_MAX};
     std::atomic<uint32_t> hanging{0};  // how many have hung
   };
 

@@ -146,6 +146,70 @@ TEST(StorageDevices, AnErrorOfTheDeviceNamesItsBlocksAndNoOthers) {
   });
 }
 
+// Four threads write a staged chunk, a quarter each: two to a bad disk, where one hangs and the other waits
+// for it, two elsewhere, which finish. Then the second one fails, and the first leaves the rest of its
+// quarter: all of that must be named.
+TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
+  constexpr uint64_t kPieces = 32;  // in each file; in memory one behind the other, here every other one
+  const Folder folder, mount;
+  BadDisk disk(mount.path(), 2 * kPieces * kBlock);
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  const Agent owner("owner", {.listen = "127.0.0.1:0"});
+  AgentOptions options = quiet(
+      "[posix]\nengine = \"threads\"\nthreads = 4\n"
+      "[staging]\nchunk = \"4MiB\"\ndepth = 2\nbytes = \"8MiB\"\n");
+  options.listen = "127.0.0.1:0";
+  const Agent agent("stager", options);
+  std::vector<std::byte> memory(2 * kPieces * kBlock);
+  for (uint64_t i = 0; i < memory.size(); ++i) memory[i] = std::byte(i / kBlock + 1);
+  const Region region = owner.register_memory(dram(memory.data(), memory.size()));
+  const Peer peer = agent.add_peer(owner.metadata());
+  const std::string paths[] = {disk.file(), folder / "healthy"};
+  std::vector<Region> files;
+  std::vector<Blocks> blocks;
+  for (const std::string& path : paths) {
+    files.push_back(register_storage(
+        agent, "file:" + path,
+        {.access = Access::kAll, .create = true, .direct = true, .bytes = 2 * kPieces * kBlock}));
+    blocks.push_back(storage_blocks(files.back(), 0, kBlock).repeat(kPieces, 2 * kBlock));
+  }
+  const auto is_there = [&](uint64_t piece) {
+    const int fd = ::open(paths[piece / kPieces].c_str(), O_RDONLY | O_CLOEXEC);
+    std::byte found{};
+    const ssize_t got = ::pread(fd, &found, 1, static_cast<off_t>(2 * (piece % kPieces) * kBlock));
+    ::close(fd);
+    return got == 1 && found == std::byte(piece + 1);
+  };
+  const Transfer save = agent.transfer(Op::read, agent.block_list(blocks),
+                                       peer.block_list(blocks_of(memory.data(), memory.size(), kBlock)));
+  BadDisk::Faults& faults = disk.faults();
+  constexpr uint64_t kBad = 16;  // the first of the second quarter
+  faults.write_begin = 2 * kBad * kBlock;
+  faults.write_end = faults.write_begin + 1;
+  faults.writes_hang_end = 1;
+  faults.writes_hang = 1;
+  ASSERT_EQ(save.post(), Status::kInProgress);
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  const auto finished = [&] { return is_there(47) && is_there(63) && faults.hanging != 0; };
+  while (!finished() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  ASSERT_TRUE(finished());
+  faults.writes_hang = 0;
+  EXPECT_EQ(save.wait(60s), Status::kIo);
+  ASSERT_EQ(save.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  std::vector<bool> named(2 * kPieces);
+  const Result result = save.result();
+  for (const auto& range : result.failures()) {
+    for (uint64_t piece = range.first; piece < range.first + range.count; ++piece) named.at(piece) = true;
+  }
+  EXPECT_TRUE(named[kBad]);
+  uint64_t there = 0;
+  for (uint64_t piece = 0; piece < named.size(); ++piece) {
+    EXPECT_TRUE(named[piece] || is_there(piece)) << "piece " << piece << " is neither there nor named";
+    there += named[piece] ? 0 : 1;
+  }
+  EXPECT_EQ(result.bytes, there * kBlock);
+}
+
 TEST(StorageDevices, WhatCanNotBeMadeDurableIsAnError) {
   const Folder folder, mount;
   BadDisk disk(mount.path(), kBytes);

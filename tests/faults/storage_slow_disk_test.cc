@@ -12,14 +12,14 @@
 namespace towline::faults {
 namespace {
 
-constexpr uint64_t kBytes = 2 << 20;
+constexpr uint64_t kSlowBytes = 2 << 20;
 
 TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   const Folder folder, mount;
-  BadDisk disk(mount.path(), kBytes);
+  BadDisk disk(mount.path(), kSlowBytes);
   if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
-  Memory memory(kBytes), mine(kBytes);
-  support::stamp_bytes(memory.data(), kBytes, 1);
+  Memory memory(kSlowBytes), mine(kSlowBytes);
+  support::stamp_bytes(memory.data(), kSlowBytes, 1);
   const Agent owner("owner", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Region theirs = owner.register_memory(dram(memory));
   const Agent agent("stager", {.listen = "none",
@@ -27,14 +27,14 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
                                .config = "[staging]\nchunk = \"64KiB\"\ndepth = 2\nbytes = \"256KiB\"\n"});
   const Region ours = agent.register_memory(dram(mine));
   const Peer peer = agent.connect(owner.address());
-  const BlockList there = peer.block_list(blocks_of(memory.data(), kBytes, 4096));
+  const BlockList there = peer.block_list(blocks_of(memory.data(), kSlowBytes, 4096));
   const auto save_to = [&](const Region& file) {
-    return agent.transfer(Op::read, agent.block_list(storage_blocks(file, 0, kBytes)), there);
+    return agent.transfer(Op::read, agent.block_list(storage_blocks(file, 0, kSlowBytes)), there);
   };
   const Region slow =
       register_storage(agent, "file:" + disk.file(), {.access = Access::kAll, .direct = true});
   const Region quick = register_storage(agent, "file:" + (folder / "quick"),
-                                        {.access = Access::kAll, .create = true, .bytes = kBytes});
+                                        {.access = Access::kAll, .create = true, .bytes = kSlowBytes});
   const Transfer save = save_to(slow);
   disk.faults().writes_hang = 1;
   ASSERT_EQ(save.post(), Status::kInProgress);
@@ -42,20 +42,20 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   while (disk.faults().hanging == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   ASSERT_GT(disk.faults().hanging, 0u);
   // Beside it: from the same peer to memory and to another file.
-  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kBytes, 4096)), there)),
+  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)), there)),
             Status::kOk);
-  EXPECT_EQ(support::first_difference(mine.data(), kBytes, 1), kBytes);
+  EXPECT_EQ(support::first_difference(mine.data(), kSlowBytes, 1), kSlowBytes);
   EXPECT_EQ(run(save_to(quick)), Status::kOk);
   EXPECT_EQ(save.poll(), Status::kInProgress);
   EXPECT_EQ(save.result().bytes, 0u) << "nothing has been stored yet";
   disk.faults().writes_hang = 0;
   ASSERT_EQ(save.wait(60s), Status::kOk);
-  EXPECT_EQ(save.result().bytes, kBytes);
-  std::memset(mine.data(), 0, kBytes);
-  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kBytes, 4096)),
-                               agent.block_list(storage_blocks(slow, 0, kBytes)))),
+  EXPECT_EQ(save.result().bytes, kSlowBytes);
+  std::memset(mine.data(), 0, kSlowBytes);
+  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)),
+                               agent.block_list(storage_blocks(slow, 0, kSlowBytes)))),
             Status::kOk);
-  EXPECT_EQ(support::first_difference(mine.data(), kBytes, 1), kBytes);
+  EXPECT_EQ(support::first_difference(mine.data(), kSlowBytes, 1), kSlowBytes);
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ int run_victim(int argc, char** argv) {
       Notice notice;
       while (!stop.load()) {
         if (agent.wait(50ms) != Status::kOk || agent.receive(notice) != Status::kOk) continue;
-        if (auto peer = agent.find_peer(std::string(notice.peer_name()))) (void)peer->send(notice.text());
+        if (auto peer = agent.find_peer(std::string(notice.peer_incarnation())))
+          (void)peer->send(notice.text());
       }
     });
     char byte = 0;

@@ -66,6 +66,14 @@ GpuMemory::GpuMemory(Cuda& cuda, uint32_t gpu, uint64_t bytes, Sort sort)
     address_ = pointer;
     return;
   }
+  if (sort == Sort::kPool) {
+    const auto allocate =
+        api.library.symbol<Result (*)(Pointer*, size_t, cuda::driver::Stream)>("cuMemAllocAsync");
+    api.check(allocate(&pointer, bytes, nullptr), "cuMemAllocAsync");
+    api.check(api.stream_synchronize(nullptr), "cuMemAllocAsync");
+    address_ = pointer;
+    return;
+  }
   const AllocationProperties properties{
       1, cuda::driver::kHandlePosixFd, {1, static_cast<int>(gpu)}, nullptr, {}};
   const auto create =
@@ -76,15 +84,16 @@ GpuMemory::GpuMemory(Cuda& cuda, uint32_t gpu, uint64_t bytes, Sort sort)
   api.check(api.vmm_reserve(&pointer, bytes, 0, 0, 0), "cuMemAddressReserve");
   api.check(api.vmm_map(pointer, bytes, 0, handle, 0), "cuMemMap");
   api.vmm_release(handle);
+  address_ = pointer;
+  if (sort == Sort::kVmmClosed) return;
   const cuda::driver::AccessDescriptor access{{1, static_cast<int>(gpu)}, 3};
   api.check(api.vmm_set_access(pointer, bytes, &access, 1), "cuMemSetAccess");
-  address_ = pointer;
 }
 
 GpuMemory::~GpuMemory() {
   const auto& api = cuda_.api();
   cuda_.use(gpu_);
-  if (sort_ == Sort::kPlain) {
+  if (sort_ == Sort::kPlain || sort_ == Sort::kPool) {
     api.memory_free(address_);
     return;
   }

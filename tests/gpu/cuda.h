@@ -54,7 +54,8 @@ class Stream {
   struct Executable* executable_ = nullptr;
 };
 
-enum class Sort { kPlain, kVmm };  // cudaMalloc; cuMemCreate with a POSIX handle
+// cudaMalloc; cuMemCreate with a POSIX handle; the same that no GPU has access to yet; cudaMallocAsync
+enum class Sort { kPlain, kVmm, kVmmClosed, kPool };
 
 class GpuMemory {
  public:

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <random>
 
 #include "gpu/gpu_fixture.h"
 
@@ -158,6 +160,92 @@ TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
   const std::vector<uint8_t> now = right.get();
   for (uint64_t i = 0; i < 256; ++i)
     ASSERT_EQ(std::memcmp(now.data() + i * 131072, sent.data() + i * 65536, 65536), 0) << i;
+}
+
+// On one GPU, memory that the application has mapped without giving the GPU access stands for another GPU's.
+TEST_F(Gpu, MemoryOfThisProcessIsReachedWhicheverWayItWasMade) {
+  for (const Sort sort : {Sort::kPlain, Sort::kVmm, Sort::kVmmClosed, Sort::kPool}) {
+    GpuMemory left(*cuda_, 0, kBytes, Sort::kPlain);
+    GpuMemory right(*cuda_, other_, kBytes, sort);
+    left.put(stamped(kBytes, 3));
+    const Agent one("one", over_cuda());
+    const Agent two("two", over_cuda());
+    const Region region = one.register_memory(view(left));
+    const Region target = two.register_memory(view(right));
+    const Peer peer = one.add_peer(two.metadata());
+    const Transfer move =
+        one.transfer(Op::write, one.block_list(at(left.address(), 65536, 0).repeat(kBytes / 65536, 65536)),
+                     peer.block_list(at(right.address(), 65536, other_).repeat(kBytes / 65536, 65536)));
+    ASSERT_EQ(run(move), Status::kOk) << static_cast<int>(sort) << ": " << last_error();
+    EXPECT_EQ(move.route().find("through_host_memory\": {"), std::string::npos) << move.route();
+    if (sort == Sort::kVmmClosed && other_ != 0) continue;  // the GPU that it is on still has no access
+    EXPECT_TRUE(right.get() == stamped(kBytes, 3)) << static_cast<int>(sort);
+  }
+}
+
+// Gathered in a few blocks and sent by the copy engine, on multiprocessors of its own and on any.
+TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
+  GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
+  const std::vector<uint8_t> sent = stamped(kBytes, 8);
+  memory.put(sent);
+  std::mt19937 random(3);
+  for (const char* settings : {"beside = \"model\"\n", "beside = \"model\"\nreserved_sms = \"8\"\n"}) {
+    const Agent one("one", over_cuda(std::string("[cuda]\npin = \"first\"\n") + settings));
+    const Agent two("two", over_cuda("[cuda]\npin = \"first\"\n"));
+    const Region region = one.register_memory(view(memory));
+    std::vector<std::byte> host(kBytes + 100);
+    const Region target = two.register_memory(dram(host.data() + 100, kBytes));
+    const Peer peer = one.add_peer(two.metadata());
+    for (const uint64_t page : {1000, 4096, 32768}) {
+      const auto count = static_cast<uint32_t>(kBytes / page);
+      const auto run_pages = static_cast<uint32_t>((uint64_t{1} << 20) / page);
+      std::vector<uint32_t> from(count);
+      std::iota(from.begin(), from.end(), 0u);
+      std::shuffle(from.begin(), from.end(), random);
+      std::vector<uint32_t> to;
+      for (uint32_t r = count / run_pages; r-- > 0;)
+        for (uint32_t i = 0; i < run_pages; ++i) to.push_back(r * run_pages + i);
+      from.resize(to.size());
+      std::memset(host.data(), 0, host.size());
+      const Transfer move =
+          one.transfer(Op::write, one.block_list(at(memory.address(), page, 0).repeat(count, page)), from,
+                       peer.block_list(Blocks::at(host.data() + 100, page).repeat(count, page)), to);
+      for (int post = 0; post < 3; ++post) ASSERT_EQ(run(move), Status::kOk) << settings << last_error();
+      for (size_t i = 0; i < to.size(); ++i)
+        ASSERT_EQ(std::memcmp(host.data() + 100 + to[i] * page, sent.data() + from[i] * page, page), 0)
+            << settings << page;
+      EXPECT_NE(move.route().find("\"gathered\""), std::string::npos) << move.route();
+      const bool reserved = std::string(settings).find("reserved") != std::string::npos;
+      EXPECT_EQ(move.route().find("\"reserved_sms\":8") != std::string::npos, reserved) << move.route();
+    }
+  }
+}
+
+// Pinned by this process, each beginning and ending within a page; by the kernel and by the copy engine.
+TEST_F(Gpu, RegionsThatShareAPageAreBothPinnedAndMoved) {
+  constexpr uint64_t kPart = kBytes / 4;
+  GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
+  std::vector<std::byte> host(kBytes);
+  const std::vector<uint8_t> sent = stamped(kBytes, 4);
+  std::memcpy(host.data(), sent.data(), kBytes);
+  for (const char* engine : {"1GiB", "64KiB"}) {
+    const Agent one(
+        "one", over_cuda(std::string("[cuda]\npin = \"first\"\ncopy_engine_bytes = \"") + engine + "\"\n"));
+    const Agent two("two", over_cuda());
+    const Region target = two.register_memory(view(memory));
+    const Peer peer = one.add_peer(two.metadata());
+    std::vector<Region> regions;
+    for (uint64_t i = 0; i < 3; ++i) {
+      std::byte* const begin = host.data() + 100 + i * kPart;
+      memory.put(std::vector<uint8_t>(kBytes));
+      regions.push_back(one.register_memory(dram(begin, kPart)));
+      const Transfer move = one.transfer(Op::write, one.block_list(Blocks::at(begin, kPart)),
+                                         peer.block_list(at(memory.address(), kPart, 0)));
+      ASSERT_EQ(run(move), Status::kOk) << engine << i << ": " << last_error();
+      EXPECT_EQ(move.route().find("have pinned a part"), std::string::npos) << move.route();
+      EXPECT_EQ(std::memcmp(memory.get().data(), begin, kPart), 0) << engine << i;
+    }
+  }
 }
 
 // Each agent's memory is cut into as many parts as there are GPUs: part i is written by agent i, its own is

@@ -14,6 +14,6 @@ python=$venv/bin/python
 "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
   "$root/bindings/python" "$root/compat/torchcomms"
 run() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
-run "$root/bindings/python/tests/test_torch_distributed.py" "$@"
-TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/test_torch_distributed.py" "$@" # as torch before 2.15 has it
+run "$root/bindings/python/tests/"test_torch_*.py "$@"
+TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/"test_torch_*.py "$@" # as torch before 2.15 has it
 run "$root/compat/torchcomms/tests" "$@"

@@ -149,7 +149,8 @@ class Simulation {
   void settle(Move& move) {
     const int32_t status = towline_transfer_poll(move.transfer);
     if (status == TOWLINE_IN_PROGRESS) {
-      EXPECT_LT(clock_.now_ns(), move.posted_at_ns + 10 * kSecondNs) << "no outcome by the deadline";
+      EXPECT_LT(clock_.now_ns(), move.posted_at_ns + testing::kLatestOutcomeNs)
+          << "no outcome by the deadline";
       return;
     }
     move.in_flight = false;

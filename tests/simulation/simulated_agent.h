@@ -19,6 +19,11 @@ class SteppingClock final : public Clock {
   mutable std::atomic<uint64_t> now_ns_{kSecondNs};
 };
 
+// The default deadline of simulated transfers, and when an outcome is there at the latest: time passes by being looked
+// at, so the pass that sees the deadline takes some of it.
+inline constexpr uint64_t kTimeoutNs = 50 * kMillisecondNs;
+inline constexpr uint64_t kLatestOutcomeNs = kTimeoutNs + 2 * kMillisecondNs;
+
 // Driven by the caller, over framed in-process connections, with short times to notice a loss.
 inline AgentOptions simulated_agent(std::string name, const Clock* clock) {
   AgentOptions options;
@@ -27,7 +32,7 @@ inline AgentOptions simulated_agent(std::string name, const Clock* clock) {
   options.listen = "none";
   options.backends = {"memory"};
   options.clock = clock;
-  options.default_timeout_ns = 50 * kMillisecondNs;
+  options.default_timeout_ns = kTimeoutNs;
   options.config.set("memory.framed", "true");
   options.config.set("peer.heartbeat", "20ms");
   options.config.set("peer.suspect", "60ms");

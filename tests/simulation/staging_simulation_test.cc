@@ -23,9 +23,9 @@ namespace {
 
 constexpr uint64_t kFileBlock = 1000;  // no divisor of a chunk
 constexpr uint64_t kBlocksEach = 50;
-constexpr uint64_t kMoves = 4;
+constexpr uint64_t kStagedMoves = 4;
 constexpr uint64_t kBytesEach = kFileBlock * kBlocksEach;
-constexpr uint64_t kBytes = kBytesEach * kMoves;
+constexpr uint64_t kBytes = kBytesEach * kStagedMoves;
 
 struct StagedMove {
   towline_transfer_t* transfer = nullptr;
@@ -71,7 +71,7 @@ class StagingRun {
   }
 
   void run(uint32_t steps) {
-    for (uint64_t i = 0; i < kMoves; ++i) make_move(i);
+    for (uint64_t i = 0; i < kStagedMoves; ++i) make_move(i);
     for (uint32_t step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
       if (random_.below(4) == 0 && !moves_.empty()) touch(moves_[random_.below(moves_.size())]);
       drive();
@@ -152,7 +152,8 @@ class StagingRun {
   void settle(StagedMove& move) {
     const int32_t status = towline_transfer_poll(move.transfer);
     if (status == TOWLINE_IN_PROGRESS) {
-      EXPECT_LT(clock_.now_ns(), move.posted_at_ns + 10 * kSecondNs) << "no outcome by the deadline";
+      EXPECT_LT(clock_.now_ns(), move.posted_at_ns + testing::kLatestOutcomeNs)
+          << "no outcome by the deadline";
       return;
     }
     // The ranges are complete once the fence is there.

@@ -1,5 +1,7 @@
 // Servers that are no etcd, or a broken one: what they send ends in a status by the deadline, and never in
 // more.
+#include <optional>
+
 #include "support.h"
 
 namespace towline::interop {
@@ -135,6 +137,29 @@ TEST(EtcdGarbage, ACreateWhoseAnswerWasLostIsStillOurs) {
   EXPECT_EQ(directory.put("k", "ours", {.create = true}).wait(), Status::kOk);
   asked = 0;
   EXPECT_EQ(directory.put("k", "others", {.create = true}).wait(), Status::kAlreadyExists);
+}
+
+// The server holds a put's answer back until it is asked to take the lease back, which it never answers.
+TEST(EtcdGarbage, ADirectoryThatWasClosedTakesNoNoticeOfALateAnswer) {
+  std::atomic<bool> putting{false};
+  std::atomic<bool> revoking{false};
+  const FakeServer server([&](const std::string& path, const std::string&) {
+    if (path == "/v3/lease/grant") return FakeServer::http(200, object(R"(, "ID": "7", "TTL": "60")"));
+    if (path == "/v3/lease/revoke") {
+      revoking = true;
+      return FakeServer::Answer{"", false, true};
+    }
+    putting = true;
+    (void)eventually([&] { return revoking.load(); });
+    return FakeServer::http(200, object(""));
+  });
+  const Agent agent = make_agent("a");
+  std::optional<Directory> directory(std::in_place, agent, "etcd://" + server.address());
+  const DirectoryCall put = directory->put("key", "value", {.leased = true});
+  ASSERT_TRUE(eventually([&] { return putting.load(); }));
+  directory.reset();
+  EXPECT_EQ(put.wait(), Status::kClosed);
+  EXPECT_TRUE(revoking.load());
 }
 
 }  // namespace

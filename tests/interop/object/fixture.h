@@ -18,6 +18,8 @@
 
 namespace towline::interop {
 
+inline constexpr uint64_t kMib = 1 << 20;
+
 using namespace std::chrono_literals;
 using support::first_difference;
 using support::free_port;

@@ -185,6 +185,49 @@ TEST_F(ObjectCredentials, WhatHasExpiredIsRenewedWhereTheSourceCan) {
   EXPECT_EQ(always.seen()[0].headers.at("x-amz-security-token"), "old");
 }
 
+// Whoever logs in again puts the keys of the new session into the file.
+TEST_F(ObjectCredentials, AProfileWhoseKeysHaveExpiredIsReadAnew) {
+  Proxy proxy(server_->port(), [](const Request& request) -> Fault {
+    const bool expired = request.headers.at("authorization").find("Credential=expired/") != std::string::npos;
+    return {.answer = expired ? Proxy::s3_error(400, "ExpiredToken") : ""};
+  });
+  const auto profile = [&](const std::string& access, const std::string& secret) {
+    return write_file(
+        "session", "[default]\naws_access_key_id = " + access + "\naws_secret_access_key = " + secret + "\n");
+  };
+  const Variables files(
+      std::map<std::string, std::string>{{"AWS_SHARED_CREDENTIALS_FILE", profile("expired", "expired")}});
+  make_object("credited", 1000, 1);
+  const Agent agent("session", options_for(bare(proxy.url())));
+  const auto [status, text] = refusal(agent, "s3://bucket/credited");
+  EXPECT_EQ(status, Status::kPermissionDenied) << text;
+  EXPECT_NE(text.find("ExpiredToken"), std::string::npos) << text;
+  (void)profile(kAccessKey, kSecretKey);
+  EXPECT_EQ(refusal(agent, "s3://bucket/credited"), (std::pair<Status, std::string>{}));
+}
+
+TEST_F(ObjectCredentials, AskingTheMachinesCloudForThemIsSaidWhereNobodyHasNamedIt) {
+  const Proxy metadata(0, [](const Request&) -> Fault { return {.answer = Proxy::http(404, "")}; });
+  const Variables on(std::map<std::string, std::string>{{"AWS_EC2_METADATA_DISABLED", "false"}});
+  const std::string where = "metadata_endpoint = \"" + metadata.url() + "\"\n";
+  const auto said = [&](const std::string& settings) {
+    ::testing::internal::CaptureStderr();
+    {
+      const Agent agent("asking", options_for(bare(server_->url(), where + settings)));
+      for (int i = 0; i < 2; ++i)
+        EXPECT_EQ(refusal(agent, "s3://bucket/key").first, Status::kPermissionDenied);
+    }
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    size_t count = 0;
+    for (size_t at = 0;
+         (at = text.find("cloud is asked for them at " + metadata.url(), at)) != std::string::npos; ++at)
+      ++count;
+    return count;
+  };
+  EXPECT_EQ(said(""), 1u);
+  EXPECT_EQ(said("credentials = \"instance\"\n"), 0u);
+}
+
 TEST_F(ObjectCredentials, WhereThereAreNoneEverySourceIsNamed) {
   const Agent agent("nobody", options_for(bare(server_->url())));
   const auto [status, text] = refusal(agent, "s3://bucket/key");
@@ -217,8 +260,13 @@ TEST_F(ObjectCredentials, BadSettingsAreNamed) {
                                         {"checksum = \"md5\"", "crc32c, sha256, none"},
                                         {"stall_timeout = \"5\"", "object.stall_timeout"},
                                         {"secret_key_file = \"/nonexistent\"", "can't be read"}}) {
-    const Agent agent("wrong", options_for("plugins = \"object\"\n[object]\n" + setting + "\n"));
-    EXPECT_NE(agent.info().find(wanted), std::string::npos) << setting << "\n" << agent.info();
+    try {
+      const Agent agent("wrong", options_for("plugins = \"object\"\n[object]\n" + setting + "\n"));
+      ADD_FAILURE() << setting << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << setting << "\n" << error.what();
+    }
   }
 }
 

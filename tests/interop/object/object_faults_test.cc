@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -13,8 +14,6 @@
 
 namespace towline::interop {
 namespace {
-
-constexpr uint64_t kMib = 1 << 20;
 
 class ObjectFaults : public ObjectTest {
  protected:
@@ -333,6 +332,96 @@ TEST_F(ObjectFaults, AnObjectReplacedWhileItIsReadIsStale) {
     return {};
   });
   EXPECT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kStale);
+}
+
+// One post is of one version, however many jobs it takes: here one for each worker.
+TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
+  constexpr uint64_t kBytes = 12 * kMib;
+  make_object("shared", kBytes, 12);
+  Proxy proxy(server_->port());
+  AgentOptions options =
+      options_for(config_for(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\nthreads = 1\n"));
+  options.workers = 3;
+  const Agent agent("sharing", options);
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region object = register_storage(agent, "s3://bucket/shared");
+  const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
+                                       agent.block_list(storage_blocks(object, 0, kBytes)), {.threads = 3});
+  std::atomic<int> reads{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "GET" && reads++ == 1) make_object("shared", kBytes, 13);
+    return {};
+  });
+  EXPECT_EQ(run(read), Status::kStale);
+  ASSERT_EQ(read.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  const std::vector<Request> seen = proxy.seen();
+  EXPECT_TRUE(std::any_of(seen.begin(), seen.end(), [](const Request& request) {
+    return request.headers.contains("if-match");
+  })) << "the server can tell before it sends anything";
+  ASSERT_EQ(run(read), Status::kOk) << "the next post is of the new one";
+  EXPECT_EQ(first_difference(memory_.data(), kBytes, 13), kBytes);
+}
+
+// A load into a peer's memory, through an agent of this process: chunks of 1 MiB, each a job.
+class ObjectChunks : public ObjectFaults {
+ protected:
+  static constexpr uint64_t kBytes = 8 * kMib;
+
+  void SetUp() override {
+    ObjectFaults::SetUp();
+    if (IsSkipped()) return;
+    proxy_.emplace(server_->port());
+    owner_.emplace("owner", AgentOptions{.listen = "127.0.0.1:0"});
+    AgentOptions options = options_for(
+        config_for(proxy_->url(), "concurrency = 1\nthreads = 1\n[staging]\nchunk = \"1MiB\"\ndepth = 4\n"));
+    options.listen = "127.0.0.1:0";
+    stager_.emplace("stager", options);
+    theirs_.emplace(owner_->register_memory(dram(memory_.data(), kBytes)));
+    peer_.emplace(stager_->add_peer(owner_->metadata()));
+  }
+  [[nodiscard]] Transfer load(const Region& object) const {
+    return stager_->transfer(Op::write, stager_->block_list(storage_blocks(object, 0, kBytes)),
+                             peer_->block_list(Blocks::at(memory_.data(), kBytes)));
+  }
+
+  std::optional<Proxy> proxy_;
+  std::optional<Agent> owner_;
+  std::optional<Agent> stager_;
+  std::optional<Region> theirs_;
+  std::optional<Peer> peer_;
+};
+
+TEST_F(ObjectChunks, OfTwoVersionsAreStale) {
+  make_object("chunked", kBytes, 14);
+  const Region object = register_storage(*stager_, "s3://bucket/chunked");
+  const Transfer loading = load(object);
+  for (const int replaced_at : {1, 5}) {
+    SCOPED_TRACE(replaced_at);
+    std::atomic<int> reads{0};
+    proxy_->judge([&](const Request& request) -> Fault {
+      if (request.method == "GET" && reads++ == replaced_at)
+        make_object("chunked", kBytes, 15 + static_cast<uint64_t>(replaced_at));
+      return {};
+    });
+    EXPECT_EQ(run(loading), Status::kStale);
+    ASSERT_EQ(loading.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+    ASSERT_EQ(run(loading), Status::kOk) << "the next post is of the new one";
+    EXPECT_EQ(first_difference(memory_.data(), kBytes, 15 + static_cast<uint64_t>(replaced_at)), kBytes);
+  }
+}
+
+TEST_F(ObjectChunks, AreComparedWithTheChecksumOfTheWhole) {
+  make_object("summed-in-chunks", kBytes, 21);
+  const Region object = register_storage(*stager_, "s3://bucket/summed-in-chunks");
+  const Transfer loading = load(object);
+  ASSERT_EQ(run(loading), Status::kOk);
+  std::atomic<int> reads{0};
+  proxy_->judge([&](const Request& request) -> Fault {
+    return {.flip_byte_at = request.method == "GET" && reads++ == 3 ? 1000 : SIZE_MAX};
+  });
+  EXPECT_EQ(run(loading), Status::kCorrupt);
+  ASSERT_EQ(loading.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  EXPECT_EQ(run(loading), Status::kOk);
 }
 
 // ---- multipart uploads

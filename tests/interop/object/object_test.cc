@@ -12,8 +12,6 @@ namespace {
 
 class Objects : public ObjectTest {};
 
-constexpr uint64_t kMib = 1 << 20;
-
 // ---- bytes
 
 TEST_F(Objects, AWholeObjectIsWrittenAndRead) {

@@ -19,7 +19,7 @@ void run(const std::string& address) {
   const Agent near(
       "near \"quoted\" \\ back",
       {.listen = "none", .backends = "tcp", .config = "[telemetry]\nprometheus = \"" + address + "\"\n"});
-  const Agent far("far", {.listen = "none", .backends = "tcp"});
+  const Agent far("far", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Memory mine(kBytes);
   const Memory theirs(kBytes);
   const Region near_region = near.register_memory(dram(mine));

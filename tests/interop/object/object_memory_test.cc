@@ -1,0 +1,82 @@
+// Posts for which there is no memory: refused or failed, and the agent goes on and ends.
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <new>
+
+#include "fixture.h"
+
+namespace {
+
+// So many allocations of this thread succeed, then they fail; -1: none does.
+thread_local int allocations_left = -1;
+
+}  // namespace
+
+// In place of the C++ library's, for the libraries as well.
+void* operator new(size_t bytes) {
+  const bool fails = allocations_left == 0;
+  if (allocations_left > 0) --allocations_left;
+  void* memory = fails ? nullptr : std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+// A sanitizer's own would give memory that must not come to this free.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace towline::interop {
+namespace {
+
+constexpr uint64_t kMib = 1 << 20;
+
+class ObjectsWithoutMemory : public ObjectTest {
+ protected:
+  // Posts with room for no allocation, for one, for two, until it needs no more: 0 or an error each time.
+  static void post_with_less_than_it_takes(const Transfer& transfer) {
+    for (int allocations = 0;; ++allocations) {
+      ASSERT_LT(allocations, 1000);
+      allocations_left = allocations;
+      const Status posted = transfer.post();
+      const bool enough = std::exchange(allocations_left, -1) != 0;
+      if (posted == Status::kInProgress) {
+        const Status outcome = transfer.wait(60s);
+        EXPECT_TRUE(outcome == Status::kOk || outcome == Status::kOutOfMemory) << status_text(outcome);
+      } else {
+        EXPECT_EQ(posted, Status::kAgain) << status_text(posted);
+      }
+      if (enough) break;
+    }
+    const Status posted = transfer.post();
+    EXPECT_EQ(posted == Status::kInProgress ? transfer.wait(60s) : posted, Status::kOk);
+  }
+};
+
+TEST_F(ObjectsWithoutMemory, PostsAreRefusedAndTheAgentEnds) {
+  make_object("scarce", 20 * kMib, 1);
+  AgentOptions options = options_for(config_for(server_->url()));
+  options.progress = Progress::kCaller;  // so that a post does everything on this thread
+  auto agent = std::make_unique<Agent>("scarce", options);
+  {
+    const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
+    const BlockList mine = agent->block_list(Blocks::at(memory_.data(), 20 * kMib));
+    const Region object = register_storage(*agent, "s3://bucket/scarce", {.access = Access::kAll});
+    const BlockList theirs = agent->block_list(storage_blocks(object, 0, 20 * kMib));
+    post_with_less_than_it_takes(agent->transfer(Op::read, mine, theirs));
+    post_with_less_than_it_takes(agent->transfer(Op::write, mine, theirs));
+  }
+  std::future<void> ended = std::async(std::launch::async, [&] { agent.reset(); });
+  if (ended.wait_for(30s) == std::future_status::ready) return;
+  std::fprintf(stderr, "the agent does not end\n");  // nor would this process
+  std::abort();
+}
+
+}  // namespace
+}  // namespace towline::interop
