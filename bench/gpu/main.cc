@@ -15,6 +15,7 @@
 #include <random>
 
 #include "all_to_all.h"
+#include "beside.h"
 #include "gpu.h"
 #include "support/statistics.h"
 #include "support/table.h"
@@ -38,6 +39,8 @@ struct Options {
   bool target = false;
   bool all = false;
   bool ways = false;
+  bool beside = false;
+  gpu::BesideOptions besides;
   bool on_stream = false;
   bool pageable = false;
   bool through_host = false;
@@ -476,6 +479,12 @@ int main(int argc, char** argv) try {
   app.add_flag("--through-host", options.through_host,
                "as where the GPUs have no path: through host memory of both processes");
   app.add_flag("--all-to-all", options.all, "every GPU to every other at once, in one process");
+  app.add_flag("--beside", options.beside,
+               "only transfers beside a matrix product, each way of copying in turn");
+  app.add_option("--cublas", options.besides.cublas, "libcublas.so, where the loader does not find it");
+  app.add_option("--seconds", options.besides.seconds, "for which a row of --beside is measured");
+  app.add_option("--product-size", options.besides.size, "of the product's square matrices");
+  app.add_flag("--routes", options.besides.routes, "shows the route of each row of --beside");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);
   if (bench::gpu::count() == 0) {
@@ -485,6 +494,10 @@ int main(int argc, char** argv) try {
   if (options.ways) {
     if (bench::gpu::count() > 1) bench::gpu::measure_ways(options.rounds);
     return 0;
+  }
+  if (options.beside) {
+    options.besides.plugin = options.plugin;
+    return bench::gpu::measure_beside(options.besides);
   }
   if (options.all) {
     const bool right = bench::gpu::run_all_to_all({.plugin = options.plugin,
