@@ -19,8 +19,8 @@ int run() {
   towline::Memory source{kPages * kPageBytes};
   towline::Memory target{kPages * kPageBytes};
 
-  towline::Agent prefill{"prefill", {.listen = "127.0.0.1:0"}};
-  towline::Agent decode{"decode", {.listen = "127.0.0.1:0"}};
+  towline::Agent prefill{"prefill-0"};
+  towline::Agent decode{"decode-0"};
   const auto source_region = prefill.register_memory(towline::dram(source));
   const auto target_region =
       decode.register_memory(towline::dram(target), {.access = towline::Access::kWrite});

@@ -55,7 +55,7 @@ int prefill(int address_pipe) {
 
   // Decode says hello; then we fill three pages of every layer, and tell.
   const auto hello = next_notice(agent);
-  const auto decode = agent.find_peer(std::string{hello.peer_name()});
+  const auto decode = agent.find_peer(std::string{hello.peer_incarnation()});
   for (const uint32_t pick : in_every_layer({5, 9, 77})) {
     auto* words = reinterpret_cast<uint32_t*>(cache.data() + pick * kPageBytes);
     for (uint64_t word = 0; word < kPageBytes / 4; ++word) words[word] = pick;
