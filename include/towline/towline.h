@@ -194,7 +194,8 @@ typedef struct towline_region_info_t {
   uint32_t reserved;
 } towline_region_info_t;
 
-// The peer's regions as far as known; `count` is capacity on entry and the whole number on return.
+// The peer's regions as far as known, in the order in which it registered them as long as it has deregistered none;
+// `count` is capacity on entry and the whole number on return.
 TOWLINE_API int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions,
                                          size_t* count);
 

@@ -159,6 +159,9 @@ std::vector<std::shared_ptr<RemoteRegion>> Peer::regions() {
   std::vector<std::shared_ptr<RemoteRegion>> result;
   result.reserve(regions_.size());
   for (const auto& [key, region] : regions_) result.push_back(region);
+  std::sort(result.begin(), result.end(), [](const auto& one, const auto& other) {
+    return RegionTable::index_of(one->ref.key) < RegionTable::index_of(other->ref.key);
+  });
   return result;
 }
 

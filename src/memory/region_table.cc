@@ -17,9 +17,6 @@ constexpr uint64_t kPublished = uint64_t{1} << 31;
 constexpr uint64_t kPinMask = kPublished - 1;
 
 constexpr uint32_t generation_of(uint64_t state) noexcept { return static_cast<uint32_t>(state >> 32); }
-constexpr uint32_t index_of(uint64_t key) noexcept {
-  return static_cast<uint32_t>(key) & (RegionTable::kMaxRegions - 1);
-}
 
 // Never `before`, the slot's last, nor kNotRegistered.
 uint64_t make_key(uint32_t index, uint64_t before) {

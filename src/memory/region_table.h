@@ -56,6 +56,11 @@ class RegionTable {
   static constexpr uint32_t kIndexBits = 20;
   static constexpr uint32_t kMaxRegions = 1u << kIndexBits;
 
+  // Which slot a key names, counted in the order of registration; a slot that is free again is used first.
+  static constexpr uint32_t index_of(uint64_t key) noexcept {
+    return static_cast<uint32_t>(key) & (kMaxRegions - 1);
+  }
+
   RegionTable();
   ~RegionTable();
   RegionTable(const RegionTable&) = delete;

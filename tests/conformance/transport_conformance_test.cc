@@ -561,6 +561,11 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
   ASSERT_EQ(run(old), Status::kOk);
   right_.reset();  // as a crash would, without deregistering
   right_region_.reset();
+  const auto until = std::chrono::steady_clock::now() + 5s;
+  while (peer_->health() != Health::kLost) {  // an agent that is still connected keeps its name
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::yield();
+  }
   right_ = std::make_unique<Agent>(
       "right",
       AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
@@ -571,6 +576,17 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
   EXPECT_EQ(old.post(), Status::kPeerRestarted);
   const BlockList there = again.block_list(cut(right_memory_->data(), right_memory_->size(), kBlock));
   EXPECT_EQ(run(left_->transfer(Op::write, mine(), there)), Status::kOk) << last_error();
+}
+
+TEST_P(TransportTest, APeersRegionsComeInTheOrderOfRegistration) {
+  std::vector<Region> more;
+  for (uint64_t i = 0; i < 8; ++i)
+    more.push_back(right_->register_memory(view(right_memory_->data() + (8 - i) * kBlock, kBlock)));
+  peer_->refresh();
+  const std::vector<RegionInfo> regions = peer_->regions();
+  ASSERT_EQ(regions.size(), more.size() + 1);
+  EXPECT_EQ(regions[0].key, right_region_->key());
+  for (std::size_t i = 0; i < more.size(); ++i) EXPECT_EQ(regions[i + 1].key, more[i].key());
 }
 
 TEST_P(TransportTest, RouteSaysWhichBackendAndWhy) {

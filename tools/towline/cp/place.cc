@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cctype>
 #include <filesystem>
 
@@ -66,10 +65,7 @@ Place parse_place(std::string_view text) {
 void OpenPlace::connect(const towline::Agent& agent, const Place& place, uint32_t access,
                         towline::Deadline deadline) {
   peer_ = agent.connect(place.address, deadline);
-  std::vector<towline::RegionInfo> regions = peer_->regions();
-  std::sort(regions.begin(), regions.end(), [](const auto& one, const auto& other) {
-    return static_cast<uint32_t>(one.key) < static_cast<uint32_t>(other.key);
-  });
+  const std::vector<towline::RegionInfo> regions = peer_->regions();
   if (place.region >= regions.size())
     throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no #{}", peer_->name(),
                               regions.size(), regions.size() == 1 ? "" : "s", place.region)};

@@ -94,7 +94,7 @@ TEST(Spill, EvictedBlocksComeBackAsTheyWere) {
 TEST(Spill, FoldersThatWereNotThereGoAgainUnlessSomethingIsInThem) {
   const Folder folder;
   const fs::path inner = fs::path(folder.uri().substr(5)) / "made" / "for" / "it";
-  for (const std::string where : {"file:" + inner.string(), "file:" + inner.string() + "/"}) {
+  for (const std::string& where : {"file:" + inner.string(), "file:" + inner.string() + "/"}) {
     {
       const MissingFolders made(where);
       fs::create_directories(inner);
