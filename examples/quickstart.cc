@@ -25,7 +25,7 @@ int run() {
   const auto target_region =
       decode.register_memory(towline::dram(target), {.access = towline::Access::kWrite});
 
-  // Connecting exchanges who has which memory where.
+  // Connecting tells each agent which memory the other has, and where.
   const auto peer = prefill.connect(decode.address());
 
   // A list says where blocks lie; a transfer picks some of them. Page 3 goes to page 10, page 1 to page 11.
