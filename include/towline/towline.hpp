@@ -444,8 +444,7 @@ class Peer {
   }
   [[nodiscard]] Health health() const noexcept { return Health{towline_peer_health(handle_.get())}; }
 
-  // Its regions as far as known here, in the order in which it registered them as long as it has deregistered none;
-  // refresh() fetches news.
+  // Its regions as far as known here, in the order of registration; refresh() fetches news.
   [[nodiscard]] std::vector<RegionInfo> regions() const {
     std::vector<RegionInfo> regions;
     size_t count = 0;
