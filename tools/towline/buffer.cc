@@ -16,7 +16,7 @@ BufferKind parse_buffer_kind(const std::string& text) {
   if (text == "shared") return BufferKind::kShared;
   if (text == "private") return BufferKind::kPrivate;
   if (text == "vram") return BufferKind::kVram;
-  throw Failure{fmt::format("'{}' is no sort of memory: shared, private or vram", text)};
+  throw Failure{fmt::format("'{}' is not a kind of memory: shared, private or vram", text)};
 }
 
 void Unmap::operator()(std::byte* address) const { munmap(address, bytes); }
@@ -27,7 +27,7 @@ Buffer::Buffer(BufferKind kind, uint64_t bytes, int gpu) : size_(bytes) {
     shared_.emplace(bytes);
     data_ = shared_->data();
   } else {
-    // Shared memory is refused where there is too little; of this the kernel gives what it does not have.
+    // Shared memory is refused if there is too little. Private memory the kernel would overcommit.
     if (const uint64_t free = towline_memory_available(); bytes > free) {
       throw Failure{fmt::format("no {} of memory: {} are available", format_size(static_cast<double>(bytes)),
                                 format_size(static_cast<double>(free)))};

@@ -1,4 +1,4 @@
-// Memory of a worker, of any sort that applications have.
+// Memory of a worker, of each kind that applications use.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace tool {
 
 enum class BufferKind {
   kShared,   // allocated by Towline: peers on this host map it
-  kPrivate,  // anonymous, as an allocator gives it: peers on this host go through the kernel
+  kPrivate,  // anonymous, as from an allocator: peers on this host go through the kernel
   kVram,     // of a GPU
 };
 
@@ -27,11 +27,11 @@ struct Unmap {
   void operator()(std::byte* address) const;
 };
 
-// Page-aligned zeroed memory, every page present. A GPU's is filled and looked at through a copy of it in
-// host memory.
+// Page-aligned zeroed memory, every page present. GPU memory is filled and checked through a copy in host
+// memory.
 class Buffer {
  public:
-  // `gpu`: as GpuMemory has it.
+  // `gpu`: as in GpuMemory.
   Buffer(BufferKind kind, uint64_t bytes, int gpu = 0);
 
   // In host memory.
@@ -39,10 +39,10 @@ class Buffer {
   [[nodiscard]] uint64_t size() const { return size_; }
   [[nodiscard]] std::span<std::byte> bytes() const { return {data_, size_}; }
 
-  // What peers reach, and at which address.
+  // The memory that peers reach, and its address.
   [[nodiscard]] towline::MemoryView view() const;
   [[nodiscard]] uint64_t address() const;
-  // Between the copy in host memory and the GPU's; of host memory nothing has to be done.
+  // Copies between the host copy and the GPU; does nothing for host memory.
   void push(uint64_t offset, uint64_t bytes);
   void pull(uint64_t offset, uint64_t bytes);
 
@@ -54,7 +54,7 @@ class Buffer {
   uint64_t size_;
 };
 
-// What memory of this agent or of a peer is, whose region begins at or before the address.
+// Describes memory of this agent or of a peer whose region begins at or before the address.
 struct Place {
   towline::Kind kind = towline::Kind::kDram;
   uint64_t device = 0;

@@ -24,11 +24,11 @@ class Channel {
   // True once the other side has gone and everything it sent was received.
   [[nodiscard]] bool closed() const { return closed_; }
 
-  // Sends a message; without effect when the other side has gone. May block while its buffer is full.
+  // Sends a message; no effect if the other side has gone. May block while its buffer is full.
   void send(const nlohmann::json& message);
-  // The next message if one is here. Never blocks. Throws Failure at text that is no JSON.
+  // The next message if one is here. Never blocks. Throws Failure for text that is not JSON.
   [[nodiscard]] std::optional<nlohmann::json> try_receive();
-  // Waits for one; nothing when the time passed or the other side went.
+  // Waits for one; nothing if it timed out or the other side has gone.
   [[nodiscard]] std::optional<nlohmann::json> receive(std::chrono::milliseconds timeout);
 
  private:

@@ -1,4 +1,4 @@
-// towline completions: what a shell needs to complete this program's subcommands and options.
+// towline completions: a script for a shell that completes this program's subcommands and options.
 #pragma once
 
 #include <CLI/App.hpp>

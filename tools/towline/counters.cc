@@ -59,7 +59,7 @@ std::map<Key, json> by_key(const json& agents) {
   return series;
 }
 
-// What is counted so far, or a second.
+// The total so far, or the rate per second.
 std::string amount(const json& series, const json* older, const char* name, double seconds, bool is_size) {
   const uint64_t now = field(series, name);
   if (seconds == 0) return is_size ? format_size(static_cast<double>(now)) : format_count(now);
@@ -148,7 +148,7 @@ std::string render_counters(const json& now, const json* before, double seconds,
 }
 
 void add_counters_command(CLI::App& app, CommonOptions& common) {
-  auto* command = app.add_subcommand("counters", "Show what the agents of this host have moved");
+  auto* command = app.add_subcommand("counters", "Show the traffic of the agents of this host");
   auto options = std::make_shared<CountersOptions>();
   auto* json_flag =
       command->add_flag("--json", common.json, "Print them as JSON, with --watch a line each time");
@@ -156,7 +156,7 @@ void add_counters_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--interval", options->interval, "Time between two looks")->capture_default_str();
   command
       ->add_option("--prometheus", options->prometheus,
-                   "Serve them to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
+                   "Serve the counters to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
       ->type_name("HOST:PORT")
       ->excludes(json_flag)
       ->excludes(watch_flag);

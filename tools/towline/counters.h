@@ -11,8 +11,8 @@ namespace tool {
 
 void add_counters_command(CLI::App& app, CommonOptions& common);
 
-// The counters for people. With those of `seconds` ago: what moves now, else what has moved since the agents
-// began.
+// The counters as a table. With the counters of `seconds` ago it shows current rates, else totals since the
+// agents began.
 [[nodiscard]] std::string render_counters(const nlohmann::json& now, const nlohmann::json* before,
                                           double seconds, const Terminal& terminal);
 

@@ -12,7 +12,7 @@ namespace {
 
 using Code = int;
 
-// Of the driver's interface, as of CUDA 12.0.
+// The part of the driver's interface that is used, as of CUDA 12.0.
 struct Driver {
   Code (*init)(unsigned) = nullptr;
   Code (*count)(int*) = nullptr;
@@ -26,7 +26,7 @@ struct Driver {
 
   Driver() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == nullptr) throw Failure{fmt::format("no GPU's driver here: {}", dlerror())};
+    if (library == nullptr) throw Failure{fmt::format("no GPU driver is installed: {}", dlerror())};
     const auto load = [library](auto& function, const char* symbol) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
       if (function == nullptr) throw Failure{fmt::format("the GPU's driver has no {}", symbol)};

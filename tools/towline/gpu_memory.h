@@ -1,4 +1,4 @@
-// Memory of a GPU, by its driver alone, which is looked up at run time: the tool needs no CUDA.
+// GPU memory, using only the driver, which is loaded at run time: the tool does not need CUDA.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace tool {
 
 class GpuMemory {
  public:
-  // On the GPU that number `which` falls on, counted around; from the last one back when it is negative (-1).
+  // Allocates on GPU `which` modulo the number of GPUs; a negative number counts from the last one (-1).
   // Throws Failure that says what is missing.
   GpuMemory(int which, uint64_t bytes);
   GpuMemory(const GpuMemory&) = delete;

@@ -19,7 +19,7 @@ std::string join(const json& list) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-// How soon after a failure nothing of a transfer can land any more, and how the backend knows.
+// The longest time from a failure to the fence, and what decides it.
 std::string fence(const json& backend) {
   const std::string reason = backend.value("fence_reason", "");
   if (!backend.contains("worst_fence_ns")) return reason.empty() ? "" : "unbounded: " + reason;

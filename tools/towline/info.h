@@ -1,4 +1,4 @@
-// towline info: which backends are usable here, why others are not, and what the machine is like.
+// towline info: usable backends, why others are not usable, and the machine's topology.
 #pragma once
 
 #include <CLI/App.hpp>

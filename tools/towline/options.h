@@ -1,4 +1,4 @@
-// What every subcommand is given.
+// Options of every subcommand.
 #pragma once
 
 #include "terminal.h"

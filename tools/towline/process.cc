@@ -96,7 +96,7 @@ std::string own_address_towards(std::string_view option, const std::string& addr
     if (fd >= 0) close(fd);
   }
   freeaddrinfo(found);
-  if (own[0] == 0) throw Failure{fmt::format("{} {}: no route leads there", option, address)};
+  if (own[0] == 0) throw Failure{fmt::format("{} {}: no network route to it", option, address)};
   return is_v6 ? fmt::format("[{}]:0", own) : fmt::format("{}:0", own);
 }
 
@@ -179,7 +179,7 @@ Crew::Message Crew::receive_new(milliseconds timeout) {
   while (true) {
     check_signals();
     for (const auto& child : children_) {
-      const bool ended = child->ended();  // before reading, so that its last words are read
+      const bool ended = child->ended();  // before reading, so that its last messages are read
       if (auto message = child->channel().try_receive()) {
         if (message->contains("error")) {
           throw Failure{fmt::format("{}: {}", child->label(), (*message)["error"].get<std::string>())};
@@ -230,7 +230,7 @@ void Crew::wait_for_end(milliseconds timeout) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
       if (left.count() <= 0) return;
       pollfd wait{child->pidfd(), POLLIN, 0};
-      // Without a pidfd (an old kernel) look again soon.
+      // Without a pidfd (an old kernel) check again soon.
       (void)::poll(&wait, child->pidfd() >= 0 ? 1 : 0,
                    child->pidfd() >= 0 ? static_cast<int>(left.count()) : 10);
     }
@@ -261,13 +261,13 @@ void prepare_worker() {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   signal(SIGPIPE, SIG_IGN);
   if (fcntl(kParentSocket, F_SETFD, FD_CLOEXEC) != 0) {
-    throw Failure{"a worker is started by towline itself, not by hand"};
+    throw Failure{"only towline itself starts a worker"};
   }
 }
 
 nlohmann::json worker_configuration(Channel& parent) {
   auto configuration = parent.receive(milliseconds{10000});
-  if (!configuration) throw Failure{"no configuration came from the parent"};
+  if (!configuration) throw Failure{"the parent sent no configuration"};
   return std::move(*configuration);
 }
 

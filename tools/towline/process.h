@@ -16,18 +16,18 @@
 
 namespace tool {
 
-// Where a process of this command listens for the others: by a name, so that no network is needed.
+// Where a process of this command listens for the others: a name, so that no network is needed.
 [[nodiscard]] std::string local_address(std::string_view label, uint32_t rank);
 
 // "host:port" for rank `rank` of those that begin at `first`: the port counts up, and 0 stays 0. Throws
-// Failure naming `option` for what is no such thing.
+// Failure naming `option` if it is malformed.
 [[nodiscard]] std::string address_of_rank(std::string_view option, const std::string& first, uint32_t rank);
 
-// Where a process of this host listens for the one at `address`, "host:port": at the address that its packets
-// come from, any port. Throws Failure naming `option`.
+// The address at which a process of this host listens for the one at `address`, "host:port": the source
+// address of packets to it, with any port. Throws Failure naming `option`.
 [[nodiscard]] std::string own_address_towards(std::string_view option, const std::string& address);
 
-// A process of ours. Ended with SIGKILL at the latest when this object ends.
+// A child process. This object's destructor ends it with SIGKILL if it still runs.
 class Child {
  public:
   // Starts this program as `towline worker <work>` and sends it `configuration`. `environment` is set on top
@@ -43,7 +43,7 @@ class Child {
   [[nodiscard]] int pidfd() const { return pidfd_; }
   [[nodiscard]] Channel& channel() { return channel_; }
 
-  // Looks whether it has ended, and remembers how.
+  // Checks whether it has ended, and remembers its exit status.
   [[nodiscard]] bool ended();
   // "exited with code 1", "was killed by signal 9 (Killed)".
   [[nodiscard]] std::string describe_end() const;
@@ -75,14 +75,14 @@ class Crew {
     Child* child = nullptr;  // null: the time passed
     nlohmann::json content;
   };
-  // The next message of any child. Throws Failure when a child reports {"error": text} or ends without being
-  // told to, Interrupted at Ctrl-C.
+  // The next message of any child. Throws Failure when a child reports {"error": text} or ends unasked,
+  // Interrupted at Ctrl-C.
   [[nodiscard]] Message receive(std::chrono::milliseconds timeout);
-  // The next message of this child that has `key`; all others are kept for receive().
+  // The next message of this child that has `key`; receive() returns all others later.
   [[nodiscard]] nlohmann::json expect(Child& child, const std::string& key,
                                       std::chrono::milliseconds timeout);
 
-  // Tells every child to stop, waits, kills what is left. Throws Failure when one ends badly.
+  // Tells every child to stop, waits, and kills those that remain. Throws Failure if one ends with an error.
   void finish();
 
  private:
@@ -101,11 +101,11 @@ class Crew {
 template <class Body>
 int run_worker(Body body);
 
-// Ends a worker whose parent has been told why.
+// Ends a worker that has already reported its error to the parent.
 struct Reported {};
 
-// Runs a rank. What ends it badly is told before the rank is taken down: that takes a while, and makes its
-// peers fail as well, whose complaints would be heard first.
+// Runs a rank. An error is reported before the rank is destroyed. Destroying it takes a while and makes its
+// peers fail as well; otherwise the parent would receive their errors first.
 template <class Rank>
 void run_rank(Rank&& rank, Channel& parent);
 

@@ -36,8 +36,8 @@ bool Rank::flush() {
   for (auto& [name, outgoing] : outbox_) {
     while (!outgoing.messages.empty()) {
       const Status status = outgoing.peer->send(outgoing.messages.front());
-      // Without credit, or while a lost connection is made anew, it goes out later; whoever waits for it
-      // gives up when that takes too long.
+      // Without credit, or while a lost connection is restored, the message is sent later. A rank that waits
+      // for it gives up after a while.
       if (status == Status::kAgain || status == Status::kPeerLost || status == Status::kTimedOut ||
           status == Status::kUnreachable) {
         break;

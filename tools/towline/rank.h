@@ -1,5 +1,5 @@
-// What the processes of a bench or replay have in common: an agent, an outbox, a way to sleep until something
-// happens, and the bond with the process that started them.
+// The common part of the processes of a bench or replay: an agent, an outbox, a way to sleep until something
+// happens, and the channel to the process that started them.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace tool {
 
-// The parent told us to end, or is gone.
+// The parent told this process to end, or is gone.
 struct Stopped {};
 
 class Rank {
@@ -25,13 +25,13 @@ class Rank {
   [[nodiscard]] towline::Agent& agent() { return agent_; }
   void report(const nlohmann::json& message) { parent_.send(message); }
 
-  // Sends a notice, or keeps it until there is credit for it. Peers are told apart by name.
+  // Sends a notice, or keeps it until there is credit for it. Peers are identified by name.
   void send(towline::Peer& peer, std::string message);
   // True when nothing waits to be sent.
   [[nodiscard]] bool sent_all() const;
 
-  // Sends what waits, then sleeps until a notice or a completion is there, the parent said something, or the
-  // time passed. Throws Stopped.
+  // Sends waiting messages, then sleeps until a notice, a completion or a message from the parent arrives, or
+  // the time is over. Throws Stopped.
   void wait(std::chrono::milliseconds timeout);
   // Waits for the parent's next message that has `key`, as long as the parent lives. Throws Stopped.
   [[nodiscard]] nlohmann::json wait_for_parent(const std::string& key);
@@ -65,11 +65,11 @@ class Patience {
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };
 
-// Peers on other hosts, whose end no parent here notices: an error once one of them has been lost for a
-// while, which a network that is cut for a moment is not.
+// Watches peers on other hosts, whose end no parent here notices. It is an error once one of them has been
+// lost for a while; a short interruption of the network is not.
 class Absence {
  public:
-  // With each look: who is lost now, or null. Throws Failure.
+  // Call regularly with a peer that is lost now, or null. Throws Failure.
   void note(const towline::Peer* lost);
 
  private:

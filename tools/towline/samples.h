@@ -1,4 +1,4 @@
-// Measured values, and what one asks of them.
+// Measured values and their statistics.
 #pragma once
 
 #include <algorithm>

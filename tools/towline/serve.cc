@@ -47,7 +47,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
     wanted += sizes.back();
   }
   if (const uint64_t free = towline_memory_available(); wanted > free)
-    throw Failure{fmt::format("--memory: {} in all, and this host or the cgroup has {} to give",
+    throw Failure{fmt::format("--memory: {} in all, but this host or the cgroup has only {} free",
                               format_size(static_cast<double>(wanted)),
                               format_size(static_cast<double>(free)))};
   std::deque<Buffer> buffers;
@@ -98,7 +98,7 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--guarded", options->guarded, "Check every access here: peers do not map the memory");
   command->add_flag("--json", common.json, "Print the places as JSON");
   command->footer(
-      "Prints a place for each region, which `towline cp` takes, and holds the memory until Ctrl-C. Peers of "
+      "Prints a place for each region, for use with `towline cp`, and keeps the memory until Ctrl-C. Peers of "
       "this\n"
       "host and user reach it. With --listen ADDRESS:PORT other hosts do as well, and each that reaches the "
       "port\n"

@@ -1,4 +1,4 @@
-// `towline serve`: memory for others to copy from and to.
+// `towline serve`: memory that other processes copy from and to.
 #pragma once
 
 #include "options.h"

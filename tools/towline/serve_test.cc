@@ -17,13 +17,13 @@
 namespace tool {
 namespace {
 
-// `towline serve` in a process of its own, until it is destroyed or told to end.
+// `towline serve` in a separate process, which runs until this object is destroyed or ends it.
 class Serving {
  public:
   explicit Serving(const std::string& arguments) {
     int pipes[2];
     if (::pipe2(pipes, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
-    std::fflush(nullptr);  // what this process has not written yet is not the child's to write
+    std::fflush(nullptr);  // the child must not write this process's unwritten output
     pid_ = ::fork();
     if (pid_ == 0) {
       ::dup2(pipes[1], 1);

@@ -11,8 +11,8 @@
 
 namespace tool {
 
-// The signals that ask a command to end. Not the terminal's end where that is ignored, as under nohup: a
-// blocked signal comes in even then.
+// The signals that ask a command to end. SIGHUP is left out if it is ignored, as under nohup: a blocked
+// signal would arrive even then.
 inline sigset_t ending_signals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -23,11 +23,11 @@ inline sigset_t ending_signals() {
   return signals;
 }
 
-// A file at the limit of what this process may write (ulimit -f) is an error of that write, with a text; by
-// itself the signal would end the process without one. Children inherit it.
+// Ignores SIGXFSZ, so that a write beyond `ulimit -f` fails with an error text. By default the signal would
+// end the process without one. Children inherit this.
 inline void write_limit_is_an_error() { std::signal(SIGXFSZ, SIG_IGN); }
 
-// They end a wait instead of the process. Make it before any thread.
+// Makes these signals end a wait instead of the process. Construct it before any thread starts.
 class Signals {
  public:
   Signals() : set_(ending_signals()) {
@@ -41,7 +41,7 @@ class Signals {
   }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
-  // False: a signal came, and has been taken. Negative: waits for one.
+  // False: a signal came and was consumed. Negative timeout: waits for one.
   [[nodiscard]] bool wait(int timeout_ms) const {
     pollfd watched = {fd_, POLLIN, 0};
     if (::poll(&watched, 1, timeout_ms) <= 0) return true;
@@ -55,8 +55,8 @@ class Signals {
   int fd_ = -1;
 };
 
-// They are noted instead of ending the process, so that it can take back what it has begun elsewhere; a
-// second one ends it as ever. One at a time.
+// Records the first of these signals instead of ending the process, so that it can clean up at a server. A
+// second one ends the process. At most one object at a time.
 class Interruption {
  public:
   Interruption() {

@@ -14,7 +14,7 @@ namespace tool {
 void fill_closed_streams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) >= 0) continue;
-    // The lowest free number is this one.
+    // open() returns the lowest free number, which is this one.
     (void)open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }

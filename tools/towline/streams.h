@@ -1,4 +1,4 @@
-// Standard input, output and error as a program finds them: open, closed, full or a pipe that nobody reads.
+// Standard input, output and error, which may be open, closed, full or a pipe without a reader.
 #pragma once
 
 #include <cstdio>
@@ -6,14 +6,14 @@
 
 namespace tool {
 
-// Puts something that can't be written to (or read from) where one of the three is closed, so that no socket
-// or file of ours takes its number and is written to instead. Call before anything is opened.
+// If one of the three is closed, opens a descriptor there that can't be written to (or read from). Otherwise
+// a later socket or file would get its number and receive the output. Call before anything is opened.
 void fill_closed_streams();
 
-// Writes what is told on the way, to standard error mostly. Nobody has to read it: never fails.
+// Writes progress messages, mostly to standard error. Never fails, even if the stream has no reader.
 void tell(std::FILE* stream, std::string_view text) noexcept;
 
-// Throws Failure unless all that was printed has been taken.
+// Throws Failure unless the stream has accepted all output.
 void finish_output(std::FILE* stream);
 
 }  // namespace tool

@@ -43,7 +43,7 @@ size_t visible_width(std::string_view text) {
 
 namespace {
 
-// Its lines, broken between words where they would be wider than `room`.
+// The lines of a text, broken between words if they are wider than `room`.
 std::vector<std::string> wrap(std::string_view text, size_t room) {
   std::vector<std::string> lines;
   while (true) {

@@ -1,4 +1,4 @@
-// What is written for people: colour, tables, a progress bar.
+// Output for people: colour, tables, a progress bar.
 #pragma once
 
 #include <chrono>
@@ -9,8 +9,7 @@
 
 namespace tool {
 
-// A stream people may be looking at. Colour and redrawing only where it is a terminal and colour was not
-// declined.
+// An output stream. Uses colour and redrawing only if it is a terminal and colour is not disabled.
 class Terminal {
  public:
   Terminal(std::FILE* stream, bool colour_allowed);
@@ -32,8 +31,8 @@ class Terminal {
   bool colour_;
 };
 
-// Columns as wide as their widest cell; the last one, if it wraps, goes on below itself where it meets the
-// terminal's edge, or at a '\n'. Cells may be coloured.
+// A table whose columns are as wide as their widest cell. The last column may wrap at the terminal's edge, or
+// at a newline. Cells may be coloured.
 class Table {
  public:
   enum class Align { kLeft, kRight, kWrap };
@@ -56,10 +55,10 @@ class Table {
 // The columns a text takes: without escape sequences, one for each UTF-8 character.
 [[nodiscard]] size_t visible_width(std::string_view text);
 
-// Of a progress bar on a terminal so wide: there is room for the text as well.
+// The width of a progress bar on a terminal of this width, which leaves room for the text.
 [[nodiscard]] unsigned bar_cells(unsigned width);
 
-// One line that is redrawn in place; nothing at all where the stream is no terminal.
+// One line that is redrawn in place; prints nothing if the stream is not a terminal.
 class ProgressBar {
  public:
   ProgressBar(const Terminal& terminal, std::string title);

@@ -9,7 +9,7 @@
 
 namespace tool {
 
-// "4096", "4KiB", "4K" (both 1024), "4KB" (1000), up to T. Throws Failure with the text that was wrong.
+// "4096", "4KiB", "4K" (both 1024), "4KB" (1000), up to T. Throws Failure with the wrong text.
 [[nodiscard]] uint64_t parse_size(std::string_view text);
 // "4KiB,64KiB,1MiB".
 [[nodiscard]] std::vector<uint64_t> parse_sizes(std::string_view text);
@@ -33,10 +33,9 @@ namespace tool {
 // A count with separators: "182,790".
 [[nodiscard]] std::string format_count(uint64_t count);
 
-// A plain number; negative when it is none or has no end.
+// A plain number; negative if it is not a number or not finite.
 [[nodiscard]] double parse_factor(std::string_view text);
-// What a 64-bit option may be given: digits alone. Without it "-1" is taken for 2^64 - 1. "" or what is
-// wrong.
+// Checks that a 64-bit option is digits only; otherwise "-1" would mean 2^64 - 1. Returns "" or the error.
 [[nodiscard]] std::string refuse_unless_whole(const std::string& text);
 
 }  // namespace tool

@@ -1,4 +1,4 @@
-// What this process has used.
+// Resource usage of this process.
 #pragma once
 
 #include <sys/resource.h>

@@ -106,7 +106,7 @@ class Bench {
     for (Child* initiator : initiators_) initiator->channel().send(message);
   }
 
-  // What every initiator answers under `key`.
+  // The answers of all initiators under `key`.
   std::vector<json> gather(const std::string& key, milliseconds timeout) {
     std::map<Child*, json> answers;
     const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -199,7 +199,7 @@ json join_row(const Row& row, const std::vector<json>& measured, const std::vect
   double cpu_s = 0;
   uint64_t iterations = 0;
   std::map<uint32_t, std::pair<double, double>>
-      targets;  // CPU seconds before and after, as the first and last saw it
+      targets;  // CPU seconds before and after, as the first and the last initiator saw them
   for (const json& one : measured) {
     samples.add(Samples{one.at("samples_s").get<std::vector<double>>()});
     bytes += one.at("bytes").get<double>();

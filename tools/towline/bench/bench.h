@@ -14,7 +14,7 @@
 namespace tool::bench {
 
 struct BenchOptions {
-  InitiatorOptions common;  // of all initiators; rows are made from what follows
+  InitiatorOptions common;  // of all initiators; rows are made from the members below
   std::vector<std::string> ops{"write", "read"};
   std::vector<uint64_t> sizes;
   std::vector<uint64_t> batches;  // one for each size, or one for all; empty: by size
@@ -25,12 +25,12 @@ struct BenchOptions {
   std::string faults;
   StorageOptions storage;  // with a folder: files instead of peers
   std::vector<uint32_t> depths{1};
-  CollectiveOptions collective;  // with operations: those instead
+  CollectiveOptions collective;  // with operations: collectives instead of transfers
 };
 
 [[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);
 
-// One row of all initiators together. `measured`, `checked`: what each of them reported.
+// Joins the reports of all initiators into one row. `measured`, `checked`: one report of each initiator.
 [[nodiscard]] nlohmann::json join_row(const Row& row, const std::vector<nlohmann::json>& measured,
                                       const std::vector<nlohmann::json>& checked);
 

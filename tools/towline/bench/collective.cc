@@ -23,7 +23,7 @@ constexpr const char* kOperations[] = {"barrier",    "all_reduce",   "reduce",  
                                        "gather",     "scatter",      "all_to_all",     "all_to_all_v",
                                        "send_recv"};
 
-// Where ranks meet; removed with what they left there.
+// The folder where ranks meet; removed with its contents.
 class Meeting {
  public:
   Meeting() : folder_((std::filesystem::temp_directory_path() / "towline-bench-XXXXXX").string()) {
@@ -40,7 +40,7 @@ class Meeting {
   std::string folder_;
 };
 
-// Those that are here: what they are called in the table.
+// The peers that are installed, by their name in the table.
 std::vector<std::string> present(const json& peers) {
   std::vector<std::string> names;
   for (const auto& [name, what] : peers.items())
@@ -112,7 +112,7 @@ std::vector<std::string> parse_collectives(const std::string& text) {
     if (!known) {
       std::string names = "all";
       for (const char* operation : kOperations) names += fmt::format(", {}", operation);
-      throw Failure{fmt::format("'{}' is no collective operation: {}", name, names)};
+      throw Failure{fmt::format("'{}' is not a collective operation: {}", name, names)};
     }
   }
   return operations;
@@ -140,7 +140,7 @@ uint64_t buffer_bytes(const CollectiveOptions& options) {
 }
 
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common) {
-  // Before anything is started: a machine that runs out of memory ends programs that have no part in it.
+  // Checked before anything starts: on a machine that runs out of memory the kernel kills unrelated programs.
   if (const uint64_t needed = buffer_bytes(options), free = towline_memory_available(); needed > free) {
     throw Failure{
         fmt::format("inputs and outputs of all ranks, and as much for each of {} peers, take {}, and {} of "
@@ -162,9 +162,9 @@ void run_collective_bench(const CollectiveOptions& options, const CommonOptions&
                  {{"options", options}, {"rank", rank}, {"size", size}, {"folder", meeting.folder()}});
     for (uint32_t done = 0; done < size;) {
       const Crew::Message message = crew.receive(std::chrono::minutes(10));
-      if (message.child == nullptr) throw Failure{"nothing was heard from the ranks for 10 minutes"};
+      if (message.child == nullptr) throw Failure{"the ranks sent nothing for 10 minutes"};
       if (message.content.contains("done")) ++done;
-      // Of several numbers of ranks the first at which it was not here.
+      // With several numbers of ranks: the first one at which the peer could not start.
       if (message.content.contains("peers"))
         for (const auto& [name, what] : message.content.at("peers").items())
           if (!peers.contains(name) || what.contains("problem")) peers[name] = what;

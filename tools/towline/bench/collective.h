@@ -15,7 +15,7 @@ struct CollectiveOptions {
   std::vector<std::string> operations;  // empty: no collectives
   std::vector<uint64_t> sizes;  // bytes of the larger side: the whole buffer, all ranks' parts together
   std::vector<uint32_t> ranks{2};
-  bool tcp = false;  // as if every rank were on a host of its own
+  bool tcp = false;  // as if every rank ran on its own host
   uint64_t iterations = 0;
   double seconds = 0.5;
   bool check = true;
@@ -25,22 +25,22 @@ struct CollectiveOptions {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveOptions, operations, sizes, ranks, tcp, iterations, seconds,
                                    check, peers, python)
 
-// "all_reduce,barrier" or "all". Throws Failure where a name is none.
+// "all_reduce,barrier" or "all". Throws Failure for an unknown name.
 [[nodiscard]] std::vector<std::string> parse_collectives(const std::string& text);
-// Parts of ranks that are not alike: half as much again as `count` of odd ones, half of even ones.
+// Uneven parts: 1.5 times `count` for odd ranks, half of `count` for even ranks.
 [[nodiscard]] std::vector<uint64_t> uneven_parts(uint64_t count, uint32_t ranks);
-// What a rank has to send at least, over the size: 2 (n-1)/n for all_reduce.
+// The least that a rank must send, divided by the size: 2 (n-1)/n for all_reduce.
 [[nodiscard]] double bus_factor(const std::string& operation, uint32_t ranks);
 
-// What inputs and outputs take at most, of the ranks and of their peers' processes, at a time.
+// The most bytes that inputs and outputs of all ranks and their peers' processes take at a time.
 [[nodiscard]] uint64_t buffer_bytes(const CollectiveOptions& options);
 
-// Throws Failure, also where memory does not suffice.
+// Throws Failure, also if there is too little memory.
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common);
 
 // The body of a rank's process. `configuration`: {"options", "rank", "size", "folder"}. The first rank
-// reports
-// {"peers": {name: {"version": ..} or {"problem": ..}}}, {"row": ..} for each, every rank {"done": true}.
+// reports {"peers": {name: {"version": ..} or {"problem": ..}}} and {"row": ..} for each row; every rank
+// reports {"done": true}.
 void run_collective_rank(const nlohmann::json& configuration, Channel& parent);
 
 }  // namespace tool::bench

@@ -57,7 +57,7 @@ def operation(op, count, sends, receives):
                 work.wait()
 
         return exchange
-    return None  # all_gather_v, reduce_scatter_v: gloo takes parts of one size only
+    return None  # all_gather_v, reduce_scatter_v: gloo supports parts of equal size only
 
 
 say({"version": f"torch {torch.__version__}"})

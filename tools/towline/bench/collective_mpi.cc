@@ -1,5 +1,5 @@
-// A rank of Open MPI's, which is looked for when it is asked for: nothing here is compiled against it. What
-// is used of its binary interface is the same from 4.0 to 5.0: handles are addresses of its objects.
+// A rank of Open MPI, which is loaded at run time: this file is not compiled against it. The part of its
+// binary interface that is used here is the same from 4.0 to 5.0: handles are addresses of its objects.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -56,7 +56,7 @@ class OpenMpi {
     return whole.substr(0, whole.find(','));
   }
 
-  // Buffers for the job; false where there is no such operation.
+  // Makes buffers for the job; false if Open MPI has no such operation.
   bool prepare(const CollectiveJob& job) {
     const auto n = static_cast<uint64_t>(ranks_);
     const bool whole = job.op == "all_reduce" || job.op == "reduce" || job.op == "broadcast" ||

@@ -19,7 +19,7 @@
 namespace tool::bench {
 namespace {
 
-constexpr auto kStartLimit = std::chrono::minutes(3);  // importing torch takes its time
+constexpr auto kStartLimit = std::chrono::minutes(3);  // importing torch is slow
 constexpr auto kJobLimit = std::chrono::minutes(10);
 
 }  // namespace
@@ -35,7 +35,7 @@ CollectivePeer::CollectivePeer(std::string kind, PeerPlace place)
     throw Failure{fmt::format("cannot listen at {}: {}", path(), std::strerror(errno))};
 }
 
-// Who serves jobs ends when its channel does.
+// A peer process ends when its channel closes.
 CollectivePeer::~CollectivePeer() {
   channel_.reset();
   if (listener_ >= 0) ::close(listener_);
@@ -117,7 +117,7 @@ bool CollectivePeer::start(std::string& why) {
       }
       break;
     }
-    // Open MPI's are started by the first rank, which leaves a sign for the others when they do not come.
+    // The first rank starts Open MPI's processes, and leaves a sign for the other ranks if they do not start.
     if (process_ > 0 && ::waitpid(process_, nullptr, WNOHANG) != 0) {
       process_ = -1;
       std::ofstream(place_.folder + "/" + kind_ + ".off");

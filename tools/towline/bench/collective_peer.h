@@ -1,5 +1,5 @@
-// What others take for the same operations, in the same run: gloo through torch, and Open MPI. Beside each of
-// our ranks stands a process of each of them, which sleeps while it is not its turn.
+// Measures gloo (through torch) and Open MPI in the same run. Beside each Towline rank runs one process of
+// each of them, which sleeps while it is not its turn.
 #pragma once
 
 #include <sys/types.h>
@@ -15,15 +15,16 @@
 
 namespace tool::bench {
 
-// What is measured, in elements of float32: of the whole buffer for all_reduce, reduce and broadcast, of one
-// rank's part for the others; of operations with uneven parts, what this rank sends to and gets from each.
+// One measurement. Counts are in elements of float32: of the whole buffer for all_reduce, reduce and
+// broadcast, of one rank's part for the others. For operations with uneven parts: how much this rank sends to
+// and receives from each rank.
 struct CollectiveJob {
   std::string op;
   uint64_t count = 0;
   std::vector<uint64_t> sends;
   std::vector<uint64_t> receives;
-  uint64_t batch = 1;    // operations of a sample
-  uint64_t samples = 1;  // after one operation that warms up
+  uint64_t batch = 1;    // operations per sample
+  uint64_t samples = 1;  // after one warm-up operation
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveJob, op, count, sends, receives, batch, samples)
 
@@ -32,22 +33,23 @@ struct PeerPlace {
   uint32_t rank = 0;
   uint32_t size = 1;
   bool tcp = false;
-  std::string python;  // that has torch
+  std::string python;  // an interpreter that has torch
 };
 
 class CollectivePeer {
  public:
-  // Makes the place where the process of ours is to call: on every rank, before any of them starts one.
+  // Opens the socket to which this rank's process connects. Make it on every rank before any rank starts a
+  // process.
   CollectivePeer(std::string kind, PeerPlace place);
   ~CollectivePeer();
   CollectivePeer(const CollectivePeer&) = delete;
   CollectivePeer& operator=(const CollectivePeer&) = delete;
 
-  // Starts what is to be started on this rank, and waits for the call. False: `why` says why it is not here.
+  // Starts this rank's process, if this rank has to, and waits until it connects. False: `why` is the reason.
   bool start(std::string& why);
   [[nodiscard]] const std::string& kind() const { return kind_; }
   [[nodiscard]] const std::string& version() const { return version_; }
-  // The time of each sample, seconds for one operation; nothing where it has not the operation.
+  // The time of each sample, seconds for one operation; nothing if the peer does not have the operation.
   std::optional<std::vector<double>> run(const CollectiveJob& job);
 
  private:
@@ -63,7 +65,7 @@ class CollectivePeer {
   std::unique_ptr<Channel> channel_;
 };
 
-// Serves jobs from the rank's process: the body of one of Open MPI's. `folder` as above.
+// The body of an Open MPI process: serves jobs from its rank. `folder` as above.
 int run_mpi_peer(const std::string& folder);
 // The program that Python runs: arguments folder, rank, size.
 extern const char* const kGlooPeer;

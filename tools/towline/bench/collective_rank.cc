@@ -25,7 +25,7 @@ constexpr uint64_t kMostChecked = 1 << 16;  // elements of a row
 constexpr double kSampleSeconds = 10e-6;    // short operations are timed several at a time
 constexpr uint64_t kMostRounds = 100'000;
 
-// What rank `rank` gives at `i`, from 0 to 1.
+// The input of rank `rank` at index `i`, from 0 to 1.
 float given(uint32_t rank, uint64_t i) {
   uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ULL + rank * 0xD1B54A32D192ED03ULL;
   x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ULL;
@@ -47,7 +47,7 @@ class CollectiveRank {
     options.size = static_cast<int32_t>(size_);
     options.bootstrap = store.c_str();
     options.flags = options_.tcp ? TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY : 0;
-    options.timeout_ns = 600'000'000'000;  // peers take their time to start
+    options.timeout_ns = 600'000'000'000;  // peers are slow to start
     need(towline_communicator_create(&options, &world_), "forming");
     need(towline_batch_create(world_, &batch_), "a batch");
     const uint64_t largest = *std::ranges::max_element(options_.sizes) / sizeof(float);
@@ -78,7 +78,7 @@ class CollectiveRank {
     if (status < 0) throw Failure{fmt::format("{}: {}", what, towline_last_error())};
   }
 
-  // Ranks agree on who is here.
+  // Ranks agree on which peers are installed.
   void start_peers(const std::string& folder) {
     nlohmann::json told = nlohmann::json::object();
     for (const std::string& kind : options_.peers) {
@@ -97,11 +97,11 @@ class CollectiveRank {
     if (rank_ == 0) parent_.send({{"peers", told}});
   }
 
-  // One of those that are measured in turns: us, or a peer.
+  // One of the contenders that are measured in turns: Towline, or a peer.
   struct Track {
     CollectivePeer* peer = nullptr;
     CollectiveJob job;
-    uint64_t most = 0;  // samples; 0: it has not the operation
+    uint64_t most = 0;  // samples; 0: it does not have the operation
     std::vector<double> times = {};
     double passed = 0;
   };
@@ -128,7 +128,8 @@ class CollectiveRank {
     tracks.push_back({nullptr, {operation, call.count, one.sends, one.receives}});
     for (const auto& peer : peers_) tracks.push_back({peer.get(), tracks[0].job});
     for (Track& track : tracks) calibrate(track, once);
-    // By blocks, in turns, after which ranks agree on whether the time is over: others may slow it down.
+    // Contenders take turns, block by block, since other programs may slow one down. After each round the
+    // ranks agree on whether the time is over.
     for (bool going = true; going;) {
       going = false;
       for (Track& track : tracks) {
@@ -149,7 +150,7 @@ class CollectiveRank {
     row["peers"] = nlohmann::json::object();
     for (Track& track : tracks) {
       if (track.most == 0) continue;
-      // Of every sample the slowest rank's.
+      // For every sample the time of the slowest rank.
       need(towline_all_reduce(world_, track.times.data(), track.times.data(), track.times.size(),
                               TOWLINE_FLOAT64, TOWLINE_MAX, nullptr, nullptr),
            "collecting times");
@@ -195,7 +196,7 @@ class CollectiveRank {
       one.sends = parts;
       one.receives = {parts[rank_]};
     } else if (op == TOWLINE_OP_ALL_TO_ALL_V) {
-      // Rank r sends part (r + i) of the uneven ones to rank i, and so gets as much from it.
+      // Rank r sends uneven part (r + i) to rank i, and receives as much from it.
       for (uint32_t other = 0; other < size_; ++other) one.sends.push_back(parts[(rank_ + other) % size_]);
       one.receives = one.sends;
     }
@@ -216,7 +217,7 @@ class CollectiveRank {
     need(towline_batch_issue(batch_, nullptr, nullptr), operation);
   }
 
-  // So many at a time, and so many samples: the same on all ranks.
+  // Chooses the operations per sample and the number of samples, the same on all ranks.
   template <class Once>
   void calibrate(Track& track, Once&& once) {
     track.job.batch = 1;
@@ -248,7 +249,8 @@ class CollectiveRank {
     return value;
   }
 
-  // Whose element of which index is at `i` of the result; whose: size_ for a sum over all ranks.
+  // The rank and index of the input element that belongs at `i` of the result; rank is size_ for a sum over
+  // all ranks.
   std::pair<uint32_t, uint64_t> origin(const Operation& one, uint64_t i) const {
     const uint64_t count = one.call.count;
     const auto part = static_cast<uint32_t>(count == 0 ? 0 : i / count);
@@ -276,7 +278,7 @@ class CollectiveRank {
       case TOWLINE_OP_ALL_TO_ALL_V:
         while (i >= one.receives[from]) i -= one.receives[from++];
         if (one.call.op == TOWLINE_OP_ALL_GATHER_V) return {from, i};
-        for (uint32_t other = 0; other < rank_; ++other)  // what `from` sends to those before us
+        for (uint32_t other = 0; other < rank_; ++other)  // what `from` sends to the ranks before this one
           i += uneven_parts(count, size_)[(from + other) % size_];
         return {from, i};
       default:
@@ -293,7 +295,8 @@ class CollectiveRank {
     return {sum, sum * size_ * static_cast<double>(std::numeric_limits<float>::epsilon())};
   }
 
-  // Against float64; of long results as many elements as kMostChecked, evenly. Ranks come together on it.
+  // Checks against float64; in long results kMostChecked evenly spaced elements. Ranks combine their
+  // findings.
   void check(const std::string& operation, const Operation& one, nlohmann::json& row) {
     const uint32_t op = one.call.op;
     const bool at_root = op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_GATHER;

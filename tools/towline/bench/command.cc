@@ -18,7 +18,7 @@ struct Texts {
   std::string collective;
 };
 
-// What rows of files share with rows between processes.
+// Fills in the options that rows of files share with rows between processes.
 void complete_storage(BenchOptions& options) {
   StorageOptions& storage = options.storage;
   const InitiatorOptions& each = options.common;
@@ -77,7 +77,7 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
       ->needs(collective);
   command
       .add_option("--peers", options.collective.peers,
-                  "Who is measured beside, where it is here: gloo (of torch), mpi (Open MPI); none")
+                  "Peers to measure beside Towline, if installed: gloo (of torch), mpi (Open MPI); none")
       ->delimiter(',')
       ->type_name("NAME,..")
       ->check(CLI::IsMember({"gloo", "mpi", "none"}))
@@ -89,7 +89,7 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
       ->needs(collective);
 }
 
-// What the pattern says about the number of processes where the user did not.
+// Sets the numbers of processes that the user left to the pattern.
 void complete(BenchOptions& options, bool initiators_given, bool targets_given) {
   const Pattern pattern = parse_pattern(options.common.pattern);
   if (!options.connect.empty()) {
@@ -117,9 +117,9 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--pattern", each.pattern, "pairwise, manytoone, onetomany or tp")
       ->capture_default_str();
   auto* initiators = command->add_option("--initiators", each.initiators,
-                                         "Processes that post; by default as the pattern needs");
+                                         "Processes that post; by default as many as the pattern needs");
   auto* targets = command->add_option("--targets", options->targets,
-                                      "Passive processes; by default as the pattern needs");
+                                      "Passive processes; by default as many as the pattern needs");
   command->add_option("--op", texts->op, "read, write or both; with --storage mixed too")
       ->capture_default_str();
   command->add_option("--sizes", texts->sizes, "Block sizes")->type_name("SIZE,..")->capture_default_str();
@@ -147,7 +147,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--sequential", each.sequential, "Blocks in order instead");
   command
       ->add_option("--iterations", each.iterations,
-                   "Requests of each thread; by default as many as take --time")
+                   "Requests of each thread; by default as many as fit in --time")
       ->type_name("N")
       ->check(refuse_unless_whole);
   command->add_option("--time", texts->seconds, "How long to measure each row")
@@ -161,11 +161,11 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("!--no-check", each.check, "Leave out the check of every byte");
   command
       ->add_option("--faults", options->faults,
-                   "Faults that the transports shall meet, as TOWLINE_FAULTS has them")
+                   "Faults to inject into the transports, in the form of TOWLINE_FAULTS")
       ->type_name("SPEC");
   command
       ->add_option("--listen", options->listen,
-                   "Only be targets, for initiators elsewhere; further ones take the ports after it")
+                   "Run only targets, for initiators elsewhere; further targets use the next ports")
       ->type_name("HOST:PORT");
   command->add_option("--connect", options->connect, "Targets that run elsewhere")
       ->delimiter(',')

@@ -31,7 +31,7 @@ using towline::Status;
 constexpr size_t kMostReported = 5000;
 constexpr std::chrono::seconds kAnswerWithin{120};
 
-// So few that they fit a message, evenly chosen from the sorted ones, the largest among them.
+// A selection that fits a message: evenly spaced in the sorted samples, including the largest.
 std::vector<double> thinned(std::vector<double> samples) {
   std::ranges::sort(samples);
   if (samples.size() <= kMostReported) return samples;
@@ -41,14 +41,14 @@ std::vector<double> thinned(std::vector<double> samples) {
   return chosen;
 }
 
-// Another process's memory that is lent to us.
+// Memory that another process lends to this one.
 struct TargetPeer {
   std::unique_ptr<towline::Peer> peer;
   uint64_t base = 0;
   Place place;
 };
 
-// What one thread moves to or from one target.
+// The transfers of one thread to or from one target.
 struct Stream {
   Area local;
   Share share;
@@ -107,7 +107,7 @@ class Initiator {
   [[nodiscard]] std::vector<Share> shares(const Row& row) const {
     return shares_of(parse_pattern(options_.pattern), options_.initiators, targets_, options_.rank, row.size);
   }
-  // Shares of a tensor parallel block are parts of one local block; others have blocks of their own.
+  // Shares of a tensor parallel block are parts of one local block; other shares have separate blocks.
   [[nodiscard]] bool shares_local_blocks() const {
     return parse_pattern(options_.pattern) == Pattern::kTensorParallel;
   }
@@ -196,7 +196,7 @@ class Initiator {
     const auto there = target.peer->block_list(
         towline::Blocks::at(target.base + remote_offset, share.length, target.place.kind, target.place.device)
             .repeat(blocks, share.remote_block));
-    // Shares of one block take it from the same places.
+    // Shares of one block use the same places.
     Order order{.seed = options_.seed,
                 .initiator = options_.rank,
                 .thread = thread,
@@ -226,7 +226,7 @@ class Initiator {
                                              {"epoch", epoch}});
   }
 
-  // Stamps the side that the data comes from.
+  // Stamps the source side.
   void fill(const Row& row, uint64_t epoch) {
     if (row.op == "write") buffer_->pull(0, buffer_->size());
     for (const Stream& stream : streams_) {
@@ -239,7 +239,7 @@ class Initiator {
     if (row.op == "write") buffer_->push(0, buffer_->size());
   }
 
-  // Checks every byte of the side that it went to.
+  // Checks every byte of the destination side.
   json check(const Row& row, uint64_t epoch) {
     if (!options_.check) return {{"blocks", 0}, {"wrong", 0}};
     uint64_t wrong = 0;

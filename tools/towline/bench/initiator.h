@@ -18,7 +18,7 @@ struct InitiatorOptions {
   std::string listen;  // for targets to connect back
   std::string memory_kind = "shared";
   std::string backend;
-  uint64_t iterations = 0;  // 0: as many as take `seconds`, at least 3
+  uint64_t iterations = 0;  // 0: as many as fit in `seconds`, at least 3
   double seconds = 0.5;
   uint64_t warmup = 2;
   bool check = true;

@@ -1,5 +1,5 @@
-// What one line of a bench measures, and where its bytes lie. Both sides work the same out from the same
-// numbers, so that nothing but a seed travels.
+// One line of a bench: what it measures and where its bytes lie. Both sides compute this from the same
+// numbers, so only a seed is sent.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,16 @@
 
 namespace tool::bench {
 
-// Who exchanges with whom.
+// Which initiators exchange data with which targets.
 //   pairwise    initiator i with target i
 //   manytoone   every initiator with the one target
 //   onetomany   the one initiator with every target, at once
-//   tp          as tensor parallel ranks of different number: each block lies whole on a rank of the smaller
-//   side and is
-//               shared out over ranks of the larger one
+//   tp          like two tensor parallel groups of different size: each block is whole on a rank of the
+//               smaller side and split over ranks of the larger side
 enum class Pattern { kPairwise, kManyToOne, kOneToMany, kTensorParallel };
 
 [[nodiscard]] Pattern parse_pattern(const std::string& text);
-// Throws Failure where the pattern does not go with so many processes.
+// Throws Failure if the pattern does not allow these numbers of processes.
 void check_pattern(Pattern pattern, uint32_t initiators, uint32_t targets);
 
 // How an initiator's blocks lie against those of one target.
@@ -44,10 +43,11 @@ struct Row {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, op, size, batch, threads)
 
-// As many as fill 64 MiB, but at most 16,384.
+// The number that fills 64 MiB, but at most 16,384.
 [[nodiscard]] uint64_t default_batch(uint64_t size);
 
-// One thread's blocks lie spread over an area; this is how many fit, and which of them it uses.
+// One thread's blocks lie spread over an area: how many blocks fit into it, and which of them the thread
+// uses.
 [[nodiscard]] uint64_t area_blocks(const Row& row, uint64_t span_bytes);
 struct Order {
   uint64_t seed = 0;
@@ -58,17 +58,17 @@ struct Order {
 };
 [[nodiscard]] std::vector<uint32_t> pick_blocks(const Row& row, uint64_t span_bytes, const Order& order);
 
-// What a side keeps for one thread of one share.
+// A side's state for one thread of one share.
 struct Area {
   uint64_t base = 0;      // address of the part that is moved of block 0
   uint64_t stride = 0;    // from block to block
   uint64_t length = 0;    // of the part
-  uint64_t identity = 0;  // of initiator, thread and target: goes into the stamps
+  uint64_t identity = 0;  // made from initiator, thread and target; part of the stamps
 };
 
 // Writes the stamps of (identity, position, epoch) into the picked blocks.
 void fill_blocks(const Area& area, const std::vector<uint32_t>& picks, uint64_t epoch);
-// Checks every byte. The number of blocks that are wrong.
+// Checks every byte and returns the number of wrong blocks.
 [[nodiscard]] uint64_t count_wrong_blocks(const Area& area, const std::vector<uint32_t>& picks,
                                           uint64_t epoch);
 

@@ -78,7 +78,7 @@ Status run_once(const towline::Transfer& transfer) {
 
 }  // namespace
 
-// What one thread has: files, memory, and for each request in flight a transfer (of mixed rows two).
+// The state of one thread: files, memory, and for each request in flight a transfer (two in mixed rows).
 struct StorageRun::Lane {
   struct Request {
     std::vector<uint32_t> picks;  // blocks of the files
@@ -94,7 +94,7 @@ struct StorageRun::Lane {
   std::optional<towline::BlockList> mine;
   std::optional<towline::BlockList> theirs;
   std::vector<Request> requests;
-  uint64_t turns = 0;  // requests that were posted; turn % requests.size() is the next
+  uint64_t turns = 0;  // requests posted so far; turns % requests.size() is the next
 
   std::vector<double> samples;
   uint64_t iterations = 0;
@@ -107,7 +107,7 @@ struct StorageRun::Lane {
             .length = block,
             .identity = identity};
   }
-  // Moves a request's blocks the other way or the same, outside of what is measured.
+  // Moves a request's blocks in either direction, outside the measurement.
   [[nodiscard]] Status move(const towline::Agent& agent, towline::Op op, const Request& request) const {
     std::vector<uint64_t> here(request.picks.size());
     for (size_t i = 0; i < here.size(); ++i) here[i] = request.first + i;
@@ -142,7 +142,7 @@ bool StorageRun::Lane::finish_oldest(bool spin, uint64_t oldest) {
     return false;
   }
   if (samples.size() < kMostSamples) {
-    // It may have ended before we came to look.
+    // It may have ended before this look.
     const towline::Result result = request.transfer->result();
     samples.push_back(result.posted_at_ns != 0
                           ? static_cast<double>(result.ended_at_ns - result.posted_at_ns) * 1e-9
@@ -152,7 +152,7 @@ bool StorageRun::Lane::finish_oldest(bool spin, uint64_t oldest) {
   return true;
 }
 
-// Keeps `depth` requests in flight; of mixed rows each in its turn.
+// Keeps `depth` requests in flight; in mixed rows reads and writes in turn.
 void StorageRun::Lane::run(const StorageOptions& options, uint32_t depth) {
   const auto start = steady_clock::now();
   const auto enough = [&] {
@@ -175,7 +175,7 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
   const std::string& op = row.row.op;
   if (op != "read" && op != "write" && op != "mixed")
     throw Failure{fmt::format("no op '{}': read, write or mixed", op)};
-  if (options.files == 0 || options.files > 1024) throw Failure{"files: 1 to 1024 of each thread"};
+  if (options.files == 0 || options.files > 1024) throw Failure{"files: 1 to 1024 per thread"};
   if (row.depth == 0 || row.depth > kMostDepth) throw Failure{"depths: 1 to 1024 requests in flight"};
   const std::string& engine = options.engine;
   if (engine != "auto" && engine != "uring" && engine != "aio" && engine != "threads" && engine != "pread")

@@ -15,13 +15,13 @@
 namespace tool::bench {
 
 struct StorageOptions {
-  std::string folder;  // files are made in it, under no name: nothing is left behind
+  std::string folder;  // files are made in it without a name, so none is left behind
   bool direct = false;
-  std::string sync = "none";    // what a write waits for: none, data or full
+  std::string sync = "none";    // sync policy of writes: none, data or full
   std::string engine = "auto";  // posix.engine
-  uint32_t files = 1;           // of each thread; its blocks lie spread over them
+  uint32_t files = 1;           // per thread; its blocks are spread over them
   uint64_t span_bytes = 0;      // of all files of a thread together
-  uint64_t iterations = 0;      // 0: as many as take `seconds`, at least 3
+  uint64_t iterations = 0;      // 0: as many as fit in `seconds`, at least 3
   double seconds = 0.5;
   uint64_t warmup = 2;
   bool check = true;
@@ -33,24 +33,25 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StorageOptions, folder, direct, sync, engine,
                                    iterations, seconds, warmup, check, sequential, spin, seed)
 
 struct StorageRow {
-  Row row;             // op: read, write, or mixed, which turns from one to the other
+  Row row;             // op: read, write, or mixed (alternating)
   uint32_t depth = 1;  // requests of a thread in flight at once
 };
 
 // One row, from making its files to checking them.
 class StorageRun {
  public:
-  // Throws Failure where the row can't be.
+  // Throws Failure if the row is not possible.
   StorageRun(const StorageOptions& options, const StorageRow& row);
   ~StorageRun();
   StorageRun(const StorageRun&) = delete;
   StorageRun& operator=(const StorageRun&) = delete;
 
-  // Stamps what will be read or written, and runs the warm-up.
+  // Stamps the data that will be read or written, and runs the warm-up.
   void prepare();
   // The row's figures.
   [[nodiscard]] nlohmann::json measure();
-  // Every byte that was moved: of reads the memory's, of writes the file's. The blocks that are wrong.
+  // Checks every byte that was moved, in memory for reads and in the file for writes. Returns the number of
+  // wrong blocks.
   [[nodiscard]] uint64_t count_wrong();
   [[nodiscard]] uint64_t checked_blocks() const;
 
@@ -60,12 +61,12 @@ class StorageRun {
  private:
   struct Lane;
 
-  [[nodiscard]] uint64_t requests() const;  // lists of blocks that a thread has
+  [[nodiscard]] uint64_t requests() const;  // the number of block lists of a thread
 
   const StorageOptions options_;
   const StorageRow row_;
   std::unique_ptr<towline::Agent> agent_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // of each thread; they end before the agent
+  std::vector<std::unique_ptr<Lane>> lanes_;  // one for each thread; destroyed before the agent
 };
 
 [[nodiscard]] std::vector<StorageRow> storage_rows(const std::vector<Row>& rows,

@@ -39,7 +39,7 @@ class Target {
   }
 
  private:
-  // Memory of one initiator. The region ends before the buffer.
+  // Memory lent to one initiator. The region is destroyed before the buffer.
   struct Lent {
     Buffer buffer;
     towline::Region region;

@@ -9,15 +9,15 @@
 
 namespace tool::bench {
 
-// What initiators ask of targets, as JSON in notices; every question carries an "id" that comes back with the
-// answer.
+// The questions of initiators to targets, as JSON in notices. Every question carries an "id" that its answer
+// repeats.
 //
 //   {"ask": "open", "initiator", "bytes"}                        -> {"base"}
 //   {"ask": "fill"|"check", "initiator", "row", "area", ..}      -> {"wrong"}
 //   {"ask": "usage"}                                             -> {"cpu_s"}
 //   {"ask": "close", "initiator"}                                -> {}
 
-// The body of a target process. `configuration`: {"rank", "listen", "memory_kind", "workers"}. Tells
+// The body of a target process. `configuration`: {"rank", "listen", "memory_kind", "workers"}. Reports
 // {"address"}, then serves until stopped.
 void run_target(const nlohmann::json& configuration, Channel& parent);
 

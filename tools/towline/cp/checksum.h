@@ -1,4 +1,4 @@
-// A sum of bytes by which people tell two copies apart: against accidents, not against an adversary.
+// A checksum by which people compare two copies. It protects against accidents, not against an adversary.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace tool::cp {
 
-// Four sums run side by side over 32-byte strides, so that it is as fast as memory; each word is mixed with
-// all that came before it. All calls but the last take a multiple of 32 bytes.
+// Four sums run in parallel over 32-byte strides, so that it is as fast as memory. Each word is mixed with
+// all words before it. All calls but the last must pass a multiple of 32 bytes.
 class Checksum {
  public:
   void add(const std::byte* data, uint64_t bytes) {

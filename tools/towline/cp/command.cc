@@ -62,37 +62,37 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
   command->add_option("source", options->source, "Where from")->required()->type_name("PLACE");
   command->add_option("destination", options->destination, "Where to")->required()->type_name("PLACE");
   command->add_flag("--verify", options->verify, "Read both sides back, compare them, print their checksum");
-  command->add_option("--bytes", (*texts)["bytes"], "How much; by default all that the source has")
+  command->add_option("--bytes", (*texts)["bytes"], "Bytes to copy; by default the whole source")
       ->type_name("SIZE");
-  command->add_option("--skip", (*texts)["skip"], "Leave out so much of the source's beginning")
+  command->add_option("--skip", (*texts)["skip"], "Skip this many bytes of the source")
       ->type_name("SIZE");
   command
       ->add_option("--seek", (*texts)["seek"],
-                   "Write so far behind the destination's beginning, which is kept")
+                   "Skip this many bytes of the destination, which are kept")
       ->type_name("SIZE");
   command
       ->add_option("--piece", (*texts)["piece"],
-                   "Bytes of one transfer, and of a step that is remembered; from 4KiB")
+                   "Bytes of one transfer and of one step in the journal; at least 4KiB")
       ->type_name("SIZE")
       ->default_str("64MiB");
-  command->add_option("--rate", (*texts)["rate"], "At most so many bytes a second")->type_name("SIZE");
+  command->add_option("--rate", (*texts)["rate"], "Limit in bytes per second")->type_name("SIZE");
   command->add_flag("--restart", options->restart, "Begin anew, whatever an earlier run has copied");
   command
       ->add_option(
           "--state", options->state,
-          "Where to remember what has been copied; '' for nowhere; by default beside the file that is "
+          "Path of the journal of copied pieces; '' for none; by default beside the file that is "
           "written, or for a peer's memory in ~/.local/state/towline")
       ->type_name("FILE");
   command
       ->add_option("--state-home", options->state_home,
-                   "Folder for what is remembered of copies into a peer's memory; '' for none")
+                   "Folder for journals of copies into a peer's memory; '' for none")
       ->type_name("FOLDER")
       ->envname("XDG_STATE_HOME")
       ->default_val(state_home());
   command
       ->add_option("--backend", options->backend, "Force one towards the peer; by default the router chooses")
       ->type_name("NAME");
-  command->add_option("--timeout", (*texts)["timeout"], "For each piece, and for connecting")
+  command->add_option("--timeout", (*texts)["timeout"], "Limit for each piece, and for connecting")
       ->type_name("TIME")
       ->default_str("60s");
   command->add_flag("--direct", options->direct, "Write the file past the page cache");
@@ -105,7 +105,7 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       "  s3://BUCKET/KEY          an object; docs/storage.md says how its server is named\n"
       "  peer:HOST:PORT[#N]       memory: the N-th region that the agent listening there has registered, 0\n"
       "                           being the first; `towline serve` makes such a one\n"
-      "One of the two must not be of a peer.\n\n"
+      "Only one of the two may be a peer.\n\n"
       "A copy that was broken off goes on where it was when the same command is given again: which pieces "
       "are\n"
       "there is remembered until the copy is whole, in PATH.towline-cp, or for a peer's memory in\n"

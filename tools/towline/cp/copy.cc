@@ -28,12 +28,12 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 
 constexpr uint64_t kLeastPiece = 4096;              // each is a transfer and a line of the journal
-constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // of objects, as agent_options sets it
+constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // part size of objects, as agent_options sets it
 constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
-constexpr size_t kPiecesInFlight = 2;  // one ends while the next is under way
+constexpr size_t kPiecesInFlight = 2;  // one completes while the next is in flight
 constexpr auto kLook = std::chrono::milliseconds{50};
 
-// What a failure's number is: an errno, or of objects the HTTP status.
+// The meaning of a failure's code: an errno, or for objects the HTTP status.
 std::string code_text(int code) {
   constexpr int kLeastHttpStatus = 300;
   return code >= kLeastHttpStatus ? fmt::format("HTTP {}", code) : std::strerror(code);
@@ -44,7 +44,7 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   towline::AgentOptions agent;
   agent.listen = "none";
   agent.default_timeout = options.timeout;
-  // Objects are written in parts of one size, which the chunks in between must be.
+  // Objects are written in parts of equal size, so staging chunks must have that size.
   if (source.is_object() || destination.is_object())
     agent.config =
         fmt::format(
@@ -54,7 +54,7 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   return agent;
 }
 
-// Which pieces there are: [begin, begin + length) of what is copied.
+// The pieces of a copy: each covers [begin, begin + length) of the copied bytes.
 struct Cut {
   uint64_t bytes;
   uint64_t piece_bytes;
@@ -72,9 +72,9 @@ class Copier {
         destination_place_(parse_place(options.destination)),
         agent_(fmt::format("cp-{}", getpid()), agent_options(options, source_place_, destination_place_)) {
     if (source_place_.is_peer() && destination_place_.is_peer())
-      throw Failure{"both places are of peers: one of them must be storage of this machine"};
+      throw Failure{"both places are peers: one of them must be storage of this machine"};
     if (options.piece_bytes < kLeastPiece)
-      throw Failure{fmt::format("--piece {}: at least {} bytes, since each piece is a transfer of its own",
+      throw Failure{fmt::format("--piece {}: at least {} bytes, since each piece is one transfer",
                                 options.piece_bytes, kLeastPiece)};
     if (destination_place_.is_object() && options.piece_bytes % kPartBytes != 0)
       throw Failure{fmt::format("--piece {}: pieces of an object are multiples of {}", options.piece_bytes,
@@ -110,7 +110,7 @@ class Copier {
   const Report& report_;
   const Place source_place_;
   const Place destination_place_;
-  std::optional<Interruption> interruption_;  // of a copy that leaves something at a server when it is killed
+  std::optional<Interruption> interruption_;  // for copies that leave parts at a server when they are killed
   const towline::Agent agent_;
   std::optional<OpenPlace> source_;
   std::optional<OpenPlace> destination_;
@@ -121,16 +121,16 @@ class Copier {
   CopySummary summary_;
 };
 
-// Beside the file that is written; of what goes to a peer among the user's own, one for each region of each
-// incarnation, whatever the peer is called and whatever is copied there: the next copy into it, of anything,
-// takes the place of the one before. An object is uploaded anew.
+// Beside the file that is written. For copies to a peer: in the user's state folder, one journal for each
+// region of each incarnation, independent of the peer's name and of the source, so that the next copy into
+// the region replaces the journal. An object has none: it is always uploaded from the start.
 std::string Copier::state_path() const {
   if (options_.state) return *options_.state;
   if (destination_place_.is_peer()) return journal_of_memory(options_.state_home, destination_->version());
   return destination_place_.path.empty() ? std::string{} : destination_place_.path + ".towline-cp";
 }
 
-// Is what an earlier run has written still there? At least the file has not been emptied or cut since.
+// True if the bytes of an earlier run are still there: the file has not been emptied or cut since.
 bool Copier::may_go_on(const Journal& journal) const {
   if (options_.restart) return false;
   if (destination_place_.is_peer()) return true;  // its incarnation is part of what the copy is
@@ -142,7 +142,7 @@ bool Copier::may_go_on(const Journal& journal) const {
   return there.exists != 0 && there.bytes >= options_.seek + written;
 }
 
-// By whatever names and links.
+// Compares the files themselves, so names and links do not matter.
 bool Copier::within_one_file() const {
   std::error_code none;
   return !source_place_.path.empty() && !destination_place_.path.empty() &&
@@ -161,10 +161,10 @@ void Copier::check_places() const {
                                   : fmt::format(": {} is the same file", destination_place_.text))};
 }
 
-// What is empty has no pieces; a file is there afterwards all the same.
+// An empty source has no pieces, but the destination file is still created.
 void Copier::copy_nothing() {
   if (destination_place_.is_object())
-    throw Failure{fmt::format("{} is empty: objects of no bytes are not written", source_place_.text)};
+    throw Failure{fmt::format("{} is empty: empty objects are not written", source_place_.text)};
   if (destination_place_.is_peer()) return;
   const auto mode = options_.seek != 0 ? std::ios::app : std::ios::trunc;
   if (!std::ofstream(destination_place_.path, mode))
@@ -172,7 +172,7 @@ void Copier::copy_nothing() {
   if (options_.verify) summary_.checksum = fmt::format("{:016x}", Checksum().value());
 }
 
-// A copy of which a part is older than another is none.
+// A copy is wrong if its parts are from different versions of the source.
 void Copier::check_source() const {
   if (source_place_.is_peer() || within_one_file()) return;
   if (OpenPlace::version(agent_, source_place_) != source_->version())
@@ -223,7 +223,7 @@ CopySummary Copier::run() {
                                           options_.direct, deadline);
   (void)transfer_of(0, cut_.length(0));
   journal.open();
-  // Last: what is there stays until it is known that the copy can begin.
+  // Last: the old contents stay until it is certain that the copy can begin.
   if (!goes_on && options_.seek == 0 && !within_one_file()) OpenPlace::empty(destination_place_);
   summary_.bytes = cut_.bytes;
   started_ = steady_clock::now();
@@ -237,7 +237,7 @@ CopySummary Copier::run() {
   return summary_;
 }
 
-// Storage is the local side; of two storages the source is.
+// Storage is the local side; with two storages the source is.
 towline::Transfer Copier::transfer_of(uint64_t begin, uint64_t bytes) const {
   const towline::BlockList from = source_->list(agent_, options_.skip + begin, bytes);
   const towline::BlockList to = destination_->list(agent_, options_.seek + begin, bytes);
@@ -274,7 +274,7 @@ void Copier::start(uint64_t piece) {
     posted = transfer.post();
   }
   if (towline::is_error(posted))
-    throw Failure{fmt::format("bytes from {} on of {} are not taken: {}; {}",
+    throw Failure{fmt::format("bytes from {} on of {} were not accepted: {}; {}",
                               options_.skip + cut_.begin(piece), source_place_.text,
                               towline::status_text(posted), advice(posted == towline::Status::kTimedOut))};
 }
@@ -314,7 +314,7 @@ void Copier::finish(Journal& journal) {
                               code, advice(outcome == towline::Status::kTimedOut))};
   }
   finished_bytes_ += cut_.length(flight.piece);
-  // The next piece is under way meanwhile. The journal must not be newer than the bytes.
+  // The next piece is in flight meanwhile. The journal must not be newer than the bytes.
   if (options_.sync && !destination_place_.path.empty()) destination_->commit();
   journal.add(flight.piece);
   flights_.pop_front();
@@ -359,7 +359,7 @@ void Copier::verify() {
       throw Failure{
           fmt::format("reading back bytes {} to {}: {}", at, at + bytes, towline::status_text(status))};
   };
-  // Opened anew: what a reader will find there. A peer's memory is there as it is.
+  // Opened again, to check what a reader will find. A peer's memory is read as it is.
   std::optional<OpenPlace> written;
   if (!destination_place_.is_peer())
     written = OpenPlace::source(agent_, destination_place_, options_.timeout);

@@ -17,10 +17,10 @@ struct CopyOptions {
   std::string destination{};
   uint64_t skip = 0;   // bytes of the source before those that are copied
   uint64_t seek = 0;   // bytes of the destination before those that are written
-  uint64_t bytes = 0;  // 0: all that the source has
+  uint64_t bytes = 0;  // 0: the whole source
   uint64_t piece_bytes = kDefaultPieceBytes;
-  uint64_t rate = 0;                   // bytes a second at most; 0: as many as there can be
-  std::optional<std::string> state{};  // of the copy; empty text: none; by default beside a file
+  uint64_t rate = 0;                   // limit in bytes per second; 0: none
+  std::optional<std::string> state{};  // path of the journal; empty text: none; by default beside a file
   std::string state_home{};            // for copies into a peer's memory, $XDG_STATE_HOME; empty: nowhere
   std::string backend{};               // towards the peer
   std::chrono::nanoseconds timeout = std::chrono::seconds{60};  // of each piece, and of connecting
@@ -32,15 +32,15 @@ struct CopyOptions {
 
 struct CopySummary {
   uint64_t bytes = 0;
-  uint64_t resumed_bytes = 0;  // of them, those that an earlier run had copied
+  uint64_t resumed_bytes = 0;  // included in `bytes`; copied by an earlier run
   double seconds = 0;          // copying
   double verify_seconds = 0;
   std::string route;     // "tcp then posix"
-  std::string checksum;  // of both sides; empty: not looked at
+  std::string checksum;  // of both sides; empty: not verified
 };
 
 enum class Phase { kCopy, kVerify };
-// Told now and then; `text` is for people.
+// Called from time to time; `text` is for people.
 using Report = std::function<void(Phase phase, double share, const std::string& text)>;
 
 // Throws Failure, saying what to do, or towline::Error.

@@ -27,7 +27,7 @@
 
 namespace {
 
-// What a test does whenever a file is about to be synced; its path.
+// Called whenever a file is about to be synced, with its path.
 std::function<void(const std::string&)> on_sync;
 
 }  // namespace
@@ -187,7 +187,7 @@ TEST(CpJournal, counts_what_is_whole_and_of_this_copy) {
 TEST(Cp, copies_files_to_files_and_verifies) {
   const Folder folder;
   write_file(folder / "from", contents(kBytes, 1));
-  write_file(folder / "to", contents(2 * kBytes, 9));  // longer: what is left over goes
+  write_file(folder / "to", contents(2 * kBytes, 9));  // longer: the rest is cut off
   const CopySummary summary = quiet_copy({.source = folder / "from",
                                           .destination = "file:" + (folder / "to"),
                                           .piece_bytes = 100'000,
@@ -238,7 +238,7 @@ TEST(Cp, says_what_is_wrong) {
     const std::string text = refusal(options);
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  expect({.source = folder / "absent", .destination = folder / "to"}, "there is nothing");
+  expect({.source = folder / "absent", .destination = folder / "to"}, "no such file or object");
   expect({.source = folder / "empty", .destination = "s3://bucket/key"}, "is empty");
   expect({.source = folder / "empty", .destination = folder / "to", .bytes = 1}, "--bytes");
   expect({.source = folder / "from", .destination = folder / "from"}, "onto itself");
@@ -318,7 +318,7 @@ TEST(Cp, tells_that_the_source_changed_while_it_was_copied) {
   EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 15));
 }
 
-// A copy in a process of its own, slow enough to be killed in the middle.
+// A copy in a separate process, slow enough to be killed in the middle.
 pid_t start_copy(const CopyOptions& options) {
   const pid_t pid = ::fork();
   if (pid != 0) return pid;
@@ -353,7 +353,7 @@ TEST(Cp, says_that_a_file_may_not_grow_further) {
   ASSERT_GE(pid, 0);
   if (pid == 0) {
     write_limit_is_an_error();
-    constexpr uint64_t kLimit = 64 << 20;  // of all files that it makes, its own memory's too
+    constexpr uint64_t kLimit = 64 << 20;  // for all files that it makes, including the one behind its memory
     const rlimit limit = {kLimit, kLimit};
     const bool set = ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
     const std::string text =
@@ -385,7 +385,7 @@ TEST(Cp, goes_on_after_a_kill) {
   EXPECT_FALSE(fs::exists(folder / "to.towline-cp"));
 }
 
-// A process of its own that serves memory: what was forked from here must not share its agent.
+// A separate process that serves memory, because a process forked from here must not share its agent.
 class ServingProcess {
  public:
   explicit ServingProcess(uint32_t seed = 0) {
@@ -419,7 +419,7 @@ class ServingProcess {
   std::string place_;
 };
 
-// Else what a power failure leaves is a note of bytes that are not there.
+// Otherwise the journal could survive a power failure while the bytes do not.
 TEST(Cp, remembers_no_piece_before_it_is_on_the_device) {
   const Folder folder;
   write_file(folder / "from", contents(kBytes, 17));
@@ -476,7 +476,7 @@ TEST(Cp, goes_on_after_a_kill_from_a_peers_memory) {
   EXPECT_TRUE(read_file(folder / "to") == contents(kBytes, 6));
 }
 
-// What copies into memory have remembered below `home`.
+// The journals of copies into memory, below `home`.
 std::vector<std::string> journals(const std::string& home) {
   std::vector<std::string> found;
   std::error_code error;
@@ -486,7 +486,7 @@ std::vector<std::string> journals(const std::string& home) {
   return found;
 }
 
-// Is killed when it has remembered a few pieces.
+// This copy is killed when its journal has a few pieces.
 CopyOptions broken_copy(const Folder& folder, const ServingProcess& peer) {
   CopyOptions options{.source = folder / "from",
                       .destination = peer.place(),

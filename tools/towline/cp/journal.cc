@@ -49,7 +49,7 @@ void Journal::forget() { std::fill(done_.begin(), done_.end(), false); }
 
 void Journal::open() {
   if (path_.empty()) return;
-  // Written anew and put in the old one's place: a torn last line must not swallow the next.
+  // A new file replaces the old one, so that a torn last line can't merge with the next line.
   const std::string next = path_ + ".new";
   file_.reset(std::fopen(next.c_str(), "we"));
   if (file_ == nullptr)

@@ -1,8 +1,7 @@
-// What a copy has done so far, in a file beside its destination, so that a copy that was broken off can go
-// on.
+// A journal of the pieces that a copy has finished, kept in a file, so that an interrupted copy can resume.
 //
-// One JSON value a line: first which copy it is, then each piece that is there. A line that is not whole, as
-// a kill in the middle of writing leaves it, counts for nothing.
+// The file has one JSON value per line: the identity of the copy, then each finished piece. An incomplete
+// line, left by a kill during a write, is ignored.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +14,30 @@
 
 namespace tool::cp {
 
-// What the text of a journal says of `copy`, which has so many pieces. Any text will do.
+// Parses the text of a journal of `copy`, which has `pieces` pieces. Accepts any text.
 struct JournalText {
   std::vector<bool> done;
-  bool of_another = false;  // it is a journal of another copy, and counts for nothing
+  bool of_another = false;  // it is a journal of another copy and is ignored
 };
 [[nodiscard]] JournalText parse_journal(std::istream& text, const nlohmann::json& copy, uint64_t pieces);
 
 class Journal {
  public:
-  // Reads what is at `path`. Another copy's, or nothing: none of `pieces` is done. Empty path: no journal.
+  // Reads the journal at `path`. If there is none, or it belongs to another copy, no piece is done. Empty
+  // path: no journal.
   Journal(std::string path, const nlohmann::json& copy, uint64_t pieces);
 
   [[nodiscard]] bool done(uint64_t piece) const { return done_[piece]; }
   [[nodiscard]] uint64_t done_count() const;
-  // A journal of another copy was there, and counts for nothing.
+  // A journal of another copy was found and is ignored.
   [[nodiscard]] bool was_of_another() const { return of_another_; }
   // Forgets what it read.
   void forget();
-  // Starts to write: what is known to be done, then what add() is told.
+  // Starts a new file with the pieces known to be done; add() appends to it.
   void open();
-  // The piece is there for good: where the bytes are a file's, on the device.
+  // The piece is durable: bytes of a file are on the device.
   void add(uint64_t piece);
-  // The copy is whole.
+  // The copy is complete: removes the journal.
   void remove();
 
  private:
@@ -53,9 +53,8 @@ class Journal {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-// Where the journal of copies into a peer's memory lies, named by what tells that memory from any other: in
-// `home`/towline. Makes the folder, and drops what has lain there for a month. Empty: there is no place for
-// it.
+// The path of the journal for copies into a peer's memory: in `home`/towline, named by the identity of that
+// memory. Makes the folder and deletes journals older than a month. Empty: there is no place for it.
 [[nodiscard]] std::string journal_of_memory(const std::string& home, const std::string& memory);
 
 }  // namespace tool::cp

@@ -1,5 +1,5 @@
-// A journal is a file that anybody may have written: any text is read, and no piece is done that it does not
-// name. The first half of the inputs is taken as it is, the other as the lines of a journal of this copy.
+// A journal is untrusted: parsing accepts any text, and marks no piece as done that the text does not name.
+// Half of the inputs are parsed as they are, the other half as the lines of a journal of this copy.
 #include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>

@@ -39,20 +39,20 @@ Place parse_place(std::string_view text) {
     if (const size_t mark = place.address.rfind('#'); mark != std::string::npos) {
       const std::string number = place.address.substr(mark + 1);
       if (!CLI::detail::lexical_cast(number, place.region) || number.empty())
-        throw Failure{fmt::format("{}: after # comes the number of a region, 0 being the first", text)};
+        throw Failure{fmt::format("{}: expected the number of a region after #; the first is 0", text)};
       place.address.resize(mark);
     }
     if (place.address.empty())
       throw Failure{fmt::format("{}: a peer is named peer:HOST:PORT or peer:HOST:PORT#REGION", text)};
     return place;
   }
-  if (text.empty()) throw Failure{"a place is empty: file:PATH, s3://BUCKET/KEY or peer:HOST:PORT"};
+  if (text.empty()) throw Failure{"a place is empty: give file:PATH, s3://BUCKET/KEY or peer:HOST:PORT"};
   if (!has_scheme(text) || text.starts_with(kFile)) {
     if (text.starts_with(kFile)) text.remove_prefix(kFile.size());
     if (text.starts_with("//") && !text.starts_with("///"))
-      throw Failure{fmt::format("file:{}: files of another host are not reached: file:/path", text)};
+      throw Failure{fmt::format("file:{}: files of another host can't be reached: use file:/path", text)};
     if (text.starts_with("///")) text.remove_prefix(2);
-    if (text.empty()) throw Failure{"file: is followed by a path"};
+    if (text.empty()) throw Failure{"file: must be followed by a path"};
     place.path = std::filesystem::absolute(text).lexically_normal().string();
     place.uri = std::string(kFile) + place.path;
   } else {
@@ -84,7 +84,7 @@ OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, tow
     return open;
   }
   const towline::StorageInfo info = towline::query_storage(agent, place.uri);
-  if (info.exists == 0) throw Failure{fmt::format("{}: there is nothing", place.uri)};
+  if (info.exists == 0) throw Failure{fmt::format("{}: no such file or object", place.uri)};
   if (info.bytes != 0) open.region_ = towline::register_storage(agent, place.uri);
   open.bytes_ = info.bytes;
   open.version_ = version_of(info);
@@ -118,7 +118,8 @@ OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place
   options.create = true;
   options.direct = direct;
   options.bytes = bytes;
-  // A file is written where it is, so that a broken copy can go on; anything else takes its place at the end.
+  // A file is written in place, so that an interrupted copy can resume; any other destination is replaced at
+  // the end.
   options.replace = place.path.empty();
   open.region_ = towline::register_storage(agent, place.uri, options);
   open.bytes_ = bytes;

@@ -13,7 +13,7 @@ namespace tool::replay {
 
 namespace {
 
-// What one side alone decides. The other one would not look at it.
+// Options that one side alone decides. The other side would ignore them.
 constexpr const char* kOfPrefill[] = {"--trace",      "--requests", "--seed",   "--speed",
                                       "--model",      "--layers",   "--dtype",  "--page-tokens",
                                       "--prefill-tp", "--op",       "--verify", "--spill"};
@@ -23,7 +23,7 @@ template <size_t kCount>
 void refuse_options(const CLI::App& command, const char* const (&names)[kCount], const char* side) {
   for (const char* name : names) {
     if (command.get_option(name)->count() != 0)
-      throw Failure{fmt::format("{} is decided by the {} side: give it to --role {}", name, side, side)};
+      throw Failure{fmt::format("{} is an option of the {} side: give it to --role {}", name, side, side)};
   }
 }
 
@@ -38,7 +38,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
 
   command
       ->add_option("--trace", setup.trace,
-                   "Trace in Mooncake's format (JSON lines); without it, requests of that shape")
+                   "Trace in Mooncake's format (JSON lines); without it, similar requests are generated")
       ->type_name("FILE");
   command->add_option("--requests,-n", setup.requests, "How many requests")
       ->type_name("N")
@@ -48,7 +48,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->type_name("N")
       ->check(refuse_unless_whole)
       ->capture_default_str();
-  command->add_option("--speed", (*texts)["speed"], "Times the trace's own speed, or max")
+  command->add_option("--speed", (*texts)["speed"], "Factor on the trace's own speed, or max")
       ->type_name("X|max")
       ->default_str("max");
   command->add_option("--model", setup.model, "llama-3.1-8b, llama-3.1-70b, qwen3-32b or deepseek-v3")
@@ -57,7 +57,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--dtype", setup.dtype, "bf16, fp16, fp8, int8 or fp32")->capture_default_str();
   command->add_option("--page-tokens", setup.page_tokens, "Tokens in a page")->capture_default_str();
-  command->add_option("--prefill-tp", setup.prefill_tp, "Tensor parallel ranks that prefill")
+  command->add_option("--prefill-tp", setup.prefill_tp, "Tensor parallel ranks on the prefill side")
       ->capture_default_str();
   command->add_option("--decode-tp", setup.decode_tp, "Tensor parallel ranks that decode")
       ->capture_default_str();
@@ -77,7 +77,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
   command
       ->add_option(
           "--spill", setup.spill,
-          "Where prefill ranks put blocks that their pool has no room for, and fetch them from again")
+          "Storage for blocks that do not fit into the prefill ranks' pools")
       ->type_name("file:DIR|s3://BUCKET");
   command->add_option("--threads", setup.threads, "Threads a transfer is split over")
       ->capture_default_str()
@@ -89,14 +89,14 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command
       ->add_option("--faults", options->faults,
-                   "Faults that the transports shall meet, as TOWLINE_FAULTS has them")
+                   "Faults to inject into the transports, in the form of TOWLINE_FAULTS")
       ->type_name("SPEC");
   command->add_option("--patience", setup.patience_s, "Seconds without progress after which to give up")
       ->capture_default_str()
       ->check(CLI::Range(1, 3600));
   command
       ->add_option("--role", (*texts)["role"],
-                   "Run one side only, the other one elsewhere: prefill or decode")
+                   "Run only this side; the other runs elsewhere: prefill or decode")
       ->check(CLI::IsMember({"prefill", "decode"}));
   command
       ->add_option("--listen", options->listen, "Where rank 0 listens; further ranks take the ports after it")

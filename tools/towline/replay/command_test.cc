@@ -10,7 +10,7 @@
 namespace tool::replay {
 namespace {
 
-// The sentence that the command ends with before it does anything.
+// The error with which the command refuses these arguments.
 std::string refusal(const std::string& arguments) {
   CLI::App app;
   CommonOptions common;
@@ -28,10 +28,10 @@ TEST(ReplayCommand, OptionsOfTheOtherSideAreRefused) {
                              "--model qwen3-32b", "--layers 2", "--dtype fp8", "--page-tokens 32",
                              "--prefill-tp 2", "--op write", "--verify full", "--spill file:/tmp"}) {
     const std::string text = refusal(std::string{"--role decode --connect 127.0.0.1:7700 "} + option);
-    EXPECT_NE(text.find("is decided by the prefill side"), std::string::npos) << option << ": " << text;
+    EXPECT_NE(text.find("is an option of the prefill side"), std::string::npos) << option << ": " << text;
   }
   EXPECT_EQ(refusal("--role prefill --in-flight 4"),
-            "--in-flight is decided by the decode side: give it to --role decode");
+            "--in-flight is an option of the decode side: give it to --role decode");
 }
 
 }  // namespace

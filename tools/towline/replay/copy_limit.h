@@ -1,4 +1,4 @@
-// What this machine's memory allows.
+// Measures the speed of this machine's memory.
 #pragma once
 
 #include "replay/model.h"

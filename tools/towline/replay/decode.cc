@@ -23,10 +23,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr auto kConnectWithin = std::chrono::seconds{30};
-// A message is lost where the connection breaks that carries it: what nobody answered is said again.
+// A message is lost if its connection breaks: a message without an answer is sent again.
 constexpr auto kAgainAfter = std::chrono::seconds{1};
 
-// A prefill rank that we take heads from.
+// A prefill rank from which this rank takes heads.
 struct Source {
   Slice slice;
   std::unique_ptr<towline::Peer> peer;
@@ -41,7 +41,7 @@ struct Job {
   std::vector<std::vector<ReadyBlock>> blocks;  // by source, once all of them are here
   bool started = false;
   std::vector<BlockPool::Held> held;
-  std::vector<std::string> wants;         // op write: what each source was told
+  std::vector<std::string> wants;         // op write: the message for each source
   std::vector<Assembly<Nothing>> landed;  // op write, by source
   uint32_t sources_left = 0;
   bool moved = false;  // something had to be moved
@@ -115,7 +115,7 @@ class DecodeRank {
     throw Failure{"the prefill side did not answer: is something else listening there?"};
   }
 
-  // Takes everything but what is this side's own from the prefill side.
+  // Takes all settings that are not this side's own from the prefill side.
   void adopt(const nlohmann::json& plan) {
     const Setup own = setup_;
     setup_ = plan.at("setup").get<Setup>();
@@ -156,7 +156,7 @@ class DecodeRank {
     }
   }
 
-  // To those that have not begun yet.
+  // Sends the pool to sources that have not begun yet.
   void offer_pool() {
     const auto now = steady_clock::now();
     if (now < next_offer_ || !rank_.sent_all()) return;
@@ -177,7 +177,7 @@ class DecodeRank {
           sources_, [&](const Source& source) { return source.peer->name() == notice.peer_name(); });
       if (found == sources_.end()) continue;
       const auto index = static_cast<size_t>(found - sources_.begin());
-      if (message_type(text) == MessageType::kPlan) continue;  // we asked twice
+      if (message_type(text) == MessageType::kPlan) continue;  // asked twice
       found->heard = true;
       switch (message_type(text)) {
         case MessageType::kReady:
@@ -200,7 +200,7 @@ class DecodeRank {
   void take_ready(size_t source, ReadyMessage message) {
     const uint32_t request = message.part.request;
     if (request >= total_) throw Failure{fmt::format("request {} of {} arrived", request, total_)};
-    if (request < next_to_finish_) return say_done(source, request);  // it did not hear us
+    if (request < next_to_finish_) return say_done(source, request);  // the message before was lost
     Job& job = jobs_[request];
     job.ready.resize(sources_.size());
     job.ready[source].add(message.part, std::move(message.blocks));
@@ -331,7 +331,7 @@ class DecodeRank {
                   theirs);
   }
 
-  // Requests end in order, so that a block which a later one shares with it is known to be here.
+  // Requests end in order, so that a block which it shares with a later request is known to be here.
   bool finish_next() {
     const auto found = jobs_.find(next_to_finish_);
     if (found == jobs_.end() || !found->second.started || found->second.sources_left > 0) return false;
@@ -343,7 +343,7 @@ class DecodeRank {
     for (const auto& held : job.held) pool_->release(*held.block);
     handover_latencies_.add(seconds_between(job.ready_at, now));
     last_finished_at_ = now;
-    // With READ the notices of the transfers have said so already.
+    // With READ the notices of the transfers have already reported this.
     if (!job.moved || op_of(setup_) == towline::Op::write) {
       for (size_t source = 0; source < sources_.size(); ++source) say_done(source, next_to_finish_);
     }
@@ -389,7 +389,7 @@ class DecodeRank {
       goodbye_by_ = steady_clock::now() + std::chrono::seconds{5};
     if (goodbye_by_ && steady_clock::now() > *goodbye_by_) {
       for (Source& source : sources_)
-        source.goodbye = true;  // the work is done; a lost farewell is no failure
+        source.goodbye = true;  // the work is done; a lost goodbye is not a failure
     }
   }
 

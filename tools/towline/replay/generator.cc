@@ -9,7 +9,7 @@ namespace tool::replay {
 namespace {
 
 constexpr double kMedianInput = 6909;
-// The cut at the longest takes a little from the mean, so it is drawn a little higher.
+// Limiting the longest input lowers the mean a little, so inputs are drawn with a slightly higher mean.
 constexpr double kMeanInput = 12300;
 constexpr double kLongestInput = 126195;
 constexpr double kMedianOutput = 350;
@@ -19,8 +19,8 @@ constexpr double kMeanGapMs = 299;
 constexpr double kContinues = 0.52;
 constexpr int kCandidates = 12;
 
-// Of a few earlier requests the one that leaves the least to add: a turn of a conversation is short beside
-// what came before. Null when all are longer.
+// The longest of a few earlier requests that are shorter than this one, since a turn of a conversation is
+// short compared with its history. Null if all are longer.
 const Request* conversation_for(const Request& request, const std::vector<Request>& earlier, Random& random) {
   const Request* best = nullptr;
   for (int candidate = 0; candidate < kCandidates && !earlier.empty(); ++candidate) {

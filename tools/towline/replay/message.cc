@@ -127,7 +127,7 @@ MessageType message_type(std::string_view message) {
   const uint8_t type = message.empty() ? 0 : static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(MessageType::kHello) ||
       type > static_cast<uint8_t>(MessageType::kGoodbye)) {
-    throw Failure{"a notice arrived that is none of the replay's"};
+    throw Failure{"a notice arrived that is not a message of the replay"};
   }
   return static_cast<MessageType>(type);
 }

@@ -1,5 +1,5 @@
-// What prefill and decode ranks tell each other in notices. All of it may arrive twice or in any order
-// between different requests: a rank that sees no answer says it again.
+// What prefill and decode ranks tell each other in notices. Messages may arrive twice, and in any order
+// between different requests: a rank that gets no answer sends its message again.
 //
 //   decode  -> prefill 0  hello    JSON: who I am
 //   prefill -> decode     plan     JSON: the model, the op, where all prefill ranks listen
@@ -8,7 +8,8 @@
 //   decode  -> prefill    want     (op write) request N: the pages that its missing blocks shall go to
 //   prefill -> decode     landed   (op write) with the data: a part of request N is there
 //   decode  -> prefill    done     (op read, with the data) a part of request N was taken; its pages may be
-//   reused prefill -> decode     goodbye  every request is done
+//                                  reused
+//   prefill -> decode     goodbye  every request is done
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace tool::replay {
 
 enum class MessageType : uint8_t { kHello = 1, kPlan, kPool, kReady, kWant, kLanded, kDone, kGoodbye };
 
-// Messages that say more than fits into a notice are sent in parts; `part` counts from 0 to `parts` - 1.
+// Messages that do not fit into a notice are sent in parts; `part` counts from 0 to `parts` - 1.
 struct PartOf {
   uint32_t request = 0;
   uint32_t part = 0;
@@ -42,7 +43,7 @@ struct ReadyBlock {
 };
 struct ReadyMessage {
   PartOf part;
-  std::vector<ReadyBlock> blocks;  // the parts' blocks one after another are the request's
+  std::vector<ReadyBlock> blocks;  // the blocks of all parts, in order, are those of the request
 };
 
 struct WantedBlock {
@@ -101,7 +102,7 @@ class Assembly {
   size_t here_ = 0;
 };
 
-// Parts that carry nothing but that they came.
+// For parts without items.
 struct Nothing {};
 
 }  // namespace tool::replay

@@ -16,7 +16,7 @@ const std::vector<Model>& known_models() {
       {"llama-3.1-8b", 32, 2, 8, 128},
       {"llama-3.1-70b", 80, 2, 8, 128},
       {"qwen3-32b", 64, 2, 8, 128},
-      {"deepseek-v3", 61, 1, 1, 512 + 64},  // latent, and the part of the key that carries positions
+      {"deepseek-v3", 61, 1, 1, 512 + 64},  // the latent vector, and the part of the key with positions
   };
   return kModels;
 }

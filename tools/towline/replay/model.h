@@ -1,4 +1,4 @@
-// What a model's KV cache looks like, whole and on one rank of a tensor-parallel group.
+// The layout of a model's KV cache, whole and on one rank of a tensor-parallel group.
 //
 // A token's cache is, for each layer, one or two planes (keys and values; multi-head latent attention keeps
 // one compressed vector instead), each of kv_heads vectors. Tensor parallelism splits the heads; where there
@@ -30,7 +30,7 @@ struct Model {
 // 2 for "bf16" and so on; throws Failure.
 [[nodiscard]] uint32_t dtype_bytes(std::string_view dtype);
 
-// A model's cache as it is replayed: so many layers of it, in pages of so many tokens.
+// The part of a model's cache that is replayed: a number of layers, in pages of a number of tokens.
 struct CacheShape {
   uint32_t layers = 0;
   uint32_t planes = 0;
@@ -43,7 +43,7 @@ struct CacheShape {
   [[nodiscard]] uint32_t layer_planes() const { return layers * planes; }
 };
 
-// Throws Failure where pages or layers do not fit the model. `layers` 0: all.
+// Throws Failure if pages or layers do not fit the model. `layers` 0: all.
 [[nodiscard]] CacheShape make_shape(const Model& model, uint32_t layers, std::string_view dtype,
                                     uint32_t page_tokens);
 
@@ -64,14 +64,14 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
-// Everything a decode rank needs, each head once. Where prefill ranks hold the same heads, decode ranks
-// spread over them.
+// Everything a decode rank needs, each head once. If several prefill ranks hold the same heads, decode ranks
+// are spread over them.
 [[nodiscard]] std::vector<Slice> slices_of_rank(const CacheShape& shape, uint32_t prefill_ranks,
                                                 uint32_t decode_ranks, uint32_t decode_rank);
-// The largest number of heads that no slice cuts through: what is stamped as one.
+// The largest group of heads that no slice cuts; each group is stamped as one.
 [[nodiscard]] uint32_t granule_heads(const CacheShape& shape, uint32_t prefill_ranks, uint32_t decode_ranks);
 
-// Where one rank keeps its pages: [layer][plane][page][token][head], so that a page is contiguous.
+// The layout of one rank's pages: [layer][plane][page][token][head], so that a page is contiguous.
 struct PoolLayout {
   CacheShape shape;
   HeadRange heads;
@@ -80,7 +80,7 @@ struct PoolLayout {
   towline::Kind kind = towline::Kind::kDram;
   uint64_t device = 0;
 
-  // The same memory where it is filled and looked at (buffer.h).
+  // The same memory at the address where it is filled and checked (buffer.h).
   [[nodiscard]] PoolLayout in(const Buffer& buffer) const;
   void place_in(const Buffer& buffer);
 
@@ -88,7 +88,7 @@ struct PoolLayout {
   [[nodiscard]] uint64_t page_bytes() const { return token_bytes() * shape.page_tokens; }
   [[nodiscard]] uint64_t plane_bytes() const { return page_bytes() * pages; }
   [[nodiscard]] uint64_t bytes() const { return plane_bytes() * shape.layer_planes(); }
-  // Of one page in all layers and planes.
+  // The bytes of one page in all layers and planes.
   [[nodiscard]] uint64_t bytes_per_page() const { return page_bytes() * shape.layer_planes(); }
   [[nodiscard]] uint64_t page_address(uint32_t layer_plane, uint32_t page) const {
     return base + layer_plane * plane_bytes() + page * page_bytes();

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMostPicks = 4'000'000;
 constexpr int kMostAttempts = 10;
 
-// What another post may overcome: the connection went, not the memory or the peer.
+// True if posting again may help: the connection was lost, not the memory or the peer.
 bool worth_repeating(Status status) {
   return status == Status::kPeerLost || status == Status::kTimedOut || status == Status::kIo ||
          status == Status::kShort || status == Status::kCorrupt || status == Status::kUnreachable;
@@ -85,7 +85,7 @@ void Mover::post(uint64_t id, std::vector<Ended>& ended) {
 
 void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
   const auto found = parts_.find(id);
-  if (found == parts_.end() || !found->second.in_flight) return;  // its end was seen when it was posted
+  if (found == parts_.end() || !found->second.in_flight) return;  // post() has already reported its end
   Part& part = found->second;
   part.in_flight = false;
   const double latency_s = seconds_since(part.posted_at);
@@ -111,7 +111,7 @@ void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
   groups_.erase(group);
 }
 
-// What failed must have let go of the memory it writes to before it is posted again.
+// A failed transfer must be fenced before it is posted again.
 bool Mover::fenced(const Part& part) const {
   const auto fence = options_.op == towline::Op::read ? towline::Fence::kLocal : towline::Fence::kBoth;
   return part.transfer.wait_fenced(fence, std::chrono::milliseconds{5}) == Status::kOk;

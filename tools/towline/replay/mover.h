@@ -1,5 +1,5 @@
 // Moves pages of requests between two ranks: cuts a request into transfers that respect the library's limits,
-// posts them, posts again what a broken connection interrupted, and keeps the times.
+// posts them, posts them again after a broken connection, and keeps the times.
 #pragma once
 
 #include <chrono>
@@ -40,7 +40,7 @@ struct Lane {
   towline::BlockList remote_list;
 };
 
-// For the user. `route` is what Transfer::route() says.
+// For the user. `route` is the result of Transfer::route().
 [[nodiscard]] std::string describe_failure(uint32_t request, uint64_t blocks, int attempts,
                                            towline::Status outcome, const std::string& route);
 
@@ -49,7 +49,7 @@ class Mover {
   Mover(towline::Agent& agent, MoveOptions options) : agent_(agent), options_(std::move(options)) {}
 
   // Moves whole pages, local_pages[i] against remote_pages[i], in every layer. Each transfer carries a notice
-  // of type `message` for `request`. `consumer` comes back with the request when all is moved.
+  // of type `message` for `request`. `consumer` is returned with the request when everything is moved.
   void start(const Lane& lane, uint32_t request, uint32_t consumer, MessageType message,
              const std::vector<uint32_t>& local_pages, const std::vector<uint32_t>& remote_pages);
 
@@ -57,8 +57,8 @@ class Mover {
     uint32_t request = 0;
     uint32_t consumer = 0;
   };
-  // Posts what waits and takes what ended: the starts that are through. Throws Failure when a transfer fails
-  // for good.
+  // Posts waiting transfers and collects outcomes. Returns the calls of start() that are complete. Throws
+  // Failure when a transfer fails for good.
   [[nodiscard]] std::vector<Ended> advance();
   [[nodiscard]] bool idle() const { return parts_.empty(); }
   // True when posts wait for credit: advance() again soon.

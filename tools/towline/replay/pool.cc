@@ -47,7 +47,7 @@ void BlockPool::evict_one() {
 std::optional<std::vector<BlockPool::Held>> BlockPool::hold(const std::vector<BlockKey>& keys) {
   if (!room_for(keys)) return std::nullopt;
   std::vector<Held> held(keys.size());
-  // Those that are here first, so that making room does not push them out.
+  // Blocks that are here first, so that making room does not evict them.
   for (size_t index = 0; index < keys.size(); ++index) {
     const auto found = blocks_.find(keys[index]);
     if (found == blocks_.end()) continue;

@@ -1,7 +1,8 @@
 // A rank's bounded pool of pages, and the prefix blocks that lie in it.
 //
-// A block is what one prefix hash stands for, up to 512 tokens. Requests in work hold the blocks they need;
-// blocks that nobody holds stay as a prefix cache until their pages are wanted, the longest unused first.
+// A block is what one prefix hash stands for, up to 512 tokens. Requests in progress hold the blocks they
+// need. Blocks that no request holds stay as a prefix cache until their pages are needed; the least recently
+// used go first.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,16 @@ namespace tool::replay {
 
 struct BlockKey {
   uint64_t hash = 0;
-  uint32_t tokens = 0;  // a block that was cut short is another one than the whole
+  uint32_t tokens = 0;  // a shorter block is a different block
   bool operator==(const BlockKey&) const = default;
 };
 
 struct Block {
   BlockKey key;
   std::vector<uint32_t> pages;
-  std::vector<uint64_t> epochs;  // of the writing, one for each source; the owner of the pool fills them in
+  std::vector<uint64_t> epochs;  // when it was written, one for each source; the owner of the pool sets them
   uint32_t holders = 0;
-  std::list<Block*>::iterator unused_at;  // valid while nobody holds it
+  std::list<Block*>::iterator unused_at;  // valid while no request holds it
 };
 
 class BlockPool {
@@ -47,12 +48,12 @@ class BlockPool {
     Block* block = nullptr;
     bool fresh = false;  // its pages hold nothing of it yet
   };
-  // Holds all of these blocks, in order, or none: nothing when that takes more pages than are free or unused.
-  // Blocks stay where they are until released; a block asked for twice is held twice.
+  // Holds all of these blocks, in order, or none: returns nothing if they need more pages than are free or
+  // unused. Held blocks keep their pages until released; a block requested twice is held twice.
   [[nodiscard]] std::optional<std::vector<Held>> hold(const std::vector<BlockKey>& keys);
   void release(Block& block);
 
-  // Told of each block that has to go, while its pages still hold it.
+  // Called for each block before it is evicted, while its pages still hold it.
   void on_eviction(std::function<void(const Block&)> told) { evicted_ = std::move(told); }
 
  private:
@@ -70,7 +71,7 @@ class BlockPool {
   std::function<void(const Block&)> evicted_;
   std::vector<uint32_t> free_;
   std::unordered_map<BlockKey, Block, KeyHash> blocks_;
-  std::list<Block*> unused_;  // the longest unused in front
+  std::list<Block*> unused_;  // least recently used first
   uint64_t unused_pages_ = 0;
 };
 

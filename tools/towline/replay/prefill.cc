@@ -26,12 +26,12 @@ using std::chrono::steady_clock;
 constexpr size_t kMostAhead = 16;
 constexpr auto kRepeatAfter = std::chrono::seconds{5};
 
-// A decode rank that takes some of our heads.
+// A decode rank that takes some of this rank's heads.
 struct Consumer {
   Consumer(uint32_t rank, HeadRange taken) : decode_rank(rank), heads(taken) {}
   uint32_t decode_rank;
   HeadRange heads;
-  std::unique_ptr<towline::Peer> peer;  // null until it told us about its pool
+  std::unique_ptr<towline::Peer> peer;  // null until it has described its pool
   std::unique_ptr<Lane> lane;
 };
 
@@ -83,8 +83,8 @@ class PrefillRank {
   void run() {
     rank_.report({{"address", rank_.agent().address()}, {"requests", requests_.size()}});
     addresses_ = rank_.wait_for_parent("start").at("start").get<std::vector<std::string>>();
-    // Nobody takes from a rank whose heads others hold as well; the first one still tells decode ranks where
-    // to go.
+    // A rank whose heads other ranks hold as well may have no consumers. The first rank still tells decode
+    // ranks where to connect.
     while (!all_consumers_here()) {
       if (!receive()) rank_.wait(milliseconds{200});
     }
@@ -153,7 +153,7 @@ class PrefillRank {
 
   towline::Peer find_sender(const towline::Notice& notice) {
     auto peer = rank_.agent().find_peer(std::string{notice.peer_incarnation()});
-    if (!peer) throw Failure{fmt::format("'{}' sent a notice, but is no known peer", notice.peer_name())};
+    if (!peer) throw Failure{fmt::format("'{}' sent a notice, but is not a known peer", notice.peer_name())};
     return std::move(*peer);
   }
 
@@ -188,7 +188,7 @@ class PrefillRank {
     }
   }
 
-  // The consumer that sent this, as an index; consumers_.size() where it is none.
+  // The index of the consumer that sent this; consumers_.size() if the sender is not a consumer.
   size_t sender(const towline::Notice& notice) const {
     const auto found = std::ranges::find_if(consumers_, [&](const Consumer& consumer) {
       return consumer.peer != nullptr && consumer.peer->name() == notice.peer_name();
@@ -199,14 +199,14 @@ class PrefillRank {
   void take_done(const towline::Notice& notice, const PartOf& part) {
     const auto active = active_.find(part.request);
     const size_t index = sender(notice);
-    if (active == active_.end() || index == consumers_.size()) return;  // said twice
+    if (active == active_.end() || index == consumers_.size()) return;  // sent twice
     Handover& handover = active->second.handovers[index];
     if (part.parts == 1 || handover.done_parts.add(part, {})) handover.done = true;
     patience_.renew();
     release_if_over(part.request);
   }
 
-  // Pages may be reused once every consumer has them and nothing of ours still reads them.
+  // Pages may be reused once every consumer has them and no transfer of this rank still reads them.
   void release_if_over(uint32_t request) {
     const auto active = active_.find(request);
     const auto& all = active->second.handovers;
@@ -222,19 +222,19 @@ class PrefillRank {
     if (active == active_.end() || index == consumers_.size()) return;
     Handover& handover = active->second.handovers[index];
     if (handover.moving) return;
-    if (handover.wanted.complete()) handover.wanted = {};  // it says it again: what we moved did not reach it
+    if (handover.wanted.complete()) handover.wanted = {};  // sent again: the data did not reach it
     if (!handover.wanted.add(message.part, std::move(message.blocks))) return;
     std::vector<uint32_t> mine;
     std::vector<uint32_t> theirs;
     for (const WantedBlock& block : handover.wanted.take()) {
       if (block.index >= active->second.held.size())
-        throw Failure{"a decode rank wants a block that is not there"};
+        throw Failure{"a decode rank asked for a block that is not here"};
       const auto& pages = active->second.held[block.index].block->pages;
-      if (pages.size() != block.pages.size()) throw Failure{"a decode rank wants a block of another size"};
+      if (pages.size() != block.pages.size()) throw Failure{"a decode rank asked for a block with another size"};
       mine.insert(mine.end(), pages.begin(), pages.end());
       theirs.insert(theirs.end(), block.pages.begin(), block.pages.end());
     }
-    if (mine.empty()) throw Failure{"a decode rank wants nothing"};
+    if (mine.empty()) throw Failure{"a decode rank asked for no blocks"};
     handover.moving = true;
     mover_.start(*consumers_[index].lane, message.part.request, static_cast<uint32_t>(index),
                  MessageType::kLanded, mine, theirs);
@@ -280,7 +280,7 @@ class PrefillRank {
 
   [[nodiscard]] steady_clock::time_point arrival(size_t index, steady_clock::time_point started) const {
     if (setup_.speed <= 0) return started;
-    // Traces need not be in order, and what lies years ahead only has to be far away.
+    // Traces need not be in order; arrivals years ahead are limited to this.
     constexpr double kFarMs = 1e12;
     const double after_first =
         static_cast<double>(requests_[index].timestamp_ms) - static_cast<double>(requests_[0].timestamp_ms);
@@ -295,7 +295,7 @@ class PrefillRank {
     return std::clamp(left, milliseconds{left.count() > 0 ? 1 : 100}, milliseconds{100});
   }
 
-  // Takes on the next request if it has arrived and there is room for it.
+  // Starts the next request if it has arrived and there is room for it.
   bool admit(steady_clock::time_point started) {
     if (next_ >= requests_.size() || active_.size() >= kMostAhead) return false;
     if (arrival(next_, started) > steady_clock::now()) return false;
@@ -332,7 +332,7 @@ class PrefillRank {
     stamped_bytes_ += block.pages.size() * layout_.bytes_per_page();
   }
 
-  // From where it was spilled to, if it was; what comes back must be what went.
+  // Reads the block back if it was spilled, and checks that the contents are the same.
   bool bring_back(Block& block) {
     if (!spill_ || !spill_->get(block)) return false;
     const Stamper stamper{layout_.in(buffer_), granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
@@ -388,7 +388,7 @@ class PrefillRank {
                            consumers_[index].decode_rank);
       }
     }
-    throw Failure{fmt::format("nothing was taken for {} s; waiting for {}", patience_.limit().count(), who)};
+    throw Failure{fmt::format("decode ranks took nothing for {} s; waiting for {}", patience_.limit().count(), who)};
   }
 
   void say_goodbye() {

@@ -8,9 +8,8 @@
 
 namespace tool::replay {
 
-// The body of a prefill process. `configuration`: {"setup", "rank", "listen"}. Tells the parent {"address"},
-// waits for
-// {"start": [addresses of all prefill ranks]}, and tells it {"result"} at the end.
+// The body of a prefill process. `configuration`: {"setup", "rank", "listen"}. Reports {"address"} to the
+// parent, waits for {"start": [addresses of all prefill ranks]}, and reports {"result"} at the end.
 void run_prefill(const nlohmann::json& configuration, Channel& parent);
 
 }  // namespace tool::replay

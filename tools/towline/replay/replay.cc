@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStartsWithin{60'000};
 
-// Pools are touched when they are made; say so before the machine swaps or kills.
+// Pools are touched when they are made: fail here before the machine swaps or kills processes.
 void check_memory(const ReplayOptions& options, uint32_t largest_tokens) {
   const Setup& setup = options.setup;
   const CacheShape shape = shape_of(setup);
@@ -98,7 +98,7 @@ class Replay {
     }
   }
 
-  // Until every rank has told its result.
+  // Runs until every rank has reported its result.
   void watch() {
     while (reports_.prefill.size() + reports_.decode.size() < crew_.children().size()) {
       const auto [child, message] = crew_.receive(milliseconds{1000});
@@ -109,7 +109,7 @@ class Replay {
       } else if (message.contains("progress")) {
         show_progress(child, prefill, message);
       } else if (message.contains("finished") && ++finished_ == decode_.size()) {
-        // All at once, as their transfers were.
+        // All at the same time, like their transfers.
         for (Child* decode : decode_) decode->channel().send({{"measure", true}});
       } else if (message.contains("result")) {
         (prefill ? reports_.prefill : reports_.decode).push_back(message.at("result"));
@@ -118,7 +118,7 @@ class Replay {
   }
 
   void show_progress(const Child* child, bool prefill, const json& message) {
-    if (prefill != decode_.empty()) return;  // decode ranks know better
+    if (prefill != decode_.empty()) return;  // decode ranks report the progress
     progress_[child] = message;
     uint64_t requests = UINT64_MAX;
     double bytes = 0;

@@ -1,4 +1,4 @@
-// What a replay is to do, as the command line says it and as it travels between its processes.
+// The options of a replay, on the command line and in messages between its processes.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ struct Setup {
   std::string trace;  // file; empty: generated
   uint64_t requests = 24;
   uint64_t seed = 1;
-  double speed = 0;  // times the trace's own; 0: as fast as it goes
+  double speed = 0;  // factor on the trace's own speed; 0: as fast as possible
 
   // Each side's own.
   uint64_t memory_bytes = 0;  // of the pool, over all ranks of a side; 0: by the largest request
   std::string memory_kind = "shared";
   std::string backend;  // empty: the router chooses
-  std::string spill;    // where prefill ranks put evicted blocks; empty: nowhere
+  std::string spill;    // place for evicted blocks of prefill ranks; empty: none
   uint32_t threads = 1;
   uint32_t in_flight = 2;
   uint64_t patience_s = 60;
@@ -42,7 +42,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, model, layers, dtype, page_tokens, pre
                                    verify, trace, requests, seed, speed, memory_bytes, memory_kind, backend,
                                    spill, threads, in_flight, patience_s)
 
-// Throws Failure where the options do not fit together.
+// Throws Failure if the options contradict each other.
 void check_setup(const Setup& setup);
 
 [[nodiscard]] CacheShape shape_of(const Setup& setup);
@@ -54,9 +54,9 @@ void check_setup(const Setup& setup);
 
 // Pool bytes that all ranks of a side need together to hold this many tokens.
 [[nodiscard]] uint64_t side_bytes_for(const CacheShape& shape, uint32_t ranks, uint64_t tokens);
-// What a side's pools get where the user gave no size: half as much again as the largest request.
+// The default size of a side's pools: 1.5 times the largest request.
 [[nodiscard]] uint64_t default_memory_bytes(const CacheShape& shape, uint32_t ranks, uint32_t largest_tokens);
-// One rank's pool. Throws Failure saying how much is needed where the largest request would not fit.
+// One rank's pool. Throws Failure with the needed size if the largest request would not fit.
 [[nodiscard]] PoolLayout make_layout(const CacheShape& shape, uint32_t ranks, uint32_t rank,
                                      uint64_t memory_bytes, uint32_t largest_tokens, const char* side);
 

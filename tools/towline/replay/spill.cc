@@ -84,7 +84,7 @@ double Spill::move(towline::Op op, const Block& block, const towline::Region& re
 
 void Spill::put(const Block& block) {
   auto& kept = epochs_[{block.key.hash, block.key.tokens}];
-  if (!kept.empty() && kept == block.epochs) return;  // it came from here, and is here still
+  if (!kept.empty() && kept == block.epochs) return;  // it was read from here and is still here
   const towline::Region region =
       towline::register_storage(agent_, uri_of(block.key), {.create = true, .bytes = bytes_of(block)});
   spilled_.seconds += move(towline::Op::write, block, region);
@@ -101,7 +101,7 @@ bool Spill::get(Block& block) {
   restored_.seconds += move(towline::Op::read, block, region);
   restored_.bytes += bytes_of(block);
   ++restored_.blocks;
-  latencies_.add(seconds_since(began));  // opening it counts
+  latencies_.add(seconds_since(began));  // includes opening it
   block.epochs = found->second;
   return true;
 }

@@ -1,8 +1,8 @@
-// Where a prefill rank's prefix blocks go when their pages are wanted for others, and where they come back
-// from when a request asks for their prefix again.
+// Storage for a prefill rank's evicted prefix blocks, from which they are read back when a request needs
+// their prefix again.
 //
-// Each block is a file or object of its own, its pages one behind the other, layer-plane by layer-plane. Both
-// ways are waited for: a block's pages are given away, or handed on, only when its bytes are there.
+// Each block is one file or object that contains its pages in order, layer-plane by layer-plane. Both put()
+// and get() wait for the bytes: only then may the block's pages be reused or handed on.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace tool::replay {
 void check_spill(const std::string& where);
 [[nodiscard]] bool spills_to_objects(const std::string& where);
 
-// The folders that are missing where blocks are to be spilled to. Made by ranks, any of which may be the
-// first and the last in them; taken back, where nothing is left in them, by whoever started the ranks.
+// The folders that are missing on the path to which blocks are spilled. Any rank may create them. The process
+// that started the ranks removes them at the end if they are empty.
 class MissingFolders {
  public:
   explicit MissingFolders(const std::string& where);
@@ -38,17 +38,17 @@ class MissingFolders {
 
 class Spill {
  public:
-  // `name` tells apart who spills to one place. Makes a folder where it is to files.
+  // `name` distinguishes the ranks that spill to one place. Makes a folder if blocks go to files.
   Spill(const towline::Agent& agent, const std::string& where, const std::string& name,
         const PoolLayout& layout, std::chrono::nanoseconds timeout);
-  // Files are removed; objects stay, for the bucket's own rules to expire.
+  // Removes files; objects stay until the bucket's rules expire them.
   ~Spill();
   Spill(const Spill&) = delete;
   Spill& operator=(const Spill&) = delete;
 
   // Keeps the block's bytes and epochs. Throws Failure.
   void put(const Block& block);
-  // Fills the block's pages and epochs as they were; false: it is not here. Throws Failure.
+  // Restores the block's pages and epochs; false: it is not here. Throws Failure.
   [[nodiscard]] bool get(Block& block);
 
   struct Totals {

@@ -76,13 +76,13 @@ TEST(Spill, EvictedBlocksComeBackAsTheyWere) {
       }
       pool.release(block);
     };
-    // Two whole blocks fit, and the cut one is another block than the whole.
+    // Two whole blocks fit. The cut one is a different block from the whole one.
     for (int round = 0; round < 3; ++round) {
       for (const uint64_t hash : {1, 2, 3, 4}) use(hash, 512);
       use(4, 100);
     }
     EXPECT_EQ(epoch, 5u);                   // each was made once
-    EXPECT_EQ(spill.spilled().blocks, 5u);  // and what has come back is not written again
+    EXPECT_EQ(spill.spilled().blocks, 5u);  // and a block that was read back is not written again
     EXPECT_GE(spill.restored().blocks, 8u);
     EXPECT_EQ(spill.restore_latencies().size(), spill.restored().blocks);
     EXPECT_GE(spill.spilled().bytes, 4 * 32 * layout.bytes_per_page());

@@ -1,4 +1,4 @@
-// What pages hold, so that a misplaced, stale or torn one cannot pass.
+// The contents of pages, chosen so that a misplaced, stale or torn page is detected.
 //
 // A page's bytes belong to granules: groups of heads that no slice cuts through. A granule of a page is a run
 // of 8-byte words, token by token; word i holds seed + i * odd, where the seed is drawn from the block's
@@ -18,14 +18,14 @@ enum class Verify {
   kFull,     // every word
 };
 
-// What a block's pages are stamped with, the same for all its pages.
+// The stamp of a block, the same for all its pages.
 struct BlockStamp {
   uint64_t hash = 0;
   uint64_t epoch = 0;
   uint32_t writer = 0;  // prefill rank
 };
 
-// A word that was not what it should be.
+// A wrong word.
 struct Mismatch {
   uint64_t address = 0;
   uint64_t expected = 0;
@@ -37,12 +37,12 @@ class Stamper {
   Stamper(const PoolLayout& layout, uint32_t granule_heads, Verify verify)
       : layout_(layout), granule_heads_(granule_heads), verify_(verify) {}
 
-  // Writes all heads of a page, in every layer and plane. `place`: of the page in its block.
+  // Writes all heads of a page, in every layer and plane. `place`: position of the page in its block.
   void write(const BlockStamp& stamp, uint32_t place, uint32_t page) const;
-  // Checks these heads of a page. True when all is well; else `mismatch` says where not.
+  // Checks these heads of a page. True if all words are right; else `mismatch` describes the first wrong one.
   [[nodiscard]] bool check(const BlockStamp& stamp, uint32_t place, uint32_t page, HeadRange heads,
                            Mismatch& mismatch) const;
-  // Words looked at so far by check().
+  // Words checked so far by check().
   [[nodiscard]] uint64_t words_checked() const { return words_checked_; }
 
  private:

@@ -60,7 +60,7 @@ TEST(Stamper, FullChecksSeeEveryByte) {
   EXPECT_TRUE(stamper.check({.hash = 5}, 0, 3, pool.layout.heads, mismatch));
 }
 
-// What a prefill rank with all heads writes is what a decode rank with two of them finds, head by head.
+// A decode rank with two heads finds exactly the stamps that a prefill rank with all heads writes.
 TEST(Stamper, StampsOfAHeadAreTheSameOnBothSides) {
   const Pool prefill{1, 0};
   const Pool decode{4, 2};

@@ -40,7 +40,7 @@ double moving_rate(const std::vector<json>& movers) {
   return rate;
 }
 
-// What went to storage and came back; nothing where nobody spilled.
+// Adds the bytes that went to storage and came back; nothing if no rank spilled.
 void summarise_spill(const std::vector<json>& prefill, json& summary) {
   std::vector<json> spills;
   for (const json& report : prefill) {

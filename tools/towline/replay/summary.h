@@ -1,4 +1,4 @@
-// What a replay showed, for programs and for people.
+// The results of a replay, for programs and for people.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 
 namespace tool::replay {
 
-// What the ranks reported; a side that ran elsewhere is empty.
+// The ranks' reports; a side that ran elsewhere is empty.
 struct Reports {
   std::vector<nlohmann::json> prefill;
   std::vector<nlohmann::json> decode;

@@ -40,11 +40,11 @@ Request parse_request(std::string_view line, const std::string& where) {
   request.output_tokens = static_cast<uint32_t>(whole_number(object, "output_length", kMostTokens, where));
   const auto hashes = object.find("hash_ids");
   if (hashes == object.end() || !hashes->is_array()) {
-    throw Failure{fmt::format("{}: 'hash_ids' is missing or no list", where)};
+    throw Failure{fmt::format("{}: 'hash_ids' is missing or not a list", where)};
   }
   for (const auto& hash : *hashes) {
     if (!hash.is_number_integer()) {
-      throw Failure{fmt::format("{}: 'hash_ids' holds {}, no whole number", where, hash.dump())};
+      throw Failure{fmt::format("{}: 'hash_ids' holds {}, not a whole number", where, hash.dump())};
     }
     request.hashes.push_back(hash.get<uint64_t>());
   }
@@ -58,7 +58,7 @@ Request parse_request(std::string_view line, const std::string& where) {
 }
 
 std::vector<Request> read_trace(const std::string& path, size_t limit) {
-  // Every prefill process reads it anew.
+  // Every prefill process reads the file itself.
   std::error_code none;
   if (const auto type = std::filesystem::status(path, none).type();
       type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character) {
@@ -76,7 +76,7 @@ std::vector<Request> read_trace(const std::string& path, size_t limit) {
     requests.push_back(parse_request(line, fmt::format("{} line {}", path, number)));
   }
   if (file.bad()) throw Failure{fmt::format("cannot read trace {}: {}", path, std::strerror(errno))};
-  if (requests.empty()) throw Failure{fmt::format("trace {} holds no request", path)};
+  if (requests.empty()) throw Failure{fmt::format("trace {} has no requests", path)};
   return requests;
 }
 

@@ -74,7 +74,7 @@ TEST(Trace, AMalformedLineIsNamedByItsNumber) {
                 .find("1 hash_ids for 600 tokens"),
             std::string::npos);
   EXPECT_NE(failure_of(R"({"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": ["a"]})")
-                .find("no whole number"),
+                .find("not a whole number"),
             std::string::npos);
   EXPECT_NE(failure_of("\n").find("no request"), std::string::npos);
   EXPECT_THROW((void)read_trace("/does/not/exist", 1), Failure);
