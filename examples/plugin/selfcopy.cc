@@ -18,7 +18,7 @@ namespace plugin = towline::plugin;
 class SelfBackend;
 
 // Begins with what the core knows of it; the rest is ours.
-struct SelfPrepared : towline_prepared {
+struct SelfPrepared : plugin::PreparedBase {
   uint32_t op = TOWLINE_WRITE;
 };
 
@@ -115,13 +115,16 @@ class SelfBackend : public plugin::BackendBase {
 
 int32_t usable(char*, size_t) { return TOWLINE_OK; }
 
+constexpr towline_move_v1 kMoves[] = {plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_DRAM),
+                                                   plugin::kinds(TOWLINE_DRAM), TOWLINE_WHERE_SAME_PROCESS)};
+
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const towline_plugin_v1_t* towline_plugin_v1() {
+extern "C" __attribute__((visibility("default"))) const towline_plugin_v1_t* towline_plugin_v1(
+    uint32_t number) {
   static const towline_plugin_v1_t described =
       plugin::describe<SelfBackend>({"selfcopy", "1.0", "an example: copies within one agent",
-                                     TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_SAME_PROCESS, 1u << TOWLINE_DRAM,
-                                     5, 0, "done when submit returns"},
+                                     TOWLINE_TRAIT_ONE_SIDED, kMoves, 5, 0, "done when submit returns"},
                                     usable);
-  return &described;
+  return number == 0 ? &described : nullptr;
 }

@@ -90,7 +90,8 @@ Agent::Agent(AgentOptions options)
              config.get_duration_ns("connection.timeout", 10 * kSecondNs),
              config.get_duration_ns("connection.wait", UINT64_MAX)};
   const HostIdentity host = read_host_identity();
-  identity_ = {{incarnation_.hi, incarnation_.lo},
+  identity_ = {sizeof identity_,
+               {incarnation_.hi, incarnation_.lo},
                {host.boot_id.hi, host.boot_id.lo},
                host.pid,
                host.pid_namespace,

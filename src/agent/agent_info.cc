@@ -1,9 +1,12 @@
 // Agent: what it tells people about itself, as JSON.
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
+#include "agent/router.h"
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "base/topology.h"
@@ -24,15 +27,8 @@ json traits_of(uint32_t traits) {
   json names = json::array();
   if ((traits & TOWLINE_TRAIT_ONE_SIDED) != 0) names.push_back("one_sided");
   if ((traits & TOWLINE_TRAIT_OWNER_CHECKED) != 0) names.push_back("owner_checked");
-  if ((traits & TOWLINE_TRAIT_SAME_PROCESS) != 0) names.push_back("same_process");
-  if ((traits & TOWLINE_TRAIT_SAME_HOST) != 0) names.push_back("same_host");
   if ((traits & TOWLINE_TRAIT_STORAGE) != 0) names.push_back("storage");
   return names;
-}
-
-const char* kind_name(uint32_t kind) noexcept {
-  constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
-  return kind < 5 ? kNames[kind] : "unknown";
 }
 
 json kinds_of(uint32_t kinds) {
@@ -43,6 +39,21 @@ json kinds_of(uint32_t kinds) {
   return names;
 }
 
+json describe_moves(const Backend& backend) {
+  constexpr const char* kWhere[] = {"nowhere", "same process", "same host", "any host"};
+  json moves = json::array();
+  for (const towline_move_v1& move : backend.moves) {
+    json ops = json::array();
+    if ((move.ops & (1u << TOWLINE_READ)) != 0) ops.push_back("read");
+    if ((move.ops & (1u << TOWLINE_WRITE)) != 0) ops.push_back("write");
+    moves.push_back({{"ops", ops},
+                     {"local", kinds_of(move.local)},
+                     {"remote", kinds_of(move.remote)},
+                     {"where", kWhere[std::min<uint32_t>(move.where, TOWLINE_WHERE_ANY_HOST)]}});
+  }
+  return moves;
+}
+
 json describe_backend(const Backend& backend) {
   json entry = {{"name", backend.name}, {"step", step_name(backend.step)}, {"usable", backend.open()}};
   if (!backend.file.empty()) entry["file"] = backend.file;
@@ -51,7 +62,8 @@ json describe_backend(const Backend& backend) {
   entry["version"] = backend.plugin->version;
   entry["description"] = backend.plugin->description;
   entry["traits"] = traits_of(backend.plugin->traits);
-  entry["kinds"] = kinds_of(backend.plugin->kinds);
+  entry["kinds"] = kinds_of(backend.kinds);
+  entry["moves"] = describe_moves(backend);
   entry["cost"] = backend.plugin->cost;
   if (backend.plugin->worst_fence_ns != UINT64_MAX) entry["worst_fence_ns"] = backend.plugin->worst_fence_ns;
   entry["fence_reason"] = backend.plugin->fence_reason;
@@ -60,9 +72,9 @@ json describe_backend(const Backend& backend) {
 
 // Under worker 0's lock.
 json ask_backend(const Backend& backend) {
-  if (backend.info == nullptr || !backend.open()) return nullptr;
+  if (!backend.open() || backend.plugin->describe == nullptr) return nullptr;
   char text[4096] = "";
-  if (backend.info->describe(backend.handle, text, sizeof text) != TOWLINE_OK) return nullptr;
+  if (backend.plugin->describe(backend.handle, text, sizeof text) != TOWLINE_OK) return nullptr;
   return json::parse(text, nullptr, false);
 }
 

@@ -29,8 +29,9 @@ PeerHold Agent::meet(const metadata::PeerSummary& told, std::span<const uint8_t>
   std::lock_guard lock(control_mutex_);
   Peer* peer = peers_.unsolicited(identity.incarnation);
   const bool grows = peer == nullptr || !blob.empty();
-  const uint64_t bytes = peer == nullptr ? Peer::metadata_bytes(told.regions, blob.size())
-                                         : peer->metadata_bytes_with(told, blob.size());
+  const uint64_t bytes = peer == nullptr
+                             ? Peer::metadata_bytes(told.regions, blob.size() + Peer::address_bytes(told))
+                             : peer->metadata_bytes_with(told, blob.size());
   const bool room = !grows || peers_.make_room(peer, bytes, gone);
   const size_t revoked_before = revoked_.size();
   for (const auto& one : gone)
@@ -207,8 +208,8 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
   if (Link* up = peer.up_link(mine.index())) return up;
   std::string reasons;
   for (const auto& backend : backends_->backends()) {
-    if (!may_do(*backend, peer, 0, {})) {
-      reasons += fmt::format("\n  {}: {}", backend->name, reason_against(*backend, peer, 0, {}));
+    if (!may_do(*backend, peer, {}, {})) {
+      reasons += fmt::format("\n  {}: {}", backend->name, reason_against(*backend, peer, {}, {}));
       continue;
     }
     Link& link = peer.link(*backend, mine.index());

@@ -90,25 +90,26 @@ std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
 
 void Agent::register_with_backends(Region& region) {
   region.registrations.resize(backends_->backends().size());
+  std::vector<uint8_t> token(TOWLINE_MAX_TOKEN_BYTES);
   Worker::Guard guard(*workers_[0]);
   for (const auto& backend : backends_->backends()) {
     RegionRegistration& entry = region.registrations[backend->index];
     if (!backend->open()) continue;
-    if ((backend->plugin->kinds & (1u << region.ref.kind)) == 0) {
+    if ((backend->kinds & (1u << region.ref.kind)) == 0) {
       entry.reason = "it does not serve this kind of memory";
       continue;
     }
     const towline_region_args args = {sizeof(towline_region_args), region.ref,
                                       region.shared.file != nullptr ? region.shared.file->fd() : -1,
                                       region.shared.offset, storage_of(region, *backend)};
-    uint8_t token[TOWLINE_MAX_TOKEN_BYTES];
     size_t token_bytes = 0;
     take_failure_text();
     auto* registration = static_cast<towline_registration*>(nullptr);
-    const int32_t status = backend->memory->add(backend->handle, &args, &registration, token, &token_bytes);
-    if (status == TOWLINE_OK && token_bytes <= sizeof token) {
+    const int32_t status =
+        backend->memory->add(backend->handle, &args, &registration, token.data(), &token_bytes);
+    if (status == TOWLINE_OK && token_bytes <= token.size()) {
       entry.registration = registration;
-      entry.token.assign(token, token + token_bytes);
+      entry.token.assign(token.begin(), token.begin() + static_cast<ptrdiff_t>(token_bytes));
     } else {
       entry.reason = take_failure_text();
       if (entry.reason.empty()) entry.reason = status_text(static_cast<Status>(status));
@@ -237,14 +238,17 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
   self.identity.workers = identity_.workers;
   self.partial = keys != nullptr;
   if (metadata_service_ != nullptr) self.listen = metadata_service_->addresses();
+  std::vector<uint8_t> address(TOWLINE_MAX_ADDRESS_BYTES);
   std::vector<uint32_t> number(backends_->backends().size(), UINT32_MAX);  // of the backend in the blob
   for (const auto& backend : backends_->backends()) {
     if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
-    uint8_t address[TOWLINE_MAX_ADDRESS_BYTES];
-    size_t bytes = sizeof address;
-    if (backend->connection->address(backend->handle, address, &bytes) != TOWLINE_OK || bytes == 0) continue;
+    size_t bytes = address.size();
+    if (backend->connection->address(backend->handle, address.data(), &bytes) != TOWLINE_OK) continue;
+    if (bytes == 0 || bytes > address.size()) continue;
     number[backend->index] = static_cast<uint32_t>(self.backends.size());
-    self.backends.push_back({backend->name, backend->plugin->version, {address, address + bytes}});
+    self.backends.push_back({backend->name,
+                             backend->plugin->version,
+                             {address.begin(), address.begin() + static_cast<ptrdiff_t>(bytes)}});
   }
   for (const auto& region : regions_->published()) {
     if (keys != nullptr && std::find(keys->begin(), keys->end(), region->ref.key) == keys->end()) continue;

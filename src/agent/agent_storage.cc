@@ -148,18 +148,20 @@ void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
 void Agent::list_storage(const char* prefix, towline_storage_found_t found, void* argument) {
   check_usable();
   Backend& backend = storage_backend(prefix);
-  if (backend.storage_list == nullptr)
+  if (backend.storage->list == nullptr)
     fail(Status::kUnsupported, "{} can't list what there is; s3: can", backend.name);
   struct Caller {
     towline_storage_found_t found;
     void* argument;
   } caller{found, argument};
   take_failure_text();
-  const int32_t status = backend.storage_list->list(
+  const int32_t status = backend.storage->list(
       backend.handle, prefix,
       [](void* context, const char* uri, const towline_storage_attributes* attributes) -> int32_t {
         const auto& to = *static_cast<const Caller*>(context);
-        const towline_storage_info_t info = info_of(*attributes);
+        towline_storage_attributes known;
+        if (towline_take(&known, sizeof known, TOWLINE_STORAGE_ATTRIBUTES_MINIMUM, attributes) == 0) return 1;
+        const towline_storage_info_t info = info_of(known);
         return to.found(to.argument, uri, &info);
       },
       &caller);

@@ -8,23 +8,13 @@
 #include "agent/plugin_finder.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/plugin_table.h"
 
 namespace towline {
 
 namespace {
 
 thread_local std::string failure_text;
-
-template <class Table>
-const Table* query(const towline_plugin_v1_t& plugin, const char* id) {
-  const auto* table = static_cast<const Table*>(plugin.query_table(id, 1));
-  if (table == nullptr) fail(Status::kUnsupported, "it has no table '{}' of version 1", id);
-  if (table->struct_size < sizeof(Table)) {
-    fail(Status::kUnsupported, "its table '{}' has {} bytes, {} are needed", id, table->struct_size,
-         sizeof(Table));
-  }
-  return table;
-}
 
 const towline_plugin_v1_t* wrapped(const Config& config, const towline_plugin_v1_t* plugin,
                                    const std::string& faults) {
@@ -33,6 +23,21 @@ const towline_plugin_v1_t* wrapped(const Config& config, const towline_plugin_v1
   } catch (const Error& error) {
     fail(error.code(), "{}: faults = \"{}\": {}", config.source("faults"), faults, error.message());
   }
+}
+
+uint32_t cost_of(const Backend& backend) noexcept {
+  return backend.plugin != nullptr ? backend.plugin->cost : UINT32_MAX;
+}
+
+std::vector<towline_move_v1> take_moves(const towline_plugin_v1_t& plugin) {
+  std::vector<towline_move_v1> moves;
+  const auto* at = reinterpret_cast<const char*>(plugin.moves);
+  for (size_t i = 0; i < plugin.move_count; ++i) {
+    const auto* const move = reinterpret_cast<const towline_move_v1*>(at);
+    moves.push_back(take_table(move, TOWLINE_MOVE_V1_MINIMUM, fmt::format("move {} of {}", i, plugin.name)));
+    at += move->struct_size;
+  }
+  return moves;
 }
 
 // `text` is a backend's, which begins with the key of the setting.
@@ -63,34 +68,62 @@ const char* step_name(Backend::Step step) noexcept {
 std::string take_failure_text() { return std::exchange(failure_text, {}); }
 void set_failure_text(std::string text) { failure_text = std::move(text); }
 
+bool Backend::moves_all(uint32_t op, uint32_t local, uint32_t remote, uint32_t where) const noexcept {
+  for (uint32_t here = local; here != 0; here &= here - 1) {
+    uint32_t uncovered = remote;
+    for (const towline_move_v1& move : moves) {
+      const bool fits =
+          (move.ops & (1u << op)) != 0 && (move.local & here & -here) != 0 && where <= move.where;
+      if (fits) uncovered &= ~move.remote;
+    }
+    if (uncovered != 0) return false;
+  }
+  return true;
+}
+
 BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
                          const std::vector<std::string>& plugin_files, const std::string& faults,
                          const towline_host_v1_t& services)
     : agent_(agent) {
-  discover(plugin_files);
+  set_order({});
+  Backends found = discover(plugin_files);
+  const auto place = [&](const auto& backend) {
+    return std::find(wanted.begin(), wanted.end(), backend->name);
+  };
   for (const std::string& name : wanted) {
-    if (find(name) != nullptr) continue;
+    const auto has_name = [&](const auto& backend) { return backend->name == name; };
+    if (std::any_of(found.begin(), found.end(), has_name)) continue;
     std::string known;
-    for (const auto& backend : backends_) known += (known.empty() ? "" : ", ") + backend->name;
+    for (const auto& backend : found) known += (known.empty() ? "" : ", ") + backend->name;
     fail(Status::kNotFound, "there is no backend '{}'; known here: {}", name, known);
   }
   if (!wanted.empty()) {
-    std::erase_if(backends_, [&](const auto& backend) {
-      if (std::find(wanted.begin(), wanted.end(), backend->name) != wanted.end()) return false;
+    std::erase_if(found, [&](const auto& backend) {
+      if (place(backend) != wanted.end()) return false;
       not_wanted_.push_back(backend->name);
       return true;
     });
-    std::stable_sort(backends_.begin(), backends_.end(), [&](const auto& a, const auto& b) {
-      return std::find(wanted.begin(), wanted.end(), a->name) <
-             std::find(wanted.begin(), wanted.end(), b->name);
-    });
+    std::stable_sort(found.begin(), found.end(),
+                     [&](const auto& a, const auto& b) { return place(a) < place(b); });
   } else {
-    std::stable_sort(backends_.begin(), backends_.end(), [](const auto& a, const auto& b) {
-      return (a->plugin ? a->plugin->cost : UINT32_MAX) < (b->plugin ? b->plugin->cost : UINT32_MAX);
-    });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const auto& a, const auto& b) { return cost_of(*a) < cost_of(*b); });
   }
+  if (found.size() > kMaxBackends)
+    fail(Status::kLimitExceeded, "{} backends were found; an agent has at most {}", found.size(),
+         kMaxBackends);
+  backends_ = std::move(found);
+  std::vector<Backend*> order;
+  for (uint32_t i = 0; i < backends_.size(); ++i) {
+    backends_[i]->index = i;
+    order.push_back(backends_[i].get());
+  }
+  set_order(std::move(order));
   try {
-    open_all(faults, services);
+    for (const auto& backend : backends_) {
+      prepare(*backend, faults, services);
+      open(*backend);
+    }
   } catch (...) {
     close();
     throw;
@@ -99,62 +132,64 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
 
 BackendHost::~BackendHost() { close(); }
 
-void BackendHost::open_all(const std::string& faults, const towline_host_v1_t& services) {
-  for (uint32_t i = 0; i < backends_.size(); ++i) {
-    Backend& backend = *backends_[i];
-    backend.index = i;
-    backend.agent = &agent_;
-    backend.host = services;
-    backend.host.context = &backend;
-    const bool stores = backend.plugin != nullptr && backend.has_trait(TOWLINE_TRAIT_STORAGE);
-    if (!faults.empty() && backend.plugin != nullptr && !stores)
-      backend.plugin = wrapped(agent_.config(), backend.plugin, faults);
-    open(backend);
-  }
+void BackendHost::set_order(std::vector<Backend*> order) {
+  orders_.push_back(std::make_unique<const std::vector<Backend*>>(std::move(order)));
+  order_.store(orders_.back().get(), std::memory_order_release);
 }
 
-void BackendHost::discover(const std::vector<std::string>& plugins) {
-  for (const towline_plugin_v1_fn plugin : builtin_backends()) {
-    backends_.push_back(std::make_unique<Backend>());
-    load(*backends_.back(), plugin());
+void BackendHost::prepare(Backend& backend, const std::string& faults, const towline_host_v1_t& services) {
+  backend.agent = &agent_;
+  backend.host = services;
+  backend.host.context = &backend;
+  if (backend.plugin == nullptr || faults.empty() || backend.has_trait(TOWLINE_TRAIT_STORAGE)) return;
+  take(backend, *wrapped(agent_.config(), backend.offered, faults));
+}
+
+BackendHost::Backends BackendHost::discover(const std::vector<std::string>& plugins) {
+  Backends found;
+  for (const BuiltinBackend builtin : builtin_backends()) {
+    found.push_back(std::make_unique<Backend>());
+    load(*found.back(), builtin());
   }
-  for (const std::string& file : plugins) {
-    auto backend = std::make_unique<Backend>();
-    backend->name = file;
-    backend->file = file;
-    try {
-      if (file.find_first_of("/.") == std::string::npos) {
-        load(*backend, &load_plugin(agent_.config(), file));
-      } else {
-        DynamicLibrary library(file);
-        load(*backend, library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL)());
-        if (find(backend->name) != nullptr) continue;  // the one named first serves
-        libraries_.push_back(std::move(library));
-      }
-    } catch (const Error& error) {
-      backend->reason = fmt::format("loading the plugin {} failed: {}", file, error.what());
-      TOWLINE_LOG(kWarning, "{}", backend->reason);
+  for (const std::string& file : plugins) discover_in(file, found);
+  return found;
+}
+
+void BackendHost::discover_in(const std::string& file, Backends& known) {
+  try {
+    std::vector<const towline_plugin_v1_t*> offered;
+    std::optional<DynamicLibrary> library;
+    if (file.find_first_of("/.") == std::string::npos) {
+      offered = load_plugins(agent_.config(), file);
+    } else {
+      library.emplace(file);
+      offered = offered_plugins(library->symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL));
     }
-    backends_.push_back(std::move(backend));
+    bool in_use = false;
+    for (const towline_plugin_v1_t* const plugin : offered) {
+      auto backend = std::make_unique<Backend>();
+      backend->name = backend->file = file;
+      load(*backend, plugin);
+      const auto same_name = [&](const auto& other) { return other->name == backend->name; };
+      if (find(backend->name) != nullptr || std::any_of(known.begin(), known.end(), same_name))
+        continue;  // the one named first serves
+      in_use = in_use || backend->plugin != nullptr;
+      known.push_back(std::move(backend));
+    }
+    if (in_use && library) libraries_.push_back(std::move(*library));
+  } catch (const Error& error) {
+    auto backend = std::make_unique<Backend>();
+    backend->name = backend->file = file;
+    backend->reason = fmt::format("loading the plugin {} failed: {}", file, error.what());
+    TOWLINE_LOG(kWarning, "{}", backend->reason);
+    known.push_back(std::move(backend));
   }
 }
 
 void BackendHost::load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept {
   try {
-    if (plugin == nullptr) fail(Status::kUnsupported, "its entry symbol returned null");
-    if (plugin->major != TOWLINE_PLUGIN_MAJOR) {
-      fail(Status::kUnsupported, "it speaks plugin ABI {}, this library {}", plugin->major,
-           TOWLINE_PLUGIN_MAJOR);
-    }
-    if (plugin->struct_size < sizeof(towline_plugin_v1_t)) {
-      fail(Status::kUnsupported, "its description has {} bytes, {} are needed", plugin->struct_size,
-           sizeof(towline_plugin_v1_t));
-    }
-    backend.name = plugin->name;
-    backend.plugin = plugin;
-    backend.memory = query<towline_memory_table_v1>(*plugin, "memory");
-    backend.connection = query<towline_connection_table_v1>(*plugin, "connection");
-    backend.data = query<towline_data_table_v1>(*plugin, "data");
+    take(backend, *plugin);
+    backend.offered = plugin;
     backend.step = Backend::Step::kLoaded;
   } catch (const std::exception& error) {
     backend.reason = fmt::format("loading {} failed: {}", backend.file.empty() ? backend.name : backend.file,
@@ -164,29 +199,35 @@ void BackendHost::load(Backend& backend, const towline_plugin_v1_t* plugin) noex
   }
 }
 
+void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
+  Backend::Taken& taken = backend.taken;
+  taken.plugin = take_plugin(&plugin, "the plugin");
+  if (taken.plugin.name != nullptr) backend.name = taken.plugin.name;
+  taken.memory = plugin_table<towline_memory_table_v1>(taken.plugin, "memory");
+  taken.connection = plugin_table<towline_connection_table_v1>(taken.plugin, "connection");
+  taken.data = plugin_table<towline_data_table_v1>(taken.plugin, "data");
+  const bool stores = (taken.plugin.traits & TOWLINE_TRAIT_STORAGE) != 0;
+  if (stores) taken.storage = plugin_table<towline_storage_table_v1>(taken.plugin, "storage");
+  backend.moves = take_moves(taken.plugin);
+  backend.kinds = backend.remote_kinds = backend.farthest = 0;
+  for (const towline_move_v1& move : backend.moves) {
+    backend.kinds |= move.local | move.remote;
+    backend.remote_kinds |= move.remote;
+    backend.farthest = std::max(backend.farthest, move.where);
+  }
+  backend.plugin = &taken.plugin;
+  backend.memory = &taken.memory;
+  backend.connection = &taken.connection;
+  backend.data = &taken.data;
+  backend.storage = stores ? &taken.storage : nullptr;
+}
+
 // Throws only for a setting that the backend refuses: without it the agent would silently lack the backend.
 void BackendHost::open(Backend& backend) {
   if (backend.step != Backend::Step::kLoaded) return;
   int32_t status = TOWLINE_OK;
   std::string text;
   try {
-    backend.memory = query<towline_memory_table_v1>(*backend.plugin, "memory");
-    backend.connection = query<towline_connection_table_v1>(*backend.plugin, "connection");
-    backend.data = query<towline_data_table_v1>(*backend.plugin, "data");
-    if (backend.has_trait(TOWLINE_TRAIT_STORAGE))
-      backend.storage = query<towline_storage_table_v1>(*backend.plugin, "storage");
-    if (backend.plugin->query_table("storage_list", 1) != nullptr)
-      backend.storage_list = query<towline_storage_list_table_v1>(*backend.plugin, "storage_list");
-    if (backend.plugin->query_table("stream", 1) != nullptr)
-      backend.stream = query<towline_stream_table_v1>(*backend.plugin, "stream");
-    if (backend.plugin->query_table("reach", 1) != nullptr)
-      backend.reach = query<towline_reach_table_v1>(*backend.plugin, "reach");
-    if (backend.plugin->query_table("settle", 1) != nullptr)
-      backend.settle = query<towline_settle_table_v1>(*backend.plugin, "settle");
-    if (backend.plugin->query_table("connection_id", 1) != nullptr)
-      backend.connection_id = query<towline_connection_id_table_v1>(*backend.plugin, "connection_id");
-    if (backend.plugin->query_table("info", 1) != nullptr)
-      backend.info = query<towline_info_table_v1>(*backend.plugin, "info");
     char reason[256] = "";
     if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
       backend.reason = fmt::format("not usable here: {}", reason);
@@ -210,7 +251,7 @@ void BackendHost::open(Backend& backend) {
 }
 
 void BackendHost::close() noexcept {
-  for (auto& backend : backends_) {
+  for (Backend* backend : backends()) {
     if (!backend->open()) continue;
     backend->plugin->close(backend->handle);
     backend->handle = nullptr;
@@ -220,20 +261,20 @@ void BackendHost::close() noexcept {
 
 std::vector<std::string> BackendHost::names_not_open() const {
   std::vector<std::string> names = not_wanted_;
-  for (const auto& backend : backends_)
+  for (const Backend* backend : backends())
     if (!backend->open()) names.push_back(backend->name);
   return names;
 }
 
 std::string BackendHost::names() const {
   std::string names;
-  for (const auto& backend : backends_) names += (names.empty() ? "" : ", ") + backend->name;
+  for (const Backend* backend : backends()) names += (names.empty() ? "" : ", ") + backend->name;
   return names;
 }
 
 Backend* BackendHost::find(std::string_view name) const noexcept {
-  for (const auto& backend : backends_) {
-    if (backend->name == name) return backend.get();
+  for (Backend* backend : backends()) {
+    if (backend->name == name) return backend;
   }
   return nullptr;
 }

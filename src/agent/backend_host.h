@@ -5,20 +5,18 @@
 // the step and the reason for `towline info` and for the errors of transfers that could have used it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/dynamic_library.h"
-#include "towline/plugin/connection_id.h"
-#include "towline/plugin/info.h"
-#include "towline/plugin/reach.h"
-#include "towline/plugin/settle.h"
-#include "towline/plugin/storage_list.h"
-#include "towline/plugin/stream.h"
+#include "metadata/blob/blob.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {
@@ -32,21 +30,28 @@ struct Backend {
   std::string name;
   std::string file;  // of the plugin; empty: built in
   std::atomic<Step> step = Step::kDiscovered;
-  std::string reason;  // why it was not opened
+  std::string reason;                            // why it was not opened
+  const towline_plugin_v1_t* offered = nullptr;  // as its library has it; null: none that can be taken
+  // As this library knows them: what an older plugin lacks is null. In `taken`.
   const towline_plugin_v1_t* plugin = nullptr;
   const towline_memory_table_v1* memory = nullptr;
   const towline_connection_table_v1* connection = nullptr;
   const towline_data_table_v1* data = nullptr;
-  const towline_storage_table_v1* storage = nullptr;              // null: it has none
-  const towline_storage_list_table_v1* storage_list = nullptr;    // the same
-  const towline_stream_table_v1* stream = nullptr;                // the same
-  const towline_reach_table_v1* reach = nullptr;                  // the same
-  const towline_settle_table_v1* settle = nullptr;                // the same
-  const towline_connection_id_table_v1* connection_id = nullptr;  // the same
-  const towline_info_table_v1* info = nullptr;                    // the same
+  const towline_storage_table_v1* storage = nullptr;  // null: it has none
+  std::vector<towline_move_v1> moves;
+  uint32_t kinds = 0;         // of memory that it moves, on either side: a bit each
+  uint32_t remote_kinds = 0;  // likewise, that peers reach by it
+  uint32_t farthest = 0;      // TOWLINE_WHERE_*, of any move
   towline_host_v1_t host = {};
   towline_backend* handle = nullptr;
-  uint32_t index = 0;  // in BackendHost::backends()
+  uint32_t index = 0;  // its number for good, below kMaxBackends: not its place in the order
+  struct Taken {
+    towline_plugin_v1_t plugin;
+    towline_memory_table_v1 memory;
+    towline_connection_table_v1 connection;
+    towline_data_table_v1 data;
+    towline_storage_table_v1 storage;
+  } taken = {};
 
   // Closing it takes every worker's lock: who holds one, and finds it open, may call it.
   [[nodiscard]] bool open() const noexcept { return step.load(std::memory_order_acquire) == Step::kOpen; }
@@ -54,6 +59,8 @@ struct Backend {
     return step.load(std::memory_order_acquire) == Step::kClosed ? "closed" : reason;
   }
   [[nodiscard]] bool has_trait(uint32_t trait) const noexcept { return (plugin->traits & trait) != 0; }
+  // Does it move these kinds, a bit each, against those at a peer, at most this far away?
+  [[nodiscard]] bool moves_all(uint32_t op, uint32_t local, uint32_t remote, uint32_t where) const noexcept;
   // No peer moves bytes of ours over it but by frames that this side checks.
   [[nodiscard]] bool checks_every_access() const noexcept {
     return has_trait(TOWLINE_TRAIT_OWNER_CHECKED) && !has_trait(TOWLINE_TRAIT_ONE_SIDED);
@@ -65,6 +72,8 @@ const char* step_name(Backend::Step step) noexcept;
 // What the last refused call of this thread gave as its reason through host->fail; cleared by taking it.
 std::string take_failure_text();
 void set_failure_text(std::string text);
+
+inline constexpr uint32_t kMaxBackends = metadata::kMaxBackends;
 
 class BackendHost {
  public:
@@ -82,7 +91,10 @@ class BackendHost {
   // Every connection, import and registration is gone. Under every worker's lock.
   void close() noexcept;
 
-  [[nodiscard]] const std::vector<std::unique_ptr<Backend>>& backends() const noexcept { return backends_; }
+  // In the order in which the router tries them. Any thread; what it gives stays as it is.
+  [[nodiscard]] const std::vector<Backend*>& backends() const noexcept {
+    return *order_.load(std::memory_order_acquire);
+  }
   [[nodiscard]] Backend* find(std::string_view name) const noexcept;
   [[nodiscard]] std::string names() const;  // "memory, shm, tcp"
   // Of those that were not opened, by choice or by failure: their settings are known to nobody.
@@ -90,14 +102,22 @@ class BackendHost {
 
  private:
   // Files, and names of plugins that are looked for where load_plugin() does.
-  void discover(const std::vector<std::string>& plugins);
+  using Backends = std::vector<std::unique_ptr<Backend>>;
+  [[nodiscard]] Backends discover(const std::vector<std::string>& plugins);
+  // Those that one file offers; none whose name is taken already, by one of `known` or of this agent.
+  void discover_in(const std::string& file, Backends& known);
   void load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept;
-  void open_all(const std::string& faults, const towline_host_v1_t& services);
+  void take(Backend& backend, const towline_plugin_v1_t& plugin);
+  void prepare(Backend& backend, const std::string& faults, const towline_host_v1_t& services);
   void open(Backend& backend);
+  void set_order(std::vector<Backend*> order);
 
   Agent& agent_;
   std::vector<DynamicLibrary> libraries_;
-  std::vector<std::unique_ptr<Backend>> backends_;
+  Backends backends_;  // by index
+  std::vector<std::unique_ptr<const std::vector<Backend*>>>
+      orders_;  // all there were: somebody may be reading
+  std::atomic<const std::vector<Backend*>*> order_{nullptr};
   std::vector<std::string> not_wanted_;
 };
 

@@ -8,8 +8,8 @@
 
 namespace towline {
 
-std::span<const towline_plugin_v1_fn> builtin_backends() noexcept {
-  static constexpr towline_plugin_v1_fn kBuiltin[] = {
+std::span<const BuiltinBackend> builtin_backends() noexcept {
+  static constexpr BuiltinBackend kBuiltin[] = {
       towline_memory_plugin,
       towline_shm_plugin,
       towline_tcp_plugin,

@@ -8,7 +8,8 @@
 
 namespace towline {
 
-std::span<const towline_plugin_v1_fn> builtin_backends() noexcept;
+using BuiltinBackend = const towline_plugin_v1_t* (*)();
+std::span<const BuiltinBackend> builtin_backends() noexcept;
 
 // Those that come with Towline as plugins.
 struct BundledBackend {

@@ -106,13 +106,12 @@ std::shared_ptr<Directory> Directory::open(std::shared_ptr<Agent> agent, const D
 
 Directory::Directory(std::shared_ptr<Agent> agent, const DirectoryAddress& address)
     : agent_(std::move(agent)), scheme_(address.scheme) {
-  const towline_plugin_v1_t& plugin = load_plugin(agent_->config(), address.scheme);
-  table_ = &plugin_table<towline_directory_table_v1>(plugin, "directory");
+  table_ = load_table<towline_directory_table_v1>(agent_->config(), address.scheme, "directory");
   const towline_directory_host_v1 host = host_table(*this);
   failure.clear();
   towline_directory_client* client = nullptr;
   check(
-      table_->open(&host, address.variant.c_str(), address.authority.c_str(), address.path.c_str(), &client));
+      table_.open(&host, address.variant.c_str(), address.authority.c_str(), address.path.c_str(), &client));
   client_ = client;
 }
 
@@ -125,7 +124,7 @@ void Directory::close(uint64_t timeout_ns) noexcept {
   towline_directory_client* const client = client_.exchange(nullptr);
   if (client == nullptr) return;
   const uint64_t limit_ns = timeout_ns == 0 ? kDirectoryCloseNs : timeout_ns;
-  table_->close(client, Deadline::after(monotonic_now_ns(), limit_ns).ns());
+  table_.close(client, Deadline::after(monotonic_now_ns(), limit_ns).ns());
   const std::lock_guard lock(mutex_);
   for (const auto& [number, watch] : watches_) watch->end(Status::kClosed, "the directory has been closed");
   watches_.clear();
@@ -164,7 +163,7 @@ std::shared_ptr<DirectoryCall> Directory::start(std::shared_ptr<DirectoryCall> c
         {part.key.data(), part.key.size(), part.value.data(), part.value.size(), 0},
         deadline_ns};
     failure.clear();
-    const int32_t status = table_->submit(client, &args);
+    const int32_t status = table_.submit(client, &args);
     if (status == TOWLINE_OK) continue;
     const std::string text = std::exchange(failure, {});
     done(number, static_cast<Status>(status), text.c_str(), nullptr, 0);
@@ -176,7 +175,7 @@ std::shared_ptr<DirectoryCall> Directory::start(std::shared_ptr<DirectoryCall> c
 void Directory::cancel(const std::vector<uint64_t>& numbers) {
   const Use use(*this);
   if (use.client() == nullptr) return;
-  for (const uint64_t number : numbers) table_->cancel(use.client(), number);
+  for (const uint64_t number : numbers) table_.cancel(use.client(), number);
 }
 
 std::shared_ptr<DirectoryCall> Directory::put(std::string_view key, std::string_view value, uint32_t flags,
@@ -263,7 +262,7 @@ std::shared_ptr<DirectoryWatch> Directory::watch(std::string_view prefix) {
     watches_[number] = watch;
   }
   failure.clear();
-  const int32_t status = table_->watch(client, number, prefix.data(), prefix.size(), 0);
+  const int32_t status = table_.watch(client, number, prefix.data(), prefix.size(), 0);
   if (status != TOWLINE_OK) {
     const std::lock_guard lock(mutex_);
     watches_.erase(number);
@@ -283,14 +282,14 @@ void Directory::unwatch(const DirectoryWatch& watch) noexcept {
     number = found->first;
     watches_.erase(found);
   }
-  if (use.client() != nullptr) table_->unwatch(use.client(), number);
+  if (use.client() != nullptr) table_.unwatch(use.client(), number);
 }
 
 std::string Directory::info() {
   const Use use(*this);
   towline_directory_client* const client = use.need();
   std::string text(4096, '\0');
-  for (size_t whole = 0; (whole = table_->describe(client, text.data(), text.size())) >= text.size();) {
+  for (size_t whole = 0; (whole = table_.describe(client, text.data(), text.size())) >= text.size();) {
     text.resize(whole + 1024);
   }
   text.resize(std::char_traits<char>::length(text.c_str()));

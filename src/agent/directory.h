@@ -202,7 +202,7 @@ class Directory : public std::enable_shared_from_this<Directory> {
 
   const std::shared_ptr<Agent> agent_;
   const std::string scheme_;
-  const towline_directory_table_v1* table_ = nullptr;
+  towline_directory_table_v1 table_ = {};
   std::atomic<towline_directory_client*> client_{nullptr};
   std::atomic<uint32_t> users_{0};
   std::atomic<bool> closed_{false};

@@ -93,7 +93,7 @@ void Directory::follow(const std::string& key, Followed followed) {
   }
   // It may have gone after it was fetched and before the watch was told to mind it.
   if (!start_watch) return look_after(key);
-  if (table_->watch(use.client(), follower_, "", 0, TOWLINE_DIRECTORY_NO_CHANGES) != TOWLINE_OK) {
+  if (table_.watch(use.client(), follower_, "", 0, TOWLINE_DIRECTORY_NO_CHANGES) != TOWLINE_OK) {
     const std::lock_guard lock(mutex_);
     follower_ = 0;
   }
@@ -115,7 +115,7 @@ void Directory::look_after(const std::string& key) {
       TOWLINE_DIRECTORY_NO_VALUES,
       {key.data(), key.size(), nullptr, 0, 0},
       Deadline::after(monotonic_now_ns(), agent_->default_timeout_ns()).ns()};
-  if (table_->submit(use.client(), &args) == TOWLINE_OK) return;
+  if (table_.submit(use.client(), &args) == TOWLINE_OK) return;
   const std::lock_guard lock(mutex_);
   look_ups_.erase(number);
 }

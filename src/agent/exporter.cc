@@ -48,12 +48,12 @@ std::string counters_json(const Agent* agent) {
 }
 
 Exporter::Exporter(const Config& config, const Agent* agent, const std::string& address) : agent_(agent) {
-  table_ = &plugin_table<towline_exporter_table_v1>(load_plugin(config, "prometheus"), "exporter");
+  table_ = load_table<towline_exporter_table_v1>(config, "prometheus", "exporter");
   const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_of_exporter,
                                          note_failure, collect};
   exporter_failure.clear();
   char bound[256] = "";
-  const int32_t status = table_->open(&host, address.c_str(), bound, sizeof bound, &instance_);
+  const int32_t status = table_.open(&host, address.c_str(), bound, sizeof bound, &instance_);
   if (status != TOWLINE_OK) {
     fail(static_cast<Status>(status), "serving counters at '{}': {}", address,
          std::exchange(exporter_failure, {}));
@@ -62,7 +62,7 @@ Exporter::Exporter(const Config& config, const Agent* agent, const std::string& 
 }
 
 Exporter::~Exporter() {
-  if (instance_ != nullptr) table_->close(instance_);
+  if (instance_ != nullptr) table_.close(instance_);
 }
 
 }  // namespace towline

@@ -27,7 +27,7 @@ class Exporter {
 
  private:
   const Agent* const agent_;
-  const towline_exporter_table_v1* table_ = nullptr;
+  towline_exporter_table_v1 table_ = {};
   towline_exporter_instance* instance_ = nullptr;
   std::string address_;
 };

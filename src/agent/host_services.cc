@@ -52,10 +52,25 @@ int32_t rewatch(void* context, uint32_t worker, int fd, uint32_t events, towline
   return agent_of(context).workers()[worker]->watch(fd, events, ready, argument, true);
 }
 void unwatch(void* context, uint32_t worker, int fd) { agent_of(context).workers()[worker]->unwatch(fd); }
-int wake_fd(void*, uint32_t) { return -1; }
 void wake(void* context, uint32_t worker) { agent_of(context).workers()[worker]->wake(); }
 
-void complete(void*, uint64_t cookie, const towline_part_result* result) {
+// One that a newer or older backend filled in, as this library knows it.
+template <class T>
+const T* taken(const T* given, size_t minimum, T& room) noexcept {
+  if (given->struct_size >= sizeof(T)) [[likely]]
+    return given;
+  return towline_take(&room, sizeof room, minimum, given) != 0 ? &room : nullptr;
+}
+
+void complete(void*, uint64_t cookie, const towline_part_result* given) {
+  towline_part_result room;
+  const towline_part_result* result = taken(given, TOWLINE_PART_RESULT_MINIMUM, room);
+  if (result == nullptr) {
+    TOWLINE_LOG(kError, "a backend completed a part with a result of {} bytes: it says nothing",
+                given->struct_size);
+    room = {sizeof room, TOWLINE_INTERNAL, 0, 0, 0, 0, 0, 0};
+    result = &room;
+  }
   // Parts live as long as their transfer, which is not let go of while the backend has any of them.
   auto* part = reinterpret_cast<Part*>(cookie);
   if (!part->submitted) {
@@ -70,7 +85,13 @@ void message(void*, void* peer, const void* data, size_t bytes) {
 }
 
 int32_t accepted(void* context, uint32_t worker, towline_connection* connection,
-                 const towline_identity* identity, void** peer) {
+                 const towline_identity* given, void** peer) {
+  towline_identity room;
+  const towline_identity* const identity = taken(given, TOWLINE_IDENTITY_MINIMUM, room);
+  if (identity == nullptr) {
+    set_failure_text("the identity that the backend gives has no struct_size");
+    return TOWLINE_INVALID_ARGUMENT;
+  }
   return static_cast<int32_t>(
       agent_of(context).accepted(backend_of(context), worker, connection, *identity, peer));
 }
@@ -82,7 +103,7 @@ void connection_event(void*, void* peer, uint32_t event, int32_t status, const c
 // A GPU's address is no pointer for a backend that moves host memory, whatever a peer asks of it.
 int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
             void** pin) {
-  const bool vram = (backend_of(context).plugin->kinds & (1u << TOWLINE_VRAM)) != 0;
+  const bool vram = (backend_of(context).remote_kinds & (1u << TOWLINE_VRAM)) != 0;
   access = (access & TOWLINE_ACCESS_ALL) | (vram ? kPinVram : 0);
   return static_cast<int32_t>(agent_of(context).regions().pin(key, address, bytes, access, pointer, pin));
 }
@@ -116,7 +137,6 @@ towline_host_v1_t host_services() noexcept {
           watch,
           rewatch,
           unwatch,
-          wake_fd,
           wake,
           complete,
           message,

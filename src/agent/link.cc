@@ -169,8 +169,8 @@ bool Link::teardown(Patience patience) noexcept {
   // What is still prepared is in flight; disconnect ends it, and its plan is released when its transfer is
   // next touched.
   if (connection_ != nullptr) {
-    if (patience == Patience::kYes && backend_.settle != nullptr &&
-        backend_.settle->connection(connection_) == TOWLINE_AGAIN)
+    if (patience == Patience::kYes && backend_.connection->settle != nullptr &&
+        backend_.connection->settle(connection_) == TOWLINE_AGAIN)
       return false;
     drop_imports(true);
     backend_.connection->disconnect(connection_);
@@ -223,8 +223,8 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
 
 bool Link::reach(const RemoteRegion& region, uint64_t& address) const noexcept {
   const auto found = imports_.find(region.ref.key);
-  return backend_.reach != nullptr && found != imports_.end() && found->second.ready &&
-         backend_.reach->reach(connection_, found->second.handle, &address) == TOWLINE_OK;
+  return backend_.memory->reach != nullptr && found != imports_.end() && found->second.ready &&
+         backend_.memory->reach(connection_, found->second.handle, &address) == TOWLINE_OK;
 }
 
 std::string Link::how(const RemoteRegion& region) const {
@@ -527,7 +527,7 @@ uint32_t Link::maintain(uint64_t now_ns) noexcept {
   if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();
   done += send_waiting();
   last_used_ns_ = parts_in_flight_ != 0 ? now_ns : std::max(last_used_ns_, last_heard_ns_);
-  if (!backend_.has_trait(TOWLINE_TRAIT_SAME_HOST) &&
+  if (backend_.farthest == TOWLINE_WHERE_ANY_HOST &&
       now_ns > Deadline::after(last_used_ns_, worker_.agent().tuning().idle_ns).ns()) {
     close(Status::kClosed, "idle");
   }

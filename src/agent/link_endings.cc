@@ -38,7 +38,7 @@ void Link::begin_generation() noexcept {
     revocations_asked_.clear();
     granted_.clear();
   }
-  const uint64_t id = backend_.connection_id == nullptr ? 0 : backend_.connection_id->id(connection_);
+  const uint64_t id = backend_.connection->id == nullptr ? 0 : backend_.connection->id(connection_);
   connection_id_.store(id, std::memory_order_seq_cst);
   talks_.store(true, std::memory_order_release);
 }

@@ -18,8 +18,15 @@ namespace {
 constexpr std::size_t kMostForgotten = 1024;
 constexpr std::size_t kMostForgottenOfStrangers = 64;
 
+uint64_t bytes_of(const std::map<std::string, std::vector<uint8_t>>& addresses) noexcept {
+  uint64_t bytes = 0;
+  for (const auto& [name, address] : addresses) bytes += name.size() + address.size();
+  return bytes;
+}
+
 towline_identity identity_of(const metadata::PeerIdentity& from, const std::string& name) {
-  return {{from.incarnation.hi, from.incarnation.lo},
+  return {sizeof(towline_identity),
+          {from.incarnation.hi, from.incarnation.lo},
           {from.host.boot_id.hi, from.host.boot_id.lo},
           from.host.pid,
           from.host.pid_namespace,
@@ -96,8 +103,12 @@ void Peer::take_addresses(const metadata::PeerMetadata& metadata) {
   for (size_t i = 0; i < agent_.backends().backends().size(); ++i)
     reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
   if (!metadata.listen.empty()) listen_addresses_ = metadata.listen;
-  for (const metadata::BackendMetadata& backend : metadata.backends)
+  if (unsolicited_ && !metadata.partial) addresses_.clear();
+  for (const metadata::BackendMetadata& backend : metadata.backends) {
+    if (addresses_.size() >= metadata::kMaxBackends && !addresses_.contains(backend.name)) continue;
     addresses_[backend.name] = backend.address;
+  }
+  address_bytes_ = bytes_of(addresses_);
 }
 
 // Those that make no sense here, as a newer peer's may, are left out: the others are as good as before.
@@ -179,7 +190,14 @@ std::size_t Peer::region_count() const {
 
 uint64_t Peer::metadata_bytes() const {
   std::lock_guard lock(mutex_);
-  return metadata_bytes(regions_.size() + offered_regions_, offered_bytes_);
+  return metadata_bytes(regions_.size() + offered_regions_, offered_bytes_ + address_bytes_);
+}
+
+uint64_t Peer::address_bytes(const metadata::PeerSummary& summary) noexcept {
+  uint64_t bytes = 0;
+  for (const metadata::BackendMetadata& backend : summary.metadata.backends)
+    bytes += backend.name.size() + backend.address.size();
+  return bytes;
 }
 
 uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_t blob_bytes) const {
@@ -187,7 +205,7 @@ uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_
   const bool replaces = whole && !in_use();
   std::lock_guard lock(mutex_);
   return metadata_bytes(summary.regions + (whole ? 0 : offered_regions_) + (replaces ? 0 : regions_.size()),
-                        blob_bytes + (whole ? 0 : offered_bytes_));
+                        blob_bytes + (whole ? 0 : offered_bytes_) + address_bytes_ + address_bytes(summary));
 }
 
 void Peer::make_known() {

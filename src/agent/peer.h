@@ -101,11 +101,12 @@ class Peer {
   [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key);
   // Also those that have not been read.
   [[nodiscard]] std::size_t region_count() const;
-  // About what regions and tokens take, or will when they are read.
+  // About what regions, tokens and addresses take, or will when they are read.
   [[nodiscard]] uint64_t metadata_bytes() const;
   [[nodiscard]] static uint64_t metadata_bytes(std::size_t regions, uint64_t blob_bytes) noexcept {
     return regions * uint64_t{kRegionBytes} + blob_bytes;
   }
+  [[nodiscard]] static uint64_t address_bytes(const metadata::PeerSummary& summary) noexcept;
   // The same once this has been offered as well.
   [[nodiscard]] uint64_t metadata_bytes_with(const metadata::PeerSummary& summary, uint64_t blob_bytes) const;
   // What `look` gives for all of them as they are now.
@@ -221,6 +222,7 @@ class Peer {
   std::vector<std::vector<uint8_t>> offers_;
   std::size_t offered_regions_ = 0;  // in them
   uint64_t offered_bytes_ = 0;       // also of those that have been read
+  uint64_t address_bytes_ = 0;       // of addresses_
 };
 
 // Keeps an unsolicited peer where it is; costs next to nothing for another one. May outlive the agent.

@@ -1,5 +1,7 @@
 #include "agent/router.h"
 
+#include <iterator>
+
 #include "agent/agent.h"
 #include "agent/block_list.h"
 #include "agent/link.h"
@@ -8,11 +10,34 @@ namespace towline {
 
 namespace {
 
-uint32_t kinds_of_one(const BlockList* list) noexcept {
+uint32_t kinds_of(const BlockList& list) noexcept {
   uint32_t kinds = 0;
-  if (list == nullptr) return 0;
-  for (uint64_t i = 0; i < list->view().region_count; ++i) kinds |= 1u << list->view().regions[i].kind;
+  for (uint64_t i = 0; i < list.view().region_count; ++i) kinds |= 1u << list.view().regions[i].kind;
   return kinds;
+}
+
+std::string names_of(uint32_t kinds) {
+  std::string names;
+  for (uint32_t kind = 0; kind < 32; ++kind)
+    if ((kinds & (1u << kind)) != 0) names += (names.empty() ? "" : " and ") + std::string(kind_name(kind));
+  return names;
+}
+
+// TOWLINE_WHERE_*: how far away the peer is.
+uint32_t where_is(const Peer& peer, const Agent& agent) noexcept {
+  const towline_identity& here = agent.identity();
+  const towline_identity& there = peer.identity();
+  const bool known = (here.host[0] | here.host[1]) != 0;
+  if (!known || here.host[0] != there.host[0] || here.host[1] != there.host[1]) {
+    return peer.incarnation() == agent.incarnation() ? TOWLINE_WHERE_SAME_PROCESS : TOWLINE_WHERE_ANY_HOST;
+  }
+  const bool same_process = here.pid == there.pid && here.pid_namespace == there.pid_namespace &&
+                            here.start_time == there.start_time;
+  return same_process ? TOWLINE_WHERE_SAME_PROCESS : TOWLINE_WHERE_SAME_HOST;
+}
+
+bool moves(const Backend& backend, const Need& need, uint32_t where) noexcept {
+  return need.local == 0 || backend.moves_all(need.op, need.local, need.remote, where);
 }
 
 // Empty: it can be reached, as far as the backend can tell.
@@ -33,12 +58,17 @@ std::string ask(Backend& backend, const Peer& peer) {
 
 }  // namespace
 
-uint32_t kinds_of(const BlockList* local, const BlockList* remote) noexcept {
-  return kinds_of_one(local) | kinds_of_one(remote);
+const char* kind_name(uint32_t kind) noexcept {
+  constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
+  return kind < std::size(kNames) ? kNames[kind] : "unknown";
 }
 
-bool may_do(Backend& backend, Peer& peer, uint32_t kinds, const std::string& forced) {
-  if (!backend.open() || (kinds & ~backend.plugin->kinds) != 0) return false;
+Need need_of(uint32_t op, const BlockList& local, const BlockList& remote) noexcept {
+  return {op, kinds_of(local), kinds_of(remote)};
+}
+
+bool may_do(Backend& backend, Peer& peer, const Need& need, const std::string& forced) {
+  if (!backend.open() || !moves(backend, need, where_is(peer, *backend.agent))) return false;
   if (!forced.empty() && backend.name != forced) return false;
   Peer::Reach reach = peer.reach(backend);
   if (reach == Peer::Reach::kUnknown) {
@@ -49,12 +79,21 @@ bool may_do(Backend& backend, Peer& peer, uint32_t kinds, const std::string& for
   return reach == Peer::Reach::kMaybe;
 }
 
-std::string reason_against(Backend& backend, Peer& peer, uint32_t kinds, const std::string& forced) {
+std::string reason_against(Backend& backend, Peer& peer, const Need& need, const std::string& forced) {
   if (!forced.empty() && backend.name != forced) return fmt::format("'{}' was asked for", forced);
   if (!backend.open()) return backend.why_not_open();
-  if ((kinds & ~backend.plugin->kinds) != 0) return "it does not serve this kind of memory";
-  if (peer.has_up_link(backend)) return {};
-  return ask(backend, peer);
+  const bool writes = need.op == TOWLINE_WRITE;
+  if (!moves(backend, need, TOWLINE_WHERE_SAME_PROCESS))
+    return fmt::format("it does not {} {} here {} {} there", writes ? "write" : "read", names_of(need.local),
+                       writes ? "to" : "from", names_of(need.remote));
+  if (!peer.has_up_link(backend)) {
+    if (std::string reason = ask(backend, peer); !reason.empty()) return reason;
+  }
+  if (moves(backend, need, where_is(peer, *backend.agent))) return {};
+  return fmt::format(
+      "it does not {} {} here {} {} of {}", writes ? "write" : "read", names_of(need.local),
+      writes ? "to" : "from", names_of(need.remote),
+      where_is(peer, *backend.agent) == TOWLINE_WHERE_ANY_HOST ? "another host" : "another process");
 }
 
 }  // namespace towline

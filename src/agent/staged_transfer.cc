@@ -338,7 +338,8 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
   if (filling) ++next_chunk_;
   slot.stage = filling ? Stage::kFilling : Stage::kDraining;
   if (is_error(status))
-    chunk_failed(slot, filling, {static_cast<int32_t>(status), 0, kAllFences, 0, 0, begin, begin + bytes});
+    chunk_failed(slot, filling,
+                 {kResultBytes, static_cast<int32_t>(status), 0, kAllFences, 0, 0, begin, begin + bytes});
   return 1;
 }
 
@@ -395,9 +396,9 @@ void StagedTransfer::finish() noexcept {
   Part& part = *std::exchange(part_, nullptr);
   if (has_lane_) lane_.release();
   part.worker->remove_staged(*this);
-  if (!failed_) return whole_.part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
+  if (!failed_) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);
-  if (ranges_.empty()) return whole_.part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
+  if (ranges_.empty()) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   std::sort(ranges_.begin(), ranges_.end(),
             [](const Range& one, const Range& other) { return one.begin < other.begin; });
   std::size_t last = 0;
@@ -413,8 +414,9 @@ void StagedTransfer::finish() noexcept {
   const Range end = ranges_.back();
   ranges_.pop_back();
   for (const Range& range : ranges_)
-    whole_.note_failure({range.status, range.vendor_code, fences_, 0, 0, range.begin, range.end});
-  whole_.part_ended(part, {end.status, end.vendor_code, fences_, 0, 0, end.begin, end.end});
+    whole_.note_failure(
+        {kResultBytes, range.status, range.vendor_code, fences_, 0, 0, range.begin, range.end});
+  whole_.part_ended(part, {kResultBytes, end.status, end.vendor_code, fences_, 0, 0, end.begin, end.end});
 }
 
 bool StagedTransfer::far_fenced() const noexcept {
@@ -435,7 +437,7 @@ Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
   Part& part = parts_[0];
   part.begin = begin;
   part.end = end;
-  leg_result_ = {};
+  leg_result_ = plugin::sized<towline_part_result>();
   enter_post(agent_->now_ns(), deadline_ns);
   Status status = Status::kInProgress;
   if (usable(part))

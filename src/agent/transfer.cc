@@ -58,7 +58,7 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
 }
 
 Transfer::~Transfer() {
-  for (towline_capture* capture : captures_) backend_->stream->forget(capture);
+  for (towline_capture* capture : captures_) backend_->data->capture_forget(capture);
 }
 
 void Transfer::build_message() {
@@ -100,7 +100,7 @@ Status Transfer::post_long() noexcept {
   const int32_t status = immediate_submit_(immediate_, &immediate_args_);
   if (status == TOWLINE_AGAIN && immediate_tries_) return post_slow();
   if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
-    note_failure({status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
+    note_failure({kResultBytes, status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
     bytes_.store(0, std::memory_order_relaxed);
   }
   if (status != TOWLINE_AGAIN) {
@@ -208,7 +208,7 @@ Status Transfer::start_staged() noexcept {
   Part& part = parts_[0];
   if (part.worker->try_lock()) {
     if (ended_.load(std::memory_order_acquire)) {  // cancelled meanwhile
-      part_ended(part, {TOWLINE_CANCELLED, 0, kAllFences, 0, 0, part.begin, part.end});
+      part_ended(part, {kResultBytes, TOWLINE_CANCELLED, 0, kAllFences, 0, 0, part.begin, part.end});
       part.worker->unlock();
       return accepted();
     }
@@ -274,10 +274,10 @@ Status Transfer::submit_now(Part& part, void* const* stream, uint32_t flags) noe
   part.link->part_started();
   part.worker->track(part);
   const int32_t status = stream == nullptr ? backend_->data->submit(part.prepared, &args)
-                                           : backend_->stream->submit(part.prepared, &args, *stream);
+                                           : backend_->data->stream_submit(part.prepared, &args, *stream);
   if (status == TOWLINE_IN_PROGRESS) return Status::kInProgress;
   if (status == TOWLINE_OK) {
-    part_ended(part, {TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
+    part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
     return Status::kOk;
   }
   part.submitted = false;
@@ -325,7 +325,7 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
     if (status == Status::kInProgress || status == Status::kAgain) return false;
     if (status == Status::kOk) return true;
   }
-  part_ended(part, {static_cast<int32_t>(status), 0, kAllFences, 0, 0, part.begin, part.end});
+  part_ended(part, {kResultBytes, static_cast<int32_t>(status), 0, kAllFences, 0, 0, part.begin, part.end});
   return true;
 }
 

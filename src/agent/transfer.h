@@ -26,7 +26,6 @@
 #include "agent/intrusive_list.h"
 #include "base/in_use.h"
 #include "plan/plan.h"
-#include "towline/plugin/stream.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
 #include "towline/towline.h"
@@ -42,6 +41,7 @@ struct Backend;
 
 inline constexpr uint32_t kMaxParts = 8;
 inline constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
+inline constexpr size_t kResultBytes = sizeof(towline_part_result);
 
 // A worker's share of a transfer. Under that worker's lock.
 struct Part {
@@ -318,7 +318,7 @@ class Transfer {
   Part* parts_ = &first_part_;
   std::shared_ptr<towline_post> post_;      // null: one submit is all of it
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
-  towline_part_result leg_result_ = {};
+  towline_part_result leg_result_ = plugin::sized<towline_part_result>();
   std::atomic<uint32_t> parts_left_{0};
   std::atomic<uint32_t> shares_{0};  // of the busy phase: one for the outcome, one for the parts
   std::atomic<bool> ended_{true};

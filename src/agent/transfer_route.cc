@@ -33,32 +33,32 @@ void Transfer::establish(std::string_view forced_backend, LateDeadline deadline)
   forced_ = forced_backend;
   rejected_.clear();
   next_.clear();
-  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  const Need need = need_of(op_, *local_, *remote_);
   const auto& backends = agent_->backends().backends();
   bool stale = false;       // a region is gone: no backend will do
   bool unreachable = true;  // all that were tried found nobody there
   for (auto backend = backends.begin(); backend != backends.end(); ++backend) {
-    if (!may_do(**backend, peer, kinds, forced_)) continue;
+    if (!may_do(**backend, peer, need, forced_)) continue;
     std::string reason;
     bool taken_as_it_is = false;
     const Status status = try_backend(**backend, deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
       // Asked here, since a worker that needs them holds its lock.
       for (auto next = backends.end(); taken_as_it_is && --next != backend;)
-        if (may_do(**next, peer, kinds, forced_)) next_.push_back(next->get());
+        if (may_do(**next, peer, need, forced_)) next_.push_back(*next);
       may_go_on_.store(!next_.empty(), std::memory_order_relaxed);
       phase_.store(kReady, std::memory_order_release);
       return;
     }
     stale = stale || status == Status::kStale;
     unreachable = unreachable && status == Status::kUnreachable;
-    rejected_.emplace_back(backend->get(), std::move(reason));
+    rejected_.emplace_back(*backend, std::move(reason));
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_ = nullptr;
   // Storage on the remote side is our own as well: nobody reaches a peer's.
-  const bool gpu = (kinds & (1u << TOWLINE_VRAM)) != 0;
+  const bool gpu = ((need.local | need.remote) & (1u << TOWLINE_VRAM)) != 0;
   if (StagedTransfer::helps(*local_) || (gpu && StagedTransfer::helps(*remote_))) {
     part_count_ = 1;
     parts_[0].end = plan_.bytes();
@@ -80,18 +80,18 @@ void Transfer::establish(std::string_view forced_backend, LateDeadline deadline)
 }
 
 std::vector<std::string> Transfer::not_taken() const {
-  const uint32_t kinds = kinds_of(local_.get(), remote_.get());
+  const Need need = need_of(op_, *local_, *remote_);
   std::unique_lock lock(agent_->transfer_details_mutex());
   const Backend* const taken = backend_;
   const auto rejected = rejected_;
   lock.unlock();  // who asks a backend takes a worker's lock, and who changes these has one
   std::vector<std::string> result;
-  for (const auto& backend : agent_->backends().backends()) {
-    if (backend.get() == taken || (!forced_.empty() && backend->name != forced_)) continue;
+  for (Backend* const backend : agent_->backends().backends()) {
+    if (backend == taken || (!forced_.empty() && backend->name != forced_)) continue;
     const auto tried = std::find_if(rejected.begin(), rejected.end(),
-                                    [&](const auto& entry) { return entry.first == backend.get(); });
+                                    [&](const auto& entry) { return entry.first == backend; });
     std::string reason =
-        tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), kinds, forced_);
+        tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), need, forced_);
     if (reason.empty() && taken != nullptr)
       reason = fmt::format("not tried: '{}' comes before it", taken->name);
     result.push_back(backend->name + ": " + reason);
@@ -176,7 +176,7 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
     } else if (part.worker->enqueue(&part)) {
       part.worker->wake();
     } else {
-      part_ended(part, {TOWLINE_AGAIN, 0, kAllFences, 0, 0, part.begin, part.end});
+      part_ended(part, {kResultBytes, TOWLINE_AGAIN, 0, kAllFences, 0, 0, part.begin, part.end});
     }
   }
   return true;
@@ -250,6 +250,11 @@ Status Transfer::prepare_part(Part& part) noexcept {
       sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};
   const auto status = static_cast<Status>(backend_->data->prepare(link.connection(), &args, &part.prepared));
   if (status != Status::kOk) return status;
+  if (part.prepared->struct_size < TOWLINE_PREPARED_MINIMUM) {
+    set_failure_text("the backend's prepared plan has no struct_size");
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    return Status::kInternal;
+  }
   part.link_generation = link.generation();
   link.add_prepared(part);
   short_way_.store(false, std::memory_order_relaxed);
@@ -289,8 +294,8 @@ void Transfer::release_parts() noexcept {
 
 // Asked again until it is true. Under the part's worker's lock.
 bool Transfer::settled(const Part& part) const noexcept {
-  return part.prepared == nullptr || backend_->settle == nullptr ||
-         backend_->settle->prepared(part.prepared) != TOWLINE_AGAIN;
+  return part.prepared == nullptr || backend_->data->settle == nullptr ||
+         backend_->data->settle(part.prepared) != TOWLINE_AGAIN;
 }
 
 bool Transfer::all_settled() const noexcept {

@@ -24,7 +24,7 @@ Status Transfer::streams_serve() const noexcept {
         "bytes that are staged on their way to or from storage do not go in the order of a stream");
     return Status::kUnsupported;
   }
-  if (backend_->stream == nullptr) {
+  if (backend_->data->stream_submit == nullptr) {
     set_failure_text("backend '" + backend_->name + "' moves nothing in the order of a stream");
     return Status::kUnsupported;
   }
@@ -57,7 +57,7 @@ Status Transfer::post_on(void* stream) noexcept {
 Status Transfer::capture_or_post(Part& part, void* stream) noexcept {
   towline_capture* capture = nullptr;
   towline_capture** const wanted = has_message() ? nullptr : &capture;
-  auto status = static_cast<Status>(backend_->stream->capture(part.prepared, stream, wanted));
+  auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, wanted));
   if (status == Status::kOk && wanted == nullptr) {
     set_failure_text("a transfer with a notice or a counter can't be captured in a graph");
     status = Status::kUnsupported;
@@ -96,7 +96,7 @@ Status Transfer::wait_on(void* stream) noexcept {
       const bool on_its_way = outcome == Status::kInProgress && !part.submitted && !part.message_only;
       if (!on_its_way || poll_outcome() != Status::kInProgress) {
         if (part.prepared == nullptr) return Status::kOk;
-        const auto status = static_cast<Status>(backend_->stream->wait(part.prepared, last, stream));
+        const auto status = static_cast<Status>(backend_->data->stream_wait(part.prepared, last, stream));
         if (status != Status::kAgain) return status;
       }
     }
@@ -106,11 +106,11 @@ Status Transfer::wait_on(void* stream) noexcept {
 }
 
 towline_capture_runs Transfer::captured_runs() const noexcept {
-  towline_capture_runs all{};
+  auto all = plugin::sized<towline_capture_runs>();
   const std::lock_guard lock(agent_->transfer_details_mutex());
   for (const towline_capture* capture : captures_) {
-    towline_capture_runs one{};
-    backend_->stream->runs(capture, &one);
+    auto one = plugin::sized<towline_capture_runs>();
+    backend_->data->capture_runs(capture, &one);
     all.begun += one.begun;
     all.ended += one.ended;
     all.refused += one.refused;

@@ -198,11 +198,10 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
 // of ours, is looked at when the pass's clock has been read again, which is within a microsecond.
 uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
   uint32_t done = 0;
-  const auto& backends = agent_.backends().backends();
-  for (std::size_t i = 0; i < backends.size(); ++i) {
-    const Backend& backend = *backends[i];
+  for (const Backend* const each : agent_.backends().backends()) {
+    const Backend& backend = *each;
     if (!backend.open()) continue;
-    Interest& interest = interest_[i];
+    Interest& interest = interest_[backend.index];
     const bool waits = interest.empty_passes >= kPassesOfInterest && interest.in_flight == 0;
     if (waits && interest.looked_ns == now_ns && agent_.in_real_time()) continue;
     interest.looked_ns = now_ns;

@@ -7,14 +7,16 @@
 #include "base/config.h"
 #include "base/dynamic_library.h"
 #include "base/error.h"
+#include "base/plugin_table.h"
 
 namespace towline::collectives {
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, const towline_collective_table_v1_t*> tables = {{"cpu", &cpu_backend()},
-                                                                        {"fake", &fake_backend()}};
+  // Whole, whatever the backend's release was; none goes or moves.
+  std::map<std::string, towline_collective_table_v1_t> tables = {{"cpu", cpu_backend()},
+                                                                 {"fake", fake_backend()}};
 };
 
 // What the application registers is the process's, as what the dynamic loader loads is.
@@ -23,13 +25,14 @@ Registry& registry() {
   return of_process;
 }
 
-void check(const std::string& name, const towline_collective_table_v1_t* table) {
+towline_collective_table_v1_t checked(const std::string& name, const towline_collective_table_v1_t* table) {
   if (name.empty() || table == nullptr) fail(Status::kInvalidArgument, "a backend needs a name and a table");
-  if (table->struct_size < offsetof(towline_collective_table_v1_t, window_open) ||
-      table->major != TOWLINE_COLLECTIVE_MAJOR) {
-    fail(Status::kUnsupported, "backend {} has table version {} of {} bytes; this library takes version {}",
-         name, table->major, table->struct_size, TOWLINE_COLLECTIVE_MAJOR);
+  auto taken = take_table(table, TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM, "the table of backend " + name);
+  if (taken.major != TOWLINE_COLLECTIVE_MAJOR) {
+    fail(Status::kUnsupported, "backend {} has table version {}; this library takes version {}", name,
+         taken.major, TOWLINE_COLLECTIVE_MAJOR);
   }
+  return taken;
 }
 
 }  // namespace
@@ -38,7 +41,7 @@ const towline_collective_table_v1_t& find_backend(const std::string& name) {
   {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
-    if (const auto found = all.tables.find(name); found != all.tables.end()) return *found->second;
+    if (const auto found = all.tables.find(name); found != all.tables.end()) return found->second;
   }
   std::string upper;
   for (const char c : name) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -62,10 +65,10 @@ std::vector<std::string> backend_names() {
 }
 
 void register_backend(const std::string& name, const towline_collective_table_v1_t* table) {
-  check(name, table);
+  const towline_collective_table_v1_t taken = checked(name, table);
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  if (!all.tables.emplace(name, table).second)
+  if (!all.tables.emplace(name, taken).second)
     fail(Status::kAlreadyExists, "there is a backend {} already", name);
 }
 

@@ -635,8 +635,7 @@ towline_collective_window* Communicator::open_window(void* address, uint64_t byt
   if (finishes_here()) fail(Status::kBusy, "a window can't be made in a function of a work");
   std::string text;
   if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
-  if (table_->struct_size < offsetof(towline_collective_table_v1_t, message_source) ||
-      table_->window_open == nullptr)
+  if (table_->window_open == nullptr)
     fail(Status::kUnsupported, "backend {} has no windows", options_.backend);
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns());
   {

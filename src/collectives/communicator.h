@@ -123,9 +123,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Queue of operations
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
   void run_one(Work& work);
-  bool has_sources() const noexcept {
-    return table_->struct_size >= sizeof *table_ && table_->message_source != nullptr;
-  }
+  bool has_sources() const noexcept { return table_->message_source != nullptr; }
   bool run_front();  // one of the queue, if there is one; perform_mutex_ is held
   // Whether this thread runs a queued work or calls its functions, and so holds perform_mutex_.
   bool finishes_here() const noexcept {

@@ -270,7 +270,7 @@ std::size_t Connection::lane_count() const noexcept { return core_->lanes_.size(
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared) {
   if (args.op != TOWLINE_READ && args.op != TOWLINE_WRITE) return static_cast<int32_t>(Status::kUnsupported);
   auto made = std::make_unique<Prepared>();
-  made->base = {0, 0, core_->options_.connection, args.plan};
+  made->base = {sizeof made->base, 0, 0, core_->options_.connection, args.plan};
   made->core = core_.get();
   made->op = args.op;
   *prepared = &made.release()->base;

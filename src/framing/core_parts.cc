@@ -213,7 +213,7 @@ uint32_t ConnectionCore::deliver_ended() noexcept {
 // closed. The peer's memory is when nothing made for the part is outstanding, which only a broken connection
 // leaves behind.
 towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
-  towline_part_result result{};
+  auto result = plugin::sized<towline_part_result>();
   Status status = part.status;
   const bool complete = part.produced == part.bytes() && part.outstanding == 0;
   if (status == Status::kOk && part.cancelled && !complete) status = Status::kCancelled;

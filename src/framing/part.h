@@ -17,7 +17,7 @@ class PartList;
 
 // What prepare() makes; begins with what every backend's prepared plan begins with.
 struct Prepared {
-  towline_prepared base{};
+  towline_prepared base = plugin::sized<towline_prepared>();
   ConnectionCore* core = nullptr;
   uint32_t op = 0;
 };

@@ -41,6 +41,10 @@ class FakeHost {
     table_.log = [](void*, int32_t, const char*) {};
     table_.fail = [](void*, const char*) {};
     table_.wake = [](void* c, uint32_t) { ++self(c).wakes; };
+    table_.served = [](void*, void*, uint32_t, uint64_t) {};
+    table_.heard = [](void*, void*) {};
+    table_.granted = [](void*, void*, uint64_t) {};
+    table_.refused = [](void*, uint32_t, void*, int32_t) {};
     table_.complete = [](void* c, uint64_t cookie, const towline_part_result* result) {
       self(c).completed(cookie, *result);
     };
@@ -145,9 +149,11 @@ class FakePlan {
   const towline_plan* plan() {
     const uint64_t length = equal_ && !local_.empty() ? local_.front().length : 0;
     const uint64_t blocks = local_.size();
-    local_list_ = {nullptr, local_.data(), blocks, blocks, length, 1, &local_region_, 1};
-    remote_list_ = {nullptr, remote_.data(), blocks, blocks, length, 1, &remote_region_, 1};
-    plan_ = {&local_list_, &remote_list_, runs_.data(), runs_.size(), 1, 1, blocks, bytes_, length};
+    local_list_ = {sizeof local_list_, nullptr, local_.data(), blocks, blocks, length, 1, &local_region_, 1};
+    remote_list_ = {sizeof remote_list_, nullptr, remote_.data(), blocks, blocks, length, 1,
+                    &remote_region_,     1};
+    plan_ = {sizeof plan_, &local_list_, &remote_list_, runs_.data(), runs_.size(), 1, 1,
+             blocks,       bytes_,       length};
     return &plan_;
   }
   uint64_t bytes() const { return bytes_; }

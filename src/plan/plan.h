@@ -59,7 +59,7 @@ class Plan {
   Plan() = default;
   [[nodiscard]] towline_run* runs() noexcept { return runs_ != nullptr ? runs_.get() : &one_run_; }
 
-  towline_plan view_ = {};
+  towline_plan view_ = plugin::sized<towline_plan>();
   uint64_t local_parts_ = 1;
   towline_run one_run_ = {};             // most plans have no more
   std::unique_ptr<towline_run[]> runs_;  // null: that one

@@ -82,7 +82,7 @@ class ResolvedList {
   friend class ResolvedListBuilder;
   enum class Overlap : uint8_t { kUnknown, kNo, kYes };
 
-  towline_list view_ = {};
+  towline_list view_ = plugin::sized<towline_list>();
   uint64_t bytes_ = 0;
   uint32_t common_access_ = 0;
   FewFirst<towline_extent, 1> extents_;

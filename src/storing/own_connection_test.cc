@@ -61,10 +61,10 @@ TEST_F(OwnMessages, follow_a_part_that_is_done) {
   const plugin::Host host(&table_);
   Connection connection(host, names_, 0, this);
   const std::array<uint8_t, 4> message = {'d', 'o', 'n', 'e'};
-  towline_part_result failed = {TOWLINE_IO, 5, 3, 0, 0, 0, 10};
+  towline_part_result failed = {sizeof failed, TOWLINE_IO, 5, 3, 0, 0, 0, 10};
   connection.send_after(message, failed);
   EXPECT_EQ(connection.deliver(), 0u);
-  towline_part_result done = {TOWLINE_OK, 0, 3, 0, 10, 0, 0};
+  towline_part_result done = {sizeof done, TOWLINE_OK, 0, 3, 0, 10, 0, 0};
   connection.send_after(message, done);
   EXPECT_EQ(done.status, TOWLINE_OK);
   EXPECT_EQ(connection.deliver(), 1u);
@@ -75,7 +75,7 @@ TEST_F(OwnMessages, that_can_not_be_sent_are_the_parts_failure) {
   const plugin::Host host(&table_);
   Connection connection(host, names_, 0, this);
   const std::array<uint8_t, 4> message = {'d', 'o', 'n', 'e'};
-  towline_part_result result = {TOWLINE_OK, 0, 3, 0, 10, 0, 0};
+  towline_part_result result = {sizeof result, TOWLINE_OK, 0, 3, 0, 10, 0, 0};
   no_memory = true;
   connection.send_after(message, result);
   no_memory = false;

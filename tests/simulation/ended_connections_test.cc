@@ -22,8 +22,8 @@ using testing::FakePlan;
 const FakeAgent::Settings kLocal = {{"tcp.listen", "127.0.0.1:0"}};
 
 uint64_t id_of(const FakeLink& link) {
-  const auto* ids = static_cast<const towline_connection_id_table_v1*>(
-      towline_tcp_plugin()->query_table("connection_id", 1));
+  const auto* ids =
+      static_cast<const towline_connection_table_v1*>(towline_tcp_plugin()->query_table("connection", 1));
   return ids->id(link.connection);
 }
 

@@ -38,7 +38,7 @@ struct Move {
   bool cancelled = false;
   bool ended = false;
   uint32_t messages_seen = 0;
-  towline_part_result result{};
+  towline_part_result result = plugin::sized<towline_part_result>();
   std::vector<uint8_t> source;  // in the plan's order
   std::vector<uint8_t> target;
   std::vector<std::pair<uint32_t, uint32_t>> remote_blocks;  // arena offset and length, in the plan's order

@@ -2,9 +2,9 @@
 //
 //   class MyConnection { ... };
 //   class MyBackend : public towline::plugin::BackendBase { public: using Connection = MyConnection; ... };
-//   extern "C" const towline_plugin_v1_t* towline_plugin_v1() {
+//   extern "C" const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
 //     static const towline_plugin_v1_t plugin = towline::plugin::describe<MyBackend>({...});
-//     return &plugin;
+//     return number == 0 ? &plugin : nullptr;
 //   }
 //
 // The member functions wanted are those called below, with the meaning v1.h gives the table slot of the same
@@ -12,10 +12,7 @@
 // text for people.
 #pragma once
 
-#include <towline/plugin/connection_id.h>
-#include <towline/plugin/reach.h>
-#include <towline/plugin/settle.h>
-#include <towline/plugin/stream.h>
+#include <towline/plugin/sized.h>
 #include <towline/plugin/v1.h>
 #include <towline/towline.h>
 
@@ -39,55 +36,51 @@ class Failure : public std::exception {
   std::string text_;
 };
 
-// The host services, with C++ manners. A newer host's table is a longer one: what an older one lacks is left
-// out.
+// The host services, with C++ manners. What an older host lacks is null in table(), and left out.
 class Host {
  public:
-  explicit Host(const towline_host_v1_t* table)
-      : table_(table),
-        knows_served_(knows(table, offsetof(towline_host_v1_t, served)) && table->served != nullptr),
-        knows_heard_(knows(table, offsetof(towline_host_v1_t, heard)) && table->heard != nullptr),
-        knows_refused_(knows(table, offsetof(towline_host_v1_t, refused)) && table->refused != nullptr),
-        knows_granted_(knows(table, offsetof(towline_host_v1_t, granted)) && table->granted != nullptr) {}
-  [[nodiscard]] uint64_t now_ns() const noexcept { return table_->now_ns(table_->context); }
-  void log(int32_t level, const std::string& text) const {
-    table_->log(table_->context, level, text.c_str());
+  // Throws Failure when it is not a host of this major version.
+  explicit Host(const towline_host_v1_t* table) {
+    if (towline_take(&table_, sizeof table_, TOWLINE_HOST_V1_MINIMUM, table) == 0)
+      throw Failure(Status::kUnsupported, "the host's table of services is smaller than any release's");
   }
-  void fail(const std::string& text) const { table_->fail(table_->context, text.c_str()); }
+  [[nodiscard]] uint64_t now_ns() const noexcept { return table_.now_ns(table_.context); }
+  void log(int32_t level, const std::string& text) const { table_.log(table_.context, level, text.c_str()); }
+  void fail(const std::string& text) const { table_.fail(table_.context, text.c_str()); }
   // Records why and gives the status back: return host.refuse(Status::kUnsupported, "...");
   int32_t refuse(Status status, const std::string& text) const {
     fail(text);
     return static_cast<int32_t>(status);
   }
   [[nodiscard]] std::string config(const char* key, const char* fallback) const {
-    return table_->config(table_->context, key, fallback);
+    return table_.config(table_.context, key, fallback);
   }
-  [[nodiscard]] const towline_identity& self() const { return *table_->self(table_->context); }
-  [[nodiscard]] uint32_t worker_count() const { return table_->worker_count(table_->context); }
+  [[nodiscard]] const towline_identity& self() const { return *table_.self(table_.context); }
+  [[nodiscard]] uint32_t worker_count() const { return table_.worker_count(table_.context); }
   int32_t watch(uint32_t worker, int fd, uint32_t events, towline_ready_fn ready, void* argument) const {
-    return table_->watch(table_->context, worker, fd, events, ready, argument);
+    return table_.watch(table_.context, worker, fd, events, ready, argument);
   }
   int32_t rewatch(uint32_t worker, int fd, uint32_t events, towline_ready_fn ready, void* argument) const {
-    return table_->rewatch(table_->context, worker, fd, events, ready, argument);
+    return table_.rewatch(table_.context, worker, fd, events, ready, argument);
   }
-  void unwatch(uint32_t worker, int fd) const { table_->unwatch(table_->context, worker, fd); }
-  void wake(uint32_t worker) const { table_->wake(table_->context, worker); }
+  void unwatch(uint32_t worker, int fd) const { table_.unwatch(table_.context, worker, fd); }
+  void wake(uint32_t worker) const { table_.wake(table_.context, worker); }
   void complete(uint64_t cookie, const towline_part_result& result) const {
-    table_->complete(table_->context, cookie, &result);
+    table_.complete(table_.context, cookie, &result);
   }
   void message(void* peer, const void* data, size_t bytes) const {
-    table_->message(table_->context, peer, data, bytes);
+    table_.message(table_.context, peer, data, bytes);
   }
   int32_t accepted(uint32_t worker, towline_connection* connection, const towline_identity& identity,
                    void** peer) const {
-    return table_->accepted(table_->context, worker, connection, &identity, peer);
+    return table_.accepted(table_.context, worker, connection, &identity, peer);
   }
   void connection_event(void* peer, uint32_t event, Status status, const std::string& text) const {
-    table_->connection_event(table_->context, peer, event, static_cast<int32_t>(status), text.c_str());
+    table_.connection_event(table_.context, peer, event, static_cast<int32_t>(status), text.c_str());
   }
   int32_t pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
               void** pin) const {
-    return table_->pin(table_->context, key, address, bytes, access, pointer, pin);
+    return table_.pin(table_.context, key, address, bytes, access, pointer, pin);
   }
   // May a peer begin to reach this region of ours? No more once it is being deregistered, though the backend
   // keeps it until everyone who reaches it has let go.
@@ -99,29 +92,19 @@ class Host {
     unpin(pin);
     return true;
   }
-  void unpin(void* pin) const { table_->unpin(table_->context, pin); }
+  void unpin(void* pin) const { table_.unpin(table_.context, pin); }
   void served(void* peer, uint32_t direction, uint64_t bytes) const {
-    if (knows_served_) table_->served(table_->context, peer, direction, bytes);
+    table_.served(table_.context, peer, direction, bytes);
   }
-  void heard(void* peer) const {
-    if (knows_heard_) table_->heard(table_->context, peer);
-  }
+  void heard(void* peer) const { table_.heard(table_.context, peer); }
   void refused(uint32_t worker, void* peer, Status status) const {
-    if (knows_refused_) table_->refused(table_->context, worker, peer, static_cast<int32_t>(status));
+    table_.refused(table_.context, worker, peer, static_cast<int32_t>(status));
   }
-  void granted(void* peer, uint64_t key) const {
-    if (knows_granted_) table_->granted(table_->context, peer, key);
-  }
-  [[nodiscard]] const towline_host_v1_t* table() const { return table_; }
+  void granted(void* peer, uint64_t key) const { table_.granted(table_.context, peer, key); }
+  [[nodiscard]] const towline_host_v1_t* table() const { return &table_; }
 
  private:
-  static bool knows(const towline_host_v1_t* table, size_t offset) { return table->struct_size > offset; }
-
-  const towline_host_v1_t* table_;
-  bool knows_served_;
-  bool knows_heard_;
-  bool knows_refused_;
-  bool knows_granted_;
+  towline_host_v1_t table_;
 };
 
 namespace detail {
@@ -157,13 +140,37 @@ void ready(void* argument, uint32_t epoll_events) noexcept {
   }
 }
 
+// Bits of operations and kinds, for moves.
+inline constexpr uint32_t kReadAndWrite = 1u << TOWLINE_READ | 1u << TOWLINE_WRITE;
+template <class... Kinds>
+constexpr uint32_t kinds(Kinds... kind) noexcept {
+  return ((1u << kind) | ...);
+}
+constexpr towline_move_v1 move(uint32_t ops, uint32_t local, uint32_t remote, uint32_t where) noexcept {
+  return {sizeof(towline_move_v1), ops, local, remote, where};
+}
+
+// What a backend moves: an array that lives as long as the library.
+struct Moves {
+  template <size_t kCount>
+  // NOLINTNEXTLINE(google-explicit-constructor): it stands for the array
+  constexpr Moves(const towline_move_v1 (&moves)[kCount]) noexcept : first(moves), count(kCount) {}
+  const towline_move_v1* first;
+  size_t count;
+};
+
+// What a backend's prepared plan derives from.
+struct PreparedBase : towline_prepared {
+  PreparedBase() noexcept : towline_prepared(sized<towline_prepared>()) {}
+};
+
 // What people and the router should know of a backend.
 struct Description {
   const char* name;
   const char* version;
   const char* text;
   uint32_t traits;
-  uint32_t kinds;
+  Moves moves;
   uint32_t cost;
   uint64_t worst_fence_ns;
   const char* fence_reason;
@@ -191,11 +198,15 @@ struct Tables {
   static C* connection(towline_connection* handle) { return reinterpret_cast<C*>(handle); }
 
   static int32_t open(const towline_host_v1_t* table, towline_backend** out) noexcept {
-    Host host{table};
-    return guarded(host, [&] {
-      *out = reinterpret_cast<towline_backend*>(new B(host));
-      return 0;
-    });
+    try {
+      Host host{table};
+      return guarded(host, [&] {
+        *out = reinterpret_cast<towline_backend*>(new B(host));
+        return 0;
+      });
+    } catch (const Failure& failure) {  // of a host that there is no telling why
+      return static_cast<int32_t>(failure.status());
+    }
   }
   static void close(towline_backend* b) noexcept { delete backend(b); }
 
@@ -266,21 +277,59 @@ struct Tables {
   }
   static void disarm(towline_backend* b, uint32_t worker) noexcept { backend(b)->disarm(worker); }
 
-  // reach
-  static int32_t reach(towline_connection* c, towline_import* import, uint64_t* address) noexcept {
-    return connection(c)->reach(import, address);
+  // optional slots: those that the classes have no member for are null
+  static constexpr auto reach_slot() noexcept -> decltype(towline_memory_table_v1::reach) {
+    if constexpr (requires { &C::reach; }) {
+      return [](towline_connection* c, towline_import* import, uint64_t* address) noexcept {
+        return connection(c)->reach(import, address);
+      };
+    }
+    return nullptr;
   }
-
-  // settle
-  static int32_t settle(towline_connection* c) noexcept { return connection(c)->settle(); }
-
-  // connection_id
-  static uint64_t connection_id(towline_connection* c) noexcept { return connection(c)->connection_id(); }
-
-  // stream
-  static int32_t submit_on(towline_prepared* prepared, const towline_submit_args* args,
-                           void* stream) noexcept {
-    return C::submit_on(prepared, *args, stream);
+  static constexpr auto id_slot() noexcept -> decltype(towline_connection_table_v1::id) {
+    if constexpr (requires { &C::connection_id; })
+      return [](towline_connection* c) noexcept { return connection(c)->connection_id(); };
+    return nullptr;
+  }
+  static constexpr auto settle_slot() noexcept -> decltype(towline_connection_table_v1::settle) {
+    if constexpr (requires { &C::settle; })
+      return [](towline_connection* c) noexcept { return connection(c)->settle(); };
+    return nullptr;
+  }
+  static constexpr towline_data_table_v1 data_table() noexcept {
+    towline_data_table_v1 table = {.struct_size = sizeof(towline_data_table_v1),
+                                   .prepare = prepare,
+                                   .unprepare = unprepare,
+                                   .submit = submit,
+                                   .send = send,
+                                   .cancel = cancel,
+                                   .progress = progress,
+                                   .arm = arm,
+                                   .disarm = disarm,
+                                   .settle = nullptr,
+                                   .stream_capture = nullptr,
+                                   .stream_submit = nullptr,
+                                   .stream_wait = nullptr,
+                                   .capture_runs = nullptr,
+                                   .capture_forget = nullptr};
+    if constexpr (requires { &C::settle_prepared; }) table.settle = C::settle_prepared;
+    if constexpr (requires { &C::submit_on; }) {
+      table.stream_capture = C::capture_on;
+      table.stream_submit = [](towline_prepared* prepared, const towline_submit_args* args,
+                               void* stream) noexcept { return C::submit_on(prepared, *args, stream); };
+      table.stream_wait = C::wait_on;
+      table.capture_runs = C::runs_of;
+      table.capture_forget = C::forget;
+    }
+    return table;
+  }
+  static int32_t describe_backend(towline_backend* b, char* json, size_t capacity) noexcept {
+    return guarded(backend(b)->host(), [&] {
+      const std::string text = backend(b)->describe();
+      if (text.size() >= capacity) return static_cast<int32_t>(Status::kLimitExceeded);
+      std::memcpy(json, text.c_str(), text.size() + 1);
+      return 0;
+    });
   }
 
   // storage
@@ -299,49 +348,41 @@ struct Tables {
     backend(b)->storage_close(storage);
   }
 
-  static constexpr towline_memory_table_v1 kMemory = {sizeof(towline_memory_table_v1), add, remove, import,
-                                                      unimport};
-  static constexpr towline_connection_table_v1 kConnection = {
-      sizeof(towline_connection_table_v1), address, probe, connect, disconnect, describe};
-  static constexpr towline_data_table_v1 kData = {
-      sizeof(towline_data_table_v1), prepare, unprepare, submit, send, cancel, progress, arm, disarm};
+  static int32_t storage_list(towline_backend* b, const char* prefix, towline_storage_found_fn found,
+                              void* argument) noexcept {
+    if constexpr (requires { &B::storage_list; }) {
+      return guarded(backend(b)->host(), [&] { return backend(b)->storage_list(prefix, found, argument); });
+    }
+    return TOWLINE_UNSUPPORTED;
+  }
 
   static const void* query(const char* id, uint32_t version) noexcept {
+    static constexpr towline_memory_table_v1 kMemory = {
+        sizeof(towline_memory_table_v1), add, remove, import, unimport, reach_slot()};
+    static constexpr towline_connection_table_v1 kConnection = {sizeof(towline_connection_table_v1),
+                                                                address,
+                                                                probe,
+                                                                connect,
+                                                                disconnect,
+                                                                describe,
+                                                                id_slot(),
+                                                                settle_slot()};
+    static constexpr towline_data_table_v1 kData = data_table();
     if (version != 1) return nullptr;
     if (std::strcmp(id, "memory") == 0) return &kMemory;
     if (std::strcmp(id, "connection") == 0) return &kConnection;
     if (std::strcmp(id, "data") == 0) return &kData;
     if constexpr (requires { B::kStorageSchemes; }) {
-      static constexpr towline_storage_table_v1 kStorage = {sizeof(towline_storage_table_v1),
-                                                            B::kStorageSchemes,
-                                                            storage_open,
-                                                            storage_query,
-                                                            storage_commit,
-                                                            storage_close};
-      if (std::strcmp(id, "storage") == 0) return &kStorage;
+      static constexpr towline_storage_table_v1 kStorage = {
+          sizeof(towline_storage_table_v1), B::kStorageSchemes, storage_open, storage_query, storage_commit,
+          storage_close, requires {&B::storage_list;
     }
-    if constexpr (requires { &C::reach; }) {
-      static constexpr towline_reach_table_v1 kReach = {sizeof(towline_reach_table_v1), reach};
-      if (std::strcmp(id, "reach") == 0) return &kReach;
-    }
-    if constexpr (requires { &C::settle_prepared; }) {
-      static constexpr towline_settle_table_v1 kSettle = {sizeof(towline_settle_table_v1), C::settle_prepared,
-                                                          settle};
-      if (std::strcmp(id, "settle") == 0) return &kSettle;
-    }
-    if constexpr (requires { &C::connection_id; }) {
-      static constexpr towline_connection_id_table_v1 kId = {sizeof(towline_connection_id_table_v1),
-                                                             connection_id};
-      if (std::strcmp(id, "connection_id") == 0) return &kId;
-    }
-    if constexpr (requires { &C::submit_on; }) {
-      static constexpr towline_stream_table_v1 kStream = {
-          sizeof(towline_stream_table_v1), C::capture_on, submit_on, C::wait_on, C::runs_of, C::forget};
-      if (std::strcmp(id, "stream") == 0) return &kStream;
-    }
-    return nullptr;
-  }
-};
+    ? storage_list : nullptr
+  };
+  if (std::strcmp(id, "storage") == 0) return &kStorage;
+} return nullptr;
+}  // namespace detail
+};  // namespace towline::plugin
 
 }  // namespace detail
 
@@ -362,20 +403,23 @@ template <class B>
 towline_plugin_v1_t describe(const Description& description,
                              int32_t (*usable)(char* reason, size_t capacity)) {
   using T = detail::Tables<B>;
-  return {sizeof(towline_plugin_v1_t),
-          TOWLINE_PLUGIN_MAJOR,
-          description.traits,
-          description.name,
-          description.version,
-          description.text,
-          description.kinds,
-          description.cost,
-          description.worst_fence_ns,
-          description.fence_reason,
-          usable,
-          T::open,
-          T::close,
-          T::query};
+  auto plugin = sized<towline_plugin_v1_t>();
+  plugin.major = TOWLINE_PLUGIN_MAJOR;
+  plugin.traits = description.traits;
+  plugin.name = description.name;
+  plugin.version = description.version;
+  plugin.description = description.text;
+  plugin.moves = description.moves.first;
+  plugin.move_count = description.moves.count;
+  plugin.cost = description.cost;
+  plugin.worst_fence_ns = description.worst_fence_ns;
+  plugin.fence_reason = description.fence_reason;
+  plugin.usable = usable;
+  plugin.open = T::open;
+  plugin.close = T::close;
+  plugin.query_table = T::query;
+  if constexpr (requires(B & backend) { backend.describe(); }) plugin.describe = T::describe_backend;
+  return plugin;
 }
 
 }  // namespace towline::plugin

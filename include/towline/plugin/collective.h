@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <towline/collectives.h>
+#include <towline/plugin/sized.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,6 +42,7 @@ typedef struct towline_collective_host_v1_t {
   // One value of the environment or null; lives as above.
   const char* (*environment)(void* context, const char* name);
 } towline_collective_host_v1_t;
+#define TOWLINE_COLLECTIVE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_host_v1_t, environment)
 
 typedef struct towline_collective_open_args {
   size_t struct_size;
@@ -78,7 +80,9 @@ typedef struct towline_collective_table_v1_t {
   // A JSON object for people.
   int32_t (*describe)(towline_collective_backend* backend, char* json, size_t capacity, size_t* needed);
 
-  // Windows; null where there are none. window_open and window_close are called as perform is.
+  // Optional from here on: null where there are none.
+  //
+  // Windows. window_open and window_close are called as perform is.
   int32_t (*window_open)(towline_collective_backend* backend, void* address, uint64_t bytes, uint64_t number,
                          uint64_t deadline_ns, towline_collective_window** window);
   int32_t (*window_close)(towline_collective_window* window, uint64_t number, uint64_t deadline_ns);
@@ -91,10 +95,11 @@ typedef struct towline_collective_table_v1_t {
   int32_t (*window_signal)(towline_collective_window* window, int32_t rank);
   int32_t (*window_wait_signal)(towline_collective_window* window, int32_t rank, uint64_t deadline_ns);
 
-  // The rank that a message of which message_test gave TOWLINE_OK came from. Null, or a smaller table: no
-  // receives from TOWLINE_ANY_RANK.
+  // The rank that a message of which message_test gave TOWLINE_OK came from. Null: no receives from
+  // TOWLINE_ANY_RANK.
   int32_t (*message_source)(towline_collective_backend* backend, towline_collective_message* message);
 } towline_collective_table_v1_t;
+#define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 
 typedef const towline_collective_table_v1_t* (*towline_collective_v1_fn)(void);
 

@@ -6,9 +6,14 @@
 // as *flat* 16-byte entries. A plan pairs blocks of two lists by runs: `count` blocks from local_block and
 // remote_block on, each side advancing by its step. cursor.hpp turns a plan into segments; no backend needs
 // to look inside a list by hand.
+//
+// Plans and lists begin with their size and grow at the end (sized.h). The elements of their arrays never
+// change: what is new about them comes as another array.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
+#include <towline/plugin/sized.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +52,7 @@ typedef struct towline_flat_block {
 } towline_flat_block;
 
 typedef struct towline_list {
+  size_t struct_size;
   const towline_extent* extents;   // null when flat
   const towline_flat_block* flat;  // null when extents
   uint64_t extent_count;           // entries of either array
@@ -65,6 +71,7 @@ typedef struct towline_run {
 } towline_run;
 
 typedef struct towline_plan {
+  size_t struct_size;
   const towline_list* local;
   const towline_list* remote;
   const towline_run* runs;

@@ -1,17 +1,24 @@
 // The plugin ABI, major version 1. A backend is a shared library (or a built-in) that answers for C tables.
 //
-// Entry. The library exports `towline_plugin_v1`, returning a towline_plugin_v1_t that lives as long as the
-// library. Towline asks it for the tables it has by id; structs begin with their size and only ever grow at
-// the end.
+// Entry. The library exports `towline_plugin_v1`, which returns the first, second, ... of the backends that it
+// offers. What it returns lives as long as the library. Towline asks each for the tables it has by id.
+//
+// Growth. Structs begin with their size and only grow at the end; sized.h says how they are taken, and the
+// *_MINIMUM below say what every release has had. Slots after a table's minimum are optional: null where the
+// backend has no use for them. A struct that is an element of an array (towline_region_ref, towline_extent,
+// towline_flat_block, towline_run, towline_directory_item) has no size and never changes. Only
+// towline_move_v1 is such an element with a size: the receiver steps by it.
 //
 // Life. discovered -> loaded -> initialised (open) -> connections come and go -> close -> unloaded. An error
 // at any step is reported with the plugin's name, the step and the text the backend gave through host->fail.
 //
 // Threads. An agent has one or more *workers*. Everything that belongs to a connection (connect, disconnect,
 // prepare, import, submit, send, cancel, progress) is called by one thread at a time, under that worker's
-// lock; worker 0's lock covers open, close, add, remove, address and probe. One exception: a prepared plan
-// with TOWLINE_PREPARED_CONCURRENT may be submitted by any thread without a lock as long as the submit
-// carries no message. No call may block, except where said.
+// lock; worker 0's lock covers address and probe, and open and close hold every worker's. add and remove are
+// called by a thread of the application, one at a time, under no worker's lock: they may block, and everything
+// else of the backend goes on meanwhile. One exception: a prepared plan with TOWLINE_PREPARED_CONCURRENT may be
+// submitted by any thread without a lock as long as the submit carries no message. No call may block, except
+// where said.
 //
 // Done means there. submit either finishes the part at once (TOWLINE_OK: the bytes are visible), accepts it
 // (TOWLINE_IN_PROGRESS: host->complete follows exactly once, and after it no byte of the part can land where
@@ -26,6 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <towline/plugin/plan.h>
+#include <towline/plugin/sized.h>
 #include <towline/status.h>
 
 #ifdef __cplusplus
@@ -34,17 +42,19 @@ extern "C" {
 
 #define TOWLINE_PLUGIN_MAJOR 1
 #define TOWLINE_MAX_MESSAGE_BYTES (65536 + 256)
-#define TOWLINE_MAX_TOKEN_BYTES 1024
-#define TOWLINE_MAX_ADDRESS_BYTES 1024
+#define TOWLINE_MAX_TOKEN_BYTES 65535  // a length of 16 bits in the metadata
+#define TOWLINE_MAX_ADDRESS_BYTES 65535
 
 typedef struct towline_backend towline_backend;            // one agent's instance of a backend
 typedef struct towline_connection towline_connection;      // one worker's connection to one peer
 typedef struct towline_registration towline_registration;  // local memory as the backend knows it
 typedef struct towline_import towline_import;              // a peer's region as reached over one connection
 typedef struct towline_storage towline_storage;            // an open file, device or object
+typedef struct towline_capture towline_capture;            // what an accelerator's graph holds of a transfer
 
 // Who an agent is, for connecting and accepting.
 typedef struct towline_identity {
+  size_t struct_size;
   uint64_t incarnation[2];
   uint64_t host[2];        // boot id: equal on one kernel
   uint64_t pid;            // in its own pid namespace
@@ -55,6 +65,7 @@ typedef struct towline_identity {
   uint32_t workers;
   const char* name;  // NUL-terminated
 } towline_identity;
+#define TOWLINE_IDENTITY_MINIMUM TOWLINE_BYTES_THROUGH(towline_identity, name)
 
 enum {  // fences, as in towline.h
   TOWLINE_PART_FENCED_LOCAL = 1,
@@ -62,6 +73,7 @@ enum {  // fences, as in towline.h
 };
 
 typedef struct towline_part_result {
+  size_t struct_size;
   int32_t status;       // TOWLINE_OK or why it failed
   int32_t vendor_code;  // errno or the like; 0: none
   uint32_t fences;      // TOWLINE_PART_FENCED_*
@@ -72,6 +84,7 @@ typedef struct towline_part_result {
   uint64_t failed_begin;
   uint64_t failed_end;
 } towline_part_result;
+#define TOWLINE_PART_RESULT_MINIMUM TOWLINE_BYTES_THROUGH(towline_part_result, failed_end)
 
 enum {                        // connection events
   TOWLINE_CONNECTION_UP = 1,  // usable now
@@ -102,9 +115,6 @@ typedef struct towline_host_v1_t {
   int32_t (*rewatch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
                      void* argument);
   void (*unwatch)(void* context, uint32_t worker, int fd);
-  // None: -1. An event descriptor that another process holds too lets it block or silence the worker: wake a
-  // peer's worker through a socket.
-  int (*wake_fd)(void* context, uint32_t worker);
   // Makes a sleeping worker run soon. Any thread.
   void (*wake)(void* context, uint32_t worker);
 
@@ -133,6 +143,7 @@ typedef struct towline_host_v1_t {
   // this side, so the region is not given back before the peer has let go of it.
   void (*granted)(void* context, void* peer, uint64_t key);
 } towline_host_v1_t;
+#define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 
 enum {
   TOWLINE_SERVED_READ = 0,   // the peer read them from us
@@ -142,11 +153,26 @@ enum {
 enum {                              // traits
   TOWLINE_TRAIT_ONE_SIDED = 1,      // the peer's processor does not take part in moving data
   TOWLINE_TRAIT_OWNER_CHECKED = 2,  // every access is checked by the owner: reaches guarded regions
-  TOWLINE_TRAIT_SAME_PROCESS = 4,
-  TOWLINE_TRAIT_SAME_HOST = 8,
-  TOWLINE_TRAIT_STORAGE = 16,  // connects an agent with itself only, to reach what its "storage" table opened
-  TOWLINE_TRAIT_TELLS_GRANTS = 32,  // says by host->granted which regions a peer reaches on a one-sided path
+  TOWLINE_TRAIT_STORAGE = 4,  // connects an agent with itself only, to reach what its "storage" table opened
+  TOWLINE_TRAIT_TELLS_GRANTS = 8,  // says by host->granted which regions a peer reaches on a one-sided path
 };
+
+enum {  // how far away the peers are that a move reaches; each includes those before it
+  TOWLINE_WHERE_SAME_PROCESS = 1,
+  TOWLINE_WHERE_SAME_HOST = 2,  // one kernel
+  TOWLINE_WHERE_ANY_HOST = 3,
+};
+
+// One thing that a backend moves: each of these operations from or to any of these kinds here, against any of
+// those kinds at the peer. A transfer is for the backend when some move covers each pair of kinds in it.
+typedef struct towline_move_v1 {
+  size_t struct_size;
+  uint32_t ops;     // bit (1 << towline_op_t)
+  uint32_t local;   // bit (1 << towline_kind_t)
+  uint32_t remote;  // the same
+  uint32_t where;   // TOWLINE_WHERE_*
+} towline_move_v1;
+#define TOWLINE_MOVE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_move_v1, where)
 
 typedef struct towline_region_args {
   size_t struct_size;
@@ -161,7 +187,7 @@ typedef struct towline_region_args {
 typedef struct towline_memory_table_v1 {
   size_t struct_size;
   // Takes a region on; writes a token of at most TOWLINE_MAX_TOKEN_BYTES that travels in the metadata
-  // (*token_bytes may stay 0). TOWLINE_UNSUPPORTED: not memory for this backend. May block on system calls.
+  // (*token_bytes may stay 0). TOWLINE_UNSUPPORTED: not memory for this backend. May block: no worker waits.
   int32_t (*add)(towline_backend* backend, const towline_region_args* args,
                  towline_registration** registration, void* token, size_t* token_bytes);
   void (*remove)(towline_backend* backend, towline_registration* registration);
@@ -171,7 +197,15 @@ typedef struct towline_memory_table_v1 {
   int32_t (*import)(towline_connection* connection, const towline_region_args* args, const void* token,
                     size_t token_bytes, towline_import** import, char how[64]);
   void (*unimport)(towline_connection* connection, towline_import* import);
+
+  // Optional. Where the first byte of an imported region lies in this process, as long as a plan that was
+  // prepared from the import is. TOWLINE_UNSUPPORTED: it is not mapped. Under the connection's worker's lock.
+  //
+  // Storage reads into it in place of memory of ours. Whoever moves bytes there keeps that plan from being
+  // released meanwhile, and waits for nothing but the copy: the owner of the memory may be waiting.
+  int32_t (*reach)(towline_connection* connection, towline_import* import, uint64_t* address);
 } towline_memory_table_v1;
+#define TOWLINE_MEMORY_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_memory_table_v1, unimport)
 
 // table "connection"
 
@@ -193,7 +227,23 @@ typedef struct towline_connection_table_v1 {
   void (*disconnect)(towline_connection* connection);
   // JSON object about how the connection runs, for people ({"lanes": 2, ...}).
   int32_t (*describe)(towline_connection* connection, char* json, size_t capacity);
+
+  // Optional, for transports that can lose a connection with bytes under way at the peer. A random number that
+  // both ends know the connection by: at the connector from TOWLINE_CONNECTION_UP on, at the acceptor from the
+  // host's accepted() on, until disconnect. 0: there is none, since the peer is older. Under the connection's
+  // worker's lock.
+  //
+  // When such a connection ends, only the peer can say that it places and reads nothing more for it. The core
+  // asks the peer for that over another connection, and names the one that ended by this number. Without it,
+  // the remote fence of such a transfer stays unknown until the peer is gone.
+  uint64_t (*id)(towline_connection* connection);
+  // Optional, for copies that cannot be called back, such as those of a GPU. Before disconnect, of a connection
+  // that is down or given up. Whatever can be called off is called off. TOWLINE_AGAIN: copies still run, and
+  // progress completes them, with their fences; the core asks again, without holding up the worker. A
+  // disconnect that comes nevertheless completes them without a fence. Does not block.
+  int32_t (*settle)(towline_connection* connection);
 } towline_connection_table_v1;
+#define TOWLINE_CONNECTION_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_connection_table_v1, describe)
 
 // table "data"
 
@@ -216,16 +266,18 @@ enum {                           // towline_submit_args.flags
 
 // Begins every backend's prepared plan.
 typedef struct towline_prepared {
+  size_t struct_size;
   uint32_t flags;
   uint32_t reserved;
   towline_connection* connection;
   const towline_plan* plan;
 } towline_prepared;
+#define TOWLINE_PREPARED_MINIMUM TOWLINE_BYTES_THROUGH(towline_prepared, plan)
 
 typedef struct towline_prepare_args {
   size_t struct_size;
   const towline_plan* plan;
-  // One for each of plan->local->regions. Null: not registered here, or a peer's memory (reach.h), which is
+  // One for each of plan->local->regions. Null: not registered here, or a peer's memory (`reach`), which is
   // to be touched by submits with TOWLINE_SUBMIT_CACHED alone and not to be registered anywhere.
   towline_registration* const* local;
   towline_import* const* remote;  // one for each of plan->remote->regions
@@ -253,6 +305,17 @@ typedef struct towline_submit_args {
   const towline_post* post;  // that this is one submit of, valid during the call; null: this is all of it
 } towline_submit_args;
 
+// How often a stream came to a captured transfer. The caller fills struct_size in.
+typedef struct towline_capture_runs {
+  size_t struct_size;
+  uint64_t begun;
+  uint64_t ended;
+  uint64_t refused;
+  int32_t status;  // TOWLINE_OK, or why runs are refused from now on
+  uint32_t reserved;
+} towline_capture_runs;
+#define TOWLINE_CAPTURE_RUNS_MINIMUM TOWLINE_BYTES_THROUGH(towline_capture_runs, reserved)
+
 typedef struct towline_data_table_v1 {
   size_t struct_size;
   int32_t (*prepare)(towline_connection* connection, const towline_prepare_args* args,
@@ -269,7 +332,29 @@ typedef struct towline_data_table_v1 {
   uint32_t (*arm)(towline_backend* backend, uint32_t worker);
   // It is awake again, and polls: peers need not wake it.
   void (*disarm)(towline_backend* backend, uint32_t worker);
+
+  // Optional, beside connection's settle. Before unprepare. Streams and graphs that hold the plan begin no copy
+  // from here on. TOWLINE_AGAIN: one that they have begun still runs; the core asks again. Does not block.
+  int32_t (*settle)(towline_prepared* prepared);
+
+  // Optional, all five or none: for transports that can order what they move in a stream of an accelerator
+  // (towline/gpu.h). A run is one time that a stream comes to a transfer. What is put into a stream stays there
+  // when its plan, its connection or its backend has gone: it has to move nothing from then on, and to touch
+  // nothing of theirs. The first three under the worker's lock.
+  //
+  // Puts the whole plan into the graph that the stream is recording. TOWLINE_AGAIN: it records none. With
+  // `capture` null it only looks.
+  int32_t (*stream_capture)(towline_prepared* prepared, void* stream, towline_capture** capture);
+  // As submit, once the stream comes to it. cancel has an effect until then.
+  int32_t (*stream_submit)(towline_prepared* prepared, const towline_submit_args* args, void* stream);
+  // The stream's later work comes after what was submitted of the plan, or captured into the same graph.
+  // `capture`: the last one, or null.
+  int32_t (*stream_wait)(towline_prepared* prepared, towline_capture* capture, void* stream);
+  // Any thread, also when everything else of it has gone.
+  void (*capture_runs)(const towline_capture* capture, towline_capture_runs* runs);
+  void (*capture_forget)(towline_capture* capture);
 } towline_data_table_v1;
+#define TOWLINE_DATA_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_data_table_v1, disarm)
 
 // table "directory"
 
@@ -330,6 +415,7 @@ typedef struct towline_directory_host_v1 {
   void (*event)(void* context, uint64_t watch, uint32_t kind, const towline_directory_item* item,
                 int32_t status, const char* text);
 } towline_directory_host_v1;
+#define TOWLINE_DIRECTORY_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_directory_host_v1, event)
 
 typedef struct towline_directory_call_args {
   size_t struct_size;
@@ -360,6 +446,7 @@ typedef struct towline_directory_table_v1 {
   // back.
   size_t (*describe)(towline_directory_client* client, char* json, size_t capacity);
 } towline_directory_table_v1;
+#define TOWLINE_DIRECTORY_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_directory_table_v1, describe)
 
 // table "storage"
 
@@ -382,6 +469,11 @@ typedef struct towline_storage_attributes {
   uint64_t bytes;
   uint64_t modified_ns;  // since 1970
 } towline_storage_attributes;
+#define TOWLINE_STORAGE_ATTRIBUTES_MINIMUM TOWLINE_BYTES_THROUGH(towline_storage_attributes, modified_ns)
+
+// Called once per entry; the pointers are valid during the call. Return non-zero to stop.
+typedef int32_t (*towline_storage_found_fn)(void* argument, const char* uri,
+                                            const towline_storage_attributes* attributes);
 
 // Any thread, no lock: these may block. What is open is added as a region (towline_region_args.storage) and
 // reached over a connection of the agent to itself.
@@ -395,7 +487,12 @@ typedef struct towline_storage_table_v1 {
   // Nothing of it is in flight.
   int32_t (*commit)(towline_backend* backend, towline_storage* storage);
   void (*close)(towline_backend* backend, towline_storage* storage);  // what was not committed is dropped
+
+  // Optional. Calls `found` for everything whose URI begins with `prefix`, in order.
+  int32_t (*list)(towline_backend* backend, const char* prefix, towline_storage_found_fn found,
+                  void* argument);
 } towline_storage_table_v1;
+#define TOWLINE_STORAGE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_storage_table_v1, close)
 
 // table "exporter"
 
@@ -412,6 +509,7 @@ typedef struct towline_exporter_host_v1 {
   void (*collect)(void* context, void (*take)(void* argument, const char* json, size_t bytes),
                   void* argument);
 } towline_exporter_host_v1;
+#define TOWLINE_EXPORTER_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_exporter_host_v1, collect)
 
 typedef struct towline_exporter_table_v1 {
   size_t struct_size;
@@ -420,6 +518,7 @@ typedef struct towline_exporter_table_v1 {
                   towline_exporter_instance** exporter);
   void (*close)(towline_exporter_instance* exporter);  // nothing is collected after the return
 } towline_exporter_table_v1;
+#define TOWLINE_EXPORTER_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_exporter_table_v1, close)
 
 // the plugin itself
 
@@ -429,9 +528,11 @@ typedef struct towline_plugin_v1_t {
   uint32_t traits;   // TOWLINE_TRAIT_*
   const char* name;  // "tcp"
   const char* version;
-  const char* description;  // one line for people
-  uint32_t kinds;           // bit (1 << towline_kind_t) for each memory kind, on either side
+  const char* description;       // one line for people
+  const towline_move_v1* moves;  // what it moves, and how far; each begins where the one before ends
+  size_t move_count;             // 0 for directories and exporters
   uint32_t cost;  // relative: 10 in-process copy, 20 same host, 100 network; the router tries lower first
+  uint32_t reserved;
   uint64_t worst_fence_ns;   // after cancel or loss; UINT64_MAX: no bound
   const char* fence_reason;  // how it knows: "acknowledgement", "connection closed", ...
   // TOWLINE_OK when usable on this machine, else a reason in `reason`.
@@ -441,11 +542,17 @@ typedef struct towline_plugin_v1_t {
   // Tables by id: "memory", "connection", "data", "storage", "directory"; null when it has none of that id
   // and version.
   const void* (*query_table)(const char* id, uint32_t version);
-} towline_plugin_v1_t;
 
-// The symbol a plugin library exports.
-typedef const towline_plugin_v1_t* (*towline_plugin_v1_fn)(void);
+  // Optional. JSON object about the backend, for people. Under worker 0's lock.
+  int32_t (*describe)(towline_backend* backend, char* json, size_t capacity);
+} towline_plugin_v1_t;
+#define TOWLINE_PLUGIN_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_plugin_v1_t, query_table)
+
+// The symbol a plugin library exports: the backend with this number, from 0 on, that the library offers; null
+// from the first number on that it has none for. One library offers at most TOWLINE_MAX_PLUGINS.
+typedef const towline_plugin_v1_t* (*towline_plugin_v1_fn)(uint32_t number);
 #define TOWLINE_PLUGIN_V1_SYMBOL "towline_plugin_v1"
+#define TOWLINE_MAX_PLUGINS 16
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -80,8 +80,11 @@ int32_t guard(const Host& host, Call&& call) noexcept {
 
 int32_t open(const towline_directory_host_v1* host, const char* variant, const char* authority,
              const char* path, towline_directory_client** client) {
-  return guard(Host(*host), [&] {
-    auto made = std::make_unique<towline_directory_client>(*host);
+  towline_directory_host_v1 known;
+  if (towline_take(&known, sizeof known, TOWLINE_DIRECTORY_HOST_V1_MINIMUM, host) == 0)
+    return TOWLINE_UNSUPPORTED;
+  return guard(Host(known), [&] {
+    auto made = std::make_unique<towline_directory_client>(known);
     made->client =
         std::make_unique<Client>(read_options(made->host.settings(), variant, authority, path), made->host);
     *client = made.release();
@@ -139,13 +142,15 @@ const void* query_table(const char* id, uint32_t version) {
 
 }  // namespace
 
-extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(void) {
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
   static const towline_plugin_v1_t plugin = {sizeof(towline_plugin_v1_t),
                                              TOWLINE_PLUGIN_MAJOR,
                                              0,
                                              "etcd",
                                              "0.1.0",
                                              "metadata in an etcd, through its JSON gateway",
+                                             nullptr,
+                                             0,
                                              0,
                                              0,
                                              0,
@@ -153,6 +158,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(void) {
                                              usable,
                                              nullptr,
                                              nullptr,
-                                             query_table};
-  return &plugin;
+                                             query_table,
+                                             nullptr};
+  return number == 0 ? &plugin : nullptr;
 }

@@ -15,7 +15,6 @@
 #include "storage/object/object.h"
 #include "storage/object/reaper.h"
 #include "storing/own_backend.h"
-#include "towline/plugin/storage_list.h"
 
 namespace towline::object {
 

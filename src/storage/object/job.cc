@@ -50,7 +50,7 @@ towline_part_result Job::result() {
                                              ": the checksum of what was read is not the object's");
     }
   }
-  towline_part_result result = {};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(status_);
   result.vendor_code = static_cast<int32_t>(http_status_);
   result.fences = TOWLINE_PART_FENCED_LOCAL | (remote_fence_ ? uint32_t{TOWLINE_PART_FENCED_REMOTE} : 0);

@@ -15,7 +15,7 @@
 #include "storage/object/client.h"
 #include "storage/object/object.h"
 #include "storage/object/reading.h"
-#include "towline/plugin/v1.h"
+#include "towline/plugin/backend.hpp"
 
 namespace towline::object {
 
@@ -25,7 +25,7 @@ class JobQueue;
 class Task;
 
 // A plan prepared on a connection.
-struct Prepared : towline_prepared {
+struct Prepared : plugin::PreparedBase {
   JobQueue* queue = nullptr;
   uint32_t op = 0;
   std::vector<Object*> objects;      // by the plan's number of the remote region

@@ -160,7 +160,7 @@ bool Job::begin_sync() noexcept {
 }
 
 towline_part_result Job::result() const noexcept {
-  towline_part_result result = {};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(status_);
   result.vendor_code = vendor_code_;
   result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;

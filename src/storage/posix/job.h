@@ -12,7 +12,7 @@
 
 #include "base/spin.h"
 #include "storage/posix/segments.h"
-#include "towline/plugin/v1.h"
+#include "towline/plugin/backend.hpp"
 #include "towline/status.h"
 
 namespace towline::posix {
@@ -22,7 +22,7 @@ class Connection;
 class JobQueue;
 
 // A plan prepared on a connection.
-struct Prepared : towline_prepared {
+struct Prepared : plugin::PreparedBase {
   JobQueue* queue = nullptr;
   uint32_t op = 0;
   std::vector<const File*> files;  // by the plan's number of the remote region

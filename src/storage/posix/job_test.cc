@@ -21,9 +21,11 @@ class JobResult : public ::testing::Test {
       local_.push_back({reinterpret_cast<uint64_t>(memory_.data()) + i * kBlock, kBlock, 0});
       remote_.push_back({2 * i * kBlock, kBlock, 0});
     }
-    local_list_ = {nullptr, local_.data(), kBlocks, kBlocks, kBlock, 1, &memory_region_, 1};
-    remote_list_ = {nullptr, remote_.data(), kBlocks, kBlocks, kBlock, 1, &file_region_, 1};
-    plan_ = {&local_list_, &remote_list_, &run_, 1, 1, 1, kBlocks, kBlocks * kBlock, kBlock};
+    local_list_ = {sizeof local_list_, nullptr, local_.data(), kBlocks, kBlocks, kBlock, 1,
+                   &memory_region_,    1};
+    remote_list_ = {sizeof remote_list_, nullptr, remote_.data(), kBlocks, kBlocks, kBlock, 1,
+                    &file_region_,       1};
+    plan_ = {sizeof plan_, &local_list_, &remote_list_, &run_, 1, 1, 1, kBlocks, kBlocks * kBlock, kBlock};
     prepared_.plan = &plan_;
     job_.begin(prepared_, {sizeof(towline_submit_args), 1, 0, kBlocks * kBlock, nullptr, 0, 0, 0, nullptr});
   }

@@ -44,6 +44,9 @@ namespace {
 
 int32_t open(const towline_exporter_host_v1* host, const char* address, char* bound, size_t capacity,
              towline_exporter_instance** exporter) {
+  towline_exporter_host_v1 known;
+  if (towline_take(&known, sizeof known, TOWLINE_EXPORTER_HOST_V1_MINIMUM, host) == 0)
+    return TOWLINE_UNSUPPORTED;
   const std::string text = address;
   const size_t colon = text.rfind(':');
   // The server takes lists and options, too; one address is meant.
@@ -52,7 +55,7 @@ int32_t open(const towline_exporter_host_v1* host, const char* address, char* bo
     return TOWLINE_INVALID_ARGUMENT;
   }
   try {
-    auto made = std::make_unique<towline_exporter_instance>(*host, text);
+    auto made = std::make_unique<towline_exporter_instance>(known, text);
     const std::vector<int> ports = made->exposer.GetListeningPorts();
     const std::string where =
         text.substr(0, colon + 1) + (ports.empty() ? "0" : std::to_string(ports.front()));
@@ -77,13 +80,15 @@ const void* query_table(const char* id, uint32_t version) {
 
 }  // namespace
 
-extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(void) {
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
   static const towline_plugin_v1_t plugin = {sizeof(towline_plugin_v1_t),
                                              TOWLINE_PLUGIN_MAJOR,
                                              0,
                                              "prometheus",
                                              "0.1.0",
                                              "counters at an HTTP endpoint for Prometheus",
+                                             nullptr,
+                                             0,
                                              0,
                                              0,
                                              0,
@@ -91,6 +96,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(void) {
                                              usable,
                                              nullptr,
                                              nullptr,
-                                             query_table};
-  return &plugin;
+                                             query_table,
+                                             nullptr};
+  return number == 0 ? &plugin : nullptr;
 }

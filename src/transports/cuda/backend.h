@@ -51,6 +51,9 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
   bool arm(uint32_t worker) noexcept;
   void disarm(uint32_t worker) noexcept { carrier_->disarm(worker); }
+  // JSON, in an agent's info: who has the right of way beside a model, and what is reserved on each GPU, or why
+  // nothing is. info.cc.
+  [[nodiscard]] std::string describe();
 
   // For connections.
 

@@ -23,7 +23,6 @@ towline_identity altered(const towline_identity& identity) noexcept {
 Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner)
     : plugin_(*towline_shm_plugin()), host_(host), owner_(owner), self_(altered(host.self())), inner_host_{} {
   connections_ = static_cast<const towline_connection_table_v1*>(plugin_.query_table("connection", 1));
-  ids_ = static_cast<const towline_connection_id_table_v1*>(plugin_.query_table("connection_id", 1));
   data_ = static_cast<const towline_data_table_v1*>(plugin_.query_table("data", 1));
   towline_host_v1_t& t = inner_host_;
   t.struct_size = sizeof t;
@@ -44,7 +43,6 @@ Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner)
     return from(c).host_.rewatch(worker, fd, events, ready, argument);
   };
   t.unwatch = [](void* c, uint32_t worker, int fd) { from(c).host_.unwatch(worker, fd); };
-  t.wake_fd = [](void*, uint32_t) { return -1; };
   t.wake = [](void* c, uint32_t worker) { from(c).host_.wake(worker); };
   t.complete = [](void*, uint64_t, const towline_part_result*) {};  // it is given messages only
   t.message = [](void*, void* peer, const void* data, size_t bytes) {

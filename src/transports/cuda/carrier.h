@@ -49,7 +49,7 @@ class Carrier {
   void disconnect(towline_connection* carried) noexcept { connections_->disconnect(carried); }
   [[nodiscard]] std::string describe(towline_connection* carried) const;
   [[nodiscard]] uint64_t connection_id(towline_connection* carried) const noexcept {
-    return ids_->id(carried);
+    return connections_->id(carried);
   }
   int32_t send(towline_connection* carried, const void* message, size_t bytes) noexcept {
     return data_->send(carried, message, bytes);
@@ -69,7 +69,6 @@ class Carrier {
   towline_identity self_;
   towline_host_v1_t inner_host_;
   const towline_connection_table_v1* connections_ = nullptr;
-  const towline_connection_id_table_v1* ids_ = nullptr;
   const towline_data_table_v1* data_ = nullptr;
   towline_backend* inner_ = nullptr;
 };

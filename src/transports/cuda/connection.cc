@@ -674,7 +674,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 void Connection::complete(Job& job) noexcept {
   for (auto& [which, lane] : lanes_)
     if (job.gate == nullptr && lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
-  towline_part_result result{};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job.status);
   result.vendor_code = job.code;
   result.fences = job.moved ? kFenced : 0;

@@ -63,7 +63,7 @@ struct Import {
 };
 
 // A plan prepared on a connection.
-struct Prepared : towline_prepared {
+struct Prepared : plugin::PreparedBase {
   uint32_t blocks = 0;
   bool copy_engine = false;
   std::vector<uint64_t> cuts;  // positions that the copy engine can't cross

@@ -300,7 +300,7 @@ uint32_t Detour::fences_of(const Job& job) noexcept {
 void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
   // What was not begun has not failed before what was.
   const uint64_t there = std::min(job->failed_begin, job->cursor->position());
-  towline_part_result result{};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job->status);
   result.vendor_code = job->code;
   result.fences = fences;

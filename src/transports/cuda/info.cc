@@ -1,5 +1,4 @@
-#include "transports/cuda/info.h"
-
+// What the backend says of itself in an agent's info.
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -20,18 +19,18 @@ Reserve reserve_of(Backend& backend, uint32_t gpu) {
 
 }  // namespace
 
-std::string describe_backend(Backend& backend) {
-  const Settings& settings = backend.settings();
+std::string Backend::describe() {
+  const Settings& settings = this->settings();
   nlohmann::json result = {{"beside", beside_name(settings.beside)}, {"gpus", nlohmann::json::array()}};
   if (settings.reserve.any()) {
     try {
-      backend.device().start();
+      device().start();
     } catch (const core::Error& error) {
       result["none_reserved"] = error.message();
     }
-    const std::vector<Gpu>& gpus = backend.device().gpus();
+    const std::vector<Gpu>& gpus = device().gpus();
     for (uint32_t gpu = 0; gpu < gpus.size(); ++gpu) {
-      const Reserve reserve = reserve_of(backend, gpu);
+      const Reserve reserve = reserve_of(*this, gpu);
       nlohmann::json entry = {{"gpu", uuid_text(gpus[gpu].uuid)}, {"reserved_sms", reserve.sms}};
       if (reserve.sms == 0) entry["none_reserved"] = reserve.why_not;
       result["gpus"].push_back(std::move(entry));

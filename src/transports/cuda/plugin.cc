@@ -28,7 +28,7 @@ int32_t usable(char* reason, size_t capacity) {
 
 }  // namespace
 
-extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
   static const towline_plugin_v1_t plugin = towline::cuda::describe_plugin<NvidiaBackend>(usable);
-  return &plugin;
+  return number == 0 ? &plugin : nullptr;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/plugin_table.h"
+
 namespace towline::faulty {
 namespace {
 
@@ -24,14 +26,9 @@ Backend::~Backend() {
 }
 
 int32_t Backend::open() {
-  memory_ = static_cast<const towline_memory_table_v1*>(plugin_.query_table("memory", 1));
-  connections_ = static_cast<const towline_connection_table_v1*>(plugin_.query_table("connection", 1));
-  data_ = static_cast<const towline_data_table_v1*>(plugin_.query_table("data", 1));
-  ids_ = static_cast<const towline_connection_id_table_v1*>(plugin_.query_table("connection_id", 1));
-  if (memory_ == nullptr || connections_ == nullptr || data_ == nullptr) {
-    fail("faults can be put around transports only: tables memory, connection and data, version 1");
-    return TOWLINE_UNSUPPORTED;
-  }
+  memory_ = plugin_table<towline_memory_table_v1>(plugin_, "memory");
+  connections_ = plugin_table<towline_connection_table_v1>(plugin_, "connection");
+  data_ = plugin_table<towline_data_table_v1>(plugin_, "data");
   return plugin_.open(&inner_host_, &inner_);
 }
 
@@ -62,9 +59,6 @@ void Backend::make_inner_host() {
   };
   t.unwatch = [](void* c, uint32_t worker, int fd) {
     backend_of(c).host_.unwatch(backend_of(c).host_.context, worker, fd);
-  };
-  t.wake_fd = [](void* c, uint32_t worker) {
-    return backend_of(c).host_.wake_fd(backend_of(c).host_.context, worker);
   };
   t.wake = [](void* c, uint32_t worker) { backend_of(c).host_.wake(backend_of(c).host_.context, worker); };
   t.pin = [](void* c, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
@@ -116,8 +110,8 @@ int32_t Backend::connect(uint32_t worker, const towline_identity* identity, cons
                          uint64_t deadline_ns, void* peer, towline_connection** connection) {
   auto made = std::make_unique<Connection>(*this, worker, peer);
   workers_[worker].connections.push_back(made.get());
-  const int32_t status = connections_->connect(inner_, worker, identity, address, bytes, deadline_ns,
-                                               made.get(), made->inner_slot());
+  const int32_t status = connections_.connect(inner_, worker, identity, address, bytes, deadline_ns,
+                                              made.get(), made->inner_slot());
   if (status == TOWLINE_OK) *connection = made.release()->handle();
   return status;
 }
@@ -127,7 +121,7 @@ void Backend::forget(const Connection& connection) noexcept {
 }
 
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) {
-  uint32_t done = data_->progress(inner_, worker, now_ns);
+  uint32_t done = data_.progress(inner_, worker, now_ns);
   std::vector<Connection*>& connections = workers_[worker].connections;
   // What is told may end any of the connections: the list is looked at anew after each time.
   for (std::size_t i = 0; i < connections.size();) {
@@ -145,7 +139,7 @@ uint32_t Backend::arm(uint32_t worker) {
   for (const Connection* connection : workers_[worker].connections) {
     if (connection->has_held()) return 1;
   }
-  return data_->arm(inner_, worker);
+  return data_.arm(inner_, worker);
 }
 
 void close_backend(towline_backend* backend) { delete Backend::from(backend); }
@@ -168,6 +162,7 @@ constexpr towline_memory_table_v1 kMemory = {
     [](towline_connection* connection, towline_import* import) {
       Connection::from(connection)->unimport(import);
     },
+    nullptr,
 };
 
 constexpr towline_connection_table_v1 kConnection = {
@@ -187,6 +182,8 @@ constexpr towline_connection_table_v1 kConnection = {
     [](towline_connection* connection, char* json, size_t capacity) {
       return Connection::from(connection)->describe(json, capacity);
     },
+    [](towline_connection* connection) { return Connection::from(connection)->connection_id(); },
+    nullptr,
 };
 
 constexpr towline_data_table_v1 kData = {
@@ -209,11 +206,12 @@ constexpr towline_data_table_v1 kData = {
     [](towline_backend* backend, uint32_t worker) {
       Backend::from(backend)->data().disarm(Backend::from(backend)->inner(), worker);
     },
-};
-
-constexpr towline_connection_id_table_v1 kConnectionId = {
-    sizeof(towline_connection_id_table_v1),
-    [](towline_connection* connection) { return Connection::from(connection)->connection_id(); },
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace
@@ -222,7 +220,6 @@ const void* find_table(const char* id, uint32_t version) noexcept {
   if (version != 1) return nullptr;
   if (std::strcmp(id, "memory") == 0) return &kMemory;
   if (std::strcmp(id, "connection") == 0) return &kConnection;
-  if (std::strcmp(id, "connection_id") == 0) return &kConnectionId;
   return std::strcmp(id, "data") == 0 ? &kData : nullptr;
 }
 

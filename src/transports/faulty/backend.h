@@ -7,7 +7,6 @@
 
 #include "base/random.h"
 #include "framing/fault_options.h"
-#include "towline/plugin/connection_id.h"
 #include "towline/plugin/v1.h"
 #include "transports/faulty/connection.h"
 
@@ -35,10 +34,9 @@ class Backend {
   // For connections.
   [[nodiscard]] const framing::FaultOptions& options() const noexcept { return options_; }
   [[nodiscard]] const towline_host_v1_t& host() const noexcept { return host_; }  // the core's
-  [[nodiscard]] const towline_memory_table_v1& memory() const noexcept { return *memory_; }
-  [[nodiscard]] const towline_connection_table_v1& connections() const noexcept { return *connections_; }
-  [[nodiscard]] const towline_data_table_v1& data() const noexcept { return *data_; }
-  [[nodiscard]] const towline_connection_id_table_v1& ids() const noexcept { return *ids_; }
+  [[nodiscard]] const towline_memory_table_v1& memory() const noexcept { return memory_; }
+  [[nodiscard]] const towline_connection_table_v1& connections() const noexcept { return connections_; }
+  [[nodiscard]] const towline_data_table_v1& data() const noexcept { return data_; }
   [[nodiscard]] towline_backend* inner() const noexcept { return inner_; }
   [[nodiscard]] uint64_t now_ns() const noexcept { return host_.now_ns(host_.context); }
   void fail(const char* text) const noexcept { host_.fail(host_.context, text); }
@@ -63,10 +61,9 @@ class Backend {
   const towline_host_v1_t host_;
   const framing::FaultOptions options_;
   towline_host_v1_t inner_host_ = {};
-  const towline_memory_table_v1* memory_ = nullptr;
-  const towline_connection_table_v1* connections_ = nullptr;
-  const towline_data_table_v1* data_ = nullptr;
-  const towline_connection_id_table_v1* ids_ = nullptr;  // null: it has none
+  towline_memory_table_v1 memory_ = {};
+  towline_connection_table_v1 connections_ = {};
+  towline_data_table_v1 data_ = {};
   towline_backend* inner_ = nullptr;
   std::vector<Worker> workers_;
 };

@@ -65,7 +65,10 @@ int32_t Connection::describe(char* json, size_t capacity) {
   return TOWLINE_OK;
 }
 
-uint64_t Connection::connection_id() const noexcept { return cut_ ? 0 : backend_.ids().id(inner_); }
+uint64_t Connection::connection_id() const noexcept {
+  const auto id = backend_.connections().id;
+  return cut_ || id == nullptr ? 0 : id(inner_);
+}
 
 int32_t Connection::prepare(const towline_prepare_args* args, towline_prepared** prepared) {
   if (lost()) return TOWLINE_PEER_LOST;
@@ -80,7 +83,7 @@ int32_t Connection::prepare(const towline_prepare_args* args, towline_prepared**
   const int32_t status = backend_.data().prepare(inner_, &inner_args, &made->inner);
   if (status != TOWLINE_OK) return status;
   // Neither concurrent nor immediate: every submit passes here, and may be held.
-  made->base = {0, 0, handle(), args->plan};
+  made->base = {sizeof made->base, 0, 0, handle(), args->plan};
   made->table = &backend_.data();
   *prepared = &made.release()->base;
   return TOWLINE_OK;
@@ -117,7 +120,7 @@ int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args
   std::unique_ptr<Part> done = take_live(*part);
   const framing::FaultOptions& options = backend_.options();
   if (!backend_.chance(worker_, options.delay)) return TOWLINE_OK;
-  towline_part_result result = {};
+  auto result = plugin::sized<towline_part_result>();
   result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
   result.bytes = bytes;
   held_.push_back(

@@ -29,7 +29,7 @@ struct Import {
 };
 
 struct Prepared {
-  towline_prepared base = {};
+  towline_prepared base = plugin::sized<towline_prepared>();
   towline_prepared* inner = nullptr;
   const towline_data_table_v1* table = nullptr;  // the connection may be gone when it is released
 };
@@ -84,7 +84,7 @@ class Connection {
   // An outcome that the core has not been told yet.
   struct Held {
     std::unique_ptr<Part> part;
-    towline_part_result result = {};
+    towline_part_result result = plugin::sized<towline_part_result>();
     uint64_t due_ns = 0;
     bool until_passed = false;  // by the next outcome on this connection
   };

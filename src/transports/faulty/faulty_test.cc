@@ -63,7 +63,7 @@ class LoopConnection {
     for (uint64_t i = 0; args.remote != nullptr && i < args.plan->remote->region_count; ++i) {
       EXPECT_EQ(args.remote[i], reinterpret_cast<towline_import*>(this));
     }
-    *prepared = new towline_prepared{TOWLINE_PREPARED_CONCURRENT, 0,
+    *prepared = new towline_prepared{sizeof(towline_prepared), TOWLINE_PREPARED_CONCURRENT, 0,
                                      reinterpret_cast<towline_connection*>(this), args.plan};
     return 0;
   }
@@ -83,7 +83,7 @@ class LoopConnection {
     if (std::erase(flying, cookie) != 0) end(cookie, Status::kCancelled);
   }
   void end(uint64_t cookie, Status status) {
-    towline_part_result result = {};
+    auto result = plugin::sized<towline_part_result>();
     result.status = static_cast<int32_t>(status);
     result.fences = TOWLINE_PART_FENCED_LOCAL;
     host().complete(cookie, result);
@@ -121,8 +121,11 @@ uint32_t LoopBackend::progress(uint32_t, uint64_t) noexcept {
 }
 
 const towline_plugin_v1_t* loop_plugin() {
+  static constexpr towline_move_v1 kMoves[] = {
+      plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_DRAM), plugin::kinds(TOWLINE_DRAM),
+                   TOWLINE_WHERE_ANY_HOST)};
   static const towline_plugin_v1_t plugin =
-      plugin::describe<LoopBackend>({"loop", "1", "loops", TOWLINE_TRAIT_SAME_PROCESS, 1, 10, 0, "nothing"},
+      plugin::describe<LoopBackend>({"loop", "1", "loops", TOWLINE_TRAIT_ONE_SIDED, kMoves, 10, 0, "nothing"},
                                     [](char*, size_t) { return 0; });
   return &plugin;
 }
@@ -183,7 +186,7 @@ TEST_F(FaultyTest, WithoutFaultsChangesNothing) {
 TEST_F(FaultyTest, KeepsTheInnerPluginsNameAndTraits) {
   open("");
   EXPECT_STREQ(plugin->name, "loop");
-  EXPECT_EQ(plugin->traits, unsigned{TOWLINE_TRAIT_SAME_PROCESS});
+  EXPECT_EQ(plugin->traits, unsigned{TOWLINE_TRAIT_ONE_SIDED});
   EXPECT_EQ(make_faulty(loop_plugin(), {}), plugin);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/plugin_table.h"
 #include "transports/faulty/backend.h"
 
 namespace towline {
@@ -18,7 +19,8 @@ namespace {
 constexpr std::size_t kSlots = 16;
 
 struct Slot {
-  const towline_plugin_v1_t* inner = nullptr;
+  const towline_plugin_v1_t* of = nullptr;  // whose it is
+  towline_plugin_v1_t inner = {};           // the same, as this library knows plugins
   framing::FaultOptions options;
   std::string text;
   towline_plugin_v1_t plugin = {};
@@ -34,7 +36,7 @@ int32_t open_slot(const Slot& slot, const towline_host_v1_t* host, towline_backe
     lock.unlock();
     const std::string configured = host->config(host->context, "faults", "");
     if (!configured.empty()) options = framing::parse_fault_options(configured);
-    auto made = std::make_unique<faulty::Backend>(*slot.inner, *host, options);
+    auto made = std::make_unique<faulty::Backend>(slot.inner, *host, options);
     const int32_t status = made->open();
     if (status == TOWLINE_OK) *backend = made.release()->handle();
     return status;
@@ -53,7 +55,7 @@ struct Functions {
   }
   // Tables we do not know would bypass the interceptor with handles that are not theirs.
   static const void* query(const char* id, uint32_t version) {
-    const bool has = slots[kIndex].inner->query_table(id, version) != nullptr;
+    const bool has = slots[kIndex].inner.query_table(id, version) != nullptr;
     return has ? faulty::find_table(id, version) : nullptr;
   }
 };
@@ -74,16 +76,18 @@ const towline_plugin_v1_t* make_faulty(const towline_plugin_v1_t* inner,
   const std::lock_guard lock(slots_mutex);
   for (std::size_t i = 0; i < kSlots; ++i) {
     Slot& slot = slots[i];
-    if (slot.inner == inner) {
+    if (slot.of == inner) {
       slot.options = options;
       return &slot.plugin;
     }
-    if (slot.inner != nullptr) continue;
-    slot.inner = inner;
+    if (slot.of != nullptr) continue;
+    slot.inner = take_plugin(inner, "the plugin to be put behind faults");
+    slot.of = inner;
     slot.options = options;
-    slot.text = fmt::format("{}, with faults", inner->description);
-    slot.plugin = *inner;
+    slot.text = fmt::format("{}, with faults", slot.inner.description);
+    slot.plugin = slot.inner;
     slot.plugin.struct_size = sizeof slot.plugin;
+    slot.plugin.describe = nullptr;
     slot.plugin.description = slot.text.c_str();
     slot.plugin.open = kFunctions[i].first;
     slot.plugin.close = faulty::close_backend;

@@ -118,7 +118,7 @@ CopyQueue::Job* CopyQueue::take_first() noexcept {
 // The host may submit again meanwhile: the job is out of the queue, but not free yet.
 void CopyQueue::complete(Job* job) noexcept {
   --queued_;
-  towline_part_result result{};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job->status);
   result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
   result.bytes = job->position - job->begin;

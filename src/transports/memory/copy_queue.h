@@ -19,7 +19,7 @@ namespace towline::memory {
 class CopyQueue;
 
 // A plan prepared on a connection: either handed on to the framed engine, or copied from here.
-struct Prepared : towline_prepared {
+struct Prepared : plugin::PreparedBase {
   towline_prepared* framed = nullptr;  // not null: everything goes through it
   CopyQueue* queue = nullptr;
   uint32_t op = 0;

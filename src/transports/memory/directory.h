@@ -24,7 +24,7 @@ class Link;
 // What a connector leaves with the agent it wants to reach.
 struct Call {
   std::shared_ptr<Link> link;
-  towline_identity identity = {};
+  towline_identity identity = plugin::sized<towline_identity>();
   std::string name;
 
   [[nodiscard]] towline_identity as_identity() const noexcept {

@@ -198,7 +198,8 @@ class TestAgent {
   void fill_identity() {
     const Id incarnation = Id::random();
     const HostIdentity here = read_host_identity();
-    identity_ = {{incarnation.hi, incarnation.lo},
+    identity_ = {sizeof identity_,
+                 {incarnation.hi, incarnation.lo},
                  {here.boot_id.hi, here.boot_id.lo},
                  here.pid,
                  here.pid_namespace,
@@ -230,8 +231,11 @@ class TestAgent {
     host_.unwatch = [](void* c, uint32_t, int fd) {
       if (self(c).watches_.erase(fd) != 0) epoll_ctl(self(c).epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     };
-    host_.wake_fd = [](void*, uint32_t) { return -1; };
     host_.wake = [](void* c, uint32_t) { self(c).wake_.signal(); };
+    host_.served = [](void*, void*, uint32_t, uint64_t) {};
+    host_.heard = [](void*, void*) {};
+    host_.granted = [](void*, void*, uint64_t) {};
+    host_.refused = [](void*, uint32_t, void*, int32_t) {};
     host_.complete = [](void* c, uint64_t cookie, const towline_part_result* result) {
       if (!self(c).results.emplace(cookie, *result).second) ++self(c).completed_twice;
       if (self(c).on_complete) self(c).on_complete(cookie);
@@ -295,7 +299,7 @@ class TestAgent {
   const Settings settings_;
   const std::string name_;
   const bool virtual_time_;
-  towline_identity identity_ = {};
+  towline_identity identity_ = plugin::sized<towline_identity>();
   towline_host_v1_t host_ = {};
   towline_backend* backend_ = nullptr;
   int32_t open_status_ = TOWLINE_INTERNAL;
@@ -329,10 +333,12 @@ class TestPlan {
   Status prepare(TestLink& link) {
     const uint64_t length = equal_ ? local_.front().length : 0;
     const uint64_t blocks = local_.size();
-    local_list_ = {nullptr, local_.data(), blocks, blocks, length, 1, &local_region_, 1};
+    local_list_ = {sizeof local_list_, nullptr, local_.data(), blocks, blocks, length, 1, &local_region_, 1};
     remote_list_ = {
-        nullptr, remote_.data(), blocks, blocks, length, 1, remote_regions_.data(), remote_regions_.size()};
-    plan_ = {&local_list_, &remote_list_, runs_.data(), runs_.size(), 1, 1, blocks, bytes_, length};
+        sizeof remote_list_,   nullptr, remote_.data(), blocks, blocks, length, 1, remote_regions_.data(),
+        remote_regions_.size()};
+    plan_ = {sizeof plan_, &local_list_, &remote_list_, runs_.data(), runs_.size(), 1, 1,
+             blocks,       bytes_,       length};
     const towline_prepare_args args = {sizeof args, &plan_, &registration_, imports_.data(), op_, 0};
     return static_cast<Status>(agent_.data().prepare(link.connection, &args, &prepared));
   }

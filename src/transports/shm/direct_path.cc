@@ -210,7 +210,7 @@ bool DirectPath::has_copies() const noexcept {
 }
 
 void DirectPath::complete(const Job& job) noexcept {
-  towline_part_result result{};
+  auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job.status);
   result.vendor_code = job.error;
   result.fences = kFenced;

@@ -27,7 +27,7 @@ namespace towline::shm {
 class DirectPath;
 
 // A plan prepared on a connection: either handed on to the framed engine, or copied from here.
-struct Prepared : towline_prepared {
+struct Prepared : plugin::PreparedBase {
   // The whole plan is one mapped piece of so many bytes, copied where it is posted: what such a post needs
   // stands together. UINT64_MAX: not so.
   uint64_t quick_bytes = UINT64_MAX;

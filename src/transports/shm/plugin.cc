@@ -11,6 +11,11 @@
 
 namespace {
 
+using namespace towline::plugin;  // NOLINT: short names for the list
+
+constexpr towline_move_v1 kMoves[] = {
+    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_DRAM), TOWLINE_WHERE_SAME_HOST)};
+
 int32_t usable(char* reason, size_t capacity) {
   try {
     (void)towline::create_memfd("towline-probe", 4096);
@@ -31,9 +36,8 @@ const towline_plugin_v1_t* towline_shm_plugin() {
           .version = "0.1.0",
           .text = "Processes of one host: mapped memory, process_vm or a shared ring, whatever works for a "
                   "region",
-          .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_SAME_HOST |
-                    TOWLINE_TRAIT_TELLS_GRANTS,
-          .kinds = 1u << TOWLINE_DRAM,
+          .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_TELLS_GRANTS,
+          .moves = kMoves,
           .cost = 20,
           .worst_fence_ns = 10 * towline::kMillisecondNs,
           .fence_reason = "one slice of a copy (4 MiB) at most, or the end of the connection for the ring",

@@ -11,7 +11,6 @@
 #include "base/memfd.h"
 #include "memory/shared_memory.h"
 #include "support/temporary_folder.h"
-#include "towline/plugin/connection_id.h"
 #include "transports/shm/test_support.h"
 
 namespace towline::shm {
@@ -74,8 +73,8 @@ TEST(ShmTransport, AgentsFindEachOtherAndTalk) {
 
 TEST(ShmTransport, BothEndsKnowAConnectionByOneNumber) {
   Pair pair;
-  const auto* ids = static_cast<const towline_connection_id_table_v1*>(
-      towline_shm_plugin()->query_table("connection_id", 1));
+  const auto* ids =
+      static_cast<const towline_connection_table_v1*>(towline_shm_plugin()->query_table("connection", 1));
   ASSERT_NE(ids, nullptr);
   const uint64_t id = ids->id(pair.to_b->connection);
   EXPECT_NE(id, 0u);

@@ -55,7 +55,7 @@ struct Proof {
 // An identity that owns its name; `as_identity` points into it.
 struct Hello {
   uint64_t target[2] = {};  // the incarnation that is meant: a name may have changed hands
-  towline_identity identity = {};
+  towline_identity identity = plugin::sized<towline_identity>();
   std::string name;
   uint32_t worker = 0;
   uint32_t ring_bytes = 0;  // of each of the two rings in the memfd

@@ -11,7 +11,7 @@ Hello example_hello() {
   Hello hello;
   hello.target[0] = 1;
   hello.target[1] = 2;
-  hello.identity = {{3, 4}, {5, 6}, 7, 8, 9, 10, 1, 4, nullptr};
+  hello.identity = {sizeof hello.identity, {3, 4}, {5, 6}, 7, 8, 9, 10, 1, 4, nullptr};
   hello.name = "prefill-0";
   hello.worker = 3;
   hello.ring_bytes = 1 << 20;

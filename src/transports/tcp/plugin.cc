@@ -14,6 +14,11 @@
 
 namespace {
 
+using namespace towline::plugin;  // NOLINT: short names for the list
+
+constexpr towline_move_v1 kMoves[] = {
+    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_DRAM), TOWLINE_WHERE_ANY_HOST)};
+
 int32_t usable(char* reason, size_t capacity) {
   for (const int family : {AF_INET, AF_INET6, AF_UNIX}) {
     if (towline::UniqueFd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)).valid()) return TOWLINE_OK;
@@ -31,7 +36,7 @@ const towline_plugin_v1_t* towline_tcp_plugin() {
        .version = "0.1.0",
        .text = "framed transfers over TCP and Unix stream sockets, to any host",
        .traits = TOWLINE_TRAIT_OWNER_CHECKED,
-       .kinds = 1u << TOWLINE_DRAM,
+       .moves = kMoves,
        .cost = 100,
        .worst_fence_ns = 20 * towline::kSecondNs,
        .fence_reason = "acknowledgement, or the end of the connection within tcp.user_timeout"},

@@ -316,8 +316,8 @@ TEST_F(TcpTest, AConnectionClosedWithNothingUnderWayDeliversWhatWasSent) {
 
 TEST_F(TcpTest, BothEndsKnowAConnectionByOneNumber) {
   open();
-  const auto* ids = static_cast<const towline_connection_id_table_v1*>(
-      towline_tcp_plugin()->query_table("connection_id", 1));
+  const auto* ids =
+      static_cast<const towline_connection_table_v1*>(towline_tcp_plugin()->query_table("connection", 1));
   ASSERT_NE(ids, nullptr);
   FakeLink& first = connected();
   FakeLink& second = connected();

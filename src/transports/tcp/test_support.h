@@ -51,7 +51,7 @@ class FakeAgent {
       : settings_(std::move(settings)), name_(name), plugin_(plugin) {
     for (uint32_t i = 0; i < workers; ++i) workers_.push_back(std::make_unique<Worker>());
     const Id id = Id::random();
-    identity = {{id.hi, id.lo}, {11, 22}, 33, 44, 55, 66, 0, workers, name_.c_str()};
+    identity = {sizeof identity, {id.hi, id.lo}, {11, 22}, 33, 44, 55, 66, 0, workers, name_.c_str()};
     make_table();
     memory = static_cast<const towline_memory_table_v1*>(plugin->query_table("memory", 1));
     connections = static_cast<const towline_connection_table_v1*>(plugin->query_table("connection", 1));
@@ -155,7 +155,7 @@ class FakeAgent {
     return nullptr;
   }
 
-  towline_identity identity = {};
+  towline_identity identity = plugin::sized<towline_identity>();
   const towline_memory_table_v1* memory = nullptr;
   const towline_connection_table_v1* connections = nullptr;
   const towline_data_table_v1* data = nullptr;
@@ -253,8 +253,10 @@ class FakeAgent {
       if (w.watches.erase(fd) != 1) std::abort();
       w.poller.remove(fd);
     };
-    table_.wake_fd = [](void*, uint32_t) { return -1; };
     table_.wake = [](void* c, uint32_t) { ++self(c).wakes; };
+    table_.served = [](void*, void*, uint32_t, uint64_t) {};
+    table_.heard = [](void*, void*) {};
+    table_.granted = [](void*, void*, uint64_t) {};
     table_.complete = [](void* c, uint64_t cookie, const towline_part_result* result) {
       FakeAgent& agent = self(c);
       ++agent.completions;

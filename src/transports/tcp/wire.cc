@@ -157,11 +157,10 @@ PacketReader::State PacketReader::receive(int fd) noexcept {
 
 std::vector<uint8_t> pack_address(std::span<const std::string> endpoints) {
   std::vector<uint8_t> address;
-  WireWriter writer(address, TOWLINE_MAX_ADDRESS_BYTES);
+  WireWriter writer(address, kMaxAddressBytes);
   writer.u8(kAddressVersion);
   for (const std::string& endpoint : endpoints) {
-    if (endpoint.size() <= kMaxEndpointBytes &&
-        address.size() + 2 + endpoint.size() <= TOWLINE_MAX_ADDRESS_BYTES) {
+    if (endpoint.size() <= kMaxEndpointBytes && address.size() + 2 + endpoint.size() <= kMaxAddressBytes) {
       writer.string16(endpoint);
     }
   }
@@ -170,8 +169,7 @@ std::vector<uint8_t> pack_address(std::span<const std::string> endpoints) {
 
 const char* unpack_address(std::span<const uint8_t> address, std::vector<std::string>& endpoints) {
   WireReader reader(address);
-  if (reader.u8() != kAddressVersion || address.size() > TOWLINE_MAX_ADDRESS_BYTES)
-    return "it is of another version";
+  if (reader.u8() != kAddressVersion || address.size() > kMaxAddressBytes) return "it is of another version";
   while (reader.remaining() != 0) endpoints.emplace_back(reader.string16(kMaxEndpointBytes));
   if (!reader.ok()) return "it is cut off";
   return endpoints.empty() ? "it names no endpoint" : nullptr;

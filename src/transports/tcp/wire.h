@@ -30,6 +30,7 @@ inline constexpr std::size_t kMaxPacketBytes = 1024;
 inline constexpr std::size_t kMaxReplyText = 512;
 inline constexpr std::size_t kMaxNameBytes = 255;
 inline constexpr uint16_t kMaxLanes = 64;
+inline constexpr std::size_t kMaxAddressBytes = 1024;  // of a backend, in the metadata
 
 // From the connector. `self.name` is not used: the name is beside it.
 struct Hello {
@@ -38,7 +39,7 @@ struct Hello {
   Id connection;            // random: what lanes are joined by
   uint16_t lane = 0;
   uint32_t worker = 0;  // of the acceptor, modulo the number it has
-  towline_identity self = {};
+  towline_identity self = plugin::sized<towline_identity>();
   std::string name;
 
   // `self` with the name in it, valid as long as this.
@@ -82,7 +83,7 @@ class PacketReader {
 };
 
 // What a backend says of itself in the metadata: u8 version 1, then the endpoints as counted texts, best
-// first. At most TOWLINE_MAX_ADDRESS_BYTES: the last ones are left out if need be.
+// first. At most kMaxAddressBytes: the last ones are left out if need be.
 std::vector<uint8_t> pack_address(std::span<const std::string> endpoints);
 [[nodiscard]] const char* unpack_address(std::span<const uint8_t> address,
                                          std::vector<std::string>& endpoints);

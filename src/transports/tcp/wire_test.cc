@@ -15,7 +15,7 @@ Hello example() {
   hello.connection = {3, 4};
   hello.lane = 5;
   hello.worker = 6;
-  hello.self = {{7, 8}, {9, 10}, 11, 12, 13, 14, 1, 15, nullptr};
+  hello.self = {sizeof hello.self, {7, 8}, {9, 10}, 11, 12, 13, 14, 1, 15, nullptr};
   hello.name = std::string(kMaxNameBytes, '\xfe');
   return hello;
 }
@@ -110,7 +110,7 @@ TEST(Address, GivesBackEndpointsAndLeavesOutWhatDoesNotFit) {
   EXPECT_EQ(read, endpoints);
   endpoints.assign(100, std::string(40, 'x'));
   const std::vector<uint8_t> packed = pack_address(endpoints);
-  EXPECT_LE(packed.size(), std::size_t{TOWLINE_MAX_ADDRESS_BYTES});
+  EXPECT_LE(packed.size(), kMaxAddressBytes);
   read.clear();
   EXPECT_EQ(unpack_address(packed, read), nullptr);
   EXPECT_GT(read.size(), 20u);

@@ -17,10 +17,10 @@ class FakeBackend : public towline::cuda::Backend {
 
 }  // namespace
 
-extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1() {
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
   static const towline_plugin_v1_t plugin =
       towline::cuda::describe_plugin<FakeBackend>([](char*, size_t) -> int32_t { return TOWLINE_OK; });
-  return &plugin;
+  return number == 0 ? &plugin : nullptr;
 }
 
 // False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
