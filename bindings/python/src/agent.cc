@@ -13,7 +13,7 @@ namespace towline::python {
 
 namespace {
 
-// Of all agents that are open; close_all() ends them at exit.
+// The list of all open agents; close_all() closes them at exit.
 Agent* open_agents = nullptr;
 
 }  // namespace
@@ -39,7 +39,7 @@ void Agent::close() {
   closing = true;
   (previous != nullptr ? previous->next : open_agents) = next;
   if (next != nullptr) next->previous = previous;
-  if (getpid() != pid) {  // the parent's: its threads are not here, and its connections are not ours to end
+  if (getpid() != pid) {  // the parent owns it: its threads do not exist here, its connections must stay
     native = nullptr;
     return;
   }
@@ -94,7 +94,7 @@ void open(Agent* agent, nb::handle name, bool hosted, uint32_t workers, nb::hand
   open_agents = agent;
 }
 
-// At exit, while the interpreter is whole: threads that wait come back and end, and peers are told goodbye.
+// Called at exit, while the interpreter still works: ends waiting threads and says goodbye to peers.
 void close_all() {
   while (open_agents != nullptr) open_agents->close();
 }
@@ -131,7 +131,7 @@ nb::object give(Agent& agent, towline_notice_t& native) {
   return notice;
 }
 
-// None when there is none within the time.
+// None if no notice arrives in time.
 nb::object receive(Agent& agent, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   struct Receiving {
@@ -163,8 +163,8 @@ nb::object receive(Agent& agent, nb::handle timeout) {
   }
 }
 
-// Empties the inbox when nobody takes notices from it, so that the event descriptor is quiet. What is put
-// aside keeps its sender's credit, which bounds it.
+// Empties the inbox when the application takes no notices from it, so that the event descriptor is quiet.
+// Notices put aside keep their sender's credit, which bounds them.
 void put_aside(Agent& agent) {
   if (agent.receivers != 0) return;
   towline_notice_t notice{};
@@ -230,8 +230,8 @@ nb::object add_peer(nb::handle_t<Agent> self, nb::handle blob) {
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
 }
 
-// In attempts that last longer and longer, the last one all the time that is left: a signal is seen after at
-// most about as long as has passed already, and whoever needs long to answer gets long.
+// Connects in attempts of growing length; the last one takes all the time that is left. So a signal is seen
+// after at most about the time that has already passed, and a slow peer gets enough time to answer.
 nb::object connect(nb::handle_t<Agent> self, nb::handle address, nb::handle timeout) {
   constexpr uint64_t kFirstAttemptNs = 1'000'000'000;
   constexpr uint64_t kLongestAttemptNs = 30'000'000'000;
@@ -343,7 +343,7 @@ void bind_agent(nb::module_& module) {
                      check(towline_agent_event_fd(agent.use(), &fd), "towline_agent_event_fd");
                      return fd;
                    })
-      // The handle of the C API, for our other extension modules.
+      // The handle of the C API, for Towline's other extension modules.
       .def_prop_ro("_native", [](const Agent& agent) { return reinterpret_cast<uintptr_t>(agent.use()); })
       .def("_info", [](Agent& agent) { return read_json(agent, "towline_agent_info", towline_agent_info); })
       .def("_counters",

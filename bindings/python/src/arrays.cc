@@ -44,8 +44,8 @@ std::string name_of_type(nb::handle object) { return Py_TYPE(object.ptr())->tp_n
 
 std::string as_string(nb::handle object) { return nb::str(object).c_str(); }
 
-// The ordinal of the GPU that memory is on, asked of the driver that the memory's library has loaded; its
-// interface does not say.
+// The ordinal of the GPU that holds the memory. The array interface does not contain it, so this asks the
+// driver that the memory's library has loaded.
 uint64_t gpu_of(uint64_t address) {
   constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
   using GetAttribute = int (*)(void*, int, unsigned long long);
@@ -76,7 +76,7 @@ bool Array::take(nb::handle object) {
 bool Array::take_buffer(nb::handle object) {
   if (PyObject_CheckBuffer(object.ptr()) == 0) return false;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();  // NumPy refuses types that the struct module has no letter for: the interface has them
+    PyErr_Clear();  // NumPy refuses types without a letter in the struct module; the array interface has them
     return false;
   }
   if (buffer.suboffsets != nullptr)

@@ -1,5 +1,5 @@
-// Memory and indices as Python hands them over: buffers, NumPy, torch, DLPack. Nothing here imports any of
-// them.
+// Reads memory and indices from Python objects: buffers, NumPy, torch, DLPack. Imports none of these
+// packages.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,11 @@
 
 namespace towline::python {
 
-// An array's memory, seen without copying. The object it came from stays alive and in place for this one's
-// life.
+// An array's memory, without a copy. Keeps the source object alive and in place.
 struct Array {
   nb::object owner;
-  Py_buffer buffer{};   // obj null: it came another way
-  nb::object exported;  // keeps a DLPack capsule's tensor, which may be a copy that nothing else holds
+  Py_buffer buffer{};   // obj null: the memory came another way
+  nb::object exported;  // keeps a DLPack capsule's tensor, which may be a copy without another owner
   uint64_t address = 0;
   uint64_t item_bytes = 0;
   std::vector<int64_t> shape;
@@ -29,7 +28,7 @@ struct Array {
   Array& operator=(const Array&) = delete;
   ~Array() { PyBuffer_Release(&buffer); }
 
-  // False when `object` is no array. Throws when it is one that can't be used.
+  // False if `object` is not an array. Throws if it is an array that can't be used.
   bool take(nb::handle object);
   [[nodiscard]] uint64_t items() const noexcept;
   // Whether the dimensions from `first` on lie one after another.
@@ -47,8 +46,8 @@ struct Array {
   void set_contiguous_strides();
 };
 
-// Which blocks: None, a slice or range, one index, integers in a list, or an array of 4- or 8-byte integers,
-// which is not copied. Holds the array.
+// The picked blocks: None (all), a slice or range, one index, a list of integers, or an array of 4- or 8-byte
+// integers, which is not copied. Holds the array.
 class Picks {
  public:
   Picks(nb::handle object, uint64_t blocks, const char* side);

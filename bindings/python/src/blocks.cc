@@ -8,7 +8,7 @@ namespace towline::python {
 
 namespace {
 
-// Entries from where resolving is worth giving up the GIL for.
+// From this number of entries on, resolving releases the GIL.
 constexpr uint64_t kManyBlocks = 1024;
 
 struct Blocks : towline_blocks_t {
@@ -77,7 +77,7 @@ Blocks blocks_of_tuple(nb::handle tuple, uint32_t kind) {
   return blocks;
 }
 
-// An array's pages: what one index of the dimensions up to the page's, the page's too, selects.
+// An array's pages: one block for each index of the dimensions up to and including page_dim.
 Blocks blocks_of_array(const Array& array, nb::handle page_dim) {
   int64_t dimension = page_dim.is_none() ? 0 : nb::cast<int64_t>(page_dim);
   const auto dimensions = static_cast<int64_t>(array.shape.size());
@@ -110,7 +110,7 @@ bool is_addresses(const Array& array) {
          (array.code == 'i' || array.code == 'u');
 }
 
-// Makes lists: one call of the C API at the end, with everything as the source had it.
+// Makes lists with one call of the C API at the end, which gets everything in the form of the source.
 class Maker {
  public:
   Maker(nb::object agent, nb::object peer) : agent_(std::move(agent)), peer_(std::move(peer)) {
@@ -193,7 +193,7 @@ class Maker {
   towline_peer_t* native_peer_ = nullptr;
 };
 
-// One entry of a list: Blocks, (address, length[, device]) or an array of our own.
+// One entry of a list: Blocks, (address, length[, device]) or, if `ours`, an array.
 Blocks entry_of(nb::handle item, bool ours, nb::handle page_dim, uint32_t kind) {
   if (nb::isinstance<Blocks>(item)) return nb::cast<Blocks&>(item);
   if (PyTuple_Check(item.ptr())) return blocks_of_tuple(item, kind);

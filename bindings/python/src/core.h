@@ -1,10 +1,12 @@
-// What the parts of the extension module share. It is thin: each class here owns one handle of the C API.
+// Shared declarations of the extension module. It is thin: each class here owns one handle of the C API.
 //
 // Three rules hold everywhere.
-//   The GIL is kept for what is quick (a look, an immediate post) and given up (AgentCall, WithoutGil) for
-//   what can wait or copies much. Waits without end are cut into slices, so that signals are seen and close()
-//   can finish. Objects made from an agent hold a Python reference to it, which the garbage collector sees;
-//   the agent holds none. Fields are only touched with the GIL held, so that they need no locks of their own.
+//   1. The GIL is held for quick calls (polling, an immediate post) and released (AgentCall, WithoutGil) for
+//      calls that can wait or copy much. Waits without a limit are cut into slices, so that signals are seen
+//      and close() can finish.
+//   2. Objects made from an agent hold a Python reference to it, which the garbage collector sees; the agent
+//      holds none to them.
+//   3. Fields are used only with the GIL held, so that they need no locks of their own.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,20 +25,20 @@ namespace towline::python {
 
 // Throws the Python exception of `status`.
 [[noreturn]] void raise(int32_t status, const std::string& message);
-// Throws for a negative status, with the sentence `function` left if it left one, else with `otherwise`.
+// Throws for a negative status, with the error message of `function` if it left one, else with `otherwise`.
 void check(int32_t status, const char* function, const std::string& otherwise = {});
 // The member of towline.Status; a new reference.
 nb::object status_object(int32_t status);
 void bind_errors(nb::module_& module);
 
-// An integer, NumPy's too, from 0 to 2^64 - 1. Throws for anything else; `what` is what it stands for.
+// An integer, NumPy's too, from 0 to 2^64 - 1. Throws for anything else; `what` names the argument in errors.
 uint64_t unsigned_integer(nb::handle object, const char* what);
 
 // ---- times
 
 inline constexpr uint64_t kSliceNs = 50'000'000;
 uint64_t now_ns() noexcept;
-// Seconds or None to nanoseconds. Throws for what is no number, or negative.
+// Seconds or None to nanoseconds. Throws for a negative number or something that is not a number.
 uint64_t timeout_ns(nb::handle seconds, uint64_t when_none);
 
 // A point in time to wait for, slice by slice.
@@ -58,18 +60,18 @@ class Deadline {
   uint64_t at_;
 };
 
-// Throws what a signal handler raised.
+// Throws the exception that a signal handler raised.
 void check_signals();
 // Sleeps a little, longer the more often it was called, with the GIL given up by the caller.
 void back_off(uint32_t& turns) noexcept;
 
 // ---- the GIL (interpreter.cc)
 
-// Whether the interpreter is being torn down: nothing of Python may be touched from threads of ours any more.
+// True while the interpreter is being destroyed: Towline's threads must not use Python any more.
 bool interpreter_ends() noexcept;
 
-// Gives the GIL up for its life. While the interpreter ends, its last thread keeps it, and others never come
-// back: they would be ended in the middle of a C++ frame.
+// Releases the GIL during its lifetime. While the interpreter ends, its last thread keeps the GIL and other
+// threads block for ever, because Python would end them in the middle of a C++ frame.
 class WithoutGil {
  public:
   WithoutGil() noexcept;
@@ -92,8 +94,8 @@ struct Agent {
   uint64_t default_timeout = 30'000'000'000;
   pid_t pid = 0;
   std::deque<towline_notice_t>
-      stash;                  // taken from the inbox, not given back: their sender's credit is still used
-  Agent* previous = nullptr;  // of the agents that are open
+      stash;                  // taken from the inbox; they still use their sender's credit
+  Agent* previous = nullptr;  // in the list of open agents
   Agent* next = nullptr;
 
   Agent() = default;
@@ -125,7 +127,7 @@ class AgentCall {
 inline Agent& agent_of(nb::handle object) { return *nb::inst_ptr<Agent>(object); }
 void bind_agent(nb::module_& module);
 
-// Text of the C API, which may hold any byte but NUL, and back.
+// Converts text of the C API, which may contain any byte but NUL, and back.
 nb::str text(const char* bytes);
 nb::str text(const char* bytes, size_t size);
 std::string bytes_of_text(nb::handle text, const char* what);
@@ -144,8 +146,8 @@ class BytesView {
   Py_buffer view_{};
 };
 
-// Shows the garbage collector the references of a T, which lists them in visit(). Nothing is cleared: every
-// cycle also goes through an object of the application, which is.
+// Reports the references of a T, listed by its visit(), to the garbage collector. Clears none: every cycle
+// also contains an object of the application, which the collector clears.
 template <class T>
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));

@@ -17,7 +17,7 @@ constexpr int32_t kHighest = TOWLINE_IN_PROGRESS;
 std::array<PyObject*, kHighest - kLowest + 1> members{};
 PyObject* make_error = nullptr;
 
-// Hands over the enumeration and `make(status, message) -> exception`.
+// Sets the enumeration and `make(status, message) -> exception`.
 void install(nb::handle status_type, nb::handle make) {
   for (int32_t status = kLowest; status <= kHighest; ++status) {
     members[static_cast<size_t>(status - kLowest)] = status_type(status).release().ptr();
@@ -36,7 +36,7 @@ void raise(int32_t status, const std::string& message) {
 
 void check(int32_t status, const char* function, const std::string& otherwise) {
   if (status >= 0) return;
-  // The thread's last error may be an older one: its sentence begins with the function that failed.
+  // The thread's last error may be an older one: its message begins with the function that failed.
   const char* sentence = towline_last_error();
   const size_t length = std::strlen(function);
   const bool ours = std::strncmp(sentence, function, length) == 0;

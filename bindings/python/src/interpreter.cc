@@ -1,4 +1,4 @@
-// What every extension module of ours needs of the interpreter: the GIL, and text.
+// Shared by Towline's extension modules: the GIL, and text.
 #include <unistd.h>
 
 #include "core.h"

@@ -7,7 +7,7 @@ namespace towline::python {
 
 namespace {
 
-// How long a region that is dropped waits for its peers, before its memory is kept for ever instead.
+// How long dropping a region waits for its peers. After that its memory is never freed.
 constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
 struct Memory {
@@ -77,7 +77,7 @@ bool is_address(nb::handle object) {
   return true;
 }
 
-// What to register of an object; fills the region's owner.
+// Finds the memory of an object to register; sets the region's owner.
 void take_memory(nb::handle object, Region& region, towline_region_options_t& options) {
   if (is_address(object)) {
     region.address = unsigned_integer(object[0], "address");
@@ -169,7 +169,7 @@ Region::~Region() {
   }
   if (status >= 0) {
     let_go();
-  } else {  // a peer may still reach the memory: better kept for ever than reused
+  } else {  // a peer may still reach the memory, so it must never be reused
     owner.release();
     exported.release();
     buffer = {};

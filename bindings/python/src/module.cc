@@ -2,7 +2,7 @@
 #include "core.h"
 
 NB_MODULE(_core, module) {
-  // An agent that the application still holds at exit is closed by then, and no leak.
+  // An agent that the application still holds at exit is already closed, so it is not a leak.
   nb::set_leak_warnings(false);
   module.attr("version") = nb::str(towline_version());
   towline::python::bind_errors(module);

@@ -1,4 +1,4 @@
-// Peers: who they are, their regions, messages to them.
+// Peers: their identity, their regions, messages to them.
 #include <algorithm>
 #include <vector>
 

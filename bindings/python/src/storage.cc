@@ -70,7 +70,7 @@ nb::object query_storage(nb::handle_t<Agent> self, nb::handle uri) {
   return nb::make_tuple(kind_name(info.kind), info.bytes, info.modified_ns);
 }
 
-// [(uri, kind, bytes, modified_ns)] of everything whose URI begins so, at most `limit`.
+// [(uri, kind, bytes, modified_ns)] of objects whose URI begins with the prefix, at most `limit`.
 nb::object list_storage(nb::handle_t<Agent> self, nb::handle prefix, nb::handle most) {
   const uint64_t limit = unsigned_integer(most, "limit");
   struct Entry {

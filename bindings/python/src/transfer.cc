@@ -1,4 +1,4 @@
-// Transfers. post() and poll() are the hot path: one call of the C API, and nothing else that costs.
+// Transfers. post() and poll() are the hot path: one call of the C API and nothing else of weight.
 #include <towline/gpu.h>
 
 #include <algorithm>
@@ -10,12 +10,12 @@ namespace towline::python {
 
 namespace {
 
-// What may be posted with the GIL held: copying it takes a few microseconds.
+// The largest transfer that is posted with the GIL held: copying it takes a few microseconds.
 constexpr uint64_t kQuickBytes = 64 << 10;
-// How long a transfer that is dropped waits to be fenced, before it is left to its agent.
+// How long dropping a transfer waits for its fence. After that the agent owns it.
 constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
-// Numbers transfers, so that a completion of one that is gone is known for what it is.
+// Numbers transfers, so that the completion of a dropped transfer is recognised.
 uint64_t last_id = 0;
 
 struct Transfer {
@@ -66,7 +66,7 @@ std::string describe(const Transfer& transfer) {
   raise(status, message);
 }
 
-// What a call found: remembered, then given, or thrown.
+// Remembers the result of a call, then returns it or throws.
 int32_t found(Transfer& transfer, int32_t status) {
   transfer.ended = status != TOWLINE_IN_PROGRESS;
   if (status < 0) fail(transfer, status);
@@ -82,7 +82,7 @@ int32_t post_once(const Transfer& transfer) {
 int32_t start(Transfer& transfer) {
   int32_t status = post_once(transfer);
   if (status == TOWLINE_AGAIN && transfer.awaitable) {
-    // Perhaps completions fill their queue since nothing was ever awaited.
+    // The completion queue may be full because the application never awaited anything.
     transfer.agent.attr("_hub")().attr("_ready")();
     status = post_once(transfer);
   }
@@ -107,7 +107,7 @@ nb::object post(Transfer& transfer) {
 
 nb::object poll(Transfer& transfer) { return status_object(found(transfer, look(transfer))); }
 
-// Posts if that never happened, with patience where there is no credit yet.
+// Posts the transfer if it was never posted; waits while there is no credit.
 void ensure_posted(Transfer& transfer, const Deadline& deadline) {
   const Deadline own(own_timeout(transfer));
   for (uint32_t turns = 0; !transfer.posted;) {
@@ -172,7 +172,7 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
 
 // ---- streams
 
-// A stream of torch, of CuPy, of whoever speaks the CUDA stream protocol, or its address.
+// A stream of torch, of CuPy, of any type with the CUDA stream protocol, or its address.
 void* stream_of(nb::handle object) {
   if (PyLong_Check(object.ptr())) return PyLong_AsVoidPtr(object.ptr());
   for (const char* name : {"cuda_stream", "ptr"})
@@ -240,7 +240,7 @@ void set_notice(Transfer& transfer, nb::handle notice) {
   if (notice.is_none())
     return check(towline_transfer_set_notice(transfer.native, nullptr, 0), "towline_transfer_set_notice");
   const BytesView bytes(notice);
-  // An empty notice is one too: null would mean none.
+  // An empty notice is still a notice: null would mean none.
   check(towline_transfer_set_notice(transfer.native, bytes.size() != 0 ? bytes.data() : "", bytes.size()),
         "towline_transfer_set_notice",
         "the notice can't be set while the transfer is in flight, and has at most 65536 bytes");

@@ -125,7 +125,7 @@ def test_caller_driven_agent_is_driven_by_its_loop(make_agent):
 
     assert run(main()) == b"and back"
     assert (memory[1] == 7).all()
-    near.close()  # nobody drives it any more: far would wait for it to let go of its region
+    near.close()  # nothing drives it any more: far would wait until it detaches from its region
 
 
 def test_failure_is_raised_where_it_is_awaited(make_agent):

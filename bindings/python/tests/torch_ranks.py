@@ -211,7 +211,7 @@ def messages(world) -> None:
         sending.wait()
         torch.testing.assert_close(wide[:, 1], some(left, 50))
         assert not wide[:, 0].any()
-    # From whoever sends first.
+    # From the rank that sends first.
     if rank == 0:
         values = [torch.zeros(3, 2)[:, 0] for _ in range(1, size)]
         sources = [dist.recv(value) for value in values]

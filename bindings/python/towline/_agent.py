@@ -233,7 +233,7 @@ class Agent(_core.Agent):
             self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
         )
 
-    # ---- what arrives
+    # ---- notices and completions
 
     def notices(self) -> Notices:
         """The notices that arrive, for `async for`. It ends when the agent is closed."""
@@ -241,7 +241,7 @@ class Agent(_core.Agent):
 
         return Notices(self)
 
-    # ---- what is
+    # ---- information
 
     def info(self) -> dict[str, Any]:
         """Backends, with the reason where one is not usable, regions, peers, topology."""

@@ -145,7 +145,7 @@ async def _woken(move: _core.Transfer) -> None:
     hub = move._agent._hub()
     future = hub.wait_transfer(move._id)
     try:
-        # The end may have come, and been pulled, before we waited for it.
+        # The transfer may have ended, and its completion been pulled, before this wait.
         if move._look() == Status.IN_PROGRESS:
             await future
     finally:
@@ -174,7 +174,7 @@ async def wait_event(watch: _core.Watch) -> tuple[str, str, bytes]:
     """The next event of a watch."""
     loop = asyncio.get_running_loop()
     while True:
-        # In slices, so that a thread does not wait for what nobody awaits any more.
+        # In slices, so that the thread stops soon after the task stops awaiting.
         try:
             event = await loop.run_in_executor(None, watch.next, 0.2)
         except _errors.Closed:
@@ -199,7 +199,7 @@ class Notices:
                 if notice is not None:
                     return notice
                 future = self._agent._hub().wait_notice()
-                # One may have come, and been put aside by another loop, before we waited for it.
+                # A notice may have arrived, and been put aside by another loop, before this wait.
                 notice = self._agent.receive(0)
             except _errors.Closed:
                 raise StopAsyncIteration from None

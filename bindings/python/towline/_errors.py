@@ -16,7 +16,7 @@ class _Named(IntEnum):
         return format(int(self), spec) if spec else str(self)
 
 
-# The one list is the library's.
+# The library has the only list.
 Status = _Named("Status", _core._status_list(), module="towline")
 Status.__doc__ = "What became of a call: 0 is done, 1 in progress, everything negative an error."
 

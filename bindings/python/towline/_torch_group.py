@@ -116,8 +116,8 @@ class _Work(c10d.Work):
             if self._future is not None:
                 return self._future
             ended: torch.futures.Future = torch.futures.Future()
-            # What a callback raises is an exception for torch's C++, too. It would take the one that set_exception keeps
-            # for the value, and read tensors out of it.
+            # An exception in a callback must reach torch's C++ as an exception, too. With set_exception,
+            # torch's C++ would take the stored exception for the value and read tensors out of it.
             self._future = ended.then(self._value)
         if self._work is None:
             ended.set_result(None)
@@ -145,7 +145,7 @@ def _ask_the_work_behind(name: str) -> None:
         _question.asking, _question.answer = True, None
         try:
             work.get_future()
-        except RuntimeError:  # there are Works of others without one
+        except RuntimeError:  # Works of other backends may have none
             pass
         finally:
             _question.asking = False
@@ -215,7 +215,7 @@ class Operations:
     _comm: collectives.Communicator
     _sequence = 0
 
-    # ---- one way for all
+    # ---- the common path
 
     def _do(self, operation: Any, output: Any, inputs: tuple, options: Any, outputs: list[Any], **how: Any) -> Any:
         """Calls operation(output, *inputs): for its end where torch waits anyhow, else as a Work.
@@ -228,7 +228,7 @@ class Operations:
         try:
             work = operation(output, *inputs, async_op=async_op, timeout=timeout, **how)
         except (_errors.InvalidArgument, _errors.Unsupported):
-            # Nothing has happened yet. What can't travel as it is, does as a copy.
+            # Nothing has been sent yet. Tensors that can't be sent directly are copied.
             dense, dense_inputs = _dense(output), _dense(inputs)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
@@ -286,7 +286,7 @@ class Operations:
         (outputs,), (one,) = output_tensors, input_tensors
         if len({output.data_ptr() for output in outputs}) == len(outputs):
             return self._do(self._comm.all_gather, outputs, (one,), opts, outputs)
-        # Some are one and the same: the last rank's part stays there, on every rank.
+        # Some tensors are the same object: the last rank's part stays in it, on every rank.
         parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for output in outputs]
         async_op = getattr(opts, "asyncOp", True)
         work = self._comm.all_gather(_dense(parts), _dense(one), async_op=async_op, timeout=_seconds(opts))
@@ -361,7 +361,7 @@ class Operations:
         or waits for others and will say for whom.
         """
         limit = _seconds(opts) or self._comm.timeout
-        # The messages themselves are given longer: what is late here is told here.
+        # The messages themselves have a longer limit: rank 0 reports late ranks here.
         how = {"tag": _BARRIER_TAG, "async_op": True, "timeout": 3 * limit + 60}
         (self._collect_others if self._comm.rank == 0 else self._report_to_first)(limit, how, wait_all_ranks)
 
@@ -390,7 +390,7 @@ class Operations:
         has_come, answer = (self._comm.recv(torch.zeros_like(token), 0, **how) for _ in range(2))
         if not self._has_come(has_come, limit):
             self._fail_barrier(f"[Rank {rank}]: Rank 0 failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
-        # It names who is missing within its own time limit.
+        # Rank 0 names the missing ranks within its own time limit.
         if not self._has_come(answer, limit + _ANSWER_SECONDS):
             self._fail_barrier(f"[Rank {rank}]: Rank 0 came to the monitoredBarrier and did not answer in {limit * 1000:.0f} ms")
 
@@ -481,7 +481,7 @@ class PythonBackend(Operations, c10d.Backend):
                 f'name another for that, such as "cpu:{self.getBackendName()},{others[0]}:nccl"'
             )
 
-    # All have to be here: torch asks those that it inherits without end.
+    # All of these must be defined: the inherited ones recurse without end.
     supports_coalescing = property(lambda self: False)
     supports_reconfigure = property(lambda self: False)
     supports_shrinking = property(lambda self: False)

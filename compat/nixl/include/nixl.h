@@ -1,9 +1,9 @@
 // Source-compatible with NIXL's header of this name: class nixlAgent, on Towline.
 //
-// What differs is said in compat/nixl/README.md. In short: any thread may call anything; progress needs no
-// polling; every request has a deadline; handles stay valid, and answer with an error, after the peer or the
-// memory they speak of is gone; a peer that has restarted is loaded like a new one. Where a call fails,
-// towline_nixl.h tells why in words.
+// compat/nixl/README.md lists the differences. In short: any thread may call anything; progress needs no
+// polling; every request has a deadline; handles stay valid, and answer with an error, after their peer or
+// memory is gone; a restarted peer is loaded like a new one. When a call fails, towline_nixl.h has the reason
+// as text.
 #pragma once
 
 #include <chrono>
@@ -28,40 +28,42 @@ class TOWLINE_NIXL_API nixlAgent {
   // `name`: 1 to 255 bytes without NUL. Throws std::invalid_argument for another name, std::runtime_error
   // when the port of the configuration can't be listened at or a variable of the environment has a bad value.
   nixlAgent(const std::string& name, const nixlAgentConfig& cfg);
-  // Ends what is under way, frees every handle made from it, says goodbye to peers.
+  // Ends requests in progress, frees every handle made from the agent, says goodbye to peers.
   ~nixlAgent();
   nixlAgent(nixlAgent&&) noexcept = delete;
   nixlAgent& operator=(nixlAgent&&) noexcept = delete;
 
   // ---- Backends
 
-  // The names createBackend takes here.
+  // The names that createBackend accepts here.
   nixl_status_t getAvailPlugins(std::vector<nixl_backend_t>& plugins);
   // NIXL_ERR_NOT_FOUND for one that is not there.
   nixl_status_t getPluginParams(const nixl_backend_t& type, nixl_mem_list_t& mems,
                                 nixl_b_params_t& params) const;
-  // What the backend was made with, defaults included.
+  // The parameters of the backend, including defaults.
   nixl_status_t getBackendParams(const nixlBackendH* backend, nixl_mem_list_t& mems,
                                  nixl_b_params_t& params) const;
-  // One of each type: NIXL_ERR_INVALID_PARAM for a second. NIXL_ERR_NOT_FOUND for one that is not there.
-  // Parameters that mean nothing here are kept and reported by getBackendParams.
+  // One backend of each type: NIXL_ERR_INVALID_PARAM for a second. NIXL_ERR_NOT_FOUND for an unknown type.
+  // Parameters without a meaning here are kept, and getBackendParams returns them.
   nixl_status_t createBackend(const nixl_backend_t& type, const nixl_b_params_t& params,
                               nixlBackendH*& backend);
 
   // ---- Memory
 
-  // All of the list or nothing. Memory must stay valid until deregistered. May overlap what is registered.
+  // Registers the whole list or nothing. The memory must stay valid until it is deregistered. It may overlap
+  // registered memory.
   nixl_status_t registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params = nullptr);
-  // Takes exactly what was registered. Waits until no peer reaches the memory any more; NIXL_ERR_BACKEND when
-  // one does not let go in time: the memory must then not be reused, and the call may be repeated.
+  // Takes exactly the descriptors that were registered. Waits until no peer reaches the memory any more.
+  // NIXL_ERR_BACKEND: a peer still reaches it after the time limit; do not reuse the memory, and repeat the
+  // call.
   nixl_status_t deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params = nullptr);
-  // Of files: "size", "mode" and "mtime" of each path in metaInfo. Needs exactly one backend.
+  // For files: "size", "mode" and "mtime" of each path in metaInfo. Needs exactly one backend.
   nixl_status_t queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& resp,
                          const nixl_opt_args_t* extra_params) const;
 
   // ---- Transfers
 
-  // Connects now and not with the first transfer. Blocks until it is up.
+  // Connects now instead of at the first transfer. Blocks until the connection is up.
   nixl_status_t makeConnection(const std::string& remote_agent,
                                const nixl_opt_args_t* extra_params = nullptr);
 
@@ -82,19 +84,19 @@ class TOWLINE_NIXL_API nixlAgent {
   nixl_status_t estimateXferCost(const nixlXferReqH* req_hndl, std::chrono::microseconds& duration,
                                  std::chrono::microseconds& err_margin, nixl_cost_t& method,
                                  const nixl_opt_args_t* extra_params = nullptr) const;
-  // NIXL_SUCCESS: done. NIXL_IN_PROG: getXferStatus tells the outcome. With extra_params its notif is that of
-  // this post and the next ones; extra_params without notif take it away.
+  // NIXL_SUCCESS: done. NIXL_IN_PROG: getXferStatus returns the outcome. With extra_params, their notif is
+  // used for this post and the next ones; extra_params without notif remove it.
   nixl_status_t postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t getXferStatus(nixlXferReqH* req_hndl) const;
   nixl_status_t getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfer_telem_t& telemetry) const;
   nixl_status_t queryXferBackend(const nixlXferReqH* req_hndl, nixlBackendH*& backend) const;
-  // Cancels what is under way and waits until no byte can land any more. NIXL_ERR_REPOST_ACTIVE when that is
-  // not so in time: the request is still there, and the call may be repeated.
+  // Cancels the request and waits until no byte can land any more. NIXL_ERR_REPOST_ACTIVE: a byte can still
+  // land after the time limit; the request still exists, and the call may be repeated.
   nixl_status_t releaseXferReq(nixlXferReqH* req_hndl) const;
   // Requests made from the list stay usable.
   nixl_status_t releasedDlistH(nixlDlistH* dlist_hndl) const;
 
-  // For code that runs on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here gives it a view of memory.
+  // Views of memory for code on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here provides them.
   nixl_status_t prepMemView(const nixl_remote_dlist_t& dlist, nixlMemViewH& mvh,
                             const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t prepMemView(const nixl_local_dlist_t& dlist, nixlMemViewH& mvh,
@@ -103,20 +105,20 @@ class TOWLINE_NIXL_API nixlAgent {
 
   // ---- Notifications
 
-  // Adds those that have arrived to the map.
+  // Adds the notifications that have arrived to the map.
   nixl_status_t getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params = nullptr);
   // At most 1 GiB. Waits, up to the default deadline, while the peer has 1 MiB of them unread.
   nixl_status_t genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
                          const nixl_opt_args_t* extra_params = nullptr) const;
 
-  // ---- Metadata, carried by the application
+  // ---- Metadata, sent by the application
 
   nixl_status_t getLocalMD(nixl_blob_t& str) const;
   // An empty list: addresses only. Else these descriptors, with the addresses if includeConnInfo is set.
   nixl_status_t getLocalPartialMD(const nixl_reg_dlist_t& descs, nixl_blob_t& str,
                                   const nixl_opt_args_t* extra_params = nullptr) const;
-  // Adds to what is known of the agent. NIXL_ERR_MISMATCH: not metadata, or damaged. NIXL_ERR_BACKEND: no
-  // backend in common. NIXL_ERR_NOT_FOUND: descriptors of an agent whose addresses are not known.
+  // Adds to the known metadata of the agent. NIXL_ERR_MISMATCH: not metadata, or damaged. NIXL_ERR_BACKEND:
+  // no backend in common. NIXL_ERR_NOT_FOUND: descriptors of an agent whose addresses are not known.
   nixl_status_t loadRemoteMD(const nixl_blob_t& remote_metadata, std::string& agent_name);
   nixl_status_t invalidateRemoteMD(const std::string& remote_agent);
 

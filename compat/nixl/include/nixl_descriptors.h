@@ -16,7 +16,7 @@ class TOWLINE_NIXL_API nixlBasicDesc {
  public:
   uintptr_t addr;  // or the offset in a file, block device or object
   size_t len;      // bytes
-  uint64_t devId;  // GPU, file, block device or object; of DRAM it is kept, but says nothing
+  uint64_t devId;  // GPU, file, block device or object; kept but not used for DRAM
 
   nixlBasicDesc() {}  // NOLINT: leaves its members unset, so that large lists are made fast
   nixlBasicDesc(const uintptr_t& address, const size_t& length, const uint64_t& device) noexcept
@@ -38,7 +38,7 @@ class TOWLINE_NIXL_API nixlBasicDesc {
   }
   friend bool operator!=(const nixlBasicDesc& a, const nixlBasicDesc& b) noexcept { return !(a == b); }
 
-  // Whether all of `query` lies in this.
+  // True if this contains all of `query`.
   bool covers(const nixlBasicDesc& query) const noexcept {
     return devId == query.devId && addr <= query.addr && query.addr + query.len <= addr + len;
   }
@@ -104,7 +104,7 @@ class nixlDescList {
       : type(mem_type), descs(init_size > 0 ? static_cast<size_t>(init_size) : 0) {
     static_assert(std::is_base_of_v<nixlBasicDesc, T>);
   }
-  // What serialize() wrote; empty when that is not there or not whole.
+  // Reads the output of serialize(); empty if it is missing or incomplete.
   nixlDescList(nixlSerDes* deserializer);  // NOLINT: implicit as it is there
   nixlDescList(const nixlDescList&) = default;
   nixlDescList(nixlDescList&&) noexcept = default;
@@ -136,9 +136,9 @@ class nixlDescList {
   }
   // Throws std::out_of_range.
   void remDesc(const int& index);
-  // The same without what descriptors carry besides.
+  // The same list with plain descriptors.
   nixlDescList<nixlBasicDesc> trim() const;
-  // Where a descriptor with the same address, length and device is, or NIXL_ERR_NOT_FOUND.
+  // The index of a descriptor with the same address, length and device, or NIXL_ERR_NOT_FOUND.
   virtual int getIndex(const nixlBasicDesc& query) const;
   // NIXL_ERR_INVALID_PARAM for lists of remote descriptors.
   nixl_status_t serialize(nixlSerDes* serializer) const;

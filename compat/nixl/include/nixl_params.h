@@ -16,16 +16,16 @@ struct nixlAgentConfig {
   static constexpr uint64_t kDefaultLthrDelayUs = 100000;
   static constexpr std::chrono::microseconds kDefaultEtcdWatchTimeout = std::chrono::microseconds{5000000};
 
-  // Of no effect: Towline makes progress by itself, and sleeps when there is none to make.
+  // No effect: Towline makes progress by itself, and sleeps when there is nothing to do.
   bool useProgThread = kDefaultUseProgThread;
-  // Whether peers find this agent at listenPort. Without, it listens at a port that its metadata tells.
+  // If set, peers find this agent at listenPort. Otherwise it listens at a port that its metadata contains.
   bool useListenThread = kDefaultUseListenThread;
   uint16_t listenPort = kDefaultListenPort;
-  nixl_thread_sync_t syncMode = kDefaultSyncMode;  // of no effect: any thread may call anything
+  nixl_thread_sync_t syncMode = kDefaultSyncMode;  // no effect: any thread may call anything
   bool captureTelemetry = kDefaultCaptureTelemetry;
-  uint64_t pthrDelay = kDefaultPthrDelayUs;  // of no effect
-  uint64_t lthrDelay = kDefaultLthrDelayUs;  // of no effect
-  // How long fetching from a metadata server waits for what is not there yet.
+  uint64_t pthrDelay = kDefaultPthrDelayUs;  // no effect
+  uint64_t lthrDelay = kDefaultLthrDelayUs;  // no effect
+  // How long fetching from a metadata server waits for a key that does not exist yet.
   std::chrono::microseconds etcdWatchTimeout = kDefaultEtcdWatchTimeout;
 
   nixlAgentConfig() = default;

@@ -18,16 +18,15 @@ class nixlSerDes;
 class nixlDlistH;     // a prepared list
 class nixlBackendH;   // a backend made by nixlAgent::createBackend
 class nixlXferReqH;   // a transfer request
-class nixlAgentData;  // an agent's inside
+class nixlAgentData;  // an agent's implementation
 
-// Kinds of memory.
-// Of fixed size, so that a value from outside may be looked at before it is believed.
+// Kinds of memory. Of fixed size, so that a value from outside can be checked before use.
 enum nixl_mem_t : int { DRAM_SEG, VRAM_SEG, BLK_SEG, OBJ_SEG, FILE_SEG };
 
 // READ: remote to local. WRITE: local to remote.
 enum nixl_xfer_op_t : int { NIXL_READ, NIXL_WRITE };
 
-// What calls answer: errors are negative.
+// Return values of calls: errors are negative.
 enum nixl_status_t : int {
   NIXL_IN_PROG = 1,
   NIXL_SUCCESS = 0,
@@ -76,15 +75,15 @@ inline constexpr uint16_t default_comm_port = 8888;
 TOWLINE_NIXL_API extern const std::string default_metadata_label;
 TOWLINE_NIXL_API extern const std::string default_partial_metadata_label;
 
-// What most calls take besides: each says which of these it looks at.
+// Optional arguments of most calls: each call documents which of these it reads.
 struct nixlAgentOptionalArgs {
   std::vector<nixlBackendH*> backends;  // only these; empty: any
   std::optional<nixl_blob_t> notif;     // delivered after the data; at most 1 GiB
-  nixl_blob_t notifMsg;                 // the older way to say so, together with hasNotif
+  nixl_blob_t notifMsg;                 // the older form, together with hasNotif
   bool hasNotif = false;
-  bool skipDescMerge = false;    // of no effect: merging costs nothing here and changes no result
-  bool includeConnInfo = false;  // of partial metadata: with the addresses too
-  std::string ipAddr;            // of metadata calls: the peer's address, IPv4, IPv6 or a host's name
+  bool skipDescMerge = false;    // no effect: merging costs nothing here and changes no result
+  bool includeConnInfo = false;  // partial metadata: include the addresses
+  std::string ipAddr;            // metadata calls: the peer's address, IPv4, IPv6 or a host name
   int port = default_comm_port;
   std::string metadataLabel;
   nixl_blob_t customParam;
@@ -96,7 +95,7 @@ using nixlMemViewH = void*;
 using chrono_point_t = std::chrono::steady_clock::time_point;
 using chrono_period_us_t = std::chrono::microseconds;
 
-// Of a request's last post. Times are rounded up to whole microseconds.
+// Figures of a request's last post. Times are rounded up to whole microseconds.
 struct nixlXferTelemetry {
   chrono_point_t startTime;
   chrono_period_us_t postDuration;
@@ -109,5 +108,5 @@ using nixl_xfer_telem_t = nixlXferTelemetry;
 // The name that stands for the local side in nixlAgent::prepXferDlist.
 #define NIXL_INIT_AGENT ""
 
-// The name in a remote list's entry that stands for no agent.
+// The name in an entry of a remote list that means no agent.
 TOWLINE_NIXL_API extern const std::string nixl_null_agent;

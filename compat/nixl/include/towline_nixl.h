@@ -1,4 +1,4 @@
-// What Towline adds to NIXL's interface. Programs that use it run on Towline only.
+// Towline's additions to NIXL's interface. Programs that use them run on Towline only.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace towline::nixl {
 
-// Why the last call of this thread that failed did so; "" when none has.
+// The error message of the last call that failed on this thread; "" if none has.
 TOWLINE_NIXL_API const std::string& last_error() noexcept;
 
 // ---- The same calls without copies, for arrays that lie elsewhere
 
-// `count` descriptors in arrays of 64-bit integers, whose entries lie so many bytes apart. With 0 for lengths
-// and devices the first ones hold for all.
+// `count` descriptors in arrays of 64-bit integers. The strides are in bytes. A stride of 0 for lengths or
+// devices uses the first value for all.
 struct Rows {
   const uint64_t* addresses = nullptr;
   const uint64_t* lengths = nullptr;
@@ -40,7 +40,7 @@ struct Rows {
   [[nodiscard]] nixlBasicDesc operator[](size_t i) const noexcept {
     return {address(i), length(i), device(i)};
   }
-  // How many it takes to see every length and device.
+  // The number of rows that contain every length and device.
   [[nodiscard]] size_t differing() const noexcept { return other_stride == 0 && count != 0 ? 1 : count; }
 
  private:
@@ -76,7 +76,7 @@ TOWLINE_NIXL_API nixl_status_t make_xfer_req(const nixlAgent& agent, nixl_xfer_o
                                              const nixlDlistH* remote, const Indices& remote_indices,
                                              nixlXferReqH*& request,
                                              const nixl_opt_args_t* extra_params = nullptr);
-// With `may_wait` false NIXL_IN_PROG, and no request, where making it would wait for a connection.
+// If `may_wait` is false and making the request would wait for a connection: NIXL_IN_PROG, and no request.
 TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation,
                                                nixl_mem_t local_type, const Rows& local,
                                                nixl_mem_t remote_type, const Rows& remote,
@@ -84,7 +84,7 @@ TOWLINE_NIXL_API nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer
                                                const nixl_opt_args_t* extra_params = nullptr,
                                                bool may_wait = true);
 
-// Whether the list's agent is this one or connected: then making a request for it does not wait for a
+// True if the list's agent is this one or connected: then making a request for it does not wait for a
 // connection.
 TOWLINE_NIXL_API bool is_connected(const nixlDlistH* list) noexcept;
 
@@ -94,7 +94,7 @@ struct Notification {
   std::string sender;
   nixl_blob_t text;
 };
-// What getNotifs would give, in the order in which it came.
+// The notifications that getNotifs would return, in order of arrival.
 TOWLINE_NIXL_API nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notifications);
 
 // ---- Waiting instead of polling
@@ -109,10 +109,10 @@ TOWLINE_NIXL_API nixl_status_t xfer_route(const nixlXferReqH* request, std::stri
 // The agent's transports, regions and peers, and its counters: JSON.
 TOWLINE_NIXL_API nixl_status_t agent_info(const nixlAgent& agent, std::string& json);
 TOWLINE_NIXL_API nixl_status_t agent_counters(const nixlAgent& agent, std::string& json);
-// Where it listens: "10.0.0.7:8888".
+// The address at which the agent listens: "10.0.0.7:8888".
 TOWLINE_NIXL_API nixl_status_t agent_address(const nixlAgent& agent, std::string& address);
 
-// What became of sendLocalMD and its like.
+// The result of sendLocalMD and similar calls.
 struct MetadataCall {
   uint64_t id = 0;   // counts up from 1
   std::string what;  // "sendLocalMD to 10.0.0.7:8888"

@@ -1,4 +1,4 @@
-// nixlAgent: its life, its backends, its memory.
+// nixlAgent: creation and end, backends, memory.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ bool wants_telemetry(const Settings& settings, const nixlAgentConfig& config) {
 
 towline::Agent make_agent(const std::string& name, const nixlAgentConfig& config, const Settings& settings) {
   towline::AgentOptions options;
-  // NIXL's transports take connections from every network; so does its listener, which has a port where it is wanted.
+  // NIXL's transports and its listener accept connections from every network, so this agent does as well.
   if (config.useListenThread || !settings.has_listen)
     options.listen = fmt::format("*:{}", config.useListenThread ? config.listenPort : 0);
   options.backends = settings.backends;
@@ -42,7 +42,7 @@ towline::Agent make_agent(const std::string& name, const nixlAgentConfig& config
   }
 }
 
-// Of the parameters that mean something here. Throws Error.
+// Applies the parameters that have a meaning here. Throws Error.
 void apply_parameters(nixlBackendH& backend) {
   const auto given = [&](const char* key) -> std::string {
     const auto found = backend.parameters.find(key);
@@ -89,10 +89,10 @@ nixlAgentData::nixlAgentData(const std::string& agent_name, const nixlAgentConfi
       agent(make_agent(name, config, settings)) {}
 
 nixlAgentData::~nixlAgentData() {
-  // No thread of ours may be in here any more when the rest goes.
+  // No background thread may use this object while the rest is destroyed.
   calls.stop();
   opened_directory.reset();
-  // Ends all transfers and waits for their local fences. What is freed after it only gives memory back.
+  // Ends all transfers and waits for their local fences. Everything freed after this only releases memory.
   agent.reset();
   while (nixlXferReqH* request = requests.take_first()) {
     (void)towline_transfer_destroy(request->transfer, TOWLINE_FOREVER);
@@ -141,7 +141,7 @@ nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, ni
   const bool named = extra_params != nullptr && !extra_params->backends.empty();
   if (nixlBackendH* first = first_transport.load(std::memory_order_acquire);
       others && !named && first != nullptr && first->serves(local) && first->serves(remote))
-    return first;  // of most calls
+    return first;  // most calls use this one
   std::lock_guard lock(backends_mutex);
   for (nixlBackendH* backend : named ? extra_params->backends : by_creation) {
     if (!made(backend) || (others && !backend->is_transport())) continue;
@@ -171,7 +171,7 @@ nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   nixl_mem_list_t all = memories_of_info(agent->info());
   const bool files = std::ranges::find(all, FILE_SEG) != all.end();
   if (type.role == Role::kFiles && !files) return {};
-  if (type.role == Role::kFiles) return all;  // GPU memory too, where it is used here
+  if (type.role == Role::kFiles) return all;  // GPU memory too, if this process uses it
   if (type.role == Role::kObjects)
     return ObjectStore::usable() ? nixl_mem_list_t{DRAM_SEG, OBJ_SEG} : nixl_mem_list_t{};
   if (type.role == Role::kAbsent) return {};
@@ -183,8 +183,7 @@ nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
   return guard("getAvailPlugins", [&] {
     plugins.clear();
     for (const BackendType* type : backend_types()) {
-      // Listed by name, as NIXL lists its plugins: whether it can be loaded is found out when it is asked
-      // for.
+      // Listed by name, as NIXL lists its plugins. Loading is tried only when it is used.
       if (type->role == Role::kObjects || !data->memories_of(*type).empty()) plugins.emplace_back(type->name);
     }
     return NIXL_SUCCESS;
@@ -193,7 +192,7 @@ nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
 
 namespace {
 
-// Null, with the last error set, for one that is not here.
+// Null, with the last error set, for a type that is not available.
 const BackendType* present_type(const nixlAgentData& data, const std::string& name, nixl_mem_list_t& memories,
                                 const char* call) {
   const BackendType* found = find_backend_type(name);
@@ -269,13 +268,13 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
 nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
   const auto backends = data->candidates(extra_params, descs.getType(), false, "registerMem");
   if (backends.empty()) return NIXL_ERR_NOT_FOUND;
-  // What can't be registered is a failure of the backends there, whatever the reason.
+  // In NIXL every failure to register is a failure of the backend, whatever the reason.
   const auto to_backend_error = [](towline::Status status) {
     const nixl_status_t mapped = to_nixl(status);
     return mapped == NIXL_ERR_NOT_ALLOWED ? mapped : NIXL_ERR_BACKEND;
   };
   return guard("registerMem", to_backend_error, [&] {
-    // In the stores first: what fails there leaves nothing that peers know of.
+    // Registers in the stores first: if that fails, peers have not seen anything yet.
     size_t done = 0;
     try {
       for (; done < backends.size(); ++done)
@@ -301,7 +300,7 @@ nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl
     for (const nixlBackendH* backend : backends) {
       if (backend->objects == nullptr) continue;
       const nixl_status_t here = backend->objects->remove(descs);
-      // Memory that was registered before the store was made is not known there.
+      // The store does not know memory that was registered before it was made.
       if (status == NIXL_SUCCESS && (descs.getType() == OBJ_SEG || here != NIXL_ERR_NOT_FOUND)) status = here;
     }
     return status;

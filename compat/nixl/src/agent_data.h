@@ -1,4 +1,4 @@
-// The inside of a nixlAgent, and of what is made from it.
+// The implementation of a nixlAgent, its lists and its requests.
 //
 // One nixlAgent is one Towline agent whose progress is hosted, so that its passive side works while the
 // application does something else. Posting and polling a request touch the request only: no lock, look-up or
@@ -30,7 +30,7 @@
 
 namespace towline::nixl {
 
-// Links what an agent still has to free.
+// A list of the objects that an agent still has to free.
 template <class T>
 struct Linked {
   T* next = nullptr;
@@ -72,7 +72,7 @@ using ListHandle = detail::Handle<towline_block_list_t, towline_block_list_destr
 
 inline constexpr uint64_t kDefaultTimeoutNs = 30'000'000'000;  // Towline's
 
-// What a request is made between.
+// The two sides of a request.
 struct Sides {
   towline_block_list_t* local = nullptr;
   const towline_picks_t* local_picks = nullptr;  // null: all
@@ -89,19 +89,19 @@ class nixlDlistH : public towline::nixl::Linked<nixlDlistH> {
   towline::nixl::ListHandle list;
   nixl_mem_t type = DRAM_SEG;
   bool remote = false;
-  std::shared_ptr<towline::nixl::Remote> of;  // null: of this agent
-  std::vector<nixlBackendH*> backends;        // that it may be used with
-  towline::nixl::ListHandle stored;           // the same for the first of them that has objects
+  std::shared_ptr<towline::nixl::Remote> of;  // null: this agent
+  std::vector<nixlBackendH*> backends;        // the backends that may use it
+  towline::nixl::ListHandle stored;           // the same list for the first backend with objects
 };
 
 class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
  public:
-  // What became of a post that Towline has not accepted.
+  // The state of a post that Towline has not accepted.
   enum class Pending : uint8_t {
     kNone,     // accepted
-    kWanted,   // to be made again when the status is asked for: the peer had no credit
-    kTrying,   // somebody is at it
-    kRefused,  // failed for good, with `refused`
+    kWanted,   // the peer had no credit: post again when the status is read
+    kTrying,   // a thread is posting it
+    kRefused,  // failed permanently, with `refused`
   };
 
   towline_transfer_t* transfer = nullptr;
@@ -113,7 +113,7 @@ class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
   uint64_t long_number = 0;  // of its notification, when that is longer than a notice; else 0
   nixl_blob_t long_notif;
   bool timed = false;              // telemetry is on
-  std::atomic<bool> told{false};   // that the last post failed
+  std::atomic<bool> told{false};   // the failure of the last post was reported
   std::atomic<bool> ended{false};  // timed: its end has been seen
   std::atomic<Pending> pending{Pending::kNone};
   std::atomic<int32_t> refused{0};  // a towline_status_t
@@ -128,36 +128,37 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   nixlAgentData(const std::string& agent_name, const nixlAgentConfig& agent_config);
   ~nixlAgentData() override;
 
-  // Whether this agent made it, and not another one or nobody. Under the lock of backends.
+  // True if this agent made the backend. Call under the lock of backends.
   [[nodiscard]] bool made(const nixlBackendH* backend) const noexcept;
-  // The backends that serve this kind of memory, and reach others' if `others`: of `extra_params` when it
-  // names some, else of those made, in the order of their creation. With none the last error is set.
+  // The backends that serve this kind of memory and, if `others`, reach other agents. They are taken from
+  // `extra_params` if it names some, else from all created ones in order of creation. Sets the last error if
+  // there are none.
   std::vector<nixlBackendH*> candidates(const nixl_opt_args_t* extra_params, nixl_mem_t type, bool others,
                                         const char* call) const;
-  // The first that serves both kinds of memory, and reaches others' if `others`; null when there is none.
+  // The first backend that serves both kinds of memory and, if `others`, reaches other agents; else null.
   nixlBackendH* backend_for(const nixl_opt_args_t* extra_params, nixl_mem_t local, nixl_mem_t remote,
                             bool others) const noexcept;
-  // The first that reaches other agents; null, with the last error set, when there is none.
+  // The first backend that reaches other agents; else null, with the last error set.
   nixlBackendH* transport(const nixl_opt_args_t* extra_params, const char* call) const;
   [[nodiscard]] std::vector<std::string> transport_names() const;
-  // Kinds of memory that a backend of this type serves here; none when there is no such backend.
+  // The kinds of memory that a backend of this type serves here; empty if there is no such backend.
   [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
 
-  // Of the backend's store. kOk, or an error as the last one.
+  // Makes a list of the backend's store. kOk, or an error, which is also set as the last error.
   static nixl_status_t make_stored(const nixlBackendH& backend, nixl_mem_t type,
                                    const towline::nixl::Rows& rows, towline::nixl::ListHandle& list,
                                    const char* call);
   nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, const towline::nixl::Rows& rows,
                           towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
                           const char* call);
-  // Of strided rows, which stay rows as far as possible.
+  // Makes a list of strided rows, and keeps them as rows if possible.
   nixl_status_t make_list(const std::string& agent_name, nixl_mem_t type, towline::nixl::StridedRows rows,
                           towline::nixl::ListHandle& list, std::shared_ptr<towline::nixl::Remote>& of,
                           const char* call);
-  // The agent whose metadata is loaded under this name, null for this one itself.
+  // Finds the agent whose metadata is loaded under this name; null for this agent itself.
   nixl_status_t find_remote(const std::string& agent_name, std::shared_ptr<towline::nixl::Remote>& remote,
                             const char* call);
-  // Of a peer, or of this agent for null. Null when it can't be made.
+  // Makes a list of a peer, or for null of this agent. Null if it can't be made.
   [[nodiscard]] towline::nixl::ListHandle try_list(const towline::nixl::Remote* remote,
                                                    const nixl_xfer_dlist_t& descs) const;
   nixl_status_t make_request(nixl_xfer_op_t operation, const towline::nixl::Sides& sides,
@@ -165,28 +166,28 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
                              const nixl_opt_args_t* extra_params, nixlXferReqH*& request, const char* call);
   nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name);
   nixl_status_t invalidate(const std::string& agent_name);
-  // The frame of getLocalMD, or with `descs` of getLocalPartialMD. Throws Error.
+  // The metadata frame of getLocalMD, or with `descs` of getLocalPartialMD. Throws Error.
   [[nodiscard]] towline::nixl::Frame local_frame(const nixl_reg_dlist_t* descs, bool addresses,
                                                  const nixl_opt_args_t* extra_params);
   nixl_status_t begin_send(const char* what, const towline::nixl::Frame& frame,
                            const nixl_opt_args_t& extra_params);
   nixl_status_t send_to(const std::string& address, const std::vector<std::string>& messages);
   nixl_status_t fetch_from(const std::string& address, const std::string& remote_name);
-  // The notification of a request that is made or gets another; what a notice is to say of it goes to
-  // `notice`.
+  // Sets the notification of a request. `notice` receives the text of the notice that carries it.
   nixl_status_t set_notif(nixlXferReqH& request, const nixl_blob_t& notif, std::string& notice,
                           const char* call);
-  // The pieces of a long one, to `with` or, if that is null, to this agent itself; waits for credit.
+  // Sends the pieces of a long notification to `with` or, if that is null, to this agent itself; waits for
+  // credit.
   nixl_status_t send_long(uint64_t number, std::string_view text, const towline::nixl::Remote* with,
                           uint64_t until_ns, const char* call);
-  // Waits for the peer's credit until then.
+  // Waits for the peer's credit until the deadline.
   nixl_status_t send_notice(const towline::Peer& peer, std::string_view notice, uint64_t until_ns,
                             const char* call);
-  // Takes in what peers and the metadata server have said since. Blocks for neither.
+  // Processes new messages of peers and of the metadata server. Does not block.
   void catch_up();
-  // Whether that was within this tick of the clock already; from now on it was.
+  // True if catch_up() already ran in this tick of the clock; marks it as run.
   [[nodiscard]] bool caught_up_lately() noexcept;
-  // The directory, or why there is none.
+  // The directory; null with `status` set if there is none.
   towline::nixl::MetadataDirectory* directory(const char* call, nixl_status_t& status);
 
   void read_message(const std::string& sender, std::string_view incarnation,
@@ -201,12 +202,12 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   const uint64_t timeout_ns;
   const bool telemetry;
   const towline::nixl::SharedExporter exporter;  // null: none
-  std::optional<towline::Agent> agent;           // gone first when this goes
+  std::optional<towline::Agent> agent;           // destroyed first
 
   mutable std::mutex backends_mutex;
   std::map<std::string, std::unique_ptr<nixlBackendH>> backends;
   std::vector<nixlBackendH*> by_creation;
-  std::atomic<nixlBackendH*> first_transport{nullptr};  // of those; read without the lock
+  std::atomic<nixlBackendH*> first_transport{nullptr};  // one of `backends`; read without the lock
 
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;
@@ -214,7 +215,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   std::atomic<int64_t> caught_up_at{0};                              // a tick of the coarse clock
   std::map<std::string, towline::nixl::Pieces, std::less<>> pieces;  // by sender; under the inbox's lock
   towline::nixl::Inbox inbox{*this};
-  std::mutex notifs_mutex;  // of getNotifs: held while the caller's map is filled
+  std::mutex notifs_mutex;  // for getNotifs: held while the caller's map is filled
   towline::nixl::LinkedList<nixlDlistH> lists;
   towline::nixl::LinkedList<nixlXferReqH> requests;
   towline::nixl::MetadataCalls calls;
@@ -228,7 +229,7 @@ struct AgentAccess {
   static nixlAgentData& data(const nixlAgent& agent) noexcept { return *agent.data; }
 };
 
-// Runs a call's work and turns what it throws into a status.
+// Runs a call's work and converts exceptions to a status.
 template <class Work, class Map>
 nixl_status_t guard(const char* call, Map map, Work work) noexcept {
   try {

@@ -18,7 +18,7 @@ towline_picks_t picks_of(const std::vector<int>& indices) noexcept {
   return {indices.data(), sizeof(int), 0, 0, 0, indices.size()};
 }
 
-// Blocks of one device are taken from the rows where they lie; only lists over several need copies.
+// Blocks of one device are read from the rows in place; only lists over several devices need copies.
 int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t type, const Rows& rows,
                     towline_block_list_t** list) {
   const uint32_t kind = kind_of(type);
@@ -42,8 +42,8 @@ int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t typ
 }
 
 constexpr size_t kStridedColumns = 5;
-constexpr uint64_t kMostDescriptors = uint64_t{1} << 31;  // what indices of 31 bits reach
-constexpr uint64_t kMostWrittenOut = 10'000'000;          // what Towline takes one by one
+constexpr uint64_t kMostDescriptors = uint64_t{1} << 31;  // the limit of 31-bit indices
+constexpr uint64_t kMostWrittenOut = 10'000'000;          // the limit for a list of single entries
 
 std::vector<uint64_t> write_out(StridedRows rows, uint64_t total) {
   std::vector<uint64_t> result;
@@ -73,7 +73,7 @@ nixl_status_t too_many(uint64_t total, const char* call) {
               kMostWrittenOut);
 }
 
-// A peer that has left took its memory back first: what NIXL's users ask about is that it is gone.
+// A peer that leaves first takes its memory back. NIXL's users need to know that the peer is gone.
 nixl_status_t fail_list(const Remote* remote, int32_t status, const char* call) {
   const bool gone_memory = status == TOWLINE_STALE || status == TOWLINE_OUT_OF_RANGE;
   if (gone_memory && remote != nullptr && remote->has_left())
@@ -94,7 +94,7 @@ bool same_lengths(const Rows& a, const Rows& b) noexcept {
 
 bool nixlAgentData::caught_up_lately() noexcept {
   timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // of the last tick: needs no counter to be read
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // the last tick: does not read a counter
   const int64_t tick = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
   if (caught_up_at.load(std::memory_order_relaxed) == tick) return true;
   caught_up_at.store(tick, std::memory_order_relaxed);
@@ -105,8 +105,8 @@ nixl_status_t nixlAgentData::find_remote(const std::string& agent_name, std::sha
                                          const char* call) {
   remote = nullptr;
   if (agent_name.empty() || agent_name == name) return NIXL_SUCCESS;
-  // What others have said of agents comes before: within a few milliseconds where the agent is known, since
-  // looking takes as long as making a list.
+  // Messages about agents must be processed first. For a known agent this may be late by a few milliseconds,
+  // because checking takes as long as making a list.
   remote = remotes.find(agent_name);
   if (remote == nullptr || !caught_up_lately()) {
     catch_up();
@@ -154,7 +154,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   if (const auto status = count_of(rows, total, call); status != NIXL_SUCCESS) return status;
   std::shared_ptr<Remote> remote;
   if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
-  // Files, and what partial metadata tells of, are looked up by descriptor.
+  // Files, and ranges from partial metadata, are looked up by descriptor.
   if (type == FILE_SEG || (remote != nullptr && !remote->whole())) {
     if (total > kMostWrittenOut) return too_many(total, call);
     const std::vector<uint64_t> written_out = write_out(rows, total);
@@ -209,7 +209,7 @@ namespace {
 
 bool has_objects(const nixlBackendH* backend) noexcept { return backend->objects != nullptr; }
 
-// `make` makes the list, `make_stored_list` the one of a backend's store.
+// `make` makes the list, `make_stored_list` the list of a backend's store.
 template <class Make, class MakeStored>
 nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type, nixlDlistH*& list,
                       const nixl_opt_args_t* extra_params, Make make, MakeStored make_stored_list) {
@@ -219,9 +219,9 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
   std::vector<nixlBackendH*> backends = data.candidates(extra_params, type, others, kCall);
   if (backends.empty()) return NIXL_ERR_NOT_FOUND;
   return guard(kCall, list_to_nixl, [&] {
-    auto made = std::make_unique_for_overwrite<nixlDlistH>();  // its members set themselves
-    // One list for what is reached by this agent itself, and one for the store of the first backend that has
-    // one: what can't be made leaves the list to the other.
+    auto made = std::make_unique_for_overwrite<nixlDlistH>();  // its members have initialisers
+    // One list for memory that this agent reaches itself, and one for the store of the first backend that has
+    // one. If one of them can't be made, the other is used.
     const auto stored = std::ranges::find_if(backends, has_objects);
     nixl_status_t status = NIXL_SUCCESS;
     if (stored != backends.end()) {
@@ -309,20 +309,19 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH* dlist_hndl) const {
 
 namespace {
 
-// On one host a copy is bound by one core, and a request of so many bytes takes longer than waking the other
-// engine: at 1 MiB two engines were slower than one. Over a network both engines would share the same link,
-// and a core of each side.
+// On one host a copy is limited by one core. A request of this size takes longer than waking the second
+// engine; at 1 MiB two engines were slower than one. Over a network both engines would share the same link.
 constexpr uint64_t kSplitBytes = 2 << 20;
 constexpr uint32_t kSplitEngines = 2;
 
-// As far as the mean length of the list's blocks tells.
+// Judged by the mean length of the list's blocks.
 bool is_large(const Sides& sides) noexcept {
   const uint64_t blocks = std::max<uint64_t>(towline_block_list_blocks(sides.local), 1);
   return towline_block_list_bytes(sides.local) / blocks * sides.descs >= kSplitBytes;
 }
 
-// What becomes of memory on the way is told in a text that takes as long to read as a request to make: it is
-// asked for once, for the kind of memory that is moved most.
+// The route is a JSON text, and reading it takes as long as making a request. So it is read once per peer,
+// for host memory, which is moved most.
 bool copied_in_host(const nixlXferReqH& request, bool host_memory) {
   const bool known = host_memory && request.with->host_copy() != Remote::HostCopy::kUnknown;
   if (known) return request.with->host_copy() == Remote::HostCopy::kYes;
@@ -342,7 +341,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
                 "{}: the metadata of agent '{}' was invalidated after the list was prepared", call,
                 with->peer().name());
   }
-  auto made = std::make_unique_for_overwrite<nixlXferReqH>();  // its members set themselves
+  auto made = std::make_unique_for_overwrite<nixlXferReqH>();  // its members have initialisers
   made->backend = backend;
   made->with = std::move(with);
   made->descs = sides.descs;
@@ -394,7 +393,7 @@ bool holds(const std::vector<nixlBackendH*>& backends, const nixlBackendH* backe
   return std::ranges::find(backends, backend) != backends.end();
 }
 
-// The first that both sides, and what the caller allows, have; null when there is none.
+// The first backend that both sides have and the caller allows; else null.
 nixlBackendH* common_backend(const std::vector<nixlBackendH*>& local,
                              const std::vector<nixlBackendH*>& remote,
                              const nixl_opt_args_t* extra_params) noexcept {

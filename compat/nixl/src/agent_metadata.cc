@@ -1,8 +1,7 @@
-// nixlAgent: metadata, carried by the application, to and from an address, and through a directory.
+// nixlAgent: metadata, sent by the application, to and from an address, and through a directory.
 //
-// Between agents: connecting to an address makes them known to each other, and what is to be loaded or
-// forgotten at the other side is then said in notices (messages.h), in the order of the calls. Fetching is
-// connecting: Towline's metadata of both is exchanged by it.
+// Between agents: connecting to an address exchanges Towline's metadata of both. Notices (messages.h) then
+// say what the other side has to load or forget, in the order of the calls. To fetch metadata is to connect.
 #include <algorithm>
 
 #include "agent_data.h"
@@ -73,7 +72,7 @@ nixl_status_t nixlAgent::getLocalMD(nixl_blob_t& str) const {
 
 namespace {
 
-// A partial frame always leaves out the addresses unless they are asked for, or there is nothing else in it.
+// A partial frame contains the addresses only if they are requested or there is nothing else in it.
 bool wants_addresses(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) noexcept {
   return descs.isEmpty() || (extra_params != nullptr && extra_params->includeConnInfo);
 }
@@ -132,8 +131,8 @@ nixl_status_t nixlAgentData::invalidate(const std::string& agent_name) {
     return fail(NIXL_ERR_INVALID_PARAM, "invalidateRemoteMD: '{}' is this agent itself", agent_name);
   }
   if (const std::shared_ptr<Remote> remote = remotes.forget(agent_name)) {
-    // Towline forgets it too: what is under way to it ends. Removing uses a reference up; others may be using
-    // the remote's.
+    // Removes the peer from Towline too, which ends its transfers. Removing consumes a reference; others may
+    // still use the remote's own.
     towline_peer_t* peer = nullptr;
     const std::string incarnation{remote->peer().incarnation()};
     if (towline_peer_find(agent->native(), incarnation.c_str(), &peer) != TOWLINE_OK) return NIXL_SUCCESS;
@@ -160,7 +159,7 @@ nixl_status_t nixlAgent::checkRemoteMD(const std::string remote_name,  // NOLINT
                         fmt::format("{}: not all of this is known of agent '{}'", kCall, remote_name));
     };
     data->catch_up();
-    const bool own = remote_name == data->name;  // known without being loaded
+    const bool own = remote_name == data->name;  // known without loading
     const std::shared_ptr<Remote> remote = own ? nullptr : data->remotes.find(remote_name);
     if (remote == nullptr && !own) return unknown();
     if (descs.isEmpty()) return NIXL_SUCCESS;
@@ -192,7 +191,7 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
                                  std::string_view message) {
   if (message_type(message) == MessageType::kInvalidate) {
     const std::shared_ptr<Remote> remote = remotes.find(sender);
-    // The connection stays: what the sender sends next comes over it.
+    // The connection stays: the sender's next messages arrive over it.
     if (remote != nullptr && remote->peer().incarnation() == incarnation) (void)remotes.forget(sender);
     return;
   }
@@ -200,7 +199,7 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   std::string bytes;
   if (!pieces[sender].add(message_body(message), bytes)) return;
   Frame frame;
-  // Nobody speaks for others.
+  // An agent may send only its own metadata.
   if (decode(bytes, frame).empty() && frame.name != sender) {
     log(LogLevel::kWarning,
         fmt::format("agent '{}' sent metadata of agent '{}', which is not loaded", sender, frame.name));
@@ -337,7 +336,7 @@ nixl_status_t nixlAgent::fetchRemoteMD(const std::string remote_name,  // NOLINT
     if (directory == nullptr) return status;
     const bool labelled = extra_params != nullptr && !extra_params->metadataLabel.empty();
     const std::string label = labelled ? extra_params->metadataLabel : default_metadata_label;
-    // Fetches wait for what is not there yet: each name is a place of its own.
+    // A fetch waits until the name exists, so each name has its own queue.
     return inside->calls.begin(fmt::format("{} of '{}'", kCall, remote_name), "directory/" + remote_name,
                                [inside, directory, label, remote_name] {
                                  return guard(kCall, metadata_to_nixl, [&] {

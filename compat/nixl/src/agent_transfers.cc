@@ -1,4 +1,4 @@
-// nixlAgent: running requests, telling about them, notifications.
+// nixlAgent: running requests, their state and figures, notifications.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -37,7 +37,7 @@ nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nix
     status = towline_transfer_set_notice(request.transfer, nullptr, 0);
     if (status >= 0) request.long_number = 0;
   } else {
-    nixlXferReqH wanted;  // the request stays as it is when Towline does not take the notice
+    nixlXferReqH wanted;  // the request does not change if Towline refuses the notice
     wanted.backend = request.backend;
     std::string notice;
     const nixl_status_t set = data.set_notif(wanted, *notif, notice, kCall);
@@ -54,20 +54,20 @@ nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nix
   return NIXL_SUCCESS;
 }
 
-// A peer that has left took its memory back first: what NIXL's users ask about is that it is gone.
+// A peer that leaves first takes its memory back. NIXL's users need to know that the peer is gone.
 nixl_status_t status_of(const nixlXferReqH& request, int32_t status) noexcept {
   if (status == TOWLINE_STALE && request.with != nullptr && request.with->has_left())
     return NIXL_ERR_REMOTE_DISCONNECT;
   return to_nixl(towline::Status{status});
 }
 
-// Towline keeps the outcome of the run before; NIXL's interface answers that of the post.
+// Towline keeps the outcome of the previous run; NIXL's interface returns that of this post.
 void refuse(nixlXferReqH& request, int32_t status) noexcept {
   request.refused.store(status, std::memory_order_relaxed);
   request.pending.store(nixlXferReqH::Pending::kRefused, std::memory_order_release);
 }
 
-// What a post that was not done at once answers.
+// The answer of a post that was not done at once.
 nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   if (status == TOWLINE_IN_PROGRESS) return NIXL_IN_PROG;
   if (status == TOWLINE_AGAIN) {
@@ -84,12 +84,12 @@ nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   return fail(status_of(request, status), "postXferReq: {}", towline::status_text(towline::Status{status}));
 }
 
-// Posts again what the peer had no credit for.
+// Posts again a request for which the peer had no credit.
 int32_t retry_post(nixlXferReqH& request) {
   using Pending = nixlXferReqH::Pending;
   auto wanted = Pending::kWanted;
   if (!request.pending.compare_exchange_strong(wanted, Pending::kTrying, std::memory_order_acq_rel)) {
-    return TOWLINE_IN_PROGRESS;  // another thread is at it
+    return TOWLINE_IN_PROGRESS;  // another thread is posting it
   }
   const int32_t status = towline_transfer_post(request.transfer);
   if (status == TOWLINE_AGAIN && now_ns() < request.retry_until_ns) {
@@ -104,7 +104,7 @@ int32_t retry_post(nixlXferReqH& request) {
   return status;
 }
 
-// What to do about a post that was not accepted, when the status is asked for.
+// Handles a post that was not accepted, when the status is read.
 int32_t poll_pending(nixlXferReqH& request) {
   const bool refused = request.pending.load(std::memory_order_acquire) == nixlXferReqH::Pending::kRefused;
   return refused ? request.refused.load(std::memory_order_relaxed) : retry_post(request);
@@ -123,7 +123,7 @@ void note_end(nixlXferReqH& request) noexcept {
   if (request.ended.exchange(true, std::memory_order_acq_rel)) return;
   auto result = towline::detail::defaults<towline_result_t>();
   int64_t us = whole_us(Clock::now() - request.started);
-  // When it ended, not when somebody looked; not known of what was done within the post.
+  // The time when it ended, not when it was polled; unknown if it was done within the post.
   if (towline_transfer_result(request.transfer, &result) >= 0 && result.ended_at_ns > result.posted_at_ns) {
     const auto known = std::chrono::nanoseconds{result.ended_at_ns - result.posted_at_ns};
     us = std::min(us, whole_us(std::chrono::duration_cast<Clock::duration>(known)));
@@ -144,7 +144,7 @@ nixl_status_t timed_post(nixlXferReqH& request) {
   return NIXL_SUCCESS;
 }
 
-// False when a post is still to be made again.
+// False if the post still has to be repeated.
 bool forget_refusal(nixlXferReqH& request) noexcept {
   auto refused = nixlXferReqH::Pending::kRefused;
   return request.pending.compare_exchange_strong(refused, nixlXferReqH::Pending::kNone,
@@ -256,7 +256,7 @@ nixl_status_t nixlAgent::getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfe
     return fail(NIXL_ERR_NO_TELEMETRY,
                 "getXferTelemetry: telemetry is off; set captureTelemetry or NIXL_TELEMETRY_ENABLE");
   }
-  auto& request = const_cast<nixlXferReqH&>(*req_hndl);  // looking may find that it has ended
+  auto& request = const_cast<nixlXferReqH&>(*req_hndl);  // polling may find that it has ended
   const nixl_status_t status = getXferStatus(&request);
   if (status != NIXL_SUCCESS) return status;
   telemetry.startTime = request.started;

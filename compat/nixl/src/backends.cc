@@ -26,8 +26,8 @@ constexpr BackendType kTypes[] = {
     {"INFINIA", Role::kAbsent, kVendor},
 };
 
-// NIXL's own, with its defaults: programs set them without looking whether they are there. Kept, and of no
-// effect.
+// NIXL's own parameters with their defaults, because programs set them without checking that they exist. They
+// are kept and have no effect.
 constexpr std::pair<const char*, const char*> kOfUcx[] = {
     {"ucx_devices", ""}, {"num_workers", "1"}, {"ucx_error_handling_mode", "peer"}};
 constexpr std::pair<const char*, const char*> kOfPosix[] = {{"use_aio", "false"},

@@ -1,4 +1,4 @@
-// Backends by NIXL's names, and what stands behind each here.
+// Backends by NIXL's names, and the part of Towline behind each.
 #pragma once
 
 #include <algorithm>
@@ -14,23 +14,23 @@ namespace towline::nixl {
 inline constexpr const char* kAutomatic = "auto";  // of towline_threads
 
 enum class Role {
-  kTransport,  // other agents' memory, by whichever of Towline's transports is best
-  kFiles,      // this host's files, where Towline has a backend for them
-  kObjects,    // at an S3 server, where Towline's plugin for them is here
-  kAbsent,     // known by name, not here
+  kTransport,  // other agents' memory, over Towline's best transport
+  kFiles,      // this host's files, if Towline has a backend for them
+  kObjects,    // at an S3 server, if Towline's plugin for them is installed
+  kAbsent,     // a known name, not available
 };
 
 struct BackendType {
   const char* name;
   Role role;
-  const char* what;  // what it is here, or what is missing
+  const char* what;  // description, or what is missing
 };
 
-// Null for a name that NIXL does not know either.
+// Null for a name that is not one of NIXL's.
 [[nodiscard]] const BackendType* find_backend_type(const std::string& name) noexcept;
-// Every type that there may be here.
+// Every type that may be available.
 [[nodiscard]] std::vector<const BackendType*> backend_types();
-// What createBackend looks at, with defaults.
+// The parameters that createBackend reads, with defaults.
 [[nodiscard]] nixl_b_params_t backend_parameters(const BackendType& type);
 
 }  // namespace towline::nixl
@@ -48,8 +48,8 @@ class nixlBackendH {
   const towline::nixl::BackendType& type;
   nixl_b_params_t parameters;
   nixl_mem_list_t memories;
-  std::unique_ptr<towline::nixl::ObjectStore> objects;  // of OBJ
+  std::unique_ptr<towline::nixl::ObjectStore> objects;  // for OBJ
   std::string forced;       // one of Towline's transports that every request uses; empty: the best
-  uint64_t timeout_ns = 0;  // of requests; 0: the agent's
-  uint32_t threads = 0;     // engines to split a request over; 0: as it pays
+  uint64_t timeout_ns = 0;  // for requests; 0: the agent's
+  uint32_t threads = 0;     // engines to split a request over; 0: automatic
 };

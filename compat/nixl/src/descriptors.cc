@@ -14,7 +14,7 @@ namespace nixl = towline::nixl;
 
 namespace {
 
-// Fills the part that all descriptors have; false when the blob is too short for it.
+// Fills the common part of descriptors; false if the blob is too short for it.
 bool read_basic(const nixl_blob_t& blob, nixlBasicDesc& desc) noexcept {
   const bool whole = blob.size() >= sizeof(nixlBasicDesc);
   uint64_t parts[3] = {};

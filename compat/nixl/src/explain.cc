@@ -24,7 +24,7 @@ nixl_mem_list_t memories_of_info(const std::string& info) {
 PathModel model_of_route(const std::string& route) {
   using namespace std::chrono_literals;
   const std::string backend = nlohmann::json::parse(route).value("backend", "");
-  // Of one core of a present server.
+  // Figures of one core of a current server.
   if (backend == "memory") return {500ns, 8.0};
   if (backend == "shm") return {1us, 6.0};
   return {30us, 1.5};

@@ -1,4 +1,4 @@
-// Reads what Towline tells about itself, which is JSON.
+// Reads Towline's descriptions of itself, which are JSON.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace towline::nixl {
 
-// Which of NIXL's kinds of memory Towline's usable backends serve, from towline_agent_info.
+// NIXL's kinds of memory that Towline's usable backends serve, from towline_agent_info.
 [[nodiscard]] nixl_mem_list_t memories_of_info(const std::string& info);
 
 // A path's latency and bandwidth: orders of magnitude, for estimates.
@@ -16,7 +16,7 @@ struct PathModel {
   std::chrono::nanoseconds latency;
   double bytes_per_ns;
 };
-// Of the backend that towline_transfer_route names.
+// The model of the backend that towline_transfer_route names.
 [[nodiscard]] PathModel model_of_route(const std::string& route);
 
 // Whether that backend copies between memories of one host.

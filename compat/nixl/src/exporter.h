@@ -10,8 +10,9 @@ namespace towline::nixl {
 
 using SharedExporter = std::shared_ptr<towline_exporter_t>;
 
-// One serves every agent on this host, and a process's agents share it. Null, with a line in the log, when
-// the address can't be served at: most likely another process does so already, for this one's agents too.
+// One exporter serves every agent on this host, and the agents of a process share it. Null, with a line in
+// the log, if the address can't be used: most likely another process already serves there, for this process's
+// agents too.
 [[nodiscard]] SharedExporter share_exporter(const std::string& address);
 
 }  // namespace towline::nixl

@@ -147,7 +147,7 @@ std::string decode(std::string_view bytes, Frame& frame) {
   for (uint64_t i = 0; i < head.ranges; ++i) {
     WireRange range = {};
     (void)reader.take(range);
-    if (range.type > FILE_SEG) return "a range has a kind of memory that there is not";
+    if (range.type > FILE_SEG) return "a range has an unknown kind of memory";
     frame.ranges.push_back({range.type, range.device, range.address, range.bytes});
   }
   if (reader.left() != head.blob_bytes) return "its parts do not add up";

@@ -1,6 +1,6 @@
-// Metadata as it travels: Towline's blob, which is opaque here, and what NIXL's interface needs besides.
+// The wire form of metadata: Towline's blob, which is opaque here, and the additions for NIXL's interface.
 //
-// Little-endian; everything is length-checked. What is not Towline's has a checksum of its own.
+// Little-endian; every length is checked. The part outside the blob has its own checksum.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace towline::nixl {
 
-// Memory that partial metadata speaks of.
+// Memory described by partial metadata.
 struct FrameRange {
   uint32_t type = DRAM_SEG;
   uint64_t device = 0;
@@ -23,9 +23,9 @@ struct FrameRange {
 };
 
 struct Frame {
-  std::string name;                   // of the agent it is of
-  bool addresses = false;             // says where the agent is reached
-  bool partial = false;               // of the ranges only
+  std::string name;                   // the agent's name
+  bool addresses = false;             // contains the agent's addresses
+  bool partial = false;               // covers the ranges only
   std::vector<std::string> backends;  // by NIXL's names; those that reach other agents
   std::vector<FrameRange> ranges;
   std::string blob;  // Towline's

@@ -1,5 +1,5 @@
-// Notices that have arrived: notifications are kept until the application asks for them, messages of ours go
-// to their reader in the order in which they came.
+// Notices that have arrived. Notifications are kept until the application takes them; internal messages go to
+// their reader in order of arrival.
 #pragma once
 
 #include <mutex>
@@ -16,7 +16,7 @@ namespace towline::nixl {
 class MessageReader {
  public:
   virtual ~MessageReader() = default;
-  // A message of ours. Called with the inbox locked.
+  // Reads an internal message. Called with the inbox locked.
   virtual void read_message(const std::string& name, std::string_view incarnation,
                             std::string_view message) = 0;
 };
@@ -27,7 +27,7 @@ class Inbox {
 
   // Reads what has arrived.
   void drain(const Agent& agent);
-  // The same, and gives all notifications away.
+  // The same, and returns all notifications.
   std::vector<Notification> take(const Agent& agent);
   // A notification that an agent sends itself.
   void put(const std::string& name, const std::string& text);

@@ -1,4 +1,4 @@
-// What goes wrong, in words: kept for the caller's thread, and written to standard error.
+// Error texts: kept for the caller's thread and written to standard error.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,9 +17,9 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 [[nodiscard]] bool logs(LogLevel level) noexcept;
 void log(LogLevel level, const std::string& text) noexcept;
 
-// Makes `text` this thread's last error, logs it and gives `status` back.
+// Makes `text` this thread's last error, logs it and returns `status`.
 nixl_status_t fail_text(nixl_status_t status, std::string text) noexcept;
-// The same where nobody needs to hear of it.
+// The same without logging.
 nixl_status_t quiet_text(nixl_status_t status, std::string text) noexcept;
 
 template <class... Values>
@@ -35,7 +35,7 @@ nixl_status_t fail(nixl_status_t status, fmt::format_string<Values...> format, V
 [[nodiscard]] nixl_status_t to_nixl(Status status) noexcept;
 // The same for lists, where memory that nobody has registered is "not found".
 [[nodiscard]] nixl_status_t list_to_nixl(Status status) noexcept;
-// The same for metadata, where what can't be read is "mismatch".
+// The same for metadata, where unreadable metadata is "mismatch".
 [[nodiscard]] nixl_status_t metadata_to_nixl(Status status) noexcept;
 
 }  // namespace towline::nixl

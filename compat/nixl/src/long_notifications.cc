@@ -18,7 +18,7 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   Sender& from = senders_[sender];
   if (from.incarnation != incarnation) from = {std::string{incarnation}, {}};
   Arriving& arriving = from.arriving[number];
-  // Numbers count up: the first is what was left behind longest, if it is not this one itself.
+  // Numbers count up, so the first is the oldest one, unless it is this one itself.
   if (from.arriving.size() > kMostArriving) {
     const auto oldest = from.arriving.begin();
     from.arriving.erase(oldest->first == number ? std::next(oldest) : oldest);

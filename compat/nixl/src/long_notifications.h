@@ -1,9 +1,9 @@
 // Notifications longer than a notice: in pieces, and a message that says when they may be delivered.
 //
-// The pieces go as messages of their own, in order, before the end. Alone the end follows them; with a
-// transfer it is the transfer's notice, so that the notification comes no sooner than the data. The two may
-// take different connections: whichever comes last delivers. A transfer that runs again sends the same pieces
-// under the same number again, and is delivered as often as it ended.
+// The pieces are sent as separate messages, in order, followed by an end message. With a transfer, the end is
+// the transfer's notice, so that the notification arrives no sooner than the data. Pieces and end may take
+// different connections: the one that arrives last delivers the notification. A transfer that runs again
+// sends the same pieces under the same number again, and is delivered as often as it ended.
 #pragma once
 
 #include <cstdint>
@@ -37,19 +37,19 @@ nixl_status_t send_pieces(uint64_t number, std::string_view text, Send send) {
 // The receiver's side, of all senders. Not synchronised.
 class LongNotifications {
  public:
-  // One message; texts that are to be delivered now are added to `texts`. What makes no sense is dropped.
+  // Reads one message and adds texts that are complete to `texts`. Invalid messages are dropped.
   void read(const std::string& sender, std::string_view incarnation, std::string_view message,
             std::vector<std::string>& texts);
 
  private:
   struct Arriving {
     Pieces pieces;
-    std::string text;    // the last that is whole
-    uint64_t whole = 0;  // times it came whole, that were not delivered yet
-    uint64_t ended = 0;  // ends that were not matched yet
+    std::string text;    // the last complete one
+    uint64_t whole = 0;  // complete arrivals not delivered yet
+    uint64_t ended = 0;  // ends not matched yet
   };
   struct Sender {
-    std::string incarnation;  // what another left behind is dropped
+    std::string incarnation;  // data of another incarnation is dropped
     std::map<uint64_t, Arriving> arriving;
   };
 

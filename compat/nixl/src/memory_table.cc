@@ -18,7 +18,7 @@ bool page_aligned(const nixlBasicDesc& desc) noexcept {
   return desc.addr % page == 0 && desc.len % page == 0;
 }
 
-// "rw,create:/path" as options of Towline; false when it is not of that form.
+// Parses "rw,create:/path"; false if the text has another form.
 bool read_path(const std::string& text, StorageOptions& options, std::string& path) {
   const size_t colon = text.find(':');
   if (colon == std::string::npos || colon + 1 == text.size()) return false;
@@ -36,7 +36,7 @@ bool read_path(const std::string& text, StorageOptions& options, std::string& pa
       options.direct = true;
     } else if (word == "sync") {
       options.sync = Sync::kFull;
-    } else if (word != "noatime") {  // which only saves the file system work
+    } else if (word != "noatime") {  // it only saves work in the file system
       return false;
     }
     begin = end + 1;
@@ -102,7 +102,7 @@ uint32_t kind_of(nixl_mem_t type) noexcept {
 }
 
 void MemoryTable::add(const Agent& agent, const nixl_reg_dlist_t& descs, const MemoryOptions& options) {
-  // Those already made are deregistered when one fails: no peer knows them yet, so that does not wait.
+  // If one fails, the ones already made are deregistered. No peer knows them yet, so this does not wait.
   std::vector<Region> made;
   made.reserve(static_cast<size_t>(descs.descCount()));
   for (const nixlBlobDesc& desc : descs) made.push_back(register_one(agent, descs.getType(), desc, options));
@@ -139,7 +139,7 @@ nixl_status_t MemoryTable::remove(const nixl_reg_dlist_t& descs, const MemoryOpt
 
 const Region* MemoryTable::covering(const Key& key) const {
   if (const auto exact = regions_.find(key); exact != regions_.end()) return &exact->second;
-  // Regions may overlap, so that each that begins before may be the one.
+  // Regions may overlap, so any region that begins before may contain it.
   for (auto region = regions_.lower_bound({key.type, key.device, 0, 0}); region != regions_.end(); ++region) {
     const Key& at = region->first;
     if (at.type != key.type || at.device != key.device || at.address > key.address) break;

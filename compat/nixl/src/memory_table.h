@@ -1,4 +1,4 @@
-// What an agent has registered, by NIXL's descriptors.
+// An agent's registered memory, by NIXL's descriptors.
 #pragma once
 
 #include <compare>
@@ -18,7 +18,7 @@ struct MemoryOptions {
   std::string bucket{};  // of objects
 };
 
-// Of a descriptor's object: its metadata is the key or, if there is none, its device in digits.
+// The URI of a descriptor's object: the key is its metadata or, if that is empty, its device in digits.
 [[nodiscard]] std::string uri_of_object(const std::string& bucket, const nixlBlobDesc& desc);
 
 // NIXL's kind of memory as Towline's.
@@ -28,12 +28,13 @@ class MemoryTable {
  public:
   // All or nothing. Throws Error.
   void add(const Agent& agent, const nixl_reg_dlist_t& descs, const MemoryOptions& options);
-  // Each of the list once; goes on after a failure and gives the first.
+  // Removes each descriptor once; continues after a failure and returns the first one.
   nixl_status_t remove(const nixl_reg_dlist_t& descs, const MemoryOptions& options);
   // Towline's metadata of the regions that hold the descriptors. Throws Error; kNotFound for one in none.
   [[nodiscard]] std::string metadata(const Agent& agent, const nixl_reg_dlist_t& descs) const;
-  // Rows of files or objects, whose device is NIXL's (an open descriptor or what a path or key was registered
-  // with), as Towline's blocks. False with `missing` for a row in none that is registered.
+  // Converts rows of files or objects, whose device is NIXL's (an open descriptor, or the number with which a
+  // path or key was registered), to Towline's blocks. False, with `missing`, for a row that is not
+  // registered.
   bool storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<towline_blocks_t>& blocks,
                       size_t& missing) const;
   void clear();

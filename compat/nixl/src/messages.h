@@ -1,7 +1,8 @@
-// What agents of this interface say to each other in Towline's notices.
+// Messages between agents of this interface, sent as Towline's notices.
 //
-// A notification is a notice as it is, so that programs that speak Towline's own interface can send and read
-// them. A notice that begins with kMark is one of ours; a notification that happens to begin so is wrapped.
+// A notification is sent as a plain notice, so that programs with Towline's own interface can send and read
+// it. A notice that begins with kMark is an internal message; a notification that begins with kMark is
+// wrapped.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ enum class MessageType : char {
   kInvalidate = 'i',  // forget the sender
   kNothing = 'n',     // only makes a connection
   kPiece = 'p',       // a piece of a notification longer than a notice follows (long_notifications.h)
-  kEnd = 'e',         // such a notification may be delivered now
+  kEnd = 'e',         // that notification may be delivered now
 };
 
 inline constexpr std::string_view kMark{"\0\x1bTLNX\x01", 7};
@@ -45,7 +46,7 @@ inline constexpr size_t kMaxNotificationBytes = TOWLINE_MAX_NOTICE_BYTES;
   return message;
 }
 
-// Metadata, and long notifications, go in pieces, one after another.
+// Metadata and long notifications are sent in pieces, in order.
 struct PieceHead {
   uint32_t index;
   uint32_t count;
@@ -59,9 +60,9 @@ inline constexpr size_t kPieceBytes = 60'000;
 // Puts the pieces of one sender together.
 class Pieces {
  public:
-  // True when `frame` is whole. A piece out of order drops what was there.
+  // True when `frame` is complete. A piece out of order drops the earlier ones.
   bool add(std::string_view body, std::string& frame);
-  // Nothing has come of what is not whole yet.
+  // True if no incomplete frame is pending.
   [[nodiscard]] bool none() const noexcept { return next_ == 0; }
 
  private:
@@ -71,7 +72,7 @@ class Pieces {
   std::string bytes_;
 };
 
-// The notice that carries a notification: itself, unless it would be taken for a message.
+// The notice that carries a notification: its text, wrapped if it would be taken for a message.
 class NotificationNotice {
  public:
   explicit NotificationNotice(const std::string& text) {
@@ -83,7 +84,7 @@ class NotificationNotice {
   ~NotificationNotice() = default;
 
   [[nodiscard]] bool fits() const noexcept { return view_.size() <= kMaxNotificationBytes; }
-  // Never null, which would mean none.
+  // Never null, since null would mean no notice.
   [[nodiscard]] const char* data() const noexcept { return view_.data() == nullptr ? "" : view_.data(); }
   [[nodiscard]] size_t size() const noexcept { return view_.size(); }
 

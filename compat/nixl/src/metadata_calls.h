@@ -1,5 +1,5 @@
-// Calls that go on after they have returned: exchanging metadata with an address or a directory. Those to one
-// place happen in order; one place that does not answer holds up no other.
+// Asynchronous calls that exchange metadata with an address or a directory. Calls to one place run in order;
+// a place that does not answer delays no other.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ namespace towline::nixl {
 
 class MetadataCalls {
  public:
-  // Gives the outcome; the thread's last error says why it failed.
+  // Returns the outcome; the thread's last error has the reason of a failure.
   using Work = std::function<nixl_status_t()>;
 
   MetadataCalls() = default;
@@ -27,7 +27,7 @@ class MetadataCalls {
   // NIXL_ERR_NOT_ALLOWED once stopped.
   nixl_status_t begin(std::string what, std::string place, Work work);
   [[nodiscard]] std::vector<MetadataCall> recent() const;
-  // Cancels what has not begun and waits for what has.
+  // Cancels calls that have not begun and waits for the others.
   void stop();
 
  private:

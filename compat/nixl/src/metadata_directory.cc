@@ -25,7 +25,7 @@ class ServerDirectory final : public MetadataDirectory {
 
   std::string fetch(const std::string& name, const std::string& label,
                     std::chrono::nanoseconds wait) override {
-    // Watched first, so that nothing that goes later is missed.
+    // Watched first, so that no later removal is missed.
     follow(name);
     return directory_.get(name + "/" + label, {.wait = true, .timeout = wait}).get_value();
   }
@@ -34,7 +34,7 @@ class ServerDirectory final : public MetadataDirectory {
     try {
       directory_.remove(name_ + "/", {.prefix = true, .timeout = timeout_}).get();
     } catch (const Error& error) {
-      if (error.code() != Status::kNotFound) throw;  // nothing there is what was wanted
+      if (error.code() != Status::kNotFound) throw;  // already removed: this is success
     }
   }
 

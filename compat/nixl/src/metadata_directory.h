@@ -14,7 +14,7 @@
 
 namespace towline::nixl {
 
-// Told that something an agent published is gone.
+// Called when something that an agent published is gone.
 class DirectoryListener {
  public:
   virtual ~DirectoryListener() = default;
@@ -27,13 +27,13 @@ class MetadataDirectory {
   // Puts a frame under this agent's name, for as long as the agent lives. Publishing again replaces it. All
   // of these throw Error.
   virtual void publish(const std::string& label, const std::string& frame) = 0;
-  // The frame an agent put; waits up to `wait` for it, kNotFound when it is not there by then. From then on
-  // poll() tells when something of that agent is gone.
+  // Returns an agent's frame. Waits up to `wait` for it; kNotFound if it does not exist by then. After this,
+  // poll() reports when something of that agent is gone.
   virtual std::string fetch(const std::string& name, const std::string& label,
                             std::chrono::nanoseconds wait) = 0;
-  // Takes back all of this agent's labels.
+  // Removes all of this agent's labels.
   virtual void withdraw() = 0;
-  // Tells the listener what has happened since. Neither blocks nor throws.
+  // Reports new events to the listener. Neither blocks nor throws.
   virtual void poll(DirectoryListener& listener) noexcept = 0;
 };
 

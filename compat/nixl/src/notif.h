@@ -1,4 +1,4 @@
-// The notification among optional arguments, and why one is not taken.
+// Reads the notification from optional arguments, and says why one is refused.
 #pragma once
 
 #include "backends.h"

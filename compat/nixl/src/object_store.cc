@@ -61,7 +61,7 @@ nixl_b_params_t object_parameters() {
 
 std::string object_settings(const nixl_b_params_t& parameters) {
   std::string text = "plugins = \"object\"\n";
-  text += setting("writes", "whole");  // as NIXL's, which puts each descriptor as an object
+  text += setting("writes", "whole");  // as in NIXL, which writes each descriptor as an object
   constexpr std::array<std::array<const char*, 2>, 5> kAlike = {{{"access_key", "access_key"},
                                                                  {"secret_key", "secret_key"},
                                                                  {"session_token", "session_token"},

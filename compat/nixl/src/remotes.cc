@@ -24,7 +24,7 @@ void LoadedRanges::add(const FrameRange& range) {
 }
 
 bool LoadedRanges::covers(nixl_mem_t type, const nixlBasicDesc& desc) const {
-  // The device says nothing of dram, neither here nor in the transfer.
+  // The device is ignored for DRAM, here and in transfers.
   const auto space = ends_.find({type, type == DRAM_SEG ? 0 : desc.devId});
   if (space == ends_.end()) return false;
   const auto next = space->second.upper_bound(desc.addr);

@@ -1,5 +1,5 @@
-// The agents whose metadata has been loaded. Towline may know more of them, and more agents: what has not
-// been loaded is not there for NIXL's interface.
+// The agents whose metadata has been loaded. Towline may know more about them, and more agents. For NIXL's
+// interface only loaded metadata exists.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace towline::nixl {
 
-// What partial metadata has told of.
+// The ranges that partial metadata has described.
 class LoadedRanges {
  public:
   void add(const FrameRange& range);
@@ -32,21 +32,22 @@ class Remote {
   Remote(Peer peer, const Frame& frame);
 
   [[nodiscard]] const Peer& peer() const noexcept { return peer_; }
-  // Not forgotten, and its process alive as far as Towline knows.
+  // True if it is not forgotten and Towline believes that its process is alive.
   [[nodiscard]] bool is_alive() const noexcept;
-  // It closed, or its process ended, and its metadata was not invalidated since.
+  // True if it closed, or its process ended, and its metadata was not invalidated after that.
   [[nodiscard]] bool has_left() const noexcept;
-  // Adds what further metadata tells.
+  // Adds further metadata.
   void merge(const Frame& frame);
-  // The place of the first of `count` descriptors that has not been loaded, else `count`.
+  // The index of the first of `count` descriptors that has not been loaded, else `count`.
   [[nodiscard]] size_t first_unknown(nixl_mem_t type, const Rows& rows) const;
   // All its memory has been loaded; that stays so.
   [[nodiscard]] bool whole() const noexcept { return whole_.load(std::memory_order_acquire); }
-  // Forgotten: what was made from it answers NIXL_ERR_NOT_FOUND, also after the agent has been loaded again.
+  // Forgotten: lists and requests made from it answer NIXL_ERR_NOT_FOUND, even after the agent has been
+  // loaded again.
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_acquire); }
   void set_gone() noexcept { gone_.store(true, std::memory_order_release); }
 
-  // Whether its host memory and ours are copied on one host, as the last request that asked found out.
+  // Whether transfers with its host memory are copies on one host; set by the last request that checked.
   enum class HostCopy : uint8_t { kUnknown, kNo, kYes };
   [[nodiscard]] HostCopy host_copy() const noexcept { return host_copy_.load(std::memory_order_relaxed); }
   void set_host_copy(bool yes) noexcept {
@@ -64,12 +65,12 @@ class Remote {
 
 class Remotes {
  public:
-  // Null when it is not known.
+  // Null if the name is unknown.
   [[nodiscard]] std::shared_ptr<Remote> find(const std::string& name) const;
   // Takes over the peer. A new incarnation replaces the old one. NIXL_ERR_NOT_FOUND for a frame without
   // addresses of an agent that is not known.
   nixl_status_t load(Peer peer, const Frame& frame);
-  // Null when it was not known.
+  // Null if the name was unknown.
   std::shared_ptr<Remote> forget(const std::string& name);
   void clear();
 

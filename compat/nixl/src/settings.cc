@@ -50,7 +50,7 @@ struct Value {
 
 class Source {
  public:
-  // In the environment, else in the file.
+  // The value from the environment, else from the file.
   [[nodiscard]] Value get(const char* name) const {
     std::string text = variable(name);
     if (!text.empty()) return {std::move(text), "the environment"};
@@ -102,7 +102,7 @@ std::string toml_text(std::string_view text) {
 }
 
 // Towline reads the environment's TOWLINE_ETCD_*, NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE itself, its own
-// first: what only NIXL's file says is handed to it.
+// first. Values that only NIXL's file has are passed to it.
 void read_etcd(const Source& source, Settings& settings) {
   constexpr std::array kNames = {
       std::array{"TOWLINE_ETCD_ENDPOINTS", "NIXL_ETCD_ENDPOINTS", "etcd.endpoints"},
@@ -115,8 +115,8 @@ void read_etcd(const Source& source, Settings& settings) {
   }
 }
 
-// NIXL's exporter of this name serves its events; ours serves Towline's counters at the same place. Whoever
-// sets Towline's own has it served by each agent.
+// NIXL's exporter of this name serves its events; ours serves Towline's counters at the same address. With
+// Towline's own setting each agent serves its own.
 void read_exporter(const Source& source, Settings& settings) {
   const Value exporter = source.get("NIXL_TELEMETRY_EXPORTER");
   if (settings.telemetry != true || exporter.text.empty()) return;
@@ -132,7 +132,7 @@ void read_exporter(const Source& source, Settings& settings) {
                                   source.port("NIXL_TELEMETRY_PROMETHEUS_PORT", kTheirPort));
 }
 
-// Towline's transports by the names UCX has for their like.
+// Towline's transports by the names of UCX's equivalents.
 struct Transport {
   const char* name;
   std::array<std::string_view, 8> theirs;
@@ -176,7 +176,7 @@ std::string transports_of_ucx_tls(std::string_view tls) {
   for (const Transport& transport : kTransports) {
     const bool listed = named(transport, names);
     const bool self = std::string_view{transport.name} == "memory";
-    // Transfers within an agent are never forbidden.
+    // Transfers within an agent are always allowed.
     const bool allowed = listed != all_but || self;
     limits = limits || !allowed;
     if (!allowed) continue;
@@ -184,7 +184,8 @@ std::string transports_of_ucx_tls(std::string_view tls) {
     result = result.empty() ? transport.name : self ? result : result + "," + transport.name;
   }
   if (!limits || !reaches_others) return {};
-  // The memory transport would also be taken between two agents of a process, ahead of what was asked for.
+  // Placed first, the memory transport would also be used between two agents of one process, before the
+  // requested one.
   if (result.starts_with("memory,")) result = result.substr(7) + ",memory";
   return result;
 }
@@ -220,7 +221,7 @@ Settings Settings::read() {
   if (settings.backends.empty()) {
     const std::string tls = variable("UCX_TLS");
     settings.backends = transports_of_ucx_tls(tls);
-    // It says nothing of files.
+    // The variable does not cover files.
     if (!settings.backends.empty()) settings.backends += ",posix";
     if (settings.backends.empty() && !tls.empty() && tls != "all") {
       log(LogLevel::kInfo, "UCX_TLS=" + tls + " names no transport that is here, and limits nothing");

@@ -1,17 +1,20 @@
-// What the environment says, and NIXL's configuration file where the environment is silent: TOML, named by
-// NIXL_CONFIG_FILE, else ~/.nixl.cfg, else /etc/nixl.cfg. Both are read here and nowhere else in compat/nixl.
+// Settings from the environment, else from NIXL's configuration file: TOML, named by NIXL_CONFIG_FILE, else
+// ~/.nixl.cfg, else /etc/nixl.cfg. Both are read here and nowhere else in compat/nixl.
 //
-//   TOWLINE_NIXL_BACKENDS   Towline's transports that agents use, in order of preference: "shm,tcp"
-//   TOWLINE_NIXL_TIMEOUT    deadline of transfers and control calls: "30s", "500ms"
-//   TOWLINE_NIXL_METADATA_TIMEOUT   of exchanging metadata with an address; default 5s
-//   TOWLINE_NIXL_SHARE      1: registered memory is moved, in place, to where peers on this host can map it
-//   UCX_TLS                 without TOWLINE_NIXL_BACKENDS: the transports it allows, as Towline's
-//   NIXL_TELEMETRY_ENABLE   figures of each request; beats the agent's configuration
-//   NIXL_TELEMETRY_EXPORTER=prometheus, with _PROMETHEUS_PORT and _PROMETHEUS_LOCAL   serves Towline's
-//   counters NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*   a metadata server
-//   (docs/directories.md) NIXL_LOG_LEVEL          TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
+//   TOWLINE_NIXL_BACKENDS           Towline's transports that agents use, in order of preference: "shm,tcp"
+//   TOWLINE_NIXL_TIMEOUT            deadline of transfers and control calls: "30s", "500ms"
+//   TOWLINE_NIXL_METADATA_TIMEOUT   deadline of exchanging metadata with an address; default 5s
+//   TOWLINE_NIXL_SHARE              1: registered memory is moved, in place, to where peers on this host can
+//                                   map it
+//   UCX_TLS                         without TOWLINE_NIXL_BACKENDS: the transports that it allows
+//   NIXL_TELEMETRY_ENABLE           figures of each request; overrides the agent's configuration
+//   NIXL_TELEMETRY_EXPORTER=prometheus, with _PROMETHEUS_PORT and _PROMETHEUS_LOCAL
+//                                   serves Towline's counters
+//   NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*
+//                                   a metadata server (docs/directories.md)
+//   NIXL_LOG_LEVEL                  TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
 //
-// Towline's own variables and file (docs/configuration.md) hold as well.
+// Towline's own variables and file (docs/configuration.md) apply as well.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Metadata through a real etcd, started for the test; skipped where there is none, or no plugin for it.
+// Metadata through a real etcd, started for the test; skipped if etcd or its plugin is not installed.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <spawn.h>

@@ -1,4 +1,4 @@
-// What has no face of its own: frames, settings, loaded ranges, messages, calls that go on.
+// Internal parts: frames, settings, loaded ranges, messages, asynchronous calls.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ TEST(Settings, UcxTlsLimitsTheTransports) {
   EXPECT_EQ(transports_of_ucx_tls("shm"), "shm,memory");
   EXPECT_EQ(transports_of_ucx_tls("^tcp"), "shm,memory");
   EXPECT_EQ(transports_of_ucx_tls("^shm"), "tcp,memory");
-  // What is not here limits nothing.
+  // An absent transport limits nothing.
   EXPECT_EQ(transports_of_ucx_tls("rc,cuda_ipc"), "");
   EXPECT_EQ(transports_of_ucx_tls("rc_x,tcp"), "tcp,memory");
   EXPECT_EQ(transports_of_ucx_tls("tcp,sm,self"), "");

@@ -127,7 +127,7 @@ TEST(Metadata, PartialTellsOfItsDescriptorsOnly) {
   ASSERT_EQ(b.agent->getLocalPartialMD(pieces(b, 2, 1), blob, &args), NIXL_SUCCESS);
   ASSERT_EQ(a.agent->loadRemoteMD(blob, loaded), NIXL_SUCCESS);
   EXPECT_TRUE(knows(a, "partial-b", pieces(b, 0, 3).trim()));
-  // What is not registered has no metadata.
+  // Memory that is not registered has no metadata.
   EXPECT_EQ(b.agent->getLocalPartialMD(pieces(b, 8, 1), blob), NIXL_ERR_NOT_FOUND);
 }
 

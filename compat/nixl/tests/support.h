@@ -1,4 +1,4 @@
-// What the tests share: an agent with a backend and memory, lists over it, waiting.
+// Helpers of the tests: an agent with a backend and memory, lists over it, waiting.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -134,7 +134,7 @@ class Child {
   std::string buffer_;
 };
 
-// What the child's program does. Returns its exit code.
+// The body of the child process. Returns its exit code.
 int child_main(const std::string& name);
 
 std::string to_hex(std::string_view bytes);

@@ -1,4 +1,4 @@
-// Communicators: their making, their life, and their end.
+// Creates, uses and closes communicators.
 #include "communicator.h"
 
 #include <unistd.h>
@@ -11,10 +11,10 @@ namespace towline::python {
 
 namespace {
 
-// Of all communicators that are open; close_all() ends them at exit.
+// The list of all open communicators; close_all() closes them at exit.
 Communicator* open_communicators = nullptr;
 
-// The communicators whose hooks and works' functions a thread is in.
+// The communicators whose hooks or works' functions the thread is running.
 struct CallOut {
   const Communicator* of;
   const CallOut* outer;
@@ -27,7 +27,7 @@ bool in_function_of(const Communicator* communicator) noexcept {
   return false;
 }
 
-// How long the end of the interpreter waits for operations that nobody waited for.
+// How long the interpreter's exit waits for operations that the application did not wait for.
 constexpr uint64_t kExitNs = 5'000'000'000;
 
 const char* optional_text(nb::handle object, const char* what, std::string& keep) {
@@ -40,7 +40,7 @@ const char* optional_text(nb::handle object, const char* what, std::string& keep
 
 struct Store {
   nb::object object;
-  std::shared_ptr<nb::object> raised;  // by it, last
+  std::shared_ptr<nb::object> raised;  // the last exception that it raised
 };
 
 int32_t failed(Store& store) {
@@ -155,7 +155,8 @@ bool any_in_progress(const Communicator& communicator) {
   return false;
 }
 
-// At exit, while the interpreter is whole. What is under way has a moment to end; then the ranks are told.
+// Called at exit, while the interpreter still works. Operations in progress get a moment to end; then the
+// ranks are told.
 void close_all() {
   const Deadline deadline(kExitNs);
   for (Communicator* one = open_communicators; one != nullptr; one = one->next) {
@@ -216,7 +217,7 @@ void finalize(Communicator& communicator) {
   check(status, "towline_communicator_finalize");
 }
 
-// Also from another thread while operations wait.
+// May be called from another thread while operations wait.
 void abort(Communicator& communicator, nb::handle reason) {
   std::string keep;
   const char* const why = optional_text(reason, "reason", keep);
@@ -278,7 +279,7 @@ void Communicator::close() {
   closing = true;
   (previous != nullptr ? previous->next : open_communicators) = next;
   if (next != nullptr) next->previous = previous;
-  if (getpid() != pid) {  // the parent's: what it has under way is not ours to end
+  if (getpid() != pid) {  // it belongs to the parent, and so do its operations
     native = nullptr;
     return;
   }
@@ -312,7 +313,8 @@ void call_from_anywhere(nb::object communicator, nb::object function, PyObject* 
   }
   function.reset();
   innermost = call_out.outer;
-  // Who drops the last reference closes it and waits for its threads, of which this one may be.
+  // The thread that drops the last reference closes the communicator and waits for its threads. This may be
+  // one of them.
   if (Py_REFCNT(communicator.ptr()) == 1) {
     const auto drop = [](void* last) {
       Py_DECREF(static_cast<PyObject*>(last));
@@ -384,7 +386,7 @@ void CallOptions::heed_signals() noexcept {
   options_.interrupted = [](void*) -> int32_t {
     if (interpreter_ends()) return 0;
     const nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0 ? 1 : 0;  // what was raised stays with this thread
+    return PyErr_CheckSignals() != 0 ? 1 : 0;  // the exception stays with this thread
   };
 }
 

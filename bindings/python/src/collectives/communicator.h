@@ -1,9 +1,9 @@
-// What the parts of towline._collectives share. The rules of ../core.h hold here too.
+// Shared declarations of towline._collectives. The rules of ../core.h apply here too.
 //
-// An operation that was issued without waiting needs its tensors until it has ended, whatever becomes of its
-// Work. They are in a Pending, which the communicator lists; a Work that goes before its operation leaves it
-// there, and later calls (or the end of the communicator) let it go. So no thread but the application's ever
-// drops a Python reference.
+// An asynchronous operation needs its tensors until it has ended, even if its Work is dropped. A Pending,
+// listed by the communicator, holds them. If a Work is dropped before its operation ends, its Pending stays
+// listed until a later call (or closing the communicator) frees it. So only threads of the application ever
+// drop a Python reference.
 #pragma once
 
 #include <string>
@@ -26,12 +26,12 @@ struct Communicator {
   nb::object agent;
   int rank = 0;
   int size = 1;
-  uint32_t calls = 0;  // under way without the GIL; close() waits for them
+  uint32_t calls = 0;  // in progress without the GIL; close() waits for them
   uint32_t windows = 0;
   bool closing = false;
   pid_t pid = 0;
   Pending* first_pending = nullptr;
-  Communicator* previous = nullptr;  // of those that are open
+  Communicator* previous = nullptr;  // in the list of open communicators
   Communicator* next = nullptr;
 
   Communicator() = default;
@@ -44,7 +44,7 @@ struct Communicator {
   void close();
   void add(Pending* pending) noexcept;
   void drop(Pending* pending);
-  // Lets a few operations go that ended and whose Works are gone.
+  // Frees a few ended operations whose Works are gone.
   void sweep();
   int visit(visitproc visit, void* arg) const;
 };
@@ -75,7 +75,7 @@ void open_in_place(Communicator* communicator, towline_communicator_t* native, n
 // The options that every operation takes.
 struct CallOptions {
   CallOptions(nb::handle timeout, nb::handle hints);
-  // For a call that waits: what a signal's handler raises ends it.
+  // For a call that waits: an exception from a signal handler ends it.
   void heed_signals() noexcept;
   [[nodiscard]] const towline_collective_options_t* native() const noexcept {
     return given_ ? &options_ : nullptr;
@@ -88,17 +88,17 @@ struct CallOptions {
   std::vector<const char*> pointers_;
 };
 
-// Throws what a signal's handler raised meanwhile, or what the status stands for.
+// Throws the exception that a signal handler raised meanwhile, or the one for the status.
 void check_waited(int32_t status, const char* function);
 
-// A dict of strings as the C API takes them; null-terminated. Throws.
+// Converts a dict of strings for the C API; null-terminated. Throws.
 void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<const char*>& pointers);
 
-// A Work for an operation that was issued.
+// A Work for an issued operation.
 nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held);
 
-// Calls a hook or a work's function of a communicator, from any thread, and lets go of both; what it raises
-// is reported and goes no further.
+// Calls a hook or a work's function of a communicator, from any thread, and drops both references. An
+// exception is reported and not propagated.
 void call_from_anywhere(nb::object communicator, nb::object function, PyObject* argument) noexcept;
 
 uint32_t reduction_of(nb::handle op);

@@ -1,9 +1,9 @@
-// The extension module towline._collectives, apart from towline._core so that who needs no collectives
-// loads none.
+// The extension module towline._collectives, separate from towline._core so that programs without collectives
+// do not load it.
 #include "communicator.h"
 
 NB_MODULE(_collectives, module) {
-  // A communicator that the application still holds at exit is closed by then, and no leak.
+  // A communicator that the application still holds at exit is already closed, so it is not a leak.
   nb::set_leak_warnings(false);
   towline::python::bind_errors(module);
   towline::python::bind_work(module);

@@ -1,4 +1,4 @@
-// The operations: tensors to one towline_collective_t, which is done at once or becomes a Work.
+// The operations: converts tensors to one towline_collective_t, which completes at once or becomes a Work.
 #include <numeric>
 
 #include "communicator.h"
@@ -52,7 +52,7 @@ class Call {
       raise(TOWLINE_MISMATCH, std::string(what) + ": its type is not that of the other tensors");
     }
   }
-  // Elements as the call counts them: types that only travel are bytes.
+  // Elements as the call counts them: types that can't be reduced are counted in bytes.
   [[nodiscard]] uint64_t scaled(uint64_t elements) const noexcept {
     return datatype_ == View::kUnknownType ? elements * item_bytes_ : elements;
   }
@@ -219,7 +219,7 @@ nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool
   return call.issue(timeout, hints);
 }
 
-// Sizes may differ from rank to rank: the same operation on every rank, also where a rank sees equal ones.
+// Sizes may differ between ranks, so every rank uses the uneven operation, even if its own sizes are equal.
 nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bool async_op,
                         nb::handle timeout, nb::handle hints) {
   Call call(self, TOWLINE_OP_ALL_GATHER_V, async_op);
@@ -333,7 +333,7 @@ nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::
   if (is_list(output) != is_list(input))
     raise(TOWLINE_INVALID_ARGUMENT, "output and input are both lists of tensors, or both tensors");
   if (is_list(output)) {
-    // What one rank sees as equal another may not: lists are always the operation with sizes.
+    // Sizes that are equal on one rank may differ on another, so lists always use the operation with sizes.
     call->op = TOWLINE_OP_ALL_TO_ALL_V;
     Counts in = call.inputs(input, "input");
     Counts out = call.outputs(output, "output");
@@ -372,7 +372,7 @@ void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
   call->tag = tag;
 }
 
-// None: whichever rank sends first.
+// None: any rank, the first that sends.
 int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : nb::cast<int>(peer); }
 
 nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,

@@ -63,7 +63,7 @@ nb::object call(nb::handle object, const nb::object& name) {
   return nb::steal(value);
 }
 
-// A torch.dtype's number and size, looked up by identity: there are few, and they live for ever.
+// The number and size of a torch.dtype, looked up by identity: there are few, and they are never destroyed.
 struct KnownType {
   PyObject* dtype = nullptr;
   uint32_t datatype = View::kUnknownType;
@@ -185,7 +185,7 @@ View Held::writable_view(nb::handle tensor, const char* what) {
 }
 
 bool Held::view_torch(nb::handle tensor, const char* what, View& view) {
-  static PyTypeObject* known = nullptr;  // torch.Tensor, or what else looks like it
+  static PyTypeObject* known = nullptr;  // torch.Tensor, or a type that looks like it
   const Names& name = names();
   if (Py_TYPE(tensor.ptr()) != known) {
     if (PyObject_HasAttr(tensor.ptr(), name.data_ptr.ptr()) == 0 ||
@@ -209,7 +209,7 @@ bool Held::view_buffer(nb::handle tensor, const char* what, View& view) {
   if (PyObject_CheckBuffer(tensor.ptr()) == 0) return false;
   auto buffer = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(tensor.ptr(), buffer.get(), PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();  // NumPy refuses types that the struct module has no letter for: those have a name
+    PyErr_Clear();  // NumPy refuses types without a letter in the struct module; those have a name
     return false;
   }
   buffers_.push_back(std::move(buffer));
@@ -224,7 +224,7 @@ bool Held::view_buffer(nb::handle tensor, const char* what, View& view) {
   return true;
 }
 
-// (address, elements, type): for those who keep the memory themselves.
+// (address, elements, type): for applications that keep the memory alive themselves.
 bool Held::view_tuple(nb::handle tensor, const char* what, View& view) {
   if (!PyTuple_Check(tensor.ptr()) || PyTuple_GET_SIZE(tensor.ptr()) != 3) return false;
   view.data = reinterpret_cast<void*>(unsigned_result(tensor[0]));
@@ -237,7 +237,7 @@ bool Held::view_tuple(nb::handle tensor, const char* what, View& view) {
   return true;
 }
 
-// Arrays of types that NumPy knows by name only (bfloat16, float8_e5m2).
+// Arrays of types that NumPy knows only by name (bfloat16, float8_e5m2).
 bool Held::view_named(nb::handle tensor, const char* what, View& view) {
   if (!nb::hasattr(tensor, "__array_interface__")) return false;
   const auto interface = nb::cast<nb::dict>(tensor.attr("__array_interface__"));

@@ -1,5 +1,5 @@
-// Tensors as Python hands them over, seen without copying: torch, NumPy, buffers, DLPack, and
-// (address, elements, type). Nothing here imports any of them. Everything with the GIL held.
+// Reads tensors from Python objects without a copy: torch, NumPy, buffers, DLPack, and (address, elements,
+// type). Imports none of these packages. Call everything with the GIL held.
 #pragma once
 
 #include <towline/collectives.h>
@@ -22,13 +22,13 @@ struct View {
   bool read_only = false;
 };
 
-// The objects an operation uses: what has to be alive and in place until it has ended.
+// The objects that must stay alive and in place until an operation has ended.
 class Held {
  public:
   Held() = default;
   Held(Held&&) noexcept = default;
   Held& operator=(Held&&) = delete;
-  // Everything so far, which the result now keeps.
+  // Moves everything so far into the result.
   Held take() {
     Held taken;
     taken.keep_ = keep_;
@@ -42,7 +42,8 @@ class Held {
   // Throws unless it is contiguous memory of this host. `what` names it in errors.
   View view(nb::handle tensor, const char* what);
   View writable_view(nb::handle tensor, const char* what);
-  // Keeps references, too: without, the caller's last for the call, and only buffers are held.
+  // Also keeps references to the objects. Without this only buffers are held, and the caller's references
+  // must last for the call.
   void keep_objects() noexcept { keep_ = true; }
   int visit(visitproc visit, void* arg) const;
 

@@ -1,4 +1,4 @@
-// Windows: memory of every rank that the others put into and get from.
+// Windows: memory of every rank that other ranks put into and get from.
 #include "communicator.h"
 
 #include <utility>
@@ -17,7 +17,8 @@ struct Window {
   Window() { held.keep_objects(); }
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
-  // Closing is collective and may wait for ever: who does not close keeps the memory.
+  // Does not close: closing is collective and may wait for ever. A window that is not closed keeps its
+  // memory.
   ~Window() {
     if (native == nullptr || communicator_of(communicator).native == nullptr) return;
     --communicator_of(communicator).windows;
@@ -67,7 +68,7 @@ PyType_Slot memory_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
                               {0, nullptr}};
 
-// A call of the C API without the GIL; neither window nor communicator can go meanwhile.
+// A call of the C API without the GIL, during which neither window nor communicator can be destroyed.
 template <class Function>
 void call(Window& window, const char* name, Function function) {
   towline_window_t* const native = window.use();

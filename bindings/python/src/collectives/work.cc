@@ -1,4 +1,4 @@
-// Works: operations that go on by themselves.
+// Works: asynchronous operations.
 #include "communicator.h"
 
 #include <memory>
@@ -29,7 +29,7 @@ struct Work {
   }
 };
 
-// Raises what the operation failed with.
+// Raises the operation's error.
 void raise_outcome(towline_work_t* native, int32_t status) {
   const std::string sentence = towline_work_error(native);
   raise(status, sentence.empty()

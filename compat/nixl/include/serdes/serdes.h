@@ -9,7 +9,7 @@
 
 #include <nixl_types.h>
 
-// Values are read in the order they were added, each by its tag. Nothing beyond the given bytes is ever read.
+// Values are read in the order they were added, each by its tag. Reading never goes beyond the given bytes.
 class TOWLINE_NIXL_API nixlSerDes {
  public:
   nixlSerDes();

@@ -154,7 +154,7 @@ class nixl_agent:
         return descs
 
     def deregister_memory(self, dereg_list: _bindings.nixlRegDList, backends: list[str] = []) -> None:
-        """Deregisters what register_memory returned: peers let go of it first, and work in flight ends.
+        """Deregisters the list that register_memory returned. Peers detach first, and transfers in flight end.
 
         Raises:
             nixlNotFoundError: some descriptor is not registered like that.
@@ -445,7 +445,7 @@ class nixl_agent:
         return self.agent.loadRemoteMD(metadata)
 
     def remove_remote_agent(self, agent: str) -> None:
-        """Forgets a peer. What is in flight to it ends; requests and lists made for it answer with errors."""
+        """Forgets a peer. Transfers to it end; requests and lists made for it answer with errors."""
         self.agent.invalidateRemoteMD(agent)
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:

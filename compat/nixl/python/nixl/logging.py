@@ -30,7 +30,7 @@ def set_log_level_by_env(nixl_logger: logging.Logger) -> None:
         return
     level = _LEVELS.get(name.upper())
     if level is None:
-        nixl_logger.warning("NIXL_LOG_LEVEL is %r, which is none of %s: ignored", name, ", ".join(_LEVELS))
+        nixl_logger.warning("NIXL_LOG_LEVEL is %r, but must be one of %s: ignored", name, ", ".join(_LEVELS))
     else:
         nixl_logger.setLevel(level)
 

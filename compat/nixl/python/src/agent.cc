@@ -1,4 +1,4 @@
-// nixlAgent: its life, and what is common to its calls.
+// nixlAgent: creating and closing it, and the common part of its calls.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@ namespace towline::nixl::python {
 
 namespace {
 
-// Of all agents that are open; close_all() ends them at exit.
+// The list of all open agents; close_all() closes them at exit.
 Agent* open_agents = nullptr;
 
 bool interpreter_ends() noexcept {
@@ -61,7 +61,7 @@ void Agent::close() {
   closing = true;
   (previous != nullptr ? previous->next : open_agents) = next;
   if (next != nullptr) next->previous = previous;
-  if (getpid() != pid) {  // the parent's: its threads are not here, and its connections are not ours to end
+  if (getpid() != pid) {  // the parent owns it: its threads do not exist here, its connections must stay
     (void)native.release();
     return;
   }
@@ -89,7 +89,7 @@ PreparedList& Agent::list(uintptr_t handle) {
 
 namespace {
 
-// At exit, while the interpreter is whole: peers are told goodbye, and no thread is left behind.
+// Called at exit, while the interpreter still works: says goodbye to peers and ends all threads.
 void close_all() {
   while (open_agents != nullptr) open_agents->close();
 }

@@ -1,5 +1,5 @@
-// What Python hands over, as C++ takes it. Sequences are read in loops over the interpreter's own objects:
-// lists of a hundred thousand descriptors are common.
+// Converts Python arguments to C++. Sequences are read in loops over the interpreter's own objects: lists of
+// a hundred thousand descriptors are common.
 #include <cstring>
 #include <limits>
 
@@ -15,7 +15,7 @@ namespace {
                             .c_str());
 }
 
-// Where an empty array's items are: null would mean a range.
+// The address of an empty array's items: null would mean a range.
 constexpr uint64_t kNothing = 0;
 
 std::string format_of(const Py_buffer& view) { return view.format != nullptr ? view.format : "B"; }
@@ -58,7 +58,7 @@ bool read_text(PyObject* object, std::string& value) {
     return true;
   }
   PyErr_Clear();
-  // Names that came from bytes that are no UTF-8 go back to them.
+  // Names that came from bytes that are not UTF-8 are converted back to the same bytes.
   const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(object, "utf-8", "surrogateescape"));
   if (!bytes.is_valid()) {
     PyErr_Clear();
@@ -191,7 +191,7 @@ void Picks::take_sequence(nb::handle object) {
       nb::steal(PySequence_Fast(object.ptr(), "indices are an array or a sequence of integers"));
   if (!fast.is_valid()) throw nb::python_error();
   copy_.reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(fast.ptr())));
-  // The size is asked for every time: converting an item may run Python code, which may shorten the list.
+  // The size is read every time: converting an item may run Python code, which may shorten the list.
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i) {
     const int64_t index = signed_integer(PySequence_Fast_GET_ITEM(fast.ptr(), i));
     if (index < 0) {

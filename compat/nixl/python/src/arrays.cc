@@ -1,6 +1,6 @@
-// NumPy arrays without NumPy's headers. The fields of an array are part of NumPy's binary interface and lie
-// alike in 1.x and 2.x; that they do in the NumPy which a program has is tried out once, and where it is not
-// so, or in doubt, arrays are read through the buffer protocol.
+// NumPy arrays without NumPy's headers. The fields of an array are part of NumPy's binary interface, with the
+// same layout in 1.x and 2.x. A test at run time checks the layout in the installed NumPy once. If it fails,
+// arrays are read through the buffer protocol.
 #include <array>
 #include <cstring>
 
@@ -20,7 +20,7 @@ struct ArrayFields {
   PyObject* type;
 };
 
-// NumPy has one object for each type of item; of 8 bytes there are two, long and long long.
+// NumPy has one object for each item type; 8 bytes have two, long and long long.
 struct ItemType {
   const char* name;
   uint32_t bytes;
@@ -43,7 +43,7 @@ struct Known {
 
 Known known;  // with the GIL held
 
-// Whether the fields of an array made for it are where we look.
+// True if the fields of a test array are where this code reads them.
 bool as_expected(const nb::module_& numpy) {
   const nb::object array = numpy.attr("arange")(6, nb::arg("dtype") = "q").attr("reshape")(2, 3);
   const auto* fields = reinterpret_cast<const ArrayFields*>(array.ptr());
@@ -78,7 +78,7 @@ void look_up(PyObject* like) noexcept {
       Py_INCREF(known.array);
       known.unusable = false;
     }
-  } catch (...) {  // then the buffer protocol it is
+  } catch (...) {  // the buffer protocol is used instead
     PyErr_Clear();
   }
   PyErr_Restore(type, value, trace);

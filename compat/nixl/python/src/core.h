@@ -1,10 +1,10 @@
-// What the parts of the extension module nixl._bindings share. It binds nixlAgent and its lists, and stands
-// on their headers only.
+// Shared declarations of the extension module nixl._bindings. It binds nixlAgent and its lists, and uses only
+// their headers.
 //
-// Handles of requests and prepared lists are numbers in Python: a place in a table that each agent keeps, and
-// the number of the handle, so that one that is none of its own, or no longer one, is an error and never
-// memory. The table, and every field of the classes here, is touched with the GIL held; calls of nixlAgent
-// that can wait or copy much are made without it.
+// Handles of requests and prepared lists are numbers in Python: an index into the agent's table and the
+// serial number of the handle. So a foreign or released handle is an error and never a bad pointer. The
+// table, and every field of the classes here, is used only with the GIL held; calls of nixlAgent that can
+// wait or copy much are made without it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,11 +27,11 @@ namespace towline::nixl::python {
 
 // ---- errors.cc
 
-// Throws the exception of `status`, an error, with the sentence that says why.
+// Throws the exception of `status`, an error, with the reason as its text.
 [[noreturn]] void raise(nixl_status_t status, std::string_view why);
-// The same with the sentence that this thread's last call left.
+// The same with the message that this thread's last call left.
 [[noreturn]] void raise(nixl_status_t status);
-// Gives what is no error back.
+// Returns a status that is not an error; throws otherwise.
 inline nixl_status_t check(nixl_status_t status) {
   if (status < 0) raise(status);
   return status;
@@ -40,8 +40,8 @@ void bind_errors(nb::module_& module);
 
 // ---- the GIL
 
-// Gives the GIL up for its life. While the interpreter ends, its last thread keeps it, and others never come
-// back: they would be ended in the middle of a C++ frame.
+// Releases the GIL during its lifetime. While the interpreter ends, its last thread keeps the GIL and other
+// threads block for ever, because Python would end them in the middle of a C++ frame.
 class WithoutGil {
  public:
   WithoutGil() noexcept;
@@ -53,12 +53,12 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Lets other threads run, in the middle of waiting for what they do.
+// Lets other threads run while this one waits for them.
 void give_way() noexcept;
 
 // ---- arrays.cc
 
-// A NumPy array of 32- or 64-bit integers, looked at where it lies.
+// A NumPy array of 32- or 64-bit integers, read in place.
 struct ArrayView {
   const char* data = nullptr;
   int dimensions = 0;
@@ -67,13 +67,13 @@ struct ArrayView {
   uint32_t item_bytes = 0;              // 4 or 8
   bool has_sign = false;
 };
-// False for anything else, an array of another type of item among it. A tenth of what the buffer protocol
-// takes, which has NumPy describe the array in text.
+// False for anything else, including an array with another item type. Takes a tenth of the time of the buffer
+// protocol, for which NumPy describes the array as text.
 bool view_array(PyObject* object, ArrayView& view) noexcept;
 
 // ---- arguments.cc
 
-// Text as NIXL takes it, a str (as UTF-8) or bytes, whatever the bytes are.
+// Text for NIXL: a str (as UTF-8) or any bytes.
 struct Text {
   std::string value;
 };
@@ -85,7 +85,7 @@ class Table {
  public:
   // Throws ValueError for another shape or type of item.
   Table(nb::handle array, size_t columns);
-  ~Table() { PyBuffer_Release(&view_); }  // of what was never taken: nothing
+  ~Table() { PyBuffer_Release(&view_); }  // does nothing if no view was taken
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
   [[nodiscard]] const uint64_t* data() const noexcept { return data_; }
@@ -99,14 +99,14 @@ class Table {
   size_t count_ = 0;
 };
 
-// Whether `object` has the buffer protocol, and is no text.
+// True if `object` has the buffer protocol and is not text.
 bool is_buffer(nb::handle object) noexcept;
 
 // Indices into a prepared list: a one-dimensional array of 4- or 8-byte integers, which is not copied unless
 // it has gaps, a range, or a sequence of integers. Holds the array.
 class Picks {
  public:
-  // Throws TypeError or ValueError for what is none of these, nixlInvalidParamError for negative indices.
+  // Throws TypeError or ValueError for other objects, nixlInvalidParamError for negative indices.
   Picks(nb::handle object, const char* side);
   ~Picks() { PyBuffer_Release(&view_); }
   Picks(const Picks&) = delete;
@@ -132,8 +132,8 @@ uint64_t read_integer(PyObject* object);
 
 // ---- lists.cc
 
-// Lists that calls use without the GIL, by holding a copy or what list() gives, while another thread may edit
-// them: copies share the descriptors, and who edits them then gets its own.
+// A list that calls use without the GIL while another thread may edit it. A call holds a copy or the result
+// of list(). Copies share the descriptors; the thread that edits a shared list gets its own copy first.
 template <class List>
 class Shared {
  public:
@@ -152,8 +152,8 @@ class Shared {
 using RegList = Shared<nixl_reg_dlist_t>;
 using RemoteList = Shared<nixl_remote_dlist_t>;
 
-// The same for transfers. An array's descriptors, which mostly have one length and device, are kept as their
-// addresses, a third of the memory, until somebody asks for the list.
+// The same for transfers. Descriptors of an array mostly have one length and device. They are kept as
+// addresses only, which takes a third of the memory, until the list is needed.
 class XferList {
  public:
   explicit XferList(nixl_xfer_dlist_t&& from);
@@ -182,7 +182,7 @@ class XferList {
   };
   XferList() = default;
 
-  mutable std::shared_ptr<const Alike> alike_;  // null: there is the list
+  mutable std::shared_ptr<const Alike> alike_;  // null: the list exists
   mutable std::shared_ptr<nixl_xfer_dlist_t> list_;
 };
 void bind_lists(nb::module_& module);
@@ -191,7 +191,7 @@ void bind_lists(nb::module_& module);
 
 struct Request {
   nixlXferReqH* native = nullptr;
-  uint32_t users = 0;  // calls under way without the GIL
+  uint32_t users = 0;  // calls in progress without the GIL
   bool quick = false;  // so few bytes that starting it takes no longer than giving the GIL up
   bool ended = true;   // its last run's outcome was seen, or it was never started
 };
@@ -202,14 +202,15 @@ struct PreparedList {
   uint64_t largest = 0;  // bytes of its largest descriptor, or anything beyond what is quick
 };
 
-// By all tables, so that a handle of one means nothing to another. With the GIL held.
+// Counts the handles of all tables, so that a handle of one table is invalid in another. Used with the GIL
+// held.
 inline uint32_t handles_given_out = 0;
 
-// What handles stand for. Entries stay where they are until they are erased.
+// The table behind handles. Entries keep their addresses until they are erased.
 template <class T>
 class HandleTable {
  public:
-  // Allocates now and then; what was added before is not disturbed.
+  // Allocates sometimes; existing entries do not move.
   uintptr_t add(T&& entry) {
     if (first_free_ == kNone) {
       slots_.emplace_back();
@@ -223,12 +224,12 @@ class HandleTable {
     slot.entry = std::move(entry);
     return uintptr_t{slot.generation} << 32 | (place + 1);
   }
-  // Null when there is none, or it is hidden.
+  // Null if the handle is unknown or hidden.
   T* find(uintptr_t handle) noexcept {
     Slot* slot = slot_of(handle);
     return slot != nullptr && !slot->hidden ? &slot->entry : nullptr;
   }
-  // For one that may go: until it is shown again or erased, nobody finds it.
+  // Hides an entry that is about to be erased: find() does not return it until it is shown again.
   void hide(uintptr_t handle, bool hidden = true) noexcept {
     if (Slot* slot = slot_of(handle)) slot->hidden = hidden;
   }
@@ -287,11 +288,11 @@ struct Agent {
   std::unique_ptr<nixlAgent> native;
   HandleTable<Request> requests;
   HandleTable<PreparedList> lists;
-  SenderName last_sender;  // of a notification
-  uint32_t calls = 0;      // under way without the GIL; close() waits for them
+  SenderName last_sender;  // of the last notification
+  uint32_t calls = 0;      // in progress without the GIL; close() waits for them
   bool closing = false;
   pid_t pid = 0;
-  Agent* previous = nullptr;  // of the agents that are open
+  Agent* previous = nullptr;  // in the list of open agents
   Agent* next = nullptr;
 
   Agent(const std::string& name, const nixlAgentConfig& config);
@@ -325,15 +326,14 @@ class Call {
   WithoutGil without_gil_;
 };
 
-// What `function` gives for the agent, called without the GIL.
+// Calls `function` for the agent without the GIL and returns its result.
 template <class Function>
 auto run(Agent& agent, Function function) {
   const Call call(agent);
   return function(call.native());
 }
 
-// The same where it takes less than giving the GIL up and taking it again, if `quick`: then with the GIL
-// held.
+// The same, but if `quick`, with the GIL held: the call takes less time than releasing and taking the GIL.
 template <class Function>
 auto run(Agent& agent, bool quick, Function function) {
   return quick ? function(agent.use()) : run(agent, std::move(function));
@@ -375,7 +375,7 @@ nb::dict new_notifications(Agent& self);
 // nixl_xfer_handle and nixl_prepped_dlist_handle: numbers that free themselves.
 struct HandleObject {
   PyObject_HEAD         //
-      PyObject* agent;  // the binding's nixlAgent, or what a program put in its place
+      PyObject* agent;  // the binding's nixlAgent, or a program's replacement for it
   unsigned long long value;
   char released;
 };

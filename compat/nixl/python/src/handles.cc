@@ -1,6 +1,6 @@
-// Prepared lists and requests, as the agent hands them out: a number of the binding's and the agent it is of,
-// freed by release() or when the last reference goes. Types of C rather than of Python, since making one is
-// otherwise a third of what making a request takes.
+// Handle objects of prepared lists and requests: a number of the binding and its agent, freed by release() or
+// when the last reference is dropped. They are C types because a Python type would take a third of the time
+// of making a request.
 #include <Python.h>
 #include <structmember.h>
 
@@ -19,7 +19,7 @@ PyObject* complain = nullptr;  // a function of Python: (name of the type, numbe
 
 HandleObject* of(PyObject* self) { return reinterpret_cast<HandleObject*>(self); }
 
-// False with Python's error set: it is still there.
+// False with Python's error set: the handle is still valid.
 bool free_native(HandleObject& handle) noexcept {
   const bool transfer = Py_TYPE(reinterpret_cast<PyObject*>(&handle)) == transfer_type;
   if (Agent* agent = native_agent(handle.agent)) {
@@ -41,7 +41,7 @@ PyObject* release_handle(PyObject* self, PyObject*) {
   HandleObject& handle = *of(self);
   if (handle.released == 0) {
     if (!free_native(handle)) return nullptr;
-    handle.released = 1;  // the number stays, and means nothing any more
+    handle.released = 1;  // the number stays, but is invalid now
   }
   Py_RETURN_NONE;
 }
@@ -153,7 +153,7 @@ void bind_handles(nb::module_& module) {
                         "A prepared descriptor list. Requests made from it outlive it.");
   module.attr("_XferHandle") = nb::handle(reinterpret_cast<PyObject*>(transfer_type));
   module.attr("_DlistHandle") = nb::handle(reinterpret_cast<PyObject*>(list_type));
-  // Takes what is called when a handle that nobody holds any more could not be freed.
+  // Sets the function that is called when an unreferenced handle could not be freed.
   module.def("_set_complain", [](nb::object function) {
     Py_XDECREF(complain);
     complain = function.release().ptr();

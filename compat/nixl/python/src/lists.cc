@@ -15,7 +15,7 @@ namespace {
 
 static_assert(sizeof(nixlBasicDesc) == 3 * sizeof(uint64_t), "rows of N x 3 arrays are taken as they are");
 
-// What a list's entries are made of.
+// The parts of a list's entries.
 template <class Desc>
 struct Traits;
 template <>
@@ -56,7 +56,7 @@ bool read_digits(PyObject* object, uint64_t& value) noexcept {
 bool read_digits(PyObject*, uint64_t&) noexcept { return false; }
 #endif
 
-// Integers of one column. Lengths and devices are mostly one and the same object all down a list, and read
+// Integers of one column. Lengths and devices are mostly the same object in every row, which is read only
 // once.
 class Column {
  public:
@@ -69,7 +69,7 @@ class Column {
   }
 
  private:
-  nb::object last_;  // held, so that its address stays its own
+  nb::object last_;  // held, so that no other object gets its address
   uint64_t value_ = 0;
 };
 
@@ -153,8 +153,9 @@ Pair pair_at(const uint64_t* numbers) noexcept {
   return pair;
 }
 
-// Takes the rows' addresses. False: they differ in length or device, and what was taken means nothing. Two
-// rows at once, as three pairs of numbers: one by one took almost twice as long.
+// Copies the rows' addresses. False: the rows differ in length or device, and the copied addresses are
+// useless. Reads two rows at a time, as three pairs of numbers, which takes little more than half the time of
+// one row at a time.
 bool take_addresses(const uint64_t* rows, size_t count, uint64_t* addresses) noexcept {
   constexpr size_t kAtOnce = 512;
   const Pair like = pair_at(rows + 1);
@@ -177,7 +178,7 @@ bool take_addresses(const uint64_t* rows, size_t count, uint64_t* addresses) noe
   return (different[0] | different[1]) == 0;
 }
 
-// Tuples and their numbers lie all over memory: this asks for those that come soon, while others are read.
+// Tuples and their numbers are scattered in memory: this prefetches the next ones while others are read.
 void fetch_ahead(PyObject* fast, Py_ssize_t index) noexcept {
   constexpr Py_ssize_t kTuples = 16;
   constexpr Py_ssize_t kNumbers = 8;
@@ -228,7 +229,7 @@ nixlDescList<Desc> load(const nb::bytes& bytes) {
   nixlSerDes serdes;
   if (serdes.importStr(state) >= 0) {
     nixlDescList<Desc> list(&serdes);
-    // What is cut short or of something else reads as an empty list.
+    // Truncated or foreign data reads as an empty list.
     if (serialized(list) == state) return list;
   }
   throw nb::value_error("this is not the pickle of a descriptor list, or not all of it");

@@ -12,7 +12,7 @@ nb::bytes bytes_of(const std::string& blob) { return nb::bytes(blob.data(), blob
 
 // ---- notifications
 
-// The name as Python's, mostly the one of the last time.
+// The name as a Python string, mostly the same as last time.
 nb::object name_of(Agent& self, const std::string& sender) {
   if (!self.last_sender.name.is_valid() || self.last_sender.text != sender)
     self.last_sender = {sender, nb::cast(Text{sender})};
@@ -33,7 +33,7 @@ void append(Agent& self, nb::dict& map, const Notification& notification) {
   if (PyDict_SetItem(map.ptr(), name.ptr(), first.ptr()) != 0) throw nb::python_error();
 }
 
-// What was there before and what is new, in a new dictionary.
+// Old and new notifications in a new dictionary.
 nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backends) {
   const nixl_opt_args_t options = options_of(backends);
   nixl_notifs_t arrived;
@@ -51,8 +51,8 @@ nb::dict notifications(Agent& self, const nb::dict& before, const Handles& backe
 
 }  // namespace
 
-// The same of a program that polls: nothing was there before, and no backend is named. With the GIL held: a
-// look is shorter than giving it up, and where other threads want it too, each look would wait for its turn.
+// The same for a program that polls: no old notifications and no backends. Keeps the GIL: polling takes less
+// time than releasing it, and with other threads that need the GIL each poll would wait for its turn.
 nb::dict new_notifications(Agent& self) {
   std::vector<Notification> arrived;
   check(take_notifs(self.use(), arrived));
@@ -93,7 +93,7 @@ nb::bytes load(Agent& self, const Text& blob) {
   return bytes_of(name);
 }
 
-// These two give the status and raise nothing, as callers expect.
+// These two return the status and do not raise, as callers expect.
 nixl_status_t invalidate(Agent& self, const Text& remote_agent) {
   return run(self, [&](nixlAgent& agent) { return agent.invalidateRemoteMD(remote_agent.value); });
 }

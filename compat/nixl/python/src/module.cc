@@ -96,9 +96,9 @@ void bind_values(nb::module_& module) {
 
 NB_MODULE(_bindings, module) {
   using namespace towline::nixl::python;
-  // An agent that the application still holds at exit is closed by then, and no leak.
+  // An agent that the application still holds at exit is already closed, so it is not a leak.
   nb::set_leak_warnings(false);
-  module.doc() = "nixlAgent and its lists. Calls raise the exception of their status, and give what is none.";
+  module.doc() = "nixlAgent and its lists. Calls raise the exception of an error status and return any other status.";
   module.attr("version") = nb::str(towline_version());
   module.attr("NIXL_INIT_AGENT") = nb::str(NIXL_INIT_AGENT);
   module.attr("DEFAULT_COMM_PORT") = nb::int_(default_comm_port);

@@ -1,8 +1,8 @@
 // The calls that programs make for every request, without Python in between.
 //
-// nixl_agent's methods are Python, and say what each call does. Those that are called most are decorated with
-// one of the functions here: with the arguments they mostly get, the work is done at once; with any others,
-// the method itself is called, and decides. What both do is the same.
+// nixl_agent's methods are Python and define each call. The most frequent methods are decorated with a
+// function from this file. For the usual arguments that function does the work itself; for all others it
+// calls the method. Both have the same effect.
 #include <Python.h>
 #include <structmember.h>
 
@@ -21,7 +21,7 @@ PyTypeObject* method_type = nullptr;
 PyObject* agent_name = nullptr;    // "agent"
 PyObject* wrapped_name = nullptr;  // "__wrapped__"
 
-// Null without an error: not for us. Arguments begin with self.
+// Null without an error: call the Python method instead. Arguments begin with self.
 using Quick = PyObject* (*)(PyObject* const* args, size_t count, PyObject* names);
 
 struct Method {
@@ -39,7 +39,7 @@ struct Name {
   PyObject* object;
 };
 
-// Puts arguments in their parameters' places, null where there is none. False: they do not fit.
+// Assigns arguments to parameters, null for missing ones. False: they do not fit.
 template <size_t kCount>
 bool arrange(const std::array<Name, kCount>& parameters, PyObject* const* args, size_t count, PyObject* names,
              std::array<PyObject*, kCount>& placed) {
@@ -88,7 +88,7 @@ bool take_memory_type(PyObject* object, nixl_mem_t& type) {
   return is_word(object, kDram, "DRAM");
 }
 
-// Of a handle that is not released.
+// Reads a handle that is not released.
 bool take_handle(PyObject* object, PyTypeObject* type, uintptr_t& value) {
   if (object == nullptr || Py_TYPE(object) != type) return false;
   const auto& handle = *reinterpret_cast<const HandleObject*>(object);
@@ -108,7 +108,7 @@ nb::object new_list(XferList&& list) {
   return made;
 }
 
-// What `agent` of a nixl_agent is, held.
+// Holds the `agent` attribute of a nixl_agent.
 class Bound {
  public:
   explicit Bound(PyObject* self) : object_(nb::steal(PyObject_GetAttr(self, agent_name))) {
@@ -249,7 +249,7 @@ PyObject* bind_method(PyObject* self, PyObject* instance, PyObject*) {
   return self;
 }
 
-// What it says of itself is the method's.
+// Attributes such as the docstring are those of the method.
 PyObject* get_attribute(PyObject* self, PyObject* name) {
   auto* method = reinterpret_cast<Method*>(self);
   if (PyObject_RichCompareBool(name, wrapped_name, Py_EQ) == 1) {

@@ -1,5 +1,4 @@
-// Memory of large arrays that are gone, for the next ones: touching fresh pages takes longer than copying
-// rows.
+// Reuses the memory of large arrays: touching fresh pages takes longer than copying rows.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@
 
 namespace towline::nixl::python {
 
-// What has room for `capacity()` things, which it does not make before they are written.
+// A buffer with room for `capacity()` values, which are not initialised.
 template <class T>
 class Room {
  public:
@@ -29,14 +28,14 @@ class Room {
 template <class Array>
 class Recycler {
  public:
-  // Never destroyed: lists may go while the interpreter ends.
+  // Never destroyed: lists may be destroyed while the interpreter ends.
   static Recycler& only() {
     static Recycler* const recycler = new Recycler;
     return *recycler;
   }
-  // Empty, with room for `count` if there is one like that, else without any.
+  // Returns an empty array, with room for `count` if one is kept, else without room.
   Array take(size_t count) {
-    if (count < kFewest / 2) return {};  // none that is kept would do
+    if (count < kFewest / 2) return {};  // no kept array is that small
     const std::lock_guard lock(mutex_);
     for (size_t i = kept_.size(); i-- > 0;) {
       if (kept_[i].capacity() < count || kept_[i].capacity() / 2 > count) continue;
@@ -56,7 +55,7 @@ class Recycler {
 
  private:
   static constexpr size_t kArrays = 4;
-  static constexpr size_t kFewest = 2048;     // descriptors: what is smaller stays in the heap anyway
+  static constexpr size_t kFewest = 2048;     // descriptors: the heap keeps smaller blocks anyway
   static constexpr size_t kMost = 128 << 10;  // of up to 3 MiB
 
   Recycler() { kept_.reserve(kArrays); }  // keeping allocates nothing

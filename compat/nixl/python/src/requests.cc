@@ -13,11 +13,12 @@ namespace towline::nixl::python {
 
 namespace {
 
-// What may be started with the GIL held: copying it takes a few microseconds.
+// The largest request that is started with the GIL held: copying it takes a few microseconds.
 constexpr uint64_t kQuickBytes = 64 << 10;
 
-// So few descriptors are prepared, and made a request of, in less than giving the GIL up takes; with more,
-// others may run meanwhile. A request is made like that only when it need not wait for a connection.
+// Up to this many descriptors, preparing a list and making a request takes less time than releasing the GIL.
+// With more, the GIL is released. A request is made with the GIL held only if it need not wait for a
+// connection.
 constexpr size_t kFewDescriptors = 64;
 
 // Bytes of the largest descriptor, `length(i)` of `count`, or anything beyond kQuickBytes.
@@ -28,7 +29,7 @@ uint64_t largest(size_t count, Length length) noexcept {
   return bytes;
 }
 
-// Optional arguments, made only where something is asked for: they hold several strings.
+// Optional arguments, made only if one is given: they hold several strings.
 class Options {
  public:
   explicit Options(const Handles& backends) {
@@ -52,7 +53,7 @@ bool is_quick(size_t count, uint64_t bytes) noexcept {
   return count <= kQuickBytes && bytes <= kQuickBytes && count * bytes <= kQuickBytes;
 }
 
-// All of the rows together. Looks no further than it has to.
+// Checks all rows together, and stops as soon as the result is known.
 bool is_quick(const Rows& rows) noexcept {
   if (rows.differing() == 1) return is_quick(rows.count, rows.length(0));
   uint64_t bytes = 0;
@@ -61,7 +62,7 @@ bool is_quick(const Rows& rows) noexcept {
   return bytes <= kQuickBytes;
 }
 
-// What an entry stands for, which `find` looks up, once no other thread's call uses it.
+// Takes the object behind an entry, found by `find`, once no other thread's call uses it.
 template <class Find>
 auto* unused(Find find) {
   while (find().users != 0) give_way();  // calls are short; `find` throws where one of them removed it
@@ -159,7 +160,7 @@ uintptr_t create(Agent& self, nixl_xfer_op_t operation, const XferList& local, c
   if (static_cast<size_t>(local.count()) <= kFewDescriptors)
     status = create(self.use(), local, remote, false);
   if (status == NIXL_IN_PROG) {
-    const XferList mine = local;  // others may edit the lists meanwhile
+    const XferList mine = local;  // other threads may edit the lists meanwhile
     const XferList theirs = remote;
     status = run(self, [&](nixlAgent& agent) { return create(agent, mine, theirs, true); });
   }
@@ -203,7 +204,7 @@ nixl_status_t release(Agent& self, uintptr_t handle) {
   self.requests.hide(handle);
   const nixl_status_t status = run(self, [&](nixlAgent& agent) { return agent.releaseXferReq(native); });
   if (status < 0) {
-    self.requests.hide(handle, false);  // it is still there, and may be released again
+    self.requests.hide(handle, false);  // it still exists, and release may be repeated
   } else {
     self.requests.erase(handle);
   }

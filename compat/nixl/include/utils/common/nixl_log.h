@@ -52,7 +52,7 @@ class Line {
 
 }  // namespace towline::nixl
 
-// A statement that goes on with << and may stand behind an if without braces.
+// A statement that continues with << and works after an `if` without braces.
 #define TOWLINE_NIXL_LINE(level, ...)                                      \
   switch (0)                                                               \
   default:                                                                 \
@@ -74,8 +74,8 @@ class Line {
 #define NIXL_FATAL TOWLINE_NIXL_LINE(kFatal)
 #define NIXL_PFATAL TOWLINE_NIXL_LINE(kFatal, true)
 
-// End the process where the condition does not hold, with what is streamed behind; NIXL_ASSERT in debug
-// builds only.
+// Ends the process if the condition is false, with the streamed text as message; NIXL_ASSERT in debug builds
+// only.
 #define NIXL_ASSERT_ALWAYS(condition) \
   switch (0)                          \
   default:                            \

@@ -23,7 +23,7 @@ template <class Unit>
 [[nodiscard]] inline ms_t getMs() noexcept { return countOf<milliseconds>(); }
 [[nodiscard]] inline sec_t getSec() noexcept { return countOf<seconds>(); }
 
-// On the same time line. The system's clock is quick enough: no counter of the processor is calibrated here.
+// On the same time line. The system's clock is fast enough, so no processor counter is calibrated.
 [[nodiscard]] inline steady_clock::time_point fastSteadyNow() noexcept { return steady_clock::now(); }
 [[nodiscard]] inline bool fastClockUsesHwCounter() noexcept { return false; }
 
