@@ -16,7 +16,7 @@ constexpr uint64_t kPieceBytes = 1 << 20;
 constexpr size_t kSlots = 2;
 constexpr uint64_t kLookNs = 50 * kMillisecondNs;  // how late a wait learns that the communicator broke
 
-// Who can't be reached any more is lost: ranks were all there when the window was opened.
+// A rank that can't be reached any more is lost: all ranks were there when the window was opened.
 Status as_loss(Status status) noexcept {
   return status == Status::kUnreachable || status == Status::kPeerRestarted ? Status::kPeerLost : status;
 }
@@ -27,7 +27,7 @@ std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::str
                                          const std::string& listen, uint64_t timeout_ns) {
   AgentOptions options;
   options.name = name;
-  options.listen = "none";  // ranks tell one another who they are
+  options.listen = "none";  // ranks exchange their addresses themselves
   options.config = Config::from_process();
   if (!backends.empty()) options.config.set("backends", backends);
   options.config.set("tcp.listen", listen.empty() ? "*:0" : listen);  // ranks may be on other hosts
@@ -87,7 +87,7 @@ AgentWindow::~AgentWindow() {
   for (const Rank& rank : ranks_)
     if (rank.counter_here != 0) agent_->remote_counters().destroy(rank.counter_here);
   std::string why;
-  // What could not be ended in time ends with the agent, and its connections.
+  // Moves that could not be ended in time end with the agent and its connections.
   if (close(Deadline::at(0), why) != Status::kOk || !left_over_.empty()) agent_->close();
   left_over_.clear();
   if (staging_region_ != nullptr && !agent_->closed())
@@ -159,7 +159,7 @@ std::unique_ptr<AgentWindow::Move> AgentWindow::begin(uint32_t op, Rank& rank, u
   return move;
 }
 
-// Waits for it; breaks the communicator when it did not get there.
+// Waits for it; breaks the communicator if it fails.
 Status AgentWindow::finish(Move& move, const char* what, size_t rank) {
   Status status = Status::kInProgress;
   while (status == Status::kInProgress && !breaker_.broken()) status = move.transfer().wait(kLookNs);
@@ -177,7 +177,7 @@ Status AgentWindow::get(size_t rank, uint64_t offset, void* to, uint64_t bytes) 
   return move(TOWLINE_READ, rank, offset, static_cast<uint8_t*>(to), bytes);
 }
 
-// Piece by piece, with one under way while the one before it is taken out or the next one put in.
+// Piece by piece: one is in flight while the piece before it is copied out or the next one copied in.
 Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes) {
   if (bytes == 0) return Status::kOk;
   struct Piece {

@@ -1,9 +1,9 @@
-// A window's memory for the ranks of other hosts: a region of an agent of ours, which they read and write
+// A window's memory for the ranks of other hosts: a region of an internal agent, which they read and write
 // through transfers, and a counter for each rank that signals.
 //
-// The caller's memory is not registered: bytes go by staging memory of the window, a piece at a time, the
-// next one copied while the last one travels. So nothing of a call that failed can land in the caller's
-// memory, or be read from it, once the call has returned.
+// The caller's memory is not registered: bytes pass through staging memory of the window, a piece at a time,
+// the next one being copied while the last one is sent. So after a failed call has returned, nothing can land
+// in the caller's memory or be read from it.
 #pragma once
 
 #include <atomic>
@@ -20,25 +20,25 @@
 
 namespace towline::collectives {
 
-// An agent that serves windows, without the application's help. `backends` empty: all. Throws Error.
+// An agent that serves windows without the application's help. `backends` empty: all. Throws Error.
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
                                          const std::string& listen, uint64_t timeout_ns);
 
 class AgentWindow {
  public:
-  // Of rank `me` of `ranks`. `address` null: nothing of it can be reached. Throws Error.
+  // The window of rank `me` of `ranks`. `address` null: this rank has no memory to reach. Throws Error.
   AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks, void* address,
               uint64_t bytes);
   ~AgentWindow();
   AgentWindow(const AgentWindow&) = delete;
   AgentWindow& operator=(const AgentWindow&) = delete;
 
-  // What this rank tells the others, and what it learns of one of them. Throws Error.
+  // The description that this rank sends to the others, and the call that reads one of theirs. Throws Error.
   std::vector<uint8_t> offer();
   void open(size_t rank, std::span<const uint8_t> offer);
 
-  // Any thread. Of ranks that were opened; [offset, offset + bytes) lies in the rank's memory. A failure
-  // breaks the communicator, but for a signal that does not come in time.
+  // Any thread. For opened ranks; [offset, offset + bytes) lies in the rank's memory. A failure breaks the
+  // communicator, except a signal that does not arrive in time.
   uint64_t bytes(size_t rank) const noexcept { return ranks_[rank].bytes; }
   Status put(size_t rank, uint64_t offset, const void* from, uint64_t bytes);
   Status get(size_t rank, uint64_t offset, void* to, uint64_t bytes);
@@ -52,10 +52,10 @@ class AgentWindow {
   class Move;
   struct Rank {
     Peer* peer = nullptr;
-    std::shared_ptr<RemoteRegion> region;  // null: it has none
+    std::shared_ptr<RemoteRegion> region;  // null: the rank has no memory
     uint64_t bytes = 0;
-    uint64_t counter_there = 0;  // what it counts of us
-    uint64_t counter_here = 0;   // what we count of it
+    uint64_t counter_there = 0;  // its counter of signals from this rank
+    uint64_t counter_here = 0;   // this rank's counter of its signals
     std::atomic<uint64_t> taken{0};
   };
 
@@ -69,10 +69,10 @@ class AgentWindow {
   const size_t me_;
   std::vector<Rank> ranks_;
   std::shared_ptr<Region> region_;  // of this rank's memory; null: none
-  std::mutex staging_mutex_;        // of what follows
+  std::mutex staging_mutex_;        // guards the members below
   std::unique_ptr<SharedMemory> staging_;
   std::shared_ptr<Region> staging_region_;
-  std::vector<std::unique_ptr<Move>> left_over_;  // failed, and not known to be over
+  std::vector<std::unique_ptr<Move>> left_over_;  // failed, and possibly still running
 };
 
 }  // namespace towline::collectives

@@ -19,7 +19,7 @@ struct Registry {
                                                                  {"fake", fake_backend()}};
 };
 
-// What the application registers is the process's, as what the dynamic loader loads is.
+// Registered backends belong to the process, like libraries that the dynamic loader loads.
 Registry& registry() {
   static Registry of_process;
   return of_process;

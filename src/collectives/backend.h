@@ -1,4 +1,4 @@
-// The backends of communicators, by name: built in, registered by the application, or loaded.
+// The backends of communicators, by name: built in, registered by the application, or loaded from a library.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace towline::collectives {
 
-// Any thread. Throws Error: kNotFound names those that are known.
+// Any thread. Throws Error: kNotFound lists the known names.
 const towline_collective_table_v1_t& find_backend(const std::string& name);
 std::vector<std::string> backend_names();
 // Throws Error: kAlreadyExists, kUnsupported.

@@ -1,4 +1,4 @@
-// Why a communicator broke: set once, on every rank to the same.
+// Why a communicator broke: set once, to the same reason on every rank.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,8 @@ struct Breakage {
 // Any thread.
 class Breaker {
  public:
-  // Agrees with the other ranks on what is to be the reason, and tells them: set by the backend before ranks
-  // work together. What it returns is recorded.
+  // Agrees on a reason with the other ranks and returns it; the result is recorded. The backend sets it
+  // before ranks work together.
   using Agree = std::function<Breakage(Breakage)>;
   void set_agree(Agree agree) { agree_ = std::move(agree); }
   // Called once, after it is recorded, with nothing held.
@@ -32,14 +32,14 @@ class Breaker {
     return breakage_;
   }
 
-  // Breaks it if it isn't; returns the reason that holds.
+  // Breaks it unless it is broken; returns the recorded reason.
   Status raise(Status status, std::string text) {
     if (broken()) return this->status();
     Breakage agreed{status, std::move(text)};
     if (agree_) agreed = agree_(std::move(agreed));
     return record(std::move(agreed));
   }
-  // The same for what the others agreed on.
+  // The same for a reason that is already agreed on.
   Status record(Breakage agreed) {
     {
       const std::lock_guard lock(mutex_);

@@ -14,7 +14,7 @@ uint64_t digest_of(const uint64_t* counts, int size) {
   return digest;
 }
 
-// counts null: `count` each. offsets null: one behind the other.
+// counts null: `count` each. offsets null: contiguous parts.
 void lay_out(Parts& parts, int size, uint64_t element, void* base, const void* const* list,
              const uint64_t* counts, uint64_t count, const uint64_t* offsets) {
   parts.resize(static_cast<size_t>(size));

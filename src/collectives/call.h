@@ -1,4 +1,4 @@
-// An operation as the algorithms see it: pointers and bytes of every part, counted in the group's own
+// An operation in the form that the algorithms use: pointers and bytes of every part, by the group's own
 // indices.
 #pragma once
 
@@ -14,12 +14,12 @@ namespace towline::collectives {
 // What every rank must agree on before a byte is read. Compared as bytes.
 struct Header {
   uint64_t number = 0;  // of the operation in its communicator
-  uint64_t count = 0;   // elements; 0 where ranks' counts differ by right
-  uint64_t digest = 0;  // of the counts that all ranks give alike
+  uint64_t count = 0;   // elements; 0 if ranks' counts may differ
+  uint64_t digest = 0;  // of the counts, which must be the same on all ranks
   uint8_t op = 0;
   uint8_t datatype = 0;
   uint8_t reduction = 0;
-  uint8_t step = 0;  // of an operation made of several
+  uint8_t step = 0;  // step of an operation that has several
   int32_t root = 0;
   friend bool operator==(const Header&, const Header&) = default;
 };
@@ -29,7 +29,7 @@ static_assert(sizeof(Header) == 32);
 constexpr uint8_t kOpenWindowOp = 200;
 constexpr uint8_t kCloseWindowOp = 201;
 
-// Of a step of opening or closing a window.
+// The header of a step of opening or closing a window.
 inline Header window_header(uint8_t op, uint64_t number, uint8_t step) {
   Header header;
   header.op = op;
@@ -65,17 +65,17 @@ struct Call {
   uint32_t divisor = 1;  // AVG
   int root = 0;
   uint64_t element = 1;            // bytes
-  const uint8_t* input = nullptr;  // where the whole is one buffer
+  const uint8_t* input = nullptr;  // if all of it is one buffer
   uint8_t* output = nullptr;
   uint64_t bytes = 0;  // of that buffer, or of this rank's part
   Parts in;            // parts for the ranks: reduce_scatter, scatter (root), all_to_all
   Parts out;           // parts of the ranks: all_gather, gather (root), all_to_all
   Deadline deadline;
-  bool streaming = false;  // results are stored past the caches, however large this part of the operation is
-  bool compared = false;   // a later part of an operation whose headers were compared
+  bool streaming = false;  // results are stored past the caches, whatever the size of this part
+  bool compared = false;   // a later part of an operation; its headers were compared
 };
 
-// Takes a checked call of the C API apart. `inputs`/`outputs` unused by the operation are left alone.
+// Converts a checked call of the C API. Does not read `inputs`/`outputs` that the operation does not use.
 void take_apart(const towline_collective_t& call, int rank, int size, uint64_t number, Deadline deadline,
                 Call& result);
 

@@ -1,12 +1,12 @@
-// Which communicators' hooks and works' functions a thread is in.
+// Tracks the communicators whose hooks or works' functions a thread is running.
 #pragma once
 
 namespace towline::collectives {
 
 class Communicator;
 
-// Lives for a call of the application's function. They nest: a hook may use another communicator, which has
-// hooks.
+// Lives during a call of the application's function. Calls nest: a hook may use another communicator, which
+// has hooks.
 class CallOut {
  public:
   explicit CallOut(const Communicator* of) noexcept : of_(of), outer_(innermost) { innermost = this; }

@@ -1,4 +1,4 @@
-// What one rank can see to be wrong with a call, before anybody else is bothered.
+// Checks of a call that one rank can make alone, before other ranks are involved.
 #pragma once
 
 #include "towline/collectives.h"

@@ -31,13 +31,13 @@ void count_forks() {
 
 std::atomic<uint64_t> op_ids{0};
 
-// The sentence of the backend's call in hand, on its thread.
+// The error message of the current call into the backend, on its thread.
 thread_local std::string backend_text;
 
-// How many communicators of a name and size each rank of this process made in a store: part of where they
-// meet, so that a new one does not find what an old one left. By rank, since threads may be ranks; by store
-// and size, since all ranks must count alike, and a process may have been rank 0 of others elsewhere, or by
-// itself.
+// Counts the communicators of a name and size that each rank of this process made in a store. The count is
+// part of the meeting key, so that a new communicator does not find keys of an old one. It is kept by rank,
+// since threads may be ranks, and by store and size: all ranks must get the same count, but a process may
+// have formed other communicators elsewhere or alone.
 uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int, int>, uint64_t> counts;
@@ -52,7 +52,7 @@ uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
 std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, std::shared_ptr<Store> store,
                                                    std::shared_ptr<Config> config) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    fail(Status::kInvalidArgument, "rank {} of {} is none", options.rank, options.size);
+    fail(Status::kInvalidArgument, "rank {} is out of range for a communicator of {}", options.rank, options.size);
   count_forks();
   std::string prefix =
       fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
@@ -182,7 +182,7 @@ void Communicator::close() {
   active_changed_.notify_all();
   if (runner_.joinable()) runner_.join();
   for (std::thread& mover : movers_) mover.join();
-  // Works that the application still holds have ended; they need it no more.
+  // Works that the application still holds have ended and no longer need the backend.
   table_->close(backend_);
   backend_ = nullptr;
 }
@@ -234,7 +234,7 @@ void Communicator::abort(const std::string& reason) {
   broken(Status::kCancelled, text);
 }
 
-// First or not: the backend says once why; what an operation returned may be first to tell.
+// Called by the backend once; an operation that failed may have reported the reason before.
 void Communicator::broken(Status status, const std::string& text) {
   {
     const std::lock_guard lock(state_mutex_);
@@ -383,7 +383,7 @@ uint64_t Communicator::timeout_of(const towline_collective_options_t* options) c
   return options != nullptr && options->timeout_ns != 0 ? options->timeout_ns : timeout_ns();
 }
 
-// The sentence of a failure that the backend returned on this thread.
+// The message of a failure that the backend returned on this thread.
 Status Communicator::failure(int32_t status, std::string& text) const {
   text = backend_text.empty() ? status_text(Status{status}) : backend_text;
   return Status{status};
@@ -394,7 +394,7 @@ void Communicator::check_backend(int32_t status, const char* what) const {
   fail(Status{status}, "{}: {}", what, backend_text.empty() ? status_text(Status{status}) : backend_text);
 }
 
-// An accepted operation failed: the communicator is broken, whoever noticed.
+// An accepted operation failed, so the communicator is broken on all ranks.
 void Communicator::after_failure(Status status, const std::string& text) noexcept {
   broken(status, text);
   if ((options_.flags & TOWLINE_COMMUNICATOR_ABORT_PROCESS) != 0 && status != Status::kCancelled) {
@@ -409,7 +409,7 @@ Status Communicator::perform(const towline_collective_t& given, Deadline deadlin
   const uint64_t number = number_++;
   int32_t status = TOWLINE_OK;
   if (reduces(given.op) && given.reduction == TOWLINE_PREMUL_SUM) {
-    // Every rank's own factor: applied here, so that what ranks exchange is a plain sum.
+    // Each rank has its own factor. It is applied here, so that ranks exchange a plain sum.
     OwnedCall owned(given, options_.size);
     towline_collective_t call = owned.get();
     const uint64_t element = datatype_bytes(call.datatype);
@@ -536,7 +536,7 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
     queued_.fetch_add(1, std::memory_order_release);
     if (!runner_.joinable()) runner_ = std::thread([this] { serve_queue(); });
   }
-  queue_changed_.notify_all();  // not only our thread waits for it
+  queue_changed_.notify_all();  // other threads than runner_ may wait for it
   return work;
 }
 
@@ -564,7 +564,7 @@ void Communicator::run_one(Work& work) {
   recorder_.start(work.record, monotonic_now_ns());
   std::string text;
   Status status = usable_fast();
-  if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before
+  if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before the close
   if (is_error(status))
     usable(text);
   else
@@ -587,7 +587,7 @@ void Communicator::serve_queue() {
   }
 }
 
-// Runs what is before it and itself, unless somebody else is at it.
+// Runs the works before it and the work itself, unless another thread is doing so.
 bool Communicator::drain_for(Work& work) {
   std::unique_lock lock(perform_mutex_, std::defer_lock);
   if (!finishes_here() && !lock.try_lock()) return false;
@@ -607,8 +607,8 @@ Status Communicator::wait(Work& work, uint64_t timeout_ns) {
   if (work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV || work.op() == TOWLINE_OP_BATCH) {
     wait_for_messages(work, until);
   } else {
-    // With a time limit the operation stays with our thread: it could outlast the limit in this one. Unless
-    // our thread is this one, in a function of an earlier work.
+    // With a time limit the operation stays with the communicator's thread, since it could outlast the limit
+    // in this one. The exception: this is the communicator's thread, inside a function of an earlier work.
     if (!work.ended() && timeout_ns != 0 && (until >= work.deadline() || finishes_here())) drain_for(work);
     SpinWait spin(2000, 16);
     while (!work.ended() && spin.again()) {
@@ -616,7 +616,7 @@ Status Communicator::wait(Work& work, uint64_t timeout_ns) {
     while (!work.ended() && !until.passed(monotonic_now_ns())) {
       work.sleep(std::min(until, Deadline::after(monotonic_now_ns(), 100 * kMillisecondNs)));
       if (Interrupt::asked()) interrupt(op_name(work.op()));
-      // One that waits behind another that may take longer.
+      // This work waits behind another one that may take longer.
       if (!work.ended() && work.state() == TOWLINE_WORK_NOT_STARTED &&
           work.deadline().passed(monotonic_now_ns())) {
         const std::string text = fmt::format("rank {} timed out in {}, which waited for operations before it",

@@ -1,13 +1,13 @@
-// A communicator: takes operations, checks them, keeps their order, and has a backend do them.
+// A communicator accepts operations, checks them, keeps their order, and calls a backend to perform them.
 //
-// An operation that is waited for runs on the caller's thread. Others queue; a thread of the communicator's,
-// made when it is first needed, runs them in order, and so does whoever waits for one: only `perform_mutex_`
-// says whose turn it is. Sends and receives do not queue; they are moved on by a second such thread and by
-// who waits for them.
+// A blocking operation runs on the caller's thread. Asynchronous ones queue. A thread of the communicator,
+// started when it is first needed, runs them in order; a thread that waits for one does so, too. The holder
+// of `perform_mutex_` runs the next one. Sends and receives do not queue: a second such thread, and threads
+// that wait for them, make them progress.
 //
-// When a queued operation has ended, its works' functions are called before the next one begins, by the
-// thread whose turn it still is. What they issue that thread does at once: behind the queue it would wait for
-// itself, and its place among the operations would differ from rank to rank.
+// When a queued operation has ended, the thread that ran it calls its works' functions before the next
+// operation begins. It performs operations that they issue at once: in the queue they would wait for
+// themselves, and their position among the operations would differ between ranks.
 #pragma once
 
 #include <atomic>
@@ -31,13 +31,13 @@
 
 namespace towline::collectives {
 
-// What is called before and after operations, and when a communicator breaks.
+// Functions that are called before and after operations, and when a communicator breaks.
 struct Hook {
   uint32_t kind = 0;
   towline_hook_fn function = nullptr;
   void* context = nullptr;
   std::recursive_mutex running;
-  bool removed = false;  // under running
+  bool removed = false;  // guarded by `running`
 };
 
 struct CommunicatorOptions {
@@ -67,7 +67,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void set_hint(const std::string& key, const std::string& value);
   std::string info_json();
 
-  // ---- Operations. A failure's sentence is left in `text`.
+  // ---- Operations. `text` receives the message of a failure.
   Status run(const towline_collective_t& call, const towline_collective_options_t* options,
              std::string& text);
   Work* start(const towline_collective_t& call, const towline_collective_options_t* options);  // throws Error
@@ -77,16 +77,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                     const towline_collective_options_t* options);
   void check_call(const towline_collective_t& call) const;  // throws Error
 
-  // Waits for a work of this communicator, doing what is to be done meanwhile.
+  // Waits for a work of this communicator, and runs queued operations meanwhile.
   Status wait(Work& work, uint64_t timeout_ns);
 
   // ---- Life
   std::shared_ptr<Communicator> split(const int32_t* ranks, size_t count, const char* name,
                                       uint64_t timeout_ns);
-  // Both wait for what is under way, so they throw Error (kBusy) on a thread that is in one of its hooks or
-  // works' functions: it would wait for itself.
+  // Both wait for operations in progress. On a thread inside a hook or works' function of this communicator
+  // they throw Error (kBusy), since it would wait for itself.
   void finalize();
-  void close();  // the application lets go of it
+  void close();  // the application closes it
   void abort(const std::string& reason);
   // kOk, or why it broke.
   Status error(std::string* text) const;
@@ -94,14 +94,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Hook> add_hook(uint32_t kind, towline_hook_fn function, void* context);
   void remove_hook(const std::shared_ptr<Hook>& hook);
   FlightRecorder& recorder() noexcept { return recorder_; }
-  // What hooks are given as the communicator; set by the C API.
+  // The handle that hooks get; set by the C API.
   void set_handle(towline_communicator_t* handle) noexcept { handle_ = handle; }
 
   // ---- Windows
   const towline_collective_table_v1_t& table() const noexcept { return *table_; }
   towline_collective_window* open_window(void* address, uint64_t bytes);
   void close_window(towline_collective_window* window, uint64_t timeout_ns);
-  // Throws the Error of a status that a call into the backend returned on this thread.
+  // Throws an Error for a status that a call into the backend returned on this thread.
   void check_backend(int32_t status, const char* what) const;
   Status usable(std::string& text) const;
 
@@ -124,8 +124,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
   void run_one(Work& work);
   bool has_sources() const noexcept { return table_->message_source != nullptr; }
-  bool run_front();  // one of the queue, if there is one; perform_mutex_ is held
-  // Whether this thread runs a queued work or calls its functions, and so holds perform_mutex_.
+  bool run_front();  // runs the first of the queue, if any; perform_mutex_ is held
+  // True if this thread runs a queued work or calls its functions, and so holds perform_mutex_.
   bool finishes_here() const noexcept {
     return finisher_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
@@ -136,7 +136,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Messages
   Work* begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls, uint64_t timeout_ns,
                        Deadline deadline, uint64_t op_id);
-  bool move_messages(Work& work);  // whether it has ended
+  bool move_messages(Work& work);  // true if it has ended
   void wait_for_messages(Work& work, Deadline until);
   Status run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op, uint64_t timeout_ns,
                       Deadline deadline, uint64_t op_id, std::string& text);
@@ -159,13 +159,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<uint64_t> timeout_ns_;
   std::atomic<bool> finalized_{false};
   std::atomic<int32_t> broken_{0};
-  mutable std::mutex state_mutex_;  // of the next
+  mutable std::mutex state_mutex_;  // guards the members below
   std::string broken_text_;
   std::map<std::string, std::string> hints_;
   std::atomic<bool> aborted_hooks_called_{false};
 
   std::mutex perform_mutex_;
-  std::atomic<std::thread::id> finisher_{};  // set by that thread, under perform_mutex_
+  std::atomic<std::thread::id> finisher_{};  // set by that thread, holding perform_mutex_
   uint64_t number_ = 0;                      // under perform_mutex_
   std::vector<uint8_t> scaled_;              // under perform_mutex_
   std::atomic<uint32_t> queued_{0};
@@ -177,9 +177,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::mutex active_mutex_;
   std::condition_variable active_changed_;
-  std::vector<WorkRef> active_;  // messages under way
+  std::vector<WorkRef> active_;  // messages in progress
   bool messages_stopping_ = false;
-  std::vector<std::thread> movers_;  // more than one where functions of works wait for messages
+  std::vector<std::thread> movers_;  // more than one if functions of works wait for messages
 
   std::atomic<uint32_t> hook_count_{0};
   std::mutex hooks_mutex_;

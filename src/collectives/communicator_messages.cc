@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
 
-// Whose messages this thread moves, where it is the communicator's own.
+// The communicator whose messages this thread moves, if it is one of its own threads.
 thread_local const Communicator* moves_messages = nullptr;
 
 std::string describe(const towline_collective_t& call) {
@@ -49,7 +49,7 @@ bool Communicator::move_messages(Work& work) {
   if (work.ended()) return true;
   std::unique_lock lock(work.messages_mutex);
   if (work.messages_settled) {
-    // Another thread is about to finish it, which is told to whoever sleeps.
+    // Another thread is about to finish it and will wake the sleepers.
     lock.unlock();
     work.sleep(Deadline::after(monotonic_now_ns(), kMillisecondNs));
     return work.ended();
@@ -78,7 +78,7 @@ bool Communicator::move_messages(Work& work) {
       if (work.messages[i] != nullptr && pending.empty()) pending = describe(work.batch[i]->get());
     const std::string late = fmt::format("rank {} timed out in {}", options_.rank, pending);
     table_->abort(backend_, TOWLINE_TIMED_OUT, late.c_str());
-    return false;  // the next test gives what is agreed on
+    return false;  // the next test returns the agreed reason
   }
   if (outcome == Status::kInProgress) return false;
   for (towline_collective_message*& message : work.messages) {
@@ -121,14 +121,14 @@ Status Communicator::run_messages(std::vector<std::unique_ptr<OwnedCall>> calls,
   return status;
 }
 
-// ---- Those nobody waits for
+// ---- Messages without a waiting thread
 
 void Communicator::watch_messages(Work* work) {
   if (work->ended()) return;
   {
     const std::lock_guard lock(active_mutex_);
     active_.emplace_back(work);
-    // One that is in a function of a work may wait there for this message.
+    // A mover inside a function of a work may wait there for this message.
     if (movers_.empty() || moves_messages == this) movers_.emplace_back([this] { serve_messages(); });
   }
   active_changed_.notify_all();
@@ -161,7 +161,7 @@ void Communicator::serve_messages() {
       active_changed_.notify_all();
       continue;
     }
-    // Short, since what is started meanwhile is not among `mine`.
+    // Short, since messages started meanwhile are not among `mine`.
     table_->message_wait(backend_, std::min(nearest.ns(), monotonic_now_ns() + 20 * kMillisecondNs));
   }
 }

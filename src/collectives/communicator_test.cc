@@ -1,4 +1,4 @@
-// What a communicator promises beside its results: one sentence for everyone when it breaks, deadlines,
+// The promises of a communicator beside its results: the same error on every rank when it breaks, deadlines,
 // works, hooks, records, windows, splits.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ std::string expect_to_break(const World& world, Status expected,
       eventually([&] { return (status = ranks.error(&text)) != Status::kOk; });
     }
     EXPECT_EQ(status, expected) << text;
-    // What comes later says the same.
+    // Later operations return the same error.
     std::string later;
     EXPECT_EQ(ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, later), expected);
     EXPECT_EQ(later, text);
@@ -154,7 +154,7 @@ TEST_P(Breaking, AMessageOfAnotherSizeIsNamed) {
 }
 
 TEST_P(Breaking, AnAbortReachesRanksInOperationsAndIdleOnes) {
-  std::atomic<int> formed{0};  // an abort also ends the forming of whoever is not through with it
+  std::atomic<int> formed{0};  // an abort also ends forming on ranks that have not finished it
   const std::string text =
       expect_to_break(world(), Status::kCancelled, [&](Communicator& ranks, std::string& why) {
         ++formed;

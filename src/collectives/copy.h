@@ -1,4 +1,4 @@
-// Copies a part of a collective's data. Outputs may lie where inputs do.
+// Copies a part of a collective's data. Outputs may overlap inputs exactly.
 #pragma once
 
 #include <cstdint>

@@ -23,13 +23,13 @@
 namespace towline::collectives {
 namespace {
 
-// Of an operation over TCP, before it sleeps: about what a message takes between two ranks that are both at
-// it. It never yields: where others want the processor, a yield costs their whole time slice (milliseconds),
-// while who sleeps is put before them when the message comes.
+// How long an operation over TCP polls before it sleeps: about the time of a message between two ranks that
+// are both active. It never yields: if other programs want the processor, a yield costs their whole time
+// slice (milliseconds), while a sleeper runs before them when the message arrives.
 constexpr uint64_t kSpinNs = 30 * kMicrosecondNs;
 constexpr uint64_t kCrowdedLooseBytes = 4096;
-constexpr uint64_t kMostExchanged = 1u << 20;  // of one rank, for control
-constexpr int kWatchMs = 200;  // how late we may learn what another rank of the host broke while idle
+constexpr uint64_t kMostExchanged = 1u << 20;  // limit for one rank, for control data
+constexpr int kWatchMs = 200;  // how late an idle rank may learn that another rank broke the group
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -162,7 +162,7 @@ void CpuBackend::exchange_infos(Deadline deadline) {
       fail(Status::kTimedOut, "rank {} of {} timed out waiting for rank {} to join", rank_, size_, rank);
     }
   }
-  // They decide how data is cut, so ranks with different ones would not understand one another.
+  // Settings decide how data is cut, so ranks with different settings could not communicate.
   for (int rank = 0; rank < size_; ++rank) {
     const std::string& theirs = infos_[static_cast<size_t>(rank)].settings;
     if (theirs != infos_[0].settings)
@@ -172,8 +172,9 @@ void CpuBackend::exchange_infos(Deadline deadline) {
   hosts_ = hosts_of(infos_, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) == 0);
 }
 
-// The first rank of a host makes the memory; the others open it by its descriptor there. Whoever can't says
-// so, and then that host's ranks go by TCP. Everyone learns it, so all see the same hosts.
+// The first rank of a host makes the memory; the others open it by its descriptor in that process. If one of
+// them can't, all ranks of that host use TCP. Every rank learns this, so all ranks have the same view of
+// hosts.
 void CpuBackend::share_memory(Deadline deadline) {
   const auto host_of = [&](int rank) {
     return static_cast<size_t>(
@@ -185,7 +186,7 @@ void CpuBackend::share_memory(Deadline deadline) {
   const auto most = static_cast<uint64_t>(std::max<size_t>(host.size(), 1));
   settings_.channel_bytes = std::max<uint64_t>(
       4096, std::min(settings_.channel_bytes, (uint64_t{64} << 20) / (most * most) / 4096 * 4096));
-  // Ranks of one machine share its processors, also where they share no memory.
+  // Ranks of one machine share its processors, even if they share no memory.
   settings_.crowded = crowded(infos_, rank_);
   mesh_->set_spin(settings_.crowded ? 0 : kSpinNs);
 
@@ -217,9 +218,8 @@ void CpuBackend::share_memory(Deadline deadline) {
     mapping = Mapping::map_shared(created.get(), ShmGroup::bytes(1, settings_), MapAccess::kReadWrite);
   }
   const std::vector<int>& members = hosts_[my_host_];
-  // Where ranks share processors, running ahead saves switches between them, which cost more than what more
-  // given data costs in the caches. As the first rank of the host sees it, since all have to take the same
-  // way.
+  // If ranks share processors, running ahead saves context switches, which cost more than the larger data in
+  // the caches. The first rank of the host decides, since all must do the same.
   if (crowded(infos_, members.front())) settings_.loose_bytes = kCrowdedLooseBytes;
   const auto index = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
   index_here_.assign(static_cast<size_t>(size_), -1);
@@ -233,7 +233,7 @@ void CpuBackend::share_memory(Deadline deadline) {
     const auto secret = Id::from_hex(std::string(text.begin(), text.end()));
     if (!secret) fail(Status::kProtocol, "the store's \"mesh\" is no identity");
     mesh_->join(infos_, *secret, deadline);
-    // Nobody goes on before rank 0 can tell everyone of a break.
+    // No rank continues before rank 0 can announce a break to all ranks.
     if (rank_ == 0) {
       while (!mesh_->complete()) {
         if (deadline.passed(monotonic_now_ns()))
@@ -246,7 +246,7 @@ void CpuBackend::share_memory(Deadline deadline) {
   }
   formed_ = true;
   wake_.signal();
-  // Nobody goes on before all are done with the store: a rank that serves it may close at once.
+  // No rank continues before all have finished with the store: a rank that serves it may close at once.
   Call call;
   call.op = TOWLINE_OP_BARRIER;
   call.header.op = TOWLINE_OP_BARRIER;
@@ -306,7 +306,7 @@ void CpuBackend::watch() {
       for (const Watched& watched : watched_)
         polled.push_back({watched.ended ? -1 : watched.process.get(), POLLIN, 0});
     }
-    if (ready && one_host()) mesh_.reset();  // nobody will connect
+    if (ready && one_host()) mesh_.reset();  // no rank will connect
     if (mesh_ != nullptr) mesh_->poll_fds(polled);
     ::poll(polled.data(), polled.size(), ready ? kWatchMs : 20);
     if (polled[0].revents != 0) wake_.drain();
@@ -339,7 +339,8 @@ void CpuBackend::watch() {
   }
 }
 
-// Once for each operation, by what it is at when the watcher looks: an operation reads no clock for it.
+// Once for each operation, judged by the operation in progress when the watcher wakes: operations read no
+// clock for this.
 void CpuBackend::warn_of_delays(uint64_t now_ns) {
   const uint64_t number = performing_.load(std::memory_order_relaxed);
   if (number != watched_number_) {
@@ -386,7 +387,7 @@ void CpuBackend::message_wait(uint64_t until_ns) {
   for (const int fd : writable) polled.push_back({fd, POLLOUT, 0});
   const uint64_t now = monotonic_now_ns();
   const uint64_t left = until_ns > now ? until_ns - now : 0;
-  // Channels of both kinds may wait: look at those in memory every millisecond.
+  // Channels of both kinds may wait: poll those in memory every millisecond.
   const timespec most = {0, static_cast<long>(std::min<uint64_t>(left, kMillisecondNs))};
   ::ppoll(polled.data(), polled.size(), &most, nullptr);
 }
@@ -395,11 +396,11 @@ void CpuBackend::message_wait(uint64_t until_ns) {
 
 Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
   if (breaker_.broken()) return breaker_.status();
-  if (group_->broken()) [[unlikely]] {  // by another rank, just now
+  if (group_->broken()) [[unlikely]] {  // another rank broke it just now
     const Breakage found = group_->breakage();
     return one_host() ? breaker_.record(found) : breaker_.raise(found.status, found.text);
   }
-  // A rank that was away for long may have all it waits for, and the others' verdict beside it.
+  // A rank that was stopped for long may have all its data and also the verdict of the others.
   if (!one_host() && mesh_->verdict_waits()) return breaker_.status();
   take_apart(call, rank_, size_, number, deadline, call_);
   performing_.store(number + 1, std::memory_order_relaxed);
@@ -437,7 +438,7 @@ Status CpuBackend::run_on_host(const Call& call, ShmGroup& group) {
     case TOWLINE_OP_ALL_TO_ALL_V:
       return group.all_to_all_v(call);
     default:
-      return breaker_.raise(Status::kInternal, "an operation that is none");
+      return breaker_.raise(Status::kInternal, "the operation is unknown");
   }
 }
 
@@ -477,7 +478,7 @@ Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t byt
 
 const std::shared_ptr<Agent>& CpuBackend::window_agent() {
   if (window_agent_ == nullptr) {
-    // Ranks that count as on different hosts are reached as if they were.
+    // Ranks that count as on different hosts are reached as if they were on different hosts.
     const bool apart = (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ||
                        !infos_[static_cast<size_t>(rank_)].label.empty();
     window_agent_ = make_window_agent(fmt::format("window-rank-{}", rank_), apart ? "tcp" : "",

@@ -1,7 +1,7 @@
 // The backend of processors' memory: shared memory on a host, TCP between hosts.
 //
-// Threads. The communicator's call perform; any thread messages; one thread of ours watches: other processes'
-// ends, what the others broke, connections. It sleeps otherwise.
+// Threads. The communicator's threads call perform; any thread calls the message functions; one thread of the
+// backend watches for ended processes, broken groups and connections, and sleeps otherwise.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ namespace towline::collectives {
 
 class CpuBackend {
  public:
-  // Returns when all ranks have come. Throws Error.
+  // Returns when all ranks have arrived. Throws Error.
   explicit CpuBackend(const towline_collective_open_args& args);
   ~CpuBackend();
 
@@ -44,12 +44,14 @@ class CpuBackend {
   int size() const { return size_; }
   int rank() const { return rank_; }
   const std::vector<RankInfo>& ranks() const { return infos_; }
-  // A rank's index in the group of this host; < 0: it is on another.
+  // A rank's index in the group of this host; < 0: it is on another host.
   int index_here(int rank) const noexcept { return index_here_[static_cast<size_t>(rank)]; }
-  // Collective, as perform is called: every rank gives some bytes and gets everyone's. For control: windows.
+  // Collective, called like perform: every rank gives some bytes and receives those of all ranks. For control
+  // data of windows.
   Status exchange(const Header& header, const void* mine, uint64_t bytes,
                   std::vector<std::vector<uint8_t>>& all, Deadline deadline);
-  // What windows reach other hosts by; made by the first. Throws Error. As perform is called.
+  // The agent through which windows reach other hosts; made by the first window. Throws Error. Called like
+  // perform.
   const std::shared_ptr<Agent>& window_agent();
 
  private:
@@ -90,9 +92,9 @@ class CpuBackend {
   Status gather_between_hosts(Call& call);
   Status scatter_between_hosts(Call& call);
   struct Rows {
-    Parts hosts;                  // of each host's ranks together
-    Parts here;                   // of each rank of this host
-    std::vector<uint8_t*> ranks;  // of every rank
+    Parts hosts;                  // one for all ranks of each host
+    Parts here;                   // one for each rank of this host
+    std::vector<uint8_t*> ranks;  // one for every rank
   };
   Rows rows_of(uint64_t bytes);
   Status straight_with_root(const Call& call);
@@ -102,33 +104,33 @@ class CpuBackend {
   const int rank_;
   const int size_;
   const uint32_t flags_;
-  const uint64_t timeout_ns_;  // of forming, and of what names none
+  const uint64_t timeout_ns_;  // of forming, and of operations without one
   const std::string name_;
-  uint64_t warn_ns_ = 0;  // an operation that goes on for longer is told of
+  uint64_t warn_ns_ = 0;  // an operation that takes longer is logged
   ShmSettings settings_;
   std::vector<RankInfo> infos_;
   std::vector<std::vector<int>> hosts_;
   size_t my_host_ = 0;
   std::vector<int> index_here_;  // of each rank
   Breaker breaker_;
-  std::unique_ptr<ShmGroup> group_;  // of this host; one rank alone has one, too
-  std::unique_ptr<TcpMesh> mesh_;    // where there are several hosts
+  std::unique_ptr<ShmGroup> group_;  // of this host, even for a single rank
+  std::unique_ptr<TcpMesh> mesh_;    // if there are several hosts
   std::unique_ptr<MessageEngine> messages_;
   std::vector<Watched> watched_;
   Call call_;  // being performed
-  // Over several hosts, made by the first operation.
+  // For several hosts; made by the first operation.
   std::vector<size_t> host_of_;                     // of each rank
-  size_t columns_ = 1;                              // the fewest ranks a host has
-  bool even_ = true;                                // all hosts have as many
+  size_t columns_ = 1;                              // the smallest number of ranks of any host
+  bool even_ = true;                                // all hosts have the same number of ranks
   std::unique_ptr<TcpGroup> all_;                   // every rank
-  std::unique_ptr<TcpGroup> column_;                // ranks with this one's index on their hosts
-  std::vector<std::unique_ptr<TcpGroup>> leaders_;  // by root + 1, as far as needed
+  std::unique_ptr<TcpGroup> column_;                // ranks with the same index on their hosts
+  std::vector<std::unique_ptr<TcpGroup>> leaders_;  // by root + 1, made when needed
   std::vector<uint8_t> scratch_;
   EventFd wake_;
-  std::atomic<bool> formed_{false};  // everything above is made
+  std::atomic<bool> formed_{false};  // everything above exists
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<uint64_t> performing_{0};  // the operation's number + 1; 0: none
-  uint64_t watched_number_ = 0;                      // the watcher's: what was being performed when it looked
+  uint64_t watched_number_ = 0;                      // the operation that the watcher saw last
   uint64_t watched_since_ns_ = 0;
   std::thread watcher_;
   std::shared_ptr<Agent> window_agent_;

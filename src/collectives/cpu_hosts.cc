@@ -1,15 +1,14 @@
-// Operations over several hosts. Where every host has one rank, they are those of TcpGroup. Otherwise what a
-// host's ranks can do among themselves goes through shared memory, and each byte crosses between two hosts
-// once.
+// Operations over several hosts. If every host has one rank, they are those of TcpGroup. Otherwise ranks of
+// one host work together through shared memory, and each byte crosses between two hosts once.
 //
-// Small data: a host's *leader* (its first rank; the root, where there is one) speaks for it. Large data: all
-// speak. A *column* is the ranks with one index on their hosts; a host's ranks each reduce or hold the part
-// of their column, columns go over the network side by side, each on connections of its own, and hosts put
-// the parts together. So neither one rank nor one connection is in the way. Where hosts have different
-// numbers of ranks, there are as many columns as the smallest has ranks.
+// Small data: a host's *leader* (its first rank; on the root's host the root) communicates for all its ranks.
+// Large data: all ranks communicate. A *column* is the set of ranks with the same index on their hosts. Each
+// rank of a host reduces or holds the part of its column; columns use the network in parallel, each over its
+// own connections; and hosts put the parts together. So neither one rank nor one connection is a bottleneck.
+// If hosts have different numbers of ranks, the smallest host determines the number of columns.
 //
-// Large data goes by chunks that the caches keep from one stage to the next. Everybody cuts alike: chunks
-// depend on what the header says.
+// Large data is moved in chunks that stay in the caches from one stage to the next. All ranks cut in the same
+// way: chunks depend only on the header.
 #include <algorithm>
 #include <cstring>
 
@@ -20,8 +19,8 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kBroadcastBytes = 1 << 20;  // of a broadcast, what goes at a time
-constexpr uint64_t kStreamBytes = 8 << 20;     // all_to_all from here on stores past the caches
+constexpr uint64_t kBroadcastBytes = 1 << 20;  // a chunk of a broadcast
+constexpr uint64_t kStreamBytes = 8 << 20;     // from this size on, all_to_all stores past the caches
 
 uint64_t sum(const std::vector<uint64_t>& values) {
   uint64_t total = 0;
@@ -51,14 +50,14 @@ void CpuBackend::make_groups() {
   column_ = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(column));
 }
 
-// This host's leader, in the group's indices. Root < 0: there is none.
+// This host's leader, as an index of the group. Root < 0: no root.
 int CpuBackend::leader_of_host(int root) const {
   if (root < 0 || host_of_[static_cast<size_t>(root)] != my_host_) return 0;
   const std::vector<int>& members = hosts_[my_host_];
   return static_cast<int>(std::ranges::find(members, root) - members.begin());
 }
 
-// The leaders, by the hosts' numbers, where this rank is one of them; else null.
+// The group of leaders, by host number, if this rank is one of them; else null.
 TcpGroup* CpuBackend::leaders(int root) {
   if (group_->index() != leader_of_host(root)) return nullptr;
   std::unique_ptr<TcpGroup>& group = leaders_[static_cast<size_t>(root + 1)];
@@ -71,8 +70,8 @@ TcpGroup* CpuBackend::leaders(int root) {
   return group.get();
 }
 
-// Who speaks for a host depends on the root, unless that is its first rank: so hosts that disagree on the
-// root might wait for ranks that have nothing to say. Their first ranks compare what they are at.
+// A host's leader depends on the root. So hosts that disagree on the root might wait for ranks that send
+// nothing. To detect this, the first ranks of the hosts compare their headers.
 Status CpuBackend::compare_hosts(const Call& call) {
   TcpGroup* const group = leaders(-1);
   return group != nullptr ? group->compare(call) : Status::kOk;
@@ -112,7 +111,7 @@ Status CpuBackend::run_between_hosts(Call& call) {
     case TOWLINE_OP_ALL_TO_ALL_V:
       return alone ? all_->all_to_all(call) : all_to_all_between_hosts(call);
     default:
-      return breaker_.raise(Status::kInternal, "an operation that is none");
+      return breaker_.raise(Status::kInternal, "the operation is unknown");
   }
 }
 
@@ -125,7 +124,7 @@ Status CpuBackend::barrier_between_hosts(Call& call) {
   return group_->barrier(call);
 }
 
-// ---- all_reduce. Sums of hosts, then the sum of those. AVG divides at the end.
+// ---- all_reduce. A sum on each host, then the sum of those sums. AVG divides at the end.
 
 Status CpuBackend::all_reduce_between_hosts(Call& call) {
   if (call.bytes <= settings_.leader_bytes || columns_ == 1) return all_reduce_by_leaders(call);
@@ -190,7 +189,7 @@ Status CpuBackend::all_reduce_by_columns(const Call& call) {
 Status CpuBackend::reduce_between_hosts(Call& call) {
   TcpGroup* const group = leaders(call.root);
   const uint64_t chunk = settings_.chunk_bytes / call.element * call.element;
-  // At other hosts' leaders: what goes to the root.
+  // On leaders of other hosts: the data for the root.
   if (group != nullptr && rank_ != call.root) scratch_.resize(std::min(chunk, call.bytes));
   for (uint64_t begin = 0; begin == 0 || begin < call.bytes; begin += chunk) {
     Call part = call;
@@ -234,8 +233,8 @@ Status CpuBackend::broadcast_between_hosts(Call& call) {
 
 Status CpuBackend::all_gather_between_hosts(Call& call) {
   if (sum(call.out.bytes) <= settings_.leader_bytes || !even_) return all_gather_by_leaders(call);
-  // Columns exchange their parts, each of which lands where it belongs; then every host's parts, which its
-  // ranks here hold one each, go to everyone here.
+  // Columns exchange their parts, each of which lands in its final place. Then each rank of this host holds
+  // one part of every host, and gives these to the other ranks of this host.
   const auto mine = static_cast<size_t>(group_->index());
   Call part = call;
   part.out.resize(hosts_.size());
@@ -305,7 +304,7 @@ Status CpuBackend::all_gather_by_leaders(const Call& call) {
 
 Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
   if (sum(call.in.bytes) <= settings_.leader_bytes || !even_) return reduce_scatter_by_leaders(call);
-  // Here each rank reduces, for every host, the part of its column; columns then reduce those.
+  // On each host, each rank reduces the part of its column for every host; columns then reduce those.
   const auto mine = static_cast<size_t>(group_->index());
   Parts column;
   column.resize(hosts_.size());
@@ -333,8 +332,8 @@ Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
   return column_->reduce_scatter(part);
 }
 
-// A host's inputs are summed in the order of hosts; leaders exchange their hosts' parts and give each rank
-// its.
+// A host's inputs are summed, with parts ordered by host; leaders exchange their hosts' parts and give each
+// rank its own.
 Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
   const uint64_t total = sum(call.in.bytes);
@@ -366,7 +365,7 @@ Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
     part.output = mine;
     if (const Status status = group->reduce_scatter(part); is_error(status)) return status;
   }
-  // Parts may differ in size, so everyone gets the row and takes its own.
+  // Parts may differ in size, so every rank gets the row and takes its own part.
   part.bytes = rows.bytes[my_host_];
   part.input = part.output = mine;
   part.header.step = 1;
@@ -380,8 +379,8 @@ Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
   return Status::kOk;
 }
 
-// ---- gather, scatter. Small parts: a host's in a row, between its leader and the root. Large ones go
-// straight between their rank and the root.
+// ---- gather, scatter. Small parts go between a host's leader and the root, all of a host in a row. Large
+// ones go directly between their rank and the root.
 
 Status CpuBackend::gather_between_hosts(Call& call) {
   if (static_cast<uint64_t>(size_) * call.bytes > settings_.leader_bytes) return straight_with_root(call);
@@ -423,7 +422,7 @@ Status CpuBackend::scatter_between_hosts(Call& call) {
   return group_->scatter(part);
 }
 
-// A place in the scratch for a part of every rank, each host's in a row.
+// Scratch space for a part of every rank, those of each host in a row.
 CpuBackend::Rows CpuBackend::rows_of(uint64_t bytes) {
   Rows rows;
   rows.ranks.resize(static_cast<size_t>(size_));
@@ -444,8 +443,8 @@ CpuBackend::Rows CpuBackend::rows_of(uint64_t bytes) {
   return rows;
 }
 
-// Ranks of the root's host do it through memory. Those of another host compare what they are at among
-// themselves, as leaders do between hosts, so that nobody waits for the root in vain.
+// Ranks of the root's host use shared memory. The ranks of another host compare their headers among
+// themselves, as leaders do between hosts, so that no rank waits for a root that disagrees.
 Status CpuBackend::straight_with_root(const Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
   const bool gathers = call.op == TOWLINE_OP_GATHER;
@@ -473,16 +472,16 @@ Status CpuBackend::straight_with_root(const Call& call) {
     const Status status = gathers ? all_->gather(across, members) : all_->scatter(across, members);
     if (is_error(status)) return status;
   }
-  // Other hosts were first: theirs takes longer.
+  // The parts of other hosts come first, since they take longer.
   return !gathers && with_root ? among_us() : Status::kOk;
 }
 
-// ---- all_to_all: between ranks of a host through memory, between others straight
+// ---- all_to_all: through shared memory within a host, directly between ranks of different hosts
 
 Status CpuBackend::all_to_all_between_hosts(Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
   Call local = call;
-  // What goes through the kernel drives it out of the caches anyhow.
+  // The traffic through the kernel evicts it from the caches anyway.
   local.streaming = sum(call.out.bytes) >= kStreamBytes;
   local.in.resize(members.size());
   local.out.resize(members.size());

@@ -23,7 +23,7 @@ struct towline_collective_window {
 namespace towline::collectives {
 namespace {
 
-// Runs a call: an Error becomes a status and the host's sentence.
+// Runs a call: an Error becomes a status and an error message of the host.
 template <class Function>
 int32_t guard(const towline_collective_host_v1_t* host, Function&& function) noexcept {
   try {
@@ -40,7 +40,7 @@ int32_t guard(const towline_collective_host_v1_t* host, Function&& function) noe
   }
 }
 
-// Why it broke goes with the status.
+// Sets the reason of the break together with the status.
 int32_t tell(towline_collective_backend* self, Status status) {
   if (is_error(status))
     self->host->fail(self->host->context, self->backend.breaker().breakage().text.c_str());
@@ -62,7 +62,7 @@ int32_t perform(towline_collective_backend* self, const towline_collective_t* ca
     const Status status = self->backend.perform(*call, number, Deadline::at(deadline_ns));
     return is_error(status) ? tell(self, status) : TOWLINE_OK;
   } catch (const std::bad_alloc&) {
-    // Half-way through: the others must not wait for it.
+    // The operation is partly done: the other ranks must not wait for it.
     return tell(self, self->backend.breaker().raise(Status::kOutOfMemory, "out of memory in an operation"));
   }
 }

@@ -1,6 +1,6 @@
-// A backend without other ranks: everything ends at once. Outputs are what one rank alone would get, for each
-// of the ranks there are said to be; sends go nowhere, receives leave their buffer as it is. For trying a
-// program of many ranks in one process, and for measuring what a call costs by itself.
+// A backend without other ranks: everything ends at once. Outputs are computed as if every rank gave the same
+// data as this one; sends do nothing, and receives do not change their buffer. Use it to try a program of
+// many ranks in one process, and to measure the cost of a call alone.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -14,8 +14,8 @@ namespace towline::collectives {
 namespace fake {
 namespace {
 
-// What the table's opaque handle stands for here. No struct of the handle's own name: another backend in this
-// library defines that.
+// The object behind the table's opaque handle. It has another name than the handle, because another backend
+// in this library defines that struct.
 struct Fake {
   int rank;
   int size;

@@ -10,7 +10,7 @@
 namespace towline::collectives {
 namespace {
 
-// Torch's names of types, which readers of the format expect.
+// torch's names of types, which readers of the format expect.
 const char* scalar_name(uint32_t datatype) {
   constexpr const char* kNames[] = {"Float",       "Double", "Half", "BFloat16", "Float8_e4m3fn",
                                     "Float8_e5m2", "Char",   "Byte", "Short",    "UInt16",

@@ -1,4 +1,4 @@
-// The last operations of a communicator, for finding out afterwards what hung.
+// Records the last operations of a communicator, to find out later which one hung.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class FlightRecorder {
  public:
   explicit FlightRecorder(uint32_t capacity) : entries_(capacity) {}
 
-  // What identifies the record in the calls that follow; 0 when recording is off.
+  // Returns the number of the record for later calls; 0 if recording is off.
   uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id, uint64_t timeout_ns,
                  uint64_t now_ns) noexcept;
   void start(uint64_t record, uint64_t now_ns) noexcept;
@@ -32,7 +32,7 @@ class FlightRecorder {
   struct Entry {
     uint64_t record = 0;  // from 1; 0: never used
     uint64_t op_id = 0;
-    uint64_t sequence = 0;  // among collectives, or among messages
+    uint64_t sequence = 0;  // counted among collectives, or among messages
     uint64_t count = 0;
     uint64_t timeout_ns = 0;
     uint64_t created_ns = 0;

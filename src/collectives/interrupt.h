@@ -1,4 +1,4 @@
-// Whether the application wants the operation that this thread waits in to end.
+// Lets the application end the operation in which this thread waits.
 #pragma once
 
 #include "base/clock.h"
@@ -6,7 +6,7 @@
 
 namespace towline::collectives {
 
-// Lives for an operation that is waited for. What waits in it asks Interrupt::asked() on the same thread.
+// Lives during a blocking operation. Waits inside it poll Interrupt::asked() on the same thread.
 class Interrupt {
  public:
   explicit Interrupt(const towline_collective_options_t* options) noexcept : outer_(current) {
@@ -18,7 +18,7 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // Asks the application every 50 ms of waiting at most, since that may take a lock of its own.
+  // Asks the application at most once every 50 ms, since its function may take a lock.
   static bool asked() noexcept {
     if (current == nullptr) return false;
     const uint64_t now = monotonic_now_ns();

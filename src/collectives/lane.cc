@@ -8,7 +8,7 @@
 namespace towline::collectives {
 namespace {
 
-// Of a message that lacks `left` bytes: what is left of the prefix and of the data. How many pieces.
+// The rest of prefix and data of a message that lacks `left` bytes. Returns the number of pieces.
 size_t rest(LanePrefix& prefix, void* data, size_t data_bytes, size_t left, iovec (&pieces)[2]) noexcept {
   size_t count = 0;
   if (left > data_bytes) {

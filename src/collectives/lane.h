@@ -1,5 +1,5 @@
-// One message over a lane, in either direction, without blocking: a prefix that says what it belongs to, and
-// the data, which is read into its place.
+// One message over a lane, in either direction, without blocking: a prefix that identifies its operation, and
+// the data, which is read directly into its destination.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ struct LanePrefix {
 static_assert(sizeof(LanePrefix) == 40);
 
 enum class LaneStep : uint8_t {
-  kMoved,    // something went
-  kBlocked,  // nothing goes now, or it is done
-  kLost,     // the connection is over
+  kMoved,    // some bytes moved
+  kBlocked,  // no byte can move now, or it is done
+  kLost,     // the connection has ended
 };
 
 // fd < 0: nothing to do.
@@ -45,7 +45,7 @@ class LaneReceive {
   LaneReceive(int fd, std::span<uint8_t> data) noexcept
       : fd_(fd), data_(data), left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
   bool done() const noexcept { return left_ == 0; }
-  // The prefix is there. If it is not the one expected, what was read of the data means nothing.
+  // True if the prefix has arrived. If it is not the expected one, the data read so far is meaningless.
   bool headed() const noexcept { return left_ <= data_.size(); }
   const LanePrefix& prefix() const noexcept { return prefix_; }
   LaneStep step() noexcept;

@@ -11,9 +11,9 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kLookNs = 500 * kMillisecondNs;    // for an answer, before looking for a newer number
-constexpr uint64_t kPauseNs = 20 * kMillisecondNs;    // after the answer to other ranks
-constexpr uint64_t kAbsentNs = 200 * kMillisecondNs;  // for the word of a rank, only to name who is missing
+constexpr uint64_t kLookNs = 500 * kMillisecondNs;    // wait for an answer before reading the number again
+constexpr uint64_t kPauseNs = 20 * kMillisecondNs;    // pause after an answer to other ranks
+constexpr uint64_t kAbsentNs = 200 * kMillisecondNs;  // wait for a rank's key, only to name the missing ranks
 
 constexpr const char* kNumber = "number";
 constexpr const char* kAnswer = "answer";

@@ -1,5 +1,5 @@
-// What ranks write to each other's mesh beside lanes and messages: the hello of a connection, and the frames
-// of control connections.
+// The mesh's wire format, apart from lanes and messages: the hello of a connection, and the frames of control
+// connections.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace towline::collectives {
 struct MeshHello {
   uint8_t kind = 0;
   uint32_t rank = 0;
-  Id secret;  // of the communicator, by its store
+  Id secret;  // of the communicator, from its store
 };
 constexpr size_t kMeshHelloBytes = 4 + 2 + 1 + 4 + 16;
 
 std::vector<uint8_t> encode(const MeshHello& hello);
-// Nothing where the bytes are no hello of this version.
+// Nothing if the bytes are not a hello of this version.
 std::optional<MeshHello> decode_hello(std::span<const uint8_t> bytes);
 
-// A rank proposes why to break, rank 0 announces it; or says that it goes.
+// A rank proposes a reason to break, rank 0 announces it; or a rank announces that it leaves.
 constexpr uint8_t kMeshBreak = 1;
 constexpr uint8_t kMeshLeave = 2;
 struct ControlFrame {
@@ -33,7 +33,7 @@ struct ControlFrame {
 };
 
 std::vector<uint8_t> encode_control(uint8_t type, const Breakage& reason);
-// The frame at the front of `bytes`, and its size added to `taken`; nothing where it is not whole.
+// Returns the frame at the front of `bytes` and adds its size to `taken`; nothing if it is incomplete.
 std::optional<ControlFrame> decode_control(std::span<const uint8_t> bytes, size_t& taken);
 
 }  // namespace towline::collectives

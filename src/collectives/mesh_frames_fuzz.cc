@@ -1,5 +1,5 @@
-// Any bytes as the hello of a connection, as control frames, and as what a rank says of itself. What is taken
-// is the same after it was written again.
+// Decodes any bytes as the hello of a connection, as control frames, and as a rank's description of itself.
+// Everything that is accepted must be the same after encoding it again.
 #include <cstdlib>
 
 #include "base/error.h"

@@ -48,7 +48,7 @@ void MessageEngine::forget(Message& message) {
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
   std::erase(peer.sends, &message);
   peer.receives.remove(&message);
-  if (peer.target == &message) {  // the rest of it goes nowhere
+  if (peer.target == &message) {  // drop the rest of it
     peer.target = nullptr;
     peer.arriving.resize(peer.wire.bytes);
   }
@@ -58,7 +58,7 @@ bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fd
   const std::lock_guard lock(mutex_);
   for (const int rank : active_) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.channel == nullptr) continue;  // its rank has not connected yet
+    if (peer.channel == nullptr) continue;  // that rank has not connected yet
     if (!peer.sends.empty()) {
       if (peer.channel->can_write()) return true;
       if (peer.channel->fd() >= 0) write_fds.push_back(peer.channel->fd());
@@ -71,7 +71,7 @@ bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fd
   return false;
 }
 
-// One round over everybody; whether anything moved.
+// One round over all peers; true if anything moved.
 bool MessageEngine::move() {
   bool moved = false;
   for (size_t i = 0; i < active_.size();) {
@@ -142,8 +142,7 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
   return moved;
 }
 
-// The receive that was started first of those that a rank's next message with this tag may go to; it is that
-// rank's from here on.
+// The oldest receive that matches a rank's next message with this tag; from here on it belongs to that rank.
 Message* MessageEngine::match(Peer& peer, int rank, uint64_t tag) {
   const auto matches = [&](const Message* one) { return one->tag == tag && one != peer.target; };
   const auto own = std::ranges::find_if(peer.receives, matches);
@@ -157,7 +156,7 @@ Message* MessageEngine::match(Peer& peer, int rank, uint64_t tag) {
   return found;
 }
 
-// Breaks the communicator where it doesn't.
+// Breaks the communicator if it does not fit.
 bool MessageEngine::fits(const Wire& wire, int rank, const Message& message) {
   if (wire.bytes == message.bytes && wire.datatype == message.datatype) return true;
   const auto describe = [](uint64_t bytes, uint32_t datatype) {
@@ -172,7 +171,7 @@ bool MessageEngine::fits(const Wire& wire, int rank, const Message& message) {
   return false;
 }
 
-// Messages that came before their receive.
+// Delivers a kept message that arrived before its receive.
 bool MessageEngine::take_kept(Peer& peer, int rank) {
   bool moved = false;
   for (auto kept = peer.kept.begin(); kept != peer.kept.end();) {
@@ -192,7 +191,7 @@ bool MessageEngine::take_kept(Peer& peer, int rank) {
   return moved;
 }
 
-// Finds a place for the message whose header has come. False: there is none yet.
+// Finds a destination for the message whose header has arrived. False: none yet.
 bool MessageEngine::accept(int rank, Peer& peer) {
   peer.arrived = 0;
   peer.target = nullptr;

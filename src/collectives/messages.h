@@ -1,7 +1,7 @@
-// Sends and receives between pairs of ranks, over channels of bytes. Each goes out as a header (bytes, tag,
-// type) and its data. A receiver takes messages from a channel in their order and gives each to the first
-// receive with its tag, from its rank or from any; one that nobody waits for yet is kept until somebody does,
-// up to a limit, beyond which its sender waits for the receive.
+// Sends and receives between pairs of ranks, over channels of bytes. Each message is a header (bytes, tag,
+// type) and its data. A receiver takes messages from a channel in order and gives each to the first receive
+// with its tag, from its rank or from any rank. A message without a receive is kept until one starts, up to a
+// limit; beyond the limit its sender waits for the receive.
 #pragma once
 
 #include <algorithm>
@@ -19,19 +19,19 @@
 
 namespace towline::collectives {
 
-// Bytes to and from one rank, in order. Under the engine's lock.
+// An ordered stream of bytes to and from one rank. Used under the engine's lock.
 class Channel {
  public:
   virtual ~Channel() = default;
-  virtual size_t write(const void* data, size_t bytes) = 0;  // how many went in
-  virtual size_t read(void* data, size_t bytes) = 0;         // how many came out
+  virtual size_t write(const void* data, size_t bytes) = 0;  // returns how many were written
+  virtual size_t read(void* data, size_t bytes) = 0;         // returns how many were read
   virtual bool can_write() = 0;
   virtual bool can_read() = 0;
-  // What to poll for more; -1 where it is memory, or not connected yet.
+  // The descriptor to poll; -1 for memory, or if not connected yet.
   virtual int fd() const { return -1; }
 };
 
-// In the process: to oneself.
+// A channel from a rank to itself.
 class LocalChannel final : public Channel {
  public:
   size_t write(const void* data, size_t bytes) override {
@@ -54,14 +54,14 @@ class LocalChannel final : public Channel {
 
 struct Message {
   bool is_send = false;
-  int peer = 0;  // kAnyPeer until one has been found
+  int peer = 0;  // kAnyPeer until a message is matched
   uint64_t tag = 0;
   uint32_t datatype = 0;
   uint8_t* data = nullptr;
   uint64_t bytes = 0;
-  uint64_t done = 0;  // of the header, then the data
+  uint64_t done = 0;  // bytes of the header, then of the data
   bool ended = false;
-  uint64_t order = 0;  // among all that were started
+  uint64_t order = 0;  // position among all started messages
 };
 constexpr int kAnyPeer = -1;
 
@@ -73,11 +73,11 @@ class MessageEngine {
   MessageEngine(int rank, int size, Open open, Breaker& breaker);
 
   void start(Message& message);
-  // Moves everything on; kInProgress, kOk, or why the communicator broke.
+  // Makes progress on all messages; kInProgress, kOk, or why the communicator broke.
   Status test(Message& message);
-  // Takes a message out of it that has not ended; nobody touches its memory any more.
+  // Removes a message that has not ended; after this its memory is not used any more.
   void forget(Message& message);
-  // Whether test would do something. The descriptors to poll otherwise are appended.
+  // True if test would make progress. Otherwise appends the descriptors to poll.
   bool ready(std::vector<int>& read_fds, std::vector<int>& write_fds);
 
  private:
@@ -97,11 +97,11 @@ class MessageEngine {
     std::list<Message*> receives;
     std::deque<Kept> kept;
     uint64_t kept_bytes = 0;
-    // The message that is coming in.
+    // The message that is arriving.
     Wire wire = {};
     uint64_t wire_bytes = 0;    // of the header
-    bool accepted = false;      // there is a place for its data
-    Message* target = nullptr;  // else into `arriving`
+    bool accepted = false;      // its data has a destination
+    Message* target = nullptr;  // null: into `arriving`
     std::vector<uint8_t> arriving;
     uint64_t arrived = 0;
   };
@@ -124,7 +124,7 @@ class MessageEngine {
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::vector<int> active_;  // peers with something to move
-  std::list<Message*> any_;  // receives from whoever sends first
+  std::list<Message*> any_;  // receives from any rank
   uint64_t started_ = 0;
 };
 

@@ -1,8 +1,8 @@
 // Reducing the inputs of several ranks, element by element, in the order of the ranks.
 //
-// Kernels are compiled for several instruction sets; which one runs is found out once. All give the same
-// bits: each element is combined in the same order with the same operations, 16- and 8-bit floats in float32
-// with one rounding at the end.
+// Kernels are compiled for several instruction sets; one is chosen at run time, once. All give bitwise the
+// same results: each element is combined in the same order with the same operations, 16- and 8-bit floats in
+// float32 with one rounding at the end.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace towline::collectives {
 
 // to[i] = from[0][i] op from[1][i] op ... for `count` elements. `sources` is at least 1. For AVG the result
 // is divided by `divisor`. to may be one of the sources, otherwise none overlap. PREMUL_SUM is SUM here: see
-// scale(). `streaming`: store past the caches, for results that nobody reads soon.
+// scale(). `streaming`: store past the caches, for results that are not read soon.
 struct ReduceArgs {
   void* to;
   const void* const* from;
@@ -31,7 +31,7 @@ void scale(void* to, const void* from, uint64_t count, uint32_t datatype, double
 // "avx512", "avx2", "neon", "baseline".
 const char* reduce_kernels() noexcept;
 
-// For tests: reduces by kernels of one instruction set; false where this processor has it not.
+// For tests: reduces with the kernels of one instruction set; false if this processor does not have it.
 bool reduce_with(const char* kernels, const ReduceArgs& args) noexcept;
 
 }  // namespace towline::collectives

@@ -1,9 +1,9 @@
 // The kernels' source, compiled once for each instruction set: the including file defines TOWLINE_KERNELS to
-// the name of its set. Everything here is in an anonymous namespace, so that no code of one set is taken for
-// that of another.
+// the name of its set. Everything here is in an anonymous namespace, so that the linker does not merge code
+// of different sets.
 //
-// Work goes by blocks that stay in the first-level cache. Types that are combined as they are use the result
-// itself as accumulator; 16- and 8-bit floats are widened to a block of float32.
+// Data is processed in blocks that stay in the first-level cache. Types that are combined directly use the
+// result itself as accumulator; 16- and 8-bit floats are widened to a block of float32.
 #pragma once
 
 #include <algorithm>
@@ -86,14 +86,14 @@ struct Bxor {
   }
 };
 
-// ---- Types combined as they are
+// ---- Types that are combined directly
 
 template <class T, class Op>
 void two(T* to, const T* a, const T* b, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) to[i] = Op::apply(a[i], b[i]);
 }
 
-// Whole vectors stored past the caches; what is not aligned goes the ordinary way.
+// Stores whole vectors past the caches; unaligned parts are stored normally.
 template <class T, class Op>
 void two_streaming(T* to, const T* a, const T* b, uint64_t count) {
 #if defined(__AVX512F__) || defined(__AVX2__)

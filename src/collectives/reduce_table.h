@@ -1,4 +1,4 @@
-// Which kernels there are: one function a set of instructions, compiled with that set's flags.
+// The kernels: one function for each instruction set, compiled with that set's flags.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace towline::collectives {
 
 using ReduceFn = void (*)(const ReduceArgs&);
 
-// Null where elements of the type can't be reduced so.
+// Null if elements of the type can't be reduced this way.
 ReduceFn baseline_kernel(uint32_t datatype, uint32_t reduction) noexcept;
 #if defined(__x86_64__)
 ReduceFn avx2_kernel(uint32_t datatype, uint32_t reduction) noexcept;

@@ -14,18 +14,17 @@ namespace {
 
 constexpr uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
-// Sleeps are cut to this, so that what nobody announced (a rank that ended half-way through waking us) is
-// seen.
+// The longest sleep. It bounds the delay if a rank dies before it wakes this one.
 constexpr uint64_t kLongestSleepNs = 50 * kMillisecondNs;
 constexpr uint64_t kYieldNs = 200 * kMicrosecondNs;
-// A yield that took so long gave the processor to somebody for a time slice, and that is no rank that we wait
-// for. Who sleeps instead is put before such programs when it is woken: so the next waits sleep at once.
+// A yield that takes this long gave the processor to an unrelated program for a time slice. A sleeper would
+// run before such programs when it is woken, so the next waits sleep at once.
 constexpr uint64_t kLongYieldNs = 500 * kMicrosecondNs;
 constexpr uint32_t kSleepyWaits = 256;
-// How often a wait pauses before it yields. A pause takes 15 to 60 ns. Where another rank runs on this very
-// processor (the scheduler put two on one, or other programs want processors too), every pause is lost: with
-// 2000 of them an all_reduce of 8 bytes took 35 us instead of 6. So there are few, and fewer still after
-// waits that they did not end; yielding takes 0.2 us when nobody else wants to run, which nobody notices.
+// How often a wait pauses before it yields. A pause takes 15 to 60 ns. If another rank shares this processor
+// (the scheduler put both on it, or other programs want processors too), every pause is wasted: with 2000 of
+// them an all_reduce of 8 bytes took 35 us instead of 6. So the limit is low, and lower still after waits
+// that pausing did not end. A yield takes only 0.2 us if no other thread wants to run.
 constexpr uint32_t kMostPauses = 256;
 constexpr uint32_t kLeastPauses = 8;
 
@@ -168,7 +167,7 @@ Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t byt
   if (const Status status = post_and_wait(&call.header, call.deadline); is_error(status)) return status;
   for (int other = 0; other < size(); ++other) {
     if (agree(index_, other, phase_)) continue;
-    // Everyone names the same two.
+    // All ranks name the same two.
     int odd = 1;
     while (odd < size() - 1 && agree(0, odd, phase_)) ++odd;
     return fail_mismatch(0, odd, phase_);
@@ -202,7 +201,7 @@ Status ShmGroup::post_and_wait(const Header* header, Deadline deadline) {
 
 Status ShmGroup::wait_for(int index, Deadline deadline, Late late) {
   if (last_lockstep_ != phase_ - 1) {
-    // Who we wait for may wait until we are done with earlier phases.
+    // The ranks that this one waits for may wait until it is done with earlier phases.
     if (const Status status = catch_up(phase_ - 1); is_error(status)) return status;
     tell_done();
   }
@@ -236,9 +235,9 @@ Status ShmGroup::wait_for_room(uint64_t needed, Deadline deadline) {
     }
     return fail_late(ranks);
   };
-  // Others may wait for us to compare what they have come to only now.
+  // Others may wait for this rank to compare phases that they have only now posted.
   const auto arrived = [&] {
-    static_cast<void>(catch_up(phase_));  // where it fails the group is broken
+    static_cast<void>(catch_up(phase_));  // if it fails the group is broken
     tell_done();
     return told_done_ >= needed && done_by_all() >= needed;
   };
@@ -249,7 +248,7 @@ Status ShmGroup::wait_for_room(uint64_t needed, Deadline deadline) {
   return breaker_.status();
 }
 
-// `stuck(deadline passed)` says why there is no use in waiting on.
+// `stuck(deadline passed)` returns a reason to stop waiting.
 template <typename Arrived, typename Stuck>
 Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadline) {
   const auto why_broken = [&] {
@@ -331,13 +330,13 @@ Status ShmGroup::fail_mismatch(int index, int other, uint64_t phase) {
 void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept {
   if (streaming)
     stream_copy(to, from, bytes);
-  else if (bytes != 0)  // of nothing the addresses may be null
+  else if (bytes != 0)  // with no bytes the addresses may be null
     std::memcpy(to, from, bytes);
 }
 
 // ---- Channels
 
-// Positions are in memory that every rank can write: read once, and no more is believed than the ring holds.
+// Every rank can write the positions: each is read once, and checked against the ring's size.
 uint64_t ShmGroup::filled(int from, int to, uint64_t head, uint64_t tail) noexcept {
   const uint64_t bytes = head - tail;
   if (bytes <= settings_.channel_bytes) return bytes;

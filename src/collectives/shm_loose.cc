@@ -1,4 +1,5 @@
-// Rooted operations of few bytes, in which who needs nothing of the others goes on at once (see shm_group.h).
+// Rooted operations of few bytes, in which a rank that needs no data from the others continues at once (see
+// shm_group.h).
 #include <algorithm>
 #include <cstring>
 
@@ -7,7 +8,7 @@
 #include "collectives/shm_group.h"
 
 namespace towline::collectives {
-// ---- What is compared later
+// ---- Comparisons made later
 
 Status ShmGroup::end_loose(int compare_with) {
   uint64_t done = done_.load(std::memory_order_relaxed);
@@ -49,7 +50,7 @@ void ShmGroup::tell_done() noexcept {
   notify();
 }
 
-// Lines are written again while we look: what was read counts if both are still of that phase.
+// Lines may be rewritten during this: a comparison counts only if both lines still belong to that phase.
 void ShmGroup::watch_behind() {
   for (const std::atomic<uint64_t>& place : pending_) {
     const uint64_t pending = place.load(std::memory_order_acquire);
@@ -99,12 +100,12 @@ Status ShmGroup::begin_loose(const Call& call, uint64_t bytes, uint8_t*& place) 
 }
 
 const uint8_t* ShmGroup::fail_given(int index) noexcept {
-  breaker_.raise(Status::kProtocol, fmt::format("what rank {} says of its data in {} is damaged", rank(index),
+  breaker_.raise(Status::kProtocol, fmt::format("rank {}'s description of its data in {} is damaged", rank(index),
                                                 describe(current_)));
   return nullptr;
 }
 
-// `take` reads what everybody gave; false where it can't.
+// `take` reads the data of all ranks; false if it can't.
 template <typename Take>
 Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
   uint8_t* place = nullptr;
@@ -124,7 +125,7 @@ Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
   return end_loose(-1);
 }
 
-// The root gives so many bytes; `take` reads them at the others.
+// The root gives `bytes` bytes; on the other ranks `take` reads them.
 template <typename Give, typename Take>
 Status ShmGroup::loose_from_root(const Call& call, uint64_t bytes, const Give& give, const Take& take) {
   uint8_t* place = nullptr;

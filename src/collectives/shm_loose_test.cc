@@ -1,5 +1,5 @@
-// Rooted operations of few bytes: who needs nothing of the others goes on, up to a bound, and what is wrong
-// is told all the same.
+// Rooted operations of few bytes: a rank that needs no data from the others continues, up to a bound, and
+// errors are still reported.
 #include <gtest/gtest.h>
 
 #include <atomic>

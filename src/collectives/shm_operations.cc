@@ -1,5 +1,5 @@
-// The operations of a host's ranks, as loops of phases of lockstep (see shm_group.h). What an own part needs
-// is taken from and put into the caller's memory straight; only what others need goes through the stages.
+// The operations of a host's ranks, as loops of phases of lockstep (see shm_group.h). A rank's own part is
+// copied directly within the caller's memory; only data for other ranks goes through the stages.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ constexpr uint64_t kLine = 64;
 
 uint64_t pieces(uint64_t bytes, uint64_t piece) { return bytes == 0 ? 1 : (bytes + piece - 1) / piece; }
 
-// What is left of `bytes` from `begin` on, at most `piece`.
+// The rest of `bytes` from `begin` on, at most `piece`.
 uint64_t piece_at(uint64_t bytes, uint64_t begin, uint64_t piece) {
   return begin >= bytes ? 0 : std::min(piece, bytes - begin);
 }
@@ -39,7 +39,7 @@ Status ShmGroup::reduce(const Call& call) { return reduce_to(call, call.root); }
 Status ShmGroup::reduce_to(const Call& call, int root) {
   if (root >= 0 && is_loose(call.bytes)) return reduce_loose(call);
   if (root < 0 && fits_line(call.bytes)) {
-    // The data rides in the lines that say who has come.
+    // The data is in the lines with which ranks report their arrival.
     const Status status = first_phase(call, call.input, call.bytes);
     if (!is_error(status)) static_cast<void>(reduce_given(call));  // in the lines, so it can't fail
     return status;
@@ -48,7 +48,7 @@ Status ShmGroup::reduce_to(const Call& call, int root) {
   return reduce_in_slices(call, root);
 }
 
-// Reduces what everybody gave in the phase that was posted last. False: a rank says nonsense of it.
+// Reduces the data of all ranks in the phase that was posted last. False: a rank's line is invalid.
 bool ShmGroup::reduce_given(const Call& call) {
   for (int other = 0; other < size(); ++other) {
     sources_[static_cast<size_t>(other)] = given(other, phase_, call.bytes);
@@ -61,7 +61,7 @@ bool ShmGroup::reduce_given(const Call& call) {
   alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
   alignas(8) uint8_t result[sizeof(Posted::inlined)];
   if (size() <= 64) {
-    // Copied out first, so that the vectors of the kernel do not run over lines that others write.
+    // Copied out first, so that the kernel's vector loads do not touch lines that others write.
     for (size_t other = 0; other < ranks_.size(); ++other) {
       std::memcpy(values[other], sources_[other], sizeof *values);
       sources_[other] = values[other];
@@ -72,7 +72,7 @@ bool ShmGroup::reduce_given(const Call& call) {
   return true;
 }
 
-// Every rank gives all, and who wants the result reduces all: one phase.
+// Every rank gives all its data, and each rank that wants the result reduces all: one phase.
 Status ShmGroup::reduce_flat(const Call& call, int root) {
   const uint64_t at = next_stage();
   copy(half(index_, at), call.input, call.bytes);
@@ -84,12 +84,12 @@ Status ShmGroup::reduce_flat(const Call& call, int root) {
 }
 
 // Each rank reduces its slice of a piece; results are collected from the stages. While piece k is reduced,
-// piece k + 1 is put into the other half, the result of k in the place of the own slice, which nobody needs
-// to be given. So there is one phase a piece.
+// piece k + 1 is put into the other half, and the result of k replaces the own slice, which no other rank
+// needs. So there is one phase per piece.
 Status ShmGroup::reduce_in_slices(const Call& call, int root) {
   const auto n = static_cast<uint64_t>(size());
   const auto me = static_cast<uint64_t>(index_);
-  const uint64_t most = settings_.stage_bytes / n / kLine * kLine;  // of a slice
+  const uint64_t most = settings_.stage_bytes / n / kLine * kLine;  // limit for a slice
   const uint64_t steps = pieces(call.bytes, most * n);
   const bool streaming = call.bytes >= settings_.streaming_bytes;
   // Slice r of the piece at `begin`: in the data, and in a stage.
@@ -285,7 +285,7 @@ Status ShmGroup::all_to_all(const Call& call) {
   return to_everyone(call, *std::ranges::max_element(call.in.bytes), true);
 }
 
-// Everyone learns first what everyone sends to everyone and expects, so all see the same disagreement.
+// First every rank learns the counts of all ranks, sent and expected, so all see the same disagreement.
 Status ShmGroup::all_to_all_v(const Call& call) {
   const auto n = static_cast<size_t>(size());
   const uint64_t row = n * sizeof(uint64_t);

@@ -47,7 +47,7 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
     }
   }
   if (problem.size() > 1000) problem.resize(1000);
-  // Everyone has opened what it needs, and learns whether everyone could.
+  // Every rank has opened the memory it needs, and learns here whether all ranks could.
   std::vector<std::vector<uint8_t>> problems;
   if (const Status status = group.exchange(window_header(kOpenWindowOp, number, 1), problem.data(),
                                            problem.size(), problems, deadline);
@@ -60,7 +60,7 @@ ShmWindow::ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_
   }
 }
 
-// What others need to map this rank's memory: process, descriptors, where in the file, how much.
+// The data with which others map this rank's memory: process, descriptors, offset in the file, size.
 std::vector<uint8_t> ShmWindow::offer(void* address, uint64_t bytes, UniqueFd& signals_fd,
                                       SharedRange& range) {
   const auto me = static_cast<size_t>(backend_.group().index());

@@ -1,5 +1,5 @@
-// Memory that the ranks of one host put into and get from: every rank's, mapped by all. Ranks are in the host
-// group's indices.
+// The memory of a window on one host: every rank's memory, mapped by all ranks. Ranks are indices of the host
+// group.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,10 @@ namespace towline::collectives {
 
 class ShmWindow {
  public:
-  // Collective. address null: allocated. Throws Error, on every rank alike where one can't share its memory.
+  // Collective. address null: allocates memory. Throws Error; if one rank can't share its memory, on every
+  // rank.
   ShmWindow(CpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline);
-  // Collective: nobody uses it any more when it returns.
+  // Collective: when it returns, no rank uses the memory any more.
   Status close(uint64_t number, Deadline deadline);
 
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
@@ -32,8 +33,8 @@ class ShmWindow {
     std::atomic<uint64_t> count;
   };
   struct Rank {
-    Mapping memory;   // of others
-    Mapping signals;  // what it counts of each rank
+    Mapping memory;   // memory of another rank
+    Mapping signals;  // its counter for each rank
     uint8_t* address = nullptr;
     uint64_t bytes = 0;
   };

@@ -1,5 +1,6 @@
 // Floats of 16 and 8 bits to float32 and back, rounding to the nearest, ties to even. Written without
-// branches where compilers make vectors of it. Internal linkage, since every set of kernels compiles its own.
+// branches so that compilers vectorise it. Internal linkage, since every set of kernels compiles its own
+// copy.
 #pragma once
 
 #include <bit>
@@ -25,7 +26,7 @@ struct Float16 {
   static float widen(Bits half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = half & 0x7fffu;
-    // Scaling by 2^112 moves the exponent to float32's bias, subnormals too.
+    // Scaling by 2^112 adjusts the exponent to float32's bias, also for subnormals.
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     const uint32_t bits =
         magnitude >= 0x7c00u ? 0x7f800000u | (magnitude & 0x3ffu) << 13 : std::bit_cast<uint32_t>(scaled);
@@ -38,7 +39,7 @@ struct Float16 {
     if (magnitude > 0x7f800000u) return static_cast<Bits>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
     if (magnitude >= 0x477ff000u) return static_cast<Bits>(sign | 0x7c00u);
     if (magnitude < 0x38800000u) {
-      // Adding 0.5 lines the subnormal's bits up at the bottom and rounds them as hardware does.
+      // Adding 0.5 moves the subnormal's bits to the bottom and rounds them as hardware does.
       const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
       return static_cast<Bits>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u));
     }

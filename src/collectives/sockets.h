@@ -13,14 +13,15 @@
 namespace towline::collectives {
 
 void set_no_delay(int fd) noexcept;
-// A congestion control by its kernel's name; where the kernel has none of that name, its choice stays.
+// Sets a congestion control by its kernel name; an unknown name leaves the kernel's choice.
 void set_congestion(int fd, const std::string& name) noexcept;
 
 // Connects to the first address that answers; with `patient` it tries again until the deadline while the
 // connection is refused (the other side is not there yet). Non-blocking, no delay. Throws Error.
 UniqueFd dial(const Endpoint& endpoint, Deadline deadline, bool patient);
 
-// All of it by the deadline: kOk, kTimedOut, kPeerLost (closed or reset). The sockets are non-blocking.
+// Sends or receives all bytes by the deadline: kOk, kTimedOut, kPeerLost (closed or reset). The sockets are
+// non-blocking.
 Status send_all(int fd, std::span<const uint8_t> bytes, Deadline deadline) noexcept;
 Status receive_all(int fd, std::span<uint8_t> bytes, Deadline deadline) noexcept;
 

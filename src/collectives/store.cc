@@ -174,14 +174,14 @@ std::shared_ptr<Store> open_store(const std::string& address, int rank, const Co
   if (!address.empty() && address != "env")
     fail(
         Status::kInvalidArgument,
-        "\"{}\" is nowhere that ranks can meet: tcp://host:port, file:/folder, a directory's address with an "
+        "\"{}\" is not a place where ranks can meet: use tcp://host:port, file:/folder, a directory's address with an "
         "agent, or env",
         address);
   const auto host = config.environment("MASTER_ADDR");
   const auto port = config.environment("MASTER_PORT");
   if (!host || !port)
     fail(Status::kNotFound,
-         "no place to meet: set MASTER_ADDR and MASTER_PORT, or give bootstrap (tcp://host:port, "
+         "no place for ranks to meet: set MASTER_ADDR and MASTER_PORT, or give bootstrap (tcp://host:port, "
          "file:/folder) or "
          "a store");
   const bool elsewhere = config.environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";

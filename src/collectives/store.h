@@ -1,4 +1,5 @@
-// Where ranks meet: small values under keys, that outlive the operation that put them. Control path only.
+// The store in which ranks meet: small values under keys, which stay after the operation that put them.
+// Control path only.
 #pragma once
 
 #include <condition_variable>
@@ -28,11 +29,11 @@ class Store {
   // Waits until the key is there; Error(kTimedOut) at the deadline.
   virtual Bytes get(const std::string& key, Deadline deadline) = 0;
   virtual std::string describe() const = 0;
-  // The address of ours by which the store is reached, "10.0.0.7"; "" where it is no network.
+  // The local address on the route to the store, "10.0.0.7"; "" if the store is not on a network.
   virtual std::string local_host() const { return {}; }
 };
 
-// The application's, by the C API.
+// The application's store, called through the C API.
 class CallbackStore final : public Store {
  public:
   explicit CallbackStore(const towline_collective_store_t& callbacks) : callbacks_(callbacks) {}
@@ -48,7 +49,7 @@ class CallbackStore final : public Store {
   std::mutex mutex_;
 };
 
-// Of this process: for one rank alone, and for ranks that are threads.
+// A store within this process: for a single rank, and for ranks that are threads.
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, std::span<const uint8_t> value) override;
@@ -61,7 +62,7 @@ class MemoryStore final : public Store {
   std::map<std::string, Bytes> values_;
 };
 
-// A folder that all ranks see; a key is a file, put there whole.
+// A folder that all ranks can reach; each key is a file that is created atomically.
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string folder);
@@ -93,11 +94,12 @@ class PrefixStore final : public Store {
   const std::string prefix_;
 };
 
-// By address, as towline_communicator_options_t.bootstrap says; not directories. Throws Error.
+// Opens a store by address, as described at towline_communicator_options_t.bootstrap; not directories. Throws
+// Error.
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
                                   Deadline deadline);
 
-// Rank and size from the environment; `method` as the C API says. Throws Error(kNotFound).
+// Reads rank and size from the environment; `method` as in the C API. Throws Error(kNotFound).
 struct RankAndSize {
   int rank = 0;
   int size = 0;

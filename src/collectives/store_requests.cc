@@ -8,7 +8,7 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kEntryBytes = 128;  // what a key and a value take beside their bytes
+constexpr uint64_t kEntryBytes = 128;  // overhead of a key and a value
 
 uint64_t cost_of(const std::string& key) { return key.size() + kEntryBytes; }
 
@@ -47,7 +47,7 @@ bool StoreRequestReader::begin(uint8_t query) {
   return false;
 }
 
-// True when it is whole.
+// True when the number is complete.
 bool StoreRequestReader::number(size_t size, std::span<const uint8_t>& bytes, uint64_t& value) {
   const size_t count = std::min(size - digits_there_, bytes.size());
   std::copy_n(bytes.begin(), count, digits_ + digits_there_);
@@ -60,7 +60,7 @@ bool StoreRequestReader::number(size_t size, std::span<const uint8_t>& bytes, ui
   return true;
 }
 
-// A size and so many bytes.
+// A size, then that many bytes.
 StoreRequestReader::Result StoreRequestReader::field(Item item, std::span<const uint8_t>& bytes) {
   if (!sized_) {
     if (!number(sizeof(uint64_t), bytes, field_left_)) return Result::kMore;
@@ -73,7 +73,7 @@ StoreRequestReader::Result StoreRequestReader::field(Item item, std::span<const 
       request_.keys.emplace_back();
     }
   }
-  // Grows with what comes, whatever size was announced.
+  // Grows with the bytes that arrive, whatever size was announced.
   const size_t count = std::min<uint64_t>(field_left_, bytes.size());
   if (item == Item::kValue)
     request_.value.insert(request_.value.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
@@ -124,7 +124,7 @@ StoreRequestReader::Result StoreRequestReader::take(std::span<const uint8_t>& by
 // ---- Values
 
 StoreValue StoreValues::keep(Bytes value) {
-  // Counted until the last reply has let go of it.
+  // Counted until the last reply has released it.
   const auto release = [count = bytes_, size = value.size()](const Bytes* held) {
     *count -= size;
     delete held;

@@ -1,8 +1,8 @@
-// What the store's server makes of the bytes that a client sends: requests of torch's TCPStore protocol, and
-// the values that they set and ask for. No sockets. One thread.
+// The part of the store's server without sockets: it parses requests of torch's TCPStore protocol and keeps
+// the values that they set and get. One thread.
 //
-// A client is a stranger until it has shown otherwise: everything that it can make the server keep has a
-// limit, a byte is looked at once, and a value is never copied for a reply.
+// Clients are not trusted: everything that a client can make the server keep has a limit, each byte is parsed
+// once, and a value is never copied for a reply.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,23 @@
 
 namespace towline::collectives {
 
-// Requests by number: those of torch's TCPStore that ranks need to meet.
+// Request numbers: the part of torch's TCPStore that ranks need to meet.
 enum class StoreQuery : uint8_t {
   kValidate = 0,     // magic (u32); no answer. The first of a connection
   kSet = 1,          // key, value; no answer
-  kGet = 3,          // key; answers the value, empty where there is none
+  kGet = 3,          // key; answers the value, empty if the key does not exist
   kAdd = 4,          // key, i64; answers the sum as i64
-  kCheck = 5,        // keys; answers a byte, 0 when all are there
-  kWait = 6,         // keys; answers a byte, 0, when all are there
-  kKeys = 7,         // answers how many there are, as i64
-  kDelete = 8,       // key; answers i64, how many went
+  kCheck = 5,        // keys; answers a byte, 0 if all exist
+  kWait = 6,         // keys; answers a byte, 0, once all exist
+  kKeys = 7,         // answers the number of keys as i64
+  kDelete = 8,       // key; answers the number of deleted keys as i64
   kCancelWait = 12,  // answers a byte, 1
   kPing = 13,        // u32; answers it
 };
 
 constexpr uint32_t kStoreMagic = 0x3C85F7CE;
 
-// Of one request.
+// Limits of one request.
 constexpr uint64_t kMostValueBytes = 64u << 20;
 constexpr uint64_t kMostKeyBytes = 8192;
 constexpr uint64_t kMostKeys = 65536;
@@ -47,15 +47,15 @@ struct StoreRequest {
   int64_t number = 0;  // of kAdd, kPing and kValidate
 };
 
-// Puts requests together from pieces of any size.
+// Assembles requests from pieces of any size.
 class StoreRequestReader {
  public:
   enum class Result : uint8_t { kMore, kWhole, kBroken };
-  // Takes what belongs to the request under way from the front of `bytes`. kWhole: request() is complete, and
-  // the next call begins another. kBroken: these bytes are no request, and the rest has no meaning.
+  // Consumes the bytes of the current request from the front of `bytes`. kWhole: request() is complete, and
+  // the next call begins another. kBroken: the bytes are not a request, and the rest is meaningless.
   Result take(std::span<const uint8_t>& bytes);
   StoreRequest& request() noexcept { return request_; }
-  // Whether a request has begun and is not whole, and the bytes that it takes.
+  // Whether a request is incomplete, and the bytes that it holds.
   bool under_way() const noexcept { return under_way_; }
   uint64_t held_bytes() const noexcept { return request_.value.capacity() + keys_bytes_; }
 
@@ -69,9 +69,9 @@ class StoreRequestReader {
   StoreRequest request_;
   bool under_way_ = false;
   std::vector<Item> items_;  // still to come, the next one last
-  uint8_t digits_[8] = {};   // of a number that has come in part
+  uint8_t digits_[8] = {};   // of a number that arrived in part
   size_t digits_there_ = 0;
-  bool sized_ = false;  // the size of the field under way is known
+  bool sized_ = false;  // the size of the current field is known
   uint64_t field_left_ = 0;
   uint64_t keys_left_ = 0;
   uint64_t keys_bytes_ = 0;
@@ -80,18 +80,19 @@ class StoreRequestReader {
 // Bytes that replies share with the store.
 using StoreValue = std::shared_ptr<const Bytes>;
 
-// The values. Those that only replies still hold count as well.
+// The values. Values that only replies still hold count as well.
 class StoreValues {
  public:
   explicit StoreValues(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // False: there is no room. `made`: the key was not there.
+  // False: there is no room. `made`: the key did not exist.
   bool set(const std::string& key, Bytes value, bool& made);
-  // Null where there is none.
+  // Null if the key does not exist.
   StoreValue get(const std::string& key) const;
   bool contains(const std::string& key) const { return values_.contains(key); }
   bool erase(const std::string& key);
-  // Adds to the number that a value holds as text; one that is not there is 0. False: no room, or no number.
+  // Adds to the number that a value holds as text; a missing key counts as 0. False: no room, or not a
+  // number.
   bool add(const std::string& key, int64_t amount, int64_t& sum, bool& made);
   size_t size() const noexcept { return values_.size(); }
   uint64_t bytes() const noexcept { return *bytes_; }

@@ -1,5 +1,5 @@
-// Any bytes as the requests of a client, in pieces of all sizes, against the values they act on. What comes
-// out does not depend on the pieces, and nothing is kept beyond the limits.
+// Parses any bytes as requests of a client, in pieces of all sizes, and applies them to values. The result
+// must not depend on the pieces, and nothing may be kept beyond the limits.
 #include <cstdlib>
 
 #include "collectives/store_requests.h"

@@ -176,7 +176,7 @@ TEST(TcpStores, ManyRequestsForOneLargeValueCostItOnce) {
     greedy.push_back(std::make_unique<RawClient>(server.port()));
     for (int request = 0; request < 8; ++request) greedy.back()->send(RawClient::get("large"));
   }
-  RawClient late(server.port());  // is served all the same
+  RawClient late(server.port());  // is still served
   late.send(RawClient::get("large"));
   late.receive(8 + kValue);
   EXPECT_LT(resident_bytes(), before + 2 * kValue) << "its own copy in this process is one";
@@ -244,7 +244,7 @@ TEST(TcpStores, DropWhoSpeaksSomethingElseOrAsksTooMuchAndServeTheRest) {
     EXPECT_TRUE(client.is_dropped()) << request;
     RawClient stranger(server.port(), false);
     static_cast<void>(stranger.try_send(RawClient::get("key")));
-    EXPECT_TRUE(stranger.is_dropped()) << "it did not say what it speaks";
+    EXPECT_TRUE(stranger.is_dropped()) << "it sent no request";
   }
   store->set("key", Bytes(1, 1));
   EXPECT_EQ(store->get("key", RawClient::soon()), Bytes(1, 1));
@@ -256,16 +256,16 @@ TEST(TcpStores, DropWhoIsSilentInTheMiddleOfARequestAndNotWhoWaits) {
   RawClient waits(server.port());
   waits.send(RawClient::text(StoreQuery::kWait) + RawClient::number<uint64_t>(1) + RawClient::field("key"));
   const std::string large(16u << 20, 'x');
-  RawClient deaf(server.port());
-  deaf.send(RawClient::set("large", large) + RawClient::text(StoreQuery::kKeys));
-  deaf.receive(8);  // it has come
-  deaf.send(RawClient::get("large") + RawClient::get("large"));
+  RawClient unread(server.port());
+  unread.send(RawClient::set("large", large) + RawClient::text(StoreQuery::kKeys));
+  unread.receive(8);  // the value has arrived
+  unread.send(RawClient::get("large") + RawClient::get("large"));
   RawClient stranger(server.port(), false);
   RawClient half(server.port());
   half.send(RawClient::text(StoreQuery::kSet) + RawClient::number<uint64_t>(100) + "part of it");
   EXPECT_TRUE(stranger.is_dropped());
   EXPECT_TRUE(half.is_dropped());
-  EXPECT_FALSE(deaf.gives(2 * (8 + large.size()))) << "it took nothing for longer than that";
+  EXPECT_FALSE(unread.gives(2 * (8 + large.size()))) << "it took nothing for longer than that";
   RawClient other(server.port());
   other.send(RawClient::set("key", "value"));
   EXPECT_EQ(waits.receive(1), std::string(1, 0));

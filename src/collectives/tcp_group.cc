@@ -9,10 +9,10 @@
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kFlatBytes = 16 << 10;   // all_reduce, all_gather up to here: few steps, whatever is sent
-constexpr uint64_t kPieceBytes = 1 << 20;   // of a part that is received to be reduced
+constexpr uint64_t kFlatBytes = 16 << 10;   // up to here all_reduce and all_gather minimise steps, not bytes
+constexpr uint64_t kPieceBytes = 1 << 20;   // piece of a part that is received to be reduced
 constexpr uint64_t kTreeBytes = 256 << 10;  // broadcast up to here: a tree
-constexpr uint64_t kStreamBytes = 4 << 20;  // own parts from here on are stored past the caches
+constexpr uint64_t kStreamBytes = 4 << 20;  // from this size on, own parts are stored past the caches
 
 std::span<const uint8_t> bytes_at(const uint8_t* at, uint64_t bytes) {
   return {at, static_cast<size_t>(bytes)};
@@ -56,14 +56,14 @@ Status TcpGroup::compare(const Call& call) {
   return size() == 1 || call.compared ? Status::kOk : swap(call, 1, {}, {});
 }
 
-// After step k everyone knows of 2^(k+1) ranks that they have come.
+// After step k every rank knows that 2^(k+1) ranks have arrived.
 Status TcpGroup::barrier(const Call& call) {
   for (int step = 1; step < size(); step *= 2)
     if (const Status status = swap(call, step, {}, {}); is_error(status)) return status;
   return Status::kOk;
 }
 
-// Equal parts of the buffer, whole elements, the last ones shorter.
+// Cuts the buffer into equal parts of whole elements; the last ones are shorter.
 void TcpGroup::cut(const Call& call, uint8_t* base, Parts& parts) const {
   const auto n = static_cast<uint64_t>(size());
   const uint64_t elements = call.bytes / call.element;
@@ -76,7 +76,7 @@ void TcpGroup::cut(const Call& call, uint8_t* base, Parts& parts) const {
   }
 }
 
-// The parts of all ranks that are mine to reduce, by pieces, into `to`. `to` may be the place of my own part.
+// Reduces this rank's part of all ranks, piece by piece, into `to`. `to` may be the place of the own part.
 Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
   const auto me = static_cast<size_t>(index_);
   const uint64_t largest = *std::ranges::max_element(in.bytes);
@@ -113,8 +113,9 @@ Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts&
   return Status::kOk;
 }
 
-// Everyone's `bytes` bytes, into sources_ by rank. After step k everyone has those of 2^(k+1) ranks: of its
-// own and of the ones before it, in that order, so that what it sends next lies in a row.
+// Collects `bytes` bytes of every rank in sources_, by rank. After step k every rank has those of 2^(k+1)
+// ranks: its own and those of the ranks before it, in that order, so that the bytes it sends next are
+// contiguous.
 Status TcpGroup::collect(const Call& call, const uint8_t* mine, uint64_t bytes) {
   received_.resize(ranks_.size() * bytes);
   copy_own(received_.data(), mine, bytes);
@@ -165,7 +166,7 @@ Status TcpGroup::broadcast(const Call& call) {
   if (const Status status = compare(call); is_error(status)) return status;
   if (index_ == call.root && call.output != nullptr) copy_own(call.output, call.input, call.bytes);
   if (call.bytes <= kTreeBytes || n <= 2 || call.output == nullptr) {
-    // A binomial tree: in round k whoever has it gives it to the one 2^k further from the root.
+    // A binomial tree: in round k each rank that has the data sends it to the rank 2^k further from the root.
     const int place = (index_ - call.root + n) % n;
     const uint8_t* data = index_ == call.root ? call.input : call.output;
     for (int step = 1; step < n; step *= 2) {
@@ -178,7 +179,7 @@ Status TcpGroup::broadcast(const Call& call) {
     }
     return Status::kOk;
   }
-  // The root gives everyone a part; parts then go to everyone.
+  // The root gives each rank a part; then every rank gets all parts.
   cut(call, call.output, out_);
   const auto me = static_cast<size_t>(index_);
   for (int other = 0; other < n; ++other) {
@@ -213,7 +214,7 @@ Status TcpGroup::gather(const Call& call, std::span<const int> beside) {
     if (other != index_ && !contains(beside, other)) take(other, bytes_at(call.out.at[i], call.out.bytes[i]));
   }
   const auto me = static_cast<size_t>(index_);
-  if (beside.empty()) copy_own(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs come
+  if (beside.empty()) copy_own(call.out.at[me], call.input, call.out.bytes[me]);  // while theirs arrive
   return exchange(call);
 }
 
@@ -226,7 +227,7 @@ Status TcpGroup::scatter(const Call& call, std::span<const int> beside) {
     give(other, bytes_at(static_cast<const uint8_t*>(call.in.at[i]), call.in.bytes[i]));
   }
   if (const Status status = exchange(call); is_error(status)) return status;
-  // The own part last: nobody waits for it.
+  // The own part comes last, since no other rank waits for it.
   const auto me = static_cast<size_t>(index_);
   if (beside.empty()) copy_own(call.output, call.in.at[me], call.in.bytes[me]);
   return Status::kOk;

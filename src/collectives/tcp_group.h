@@ -1,9 +1,9 @@
-// Operations among ranks of which no two share memory, over a mesh. Parts and roots are in the group's own
+// Operations over a mesh among ranks of which no two share memory. Parts and roots are the group's own
 // indices.
 //
-// Reductions are pairwise: every rank sends each other the part that that one reduces, which takes them in
-// the order of ranks; results then go round. That moves as little as a ring, rounds once and gives the same
-// bits on every rank. Small ones are gathered everywhere, in log2(n) steps, and reduced by everyone.
+// Reductions are pairwise: every rank sends each other rank the part that that rank reduces, in rank order;
+// then all ranks exchange the results. This moves no more bytes than a ring, rounds once and gives the same
+// bits on every rank. Small ones are gathered on all ranks, in log2(n) steps, and reduced by each.
 #pragma once
 
 #include <span>
@@ -27,19 +27,20 @@ class TcpGroup {
   Status broadcast(const Call& call);
   Status all_gather(const Call& call);
   Status reduce_scatter(const Call& call);
-  // `beside`: ranks whose parts go another way, the root among them.
+  // `beside`: ranks whose parts are moved elsewhere, including the root.
   Status gather(const Call& call, std::span<const int> beside = {});
   Status scatter(const Call& call, std::span<const int> beside = {});
-  // `beside`: ranks whose parts went another way, this one among them.
+  // `beside`: ranks whose parts were moved elsewhere, including this one.
   Status all_to_all(const Call& call, std::span<const int> beside = {});
-  // Before what goes between a root and the others only, so that ranks that disagree do not wait for one
-  // another: where not all headers are the same, some rank's differs from the one before it.
+  // Call before operations that only exchange data between a root and the others, so that ranks that disagree
+  // do not wait for one another: if not all headers are equal, some rank's header differs from that of the
+  // rank before it.
   Status compare(const Call& call);
 
  private:
-  // `out` to the rank `step` further, `in` from the one `step` back.
+  // Sends `out` to the rank `step` further and receives `in` from the rank `step` back.
   Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
-  // All that was put down with give() and take(), at once.
+  // Performs all moves recorded with give() and take() at once.
   Status exchange(const Call& call);
   void give(int to, std::span<const uint8_t> out) { legs_.push_back({rank(to), true, out, {}}); }
   void take(int from, std::span<uint8_t> in) { legs_.push_back({rank(from), false, {}, in}); }

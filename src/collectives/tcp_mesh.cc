@@ -17,7 +17,7 @@ namespace towline::collectives {
 namespace {
 
 constexpr size_t kMostArriving = 1024;
-constexpr size_t kMostControlBytes = 65536;  // of frames that are not whole
+constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
 
 class SocketChannel final : public Channel {
  public:
@@ -96,7 +96,7 @@ std::string TcpMesh::describe(int peer) const {
 
 // ---- Connecting
 
-// Between network namespaces of one machine there is nothing to control, and pacing (bbr) costs a timer for
+// Between network namespaces of one machine congestion control is useless, and pacing (bbr) costs a timer for
 // every few segments.
 void TcpMesh::tune(int fd, int peer) const noexcept {
   const HostIdentity& mine = infos_[static_cast<size_t>(rank_)].host;
@@ -235,7 +235,7 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
   int error = 0;
   while (UniqueFd socket = socket_.accept(nullptr, &error)) {
     if (arriving_.size() >= kMostArriving) {
-      // Ranks say at once who they are: the first that has not is no rank.
+      // Ranks identify themselves at once, so the oldest connection without a hello is not a rank.
       const auto silent = std::ranges::find_if(
           arriving_, [](const Arriving& one) { return one.bytes.size() < kMeshHelloBytes; });
       if (silent == arriving_.end()) continue;
@@ -250,7 +250,7 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
   }
 }
 
-// True when it is done with: taken in or thrown out.
+// True when it is finished: accepted or dropped.
 bool TcpMesh::greet(Arriving& arriving) {
   if (arriving.bytes.size() < kMeshHelloBytes) {
     uint8_t buffer[kMeshHelloBytes];
@@ -264,13 +264,13 @@ bool TcpMesh::greet(Arriving& arriving) {
   const auto hello = decode_hello(arriving.bytes);
   if (!hello) return true;
   const std::lock_guard lock(mutex_);
-  if (secret_.is_none()) return false;  // we do not know it yet
+  if (secret_.is_none()) return false;  // not known yet
   if (hello->secret == secret_) take_in(std::move(arriving.socket), hello->kind, hello->rank);
   return true;
 }
 
-// Each connection comes once, from the rank that dials. Another in its place would close the descriptor of
-// one that a thread is using. mutex_ is held.
+// Each connection is made once, by the rank that dials. Replacing it would close a descriptor that a thread
+// is using. mutex_ is held.
 bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
   if (peer >= static_cast<uint32_t>(size_) || static_cast<int>(peer) <= rank_) return false;
   tune(socket.get(), static_cast<int>(peer));
@@ -292,7 +292,7 @@ bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
   return true;
 }
 
-// False when the connection is over.
+// False when the connection has ended.
 bool TcpMesh::read_control(int peer, Control& control) {
   for (;;) {
     uint8_t buffer[4096];
@@ -335,7 +335,7 @@ void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept {
     (void)send_all(socket.get(), frame, Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
 }
 
-// Rank 0: the first reason is everyone's.
+// Rank 0: the first reason applies to all ranks.
 void TcpMesh::decide(Breakage reason) {
   Breakage agreed;
   {
@@ -409,7 +409,7 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
   for (;;) {
     bool moved = false;
     bool may_write = false;
-    const Moving* waiting = nullptr;  // for the first that must come, else for one to take what goes
+    const Moving* waiting = nullptr;  // waits for the first receive, else for a send
     for (Moving& leg : moving_) {
       if (leg.done()) continue;
       if (const Status status = step(header, leg, moved); is_error(status)) return status;
@@ -446,8 +446,8 @@ Status TcpMesh::interrupted(const Header& header) {
                         fmt::format("rank {} was interrupted in {}", rank_, collectives::describe(header)));
 }
 
-// As far as it goes now. A full socket is asked again when the kernel says that a good part of it is free:
-// filling every gap at once would send many small segments.
+// Moves as many bytes as possible now. A full socket is tried again when the kernel says that a good part of
+// it is free: filling every gap at once would send many small segments.
 Status TcpMesh::step(const Header& header, Moving& leg, bool& moved) {
   const LaneStep sent = leg.writable ? leg.sending.step() : LaneStep::kBlocked;
   const LaneStep received = leg.receiving.step();

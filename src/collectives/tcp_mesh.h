@@ -1,6 +1,6 @@
-// Connections between ranks that share no memory. Every rank listens; a pair is connected when it first has
-// something to say, the higher rank dials. Beside, every rank keeps a control connection to rank 0, over
-// which a communicator breaks as one: a rank proposes a reason, rank 0 tells everyone the first it got.
+// Connections between ranks that share no memory. Every rank listens. A pair connects when it first has data
+// to move; the higher rank dials. In addition, every rank keeps a control connection to rank 0, over which a
+// communicator breaks as a whole: a rank proposes a reason, and rank 0 announces the first one to all.
 //
 // Threads: lanes belong to the thread that performs, message channels to the message engine, the rest to the
 // backend's watcher.
@@ -31,30 +31,30 @@ namespace towline::collectives {
 class TcpMesh {
  public:
   static constexpr uint64_t kHelloNs = 10 * kSecondNs;
-  // Listens. `listen`: "host:port" or "*:0". Connections have `hello_ns` to say which rank they are of.
+  // Listens. `listen`: "host:port" or "*:0". A connection must send its hello within `hello_ns`.
   TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns = kHelloNs);
   ~TcpMesh();
 
-  // Where others reach this rank, best first: the address by which the store was reached comes first.
+  // The addresses at which others reach this rank, best first: the local address on the route to the store
+  // comes first.
   std::vector<std::string> endpoints(const std::string& store_host) const;
-  // Knows the others from here on; connects to rank 0. `secret` is what connections show. Throws Error.
+  // Sets the other ranks and connects to rank 0. `secret` authenticates connections. Throws Error.
   void join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline);
-  // How long an operation that can't go on looks again and again before it sleeps. Before the first
-  // operation.
+  // How long a blocked operation polls before it sleeps. Call before the first operation.
   void set_spin(uint64_t spin_ns) noexcept { spin_ns_ = spin_ns; }
-  // The congestion control of connections, by its kernel's name; empty: the kernel's choice, between ranks of
-  // one machine what does not pace. Before join.
+  // The congestion control of connections, by its kernel name; empty: the kernel's choice, or one without
+  // pacing between ranks of one machine. Call before join.
   void set_congestion(std::string name) { congestion_ = std::move(name); }
-  // After all have joined, at rank 0: that everyone's control connection is there.
+  // On rank 0, after all have joined: true if every rank's control connection is there.
   bool complete();
 
   // ---- The watcher
   void poll_fds(std::vector<pollfd>& polled);
-  void serve();  // accepts, reads what came; breaks the communicator when a rank is gone
-  // Any thread: proposes a reason to break and waits, for a moment, for what is agreed on.
+  void serve();  // accepts and reads; breaks the communicator when a rank is gone
+  // Any thread: proposes a reason to break and waits briefly for the agreed one.
   Breakage agree(Breakage reason);
   void leave() noexcept;
-  // The performing thread: rank 0 broke the communicator, and the watcher has not taken note of it before.
+  // The performing thread: true if rank 0 broke the communicator and the watcher has not noticed yet.
   bool verdict_waits();
 
   // ---- The performing thread. Sends `out` to one rank while it receives `in` from another (or the same; -1:
@@ -62,15 +62,14 @@ class TcpMesh {
   Status exchange(const Header& header, int to, std::span<const uint8_t> out, int from, std::span<uint8_t> in,
                   Deadline deadline);
 
-  // A message to a rank, or one from it; an empty one is a message, too.
+  // A message to or from a rank; an empty one is a message, too.
   struct Leg {
     int peer = -1;
     bool sends = false;
     std::span<const uint8_t> out = {};
     std::span<uint8_t> in = {};
   };
-  // All of them at once, each as far as its connection takes it: nobody waits for one rank while another
-  // could go on.
+  // Moves all legs at once, each as far as its connection allows: no leg waits while another could continue.
   Status exchange_all(const Header& header, std::span<const Leg> legs, Deadline deadline);
 
   // ---- The message engine. Null until the other side has dialled.
@@ -81,7 +80,7 @@ class TcpMesh {
   struct Arriving {
     UniqueFd socket;
     std::vector<uint8_t> bytes;
-    uint64_t due_ns = 0;  // to have said who it is
+    uint64_t due_ns = 0;  // when its hello is due
   };
   struct Control {
     UniqueFd socket;
@@ -123,15 +122,15 @@ class TcpMesh {
   Id secret_;
   uint64_t spin_ns_ = 0;
   std::string congestion_;
-  std::list<Arriving> arriving_;  // the watcher's
-  std::vector<Moving> moving_;    // the performing thread's
+  std::list<Arriving> arriving_;  // used by the watcher
+  std::vector<Moving> moving_;    // used by the performing thread
   std::vector<pollfd> polled_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::vector<Control> controls_;  // rank 0: of everyone; others: of rank 0
+  std::vector<Control> controls_;  // rank 0: one for every rank; others: one to rank 0
   std::vector<UniqueFd> lanes_;
   std::vector<UniqueFd> message_sockets_;
-  std::vector<bool> has_messages_;  // a socket for messages has come, taken over since or not
+  std::vector<bool> has_messages_;  // a socket for messages has arrived, even if it was taken since
   bool agreed_ = false;
   Breakage agreement_;
 };

@@ -26,7 +26,7 @@ void put_field(Bytes& out, std::string_view text) {
 }
 Bytes request_of(StoreQuery query) { return {static_cast<uint8_t>(query)}; }
 
-// ---- Client. Torch's puts "/" before every key, so ours does.
+// ---- Client. Like torch's it puts "/" before every key.
 
 class TcpStore final : public Store {
  public:
@@ -82,7 +82,7 @@ class TcpStore final : public Store {
     if (const Status status = receive_all(socket_.get(), bytes, deadline); is_error(status))
       lost(status, key);
   }
-  // The connection is in the middle of something: the next request takes a new one.
+  // The connection has an unfinished request, so the next request uses a new one.
   [[noreturn]] void lost(Status status, const std::string& key) {
     socket_.reset();
     if (status == Status::kTimedOut && !key.empty())
@@ -91,13 +91,13 @@ class TcpStore final : public Store {
   }
 
   const std::string endpoint_;
-  const std::shared_ptr<TcpStoreServer> server_;  // where it is ours
+  const std::shared_ptr<TcpStoreServer> server_;  // if this rank serves
   std::mutex mutex_;
   UniqueFd socket_;
 };
 
-// Where rank 0 listens for an endpoint that every rank was told. A number is the one address to listen on. A
-// name is not: other hosts may know this one's name by another address than it does itself.
+// The address on which rank 0 listens for the endpoint that every rank has. A number is the only address to
+// listen on. A name is not: other hosts may resolve this host's name to another address than it does itself.
 std::string served_address(Endpoint told) {
   if (told.host == "localhost") told.host = "127.0.0.1";
   if (!numeric_address(told)) told.host = "*";
@@ -108,16 +108,16 @@ std::shared_ptr<TcpStoreServer> start_server(const Endpoint& told) {
   try {
     return std::make_shared<TcpStoreServer>(served_address(told));
   } catch (const Error& error) {
-    if (error.code() == Status::kAddressInUse) return nullptr;  // if it is no store, asking will tell
+    if (error.code() == Status::kAddressInUse) return nullptr;  // not a store: requests will fail
     if (!numeric_address(told)) throw;
-    // An address that leads here through something else, such as a translating router.
+    // The address leads here through another device, such as a router with address translation.
     TOWLINE_LOG(kWarning, "the store listens at every address of this host: {}", error.message());
     return start_server({false, "*", told.port});
   }
 }
 
-// The servers of this process by endpoint, so that a communicator made after another meets in the same one.
-// Null: somebody else serves there.
+// The servers of this process by endpoint, so that a later communicator meets in the same one. Null: another
+// process serves there.
 std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<TcpStoreServer>> servers;

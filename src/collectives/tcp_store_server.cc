@@ -1,8 +1,9 @@
-// The store's server: one thread, which everything but stopping belongs to.
+// The store's server: one thread does everything except stopping.
 //
-// Whoever reaches the port is served, so no client costs much: requests have limits (store_requests.h), a
-// client that leaves its answers unread is not read from, one that is silent in the middle of a request or
-// does not take its answers is dropped, and whatever one of them causes to be thrown ends that one only.
+// Every client that reaches the port is served, so the cost of each is bounded: requests have limits
+// (store_requests.h), the server does not read from a client that leaves its answers unread, it drops a
+// client that is silent in the middle of a request or does not read its answers, and an exception ends only
+// the client that caused it.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -33,29 +34,28 @@ using Result = StoreRequestReader::Result;
 constexpr size_t kMostClients = 8192;
 constexpr size_t kMostClientsOfAddress = 2048;
 constexpr uint64_t kMostStoreBytes = 256u << 20;
-// Requests that have come in part, and keys waited for: what is larger counts against one limit for all.
+// Incomplete requests and lists of keys above this size count against one limit for all clients.
 constexpr uint64_t kSmallBytes = 16u << 10;
 constexpr uint64_t kMostHeldBytes = 128u << 20;
-constexpr uint64_t kMostUnsentBytes = 64u << 10;  // of answers beside a value; then the client has to read
-constexpr uint64_t kMostReadAtOnce = 1u << 20;    // of one client, so that the others have their turn
+constexpr uint64_t kMostUnsentBytes = 64u << 10;  // answers without values; more: it has to read
+constexpr uint64_t kMostReadAtOnce = 1u << 20;    // of one client, so that others get their turn
 constexpr uint64_t kLogNs = 10 * kSecondNs;
 
 struct Client {
   UniqueFd socket;
   std::string host;
   StoreRequestReader reader;
-  uint64_t counted_bytes = 0;  // what it makes us keep, as far as it is in the sum of all
+  uint64_t counted_bytes = 0;  // its share of the bytes kept for all clients
   std::deque<StoreValue> out;  // answers; the first is sent up to sent_bytes
   uint64_t sent_bytes = 0;
   uint64_t out_bytes = 0;
-  Bytes later;  // came behind requests whose answers it has to read first
+  Bytes later;  // bytes after requests whose answers it has to read first
   std::vector<std::string> waits;
   uint64_t waits_bytes = 0;
-  size_t waits_at = 0;  // those before are there
+  size_t waits_at = 0;  // keys before this index exist
   bool validated = false;
   bool gone = false;
-  // By when it has to have said what it speaks, or the rest of its request; and have taken of its answers.
-  // 0: nothing is due.
+  // Deadlines for the first request or the rest of a request, and for reading answers. 0: no deadline.
   uint64_t request_due_ns = 0;
   uint64_t answer_due_ns = 0;
 
@@ -86,7 +86,7 @@ struct TcpStoreServer::State {
       try {
         turn();
       } catch (const std::exception& error) {
-        // Out of memory for the list of clients itself: the newest one has to go.
+        // Out of memory for the list of clients itself: drop the newest one.
         TOWLINE_LOG_EVERY(kWarning, kLogNs, "store at {}: {}", socket.address().port(), error.what());
         if (!clients.empty()) drop(std::prev(clients.end()));
       }
@@ -113,7 +113,7 @@ struct TcpStoreServer::State {
       if (client->gone) drop(client);
       client = next;
     }
-    // Answers to waits that came due in this turn have gone as far as they go; who failed by that goes now.
+    // Answers to waits of this turn have been sent as far as possible; drop the clients that failed.
     for (auto client = clients.begin(); client != clients.end();) {
       const auto next = std::next(client);
       if (client->gone) drop(client);
@@ -142,7 +142,7 @@ struct TcpStoreServer::State {
       client.request_due_ns = now + patience_ns;
     }
     if (error == EMFILE || error == ENFILE)
-      TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: no descriptor left for a client");
+      TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: no descriptor is left for a client");
   }
 
   void drop(std::list<Client>::iterator client) noexcept {
@@ -159,7 +159,7 @@ struct TcpStoreServer::State {
       if ((events & POLLOUT) != 0) flush(client);
       if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) receive(client);
     } catch (const std::exception& error) {
-      TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: a client at {} is dropped: {}", client.host, error.what());
+      TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: dropping a client at {}: {}", client.host, error.what());
       client.gone = true;
     }
   }
@@ -176,11 +176,11 @@ struct TcpStoreServer::State {
     }
   }
 
-  // Answers what is whole, until the client has to read first; keeps what is behind.
+  // Answers complete requests, until the client has to read first; keeps the rest.
   void handle_all(Client& client, std::span<const uint8_t> bytes) {
     while (!client.gone && !client.full() && !bytes.empty()) {
       const Result result = client.reader.take(bytes);
-      if (result == Result::kBroken) refuse(client, "it speaks another protocol, or goes beyond its limits");
+      if (result == Result::kBroken) refuse(client, "it uses another protocol, or exceeds a limit");
       if (result == Result::kMore && client.request_due_ns == 0)
         client.request_due_ns = monotonic_now_ns() + patience_ns;
       if (result == Result::kWhole) answer(client);
@@ -189,7 +189,7 @@ struct TcpStoreServer::State {
     client.later.assign(bytes.begin(), bytes.end());
   }
 
-  // False: all clients together make us keep too much.
+  // False: all clients together exceed the limit.
   bool count_held(Client& client) noexcept {
     const uint64_t held = client.waits_bytes + (client.reader.under_way() ? client.reader.held_bytes() : 0);
     const uint64_t counted = held > kSmallBytes ? held : 0;
@@ -204,11 +204,11 @@ struct TcpStoreServer::State {
     StoreRequest& request = client.reader.request();
     client.request_due_ns = 0;
     if (!client.validated && request.query != StoreQuery::kValidate)
-      return refuse(client, "it did not say what it speaks");
+      return refuse(client, "it sent no request");
     switch (request.query) {
       case StoreQuery::kValidate:
         client.validated = request.number == kStoreMagic;
-        if (!client.validated) refuse(client, "it speaks another protocol");
+        if (!client.validated) refuse(client, "it uses another protocol");
         return;
       case StoreQuery::kSet: {
         bool made = false;
@@ -264,11 +264,11 @@ struct TcpStoreServer::State {
 
   void refuse(Client& client, const char* why) noexcept {
     if (client.gone) return;
-    TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: a client at {} is dropped: {}", client.host, why);
+    TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: dropping a client at {}: {}", client.host, why);
     client.gone = true;
   }
 
-  // Waits for the first key that is not there, if any.
+  // Waits for the first missing key, if any.
   void wait_on(Client& client) {
     while (client.waits_at < client.waits.size() && values.contains(client.waits[client.waits_at]))
       ++client.waits_at;
@@ -327,7 +327,7 @@ struct TcpStoreServer::State {
         if (errno != EAGAIN) client.gone = true;
         break;
       }
-      client.answer_due_ns = 0;  // it takes them
+      client.answer_due_ns = 0;  // it reads its answers
       client.sent_bytes += static_cast<uint64_t>(sent);
       client.out_bytes -= static_cast<uint64_t>(sent);
       if (client.sent_bytes < bytes.size()) continue;
@@ -348,7 +348,7 @@ struct TcpStoreServer::State {
   std::atomic<bool> stop{false};
   std::list<Client> clients;
   std::unordered_map<std::string, size_t> clients_of;             // by address
-  std::unordered_map<std::string, std::vector<Client*>> waiting;  // by the key each waits for first
+  std::unordered_map<std::string, std::vector<Client*>> waiting;  // by the first key that each waits for
   uint64_t held_bytes = 0;
   StoreValues values{kMostStoreBytes};
   std::vector<pollfd> polled;

@@ -19,8 +19,8 @@ namespace towline::collectives {
 struct World {
   int size = 2;
   uint32_t flags = 0;
-  int ranks_per_host = 0;  // 0: all on one; else so many share memory, and TCP goes between
-  bool strewn = false;     // hosts' ranks are not next to one another
+  int ranks_per_host = 0;  // 0: all on one; else groups of this size share memory and use TCP between them
+  bool strewn = false;     // ranks of a host are not consecutive
   std::string stage_bytes = "64KiB";
   uint64_t timeout_ns = 120 * kSecondNs;
   std::string backend = "cpu";
@@ -90,7 +90,7 @@ inline towline_collective_t call_of(uint32_t op, uint32_t datatype = TOWLINE_FLO
   return call;
 }
 
-// Runs it; a failure fails the test with its sentence.
+// Runs it; a failure fails the test with its message.
 inline void do_run(Communicator& communicator, const towline_collective_t& call) {
   std::string text;
   const Status status = communicator.run(call, nullptr, text);
@@ -99,7 +99,7 @@ inline void do_run(Communicator& communicator, const towline_collective_t& call)
 
 inline void do_barrier(Communicator& communicator) { do_run(communicator, call_of(TOWLINE_OP_BARRIER)); }
 
-// Until the condition holds; fails the test after two minutes.
+// Waits until the condition holds; fails the test after two minutes.
 inline void eventually(const std::function<bool()>& condition) {
   const uint64_t limit = monotonic_now_ns() + 120 * kSecondNs;
   while (!condition()) {

@@ -96,7 +96,7 @@ std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool 
 
 bool crowded(const std::vector<RankInfo>& ranks, int rank) {
   const HostIdentity& here = ranks[static_cast<size_t>(rank)].host;
-  // Some are too many for one another where a set of processors is all that more ranks than it has may use.
+  // Ranks are crowded if more ranks are restricted to a set of processors than the set has processors.
   return std::ranges::any_of(ranks, [&](const RankInfo& one) {
     if (one.host.boot_id != here.boot_id) return false;
     const auto within = std::ranges::count_if(ranks, [&](const RankInfo& other) {

@@ -1,4 +1,4 @@
-// Who shares a host with whom, from what every rank says of itself.
+// Which ranks share a host, from the ranks' descriptions of themselves.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,23 @@ struct RankInfo {
   std::string label;  // setting collectives.host: ranks with different ones count as on different hosts
   std::vector<uint32_t> processors;    // this rank may use, ascending
   uint32_t numa_node = 0;              // of the processor it ran on
-  std::vector<std::string> endpoints;  // where it takes connections, best first
-  std::string settings;                // what has to be the same everywhere
+  std::vector<std::string> endpoints;  // where it accepts connections, best first
+  std::string settings;                // settings that must be the same on all ranks
 };
 
-// Of the calling process.
+// Describes the calling process.
 RankInfo this_rank();
 
 std::vector<uint8_t> encode(const RankInfo& info);
 // Throws Error(kProtocol).
 RankInfo decode(std::span<const uint8_t> bytes, int rank);
 
-// Ranks in groups that share memory, each in order, groups in the order of their first rank. Without shared
-// memory every rank is alone.
+// Groups of ranks that share memory, each in rank order, groups in the order of their first rank. Without
+// shared memory every rank is a group.
 std::vector<std::vector<int>> hosts_of(const std::vector<RankInfo>& ranks, bool shared_memory);
 
-// Whether ranks on the machine of `rank` outnumber the processors they may use, all or some of them: those
-// that are bound to one processor each do not.
+// True if ranks on the machine of `rank`, all or some of them, outnumber the processors that they may use.
+// Ranks bound to one processor each do not.
 bool crowded(const std::vector<RankInfo>& ranks, int rank);
 
 // "rank 2 (process 1234 on host-a)".

@@ -1,4 +1,4 @@
-// Names and sizes of what the C API numbers: data types, reductions, operations.
+// Names and sizes of the C API's enumerators: data types, reductions, operations.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ inline bool has_root(uint32_t op) noexcept {
   return op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_BROADCAST || op == TOWLINE_OP_GATHER ||
          op == TOWLINE_OP_SCATTER || op == TOWLINE_OP_SEND || op == TOWLINE_OP_RECV;
 }
-// Whether elements of the type can be reduced so.
+// Whether elements of the type can be reduced this way.
 bool can_reduce(uint32_t datatype, uint32_t reduction) noexcept;
 
 }  // namespace towline::collectives

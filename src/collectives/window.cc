@@ -7,7 +7,7 @@
 namespace towline::collectives {
 namespace {
 
-// Steps of the headers; those of what goes on within a host count from 0.
+// Steps of the headers; steps within a host count from 0.
 constexpr uint8_t kOffers = 16;
 constexpr uint8_t kProblems = 32;
 constexpr uint8_t kAllClosed = 48;
@@ -26,7 +26,7 @@ Window::Window(CpuBackend& backend, void* address, uint64_t bytes, uint64_t numb
   if (!backend.one_host()) reach_other_hosts(std::move(problem), number, deadline);
 }
 
-// Every rank offers its memory; then everyone has taken what it needs, and learns whether everyone could.
+// Every rank offers its memory; after opening the others' memory it learns whether all ranks could.
 void Window::reach_other_hosts(std::string problem, uint64_t number, Deadline deadline) {
   std::vector<uint8_t> mine;
   const auto size = static_cast<size_t>(backend_.size());

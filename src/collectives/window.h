@@ -1,5 +1,4 @@
-// A window: ranks of one host put into each other's memory as it is mapped; those of other hosts through an
-// agent.
+// A window: ranks of one host access each other's mapped memory; ranks of other hosts use an agent.
 #pragma once
 
 #include <memory>
@@ -14,9 +13,10 @@ namespace towline::collectives {
 
 class Window {
  public:
-  // Collective. address null: allocated. Throws Error, on every rank alike where one can't share its memory.
+  // Collective. address null: allocates memory. Throws Error; if one rank can't share its memory, on every
+  // rank.
   Window(CpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline);
-  // Collective: nobody uses it any more when it returns. Throws Error.
+  // Collective: when it returns, no rank uses the memory any more. Throws Error.
   void close(uint64_t number, Deadline deadline);
 
   // Any thread. Null: the rank is on another host.
@@ -34,7 +34,7 @@ class Window {
 
   CpuBackend& backend_;
   std::unique_ptr<ShmWindow> here_;
-  std::unique_ptr<AgentWindow> far_;  // where there are several hosts
+  std::unique_ptr<AgentWindow> far_;  // if there are several hosts
 };
 
 }  // namespace towline::collectives

@@ -150,7 +150,7 @@ TEST_P(Windows, SeveralLiveSideBySide) {
 }
 
 TEST_P(Windows, AnAbortEndsWaitsForSignals) {
-  std::atomic<int> opened{0};  // an abort also ends the opening of whoever is not through with it
+  std::atomic<int> opened{0};  // an abort also ends opening on ranks that have not finished it
   run_ranks(world(), [&](Communicator& ranks) {
     TestWindow window(ranks, nullptr, 4096);
     ++opened;

@@ -1,4 +1,4 @@
-// An operation that was issued without waiting: its call, its state, who wants to know of its end.
+// An asynchronous operation: its call, its state, and the functions to call when it ends.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class OwnedCall {
   std::vector<const void*> pointers_;
 };
 
-// not started -> in progress -> completed | timed out | error; once, by who runs it. Owners are counted: the
-// application's and the communicator's while it is under way.
+// not started -> in progress -> completed | timed out | error; set once, by the thread that runs it. Owners
+// are counted: the application, and the communicator while it runs.
 class Work {
  public:
   explicit Work(std::shared_ptr<Communicator> communicator, uint32_t op, uint64_t timeout_ns,
@@ -56,19 +56,19 @@ class Work {
   const std::shared_ptr<Communicator>& communicator() const noexcept { return communicator_; }
 
   void on(uint32_t event, towline_work_fn function, void* context);
-  void call_all(uint32_t event);  // of WAIT_PRE and WAIT_POST
+  void call_all(uint32_t event);  // for WAIT_PRE and WAIT_POST
 
-  // Whoever runs it. Functions are called with nothing held.
+  // Called by the thread that runs it. Functions are called without locks.
   void begin();
   void finish(Status status, std::string text);
   // Sleeps until it has ended.
   void sleep(Deadline until) const noexcept;
 
-  // ---- The communicator's, while under way
-  std::vector<std::unique_ptr<OwnedCall>> batch;      // the one call, or sends and receives
+  // ---- Used by the communicator while it runs
+  std::vector<std::unique_ptr<OwnedCall>> batch;      // one call, or sends and receives
   std::vector<towline_collective_message*> messages;  // of the batch, started
   std::mutex messages_mutex;
-  bool messages_settled = false;  // under it: all have ended, and who set this is to finish
+  bool messages_settled = false;  // guarded by it: all have ended; the thread that set this finishes the work
   uint64_t record = 0;            // in the flight recorder
   int source = TOWLINE_ANY_RANK;  // of a receive that ended well
 
@@ -93,7 +93,7 @@ class Work {
   std::vector<Listener> listeners_;
 };
 
-// One owner's share.
+// A counted reference.
 class WorkRef {
  public:
   WorkRef() noexcept = default;

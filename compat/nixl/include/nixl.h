@@ -122,8 +122,10 @@ class TOWLINE_NIXL_API nixlAgent {
   nixl_status_t loadRemoteMD(const nixl_blob_t& remote_metadata, std::string& agent_name);
   nixl_status_t invalidateRemoteMD(const std::string& remote_agent);
 
-  // ---- Metadata, carried by Towline. With ipAddr to or from the agent that listens there, else through the
-  // ---- metadata server. NIXL_SUCCESS: begun. What became of it: towline::nixl::metadata_calls.
+  // ---- Metadata, sent by Towline
+
+  // With ipAddr to or from the agent that listens there, else through the metadata server. NIXL_SUCCESS: the
+  // call has begun; towline::nixl::metadata_calls returns its result.
 
   nixl_status_t sendLocalMD(const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t sendLocalPartialMD(const nixl_reg_dlist_t& descs,
