@@ -4,7 +4,7 @@
 //   towline_communicator_create(NULL, &world);  // rank and size from torchrun, MPI or Slurm
 //   // Done when it returns:
 //   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);
-//   // Goes on by itself:
+//   // Runs beside the application:
 //   towline_work_t* work;
 //   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, &work);
 //   towline_work_wait(work, TOWLINE_FOREVER);
@@ -12,15 +12,15 @@
 //
 // Conventions are those of towline.h. Every rank calls the same operations of one communicator in the same
 // order, with the same sizes, types, reduction and root. If one rank differs, all ranks get the same error
-// (TOWLINE_MISMATCH). Counts are in elements. Operations write only their outputs. Input and output may be the
-// same memory where their parts have the same place (all_reduce, reduce, broadcast; the own part of a gather
+// (TOWLINE_MISMATCH). Counts are in elements. Operations write only their outputs. Input and output may be
+// the same memory if their parts have the same place (all_reduce, reduce, broadcast; the own part of a gather
 // or scatter); otherwise they must not overlap. Buffers belong to the operation until it has ended.
 //
 // Failures. A communicator breaks as a whole: when one rank is lost, times out, aborts or disagrees, every
-// operation in progress and every later one, on every rank, ends with the same status and sentence
-// (towline_communicator_error). From then on no rank touches the buffers, and a new communicator may be made
-// at once. Arguments that one rank can see to be wrong (TOWLINE_INVALID_ARGUMENT and the like) break nothing
-// and take no part in the order.
+// operation in progress and every later one, on every rank, ends with the same status and message
+// (towline_communicator_error). From then on no rank uses the buffers, and a new communicator may be made at
+// once. Wrong arguments that a rank can detect alone (TOWLINE_INVALID_ARGUMENT and similar) do not break the
+// communicator and do not count in the order.
 #pragma once
 
 #include <towline/towline.h>
@@ -58,8 +58,8 @@ TOWLINE_API size_t towline_datatype_bytes(uint32_t datatype);
 // "float32"; "unknown" for an unknown type.
 TOWLINE_API const char* towline_datatype_name(uint32_t datatype);
 
-// Types of 16 and 8 bits are accumulated in float32 and rounded once. Ranks are taken in their order, so the
-// result is the same to the bit on every rank and in every run. MIN and MAX of a NaN are NaN. Integers wrap
+// Types of 16 and 8 bits are accumulated in float32 and rounded once. Ranks are combined in rank order, so
+// the result is bitwise the same on every rank and in every run. MIN and MAX of a NaN are NaN. Integers wrap
 // around. Bools: SUM, MAX and BOR are "any", PRODUCT, MIN and BAND "all".
 typedef enum towline_reduction_t {
   TOWLINE_SUM = 0,
@@ -99,66 +99,67 @@ TOWLINE_API const char* towline_collective_op_name(uint32_t op);
 
 // Bootstrap
 
-// Where ranks find one another: a store of small values under keys, such as torch's. Calls come from any
-// thread, one at a time. `get` waits until the key is there, `timeout_ns` at most, then writes at most
-// `capacity` bytes and the whole size (asked again with more room where it was too small).
+// A store in which ranks meet: small values under keys, such as torch's. Calls come from any thread, one at a
+// time. `get` waits at most `timeout_ns` until the key exists, then writes at most `capacity` bytes and the
+// full size; if `capacity` was too small it is called again with more room.
 typedef struct towline_collective_store_t {
   size_t struct_size;
   void* context;
   int32_t (*set)(void* context, const char* key, const void* value, size_t bytes);
   int32_t (*get)(void* context, const char* key, uint64_t timeout_ns, void* value, size_t capacity,
                  size_t* bytes);
-  void (*release)(void* context);  // the communicator, and all split from it, are gone; may be null
+  void (*release)(void* context);  // called when the communicator and all split from it are gone; may be null
 } towline_collective_store_t;
 
 enum {                                     // towline_communicator_options_t.flags
   TOWLINE_COMMUNICATOR_ABORT_PROCESS = 1,  // end the process (SIGABRT) when an operation fails or times out
-  TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY = 2,  // talk over TCP on one host, too
+  TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY = 2,  // use TCP on one host, too
 };
 
 typedef struct towline_communicator_options_t {
   size_t struct_size;
   const char* name;     // the same on every rank; null: "world"
-  const char* backend;  // "cpu", "fake", or one that was registered; null: "cpu"
-  int32_t rank;         // used where size > 0; else found in the environment
+  const char* backend;  // "cpu", "fake", or a registered one; null: "cpu"
+  int32_t rank;         // used if size > 0; else read from the environment
   int32_t size;
-  // Where to meet: "tcp://host:port" (rank 0 serves there; torch's TCPStore is understood as well),
-  // "file:/path" (a folder that all ranks see), a directory's address ("etcd://.."; needs `agent`), "env"
-  // (MASTER_ADDR and MASTER_PORT). null: "env". Ignored where `store` is given.
+  // Where ranks meet: "tcp://host:port" (rank 0 serves there; torch's TCPStore works as well), "file:/path"
+  // (a folder that all ranks can reach), a directory's address ("etcd://.."; needs `agent`), "env"
+  // (MASTER_ADDR and MASTER_PORT). null: "env". Ignored if `store` is given.
   const char* bootstrap;
   const towline_collective_store_t* store;
   towline_agent_t* agent;    // for a directory
-  uint64_t timeout_ns;       // of operations that name none, and of forming; 0: 600 s
+  uint64_t timeout_ns;       // for operations without one, and for forming; 0: 600 s
   uint32_t flags;            // TOWLINE_COMMUNICATOR_*
-  uint32_t flight_records;   // operations remembered; 0: 2000
+  uint32_t flight_records;   // number of recorded operations; 0: 2000
   const char* config;        // TOML text over environment and file: [collectives] ...
-  const char* const* hints;  // key, value, key, value, ..., null; kept for info; unknown ones do no harm
+  const char* const* hints;  // key, value, key, value, ..., null; kept for info; unknown ones are ignored
   uint64_t reserved[4];
 } towline_communicator_options_t;
 
-// Rank and size as the environment says: TOWLINE_RANK/TOWLINE_SIZE, TORCHCOMM_RANK/SIZE, Open MPI
+// Rank and size from the environment: TOWLINE_RANK/TOWLINE_SIZE, TORCHCOMM_RANK/SIZE, Open MPI
 // (OMPI_COMM_WORLD_*), PMI, PALS, Slurm, then RANK/WORLD_SIZE. `method`: "auto", "torchrun", "mpi", "pals",
 // "slurm"; null: TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD, else "auto". TOWLINE_NOT_FOUND: nothing is set.
 TOWLINE_API int32_t towline_collective_environment(const char* method, int32_t* rank, int32_t* size);
 
 // Communicators
 
-// Collective: returns when all ranks have come. TOWLINE_TIMED_OUT names those that have not.
+// Collective: returns when all ranks have arrived. The message of TOWLINE_TIMED_OUT names those that have
+// not.
 TOWLINE_API int32_t towline_communicator_create(const towline_communicator_options_t* options,
                                                 towline_communicator_t** communicator);
-// Lets operations in progress end (their timeouts hold), tells the others that it is going, frees the handle.
-// Not collective. After towline_communicator_abort it does not wait. TOWLINE_BUSY on a thread that is in one
-// of its hooks or works' functions, and it stays: do it once they have returned.
+// Waits until operations in progress end (by their timeouts), tells the other ranks that this one leaves, and
+// frees the handle. Not collective. After towline_communicator_abort it does not wait. TOWLINE_BUSY inside
+// one of its hooks or works' functions: nothing is freed; call it after they have returned.
 TOWLINE_API int32_t towline_communicator_destroy(towline_communicator_t* communicator);
-// Waits until everything issued on this rank has ended; the communicator takes no more. Idempotent.
-// TOWLINE_BUSY as towline_communicator_destroy.
+// Waits until all operations issued on this rank have ended; the communicator accepts no more. Idempotent.
+// TOWLINE_BUSY as for towline_communicator_destroy.
 TOWLINE_API int32_t towline_communicator_finalize(towline_communicator_t* communicator);
 TOWLINE_API int32_t towline_communicator_rank(const towline_communicator_t* communicator);
 TOWLINE_API int32_t towline_communicator_size(const towline_communicator_t* communicator);
 TOWLINE_API const char* towline_communicator_name(const towline_communicator_t* communicator);
 TOWLINE_API const char* towline_communicator_backend(const towline_communicator_t* communicator);
-// Backend, ranks with hosts, NUMA nodes and processes, who is reached how, thresholds, hints: JSON, size
-// convention as towline_agent_info.
+// Backend, ranks with hosts, NUMA nodes and processes, how each rank is reached, thresholds, hints: JSON,
+// size convention as towline_agent_info.
 TOWLINE_API int32_t towline_communicator_info(towline_communicator_t* communicator, char* json,
                                               size_t capacity, size_t* needed);
 // For operations issued from now on.
@@ -168,9 +169,9 @@ TOWLINE_API uint64_t towline_communicator_timeout(const towline_communicator_t* 
 TOWLINE_API int32_t towline_communicator_set_hint(towline_communicator_t* communicator, const char* key,
                                                   const char* value);
 
-// Collective over the parent: every rank calls it, with the ranks (of the parent) of the group it will be in,
-// itself among them, in the order of their new ranks; members of one group give the same list. A rank that
-// will be in none gives count 0 and gets null. `name` null: the parent's, with the number of the split.
+// Collective over the parent: every rank calls it with the members of its new group, including itself: ranks
+// of the parent, in the order of their new ranks. Members of one group give the same list. A rank that will
+// be in no group gives count 0 and gets null. `name` null: the parent's, with the number of the split.
 // timeout_ns 0: the parent's. TOWLINE_INVALID_ARGUMENT: a list without the caller, a rank twice or out of
 // range.
 TOWLINE_API int32_t towline_communicator_split(towline_communicator_t* parent, const int32_t* ranks,
@@ -180,35 +181,34 @@ TOWLINE_API int32_t towline_communicator_split(towline_communicator_t* parent, c
 // Breaks the communicator on every rank, within a second. `reason` may be null.
 TOWLINE_API int32_t towline_communicator_abort(towline_communicator_t* communicator, const char* reason);
 // TOWLINE_OK, or why it broke (TOWLINE_CANCELLED after an abort, TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT,
-// TOWLINE_MISMATCH, TOWLINE_CLOSED, TOWLINE_FORKED); `text` receives the sentence, size convention as
+// TOWLINE_MISMATCH, TOWLINE_CLOSED, TOWLINE_FORKED); `text` receives the message, size convention as
 // towline_agent_info (null, 0, null: only the status).
 TOWLINE_API int32_t towline_communicator_error(const towline_communicator_t* communicator, char* text,
                                                size_t capacity, size_t* needed);
 
 // Operations
 
-// One operation. Which members count:
+// One operation. The members that each uses:
 //
-//   op                  input                 output                count            also
-//   barrier             -                     -                     -
-//   all_reduce          count                 count                 elements         reduction
-//   reduce              count                 count, at root        elements         reduction, root
-//   broadcast           count, at root        count (root: unused if null or input)   elements   root
-//   all_gather          count                 size * count          of one rank
-//   all_gather_v        output_counts[rank]   their sum             -                output_counts
-//   reduce_scatter      size * count          count                 of one rank      reduction
-//   reduce_scatter_v    sum of input_counts   input_counts[rank]    -                reduction, input_counts
-//   gather              count                 size * count, at root of one rank      root
-//   scatter             size * count, at root count                 of one rank      root
-//   all_to_all          size * count          size * count          for one rank
-//   all_to_all_v        sum of input_counts   sum of output_counts  -                input_counts,
-//   output_counts send                count                 -                     elements         root (the
-//   peer), tag recv                -                     count                 elements         root (the
-//   peer), tag
+//   op                input                  output                    count         also
+//   barrier           -                      -                         -             -
+//   all_reduce        count                  count                     elements      reduction
+//   reduce            count                  count, at root            elements      reduction, root
+//   broadcast         count, at root         count (root: null, input) elements      root
+//   all_gather        count                  size * count              of one rank   -
+//   all_gather_v      output_counts[rank]    their sum                 -             output_counts
+//   reduce_scatter    size * count           count                     of one rank   reduction
+//   reduce_scatter_v  sum of input_counts    input_counts[rank]        -             reduction, input_counts
+//   gather            count                  size * count, at root     of one rank   root
+//   scatter           size * count, at root  count                     of one rank   root
+//   all_to_all        size * count           size * count              for one rank  -
+//   all_to_all_v      sum of input_counts    sum of output_counts      -             both counts
+//   send              count                  -                         elements      root (the peer), tag
+//   recv              -                      count                     elements      root (the peer), tag
 //
-// Whatever has one part a rank may be given as lists of parts instead, `inputs` or `outputs` (size pointers,
-// part i of rank i), which are then used in place of `input` or `output`. Parts lie one behind the other
-// unless input_offsets/output_offsets (in elements, size entries) say where. Broadcast: with output null or
+// A buffer with one part for each rank may also be given as a list of parts, `inputs` or `outputs` (size
+// pointers, part i belongs to rank i), which replaces `input` or `output`. Parts are contiguous unless
+// input_offsets/output_offsets (in elements, size entries) give their places. Broadcast: with output null or
 // equal to input, `input` is the buffer on every rank (other ranks: written).
 typedef struct towline_collective_t {
   size_t struct_size;
@@ -229,30 +229,31 @@ typedef struct towline_collective_t {
   uint64_t tag;   // send, recv: messages of one pair match by tag, in order
 } towline_collective_t;
 
-// The root of a recv: takes the first message with its tag from whichever rank; towline_work_source tells
-// which. The types of a send and its recv have to be the same.
+// As the root of a recv: takes the first message with its tag from any rank; towline_work_source returns the
+// rank. A send and its recv must have the same type.
 #define TOWLINE_ANY_RANK (-1)
 
 typedef struct towline_collective_options_t {
   size_t struct_size;
   uint64_t timeout_ns;       // 0: the communicator's; TOWLINE_FOREVER: none
-  const char* const* hints;  // as in the communicator's options; handed to hooks and backends
-  // Asked now and then while the calling thread waits for the operation (not for a work), from 50 ms on:
-  // other than 0 ends the operation, and breaks the communicator with TOWLINE_CANCELLED. Null: nobody is
-  // asked.
+  const char* const* hints;  // as in the communicator's options; passed to hooks and backends
+  // Called from time to time while the calling thread waits for the operation (not for a work), after the
+  // first 50 ms. A result other than 0 ends the operation and breaks the communicator with TOWLINE_CANCELLED.
+  // Null: not called.
   int32_t (*interrupted)(void* context);
   void* interrupt_context;
 } towline_collective_options_t;
 
-// Does it, or with `work` starts it. Without: returns its outcome. With: TOWLINE_OK, and the work must be
-// released; the arrays of counts, offsets and pointers are copied, buffers are not. Operations issued without
-// waiting run one after the other, in the order of their issue, beside the application; sends and receives
-// run beside them, in any order, those between one pair with one tag in theirs. What a work's function issues
-// when an operation in that order ends is done at once, before the next one that was issued earlier.
+// Performs the operation, or with `work` starts it. Without `work`: returns its outcome. With `work`: returns
+// TOWLINE_OK, and the work must be released; the arrays of counts, offsets and pointers are copied, buffers
+// are not. Asynchronous operations run one after the other in the order of issue, beside the application.
+// Sends and receives run beside them in any order, except that those between one pair with one tag keep their
+// order. An operation that a work's function issues runs at once, before operations that were issued earlier
+// but have not started.
 TOWLINE_API int32_t towline_collective(towline_communicator_t* communicator, const towline_collective_t* call,
                                        const towline_collective_options_t* options, towline_work_t** work);
 
-// A batch of sends and receives that are issued together, as one work, and can't wait for one another.
+// A batch of sends and receives that are issued together, as one work, and do not wait for one another.
 TOWLINE_API int32_t towline_batch_create(towline_communicator_t* communicator, towline_batch_t** batch);
 TOWLINE_API int32_t towline_batch_add(towline_batch_t* batch, const towline_collective_t* call);
 // The batch is empty again afterwards.
@@ -271,66 +272,67 @@ typedef enum towline_work_state_t {
 } towline_work_state_t;
 
 typedef enum towline_work_event_t {
-  TOWLINE_WORK_START = 0,  // it runs (called at once when it does already)
-  TOWLINE_WORK_END = 1,    // it has ended; once (called at once when it has)
+  TOWLINE_WORK_START = 0,  // it runs (called at once if it already runs)
+  TOWLINE_WORK_END = 1,    // it has ended; once (called at once if it already has)
   TOWLINE_WORK_WAIT_PRE = 2,
   TOWLINE_WORK_WAIT_POST = 3,
 } towline_work_event_t;
 
-// Called on the thread that makes it happen, with nothing held. The work must not be released in it.
+// Called on the thread that causes the event, without locks. Do not release the work in it.
 typedef void (*towline_work_fn)(void* context, towline_work_t* work);
 
 TOWLINE_API uint32_t towline_work_state(const towline_work_t* work);
 // TOWLINE_IN_PROGRESS or the outcome.
 TOWLINE_API int32_t towline_work_poll(towline_work_t* work);
-// Waits for the outcome; TOWLINE_IN_PROGRESS when timeout_ns passed first (the operation goes on). Runs the
-// operation itself where nobody has begun it. After a failure the last error is the operation's.
+// Waits for the outcome; TOWLINE_IN_PROGRESS if timeout_ns passes first (the operation continues). Runs the
+// operation itself if no thread has begun it. After a failure the last error is the operation's.
 TOWLINE_API int32_t towline_work_wait(towline_work_t* work, uint64_t timeout_ns);
-// As wait; where a backend's wait only orders a stream, this one holds up the calling thread.
+// Like wait, but blocks the calling thread even if the backend's wait only orders a stream.
 TOWLINE_API int32_t towline_work_wait_blocking(towline_work_t* work, uint64_t timeout_ns);
 // The operation's timeout.
 TOWLINE_API uint64_t towline_work_timeout(const towline_work_t* work);
-// Why it failed; "" while in progress or after success. Lives as long as the work.
+// The error message; "" while in progress or after success. Valid as long as the work.
 TOWLINE_API const char* towline_work_error(const towline_work_t* work);
 TOWLINE_API uint32_t towline_work_op(const towline_work_t* work);
-// The rank that a recv took its message from, once it has ended well; TOWLINE_ANY_RANK for all else.
+// The rank whose message a recv received, once it has succeeded; TOWLINE_ANY_RANK otherwise.
 TOWLINE_API int32_t towline_work_source(const towline_work_t* work);
 TOWLINE_API int32_t towline_work_on(towline_work_t* work, uint32_t event, towline_work_fn function,
                                     void* context);
-// One more owner, for those that keep it beside others.
+// Adds an owner; each owner releases the work once.
 TOWLINE_API void towline_work_retain(towline_work_t* work);
-// The operation goes on by itself.
+// Drops an owner. The operation continues.
 TOWLINE_API void towline_work_release(towline_work_t* work);
 
 // Hooks, watchdog, flight recorder
 
-// What pre hooks see; lives for the call.
+// The argument of hooks; valid during the call.
 typedef struct towline_hook_args_t {
   size_t struct_size;
   uint32_t op;  // towline_collective_op_t
   uint32_t async;
-  uint64_t op_id;                    // counts through the process's operations: monotonic, from 1
+  uint64_t op_id;                    // number of the operation in this process: monotonic, from 1
   const towline_collective_t* call;  // null for a batch
   const towline_collective_options_t* options;
   towline_communicator_t* communicator;
-  int32_t status;  // post: the outcome, or TOWLINE_IN_PROGRESS of one issued without waiting; else TOWLINE_OK
+  int32_t status;  // post: the outcome, or TOWLINE_IN_PROGRESS if asynchronous; else TOWLINE_OK
   uint32_t reserved;
-  towline_work_t* work;  // post: of one issued without waiting; else null
-  const char* text;      // abort: why
+  towline_work_t* work;  // post: of an asynchronous operation; else null
+  const char* text;      // abort: the reason
 } towline_hook_args_t;
 
 typedef enum towline_hook_kind_t {
   TOWLINE_HOOK_PRE = 0,   // before an operation is issued, on the caller's thread
   TOWLINE_HOOK_POST = 1,  // after it has been, on the caller's thread
   TOWLINE_HOOK_ABORT =
-      2,  // once when the communicator breaks, on a thread of ours; must not wait for operations
+      2,  // once when the communicator breaks, on an internal thread; must not wait for operations
 } towline_hook_kind_t;
 
 typedef void (*towline_hook_fn)(void* context, const towline_hook_args_t* args);
 
 TOWLINE_API int32_t towline_communicator_hook(towline_communicator_t* communicator, uint32_t kind,
                                               towline_hook_fn function, void* context, towline_hook_t** hook);
-// When it returns the function is no longer called, unless it is the caller itself. Frees the handle.
+// After it returns the hook's function is not running and is not called again; it may also be called from
+// that function. Frees the handle.
 TOWLINE_API void towline_hook_remove(towline_hook_t* hook);
 
 // The last operations of this communicator, oldest first, as JSON in the format 2.10 of torch's flight
@@ -342,40 +344,41 @@ TOWLINE_API int32_t towline_communicator_flight_reset(towline_communicator_t* co
 
 // Windows
 
-// Memory of every rank that others put into and get from without its help. Collective over the communicator:
-// every rank brings its own memory, of any size; null has it allocated (zeroed). Ranks of one host map it: it
-// is of towline_memory_allocate, or page-aligned (it is then moved onto shared memory in place, contents
-// kept). Ranks of other hosts reach it through an agent of the communicator's. TOWLINE_UNSUPPORTED, on every
-// rank: some memory can't be shared, or some rank can't reach another's.
+// A window is memory of every rank that other ranks put into and get from without its help. Collective over
+// the communicator: every rank gives its own memory, of any size; null allocates it (zeroed). Ranks of one
+// host map it: it must come from towline_memory_allocate, or be page-aligned (it is then moved onto shared
+// memory in place, contents kept). Ranks of other hosts reach it through an agent of the communicator.
+// TOWLINE_UNSUPPORTED, on every rank: some memory can't be shared, or some rank can't reach another's.
 TOWLINE_API int32_t towline_window_create(towline_communicator_t* communicator, void* address, uint64_t bytes,
                                           towline_window_t** window);
-// Collective: waits until every rank is here, so that nobody uses it any more.
+// Collective: waits until every rank has called it, so that no rank uses the window any more.
 TOWLINE_API int32_t towline_window_destroy(towline_window_t* window, uint64_t timeout_ns);
-TOWLINE_API void* towline_window_address(const towline_window_t* window);  // one's own
+TOWLINE_API void* towline_window_address(const towline_window_t* window);  // this rank's own
 TOWLINE_API uint64_t towline_window_bytes(const towline_window_t* window,
-                                          int32_t rank);  // of any rank; 0: none
-// Where a rank's memory lies in this process; null when it is on another host (the last error says so) or has
-// none.
+                                          int32_t rank);  // of any rank; 0: it has no memory
+// The address of a rank's memory in this process; null if it is on another host (the last error says so) or
+// has no memory.
 TOWLINE_API void* towline_window_map_remote(const towline_window_t* window, int32_t rank);
-// Bytes are there for `rank`, and whoever saw a later signal, when it returns. Between hosts a put, get or
-// signal that fails breaks the communicator (TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT after its timeout).
+// When it returns, the bytes are visible to `rank`, and to each rank that has seen a later signal. Between
+// hosts a put, get or signal that fails breaks the communicator (TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT after
+// its timeout).
 TOWLINE_API int32_t towline_window_put(towline_window_t* window, int32_t rank, uint64_t offset,
                                        const void* from, uint64_t bytes);
 TOWLINE_API int32_t towline_window_get(towline_window_t* window, int32_t rank, uint64_t offset, void* to,
                                        uint64_t bytes);
-// Adds one to what `rank` counts of us; whoever waits for it sees all that we put before.
+// Adds one to the count of this rank's signals at `rank`. After waiting for it, `rank` sees all earlier puts.
 TOWLINE_API int32_t towline_window_signal(towline_window_t* window, int32_t rank);
-// Waits for the next signal of `rank` that was not waited for yet. Breaks nothing when it times out.
+// Waits for the next signal of `rank` that was not waited for yet. A timeout does not break the communicator.
 TOWLINE_API int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint64_t timeout_ns);
 
 // Backends
 
-// Makes a backend known under a name: `table` is a towline_collective_table_v1_t (plugin/collective.h) that
-// lives as long as the process. TOWLINE_ALREADY_EXISTS; TOWLINE_UNSUPPORTED: a version not known here.
+// Registers a backend under a name: `table` is a towline_collective_table_v1_t (plugin/collective.h) that
+// stays valid until the process ends. TOWLINE_ALREADY_EXISTS; TOWLINE_UNSUPPORTED: an unknown version.
 TOWLINE_API int32_t towline_collective_backend_register(const char* name, const void* table);
-// Loads one from a library that exports `towline_collective_v1`.
+// Loads a backend from a library that exports `towline_collective_v1`.
 TOWLINE_API int32_t towline_collective_backend_load(const char* name, const char* path);
-// The names known, comma-separated; size convention as towline_agent_info.
+// The known names, comma-separated; size convention as towline_agent_info.
 TOWLINE_API int32_t towline_collective_backends(char* text, size_t capacity, size_t* needed);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 // Communicators for C++20: RAII over collectives.h.
 //
 //   towline::Communicator world;                     // rank and size from torchrun, MPI, PALS or Slurm
-//   world.all_reduce(in, out);                       // spans of float, double, integers; done when it
-//   returns towline::Work work = world.start(call);          // any towline_collective_t, beside the
-//   application work.wait();
+//   world.all_reduce(in, out);                       // spans of float, double, integers; blocks
+//   towline::Work work = world.start(call);          // any towline_collective_t, beside the application
+//   work.wait();
 //
 // Everything throws towline::Error; ownership is as in towline.hpp.
 #pragma once
@@ -37,14 +37,14 @@ constexpr uint32_t datatype_of() {
 
 }  // namespace detail
 
-// An operation beside the application. Letting it go does not stop it.
+// An operation that runs beside the application. Destroying the Work does not stop it.
 class Work {
  public:
   explicit Work(towline_work_t* work) noexcept : work_(work) {}
   [[nodiscard]] bool done() const noexcept {
     return towline_work_state(work_.get()) >= TOWLINE_WORK_COMPLETED;
   }
-  // Throws the operation's Error. False when the time passed first.
+  // Throws the operation's Error. False if the deadline passes first.
   bool wait(Deadline deadline = kForever) const {
     const int32_t status = towline_work_wait(work_.get(), deadline.remaining_ns());
     detail::check(status);
@@ -122,7 +122,7 @@ class Communicator {
                                tag, nullptr, nullptr));
   }
 
-  // Collective; empty where this rank gives no ranks.
+  // Collective; empty if this rank gives no ranks.
   [[nodiscard]] Communicator split(std::span<const int32_t> ranks, const char* name = nullptr) const {
     towline_communicator_t* made = nullptr;
     detail::check(

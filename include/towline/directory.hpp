@@ -1,11 +1,11 @@
-// Directories for C++20: RAII over directory.h, which says what everything means.
+// Directories for C++20: RAII over directory.h, which documents each call.
 //
 //   towline::Directory directory{agent, "etcd://10.0.0.7:2379"};
 //   directory.publish().get();
 //   auto peer = directory.fetch("prefill-0", {.wait = true}).get_peer();
 //
-// Calls are handles: poll() and wait() give a Status, get() and its like wait and throw towline::Error. A
-// call's end cancels it where it is still in progress.
+// Calls are handles: poll() and wait() give a Status, get() and similar functions wait and throw
+// towline::Error. Destroying a call cancels it if it is in progress.
 #pragma once
 
 #include <towline/directory.h>
@@ -16,7 +16,7 @@ inline namespace v0 {
 
 using DirectoryEntry = towline_directory_entry_t;
 
-// What a DirectoryEntry holds, as text or bytes; lives as long as the entry.
+// The value of a DirectoryEntry as text or bytes; valid as long as the entry.
 [[nodiscard]] inline std::string_view value_of(const DirectoryEntry& entry) noexcept {
   return {static_cast<const char*>(entry.value), entry.bytes};
 }
@@ -27,7 +27,7 @@ class DirectoryCall {
   [[nodiscard]] Status poll() const noexcept {
     return detail::status(towline_directory_call_poll(handle_.get()));
   }
-  // Waits for the outcome; kInProgress when the deadline came first.
+  // Waits for the outcome; kInProgress if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_directory_call_wait(handle_.get(), deadline.remaining_ns()));
   }
@@ -37,9 +37,9 @@ class DirectoryCall {
     return towline_directory_call_error(handle_.get());
   }
 
-  // Each waits, and throws what failed.
+  // Each waits, and throws the call's Error.
   void get() const { detail::check(towline_directory_call_wait(handle_.get(), TOWLINE_FOREVER)); }
-  // They live as long as the call.
+  // They are valid as long as the call.
   [[nodiscard]] std::vector<DirectoryEntry> get_entries() const {
     get();
     size_t count = 0;
@@ -85,8 +85,7 @@ struct DirectoryEvent : towline_directory_event_t {
 
 class Watch {
  public:
-  // Takes the next event, whose contents live until the one after it; kTimedOut, or why the watch ended for
-  // good.
+  // Takes the next event, whose contents are valid until the one after it; kTimedOut, or why the watch ended.
   [[nodiscard]] Status next(DirectoryEvent& event, Deadline deadline = kForever) const noexcept {
     return detail::status(towline_watch_next(handle_.get(), deadline.remaining_ns(), &event));
   }
@@ -101,14 +100,14 @@ class Watch {
 };
 
 struct PutOptions {
-  bool leased = false;                 // goes with this agent
-  bool create = false;                 // only where there is no such key
+  bool leased = false;                 // removed with this agent
+  bool create = false;                 // only if there is no such key
   std::chrono::nanoseconds timeout{};  // 0: the agent's default; also below
 };
 
 struct GetOptions {
-  bool prefix = false;  // every key that begins so
-  bool wait = false;    // until there is one
+  bool prefix = false;  // every key with this prefix
+  bool wait = false;    // wait until there is one
   std::chrono::nanoseconds timeout{};
 };
 
@@ -125,7 +124,7 @@ struct PublishOptions {
 
 struct FetchOptions {
   std::string label{};
-  bool wait = false;    // until it is published
+  bool wait = false;    // wait until it is published
   bool follow = false;  // forget the peer once its key is gone
   std::chrono::nanoseconds timeout{};
 };
@@ -136,7 +135,7 @@ inline void close_directory(towline_directory_t* directory) noexcept {
 }
 }  // namespace detail
 
-// A directory that is open for an agent, which must outlive it. Its end takes back what was published here,
+// An open directory of an agent, which must outlive it. Destroying it removes what was published through it,
 // unless another Directory of the same agent and address is open.
 class Directory {
  public:
@@ -171,7 +170,7 @@ class Directory {
     });
   }
 
-  // Publishes the agent's present metadata.
+  // Publishes the agent's current metadata.
   [[nodiscard]] DirectoryCall publish(const PublishOptions& options = {}) const {
     std::vector<towline_region_t*> regions;
     for (const Region* region : options.regions) regions.push_back(region->native());
@@ -180,7 +179,7 @@ class Directory {
                                        regions.size(), Deadline{options.timeout}.remaining_ns(), call);
     });
   }
-  // Takes back one label's, or everything.
+  // Removes the metadata of one label, or of all.
   [[nodiscard]] DirectoryCall unpublish(const std::string& label = {},
                                         std::chrono::nanoseconds timeout = {}) const {
     return start([&](towline_directory_call_t** call) {

@@ -1,4 +1,4 @@
-// How much memory this host can still give.
+// How much memory is still available.
 #pragma once
 
 #include <towline/export.h>
@@ -10,9 +10,9 @@ extern "C" {
 #include <stdint.h>
 #endif
 
-// Bytes that this process can still take before the kernel ends a process: what the host has available, swap
-// included, and what each memory cgroup (v1 or v2) above this process leaves. An estimate, outdated when it
-// returns; UINT64_MAX when nothing is known.
+// Bytes that this process can still allocate before the kernel kills a process: the least of the host's
+// available memory, including swap, and the room left in each memory cgroup (v1 or v2) above this process. An
+// estimate that may be out of date when it returns; UINT64_MAX if nothing is known.
 TOWLINE_API uint64_t towline_memory_available(void);
 
 #ifdef __cplusplus

@@ -18,14 +18,14 @@ enum class Sync : uint32_t {
 };
 
 struct StorageOptions {
-  std::optional<Access> access{};  // of transfers; by default read, and write where the file is made anew
+  std::optional<Access> access{};  // of transfers; by default read, and write if the file is new
   bool create = false;
   bool truncate = false;
-  bool direct = false;       // past the page cache
-  bool replace = false;      // a new file that takes the old one's place at commit()
-  bool conditional = false;  // objects: a WRITE fails (kStale) where somebody else has changed it since
+  bool direct = false;       // bypass the page cache
+  bool replace = false;      // a new file that replaces the old one at commit()
+  bool conditional = false;  // objects: a WRITE fails (kStale) if another client has changed it
   Sync sync = Sync::kNone;
-  uint32_t mode = 0;   // of a file that is made; 0: 0666 less the umask
+  uint32_t mode = 0;   // of a new file; 0: 0666 less the umask
   uint64_t bytes = 0;  // the region's size; 0: the file's
 };
 
@@ -53,8 +53,8 @@ namespace detail {
 
 }  // namespace detail
 
-// Opens and registers what the URI names ("file:/path", "s3://bucket/key"). Throws Error. Blocks on the file
-// system or the server.
+// Opens and registers the file or object at the URI ("file:/path", "s3://bucket/key"). Throws Error. Blocks
+// on the file system or the server.
 [[nodiscard]] inline Region register_storage(const Agent& agent, const std::string& uri,
                                              const StorageOptions& options = {}) {
   return detail::register_storage(agent, uri.c_str(), -1, options);
@@ -64,7 +64,7 @@ namespace detail {
   return detail::register_storage(agent, nullptr, fd, options);
 }
 
-// What is there; exists is 0 when nothing is.
+// Describes a file or object; `exists` is 0 if it does not exist.
 [[nodiscard]] inline StorageInfo query_storage(const Agent& agent, const std::string& uri) {
   auto info = detail::defaults<towline_storage_info_t>();
   detail::check(towline_storage_query(agent.native(), uri.c_str(), &info));
@@ -76,7 +76,7 @@ struct StorageEntry {
   StorageInfo info;
 };
 
-// Everything whose URI begins so ("s3://bucket/model/"), in order; at most `limit`. Throws Error.
+// Everything whose URI has this prefix ("s3://bucket/model/"), in order; at most `limit`. Throws Error.
 [[nodiscard]] inline std::vector<StorageEntry> list_storage(const Agent& agent, const std::string& prefix,
                                                             size_t limit = SIZE_MAX) {
   struct Found {
@@ -94,7 +94,7 @@ struct StorageEntry {
   return std::move(found.entries);
 }
 
-// Makes what was written durable; a replacement takes its place. Throws Error.
+// Makes written data durable; a replacement replaces the old file. Throws Error.
 inline void commit_storage(const Region& region, Deadline deadline = std::chrono::seconds{30}) {
   detail::check(towline_storage_commit(region.native(), deadline.remaining_ns()));
 }
@@ -105,7 +105,7 @@ inline void commit_storage(const Region& region, Deadline deadline = std::chrono
   return info;
 }
 
-// One block at `offset` of a registered file; repeat() makes more of it.
+// One block at `offset` of a registered file; repeat() makes more.
 [[nodiscard]] inline Blocks storage_blocks(const Region& region, uint64_t offset, uint64_t length) {
   const RegionInfo info = region_info(region);
   return Blocks::at(info.address + offset, length, Kind{info.kind}, info.device);

@@ -1,12 +1,11 @@
-// Towline's C API: the only binary boundary. Everything else (C++, Python, Rust, the command line) stands on
-// it.
+// Towline's C API: the only binary boundary. Everything else (C++, Python, the command line) is built on it.
 //
 // Conventions. Functions that can fail return a status; zero or positive is success. After a failure
-// towline_last_error() gives, for this thread, a sentence that says what was tried, with which values, and
+// towline_last_error() returns, for this thread, a message that says what was tried, with which values, and
 // what to do. Option structs begin with `struct_size`: set it to sizeof, zero the rest for defaults
 // (TOWLINE_INIT does both). Any thread may call anything. Objects are freed by their own _destroy function;
 // destroying an agent ends everything made from it, and objects still held then answer TOWLINE_CLOSED. Times
-// are nanoseconds; a timeout of TOWLINE_FOREVER waits without end, 0 only looks.
+// are in nanoseconds; a timeout of TOWLINE_FOREVER waits without limit, 0 only polls.
 #pragma once
 
 #include <stddef.h>
@@ -36,7 +35,7 @@ typedef struct towline_counter towline_counter_t;
 
 // "0.1.0".
 TOWLINE_API const char* towline_version(void);
-// The last failure's sentence of this thread; never null, "" when there was none.
+// The message of this thread's last failure; never null, "" if there was none.
 TOWLINE_API const char* towline_last_error(void);
 
 // Agents
@@ -50,40 +49,39 @@ typedef struct towline_agent_options_t {
   size_t struct_size;
   uint32_t progress;  // towline_progress_t
   uint32_t workers;   // progress engines, 1 to 8; 0: 1
-  // "host:port[,host:port]": where every port of the agent is, the metadata listener's at these ports and those of
-  // tcp at ports of their own. By default "127.0.0.1:0": peers of this host. "*:0" is any address; "none" opens no
-  // port.
+  // "host:port[,host:port]": the addresses of every port of the agent. The metadata listener uses these
+  // ports, tcp uses other ports of the same hosts. Default: "127.0.0.1:0", for peers of this host. "*:0": any
+  // address; "none": opens no port.
   const char* listen;
   const char*
-      advertise;  // "host[:port]" that peers should use instead of the listening address; null: found out
+      advertise;  // "host[:port]" that peers should use instead of the listening address; null: detected
   const char* backends;         // comma-separated names in order of preference; null: all usable
   const char* config;           // TOML text that overrides environment and file; null: none
-  uint64_t default_timeout_ns;  // deadline of transfers and control calls that name none; 0: 30 s
+  uint64_t default_timeout_ns;  // deadline of transfers and control calls without one; 0: 30 s
 } towline_agent_options_t;
 
-// Makes an agent. `name`: 1 to 255 bytes of any kind but NUL; it need not be unique, the incarnation is.
+// Creates an agent. `name`: 1 to 255 bytes without NUL. The name need not be unique; the incarnation is.
 TOWLINE_API int32_t towline_agent_create(const char* name, const towline_agent_options_t* options,
                                          towline_agent_t** agent);
-// Ends every transfer (their outcome is TOWLINE_CLOSED), waits for local fences, says goodbye to peers and
-// waits half a second at most until those that move bytes to its memory themselves have taken leave, joins
-// threads.
+// Ends every transfer with TOWLINE_CLOSED, waits for local fences, says goodbye to peers, waits at most half
+// a second until one-sided peers detach from its memory, and joins threads.
 TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
 TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);
 // 32 hexadecimal digits, new for every agent made.
 TOWLINE_API const char* towline_agent_incarnation(const towline_agent_t* agent);
-// One pass of every progress engine; returns the number of things done. Needed only with
+// One pass of every progress engine; returns the number of events handled. Needed only with
 // TOWLINE_PROGRESS_CALLER.
 TOWLINE_API int32_t towline_agent_progress(towline_agent_t* agent);
-// A file descriptor that polls readable while notices or queued completions wait to be pulled. Owned by the
+// A file descriptor that is readable while notices or queued completions wait to be pulled. Owned by the
 // agent.
 TOWLINE_API int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd);
-// Sleeps until a notice or queued completion is there or the timeout passes (TOWLINE_TIMED_OUT).
+// Sleeps until a notice or queued completion is available or the timeout passes (TOWLINE_TIMED_OUT).
 TOWLINE_API int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns);
 // The address peers connect to ("10.0.0.7:7777"); empty when the agent does not listen.
 TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity);
-// Backends with traits and the reason where one is not usable, regions, peers with health, topology: JSON
-// text. Writes at most `capacity` bytes with NUL; `needed` receives the whole size (both may be 0/null to
-// ask).
+// Backends with traits and, if not usable, the reason; regions, peers with health, topology: JSON text.
+// Writes at most `capacity` bytes with NUL; `needed` receives the full size. Use capacity 0 and a null buffer
+// to query the size.
 TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, size_t* needed);
 // Counters of this agent as JSON (per peer, backend and direction), same size convention.
 TOWLINE_API int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity,
@@ -108,7 +106,7 @@ enum {
 enum {
   TOWLINE_REGION_GUARDED = 1,  // reached only through paths where this agent checks every access
   TOWLINE_REGION_SHARE =
-      2,  // page-aligned private memory: moved onto shared memory in place; nobody may write to it meanwhile
+      2,  // page-aligned private memory: moved in place onto shared memory; write nothing to it meanwhile
   TOWLINE_ALLOCATE_HUGE = 4,  // towline_memory_allocate: huge pages, or fail
 };
 
@@ -131,9 +129,8 @@ TOWLINE_API int32_t towline_memory_free(towline_memory_t* memory);
 TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t bytes,
                                             const towline_region_options_t* options,
                                             towline_region_t** region);
-// Refuses new work, tells peers, waits for work in flight to be fenced, frees the handle. TOWLINE_TIMED_OUT:
-// some peer has not let go yet (the last error names it); the memory must then not be reused, and the call
-// may be repeated.
+// Refuses new work, tells peers, waits until work in flight is fenced, frees the handle. TOWLINE_TIMED_OUT: a
+// peer has not detached yet (the last error names it); do not reuse the memory, and repeat the call.
 TOWLINE_API int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns);
 TOWLINE_API uint64_t towline_region_key(const towline_region_t* region);
 
@@ -150,10 +147,10 @@ typedef enum towline_health_t {
 // > 0. Same size convention as towline_agent_info.
 TOWLINE_API int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions,
                                            size_t count, void* blob, size_t capacity, size_t* needed);
-// Makes a peer known from a blob, or adds the blob's regions to a peer already known (same incarnation). A
-// blob with another incarnation under the name of a peer that was added or connected to replaces that peer,
-// whose handles then answer TOWLINE_PEER_RESTARTED, unless that agent is still there: its process runs on
-// this host, it is connected, or it answers within half a second where it listens. Then both stay.
+// Adds a peer from a blob, or adds the blob's regions to a known peer (same incarnation). A blob with another
+// incarnation under the name of a peer that was added or connected to replaces that peer, whose handles then
+// answer TOWLINE_PEER_RESTARTED. If the old agent is still there, both stay: its process runs on this host,
+// it is connected, or it answers at its address within half a second.
 TOWLINE_API int32_t towline_peer_add(towline_agent_t* agent, const void* blob, size_t bytes,
                                      towline_peer_t** peer);
 // Exchanges metadata with the agent listening at "host:port", "[v6]:port", "unix:/path" or "unix:@name"; or
@@ -161,23 +158,22 @@ TOWLINE_API int32_t towline_peer_add(towline_agent_t* agent, const void* blob, s
 // it.
 TOWLINE_API int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64_t timeout_ns,
                                          towline_peer_t** peer);
-// A known peer by name, also one that came by itself; TOWLINE_NOT_FOUND otherwise. TOWLINE_ALREADY_EXISTS:
-// several agents that are there bear the name; each is found by its incarnation
-// (towline_peer_incarnation, towline_notice_t), which may be given in place of a name. Each success adds a
-// reference.
+// A known peer by name, including unsolicited ones; TOWLINE_NOT_FOUND otherwise. TOWLINE_ALREADY_EXISTS:
+// several live agents have the name; find each by its incarnation (towline_peer_incarnation,
+// towline_notice_t), which may be given instead of a name. Each success adds a reference.
 //
-// A connection or a blob that comes by itself makes another peer than one of the same incarnation that was
-// added or connected to, and changes nothing of that one: nothing proves who sent it. Such peers go when the
-// settings peer.unsolicited and peer.unsolicited_bytes want room and nobody uses them: no connection, no
-// reference, no list and no notice of theirs.
+// A connection or blob that arrives unasked makes an *unsolicited* peer. It is separate from a peer of the
+// same incarnation that was added or connected to, and does not change that one, because nothing proves who
+// sent it. Unused unsolicited peers (no connection, reference, list or notice) are removed when the limits
+// peer.unsolicited and peer.unsolicited_bytes are reached.
 TOWLINE_API int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer_t** peer);
-// Fetches the peer's present metadata (new regions) from the address it listens on. TOWLINE_UNREACHABLE: it
-// does not listen; have it send a new blob.
+// Fetches the peer's current metadata (new regions) from the address at which it listens.
+// TOWLINE_UNREACHABLE: it does not listen; let it send a new blob.
 TOWLINE_API int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_ns);
 // Forgets the peer: everything in flight to it ends with TOWLINE_CANCELLED, its lists and transfers answer
-// TOWLINE_STALE. When it is done, this reference is dropped as well.
+// TOWLINE_STALE. On success this reference is dropped as well.
 TOWLINE_API int32_t towline_peer_remove(towline_peer_t* peer);
-// Drops this reference; the peer stays known to the agent, one that came by itself until its room is needed.
+// Drops this reference; the agent keeps the peer, an unsolicited one only until its room is needed.
 TOWLINE_API void towline_peer_release(towline_peer_t* peer);
 TOWLINE_API const char* towline_peer_name(const towline_peer_t* peer);
 TOWLINE_API const char* towline_peer_incarnation(const towline_peer_t* peer);
@@ -194,8 +190,8 @@ typedef struct towline_region_info_t {
   uint32_t reserved;
 } towline_region_info_t;
 
-// The peer's regions as far as known, in the order in which it registered them as long as it has deregistered none;
-// `count` is capacity on entry and the whole number on return.
+// The known regions of the peer, in the order of registration as long as it has deregistered none; `count` is
+// the capacity on entry and the total number on return.
 TOWLINE_API int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions,
                                          size_t* count);
 
@@ -258,45 +254,46 @@ typedef struct towline_completion_t {
   uint64_t bytes;
 } towline_completion_t;
 
-// Called on the thread that finds the end, once others may see it: if one of them may destroy the transfer,
-// leave it alone here. Nothing is held: any function of this API may be called.
+// Called on the thread that finds the outcome, after other threads may have seen it: if one of them may
+// destroy the transfer, do not use it here. No lock is held: any function of this API may be called.
 typedef void (*towline_callback_t)(const towline_completion_t* completion);
 
 typedef struct towline_transfer_options_t {
   size_t struct_size;
   const void* notice;  // delivered to the peer after the data; copied
   size_t notice_bytes;
-  uint64_t counter_key;  // of the peer's counter to add to after the data; 0: none
+  uint64_t counter_key;  // the peer's counter to add to after the data; 0: none
   uint64_t counter_add;
   uint64_t timeout_ns;        // from each post; 0: the agent's default
   const char* backend;        // force one backend by name; null: the router chooses
   uint32_t threads;           // engines to split the work over, 0 or 1: one
-  uint32_t queue_completion;  // non-zero: the end is put in the agent's completion queue
-  void* user_data;            // given back with completions and callbacks
+  uint32_t queue_completion;  // non-zero: queue a completion at the agent
+  void* user_data;            // returned with completions and callbacks
   towline_callback_t callback;
 } towline_transfer_options_t;
 
 // Blocks of `local` against blocks of `remote`, pairwise in order. Both sides must hold the same number of
-// bytes; block sizes may differ where one divides into the other. Reusable: post as often as wanted, once at
-// a time.
+// bytes; block sizes may differ where one divides into the other. Reusable: post it any number of times, once
+// at a time.
 TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_block_list_t* local,
                                             const towline_picks_t* local_picks, towline_block_list_t* remote,
                                             const towline_picks_t* remote_picks,
                                             const towline_transfer_options_t* options,
                                             towline_transfer_t** transfer);
 // Starts it. TOWLINE_OK: already done. TOWLINE_IN_PROGRESS: accepted, exactly one outcome will follow.
-// TOWLINE_AGAIN: not accepted for want of credit or space. Any other error: not accepted. Allocates nothing.
+// TOWLINE_AGAIN: not accepted, because credit or space is missing. Any other error: not accepted. Allocates
+// nothing.
 TOWLINE_API int32_t towline_transfer_post(towline_transfer_t* transfer);
 // TOWLINE_IN_PROGRESS or the outcome. Helps to make progress.
 TOWLINE_API int32_t towline_transfer_poll(towline_transfer_t* transfer);
-// Waits for the outcome; TOWLINE_IN_PROGRESS when `timeout_ns` passed first.
+// Waits for the outcome; TOWLINE_IN_PROGRESS if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns);
 
 enum {
   TOWLINE_FENCE_LOCAL = 1,   // no byte of the transfer can land in, or be read from, local memory any more
   TOWLINE_FENCE_REMOTE = 2,  // the same for the peer's memory
 };
-// Waits until the asked fences hold. TOWLINE_TIMED_OUT when they do not yet.
+// Waits until the given fences hold. TOWLINE_TIMED_OUT if they do not hold by then.
 TOWLINE_API int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences,
                                                  uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows; wait for it before reusing
@@ -315,12 +312,12 @@ typedef struct towline_failed_range_t {
 
 typedef struct towline_result_t {
   size_t struct_size;
-  int32_t status;   // outcome of the last post, TOWLINE_IN_PROGRESS, or TOWLINE_NOT_FOUND when never posted
+  int32_t status;   // outcome of the last post, TOWLINE_IN_PROGRESS, or TOWLINE_NOT_FOUND if never posted
   uint32_t fences;  // TOWLINE_FENCE_* that hold
-  uint64_t bytes;   // moved for certain
+  uint64_t bytes;   // bytes that have certainly been moved
   uint64_t total_bytes;
   uint64_t blocks;
-  uint64_t posted_at_ns;  // monotonic clock; 0, as ended_at_ns, when it was done inside post()
+  uint64_t posted_at_ns;  // monotonic clock; 0, like ended_at_ns, if it was done inside post()
   uint64_t ended_at_ns;
   uint32_t failed_ranges;  // how many ranges failed (at most 8 are kept)
   uint32_t reserved;
@@ -328,7 +325,8 @@ typedef struct towline_result_t {
 } towline_result_t;
 
 TOWLINE_API int32_t towline_transfer_result(const towline_transfer_t* transfer, towline_result_t* result);
-// Which backend moves the bytes, over what, why, and why others do not: JSON, size convention as agent_info.
+// The backend that moves the bytes, its path, the reason, and the reasons against others: JSON, size
+// convention as towline_agent_info.
 TOWLINE_API int32_t towline_transfer_route(const towline_transfer_t* transfer, char* json, size_t capacity,
                                            size_t* needed);
 // Cancels if in flight, waits for the local fence up to `timeout_ns`, frees. TOWLINE_TIMED_OUT: not freed,
@@ -353,13 +351,12 @@ typedef struct towline_notice_t {
 
 // Sends a notice by itself. TOWLINE_AGAIN without credit.
 TOWLINE_API int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes);
-// Takes the next notice that arrived; TOWLINE_AGAIN when there is none. Helps to make progress. The contents
-// stay valid until the notice is given back with towline_notice_release, which also returns the sender's
-// credit.
+// Takes the next notice; TOWLINE_AGAIN if none has arrived. Helps to make progress. The contents stay valid
+// until towline_notice_release, which also returns the sender's credit.
 TOWLINE_API int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice);
 TOWLINE_API void towline_notice_release(towline_agent_t* agent, towline_notice_t* notice);
 
-// A 64-bit number here that peers add to. The key travels to them with the application's own data.
+// A 64-bit number of this agent that peers add to. The application sends them its key.
 TOWLINE_API int32_t towline_counter_create(towline_agent_t* agent, uint64_t initial,
                                            towline_counter_t** counter);
 TOWLINE_API uint64_t towline_counter_key(const towline_counter_t* counter);
@@ -367,7 +364,8 @@ TOWLINE_API uint64_t towline_counter_value(const towline_counter_t* counter);
 // Waits until the value is at least `threshold`.
 TOWLINE_API int32_t towline_counter_wait(towline_counter_t* counter, uint64_t threshold, uint64_t timeout_ns);
 TOWLINE_API void towline_counter_destroy(towline_counter_t* counter);
-// Adds to the peer's counter with this key. Adding to a key that is gone is dropped and counted there.
+// Adds to the peer's counter with this key. If the counter no longer exists, the peer drops the addition and
+// counts an error.
 TOWLINE_API int32_t towline_counter_add(towline_peer_t* peer, uint64_t key, uint64_t amount);
 
 #ifdef __cplusplus

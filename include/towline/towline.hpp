@@ -5,16 +5,16 @@
 //   auto peer = agent.connect("10.0.0.7:7777");
 //   auto mine = agent.block_list(my_layers);             // span<const Blocks>
 //   auto theirs = peer.block_list(their_layers);
-//   auto move = agent.transfer(towline::Op::write, mine, my_pages, theirs, their_pages, {.notice =
-//   "req-17"}); if (is_error(move.post())) ... towline::Status outcome = move.wait(5s);
+//   auto move = agent.transfer(towline::Op::write, mine, my_pages, theirs, their_pages, {.notice = "req"});
+//   if (is_error(move.post())) ...; else towline::Status outcome = move.wait(5s);
 //
 // Two paths, two ways to fail. The control path (everything that makes, registers, connects or describes)
 // throws towline::Error. The data path (post, poll, wait, cancel, send, receive, add, pull) returns Status,
 // never throws, and is an inlined call of the C function.
 //
-// Ownership. Every type that owns something moves and does not copy; what was moved from is empty: it may be
-// destroyed or assigned to, nothing else. Any thread may call anything. Objects may outlive their agent: they
-// then answer Status::kClosed.
+// Ownership. Every type that owns something moves and does not copy; a moved-from object is empty: it may
+// only be destroyed or assigned to. Any thread may call anything. Objects may outlive their agent: they then
+// answer Status::kClosed.
 #pragma once
 
 #include <towline/status.h>
@@ -37,10 +37,10 @@
 #include <vector>
 
 namespace towline {
-// Versioned: a program may also link the library statically, whose classes bear the same names.
+// Versioned: a program may also link the library statically, whose classes have the same names.
 inline namespace v0 {
 
-// What the control path throws: a code to branch on, and a sentence with what was tried with which values.
+// The exception of the control path: a code to branch on, and a message with what was tried and the values.
 class Error : public std::runtime_error {
  public:
   Error(Status code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -53,12 +53,12 @@ class Error : public std::runtime_error {
 // "0.1.0", of the library that is loaded.
 [[nodiscard]] inline std::string_view version() noexcept { return towline_version(); }
 
-// The sentence of this thread's last failure, "" without one. Valid until the thread's next call that fails.
+// The message of this thread's last failure, "" without one. Valid until the thread's next call that fails.
 [[nodiscard]] inline std::string_view last_error() noexcept { return towline_last_error(); }
 
 // Times
 
-// When to stop waiting: so long from now (5s), at a point of the steady clock, or never.
+// When to stop waiting: after a duration (5s), at a point of the steady clock, or never.
 class Deadline {
  public:
   template <class Rep, class Period>
@@ -70,7 +70,7 @@ class Deadline {
 
   constexpr Deadline() noexcept = default;  // never
 
-  // Nanoseconds left as the C API takes them; 0 when it has passed.
+  // The remaining nanoseconds for the C API; 0 if it has passed.
   [[nodiscard]] uint64_t remaining_ns() const noexcept {
     if (!absolute_) return nanoseconds_;
     const uint64_t now = saturate(std::chrono::steady_clock::now().time_since_epoch());
@@ -92,7 +92,7 @@ class Deadline {
 
 inline constexpr Deadline kForever{};
 
-// How long destructors wait for fences; call deregister() or destroy() where memory is reused.
+// How long destructors wait for fences; call deregister() or destroy() if memory is reused.
 inline constexpr std::chrono::seconds kDestructorTimeout{30};
 
 // Enumerations
@@ -135,10 +135,10 @@ struct AgentOptions {
   Progress progress = Progress::kHosted;
   uint32_t workers = 0;                        // progress engines, 1 to 8; 0: 1
   std::string listen{};                        // "host:port[,..]", "none"; empty: "127.0.0.1:0"
-  std::string advertise{};                     // what peers are told instead; empty: found out
+  std::string advertise{};                     // the address for peers instead; empty: detected
   std::string backends{};                      // comma-separated, in order of preference; empty: all usable
   std::string config{};                        // TOML text over environment and file
-  std::chrono::nanoseconds default_timeout{};  // of whatever names none; 0: 30 s
+  std::chrono::nanoseconds default_timeout{};  // for calls without one; 0: 30 s
 };
 
 struct MemoryOptions {
@@ -222,7 +222,7 @@ class Picks {
   [[nodiscard]] constexpr const towline_picks_t* get() const noexcept { return all_ ? nullptr : &picks_; }
 
  private:
-  // An empty vector has no data, and null would mean a range; with a count of 0 nothing is read through it.
+  // An empty vector has no data, and null would mean a range; with a count of 0 the dummy is never read.
   static constexpr const void* indices_or_dummy(const void* indices) noexcept {
     return indices != nullptr ? indices : &kNothing;
   }
@@ -232,7 +232,7 @@ class Picks {
   bool all_ = true;
 };
 
-// A piece of memory to register. Made by dram() and its like.
+// A piece of memory to register. Made by dram() and similar functions.
 struct MemoryView {
   void* address = nullptr;
   uint64_t bytes = 0;
@@ -264,7 +264,7 @@ struct Blocks : towline_blocks_t {
     return at(reinterpret_cast<uint64_t>(address), length, kind, device);
   }
 
-  // Repeats what there is `times`, `stride_bytes` apart, as a new innermost dimension. Throws at the fifth.
+  // Repeats the blocks `times` times, `stride_bytes` apart, as a new innermost dimension, at most the fourth.
   [[nodiscard]] Blocks repeat(uint64_t times, uint64_t stride_bytes) const {
     if (dimensions >= TOWLINE_MAX_DIMENSIONS) {
       throw Error{Status::kLimitExceeded, "Blocks::repeat: blocks have at most four dimensions"};
@@ -276,7 +276,7 @@ struct Blocks : towline_blocks_t {
     return more;
   }
 
-  // How many blocks this is.
+  // The number of blocks.
   [[nodiscard]] uint64_t size() const noexcept {
     uint64_t product = 1;
     for (uint32_t dimension = 0; dimension < dimensions; ++dimension) product *= count[dimension];
@@ -285,7 +285,7 @@ struct Blocks : towline_blocks_t {
 };
 static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are handed to C");
 
-// `bytes` cut into blocks of `block_bytes` that lie one after another; a remainder is left out.
+// `bytes` cut into contiguous blocks of `block_bytes`; a remainder is left out.
 [[nodiscard]] inline Blocks blocks_of(const void* address, uint64_t bytes, uint64_t block_bytes) {
   if (block_bytes == 0) throw Error{Status::kInvalidArgument, "blocks_of: block_bytes is zero"};
   return Blocks::at(address, block_bytes).repeat(bytes / block_bytes, block_bytes);
@@ -301,7 +301,7 @@ inline void check(int32_t status) {
   throw Error{Status{status}, *message != 0 ? message : towline_status_text(status)};
 }
 
-// An options struct of the C API with nothing set.
+// An options struct of the C API with defaults.
 template <class Options>
 [[nodiscard]] constexpr Options defaults() noexcept {
   Options options{};
@@ -313,7 +313,7 @@ template <class Options>
 
 inline const char* or_null(const std::string& text) noexcept { return text.empty() ? nullptr : text.c_str(); }
 
-// Reads what has the "capacity, needed" convention; asks again when it grew in between.
+// Reads text with the "capacity, needed" convention; repeats the call if it grew in between.
 template <class Buffer, class Read>
 [[nodiscard]] Buffer read_sized(Read read) {
   Buffer buffer;
@@ -351,8 +351,8 @@ inline void destroy(towline_transfer_t* transfer) noexcept {
 
 }  // namespace detail
 
-// Memory that peers on this host can map: shared, sealed, zeroed, page-aligned. Freed at the end of its life,
-// which must come after that of the regions in it.
+// Memory that peers on this host can map: shared, sealed, zeroed, page-aligned. Freed by its destructor;
+// destroy the regions in it first.
 class Memory {
  public:
   explicit Memory(uint64_t bytes, const MemoryOptions& options = {}) {
@@ -382,14 +382,14 @@ class Memory {
   return dram(bytes.data(), bytes.size());
 }
 
-// Registered memory. Its end deregisters: peers are told, and work in flight is waited for.
+// Registered memory. The destructor deregisters it: tells peers and waits for work in flight.
 class Region {
  public:
-  // What peers name it by.
+  // The key by which peers name it.
   [[nodiscard]] uint64_t key() const noexcept { return towline_region_key(handle_.get()); }
 
-  // Deregisters now. kOk: the memory may be reused, and this object is empty. kTimedOut: some peer has not
-  // let go; last_error() names it, the memory must not be reused yet, and the call may be repeated.
+  // Deregisters now. kOk: the memory may be reused, and this object is empty. kTimedOut: a peer has not
+  // detached, and last_error() names it; do not reuse the memory, and repeat the call.
   Status deregister(Deadline deadline = kForever) noexcept {
     const Status status = detail::status(towline_region_deregister(handle_.get(), deadline.remaining_ns()));
     if (status == Status::kOk) (void)handle_.release();
@@ -435,7 +435,7 @@ class BlockList {
 
 using RegionInfo = towline_region_info_t;
 
-// Another agent as seen from here. A reference: its end leaves the peer known to the agent.
+// Another agent as seen from here. A reference: after its destruction the agent still knows the peer.
 class Peer {
  public:
   [[nodiscard]] std::string_view name() const noexcept { return towline_peer_name(handle_.get()); }
@@ -444,7 +444,7 @@ class Peer {
   }
   [[nodiscard]] Health health() const noexcept { return Health{towline_peer_health(handle_.get())}; }
 
-  // Its regions as far as known here, in the order of registration; refresh() fetches news.
+  // Its known regions, in the order of registration; refresh() fetches new ones.
   [[nodiscard]] std::vector<RegionInfo> regions() const {
     std::vector<RegionInfo> regions;
     size_t count = 0;
@@ -457,7 +457,7 @@ class Peer {
     return regions;
   }
 
-  // Fetches the peer's present metadata. Blocks until it is here.
+  // Fetches the peer's current metadata. Blocks until it has arrived.
   void refresh(Deadline deadline = std::chrono::seconds{30}) {
     detail::check(towline_peer_refresh(handle_.get(), deadline.remaining_ns()));
   }
@@ -481,7 +481,7 @@ class Peer {
     return detail::status(towline_counter_add(handle_.get(), counter_key, amount));
   }
 
-  // Makes the agent forget the peer; what is in flight to it ends cancelled.
+  // Makes the agent forget the peer; transfers in flight to it end with kCancelled.
   void remove() { detail::check(towline_peer_remove(handle_.get())), (void)handle_.release(); }
   Peer(towline_agent_t* agent, towline_peer_t* peer) noexcept
       : agent_(agent), handle_(peer) {}  // takes it over
@@ -501,12 +501,12 @@ struct TransferOptions {
   std::chrono::nanoseconds timeout{};  // from each post; 0: the agent's default
   std::string backend{};               // force one by name; empty: the router chooses
   uint32_t threads = 0;                // engines to split the work over; 0: one
-  bool queue_completion = false;       // put the end in the agent's completion queue: Agent::pull
-  void* user_data = nullptr;           // given back with completions and callbacks
+  bool queue_completion = false;       // queue a completion at the agent: Agent::pull
+  void* user_data = nullptr;           // returned with completions and callbacks
   towline_callback_t callback = nullptr;
 };
 
-// What became of a transfer's last post.
+// The result of a transfer's last post.
 struct Result : towline_result_t {
   [[nodiscard]] Status outcome() const noexcept { return Status{status}; }
   [[nodiscard]] std::chrono::nanoseconds duration() const noexcept {
@@ -519,20 +519,20 @@ struct Result : towline_result_t {
   }
 };
 
-// A READ or WRITE of chosen blocks, posted as often as wanted, once at a time. Its end cancels what is in
-// flight and waits for the local fence.
+// A READ or WRITE of chosen blocks; post it any number of times, once at a time. The destructor cancels a
+// post in flight and waits for the local fence.
 class Transfer {
  public:
   // Starts it; allocates nothing. kOk: already done. kInProgress: exactly one outcome follows. kAgain: not
-  // accepted for want of credit or space. Other errors: not accepted.
+  // accepted, because credit or space is missing. Other errors: not accepted.
   [[nodiscard]] Status post() const noexcept { return detail::status(towline_transfer_post(handle_.get())); }
   // kInProgress or the outcome. Helps to make progress.
   [[nodiscard]] Status poll() const noexcept { return detail::status(towline_transfer_poll(handle_.get())); }
-  // Waits for the outcome; kInProgress when the deadline came first.
+  // Waits for the outcome; kInProgress if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_transfer_wait(handle_.get(), deadline.remaining_ns()));
   }
-  // Waits until no byte can land any more on the named sides; kTimedOut when that does not hold yet.
+  // Waits until no byte can land any more on the given sides; kTimedOut if one still can.
   [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
     return detail::status(
         towline_transfer_wait_fenced(handle_.get(), static_cast<uint32_t>(fence), deadline.remaining_ns()));
@@ -549,7 +549,7 @@ class Transfer {
     detail::check(towline_transfer_result(handle_.get(), &result));
     return result;
   }
-  // Which backend moves the bytes, over what, why, and why others do not: JSON.
+  // The backend that moves the bytes, its path, the reason, and the reasons against others: JSON.
   [[nodiscard]] std::string route() const {
     return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
       return towline_transfer_route(handle_.get(), json, capacity, needed);
@@ -578,8 +578,8 @@ static_assert(sizeof(Completion) == sizeof(towline_completion_t), "arrays of Com
 
 // Notices and counters
 
-// A message that arrived. Its contents live as long as it does; its end gives the sender's credit back, so
-// take what you need and let it go. Must end before its agent.
+// A message that arrived. Its contents are valid as long as the object. Its destructor returns the sender's
+// credit, so copy what you need and destroy it. Destroy it before its agent.
 class Notice {
  public:
   Notice() noexcept = default;
@@ -615,12 +615,12 @@ class Notice {
   towline_notice_t notice_{};
 };
 
-// A 64-bit number here that peers add to. Its key travels to them with the application's own data.
+// A 64-bit number of this agent that peers add to. The application sends them its key.
 class Counter {
  public:
   [[nodiscard]] uint64_t key() const noexcept { return towline_counter_key(handle_.get()); }
   [[nodiscard]] uint64_t value() const noexcept { return towline_counter_value(handle_.get()); }
-  // Waits until the value is at least `threshold`; kTimedOut when the deadline came first.
+  // Waits until the value is at least `threshold`; kTimedOut if the deadline passes first.
   [[nodiscard]] Status wait(uint64_t threshold, Deadline deadline = kForever) const noexcept {
     return detail::status(towline_counter_wait(handle_.get(), threshold, deadline.remaining_ns()));
   }
@@ -634,8 +634,8 @@ class Counter {
 
 // Agent
 
-// One participant: a name, an incarnation, registered memory, backends, a progress engine. Its end ends every
-// transfer, says goodbye to peers and joins its threads.
+// One participant: a name, an incarnation, registered memory, backends, a progress engine. The destructor
+// ends every transfer, says goodbye to peers and joins the agent's threads.
 class Agent {
  public:
   // `name`: 1 to 255 bytes; it need not be unique, the incarnation is.
@@ -661,7 +661,7 @@ class Agent {
   [[nodiscard]] std::string_view incarnation() const noexcept {
     return towline_agent_incarnation(handle_.get());
   }
-  // What peers connect to, "10.0.0.7:7777"; empty when the agent does not listen.
+  // The address for peers, "10.0.0.7:7777"; empty if the agent does not listen.
   [[nodiscard]] std::string address() const {
     std::array<char, 1024> text{};
     detail::check(towline_agent_address(handle_.get(), text.data(), text.size()));
@@ -702,7 +702,7 @@ class Agent {
       return towline_agent_metadata(handle_.get(), native.data(), native.size(), blob, capacity, needed);
     });
   }
-  // Makes a peer known from a blob, or adds the blob's regions to it.
+  // Adds a peer from a blob, or adds the blob's regions to a known peer.
   [[nodiscard]] Peer add_peer(BytesView blob) const {
     towline_peer_t* peer = nullptr;
     detail::check(towline_peer_add(handle_.get(), blob.data(), blob.size(), &peer));
@@ -715,7 +715,7 @@ class Agent {
     detail::check(towline_peer_connect(handle_.get(), address.c_str(), deadline.remaining_ns(), &peer));
     return Peer{handle_.get(), peer};
   }
-  // By name or incarnation, also one that came by itself. Throws kAlreadyExists when several bear the name.
+  // By name or incarnation, including unsolicited peers. Throws kAlreadyExists if several have the name.
   [[nodiscard]] std::optional<Peer> find_peer(const std::string& name) const {
     towline_peer_t* peer = nullptr;
     const int32_t status = towline_peer_find(handle_.get(), name.c_str(), &peer);
@@ -734,7 +734,7 @@ class Agent {
     return BlockList{handle_.get(), nullptr, kind, device, addresses, lengths};
   }
 
-  // Blocks of `local` against blocks of `remote`, pairwise in order; both sides hold as many bytes.
+  // Blocks of `local` against blocks of `remote`, pairwise in order; both sides have equal bytes.
   [[nodiscard]] Transfer transfer(Op op, const BlockList& local, const Picks& local_picks,
                                   const BlockList& remote, const Picks& remote_picks,
                                   const TransferOptions& options = {}) const {
@@ -766,10 +766,10 @@ class Agent {
     return Counter{counter};
   }
 
-  // One pass of every progress engine; the number of things done, or a negative status. Needed only with
+  // One pass of every progress engine; the number of events handled, or a negative status. Needed only with
   // Progress::kCaller.
   int32_t progress() const noexcept { return towline_agent_progress(handle_.get()); }
-  // Takes the next notice, kAgain without one. What `notice` held before is given back. Helps make progress.
+  // Takes the next notice, kAgain without one. Releases the previous contents of `notice`. Helps progress.
   [[nodiscard]] Status receive(Notice& notice) const noexcept {
     notice.release();
     const Status status = detail::status(towline_notice_receive(handle_.get(), &notice.notice_));
@@ -780,11 +780,11 @@ class Agent {
   [[nodiscard]] int32_t pull(std::span<Completion> completions) const noexcept {
     return towline_completions_pull(handle_.get(), completions.data(), completions.size());
   }
-  // Sleeps until a notice or queued completion is there; kTimedOut when the deadline came first.
+  // Sleeps until a notice or queued completion is available; kTimedOut if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_agent_wait(handle_.get(), deadline.remaining_ns()));
   }
-  // Polls readable while notices or completions wait. Owned by the agent.
+  // Readable while notices or completions wait. Owned by the agent.
   [[nodiscard]] int event_fd() const {
     int fd = -1;
     detail::check(towline_agent_event_fd(handle_.get(), &fd));

@@ -52,7 +52,8 @@ uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
 std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, std::shared_ptr<Store> store,
                                                    std::shared_ptr<Config> config) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    fail(Status::kInvalidArgument, "rank {} is out of range for a communicator of {}", options.rank, options.size);
+    fail(Status::kInvalidArgument, "rank {} is out of range for a communicator of {}", options.rank,
+         options.size);
   count_forks();
   std::string prefix =
       fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));

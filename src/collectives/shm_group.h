@@ -248,7 +248,7 @@ class ShmGroup {
   uint64_t phase_ = 0;          // posted last
   uint64_t stage_ = 0;          // phases of lockstep so far
   uint64_t last_lockstep_ = 0;  // the phase of lockstep that was completed last
-  uint64_t all_done_ = 0;  // every other rank is done with phases up to this, and knows it of this rank
+  uint64_t all_done_ = 0;       // every other rank is done with phases up to this, and knows it of this rank
   uint64_t told_done_ = 0;
   // Total bytes given by any rank, the same count on all ranks: now, at the end of each phase (by phase
   // number modulo kLines), and when this rank last published what it is done with.

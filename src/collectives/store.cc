@@ -172,11 +172,11 @@ std::shared_ptr<Store> open_store(const std::string& address, int rank, const Co
   if (address.starts_with("file:")) return std::make_shared<FileStore>(address.substr(5));
   if (address.starts_with("tcp://")) return open_tcp_store(address.substr(6), rank == 0, deadline);
   if (!address.empty() && address != "env")
-    fail(
-        Status::kInvalidArgument,
-        "\"{}\" is not a place where ranks can meet: use tcp://host:port, file:/folder, a directory's address with an "
-        "agent, or env",
-        address);
+    fail(Status::kInvalidArgument,
+         "\"{}\" is not a place where ranks can meet: use tcp://host:port, file:/folder, a directory's "
+         "address with an "
+         "agent, or env",
+         address);
   const auto host = config.environment("MASTER_ADDR");
   const auto port = config.environment("MASTER_PORT");
   if (!host || !port)

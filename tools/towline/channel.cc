@@ -46,7 +46,8 @@ std::optional<nlohmann::json> Channel::take_line() {
   const std::string line = received_.substr(0, end);
   received_.erase(0, end + 1);
   auto message = nlohmann::json::parse(line, nullptr, false);
-  if (message.is_discarded()) throw Failure{"a process of this command sent text that is not JSON: " + line.substr(0, 200)};
+  if (message.is_discarded())
+    throw Failure{"a process of this command sent text that is not JSON: " + line.substr(0, 200)};
   return message;
 }
 

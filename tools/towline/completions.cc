@@ -141,7 +141,8 @@ std::string render_completions(const CLI::App& app, const std::string& shell) {
 }
 
 void add_completions_command(CLI::App& app) {
-  auto* command = app.add_subcommand("completions", "Print a script with which a shell completes this command");
+  auto* command =
+      app.add_subcommand("completions", "Print a script with which a shell completes this command");
   auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "bash, zsh or fish")
       ->required()

@@ -155,8 +155,9 @@ void add_counters_command(CLI::App& app, CommonOptions& common) {
   auto* watch_flag = command->add_flag("--watch", options->watch, "Show what moves now, again and again");
   command->add_option("--interval", options->interval, "Time between two looks")->capture_default_str();
   command
-      ->add_option("--prometheus", options->prometheus,
-                   "Serve the counters to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
+      ->add_option(
+          "--prometheus", options->prometheus,
+          "Serve the counters to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
       ->type_name("HOST:PORT")
       ->excludes(json_flag)
       ->excludes(watch_flag);

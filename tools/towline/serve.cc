@@ -98,7 +98,8 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--guarded", options->guarded, "Check every access here: peers do not map the memory");
   command->add_flag("--json", common.json, "Print the places as JSON");
   command->footer(
-      "Prints a place for each region, for use with `towline cp`, and keeps the memory until Ctrl-C. Peers of "
+      "Prints a place for each region, for use with `towline cp`, and keeps the memory until Ctrl-C. Peers "
+      "of "
       "this\n"
       "host and user reach it. With --listen ADDRESS:PORT other hosts do as well, and each that reaches the "
       "port\n"

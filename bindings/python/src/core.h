@@ -93,9 +93,8 @@ struct Agent {
   bool hosted = true;
   uint64_t default_timeout = 30'000'000'000;
   pid_t pid = 0;
-  std::deque<towline_notice_t>
-      stash;                  // taken from the inbox; they still use their sender's credit
-  Agent* previous = nullptr;  // in the list of open agents
+  std::deque<towline_notice_t> stash;  // taken from the inbox; they still use their sender's credit
+  Agent* previous = nullptr;           // in the list of open agents
   Agent* next = nullptr;
 
   Agent() = default;

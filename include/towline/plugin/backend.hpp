@@ -7,9 +7,9 @@
 //     return number == 0 ? &plugin : nullptr;
 //   }
 //
-// The member functions wanted are those called below, with the meaning v1.h gives the table slot of the same
-// name. They may throw only where the slot is not on the data path; what is thrown becomes a status and a
-// text for people.
+// The classes must have the member functions that are called below, with the meaning that v1.h gives the
+// table slot of the same name. They may throw only if the slot is not on the data path; an exception becomes
+// a status and an error text.
 #pragma once
 
 #include <towline/plugin/sized.h>
@@ -47,7 +47,7 @@ class Host {
   [[nodiscard]] uint64_t now_ns() const noexcept { return table_.now_ns(table_.context); }
   void log(int32_t level, const std::string& text) const { table_.log(table_.context, level, text.c_str()); }
   void fail(const std::string& text) const { table_.fail(table_.context, text.c_str()); }
-  // Records why and gives the status back: return host.refuse(Status::kUnsupported, "...");
+  // Records the reason and returns the status: return host.refuse(Status::kUnsupported, "...");
   int32_t refuse(Status status, const std::string& text) const {
     fail(text);
     return static_cast<int32_t>(status);
@@ -82,8 +82,8 @@ class Host {
               void** pin) const {
     return table_.pin(table_.context, key, address, bytes, access, pointer, pin);
   }
-  // May a peer begin to reach this region of ours? No more once it is being deregistered, though the backend
-  // keeps it until everyone who reaches it has let go.
+  // True if a peer may begin to reach this region of the agent. False once it is being deregistered; the
+  // backend still keeps it until all peers that reach it have detached.
   [[nodiscard]] bool may_be_reached(const towline_region_ref& region) const {
     const uint32_t access = region.access & TOWLINE_ACCESS_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
     void* pointer = nullptr;
@@ -118,9 +118,9 @@ struct HandlerOf<void (T::*)(uint32_t)> {
 
 }  // namespace detail
 
-// The towline_ready_fn that calls the member function Handle(epoll_events) of the object it was watched with.
-// An exception ends in object.broken(const char* why) noexcept, which ends that one connection: a peer, a
-// server or a limit starts handlers, and none of them may end the process.
+// The towline_ready_fn that calls the member function Handle(epoll_events) of the watched object. An
+// exception is passed to object.broken(const char* why) noexcept, which ends that one connection: peers,
+// servers and limits start handlers, and none of them may end the process.
 template <auto Handle>
 void ready(void* argument, uint32_t epoll_events) noexcept {
   auto* const object = static_cast<typename detail::HandlerOf<decltype(Handle)>::Object*>(argument);
@@ -131,7 +131,7 @@ void ready(void* argument, uint32_t epoll_events) noexcept {
       object->broken(error.what());
     }
   };
-  // An object that its handler may delete has a scope(), which keeps it until the end.
+  // An object that its handler may delete has a scope(), which keeps it until the handler returns.
   if constexpr (requires { object->scope(); }) {
     const auto scope = object->scope();
     handle();
@@ -164,7 +164,7 @@ struct PreparedBase : towline_prepared {
   PreparedBase() noexcept : towline_prepared(sized<towline_prepared>()) {}
 };
 
-// What people and the router should know of a backend.
+// The description of a backend for users and the router.
 struct Description {
   const char* name;
   const char* version;

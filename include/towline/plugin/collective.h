@@ -1,14 +1,14 @@
-// The collective table: what a backend of communicators answers for, built in, registered or loaded. A
+// The collective table: the functions of a communicator backend, which is built in, registered or loaded. A
 // library exports `towline_collective_v1`, a function without arguments that returns its table.
 //
-// Life. open (collective: every rank opens) -> operations -> close. The communicator calls `perform` by one
-// thread at a time, in the order in which operations were issued, with calls that it has checked (known
-// types, root in range, no null where bytes are needed; lists of parts and offsets as given). Messages (send,
-// recv) are started, tested and released under another lock, beside `perform`. `abort` comes from any thread.
+// Life. open (collective: every rank opens) -> operations -> close. The communicator calls `perform` from one
+// thread at a time, in the order in which operations were issued. It has checked the calls (known types, root
+// in range, no null pointer for bytes; lists of parts and offsets as given). Messages (send, recv) are
+// started, tested and released under another lock, beside `perform`. Any thread may call `abort`.
 //
-// Failing. perform and message_test return a status; the sentence goes through host->fail on the same thread.
-// A failure of an accepted operation breaks the communicator: the backend tells the other ranks, and says
-// host->broken once when it learns of it from them.
+// Failing. perform and message_test return a status and pass the message to host->fail on the same thread. A
+// failure of an accepted operation breaks the communicator: the backend tells the other ranks, and calls
+// host->broken once when it learns of a failure from them.
 #pragma once
 
 #include <stddef.h>
@@ -29,11 +29,13 @@ typedef struct towline_collective_window towline_collective_window;
 typedef struct towline_collective_host_v1_t {
   size_t struct_size;
   void* context;
-  // Says why the call in hand fails; copied. On the thread of the call.
+  // Sets the reason why the current call fails; copied. Call it on the thread of that call.
   void (*fail)(void* context, const char* text);
-  // The communicator broke, and not by a call of ours. Any thread, holding nothing; at most once counts.
+  // The communicator broke, and not by a call into this backend. Any thread, without locks; only the first
+  // call counts.
   void (*broken)(void* context, int32_t status, const char* text);
-  // The store that ranks meet in, under this communicator's prefix. Throws nothing; waits until the deadline.
+  // The store in which ranks meet, under this communicator's prefix. Does not throw; waits until the
+  // deadline.
   int32_t (*store_set)(void* context, const char* key, const void* value, size_t bytes);
   int32_t (*store_get)(void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
                        size_t* bytes);
@@ -62,20 +64,20 @@ typedef struct towline_collective_table_v1_t {
   uint32_t reserved;
   const char* version;  // of the backend, for people
   int32_t (*open)(const towline_collective_open_args* args, towline_collective_backend** backend);
-  // Nothing of it is in progress, or it was aborted. Tells the other ranks that this one goes.
+  // Called when no operation is in progress, or after abort. Tells the other ranks that this one leaves.
   void (*close)(towline_collective_backend* backend);
   // Everything but messages; `number` counts the operations of the communicator from 0. Blocks.
   int32_t (*perform)(towline_collective_backend* backend, const towline_collective_t* call, uint64_t number,
                      uint64_t deadline_ns);
-  // Takes a send or receive on: TOWLINE_OK and a message to test. Does not block.
+  // Starts a send or receive: TOWLINE_OK and a message to test. Does not block.
   int32_t (*message_start)(towline_collective_backend* backend, const towline_collective_t* call,
                            towline_collective_message** message);
-  // Moves all messages on as far as they go now; TOWLINE_IN_PROGRESS or this one's outcome.
+  // Makes progress on all messages; TOWLINE_IN_PROGRESS or this one's outcome.
   int32_t (*message_test)(towline_collective_backend* backend, towline_collective_message* message);
   void (*message_release)(towline_collective_backend* backend, towline_collective_message* message);
-  // Waits, without the lock, until testing may give something new, at most until then. May return early.
+  // Waits, without the lock, until testing may give a new result, at most until then. May return early.
   void (*message_wait)(towline_collective_backend* backend, uint64_t until_ns);
-  // Any thread. Breaks the communicator on every rank; what is in progress returns soon.
+  // Any thread. Breaks the communicator on every rank; calls in progress return soon.
   void (*abort)(towline_collective_backend* backend, int32_t status, const char* text);
   // A JSON object for people.
   int32_t (*describe)(towline_collective_backend* backend, char* json, size_t capacity, size_t* needed);
@@ -86,7 +88,7 @@ typedef struct towline_collective_table_v1_t {
   int32_t (*window_open)(towline_collective_backend* backend, void* address, uint64_t bytes, uint64_t number,
                          uint64_t deadline_ns, towline_collective_window** window);
   int32_t (*window_close)(towline_collective_window* window, uint64_t number, uint64_t deadline_ns);
-  // A rank's memory in this process and its size; null address where it can't be reached so. Any thread.
+  // A rank's memory in this process and its size; null address if it is not mapped here. Any thread.
   int32_t (*window_map)(towline_collective_window* window, int32_t rank, void** address, uint64_t* bytes);
   int32_t (*window_put)(towline_collective_window* window, int32_t rank, uint64_t offset, const void* from,
                         uint64_t bytes);

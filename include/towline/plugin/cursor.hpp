@@ -7,12 +7,12 @@
 //
 // Positions are bytes of the plan: 0 is the first byte of its first pair of blocks, plan->bytes the end.
 //
-// How it goes fast. Where both lists are extents, it looks for *rows*: blocks that follow each other with one
-// constant stride on both sides. A row that is contiguous on both sides becomes one segment at once, any
-// other costs two additions a block. Where runs or rows are short, blocks are taken in batches, in the
-// caller's window itself: first the indices of the blocks are put there, then one loop each turns those into
-// local and remote addresses (divisions by an extent's shape are multiplications prepared when the shape was
-// first met), and a last loop joins neighbours. No allocation, no lock, no call out of line per block.
+// How it is fast. If both lists are extents, it looks for *rows*: blocks that follow each other with one
+// constant stride on both sides. A row that is contiguous on both sides becomes one segment at once; any
+// other costs two additions per block. If runs or rows are short, blocks are taken in batches, inside the
+// caller's window: first the indices of the blocks are stored there, then one loop each turns them into local
+// and remote addresses (divisions by an extent's shape are multiplications, prepared when the shape was first
+// seen), and a last loop joins neighbours. No allocation, no lock, no call out of line per block.
 //
 // The plan must be well-formed, which every plan that Towline hands to a backend is: indices within the
 // lists, pairs of equal length, sums as stated, at most 2^32 - 1 blocks in a list.
@@ -31,8 +31,8 @@ __extension__ typedef unsigned __int128 Wide;  // NOLINT(modernize-use-using): _
 
 // Divides 32-bit numbers by a fixed one with a multiplication, exactly for every divisor from 1 to 2^32
 // (Robison: N-bit unsigned division via N-bit multiply-add, 2005; with a reciprocal twice as long as the
-// dividend nothing can go wrong: the reciprocal is short by less than a divisor's share, which for a dividend
-// below 2^32 stays under 1 / divisor).
+// dividend the result is exact: the reciprocal's error, times a dividend below 2^32, stays under 1 /
+// divisor).
 class Divider {
  public:
   constexpr Divider() noexcept = default;
@@ -49,8 +49,7 @@ class Divider {
   uint64_t reciprocal_ = UINT64_MAX;
 };
 
-// Blocks from one on that follow each other with a constant stride (which means nothing when there is only
-// one).
+// Consecutive blocks with a constant stride (which has no meaning for a single block).
 struct Row {
   uint64_t address;
   uint64_t stride;
@@ -76,8 +75,8 @@ class ListReader {
     return find(block).length;
   }
 
-  // Segments hold block indices where the addresses belong: puts the addresses there, and the regions beside
-  // them. What the loops need is held in locals, since for all the compiler knows the stores could change it.
+  // Segments hold block indices in place of addresses: replaces them by the addresses, and sets the regions.
+  // The loops keep their inputs in locals, since the compiler must assume that the stores change members.
   template <uint64_t towline_segment::*kAddress, uint32_t towline_segment::*kRegion>
   void resolve(towline_segment* segments, size_t count) noexcept {
     if (const towline_flat_block* const flat = list_->flat; flat != nullptr) {
@@ -124,7 +123,7 @@ class ListReader {
               steps_within(extent.blocks - index, step), extent.length, extent.region};
     }
     learn_shape(extent);
-    // A step by whole rows leaves the inner indices as they are: the row then lies along an outer dimension.
+    // A step by whole rows does not change the inner indices: the row then lies along an outer dimension.
     uint32_t along = extent.dimensions - 1;
     while (step != 1 && along > 0 && step % extent.count[along] == 0) step /= extent.count[along--];
     uint64_t address = extent.address;
@@ -255,8 +254,8 @@ inline Place find_place(const towline_plan& plan, uint64_t position) noexcept {
 
 }  // namespace detail
 
-// Which block, counted in the order of the plan, holds this byte; plan.blocks at the end. For failed ranges:
-// not fast where lengths differ.
+// The block that holds this byte, counted in the order of the plan; plan.blocks at the end. For failed
+// ranges: slow if lengths differ.
 inline uint64_t position_to_block(const towline_plan& plan, uint64_t position) noexcept {
   if (position >= plan.bytes) return plan.blocks;
   if (plan.block_length != 0) return position / plan.block_length;
@@ -267,14 +266,14 @@ inline uint64_t position_to_block(const towline_plan& plan, uint64_t position) n
 // find_place is constant time), so one per submit is fine. One thread at a time; the plan must outlive it.
 class Cursor {
  public:
-  // begin <= end <= plan.bytes; larger ones are taken as plan.bytes.
+  // begin <= end <= plan.bytes; larger values are limited to plan.bytes.
   Cursor(const towline_plan& plan, uint64_t begin, uint64_t end) noexcept
       : plan_(&plan), local_(*plan.local), remote_(*plan.remote) {
     seek(begin, end);
   }
   explicit Cursor(const towline_plan& plan) noexcept : Cursor(plan, 0, plan.bytes) {}
 
-  // Starts anew at `begin`, until `end`. Free when begin is the present position.
+  // Restarts at `begin`, until `end`. Costs nothing if begin is the current position.
   void seek(uint64_t begin, uint64_t end) noexcept {
     end_ = end < plan_->bytes ? end : plan_->bytes;
     if (begin > end_) begin = end_;
@@ -289,8 +288,8 @@ class Cursor {
 
   // Fills out[0, capacity) with the next segments and moves on behind them. Together they hold at most
   // max_bytes, and exactly that unless the end or the capacity comes first; a block may be cut anywhere.
-  // Neighbours that are contiguous on both sides in the same regions are one segment. Returns how many; 0
-  // only when done, or when asked for nothing.
+  // Neighbours that are contiguous on both sides in the same regions are one segment. Returns their number; 0
+  // only at the end, or for a capacity or max_bytes of 0.
   size_t next(towline_segment* out, size_t capacity, uint64_t max_bytes) noexcept {
     Window window{out, capacity, 0, end_ - position_};
     if (max_bytes < window.budget) window.budget = max_bytes;
@@ -333,12 +332,12 @@ class Cursor {
       return true;
     }
 
-    // The same for `blocks` segments that stand behind the last one already.
+    // The same for `blocks` segments that are already stored after the last one.
     void join(size_t blocks) noexcept {
       towline_segment* const end = out + count + blocks;
       towline_segment* from = out + count;
       if (count == 0) ++from;
-      // As a rule nothing joins: find the first that does.
+      // Usually no neighbours join: find the first that do.
       for (; from < end; ++from)
         if (continues(from[-1], *from)) break;
       towline_segment* last = from - 1;
@@ -371,7 +370,7 @@ class Cursor {
     }
   }
 
-  // What is left of the present block, or as much of it as the budget allows.
+  // Takes the rest of the current block, or as much of it as the budget allows.
   void take_piece(Window& window) noexcept {
     const towline_run& run = plan_->runs[run_];
     const detail::Row local = local_.row(run.local_block + in_run_ * plan_->local_step, plan_->local_step);
@@ -390,8 +389,7 @@ class Cursor {
     }
   }
 
-  // Whole blocks of one row. False, with nothing taken, where a batch is the better way or not one block
-  // fits.
+  // Takes whole blocks of one row. False, with nothing taken, if a batch is better or no block fits.
   bool take_row(Window& window) noexcept {
     const towline_run& run = plan_->runs[run_];
     const uint64_t left = run.count - in_run_;
@@ -433,8 +431,8 @@ class Cursor {
     return true;
   }
 
-  // Whole blocks, wherever they lie. False, with nothing taken, when there is no room or the first does not
-  // fit into the budget.
+  // Takes whole blocks at any place. False, with nothing taken, if there is no room or the first does not fit
+  // into the budget.
   bool take_batch(Window& window) noexcept {
     size_t wanted = window.capacity - window.count;
     if (wanted > kBatchBlocks) wanted = kBatchBlocks;
@@ -461,7 +459,7 @@ class Cursor {
     return true;
   }
 
-  // The indices of the next blocks, up to `wanted`, or up to a run that is worth taking by rows.
+  // Stores the indices of the next blocks, up to `wanted`, or up to a run that is better taken by rows.
   size_t collect(towline_segment* segments, size_t wanted) noexcept {
     if (plan_->run_count == plan_->blocks) {
       const towline_run* const runs = plan_->runs + run_;
@@ -517,12 +515,12 @@ class Cursor {
   uint64_t run_ = 0;
   uint64_t in_run_ = 0;
   uint64_t in_block_ = 0;
-  bool short_rows_ = false;  // the last row was: take a batch before trying the next
+  bool short_rows_ = false;  // the last row was short: take a batch before trying the next row
 };
 
 // Whether the whole plan is one segment, and which.
 inline bool one_segment(const towline_plan& plan, towline_segment& segment) noexcept {
-  if (plan.blocks == 1) {  // most such plans, in a fifth of the time
+  if (plan.blocks == 1) {  // most such plans; this takes a fifth of the time
     const detail::Row local = detail::ListReader{*plan.local}.row(plan.runs->local_block, 1);
     const detail::Row remote = detail::ListReader{*plan.remote}.row(plan.runs->remote_block, 1);
     segment = {local.address, remote.address, plan.bytes, local.region, remote.region};

@@ -1,11 +1,11 @@
 // Plans as backends see them: resolved block lists and the runs that pair their blocks. Plain C structs,
-// immutable once given to a backend, valid until it lets go of what it prepared from them.
+// immutable once given to a backend, valid until it has released everything prepared from them.
 //
 // A list is a sequence of blocks in one agent's memory, kept as *extents* (one contiguous length repeated
-// over nested dimensions, so that a whole paged cache layer is one entry) or, where no regularity was found,
-// as *flat* 16-byte entries. A plan pairs blocks of two lists by runs: `count` blocks from local_block and
-// remote_block on, each side advancing by its step. cursor.hpp turns a plan into segments; no backend needs
-// to look inside a list by hand.
+// over nested dimensions, so that a whole paged cache layer is one entry) or, if the list is irregular, as
+// *flat* 16-byte entries. A plan pairs blocks of two lists by runs: `count` blocks from local_block and
+// remote_block on, each side advancing by its step. cursor.hpp turns a plan into segments; a backend never
+// needs to read a list itself.
 //
 // Plans and lists begin with their size and grow at the end (sized.h). The elements of their arrays never
 // change: what is new about them comes as another array.
@@ -22,7 +22,7 @@ extern "C" {
 // One more than the public limit: re-cutting unequal block sizes adds an innermost dimension.
 #define TOWLINE_EXTENT_DIMENSIONS 5
 
-// A region of a list's owner, as far as a plan needs it.
+// The part of a region of the list's owner that a plan needs.
 typedef struct towline_region_ref {
   uint64_t key;      // names the registration at its owner: index and generation
   uint64_t address;  // in the owner's address space
@@ -57,8 +57,8 @@ typedef struct towline_list {
   const towline_flat_block* flat;  // null when extents
   uint64_t extent_count;           // entries of either array
   uint64_t blocks;                 // in all
-  uint64_t block_length;           // of every block, or 0 where lengths differ
-  uint64_t blocks_per_extent;      // of every extent, or 0 where they differ
+  uint64_t block_length;           // of every block, or 0 if lengths differ
+  uint64_t blocks_per_extent;      // of every extent, or 0 if they differ
   const towline_region_ref* regions;
   uint64_t region_count;
 } towline_list;
@@ -80,10 +80,10 @@ typedef struct towline_plan {
   uint64_t remote_step;
   uint64_t blocks;        // in all
   uint64_t bytes;         // in all
-  uint64_t block_length;  // of every block, or 0 where lengths differ (pairs are always equal)
+  uint64_t block_length;  // of every block, or 0 if lengths differ (pairs are always equal)
 } towline_plan;
 
-// What a cursor yields: `length` bytes at `local` (a pointer of this process) against `remote` (the owner's
+// One piece of a plan: `length` bytes at `local` (a pointer of this process) against `remote` (the owner's
 // address).
 typedef struct towline_segment {
   uint64_t local;

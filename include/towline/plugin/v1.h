@@ -1,4 +1,4 @@
-// The plugin ABI, major version 1. A backend is a shared library (or a built-in) that answers for C tables.
+// The plugin ABI, major version 1. A backend is a shared library (or built in) that provides C tables.
 //
 // Entry. The library exports `towline_plugin_v1`, which returns the first, second, ... of the backends that it
 // offers. What it returns lives as long as the library. Towline asks each for the tables it has by id.
@@ -10,7 +10,8 @@
 // towline_move_v1 is such an element with a size: the receiver steps by it.
 //
 // Life. discovered -> loaded -> initialised (open) -> connections come and go -> close -> unloaded. An error
-// at any step is reported with the plugin's name, the step and the text the backend gave through host->fail.
+// at any step is reported with the plugin's name, the step and the text that the backend passed to
+// host->fail.
 //
 // Threads. An agent has one or more *workers*. Everything that belongs to a connection (connect, disconnect,
 // prepare, import, submit, send, cancel, progress) is called by one thread at a time, under that worker's
@@ -26,8 +27,8 @@
 // completion.
 //
 // Messages. send() carries small byte strings to the peer's agent, reliably and in order on one connection; a
-// message attached to a submit arrives after the submit's data is visible to the peer. What is in them is the
-// core's affair (notices, counters, credits, heartbeats, revocations).
+// message attached to a submit arrives after the submit's data is visible to the peer. Only the core
+// interprets them (notices, counters, credits, heartbeats, revocations).
 #pragma once
 
 #include <stddef.h>
@@ -52,7 +53,7 @@ typedef struct towline_import towline_import;              // a peer's region as
 typedef struct towline_storage towline_storage;            // an open file, device or object
 typedef struct towline_capture towline_capture;            // what an accelerator's graph holds of a transfer
 
-// Who an agent is, for connecting and accepting.
+// The identity of an agent, for connecting and accepting.
 typedef struct towline_identity {
   size_t struct_size;
   uint64_t incarnation[2];
@@ -79,8 +80,8 @@ typedef struct towline_part_result {
   uint32_t fences;      // TOWLINE_PART_FENCED_*
   uint32_t reserved;
   uint64_t bytes;  // moved for certain, wherever they lie
-  // Byte range of the plan that failed, when status is an error and it is known; empty: it is not. All of the
-  // part that lies before it has been moved.
+  // The byte range of the plan that failed, if status is an error; empty: unknown. All bytes of the part
+  // before the range have been moved.
   uint64_t failed_begin;
   uint64_t failed_end;
 } towline_part_result;
@@ -94,7 +95,7 @@ enum {                        // connection events
 
 typedef void (*towline_ready_fn)(void* argument, uint32_t epoll_events);
 
-// What the core offers a backend. Callable on a worker's thread under its lock unless said otherwise.
+// The core's services for a backend. Callable on a worker's thread under its lock unless stated otherwise.
 typedef struct towline_host_v1_t {
   size_t struct_size;
   void* context;
@@ -102,14 +103,14 @@ typedef struct towline_host_v1_t {
   uint64_t (*now_ns)(void* context);
   // Level: 0 error, 1 warning, 2 info, 3 debug. Any thread.
   void (*log)(void* context, int32_t level, const char* text);
-  // Says why the call in hand fails; the text is copied.
+  // Sets the reason why the current call fails; the text is copied.
   void (*fail)(void* context, const char* text);
   // A configuration value by dotted key ("tcp.sockets"), or `fallback`. The text lives until the next call.
   const char* (*config)(void* context, const char* key, const char* fallback);
   const towline_identity* (*self)(void* context);
   uint32_t (*worker_count)(void* context);
   // Watches a file descriptor (level-triggered epoll events); ready is called on the worker. unwatch before
-  // closing it. rewatch with no events rests it at no cost to whoever writes to it, until the next rewatch.
+  // closing it. rewatch with no events pauses it, at no cost to the writer, until the next rewatch.
   int32_t (*watch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
                    void* argument);
   int32_t (*rewatch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
@@ -120,41 +121,41 @@ typedef struct towline_host_v1_t {
 
   // A part ended. Exactly once for every submit that returned TOWLINE_IN_PROGRESS.
   void (*complete)(void* context, uint64_t cookie, const towline_part_result* result);
-  // A message arrived on the connection that `peer` stands for.
+  // A message arrived on the connection that belongs to `peer`.
   void (*message)(void* context, void* peer, const void* data, size_t bytes);
-  // Someone connected to us: the core finds or makes the peer. Refusal is a negative status.
+  // A peer has connected: the core finds or makes the peer. Refusal is a negative status.
   int32_t (*accepted)(void* context, uint32_t worker, towline_connection* connection,
                       const towline_identity* identity, void** peer);
   void (*connection_event)(void* context, void* peer, uint32_t event, int32_t status, const char* text);
   // Owner-side check for framed paths: may a peer access (TOWLINE_ACCESS_*) these bytes of the region with
-  // this key? On TOWLINE_OK the region is pinned: it can't be deregistered until the pin is given back.
+  // this key? On TOWLINE_OK the region is pinned: it can't be deregistered until the pin is released.
   int32_t (*pin)(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
                  void** pointer, void** pin);
   void (*unpin)(void* context, void* pin);
-  // Framed paths: the peer moved bytes of our regions, without a transfer of ours; for the counters.
+  // Framed paths: the peer moved bytes of this agent's regions by its own transfer; for the counters.
   // `direction`: TOWLINE_SERVED_*.
   void (*served)(void* context, void* peer, uint32_t direction, uint64_t bytes);
   // Framed paths: bytes of any kind arrived from the peer, so it is alive.
   void (*heard)(void* context, void* peer);
-  // The backend refused an access of the peer or, where `peer` is null, a stranger's connection; for the
+  // The backend refused an access of the peer or, if `peer` is null, a stranger's connection; for the
   // counters.
   void (*refused)(void* context, uint32_t worker, void* peer, int32_t status);
   // Backends with TOWLINE_TRAIT_TELLS_GRANTS: from now on the peer can reach the region with this key without
-  // this side, so the region is not given back before the peer has let go of it.
+  // this side, so the region is not released before the peer has detached from it.
   void (*granted)(void* context, void* peer, uint64_t key);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 
 enum {
-  TOWLINE_SERVED_READ = 0,   // the peer read them from us
-  TOWLINE_SERVED_WRITE = 1,  // the peer wrote them to us
+  TOWLINE_SERVED_READ = 0,   // the peer read them from this agent
+  TOWLINE_SERVED_WRITE = 1,  // the peer wrote them to this agent
 };
 
 enum {                              // traits
   TOWLINE_TRAIT_ONE_SIDED = 1,      // the peer's processor does not take part in moving data
   TOWLINE_TRAIT_OWNER_CHECKED = 2,  // every access is checked by the owner: reaches guarded regions
   TOWLINE_TRAIT_STORAGE = 4,  // connects an agent with itself only, to reach what its "storage" table opened
-  TOWLINE_TRAIT_TELLS_GRANTS = 8,  // says by host->granted which regions a peer reaches on a one-sided path
+  TOWLINE_TRAIT_TELLS_GRANTS = 8,  // reports by host->granted what a peer reaches on a one-sided path
 };
 
 enum {  // how far away the peers are that a move reaches; each includes those before it
@@ -177,32 +178,34 @@ typedef struct towline_move_v1 {
 typedef struct towline_region_args {
   size_t struct_size;
   towline_region_ref region;  // as registered here (add) or as the peer's metadata says (import)
-  int fd;                     // add: descriptor of the shared memory it lies in, where known; else -1
+  int fd;                     // add: descriptor of the shared memory that contains it, if known; else -1
   uint64_t fd_offset;
-  towline_storage* storage;  // add: what the region is of, as this backend opened it; else null
+  towline_storage* storage;  // add: the storage of the region, opened by this backend; else null
 } towline_region_args;
 
 // table "memory"
 
 typedef struct towline_memory_table_v1 {
   size_t struct_size;
-  // Takes a region on; writes a token of at most TOWLINE_MAX_TOKEN_BYTES that travels in the metadata
+  // Registers a region; writes a token of at most TOWLINE_MAX_TOKEN_BYTES that becomes part of the metadata
   // (*token_bytes may stay 0). TOWLINE_UNSUPPORTED: not memory for this backend. May block: no worker waits.
   int32_t (*add)(towline_backend* backend, const towline_region_args* args,
                  towline_registration** registration, void* token, size_t* token_bytes);
   void (*remove)(towline_backend* backend, towline_registration* registration);
-  // Reaches a peer's region over a connection that is up. TOWLINE_AGAIN: asked the peer, call again later
-  // (the core calls again with the same `*import`, and unimports what an error leaves there). `how` receives
-  // a few words for people, such as "mapped memfd".
+  // Imports a peer's region over a connection that is up. TOWLINE_AGAIN: the peer was asked, call again later
+  // (the core calls again with the same `*import`, and calls unimport if an error leaves one there). `how`
+  // receives a few words for people, such as "mapped memfd".
   int32_t (*import)(towline_connection* connection, const towline_region_args* args, const void* token,
                     size_t token_bytes, towline_import** import, char how[64]);
   void (*unimport)(towline_connection* connection, towline_import* import);
 
-  // Optional. Where the first byte of an imported region lies in this process, as long as a plan that was
-  // prepared from the import is. TOWLINE_UNSUPPORTED: it is not mapped. Under the connection's worker's lock.
+  // Optional. The address of an imported region's first byte in this process, valid as long as a plan
+  // prepared from the import exists. TOWLINE_UNSUPPORTED: it is not mapped. Called under the lock of the
+  // connection's worker.
   //
-  // Storage reads into it in place of memory of ours. Whoever moves bytes there keeps that plan from being
-  // released meanwhile, and waits for nothing but the copy: the owner of the memory may be waiting.
+  // Storage reads into it in place of memory of ours. A thread that moves bytes there must keep that plan
+  // from being released meanwhile, and must wait for nothing but the copy: the owner of the memory may be
+  // waiting.
   int32_t (*reach)(towline_connection* connection, towline_import* import, uint64_t* address);
 } towline_memory_table_v1;
 #define TOWLINE_MEMORY_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_memory_table_v1, unimport)
@@ -211,31 +214,31 @@ typedef struct towline_memory_table_v1 {
 
 typedef struct towline_connection_table_v1 {
   size_t struct_size;
-  // Where peers reach this instance, for the metadata. *bytes: capacity, then size; 0 when it takes no
-  // connections.
+  // The address at which peers reach this instance, for the metadata. *bytes: capacity, then size; 0 if it
+  // accepts no connections.
   int32_t (*address)(towline_backend* backend, void* address, size_t* bytes);
-  // Can this peer be reached, as far as can be told without asking it? TOWLINE_OK or a reason through
-  // host->fail.
+  // Checks whether this peer can be reached, without contacting it. TOWLINE_OK, or an error with the reason
+  // passed to host->fail.
   int32_t (*probe)(towline_backend* backend, const towline_identity* peer, const void* address, size_t bytes);
   // Starts connecting on behalf of `peer` (the core's cookie). Does not block: TOWLINE_CONNECTION_UP or _DOWN
-  // follows, even before the call returns. *connection is set in any case of TOWLINE_OK.
+  // follows, even before the call returns. *connection is always set if it returns TOWLINE_OK.
   int32_t (*connect)(towline_backend* backend, uint32_t worker, const towline_identity* identity,
                      const void* address, size_t bytes, uint64_t deadline_ns, void* peer,
                      towline_connection** connection);
   // Ends it: completes every part in flight with TOWLINE_PEER_LOST (or _CLOSED), then frees it. Prepared
   // plans and imports of it have been released before. No callback for it comes after the return.
   void (*disconnect)(towline_connection* connection);
-  // JSON object about how the connection runs, for people ({"lanes": 2, ...}).
+  // Writes a JSON object that describes the connection, for people ({"lanes": 2, ...}).
   int32_t (*describe)(towline_connection* connection, char* json, size_t capacity);
 
-  // Optional, for transports that can lose a connection with bytes under way at the peer. A random number that
-  // both ends know the connection by: at the connector from TOWLINE_CONNECTION_UP on, at the acceptor from the
-  // host's accepted() on, until disconnect. 0: there is none, since the peer is older. Under the connection's
-  // worker's lock.
+  // Optional, for transports that can lose a connection with bytes under way at the peer. A random number by
+  // which both ends identify the connection: at the connector from TOWLINE_CONNECTION_UP on, at the acceptor
+  // from the host's accepted() on, until disconnect. 0: none, since the peer is older. Called under the lock
+  // of the connection's worker.
   //
-  // When such a connection ends, only the peer can say that it places and reads nothing more for it. The core
-  // asks the peer for that over another connection, and names the one that ended by this number. Without it,
-  // the remote fence of such a transfer stays unknown until the peer is gone.
+  // When such a connection ends, only the peer can confirm that it writes and reads nothing more for it. The
+  // core asks the peer for that over another connection, and names the one that ended by this number. Without
+  // it, the remote fence of such a transfer stays unknown until the peer is gone.
   uint64_t (*id)(towline_connection* connection);
   // Optional, for copies that cannot be called back, such as those of a GPU. Before disconnect, of a connection
   // that is down or given up. Whatever can be called off is called off. TOWLINE_AGAIN: copies still run, and
@@ -248,12 +251,12 @@ typedef struct towline_connection_table_v1 {
 // table "data"
 
 enum {                              // towline_prepared.flags
-  TOWLINE_PREPARED_CONCURRENT = 1,  // any thread may submit it, without lock, when there is no message
+  TOWLINE_PREPARED_CONCURRENT = 1,  // any thread may submit it without a lock, if it has no message
   TOWLINE_PREPARED_IMMEDIATE = 2,   // submit always finishes at once
   TOWLINE_PREPARED_TRY = 4,  // only a submit with TOWLINE_SUBMIT_TRY is concurrent and immediate: it answers
                              // TOWLINE_OK, or TOWLINE_AGAIN for "not that way"; the core then submits again,
                              // under the lock and without that flag
-  TOWLINE_PREPARED_CACHED = 8,  // it takes TOWLINE_SUBMIT_CACHED
+  TOWLINE_PREPARED_CACHED = 8,  // it supports TOWLINE_SUBMIT_CACHED
 };
 
 enum {                           // towline_submit_args.flags
@@ -285,11 +288,11 @@ typedef struct towline_prepare_args {
   uint32_t flags;                 // 0
 } towline_prepare_args;
 
-// A post of the application that takes several submits: parts on several workers, or chunks where it is
-// staged. Two submits belong together when their posts have one number.
+// A post of the application that takes several submits: parts on several workers, or chunks if it is staged.
+// Two submits belong together if their posts have the same number.
 typedef struct towline_post {
   size_t struct_size;
-  uint64_t number;  // no other post of this agent has it
+  uint64_t number;  // unique among the posts of this agent
   uint64_t bytes;   // of all its submits together
 } towline_post;
 
@@ -302,7 +305,7 @@ typedef struct towline_submit_args {
   size_t message_bytes;  // 0: none
   uint32_t flags;        // TOWLINE_SUBMIT_*
   uint32_t reserved;
-  const towline_post* post;  // that this is one submit of, valid during the call; null: this is all of it
+  const towline_post* post;  // to which this submit belongs, valid during the call; null: a single submit
 } towline_submit_args;
 
 // How often a stream came to a captured transfer. The caller fills struct_size in.
@@ -311,7 +314,7 @@ typedef struct towline_capture_runs {
   uint64_t begun;
   uint64_t ended;
   uint64_t refused;
-  int32_t status;  // TOWLINE_OK, or why runs are refused from now on
+  int32_t status;  // TOWLINE_OK, or the reason why runs are refused from now on
   uint32_t reserved;
 } towline_capture_runs;
 #define TOWLINE_CAPTURE_RUNS_MINIMUM TOWLINE_BYTES_THROUGH(towline_capture_runs, reserved)
@@ -321,16 +324,16 @@ typedef struct towline_data_table_v1 {
   int32_t (*prepare)(towline_connection* connection, const towline_prepare_args* args,
                      towline_prepared** prepared);
   void (*unprepare)(
-      towline_prepared* prepared);  // nothing of it is in flight; its connection may be gone already
+      towline_prepared* prepared);  // no submit of it is in flight; its connection may be gone already
   int32_t (*submit)(towline_prepared* prepared, const towline_submit_args* args);
   int32_t (*send)(towline_connection* connection, const void* message, size_t bytes);
   void (*cancel)(towline_connection* connection, uint64_t cookie);
-  // Does what can be done now for this worker's connections; returns how much was done (0: nothing).
+  // Does all work that is possible now for this worker's connections; returns the number of events (0: none).
   uint32_t (*progress)(towline_backend* backend, uint32_t worker, uint64_t now_ns);
-  // The worker is about to sleep: ask for a wake-up. Returns 0, or 1 when there is work after all (then it
-  // won't sleep).
+  // The worker is about to sleep: request wake-ups. Returns 0, or 1 if there is work after all (then it does
+  // not sleep).
   uint32_t (*arm)(towline_backend* backend, uint32_t worker);
-  // It is awake again, and polls: peers need not wake it.
+  // The worker is awake again and polls: peers need not wake it.
   void (*disarm)(towline_backend* backend, uint32_t worker);
 
   // Optional, beside connection's settle. Before unprepare. Streams and graphs that hold the plan begin no copy
@@ -338,19 +341,19 @@ typedef struct towline_data_table_v1 {
   int32_t (*settle)(towline_prepared* prepared);
 
   // Optional, all five or none: for transports that can order what they move in a stream of an accelerator
-  // (towline/gpu.h). A run is one time that a stream comes to a transfer. What is put into a stream stays there
-  // when its plan, its connection or its backend has gone: it has to move nothing from then on, and to touch
-  // nothing of theirs. The first three under the worker's lock.
+  // (towline/gpu.h). A run is one execution of a transfer by a stream. Work in a stream stays there after its
+  // plan, its connection or its backend has gone: from then on it must move nothing and use none of their
+  // memory. The first three under the worker's lock.
   //
-  // Puts the whole plan into the graph that the stream is recording. TOWLINE_AGAIN: it records none. With
-  // `capture` null it only looks.
+  // Puts the whole plan into the graph that the stream is recording. TOWLINE_AGAIN: the stream is not
+  // recording. With `capture` null it only checks this.
   int32_t (*stream_capture)(towline_prepared* prepared, void* stream, towline_capture** capture);
   // As submit, once the stream comes to it. cancel has an effect until then.
   int32_t (*stream_submit)(towline_prepared* prepared, const towline_submit_args* args, void* stream);
-  // The stream's later work comes after what was submitted of the plan, or captured into the same graph.
-  // `capture`: the last one, or null.
+  // Orders the stream's later work after the last submit of the plan, or after its capture into the same
+  // graph. `capture`: the last one, or null.
   int32_t (*stream_wait)(towline_prepared* prepared, towline_capture* capture, void* stream);
-  // Any thread, also when everything else of it has gone.
+  // Any thread, even after the plan, connection and backend have gone.
   void (*capture_runs)(const towline_capture* capture, towline_capture_runs* runs);
   void (*capture_forget)(towline_capture* capture);
 } towline_data_table_v1;
@@ -358,13 +361,13 @@ typedef struct towline_data_table_v1 {
 
 // table "directory"
 
-// A directory keeps values under keys for agents to find one another (towline/directory.h). Its plugin has
+// A directory keeps values under keys, by which agents find one another (towline/directory.h). Its plugin has
 // only this table, and its `open` and `close` above are null. A library libtowline_<name>.so serves addresses
 // "<name>://".
 //
 // Threads. The host calls any slot from any thread, also from within done and event, except close. The plugin
-// works on threads of its own; it calls done and event on those, never within a call of the host, holding
-// nothing that a slot needs.
+// works on its own threads; it calls done and event on those, never within a call of the host, and without a
+// lock that a slot needs.
 typedef struct towline_directory_client towline_directory_client;
 
 typedef enum towline_directory_op_t {
@@ -373,23 +376,23 @@ typedef enum towline_directory_op_t {
   TOWLINE_DIRECTORY_REMOVE = 3,
 } towline_directory_op_t;
 
-enum {                           // flags of calls and watches
-  TOWLINE_DIRECTORY_LEASED = 1,  // put: goes with this client, and is put again when the directory lost it
-  TOWLINE_DIRECTORY_CREATE = 2,  // put: TOWLINE_ALREADY_EXISTS when the key is there
-  TOWLINE_DIRECTORY_PREFIX = 4,  // get, remove: every key that begins so
-  TOWLINE_DIRECTORY_WAIT = 8,    // get: until there is one, or the deadline (TOWLINE_NOT_FOUND)
-  TOWLINE_DIRECTORY_NO_VALUES = 16,   // get, watch: keys and revisions only
-  TOWLINE_DIRECTORY_NO_CHANGES = 32,  // watch: after the state, tell only what is gone
+enum {                               // flags of calls and watches
+  TOWLINE_DIRECTORY_LEASED = 1,      // put: removed with this client, and put again if the directory loses it
+  TOWLINE_DIRECTORY_CREATE = 2,      // put: TOWLINE_ALREADY_EXISTS if the key exists
+  TOWLINE_DIRECTORY_PREFIX = 4,      // get, remove: every key with this prefix
+  TOWLINE_DIRECTORY_WAIT = 8,        // get: wait until there is one, or the deadline (TOWLINE_NOT_FOUND)
+  TOWLINE_DIRECTORY_NO_VALUES = 16,  // get, watch: keys and revisions only
+  TOWLINE_DIRECTORY_NO_CHANGES = 32,  // watch: after the state, report only removed keys
 };
 
-enum {                              // what event tells
+enum {                              // kinds of event
   TOWLINE_DIRECTORY_PUT_SEEN = 1,   // the key has this value
   TOWLINE_DIRECTORY_GONE_SEEN = 2,  // the key is gone; revision says when
-  TOWLINE_DIRECTORY_RESET = 3,      // the whole state follows anew: what it does not name is gone
-  TOWLINE_DIRECTORY_SYNCED = 4,     // the state has been told
-  TOWLINE_DIRECTORY_OFFLINE = 5,    // reconnecting, since `text`; nothing is missed
+  TOWLINE_DIRECTORY_RESET = 3,      // the whole state follows again: keys that it does not name are gone
+  TOWLINE_DIRECTORY_SYNCED = 4,     // the state has been delivered
+  TOWLINE_DIRECTORY_OFFLINE = 5,    // reconnecting, because of `text`; no event is missed
   TOWLINE_DIRECTORY_ONLINE = 6,
-  TOWLINE_DIRECTORY_ENDED = 7,  // for good, with `status` and `text`
+  TOWLINE_DIRECTORY_ENDED = 7,  // ended, with `status` and `text`
 };
 
 typedef struct towline_directory_item {
@@ -404,12 +407,12 @@ typedef struct towline_directory_host_v1 {
   size_t struct_size;
   void* context;
   void (*log)(void* context, int32_t level, const char* text);
-  void (*fail)(void* context, const char* text);  // says why the slot in hand fails; the text is copied
-  // As in towline_host_v1_t; and a variable of the environment that is no setting of Towline, or null.
+  void (*fail)(void* context, const char* text);  // sets why the current slot fails; copies the text
+  // As in towline_host_v1_t; and a variable of the environment that is not a setting of Towline, or null.
   const char* (*config)(void* context, const char* key, const char* fallback);
   const char* (*environment)(void* context, const char* name);
-  // A call ended: once for every submit that returned TOWLINE_OK. `text` says why it failed, or is null. The
-  // items are in order of their keys and live as long as the call of done.
+  // A call ended: once for every submit that returned TOWLINE_OK. `text` is the reason of a failure, or null.
+  // The items are in order of their keys and valid during the call of done.
   void (*done)(void* context, uint64_t call, int32_t status, const char* text,
                const towline_directory_item* items, size_t count);
   void (*event)(void* context, uint64_t watch, uint32_t kind, const towline_directory_item* item,
@@ -428,29 +431,29 @@ typedef struct towline_directory_call_args {
 
 typedef struct towline_directory_table_v1 {
   size_t struct_size;
-  // Reads its settings; asks no server. `authority` and `path` are those of the address, decoded ("a:1,b:2",
-  // "/namespace" or ""), `variant` what follows a + in its scheme ("tls", or "").
+  // Reads its settings; contacts no server. `authority` and `path` are those of the address, decoded
+  // ("a:1,b:2", "/namespace" or ""), `variant` what follows a + in its scheme ("tls", or "").
   int32_t (*open)(const towline_directory_host_v1* host, const char* variant, const char* authority,
                   const char* path, towline_directory_client** client);
-  // Ends calls (TOWLINE_CLOSED) and watches, takes back what is leased until the deadline, frees the client.
-  // May block; nothing is called after it.
+  // Ends calls (TOWLINE_CLOSED) and watches, removes leased keys until the deadline, frees the client. May
+  // block; no slot is called after it.
   void (*close)(towline_directory_client* client, uint64_t deadline_ns);
   int32_t (*submit)(towline_directory_client* client, const towline_directory_call_args* args);
   void (*cancel)(towline_directory_client* client, uint64_t call);  // hurries its end: TOWLINE_CANCELLED
-  // From here on event tells the state under the prefix, SYNCED, and what changes, numbered `watch` by the
-  // host. unwatch ends that; events that are under way may still come.
+  // From here on event reports the state under the prefix, SYNCED, and changes, with the host's number
+  // `watch`. unwatch ends that; a few events may still come.
   int32_t (*watch)(towline_directory_client* client, uint64_t watch, const void* prefix, size_t bytes,
                    uint32_t flags);
   void (*unwatch)(towline_directory_client* client, uint64_t watch);
-  // JSON object about servers, lease and watches, for people. Cut when it does not fit: the whole size comes
-  // back.
+  // JSON object about servers, lease and watches, for people. Truncated if it does not fit; returns the full
+  // size.
   size_t (*describe)(towline_directory_client* client, char* json, size_t capacity);
 } towline_directory_table_v1;
 #define TOWLINE_DIRECTORY_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_directory_table_v1, describe)
 
 // table "storage"
 
-// As the application asked; constants of storage.h.
+// The application's options; constants of storage.h.
 typedef struct towline_storage_args {
   size_t struct_size;
   const char* uri;  // with its scheme; null: fd
@@ -475,18 +478,18 @@ typedef struct towline_storage_attributes {
 typedef int32_t (*towline_storage_found_fn)(void* argument, const char* uri,
                                             const towline_storage_attributes* attributes);
 
-// Any thread, no lock: these may block. What is open is added as a region (towline_region_args.storage) and
-// reached over a connection of the agent to itself.
+// Any thread, no lock: these may block. An open storage is added as a region (towline_region_args.storage)
+// and reached over a connection of the agent to itself.
 typedef struct towline_storage_table_v1 {
   size_t struct_size;
   const char* schemes;  // comma-separated: "file"
   int32_t (*open)(towline_backend* backend, const towline_storage_args* args, towline_storage** storage,
                   towline_storage_attributes* attributes);
-  // TOWLINE_OK with `exists` 0 when nothing is there.
+  // TOWLINE_OK with `exists` 0 if it does not exist.
   int32_t (*query)(towline_backend* backend, const char* uri, towline_storage_attributes* attributes);
-  // Nothing of it is in flight.
+  // Called when no transfer of it is in flight.
   int32_t (*commit)(towline_backend* backend, towline_storage* storage);
-  void (*close)(towline_backend* backend, towline_storage* storage);  // what was not committed is dropped
+  void (*close)(towline_backend* backend, towline_storage* storage);  // drops an uncommitted replacement
 
   // Optional. Calls `found` for everything whose URI begins with `prefix`, in order.
   int32_t (*list)(towline_backend* backend, const char* prefix, towline_storage_found_fn found,
@@ -504,8 +507,9 @@ typedef struct towline_exporter_host_v1 {
   size_t struct_size;
   void* context;
   void (*log)(void* context, int32_t level, const char* text);
-  void (*fail)(void* context, const char* text);  // says why open fails; the text is copied
-  // The counters now, as towline_host_counters gives them: handed to `take` before the return. Any thread.
+  void (*fail)(void* context, const char* text);  // sets the reason why open fails; the text is copied
+  // Passes the current counters, in the form of towline_host_counters, to `take` before it returns. Any
+  // thread.
   void (*collect)(void* context, void (*take)(void* argument, const char* json, size_t bytes),
                   void* argument);
 } towline_exporter_host_v1;
@@ -516,7 +520,7 @@ typedef struct towline_exporter_table_v1 {
   // Serves at "host:port"; port 0: any. The address in use is written to `bound`, with NUL.
   int32_t (*open)(const towline_exporter_host_v1* host, const char* address, char* bound, size_t capacity,
                   towline_exporter_instance** exporter);
-  void (*close)(towline_exporter_instance* exporter);  // nothing is collected after the return
+  void (*close)(towline_exporter_instance* exporter);  // collect is not called after the return
 } towline_exporter_table_v1;
 #define TOWLINE_EXPORTER_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_exporter_table_v1, close)
 
@@ -534,12 +538,12 @@ typedef struct towline_plugin_v1_t {
   uint32_t cost;  // relative: 10 in-process copy, 20 same host, 100 network; the router tries lower first
   uint32_t reserved;
   uint64_t worst_fence_ns;   // after cancel or loss; UINT64_MAX: no bound
-  const char* fence_reason;  // how it knows: "acknowledgement", "connection closed", ...
+  const char* fence_reason;  // what decides it: "acknowledgement", "connection closed", ...
   // TOWLINE_OK when usable on this machine, else a reason in `reason`.
   int32_t (*usable)(char* reason, size_t capacity);
   int32_t (*open)(const towline_host_v1_t* host, towline_backend** backend);
   void (*close)(towline_backend* backend);  // every connection, import and registration is gone
-  // Tables by id: "memory", "connection", "data", "storage", "directory"; null when it has none of that id
+  // Tables by id: "memory", "connection", "data", "storage", "directory"; null if it has no table of that id
   // and version.
   const void* (*query_table)(const char* id, uint32_t version);
 

@@ -64,11 +64,8 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--verify", options->verify, "Read both sides back, compare them, print their checksum");
   command->add_option("--bytes", (*texts)["bytes"], "Bytes to copy; by default the whole source")
       ->type_name("SIZE");
-  command->add_option("--skip", (*texts)["skip"], "Skip this many bytes of the source")
-      ->type_name("SIZE");
-  command
-      ->add_option("--seek", (*texts)["seek"],
-                   "Skip this many bytes of the destination, which are kept")
+  command->add_option("--skip", (*texts)["skip"], "Skip this many bytes of the source")->type_name("SIZE");
+  command->add_option("--seek", (*texts)["seek"], "Skip this many bytes of the destination, which are kept")
       ->type_name("SIZE");
   command
       ->add_option("--piece", (*texts)["piece"],
@@ -78,10 +75,9 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--rate", (*texts)["rate"], "Limit in bytes per second")->type_name("SIZE");
   command->add_flag("--restart", options->restart, "Begin anew, whatever an earlier run has copied");
   command
-      ->add_option(
-          "--state", options->state,
-          "Path of the journal of copied pieces; '' for none; by default beside the file that is "
-          "written, or for a peer's memory in ~/.local/state/towline")
+      ->add_option("--state", options->state,
+                   "Path of the journal of copied pieces; '' for none; by default beside the file that is "
+                   "written, or for a peer's memory in ~/.local/state/towline")
       ->type_name("FILE");
   command
       ->add_option("--state-home", options->state_home,

@@ -75,9 +75,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--backend", setup.backend, "Force one backend; by default the router chooses")
       ->type_name("NAME");
   command
-      ->add_option(
-          "--spill", setup.spill,
-          "Storage for blocks that do not fit into the prefill ranks' pools")
+      ->add_option("--spill", setup.spill, "Storage for blocks that do not fit into the prefill ranks' pools")
       ->type_name("file:DIR|s3://BUCKET");
   command->add_option("--threads", setup.threads, "Threads a transfer is split over")
       ->capture_default_str()

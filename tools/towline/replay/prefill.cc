@@ -230,7 +230,8 @@ class PrefillRank {
       if (block.index >= active->second.held.size())
         throw Failure{"a decode rank asked for a block that is not here"};
       const auto& pages = active->second.held[block.index].block->pages;
-      if (pages.size() != block.pages.size()) throw Failure{"a decode rank asked for a block with another size"};
+      if (pages.size() != block.pages.size())
+        throw Failure{"a decode rank asked for a block with another size"};
       mine.insert(mine.end(), pages.begin(), pages.end());
       theirs.insert(theirs.end(), block.pages.begin(), block.pages.end());
     }
@@ -388,7 +389,8 @@ class PrefillRank {
                            consumers_[index].decode_rank);
       }
     }
-    throw Failure{fmt::format("decode ranks took nothing for {} s; waiting for {}", patience_.limit().count(), who)};
+    throw Failure{
+        fmt::format("decode ranks took nothing for {} s; waiting for {}", patience_.limit().count(), who)};
   }
 
   void say_goodbye() {

@@ -98,7 +98,7 @@ NB_MODULE(_bindings, module) {
   using namespace towline::nixl::python;
   // An agent that the application still holds at exit is already closed, so it is not a leak.
   nb::set_leak_warnings(false);
-  module.doc() = "nixlAgent and its lists. Calls raise the exception of an error status and return any other status.";
+  module.doc() = "nixlAgent and its lists. Calls raise an exception for an error status and return others.";
   module.attr("version") = nb::str(towline_version());
   module.attr("NIXL_INIT_AGENT") = nb::str(NIXL_INIT_AGENT);
   module.attr("DEFAULT_COMM_PORT") = nb::int_(default_comm_port);
