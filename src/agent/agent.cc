@@ -45,7 +45,7 @@ void count_forks() {
 }  // namespace
 
 void control_pause(Agent& agent, uint32_t done) noexcept {
-  // Where time is simulated nobody else is waited for, and a yield on a busy machine costs milliseconds.
+  // In simulated time there is no other thread to wait for, and a yield on a busy machine costs milliseconds.
   if (done != 0 || !agent.in_real_time()) return;
   if (!agent.hosted()) {
     sched_yield();
@@ -131,8 +131,8 @@ void Agent::open() {
   }
 }
 
-// Everybody who reads settings has read them, but for what this agent does not use, or was told by its
-// options.
+// By now all readers of settings have read them, except for parts that this agent does not use, or that its
+// options set.
 void Agent::warn_of_unknown_settings() {
   options_.config.declare(
       {"listen", "listen.port_range", "listen.any_user", "advertise", "workers", "backends"});
@@ -159,7 +159,7 @@ void Agent::check_usable() const {
 
 void Agent::close() noexcept {
   if (fork_generation_ != fork_generation()) {
-    // The parent's threads, sockets and memory are not ours to end: leave them be.
+    // The threads, sockets and memory belong to the parent process: do not end them.
     for (auto& worker : workers_) worker->forget_thread();
     (void)metadata_service_.release();
     (void)backends_.release();
@@ -191,14 +191,14 @@ void Agent::close() noexcept {
   }
   release_transfers();
   release_regions();
-  // Calls that began before are still about: what they ask of a backend, they ask under one of these.
+  // Calls that began before may still run; they use backends only under one of these locks.
   for (auto& worker : workers_) worker->lock();
   backends_->close();
   for (auto& worker : workers_) worker->unlock();
   notify_activity();
 }
 
-// In one go, since whoever comes in between may connect again, or have a connection accepted. False: somebody
+// Under one lock, since otherwise another thread could connect again, or accept a connection. False: a thread
 // is still posting through one of its links.
 bool Agent::retire(Worker& worker) noexcept {
   const Worker::Guard guard(worker);
@@ -208,8 +208,8 @@ bool Agent::retire(Worker& worker) noexcept {
   return shut;
 }
 
-// By peers that have not taken leave yet, and move bytes to and from our memory themselves. One that drives
-// its own progress does so when its application calls in, which nobody waits for here.
+// True while one-sided peers, which access this agent's memory themselves, have not detached. A peer that
+// drives its own progress detaches when its application calls in; closing does not wait for that.
 bool Agent::is_reached() {
   for (const auto& worker : workers_) {
     const Worker::Guard guard(*worker);
@@ -394,12 +394,12 @@ void Agent::remove_transfer(Transfer& transfer) noexcept {
 
 // ---- notices
 
-// A worker's pass over all its backends takes longer than all else here. So whoever asks until there is
-// nothing left has had its progress before the first notice; and the worker that brought the last notice is
-// looked at first, the others only when it brings none, or every few times.
+// A worker's pass over all its backends takes longer than everything else here. So a caller that receives
+// until nothing is left gets its progress before the first notice. The worker that brought the last notice is
+// checked first, the others only if it has none, or every few calls.
 NoticeNode* Agent::receive_notice() noexcept {
   static thread_local const Agent* just_given = nullptr;
-  static thread_local uint32_t first = 0;  // worker; of whatever agent, it only guides
+  static thread_local uint32_t first = 0;  // a worker index, from any agent: only a hint
   static thread_local uint32_t looks = 0;
   NoticeNode* node = inbox_.pull();
   if (node == nullptr && just_given != this) {

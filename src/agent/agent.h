@@ -1,8 +1,8 @@
 // An agent: a name, an incarnation, registered memory, backends, peers and the workers that make progress.
 //
-// This file ties the rooms together; each has its own: worker (progress), peer and link (who, and how
-// reached), transfer (one move), router (which way), regions (registered memory), inbox (notices),
-// backend_host (plugins).
+// This class connects the parts, each with its own file: worker (progress), peer and link (other agents and
+// connections to them), transfer (one move), router (choice of backend), regions (registered memory), inbox
+// (notices), backend_host (plugins).
 //
 // Locks, in the order they may nest: a worker's lock, then control_mutex_, then leaves (peer, region table,
 // inbox, transfers' details). No callback of the application runs under any.
@@ -51,14 +51,14 @@ struct AgentOptions {
   std::string name;
   bool hosted = true;
   uint32_t workers = 1;
-  // Every port of the agent is at these addresses: of the metadata listener, and by default of backends. "none":
-  // it opens no port.
+  // The addresses of every port of the agent: of the metadata listener, and by default of backends. "none":
+  // no port.
   std::string listen = kDefaultListen;
   std::string advertise;
   std::vector<std::string> backends;  // empty: all
   Config config;
   uint64_t default_timeout_ns = 30 * kSecondNs;
-  const Clock* clock = nullptr;  // null: the system's; lives longer than the agent
+  const Clock* clock = nullptr;  // null: the system's; must outlive the agent
 };
 
 // Settings the data path needs, read once.
@@ -67,12 +67,12 @@ struct AgentTuning {
   uint64_t heartbeat_ns;        // peer.heartbeat
   uint64_t suspect_ns;          // peer.suspect
   uint64_t lost_ns;             // peer.lost
-  uint64_t idle_ns;             // connection.idle: close after; off-host backends
+  uint64_t idle_ns;             // connection.idle: close after this time; backends to other hosts
   uint64_t connect_timeout_ns;  // connection.timeout
-  uint64_t connect_wait_ns;     // connection.wait: how long making a transfer waits for one that is coming up
+  uint64_t connect_wait_ns;     // connection.wait: how long creating a transfer waits for a connection
 };
 
-// Whether an agent is still about.
+// Whether an agent still exists.
 enum class Standing : uint8_t { kThere, kUnknown, kGone };
 
 class Agent : public std::enable_shared_from_this<Agent> {
@@ -90,7 +90,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Status usable() const noexcept;
   void check_usable() const;  // throws Error
 
-  // ---- who we are
+  // ---- identity
   [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
   [[nodiscard]] const std::string& incarnation_text() const noexcept { return incarnation_text_; }
   [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
@@ -115,17 +115,17 @@ class Agent : public std::enable_shared_from_this<Agent> {
   bool drive_until(Ready&& ready, uint64_t deadline_ns);
   Status wait_activity(uint64_t timeout_ns) noexcept;
   [[nodiscard]] int event_fd() noexcept;
-  // Something to pull arrived. Any thread.
+  // A notice or completion can be pulled. Any thread.
   void notify_activity() noexcept;
 
   // ---- memory
   std::shared_ptr<Region> add_region(void* address, uint64_t bytes, const towline_region_options_t& options);
-  // Memory of the agent itself: known to backends, found by nobody, told to nobody.
+  // Memory of the agent itself: registered with backends, but not found by lists and not in metadata.
   std::shared_ptr<Region> add_private_region(void* address, uint64_t bytes);
   [[nodiscard]] StagingPool& staging() noexcept { return *staging_; }
-  // kTimedOut with a text naming who still holds it: not deregistered yet, may be called again.
+  // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
   Status remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
-  // What the URI names, opened and registered by the backend of its scheme; agent_storage.cc.
+  // Opens and registers the storage at the URI with the backend of its scheme; agent_storage.cc.
   std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
   void query_storage(const char* uri, towline_storage_info_t& info);
   void list_storage(const char* prefix, towline_storage_found_t found, void* argument);
@@ -133,30 +133,28 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
   [[nodiscard]] RegionTable& regions() noexcept { return *regions_; }
 
-  // ---- peers
-  // The blob of these regions, or of all when null. The second: under worker 0's lock already.
+  // ---- peers The blob of these regions, or of all if null. The second one: called under worker 0's lock.
   [[nodiscard]] std::vector<uint8_t> metadata(const std::vector<uint64_t>* keys);
   [[nodiscard]] std::vector<uint8_t> metadata_locked(const std::vector<uint64_t>* keys);
-  // The application brings a peer's metadata. One of its name that is not there any more is ended by that,
-  // which may mean to ask where that one listened: not with may_ask false.
+  // Adds a peer whose metadata the application brought. This ends a peer of the same name that no longer
+  // exists. To find out, it may ask at that peer's address, unless may_ask is false.
   Peer& add_peer(std::span<const uint8_t> blob, bool may_ask = true);
   Peer& connect_peer(const std::string& address, uint64_t timeout_ns);
   void refresh_peer(Peer& peer, uint64_t timeout_ns);
-  // A stranger brings it.
+  // Adds an unsolicited peer from metadata that a stranger brought.
   void offer_peer(std::span<const uint8_t> blob);
-  // By name, or by incarnation as text. Of none where there is none; throws Error(kAlreadyExists) when
-  // several that are there bear the name.
+  // By name, or by incarnation as text. Empty if there is none; throws Error(kAlreadyExists) if several live
+  // peers have the name.
   [[nodiscard]] PeerHold find_peer(const std::string& name);
   [[nodiscard]] PeerHold find_peer(const Id& incarnation);
   void remove_peer(Peer& peer);
-  // The most that strangers' metadata may take, together.
+  // The limit for the metadata of all unsolicited peers together.
   [[nodiscard]] uint64_t most_unsolicited_bytes() const noexcept { return peers_.limits().bytes; }
   // kAgain without credit or room. The first message to a peer connects; throws Error when that fails.
   [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
 
-  // ---- transfers
-  // A list of our own regions as the far side of a transfer: this agent as its own peer.
+  // ---- transfers A list of this agent's regions as the far side of a transfer: this agent as its own peer.
   std::shared_ptr<BlockList> as_remote(const std::shared_ptr<BlockList>& list);
   void add_transfer(Transfer& transfer);
   void remove_transfer(Transfer& transfer) noexcept;
@@ -165,7 +163,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
     std::lock_guard lock(control_mutex_);
     transfers_.for_each(visit);
   }
-  // Of what each keeps of its route and its captures, which is seldom looked at: one for all of them, a leaf.
+  // Guards the route and captures of every transfer, which are seldom used: one leaf lock for all.
   [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
   // For a post that takes several submits.
   [[nodiscard]] uint64_t next_post_number() noexcept {
@@ -179,7 +177,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- notices and counters
   [[nodiscard]] Inbox& inbox() noexcept { return inbox_; }
-  // Null when there is none. Drives once if so.
+  // Null if there is none; then it makes progress once.
   [[nodiscard]] NoticeNode* receive_notice() noexcept;
   void give_back_notice(NoticeNode* node) noexcept;
   [[nodiscard]] CounterTable& remote_counters() noexcept { return counters_; }
@@ -192,19 +190,18 @@ class Agent : public std::enable_shared_from_this<Agent> {
   Status accepted(Backend& backend, uint32_t worker, towline_connection* connection,
                   const towline_identity& identity, void** link) noexcept;
   void expire_listener(uint64_t now_ns) noexcept;
-  // A stranger's connection was turned away, by a backend or by the metadata listener; counted under the peer
-  // "strangers".
+  // A backend or the metadata listener refused a stranger's connection; counted under the peer "strangers".
   void refused_stranger(const std::string& at, uint32_t worker, Status why) noexcept;
   void warn_of_unknown_settings();
-  // A peer asked us to let go of one of its regions.
+  // A peer asked this agent to detach from one of its regions.
   void revoke_remote(Peer& peer, uint64_t key) noexcept;
   [[nodiscard]] bool has_revoked_regions() const noexcept {
     return revoked_count_.load(std::memory_order_acquire) != 0;
   }
-  // A peer of that incarnation gave the connection of that number up: its link closes soon, and the connection must not
-  // come up either. False: no link has it any more.
+  // A peer of that incarnation gave up the connection with that number: its link closes soon, and the
+  // connection must not come up any more. False: no link has it any more.
   [[nodiscard]] bool end_connection(Id incarnation, uint64_t id) noexcept;
-  // Whether any link still imports a region that its peer revoked; forgets it when not.
+  // True if any link still imports a region that its peer revoked; forgets the region otherwise.
   [[nodiscard]] bool revoked_region_in_use(const Peer& peer, uint64_t key) noexcept;
 
  private:
@@ -218,24 +215,24 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] bool has_activity() const noexcept;
   void settle_event_fd() noexcept;
   Peer& learn(const metadata::PeerMetadata& metadata, bool may_ask);
-  // The unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).
+  // Finds or makes the unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).
   PeerHold meet(const metadata::PeerSummary& told, std::span<const uint8_t> blob);
   [[nodiscard]] PeerHold meet_by_hello(const Backend& backend, const metadata::PeerSummary& told);
-  // The application brings a new agent: those of its name that are not there any more end.
+  // The application brought a new agent: ends peers of the same name that no longer exist.
   void end_replaced(const metadata::PeerIdentity& by, bool may_ask);
   void end_dead_namesakes_locked(const std::string& name);
   void end_peer_locked(Peer& peer, Status why);
   [[nodiscard]] Standing standing_locked(const Peer& peer, const HostIdentity* successor) const;
   [[nodiscard]] Peer* find_locked(const Id& incarnation) const noexcept;
   void gate_transfers_locked(const Peer& peer, Status why) noexcept;
-  // An established connection for messages; connects when there is none. Throws Error.
+  // An established connection for messages; connects if there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
   [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
   void register_with_backends(Region& region);
   void unregister_from_backends(Region& region);
   void release_regions() noexcept;
   void ask_peers_to_let_go(const Region& region);
-  // All that a peer may know; with_storage: for ourselves.
+  // Everything that a peer may know; with_storage: for this agent as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
   std::shared_ptr<Region> take_on(Region region);
   std::shared_ptr<Region> take_on_unpublished(Region region);
@@ -269,7 +266,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer
-  std::atomic<uint64_t> last_device_{0};  // given to storage
+  std::atomic<uint64_t> last_device_{0};  // numbers given to storage regions
   std::atomic<uint64_t> last_post_{0};
 
   Inbox inbox_;
@@ -284,7 +281,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::atomic<uint32_t> activity_waiters_{0};
 };
 
-// Sleeps briefly when nothing was done; for control-path waits that poll.
+// Sleeps briefly if nothing was done; for control-path waits that poll.
 void control_pause(Agent& agent, uint32_t done) noexcept;
 
 template <class Ready>

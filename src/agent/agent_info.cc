@@ -1,4 +1,4 @@
-// Agent: what it tells people about itself, as JSON.
+// Agent: its description as JSON, for people.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>

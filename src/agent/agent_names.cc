@@ -1,6 +1,6 @@
-// Agent: names, which are labels. Any number of agents may bear one name, and a name alone ends no peer: a
-// restart is believed when the old process is known to be gone, or when the application brings the new
-// metadata and the old agent is not there any more.
+// Agent: names, which are labels. Any number of agents may have the same name, and a name alone ends no peer.
+// A restart is accepted when the old process is known to be gone, or when the application brings the new
+// metadata and the old agent no longer exists.
 #include <algorithm>
 
 #include "agent/agent.h"
@@ -23,9 +23,9 @@ HostIdentity host_of(const towline_identity& identity) noexcept {
           identity.start_time};
 }
 
-// Asks where the peer listens which incarnation is there. The caller holds no lock.
+// Asks at the peer's address which incarnation is there. Call without locks.
 Standing ask(const Peer& peer) {
-  if (peer.identity().caller_driven != 0) return Standing::kUnknown;  // it answers when its application calls
+  if (peer.identity().caller_driven != 0) return Standing::kUnknown;  // answers when its application calls
   const std::vector<std::string> addresses = peer.listen_addresses();
   bool silent = addresses.empty();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), kAskNs);
@@ -48,7 +48,7 @@ Standing Agent::standing_locked(const Peer& peer, const HostIdentity* successor)
   if (process_is_gone(host)) return Standing::kGone;
   const Peer* const visitor = peers_.unsolicited(peer.incarnation());
   if (peer.any_up_link() || (visitor != nullptr && visitor->any_up_link())) return Standing::kThere;
-  // Its process runs; but agents may come and go in one process.
+  // Its process runs, but agents may be created and closed within one process.
   const bool apart = !host.same_process(here) && (successor == nullptr || !host.same_process(*successor));
   if (host.same_pid_namespace(here) && apart && peer.health() != TOWLINE_HEALTH_LOST) return Standing::kThere;
   return Standing::kUnknown;
@@ -71,10 +71,10 @@ void Agent::end_dead_namesakes_locked(const std::string& name) {
 
 void Agent::end_replaced(const metadata::PeerIdentity& by, bool may_ask) {
   if (by.incarnation == incarnation_) return;
-  std::vector<std::pair<Peer*, Standing>> namesakes;  // asked for: they live as long as the agent
+  std::vector<std::pair<Peer*, Standing>> namesakes;  // asked-for peers: they live as long as the agent
   {
     std::lock_guard lock(control_mutex_);
-    if (peers_.asked_for(by.incarnation) != nullptr) return;  // nobody new
+    if (peers_.asked_for(by.incarnation) != nullptr) return;  // already known
     for (Peer* peer : peers_.named(by.name)) {
       if (peer->unsolicited() || peer->incarnation() == incarnation_) continue;
       namesakes.emplace_back(peer, standing_locked(*peer, &by.host));

@@ -1,4 +1,4 @@
-// Agent: peers. Learning of them, reaching them, losing them.
+// Agent: peers. Adding, reaching and losing them.
 #include <algorithm>
 
 #include "agent/agent.h"
@@ -56,7 +56,7 @@ PeerHold Agent::meet(const metadata::PeerSummary& told, std::span<const uint8_t>
 
 void Agent::offer_peer(std::span<const uint8_t> blob) {
   const metadata::PeerSummary told = metadata::summarize(blob);
-  if (told.metadata.identity.incarnation == incarnation_) return;  // we know better who we are
+  if (told.metadata.identity.incarnation == incarnation_) return;  // this agent itself
   (void)meet(told, blob);
 }
 
@@ -64,7 +64,7 @@ void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
   transfers_.for_each([&](Transfer& transfer) {
     if (transfer.remote().peer() == &peer) transfer.close_gate(static_cast<int32_t>(why));
   });
-  // Its links close in their workers' next round.
+  // Its links close in the next round of their workers.
   for (const auto& worker : workers_) {
     worker->maintain_soon();
     worker->wake();
@@ -121,8 +121,8 @@ PeerHold Agent::meet_by_hello(const Backend& backend, const metadata::PeerSummar
     Peer* const asked_for = peers_.asked_for(incarnation);
     if (incarnation == incarnation_ && (asked_for == nullptr || !asked_for->connects_over(backend)))
       fail(Status::kPermissionDenied, "this agent has not connected to itself");
-    // One that can't be connected to is reached over the connection it made. Any other is not: who it is that
-    // connects is not proved.
+    // A peer that can't be connected to is reached over the connection it made. Any other peer is not,
+    // because the identity of a connecting agent is not proved.
     if (asked_for != nullptr && !asked_for->has_address(backend.name)) return PeerHold(asked_for);
   }
   return meet(told, {});
@@ -160,7 +160,7 @@ Status Agent::accepted(Backend& backend, uint32_t worker, towline_connection* co
 bool Agent::end_connection(Id incarnation, uint64_t id) noexcept {
   std::lock_guard lock(control_mutex_);
   bool held = false;
-  // The peer may be known twice, asked for and not; the connection may be of either.
+  // The peer may be known twice, asked for and unsolicited; the connection may belong to either.
   peers_.visit(incarnation, [&](Peer& peer) {
     peer.remember_ended(id);
     Link* const link = peer.find_connection(id);

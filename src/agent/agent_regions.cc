@@ -13,8 +13,8 @@ namespace towline {
 
 namespace {
 
-// Moving stops whoever writes to the memory, with SIGSEGV: nobody may be using it. What is on shared memory
-// already is not moved again.
+// A thread that writes to the memory while it is moved gets SIGSEGV, so the memory must not be in use. Memory
+// that is already shared is not moved again.
 void check_unused_before_moving(const RegionTable& regions, const towline_region_ref& moved) {
   for (const auto& region : regions.published()) {
     const towline_region_ref& there = region->ref;
@@ -145,7 +145,7 @@ Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t time
   return regions_->remove(key) ? Status::kOk : Status::kStale;
 }
 
-// Nobody but ourselves was told of storage.
+// Storage is known only to this agent.
 void Agent::ask_peers_to_let_go(const Region& region) {
   for (auto& worker : workers_) {
     Worker::Guard guard(*worker);
@@ -161,7 +161,7 @@ std::string Agent::peer_holding(uint64_t key) {
     Worker::Guard guard(*worker);
     for (const Link* link : worker->links()) {
       if (!link->revocation_pending(key)) continue;
-      return fmt::format("peer '{}' ({}) has not let go of it yet over {}", link->peer().name(),
+      return fmt::format("peer '{}' ({}) has not detached from it yet over {}", link->peer().name(),
                          link->peer().health() == TOWLINE_HEALTH_ALIVE ? "alive" : "silent",
                          link->backend().name);
     }
@@ -170,8 +170,8 @@ std::string Agent::peer_holding(uint64_t key) {
 }
 
 bool Agent::release_transfers_of(uint64_t key) {
-  // Again: one may have been made while the region was retired. None is added before all of them have been
-  // looked at, so that none is released with its gate open.
+  // Again: a transfer may have been made while the region was retired. None is added before all have been
+  // checked, so that none is released with its gate open.
   std::lock_guard lock(control_mutex_);
   transfers_.for_each([&](Transfer& transfer) {
     if (transfer.local().uses_region(key)) transfer.close_gate(static_cast<int32_t>(Status::kStale));

@@ -108,7 +108,7 @@ Backend& Agent::storage_backend(const char* uri) {
     if (has_word(backend->storage->schemes, scheme)) return *backend;
     known += fmt::format("\n  {}: serves {}", backend->name, backend->storage->schemes);
   }
-  if (known.empty()) known = "; none of its backends is for storage";
+  if (known.empty()) known = "; it has no storage backend";
   for (const BundledBackend& bundled : bundled_backends()) {
     if (scheme == bundled.scheme)
       known += fmt::format("\n  the setting plugins = \"{}\" loads the one for {}:", bundled.name, scheme);
@@ -149,7 +149,7 @@ void Agent::list_storage(const char* prefix, towline_storage_found_t found, void
   check_usable();
   Backend& backend = storage_backend(prefix);
   if (backend.storage->list == nullptr)
-    fail(Status::kUnsupported, "{} can't list what there is; s3: can", backend.name);
+    fail(Status::kUnsupported, "{} can't list its contents; s3: can", backend.name);
   struct Caller {
     towline_storage_found_t found;
     void* argument;

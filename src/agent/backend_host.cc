@@ -40,7 +40,7 @@ std::vector<towline_move_v1> take_moves(const towline_plugin_v1_t& plugin) {
   return moves;
 }
 
-// `text` is a backend's, which begins with the key of the setting.
+// `text` comes from a backend and begins with the key of the setting.
 [[noreturn]] void fail_setting(const Config& config, const std::string& backend, const std::string& text) {
   const std::string key = text.substr(0, text.find_first_of(" :="));
   fail(Status::kInvalidArgument, "{}: {}",
@@ -172,7 +172,7 @@ void BackendHost::discover_in(const std::string& file, Backends& known) {
       load(*backend, plugin);
       const auto same_name = [&](const auto& other) { return other->name == backend->name; };
       if (find(backend->name) != nullptr || std::any_of(known.begin(), known.end(), same_name))
-        continue;  // the one named first serves
+        continue;  // the first one named is used
       in_use = in_use || backend->plugin != nullptr;
       known.push_back(std::move(backend));
     }
@@ -222,7 +222,7 @@ void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   backend.storage = stores ? &taken.storage : nullptr;
 }
 
-// Throws only for a setting that the backend refuses: without it the agent would silently lack the backend.
+// Throws only for a setting that the backend refuses. Otherwise the agent would silently lack the backend.
 void BackendHost::open(Backend& backend) {
   if (backend.step != Backend::Step::kLoaded) return;
   int32_t status = TOWLINE_OK;

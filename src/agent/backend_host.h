@@ -69,7 +69,7 @@ struct Backend {
 
 const char* step_name(Backend::Step step) noexcept;
 
-// What the last refused call of this thread gave as its reason through host->fail; cleared by taking it.
+// The reason that the last refused call of this thread passed to host->fail; cleared by taking it.
 std::string take_failure_text();
 void set_failure_text(std::string text);
 
@@ -97,7 +97,7 @@ class BackendHost {
   }
   [[nodiscard]] Backend* find(std::string_view name) const noexcept;
   [[nodiscard]] std::string names() const;  // "memory, shm, tcp"
-  // Of those that were not opened, by choice or by failure: their settings are known to nobody.
+  // Backends that were not opened, by choice or by failure: their settings are unknown.
   [[nodiscard]] std::vector<std::string> names_not_open() const;
 
  private:

@@ -1,4 +1,4 @@
-// A validated list of blocks, of this agent or of a peer, as applications hold it.
+// A validated list of blocks of this agent or of a peer; the object behind an application's handle.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ class BlockList {
   void close_gate(Status why) noexcept { gate_.store(why, std::memory_order_release); }
 
  protected:
-  // Of what the derived class holds and fills.
+  // For derived classes, which hold and fill `resolved`.
   BlockList(const ResolvedList* resolved, Peer* peer) noexcept : resolved_(resolved), peer_(peer) {}
   // The next of the list's regions.
   void add_remote_region(std::shared_ptr<RemoteRegion> region) {
@@ -51,7 +51,7 @@ class BlockList {
 
  private:
   const ResolvedList* resolved_;
-  std::shared_ptr<const ResolvedList> held_;  // null: the derived class does
+  std::shared_ptr<const ResolvedList> held_;  // null: the derived class holds it
   PeerHold peer_;
   RemoteRegions remote_regions_;
   std::atomic<Status> gate_{Status::kOk};

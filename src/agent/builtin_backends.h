@@ -11,16 +11,16 @@ namespace towline {
 using BuiltinBackend = const towline_plugin_v1_t* (*)();
 std::span<const BuiltinBackend> builtin_backends() noexcept;
 
-// Those that come with Towline as plugins.
+// The backends that come with Towline as plugins.
 struct BundledBackend {
   const char* name;
   const char* scheme;  // of the storage it serves; "": none
-  bool automatic;      // loaded where its file is there; else when the setting `plugins` names it
+  bool automatic;      // loaded if its file exists; else only if the setting `plugins` names it
 };
 std::span<const BundledBackend> bundled_backends() noexcept;
 
 // The same plugin behind the fault interceptor, set up by `faults` (framing/fault_options.h). Throws Error
-// naming what is wrong with the text. The answer lives as long as the process.
+// naming what is wrong with the text. The result stays valid until the process ends.
 const towline_plugin_v1_t* wrap_with_faults(const towline_plugin_v1_t* plugin, const std::string& faults);
 
 }  // namespace towline

@@ -1,5 +1,5 @@
-// What agents say to each other over a connection's message channel. Little-endian, one message is one of
-// these structs, kData followed by its notice's bytes. Everything that arrives is copied out and
+// Messages between agents over a connection's message channel. Little-endian; one message is one of these
+// structs, and kData is followed by its notice's bytes. Everything that arrives is copied out and
 // length-checked before use.
 #pragma once
 
@@ -17,16 +17,16 @@ enum class ControlType : uint8_t {
   kCredit = 2,  // value: notice bytes consumed since the connection came up
   kPing = 3,    // value: echoed in kPong
   kPong = 4,
-  kRevoke = 5,           // value: region key; let go of it
+  kRevoke = 5,           // value: region key; detach from it
   kRevoked = 6,          // value: region key; nothing here reaches it any more
-  kBye = 7,              // value: 0; the sender closes in good order
-  kEndConnection = 8,    // value: the number of one between the two that the sender gave up; end it
-  kConnectionEnded = 9,  // value: that number; nothing of it is placed or read here any more
+  kBye = 7,              // value: 0; the sender closes
+  kEndConnection = 8,    // value: the number of a connection that the sender gave up; end it
+  kConnectionEnded = 9,  // value: that number; it writes and reads nothing here any more
 };
 
 inline constexpr uint8_t kControlVersion = 1;
 
-// Every message begins so. Later versions may be longer; readers take the part they know.
+// Every message begins with this. Later versions may be longer; readers use the part they know.
 struct ControlHeader {
   uint8_t type;
   uint8_t version;
@@ -53,7 +53,7 @@ inline ValueMessage make_value_message(ControlType type, uint64_t value) noexcep
   return {{static_cast<uint8_t>(type), kControlVersion, 0, 0}, value};
 }
 
-// What a notice takes of the credit the receiver granted: its bytes and its bookkeeping.
+// The credit that a notice uses: its bytes and its bookkeeping.
 inline constexpr uint64_t notice_credit(uint64_t notice_bytes) noexcept { return notice_bytes + 64; }
 
 // Notice bytes (by notice_credit) a peer may have unconsumed at the receiver, per connection.

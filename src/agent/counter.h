@@ -1,4 +1,4 @@
-// Counters: 64-bit numbers here that peers add to by key, and anyone waits on.
+// Counters: 64-bit numbers of this agent that peers add to by key and any thread can wait on.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ class CounterTable {
   void destroy(uint64_t key) noexcept { cells_.free(Handle::from_u64(key)); }
   [[nodiscard]] CounterCell* find(uint64_t key) const noexcept { return cells_.find(Handle::from_u64(key)); }
 
-  // False when there is none of that key. Any thread.
+  // False if no counter has that key. Any thread.
   bool add(uint64_t key, uint64_t amount) noexcept {
     CounterCell* cell = find(key);
     if (cell == nullptr) return false;

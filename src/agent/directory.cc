@@ -118,7 +118,7 @@ Directory::Directory(std::shared_ptr<Agent> agent, const DirectoryAddress& addre
 Directory::~Directory() { close(0); }
 
 void Directory::close(uint64_t timeout_ns) noexcept {
-  // In a child of fork the plugin's thread is not there: nothing of it can be ended.
+  // In a child of fork the plugin's thread does not exist, so nothing of it can be ended.
   if (agent_->usable() == Status::kForked || closed_.exchange(true)) return;
   while (users_.load(std::memory_order_seq_cst) != 0) sched_yield();
   towline_directory_client* const client = client_.exchange(nullptr);

@@ -1,8 +1,8 @@
-// Directories as an agent has them: the plugin behind, calls, watches, and peers that come from them.
+// An agent's directories: the plugin, calls, watches, and peers fetched from them.
 //
 // Threads. A plugin calls done and event on a thread of its own. Each object has one lock, a leaf, held for
-// moments only; the plugin is never called under one. `enter` and `leave` keep its client whole while a call
-// of it is under way.
+// moments only; the plugin is never called under one. `enter` and `leave` keep its client valid during a
+// call.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ struct DirectoryEntry {
   uint64_t revision = 0;
 };
 
-// "etcd+tls://host:1,host:2/name/space": what stands for what, %XX decoded but in `authority`.
+// The parts of "etcd+tls://host:1,host:2/name/space"; %XX is decoded except in `authority`.
 struct DirectoryAddress {
   std::string scheme;
   std::string variant;
@@ -42,36 +42,36 @@ struct DirectoryAddress {
   // Throws Error(kInvalidArgument).
   static DirectoryAddress parse(std::string_view text);
   static DirectoryAddress of_agent(std::string_view text);
-  [[nodiscard]] std::string identity() const;  // the same for what is the same directory
+  [[nodiscard]] std::string identity() const;  // equal for equal directories
 };
 
 class Directory;
 
-// What was asked, and what became of it. Shared by the handle and the directory.
+// A request and its result. Shared by the handle and the directory.
 class DirectoryCall {
  public:
   DirectoryCall(std::shared_ptr<Directory> directory, uint32_t op)
       : directory_(std::move(directory)), op_(op) {}
 
   [[nodiscard]] Status poll() const;
-  // kInProgress when the time passed first.
+  // kInProgress if the time passes first.
   Status wait(uint64_t timeout_ns);
   void cancel();
-  // Once it has an outcome they change no more.
+  // They do not change after the outcome.
   [[nodiscard]] const std::string& error() const;
   [[nodiscard]] const std::vector<DirectoryEntry>& entries() const;
   [[nodiscard]] Peer* peer() const;
 
  private:
   friend class Directory;
-  // What a fetch is for.
+  // The purpose of a fetch.
   struct Fetch {
     std::string name;
     std::string label;
     bool follow = false;
   };
 
-  // Of one of the parts; the last makes the outcome, the first error is it.
+  // One part ended. The last one sets the outcome; the first error is the outcome.
   void part_ended(Status status, std::string text, std::vector<DirectoryEntry> entries, Peer* peer);
 
   const std::shared_ptr<Directory> directory_;
@@ -90,8 +90,8 @@ class DirectoryCall {
   Peer* peer_ = nullptr;
 };
 
-// Events that wait to be pulled, those of one key merged; and the keys that are known to be there, to tell
-// what changed when the whole state is told again.
+// Events that wait to be pulled, merged by key; and the keys known to exist, to find changes when the plugin
+// sends the whole state again.
 class DirectoryWatch {
  public:
   struct Event {
@@ -101,11 +101,11 @@ class DirectoryWatch {
 
   explicit DirectoryWatch(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
 
-  // kTimedOut, or why it ended for good (then `why` says so).
+  // kTimedOut, or why it ended (with `why`).
   Status next(uint64_t timeout_ns, Event& event, std::string& why);
   [[nodiscard]] Status status() const;
 
-  // By the directory. False: it has ended, tell it nothing more.
+  // Called by the directory. False: it has ended; send no more events.
   bool on_event(uint32_t kind, const towline_directory_item* item, Status status, const char* text);
   void end(Status status, const std::string& text);
 
@@ -161,7 +161,7 @@ class Directory : public std::enable_shared_from_this<Directory> {
   void unwatch(const DirectoryWatch& watch) noexcept;
   [[nodiscard]] std::string info();
 
-  // Ends calls and watches with kClosed, takes back what is leased. Idempotent.
+  // Ends calls and watches with kClosed, removes leased keys. Idempotent.
   void close(uint64_t timeout_ns) noexcept;
   [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
 
@@ -178,9 +178,9 @@ class Directory : public std::enable_shared_from_this<Directory> {
     std::string name;
     Id incarnation;
     uint64_t revision = 0;
-    bool seen = true;  // since the state began to be told
+    bool seen = true;  // since the plugin began to send the state
   };
-  class Use;  // the client, for the length of a call
+  class Use;  // holds the client during a call
 
   Directory(std::shared_ptr<Agent> agent, const DirectoryAddress& address);
   static towline_directory_host_v1 host_table(Directory& directory) noexcept;
@@ -211,7 +211,7 @@ class Directory : public std::enable_shared_from_this<Directory> {
   std::mutex mutex_;
   uint64_t last_number_ = 0;
   std::map<uint64_t, std::shared_ptr<DirectoryCall>> calls_;
-  std::map<uint64_t, std::string> look_ups_;  // our own: is a followed key still there?
+  std::map<uint64_t, std::string> look_ups_;  // internal: does a followed key still exist?
   std::map<uint64_t, std::shared_ptr<DirectoryWatch>> watches_;
   std::map<std::string, Followed, std::less<>> followed_;
   uint64_t follower_ = 0;                      // the watch's number; 0: none
@@ -245,12 +245,12 @@ class DirectoryHost {
  public:
   explicit DirectoryHost(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
 
-  // The one of that address, opened if it is not; to be given to let_go once.
+  // The directory of that address, opened if needed; pass it to let_go once.
   std::shared_ptr<Directory> open(const DirectoryAddress& address);
   void let_go(const std::shared_ptr<Directory>& directory, uint64_t timeout_ns) noexcept;
   // The peer at "etcd://../name", once it is published; the directory stays open. Throws Error.
   Peer& connect(std::string_view address, uint64_t timeout_ns);
-  // Ends all of them; none can be opened any more.
+  // Closes all of them; none can be opened any more.
   void close() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Addresses of directories, and which of an agent's are open.
+// Addresses of directories, and the open directories of an agent.
 #include <algorithm>
 
 #include "agent/directory.h"

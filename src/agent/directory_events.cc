@@ -1,4 +1,4 @@
-// What a directory's plugin tells, on its own thread: ends of calls, events, keys that are gone.
+// Callbacks of a directory's plugin, on its own thread: ends of calls, events, removed keys.
 #include "agent/directory.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -50,7 +50,7 @@ Peer* Directory::take_fetched(const DirectoryCall& call, const DirectoryEntry& e
   try {
     const std::span<const uint8_t> blob(reinterpret_cast<const uint8_t*>(entry.value.data()),
                                         entry.value.size());
-    // Who can write a key must not speak for another agent.
+    // A client that can write a key must not publish for another agent.
     const std::string name = metadata::summarize(blob).metadata.identity.name;
     if (name != fetch.name) fail(Status::kMismatch, "it is the metadata of agent '{}'", name);
     peer = &agent_->add_peer(blob, false);
@@ -80,7 +80,7 @@ void Directory::event(uint64_t number, uint32_t kind, const towline_directory_it
 
 // ---- peers that are forgotten with their keys
 
-// One watch of the whole namespace for all of them, which tells only what goes.
+// One watch of the whole namespace for all of them, which reports only removed keys.
 void Directory::follow(const std::string& key, Followed followed) {
   const Use use(*this);
   if (use.client() == nullptr) return;
@@ -91,7 +91,7 @@ void Directory::follow(const std::string& key, Followed followed) {
     start_watch = follower_ == 0;
     if (start_watch) follower_ = ++last_number_;
   }
-  // It may have gone after it was fetched and before the watch was told to mind it.
+  // The key may have been removed between the fetch and this registration.
   if (!start_watch) return look_after(key);
   if (table_.watch(use.client(), follower_, "", 0, TOWLINE_DIRECTORY_NO_CHANGES) != TOWLINE_OK) {
     const std::lock_guard lock(mutex_);
@@ -140,7 +140,7 @@ void Directory::follow_event(uint32_t kind, const towline_directory_item* item) 
   }
   if (kind == TOWLINE_DIRECTORY_GONE_SEEN)
     forget_followed(text_of(item->key, item->key_bytes), item->revision);
-  // A key that was put after the state was read is not in it, and is there.
+  // A key that was put after the state was read exists, but is not in the state.
   for (const std::string& key : gone) look_after(key);
 }
 

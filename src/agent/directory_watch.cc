@@ -1,4 +1,4 @@
-// What waits to be taken: outcomes of calls, events of watches.
+// Results that wait to be taken: outcomes of calls, events of watches.
 #include <algorithm>
 
 #include "agent/directory.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMostKeys = 1 << 17;
 constexpr size_t kMostWaitingBytes = size_t{256} << 20;
-constexpr uint64_t kLookNs = 100 * kMillisecondNs;  // how often a wait sees whether the agent was closed
+constexpr uint64_t kLookNs = 100 * kMillisecondNs;  // how often a wait checks whether the agent was closed
 
 // Waits for `ready` under `lock`. An agent that its caller drives makes progress meanwhile.
 template <class Ready>
@@ -125,7 +125,7 @@ bool DirectoryWatch::on_event(uint32_t kind, const towline_directory_item* item,
     case TOWLINE_DIRECTORY_ENDED:
       end_locked(status, text == nullptr ? "" : text);
       break;
-    default:  // of a newer plugin
+    default:  // from a newer plugin
       break;
   }
   return !is_error(status_);

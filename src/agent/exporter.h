@@ -1,4 +1,4 @@
-// Counters for monitoring systems: of one agent, or of all on this host, through an exporter's plugin.
+// Serves counters to monitoring systems, of one agent or of all on this host, through an exporter plugin.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class Exporter {
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  // In a child of fork, where its threads are not: nothing of it is ended.
+  // For a child of fork, where its threads do not exist: ends nothing.
   void forget() noexcept { instance_ = nullptr; }
 
  private:

@@ -71,7 +71,7 @@ void complete(void*, uint64_t cookie, const towline_part_result* given) {
     room = {sizeof room, TOWLINE_INTERNAL, 0, 0, 0, 0, 0, 0};
     result = &room;
   }
-  // Parts live as long as their transfer, which is not let go of while the backend has any of them.
+  // Parts live as long as their transfer, which is not destroyed while the backend has any of them.
   auto* part = reinterpret_cast<Part*>(cookie);
   if (!part->submitted) {
     TOWLINE_LOG(kError, "a backend completed a part that is not in flight; ignored");
@@ -100,7 +100,7 @@ void connection_event(void*, void* peer, uint32_t event, int32_t status, const c
   static_cast<Link*>(peer)->on_event(event, static_cast<Status>(status), text);
 }
 
-// A GPU's address is no pointer for a backend that moves host memory, whatever a peer asks of it.
+// A backend that moves host memory can't use a GPU's address, whatever a peer requests.
 int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
             void** pin) {
   const bool vram = (backend_of(context).remote_kinds & (1u << TOWLINE_VRAM)) != 0;

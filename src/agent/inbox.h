@@ -1,6 +1,6 @@
 // Notices that arrived and wait for the application. Workers push, any thread pulls. Nodes come from
-// per-worker free lists by size class, so that nothing is allocated once the application's pattern has been
-// seen; what may pile up is bounded by the credit each connection grants.
+// per-worker free lists by size class, so that nothing is allocated once the pool has grown to the
+// application's use. The credit of each connection bounds the waiting notices.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ class NoticePool {
   NoticePool& operator=(const NoticePool&) = delete;
   ~NoticePool();
 
-  // Null when memory is short.
+  // Null if memory is short.
   NoticeNode* take(uint32_t bytes) noexcept;
   void give(NoticeNode* node) noexcept { classes_[node->size_class].returned.push(node); }
 
@@ -48,7 +48,7 @@ class NoticePool {
   std::array<SizeClass, kSizes.size()> classes_;
 };
 
-// First in, first out per worker. Producers never wait; consumers take a lock among themselves only.
+// First in, first out per worker. Producers never wait; only consumers share a lock.
 class Inbox {
  public:
   Inbox() = default;
@@ -60,7 +60,7 @@ class Inbox {
     count_.fetch_add(1, std::memory_order_relaxed);
     arrived_.push(node);
   }
-  // Null when there is none.
+  // Null if there is none.
   NoticeNode* pull() noexcept;
   [[nodiscard]] bool looks_empty() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
 

@@ -25,7 +25,7 @@ class IntrusiveList {
     (item.hook.next == nullptr ? last_ : item.hook.next->hook.previous) = item.hook.previous;
     item.hook = {};
   }
-  // `visit` leaves the list as it is.
+  // `visit` must not change the list.
   template <class Visit>
   void for_each(Visit&& visit) {
     for (T* item = first_; item != nullptr; item = item->hook.next) visit(*item);

@@ -105,7 +105,7 @@ void Link::close(Status why, std::string text) {
                 status_name(why));
   }
   for (Part* part : prepared_) part->transfer->close_gate(Transfer::kRelink);
-  // Parts end through their backend, which gives the fences; their outcome need not wait for that.
+  // The backend ends the parts and reports fences; the outcome need not wait for that.
   const Status outcome = why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why;
   for (Part* part : prepared_) {
     if (part->submitted) part->transfer->end(outcome, &worker_);
@@ -117,15 +117,15 @@ void Link::add_prepared(Part& part) {
   prepared_.push_back(&part);
 }
 
-// Puts the last in its place: whoever removes while walking the list walks it from the end.
+// Moves the last entry into its place: code that removes while walking must walk from the end.
 void Link::remove_prepared(Part& part) noexcept {
   prepared_[part.prepared_at] = prepared_.back();
   prepared_[part.prepared_at]->prepared_at = part.prepared_at;
   prepared_.pop_back();
 }
 
-// A region is marked before the gates of its transfers are closed: here they are, before anyone's plan goes.
-// What is marked meanwhile waits for the next round.
+// Regions are marked before the gates of their transfers are closed; here the gates are closed before any
+// plan is released. Regions that are marked meanwhile wait for the next round.
 bool Link::release_revoked() noexcept {
   bool any = false;
   for (Part* part : prepared_) {
@@ -157,8 +157,7 @@ void Link::drop_imports(bool all) noexcept {
 }
 
 bool Link::teardown(Patience patience) noexcept {
-  // Whoever posts the short way at this moment may still be copying through a plan prepared here: wait for
-  // that first.
+  // A thread in the short posting path may still be copying through a plan prepared here: wait for it first.
   bool posting = false;
   if (!prepared_.empty()) InUse::publish();
   for (std::size_t i = prepared_.size(); i > 0; --i) {
@@ -166,8 +165,8 @@ bool Link::teardown(Patience patience) noexcept {
     if (!part.submitted && !part.transfer->try_release(part)) posting = true;
   }
   if (posting) return false;
-  // What is still prepared is in flight; disconnect ends it, and its plan is released when its transfer is
-  // next touched.
+  // Parts that are still prepared are in flight; disconnect ends them, and their plans are released when
+  // their transfers are next used.
   if (connection_ != nullptr) {
     if (patience == Patience::kYes && backend_.connection->settle != nullptr &&
         backend_.connection->settle(connection_) == TOWLINE_AGAIN)
@@ -208,7 +207,7 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
         backend_.memory->import(connection_, &args, token.data(), token.size(), &entry.handle, entry.how);
     if (status == TOWLINE_AGAIN) return Status::kAgain;
     if (status != TOWLINE_OK) {
-      // What an earlier kAgain left, where the backend has not taken it back.
+      // An import left by an earlier kAgain that the backend has not released.
       if (entry.handle != nullptr) backend_.memory->unimport(connection_, entry.handle);
       imports_.erase(found);
       region->imports.fetch_sub(1, std::memory_order_acq_rel);
@@ -264,8 +263,8 @@ void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
   if (generation != this->generation()) return;
   const uint64_t consumed =
       notice_bytes_consumed_.fetch_add(notice_credit(notice_bytes), std::memory_order_relaxed);
-  // The sender may be waiting for credit: once in a while, and when about a quarter of it is used up, tell it
-  // soon.
+  // The sender may be waiting for credit: report it soon after a quarter of it is used, and from time to
+  // time.
   constexpr uint64_t kStep = kNoticeCreditBytes / 4;
   if (consumed / kStep != (consumed + notice_credit(notice_bytes)) / kStep) {
     worker_.maintain_soon();
@@ -359,8 +358,8 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
     received_->add_error(worker_.index(), Status::kNotFound);
   }
   if (message.has_notice == 0) return;
-  // The peer counts from the same start and was told less than this side knows: a peer that keeps to its credit
-  // can't come here.
+  // The peer counts from the same start and knows of less credit than this side: a peer that obeys its credit
+  // can't get here.
   notice_bytes_received_ += notice_credit(bytes);
   if (notice_bytes_received_ - notice_bytes_reported_ > kNoticeCreditBytes)
     return close(Status::kProtocol, "the peer sent more notices than it had credit for");
@@ -394,8 +393,8 @@ void Link::on_granted(uint64_t key) noexcept {
   }
 }
 
-// Frames need no answer: each is checked, and pins what it touches. A peer that is only told, and reads
-// nothing, must not make the list of what waits grow for ever.
+// Frames need no answer: each is checked and pins its memory. A peer that is only notified, and reads
+// nothing, must not make the list of waiting messages grow without limit.
 void Link::ask_revoke(uint64_t key) {
   constexpr std::size_t kMostTold = 1024;
   {
@@ -425,7 +424,7 @@ void Link::on_revoke(uint64_t key) noexcept {
 }
 
 uint32_t Link::answer_revocations() noexcept {
-  // Every link of the peer lets go of revoked regions in its own maintain(); the answer waits for all of
+  // Every link of the peer detaches from revoked regions in its own maintain(); the answer waits for all of
   // them.
   if (release_revoked()) drop_imports(false);
   uint32_t done = 0;
@@ -438,11 +437,11 @@ uint32_t Link::answer_revocations() noexcept {
   return done;
 }
 
-// ---- once in a while
+// ---- periodic work
 
 uint32_t Link::send_waiting() noexcept {
   uint32_t done = 0;
-  // A backend may deliver within send: then this runs within itself, with the same message still in front.
+  // A backend may deliver within send: then this runs recursively, with the same message still in front.
   if (!talks() || std::exchange(sending_waiting_, true)) return 0;
   if (pong_due_) {
     const ValueMessage pong = make_value_message(ControlType::kPong, pong_value_);
@@ -470,19 +469,19 @@ uint32_t Link::send_waiting() noexcept {
 void Link::heartbeat(uint64_t now_ns) noexcept {
   const AgentTuning& tuning = worker_.agent().tuning();
   const uint64_t silent_ns = now_ns > last_heard_ns_ ? now_ns - last_heard_ns_ : 0;
-  // A side that says nothing gets a ping out as well: a peer that sends for long over a slow network has its own
-  // pings behind its data, and must hear something meanwhile.
+  // A silent side sends a ping as well: a peer that sends for long over a slow network has its own pings
+  // queued behind its data, and must receive something meanwhile.
   const uint64_t quiet_ns = std::max(silent_ns, now_ns > last_said_ns_ ? now_ns - last_said_ns_ : 0);
   if (quiet_ns >= tuning.heartbeat_ns && now_ns - last_ping_ns_ >= tuning.heartbeat_ns) {
     last_ping_ns_ = now_ns;
     const ValueMessage ping = make_value_message(ControlType::kPing, now_ns);
-    // No room for a ping means that the peer does not read: its silence tells.
+    // No room for a ping means that the peer does not read; its silence will be noticed.
     (void)send(&ping, sizeof ping);
   }
   if (silent_ns < tuning.suspect_ns) return;
   if (peer_.health() == TOWLINE_HEALTH_ALIVE) peer_.set_health(TOWLINE_HEALTH_SUSPECT);
-  // A caller-driven peer is silent whenever its application is busy elsewhere: suspect, but not lost. One that
-  // connected and never said a word holds a descriptor for nothing.
+  // A caller-driven peer is silent while its application is busy elsewhere: suspect, but not lost. A peer
+  // that connected and never sent anything only occupies a descriptor.
   const bool may_be_silent = peer_.identity().caller_driven != 0 && (heard_ || !accepted_);
   if (silent_ns >= tuning.lost_ns && !may_be_silent) {
     close(Status::kPeerLost, fmt::format("nothing heard for {} ms", silent_ns / kMillisecondNs));

@@ -1,16 +1,16 @@
-// One worker's connection to one peer over one backend, with all that the core keeps about it: its state,
-// what it imported, the plans prepared on it, heartbeats, notice credit.
+// One worker's connection to one peer over one backend, with the core's state of it: imports, the plans
+// prepared on it, heartbeats, notice credit.
 //
-//   down --connect()--> connecting --UP, free--> up --DOWN, silence, close()--> broken --teardown in the
-//   next pass--> down
-//                            \--DOWN, deadline--> broken
+//   down --connect()--> connecting --UP, free--> up --DOWN, silence, close()--> broken
+//                           \--DOWN, deadline--> broken
 //   down --accepted--> connecting
+//   broken --teardown in the next pass--> down
 //
-// Free: the connection before left no bytes under way, or the peer has ended its side of it
+// Free: the connection before it left no bytes in flight, or the peer has ended its side of it
 // (link_endings.cc).
 //
-// Everything is under the worker's lock unless said otherwise. Each time it comes up, its generation is one
-// more: what was prepared on an earlier generation is prepared anew.
+// Everything is under the worker's lock unless stated otherwise. Its generation grows by one each time it
+// comes up: plans of an earlier generation are prepared again.
 #pragma once
 
 #include <atomic>
@@ -45,59 +45,60 @@ class Link {
   void connect(uint64_t deadline_ns);
   // A connection that the backend accepted.
   void adopt(towline_connection* connection);
-  // Ends it; `why` goes to everything in flight. Takes effect in the worker's next pass.
+  // Ends it; everything in flight gets `why`. Takes effect in the worker's next pass.
   void close(Status why, std::string text);
 
   void on_event(uint32_t event, Status status, const char* text) noexcept;
   void on_message(const uint8_t* data, size_t bytes) noexcept;
-  // The peer moved bytes of our regions by a transfer of its own.
+  // The peer moved bytes of this agent's regions by its own transfer.
   void on_served(Direction direction, uint64_t bytes) noexcept;
   // Bytes of any kind arrived from the peer.
   void on_heard() noexcept;
-  // The peer can reach this region of ours without us from now on.
+  // From now on the peer can reach this region without this agent.
   void on_granted(uint64_t key) noexcept;
   // An access of the peer was refused.
   void on_refused(Status why) noexcept;
-  // Heartbeats, teardown, credits and revocations that wait. Once a pass while it has something to do, else
-  // every few milliseconds. Returns how much was done.
+  // Heartbeats, teardown, waiting credits and revocations. Called once a pass while it has something to do,
+  // else every few milliseconds. Returns the number of things done.
   uint32_t maintain(uint64_t now_ns) noexcept;
 
-  // Something that maintain() could not finish: it should be called again soon.
+  // True if maintain() could not finish: call it again soon.
   [[nodiscard]] bool has_chores() const noexcept;
 
-  // kOk with *import set; kAgain: asked, call again; or why not, with the backend's words in
+  // kOk with *import set; kAgain: the peer was asked, call again; else the error, with the backend's text in
   // take_failure_text().
   Status import(const std::shared_ptr<RemoteRegion>& region, towline_import** import);
-  // Where an imported region lies in this process, as long as a plan prepared from it is; false: it does not.
+  // The address of an imported region in this process, valid as long as a plan prepared from it; false: it is
+  // not mapped.
   [[nodiscard]] bool reach(const RemoteRegion& region, uint64_t& address) const noexcept;
   // For people: how each region is reached ("mapped memfd").
   [[nodiscard]] std::string how(const RemoteRegion& region) const;
 
   // Sends a message; kAgain when the backend has no room now.
   [[nodiscard]] Status send(const void* message, size_t bytes) noexcept;
-  // Which connection it is, as both ends know it; 0 while there is none, or its backend does not say. Any
-  // thread.
+  // The number by which both ends identify the connection; 0 if there is none, or the backend has no numbers.
+  // Any thread.
   [[nodiscard]] uint64_t connection_id() const noexcept {
     return connection_id_.load(std::memory_order_seq_cst);
   }
-  // A part of the present generation has ended, and its bytes may still move at the peer.
+  // A part of the current generation has ended, but its bytes may still move at the peer.
   void note_unfenced() noexcept;
-  // May bytes of parts of that generation still move at the peer? Any thread.
+  // True if bytes of parts of that generation may still move at the peer. Any thread.
   [[nodiscard]] bool unfenced(uint32_t generation) const noexcept;
   // The peer has ended its side of a connection, of this link or of another. Any thread.
   void ended_at_peer(uint64_t id) noexcept;
   // Closes the connection soon if it is that one. Any thread.
   void end_soon(uint64_t id) noexcept;
 
-  // Takes credit for a notice of so many bytes; kAgain when the peer has not consumed enough yet.
+  // Takes credit for a notice of `notice_bytes`; kAgain if the peer has not consumed enough yet.
   [[nodiscard]] Status take_notice_credit(uint64_t notice_bytes) noexcept;
   void return_notice_credit(uint64_t notice_bytes) noexcept {
     notice_bytes_sent_ -= notice_credit(notice_bytes);
   }
   // The application consumed a notice that came over `generation` of this link. Any thread.
   void consumed(uint32_t generation, uint64_t notice_bytes) noexcept;
-  // Tells the peer to let go of a region of ours. Its answer is waited for, by revocation_pending(), where it
-  // may reach the region without us.
+  // Tells the peer to detach from a region of this agent. If the peer may reach the region without this
+  // agent, revocation_pending() is true until it answers.
   void ask_revoke(uint64_t key);
   // A part is, or is no longer, prepared here.
   void add_prepared(Part& part);
@@ -107,7 +108,7 @@ class Link {
 
   [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
   [[nodiscard]] bool up() const noexcept { return state() == State::kUp; }
-  // Carries messages: the peer may use it already, though it need not be up here. Any thread.
+  // True if it carries messages: the peer may already use it, even if it is not up here. Any thread.
   [[nodiscard]] bool talks() const noexcept { return up() || talks_.load(std::memory_order_acquire); }
   [[nodiscard]] uint32_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t attempts() const noexcept { return attempts_; }
@@ -122,12 +123,12 @@ class Link {
   [[nodiscard]] Series& sent() const noexcept { return *sent_; }
   [[nodiscard]] Series& received() const noexcept { return *received_; }
   [[nodiscard]] std::string describe() const;
-  // Has the peer confirmed that it let go of this region of ours? Any thread.
+  // True until the peer has confirmed that it detached from this region. Any thread.
   [[nodiscard]] bool revocation_pending(uint64_t key) const noexcept;
-  // The agent is closing: disconnects. False: somebody is posting through it, call again.
+  // The agent is closing: disconnects. False: a thread is posting through it, call again.
   [[nodiscard]] bool shut() noexcept;
 
-  // The peer's, of all its links. Set once.
+  // The next in the peer's list of links. Set once.
   [[nodiscard]] Link* next() const noexcept { return next_.load(std::memory_order_acquire); }
   void set_next(Link* next) noexcept { next_.store(next, std::memory_order_release); }
 
@@ -148,7 +149,7 @@ class Link {
   uint32_t answer_endings() noexcept;
   [[nodiscard]] Status transmit(const void* message, size_t bytes) noexcept;
   enum class Patience : uint8_t { kYes, kNone };
-  // False: somebody is posting through it, or (with patience) copies still run: again in the next pass.
+  // False: a thread is posting through it, or (with patience) copies still run; try again in the next pass.
   bool teardown(Patience patience = Patience::kYes) noexcept;
   bool release_revoked() noexcept;
   void drop_imports(bool all) noexcept;
@@ -178,12 +179,12 @@ class Link {
 
   std::atomic<uint64_t> connection_id_{0};
   std::atomic<uint64_t> end_asked_{0};  // the connection that the peer wants to be ended
-  // The last generation that ended with bytes under way, and its connection; 0: the peer has ended that.
+  // The last generation that ended with bytes in flight, and its connection; 0: the peer has ended that.
   std::atomic<uint32_t> unfenced_generation_{0};
   std::atomic<uint64_t> unfenced_id_{0};
-  std::atomic<uint32_t> never_fenced_{0};  // likewise, where its connection has no number
+  std::atomic<uint32_t> never_fenced_{0};  // the same for a connection without a number
   uint64_t asked_changes_ = 0;             // of peer_.given_up_changes(), on this connection
-  std::vector<uint64_t> ending_;           // connections the peer wants to be ended and has no answer for
+  std::vector<uint64_t> ending_;           // connections that the peer asked to end, not answered yet
 
   std::unordered_map<uint64_t, Import> imports_;
   std::vector<Part*> prepared_;
@@ -197,19 +198,19 @@ class Link {
   uint64_t last_used_ns_ = 0;
 
   uint64_t notice_bytes_sent_ = 0;      // by notice_credit, since it came up
-  uint64_t notice_bytes_credited_ = 0;  // as the peer reported
+  uint64_t notice_bytes_credited_ = 0;  // reported by the peer
   std::atomic<uint64_t> notice_bytes_consumed_{0};
   uint64_t notice_bytes_reported_ = 0;
   uint64_t notice_bytes_received_ = 0;
   bool pong_due_ = false;
   bool sending_waiting_ = false;
   uint64_t pong_value_ = 0;
-  std::deque<ValueMessage> waiting_;     // control messages that found no room
-  std::vector<uint64_t> revoking_here_;  // the peer's regions we still have to let go of
+  std::deque<ValueMessage> waiting_;     // control messages that wait for room
+  std::vector<uint64_t> revoking_here_;  // the peer's regions from which to detach
 
   mutable std::mutex revocations_mutex_;
-  std::vector<uint64_t> revocations_asked_;  // our regions the peer has not confirmed yet
-  std::unordered_set<uint64_t> granted_;     // our regions the peer reaches without us
+  std::vector<uint64_t> revocations_asked_;  // revoked regions that the peer has not confirmed
+  std::unordered_set<uint64_t> granted_;     // regions that the peer reaches without this agent
 };
 
 }  // namespace towline

@@ -1,11 +1,10 @@
-// Link: connections that are given up with bytes under way. What this side sent may still be on its way to
-// the peer, so the peer must say that it has ended the connection before anybody believes that no more lands.
+// Link: connections that are given up with bytes in flight. The network may still hold bytes for the peer, so
+// only the peer's confirmation that it has ended the connection proves that no more can land.
 //
-// A backend names its connections by random numbers that both ends know (connection_id.h). The side that
-// gave one up asks over another connection to end it (kEndConnection). The peer closes its link of that
-// number, whichever worker has it, and answers when its backend has let go of it (kConnectionEnded). Until
-// then a new connection of the same link carries no transfer: a transfer that is posted again must not be
-// overtaken by what it sent before.
+// A backend names its connections by random numbers that both ends know (connection_id.h). The side that gave
+// one up asks over another connection to end it (kEndConnection). The peer closes its link of that number, on
+// any worker, and answers when its backend has released it (kConnectionEnded). Until then a new connection of
+// the same link carries no transfer, so that older bytes can't overtake a transfer that is posted again.
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -43,18 +42,18 @@ void Link::begin_generation() noexcept {
   talks_.store(true, std::memory_order_release);
 }
 
-// The connection that we asked for is there. The peer may have used it, and given it up, before we knew.
+// The requested connection is up. The peer may already have used it and given it up.
 void Link::dialled() noexcept {
   begin_generation();
   if (peer_.ended() == Status::kOk && !peer_.was_ended(connection_id())) {
-    // The acceptor hears from everyone that means to use the connection: see heartbeat().
+    // Every side that will use the connection sends something to the acceptor: see heartbeat().
     waiting_.push_back(make_value_message(ControlType::kPing, last_ping_ns_));
     worker_.maintain_soon();
     if (!come_up()) (void)ask_to_end();
     return;
   }
   close(Status::kPeerLost, "the peer has given this connection up already");
-  // Not in the next pass: what has arrived on it must not be placed.
+  // Not in the next pass: bytes that have arrived on it must not be placed.
   backend_.connection->disconnect(std::exchange(connection_, nullptr));
   connection_id_.store(0, std::memory_order_release);
 }

@@ -1,4 +1,5 @@
-// Runs the metadata listener on worker 0: answers whoever asks with our metadata, and learns theirs.
+// Runs the metadata listener on worker 0: answers requests with this agent's metadata, and adds the metadata
+// of clients.
 #pragma once
 
 #include <memory>

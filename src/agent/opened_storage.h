@@ -12,7 +12,7 @@ namespace towline {
 
 class OpenedStorage {
  public:
-  // Throws Error with the backend's words. Blocks as long as opening does.
+  // Throws Error with the backend's text. Blocks as long as opening does.
   OpenedStorage(Backend& backend, const towline_storage_args& args);
   OpenedStorage(const OpenedStorage&) = delete;
   OpenedStorage& operator=(const OpenedStorage&) = delete;
@@ -25,7 +25,7 @@ class OpenedStorage {
 
   // Throws Error. Any thread.
   void commit();
-  // Idempotent; before the backend closes. What was not committed is dropped.
+  // Idempotent; call before the backend closes. Drops an uncommitted replacement.
   void close() noexcept;
 
  private:
@@ -36,7 +36,7 @@ class OpenedStorage {
   towline_storage_attributes attributes_ = {};
 };
 
-// What the region is of as `backend` opened it; null for memory, and for the others.
+// The storage of the region, opened by `backend`; null for memory and for other backends.
 [[nodiscard]] towline_storage* storage_of(const struct Region& region, const Backend& backend) noexcept;
 
 }  // namespace towline

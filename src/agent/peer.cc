@@ -14,7 +14,7 @@ namespace towline {
 
 namespace {
 
-// Metadata that was under way when a region went is older than that by a few of its kind, not by thousands.
+// Metadata in flight when a region was removed is only a few revocations old, not thousands.
 constexpr std::size_t kMostForgotten = 1024;
 constexpr std::size_t kMostForgottenOfStrangers = 64;
 
@@ -78,7 +78,7 @@ void Peer::offer(const metadata::PeerSummary& summary, std::span<const uint8_t> 
   offered_bytes_ += blob.size();
 }
 
-// One reader at a time: the second one finds the regions there.
+// One reader at a time: the second one finds the regions already read.
 void Peer::read_offers() {
   const std::lock_guard reading(reading_);
   std::vector<std::vector<uint8_t>> offers;
@@ -111,7 +111,7 @@ void Peer::take_addresses(const metadata::PeerMetadata& metadata) {
   address_bytes_ = bytes_of(addresses_);
 }
 
-// Those that make no sense here, as a newer peer's may, are left out: the others are as good as before.
+// Skips regions that are invalid here, such as those of a newer peer; the others are used.
 void Peer::add_regions(const metadata::PeerMetadata& metadata) {
   known_.clear();
   for (const metadata::RegionMetadata& region : metadata.regions) {

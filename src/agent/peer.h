@@ -1,10 +1,9 @@
-// Another agent as seen from here: what its metadata says, and one link for each backend and worker that
-// reach it.
+// Another agent as seen from here: its metadata, and one link for each backend and worker that reach it.
 //
-// A peer is one incarnation. A new incarnation under the same name is a new Peer; one that it replaces is
-// *ended*, and everything made from that answers why. Peers that the application asked for live until the
-// agent is gone: links, notices and lists point to them freely. Others (peer_table.h) live while their links
-// are not down or somebody holds them, and then until their room is needed.
+// A peer is one incarnation. A new incarnation under the same name is a new Peer; the one that it replaces is
+// *ended*, and everything made from that one answers with the reason. Peers that the application asked for
+// live as long as the agent, so links, notices and lists may point to them. Unsolicited peers (peer_table.h)
+// live while a link is not down or a holder exists, and then until their room is needed.
 #pragma once
 
 #include <array>
@@ -35,12 +34,12 @@ struct Backend;
 // A region of a peer. Shared by the peer, block lists and links' imports.
 struct RemoteRegion {
   towline_region_ref ref = {};
-  metadata::RegionTokens tokens;    // by this agent's number of the backend
+  metadata::RegionTokens tokens;    // by this agent's index of the backend
   std::atomic<int32_t> imports{0};  // over all links
   std::atomic<bool> revoked{false};
 };
 
-// A peer's regions at one time; one that it has let go of since says so itself.
+// A snapshot of a peer's regions; a region that was deregistered later is marked itself.
 struct KnownRegions {
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> by_key;
   RegionIndex index;
@@ -57,9 +56,9 @@ class Peer {
 
   // Adds the regions of metadata that the application brought, and takes its addresses.
   void merge(const metadata::PeerMetadata& metadata);
-  // Takes what came by itself, to an unsolicited peer. While the peer is in use, addresses that are known
-  // stay as they are; else metadata that is not partial replaces all that was known. The blob's regions are
-  // read when somebody asks for regions, since the caller holds a worker's lock.
+  // Takes metadata that a stranger brought, for an unsolicited peer. While the peer is in use, known
+  // addresses do not change; otherwise complete metadata replaces everything. The blob's regions are read
+  // later, on demand, since the caller holds a worker's lock.
   void offer(const metadata::PeerSummary& summary, std::span<const uint8_t> blob);
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -70,7 +69,7 @@ class Peer {
   [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
   [[nodiscard]] Agent& agent() const noexcept { return agent_; }
   [[nodiscard]] bool unsolicited() const noexcept { return unsolicited_; }
-  // When it was last heard of, but over its links. Under the agent's control mutex.
+  // When it was last met other than over its links. Under the agent's control mutex.
   [[nodiscard]] uint64_t met_ns() const noexcept { return met_ns_; }
   void set_met_ns(uint64_t now_ns) noexcept { met_ns_ = now_ns; }
   [[nodiscard]] std::vector<std::string> listen_addresses() const;
@@ -82,8 +81,8 @@ class Peer {
   [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
   void set_health(uint32_t health) noexcept { health_.store(health, std::memory_order_relaxed); }
 
-  // Room for notices of this peer that the application has not received, over all connections there were: each
-  // new one grants credit anew. Any thread. False: too many wait already.
+  // Takes room for a notice of this peer that the application has not received yet, counted over all its
+  // connections, since each new connection grants new credit. Any thread. False: too many wait already.
   [[nodiscard]] bool take_notice_room(uint64_t bytes) noexcept {
     constexpr uint64_t kMost = 16u << 20;
     if (waiting_notice_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) return true;
@@ -94,14 +93,14 @@ class Peer {
     waiting_notice_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   }
 
-  // The address its metadata gives for a backend; false when it has none.
+  // The address for a backend in its metadata; false if it has none.
   [[nodiscard]] bool address(const std::string& backend, std::vector<uint8_t>& address) const;
   [[nodiscard]] bool has_address(const std::string& backend) const;
   [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions();
   [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key);
-  // Also those that have not been read.
+  // Includes regions that have not been read yet.
   [[nodiscard]] std::size_t region_count() const;
-  // About what regions, tokens and addresses take, or will when they are read.
+  // The approximate size of regions, tokens and addresses, read or not.
   [[nodiscard]] uint64_t metadata_bytes() const;
   [[nodiscard]] static uint64_t metadata_bytes(std::size_t regions, uint64_t blob_bytes) noexcept {
     return regions * uint64_t{kRegionBytes} + blob_bytes;
@@ -109,7 +108,7 @@ class Peer {
   [[nodiscard]] static uint64_t address_bytes(const metadata::PeerSummary& summary) noexcept;
   // The same once this has been offered as well.
   [[nodiscard]] uint64_t metadata_bytes_with(const metadata::PeerSummary& summary, uint64_t blob_bytes) const;
-  // What `look` gives for all of them as they are now.
+  // Returns `look` applied to the current regions.
   template <class Look>
   auto with_known_regions(Look look) {
     if (unsolicited_) read_offers();
@@ -118,29 +117,29 @@ class Peer {
       make_known();
     }
   }
-  // The peer let go of a region: unknown from now on, also where older metadata than that comes in soon. Much
-  // later metadata may bring it back: its owner is asked before it is used, and says that it is gone. Null
-  // when it was not known.
+  // The peer deregistered a region: forgets it, and ignores it in older metadata that arrives soon. Much
+  // later metadata may add it again; then the owner is asked before it is used and says that it is gone. Null
+  // if it was not known.
   std::shared_ptr<RemoteRegion> forget_region(uint64_t key);
 
-  // What a backend said of reaching the peer, until the peer's metadata changes. kMaybe as well where the
-  // backend said no, and the peer came to us.
+  // A backend's answer about reaching the peer, until the peer's metadata changes. kMaybe also if the backend
+  // said no but the peer has connected to this agent.
   enum class Reach : uint8_t { kUnknown, kMaybe, kNo };
   [[nodiscard]] Reach reach(const Backend& backend) const noexcept;
   void set_reach(const Backend& backend, Reach reach) noexcept;
 
-  // Links are looked for without a lock: every transfer that is made does.
+  // Looks for links without a lock, since every new transfer does.
   [[nodiscard]] bool has_up_link(const Backend& backend) const noexcept;
-  // The link of a backend and worker; made when it is not there. Any thread.
+  // The link of a backend and worker; made if it does not exist. Any thread.
   Link& link(Backend& backend, uint32_t worker);
   // The same, without making one.
   [[nodiscard]] Link* find_link(const Backend& backend, uint32_t worker) const noexcept;
-  // A link that is up, of this worker if there is one; null when none is. Allocates nothing.
+  // A link that is up, preferably of this worker; null if none is. Allocates nothing.
   [[nodiscard]] Link* up_link(uint32_t worker) const noexcept;
   [[nodiscard]] bool any_up_link() const noexcept;
   // Whether this side has a connection over it, or is about to.
   [[nodiscard]] bool connects_over(const Backend& backend) const noexcept;
-  // Takes a connection that came in: the slot's link when that is free, else a further one.
+  // The link for an incoming connection: the slot's link if it is free, else another one.
   Link& link_for_incoming(Backend& backend, uint32_t worker);
   [[nodiscard]] std::vector<Link*> links() const;
   [[nodiscard]] const Link* first_of_links() const noexcept {
@@ -149,23 +148,23 @@ class Peer {
 
   // ---- connections that one of the sides has given up; link_endings.cc. Any thread.
 
-  // The link whose connection has this number; null when none has.
+  // The link whose connection has this number, or null.
   [[nodiscard]] Link* find_connection(uint64_t id) const noexcept;
-  // The peer wants the connection of that number to be ended: it must not come up either.
+  // The peer asked to end the connection with that number: it must not come up any more.
   void remember_ended(uint64_t id) noexcept;
   [[nodiscard]] bool was_ended(uint64_t id) const noexcept;
   // The peer has ended its side.
   void confirm_ended(uint64_t id) noexcept;
-  // Grows whenever the peer is to be asked anew to end connections.
+  // Grows whenever the peer must be asked again to end connections.
   [[nodiscard]] uint64_t given_up_changes() const noexcept {
     return given_up_changes_.load(std::memory_order_acquire);
   }
   void given_up_changed() noexcept;
 
-  // An unsolicited one: some link is not down, or somebody holds it. A use begins under the agent's control
-  // mutex, or while there is another.
+  // For an unsolicited peer: true if a link is not down or a holder exists. A use begins under the agent's
+  // control mutex, or while there is another use.
   [[nodiscard]] bool in_use() const noexcept;
-  // For a holder that is no PeerHold. Does nothing for peers that were asked for.
+  // For a holder other than a PeerHold. Does nothing for asked-for peers.
   void hold() noexcept {
     if (unsolicited_) holders_->fetch_add(1, std::memory_order_relaxed);
   }
@@ -177,14 +176,14 @@ class Peer {
   friend class PeerHold;
   static constexpr std::size_t kRegionBytes = 256;
 
-  // The first that `wanted` takes; null when there is none.
+  // The first link that `wanted` accepts, or null.
   template <class Wanted>
   [[nodiscard]] Link* first_link(Wanted wanted) const noexcept;
   Link& add_link(Backend& backend, uint32_t worker);
   void make_known();
   void read_offers();
   void take_addresses(const metadata::PeerMetadata& metadata);
-  // Null: it makes no sense here.
+  // Null: it is invalid here.
   [[nodiscard]] std::shared_ptr<RemoteRegion> make_region(const metadata::PeerMetadata& metadata,
                                                           const metadata::RegionMetadata& region) const;
   void add_regions(const metadata::PeerMetadata& metadata);
@@ -202,13 +201,13 @@ class Peer {
   std::atomic<uint32_t> health_{TOWLINE_HEALTH_UNKNOWN};
   std::atomic<uint64_t> waiting_notice_bytes_{0};
   const std::unique_ptr<std::atomic<Reach>[]> reach_;  // by backend
-  // Owned. In the order they were made, which is under the lock; none goes before the peer.
+  // Owned. In the order in which they were made, under the lock; none is destroyed before the peer.
   std::atomic<Link*> first_link_{nullptr};
 
   std::atomic<uint64_t> given_up_changes_{0};
 
   mutable std::mutex mutex_;
-  // Those that may be coming up at this moment: a ring, older ones have come up or failed long ago.
+  // A ring of connections that may be coming up now; older ones have come up or failed long ago.
   std::array<uint64_t, 64> ended_connections_{};
   std::size_t next_ended_ = 0;
   std::vector<std::string> listen_addresses_;
@@ -216,7 +215,7 @@ class Peer {
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
   std::vector<uint64_t> forgotten_;  // keys, the last kMostForgotten of them
   std::size_t next_forgotten_ = 0;   // where the next one goes
-  Current<KnownRegions> known_;      // those of regions_, where they have been looked at
+  Current<KnownRegions> known_;      // a snapshot of regions_, once it was used
 
   std::mutex reading_;  // of offers; before mutex_
   std::vector<std::vector<uint8_t>> offers_;
@@ -225,11 +224,11 @@ class Peer {
   uint64_t address_bytes_ = 0;       // of addresses_
 };
 
-// Keeps an unsolicited peer where it is; costs next to nothing for another one. May outlive the agent.
+// Keeps an unsolicited peer alive; costs almost nothing for other peers. May outlive the agent.
 class PeerHold {
  public:
   PeerHold() = default;
-  // Null: of none. The caller holds the agent's control mutex, or has the peer in use.
+  // Null: no peer. The caller holds the agent's control mutex, or is using the peer.
   explicit PeerHold(Peer* peer) noexcept : peer_(peer) {
     if (peer == nullptr || !peer->unsolicited_) return;
     peer->hold();

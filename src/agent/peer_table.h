@@ -1,10 +1,10 @@
 // The peers of one agent, by incarnation and by name. Under the agent's control mutex.
 //
 // A peer is *asked for* when the application brought its metadata: connect, add_peer, a directory. An
-// *unsolicited* one came by itself, with a connection or a blob. Nothing proves who sent those, so the two
-// never mix: one incarnation may have a peer of each sort, and what strangers say changes the unsolicited one
-// alone. Those asked for live as long as the agent. The others are bounded in number and bytes: where room is
-// needed, the one that was met longest ago goes first of those that nobody uses.
+// *unsolicited* one came without being asked for, with a connection or a blob. Nothing proves who sent it, so
+// the two never mix: one incarnation may have a peer of each kind, and strangers change only the unsolicited
+// one. Asked-for peers live as long as the agent. Unsolicited ones are bounded in number and bytes: if room
+// is needed, the unused one that was met longest ago is removed first.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,23 @@ namespace towline {
 
 class PeerTable {
  public:
-  // Of unsolicited peers.
+  // Limits of unsolicited peers.
   struct Limits {
     uint64_t peers = 0;
-    uint64_t bytes = 0;  // of what their metadata takes
+    uint64_t bytes = 0;  // of their metadata
   };
   using Peers = std::vector<std::unique_ptr<Peer>>;
 
   explicit PeerTable(const Limits& limits) : limits_(limits) {}
 
   [[nodiscard]] const Limits& limits() const noexcept { return limits_; }
-  // Null: none that has not ended.
+  // Null: none, or it has ended.
   [[nodiscard]] Peer* asked_for(const Id& incarnation) const noexcept;
   [[nodiscard]] Peer* unsolicited(const Id& incarnation) const noexcept;
   // Of both sorts.
   [[nodiscard]] std::vector<Peer*> named(std::string_view name) const;
   [[nodiscard]] std::vector<Peer*> all() const;
-  // Of both sorts, ended ones that are still used as well. Allocates nothing.
+  // Visits both kinds, including ended ones that are still used. Allocates nothing.
   template <class Visit>
   void visit(const Id& incarnation, Visit&& visit) const noexcept {
     const auto visit_one = [&](Peer& peer) {
@@ -49,14 +49,14 @@ class PeerTable {
   }
 
   Peer& add(std::unique_ptr<Peer> peer);
-  // Lets unused ones go, into `gone`, until there is room for `known` (null: another one) with so many bytes.
-  // False: those in use fill it.
+  // Moves unused ones into `gone` until there is room for `known` (null: a new one) with `bytes`. False:
+  // peers in use fill it.
   [[nodiscard]] bool make_room(const Peer* known, uint64_t bytes, Peers& gone);
   // An unsolicited one's metadata has grown or shrunk.
   void recount(const Peer& peer) noexcept;
-  // It has ended: nobody finds it any more. It lives on while somebody uses it.
+  // It has ended: look-ups no longer find it. It stays allocated while it is used.
   void forget(const Peer& peer);
-  // In a forked child: they are the parent's.
+  // For a forked child: the peers belong to the parent.
   void abandon() noexcept;
 
  private:

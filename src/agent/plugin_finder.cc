@@ -19,7 +19,7 @@ std::string folder_of(const std::string& file) {
   return slash == std::string::npos ? "." : file.substr(0, slash);
 }
 
-// Where the code of this library lies; a program's own file where it is linked in.
+// The folder of this library's file, or of the program if it is linked in statically.
 std::string own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&load_plugins), &info) == 0 || info.dli_fname == nullptr)
@@ -48,7 +48,7 @@ std::vector<const towline_plugin_v1_t*> offered_plugins(towline_plugin_v1_fn ent
   for (uint32_t number = 0; number < TOWLINE_MAX_PLUGINS; ++number) {
     const towline_plugin_v1_t* const plugin = entry(number);
     if (plugin == nullptr) break;
-    if (std::find(offered.begin(), offered.end(), plugin) != offered.end()) break;  // it does not count
+    if (std::find(offered.begin(), offered.end(), plugin) != offered.end()) break;  // it ignores the index
     offered.push_back(plugin);
   }
   if (offered.empty()) fail(Status::kUnsupported, "its entry symbol returned null");
@@ -68,7 +68,7 @@ const std::vector<const towline_plugin_v1_t*>& load_plugins(const Config& config
     if (access(file.c_str(), F_OK) != 0) continue;
     DynamicLibrary library(file);
     const auto entry = library.symbol<towline_plugin_v1_fn>(TOWLINE_PLUGIN_V1_SYMBOL);
-    library.keep_loaded();  // the libraries it brings along leave threads and exit handlers behind
+    library.keep_loaded();  // its dependencies leave threads and exit handlers behind
     return loaded.emplace(file, offered_plugins(entry)).first->second;
   }
   fail(Status::kNotFound, "there is no plugin libtowline_{}.so in {} (the setting plugin_path adds folders)",

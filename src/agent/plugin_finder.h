@@ -1,4 +1,4 @@
-// Plugins that are loaded when they are asked for by name: directories, exporters.
+// Plugins that are loaded by name when they are needed: directories, exporters.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace towline {
 
-// What a library's entry symbol offers: at least one. Throws Error(kUnsupported).
+// The plugins that a library's entry symbol offers: at least one. Throws Error(kUnsupported).
 std::vector<const towline_plugin_v1_t*> offered_plugins(towline_plugin_v1_fn entry);
 
 // Loads libtowline_<name>.so from the folders of the setting plugin_path, then from those beside this library
 // (towline/plugins, plugins). It stays loaded. Throws Error: kNotFound naming every place, kUnsupported.
 const std::vector<const towline_plugin_v1_t*>& load_plugins(const Config& config, std::string_view name);
 
-// Where the backend of this name lies that comes with Towline as a plugin; empty: it was left out.
+// The file of the bundled plugin of this name; empty: it was not built.
 std::string bundled_plugin(const Config& config, std::string_view name);
 
 // The first of the plugins in that library which has the table; throws Error as above, and kUnsupported with

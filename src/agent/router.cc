@@ -40,7 +40,7 @@ bool moves(const Backend& backend, const Need& need, uint32_t where) noexcept {
   return need.local == 0 || backend.moves_all(need.op, need.local, need.remote, where);
 }
 
-// Empty: it can be reached, as far as the backend can tell.
+// Empty: as far as the backend knows, it can be reached.
 std::string ask(Backend& backend, const Peer& peer) {
   if (backend.has_trait(TOWLINE_TRAIT_STORAGE) && peer.incarnation() != backend.agent->incarnation())
     return "it serves this agent's own storage only";

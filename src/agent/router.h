@@ -1,6 +1,6 @@
-// Which backends could move these bytes, and why the others could not. What only trying can tell (whether a
-// connection comes up, whether a region can be mapped) Transfer::establish finds out, cheapest backend first,
-// or in the agent's order of preference.
+// Finds the backends that could move these bytes, and the reasons against the others. Transfer::establish
+// tries them in turn (does a connection come up, can a region be mapped), cheapest backend first, or in the
+// agent's order of preference.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace towline {
 class BlockList;
 class Peer;
 
-// What a backend is wanted for: an operation on these kinds of memory, a bit each. Without kinds: messages.
+// The requirement for a backend: an operation on these kinds of memory, one bit each. Without kinds:
+// messages.
 struct Need {
   uint32_t op = TOWLINE_READ;
   uint32_t local = 0;
@@ -23,11 +24,11 @@ Need need_of(uint32_t op, const BlockList& local, const BlockList& remote) noexc
 
 const char* kind_name(uint32_t kind) noexcept;
 
-// Is the backend worth trying? `forced`: the only one that may be taken; empty: any. Cheap: what the backend
-// said of a peer once is remembered until the peer's metadata changes. The caller holds no worker's lock.
+// True if the backend is worth trying. `forced`: the only one allowed; empty: any. Cheap: a backend's answer
+// about a peer is kept until the peer's metadata changes. The caller holds no worker's lock.
 bool may_do(Backend& backend, Peer& peer, const Need& need, const std::string& forced);
 
-// The same for people: why it may not do. Empty: it may.
+// The same for people: the reason against it. Empty: none.
 std::string reason_against(Backend& backend, Peer& peer, const Need& need, const std::string& forced);
 
 }  // namespace towline

@@ -13,8 +13,9 @@ namespace towline {
 
 namespace {
 
-// Of what goes straight at a time, in a millisecond or so: less, and threads that share a read wait for one
-// another more than they copy (stretches of 1 MiB gave 0.89 to 0.97 of the slower leg, of 4 MiB 1.11).
+// The largest direct read at a time, about a millisecond. With smaller ones, threads that share a read wait
+// for one another more than they copy (stretches of 1 MiB gave 0.89 to 0.97 of the slower leg, of 4 MiB
+// 1.11).
 constexpr uint64_t kLongestStretch = 8 << 20;
 constexpr uint32_t kChunksNotTried = 16;  // after a stretch that was not cached
 
@@ -36,8 +37,8 @@ bool has_objects(const BlockList& list) noexcept {
   return has_region(list, [](uint32_t kind) { return kind == TOWLINE_OBJECT; });
 }
 
-// An object is written whole, and the chunks of a transfer are not: only one that collects its parts until it
-// is committed can take several.
+// An object must be written whole, but a chunk is only a part of a transfer. So only an object that collects
+// parts until it is committed can take several chunks.
 void check_collects(Agent& agent, const BlockList& objects, uint64_t bytes, uint64_t chunk_bytes) {
   const towline_list& list = objects.view();
   for (uint64_t i = 0; i < list.region_count; ++i) {
@@ -139,18 +140,18 @@ void StagedTransfer::establish_straight(uint64_t deadline_ns) {
     straight_ = make_leg(straight_plan(whole_.plan(), TOWLINE_WRITE, here), TOWLINE_READ, near_);
     whole_.agent().add_transfer(*straight_);
     straight_->establish(legs_.front().near->backend_name(), LateDeadline::at(deadline_ns));
-  } catch (const Error&) {  // the other way is there
+  } catch (const Error&) {  // staging is still possible
     if (straight_ != nullptr) end_leg(*straight_);
     straight_.reset();
   }
 }
 
-// The far side's regions where they lie in this process. Empty: not all of them do, or nobody knows yet, or
-// the storage can't be asked for what is cached.
+// The far side's regions at their addresses in this process. Empty: not all of them are mapped here, or this
+// is not known yet, or the storage can't read cached data only.
 std::vector<towline_region_ref> StagedTransfer::find_straight_way() {
   const Part& near = legs_.front().near->parts()[0];
   const Part& far = legs_.front().far->parts()[0];
-  Worker::Guard guard(*far.worker);  // the near leg's as well
+  Worker::Guard guard(*far.worker);  // the near leg has the same worker
   if (near.prepared == nullptr || (near.prepared->flags & TOWLINE_PREPARED_CACHED) == 0) return {};
   if (far.link == nullptr || !far.link->up()) return {};
   std::vector<towline_region_ref> here;
@@ -240,7 +241,7 @@ uint32_t StagedTransfer::step(uint64_t now_ns) noexcept {
   return done;
 }
 
-// What follows from a leg that has come to its end, or could not start before.
+// Continues after a leg that has ended, or that could not start before.
 uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
   if (slot.stage == Stage::kIdle) return 0;
   if (slot.stage == Stage::kFull) {
@@ -261,7 +262,7 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
     }
     return 0;
   }
-  // Not the outcome: what a deadline or a cancel came too late for is there all the same.
+  // Counts results, not outcomes: bytes that arrived before a deadline or cancel took effect still count.
   if (const towline_part_result& result = leg.leg_result(); result.status != TOWLINE_OK) {
     chunk_failed(slot, filling, result);
     return 1;
@@ -295,7 +296,7 @@ bool StagedTransfer::start_straight() noexcept {
   return true;
 }
 
-// Whatever went wrong on that way, the other one tells.
+// Any error of the direct read is ignored: the staged path reports it.
 uint32_t StagedTransfer::advance_straight(uint64_t now_ns) noexcept {
   Transfer& far = *legs_.front().far;
   const Link& link = *far.parts()[0].link;
@@ -327,7 +328,7 @@ uint32_t StagedTransfer::advance_straight(uint64_t now_ns) noexcept {
 uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
   const uint64_t begin = begin_in_leg(slot);
   const uint64_t bytes = bytes_of(slot.chunk);
-  // The worker has the other side's leg to move meanwhile, of this chunk's neighbours.
+  // Meanwhile the worker moves the other leg of neighbouring chunks.
   const bool stores = filling != read_ && chunks_ > 1;
   const uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
   const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns, flags);
@@ -345,11 +346,12 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
 
 // ---- failing
 
-// A leg's result speaks of its own plan: its bytes from the chunk's first on are the whole plan's from
-// there on.
+// A leg's result refers to its own plan: its bytes, counted from the chunk's first byte, map to the whole
+// plan from there on.
 void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept {
   slot.stage = Stage::kIdle;
-  // A peer that was there a chunk ago is lost, though what says so is an attempt to connect anew.
+  // A peer that was reached for an earlier chunk is lost, even if the error comes from an attempt to
+  // reconnect.
   const bool lost = filling == read_ && !far_is_own_ && reached_ && result.status == TOWLINE_UNREACHABLE;
   const int32_t status = lost ? int32_t{TOWLINE_PEER_LOST} : result.status;
   const uint64_t in_leg = begin_in_leg(slot);
@@ -361,8 +363,8 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
     bad_begin = 0;
     bad_end = bytes;
   }
-  // Of a chunk that was not filled nothing is drained; of one that was not drained what lies before the
-  // failure is there. What was moved behind it is named all the same, and does not count.
+  // A chunk that was not filled drains nothing. In a chunk that was not drained, the bytes before the failure
+  // have arrived; later bytes are named as failed even if they were moved, and do not count.
   if (filling)
     not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
   else
@@ -391,7 +393,7 @@ void StagedTransfer::abandon_legs() noexcept {
   }
 }
 
-// Nothing is in flight. Last: whoever waits may destroy all this once the lock is free.
+// Nothing is in flight. Call it last: a waiting thread may destroy this object once the lock is free.
 void StagedTransfer::finish() noexcept {
   Part& part = *std::exchange(part_, nullptr);
   if (has_lane_) lane_.release();
@@ -443,7 +445,7 @@ Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
   if (usable(part))
     status = submit_now(part, nullptr, submit_flags);
   else if ((submit_flags & TOWLINE_SUBMIT_CACHED) != 0)
-    status = Status::kAgain;  // later it would go without the flag
+    status = Status::kAgain;  // a later retry would lack the flag
   else
     part.worker->establish_later(part);
   if (!is_error(status)) return status;
@@ -473,7 +475,7 @@ void Transfer::abandon() noexcept {
   hurry(parts_[0]);
 }
 
-// The outcome is that of the first failure, which comes before the ranges around it are known.
+// The outcome is that of the first failure, even before the failed ranges are known.
 void Transfer::leg_failed(Status status) noexcept {
   int32_t expected = 0;
   first_error_.compare_exchange_strong(expected, static_cast<int32_t>(status), std::memory_order_acq_rel);

@@ -1,28 +1,28 @@
-// How a transfer moves its bytes where no backend carries them in one step, as between a peer's memory and
-// our own file: in chunks through a lane of the staging pool, two steps each.
+// Moves a transfer that no backend can do in one step, such as between a peer's memory and a file of this
+// agent: in chunks through a lane of the staging pool, two steps each.
 //
 //   idle --fill--> filling --> full --drain--> draining --> idle
 //
-// Each slot of the lane goes through that on its own, so that one chunk is filled while another is drained;
-// chunks are begun in order. A step is a *leg*: an ordinary Transfer between staging memory and one side,
-// which the router found a backend for, posted a range at a time. READ fills from the far side (the peer) and
-// drains to the near one (our own storage), WRITE the other way round.
+// Each slot of the lane goes through these states independently, so that one chunk is filled while another is
+// drained; chunks start in order. A step is a *leg*: an ordinary Transfer between staging memory and one
+// side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
+// the near side (this agent's storage), WRITE the other way round.
 //
-// A leg moves the chunks of its slot; one into an object moves one chunk, since what is written to an object
-// is known by its whole plan.
+// A leg moves the chunks of its slot. A leg into an object moves only one chunk, since an object's backend
+// must see the whole write in one plan.
 //
-// What is cached of a file goes *straight*, in one step and past the staging memory, to a peer whose memory
-// is mapped here: a third leg reads it there, a stretch of chunks at a time, while no other chunk is begun.
-// It never waits for a device (TOWLINE_SUBMIT_CACHED), so that the owner can have its memory back as soon as
-// from any copy, and nothing lands there once this process has ended. A far leg, whose plan holds the
-// mapping, is *borrowed* meanwhile: neither posted nor released. A stretch that did not go straight, for
-// whatever reason, goes through the two steps, and so do some chunks after it.
+// Cached parts of a file are read directly (*straight*, without staging memory) into a peer's memory that is
+// mapped here: a third leg reads a stretch of chunks at a time, while no other chunk starts. It never waits
+// for a device (TOWLINE_SUBMIT_CACHED), so that the owner gets its memory back as soon as from any copy, and
+// nothing lands there after this process has ended. Meanwhile a far leg, whose plan holds the mapping, is
+// *borrowed*: neither posted nor released. A stretch that could not be read directly is staged, and so are
+// some chunks after it.
 //
 // The transfer as a whole is one part of its worker: it has the deadline, the outcome, the notice. It ends
-// when no leg has anything in flight, so that its fence is theirs. After a failure no step is begun, and what
-// is already under way ends by itself; after a cancel, deadline or loss it is stopped.
+// when no leg has anything in flight, so its fence covers theirs. After a failure no step starts, and steps
+// in flight complete; after a cancel, deadline or loss they are stopped.
 //
-// Everything is under the worker's lock but what is said to be the control path.
+// Everything is under the worker's lock except functions marked as control path.
 #pragma once
 
 #include <atomic>
@@ -46,10 +46,10 @@ struct Part;
 
 class StagedTransfer {
  public:
-  // Is this what a transfer with such a local list needs, when no backend carries it in one step?
+  // True if staging helps a transfer with this local list that no backend can do in one step.
   [[nodiscard]] static bool helps(const BlockList& local) noexcept;
 
-  // Control path, as the destructor, establish and far_link. The lists are those of `whole`; both outlive
+  // Control path, like the destructor, establish and far_link. The lists belong to `whole`; both outlive
   // this. Throws Error.
   StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
                  const std::shared_ptr<BlockList>& remote);
@@ -57,7 +57,7 @@ class StagedTransfer {
   StagedTransfer& operator=(const StagedTransfer&) = delete;
   ~StagedTransfer();
 
-  // Finds a way for every leg. `forced`: a backend that one of them must take; empty: any. Throws Error.
+  // Finds a backend for every leg. `forced`: a backend that one of them must use; empty: any. Throws Error.
   void establish(const std::string& forced, uint64_t deadline_ns);
   // The link over which messages reach the far side.
   [[nodiscard]] class Link* far_link() const noexcept;
@@ -65,9 +65,10 @@ class StagedTransfer {
   // The whole transfer was posted: `part` ends through Transfer::part_ended, not before this has returned and
   // the worker steps.
   void begin(Part& part) noexcept;
-  // Does what can be done; once a pass of the worker from begin to the end. Returns how much.
+  // Makes progress; called once in each pass of the worker from begin until the end. Returns the number of
+  // things done.
   uint32_t step(uint64_t now_ns) noexcept;
-  // In flight: ends soon, whatever is under way.
+  // If in flight, it ends soon, and all steps are stopped.
   void stop() noexcept;
 
   // No byte can land on the far side any more. Any thread, nothing in flight.
@@ -81,7 +82,7 @@ class StagedTransfer {
     uint64_t chunk_bytes;
     uint64_t slots;
     bool has_straight;
-    uint64_t straight_bytes;  // of the last post, that went past it
+    uint64_t straight_bytes;  // bytes of the last post that were read directly
   };
   [[nodiscard]] Description describe() const noexcept;
 
@@ -100,7 +101,7 @@ class StagedTransfer {
     uint64_t chunk = 0;
   };
 
-  // Bytes of the whole plan that did not get there.
+  // Bytes of the whole plan that did not arrive.
   struct Range {
     uint64_t begin;
     uint64_t end;
@@ -117,7 +118,7 @@ class StagedTransfer {
     const Legs& legs = legs_[slot.chunk % legs_.size()];
     return filling == read_ ? *legs.far : *legs.near;
   }
-  // Where the slot's chunk begins in its leg's plan.
+  // The offset of the slot's chunk in its leg's plan.
   [[nodiscard]] uint64_t begin_in_leg(const Slot& slot) const noexcept {
     return slot.chunk / legs_.size() * chunk_bytes_;
   }
@@ -142,26 +143,26 @@ class StagedTransfer {
   StagingPool::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots, or as chunks
   std::vector<Slot> slots_;
-  std::shared_ptr<BlockList> near_;     // our own storage, as a target
-  std::unique_ptr<Transfer> straight_;  // null: there is no such way
-  uint32_t straight_generation_ = 0;    // of the far link, whose mappings that leg knows
-  uint64_t next_stretch_ = 1;           // so many chunks will be tried
+  std::shared_ptr<BlockList> near_;     // this agent's storage, as a target
+  std::unique_ptr<Transfer> straight_;  // null: direct reads are not possible
+  uint32_t straight_generation_ = 0;    // generation of the far link whose mappings that leg uses
+  uint64_t next_stretch_ = 1;           // number of chunks to try next
   HandOverChoice choice_;
 
-  // Of the present post.
+  // State of the current post.
   Part* part_ = nullptr;  // null: not in flight
   bool has_lane_ = false;
-  bool reached_ = false;     // the far side was
-  bool failed_ = false;      // no chunk is begun any more
-  bool stop_asked_ = false;  // nor is one let go on
+  bool reached_ = false;     // the far side was reached
+  bool failed_ = false;      // no chunk starts any more
+  bool stop_asked_ = false;  // and chunks in flight are stopped
   bool stopped_ = false;
   bool timed_ = false;         // the choice knows when this post began
-  uint64_t next_chunk_ = 0;    // to be begun
-  uint64_t stretch_ = 0;       // chunks that are going straight, the last ones begun
-  uint32_t not_straight_ = 0;  // so many chunks are not, since the last that were tried were not cached
+  uint64_t next_chunk_ = 0;    // the next to start
+  uint64_t stretch_ = 0;       // chunks being read directly, the last ones started
+  uint32_t not_straight_ = 0;  // so many chunks are staged, since the last ones tried were not cached
   std::atomic<uint64_t> straight_bytes_{0};
   uint32_t fences_ = 0;
-  std::vector<Range> ranges_;  // room for all there can be
+  std::vector<Range> ranges_;  // has room for the maximum
 };
 
 }  // namespace towline

@@ -1,10 +1,9 @@
-// Memory that transfers go through which no backend can carry in one step: from a peer's memory to a file,
-// say.
+// Memory for transfers that no backend can do in one step, such as from a peer's memory to a file.
 //
-// One piece for the agent, taken and registered with every backend when the first such transfer is made,
-// never grown. It is cut into *lanes* of a few chunks each. A transfer belongs to one lane for its life, so
-// that its plans are made once, and has it to itself while it is in flight; others of the same lane wait
-// their turn. Peers are not told of this memory and cannot reach it.
+// One piece for each agent, allocated and registered with every backend when the first such transfer is made,
+// and never grown. It is cut into *lanes* of a few chunks each. A transfer belongs to one lane for its
+// lifetime, so that its plans are made once, and uses it alone while in flight; other transfers of the lane
+// wait their turn. Peers do not know this memory and can't reach it.
 #pragma once
 
 #include <atomic>
@@ -25,17 +24,17 @@ struct StagingSettings {
   uint64_t bytes;        // staging.bytes: of all lanes
   uint64_t chunk_bytes;  // staging.chunk
   uint32_t depth;        // staging.depth: chunks of a lane
-  bool straight;         // staging.straight: what is cached goes past it into memory that is mapped
+  bool straight;         // staging.straight: cached data is read directly into mapped memory
 };
 
-// Throws Error for values that make no sense.
+// Throws Error for invalid values.
 StagingSettings read_staging_settings(const Config& config);
 
 class StagingPool {
  public:
   class Lane {
    public:
-    // Takes it for `holder`; false: another has it. Any thread, as release().
+    // Takes it for `holder`; false: another holder has it. Any thread, like release().
     [[nodiscard]] bool take(const void* holder) noexcept {
       const void* seen = nullptr;
       return holder_.compare_exchange_strong(seen, holder, std::memory_order_acquire) || seen == holder;
@@ -56,10 +55,10 @@ class StagingPool {
 
   [[nodiscard]] const StagingSettings& settings() const noexcept { return settings_; }
 
-  // The lane with the fewest members; takes the memory when it is the first. Throws Error. Control path.
+  // Joins the lane with the fewest members; the first call allocates the memory. Throws Error. Control path.
   Lane& join();
   void leave(Lane& lane) noexcept;
-  // Once somebody has joined.
+  // Call after the first join().
   [[nodiscard]] const towline_region_ref& region() const noexcept { return region_->ref; }
   [[nodiscard]] uint64_t address(const Lane& lane) const noexcept { return lane.address_; }
 
@@ -71,7 +70,7 @@ class StagingPool {
   };
   [[nodiscard]] Use use() const;
 
-  // The agent closes: no transfer is in flight, none will be made. The region, or null.
+  // The agent closes: no transfer is in flight, and none will be made. Returns the region, or null.
   [[nodiscard]] std::shared_ptr<Region> end() noexcept;
 
  private:

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
 constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // each lasts twice as long as the one before
 constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
-// Less is done before another thread has woken up and taken its share.
+// A smaller part would be done before another thread has woken up.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
 #if defined(__GLIBC__) && defined(__x86_64__)
 static_assert(sizeof(Transfer) <= 1000);  // see the class
@@ -51,7 +51,7 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
     Part& part = parts_[i];
     part.transfer = this;
     part.worker = agent_->workers()[(home + i) % workers].get();
-    // Shares end on page boundaries, so that neighbours do not write to one page.
+    // Parts end on page boundaries, so that neighbours do not write to the same page.
     part.begin = i == 0 ? 0 : parts_[i - 1].end;
     part.end = i + 1 == part_count_ ? bytes : (bytes / part_count_ * (i + 1)) & ~uint64_t{4095};
   }
@@ -112,7 +112,7 @@ Status Transfer::post_long() noexcept {
   return static_cast<Status>(status);
 }
 
-// Whoever calls has closed the way to new ones.
+// The caller has closed the short path for new posts.
 void Transfer::wait_for_short_posts() const noexcept {
   InUse::publish();
   SpinWait spin;
@@ -120,8 +120,8 @@ void Transfer::wait_for_short_posts() const noexcept {
     if (!spin.again()) control_pause(*agent_, 0);
 }
 
-// The same, and then the message, which needs the lock. Whatever does not go straight through takes the long
-// way from the beginning: what has been copied is copied again.
+// The same, and then the message, which needs the lock. If any step fails, the long path starts from the
+// beginning and copies all bytes again.
 Status Transfer::post_with_message() noexcept {
   Part& part = parts_[0];
   Link& link = *part.link;
@@ -177,7 +177,7 @@ void Transfer::take_back_post(int32_t outcome_before) noexcept {
   phase_.store(kReady, std::memory_order_release);
 }
 
-// Under the worker's lock the link can't break; it may have just before.
+// The link can't break under the worker's lock, but it may have broken just before.
 bool Transfer::usable(const Part& part) const noexcept {
   return part.prepared != nullptr && part.link->up() && part.link_generation == part.link->generation();
 }
@@ -188,7 +188,7 @@ void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   failed_count_ = 0;
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
-  // Bytes of the post before that may still move at the peer are this post's as well.
+  // If bytes of the previous post may still move at the peer, they count for this post as well.
   fences_.store(remote_fenced() ? kAllFences : uint32_t{TOWLINE_FENCE_LOCAL}, std::memory_order_relaxed);
   posted_at_ns_.store(now_ns, std::memory_order_relaxed);
   parts_left_.store(part_count_, std::memory_order_relaxed);
@@ -251,8 +251,8 @@ Status Transfer::start_parts() noexcept {
   return accepted();
 }
 
-// What post answers once the parts are on their way: a bad outcome that is there already is for poll to tell,
-// an error of post would say that nothing has been accepted.
+// The result of post once the parts are submitted: poll reports an outcome that is already an error, since an
+// error of post would mean that nothing was accepted.
 Status Transfer::accepted() const noexcept {
   return poll_outcome() == Status::kOk ? Status::kOk : Status::kInProgress;
 }
@@ -316,7 +316,7 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
     return true;
   } else {
     if (!usable(part)) {
-      (void)take_failure_text();  // of others
+      (void)take_failure_text();  // left by others
       status = establish_part(part, part.deadline_ns);
       part.refused = is_error(status) && status != Status::kAgain;
     }
@@ -362,13 +362,13 @@ Status Transfer::cancel() noexcept {
 void Transfer::part_ended(Part& part, const towline_part_result& result) noexcept {
   if (part.submitted) {
     part.submitted = false;
-    // Of a staged transfer the leg that moved them has noted it.
+    // In a staged transfer the leg that moved them has recorded it.
     if ((result.fences & TOWLINE_FENCE_REMOTE) == 0 && staged_ == nullptr) part.link->note_unfenced();
     part.link->part_ended();
     part.worker->untrack(part);
   }
-  if (part_count_ == 1) leg_result_ = result;  // several end on several workers
-  if (staged_ == nullptr)                      // else they were counted as they went
+  if (part_count_ == 1) leg_result_ = result;  // several parts end on several workers
+  if (staged_ == nullptr)                      // legs counted them already
     bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
                      std::memory_order_relaxed);
   if (result.status != TOWLINE_OK) {
@@ -426,7 +426,7 @@ void Transfer::publish() noexcept {
 }
 
 void Transfer::deliver() noexcept {
-  const std::shared_ptr<Agent> agent = agent_;  // the transfer may be gone once its outcome is known
+  const std::shared_ptr<Agent> agent = agent_;  // the transfer may be destroyed once its outcome is known
   const towline_completion_t completion = {options_.user_data, reinterpret_cast<towline_transfer_t*>(this),
                                            static_cast<int32_t>(final_status_), 0,
                                            bytes_.load(std::memory_order_relaxed)};
@@ -439,8 +439,8 @@ void Transfer::deliver() noexcept {
 
 void Transfer::drop() noexcept {
   const bool last = shares_.fetch_sub(1, std::memory_order_acq_rel) == 1;
-  // `this` may be destroyed by a waiter as soon as the phase is ready and the outcome known: wake through
-  // locals only. Who begins to wait between these two looks is not woken: that is why first sleeps are short.
+  // A waiter may destroy `this` as soon as the phase is ready and the outcome known: wake through locals
+  // only. A thread that begins to wait between these two checks is not woken, so first sleeps are short.
   const bool waiters = waiters_.load(std::memory_order_seq_cst) != 0;
   std::atomic<uint32_t>& word = wake_word_;
   if (waiters) word.fetch_add(1, std::memory_order_seq_cst);
@@ -490,7 +490,7 @@ bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
   if (done()) return true;
   const uint64_t start_ns = monotonic_now_ns();
   const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
-  // Who waits in slices spins in the first alone: since it slept our thread drives, and is left alone.
+  // A thread that waits in slices spins only in the first one: once it has slept, the hosted thread drives.
   bool rests = agent_->hosted() && slept_.load(std::memory_order_relaxed);
   uint64_t spin_until_ns = rests ? start_ns : start_ns + kSpinBeforeSleepNs;
   uint64_t slice_ns = kShortestSleepNs;
@@ -539,13 +539,13 @@ bool Transfer::fenced(uint32_t fences) const noexcept {
   return (fences & TOWLINE_FENCE_REMOTE) == 0 || remote_fenced();
 }
 
-// Of a post that has ended. One that is done went over a connection that is used only after the one before
+// For an ended post. A successful one used a connection that carries transfers only after the one before it
 // has ended at the peer.
 bool Transfer::remote_fenced() const noexcept {
   if ((fences_.load(std::memory_order_relaxed) & TOWLINE_FENCE_REMOTE) != 0) return true;
   if (outcome_.load(std::memory_order_acquire) == TOWLINE_OK) return true;
-  // The connection broke with bytes under way. They can move no more once the peer's process is gone, or once
-  // the peer has said that it ended its side of that connection.
+  // The connection broke with bytes in flight. They can't move any more once the peer's process is gone, or
+  // once the peer has confirmed that it ended its side of that connection.
   if (remote_->peer()->ended() == Status::kPeerRestarted) return true;
   if (staged_ != nullptr) return staged_->far_fenced();
   for (uint32_t i = 0; i < part_count_; ++i) {

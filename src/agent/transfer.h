@@ -1,14 +1,14 @@
 // A READ or WRITE of chosen local blocks against chosen remote blocks; made once, posted often.
 //
-// Two atomics rule it. `phase_` is who may touch it: ready (may be posted), busy (posted), held (for a
-// moment, by a worker that releases what it prepared). `gate_` is whether a post may take the short way:
-// open, relink (its connection is gone, try a new one) or a status for good. Whoever invalidates something
-// closes the gate first and then waits for the phase; post takes the phase first and then looks at the gate:
+// Two atomics control it. `phase_` says who may use it: ready (may be posted), busy (posted), held (briefly,
+// by a worker that releases its prepared plan). `gate_` says whether a post may take the short path: open,
+// relink (its connection is gone, try a new one) or a final status. A thread that invalidates something
+// closes the gate first and then waits for the phase; post takes the phase first and then checks the gate: so
 // one of the two always sees the other.
 //
-// One post ends in two steps. The *outcome* is set exactly once, by whoever comes first: the last part, the
-// deadline, cancel, the peer's loss. The *fence* comes when the last part has ended at its backend. Ready
-// again: both happened.
+// A post ends in two steps. The *outcome* is set exactly once, by the first of: the last part, the deadline,
+// cancel, the peer's loss. The *fence* comes when the last part has ended at its backend. The transfer is
+// ready again after both.
 #pragma once
 
 #include <array>
@@ -51,14 +51,14 @@ struct Part {
   uint64_t begin = 0;  // bytes of the plan
   uint64_t end = 0;
   towline_prepared* prepared = nullptr;
-  uint32_t link_generation = 0;  // that `prepared` belongs to
-  uint64_t attempt = 0;          // of the link, that establishing waits for; 0: none yet
+  uint32_t link_generation = 0;  // generation of `prepared`
+  uint64_t attempt = 0;          // the link's attempt for which establishing waits; 0: none yet
   std::size_t prepared_at = 0;   // in the link's list
   bool submitted = false;        // at the backend
   bool waiting = false;          // in the worker's establishing list
-  bool message_only = false;     // the data is there, the message must still go
+  bool message_only = false;     // the data has arrived, the message must still be sent
   bool refused = false;          // establishing it has failed in this post
-  bool revoked = false;          // to be released: a region of its was marked when its link last looked
+  bool revoked = false;          // to be released: its link found one of its regions revoked
   IntrusiveHook<Part> hook;
   uint64_t deadline_ns = UINT64_MAX;
 };
@@ -75,8 +75,8 @@ struct TransferOptions {
   towline_callback_t callback = nullptr;
 };
 
-// A deadline that may be given as a time from now, and then begins when it is first asked for: most transfers
-// are made without waiting for anything, and need no clock.
+// A deadline that may be given relative to now and starts when it is first used: most transfers are created
+// without a wait and need no clock.
 class LateDeadline {
  public:
   static LateDeadline at(uint64_t deadline_ns) noexcept { return {nullptr, deadline_ns}; }
@@ -101,10 +101,10 @@ class Transfer {
   Transfer& operator=(const Transfer&) = delete;
   ~Transfer();
 
-  // Finds the way: tries the candidate backends in order until one has prepared every part. Throws Error
-  // naming each candidate and why it would not do. Control path, may wait until the deadline. A backend whose
-  // connection takes longer than connection.wait is taken as it is: posts wait for it, and when it comes to
-  // nothing go on to the next candidates.
+  // Chooses the backend: tries the candidates in order until one has prepared every part. Throws Error naming
+  // each candidate and the reason against it. Control path, may wait until the deadline. A backend whose
+  // connection takes longer than connection.wait is chosen anyway: posts wait for it, and use the next
+  // candidates if the connection fails.
   void establish(std::string_view forced_backend, LateDeadline deadline);
 
   [[nodiscard]] Status post() noexcept {
@@ -114,7 +114,7 @@ class Transfer {
       return Status::kOk;
     return post_long();
   }
-  // In a stream of the application's (gpu.h); take_failure_text() may say more of an error.
+  // Posts in a stream of the application (gpu.h); take_failure_text() may have details of an error.
   [[nodiscard]] Status post_on(void* stream) noexcept;
   [[nodiscard]] Status wait_on(void* stream) noexcept;
   [[nodiscard]] towline_capture_runs captured_runs() const noexcept;
@@ -125,10 +125,10 @@ class Transfer {
   [[nodiscard]] Status set_notice(const void* notice, size_t bytes);
   void result(towline_result_t& result) const noexcept;
   [[nodiscard]] std::string route() const;
-  // Cancels, waits for the fence, lets go of everything prepared. kTimedOut: not yet.
+  // Cancels, waits for the fence, releases everything prepared. kTimedOut: not yet.
   [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
 
-  // Shuts the gate: kRelink, or a status for good. Any thread.
+  // Closes the gate: kRelink, or a final status. Any thread.
   void close_gate(int32_t gate) noexcept;
   [[nodiscard]] bool uses(const BlockList& list) const noexcept {
     return local_.get() == &list || remote_.get() == &list;
@@ -142,17 +142,17 @@ class Transfer {
   void part_ended(Part& part, const towline_part_result& result) noexcept;
   // Once per pass for parts in the establishing list; true when the part no longer needs it.
   bool step_part(Part& part, uint64_t now_ns) noexcept;
-  // Has the backend end the part soon, if it has it.
+  // Makes the backend end the part soon, if it was submitted.
   void hurry(Part& part) noexcept;
   // The deadline of a part passed.
   void expire(Part& part) noexcept;
-  // Lets go of what the part prepared; false: a post or a graph's copy is using it, call again. The caller has
-  // closed the gate and called InUse::publish() since.
+  // Releases the part's prepared plan; false: a post or a graph's copy is using it, call again. The caller
+  // has closed the gate and then called InUse::publish().
   bool try_release(Part& part) noexcept;
-  // The same at the agent's end: the backend waits for a graph's copy, for as long as it has patience.
+  // The same when the agent closes: the backend waits for a graph's copy, up to its limit.
   void release_at_last(Part& part) noexcept;
   void end(Status status, Worker* worker) noexcept;
-  // From the worker's delivery, nothing held.
+  // Called from the worker's delivery, without locks.
   void deliver() noexcept;
 
   Transfer* finished_next = nullptr;
@@ -160,7 +160,7 @@ class Transfer {
 
   // ---- for StagedTransfer, under the worker's lock; staged_transfer.cc
 
-  // As a leg: what it submits belongs to this post, whose number changes with each.
+  // As a leg: its submits belong to this post, whose number changes with each post.
   void belong_to(std::shared_ptr<towline_post> post) noexcept { post_ = std::move(post); }
   // As a leg: bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not
   // accepted.
@@ -169,7 +169,7 @@ class Transfer {
   [[nodiscard]] Status leg_outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));
   }
-  // It has its outcome and nothing in flight.
+  // True if it has its outcome and nothing is in flight.
   [[nodiscard]] bool leg_settled() const noexcept { return ready() && leg_outcome() != Status::kInProgress; }
   // How its part ended, once settled.
   [[nodiscard]] const towline_part_result& leg_result() const noexcept { return leg_result_; }
@@ -177,12 +177,12 @@ class Transfer {
     return ended_at_ns_.load(std::memory_order_relaxed) - posted_at_ns_.load(std::memory_order_relaxed);
   }
   void abandon() noexcept;
-  // As a far leg whose regions somebody else moves bytes to: until it is given back it is neither posted nor
-  // released. False: it is not prepared on that generation of its link. What was moved is counted as its own.
+  // As a far leg whose regions another leg writes: until it is given back it is neither posted nor released.
+  // False: it is not prepared on that generation of its link. The moved bytes are counted as its own.
   [[nodiscard]] bool borrow(uint32_t link_generation) noexcept;
   void give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept;
   [[nodiscard]] std::string backend_name() const;
-  // As the whole: so many more bytes are there; a leg failed; bytes of the plan that did not get there.
+  // As the whole: `bytes` more have arrived; a leg failed; bytes of the plan that did not arrive.
   void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void leg_failed(Status status) noexcept;
   void note_failure(const towline_part_result& result) noexcept;
@@ -195,25 +195,25 @@ class Transfer {
  private:
   enum Phase : uint32_t { kReady = 0, kBusy = 1, kHeld = 2 };
 
-  // From ready to `phase`; false: it is busy. Who holds it lets go after a few instructions, and is waited
-  // for.
+  // From ready to `phase`; false: it is busy. Waits for a holder, which releases it after a few instructions.
   [[nodiscard]] bool take(Phase phase) noexcept;
 
-  // The short way: the bytes are there when the backend returns; no clock, lock, locked instruction or
-  // allocation. False: not for this post, or it failed: the other way does, or says, what there is to.
+  // The short path: the bytes have been moved when the backend returns; no clock, lock, locked instruction or
+  // allocation. False: not possible for this post, or it failed; then the long path does the work or reports
+  // the error.
   //
-  // It stands here to be inlined into the C function: a page of 4 KiB in the caches is copied in 25 ns, and
-  // each call, saved register and branch around it is a part of a nanosecond. What is seldom taken is out of
-  // line, so that the whole is one stretch of some fifty instructions.
+  // It is in the header to be inlined into the C function: a page of 4 KiB in the caches is copied in 25 ns,
+  // so each call, saved register and branch counts. Rare branches are out of line, so that the whole is one
+  // run of some fifty instructions.
   [[nodiscard]] bool post_short() noexcept {
-    // Not even entered when it is closed, so that whoever waits for the last to leave is not kept waiting.
+    // Not entered when it is closed, so that a thread waiting for the last post to leave is not delayed.
     if (!short_way_.load(std::memory_order_relaxed) || gate_.load(std::memory_order_relaxed) != kOpen)
         [[unlikely]]
       return false;
     const InUse use(this);
     if (!use || phase_.load(std::memory_order_relaxed) != kReady) [[unlikely]]
       return false;
-    // In this order: whoever closes the short way has opened the gate before.
+    // In this order: a thread that closes the short path has opened the gate before.
     if (gate_.load(std::memory_order_acquire) != kOpen || !short_way_.load(std::memory_order_acquire))
         [[unlikely]]
       return false;
@@ -234,7 +234,7 @@ class Transfer {
   void wait_for_short_posts() const noexcept;
   [[nodiscard]] Status post_with_message() noexcept;
   [[nodiscard]] Status post_slow() noexcept;
-  // From busy to in progress, with nothing submitted yet; kAgain: there is no room for its completion.
+  // From busy to in progress, with nothing submitted yet; kAgain: no room for its completion.
   [[nodiscard]] Status begin_post(int32_t& outcome_before) noexcept;
   void take_back_post(int32_t outcome_before) noexcept;
   [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
@@ -252,12 +252,13 @@ class Transfer {
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
   [[nodiscard]] Status try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
                                    std::string& reason);
-  // All parts ended, in vain: on to the next backend, if no part was established here and there is one left.
+  // All parts failed: tries the next backend, if no part was established here and a backend is left.
   [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;
   [[nodiscard]] bool settled(const Part& part) const noexcept;
   [[nodiscard]] bool all_settled() const noexcept;
-  // Under the part's worker's lock. Of several parts, which have as many, it was never set.
+  // Under the part's worker's lock. Never set for transfers with several parts, which may have several
+  // workers.
   void forget_immediate() noexcept {
     if (part_count_ == 1) immediate_ = nullptr;
   }
@@ -269,7 +270,7 @@ class Transfer {
   void publish() noexcept;
   void drop() noexcept;
   void build_message();
-  // The state of a post that is under way. The caller has taken the phase.
+  // Sets the state for a new post. The caller has taken the phase.
   void enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept;
   [[nodiscard]] Status start_staged() noexcept;
   [[nodiscard]] std::string staged_route() const;
@@ -281,20 +282,20 @@ class Transfer {
   [[nodiscard]] class Series& series_of(const Link& link) const noexcept;
   void count_transfer(const Link& link, uint32_t worker, uint64_t bytes, uint64_t took_ns) const noexcept;
 
-  // All of it is to stay below 1,000 bytes: for what is larger glibc first merges all that was freed, each
-  // time, and programs make a transfer for every message.
+  // The whole object must stay below 1,000 bytes: for a larger one glibc merges freed blocks at each
+  // allocation, and programs create a transfer for every message.
 
   // Read by every post.
   std::atomic<uint32_t> phase_{kReady};
   std::atomic<int32_t> gate_{kRelink};
   std::atomic<int32_t> outcome_;
   const uint32_t op_;
-  towline_prepared* immediate_ = nullptr;  // set when a post may go straight to the backend
+  towline_prepared* immediate_ = nullptr;  // set if a post may call the backend directly
   int32_t (*immediate_submit_)(towline_prepared*, const towline_submit_args*) = nullptr;
   towline_submit_args immediate_args_ = {};
   const uint64_t fork_generation_;
-  bool immediate_tries_ = false;        // it may answer kAgain: then the long way
-  std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, nothing to deliver
+  bool immediate_tries_ = false;        // it may answer kAgain: then take the long path
+  std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, no completion
   std::atomic<bool> last_was_immediate_{false};
   std::atomic<uint64_t> immediate_posts_{0};  // not yet added to the counters
 
@@ -304,25 +305,25 @@ class Transfer {
   Plan plan_;
   TransferOptions options_;
   std::vector<uint8_t> message_;  // DataMessage and notice; empty: none
-  // Once the transfer is made these change only at the end of a post that established nothing. Who is no part
-  // of that post holds the agent's mutex for it.
+  // After creation these change only at the end of a post that established nothing. Threads outside that post
+  // must hold the agent's mutex for them.
   Backend* backend_ = nullptr;
-  std::vector<std::pair<const Backend*, std::string>> rejected_;  // tried in vain, and why
-  std::vector<Backend*> next_;          // to be tried, where backend_ was taken as it was; the first one last
-  std::string forced_;                  // the backend asked for
-  std::atomic<bool> may_go_on_{false};  // to those in next_: nothing was established yet
+  std::vector<std::pair<const Backend*, std::string>> rejected_;  // failed candidates, with the reason
+  std::vector<Backend*> next_;          // still to try if backend_ fails; the first one last
+  std::string forced_;                  // the requested backend
+  std::atomic<bool> may_go_on_{false};  // next_ may be used: nothing was established yet
 
   uint32_t part_count_ = 0;
   Part first_part_;
-  std::unique_ptr<Part[]> more_parts_;  // all of them, of the few transfers that have several
+  std::unique_ptr<Part[]> more_parts_;  // all parts, if the transfer has several
   Part* parts_ = &first_part_;
-  std::shared_ptr<towline_post> post_;      // null: one submit is all of it
-  std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes, in place of one backend
+  std::shared_ptr<towline_post> post_;      // null: the post is a single submit
+  std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes instead of one backend
   towline_part_result leg_result_ = plugin::sized<towline_part_result>();
   std::atomic<uint32_t> parts_left_{0};
-  std::atomic<uint32_t> shares_{0};  // of the busy phase: one for the outcome, one for the parts
+  std::atomic<uint32_t> shares_{0};  // in the busy phase: one for the outcome, one for the parts
   std::atomic<bool> ended_{true};
-  std::atomic<bool> slept_{false};  // somebody who waited for this post, and handed over
+  std::atomic<bool> slept_{false};  // a waiter of this post slept and handed over
   Status final_status_ = Status::kNotFound;
   std::atomic<uint32_t> waiters_{0};
   std::atomic<uint32_t> wake_word_{0};
@@ -334,7 +335,7 @@ class Transfer {
   std::atomic<uint32_t> failure_lock_{0};
   uint32_t failed_count_ = 0;
   std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
-  std::vector<towline_capture*> captures_;        // under the agent's mutex for it
+  std::vector<towline_capture*> captures_;        // under the agent's mutex for details
 };
 
 }  // namespace towline

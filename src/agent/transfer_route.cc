@@ -1,4 +1,4 @@
-// Transfers: finding the backend that takes one, preparing it there, and letting go of what was prepared.
+// Transfers: choosing the backend, preparing plans there, and releasing them.
 #include <algorithm>
 
 #include "agent/agent.h"
@@ -15,7 +15,7 @@ namespace towline {
 
 namespace {
 
-// Null where the region is not registered with the backend.
+// Null if the region is not registered with the backend.
 towline_registration* registration_of(const Region& region, const Backend& backend) noexcept {
   if (backend.index >= region.registrations.size()) return nullptr;
   return static_cast<towline_registration*>(region.registrations[backend.index].registration);
@@ -35,15 +35,15 @@ void Transfer::establish(std::string_view forced_backend, LateDeadline deadline)
   next_.clear();
   const Need need = need_of(op_, *local_, *remote_);
   const auto& backends = agent_->backends().backends();
-  bool stale = false;       // a region is gone: no backend will do
-  bool unreachable = true;  // all that were tried found nobody there
+  bool stale = false;       // a region is gone: no backend can help
+  bool unreachable = true;  // no tried backend found the peer
   for (auto backend = backends.begin(); backend != backends.end(); ++backend) {
     if (!may_do(**backend, peer, need, forced_)) continue;
     std::string reason;
     bool taken_as_it_is = false;
     const Status status = try_backend(**backend, deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
-      // Asked here, since a worker that needs them holds its lock.
+      // Checked here, since a worker that needs them holds its lock.
       for (auto next = backends.end(); taken_as_it_is && --next != backend;)
         if (may_do(**next, peer, need, forced_)) next_.push_back(*next);
       may_go_on_.store(!next_.empty(), std::memory_order_relaxed);
@@ -57,7 +57,7 @@ void Transfer::establish(std::string_view forced_backend, LateDeadline deadline)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_ = nullptr;
-  // Storage on the remote side is our own as well: nobody reaches a peer's.
+  // Storage on the remote side also belongs to this agent: a peer's storage can't be reached.
   const bool gpu = ((need.local | need.remote) & (1u << TOWLINE_VRAM)) != 0;
   if (StagedTransfer::helps(*local_) || (gpu && StagedTransfer::helps(*remote_))) {
     part_count_ = 1;
@@ -84,7 +84,7 @@ std::vector<std::string> Transfer::not_taken() const {
   std::unique_lock lock(agent_->transfer_details_mutex());
   const Backend* const taken = backend_;
   const auto rejected = rejected_;
-  lock.unlock();  // who asks a backend takes a worker's lock, and who changes these has one
+  lock.unlock();  // checking a backend takes a worker's lock; threads that change these hold one
   std::vector<std::string> result;
   for (Backend* const backend : agent_->backends().backends()) {
     if (backend == taken || (!forced_.empty() && backend->name != forced_)) continue;
@@ -99,7 +99,7 @@ std::vector<std::string> Transfer::not_taken() const {
   return result;
 }
 
-// On a connection that is up; why not, is for others to find out.
+// Prepares on a connection that is up; on failure the caller finds the reason.
 bool Transfer::prepared_at_once(Part& part) noexcept {
   Peer& peer = *remote_->peer();
   Worker::Guard guard(*part.worker);
@@ -140,8 +140,8 @@ Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& tak
   return status;
 }
 
-// Nothing of this post, or one before, has gone anywhere, and the other parts' workers have nothing to do
-// with it until they are handed their parts again.
+// No byte of this or an earlier post has been moved, and the other parts' workers do not use it until they
+// get their parts again.
 bool Transfer::try_next_backend(Worker& worker) noexcept {
   if (!may_go_on_.load(std::memory_order_relaxed) || ended_.load(std::memory_order_acquire)) return false;
   if (remote_->peer()->ended() != Status::kOk) return false;
@@ -182,7 +182,7 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
   return true;
 }
 
-// For a connection that is coming up; under the part's worker's lock.
+// True if it has waited long enough for a connection; under the part's worker's lock.
 bool Transfer::waited_enough(const Part& part) const noexcept {
   const uint64_t wait_ns = agent_->tuning().connect_wait_ns;
   if (wait_ns == UINT64_MAX || part.link == nullptr || part.link->state() != Link::State::kConnecting)
@@ -235,7 +235,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
   Few<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
-    if (key == kNotRegistered) {  // of a straight leg
+    if (key == kNotRegistered) {  // a direct leg
       registrations.add(nullptr);
       continue;
     }
@@ -275,7 +275,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
     short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
   }
   if (may_go_on_.load(std::memory_order_relaxed)) may_go_on_.store(false, std::memory_order_relaxed);
-  // Of several parts the others are other workers', and their transfer goes the long way anyhow.
+  // Other parts belong to other workers, and a transfer with several parts takes the long path anyway.
   int32_t expected = kRelink;
   if (part_count_ == 1) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
   return Status::kOk;
@@ -292,7 +292,7 @@ void Transfer::release_parts() noexcept {
   }
 }
 
-// Asked again until it is true. Under the part's worker's lock.
+// Called until it is true. Under the part's worker's lock.
 bool Transfer::settled(const Part& part) const noexcept {
   return part.prepared == nullptr || backend_->data->settle == nullptr ||
          backend_->data->settle(part.prepared) != TOWLINE_AGAIN;
@@ -307,8 +307,8 @@ bool Transfer::all_settled() const noexcept {
 }
 
 bool Transfer::try_release(Part& part) noexcept {
-  // Busy means a post that may be at the backend, which must be waited for, or one on the long way (it has
-  // shares), which looks at its plans only under this lock.
+  // Busy means a post that may be inside the backend, which must be waited for, or one on the long path (it
+  // has shares), which uses its plans only under this lock.
   if (InUse::by_any(this)) return false;
   const bool mine = take(kHeld);
   if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;

@@ -1,4 +1,4 @@
-// Transfers in the order of streams of the application's (gpu.h).
+// Transfers in the order of the application's streams (gpu.h).
 #include <algorithm>
 
 #include "agent/agent.h"
@@ -12,7 +12,7 @@ namespace towline {
 
 namespace {
 
-// How long wait_on helps a post on its way to the backend.
+// How long wait_on helps a post that has not reached the backend.
 constexpr uint64_t kPatienceNs = 10 * kMillisecondNs;
 
 }  // namespace

@@ -16,18 +16,18 @@ namespace towline {
 namespace {
 
 constexpr std::size_t kQueueCapacity = 4096;
-// How long our thread leaves driving applications alone before it looks whether they still drive.
+// How long the hosted thread pauses while applications drive, before it checks whether they still do.
 constexpr uint64_t kShortestParkNs = 50 * kMicrosecondNs;
 constexpr uint64_t kLongestParkNs = kMillisecondNs;
 constexpr uint64_t kMaintenanceNs =
     2 * kMillisecondNs;  // heartbeats, teardown and the like are looked at so often
-// Between looks at epoll by a busy worker: so many passes, and so long, since the system call takes as long
-// as ten passes that find nothing.
+// A busy worker polls epoll after this many passes and this time, since the system call takes as long as ten
+// empty passes.
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
 constexpr uint32_t kPassesBeforePoll = 4;  // after a sleep
 constexpr uint32_t kPassesOfInterest = 64;
-constexpr uint32_t kMostThrows = 8;     // of one handler in a row
+constexpr uint32_t kMostThrows = 8;     // in a row, by one handler
 constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
@@ -70,8 +70,8 @@ void Worker::unlock() noexcept {
   finished_ = nullptr;
   finished_tail_ = &finished_;
   locked_.store(false, std::memory_order_release);
-  // A poster that found the lock taken has queued by now, or will see it free. The queue is looked at once
-  // more here only through whoever polls: drive(), our thread, or the poster's own wake().
+  // A poster that found the lock taken has queued its work by now, or will see the lock free. The queue is
+  // checked again by the next thread that polls: drive(), the hosted thread, or after the poster's wake().
   if (list != nullptr) deliver(list);
 }
 
@@ -94,7 +94,7 @@ uint32_t Worker::drive() noexcept {
   if (!try_lock()) return 0;
   driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // under the lock
   if (armed_) {
-    // The sleeper must arm again once this thread stops driving: get it out of epoll now.
+    // The sleeper must arm again once this thread stops driving: wake it from epoll now.
     disarm();
     kick_.signal();
   }
@@ -119,7 +119,7 @@ bool Worker::enqueue(Part* part) noexcept { return queue_.try_push(part); }
 
 int32_t Worker::watch(int fd, uint32_t events, towline_ready_fn ready, void* argument, bool again) noexcept {
   try {
-    // Of a descriptor that was closed without unwatch(), and whose number has come back.
+    // The descriptor was closed without unwatch(), and its number was reused.
     if (!again) unwatch(fd);
     auto found = watches_.find(fd);
     if (found == watches_.end()) found = watches_.emplace(fd, std::make_unique<Watch>()).first;
@@ -166,7 +166,7 @@ void Worker::establish_later(Part& part) noexcept {
   establishing_.push_back(&part);
 }
 
-// Reading the clock takes as long as a tenth of an idle pass: not again before it can have moved much.
+// Reading the clock takes a tenth of an idle pass: it is read again only after it can have moved much.
 uint64_t Worker::read_clock() noexcept {
   if (kHasTicks && agent_.in_real_time()) {
     const uint64_t now = ticks();
@@ -194,8 +194,8 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   return done;
 }
 
-// Passes in a row are for the backend that is in use: one that had nothing to do for a while, and has no part
-// of ours, is looked at when the pass's clock has been read again, which is within a microsecond.
+// Consecutive passes serve the backend in use. A backend without work for a while and without a part is
+// checked only when the pass's clock has been read again, which is within a microsecond.
 uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
   uint32_t done = 0;
   for (const Backend* const each : agent_.backends().backends()) {
@@ -251,7 +251,7 @@ uint32_t Worker::step_staged(uint64_t now_ns) noexcept {
   uint32_t done = 0;
   staged_waits_ = false;
   for (StagedTransfer* transfer = staged_.first(); transfer != nullptr;) {
-    StagedTransfer* next = transfer->hook.next;  // it may be over, and then it leaves the list
+    StagedTransfer* next = transfer->hook.next;  // it may end and leave the list
     done += transfer->step(now_ns);
     transfer = next;
   }
@@ -284,7 +284,7 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   const std::size_t count = poller_.wait(events, timeout_ns);
   uint32_t done = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    // For the sleeper, and seen until it has run: nothing was done, so nobody should spin on for it.
+    // Meant for the sleeper, and readable until it has run: not an event, so no thread should keep spinning.
     if (events[i].context == &kick_) continue;
     ++done;
     auto* watch = static_cast<Watch*>(events[i].context);
@@ -298,9 +298,10 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   return done;
 }
 
-// Descriptors, timers and strangers start handlers. A backend ends the connection that its handler throws for
-// (plugin::ready). What it lets through to here is tried again a few times, since memory may be short for a
-// moment, and then its descriptor is watched no more: the process and all other connections go on.
+// Descriptors, timers and strangers start handlers. A backend ends the connection whose handler throws
+// (plugin::ready). A handler whose exception reaches this point is called again a few times, since memory may
+// be short for a moment; then its descriptor is no longer watched. The process and all other connections
+// continue.
 void Worker::call(Watch& watch, uint32_t events) noexcept {
   const auto failed = [&](const char* why) {
     const bool over = ++watch.throws == kMostThrows;
@@ -357,7 +358,7 @@ void Worker::fail_everything(int32_t status) noexcept {
   for (Part* part : std::vector<Part*>(std::move(establishing_))) {
     part->waiting = false;
     part->transfer->end(static_cast<Status>(status), this);
-    (void)part->transfer->step_part(*part, agent_.now_ns());  // an ended one it only clears away
+    (void)part->transfer->step_part(*part, agent_.now_ns());  // removes an ended one
   }
   for (Part* part = in_flight_.first(); part != nullptr;) {
     Part* next = part->hook.next;
@@ -367,7 +368,7 @@ void Worker::fail_everything(int32_t status) noexcept {
   }
 }
 
-// ---- our thread
+// ---- the hosted thread
 
 void Worker::park(uint64_t ns) noexcept {
   const uint32_t seen = park_word_.load(std::memory_order_seq_cst);
@@ -375,9 +376,9 @@ void Worker::park(uint64_t ns) noexcept {
   futex_wait(park_word_, seen, monotonic_now_ns() + ns);
 }
 
-// Armed. Events are level-triggered: the next poll sees them again. A peer that wakes us left its data where
-// the next pass looks anyway. System calls are slow on a processor that has just woken up, so a few passes
-// are made before the poll.
+// Armed. Events are level-triggered: the next poll sees them again. A peer that wakes this worker has left
+// its data where the next pass looks. System calls are slow on a processor that has just woken up, so a few
+// passes come before the poll.
 void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   PollEvent event = {};
   const bool woken = poller_.wait({&event, 1}, limit_ns) != 0;
@@ -397,7 +398,7 @@ void Worker::run_thread() noexcept {
   while (!stop_.load(std::memory_order_relaxed)) {
     const uint64_t driven = driven_.load(std::memory_order_relaxed);
     if (driven != seen_driven) {
-      // Applications drive: leave them the core, and look again in a while, soon at first.
+      // Applications drive: leave them the core, and check again later, soon at first.
       seen_driven = driven;
       kick_.drain();
       park(park_ns);
@@ -413,18 +414,18 @@ void Worker::run_thread() noexcept {
     const uint32_t done = pass(time_to_poll());
     if (done != 0) {
       unlock();
-      idle_since_ns = monotonic_now_ns();  // behind what was done, which may have taken as long as we spin
+      idle_since_ns = monotonic_now_ns();  // after the work, which may have taken as long as the spin time
       continue;
     }
     const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
-    // The pass's clock may be the older one.
+    // The pass's clock may be older.
     if (now_ns < Deadline::after(idle_since_ns, agent_.tuning().spin_ns).ns()) {
       unlock();
       cpu_pause();
       continue;
     }
-    // Nothing to do: sleep. A poster stores its work and then reads sleeping_; we store sleeping_ and then
-    // read the queue.
+    // Nothing to do: sleep. A poster stores its work and then reads sleeping_; this thread stores sleeping_
+    // and then reads the queue.
     sleeping_.store(true, std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_seq_cst) || handle_events(0) != 0 || !arm()) {
       sleeping_.store(false, std::memory_order_seq_cst);
@@ -451,7 +452,7 @@ void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
   }
   sleeping_.store(true, std::memory_order_seq_cst);
   const bool asleep = pass(true) == 0 && arm();
-  // After the pass, which may have found something with a deadline of its own.
+  // After the pass, which may have found work with a deadline.
   uint64_t limit_ns = asleep ? sleep_limit_ns(now_ns_) : 0;
   unlock();
   if (asleep) {

@@ -1,11 +1,12 @@
-// A progress engine. One worker owns a share of the agent's connections, and everything of theirs happens
-// under its lock: posting, arrivals, completions, deadlines, heartbeats. The lock is only ever tried on the
-// data path; who does not get it leaves a note in the queue, and the holder does the work.
+// A progress engine. One worker owns a share of the agent's connections; all their work happens under its
+// lock: posting, arrivals, completions, deadlines, heartbeats. The data path only tries the lock; a thread
+// that does not get it leaves a note in the queue, and the holder does the work.
 //
-// Who makes progress. Hosted: a thread of ours, and any application thread that waits or polls. While
-// application threads drive, ours stays parked and looks from time to time whether they still do; when nobody
-// drives it spins for a short while, then arms the backends (peers must wake us from then on) and sleeps in
-// epoll. Caller-driven: application threads only; one that waits arms and sleeps in epoll itself.
+// Which threads make progress. Hosted: the worker's own thread, and any application thread that waits or
+// polls. While application threads drive, the worker's thread pauses and checks from time to time whether
+// they still do. When none drives, it spins for a short while, then arms the backends (from then on peers
+// must wake it) and sleeps in epoll. Caller-driven: application threads only; one that waits arms and sleeps
+// in epoll itself.
 #pragma once
 
 #include <atomic>
@@ -38,10 +39,10 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker();
 
-  // Hosted mode: starts and stops the thread. stop() joins; no progress is made by it afterwards.
+  // Hosted mode: starts and stops the thread. stop() joins it.
   void start_thread();
   void stop_thread() noexcept;
-  // In a forked child: the thread is the parent's.
+  // For a forked child: the thread belongs to the parent.
   void forget_thread() noexcept {
     if (thread_.joinable()) thread_.detach();
   }
@@ -50,7 +51,7 @@ class Worker {
     return !locked_.load(std::memory_order_relaxed) && !locked_.exchange(true, std::memory_order_acquire);
   }
   void lock() noexcept;
-  // Also delivers, after letting go, the completions that were found under the lock.
+  // Also delivers, after releasing the lock, the completions that were found under it.
   void unlock() noexcept;
   // RAII for the control path.
   class Guard {
@@ -64,46 +65,45 @@ class Worker {
     Worker& worker_;
   };
 
-  // One pass, if nobody else is making one; how much was done. Application threads.
+  // One pass, unless another thread is making one; returns the number of things done. Application threads.
   uint32_t drive() noexcept;
   // Caller-driven: sleeps until something may have happened or deadline_ns (system clock).
   void sleep_driving(uint64_t deadline_ns) noexcept;
-  // An application thread stops driving and goes to sleep elsewhere: our thread takes over now.
+  // An application thread stops driving and sleeps elsewhere: the hosted thread takes over now.
   void hand_over() noexcept;
   // Makes a sleeping worker run soon. Any thread.
   void wake() noexcept;
 
-  // Links have something to look after that should not wait for the next round. Any thread; wake() sees to
-  // sleepers.
+  // Links need maintenance before the next round. Any thread; call wake() for a sleeping worker.
   void maintain_soon() noexcept { maintenance_due_.store(true, std::memory_order_release); }
-  // Any thread: work for whoever holds the lock next. False when the queue is full.
+  // Any thread: queues work for the next holder of the lock. False if the queue is full.
   [[nodiscard]] bool enqueue(Part* part) noexcept;
 
-  // Under the lock from here on.
+  // Everything below: under the lock.
   int32_t watch(int fd, uint32_t events, towline_ready_fn ready, void* argument, bool again) noexcept;
   void unwatch(int fd) noexcept;
   void track(Part& part) noexcept;  // in flight: deadlines are watched
   void untrack(Part& part) noexcept;
   void establish_later(Part& part) noexcept;  // tried again in each pass until it is submitted or has failed
-  void add_staged(StagedTransfer& transfer) noexcept;  // stepped in each pass until it is removed
+  void add_staged(StagedTransfer& transfer) noexcept;  // makes progress in each pass until removed
   void remove_staged(StagedTransfer& transfer) noexcept;
-  void step_staged_soon() noexcept { staged_waits_ = true; }  // whatever happens in between
+  void step_staged_soon() noexcept { staged_waits_ = true; }  // in the next pass, even without an event
   void finished(Transfer& transfer) noexcept;                 // to be delivered when the lock is released
   void add_link(Link& link) { links_.push_back(&link); }
   // Once, before the first pass.
   void know_backends(std::size_t count) { interest_.resize(count); }
-  // A part went to the backend with this index, or came back.
+  // A part was submitted to the backend with this index, or ended.
   void part_started(uint32_t backend) noexcept { ++interest_[backend].in_flight; }
   void part_ended(uint32_t backend) noexcept { --interest_[backend].in_flight; }
   void remove_link(Link& link) noexcept { std::erase(links_, &link); }
   [[nodiscard]] const std::vector<Link*>& links() const noexcept { return links_; }
-  // End of everything: parts in flight get `status`. Used on close.
+  // Ends all parts in flight with `status`. Used on close.
   void fail_everything(int32_t status) noexcept;
-  // From now on its passes do nothing and its links do not connect, whoever still calls.
+  // From now on its passes do nothing and its links do not connect, even if threads still call.
   void retire() noexcept { retired_ = true; }
   [[nodiscard]] bool retired() const noexcept { return retired_; }
 
-  // When the pass in hand, or the last one, began: to within a microsecond of passes in a row.
+  // When the current or last pass began; within a microsecond for consecutive passes.
   [[nodiscard]] uint64_t pass_began_ns() const noexcept { return now_ns_; }
 
   [[nodiscard]] uint32_t index() const noexcept { return index_; }
@@ -116,16 +116,16 @@ class Worker {
     towline_ready_fn ready = nullptr;
     void* argument = nullptr;
     int fd = -1;
-    bool listed = false;  // in epoll; not while it is watched for nothing
+    bool listed = false;  // in epoll; not while it is watched without events
     bool dead = false;
     uint32_t throws = 0;  // in a row
   };
 
-  // What a worker knows of one backend.
+  // A worker's state of one backend.
   struct Interest {
     uint32_t in_flight = 0;     // parts there
     uint32_t empty_passes = 0;  // in a row
-    uint64_t looked_ns = 0;     // the last time, by the pass's clock
+    uint64_t looked_ns = 0;     // last checked, by the pass's clock
   };
 
   uint32_t pass(bool poll_descriptors) noexcept;  // under the lock
@@ -152,14 +152,14 @@ class Worker {
   alignas(kNoSharingBytes) std::atomic<bool> locked_{false};
   alignas(kNoSharingBytes) std::atomic<uint32_t> waiting_lockers_{0};
   std::atomic<uint64_t> driven_{0};    // passes by application threads
-  std::atomic<bool> sleeping_{false};  // somebody is, or is about to be, in epoll_wait
+  std::atomic<bool> sleeping_{false};  // a thread is, or is about to be, in epoll_wait
   alignas(kNoSharingBytes) std::atomic<uint32_t> park_word_{0};
   std::atomic<bool> stop_{false};
 
   BoundedQueue<Part*, Consumers::kOne> queue_;
   Poller poller_;
-  EventFd wake_;  // work came in: drained by whoever polls next, and then does it
-  EventFd kick_;  // whoever sleeps in epoll must arm again: drained by the sleeper alone
+  EventFd wake_;  // new work: the next thread that polls drains it and does the work
+  EventFd kick_;  // the sleeper in epoll must arm again: only the sleeper drains it
   bool armed_ = false;
   bool retired_ = false;
   uint32_t passes_since_poll_ = 0;
@@ -170,7 +170,7 @@ class Worker {
   uint64_t next_deadline_ns_ = UINT64_MAX;
   std::vector<Part*> establishing_;
   IntrusiveList<StagedTransfer> staged_;
-  bool staged_waits_ = false;   // one of them, for what nothing wakes us for
+  bool staged_waits_ = false;   // one of them waits for something without a wake-up
   uint64_t now_ns_ = 0;         // as last read,
   uint64_t clock_read_at_ = 0;  // in ticks
   uint64_t next_maintenance_ns_ = 0;

@@ -14,9 +14,9 @@
 namespace towline::framing {
 namespace {
 
-// Where something was done so lately, an answer may be under way. The rest of a pass takes a tenth of a
-// microsecond or more, in which nobody looks at the lane; looking as long at the lane halves what an answer
-// waits: a page read through the ring took 1.41 us, and takes 1.33.
+// After recent activity an answer may be coming. The rest of a pass takes a tenth of a microsecond or more,
+// in which the lane is not read; polling the lane as long halves the wait for an answer: a page read through
+// the ring took 1.41 us before, and takes 1.33 us now.
 constexpr uint64_t kLivelyNs = 5 * kMicrosecondNs;
 
 constexpr uint32_t kSmallestQueueBytes = 2 * (kMaxMessageBytes + kHeaderBytes);
@@ -108,7 +108,7 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
     if (!down_) watch_frames(lane, now_ns);
     if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");
   }
-  // Most passes find nothing: a spinning receiver must look at its lanes again soon.
+  // Most passes find nothing: a spinning receiver must poll its lanes again soon.
   if (work == 0 && !down_ && !has_work()) return 0;
   if (!down_) {
     work += deliver_ended();
@@ -122,7 +122,8 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   return work;
 }
 
-// Frames that began and do not end: those that come in, and answers that the peer does not take.
+// Breaks the connection over frames that begin and do not end: incoming ones, and answers that the peer does
+// not read.
 void ConnectionCore::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
   const auto look = [&](FrameWatch& watch, bool under_way, uint32_t sequence, uint64_t left,
                         const char* doing) {
@@ -172,7 +173,7 @@ void ConnectionCore::disarm() noexcept {
   for (const auto& lane : lanes_) lane->lane->disarm();
 }
 
-// After a call from outside: the worker sleeps and does not know of what the call left behind.
+// After a call from outside the worker: a sleeping worker does not know of the work that the call left.
 void ConnectionCore::wake_if_needed() noexcept {
   if (!armed_) return;
   bool work = !ended_.empty();
@@ -226,7 +227,7 @@ void ConnectionCore::close() noexcept {
     for (const auto& lane : lanes_)
       if (lane->broken.status == Status::kOk && lane->out.nothing_queued()) emit_plain(*lane, header);
     down_ = true;
-    // Bytes of a part that ends here must not go on to travel by themselves.
+    // Bytes of a part that ends here must not be sent later.
     if (parts_.live() != 0)
       for (const auto& lane : lanes_) lane->lane->abandon();
     release_everything();

@@ -7,34 +7,31 @@
 //
 // How a transport uses it:
 //   Connection framed(host, peer, options);
-//   framed.add_lane(std::make_unique<SocketLane>(...));     // once the transport's own handshake is over
-//   static submit/unprepare forward straight from the backend's tables; prepare, send, cancel, progress
-//   likewise. framed.progress(now) as often as the worker turns; arm() before it sleeps; disarm() after.
-//   framed.close() in disconnect(), then destroy it.
+//   framed.add_lane(std::make_unique<SocketLane>(...));     // after the transport's own handshake
+//   // static submit and unprepare forward directly from the backend's tables; so do prepare, send, cancel
+//   framed.progress(now);                                   // in each pass of the worker
+//   framed.arm(); framed.disarm();                          // before the worker sleeps, and after
+//   framed.close();                                         // in disconnect(), then destroy it
 //
 // How it works (wire.h has the frames):
 //  - WRITE: the part is cut into frames of at most one lane's frame_bytes and max_segments segments. Payload
-//  goes from
-//    local memory into the lane; the owner pins each frame's regions, places the payload straight into them
-//    and counts the frame. Counts come back cumulatively; a refused frame is named by a NACK before the count
-//    passes it. The part is complete when every frame is counted: its bytes are then visible at the owner.
-//  - READ: requests (segments) go out as far as credits allow; the owner answers each, in order on the
-//  request's lane,
-//    from pinned memory; the bytes are scattered here by the part's own cursor. Complete when all bytes are
-//    placed.
-//  - Striping: a part of one frame goes over the least loaded lane; frames of a larger one are taken by
-//  whichever lane
-//    has room. Reads are requested over the lane with the fewest bytes outstanding.
-//  - A message attached to a WRITE travels inside its last frame when all its frames use one lane (always so
-//  for a
-//    small part, and for every part of a connection with one lane): no extra round trip. The owner drops it
-//    when any frame of the part was refused. When the part is striped, and for READ, it is held here until
-//    the data is known to be placed, then sent: a join at the receiver would save half a round trip on
-//    transfers that take many, and would make the receiver keep state for each transfer under way.
-//  - Everything is bounded: parts, frames awaiting their count (kWindowFrames a lane), read requests
-//  (kReadCredits), the
-//    bytes queued for a lane. Readers never wait for space to write in, so two engines can't block each
-//    other.
+//    goes from local memory into the lane; the owner pins each frame's regions, places the payload directly
+//    into them and counts the frame. Counts come back cumulatively; a NACK names a refused frame before the
+//    count passes it. The part is complete when every frame is counted: its bytes are then visible at the
+//    owner.
+//  - READ: requests (segments) are sent as far as credits allow. The owner answers each from pinned memory,
+//    in order on the request's lane; the part's own cursor scatters the bytes here. The part is complete when
+//    all bytes are placed.
+//  - Striping: a part of one frame uses the least loaded lane; frames of a larger one use any lane that has
+//    room. Reads are requested over the lane with the fewest bytes outstanding.
+//  - A message attached to a WRITE is sent inside its last frame if all its frames use one lane (always so for
+//    a small part, and on a connection with one lane): no extra round trip. The owner drops it if any frame
+//    of the part was refused. For a striped part, and for READ, it is held here until the data is known to be
+//    placed, and then sent. (A join at the receiver would save half a round trip on transfers that take many,
+//    but the receiver would need state for each transfer in flight.)
+//  - Everything is bounded: parts, frames awaiting their count (kWindowFrames per lane), read requests
+//    (kReadCredits), the bytes queued for a lane. Readers never wait for space to write, so two engines can't
+//    block each other.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +47,7 @@
 namespace towline::framing {
 
 struct ConnectionOptions {
-  uint32_t worker = 0;  // woken through the host when a call from outside leaves work behind
+  uint32_t worker = 0;                       // woken through the host if a call from outside leaves work
   towline_connection* connection = nullptr;  // put into each Prepared: the transport's own connection object
   uint32_t max_frame_bytes = 1u << 20;       // payload of a frame; a lane's hint may lower it
   uint32_t max_segments = 512;               // of a frame, up to wire.h's kMaxSegments
@@ -64,13 +61,13 @@ struct ConnectionOptions {
   uint32_t max_held_message_bytes = 1u << 20;  // attached messages kept until their data is placed
   uint32_t pass_bytes = 4u << 20;              // moved per lane and direction in one progress()
   bool checksum = false;                       // CRC-32C over every payload we send
-  // A frame that has begun and brings no byte for so long breaks the connection, and so does one that comes at
+  // An incomplete frame breaks the connection if no byte of it arrives for this long, or if it arrives at
   // less than 16 KiB/s on average.
   uint64_t frame_timeout_ns = 20'000'000'000;
-  std::shared_ptr<RefusalBudget> refusals;  // of the peer's accesses; null: as many as come
+  std::shared_ptr<RefusalBudget> refusals;  // of the peer's accesses; null: no limit
 };
 
-// What the engine did since it was made.
+// Totals of the engine since it was made.
 struct ConnectionStatistics {
   uint64_t frames_sent = 0;
   uint64_t frames_received = 0;
@@ -95,17 +92,17 @@ class Connection {
   void add_lane(std::unique_ptr<Lane> lane);
   [[nodiscard]] std::size_t lane_count() const noexcept;
 
-  // v1.h's data table. Imports are not looked at: the plan's remote regions name the keys.
+  // v1.h's data table. Imports are not used: the plan's remote regions contain the keys.
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
   [[nodiscard]] static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
   [[nodiscard]] int32_t send(const void* message, std::size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
 
-  // Reads, places, answers and writes what can be done now, and delivers completions. Returns how much was
-  // done. A lane that ends or breaks makes the connection fail() in here.
+  // Reads, places, answers and writes as much as possible now, and delivers completions. Returns the number
+  // of things done. A lane that ends or breaks makes the connection fail() in here.
   uint32_t progress(uint64_t now_ns) noexcept;
-  // About to sleep. True: there is work after all, and nothing stays armed.
+  // Call before sleeping. True: there is work after all, and nothing stays armed.
   [[nodiscard]] bool arm() noexcept;
   void disarm() noexcept;
 
@@ -113,16 +110,17 @@ class Connection {
   // reports TOWLINE_CONNECTION_DOWN once with this status and text. No byte lands afterwards. Later calls do
   // nothing.
   void fail(Status status, const std::string& text) noexcept;
-  // Our own end: says goodbye to the peer as far as lanes take it at once, then as fail(), but parts end with
-  // kClosed and no event is reported. Messages that were written still arrive where no part was in flight.
+  // Ends the connection on this side: says goodbye to the peer as far as lanes have room, then acts like
+  // fail(), but parts end with kClosed and no event is reported. Written messages still arrive if no part was
+  // in flight.
   void close() noexcept;
 
   [[nodiscard]] bool down() const noexcept;  // failed or closed: submit and send answer kPeerLost
   // Nothing in flight or queued, in either direction: may be closed for idleness.
   [[nodiscard]] bool idle() const noexcept;
   [[nodiscard]] uint64_t last_activity_ns() const noexcept;  // of the last progress() that did something
-  // When the frames that are under way, and hold something, will have taken too long: progress() must be called
-  // by then. UINT64_MAX: there are none.
+  // When incomplete frames that hold resources will have taken too long: progress() must be called by then.
+  // UINT64_MAX: there are none.
   [[nodiscard]] uint64_t frame_deadline_ns() const noexcept;
   [[nodiscard]] const ConnectionStatistics& statistics() const noexcept;
   [[nodiscard]] std::string describe() const;  // JSON object

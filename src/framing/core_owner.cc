@@ -1,4 +1,4 @@
-// What the owner of memory does: places WRITEs, answers READs, refuses what the host refuses.
+// The owner's side: places WRITEs, answers READs, passes on the host's refusals.
 #include <algorithm>
 #include <new>
 
@@ -6,8 +6,8 @@
 
 namespace towline::framing {
 
-// Pins the regions and appends where the segments lie. Neighbours in one region are pinned by one call over
-// all they span: a region is one range, so the span lies inside exactly when every segment does.
+// Pins the regions and appends the addresses of the segments. Neighbours in one region are pinned by one call
+// over their whole span: a region is one range, so the span lies inside it exactly if every segment does.
 Status ConnectionCore::pin_segments(std::span<const WireSegment> segments, uint32_t access, IovList& target,
                                     PinSet& pins) noexcept {
   for (std::size_t i = 0; i < segments.size();) {

@@ -1,4 +1,4 @@
-// Parts: submit, cancel, what becomes of them, and what the host is told. part.h lists the states.
+// Parts: submit, cancel, results, and completions to the host. part.h lists the states.
 #include <algorithm>
 
 #include "framing/core.h"
@@ -6,10 +6,9 @@
 namespace towline::framing {
 namespace {
 
-// A WRITE up to this size that finds its lane idle leaves at once rather than after the next look at what has
-// come in.
+// A WRITE up to this size is sent at once if its lane is idle, not after the next read of the lane.
 constexpr uint64_t kInlineFrameBytes = 128u << 10;
-constexpr std::size_t kInlineSegments = 64;  // of a small WRITE; one of more goes the way of the large ones
+constexpr std::size_t kInlineSegments = 64;  // of a small WRITE; one with more is treated as large
 
 constexpr int32_t code(Status status) noexcept { return static_cast<int32_t>(status); }
 
@@ -70,8 +69,7 @@ int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) 
   return code(Status::kInProgress);
 }
 
-// The whole part as one frame with its message, at once: into the lane, or what it does not take copied into
-// its queue.
+// Sends the whole part as one frame with its message: into the lane, and the rest into its queue.
 bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept {
   if (lane.out.sent.size() >= options_.window_frames || lane.broken.status != Status::kOk) return false;
   const std::size_t most = std::min<std::size_t>(kInlineSegments, options_.max_segments);
@@ -117,10 +115,10 @@ bool ConnectionCore::hold_message(Part& part, const towline_submit_args& args) n
   return true;
 }
 
-// No more frames or requests are made; the part ends when the owner has counted, or answered, those that
-// were. Until then a WRITE's bytes may land there and a READ's here, and the owner may be reading: only its
-// last word fences both sides. A READ could end here at once, with what still comes thrown away, but then
-// nobody could tell when its owner has done with the memory.
+// No more frames or requests are made. The part ends when the owner has counted or answered the existing
+// ones. Until then a WRITE's bytes may land there and a READ's here, and the owner may be reading: only its
+// last answer fences both sides. A READ could end here at once and drop late data, but then this side would
+// not know when the owner stops using the memory.
 void ConnectionCore::cancel(uint64_t cookie) noexcept {
   if (down_) return;
   Part* found = nullptr;
@@ -151,7 +149,7 @@ void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uin
   if (part.status == Status::kOk) part.status = status;
 }
 
-// To be called when a frame or request of the part was settled, or no more will be made.
+// Call when a frame or request of the part was settled, or no more will be made.
 void ConnectionCore::settle(Part& part) noexcept {
   if (part.state != PartState::kWaiting || part.outstanding != 0) return;
   const bool complete = part.status == Status::kOk && part.produced == part.bytes();
@@ -188,7 +186,7 @@ void ConnectionCore::end_part(Part& part) noexcept {
 void ConnectionCore::end_all(Status status) noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.state == PartState::kEnded) return;
-    // Everything had arrived; only the message did not leave, which is a failure all the same.
+    // Everything had arrived, but the message was not sent, which is still a failure.
     part.status = status;
     end_part(part);
   });
@@ -209,9 +207,9 @@ uint32_t ConnectionCore::deliver_ended() noexcept {
   return count;
 }
 
-// Local memory is out of reach once a part has ended: its frames and requests are settled, or their lanes are
-// closed. The peer's memory is when nothing made for the part is outstanding, which only a broken connection
-// leaves behind.
+// Local memory is fenced once a part has ended: its frames and requests are settled, or their lanes are
+// closed. The peer's memory is fenced if nothing of the part is outstanding; only a broken connection leaves
+// something outstanding.
 towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
   auto result = plugin::sized<towline_part_result>();
   Status status = part.status;
@@ -222,8 +220,8 @@ towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
   if (part.outstanding == 0) result.fences |= TOWLINE_PART_FENCED_REMOTE;
   result.bytes = part.confirmed > part.failed_bytes ? part.confirmed - part.failed_bytes : 0;
   if (status == Status::kOk) return result;
-  // Frames of one lane are settled in order, so what is confirmed is then a prefix; with several it may lie
-  // anywhere.
+  // Frames of one lane are settled in order, so the confirmed bytes are a prefix; with several lanes they may
+  // be anywhere.
   uint64_t settled = part.begin;
   if (part.outstanding == 0) settled += part.produced;
   if (part.outstanding != 0 && lanes_.size() == 1) settled += part.confirmed;

@@ -1,7 +1,7 @@
 // Reading lanes and taking frames apart. Everything is read into private memory first: headers, segments and
-// messages into a lane's staging, payload straight to where it belongs (with the next frame's beginning into
-// staging, in the same call). A frame is begun when its preamble is there and checked, counted when it has
-// been dealt with.
+// messages into a lane's staging, payload directly to its destination (and the next frame's beginning into
+// staging, in the same call). A frame is begun when its preamble has arrived and is checked, and counted when
+// it has been handled.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace towline::framing {
 
 namespace {
 
-constexpr uint32_t kLooks = 100;  // of an empty lane for the rest of a frame, a microsecond or so
+constexpr uint32_t kLooks = 100;  // polls of an empty lane for the rest of a frame, about a microsecond
 
 }  // namespace
 
@@ -40,7 +40,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     statistics_.bytes_received += result.bytes;
     budget -= std::min(budget, result.bytes);
     take_apart(lane);
-    // It has run dry; where looking costs nothing, or when more must follow, some may have come meanwhile.
+    // The lane is empty. If polling is cheap, or more must follow, some bytes may have arrived meanwhile.
     const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
     if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
   }
@@ -48,7 +48,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   return work;
 }
 
-// What the peer has counted, told beside the stream.
+// Takes the peer's count that was sent beside the stream.
 bool ConnectionCore::take_told(LaneState& lane) noexcept {
   const std::optional<uint32_t> told = lane.lane->told_count();
   if (!told) return false;
@@ -56,7 +56,7 @@ bool ConnectionCore::take_told(LaneState& lane) noexcept {
   return true;
 }
 
-// One read: what the present state wants, and some of what follows.
+// One read: the bytes for the current state, and some of those that follow.
 IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
   const std::size_t have = in.end - in.begin;
@@ -217,9 +217,9 @@ bool ConnectionCore::count_frame(LaneState& lane) noexcept {
   return true;
 }
 
-// Frames whose bytes are still under way from local memory can't have been counted, whatever the peer says.
-// An older count is no error: what is told beside the stream can overtake one in a frame whose header waits
-// for room, and the other way round.
+// The peer can't have counted frames whose bytes are still being sent from local memory. An older count is
+// not an error: a count beside the stream can overtake one in a frame whose header waits for room, and the
+// other way round.
 bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
   Output& out = lane.out;
   const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;
@@ -289,7 +289,7 @@ void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
   if (request.next == request.end) settle_request(lane, Status::kOk);
 }
 
-// The oldest read request of the lane has been answered, or what is left of it refused.
+// The oldest read request of the lane has been answered, or the rest of it refused.
 void ConnectionCore::settle_request(LaneState& lane, Status status) noexcept {
   const uint32_t index = lane.in.reads.front();
   ReadRequest& request = requests_[index];

@@ -1,6 +1,6 @@
-// Making frames and writing them. A lane's bytes are, in order: what is queued `ahead`, the frame under way
-// (gathered from where its payload lies), the rest of the queue. Sequence numbers are given in that same
-// order.
+// Making frames and writing them. A lane's bytes are, in order: the queue's first `ahead` bytes, the current
+// frame (gathered directly from its payload's memory), the rest of the queue. Sequence numbers follow the
+// same order.
 #include <algorithm>
 #include <utility>
 
@@ -9,14 +9,14 @@
 namespace towline::framing {
 namespace {
 
-// A system hands a stream on by the 64 KiB or so. A frame of a few times that goes in two: its head is copied
-// out at the other end while the rest is copied in here. That costs a system call more on either side and
-// hides up to a quarter of the time; of one frame of 64 KiB it loses a tenth.
+// A system passes a stream on in pieces of about 64 KiB. A frame of a few times that size is written in two
+// calls: the other end copies its head out while the rest is copied in here. This costs one more system call
+// on each side and hides up to a quarter of the time; a frame of 64 KiB would lose a tenth.
 constexpr std::size_t kInTwoFrom = 128u << 10;
 constexpr std::size_t kInTwoUpTo = 256u << 10;
 constexpr std::size_t kHeadBytes = 32u << 10;
 constexpr std::size_t kHeadPieces = 64;
-// From here on padding is less than a hundredth of a frame, and pays.
+// From this size on padding is less than a hundredth of a frame, and pays.
 constexpr std::size_t kAlignedFrom = 512u << 10;
 
 }  // namespace
@@ -53,7 +53,7 @@ void ConnectionCore::add_checksum(FrameHeader& header, std::span<const iovec> pa
   header.payload_crc = checksum_of(payload);
 }
 
-// Between a preamble of so many bytes and its payload.
+// The padding between a preamble of `preamble` bytes and its payload.
 uint32_t ConnectionCore::padding(const LaneState& lane, std::size_t preamble, std::size_t payload) noexcept {
   if (payload < kAlignedFrom) return 0;
   return static_cast<uint32_t>(-preamble & (lane.traits.payload_alignment - 1));
@@ -74,7 +74,7 @@ bool ConnectionCore::may_emit(const LaneState& lane, std::size_t bytes) const no
   return lane.out.queue.room() >= bytes;
 }
 
-// A whole frame of which nothing has to stay where it lies. may_emit() said that there is room.
+// Queues or writes a whole frame, copying it. may_emit() has confirmed that there is room.
 void ConnectionCore::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
   Output& out = lane.out;
   std::size_t written = 0;
@@ -143,7 +143,7 @@ int32_t ConnectionCore::send(const void* message, std::size_t bytes) noexcept {
   return static_cast<int32_t>(Status::kOk);
 }
 
-// NACKs first, each still held back by its own count, then the count if no frame has carried it.
+// NACKs first, each before the count passes it, then the count if no frame has carried it.
 void ConnectionCore::emit_counts(LaneState& lane) noexcept {
   BoundedQueue<Refusal>& refusals = lane.out.refusals;
   while (!refusals.empty()) {
@@ -296,7 +296,7 @@ bool ConnectionCore::goes_in_two(const LaneState& lane) noexcept {
   return !lane.traits.calls_are_cheap && bytes >= kInTwoFrom && bytes <= kInTwoUpTo;
 }
 
-// One write. False when the lane has nothing to write, takes nothing more, or broke.
+// One write. False if the lane has nothing to write, is full, or broke.
 bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (out.blocked || lane.broken.status != Status::kOk) return false;
@@ -340,7 +340,7 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   return true;
 }
 
-// From submit: one frame, where nothing is before it. What does not leave is the next pass's.
+// From submit: writes one frame if nothing is queued before it. The next pass writes the rest.
 void ConnectionCore::flush_inline(LaneState& lane) noexcept {
   Output& out = lane.out;
   if (out.blocked || out.inline_used || !out.nothing_queued()) return;
@@ -356,7 +356,7 @@ void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
   if (out.served != 0) host_.served(peer_, TOWLINE_SERVED_READ, std::exchange(out.served, 0));
 }
 
-// Lanes take turns, a frame each, so that what is striped spreads.
+// Lanes take turns, a frame each, so that striped parts spread.
 uint32_t ConnectionCore::flush_lanes() noexcept {
   uint32_t work = 0;
   std::size_t budget = options_.pass_bytes;
@@ -375,7 +375,7 @@ bool ConnectionCore::has_output(const LaneState& lane) const noexcept {
   return !lane.out.nothing_queued() || !lane.out.refusals.empty() || lane.in.ack_due || can_open(lane);
 }
 
-// Is there anything to do that does not wait for something to be read?
+// True if there is work that does not depend on reading.
 bool ConnectionCore::has_work() const noexcept {
   if (!ended_.empty() || !messages_.empty() || reads_possible()) return true;
   return std::any_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {

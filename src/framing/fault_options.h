@@ -1,4 +1,4 @@
-// What a fault injector should do, as text: "seed=7,short=0.3,delay=0.01:2ms,cut=1e-5". Shared by faulty
+// The options of a fault injector, as text: "seed=7,short=0.3,delay=0.01:2ms,cut=1e-5". Shared by faulty
 // lanes and the `faulty` transport.
 #pragma once
 

@@ -39,7 +39,7 @@ IoResult FaultyLane::call(Method method, std::span<const iovec> pieces, uint64_t
   const IoResult result = (inner_.get()->*method)(pieces);
   moved_ += result.bytes;
   const bool far_enough = options_.cut_after_bytes != 0 && moved_ >= options_.cut_after_bytes;
-  if (far_enough || random_.chance(options_.cut)) {  // what was moved is seen; the next call fails
+  if (far_enough || random_.chance(options_.cut)) {  // reports the moved bytes; the next call fails
     cut_ = true;
     inner_->close();
   }

@@ -17,12 +17,12 @@ namespace towline::framing {
 
 class FaultyLane final : public Lane {
  public:
-  // `now_ns` gives the time that delays are measured by, virtual in simulations.
+  // `now_ns` returns the time by which delays are measured, virtual in simulations.
   FaultyLane(std::unique_ptr<Lane> inner, const FaultOptions& options, std::function<uint64_t()> now_ns);
 
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
-  // While a pause lasts it answers "work after all": nothing else would end the sleep in time.
+  // During a pause it answers that there is work: nothing else would end the sleep in time.
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override { inner_->disarm(); }
   void close() noexcept override { inner_->close(); }

@@ -1,6 +1,5 @@
-// Pieces of memory in order, used up from the front: what a frame still has to write, or where it still has
-// to be placed. Room for a few more pieces at either end lets one system call also take what lies before and
-// behind.
+// Pieces of memory in order, consumed from the front: the rest of a frame to write, or the rest of its
+// destination. Room for a few more pieces at either end lets one system call include neighbouring bytes.
 #pragma once
 
 #include <sys/uio.h>
@@ -71,7 +70,7 @@ class IovList {
     return {&pieces_[begin_], end_ - begin_ + 1};
   }
 
-  // The first `bytes` are done with; `visit(data, bytes)` sees them in order.
+  // Removes the first `bytes`; calls `visit(data, bytes)` for them in order.
   template <class Visit>
   void advance(std::size_t bytes, Visit&& visit) noexcept {
     TOWLINE_DCHECK(bytes <= bytes_, "{} bytes of {}", bytes, bytes_);

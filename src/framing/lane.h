@@ -5,17 +5,14 @@
 // Threads: one at a time, the worker that owns the connection. Nothing here blocks, allocates after
 // construction or throws.
 //
-// What may come as further lanes or decorators, without a change above them:
+// Possible further lanes or decorators, which need no change above them:
 //  - TLS: a decorator whose read and write encrypt over an inner lane; its handshake answers kAgain until
-//  done, and
-//    arm() asks the inner lane for what the handshake waits for rather than for what the caller wants.
-//  - io_uring: write and read hand out what earlier submissions completed and submit anew. A lane that keeps
-//  reading
-//    from the caller's memory after write() returned must copy, or answer kAgain until the kernel is done
-//    with it: the bytes that write() reports are the caller's to change again.
-//  - MSG_ZEROCOPY: the same rule; the place for handing memory over for longer is a further trait in Traits,
-//  with the
-//    engine holding its pins until the lane reports them free.
+//    done, and arm() asks the inner lane for what the handshake waits for.
+//  - io_uring: write and read return the results of earlier submissions and submit new ones. A lane that keeps
+//    reading from the caller's memory after write() returned must copy, or answer kAgain until the kernel has
+//    finished: the caller may change the bytes that write() reports.
+//  - MSG_ZEROCOPY: the same rule; to keep memory for longer, add a trait to Traits, and let the engine hold its
+//    pins until the lane reports them free.
 #pragma once
 
 #include <sys/uio.h>
@@ -30,9 +27,9 @@
 
 namespace towline::framing {
 
-// What a read or write did. status kOk: `bytes` (> 0) were moved. kAgain: it would block. kClosed: end of
-// stream, or the peer has closed its end. Other errors carry the system's code; the lane is then of no use
-// any more. bytes is 0 unless kOk. `detail` may point to a constant text that says more.
+// The result of a read or write. status kOk: `bytes` (> 0) were moved. kAgain: it would block. kClosed: end
+// of stream, or the peer has closed its end. Other errors carry the system's code; the lane is then unusable.
+// bytes is 0 unless kOk. `detail` may point to a constant text that says more.
 struct IoResult {
   std::size_t bytes = 0;
   Status status = Status::kOk;
@@ -70,33 +67,32 @@ class Lane {
   // Fills a prefix of the given space, in order; at most IOV_MAX pieces, none empty.
   [[nodiscard]] virtual IoResult read(std::span<const iovec> pieces) noexcept = 0;
 
-  // Whether read() would find nothing, where that can be told for less than by reading. A hint: false where
-  // it can't.
+  // True if read() would find nothing, if checking is cheaper than reading. A hint: false if unknown.
   [[nodiscard]] virtual bool looks_empty() const noexcept { return false; }
 
-  // Looks a while, far less than a microsecond, whether something comes, where looking costs nothing.
+  // Polls for a while, far less than a microsecond, if polling is cheap.
   virtual void look_longer() const noexcept {}
 
-  // A count that goes to the peer beside the stream and replaces the one before, where the lane can do that
-  // for less than a frame costs, and the peer looks for it. False: a frame must carry it.
+  // Sends a count to the peer beside the stream, replacing the one before, if the lane can do this more
+  // cheaply than a frame and the peer looks for it. False: a frame must carry it.
   [[nodiscard]] virtual bool tell_count(uint32_t) noexcept { return false; }
-  // The count that the peer told last, if it is a new one and all that the peer wrote before it has been
-  // read. Unchecked: a hostile peer tells what it likes.
+  // The last count that the peer sent, if it is new and everything that the peer wrote before it has been
+  // read. Unchecked: a hostile peer can send any number.
   [[nodiscard]] virtual std::optional<uint32_t> told_count() noexcept { return std::nullopt; }
   // From now on told_count() is called whenever the stream has been read to its end.
   virtual void look_for_counts() noexcept {}
 
   // The worker is about to sleep: wake it when bytes or a count arrive, and with `want_write` also when bytes
-  // can be written. True: there is work after all (or the lane can't tell), don't sleep.
+  // can be written. True: there is work after all (or the lane does not know): don't sleep.
   [[nodiscard]] virtual bool arm(bool want_write) noexcept = 0;
-  // It is awake: no wake-up is needed. Also called without an arm() before.
+  // The worker is awake: no wake-up is needed. Also called without an arm() before.
   virtual void disarm() noexcept = 0;
 
   // Ends the stream in both directions. Bytes written before may still reach the peer. Idempotent; reads and
   // writes answer kClosed from then on.
   virtual void close() noexcept = 0;
-  // As close(), for a stream that is given up: what was written and has not left this machine is dropped
-  // where that can be done, and the peer is told at once.
+  // Like close(), for a stream that is given up: drops written bytes that have not left this machine, if
+  // possible, and tells the peer at once.
   virtual void abandon() noexcept { close(); }
 
   // For people, a few words: "tcp 10.0.0.7:7777 -> 10.0.0.9:41002".

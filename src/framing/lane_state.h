@@ -1,4 +1,4 @@
-// What the engine keeps for each lane: what goes out, what comes in, and what is expected of the peer.
+// The engine's state of each lane: output, input, and what is expected from the peer.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct Refusal {
   uint64_t bytes = 0;
 };
 
-// A read request of ours, answered in order on its lane. Its part does not end before the answer has.
+// A read request of this side, answered in order on its lane. Its part does not end before the answer.
 struct ReadRequest {
   uint64_t wire_id = 0;
   Part* part = nullptr;
@@ -57,7 +57,7 @@ struct ReadRequest {
   std::optional<plugin::Cursor> cursor;  // at `next`
 };
 
-// A read request of the peer's.
+// A read request of the peer.
 struct ReadAnswer {
   uint64_t wire_id = 0;
   uint64_t next = 0;
@@ -68,8 +68,8 @@ struct ReadAnswer {
   std::unique_ptr<WireSegment[]> segments;  // kMaxSegments, made when first needed
 };
 
-// How long the frame under way has been under way, as seen once a pass. A sender that stops in the middle of a
-// frame must not hold the owner's memory for longer than the owner allows.
+// Measures, once a pass, how long the current frame takes. A sender that stops in the middle of a frame must
+// not hold the owner's memory for longer than the owner allows.
 class FrameWatch {
  public:
   // `left`: bytes of the frame that are still to come.
@@ -107,21 +107,21 @@ class FrameWatch {
 // Bytes of input gathered before they are taken apart: a message, a preamble and some read ahead, in one
 // piece.
 inline constexpr std::size_t kStagingBytes = 160u << 10;
-inline constexpr uint32_t kBulkBytes = 8u
-                                       << 10;  // payload from which on reads stop short of the next payload
+inline constexpr uint32_t kBulkBytes =
+    8u << 10;  // payload size from which on reads stop before the next payload
 
 struct Output {
   explicit Output(const ConnectionOptions& options);
 
-  ByteQueue queue;        // whole small frames, and what is left of one partly written
-  std::size_t ahead = 0;  // bytes of the queue that go before the frame under way
-  IovList frame;          // what is left of the frame under way
+  ByteQueue queue;        // whole small frames, and the rest of one partly written
+  std::size_t ahead = 0;  // bytes of the queue that precede the current frame
+  IovList frame;          // the rest of the current frame
   std::unique_ptr<uint8_t[]> preamble;
   PinSet pins;  // DATA under way
   bool frame_open = false;
   uint32_t frame_sequence = 0;  // of the frame under way
   uint64_t served = 0;          // bytes of it, when it answers a read request
-  bool blocked = false;         // the lane took less than it was given; tried again each pass
+  bool blocked = false;         // the lane was full; tried again each pass
   bool inline_used =
       false;              // this pass has written a small frame at once (lanes with dear calls: one a pass)
   uint32_t sequence = 0;  // of the next frame
@@ -133,7 +133,7 @@ struct Output {
   BoundedQueue<uint32_t> answers;  // indices of ReadAnswers
   FrameWatch watch;                // of DATA under way, which pins what it reads
   PartList short_parts;            // WRITEs bound to this lane, of one frame (or few)
-  PartList long_parts;             // and of more: only where there is but one lane
+  PartList long_parts;             // and of more: only if there is a single lane
 
   [[nodiscard]] bool nothing_queued() const noexcept { return !frame_open && queue.empty(); }
 };
@@ -141,7 +141,7 @@ struct Output {
 enum class InputState : uint8_t {
   kHeader,   // a frame's header and segments are being gathered in staging
   kPayload,  // its payload goes where `target` says
-  kDrain,    // its payload is thrown away
+  kDrain,    // its payload is dropped
   kMessage,  // its message is being gathered in staging
 };
 
@@ -168,7 +168,7 @@ struct Input {
   uint64_t read_bytes = 0;       // outstanding in them
   FrameWatch watch;              // of the frame under way
 
-  // A frame has begun and is not whole: so many bytes of it are still to come, as far as is known.
+  // True if a frame has begun and is incomplete, and how many bytes of it are missing, as far as known.
   [[nodiscard]] bool in_frame() const noexcept { return state != InputState::kHeader || begin != end; }
   [[nodiscard]] uint64_t left_of_frame() const noexcept {
     const uint64_t here = end - begin;

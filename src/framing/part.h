@@ -15,7 +15,7 @@ namespace towline::framing {
 class ConnectionCore;
 class PartList;
 
-// What prepare() makes; begins with what every backend's prepared plan begins with.
+// The result of prepare(); begins with the common part of every backend's prepared plan.
 struct Prepared {
   towline_prepared base = plugin::sized<towline_prepared>();
   ConnectionCore* core = nullptr;
@@ -36,13 +36,13 @@ struct Part {
   PartState state = PartState::kFree;
   bool is_read = false;
   bool cancelled = false;
-  bool chained = false;       // all its frames use one lane, alone of its like (see kFlagChained)
+  bool chained = false;       // all its frames use one lane, the only such part there (see kFlagChained)
   bool message_sent = false;  // inside its last frame
   uint64_t cookie = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
   uint64_t produced = 0;   // plan bytes in frames or requests made so far
-  uint64_t confirmed = 0;  // plan bytes counted by the owner, or placed here; refused ones among them
+  uint64_t confirmed = 0;  // plan bytes counted by the owner, or placed here, including refused ones
   uint64_t failed_bytes = 0;
   uint64_t failed_begin = 0;  // range that failed; empty when failed_bytes is 0
   uint64_t failed_end = 0;
@@ -88,16 +88,16 @@ class PartList {
   Part* tail_ = nullptr;
 };
 
-// Grows by chunks up to its capacity; freed parts are used again last in, first out, so that a steady load
-// touches few.
+// Grows by chunks up to its capacity; freed parts are reused last in, first out, so that a steady load uses
+// few.
 class PartTable {
  public:
   explicit PartTable(uint32_t capacity) : capacity_(capacity) {}
 
   [[nodiscard]] uint32_t live() const noexcept { return live_; }
 
-  // Null when full, or out of memory. The part is kFree; everything but index, generation and message
-  // capacity is as in a new one.
+  // Null if full, or out of memory. The part is kFree; everything except index, generation and message
+  // capacity is reset.
   Part* allocate() noexcept {
     if (free_ == nullptr && !grow()) return nullptr;
     Part* part = free_;

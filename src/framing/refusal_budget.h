@@ -1,7 +1,7 @@
-// How often somebody may be refused. An honest peer is refused a burst, such as when a region goes while its
-// frames are under way; one that guesses is refused for ever.
+// Limits how often a source may be refused. An honest peer is refused in a burst, such as when a region is
+// deregistered while its frames are in flight; a peer that guesses keys is refused for ever.
 //
-// Connections of one source share one. Any thread; only refusals touch it.
+// Connections of one source share one. Any thread; only refusals use it.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ class RefusalBudget {
  public:
   explicit RefusalBudget(uint64_t burst = kAccessBurst) noexcept : burst_(burst), left_(burst) {}
 
-  // Takes one; false: none is left.
+  // Takes one refusal; false: none is left.
   bool take(uint64_t now_ns) noexcept {
     const std::lock_guard lock(mutex_);
     const uint64_t regained = (now_ns - std::min(now_ns, since_ns_)) / kRegainNs;

@@ -9,19 +9,19 @@ namespace {
 
 constexpr const char* kCorruptRing = "the peer stored impossible ring positions";
 
-// The other side is told of so many bytes at a time, so that it copies out what has been copied in while the
-// rest follows: with a whole frame of 256 KiB at once the two took turns, at two thirds of the speed.
+// Bytes are published in steps of this size, so that the other side copies out while the rest is copied in.
+// With a whole frame of 256 KiB at once the two sides took turns, at two thirds of the speed.
 constexpr std::size_t kPublishBytes = 16u << 10;
-// A write of so many bytes or more is told of earlier for the first time: the owner checks the header, looks
-// the region up and begins to copy out while the rest is copied in. A page is told of at its end: each store
-// of the position costs the cache line that the reader looks at.
+// A write of at least this size is published early for the first time: the owner checks the header, looks the
+// region up and begins to copy out while the rest is copied in. A page is published only at its end, because
+// each store of the position costs the cache line that the reader polls.
 constexpr std::size_t kWorthTellingEarly = 8u << 10;
 constexpr std::size_t kFirstPublishBytes = 4u << 10;
-// What comes in is mostly an answer, and the next write as long as the last. Up to so many bytes are then
-// asked for ahead.
+// Incoming data is mostly an answer, and the next write is as long as the last. Up to this many bytes are
+// then prefetched.
 constexpr std::size_t kMostExpected = 8u << 10;
-constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of what is free again
-constexpr uint32_t kLooksLonger = 160;        // of look_longer(), a tenth of a microsecond
+constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of freed space
+constexpr uint32_t kLooksLonger = 160;        // polls of look_longer(), a tenth of a microsecond
 
 // Copies between a run of pieces and the (at most two) regions of a ring, and says so through publish(bytes)
 // after `step` bytes, then at longer and longer steps; returns the bytes copied.
@@ -113,9 +113,8 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
     if (regions.empty() && !consumer_.corrupt()) return IoResult::closed();
   }
   if (consumer_.corrupt()) return IoResult::error(Status::kProtocol, 0, kCorruptRing);
-  // What is free is told late: a store that the producer looks at, and a fence after it, for each few KiB
-  // cost more than they are worth. The producer never waits for less than this, so that nobody waits for
-  // ever.
+  // Freed space is published late: for every few KiB, a store that the producer polls and a fence cost more
+  // than they gain. The producer never waits for less than this, so neither side waits for ever.
   const auto give_back = [this](std::size_t n) {
     consumer_.consume_quietly(n);
     if (consumer_.unpublished() < consumer_.capacity() / kPublishesPerRing) return;
@@ -126,7 +125,7 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
       pieces, regions, kPublishBytes,
       [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); }, give_back,
       give_back);
-  // Behind what was asked for: both come while that is dealt with.
+  // Prefetches the bytes after the requested ones: they arrive while those are handled.
   consumer_.expect_read(kMostExpected);
   expect_next_write();
   return IoResult::moved(bytes);
@@ -146,7 +145,7 @@ void RingLane::expect_next_write() const noexcept {
   if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
 }
 
-// Behind all that was written, as told_count() promises, since one release follows the other.
+// After everything that was written, as told_count() promises, since one release follows the other.
 bool RingLane::tell_count(uint32_t count) noexcept {
   if (closed_ || outgoing_->consumer_looks_for_counts.load(std::memory_order_relaxed) == 0) return false;
   producer_.tell(count);
@@ -197,7 +196,7 @@ void RingLane::close() noexcept {
 
 Lane::Traits RingLane::traits() const noexcept {
   const std::size_t smaller = std::min(producer_.capacity(), consumer_.capacity());
-  // Little is read ahead, since what is read ahead of a payload is copied twice, and another call costs
+  // Little is read ahead, since bytes read ahead of a payload are copied twice, and another call costs
   // nothing.
   constexpr uint32_t kReadAhead = 256;
   Traits traits;

@@ -4,8 +4,8 @@
 // The peer may be hostile or broken: positions it stores are checked (base/spsc_bytes.h), and the engine
 // copies what it reads before it checks it. A ring that breaks the rules ends the lane with kProtocol.
 //
-// Sleeping: arm() stores "asleep" in the shared header, fences, and looks again, so that either it sees the
-// peer's bytes or the peer sees the flag; the peer calls its wake hook only when it does.
+// Sleeping: arm() stores "asleep" in the shared header, fences, and polls again, so that either it sees the
+// peer's bytes or the peer sees the flag; the peer calls its wake hook only if it sees the flag.
 #pragma once
 
 #include <atomic>
@@ -39,15 +39,15 @@ constexpr std::size_t ring_bytes(std::size_t capacity) noexcept {
   return sizeof(RingHeader) + (capacity + kNoSharingBytes - 1) / kNoSharingBytes * kNoSharingBytes;
 }
 
-// `memory` is aligned to kNoSharingBytes and ring_bytes(capacity) long. Whoever makes the memory hands it
-// over zeroed.
+// `memory` is aligned to kNoSharingBytes and ring_bytes(capacity) long. The side that makes the memory zeroes
+// it.
 inline RingView ring_view(void* memory, std::size_t capacity) noexcept {
   return {static_cast<RingHeader*>(memory), {static_cast<uint8_t*>(memory) + sizeof(RingHeader), capacity}};
 }
 
 class RingLane final : public Lane {
  public:
-  // Wakes the peer's worker. Called under our worker's lock; may be null when the peer never sleeps.
+  // Wakes the peer's worker. Called under this side's worker's lock; may be null if the peer never sleeps.
   struct WakeHook {
     void (*wake)(void* context) = nullptr;
     void* context = nullptr;

@@ -1,5 +1,5 @@
-// For tests and measurements of the engine: a host that keeps what it is told, plans from plain segments, a
-// lane over a descriptor, two connections joined. Not part of the library.
+// For tests and measurements of the engine: a host that records callbacks, plans from plain segments, a lane
+// over a descriptor, two joined connections. Not part of the library.
 #pragma once
 
 #include <sys/socket.h>
@@ -145,7 +145,7 @@ class FakePlan {
     equal_ = equal_ && length == local_.front().length;
   }
 
-  // To be called when all blocks are added.
+  // Call after all blocks are added.
   const towline_plan* plan() {
     const uint64_t length = equal_ && !local_.empty() ? local_.front().length : 0;
     const uint64_t blocks = local_.size();

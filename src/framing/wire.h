@@ -3,24 +3,25 @@
 //   frame = header (64 bytes) + segment_count x segment (24 bytes) + padding_bytes + payload_bytes
 //           + message_bytes
 //
-//   type     segments               payload          message        part        offset, extent
-//   WRITE    where it goes          the data         0 or attached  initiator's of the data in the plan, 0
-//   READ     what is wanted         -                -              initiator's of the data in the plan, its
-//   bytes DATA     -                      the data         -              the READ's  of the data in the
-//   plan, 0 ACK      -                      -                -              0           0, 0 NACK     - - -
-//   refused     of the data refused, its bytes MESSAGE  -                      -                the message
-//   0           0, 0 BYE      -                      -                -              0           0, 0
+//   type     segments        payload   message   part         offset, extent
+//   WRITE    the target      the data  optional  initiator's  of the data in the plan, 0
+//   READ     the source      -         -         initiator's  of the data in the plan, its bytes
+//   DATA     -               the data  -         the READ's   of the data in the plan, 0
+//   ACK      -               -         -         0            0, 0
+//   NACK     -               -         -         refused      of the data refused, its bytes
+//   MESSAGE  -               -         required  0            0, 0
+//   BYE      -               -         -         0            0, 0
 //
 // `sequence` counts all frames of a lane and direction from 0. Every header's `ack` says how many frames of
-// the other direction of its lane have been dealt with, in order: their data is placed and visible, or
-// refused by a NACK that came before. READs are answered on their lane in the order they came, by DATA of
-// consecutive offsets, or a NACK for all that is left of one.
+// the other direction of its lane have been handled, in order: their data is placed and visible, or refused
+// by an earlier NACK. READs are answered on their lane in order of arrival, by DATA with consecutive offsets,
+// or a NACK for all the rest of one.
 //
-// A lane may carry a count beside its bytes instead, for an ACK (lane.h); it holds once all that was written
-// before it has been dealt with.
+// Instead of an ACK, a lane may carry a count beside its bytes (lane.h); it is valid once everything written
+// before it has been handled.
 //
-// Versions: a lane's two ends speak the same one (the transports' handshakes carry it); a header of another
-// is refused.
+// Versions: both ends of a lane use the same one (the transports' handshakes carry it); a header of another
+// version is refused.
 #pragma once
 
 #include <cstddef>
