@@ -38,7 +38,7 @@ class OwnBackend : public plugin::BackendBase {
     *token_bytes = 0;
     if (args.region.kind != TOWLINE_DRAM) {
       if (args.storage == nullptr)
-        return refuse_by_name(Status::kUnsupported, "{}: this region is none of its {}");
+        return refuse_by_name(Status::kUnsupported, "{}: this region does not belong to any of its {}");
       const uint64_t id = self().id_of(args.storage);
       std::memcpy(token, &id, sizeof id);
       *token_bytes = sizeof id;

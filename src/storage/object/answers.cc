@@ -16,7 +16,7 @@ namespace {
 
 using Next = Refusal::Next;
 
-// What S3's words mean to us. What is not here goes by the HTTP status.
+// The meaning of S3's error codes. Other codes are judged by the HTTP status.
 struct Meaning {
   const char* code;
   Next next;

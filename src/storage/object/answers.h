@@ -1,4 +1,4 @@
-// What S3 answers, and what follows from it. Pure functions that take any bytes; XML is read by pugixml.
+// Parses S3's answers and decides what to do. Pure functions that accept any bytes; pugixml reads XML.
 #pragma once
 
 #include <cstdint>

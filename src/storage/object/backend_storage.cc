@@ -22,7 +22,7 @@ void fill(const Version& version, towline_storage_attributes& attributes) {
 
 Object& object_of(towline_storage* storage) noexcept { return *reinterpret_cast<Object*>(storage); }
 
-// What a replacement lacks, named; its parts in the right order and size.
+// Names the missing parts of a replacement; checks the order and size of its parts.
 void check_parts(const Object& object, const Settings& settings) {
   uint64_t at = 0;
   uint64_t last_bytes = settings.least_part_bytes;
@@ -42,8 +42,8 @@ void check_parts(const Object& object, const Settings& settings) {
     refuse(Status::kInvalidArgument, fmt::format("{}: nothing has been written", object.name().text()));
 }
 
-// What is written anew, or read by an application that knows its size, need not be looked at: a round trip
-// for each of many small objects would cost more than the objects do.
+// An object that is written new, or read by an application that knows its size, is not looked up: a round
+// trip for each of many small objects would cost more than the objects.
 bool needs_look(const towline_storage_args& args) noexcept {
   if ((args.flags & (TOWLINE_STORAGE_CONDITIONAL | TOWLINE_STORAGE_REPLACE)) != 0) return true;
   constexpr uint32_t kAnew = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE;
@@ -69,7 +69,7 @@ Version Backend::look(const ObjectName& name) {
     byte.headers = {{"range", "bytes=0-0"}};
     byte.deadline_ns = deadline_ns;
     Answer why = client.ask(byte);
-    // It goes through where the clock or the keys were the trouble: those have been mended.
+    // It succeeds if the clock or the keys were the problem: those are corrected by now.
     answer = why.ok() ? client.ask(head) : std::move(why);
   }
   if (answer.ok()) return version_of(answer.headers);
@@ -93,7 +93,7 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
     try {
       version = look(name);
     } catch (const plugin::Failure& failure) {
-      // Who may only write can't see whether there is anything.
+      // A client with write access only can't see whether the object exists.
       if (!makes || conditional || failure.status() != Status::kPermissionDenied ||
           std::string_view(failure.what()).find("AccessDenied") == std::string_view::npos)
         throw;
@@ -131,7 +131,7 @@ std::string Backend::begin_upload(const Object& object) {
   return upload_id;
 }
 
-// What writers that were killed left behind under this key.
+// Removes what killed writers left under this key.
 void Backend::reap_old_uploads(const ObjectName& name) {
   const uint64_t age_ns = service_.settings.reap_after_ns;
   if (age_ns == UINT64_MAX) return;

@@ -16,7 +16,7 @@ constexpr size_t kMostAnswerBytes = 16 << 20;
 constexpr uint32_t kMostRedirects = 4;
 constexpr uint64_t kRetryAfterMostNs = 60 * kSecondNs;
 constexpr uint64_t kIdlePollNs = 60 * kSecondNs;
-constexpr uint32_t kAttempts = 6;               // where nobody has said how many
+constexpr uint32_t kAttempts = 6;               // default number of attempts
 constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
 constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
 
@@ -37,7 +37,7 @@ class TextBody final : public Body {
   size_t at_ = 0;
 };
 
-// What to do about a refusal, where that can be said.
+// Advice for a refusal, if there is any.
 std::string advice(const Service& service, const Refusal& refusal) {
   const std::string source = service.credentials.describe();
   if (refusal.code == "NoSuchBucket") return "; make the bucket, or name another";
@@ -47,15 +47,15 @@ std::string advice(const Service& service, const Refusal& refusal) {
   return "";
 }
 
-// What a server, or the gateway before it, says when it is overloaded or away for a moment. One that has
-// failed at this request says 500.
+// Answers of a server, or its gateway, that is overloaded or briefly unavailable. A server that failed at
+// this request answers 500.
 bool asks_for_patience(long http_status) noexcept {
   return http_status == 429 || (http_status >= 502 && http_status <= 504);
 }
 
 }  // namespace
 
-// ---- what all share
+// ---- shared by all clients
 
 Service::Service(const plugin::Host& host_services, const Environment& environment)
     : host(host_services),
@@ -203,7 +203,7 @@ void Client::loop() noexcept {
     http_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs));
     while (void* owner = http_.next_ended()) run_action([&] { ended(*static_cast<Call*>(owner)); }, failed);
   }
-  commands_.run(failed);  // what ended in the last turn is told
+  commands_.run(failed);  // reports calls that ended in the last turn
 }
 
 bool Client::room() const noexcept {

@@ -38,7 +38,7 @@ struct Answer {
   [[nodiscard]] bool ok() const noexcept { return status == Status::kOk; }
 };
 
-// What the one who called makes of an attempt that went well as far as HTTP goes.
+// The caller's verdict on an attempt that succeeded at the HTTP level.
 struct Verdict {
   Status status = Status::kOk;
   bool retry = false;
@@ -47,7 +47,7 @@ struct Verdict {
 
 class Client;
 
-// One request with its attempts. Made and kept by who calls; everything is called on the client's thread.
+// One request with its attempts. The caller makes and keeps it; everything is called on the client's thread.
 class Call : private Receiver {
  public:
   Call() = default;
@@ -65,15 +65,14 @@ class Call : private Receiver {
   uint64_t deadline_ns = UINT64_MAX;
   bool effective = false;  // what it does to an object takes effect when the server has all of it
 
-  // ---- who is told
-  // An attempt begins: time to set headers anew.
-  bool last_attempt = false;  // whatever comes of this one, there is no other
+  // ---- callbacks An attempt begins: time to set headers anew.
+  bool last_attempt = false;  // there is no attempt after this one
   std::function<void()> before{};
   // The head of a good answer is there, its body follows. Not kOk: it is not wanted, and that is why.
   std::function<Verdict(const Answer& answer)> begins{};
   // Bytes of a good answer's body; without it they go to answer.body.
   std::function<Verdict(std::span<const std::byte> bytes)> takes{};
-  // A good answer is whole. Not kOk: it is not right.
+  // A successful answer is complete. Not kOk: its contents are wrong.
   std::function<Verdict(Answer& answer)> check{};
   // The end; the call may be destroyed in it.
   std::function<void(Answer& answer)> done{};
@@ -100,7 +99,7 @@ class Call : private Receiver {
   Timers::Id deadline_timer_ = 0;
 };
 
-// What all clients of an instance share.
+// State shared by all clients of an instance.
 class Service {
  public:
   Service(const plugin::Host& host, const Environment& environment);
@@ -113,9 +112,9 @@ class Service {
 
   // The server's clock less ours, in seconds.
   std::atomic<int64_t> clock_offset_s{0};
-  // Whether anything has ever answered. What never did has rather a wrong name than a bad moment.
+  // Whether the server has ever answered. If not, its name is probably wrong.
   std::atomic<bool> answered{false};
-  // What went wrong last, for people.
+  // The last error, for people.
   void note_failure(const std::string& text);
   // That requests wait for the server: in the log once every ten seconds, since all of them do.
   void note_waiting(const std::string& text);
@@ -137,18 +136,18 @@ class Service {
   uint64_t waiting_told_ns_ = 0;
 };
 
-// Who has more calls to start than there is room for.
+// A source of calls that waits for room.
 class Feeder {
  public:
   virtual ~Feeder() = default;
-  // Starts one call. False: there is none to start, now or ever; it asks again by Client::add_feeder.
+  // Starts one call. False: no call to start now; the feeder registers again with Client::add_feeder.
   virtual bool feed() = 0;
 };
 
 class Client {
  public:
   explicit Client(Service& service);
-  ~Client();  // nothing is under way, and nothing comes any more
+  ~Client();  // call when no request is in flight and none will start
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 

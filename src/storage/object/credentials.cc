@@ -51,7 +51,7 @@ void Credentials::fixed(Keys keys, const char* source) {
   ready_ = true;
 }
 
-// In Amazon's order; none of this talks to anybody.
+// In Amazon's order; none of this sends a request.
 void Credentials::choose(const Environment& environment) {
   const CredentialSettings& given = settings_.credentials;
   const auto may = [&](Source source) { return given.source == Source::kAuto || given.source == source; };
@@ -222,7 +222,7 @@ void Credentials::run() {
     if (failure.empty()) {
       keys_ = std::make_shared<const Keys>(std::move(fetched.keys));
       ready_ = true;
-      asked_ = false;  // whoever asked meanwhile is served by these
+      asked_ = false;  // these also serve requests made meanwhile
       pause_s = kTryAgain_s;
       const std::time_t left_s = fetched.expires - std::time(nullptr);
       wait_s = fetched.expires == 0

@@ -18,7 +18,7 @@ namespace towline::object {
 
 class Credentials {
  public:
-  // Asks nobody yet.
+  // Sends no request yet.
   Credentials(const Settings& settings, const Environment& environment, const plugin::Host& host);
   ~Credentials();
   Credentials(const Credentials&) = delete;
@@ -47,14 +47,14 @@ class Credentials {
   const plugin::Host host_;
   Source source_ = Source::kNone;  // that was chosen
   std::string source_name_;
-  std::string looked_;  // where there were none
+  std::string looked_;  // places without credentials
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<const Keys> keys_;
   bool ready_ = false;
-  bool asked_ = false;  // somebody wants others now
-  bool told_ = false;   // that a machine's cloud is asked which nobody has named
+  bool asked_ = false;  // new credentials are needed now
+  bool told_ = false;   // the use of the instance's metadata service was logged
   std::string failure_;
   uint64_t failures_ = 0;
   std::atomic<bool> stop_{false};

@@ -19,7 +19,7 @@ namespace towline::object {
 // Starts libcurl once in this process. Throws plugin::Failure.
 void init_curl();
 
-// What a request sends.
+// The contents of a request.
 class Body {
  public:
   virtual ~Body() = default;
@@ -29,7 +29,7 @@ class Body {
   virtual void rewind() noexcept = 0;
 };
 
-// Who is told of an answer. Called within poll().
+// Receives the answer. Called within poll().
 class Receiver {
  public:
   virtual ~Receiver() = default;
@@ -54,7 +54,7 @@ enum class HttpEnd {
   kRefused,    // the receiver did not want it
 };
 
-// One request under way. Belongs to who started it.
+// One request in flight. Owned by its starter.
 class Exchange {
  public:
   Exchange() = default;

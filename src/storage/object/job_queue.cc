@@ -49,7 +49,7 @@ std::shared_ptr<Reading> JobQueue::reading_of(Prepared& prepared, const towline_
   if (prepared.objects.size() == 1 && service().settings.checksum == Checksum::kCrc32c) {
     const Version version = prepared.objects[0]->version();
     const bool known = version.looked && !version.crc32c.empty() && bytes == version.bytes;
-    // What was not looked at may tell its checksum when it is asked for in one request.
+    // An object that was not looked up returns its checksum if it is read by a single request.
     const bool may_tell = !version.looked && post == nullptr && bytes == prepared.plan->bytes;
     if (known || may_tell) checked = prepared.objects[0];
   }

@@ -39,7 +39,7 @@ class JobQueue {
   [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
 
  private:
-  // What the submit's post reads; it is the same for all of the post's.
+  // The reading state of the submit's post, shared by all submits of the post.
   [[nodiscard]] std::shared_ptr<Reading> reading_of(Prepared& prepared, const towline_submit_args& args);
   void add_readers(Job& job);
   // Throws std::bad_alloc, and then has started none.

@@ -32,7 +32,7 @@ bool is_bucket(std::string_view name) {
          std::all_of(name.begin(), name.end(), [](char c) { return is_plain(c) && c != '~'; });
 }
 
-// The bytes of the well-formed UTF-8 character at the front; 0: it is none.
+// The length of the well-formed UTF-8 character at the front; 0: it is not well-formed.
 size_t utf8_character(std::string_view text) {
   const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = at(0);

@@ -1,5 +1,4 @@
-// What things are called: s3:// addresses, keys in URLs, the server that a bucket is asked at. Pure
-// functions.
+// Names: s3:// addresses, keys in URLs, the server of a bucket. Pure functions.
 #pragma once
 
 #include <string>
@@ -26,7 +25,7 @@ std::string percent_encode(std::string_view bytes, bool keep_slashes);
 // nullopt where a % is not followed by two hexadecimal digits.
 std::string percent_decode(std::string_view text);
 
-// For messages: what is not printable becomes \xNN, and all beyond a line is cut.
+// For messages: unprintable bytes become \xNN, and text beyond one line is cut.
 std::string shown(std::string_view bytes);
 
 enum class Style {
@@ -51,7 +50,7 @@ struct Endpoint {
   [[nodiscard]] bool encrypted() const { return scheme == "https"; }
 };
 
-// What a request names, as it is signed and sent.
+// The target of a request, as it is signed and sent.
 struct Target {
   std::string host;
   std::string path;   // encoded

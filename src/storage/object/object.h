@@ -1,4 +1,4 @@
-// An object that an agent registered: what is known of it, and what is being put in its place.
+// An object that an agent registered: its known state, and its replacement in progress.
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@
 
 namespace towline::object {
 
-// What the server has under a name.
+// The state of an object at the server.
 struct Version {
-  bool looked = false;  // the server has been asked; else it is what the application says
+  bool looked = false;  // the server has answered; else these are the application's values
   bool exists = false;
   std::string etag{};
   uint64_t bytes = 0;
@@ -65,7 +65,7 @@ class Object {
   // The object turned out to be longer than the region: it is read by ranges. Any thread.
   std::atomic<bool> is_longer{false};
 
-  // ---- what takes its place at commit. Any thread.
+  // ---- the replacement, until commit. Any thread.
   std::mutex replacement_mutex;
   std::string upload_id;  // empty: nothing was written yet
   Parts parts;

@@ -15,7 +15,7 @@ ObjectWrite::ObjectWrite(Writer& writer, Client& client, Reaper& reaper, Object&
 
 ObjectWrite::~ObjectWrite() = default;
 
-// ---- what is to be done
+// ---- planning
 
 void ObjectWrite::start() try {
   if (object_.replaces()) return start_replacement();
@@ -251,7 +251,7 @@ void ObjectWrite::failed(Status status, long http_status, const std::string& tex
 void ObjectWrite::stop(Status status, bool now) {
   if (over_ || (stopping_ && !now)) return;
   stopping_ = true;
-  // What the server has got all of can't be called back: its answer tells.
+  // A request that the server has received completely can't be cancelled: wait for its answer.
   const bool all_sent = lasting_ && Client::all_sent(call_);
   if (all_sent && !now) {
     call_.last_attempt = true;

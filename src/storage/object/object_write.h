@@ -1,4 +1,4 @@
-// One object's share of a WRITE: what is to be done is decided once, then turned by the ends of calls.
+// One object's share of a WRITE: the steps are decided once; the ends of calls drive them.
 //
 //   start -> put                                     small and whole
 //   start -> create -> parts -> complete             large and whole
@@ -48,7 +48,7 @@ class ObjectWrite final : private Feeder {
   void part_done(PartCall& part, Answer& answer);
   void parts_done();
   void complete();
-  // What a put or a complete came to.
+  // Handles the result of a put or a complete.
   [[nodiscard]] Version made(const Answer& answer) const;
   void wrote(Answer& answer);
   void is_there(Version version);

@@ -19,8 +19,7 @@ struct ProfileFile {
   bool is_config = false;
 };
 
-// What the files say of the profile now, the first of them before the others. One that can't be read says
-// nothing.
+// Reads the profile from the files; earlier files have priority. Unreadable files are skipped.
 [[nodiscard]] Profile read_profile_files(const std::vector<ProfileFile>& files, std::string_view name);
 // Empty: the profile does not say.
 [[nodiscard]] std::string profile_value(const Profile& profile, std::string_view key);

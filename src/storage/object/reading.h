@@ -55,7 +55,8 @@ class Reading {
 // The readings of posts that are submitted in several jobs. Any thread.
 class Readings {
  public:
-  // The post's, made by the first that asks. Whoever has one keeps it for as long as more may be submitted.
+  // The state of a post, made by the first request for it. A holder keeps it as long as more may be
+  // submitted.
   [[nodiscard]] std::shared_ptr<Reading> join(const towline_post& post, const Object* checked);
 
  private:

@@ -1,4 +1,4 @@
-// What a WRITE takes from memory: segments in the order of the object's bytes.
+// The memory of a WRITE: segments in the order of the object's bytes.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ struct Piece {
   bool copied = false;
 };
 
-// How large the parts of an object of that size are, so that there are not too many.
+// The part size for an object of that size, so that the number of parts stays within the limit.
 uint64_t part_size(uint64_t object_bytes, uint64_t wanted_bytes);
 // [begin, end) of an object in parts of `size`; only the last one may be shorter, and `tail` is the least a
 // part that something follows may have: a short rest goes with the part before it.
@@ -45,7 +45,7 @@ void make_head(Call& call, const ObjectName& name);
 uint32_t joined_crc(const Parts& parts) noexcept;
 [[nodiscard]] Verdict check_created(const Answer& answer, std::string& upload_id);
 [[nodiscard]] Verdict check_completed(Answer& answer);
-// Of what a put or a complete made; "" when the answer does not say.
+// The ETag of the object that a put or a complete made; "" if the answer has none.
 [[nodiscard]] std::string etag_of(const Answer& answer);
 // Why it failed where a look, after an answer that got lost, does not find what was written.
 [[nodiscard]] std::string why_not_there(const Answer& answer, const ObjectName& name);

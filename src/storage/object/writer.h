@@ -1,8 +1,8 @@
 // WRITE: stretches of objects as PUTs, multipart uploads, or multipart copies around what is new.
 //
-// An object can only be written whole. What a WRITE leaves alone is therefore copied by the server, as parts
-// of a multipart upload, as far as S3's rules for the size of parts allow. A region that replaces
-// (TOWLINE_STORAGE_REPLACE) collects parts over many transfers instead, on a grid, until it is committed.
+// An object can only be written whole. So the server copies the bytes outside a WRITE, as parts of a
+// multipart upload, if S3's rules for part sizes allow it. A region that replaces (TOWLINE_STORAGE_REPLACE)
+// collects parts over many transfers instead, on a grid, until it is committed.
 #pragma once
 
 #include <memory>

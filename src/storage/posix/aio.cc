@@ -1,5 +1,5 @@
-// The kernel's asynchronous I/O from before io_uring, by its system calls: for direct I/O alone. What is
-// buffered it does while it is submitted.
+// The kernel's older asynchronous I/O (before io_uring), by its system calls: only for direct I/O. Buffered
+// I/O would block in the submit call.
 //
 // What ended is read where the interrupt has written it, in a ring that the kernel shares with us. Of
 // io_uring the thread that submitted has to be interrupted first, so that it completes its operation itself.
@@ -24,8 +24,8 @@ namespace towline::posix {
 
 namespace {
 
-// What the context's number is the address of: the head is the reader's to move. Not in the kernel's headers,
-// but of a fixed form (fio and QEMU read it too).
+// The ring at the address that the context's number is. The reader moves the head. Not in the kernel's
+// headers, but of a fixed form (fio and QEMU read it too).
 struct Ring {
   static constexpr uint32_t kMagic = 0xa10a10a1;
 

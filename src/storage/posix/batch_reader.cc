@@ -76,7 +76,7 @@ class UringBatch final : public BatchReader {
         all = all && entries[i]->res >= 0 && static_cast<uint64_t>(entries[i]->res) == entries[i]->user_data;
       io_uring_cq_advance(&ring_, found);
       ended += found;
-      // What the kernel has not taken it never will, once it refuses with nothing under way.
+      // If the kernel refuses while nothing is in flight, it will never accept the remaining entries.
       if (result < 0 && result != -EINTR && taken == ended) {
         start_anew();
         all = false;

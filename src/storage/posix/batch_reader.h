@@ -2,7 +2,8 @@
 // since none may wait. It saves an entry into the kernel for each block, a third of what a cached read of
 // 4 KiB costs.
 //
-// Of a worker's queue, for whichever thread posts and finds it free; the others read block by block.
+// It belongs to a worker's queue and serves the posting thread that finds it free; other threads read block
+// by block.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ class BatchReader {
   [[nodiscard]] virtual int attach_file(int fd) = 0;
   virtual void detach_file(int fd) noexcept = 0;
 
-  // ---- whoever has the lock; nothing is left in the kernel when it is given back
+  // ---- for the holder of the lock; nothing may be left in the kernel when it is released
 
   // Takes a read on; run() before there are more than kOperations. `number` is the descriptor's, or -1.
   virtual void add(int fd, int number, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept = 0;

@@ -157,8 +157,8 @@ void File::open_path(const std::string& path, const towline_storage_args& args) 
     refuse_errno(error, "opening {}", path);
   }
   const int usual = ::fcntl(plain_.get(), F_GETFL) & ~O_NONBLOCK;
-  // Asking whether the access time is to be moved takes a tenth of a cached read of 4 KiB. Whoever may not
-  // say so of this file goes without.
+  // Checking whether to update the access time takes a tenth of a cached read of 4 KiB. A user without
+  // permission for O_NOATIME on this file reads without it.
   if (::fcntl(plain_.get(), F_SETFL, usual | O_NOATIME) != 0) (void)::fcntl(plain_.get(), F_SETFL, usual);
 }
 

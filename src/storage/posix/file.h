@@ -37,11 +37,11 @@ class File {
 
   // Everything written is durable; a replacement takes its place. Throws plugin::Failure.
   void commit();
-  // What a WRITE with a sync policy waits for; an errno or 0. Blocks until a call that began after the
-  // WRITE's bytes were written is over: `turn`, next_sync() from then. All whose bytes were written before a
-  // call share it, however late they ask. The kernel tells of bytes that it could not write back once, and
-  // forgets them: `failures`, sync_failures() from before the WRITE began, tells whether ours may have been
-  // among them. Any thread.
+  // Syncs for a WRITE with a sync policy; returns an errno or 0. Blocks until a sync that began after the
+  // WRITE's bytes were written has ended: `turn` is next_sync() from that time. All WRITEs whose bytes were
+  // written before a sync share it. The kernel reports bytes that it could not write back only once:
+  // `failures` is sync_failures() from before the WRITE began, and shows whether its bytes may be among them.
+  // Any thread.
   [[nodiscard]] int sync(uint64_t failures, uint64_t turn) const noexcept;
   [[nodiscard]] uint64_t next_sync() const noexcept;
   [[nodiscard]] uint64_t sync_failures() const noexcept {
@@ -54,7 +54,7 @@ class File {
   [[nodiscard]] bool direct() const noexcept { return direct_.valid(); }
   // Of offsets and lengths, and of addresses in memory, for the direct descriptor.
   [[nodiscard]] uint32_t offset_alignment() const noexcept { return offset_alignment_; }
-  // What a direct WRITE covers whole: sectors and pages.
+  // The unit that a direct WRITE must cover completely: sectors and pages.
   [[nodiscard]] uint32_t write_unit() const noexcept { return write_unit_; }
   [[nodiscard]] uint32_t memory_alignment() const noexcept { return memory_alignment_; }
   [[nodiscard]] bool syncs() const noexcept { return sync_ != 0; }

@@ -1,5 +1,5 @@
 // Descriptors that an io_uring knows beforehand, which saves it finding and counting the file for each
-// operation. Of one ring, under the worker's lock.
+// operation. For one ring, under the worker's lock.
 #pragma once
 
 #ifdef TOWLINE_HAVE_LIBURING

@@ -2,7 +2,7 @@
 //
 // Everybody who works on a job (the worker, a thread of the pool, each operation in the kernel) holds a
 // *share*; the job is over when nothing is left to take, or it was stopped, and the last share is given back.
-// Whoever gives that one back reports the job to its queue.
+// The holder that gives back the last share reports the job to its queue.
 #pragma once
 
 #include <atomic>
@@ -71,9 +71,10 @@ class Job {
 
   // The next segments, up to a window; false: nothing left, or stopped.
   [[nodiscard]] bool take(Window& window, uint64_t max_bytes = kWindowBytes) noexcept;
-  // What was taken from this byte of the plan on stays undone, since the job was stopped.
+  // Bytes taken from this byte of the plan on were not moved, since the job was stopped.
   void left(uint64_t begin) noexcept;
-  // What was taken and could not be begun; the next take() gives it again. One at a time, the worker only.
+  // Returns a range that was taken but could not start; the next take() returns it. One at a time, the worker
+  // only.
   void put_back(const Window& window) noexcept;
   void moved(uint64_t bytes) noexcept;
   // Stops the job; of several failures the first in the plan is kept.

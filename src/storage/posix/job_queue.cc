@@ -22,8 +22,8 @@ constexpr uint64_t kBatchedBytes = 16 << 10;      // of a block, above which a b
 constexpr uint64_t kLeastBatch = 8;
 constexpr uint64_t kManyBytes = 32 << 20;  // of a cached read, which all threads but one help with
 constexpr uint8_t kRetries = 8;
-// What is handed over: from where on it is worth waking a thread, what the worker looks at first to see
-// whether it is cached, and what it takes at a time while no thread is free.
+// Hand-over sizes: the least that is worth waking a thread, the piece with which the worker tests whether
+// data is cached, and the piece that the worker takes while no thread is free.
 constexpr uint64_t kLeastHandedOver = 64 << 10;
 constexpr uint64_t kFirstLook = 16 << 10;
 constexpr uint64_t kMeanwhile = 128 << 10;
@@ -158,7 +158,7 @@ void JobQueue::open_queue() {
   }
 }
 
-// Nothing is lost where it can't be had. Who asked for what io_uring alone has gets that.
+// It is optional. A user who explicitly chose io_uring gets only io_uring.
 void JobQueue::open_swift_queue() {
   swift_tried_ = true;
   if (settings_.engine != Engine::kAuto || settings_.sqpoll || settings_.register_files ||
@@ -406,7 +406,7 @@ uint32_t JobQueue::progress() noexcept {
   for (size_t steps = runnable_.size(); steps != 0 && budget != 0 && !runnable_.empty(); --steps) {
     turn_ = turn_ + 1 < runnable_.size() ? turn_ + 1 : 0;
     Job& job = *runnable_[turn_];
-    // Of those that wait for a thread the oldest alone, a little at a time: the worker has other work.
+    // The worker copies only the oldest job that waits for a thread, a little at a time: it has other work.
     if (job.handed && (done != 0 || &job != first_handed())) continue;
     const uint64_t before = budget;
     const bool leaves = step(job, budget);
@@ -607,7 +607,7 @@ bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
       if (!prepared.buffers.empty() && operation.bounce == nullptr && operation.iov_count == 1)
         operation.buffer = prepared.buffers[operation.local_region];
       job.add_share();
-      // What is buffered may be copied while it is handed to the kernel.
+      // Buffered data may be copied during the submit call.
       if (!prepared.direct) budget -= std::min(budget, operation.bytes);
       push(operation);
     }

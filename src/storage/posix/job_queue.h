@@ -110,7 +110,7 @@ class JobQueue {
   bool batch_tried_ = false;
   bool queue_tried_ = false;
   bool swift_tried_ = false;
-  std::string no_queue_;  // why there is none
+  std::string no_queue_;  // why there is no queue
   std::unique_ptr<Operation[]> operations_;
   Operation* free_operations_ = nullptr;
   Operation* again_ = nullptr;  // found no room, or came short

@@ -44,7 +44,7 @@ class KernelQueue {
   [[nodiscard]] virtual Engine engine() const noexcept = 0;
   [[nodiscard]] virtual std::string describe() const = 0;
 
-  // Null with `reason` when the kernel, or whoever set this process up, does not allow it.
+  // Null with `reason` if the kernel, or this process's sandbox, does not allow it.
   static std::unique_ptr<KernelQueue> open_uring(const Settings& settings, std::string& reason);
   // With `never_waits` flush() does not either: an operation for which it would have to (room in the device's
   // queue, a block of the file that is not there yet) ends with EAGAIN, or EOPNOTSUPP where the file system

@@ -1,9 +1,8 @@
 // A window of a plan's segments, and how it is cut into operations that one system call can do.
 //
 // Neighbours in the plan that follow each other in one file become one vectored operation. For direct I/O a
-// segment falls into pieces: the aligned middle goes straight between memory and device; what is not aligned
-// goes through a bounce buffer, or, where a WRITE shares a page with bytes that are not ours, through the
-// page cache.
+// segment falls into pieces: the aligned middle moves directly between memory and device; unaligned ends use
+// a bounce buffer, or, if a WRITE shares a page with other bytes, the page cache.
 #pragma once
 
 #include <sys/uio.h>
@@ -63,7 +62,7 @@ struct Operation {
   }
   // So many bytes more were moved.
   void advance(uint64_t moved) noexcept;
-  // Of the plan's bytes, how many are moved for certain.
+  // The number of the plan's bytes that have certainly been moved.
   [[nodiscard]] uint64_t plan_done() const noexcept;
   // The system call for what is left; bytes moved or -errno. EINTR is tried again.
   [[nodiscard]] int64_t attempt(int flags) const noexcept;

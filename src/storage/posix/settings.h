@@ -7,7 +7,7 @@
 
 namespace towline::posix {
 
-// Who does the system calls.
+// How system calls are made.
 enum class Engine {
   kAuto,     // by size, caching and direction
   kUring,    // io_uring

@@ -80,7 +80,7 @@ class Uring final : public KernelQueue {
 
   void flush() noexcept override {
     if (unsubmitted_ == 0) return;
-    // What the kernel does not take now stays in the ring and goes with the next call.
+    // Entries that the kernel does not accept now stay in the ring for the next call.
     const int taken = io_uring_submit(&ring_);
     if (taken > 0) unsubmitted_ -= std::min(unsubmitted_, static_cast<uint32_t>(taken));
   }

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostAllocations = kMostParts;
 constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no region's is so large
 
-// What the address is instead of GPU memory.
+// Describes the address if it is not GPU memory.
 [[noreturn]] void refuse_pointer(const towline_region_ref& region, uint64_t address,
                                  const Allocation& found) {
   switch (found.where) {

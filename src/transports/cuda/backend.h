@@ -96,7 +96,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
   Answer find_part(const Ask& ask);
   [[nodiscard]] bool may_be_reached(uint64_t key);
-  // Null: there is none, or it is being deregistered. Under the regions' lock.
+  // Null: no such region, or it is being deregistered. Under the regions' lock.
   [[nodiscard]] const Region* region_to_reach(uint64_t key) const;
   static Answer give_pool(const Shared& pool);
 

@@ -107,7 +107,7 @@ void Connection::disconnect() noexcept {
   backend_.release(this);
 }
 
-// What the carrier calls it: the owner ends both together.
+// The carrier's number of it: the owner ends both together.
 uint64_t Connection::connection_id() const noexcept { return backend_.carrier().connection_id(carried_); }
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
@@ -500,7 +500,7 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
 
 void Connection::unprepare(towline_prepared* prepared) noexcept { delete static_cast<Prepared*>(prepared); }
 
-// Of a plan that goes through the pool: true once its memory is pinned, and from there on it goes directly.
+// For a plan that uses the pool: true once its memory is pinned; from then on it is copied directly.
 bool Connection::pinned_meanwhile(Prepared& prepared, PinNow now) noexcept try {
   const auto& hosts = prepared.local_hosts;
   const auto settled = [](const auto& host) { return host->settled(); };

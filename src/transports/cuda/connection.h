@@ -76,7 +76,7 @@ struct Prepared : plugin::PreparedBase {
   bool read = false;
   bool host_memory = false;          // on either side
   bool to_host = false;              // from GPU memory alone to host memory alone
-  std::unique_ptr<ToHost> gathered;  // the other way there; null: there is none
+  std::unique_ptr<ToHost> gathered;  // the gathered path; null: not available
 
   // Through host memory, as long as there is no `work`.
   std::unique_ptr<DetourPlan> detour;
@@ -94,7 +94,7 @@ struct Prepared : plugin::PreparedBase {
   Prepared() = default;
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
-  // Waits for runs that were begun. What a run that does not end reaches stays mapped for good.
+  // Waits for runs that have started. Memory that an unending run reaches stays mapped for ever.
   ~Prepared();
   // What streams still come to moves nothing from here on. False: a run that was begun still moves.
   bool settle() noexcept;

@@ -1,8 +1,8 @@
 // Transfers in streams of the application's, and in its graphs.
 //
-// Nobody can say when a stream comes to what it was given, so nothing that it needs may go before: a gate's
-// words stay for good (device.h), and the mappings and lists of a plan are let go of only once its gates are
-// closed and quiet.
+// It is unknown when a stream reaches its work, so everything that the work needs must stay until then: a
+// gate's words stay for ever (device.h), and the mappings and lists of a plan are released only once its
+// gates are closed and quiet.
 #include <fmt/format.h>
 
 #include <memory>
@@ -89,7 +89,7 @@ Code Connection::list_first(Prepared& prepared, void* stream, StreamState state)
   if (prepared.list_there) return 0;
   Code code = prepared.lane->state();
   if (code == Lane::kBusy && state == StreamState::kRuns) return prepared.lane->precede(stream);
-  // What a graph holds can't wait for a lane.
+  // A graph's part can't wait for a lane.
   (void)wait_within(kListWithinNs, [&] { return (code = prepared.lane->state()) != Lane::kBusy; });
   prepared.list_there = code == 0;
   return code;

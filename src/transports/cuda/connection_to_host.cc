@@ -88,7 +88,7 @@ void Connection::choose_way(const Prepared& prepared, OneLane& lane, Job& job) n
   job.paced = job.way == HostWay::kDirect;
 }
 
-// Queues what there is room for. Called off, or refused, the rest is left out.
+// Queues as many chunks as there is room for. After a cancel or a failure the rest is skipped.
 void Connection::feed(Job& job) noexcept {
   Lane& lane = *job.lane;
   while (job.status == Status::kOk && job.next < job.end && lane.relays_under_way() < ToHost::kChunksAhead) {

@@ -1,5 +1,5 @@
 // Threads of the host that copy lists of pieces. One thread copies 5 to 10 GB/s, and PCIe carries 50: so a
-// list is cut into shares of kShareBytes, which whoever is free takes, the worker that gave it among them.
+// list is cut into shares of kShareBytes; free threads take them, including the worker that gave the list.
 //
 // The threads start when first there is something to copy for them, look for more for a moment after their
 // last share, and then sleep. The lock is taken once for each list and thread, that is, for a megabyte.

@@ -292,13 +292,13 @@ bool Detour::busy() const noexcept {
   return moving || std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->over(); });
 }
 
-// What the owner was asked for, and did not answer, may still be on its way there.
+// Chunks that the owner was asked for and has not answered may still be moving there.
 uint32_t Detour::fences_of(const Job& job) noexcept {
   return job.unanswered ? uint32_t{TOWLINE_PART_FENCED_LOCAL} : kBothFences;
 }
 
 void Detour::complete(std::unique_ptr<Job> job, uint32_t fences) noexcept {
-  // What was not begun has not failed before what was.
+  // Chunks that did not start count as failed after those that did.
   const uint64_t there = std::min(job->failed_begin, job->cursor->position());
   auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job->status);

@@ -35,7 +35,7 @@ namespace towline::cuda {
 class Backend;
 class Connection;
 
-// What a prepared plan keeps.
+// The state of a prepared plan.
 struct DetourPlan {
   struct Target {
     uint64_t key = 0;
@@ -65,7 +65,7 @@ class Detour {
   Detour& operator=(const Detour&) = delete;
   ~Detour();
 
-  // What copies for `gpu`, or where there is none the host. Throws Error.
+  // The copier for `gpu`, or for host memory if there is no GPU. Throws Error.
   [[nodiscard]] std::shared_ptr<PieceCopier> copier(std::optional<uint32_t> gpu, bool read);
   // The memory as that copier finds it. Throws Error.
   [[nodiscard]] uint64_t address_for(std::optional<uint32_t> gpu);

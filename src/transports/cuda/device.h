@@ -131,7 +131,7 @@ struct ReserveWish {
 };
 struct Reserve {
   uint32_t sms = 0;
-  std::string why_not;  // there is none
+  std::string why_not;  // why nothing is reserved
 };
 
 // Work for one GPU, in order. One thread at a time, but for release_list. Going waits for what was begun.
@@ -182,7 +182,7 @@ class Lane {
   [[nodiscard]] virtual Code state() noexcept = 0;
   // Waits until nothing is under way.
   virtual Code drain() noexcept = 0;
-  // What the application's stream is given from here on comes after what the lane has.
+  // Orders later work of the application's stream after the lane's work.
   virtual Code precede(void* stream) noexcept = 0;
 };
 
@@ -190,8 +190,8 @@ class Lane {
 // gets there, which may be late, often (in a graph), or never. Its words stay for good, so a run that comes
 // after everything else has gone finds it closed.
 //
-// Whoever closes it and then sees it quiet knows that nothing moves any more. One thread at a time may
-// launch; the rest may be called by any.
+// After close(), once quiet() is true, nothing moves any more. One thread at a time may launch; any thread
+// may call the rest.
 class Gate {
  public:
   Gate() = default;
@@ -202,8 +202,8 @@ class Gate {
   // Puts a run into the stream, or into the graph that it records. Runs of one gate don't overlap. Refused, the
   // gate is not to be launched again.
   virtual Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept = 0;
-  // What the stream is given from here on comes after the last launch; where that went into a graph, the
-  // stream has to be recording it as well.
+  // Orders later work of the stream after the last launch; if that was captured in a graph, the stream must
+  // be recording the same graph.
   virtual Code precede(void* stream) noexcept = 0;
   virtual void close() noexcept = 0;
   // Nothing that was launched can still come.
@@ -251,7 +251,7 @@ class Device {
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work. Such a lane reserves nothing.
   virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;
-  // What a wish comes to on that GPU. It is made once for the process, and kept.
+  // The reservation that a request gets on that GPU. Made once for the process, and kept.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error
   // An open one, of which nothing is under way. It lives as long as the process.
@@ -263,7 +263,7 @@ class Device {
  protected:
   // What reach() is made of. Of Made::kPlain memory: lets a GPU's context reach the other's memory.
   virtual void enable_peer(uint32_t gpu, uint32_t other) = 0;
-  // Of the rest: what the GPU may do there now, and for one that may do nothing, leave to do both.
+  // For other memory: returns the GPU's access, and grants read and write access if it has none.
   [[nodiscard]] virtual std::optional<Use> access(uint32_t gpu, const Allocation& allocation) const = 0;
   virtual void grant(uint32_t gpu, const Allocation& allocation) = 0;
 

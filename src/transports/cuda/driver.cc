@@ -350,8 +350,7 @@ class Nvidia final : public Device {
     return pool;
   }
 
-  // Of a VMM allocation the range is what addresses were reserved for; what lies there may be many
-  // allocations, and holes.
+  // For VMM memory the range is the reserved addresses, which may contain many allocations, and holes.
   void find_mapping(uint64_t address, Allocation& result) const {
     driver::Pointer start = 0;
     size_t bytes = 0;

@@ -55,7 +55,7 @@ class DriverGate final : public Gate {
   bool broken_ = false;  // a run was counted whose copy was refused: it never ends, and moves nothing
 };
 
-// Of one context. The device's lock is held.
+// For one context. The device's lock is held.
 class DriverGates {
  public:
   DriverGates(const driver::Api& api, const Kernels& kernels) : api_(api), kernels_(kernels) {}

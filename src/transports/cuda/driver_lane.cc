@@ -249,7 +249,7 @@ class DriverLane final : public Lane {
     return {};
   }
 
-  // What was begun ends first. A broken context frees nothing, nor does a driver that is shutting down.
+  // Waits for started work. A broken context, or a driver that is shutting down, frees nothing.
   void destroy() noexcept {
     for (const driver::Stream stream : {gather_, stream_}) {
       if (stream == nullptr) continue;

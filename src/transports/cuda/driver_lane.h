@@ -17,8 +17,8 @@ struct Kernels {
   driver::Function gate = nullptr;
 };
 
-// Makes a context current for a while. What the thread calls meanwhile is allowed also while somebody records
-// a graph, which else it would spoil, and has nothing to do with that graph.
+// Makes a context current for its lifetime. The thread's calls meanwhile do not disturb a graph that another
+// thread is recording, and do not become part of it.
 class Current {
  public:
   Current(const driver::Api& api, driver::Context context) noexcept

@@ -2,10 +2,10 @@
 //
 // Pinning goes at 20 to 35 GB/s, once; then the memory moves at the speed of PCIe, 51 to 52 GB/s on an H200.
 // Through the pool (detour.h) it moves at 25 to 28, at once and every time, and keeps processors busy. So
-// memory that is moved once is best not pinned at all, and what is moved again is: by a thread, from the
-// second post on. Posts meanwhile still take the pool, if slowly (9 to 14 GB/s: the driver lets hardly a
-// launch through), and the worker goes on. What is no larger than the pool is pinned by the first transfer
-// that needs it: that takes no longer, and then a page goes in 12 us.
+// memory that is moved once is not pinned, and memory that is moved again is pinned by a thread from the
+// second post on. Meanwhile posts still use the pool, slowly (9 to 14 GB/s: the driver accepts few launches),
+// and the worker continues. A region not larger than the pool is pinned by the first transfer that needs it:
+// this takes no longer, and then a page takes 12 us.
 //
 // Memory stays pinned until its region is deregistered.
 #pragma once

@@ -1,4 +1,4 @@
-// What the backend says of itself in an agent's info.
+// The backend's part of an agent's info.
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"

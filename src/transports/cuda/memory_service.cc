@@ -90,7 +90,7 @@ void MemoryService::hear(Visitor& visitor) {
   const int fd = answer.part.fd.get();
   const std::vector<uint8_t> bytes = encode(answer);
   const auto fds = fd >= 0 ? std::span<const int>{&fd, 1} : std::span<const int>{};
-  // One answer at a time is under way: a socket that has no room for it is none of ours.
+  // One answer at a time is in flight, so a socket without room for it does not follow the protocol.
   if (shm::send_packet(visitor.socket.get(), bytes, fds) != Status::kOk) dismiss(visitor);
 }
 

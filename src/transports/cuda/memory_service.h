@@ -1,6 +1,6 @@
-// How processes of a host give each other GPU memory: the owner listens on a Unix socket, whoever wants a
-// region asks for it part by part and gets each part's descriptor or handle (wire.h). The kernel says who
-// asks: only processes of the same user are answered.
+// Shares GPU memory between processes of a host: the owner listens on a Unix socket; a process asks for a
+// region part by part and gets each part's descriptor or handle (wire.h). The kernel identifies the client:
+// only processes of the same user get answers.
 #pragma once
 
 #include <cstdint>

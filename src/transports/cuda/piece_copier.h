@@ -10,7 +10,7 @@
 
 namespace towline::cuda {
 
-// What goes through host memory at a time: a slot's worth, in so many stretches at most.
+// The limit for one copy through host memory: a slot, in at most this many stretches.
 inline constexpr uint32_t kDetourSlots = 8;
 inline constexpr uint64_t kDetourSlotBytes = 1 << 20;
 inline constexpr uint32_t kMostStretches = 2048;

@@ -48,7 +48,7 @@ void PinnedRanges::remove(std::unique_lock<std::mutex>& lock, Ranges::iterator r
   settled_.notify_all();
 }
 
-// What is pinned of the memory that was asked for, in order.
+// The pinned parts of the requested memory, in order.
 struct PinnedRanges::Cover {
   std::vector<Ranges::iterator> ranges;
   std::optional<HostPages> gap;  // the first one

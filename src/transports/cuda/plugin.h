@@ -1,4 +1,4 @@
-// What the real plugin and the one over the fake GPUs of the tests say of themselves.
+// The description shared by the real plugin and the tests' plugin over fake GPUs.
 #pragma once
 
 #include "base/clock.h"

@@ -12,7 +12,7 @@ inline constexpr uint64_t kQuietWithinNs = kSecondNs;
 // How long a graph that is being recorded waits for a page list on its way to the GPU.
 inline constexpr uint64_t kListWithinNs = kSecondNs;
 
-// Of a closed gate: nothing that it let through moves any more. On a GPU that is broken nothing moves.
+// For a closed gate: true when no run that it admitted moves any more. On a broken GPU nothing moves.
 inline bool is_quiet(const Gate& gate, Lane& lane) noexcept {
   if (gate.quiet()) return true;
   const Code code = lane.state();

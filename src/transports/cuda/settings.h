@@ -22,7 +22,7 @@ enum class PinUse : uint8_t {
   kNever,  // it goes through the pool
 };
 
-// Who has the right of way where a model computes while its memory is copied to the host.
+// Whether copies or a model have priority while the model's memory is copied to the host.
 enum class Beside : uint8_t {
   kAuto,   // found by trying (way_choice.h)
   kModel,  // copies do not slow it down

@@ -19,11 +19,12 @@ namespace towline::cuda {
 class ToHost {
  public:
   static constexpr uint64_t kLeastMeanRun = 256 << 10;
-  // Of a transfer: fewer end sooner by the kernel alone. Where the ways are tried: from where on it does not matter.
+  // The least bytes of a transfer: smaller ones end sooner with the kernel alone. With `auto`: from this size
+  // on either method may be tried.
   static constexpr uint64_t kLeastBytes = 4 << 20;
   static constexpr uint64_t kWorthTrying = 16 << 20;
-  // How many chunks are queued at the GPU at most: a stream holds only so many, and what is not queued can be
-  // called off.
+  // The most chunks that are queued at the GPU: a stream has limited room, and only chunks that are not
+  // queued can be cancelled.
   static constexpr uint64_t kChunksAhead = 16;
 
   // Null: the host side lies scattered. Throws Error: there is no memory for it on the GPU. The plan must outlive

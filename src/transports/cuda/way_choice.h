@@ -27,7 +27,7 @@ class WayChoice {
     if (posts_ % kAgain != 0) return better;
     return better == HostWay::kDirect ? HostWay::kGathered : HostWay::kDirect;
   }
-  // Of one that had the lane for itself.
+  // For a copy that had the lane for itself.
   void ended(HostWay way, uint64_t bytes, uint64_t ns) noexcept {
     Known& mine = known(way);
     const double took = static_cast<double>(ns) / static_cast<double>(bytes);

@@ -1,5 +1,5 @@
-// What a process asks the owner of memory, and is told, on a Unix socket: one packet each way for each
-// allocation that a region lies in. Everything is length-checked before it is used.
+// Requests to the owner of memory and its answers, on a Unix socket: one packet each way for each allocation
+// of a region. Everything is length-checked before it is used.
 //
 //   asker    ASK {owner's incarnation, region key, index}      ->
 //   owner                                                      <-  ANSWER {status, part, how many parts} + fd

@@ -123,7 +123,7 @@ void Backend::forget(const Connection& connection) noexcept {
 uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) {
   uint32_t done = data_.progress(inner_, worker, now_ns);
   std::vector<Connection*>& connections = workers_[worker].connections;
-  // What is told may end any of the connections: the list is looked at anew after each time.
+  // A callback may end any connection: read the list again after each one.
   for (std::size_t i = 0; i < connections.size();) {
     Connection* const connection = connections[i];
     const bool told = connection->deliver_due(now_ns) || connection->cut_if_due();

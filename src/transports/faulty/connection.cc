@@ -11,14 +11,14 @@
 namespace towline::faulty {
 namespace {
 
-// What is to be passed by another, and never is, waits no longer than this.
+// An event that waits to be overtaken waits at most this long.
 constexpr uint64_t kMaxOvertakingNs = kMillisecondNs;
 
 }  // namespace
 
 Connection::~Connection() { backend_.forget(*this); }
 
-// ---- what the core asks for
+// ---- called by the core
 
 int32_t Connection::import(const towline_region_args* args, const void* token, size_t token_bytes,
                            towline_import** import, char how[64]) {
@@ -146,7 +146,7 @@ void Connection::cancel(uint64_t cookie) noexcept {
   if (!cut_ && found != live_.end()) backend_.data().cancel(inner_, reinterpret_cast<uint64_t>(found->get()));
 }
 
-// ---- what the inner transport reports
+// ---- called by the inner transport
 
 std::unique_ptr<Part> Connection::take_live(const Part& part) noexcept {
   const auto found =

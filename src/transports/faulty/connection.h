@@ -60,7 +60,7 @@ class Connection {
   int32_t send(const void* message, size_t bytes);
   void cancel(uint64_t cookie) noexcept;
 
-  // What the inner transport reports.
+  // Callbacks of the inner transport.
   void on_complete(Part& part, const towline_part_result& result);
   void on_message(const void* data, size_t bytes);
   void on_served(uint32_t direction, uint64_t bytes) const;

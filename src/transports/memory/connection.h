@@ -6,8 +6,8 @@
 //   acceptor                           kUp --+
 //
 // Everything but submit of a concurrent plan is called by the worker, under its lock. Callbacks of the host
-// may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
-// backend's outermost call on this worker returns (Backend::Scope).
+// may call anything of the connection, also disconnect(): it then stays allocated but ignores all events,
+// until the backend's outermost call on this worker returns (Backend::Scope).
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ namespace towline::memory {
 
 class Link;
 
-// What a connector leaves with the agent it wants to reach.
+// The request that a connector leaves with the agent it wants to reach.
 struct Call {
   std::shared_ptr<Link> link;
   towline_identity identity = plugin::sized<towline_identity>();
@@ -46,7 +46,7 @@ class Mailbox {
     return slots_[worker].full.load(std::memory_order_acquire);
   }
   std::vector<Call> take(uint32_t worker);
-  // What was not taken; nothing can be posted any more.
+  // Returns requests that were not taken; no request can be posted any more.
   std::vector<Call> close();
   [[nodiscard]] uint32_t workers() const noexcept { return workers_; }
 

@@ -1,10 +1,10 @@
-// What the two ends of a connection within one process share: two byte rings, a mailbox each for pins, and
-// the gate that makes it safe to copy straight into the other's memory. Lives until both ends have let go of
-// it.
+// The shared state of both ends of a connection within one process: two byte rings, a mailbox each for pins,
+// and the gate that makes it safe to copy directly into the other's memory. Lives until both ends have
+// released it.
 //
-// The gate. Whoever copies enters first and then looks whether the owner has closed; an owner that closes
-// says so first and then waits until nobody is inside. One of the two always sees the other, so no byte is
-// copied after close() returned. The wait is for one slice of a copy at most.
+// The gate. A thread that copies enters first and then checks whether the owner has closed; an owner that
+// closes sets this first and then waits until no thread is inside. One of the two always sees the other, so
+// no byte is copied after close() has returned. The wait is for one slice of a copy at most.
 #pragma once
 
 #include <atomic>
@@ -104,7 +104,7 @@ class Link {
   }
   void leave(uint32_t side) noexcept { ends_[side].inside.fetch_sub(1, std::memory_order_release); }
 
-  // The end `side` goes: nobody copies in its memory once this returns.
+  // The end `side` goes away: after this returns no thread copies in its memory.
   void close(uint32_t side) noexcept {
     {
       const std::lock_guard lock(ends_[side].mutex);

@@ -1,5 +1,5 @@
-// Who connects to us, until a worker has taken the connection over: worker 0 listens, hears the hello, checks
-// it, and leaves it in the inbox of the worker it is for.
+// Incoming connections until a worker has taken them over: worker 0 listens, reads and checks the hello, and
+// puts the connection into the inbox of its worker.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>

@@ -155,7 +155,7 @@ Proof Connection::own_proof() const noexcept {
   return {reinterpret_cast<uint64_t>(backend_.cookie()), reinterpret_cast<uint64_t>(probe_)};
 }
 
-// Who the peer is and what can be done with it, once its proof is known.
+// Sets the peer's identity and the possible paths, once the peer has proved its identity.
 void Connection::meet(const towline_identity& peer, const Proof& proof) {
   const towline_identity& self = host().self();
   const bool same_pids = std::equal(std::begin(peer.host), std::end(peer.host), self.host) &&

@@ -6,8 +6,8 @@
 //   acceptor    (its hello was checked by the backend, worker 0)    kUp --+
 //
 // Everything but submit of a concurrent plan is called by the worker, under its lock. Callbacks of the host
-// may call anything of the connection, also disconnect(): it then lives on, deaf and dumb, until the
-// backend's outermost call on this worker returns (Backend::scope).
+// may call anything of the connection, also disconnect(): it then stays allocated but ignores all events,
+// until the backend's outermost call on this worker returns (Backend::scope).
 #pragma once
 
 #include <atomic>
@@ -45,7 +45,7 @@ struct Import {
   MappedRegion mapped;
 };
 
-// What the backend knows of someone whose hello was in order.
+// The backend's data of a client with a valid hello.
 struct Greeted {
   UniqueFd socket;
   Hello hello;
@@ -141,7 +141,7 @@ class Connection {
   bool disconnected_ = false;
   bool in_framed_ = false;  // the framed engine is on the stack: it must not be closed now
 
-  // What the other side is and how it is reached.
+  // The other side's identity and the paths to it.
   Address address_;
   towline_identity identity_ = {};  // name not kept
   uint64_t deadline_ns_ = 0;
@@ -152,7 +152,7 @@ class Connection {
   int process_vm_error_ = 0;
   alignas(16) uint64_t probe_[2] = {};  // the peer tries process_vm here
 
-  // What is left of the connection comes before what runs over it.
+  // The connection's own resources come before those that use it.
   std::optional<RingMemory> ring_;
   std::unique_ptr<framing::Connection> framed_;
   DirectPath direct_;

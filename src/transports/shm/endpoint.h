@@ -1,4 +1,4 @@
-// The system's side of the socket between two shm ends: names, packets with descriptors, who the peer is.
+// The system's side of the socket between two shm ends: names, packets with descriptors, the peer's identity.
 // Nothing here blocks or keeps state.
 #pragma once
 
@@ -51,13 +51,13 @@ Status receive_packet(int socket, Packet& packet) noexcept;
 // packet or nothing. Never blocks: the flags are the call's own, whatever a peer does to its end.
 Status send_packet(int socket, std::span<const uint8_t> data, std::span<const int> fds) noexcept;
 
-// Who is at the other end, as the kernel knows it.
+// The other end's identity, from the kernel.
 struct PeerProcess {
   pid_t pid = 0;   // in our pid namespace; 0: not visible from it
   UniqueFd pidfd;  // readable once the process is gone; may be absent
 };
 
-// Of the user at the other end: who connected, or who listens. Throws Error.
+// The user at the other end, which connected or listens. Throws Error.
 uid_t peer_user(int socket);
 
 // Throws Error when the kernel does not even tell credentials. `start_time` as the peer says it, 0 when it

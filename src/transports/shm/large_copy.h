@@ -12,7 +12,7 @@
 
 namespace towline::shm {
 
-// Of one connection's worker; one thread at a time.
+// For one connection's worker; one thread at a time.
 class LargeCopy {
  public:
   // Whether a plan of so many bytes, in pieces of so many, is one.

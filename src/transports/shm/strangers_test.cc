@@ -34,7 +34,7 @@ Hello hello_for(TestAgent& agent) {
   return hello;
 }
 
-// What the agent answers; nullopt: it hung up without a word.
+// The agent's answer; nullopt: it closed the connection without one.
 std::optional<Refuse> answer_to(TestAgent& agent, const std::vector<uint8_t>& packet, std::vector<int> fds) {
   const UniqueFd socket = call(agent);
   EXPECT_EQ(send_packet(socket.get(), packet, fds), Status::kOk);

@@ -62,7 +62,7 @@ struct Pair {
   TestLink* to_a = nullptr;
 };
 
-// What a child tells about its agent.
+// A child's report about its agent.
 struct Introduction {
   towline_identity identity;
   uint8_t address[256];

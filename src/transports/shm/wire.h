@@ -1,5 +1,5 @@
-// What the two ends of an shm connection say to each other over their Unix socket, one packet at a time.
-// Everything is length-checked before it is used; a packet that does not decode ends the connection.
+// The messages between the two ends of an shm connection over their Unix socket, one packet each. Everything
+// is length-checked before it is used; a packet that does not decode ends the connection.
 //
 //   connector                                acceptor
 //     HELLO {identity, proof} + memfd          ->

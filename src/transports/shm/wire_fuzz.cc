@@ -1,5 +1,5 @@
-// Whatever comes over the socket or in the metadata decodes or is refused. What was taken decodes again after it
-// was encoded.
+// Any bytes from the socket or in the metadata decode or are refused. Accepted ones decode again after
+// encoding.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -84,7 +84,7 @@ bool Connection::accept(Arrival arrival) {
     send_reply(host(), arrival.fd.get(), status, status_text(status));
     return false;
   }
-  // The core has it from here on: it is told what fails, and disconnects.
+  // The core owns it from here on: it gets every failure, and disconnects.
   try {
     // Without the reply the connector would take frames for it.
     if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) shutdown(arrival.fd.get(), SHUT_RDWR);

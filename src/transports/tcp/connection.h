@@ -6,8 +6,8 @@
 //   acceptor    (hello read by Acceptor) kUp-+
 //
 // Everything is called by the worker, under its lock. Callbacks of the host may call anything of the
-// connection, also disconnect(): it then lives on, deaf and dumb, until the backend's progress() on this
-// worker returns.
+// connection, also disconnect(): it then stays allocated but ignores all events, until the backend's
+// progress() on this worker returns.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,7 @@ class Connector {
   [[nodiscard]] uint64_t next_ns() const noexcept;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] const SocketAddress& winner() const noexcept { return winner_->to(); }
-  // What the connection is called in the hello that was answered.
+  // The connection's number in the answered hello.
   [[nodiscard]] const Id& connection() const noexcept { return hello_.connection; }
   UniqueFd take() { return winner_->take(); }
 

@@ -20,7 +20,7 @@ namespace {
 // After so many empty reads a further lane is looked at once in so many passes.
 constexpr uint32_t kPatience = 64;
 constexpr uint32_t kSeldom = 16;
-// Leaving epoll and coming back costs as much as a few arrivals that epoll is told of.
+// Leaving epoll and coming back costs as much as a few arrivals reported by epoll.
 constexpr uint32_t kReadsBeforeRest = 64;
 
 // The system copies what is sent into pages of its own, each call's bytes behind the last one's. Blocks of a
@@ -32,9 +32,9 @@ void set(int fd, int level, int option, int value) noexcept {
   setsockopt(fd, level, option, &value, sizeof value);
 }
 
-// Over loopback there is nothing to control: nothing is lost, and the queue is the receiver's. A
-// congestion control that paces (bbr) waits for timers all the same, which cost WRITEs of large blocks up
-// to half of their speed. Reno is in every kernel and open to every process.
+// Over loopback congestion control is useless: no packet is lost, and the only queue is the receiver's. But a
+// congestion control with pacing (bbr) still waits for timers, which cost WRITEs of large blocks up to half
+// of their speed. Reno is in every kernel and allowed for every process.
 void choose_congestion_control(int fd, const std::string& configured) noexcept {
   const bool loopback = SocketAddress::peer_of(fd).is_loopback();
   const std::string_view name = configured.empty() && loopback ? "reno" : std::string_view(configured);

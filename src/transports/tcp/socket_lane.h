@@ -2,11 +2,11 @@
 //
 // Polled while its worker is busy: a read is one recv that mostly finds something or says EAGAIN, without
 // epoll. Only when the worker is about to sleep does the socket's epoll interest matter, and it is changed
-// only when it has to be. A socket that has been read from for a while leaves epoll until then: each arrival
-// would have to be told to it, by whoever sends and before that one's system call returns.
+// only when it has to be. A socket that has been read for a while leaves epoll until then: otherwise each
+// arrival would notify epoll, inside the sender's system call.
 //
-// What comes later has its place here: TLS is a lane around this one; io_uring and MSG_ZEROCOPY replace the
-// two system calls in read() and write() under the rules in framing/lane.h.
+// Possible extensions: TLS is a lane around this one; io_uring and MSG_ZEROCOPY replace the two system calls
+// in read() and write() under the rules in framing/lane.h.
 #pragma once
 
 #include <cstdint>

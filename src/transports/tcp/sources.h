@@ -1,5 +1,5 @@
-// What the addresses that connections come from have taken of this agent: how many sockets each holds, and how
-// often it was refused. So one stranger can't use up the descriptors of the process.
+// Accounts resources by source address: the sockets that each source holds, and its refusals. So one stranger
+// can't use up the descriptors of the process.
 //
 // Any thread; touched when a connection comes or goes, never by data.
 #pragma once
@@ -51,7 +51,7 @@ class Sources {
       if (of_ != nullptr) of_->give_back(*source_);
     }
     [[nodiscard]] bool taken() const noexcept { return of_ != nullptr; }
-    // What the peer's accesses may be refused, for all connections of this source. Only of a slot that is taken.
+    // The budget for refused accesses of this source, for all its connections. Only for a slot that is taken.
     [[nodiscard]] const std::shared_ptr<framing::RefusalBudget>& accesses() const noexcept {
       return source_->accesses;
     }

@@ -31,7 +31,7 @@ class StrangerTest : public TcpTest {
     EXPECT_EQ(send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  // What the acceptor sends until it closes.
+  // The bytes that the acceptor sends until it closes.
   std::vector<uint8_t> heard() {
     std::vector<uint8_t> all;
     EXPECT_TRUE(turn([&] {
@@ -139,7 +139,7 @@ TEST_F(StrangerTest, OfAnotherUserOfThisHostIsCutUnread) {
   connected();
 }
 
-// Whoever does not name the incarnation learns nothing of it.
+// A client that does not name the incarnation learns nothing about it.
 TEST_F(StrangerTest, IsNotToldWhichIncarnationIsThere) {
   for (const char* name : {"b", "somebody"}) {
     SCOPED_TRACE(name);

@@ -26,7 +26,7 @@ using framing::testing::FakeRegion;
 
 class FakeAgent;
 
-// What the core keeps of one connection.
+// The core's state of one connection.
 struct FakeLink {
   FakeAgent* agent = nullptr;
   towline_connection* connection = nullptr;
@@ -79,7 +79,7 @@ class FakeAgent {
     address.resize(bytes);
     return address;
   }
-  // A link of ours to whoever `peer` says is at `address`.
+  // A link to the agent that `peer` describes at `address`.
   FakeLink& connect(const towline_identity& peer, const std::vector<uint8_t>& address,
                     uint64_t timeout_ns = 20 * kSecondNs, uint32_t worker = 0) {
     FakeLink& link = add_link(worker);

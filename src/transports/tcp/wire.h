@@ -82,8 +82,8 @@ class PacketReader {
   int error_ = 0;
 };
 
-// What a backend says of itself in the metadata: u8 version 1, then the endpoints as counted texts, best
-// first. At most kMaxAddressBytes: the last ones are left out if need be.
+// A backend's address in the metadata: u8 version 1, then the endpoints as counted texts, best first. At most
+// kMaxAddressBytes: the last ones are left out if necessary.
 std::vector<uint8_t> pack_address(std::span<const std::string> endpoints);
 [[nodiscard]] const char* unpack_address(std::span<const uint8_t> address,
                                          std::vector<std::string>& endpoints);

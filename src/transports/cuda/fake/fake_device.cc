@@ -216,7 +216,7 @@ Faults& faults() {
 
 namespace {
 
-// What is pinned here, as a driver knows it: not for what.
+// The pinned ranges, as a driver knows them: without their purpose.
 class Registry {
  public:
   void add(uint64_t address, uint64_t bytes) {

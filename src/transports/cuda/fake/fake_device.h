@@ -61,7 +61,7 @@ class Faults {
   void enable_peer(uint32_t gpu, uint32_t other);
   // A GPU that touches this breaks.
   [[nodiscard]] bool may_touch(uint32_t gpu, uint64_t address);
-  // What was gathered on GPUs, to be sent on by the copy engine.
+  // The bytes gathered on GPUs, to be sent by the copy engine.
   void note_gathered(uint64_t bytes);
   [[nodiscard]] uint64_t gathered();
   void separate(bool separated);  // GPUs have no path to one another
