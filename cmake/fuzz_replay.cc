@@ -29,7 +29,7 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kMaxLength = 4096;
 
-// What the signal handler may touch: the input under test.
+// The state that the signal handler may use: the input under test.
 const uint8_t* current_data = nullptr;
 size_t current_size = 0;
 

@@ -1,5 +1,5 @@
-// What a plain shared-memory program reaches: no checks, no deadlines, no deaths; float32 sums only. Ranks
-// spin, then yield.
+// The limit: a plain shared-memory program without checks, deadlines or handling of lost ranks; float32 sums
+// only. Ranks spin, then yield.
 #pragma once
 
 #include <cstddef>

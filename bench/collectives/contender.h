@@ -1,4 +1,4 @@
-// Who is measured: the same operations on the same buffers, float32 sums.
+// The contenders: the same operations on the same buffers, float32 sums.
 #pragma once
 
 #include <memory>

@@ -50,7 +50,7 @@ class Side:
             parameters = {"num_threads": str(threads)} if threads else {}
             self.nixl.create_backend("UCX", parameters)
             self.nixl.register_memory([(self.memory.data_ptr(), span, gpu, "")], "VRAM")
-        except Exception as error:  # the rest is worth measuring all the same
+        except Exception as error:  # the rest is still worth measuring
             print(f"NIXL is left out: {error!r}", file=sys.stderr)
             self.nixl = None
 

@@ -111,7 +111,7 @@ class Cell:
         self.answers: dict[str, list[dict]] = {name: [] for name in CONTENDERS}
 
     def keys(self, name: str) -> list[str]:
-        # What is read was written by the first contender, and is the same for all.
+        # The first contender wrote the objects that all contenders read.
         owner = "shared" if self.op == "GET" else name
         return [f"{owner}-{self.size}-{place}" for place in range(self.count)]
 

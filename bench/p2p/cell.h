@@ -1,5 +1,5 @@
-// What is measured: one cell is an operation on `count` blocks of `block` bytes. Both processes make the same
-// block lists from the same seed, so nothing about a cell travels but its three numbers.
+// A cell is an operation on `count` blocks of `block` bytes. Both processes make the same block lists from
+// the same seed, so only a cell's three numbers are sent.
 #pragma once
 
 #include <cstddef>

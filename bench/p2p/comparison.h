@@ -1,5 +1,4 @@
-// What the programs have in common that compare contenders cell by cell: their options, who takes part, the
-// run.
+// The common part of programs that compare contenders cell by cell: options, contenders, the run.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -200,7 +200,7 @@ class Bench {
     if (failure) std::rethrow_exception(failure);
   }
 
-  // Our agent's own thread and the file's may still end what they do: it counts for whoever comes next.
+  // The agent's thread and the file's may still finish their work, which would count for the next contender.
   template <class Work>
   [[nodiscard]] Took measure(Work&& work) const {
     const double before = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) + clock_seconds(target_clock_);

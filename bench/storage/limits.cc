@@ -61,8 +61,8 @@ class Pread final : public Pieces {
   }
 };
 
-// What asking for no wait costs: the same loop by preadv2 with RWF_NOWAIT, and what the cache has let go of
-// by pread. Shown beside the others, and no limit of anybody.
+// The cost of RWF_NOWAIT: the same loop with preadv2 and RWF_NOWAIT, and pread for parts that are no longer
+// cached. Shown beside the others; not a limit.
 class Nowait final : public Pieces {
  public:
   explicit Nowait(Store& store) : Pieces("nowait", store) {}

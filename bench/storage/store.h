@@ -1,4 +1,4 @@
-// What the contenders of a storage bench share: one file, this process's memory, and what a cell is.
+// Shared by the contenders of a storage bench: one file, this process's memory, and the cells.
 #pragma once
 
 #include <string>

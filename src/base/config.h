@@ -90,7 +90,7 @@ class Config {
 
 std::string_view trimmed(std::string_view text) noexcept;  // of the blanks around it
 
-// What the getters parse with; nullopt when malformed or out of range.
+// The parsers of the getters; nullopt if malformed or out of range.
 std::optional<uint64_t> parse_bytes(std::string_view text) noexcept;
 std::optional<uint64_t> parse_duration_ns(std::string_view text) noexcept;
 

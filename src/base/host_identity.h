@@ -1,4 +1,5 @@
-// Who and where this process is: decides which peers are on the same host and can be reached through it.
+// The identity of this process and its host: decides which peers are on the same host and can be reached
+// through it.
 #pragma once
 
 #include <cstdint>

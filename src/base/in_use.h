@@ -1,8 +1,7 @@
-// Which object each thread is at work with, so that whoever takes the object away can wait for the threads
-// that are: one hazard pointer a thread. The user's side is two plain stores; all the cost is with the one
-// who takes away, who has the kernel run a fence on every processor of this process (membarrier). A locked
-// instruction on the user's side would have to wait for all of its earlier stores, which after a copy of 4
-// KiB takes a third as long as the copy.
+// The object that each thread is using, so that a thread which removes the object can wait for the users: one
+// hazard pointer per thread. The user's side is two plain stores; the remover pays all the cost and makes the
+// kernel run a fence on every processor of this process (membarrier). A locked instruction on the user's side
+// would wait for all of its earlier stores, which after a copy of 4 KiB takes a third as long as the copy.
 //
 //   the user                                  the one who takes away
 //     const InUse use(object);                  closed = true;

@@ -43,8 +43,8 @@ void write_to_standard_error(LogLevel level, std::string_view message) {
   [[maybe_unused]] const ssize_t wrote = write(STDERR_FILENO, line.data(), line.size());
 }
 
-// The bytes of a character in UTF-8 at the beginning of `text`, which is not empty; 0: there is none that may
-// stand in a line of text.
+// The length of the UTF-8 character at the beginning of `text`, which is not empty; 0: not valid in a line of
+// text.
 std::size_t printable_bytes(std::string_view text) noexcept {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;

@@ -22,8 +22,8 @@ struct MemfdOptions {
 // limit to look at.
 UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOptions& options = {});
 
-// Of a shared memory file; 0 for other files. Asks no file system, which may be another process: safe for any
-// descriptor that someone else sent.
+// The seals of a shared memory file; 0 for other files. Does not call the file system, which may be another
+// process: safe for any descriptor that another process sent.
 bool sealed_against_shrinking(int fd) noexcept;
 bool sealed_against_writing(int fd) noexcept;  // but through mappings that are there
 

@@ -20,7 +20,7 @@ class QuickerWay {
   // Begins with the second way.
   [[nodiscard]] bool second() const noexcept { return second_; }
 
-  // What was done that way cost so much: nanoseconds, or those of each byte.
+  // Records the cost of work done that way: nanoseconds, in total or per byte.
   void took(uint64_t cost) noexcept {
     if (++samples_ <= kSettling) return;
     spent_ += cost;

@@ -3,9 +3,9 @@
 //
 // Objects are type-stable. A T is default-constructed when its chunk is first needed and destroyed with the
 // slab; freeing only changes the generation and puts the slot on the free list. So a look-up that races with
-// a free yields an old but living object, never freed memory; what such a reader may then do to it is T's own
-// protocol (a reference count, an epoch checked again after reading). Whoever allocates sets T's fields;
-// whoever frees releases what T holds.
+// a free yields an old but living object, never freed memory; T defines what such a reader may do with it (a
+// reference count, an epoch checked again after reading). The allocating caller sets T's fields; the freeing
+// caller releases the resources of T.
 #pragma once
 
 #include <atomic>

@@ -84,7 +84,7 @@ class SpscProducer {
     TOWLINE_CHECK(std::has_single_bit(data.size()), "ring of {} bytes: not a power of two", data.size());
   }
 
-  // What is free now. With `wanted`, the consumer's line is left alone while that much is known to be free.
+  // The free space. With `wanted`, the consumer's cache line is not read while that much is known to be free.
   RingRegions<uint8_t> write_regions(std::size_t wanted = 1) noexcept {
     if (free_known() < wanted && !refresh()) return {};
     return detail::ring_regions(data_, written_, free_known());
@@ -179,15 +179,15 @@ class SpscConsumer {
     TOWLINE_CHECK(std::has_single_bit(data.size()), "ring of {} bytes: not a power of two", data.size());
   }
 
-  // What can be read now. With `wanted`, the producer's line is left alone while that much is known to be
+  // The readable bytes. With `wanted`, the producer's cache line is not read while that much is known to be
   // there.
   RingRegions<const uint8_t> read_regions(std::size_t wanted = 1) noexcept {
     if (used_known() < wanted && !refresh()) return {};
     return detail::ring_regions(data_, consumed_, used_known());
   }
 
-  // What is known to be there lies with the producer's processor: has up to `bytes` of it come while there is
-  // something else to do. A hint.
+  // Known bytes are in the cache of the producer's processor: prefetches up to `bytes` of them while the
+  // caller does other work. A hint.
   void expect_read(std::size_t bytes) const noexcept {
     const auto regions = detail::ring_regions(data_, consumed_, bytes < used_known() ? bytes : used_known());
     for (const std::span<const uint8_t>& region : {regions.first, regions.second})
@@ -200,8 +200,8 @@ class SpscConsumer {
     return header_->written.load(std::memory_order_relaxed) == consumed_;
   }
 
-  // The number that the producer told last, whatever a hostile one likes. What it committed before is seen
-  // by whoever looks after this.
+  // The last number that the producer sent; unchecked, a hostile one may send any. Bytes that it committed
+  // before are visible after this call.
   [[nodiscard]] uint32_t told() const noexcept { return header_->note.load(std::memory_order_acquire); }
 
   // Gives back the first `bytes` of what read_regions() gave.

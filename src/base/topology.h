@@ -1,4 +1,4 @@
-// What the kernel tells about this host's processors and memory. GPUs, NICs and PCIe are src/memory's.
+// This host's processors and memory, as the kernel describes them. GPUs, NICs and PCIe are src/memory's.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ Directory& of(towline_directory_t* directory) {
   return *directory->directory;
 }
 
-// Of a parent's objects nothing can be ended in a child of fork: they are left.
+// A child of fork can't end its parent's objects, and leaves them.
 template <class Handle>
 bool forked(const Handle& handle) noexcept {
   return handle.agent->usable() == Status::kForked;

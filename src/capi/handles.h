@@ -1,5 +1,5 @@
-// What the C API's opaque pointers point to. Handles outlive their agent: all but lists hold it, closed or
-// not.
+// The objects behind the C API's opaque pointers. Handles outlive their agent: all except lists hold it,
+// closed or not.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +33,8 @@ struct towline_peer {
   std::shared_ptr<towline::Agent> agent;
   towline::PeerHold peer;
 };
-// All of a list in one piece of memory, since programs make two for every transfer. It does not hold its
-// agent, which whoever uses it holds.
+// A list in one piece of memory, since programs make two for every transfer. It does not hold its agent; its
+// users do.
 struct towline_block_list final : towline::BlockList {
   towline_block_list(towline::Id by, towline::Peer* peer) : BlockList(&own, peer), agent(by) {}
   using BlockList::add_remote_region;

@@ -191,7 +191,7 @@ bool ConnectionCore::end_payload(LaneState& lane) noexcept {
   return count_frame(lane);
 }
 
-// Of a WRITE or by itself.
+// Ends a message, of a WRITE or standalone.
 bool ConnectionCore::end_message(LaneState& lane) noexcept {
   Input& in = lane.in;
   const std::span<const uint8_t> message{in.staging.get() + in.begin, in.header.message_bytes};

@@ -32,7 +32,7 @@ TEST(RingLane, MovesWhatFitsAndSaysAgain) {
   EXPECT_EQ(second->read(space).status, Status::kAgain);
 }
 
-// A small frame must not wait for a later pass: whoever drives its agent itself may make none.
+// A small frame must not wait for a later pass: a caller-driven agent may make none.
 TEST(RingLane, SendsEachSmallFrameByItself) {
   RingPair rings{1 << 20};
   auto [first, second] = rings.lanes();

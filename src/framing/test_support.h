@@ -248,7 +248,7 @@ class RingPair {
   std::unique_ptr<Line[]> memory_;
 };
 
-// What a transport and the core do around one connection.
+// The part of a transport and the core around one connection.
 struct Side {
   explicit Side(const ConnectionOptions& options = {}) : connection(host.host(), this, options) {}
 

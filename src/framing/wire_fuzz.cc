@@ -14,7 +14,7 @@ namespace {
 using testing::FakePlan;
 using testing::Side;
 
-// What the fuzzer wrote is read; what the connection writes is dropped.
+// Reads return the fuzzer's input; writes of the connection are dropped.
 class ScriptLane final : public Lane {
  public:
   explicit ScriptLane(std::vector<uint8_t> script) : script_(std::move(script)) {}

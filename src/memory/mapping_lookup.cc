@@ -178,8 +178,8 @@ SharedMapping find_shared_mapping(const void* address, uint64_t bytes) {
 
 namespace {
 
-// What the file looks like when mapped: some file systems (btrfs, overlayfs) show another device by fstat
-// than in maps.
+// The file's identity in maps: some file systems (btrfs, overlayfs) report another device by fstat than in
+// maps.
 bool maps_as(int fd, const MemoryMapping& wanted) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   void* probe = ::mmap(nullptr, page, PROT_NONE, MAP_SHARED, fd, 0);

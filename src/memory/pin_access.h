@@ -1,4 +1,4 @@
-// What a pin of RegionTable is asked for besides TOWLINE_ACCESS_*.
+// Requests of a RegionTable pin besides TOWLINE_ACCESS_*.
 #pragma once
 
 #include <cstdint>

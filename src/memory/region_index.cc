@@ -88,7 +88,7 @@ uint32_t RegionIndex::class_of(const towline_region_ref& region) noexcept {
 
 const RegionIndex::Entry* RegionIndex::find_in(const Class& entries, uint64_t address,
                                                uint64_t bytes) noexcept {
-  // Of the visible regions that begin at or before the address, the last reaches furthest.
+  // Among the visible regions that begin at or before the address, the last one reaches furthest.
   auto next = entries.visible.upper_bound(Entry{address, 0, UINT64_MAX, nullptr});
   if (next == entries.visible.begin()) return nullptr;
   const Entry& entry = *--next;

@@ -19,11 +19,11 @@ namespace towline {
 // at most.
 void validate_region(const towline_region_ref& region, const std::string& what);
 
-// Of a region that somebody else describes, and a newer version perhaps: clears the flags and access rights
-// that are not known here. False when what is left is no region.
+// For a region described by another agent, perhaps of a newer version: clears unknown flags and access
+// rights. False if the rest is not a valid region.
 [[nodiscard]] bool keep_what_is_known(towline_region_ref& region);
 
-// Regions by address, one space for each (kind, device). Not synchronised: whoever shares it locks it.
+// Regions by address, one space for each (kind, device). Not synchronised: users that share it must lock it.
 //
 // Of several regions that cover a range the choice depends on the set alone, not on the order of insertion:
 // first those with all access rights, then those with more of `preferred`; unguarded before guarded; then the
@@ -53,7 +53,7 @@ class RegionIndex {
   [[nodiscard]] bool one_class(uint32_t kind, uint64_t device) const noexcept;
   [[nodiscard]] const towline_region_ref* find_key(uint64_t key) const noexcept;
 
-  // For error messages: which regions lie nearest, or that there are none of this kind and device.
+  // For error messages: the nearest regions, or that this kind and device has no regions.
   [[nodiscard]] std::string describe_near(uint32_t kind, uint64_t device, uint64_t address) const;
 
   [[nodiscard]] uint64_t size() const noexcept { return by_key_.size(); }

@@ -28,8 +28,8 @@ uint64_t make_key(uint32_t index, uint64_t before) {
 
 }  // namespace
 
-// Type-stable: made once, reused, freed with the table. What a pin reads is written before publishing and not
-// again until the slot is free of pins.
+// Type-stable: made once, reused, freed with the table. The members that a pin reads are written before
+// publishing, and then not until the slot has no pins.
 struct RegionTable::Slot {
   std::atomic<uint64_t> state{0};
   std::atomic<uint64_t> key{kNotRegistered};  // of the region, or of the last one

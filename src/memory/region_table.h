@@ -76,15 +76,15 @@ class RegionTable {
   // Not found any more, and new pins are refused (kStale). False when it was not published, or is retired
   // already.
   bool retire(uint64_t key) noexcept;
-  // Frees the slot of a region that is retired or was never published. False while it is pinned, or when
-  // there is none.
+  // Frees the slot of a region that is retired or was never published. False while it is pinned, or if it
+  // does not exist.
   bool remove(uint64_t key) noexcept;
   // Pins held now; 0 for an unknown key. After retire() it only falls.
   [[nodiscard]] uint64_t pinned(uint64_t key) const noexcept;
 
-  // Null when there is none (any more); also finds unpublished and retired ones.
+  // Null if it does not exist (any more); also finds unpublished and retired ones.
   [[nodiscard]] std::shared_ptr<Region> find(uint64_t key) const;
-  // The same region, for `look` to read under the table's lock. False when there is none.
+  // The same region, which `look` reads under the table's lock. False if it does not exist.
   template <class Look>
   [[nodiscard]] bool look_at(uint64_t key, Look&& look) const {
     const ReadMostlyLock::Reader lock(lock_);

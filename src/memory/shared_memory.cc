@@ -339,8 +339,8 @@ SharedRange find_registered(Registry& registry, const void* address, uint64_t by
   if (begin < there || begin + bytes > there + entry.bytes) return {};
   if (entry.allocated) return {entry.file, begin - there};
   // Memory moved in place is the application's, which may have unmapped it since. Without a holder it is
-  // about to be moved back; whoever is given the file is one, since what peers then write to it would not be
-  // the memory.
+  // about to be moved back, and peers' writes to the file would then miss the memory. So everyone who gets
+  // the file becomes a holder.
   if (!still_backs(*entry.file, reinterpret_cast<void*>(there), entry.bytes)) return {};
   std::shared_ptr<InPlaceShare> share = entry.in_place.lock();
   if (share == nullptr) return {};

@@ -57,7 +57,7 @@ Status refusal(void* address, uint64_t bytes, std::string* text = nullptr) {
   return Status::kOk;
 }
 
-// What a peer would see: the bytes through a mapping of the descriptor.
+// A peer's view: the bytes through a mapping of the descriptor.
 uint8_t byte_through(const SharedRange& range) {
   uint8_t value = 0;
   EXPECT_EQ(::pread(range.file->fd(), &value, 1, static_cast<off_t>(range.offset)), 1);

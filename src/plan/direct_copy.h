@@ -8,9 +8,8 @@
 
 namespace towline {
 
-// Copies bytes [begin, end) of a plan in slices, so that whoever drives it can do other things in between.
-// One thread at a time. Nothing is allocated. Where a block overlaps its counterpart the copy is as if
-// through a buffer.
+// Copies bytes [begin, end) of a plan in slices, so that the caller can do other work in between. One thread
+// at a time. Nothing is allocated. Where a block overlaps its counterpart the copy is as if through a buffer.
 class DirectCopy {
  public:
   struct Slice {
@@ -24,8 +23,8 @@ class DirectCopy {
              uint32_t op) noexcept
       : cursor_(plan, begin, end), deltas_(deltas), read_(op == TOWLINE_READ) {}
 
-  // Copies at most max_bytes more, cut anywhere. Bytes are there in program order; whoever tells another
-  // thread or process does so with a release store.
+  // Copies at most max_bytes more, cut anywhere. Bytes are visible in program order; publish them to another
+  // thread or process with a release store.
   Slice step(uint64_t max_bytes) noexcept;
 
   [[nodiscard]] bool done() const noexcept { return cursor_.done(); }

@@ -32,7 +32,7 @@ class Plan {
                       const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op);
 
   // Block i of one against block i of the other, all of them, as one run. The target's blocks may overlap:
-  // whoever posts ranges of it keeps those apart that do. Throws Error as compile does.
+  // the caller must not post overlapping ranges at the same time. Throws Error as compile does.
   static Plan in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op);
 
   Plan(Plan&& other) noexcept
@@ -51,7 +51,7 @@ class Plan {
   [[nodiscard]] uint64_t picked_blocks() const noexcept { return view_.blocks / local_parts_; }
   // Which picked block of the local side holds this byte of the plan; picked_blocks() at the end.
   [[nodiscard]] uint64_t picked_block_at(uint64_t position) const noexcept;
-  // What the plan itself takes, without its lists.
+  // The size of the plan itself, without its lists.
   [[nodiscard]] uint64_t memory_bytes() const noexcept;
 
  private:

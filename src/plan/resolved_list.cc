@@ -102,7 +102,7 @@ class ResolvedListBuilder {
   void from_cut(const ResolvedList& whole, uint64_t parts);
 
  private:
-  // What the flat loop learns on its way.
+  // The state of the flat loop.
   struct FlatShape {
     bool fits = true;     // every length in 32 bits
     uint64_t breaks = 0;  // places where neither distance nor length nor region go on as before
@@ -387,8 +387,8 @@ uint32_t ResolvedListBuilder::checked_region_at(uint64_t entry, uint64_t address
   return region;
 }
 
-// Most blocks are as long as the one before and lie in its region. Of these the inner loop asks nothing else:
-// lists of thousands are made for one transfer, and take as many instructions as it has.
+// Most blocks are as long as the one before and lie in its region. For these the inner loop checks nothing
+// else: programs make lists of thousands for one transfer, so each instruction counts.
 ResolvedListBuilder::FlatShape ResolvedListBuilder::fill_flat(const FlatBlocks& blocks) {
   FlatShape shape;
   towline_flat_block* const flat = list_.flat_.get();

@@ -3,7 +3,7 @@
 //
 // Chunk i is the bytes [i * chunk_bytes, (i + 1) * chunk_bytes) of the plan, the last one what is left. It
 // goes through slot i % slots of the memory, and belongs to column i % columns: a column's plans are its
-// chunks one behind the other, all of them in one slot. Whoever posts them posts a chunk's range at a time.
+// chunks in order, all in one slot. The caller posts the range of one chunk at a time.
 #pragma once
 
 #include <cstdint>

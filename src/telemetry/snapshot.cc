@@ -15,7 +15,7 @@ using counters::FileHeader;
 using counters::Shard;
 using counters::Slot;
 
-// Length of the UTF-8 character at the start of text; 0 when it is none.
+// Length of the UTF-8 character at the start of text; 0 if it is not valid.
 std::size_t utf8_length(std::string_view text) noexcept {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);

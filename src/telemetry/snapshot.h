@@ -52,9 +52,9 @@ Snapshot read_snapshot(std::span<const uint8_t> file);
 // From a descriptor of any origin: checks the seal, maps it read-only and reads. Throws Error.
 Snapshot read_snapshot(int fd);
 
-// All agents on this host whose counters this user may read, this process's own among them: by the links in
-// /proc/*/fd. Ordered by pid, agent. What can't be opened or makes no sense is left out; a process that ends
-// meanwhile is no error. proc_root is for tests.
+// All agents on this host whose counters this user may read, including this process's own: found by the links
+// in /proc/*/fd. Ordered by pid, agent. Unreadable or invalid counters are skipped; a process that ends
+// meanwhile is not an error. proc_root is for tests.
 std::vector<Snapshot> find_processes(const std::string& proc_root = "/proc");
 
 // With "latency_sum_ns" and "latency_buckets" in each series: [upper bound in ns, count] of those of the

@@ -310,7 +310,7 @@ TEST(Settings, InfiniteTimesNeverCome) {
   ASSERT_EQ(peer.send("hello"), Status::kOk) << last_error();
   Notice notice;
   while (other.receive(notice) == Status::kAgain) ASSERT_EQ(other.wait(20s), Status::kOk);
-  // What has no end is looked at every few milliseconds.
+  // Waits without a limit poll every few milliseconds.
   for (int look = 0; look < 5; ++look) EXPECT_EQ(agent.wait(5ms), Status::kTimedOut);
   EXPECT_EQ(peer.health(), Health::kAlive);
   EXPECT_NE(agent.info().find("\"backend\":\"tcp\""), std::string::npos) << agent.info();

@@ -35,7 +35,7 @@ class CudaStreamsTest : public CudaTest {
   void stream(const char* command, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0) {
     (void)stream_command_(command, stream_, a, b, c);
   }
-  // What a graph of one post would do.
+  // Like a graph of one post.
   uint64_t recorded(const Transfer& move) {
     stream("record");
     EXPECT_EQ(post_on(move, stream_), Status::kOk) << last_error();

@@ -84,7 +84,7 @@ class Place {
   [[nodiscard]] virtual std::string uri(const std::string& name) const = 0;
   virtual void put(const std::string& name, const std::vector<std::byte>& contents) = 0;
   [[nodiscard]] virtual std::vector<std::byte> get(const std::string& name) const = 0;
-  // What is there, also what nobody should see, by name.
+  // The names of everything there, including hidden files.
   [[nodiscard]] virtual std::vector<std::string> names() const = 0;
   [[nodiscard]] virtual std::string config() const { return {}; }
 };
@@ -110,7 +110,7 @@ class FolderPlace final : public Place {
   support::TemporaryFolder folder_;
 };
 
-// Keys below a prefix of its own, in the bucket of a server that all tests share. Throws where there is none.
+// Keys below a separate prefix, in the bucket of a server that all tests share. Throws if there is no server.
 class BucketPlace final : public Place {
  public:
   BucketPlace() : prefix_("s3://bucket/" + std::to_string(++made_) + "/") {}

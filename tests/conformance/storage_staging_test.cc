@@ -72,7 +72,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
         {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind}));
     peer_ = std::make_unique<Peer>(agent_->add_peer(owner_->metadata()));
   }
-  // The stager first: one that drives itself would not let go of the peer's memory when asked.
+  // The stager first: a caller-driven one would not detach from the peer's memory when asked.
   void TearDown() override {
     peer_.reset();
     agent_.reset();
@@ -102,7 +102,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(60s) : posted;
   }
-  // What the page cache has needs no staging memory on the way to memory that is mapped.
+  // Cached data needs no staging memory on the way to mapped memory.
   [[nodiscard]] static bool goes_straight() {
     const Transport& transport = GetParam().transport;
     return transport.shared_memory && transport.kind == Kind::kDram && !GetParam().store.direct;

@@ -372,7 +372,7 @@ TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
   ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk);
   ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
   std::memset(right_memory_->data(), 0x5a, right_memory_->size());
-  // Who was told of it, and who comes for the first time.
+  // An agent that knew it, and an agent that connects for the first time.
   const auto write_from = [&](const Agent& agent, const Buffer& memory) {
     const Peer right = agent.add_peer(before);
     try {
@@ -440,7 +440,7 @@ TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
     std::atomic<uint32_t> posts{0};
     std::thread poster([&] {
       for (Status last = Status::kOk; last == Status::kOk; posts.fetch_add(1)) last = run(move);
-      posts.fetch_add(2);  // nobody waits in vain
+      posts.fetch_add(2);  // so that no thread waits for ever
     });
     while (posts.load() < 2) std::this_thread::yield();
     owner.reset();
@@ -462,7 +462,7 @@ TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
     Status last = Status::kOk;
     std::thread poster([&] {
       for (; last == Status::kOk; posts.fetch_add(1)) last = run(move);
-      posts.fetch_add(2);  // nobody waits in vain
+      posts.fetch_add(2);  // so that no thread waits for ever
     });
     while (posts.load() < 2) std::this_thread::yield();
     const Status deregistered = region.deregister(20s);

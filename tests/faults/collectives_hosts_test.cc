@@ -202,7 +202,7 @@ bool windows_across() {
   return all_good(children);
 }
 
-// Who puts into a rank of the other host that is killed is told so, and by whose loss.
+// A put into a killed rank of the other host fails, and the error names the lost rank.
 bool window_of_a_killed_rank() {
   const TwoHosts hosts;
   if (!hosts.good()) return false;

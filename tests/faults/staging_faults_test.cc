@@ -93,7 +93,7 @@ std::vector<bool> failed_blocks(const Result& result) {
   return failed;
 }
 
-// What is not named as failed is in the file.
+// Every block that is not named as failed is in the file.
 void expect_rest_in_file(const std::string& path, const Result& result) {
   const std::vector<bool> failed = failed_blocks(result);
   std::ifstream file(path, std::ios::binary);
@@ -126,7 +126,7 @@ TEST_P(StagingFaults, APeerKilledInTheMiddleLeavesWhatIsNotNamedAsFailed) {
     Victim victim({.backends = GetParam(), .config = {}});
     const Peer peer = stager.agent_.connect(victim.address());
     stager.fill(peer, victim);
-    // What the peer's loss broke off left the file short.
+    // The transfer that the peer's loss ended left the file short.
     if (op == Op::write) {
       ASSERT_NO_FATAL_FAILURE(stager.fill(file));
     }

@@ -21,7 +21,7 @@ class StallingProxy {
   [[nodiscard]] uint16_t port() const { return port_; }
   // What clients send on the connections that are open now is kept, also their end. New ones pass.
   void stall();
-  // What was kept goes on, then the end.
+  // Forwards the kept bytes, then the end.
   void release();
   [[nodiscard]] uint64_t kept_bytes();
   // The servers have ended all connections that stood still.

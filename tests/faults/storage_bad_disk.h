@@ -12,7 +12,7 @@ namespace towline::faults {
 
 class BadDisk {
  public:
-  // What the child looks at; the test sets it at any time.
+  // The state that the child polls; the test sets it at any time.
   struct Faults {
     std::atomic<uint64_t> read_begin{0};  // reading any byte of this stretch fails
     std::atomic<uint64_t> read_end{0};

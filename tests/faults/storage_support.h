@@ -1,4 +1,4 @@
-// What the storage fault tests share: folders, mounts, quiet agents, and running a transfer to its end.
+// Helpers of the storage fault tests: folders, mounts, quiet agents, and running a transfer to its end.
 #pragma once
 
 #include <fcntl.h>

@@ -24,7 +24,7 @@ struct Target {
   uint64_t address = 0;
 };
 
-// What the agent that listens at `address` tells whoever asks.
+// The metadata that the agent at `address` gives to any client.
 std::vector<std::byte> blob_of(const std::string& address);
 // Where this descriptor takes connections over TCP; empty: it does not.
 std::string listens_at(int fd);

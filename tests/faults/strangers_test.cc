@@ -1,5 +1,5 @@
-// What a stranger can't do to an agent that listens: fill its memory, hold its regions or its descriptors, or be told
-// what lets it in. The agent runs in this process; the strangers are sockets.
+// A stranger must not be able to fill a listening agent's memory, hold its regions or descriptors, or learn
+// the secrets that give access. The agent runs in this process; the strangers are sockets.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>

@@ -46,7 +46,7 @@ TEST_P(Detour, AKilledOwnerEndsTheTransfer) {
 INSTANTIATE_TEST_SUITE_P(Sorts, Detour, ::testing::Values(Sort::kPlain, Sort::kVmm),
                          [](const auto& sort) { return sort.param == Sort::kVmm ? "vmm" : "plain"; });
 
-// Memory that the driver does not pin, or not for writing: it has to move all the same.
+// Memory that the driver does not pin, or not for writing: it must still be moved.
 TEST_F(Gpu, HostMemoryMovesWhetherItCanBePinnedOrNot) {
   Target target(other_, kBytes, Sort::kPlain);
   cuda_->use(0);

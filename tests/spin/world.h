@@ -1,5 +1,5 @@
-// What the threads of a spin share: agents that come and go, the memory they offer, and what has been seen
-// of notices and completions.
+// The shared state of a spin's threads: agents that come and go, their memory, and the observed notices and
+// completions.
 #pragma once
 
 #include <towline/towline.h>
@@ -59,8 +59,8 @@ class Memory {
   std::unique_ptr<std::atomic<bool>[]> spoilt_;
 };
 
-// A place where an agent lives. Whoever passes the agent's own handle to a function holds `mutex` shared,
-// since closing frees it; what was made from the agent may be used at any time, also while it closes.
+// A place where an agent lives. A thread that passes the agent's own handle to a function holds `mutex`
+// shared, since closing frees it; objects made from the agent may be used at any time, even while it closes.
 struct Place {
   std::shared_mutex mutex;
   std::atomic<bool> closing{false};  // keep out: readers would starve who closes
@@ -86,7 +86,7 @@ class Once {
 
 class World;
 
-// What is known of one transfer's ends; lives as long as the world.
+// The observed completions of one transfer; lives as long as the world.
 struct Tally {
   World* world = nullptr;
   bool called_back = false;

@@ -62,7 +62,7 @@ SKIPPED_FOLDERS = {"build", "install", "third_party", "target", "__pycache__", "
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(")
-SLEEP = {  # by suffix; C++ and C otherwise. A declaration or a member called sleep is none.
+SLEEP = {  # by suffix; C++ and C otherwise. A declaration or a member called sleep does not count.
     ".py": re.compile(r"(?<!\w)sleep\s*\((?!0\))"),  # sleep(0) only yields
     ".sh": re.compile(r"^\s*sleep\s+\S"),
     ".rs": re.compile(r"\bthread::sleep\b"),

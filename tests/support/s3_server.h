@@ -18,7 +18,7 @@ class S3Server {
   static constexpr const char* kMissing =
       "there is no versitygw here: scripts/install-deps test installs it where there is Go";
 
-  static std::string program();  // empty: there is none here
+  static std::string program();  // empty: not installed
   explicit S3Server(const std::vector<std::string>& buckets = {"bucket"}, std::string cert_file = {},
                     std::string key_file = {});
 

@@ -150,7 +150,7 @@ constexpr towline_move_v1 move(uint32_t ops, uint32_t local, uint32_t remote, ui
   return {sizeof(towline_move_v1), ops, local, remote, where};
 }
 
-// What a backend moves: an array that lives as long as the library.
+// A backend's moves: an array that lives as long as the library.
 struct Moves {
   template <size_t kCount>
   // NOLINTNEXTLINE(google-explicit-constructor): it stands for the array
@@ -159,7 +159,7 @@ struct Moves {
   size_t count;
 };
 
-// What a backend's prepared plan derives from.
+// The base class of a backend's prepared plan.
 struct PreparedBase : towline_prepared {
   PreparedBase() noexcept : towline_prepared(sized<towline_prepared>()) {}
 };
@@ -204,7 +204,7 @@ struct Tables {
         *out = reinterpret_cast<towline_backend*>(new B(host));
         return 0;
       });
-    } catch (const Failure& failure) {  // of a host that there is no telling why
+    } catch (const Failure& failure) {  // the host gave no services
       return static_cast<int32_t>(failure.status());
     }
   }

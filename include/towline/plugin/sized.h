@@ -2,8 +2,9 @@
 // bytes its sender knows. New members are only appended, so two releases agree about the shorter one.
 //
 // Each has a *frozen minimum*: its size in the first release, without the slots that were optional then. It
-// never changes. Whoever receives a struct takes it with towline_take(): smaller than the minimum is refused,
-// what an older sender lacks is zero (an optional slot is null), what a newer one has beyond is ignored.
+// never changes. The receiver of a struct takes it with towline_take(): a struct smaller than the minimum is
+// refused, members that an older sender lacks are zero (an optional slot is null), and members that only a
+// newer sender has are ignored.
 #pragma once
 
 #include <stddef.h>

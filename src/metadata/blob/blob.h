@@ -56,7 +56,7 @@ class RegionTokens {
   // `backend` is below kMaxBackends and above the last one's; the token has 1 to TOWLINE_MAX_TOKEN_BYTES
   // bytes.
   void add(uint32_t backend, std::span<const uint8_t> bytes);
-  // Empty when there is none.
+  // Empty if it has none.
   [[nodiscard]] std::span<const uint8_t> find(uint32_t backend) const noexcept;
   [[nodiscard]] bool empty() const noexcept { return packed_.empty(); }
   // By rising backend.

@@ -142,7 +142,7 @@ TEST(Blob, TakesRegionsThatMakeNoSenseHere) {
   EXPECT_EQ(decode(encode(metadata)), metadata);
 }
 
-// The costliest that there is: the shortest regions, with the shortest tokens.
+// The most expensive input: the shortest regions, with the shortest tokens.
 TEST(Blob, TakesMemoryInProportionToItsBytes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "allocations are counted by glibc's own functions";

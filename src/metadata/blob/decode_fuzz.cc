@@ -1,5 +1,6 @@
 // decode() takes any bytes: it answers with metadata or an Error. Half of the inputs get a header and a
-// checksum that fit, so that the sections are reached. What was decoded must survive being encoded again.
+// checksum that fit, so that the sections are reached. Decoded metadata must be the same after encoding it
+// again.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

@@ -5,8 +5,7 @@
 //   trailer  u32 CRC-32C of everything before it
 //
 // Magic, length and trailer are where they are in every version. A new minor version adds sections, or fields
-// at the end of a section; whoever does not know them leaves them out, unless the section says
-// kMustUnderstand.
+// at the end of a section; older readers skip them, unless the section says kMustUnderstand.
 #pragma once
 
 #include <cstddef>

@@ -180,7 +180,7 @@ void Client::wait_for(Call& call) {
         if (event.kind == TOWLINE_DIRECTORY_ENDED) return finish(number, event.status, event.text);
         Call& its = calls_.at(number);
         if (event.kind == TOWLINE_DIRECTORY_PUT_SEEN) its.found.push_back(*event.item);
-        // Of a state that is being told, all of it; of changes, the first.
+        // A state is delivered completely; of changes, only the first.
         const bool whole = event.kind == TOWLINE_DIRECTORY_SYNCED || its.watch->streaming();
         if (event.kind == TOWLINE_DIRECTORY_RESET) its.found.clear();
         if (whole && !its.found.empty()) finish(number, Status::kOk);
@@ -327,7 +327,7 @@ void Client::bury(std::unique_ptr<Watch> watch) {
 }
 
 void Client::server_failed(std::size_t server, const std::string& why) {
-  // What the watches tell may end some of them, but bury() keeps them whole; their maps may change.
+  // Callbacks of watches may end some watches. bury() keeps the objects alive, but the maps may change.
   std::vector<Watch*> all;
   for (const auto& [number, watch] : watches_) all.push_back(watch.get());
   for (const auto& [number, call] : calls_) {

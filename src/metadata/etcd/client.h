@@ -19,7 +19,7 @@
 
 namespace towline::etcd {
 
-// What the client tells. Called on its thread with nothing held; keys are relative to the namespace.
+// Callbacks of the client. Called on its thread without locks; keys are relative to the namespace.
 class Listener {
  public:
   virtual ~Listener() = default;

@@ -108,7 +108,7 @@ LeaseAnswer decode_keepalive(std::string_view body);
 WatchAnswer decode_watch(std::string_view line);
 std::string decode_token(std::string_view body);
 
-// What an answer that is none of those means.
+// The meaning of any other answer.
 struct Refusal {
   enum class Kind {
     kFinal,      // it won't get better by asking again

@@ -1,4 +1,4 @@
-// Every decoder of an etcd's answers, with any bytes. What is taken must go round: base64 to the same text.
+// Every decoder of etcd's answers, with any bytes. Accepted base64 must encode to the same text again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

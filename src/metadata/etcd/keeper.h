@@ -1,8 +1,8 @@
 // Keys that live as long as this client: put under a lease that is kept alive, and put again under a new one
 // when the lease ran out or the servers lost it. By one thread.
 //
-// Whoever else put a key meanwhile keeps it: a key is put again only where it is gone, or still holds our
-// value.
+// A key that another client put meanwhile stays: a key is put again only if it is gone or still has this
+// agent's value.
 #pragma once
 
 #include <cstdint>
@@ -81,7 +81,7 @@ class Keeper {
   std::map<std::string, Kept, std::less<>> kept_;
 };
 
-// What a create answered: kOk when the key is ours now, also where an attempt before it had made it so.
+// The result of a create: kOk if this agent owns the key now, even through an earlier attempt.
 Status settle_create(const RpcAnswer& answer, std::string_view value, CreateAnswer& decoded);
 
 }  // namespace towline::etcd

@@ -1,5 +1,5 @@
-// What the etcd directory is told: by its address, by settings (etcd.*), and by the variables that NIXL's
-// users have.
+// The options of the etcd directory: from its address, from settings (etcd.*), and from NIXL's environment
+// variables.
 #pragma once
 
 #include <cstddef>

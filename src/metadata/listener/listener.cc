@@ -184,7 +184,7 @@ void Listener::serve(Client& client, uint32_t events) {
   if (!keep) drop(client, Status::kProtocol);
 }
 
-// Takes what there is, one piece a turn so that clients take turns. False: cut it.
+// Reads one piece per turn, so that clients take turns. False: close it.
 bool Listener::receive(Client& client) {
   if (client.header_bytes < client.header.size()) {
     const ssize_t n = recv(client.fd.get(), client.header.data() + client.header_bytes,

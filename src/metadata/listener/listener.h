@@ -1,8 +1,8 @@
-// The built-in exchange of metadata: whoever connects gives its blob (or none) and gets ours.
+// The built-in exchange of metadata: a client sends its blob (or none) and gets this agent's.
 //
 // One thread owns a Listener, and its ready callbacks run on it; nothing here blocks. Strangers can reach it,
 // so every client is bounded in time and bytes, the number of clients is bounded, and none of them can
-// disturb another. What a blob says is none of its business.
+// disturb another. It does not interpret blobs.
 #pragma once
 
 #include <towline/plugin/v1.h>
@@ -22,7 +22,7 @@ namespace towline::metadata {
 
 using Blob = std::vector<uint8_t>;
 
-// What a Listener needs of its owner, which outlives it.
+// The owner of a Listener, which outlives it.
 class ListenerHost {
  public:
   virtual ~ListenerHost() = default;

@@ -8,8 +8,8 @@
 
 namespace towline::telemetry {
 
-// Of the JSON that towline_host_counters gives. Series that would bear the same labels are added up. What
-// makes no sense is left out; never throws for it.
+// Makes families from the JSON of towline_host_counters. Series with the same labels are added up. Invalid
+// parts are skipped without an exception.
 std::vector<prometheus::MetricFamily> make_families(std::string_view json);
 
 }  // namespace towline::telemetry

@@ -23,7 +23,7 @@ class EtcdGarbage : public ::testing::TestWithParam<Nonsense> {};
 
 TEST_P(EtcdGarbage, EndsEveryCallWithAReason) {
   const FakeServer server([](const std::string& path, const std::string&) {
-    // What is wrong with a key that was found, nobody sees who puts one.
+    // A client that only puts a key does not see errors in found keys.
     const bool found = std::string_view(GetParam().name) == "wrong_base64" && path == "/v3/kv/put";
     return found ? FakeServer::http(200, "{}") : GetParam().answer;
   });

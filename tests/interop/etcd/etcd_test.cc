@@ -15,7 +15,7 @@ class EtcdDirectory : public WithEtcd {
   }
   static void TearDownTestSuite() { etcd_.reset(); }
 
-  // Of a test's own, so that tests don't meet.
+  // Separate for each test, so that tests do not interfere.
   static std::string address() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     return "etcd://" + etcd_->address() + "/" + test->name();

@@ -1,5 +1,5 @@
-// What the tests of the etcd directory talk to: a real etcd in a process of its own, a line to it that can be
-// cut, and a server that answers whatever a test wants.
+// The servers of the etcd directory's tests: a real etcd in a separate process, a proxy whose connection can
+// be cut, and a fake server with any answers.
 #pragma once
 
 #include <atomic>

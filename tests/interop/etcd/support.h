@@ -1,4 +1,4 @@
-// What the tests of the etcd directory share.
+// Helpers of the etcd directory's tests.
 #pragma once
 
 #include <gtest/gtest.h>

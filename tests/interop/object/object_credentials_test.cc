@@ -116,7 +116,7 @@ TEST_F(ObjectCredentials, InstanceMetadataGivesThemByVersionTwo) {
   EXPECT_GE(tokens, 1);
 }
 
-// What is written anew is not looked at first.
+// A new object is not looked up first.
 TEST_F(ObjectCredentials, TheyAreWaitedForWhereTheFirstRequestIsAWrite) {
   Proxy metadata(0, [&](const Request& request) -> Fault {
     if (request.method == "PUT") return {.answer = Proxy::http(200, "t")};
@@ -185,7 +185,7 @@ TEST_F(ObjectCredentials, WhatHasExpiredIsRenewedWhereTheSourceCan) {
   EXPECT_EQ(always.seen()[0].headers.at("x-amz-security-token"), "old");
 }
 
-// Whoever logs in again puts the keys of the new session into the file.
+// A new login puts the keys of the new session into the file.
 TEST_F(ObjectCredentials, AProfileWhoseKeysHaveExpiredIsReadAnew) {
   Proxy proxy(server_->port(), [](const Request& request) -> Fault {
     const bool expired = request.headers.at("authorization").find("Credential=expired/") != std::string::npos;

@@ -175,7 +175,7 @@ TEST_F(ObjectFaults, ADeadlineEndsWaitingForAServer) {
   }
 }
 
-// What the server gets wrong itself is told soon, though the deadline is far.
+// A server's own error is reported soon, even if the deadline is far.
 TEST_F(ObjectFaults, AServerThatFailsAtARequestIsGivenUpAfterAFewAttempts) {
   make_object("broken", kMib, 4);
   Proxy proxy(server_->port());
@@ -527,8 +527,8 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
   EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
 }
 
-// As servers do that were killed while they put an upload together: the next attempt finds it marked as being
-// at work, and is told that all is well.
+// Like a server that was killed while completing an upload: the next attempt finds the upload marked as in
+// progress and gets a success.
 TEST_F(ObjectFaults, AnUploadThatIsOnlySaidToBeCompleteIsNoSuccess) {
   Proxy proxy(server_->port());
   connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\n");

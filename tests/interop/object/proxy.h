@@ -23,7 +23,7 @@ struct Request {
   [[nodiscard]] bool has(const std::string& part) const { return target.find(part) != std::string::npos; }
 };
 
-// What is done to a request and its answer.
+// The fault applied to a request and its answer.
 struct Fault {
   std::string answer{};                              // not empty: sent instead, and the server is not asked
   bool drop = false;                                 // the connection closes before the server is asked
