@@ -1,4 +1,4 @@
-// Time is passed in. Everything that waits or measures takes a Clock, so that simulations own time.
+// Everything that waits or measures takes a Clock, so that simulations control time.
 #pragma once
 
 #include <atomic>

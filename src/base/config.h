@@ -25,7 +25,7 @@ class Config {
  public:
   using Environment = std::map<std::string, std::string>;
 
-  // Knows nothing but what set() is given.
+  // Has only values from set().
   Config();
 
   // From this process's environment and the file it names. Throws Error when a file named by TOWLINE_CONFIG
@@ -58,7 +58,7 @@ class Config {
   std::vector<std::string> get_list(
       std::string_view key) const;  // "a, b" or a TOML array; empty when not set
 
-  // The one of `choices` that is set; default_value need not be among them.
+  // The value, which must be one of `choices`; default_value need not be among them.
   std::string get_choice(std::string_view key, std::initializer_list<std::string_view> choices,
                          std::string_view default_value) const;
 
@@ -66,16 +66,16 @@ class Config {
   // "/path/towline.toml line 3" or "default".
   std::string source(std::string_view key) const;
 
-  // Keys that somebody may ask for, before they do ("cuda.*" for a plugin that is not loaded). Asking for a
-  // key declares it, too.
+  // Declares keys that may be read later ("cuda.*" for a plugin that is not loaded). Reading a key declares
+  // it, too.
   void declare(std::initializer_list<std::string_view> keys);
 
-  // Keys of the file or program, and TOWLINE_ variables, that nobody asked for or declared: most likely
+  // Keys of the file or program, and TOWLINE_ variables, that were never read or declared: most likely
   // misspelt. warn_ logs each once.
   std::vector<std::string> unknown_keys() const;
   void warn_unknown_keys();
 
-  // A variable that is not a setting of ours (HOME, CUDA_VISIBLE_DEVICES); nullopt when not set.
+  // A variable that is not a Towline setting (HOME, CUDA_VISIBLE_DEVICES); nullopt if not set.
   std::optional<std::string> environment(const std::string& name) const;
 
   // "TOWLINE_TCP_PORT_RANGE" for "tcp.port_range".

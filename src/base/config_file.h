@@ -1,4 +1,4 @@
-// The TOML file as a flat list of dotted keys; config.cc's only.
+// The TOML file as a flat list of dotted keys; used only by config.cc.
 #pragma once
 
 #include <cstdint>

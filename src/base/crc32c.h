@@ -7,11 +7,11 @@
 
 namespace towline {
 
-// The checksum of `data` after bytes whose checksum is `previous` (0 at the start), by the fastest way here:
-//   crc32c(b, crc32c(a)) == crc32c(a + b).
+// The checksum of `data` after bytes whose checksum is `previous` (0 at the start), by the fastest method of
+// this processor: crc32c(b, crc32c(a)) == crc32c(a + b).
 uint32_t crc32c(std::span<const uint8_t> data, uint32_t previous = 0) noexcept;
 
-// The ways, for tests and benchmarks.
+// The single methods, for tests and benchmarks.
 bool crc32c_hardware_available() noexcept;
 uint32_t crc32c_hardware(std::span<const uint8_t> data, uint32_t previous = 0) noexcept;  // only if available
 uint32_t crc32c_table(std::span<const uint8_t> data, uint32_t previous = 0) noexcept;

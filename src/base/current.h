@@ -1,5 +1,5 @@
-// A value that is looked at all the time and replaced now and then. Looking takes no locked instruction, and
-// nobody waits: what was replaced goes when it is replaced again, or with this, once nobody looks at it.
+// A value that is read often and replaced rarely. Reading takes no locked instruction, and no thread waits: a
+// replaced value is freed at a later replacement, or with this object, once no thread reads it.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@ namespace towline {
 template <class T>
 class Current {
  public:
-  // Keeps the value in place while it lives. No two at a time in one thread, as with InUse.
+  // Keeps the value alive during its lifetime. At most one per thread at a time, as with InUse.
   class Look {
    public:
-    // Throws std::bad_alloc when memory was short for this thread's first use.
+    // Throws std::bad_alloc if memory is short at this thread's first use.
     explicit Look(const Current& of) : use_(&of), entry_(of.entry_.load(std::memory_order_acquire)) {
       if (!use_) throw std::bad_alloc();
     }
@@ -38,7 +38,7 @@ class Current {
     free_past();
   }
 
-  // From here on by one thread at a time.
+  // Everything below: one thread at a time.
   [[nodiscard]] bool empty() const noexcept { return entry_.load(std::memory_order_relaxed) == nullptr; }
   void set(T value) { replace(new Entry{std::move(value), nullptr}); }
   void clear() noexcept {
@@ -63,7 +63,7 @@ class Current {
   }
 
   std::atomic<Entry*> entry_{nullptr};
-  Entry* past_ = nullptr;  // that somebody may still look at
+  Entry* past_ = nullptr;  // replaced values that a thread may still read
 };
 
 }  // namespace towline

@@ -9,8 +9,8 @@ namespace towline {
 class DynamicLibrary {
  public:
   enum class Visibility {
-    kLocal,   // its symbols stay its own
-    kGlobal,  // they serve libraries loaded later
+    kLocal,   // its symbols are private
+    kGlobal,  // its symbols are visible to libraries loaded later
   };
 
   DynamicLibrary() noexcept = default;
@@ -41,7 +41,7 @@ class DynamicLibrary {
     return reinterpret_cast<T>(required_address(name));
   }
 
-  // Null where the library has no such symbol.
+  // Null if the library has no such symbol.
   template <class T>
   T find_symbol(const char* name) const noexcept {
     return reinterpret_cast<T>(find_address(name));
@@ -52,7 +52,7 @@ class DynamicLibrary {
 
   void unload() noexcept;
 
-  // Keeps the library in the process for good: for those that leave threads or exit handlers behind.
+  // Keeps the library in the process for ever, for libraries that leave threads or exit handlers behind.
   void keep_loaded() noexcept { kept_ = true; }
 
  private:

@@ -11,8 +11,8 @@
 
 namespace towline {
 
-// The public towline.hpp has an Error of its own, made from what crosses the C API. This namespace keeps the
-// two apart for the linker; a source that includes both headers has to say which it means.
+// The public towline.hpp has its own Error, made from the status and text of the C API. This namespace keeps
+// the two apart for the linker; a source that includes both headers has to say which it means.
 inline namespace core {
 
 // A status code with the message that explains it: what was tried, with which values, and what went wrong.

@@ -1,4 +1,4 @@
-// An array whose size is known when it is made, and that takes no memory of the heap while it is small.
+// An array with a size that is fixed at creation, which uses no heap memory while it is small.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ class Few {
   Few(const Few&) = delete;
   Few& operator=(const Few&) = delete;
 
-  // Room for so many; what there was is gone.
+  // Makes room for `count` elements; drops the old ones.
   void reserve(size_t most) {
     many_ = most > kFew ? std::make_unique_for_overwrite<T[]>(most) : nullptr;
     count_ = 0;
   }
-  // The caller keeps to the room there is.
+  // The caller must not exceed the room.
   void add(T item) noexcept { data()[count_++] = item; }
   [[nodiscard]] T* data() noexcept { return many_ != nullptr ? many_.get() : few_; }
   [[nodiscard]] const T* data() const noexcept { return many_ != nullptr ? many_.get() : few_; }

@@ -1,4 +1,4 @@
-// A list whose first few items take no memory of the heap.
+// A list whose first few items use no heap memory.
 #pragma once
 
 #include <array>

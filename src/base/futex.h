@@ -12,7 +12,7 @@ enum class FutexScope {
 };
 
 enum class FutexResult {
-  kWoken,     // woken, or for no reason: look at the word again
+  kWoken,     // woken, perhaps spuriously: check the word again
   kChanged,   // the word did not hold `expected`
   kTimedOut,  // the deadline passed
 };

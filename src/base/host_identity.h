@@ -38,8 +38,8 @@ HostIdentity read_host_identity();
 // A pid that was reused has another start time.
 uint64_t process_start_time(uint32_t pid);
 
-// For certain: it was seen from this process's pid namespace, and has ended. False also where that can't be
-// known.
+// True only if it is certain: the process was seen from this process's pid namespace, and has ended. False if
+// unknown.
 bool process_is_gone(const HostIdentity& process);
 
 }  // namespace towline

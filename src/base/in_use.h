@@ -8,7 +8,7 @@
 //     if (use && !closed) { ...object... }      InUse::publish();
 //                                               while (InUse::by_any(object)) ...
 //
-// A user that was in before publish() is seen by by_any(); one that comes later sees `closed`.
+// by_any() sees a user that entered before publish(); a later one sees `closed`.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class InUse {
     if (slot_ != nullptr) slot_->object.store(nullptr, std::memory_order_release);
     slot_ = nullptr;
   }
-  // False when memory was short for this thread's first use: take another way.
+  // False if memory is short at this thread's first use: use another path.
   explicit operator bool() const noexcept { return slot_ != nullptr; }
 
   static void publish() noexcept;
@@ -51,7 +51,7 @@ class InUse {
   // freed.
   struct alignas(kNoSharingBytes) Slot {
     std::atomic<const void*> object{nullptr};
-    bool fences = false;  // this kernel has no membarrier for us: users fence themselves
+    bool fences = false;  // no membarrier in this kernel: users fence themselves
     std::atomic<bool> taken{true};
     Slot* next = nullptr;
   };

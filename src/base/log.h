@@ -15,8 +15,8 @@ namespace towline {
 
 enum class LogLevel : int {
   kOff = 0,
-  kError = 1,    // something asked for did not happen
-  kWarning = 2,  // it went on, but somebody should look
+  kError = 1,    // a requested action failed
+  kWarning = 2,  // it continued, but needs attention
   kInfo = 3,     // rare events of interest: started, connected, lost
   kDebug = 4,
   kTrace = 5,
@@ -25,8 +25,8 @@ enum class LogLevel : int {
 const char* log_level_name(LogLevel level) noexcept;  // "error"
 std::optional<LogLevel> log_level_from_name(std::string_view name) noexcept;
 
-// Called with one message (no newline) at a time, on the thread that logs; must not throw. What it logs
-// itself is dropped.
+// Called with one message (no newline) at a time, on the thread that logs; must not throw. Messages that it
+// logs itself are dropped.
 using LogSink = void (*)(void* context, LogLevel level, std::string_view message);
 
 // Null restores the default, which writes "towline 12.345678 [pid/thread] warning: message" to standard
@@ -40,7 +40,7 @@ namespace detail {
 
 extern std::atomic<int> current_log_level;
 
-// Never throws: a message that can't be formatted says so instead.
+// Never throws: a message that can't be formatted is replaced by a note.
 void write_log(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept;
 
 template <class... Args>

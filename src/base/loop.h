@@ -1,6 +1,6 @@
-// One thread's timers, and the commands that others leave for it. Servers, timers and other threads start them,
-// and none of them may end the process: what an action throws is given to `failed(const char* why)`, which does
-// not throw, and the next action has its turn.
+// One thread's timers, and the commands that other threads leave for it. Servers, timers and other threads
+// start actions, and none of them may end the process: an exception is passed to `failed(const char* why)`,
+// which does not throw, and the next action runs.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class Timers {
   [[nodiscard]] uint64_t next_ns() const {
     return actions_.empty() ? kNoDeadline : actions_.begin()->first.first;
   }
-  // Those that are due at the time of the call.
+  // Runs the timers that are due at the time of the call.
   template <class Failed>
   void run(const Failed& failed) {
     const uint64_t now_ns = monotonic_now_ns();

@@ -14,7 +14,7 @@ namespace towline {
 struct MemfdOptions {
   uint64_t huge_page_bytes = 0;  // 0: ordinary pages; else a size the kernel offers (see topology.h)
   bool seal_size = true;         // F_SEAL_SHRINK | F_SEAL_GROW, so that no holder can make another one fault
-  bool reserve = true;  // take all pages now: an Error here rather than SIGBUS or the OOM killer later
+  bool reserve = true;  // allocate all pages now: an Error here instead of SIGBUS or the OOM killer later
 };
 
 // A close-on-exec memfd, which no other user can open, of exactly `bytes` (with huge pages: a multiple of
@@ -25,14 +25,14 @@ UniqueFd create_memfd(const std::string& name, uint64_t bytes, const MemfdOption
 // The seals of a shared memory file; 0 for other files. Does not call the file system, which may be another
 // process: safe for any descriptor that another process sent.
 bool sealed_against_shrinking(int fd) noexcept;
-bool sealed_against_writing(int fd) noexcept;  // but through mappings that are there
+bool sealed_against_writing(int fd) noexcept;  // except through existing mappings
 
 // Throws Error(kInvalidArgument) unless fd is a file of at least `bytes` that is sealed against shrinking:
-// to be asked before mapping a descriptor that someone else sent.
+// call it before mapping a descriptor from another process.
 void require_sealed(int fd, uint64_t bytes);
 
-// Existing writable mappings stay; no further one can be made, nor a write, by anyone, and no seal added.
-// For memory that one process fills and others only read.
+// Existing writable mappings stay; no process can add one, write to the file or add a seal. For memory that
+// one process fills and others only read.
 void seal_future_writes(int fd);
 
 enum class MapAccess { kRead, kReadWrite };
@@ -57,8 +57,8 @@ class Mapping {
 
   // offset is a multiple of the page size. Throws Error. The descriptor may be closed afterwards.
   static Mapping map_shared(int fd, uint64_t bytes, MapAccess access, uint64_t offset = 0);
-  // Memory of this process alone, zeroed, in huge pages where the system gives those to who asks: one piece
-  // to a device instead of hundreds. A multiple of the page size. Throws Error.
+  // Private, zeroed memory, in huge pages if the system provides them on request: for a device one piece
+  // instead of hundreds. A multiple of the page size. Throws Error.
   static Mapping map_private(uint64_t bytes);
 
   bool valid() const noexcept { return address_ != nullptr; }

@@ -1,4 +1,4 @@
-// How much memory can still be had, before asking for more than that ends a process.
+// How much memory is still available before the kernel kills a process.
 #pragma once
 
 #include <cstdint>

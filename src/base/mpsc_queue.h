@@ -1,5 +1,5 @@
-// Bounded lock-free queues between threads (Vyukov 2010): each cell carries a sequence number that says whose
-// turn it is, so producers and consumers meet only on the cell they use.
+// Bounded lock-free queues between threads (Vyukov 2010): each cell has a sequence number that says whether a
+// producer or a consumer may use it, so they meet only on that cell.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ namespace towline {
 enum class Consumers { kOne, kMany };
 
 // Any number of producers. No allocation after construction. T moves without throwing. FIFO per producer; not
-// across processes. A producer stopped half-way through a push holds back what was pushed after it: try_pop
-// then finds nothing, it never blocks.
+// across processes. A producer that is stopped in the middle of a push delays later pushes: try_pop then
+// finds nothing, but never blocks.
 template <class T, Consumers kConsumers>
 class BoundedQueue {
   static_assert(std::is_nothrow_move_constructible_v<T> && std::is_nothrow_destructible_v<T>);
@@ -46,7 +46,7 @@ class BoundedQueue {
     Cell* cell = claim_for_push();
     if (cell == nullptr) return false;
     ::new (static_cast<void*>(cell->storage)) T(std::move(value));
-    // The cell's sequence still equals the claimed position: nobody else may change it now.
+    // The cell's sequence still equals the claimed position: no other thread may change it now.
     cell->sequence.store(cell->sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return true;
   }

@@ -1,5 +1,5 @@
-// Tables of the plugin ABI as this library knows them: what an older plugin lacks is null, what a newer one
-// has beyond is left out (towline/plugin/sized.h).
+// Tables of the plugin ABI in this library's version: slots that an older plugin lacks are null, slots that
+// only a newer one has are skipped (towline/plugin/sized.h).
 #pragma once
 
 #include <string_view>

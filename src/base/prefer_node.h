@@ -1,4 +1,4 @@
-// Where memory comes from on hosts of several NUMA nodes.
+// The preferred NUMA node for new memory.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace towline {
 
-// While this lives, pages that the calling thread is the first to touch come from `node`, if there is room;
-// afterwards from where they came before. A wish: where there is no such node, or the system allows no such
-// thing, nothing changes. Made and destroyed by one thread.
+// During its lifetime, pages that the calling thread touches first come from `node`, if there is room; the
+// destructor restores the old policy. Only a preference: it has no effect if the node does not exist or the
+// system does not allow it. Made and destroyed by one thread.
 class PreferNode {
  public:
   explicit PreferNode(std::optional<uint32_t> node) noexcept;

@@ -1,4 +1,4 @@
-// On which processor a thread runs, and not there.
+// The processor on which a thread runs, and moving away from it.
 #pragma once
 
 #include <sched.h>
@@ -8,11 +8,11 @@ namespace towline {
 // The processor of the calling thread at this moment, or -1.
 inline int current_processor() noexcept { return ::sched_getcpu(); }
 
-// Moves the calling thread off `processor` (none below 0) if it runs there and may run elsewhere; where to is
-// the system's choice, and where it may run stays as it was.
+// Moves the calling thread off `processor` (below 0: none) if it runs there and may run elsewhere. The system
+// chooses the new processor; the thread's affinity does not change.
 //
-// The kernel likes to wake a thread on the processor of who woke it, and leaves two that never sleep there
-// together for tens of milliseconds, while another processor is idle.
+// The kernel tends to wake a thread on its waker's processor, and leaves two busy threads there together for
+// tens of milliseconds while another processor is idle.
 inline void leave_processor(int processor) noexcept {
   if (processor < 0 || current_processor() != processor) return;
   cpu_set_t allowed;

@@ -1,10 +1,9 @@
-// Which of two ways of doing the same thing is the quicker one here, learnt from what they cost: where that
-// depends on the machine, on what lies in its caches and on who else uses its processors, nobody can be
-// asked.
+// Chooses the faster of two methods for the same work by measuring both: the answer depends on the machine,
+// the contents of its caches and the load of its processors.
 //
-// Tries both, keeps the quicker one and looks at the other again now and then, ever more seldom while it
-// stays the slower. A trial is kTrial samples, after kSettling that do not count; a way is judged by the best
-// of kBestOf trials in a row: the first ones may cost more than the way does.
+// Tries both, keeps the faster one and tries the other again from time to time, less and less often while it
+// stays slower. A trial is kTrial samples, after kSettling that do not count; a method is judged by the best
+// of kBestOf consecutive trials, since the first ones may cost more.
 #pragma once
 
 #include <algorithm>

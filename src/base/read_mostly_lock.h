@@ -1,5 +1,5 @@
-// A lock that is taken all the time to read and seldom to write. A reader takes no locked instruction; the
-// price is the writer's, who has all processors of the process fenced (see in_use.h).
+// A lock that is often taken to read and rarely to write. A reader takes no locked instruction; the writer
+// pays by a fence on all processors of the process (see in_use.h).
 //
 //   readers: const ReadMostlyLock::Reader reader(lock);
 //   writers: const std::lock_guard guard(lock);

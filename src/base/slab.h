@@ -1,5 +1,5 @@
 // Bounded storage of objects behind {index, generation} handles: applications and wires hold handles, never
-// pointers, and a handle whose object is gone is noticed.
+// pointers, and a handle whose object is gone is detected.
 //
 // Objects are type-stable. A T is default-constructed when its chunk is first needed and destroyed with the
 // slab; freeing only changes the generation and puts the slot on the free list. So a look-up that races with
@@ -89,7 +89,7 @@ class Slab {
     return slot == nullptr ? nullptr : &slot->object;
   }
 
-  // Is it still the one looked up? To be asked after reading fields that a racing free could have changed.
+  // True if it is still the same object. Check it after reading fields that a racing free could have changed.
   bool alive(Handle handle) const noexcept { return find_slot(handle) != nullptr; }
 
   // Calls visit(Handle, T&) for each live object, holding the mutex: visit must not allocate from or free

@@ -101,13 +101,13 @@ class ListeningSocket {
   int fd() const noexcept { return fd_.get(); }
   const SocketAddress& address() const noexcept { return address_; }
 
-  // The next connection (non-blocking, close-on-exec), or an empty descriptor when none waits. Out of
-  // descriptors it takes the connection and closes it, with a spare one, rather than leave it to wake us for
-  // ever. `*error` is then the errno.
+  // The next connection (non-blocking, close-on-exec), or an empty descriptor when none waits. Without free
+  // descriptors it accepts the connection with a spare one and closes it; otherwise the pending connection
+  // would wake the worker for ever. `*error` is then the errno.
   UniqueFd accept(SocketAddress* peer, int* error) noexcept;
 
-  // Where others may reach it, best first: itself, or for "any" every address of the interfaces that are up,
-  // link-local ones left out, loopback last.
+  // The addresses at which others may reach it, best first: itself, or for "any" every address of the
+  // interfaces that are up, without link-local ones, loopback last.
   std::vector<SocketAddress> reachable() const;
 
  private:

@@ -1,4 +1,4 @@
-// Which user of this host holds the other end of a connection.
+// Finds the user of this host that owns the other end of a connection.
 //
 // Unix sockets say so (SO_PEERCRED). For TCP the kernel is asked who owns the socket at the other end
 // (sock_diag, else /proc/net/tcp): one that is in this network namespace is found, one that is elsewhere is not.

@@ -23,9 +23,9 @@ inline void cpu_pause() noexcept {
 #endif
 }
 
-// Orders everything before it against everything after, stores against later loads too: what "announce, then
-// look" needs on both sides. ThreadSanitizer knows no fences, so there it is a read-modify-write that orders
-// as much on the machines it runs on.
+// Orders everything before it against everything after, including stores against later loads: "announce, then
+// check" needs this on both sides. ThreadSanitizer knows no fences, so there it is a read-modify-write that
+// orders as much on the machines it runs on.
 inline void full_fence() noexcept {
 #if defined(__SANITIZE_THREAD__)
   std::atomic<uint32_t> word{0};
@@ -35,9 +35,8 @@ inline void full_fence() noexcept {
 #endif
 }
 
-// First pauses, then yields, then says stop: the caller goes to sleep on a futex or a poller.
-//   SpinWait spin;
-//   while (!ready()) if (!spin.again()) return sleep_until_ready();
+// First pauses, then yields, then returns false: the caller sleeps on a futex or a poller. SpinWait spin;
+// while (!ready()) if (!spin.again()) return sleep_until_ready();
 class SpinWait {
  public:
   explicit constexpr SpinWait(uint32_t pauses = 256, uint32_t yields = 16) noexcept

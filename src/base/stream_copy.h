@@ -1,5 +1,4 @@
-// Copies of bytes that nobody here reads soon: with stores that go past the caches, where the processor has
-// them.
+// Copies of bytes that are not read here soon: with stores past the caches, if the processor has them.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
-// A counter of the processor that is quicker to read than the clock, for telling that next to no time has
-// passed. Its rate is not known (1 to 5 GHz), nor is it the same on every processor: nothing is measured with
-// it.
+// A counter of the processor that is faster to read than the clock, to detect that almost no time has passed.
+// Its rate is unknown (1 to 5 GHz) and may differ between processors: do not measure with it.
 #pragma once
 
 #include <cstdint>

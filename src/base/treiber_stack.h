@@ -14,7 +14,7 @@ class TreiberStack {
   TreiberStack(const TreiberStack&) = delete;
   TreiberStack& operator=(const TreiberStack&) = delete;
 
-  // Any thread. True when the stack was empty: the one who pushes first wakes the consumer.
+  // Any thread. True if the stack was empty: the first pusher wakes the consumer.
   bool push(T* node) noexcept {
     T* top = top_.load(std::memory_order_relaxed);
     do {

@@ -1,4 +1,4 @@
-// A directory as the place where ranks of a communicator meet.
+// A directory used as a communicator's store.
 #pragma once
 
 #include <memory>

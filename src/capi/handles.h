@@ -51,11 +51,10 @@ struct towline_counter {
 
 namespace towline::capi {
 
-// The thread's sentence for towline_last_error; gives `code` back.
+// Sets the thread's message for towline_last_error; returns `code`.
 int32_t refuse(Status code, std::string text);
 
-// Runs the control path of a call: exceptions become a status and a sentence that begins with the call's
-// name.
+// Runs the control path of a call: exceptions become a status and a message that begins with the call's name.
 template <class Call>
 int32_t guard(const char* function, Call&& call) noexcept {
   try {

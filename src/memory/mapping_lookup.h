@@ -1,4 +1,4 @@
-// Which file lies behind an address, as /proc/self tells.
+// Finds the file behind an address, from /proc/self.
 #pragma once
 
 #include <sys/types.h>
@@ -59,8 +59,8 @@ struct SharedMapping {
 };
 SharedMapping find_shared_mapping(const void* address, uint64_t bytes);
 
-// A descriptor for the file of a mapping, wherever one can be had: among this process's open descriptors, by
-// the mapping's path, or through /proc/self/map_files. Verified to be that very file. Only regular files
+// A descriptor for the file of a mapping, from one of these sources: among this process's open descriptors,
+// by the mapping's path, or through /proc/self/map_files. Verified to be that very file. Only regular files
 // (memfd, shm, tmpfs, disk), never devices.
 struct MappedFile {
   UniqueFd fd;  // close-on-exec, our own; invalid when none was found

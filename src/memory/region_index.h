@@ -29,10 +29,10 @@ void validate_region(const towline_region_ref& region, const std::string& what);
 // first those with all access rights, then those with more of `preferred`; unguarded before guarded; then the
 // larger, where one lies in the other; then the one that begins last; of equal ones the lowest key.
 //
-// Within one class of equal rights and flags only regions that lie in no other of the class can ever be
-// chosen. Sorted by beginning they are sorted by end as well, so a look-up is one search for each class that
-// is there. The others wait in a set and come forward when what covers them goes; inserting and erasing cost
-// a search, and a step for each region that is covered or uncovered by it.
+// Within one class of equal rights and flags, only regions that lie in no other region of the class can be
+// chosen. Sorted by beginning they are also sorted by end, so a look-up is one search in each class. Covered
+// regions are kept in a set and become visible when the covering region is erased; inserting and erasing cost
+// a search, and a step for each region that becomes covered or visible.
 class RegionIndex {
  public:
   RegionIndex() = default;

@@ -4,8 +4,8 @@
 // Life of a region: add (it has a key, nobody finds it) -> publish (found, pinned) -> retire (neither any
 // more; pins that are held stay good) -> remove, once pinned() is 0.
 //
-// A key is the number of the region's slot in its low bits and 44 random bits above, so that nobody reaches a
-// region whose key they were not given, and an old key finds nothing.
+// A key is the number of the region's slot in its low bits and 44 random bits above, so that no peer can
+// guess the key of a region, and an old key finds nothing.
 #pragma once
 
 #include <towline/plugin/plan.h>
@@ -25,7 +25,7 @@
 
 namespace towline {
 
-// What one backend made of a region; filled by the agent's backend host.
+// A backend's registration of a region; set by the agent's backend host.
 struct RegionRegistration {
   void* registration = nullptr;  // null: the backend does not take this memory
   std::vector<uint8_t> token;    // travels in the metadata
@@ -97,8 +97,8 @@ class RegionTable {
   [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
   [[nodiscard]] uint64_t size() const noexcept;  // published
 
-  // Look-ups by address, with the table locked against changes for as long as the Reader lives. Control path;
-  // make block lists under it, nothing that blocks.
+  // Look-ups by address; the table can't change during the Reader's lifetime. Control path; make block lists
+  // under it, but do not block.
   class Reader {
    public:
     explicit Reader(const RegionTable& table) : lock_(table.lock_), index_(table.index_) {}

@@ -1,10 +1,9 @@
 // Memory that other processes on this host can map: allocated here, moved there in place, or shared already.
 //
-// Which file backs an address is a fact of the process, not of an agent: memory is allocated before any agent
-// exists, registered with several, at different times and in parts. So there is one registry for the process,
-// of the ranges that Towline itself put onto a memfd. It only saves the search that mapping_lookup.h does
-// through /proc: it holds no descriptor open longer than its memory lives, and nothing in it depends on who
-// asks.
+// The file behind an address belongs to the process, not to an agent: memory is allocated before any agent
+// exists, and registered with several, at different times and in parts. So the process has one registry of
+// the ranges that Towline itself put onto a memfd. It only saves the search through /proc (mapping_lookup.h):
+// it holds no descriptor open longer than its memory lives, and its answers do not depend on the caller.
 #pragma once
 
 #include <sys/types.h>
@@ -65,8 +64,8 @@ class SharedMemory {
 class InPlaceShare {
  public:
   // Moves the memory back to private pages, contents kept: no process that mapped the memfd reaches it any
-  // more. Nobody may touch the memory during this. Left as it is, still valid, when the application has
-  // unmapped or remapped it meanwhile or memory runs out.
+  // more. No thread may use the memory during this. The memory stays as it is, and valid, if the application
+  // has unmapped or remapped it meanwhile or memory runs out.
   ~InPlaceShare();
   InPlaceShare(const InPlaceShare&) = delete;
   InPlaceShare& operator=(const InPlaceShare&) = delete;
@@ -90,10 +89,10 @@ class InPlaceShare {
 // for memory that is shared already by an InPlaceShare or a SharedMemory that covers it, it gives what is
 // there (null for the latter).
 //
-// Contract: nobody writes the memory during the call; who does gets SIGSEGV rather than a lost write. Memory
-// registered with a GPU or a NIC, or being read into by the kernel, must not be moved: the device would go on
-// with the old pages. mlock, madvise and NUMA policy are not carried over: set them afterwards. A child of
-// fork shares the memory afterwards rather than getting a copy.
+// Contract: no thread writes the memory during the call; a writer gets SIGSEGV instead of a lost write.
+// Memory registered with a GPU or a NIC, or being read into by the kernel, must not be moved: the device
+// would continue with the old pages. mlock, madvise and NUMA policy are not carried over: set them
+// afterwards. A child of fork shares the memory afterwards rather than getting a copy.
 //
 // Throws Error: kInvalidArgument for memory not aligned to pages, not mapped, partly mapped, read-only or
 // guarded, mapped from a file, shared already, or a stack, naming the mapping; kOutOfMemory with everything

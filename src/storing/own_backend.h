@@ -1,5 +1,5 @@
-// What storage backends have in common: the agent is connected with itself and peers are told nothing of it,
-// memory needs no registration, and each worker turns a queue of jobs.
+// The common part of storage backends: the agent is connected to itself, which peers do not know; memory
+// needs no registration; and each worker runs a queue of jobs.
 //
 //   class Backend : public storing::OwnBackend<Backend, Connection> {
 //    public:

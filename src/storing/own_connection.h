@@ -1,5 +1,5 @@
-// A worker's connection of its agent with itself, over which a storage backend reaches what that agent
-// registered. Messages go round in here and arrive in the next pass.
+// A worker's connection of its agent to itself, over which a storage backend reaches the storage that the
+// agent registered. Messages loop back inside it and arrive in the next pass.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace towline::storing {
 
-// What errors call a backend, and what it stores ("files").
+// The names that errors use for a backend and its storage ("files").
 struct Names {
   const char* backend;
   const char* stored;

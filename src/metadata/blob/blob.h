@@ -1,7 +1,7 @@
-// An agent's public metadata as bytes: who it is, where it listens, how each backend reaches it, and its
-// regions.
+// An agent's public metadata as bytes: its identity, its listening addresses, how each backend reaches it,
+// and its regions.
 //
-// A blob travels by hand, through the listener or a directory, and is read by strangers: decode() trusts
+// Applications, the listener or a directory carry blobs, and they may come from strangers: decode() trusts
 // nothing. The bytes are described in README.md.
 #pragma once
 
@@ -97,7 +97,7 @@ std::vector<uint8_t> encode(const PeerMetadata& metadata);
 // Throws Error: kProtocol (no blob, or one that no encoder writes), kShort (cut off), kCorrupt (checksum),
 // kUnsupported (another major version), kLimitExceeded. The text says what and where. Takes blobs of newer
 // minor versions, leaving out what it does not know. Uses at most about ten bytes of memory for each one
-// given. Regions are not judged: one may make no sense here.
+// given. Regions are not validated.
 PeerMetadata decode(std::span<const uint8_t> blob);
 
 // The same but for the regions, which are left unread: it takes no longer than the checksum does.

@@ -1,6 +1,6 @@
-// Calls of an etcd, carried out by whichever of its servers answers. A call is tried at one server after
-// another, with pauses once none did, until its deadline; who we are is proved first where a user is set. By
-// one thread.
+// Calls of an etcd, made to the first of its servers that answers. A call is tried at one server after
+// another, with pauses after all have failed, until its deadline; if a user is set, it authenticates first.
+// Used by one thread.
 #pragma once
 
 #include <cstdint>

@@ -27,9 +27,8 @@ class BatchReader {
   void lock() noexcept;
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
-  // ---- under the worker's lock
-  // From here on reads of this descriptor may be had cheaper, by the number that is given; -1: they are not.
-  // Each call is undone by one of detach_file. Throws std::bad_alloc.
+  // ---- under the worker's lock Registers a descriptor for cheaper reads and returns its number; -1: not
+  // registered. Each call is undone by one of detach_file. Throws std::bad_alloc.
   [[nodiscard]] virtual int attach_file(int fd) = 0;
   virtual void detach_file(int fd) noexcept = 0;
 
@@ -37,7 +36,7 @@ class BatchReader {
 
   // Takes a read on; run() before there are more than kOperations. `number` is the descriptor's, or -1.
   virtual void add(int fd, int number, uint64_t memory, uint64_t bytes, uint64_t offset) noexcept = 0;
-  // Does what was added. True: every byte of it is there; else some would have waited, or failed.
+  // Performs the added reads. True: every byte was read; else some would have blocked, or failed.
   [[nodiscard]] virtual bool run() noexcept = 0;
 
  protected:

@@ -1,17 +1,16 @@
 // An open file or block device.
 //
-// A file that is read or written past the page cache has two descriptors: `direct` for what is aligned, and
-// the plain one for the edges of a WRITE, where a page is shared with bytes that are not ours: writing those
-// by the byte leaves the neighbours alone without a read-modify-write that could undo somebody else's, and
-// lets the file end where it should. A page goes either way as a whole: a cached page that is written back
-// would undo what went past it into the same page.
+// A file that is read or written past the page cache has two descriptors: `direct` for aligned parts, and the
+// plain one for the edges of a WRITE, whose pages also contain other bytes. Writing edges by the byte leaves
+// the neighbours unchanged without a read-modify-write that could undo another writer's bytes, and lets the
+// file have any length. Each page is written by one of the two as a whole: a cached page that is written back
+// would undo a direct write to the same page.
 //
 // Replacing. The new file has no name (O_TMPFILE) until commit, or a hidden one beside the old where the file
 // system knows no nameless files: a process that is killed leaves at most that. commit makes it durable,
-// gives it a name and renames it over the old one. A path that is a symbolic link stays one: what it names is
-// replaced.
+// gives it a name and renames it over the old one. A symbolic link stays: its target is replaced.
 //
-// A file that is made here is durable once its folder is too, which is what has its name.
+// A new file is durable only once its folder, which holds its name, is durable too.
 #pragma once
 
 #include <atomic>
@@ -74,7 +73,7 @@ class File {
   [[nodiscard]] bool watched(uint64_t now_ns) const noexcept {
     return now_ns < watched_until_ns_.load(std::memory_order_relaxed);
   }
-  // One held its thread up: for a while they are left to the pool. Any thread.
+  // A write blocked its thread: for a while writes are left to the pool. Any thread.
   void note_slow_write(uint64_t now_ns) const noexcept {
     slow_until_ns_.store(now_ns + kSlowForNs, std::memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-// One submitted part on its way: what is left of its plan, who is working on it, and how it went.
+// One submitted part in progress: the rest of its plan, its workers, and its result.
 //
 // Everybody who works on a job (the worker, a thread of the pool, each operation in the kernel) holds a
 // *share*; the job is over when nothing is left to take, or it was stopped, and the last share is given back.
@@ -80,7 +80,7 @@ class Job {
   // Stops the job; of several failures the first in the plan is kept.
   void failed(Status status, int vendor_code, uint64_t begin, uint64_t end) noexcept;
   void failed_whole(Status status, int vendor_code) noexcept { failed(status, vendor_code, begin_, end_); }
-  // An operation ended badly, after what it moved.
+  // An operation failed after it moved some bytes.
   void failed(const Operation& operation, int64_t result) noexcept;
   // Nothing more is begun.
   void stop(Status status) noexcept;
@@ -100,7 +100,7 @@ class Job {
   [[nodiscard]] Prepared& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] bool write() const noexcept { return prepared_->write(); }
   [[nodiscard]] uint64_t bytes() const noexcept { return end_ - begin_; }
-  // That each who works on it takes at once: less where several do.
+  // The bytes that each worker of the job takes at a time: less if there are several.
   [[nodiscard]] uint64_t window_bytes() const noexcept {
     return helpers != 0 ? kWindowBytes / 2 : kWindowBytes;
   }

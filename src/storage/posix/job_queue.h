@@ -1,4 +1,4 @@
-// A worker's share of the backend: the jobs posted on it, the kernel queue they use, and what turns them.
+// A worker's share of the backend: the jobs posted on it, the kernel queue they use, and their progress.
 //
 // How a job is done. Small plans were tried inside post already (try_inline). Others begin in one of three
 // ways and may change to another:
@@ -47,9 +47,8 @@ class JobQueue {
   // A thread of the pool gave the job's last share back. Any thread.
   void finished(Job& job) noexcept;
 
-  // ---- the worker, under its lock
-  // Opens the kernel queue when a plan will want it. Throws plugin::Failure when a forced engine can't be
-  // had. Whatever it threw, let_go() follows.
+  // ---- the worker, under its lock Opens the kernel queue if a plan needs it. Throws plugin::Failure if a
+  // forced engine is not available. let_go() follows even after an exception.
   void get_ready(Prepared& prepared);
   void let_go(Prepared& prepared) noexcept;
   // For a plan that is tried inside post: tries its many small reads together, where that is to be had.
@@ -58,7 +57,7 @@ class JobQueue {
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress() noexcept;
-  // Is there something that progress() would do now?
+  // True if progress() has work now.
   [[nodiscard]] bool has_work() const noexcept;
   // Ends all of a connection's jobs with `status`; waits for what is in the kernel.
   void close(const Connection& connection, Status status) noexcept;

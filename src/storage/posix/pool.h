@@ -33,11 +33,11 @@ class Pool {
     kBegun,  // a thread begins at once
     kLater,  // when one has ended another job; the caller may work on it meanwhile
   };
-  // One thread works on the job, with a share of its own, so that the worker need not: those are few, lest
-  // they take the worker's processor, and one for each file that is written, whose lock they would wait for.
-  // Any thread.
+  // One thread works on the job, with its own share, instead of the worker. Few threads do this, so that they
+  // do not take the worker's processor, and at most one per written file, since others would wait for the
+  // file's lock. Any thread.
   [[nodiscard]] Handed hand_over(Job& job) noexcept;
-  // Takes back what no thread has begun: how many shares the caller must give back.
+  // Takes back entries that no thread has begun; returns the number of shares that the caller must give back.
   [[nodiscard]] uint32_t take_back(Job& job) noexcept;
 
   [[nodiscard]] uint32_t most_threads() const noexcept { return most_threads_; }

@@ -1,10 +1,9 @@
 // How two agents of one process find each other: the live instances of this backend by incarnation.
 //
-// It is process-wide, against the house rule on globals, because what it describes is: "who else lives in
-// this address space" has no smaller owner. An agent does not know the others of its process, and the
-// plugin's open() gives an instance nothing that two agents share. It holds no memory of an agent, only a
-// mailbox, and forgets an instance when it closes. Its mutex, like a mailbox's, is taken on the control path
-// only.
+// It is a global, against the rule of this code, because the set of agents in an address space has no smaller
+// owner. An agent does not know the others of its process, and the plugin's open() gives an instance nothing
+// that two agents share. It holds no memory of an agent, only a mailbox, and forgets an instance when it
+// closes. Its mutex, like a mailbox's, is taken on the control path only.
 #pragma once
 
 #include <atomic>
@@ -34,7 +33,7 @@ struct Call {
   }
 };
 
-// One agent's instance, as others see it. Outlives the instance in the hands of those who look it up.
+// One agent's instance, as others see it. May outlive the instance, held by agents that looked it up.
 class Mailbox {
  public:
   explicit Mailbox(const plugin::Host& host);

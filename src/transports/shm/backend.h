@@ -48,7 +48,8 @@ class Backend : public plugin::BackendBase {
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
   // Where peers find a copy of our incarnation when they try process_vm.
   [[nodiscard]] const uint64_t* cookie() const noexcept { return cookie_; }
-  // Throws plugin::Failure unless the process at the other end of the socket may know what is shared here.
+  // Throws plugin::Failure unless the process at the other end of the socket may access the memory shared
+  // here.
   void check_user(int socket) const;
   // A registered region's file; any thread. The answer lacks only its request number. `fd` is to be sent when
   // the answer is kOk: it stays valid while `keep` lives.
@@ -65,7 +66,7 @@ class Backend : public plugin::BackendBase {
   }
 
  private:
-  // Someone who connected and has not said hello yet.
+  // A client that has connected and not sent its hello yet.
   struct Visitor {
     Backend* backend;
     UniqueFd socket;

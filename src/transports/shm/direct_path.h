@@ -1,8 +1,8 @@
-// The data path of one connection where this side moves the bytes itself: prepared plans, and the queue of
+// The data path of a connection on which this side moves the bytes itself: prepared plans, and the queue of
 // parts that are copied in slices.
 //
-// A part up to the plan's inline limit is copied inside submit, by whichever thread calls. A larger one waits
-// in the queue, and each progress() copies one slice of the part at its head, then lets the next have a turn.
+// A part up to the plan's inline limit is copied inside submit, on the calling thread. A larger one waits in
+// the queue, and each progress() copies one slice of the part at its head, then lets the next have a turn.
 // Nothing of a part is copied after its completion: both happen on the worker, under its lock.
 #pragma once
 
