@@ -1,7 +1,7 @@
 // Link: connections that are given up with bytes in flight. The network may still hold bytes for the peer, so
 // only the peer's confirmation that it has ended the connection proves that no more can land.
 //
-// A backend names its connections by random numbers that both ends know (connection_id.h). The side that gave
+// A backend names its connections by random numbers that both ends know (v1.h). The side that gave
 // one up asks over another connection to end it (kEndConnection). The peer closes its link of that number, on
 // any worker, and answers when its backend has released it (kConnectionEnded). Until then a new connection of
 // the same link carries no transfer, so that older bytes can't overtake a transfer that is posted again.
