@@ -37,8 +37,8 @@ constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no 
        found.gpu, region.device);
 }
 
-// The backends of this process's agents: among themselves they ask without a socket. Process-wide, since
-// nothing smaller knows who else lives in this address space.
+// The backends of this process's agents: among themselves they ask without a socket. Process-wide, since no
+// smaller unit knows the other agents of this address space.
 std::mutex neighbours_mutex;
 std::map<std::pair<uint64_t, uint64_t>, Backend*> neighbours;  // by incarnation
 
@@ -145,7 +145,7 @@ const Region* Backend::region_to_reach(uint64_t key) const {
                                                                                       : nullptr;
 }
 
-// Looks the memory up anew: allocators may have put other memory under the addresses since it was registered.
+// Looks the memory up again: allocators may have put other memory at the addresses since it was registered.
 Answer Backend::find_part(const Ask& ask) {
   const std::lock_guard lock(regions_mutex_);
   if (const auto pool = pools_.find(ask.key); pool != pools_.end()) return give_pool(pool->second);

@@ -63,10 +63,10 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   [[nodiscard]] CopyTeam& team() noexcept { return team_; }
   [[nodiscard]] PinThread& pin_thread() noexcept { return pin_thread_; }
   [[nodiscard]] Carrier& carrier() noexcept { return *carrier_; }
-  // Host memory of ours that a peer may ask for by this name until it is unshared. Throws Error. Any thread.
+  // Offers host memory that a peer may request by this name until it is unshared. Throws Error. Any thread.
   PoolName share_pool(void* address, uint64_t bytes);
   void unshare_pool(uint64_t key) noexcept;
-  // Where a region of ours lies; none: host memory. Throws Error when there is no such region.
+  // The location of a region of this agent; none: host memory. Throws Error if there is no such region.
   [[nodiscard]] std::optional<uint32_t> gpu_of(uint64_t key);
   // Of none of the GPUs that we would use it is known that it can reach that one.
   [[nodiscard]] bool no_path_to(const Uuid& gpu);

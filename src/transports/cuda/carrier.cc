@@ -19,7 +19,7 @@ towline_identity altered(const towline_identity& identity) noexcept {
 
 }  // namespace
 
-// Services pass through, but for those that tell of connections.
+// Services pass through, except those that report connections.
 Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner)
     : plugin_(*towline_shm_plugin()), host_(host), owner_(owner), self_(altered(host.self())), inner_host_{} {
   connections_ = static_cast<const towline_connection_table_v1*>(plugin_.query_table("connection", 1));

@@ -1,6 +1,6 @@
-// What carries this transport's messages and tells whether a peer lives: the shm transport, opened once more
-// under an identity of its own and spoken to through the plugin ABI, as the core would. So there is one way
-// in which processes of a host meet, and this transport adds only how GPU memory is reached.
+// The carrier of this transport's messages, which also detects lost peers: a second instance of the shm
+// transport, opened under its own identity and called through the plugin ABI, like by the core. So there is
+// one way in which processes of a host meet, and this transport adds only how GPU memory is reached.
 //
 // The identity's incarnation is altered on the way in and out, so that both instances of shm in one agent
 // have sockets of their own.
@@ -13,7 +13,7 @@
 
 namespace towline::cuda {
 
-// One end's connection, as the carrier tells of it. The worker, under its lock.
+// Events of one end's connection from the carrier. On the worker, under its lock.
 class CarrierEvents {
  public:
   virtual void on_message(const void* data, size_t bytes) = 0;
@@ -25,7 +25,7 @@ class CarrierEvents {
 
 class CarrierOwner {
  public:
-  // A peer has connected: whom to tell of it from now on goes into *events. A negative status refuses.
+  // A peer has connected: set *events to the receiver of its events. A negative status refuses.
   virtual int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
                               CarrierEvents** events) = 0;
 

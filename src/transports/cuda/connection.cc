@@ -15,8 +15,9 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: look at the lane's state
-// Stores to host memory at the link's rate stall everybody else's memory traffic: so many blocks stay below that.
+constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: check the lane's state
+// Stores to host memory at the link's rate stall all other memory traffic: this number of blocks stays below
+// that rate.
 constexpr uint32_t kPacedBlocks = 1;
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
@@ -139,7 +140,7 @@ std::string Connection::describe() const {
 
 // ---- regions
 
-// Why only the detour through host memory leads there, as far as can be told before a plan names our GPU.
+// Why only the path through host memory is possible, as far as known before a plan names this side's GPU.
 std::string Connection::needs_detour(const Import& import) const {
   if (backend_.settings().detour == DetourUse::kNever) return {};
   if (backend_.settings().detour == DetourUse::kAlways) return "asked for";
@@ -594,7 +595,7 @@ void Connection::job_begun() noexcept {
   if (!free_.back()->moved) ++moving_;
   jobs_.push_back(std::move(free_.back()));
   free_.pop_back();
-  host().wake(worker_);  // the GPU wakes nobody
+  host().wake(worker_);  // the GPU wakes no thread
 }
 
 int32_t Connection::refuse_code(const char* what, Code code) noexcept {

@@ -141,7 +141,7 @@ class Connection final : private CarrierEvents {
 
   // From the backend.
   uint32_t progress(uint64_t now_ns) noexcept;
-  // The GPU is at work: it wakes nobody, so the worker has to look.
+  // The GPU is at work. It wakes no thread, so the worker must poll.
   [[nodiscard]] bool busy() const noexcept {
     return moving_ != 0 || (detour_ != nullptr && detour_->busy()) || (owner_ != nullptr && owner_->busy());
   }
@@ -157,15 +157,15 @@ class Connection final : private CarrierEvents {
     Gate* gate = nullptr;  // it is in a stream of the application's: no slot
     uint32_t slot = 0;
     uint64_t value = 0;     // of the lane's flag, or the number of ended runs, once it is over
-    uint64_t asked_ns = 0;  // when the lane's state was last looked at
+    uint64_t asked_ns = 0;  // when the lane's state was last checked
     Status status = Status::kOk;
     int32_t code = 0;
     bool moved = false;
     const ToHost* gathered = nullptr;  // it goes that way:
-    uint64_t next = 0;                 // what is not queued begins there
+    uint64_t next = 0;                 // where the part that is not queued begins
     bool queued = false;               // all that will be
     bool timed = false;                // it had the lane for itself
-    bool paced = false;                // by few blocks, which stall nobody
+    bool paced = false;                // by few blocks, which stall no other kernel
     HostWay way = HostWay::kDirect;
     uint64_t began_ns = 0;
     std::vector<uint8_t> message;
@@ -227,9 +227,9 @@ class Connection final : private CarrierEvents {
   bool up_ = false;
   bool disconnected_ = false;
 
-  // By GPU and direction: what is read and what is written overlap.
+  // By GPU and direction: reads and writes overlap.
   std::map<std::pair<uint32_t, uint32_t>, OneLane> lanes_;
-  std::vector<std::unique_ptr<Job>> jobs_;  // under way, oldest first
+  std::vector<std::unique_ptr<Job>> jobs_;  // in progress, oldest first
   std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
   size_t moving_ = 0;                       // of jobs_
   size_t imports_ = 0;

@@ -84,7 +84,7 @@ int32_t Connection::look_at_stream(Prepared& prepared, void* stream, StreamState
   return host().refuse(Status::kInternal, error.what());
 }
 
-// The list was sent on our lane, which no stream of the application's waits for by itself.
+// The list was sent on this side's lane, for which the application's stream does not wait by itself.
 Code Connection::list_first(Prepared& prepared, void* stream, StreamState state) noexcept {
   if (prepared.list_there) return 0;
   Code code = prepared.lane->state();
@@ -120,7 +120,7 @@ int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_c
                     prepared.gpu, kListWithinNs / kMillisecondNs));
   if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
   if (code != 0) {
-    capture->gate->close();  // for good: the graph may hold half of it
+    capture->gate->close();  // for ever: the graph may hold half of it
     prepared.captures.pop_back();
     return self.refuse_code("recording a copy in a graph failed: ", code);
   }
@@ -142,7 +142,7 @@ int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args
   if (!up_) return static_cast<int32_t>(Status::kPeerLost);
   Gate*& gate = prepared.gate;
   if (gate != nullptr && gate->ended() != gate->launched()) {
-    // A run that was called off, and that its stream has not come to yet.
+    // A cancelled run that its stream has not reached yet.
     gate->close();
     prepared.device->give_gate_back(*std::exchange(gate, nullptr));
   }
@@ -179,7 +179,7 @@ int32_t Connection::wait_on(towline_prepared* handle, towline_capture* last, voi
   Connection& self = connection_of(prepared);
   if (!self.up_) return static_cast<int32_t>(Status::kPeerLost);
   if (!prepared.local_hosts.empty() && prepared.detour->under_way != 0)
-    return TOWLINE_AGAIN;  // no stream can wait for what threads of the host do
+    return TOWLINE_AGAIN;  // a stream can't wait for host threads
   StreamState state{};
   if (const int32_t status = self.look_at_stream(prepared, stream, state); status < 0) return status;
   Code code = 0;

@@ -1,6 +1,6 @@
-// What one launch moves, as host and device see it: a plan's pieces, cut into chunks that a few lanes of a
-// warp copy together. The same functions find a chunk in the kernel and in the reference that tests run on
-// the host.
+// The work of one launch, in the layout of host and device: a plan's pieces, cut into chunks that a few lanes
+// of a warp copy together. The same functions find a chunk in the kernel and in the reference that tests run
+// on the host.
 //
 // Positions are bytes of the plan; a job moves [begin, end) of it. Three forms:
 //   kStrided  every piece's addresses are computed from nested strides, one set for each side: nothing is
@@ -20,7 +20,7 @@ namespace towline::cuda {
 
 inline constexpr uint32_t kSideDimensions = 5;
 inline constexpr uint32_t kChunkBytes = 4096;   // of one group of 32 lanes: eight loads of 16 bytes each
-inline constexpr uint32_t kBytesPerLane = 128;  // so that a lane has eight loads under way
+inline constexpr uint32_t kBytesPerLane = 128;  // so that a lane has eight loads in flight
 inline constexpr uint32_t kThreads = 1024;      // of a block
 inline constexpr uint64_t kLongestPiece = 16384;
 
@@ -143,7 +143,7 @@ TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
 struct GateWords {  // in GPU memory
   uint64_t runs;
   uint64_t refused;
-  uint32_t open;      // for the run under way
+  uint32_t open;      // for the current run
   uint32_t arrivals;  // 0 before and after a run
 };
 struct GateReport {  // in pinned memory

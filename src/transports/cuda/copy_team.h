@@ -25,7 +25,7 @@ class CopyTeam {
     const Piece* pieces = nullptr;  // `position` counts on from 0 without holes
     uint32_t count = 0;
     uint64_t bytes = 0;
-    bool past_caches = false;  // nobody here reads what is written soon
+    bool past_caches = false;  // the written bytes are not read here soon
 
    private:
     friend class CopyTeam;
@@ -33,7 +33,7 @@ class CopyTeam {
     std::atomic<uint32_t> next{0};  // the share to be taken next
     std::atomic<uint32_t> left{0};  // shares that are not over
     Job* after = nullptr;           // in the team's queue
-    uint32_t users = 0;             // threads that still look at it; under the lock
+    uint32_t users = 0;             // threads that still use it; under the lock
   };
 
   explicit CopyTeam(uint32_t threads) : most_threads_(threads) {}

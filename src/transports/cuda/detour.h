@@ -1,8 +1,8 @@
 // Transfers that no GPU of this process can do in one step: in chunks through a piece of host memory, the
 // pool, that is pinned. Where our GPUs do not reach the peer's memory, both processes have it, and each side
 // copies by its own GPU; this is the side that starts them, detour_owner.h is the other. Where it is only
-// that our host memory is not pinned, threads of ours copy between it and the pool, and our GPU between the
-// pool and the peer's memory: the owner takes no part.
+// that this side's host memory is not pinned, its threads copy between it and the pool, and its GPU between
+// the pool and the peer's memory: the owner takes no part.
 //
 //   WRITE   idle -> filling (our side) -> asked (the owner empties it), or far (our GPU does) -> idle
 //   READ    idle -> asked (the owner fills it), or far (our GPU does) -> emptying (our side) -> idle
@@ -75,7 +75,7 @@ class Detour {
   void on_moved(const Moved& moved) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress(uint64_t now_ns) noexcept;
-  // Something here ends without waking anybody.
+  // True if something here ends without a wake-up.
   [[nodiscard]] bool busy() const noexcept;
   // The connection is down: no chunk begins or goes on. Parts end when the copies under way have.
   void call_off(Status status) noexcept;

@@ -44,7 +44,7 @@ class DetourOwner {
 
   void on_move(std::span<const uint8_t> message) noexcept;
   uint32_t progress(uint64_t now_ns) noexcept;
-  // Something here ends without waking anybody.
+  // True if something here ends without a wake-up.
   [[nodiscard]] bool busy() const noexcept;
   // The connection is down: nothing begins or is answered any more. Copies that were begun run on.
   void call_off() noexcept;

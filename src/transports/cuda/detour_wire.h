@@ -1,5 +1,5 @@
-// What two ends say to each other where bytes go through host memory (detour.h), as messages between the
-// core's own on the connection.
+// The messages of two ends for copies through host memory (detour.h), as messages between the core's own on
+// the connection.
 //
 //   asker   MOVE {number, direction, pool, offset, stretches of the owner's regions}   ->
 //   owner                                                                              <-  MOVED {number,
@@ -18,7 +18,7 @@
 
 namespace towline::cuda {
 
-// No message of the core begins so.
+// No message of the core begins with this.
 inline constexpr std::array<uint8_t, 16> kDetourMark = {0xc5, 0xd1, 0x4e, 0x9a, 0x07, 0x62, 0xb8, 0xf3,
                                                         0x71, 0x2c, 0xe6, 0x5d, 0x98, 0x0b, 0xaf, 0x34};
 
@@ -53,10 +53,10 @@ struct Moved {
 [[nodiscard]] bool is_detour_message(std::span<const uint8_t> message) noexcept;
 [[nodiscard]] bool is_move(std::span<const uint8_t> message) noexcept;
 
-// In place of what `out` holds.
+// Replaces the contents of `out`.
 void encode(const Move& move, std::span<const Stretch> stretches, std::vector<uint8_t>& out);
 void encode(const Moved& moved, std::vector<uint8_t>& out);
-// False: it makes no sense. The stretches are of some bytes each, kDetourSlotBytes in all at most.
+// False: it is invalid. Each stretch has at least one byte, and all together at most kDetourSlotBytes.
 [[nodiscard]] bool decode(std::span<const uint8_t> message, Move& move, std::vector<Stretch>& stretches);
 [[nodiscard]] bool decode(std::span<const uint8_t> message, Moved& moved);
 

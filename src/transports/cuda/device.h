@@ -1,6 +1,6 @@
-// What this transport needs of GPUs, behind one small interface: driver.h has the one for NVIDIA's driver,
-// and fake/ one that keeps "GPU" memory in host memory, so that everything above it runs where there is no
-// GPU.
+// The GPU functions that this transport needs, behind one small interface: driver.h implements it with
+// NVIDIA's driver, and fake/ one that keeps "GPU" memory in host memory, so that everything above it runs
+// where there is no GPU.
 //
 // Addresses are GPU addresses as applications hold them. Control path: throws Error, naming the vendor's
 // code. Data path (noexcept): a Code, 0 or the vendor's. Any thread may call anything; the calling thread's
@@ -68,7 +68,7 @@ enum class Made : uint8_t {
   kPool = 2,    // cudaMallocAsync: GPUs that have access to the pool
 };
 
-// What GPUs will do with memory, or may.
+// How GPUs will, or may, use memory.
 enum class Use : uint8_t {
   kRead = 0,
   kWrite = 1,  // and read
@@ -97,7 +97,7 @@ struct Shared {
   UniqueFd fd;                          // kDescriptor, kHostFile
 };
 
-// Memory of a peer where one of our GPUs reaches it, until this goes.
+// Memory of a peer, mapped for one of this process's GPUs until this is destroyed.
 class Mapped {
  public:
   Mapped() = default;
@@ -156,7 +156,7 @@ class Lane {
   virtual void release_list(const List& list) noexcept = 0;
   virtual Code upload(const List& list) noexcept = 0;
 
-  // Begin work that ends with `value` in flag(slot). Several may be under way with different slots.
+  // Begin work that ends with `value` in flag(slot). Several may be in flight with different slots.
   virtual Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept = 0;
   // With the copy engine, one range after the other.
   struct Range {
@@ -180,15 +180,15 @@ class Lane {
   // 0: idle, all flags are set; kBusy; anything else: broken, nothing more lands.
   static constexpr Code kBusy = -1;
   [[nodiscard]] virtual Code state() noexcept = 0;
-  // Waits until nothing is under way.
+  // Waits until nothing is in flight.
   virtual Code drain() noexcept = 0;
   // Orders later work of the application's stream after the lane's work.
   virtual Code precede(void* stream) noexcept = 0;
 };
 
-// What work in streams of the application's asks before it moves anything: such a run begins when its stream
-// gets there, which may be late, often (in a graph), or never. Its words stay for good, so a run that comes
-// after everything else has gone finds it closed.
+// Work in the application's streams checks a gate before it moves anything: such a run begins when its stream
+// reaches it, which may be late, often (in a graph), or never. A gate's words are never freed, so a run that
+// comes after everything else was destroyed finds it closed.
 //
 // After close(), once quiet() is true, nothing moves any more. One thread at a time may launch; any thread
 // may call the rest.
@@ -208,11 +208,11 @@ class Gate {
   virtual void close() noexcept = 0;
   // Nothing that was launched can still come.
   virtual void open() noexcept = 0;
-  [[nodiscard]] virtual uint64_t launched() const noexcept = 0;  // but for what went into graphs
+  [[nodiscard]] virtual uint64_t launched() const noexcept = 0;  // not counting graphs
   [[nodiscard]] virtual uint64_t begun() const noexcept = 0;
   [[nodiscard]] virtual uint64_t ended() const noexcept = 0;
   [[nodiscard]] virtual uint64_t refused() const noexcept = 0;  // of those that ended
-  [[nodiscard]] virtual bool quiet() const noexcept = 0;        // no run is under way
+  [[nodiscard]] virtual bool quiet() const noexcept = 0;        // no run is in progress
 };
 
 // An application's stream as a GPU sees it.
@@ -239,7 +239,7 @@ class Device {
   [[nodiscard]] virtual Shared share(const Allocation& allocation) const = 0;
   // Neighbouring parts of one owner, in order, mapped as one range that `gpu` reaches.
   virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;
-  // Lets `gpu` reach memory of this process, whichever way it was made. Throws Error where it can't, or may not.
+  // Lets `gpu` reach memory of this process, however it was allocated. Throws Error if it can't, or must not.
   void reach(uint32_t gpu, uint64_t address, uint64_t bytes, Use use);
   // False: they certainly have no path. No context is made by asking.
   [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;

@@ -1,5 +1,5 @@
-// The part of the CUDA driver's binary interface that is used here, as of CUDA 12.0, looked up at run time:
-// so the plugin is built without CUDA's headers, and loads where there is no driver.
+// The part of the CUDA driver's binary interface that is used here, as of CUDA 12.0, loaded at run time: so
+// the plugin is built without CUDA's headers, and loads without a driver.
 #pragma once
 
 #include <cstddef>

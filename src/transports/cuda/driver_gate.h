@@ -1,4 +1,4 @@
-// Gates on an NVIDIA GPU: what lets a copy in an application's stream move anything.
+// Gates on an NVIDIA GPU: a copy in an application's stream moves bytes only if its gate is open.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// The copy kernel: a whole list of pieces in one launch, and a word to the host when the last byte is there.
+// The copy kernel: moves a whole list of pieces in one launch, and reports to the host when the last byte has
+// arrived.
 //
 // A group of `lanes` threads takes a chunk, then the chunk a grid further on. Each lane has up to eight loads
 // of 16 bytes under way before the first store; what the next chunk is gets looked up before this one is

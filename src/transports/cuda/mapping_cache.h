@@ -29,8 +29,8 @@ class MappingCache {
   [[nodiscard]] size_t live() const;
 
  private:
-  // By the allocations' numbers at their owner, so that memory which was given back and taken anew at the
-  // same address is mapped anew.
+  // Keyed by the allocations' numbers at their owner, so that memory which was freed and allocated again at
+  // the same address is mapped again.
   struct Key {
     uint64_t owner[2];
     uint64_t ids;  // of all parts, folded

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMostVisitors = 64;
 constexpr uint64_t kOurName = 0x6d656d6f7279;  // "memory": the socket's name is another than the carrier's
 
-// An agent's name there follows from who it is, so nobody has to be told it.
+// The name of an agent's socket follows from its identity, so it need not be sent.
 shm::Address service_of(const plugin::Host& host, const uint64_t incarnation[2]) {
   const uint64_t name[2] = {incarnation[0] ^ kOurName, incarnation[1]};
   return shm::socket_name(name, host.config("shm.socket_dir", ""));

@@ -52,7 +52,7 @@ void PinnedRanges::remove(std::unique_lock<std::mutex>& lock, Ranges::iterator r
 struct PinnedRanges::Cover {
   std::vector<Ranges::iterator> ranges;
   std::optional<HostPages> gap;  // the first one
-  bool settling = false;         // one of the ranges is being pinned, or let go
+  bool settling = false;         // one of the ranges is being pinned or unpinned
 };
 
 namespace {

@@ -5,7 +5,7 @@
 // Two regions may share a page, and the driver pins a page once. So a page that a region does not fill is a
 // range of its own, which its neighbour holds as well, and which either may outlive.
 //
-// Pinning takes 30 to 50 ms for each GB, and so does letting go: neither holds up who asks for other memory.
+// Pinning and unpinning take 30 to 50 ms per GB each; neither delays requests for other memory.
 #pragma once
 
 #include <condition_variable>
@@ -30,17 +30,17 @@ class PinnedRanges {
   PinnedRanges& operator=(const PinnedRanges&) = delete;
   ~PinnedRanges();  // nobody holds a range
 
-  // Pinned by us or the application, for as long as the result lives; null: by nobody, or not yet. Any
+  // Pinned by Towline or the application, as long as the result lives; null: not pinned, or not yet. Any
   // thread. Throws Error: only a part is, or not for that use.
   std::shared_ptr<const Pinned> find(Device& device, uint64_t address, uint64_t bytes, Use use);
-  // The same, pinned here and now if nobody has.
+  // The same, and pins it now if needed.
   std::shared_ptr<const Pinned> take(Device& device, uint64_t address, uint64_t bytes, Use use);
 
  private:
   struct Range {
     uint64_t end = 0;
     uint64_t holders = 0;
-    std::unique_ptr<Pinned> pinned;  // null: somebody is pinning it, or letting it go
+    std::unique_ptr<Pinned> pinned;  // null: a thread is pinning or unpinning it
   };
   using Ranges = std::map<uint64_t, Range>;  // by begin; none overlaps another
   class Hold;
@@ -56,7 +56,7 @@ class PinnedRanges {
   void remove(std::unique_lock<std::mutex>& lock, Ranges::iterator range) noexcept;
 
   std::mutex mutex_;
-  std::condition_variable settled_;  // a range was pinned, or let go
+  std::condition_variable settled_;  // a range was pinned or unpinned
   Ranges ranges_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace towline::cuda {
 
-// How long the end of an agent waits for a copy. A worker that goes on asks again instead.
+// How long closing an agent waits for a copy. A running worker checks again instead.
 inline constexpr uint64_t kQuietWithinNs = kSecondNs;
 // How long a graph that is being recorded waits for a page list on its way to the GPU.
 inline constexpr uint64_t kListWithinNs = kSecondNs;
@@ -30,7 +30,8 @@ bool wait_within(uint64_t limit_ns, Done&& done) noexcept {
   return true;
 }
 
-// For what a copy that does not end may still reach: it is never freed, and stays reachable, since that is meant.
+// Keeps objects that an unending copy may still use: they are never freed on purpose, and stay reachable for
+// leak checkers.
 void keep_for_good(const void* object);
 
 }  // namespace towline::cuda

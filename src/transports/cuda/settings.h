@@ -15,10 +15,10 @@ enum class DetourUse : uint8_t {
   kNever,
 };
 
-// Host memory of ours that the application has not pinned.
+// Host memory of this process that the application has not pinned.
 enum class PinUse : uint8_t {
   kAuto,   // the first post goes through the pool, and a thread pins it from the second on (host_pin.h)
-  kFirst,  // pinned where it lies by the first transfer that needs it; what can't be goes through the pool
+  kFirst,  // pinned by the first transfer that needs it; memory that can't be pinned uses the pool
   kNever,  // it goes through the pool
 };
 

@@ -1,7 +1,8 @@
-// GPU memory to host memory in two steps: a few thread blocks gather pieces without gaps in staging memory on the
-// GPU, and the copy engine sends them on. A kernel that stores to host memory at the link's rate stalls everybody
-// else's memory traffic, a product's too; the copy engine disturbs nobody (docs/gpu.md). It wants few and long
-// ranges: so this is for lists whose host side lies in runs of kLeastMeanRun bytes and more on average.
+// GPU memory to host memory in two steps: a few thread blocks gather pieces without gaps in staging memory on
+// the GPU, and the copy engine sends them on. A kernel that stores to host memory at the link's rate stalls
+// all other memory traffic, also that of a model's kernels; the copy engine does not (docs/gpu.md). It needs
+// few and long ranges: so this is for lists whose host side is in runs of at least kLeastMeanRun bytes on
+// average.
 #pragma once
 
 #include <towline/plugin/plan.h>

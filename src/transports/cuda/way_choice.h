@@ -16,7 +16,7 @@ class WayChoice {
  public:
   static constexpr uint32_t kTries = 2;   // of each way at first
   static constexpr uint32_t kAgain = 64;  // posts until the slower way is tried once more
-  // The gathered way disturbs nobody: it is taken unless the other is faster by more than this.
+  // The gathered method disturbs no other kernel: it is chosen unless the other is faster by more than this.
   static constexpr double kWorthDisturbing = 1.1;
 
   [[nodiscard]] HostWay next() noexcept {

@@ -1,4 +1,4 @@
-// Whatever comes over the socket or the connection or in the metadata decodes or is refused.
+// Any bytes from the socket, the connection or the metadata decode or are refused.
 #include <cstddef>
 #include <cstdint>
 

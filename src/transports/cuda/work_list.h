@@ -1,4 +1,4 @@
-// Turns a plan into what the copy kernel reads. See copy_job.h for the forms.
+// Converts a plan to the input of the copy kernel. See copy_job.h for the forms.
 //
 // A plan of one extent on each side and one run needs no list. Otherwise pairs of addresses are written, one
 // for each block, or where blocks lie side by side on both sides, longer pieces.
