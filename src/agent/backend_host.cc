@@ -220,6 +220,9 @@ void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   backend.connection = &taken.connection;
   backend.data = &taken.data;
   backend.storage = stores ? &taken.storage : nullptr;
+  const bool lands = taken.plugin.query_table("landing", 1) != nullptr;
+  if (lands) taken.landing = plugin_table<towline_landing_table_v1>(taken.plugin, "landing");
+  backend.landing = lands ? &taken.landing : nullptr;
 }
 
 // Throws only for a setting that the backend refuses. Otherwise the agent would silently lack the backend.

@@ -17,6 +17,7 @@
 
 #include "base/dynamic_library.h"
 #include "metadata/blob/blob.h"
+#include "towline/plugin/landing.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {
@@ -38,6 +39,7 @@ struct Backend {
   const towline_connection_table_v1* connection = nullptr;
   const towline_data_table_v1* data = nullptr;
   const towline_storage_table_v1* storage = nullptr;  // null: it has none
+  const towline_landing_table_v1* landing = nullptr;  // the same
   std::vector<towline_move_v1> moves;
   uint32_t kinds = 0;         // of memory that it moves, on either side: a bit each
   uint32_t remote_kinds = 0;  // likewise, that peers reach by it
@@ -51,6 +53,7 @@ struct Backend {
     towline_connection_table_v1 connection;
     towline_data_table_v1 data;
     towline_storage_table_v1 storage;
+    towline_landing_table_v1 landing;
   } taken = {};
 
   // Closing it takes every worker's lock: who holds one, and finds it open, may call it.

@@ -100,10 +100,12 @@ void connection_event(void*, void* peer, uint32_t event, int32_t status, const c
   static_cast<Link*>(peer)->on_event(event, static_cast<Status>(status), text);
 }
 
-// A backend that moves host memory can't use a GPU's address, whatever a peer requests.
+// A backend that moves bytes by the processor can't use a GPU's address, whatever a peer requests.
 int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
             void** pin) {
-  const bool vram = (backend_of(context).remote_kinds & (1u << TOWLINE_VRAM)) != 0;
+  const Backend& backend = backend_of(context);
+  const bool vram =
+      (backend.remote_kinds & (1u << TOWLINE_VRAM)) != 0 && !backend.has_trait(TOWLINE_TRAIT_LANDS);
   access = (access & TOWLINE_ACCESS_ALL) | (vram ? kPinVram : 0);
   return static_cast<int32_t>(agent_of(context).regions().pin(key, address, bytes, access, pointer, pin));
 }
@@ -122,6 +124,38 @@ void refused(void* context, uint32_t worker, void* peer, int32_t status) {
 }
 
 void granted(void*, void* peer, uint64_t key) { static_cast<Link*>(peer)->on_granted(key); }
+
+int32_t landing(void* context, const towline_landing_table_v1** table, towline_backend** backend) {
+  std::string reasons;
+  for (const auto& other : agent_of(context).backends().backends()) {
+    if (other->landing != nullptr && other->open()) {
+      *table = other->landing;
+      *backend = other->handle;
+      return TOWLINE_OK;
+    }
+    if (other->plugin != nullptr && other->landing == nullptr) continue;
+    if (!other->open()) reasons += fmt::format("; {}: {}", other->name, other->why_not_open());
+  }
+  set_failure_text("no open backend of this agent copies GPU memory (cuda does)" + reasons);
+  return TOWLINE_NOT_FOUND;
+}
+
+int32_t pin_landing(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
+                    uint64_t* device, void** pin) {
+  RegionTable& regions = agent_of(context).regions();
+  void* pointer = nullptr;
+  const Status status =
+      regions.pin(key, address, bytes, (access & TOWLINE_ACCESS_ALL) | kPinVram, &pointer, pin);
+  if (status != Status::kOk) return static_cast<int32_t>(status);
+  bool vram = false;
+  const auto look = [&](const Region& region) {
+    vram = region.ref.kind == TOWLINE_VRAM;
+    *device = region.ref.device;
+  };
+  if (regions.look_at(key, look) && vram) return TOWLINE_OK;
+  RegionTable::unpin(*pin);
+  return TOWLINE_PERMISSION_DENIED;
+}
 
 }  // namespace
 
@@ -147,7 +181,9 @@ towline_host_v1_t host_services() noexcept {
           served,
           heard,
           refused,
-          granted};
+          granted,
+          landing,
+          pin_landing};
 }
 
 }  // namespace towline

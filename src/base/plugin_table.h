@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "towline/plugin/landing.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {
@@ -21,6 +22,8 @@ template <>
 inline constexpr size_t kTableMinimum<towline_storage_table_v1> = TOWLINE_STORAGE_TABLE_V1_MINIMUM;
 template <>
 inline constexpr size_t kTableMinimum<towline_directory_table_v1> = TOWLINE_DIRECTORY_TABLE_V1_MINIMUM;
+template <>
+inline constexpr size_t kTableMinimum<towline_landing_table_v1> = TOWLINE_LANDING_TABLE_V1_MINIMUM;
 template <>
 inline constexpr size_t kTableMinimum<towline_exporter_table_v1> = TOWLINE_EXPORTER_TABLE_V1_MINIMUM;
 

@@ -97,13 +97,15 @@ void ConnectionCore::add_lane(std::unique_ptr<Lane> lane) {
 
 uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   uint32_t work = ended_.empty() ? 0 : deliver_ended();
+  if (landings_ != nullptr && landings_->under_way != 0) work += poll_landings(now_ns);
   const bool lively = now_ns - last_activity_ns_ < kLivelyNs;
   for (std::size_t i = 0; i < lanes_.size() && !down_; ++i) {
     LaneState& lane = *lanes_[i];
     if (lively && lane.in.state == InputState::kHeader) lane.lane->look_longer();
     lane.out.blocked = lane.out.inline_used = false;
     const uint32_t read = read_lane(lane);
-    if (read != 0 && !down_) host_.heard(peer_);
+    // What waits for this side's GPU is not read, and says that the peer is there.
+    if ((read != 0 || lane.in.stalled) && !down_) host_.heard(peer_);
     work += read;
     if (!down_) watch_frames(lane, now_ns);
     if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");
@@ -115,7 +117,7 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
     do {
       work += flush_lanes();
       work += retry_messages();
-    } while (pump_reads() != 0);
+    } while (pump_reads() + pump_gathers() != 0);
   }
   work += deliver_ended();
   if (work != 0) last_activity_ns_ = now_ns;
@@ -134,7 +136,7 @@ void ConnectionCore::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
     break_lane(lane, IoResult::error(Status::kPeerLost, 0, kText), doing);
   };
   const Input& in = lane.in;
-  look(lane.in.watch, in.in_frame(), in.counted, in.left_of_frame(), "reading");
+  look(lane.in.watch, in.in_frame(), in.received, in.left_of_frame(), "reading");
   if (down_) return;
   const Output& out = lane.out;
   look(lane.out.watch, out.frame_open && out.served != 0, out.frame_sequence, out.frame.bytes(), "writing");
@@ -152,7 +154,7 @@ uint64_t ConnectionCore::frame_deadline_ns() const noexcept {
 
 // Reads and messages that found no room wait for a lane that has output.
 bool ConnectionCore::arm() noexcept {
-  if (!ended_.empty()) return true;
+  if (!ended_.empty() || !settled()) return true;  // a GPU's copy ends without waking anybody
   if (down_) return false;
   bool work = false;
   std::size_t asked = 0;
@@ -176,7 +178,7 @@ void ConnectionCore::disarm() noexcept {
 // After a call from outside the worker: a sleeping worker does not know of the work that the call left.
 void ConnectionCore::wake_if_needed() noexcept {
   if (!armed_) return;
-  bool work = !ended_.empty();
+  bool work = !ended_.empty() || !settled();
   for (const auto& lane : lanes_) work = work || lane->broken.status != Status::kOk || has_output(*lane);
   if (!work) return;
   armed_ = false;
@@ -198,6 +200,7 @@ void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const c
 
 // Nothing is read into, or written from, registered memory after this.
 void ConnectionCore::release_everything() noexcept {
+  drop_landings();
   for (const auto& lane : lanes_) {
     lane->lane->close();  // unless it was abandoned
     lane->in.pins.release(host_);
@@ -237,12 +240,14 @@ void ConnectionCore::close() noexcept {
 }
 
 bool ConnectionCore::idle() const noexcept {
-  if (parts_.live() != 0) return false;
+  if (parts_.live() != 0 || !settled()) return false;
   return std::all_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
     return !has_output(*lane) && lane->in.state == InputState::kHeader && lane->in.begin == lane->in.end &&
-           lane->in.reads.empty();
+           lane->in.reads.empty() && lane->out.gathers.empty() && !lane->in.landing();
   });
 }
+
+bool ConnectionCore::settled() const noexcept { return landings_ == nullptr || landings_->under_way == 0; }
 
 std::string ConnectionCore::describe() const {
   std::string lanes;
@@ -250,12 +255,18 @@ std::string ConnectionCore::describe() const {
     if (!lanes.empty()) lanes += ", ";
     lanes += in_json(lane->lane->describe());
   }
+  std::string gpu = "null";
+  if (landings_ != nullptr)
+    gpu =
+        fmt::format(R"({{"by": "host memory", "chunks": {}, "chunk_bytes": {}, "gathered_bytes": {}, )"
+                    R"("scattered_bytes": {}}})",
+                    kLandingSlots, kLandingSlotBytes, landings_->gathered_bytes, landings_->scattered_bytes);
   return fmt::format(
       R"({{"lanes": {}, "lane": [{}], "state": "{}", "parts": {}, "frames_sent": {}, "frames_received": {}, )"
-      R"("bytes_sent": {}, "bytes_received": {}, "acks_sent": {}, "refused": {}, "checksum": {}}})",
+      R"("bytes_sent": {}, "bytes_received": {}, "acks_sent": {}, "refused": {}, "checksum": {}, "gpu_memory": {}}})",
       lanes_.size(), lanes, down_ ? "down" : "up", parts_.live(), statistics_.frames_sent,
       statistics_.frames_received, statistics_.bytes_sent, statistics_.bytes_received, statistics_.acks_sent,
-      statistics_.refused, options_.checksum);
+      statistics_.refused, options_.checksum, gpu);
 }
 
 // ---- The public face
@@ -268,12 +279,15 @@ Connection::~Connection() = default;
 void Connection::add_lane(std::unique_ptr<Lane> lane) { core_->add_lane(std::move(lane)); }
 std::size_t Connection::lane_count() const noexcept { return core_->lanes_.size(); }
 
-int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared) {
+int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared,
+                            uint64_t most_frame_bytes) {
   if (args.op != TOWLINE_READ && args.op != TOWLINE_WRITE) return static_cast<int32_t>(Status::kUnsupported);
   auto made = std::make_unique<Prepared>();
   made->base = {sizeof made->base, 0, 0, core_->options_.connection, args.plan};
   made->core = core_.get();
   made->op = args.op;
+  if (const Status status = core_->prepare_landing(*made, most_frame_bytes); status != Status::kOk)
+    return static_cast<int32_t>(status);
   *prepared = &made.release()->base;
   return 0;
 }
@@ -296,6 +310,8 @@ bool Connection::arm() noexcept { return core_->arm(); }
 void Connection::disarm() noexcept { core_->disarm(); }
 void Connection::fail(Status status, const std::string& text) noexcept { core_->fail(status, text); }
 void Connection::close() noexcept { core_->close(); }
+bool Connection::settled() const noexcept { return core_->settled(); }
+void Connection::give_up() noexcept { core_->give_up(); }
 bool Connection::down() const noexcept { return core_->down_; }
 bool Connection::idle() const noexcept { return core_->idle(); }
 uint64_t Connection::last_activity_ns() const noexcept { return core_->last_activity_ns_; }

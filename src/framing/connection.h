@@ -39,6 +39,7 @@
 #include <memory>
 #include <string>
 
+#include "framing/landing.h"
 #include "framing/lane.h"
 #include "framing/refusal_budget.h"
 #include "towline/plugin/backend.hpp"
@@ -65,6 +66,7 @@ struct ConnectionOptions {
   // less than 16 KiB/s on average.
   uint64_t frame_timeout_ns = 20'000'000'000;
   std::shared_ptr<RefusalBudget> refusals;  // of the peer's accesses; null: no limit
+  MakeLander make_lander;                   // for GPU memory of this side; null: it has none
 };
 
 // Totals of the engine since it was made.
@@ -92,8 +94,11 @@ class Connection {
   void add_lane(std::unique_ptr<Lane> lane);
   [[nodiscard]] std::size_t lane_count() const noexcept;
 
-  // v1.h's data table. Imports are not used: the plan's remote regions contain the keys.
-  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
+  // v1.h's data table. Imports are not used: the plan's remote regions contain the keys. `most_frame_bytes`: how much
+  // the owner of GPU memory can land at a time; the default is for other memory. Fails, with the reason passed to the
+  // host, if this side has no room for staging memory.
+  int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared,
+                  uint64_t most_frame_bytes = UINT64_MAX);
   static void unprepare(towline_prepared* prepared) noexcept;
   [[nodiscard]] static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
   [[nodiscard]] int32_t send(const void* message, std::size_t bytes) noexcept;
@@ -108,12 +113,18 @@ class Connection {
 
   // Breaks the connection: closes lanes, completes every part in flight with kPeerLost, gives pins back,
   // reports TOWLINE_CONNECTION_DOWN once with this status and text. No byte lands afterwards. Later calls do
-  // nothing.
+  // nothing. Copies of a GPU that were begun run on: until settled(), their parts are not completed and their pins
+  // not given back, progress() has to be called, and this is not to be destroyed.
   void fail(Status status, const std::string& text) noexcept;
   // Ends the connection on this side: says goodbye to the peer as far as lanes have room, then acts like
   // fail(), but parts end with kClosed and no event is reported. Written messages still arrive if no part was
   // in flight.
   void close() noexcept;
+
+  [[nodiscard]] bool settled() const noexcept;  // no copy of a GPU is under way
+  // After close(), where copies run on for too long: completes their parts without a fence. This is never to be
+  // destroyed, since a GPU may still reach what it holds.
+  void give_up() noexcept;
 
   [[nodiscard]] bool down() const noexcept;  // failed or closed: submit and send answer kPeerLost
   // Nothing in flight or queued, in either direction: may be closed for idleness.

@@ -4,6 +4,7 @@
 //   core_send.cc     making frames and writing them
 //   core_receive.cc  reading lanes and taking frames apart
 //   core_owner.cc    what the owner of memory does: place WRITEs, answer READs
+//   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
 #pragma once
 
 #include <array>
@@ -42,6 +43,8 @@ class ConnectionCore {
   void fail(Status status, const std::string& text) noexcept;
   void close() noexcept;
   [[nodiscard]] bool idle() const noexcept;
+  [[nodiscard]] bool settled() const noexcept;
+  void give_up() noexcept;
   [[nodiscard]] std::string describe() const;
 
  private:
@@ -54,7 +57,8 @@ class ConnectionCore {
   bool write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept;
   bool hold_message(Part& part, const towline_submit_args& args) noexcept;
   void stop_producing(Part& part) noexcept;
-  void note_failure(Part& part, Status status, uint64_t begin, uint64_t end) noexcept;
+  void note_failure(Part& part, Status status, uint64_t begin, uint64_t end,
+                    int32_t vendor_code = 0) noexcept;
   void settle(Part& part) noexcept;
   bool send_held_message(Part& part) noexcept;
   void end_part(Part& part) noexcept;
@@ -98,6 +102,7 @@ class ConnectionCore {
   void account(Input& in, std::size_t bytes) noexcept;
   void take_apart(LaneState& lane) noexcept;
   bool begin_frame(LaneState& lane) noexcept;
+  static bool stall(Input& in, std::size_t preamble) noexcept;
   bool end_payload(LaneState& lane) noexcept;
   bool end_message(LaneState& lane) noexcept;
   bool count_frame(LaneState& lane) noexcept;
@@ -110,15 +115,45 @@ class ConnectionCore {
   bool protocol_error(LaneState& lane, const char* what) noexcept;
 
   // core_owner.cc
-  void begin_write(LaneState& lane, const uint8_t* preamble) noexcept;
+  [[nodiscard]] bool begin_write(LaneState& lane, const uint8_t* preamble) noexcept;
   void end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept;
-  void refuse_write(LaneState& lane) noexcept;
+  void refuse_write(LaneState& lane, const Refusal& refusal) noexcept;
   void note_refusal(LaneState& lane, Status status) noexcept;
   bool begin_read(LaneState& lane, const uint8_t* preamble) noexcept;
   std::size_t cut_answer(ReadAnswer& answer, uint64_t frame_bytes) noexcept;
   bool open_answer(LaneState& lane) noexcept;
   Status pin_segments(std::span<const WireSegment> segments, uint32_t access, IovList& target,
                       PinSet& pins) noexcept;
+
+  // core_landing.cc
+  [[nodiscard]] Status make_landings(uint64_t device) noexcept;
+  [[nodiscard]] Status find_landings(const WireSegment& segment, uint32_t access) noexcept;
+  [[nodiscard]] Status prepare_landing(Prepared& prepared, uint64_t most_frame_bytes) noexcept;
+  [[nodiscard]] std::size_t next_window(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept;
+  uint32_t pump_gathers() noexcept;
+  void begin_gather(Part& part) noexcept;
+  void gather_ended(uint32_t index, Status status, int32_t vendor_code) noexcept;
+  void free_gather(uint32_t index) noexcept;
+  void free_scatter(uint32_t index) noexcept;
+  [[nodiscard]] bool opens_gathered(const LaneState& lane) const noexcept;
+  bool open_gathered(LaneState& lane) noexcept;
+  Status pin_landing(std::span<const WireSegment> segments, uint32_t access, PinSet& pins,
+                     std::vector<LandingPiece>& pieces, uint64_t& device) noexcept;
+  [[nodiscard]] bool answer_opens(const LaneState& lane) const noexcept;
+  void gather_answers(LaneState& lane) noexcept;
+  bool open_gathered_answer(LaneState& lane) noexcept;
+  bool turns_to_gpu(LaneState& lane, ReadAnswer& answer, Status& status) noexcept;
+  void refuse_gathered_answer(LaneState& lane, const GatherSlot& slot) noexcept;
+  [[nodiscard]] bool retry_stalled(LaneState& lane) noexcept;
+  [[nodiscard]] bool land_write(LaneState& lane, std::size_t count) noexcept;
+  void land_written(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept;
+  void end_landed(LaneState& lane) noexcept;
+  [[nodiscard]] bool land_data(LaneState& lane, ReadRequest& request) noexcept;
+  void land_received_data(LaneState& lane, ReadRequest& request, bool good) noexcept;
+  void scatter_ended(uint32_t index, Status status, int32_t vendor_code) noexcept;
+  uint32_t poll_landings(uint64_t now_ns) noexcept;
+  void copy_ended(Part& part) noexcept;
+  void drop_landings() noexcept;
 
   // connection.cc
   void watch_frames(LaneState& lane, uint64_t now_ns) noexcept;
@@ -142,7 +177,12 @@ class ConnectionCore {
   std::vector<towline_segment> window_;          // scratch: segments of the frame being made or placed
   std::vector<WireSegment> wire_window_;         // scratch: the same as on the wire
   std::unique_ptr<uint8_t[]> scratch_preamble_;  // of a frame that is emitted at once
-  uint64_t read_bytes_ = 0;                      // outstanding in requests
+  std::unique_ptr<Landings> landings_;           // null until GPU memory is part of this connection
+  PartList gathered_;                            // WRITEs from GPU memory with payload to be gathered
+  uint64_t last_answer_serial_ = 0;
+  uint64_t landings_tried_ns_ = 0;  // when there was no room for them last
+  Status landings_refused_ = Status::kOk;
+  uint64_t read_bytes_ = 0;  // outstanding in requests
   uint64_t held_message_bytes_ = 0;
   uint64_t last_activity_ns_ = 0;
   bool down_ = false;

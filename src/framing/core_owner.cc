@@ -31,27 +31,42 @@ Status ConnectionCore::pin_segments(std::span<const WireSegment> segments, uint3
 }
 
 // A frame is placed whole or not at all.
-void ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexcept {
+// False: not yet.
+bool ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexcept {
   Input& in = lane.in;
+  if (in.landing() && in.landed->full()) {
+    in.stalled = true;
+    return false;
+  }
   const std::size_t count = in.header.segment_count;
   std::memcpy(wire_window_.data(), preamble + kHeaderBytes, count * sizeof(WireSegment));
   in.target.clear();
   in.refused = pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_WRITE, in.target, in.pins);
   in.state = InputState::kPayload;
-  if (in.refused == Status::kOk) return;
+  if (in.refused == Status::kOk) return true;
   in.pins.release(host_);
   in.target.clear();
+  if (in.refused == Status::kPermissionDenied && options_.make_lander) {
+    if (!land_write(lane, count)) {
+      in.state = InputState::kHeader;
+      return false;
+    }
+    if (in.refused == Status::kOk) return true;
+  }
   in.payload_left = in.header.payload_bytes;
   in.state = InputState::kDrain;
+  return true;
 }
 
 void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
   Input& in = lane.in;
+  if (in.slot != kNoSlot || in.landing()) return land_written(lane, good, message);
   in.pins.release(host_);
   if (in.refused == Status::kOk && !good) in.refused = Status::kCorrupt;
   const bool chained = (in.header.flags & kFlagChained) != 0;
   if (in.refused != Status::kOk) {
-    refuse_write(lane);
+    refuse_write(lane,
+                 {in.header.sequence, in.refused, in.header.part, in.header.offset, in.header.payload_bytes});
     if (chained) in.refused_part = in.header.part;
   } else {
     host_.served(peer_, TOWLINE_SERVED_WRITE, in.header.payload_bytes);
@@ -63,15 +78,13 @@ void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8
     host_.message(peer_, message.data(), message.size());
 }
 
-void ConnectionCore::refuse_write(LaneState& lane) noexcept {
-  const FrameHeader& header = lane.in.header;
+void ConnectionCore::refuse_write(LaneState& lane, const Refusal& refusal) noexcept {
   if (lane.out.refusals.full()) {
     protocol_error(lane, "more uncounted frames than allowed");
     return;
   }
-  note_refusal(lane, lane.in.refused);
-  lane.out.refusals.push(
-      {lane.in.counted, lane.in.refused, header.part, header.offset, header.payload_bytes});
+  note_refusal(lane, refusal.status);
+  lane.out.refusals.push(refusal);
 }
 
 // Also called while frames are written: the next progress() ends the connection.
@@ -97,6 +110,8 @@ bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexce
   answer.segment_count = header.segment_count;
   answer.segment = 0;
   answer.in_segment = 0;
+  answer.place = ReadAnswer::Place::kUnknown;
+  answer.serial = ++last_answer_serial_;
   answer.wire_id = header.part;
   answer.next = header.offset;
   answer.end = header.offset + header.extent;
@@ -125,16 +140,28 @@ std::size_t ConnectionCore::cut_answer(ReadAnswer& answer, uint64_t frame_bytes)
 // NACK.
 bool ConnectionCore::open_answer(LaneState& lane) noexcept {
   Output& out = lane.out;
+  if (landings_ != nullptr) {
+    gather_answers(lane);
+    if (open_gathered_answer(lane)) return true;
+    if (!out.gathers.empty()) return false;  // in order
+  }
   while (!out.answers.empty() && may_emit(lane, kHeaderBytes)) {
     const uint32_t index = out.answers.front();
     ReadAnswer& answer = answers_[index];
+    if (answer.place == ReadAnswer::Place::kGpu) return false;  // until a slot is free
+    const uint32_t segment = answer.segment;
+    const uint64_t in_segment = answer.in_segment;
     const std::size_t bytes = std::min<uint64_t>(lane.frame_bytes, answer.end - answer.next);
     const uint32_t padded = padding(lane, kHeaderBytes, bytes);
     out.frame.clear();
     out.frame.append(out.preamble.get(), kHeaderBytes + padded);
     const std::size_t count = cut_answer(answer, bytes);
-    const Status status =
-        pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
+    Status status = pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
+    if (status != Status::kOk && turns_to_gpu(lane, answer, status)) {
+      answer.segment = segment;
+      answer.in_segment = in_segment;
+      return open_answer(lane);
+    }
     if (status != Status::kOk) {
       out.pins.release(host_);
       note_refusal(lane, status);

@@ -29,6 +29,7 @@ int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_ar
   part->begin = args.begin;
   part->end = args.end;
   part->regions = plan.remote->regions;
+  part->prepared = &prepared;
   part->produced = 0;
   part->cursor.emplace(plan, args.begin, args.end);
   const int32_t result = part->is_read ? start_read(*part, args) : start_write(*part, args);
@@ -42,10 +43,18 @@ int32_t ConnectionCore::submit_nothing(const towline_submit_args& args) noexcept
 
 int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args) noexcept {
   LaneState& lane = least_loaded();
-  if (part.bytes() <= options_.small_bytes && write_small(part, lane, args)) return code(Status::kInProgress);
+  const bool direct = !part.prepared->lands;
+  if (part.bytes() <= options_.small_bytes && direct && !part.prepared->mixed &&
+      write_small(part, lane, args))
+    return code(Status::kInProgress);
   if (!hold_message(part, args)) {
     parts_.release(part);
     return code(Status::kAgain);
+  }
+  if (!direct) {
+    gathered_.push(part);
+    pump_gathers();
+    return code(Status::kInProgress);
   }
   if (part.bytes() <= lane.frame_bytes) {
     lane.out.short_parts.push(part);
@@ -138,7 +147,8 @@ void ConnectionCore::stop_producing(Part& part) noexcept {
   settle(part);
 }
 
-void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uint64_t end) noexcept {
+void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uint64_t end,
+                                  int32_t vendor_code) noexcept {
   if (part.failed_bytes == 0) {
     part.failed_begin = begin;
     part.failed_end = end;
@@ -146,7 +156,9 @@ void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uin
   part.failed_begin = std::min(part.failed_begin, begin);
   part.failed_end = std::max(part.failed_end, end);
   part.failed_bytes += end - begin;
-  if (part.status == Status::kOk) part.status = status;
+  if (part.status != Status::kOk) return;
+  part.status = status;
+  part.vendor_code = vendor_code;
 }
 
 // Call when a frame or request of the part was settled, or no more will be made.
@@ -188,7 +200,10 @@ void ConnectionCore::end_all(Status status) noexcept {
     if (part.state == PartState::kEnded) return;
     // Everything had arrived, but the message was not sent, which is still a failure.
     part.status = status;
-    end_part(part);
+    if (part.copies == 0) return end_part(part);
+    // A GPU still copies: the part ends after that.
+    if (part.list != nullptr) part.list->remove(part);
+    part.state = PartState::kWaiting;
   });
 }
 
@@ -216,7 +231,8 @@ towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
   const bool complete = part.produced == part.bytes() && part.outstanding == 0;
   if (status == Status::kOk && part.cancelled && !complete) status = Status::kCancelled;
   result.status = code(status);
-  result.fences = TOWLINE_PART_FENCED_LOCAL;
+  result.vendor_code = part.vendor_code;
+  if (part.copies == 0) result.fences |= TOWLINE_PART_FENCED_LOCAL;
   if (part.outstanding == 0) result.fences |= TOWLINE_PART_FENCED_REMOTE;
   result.bytes = part.confirmed > part.failed_bytes ? part.confirmed - part.failed_bytes : 0;
   if (status == Status::kOk) return result;

@@ -20,6 +20,7 @@ constexpr uint32_t kLooks = 100;  // polls of an empty lane for the rest of a fr
 uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   uint32_t work = 0;
   uint32_t looks = kLooks;
+  if (lane.in.stalled && !retry_stalled(lane)) return 0;
   std::size_t budget = options_.pass_bytes;
   while (!down_ && budget != 0) {
     if (lane.in.state == InputState::kHeader && lane.lane->looks_empty()) break;
@@ -40,6 +41,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     statistics_.bytes_received += result.bytes;
     budget -= std::min(budget, result.bytes);
     take_apart(lane);
+    if (lane.in.stalled) break;
     // The lane is empty. If polling is cheap, or more must follow, some bytes may have arrived meanwhile.
     const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
     if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
@@ -147,7 +149,7 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
     return in.needed <= in.end - in.begin;
   }
   if (const char* wrong = check_preamble(data, in.header)) return protocol_error(lane, wrong);
-  if (in.header.sequence != in.counted) return protocol_error(lane, "frame out of sequence");
+  if (in.header.sequence != in.received) return protocol_error(lane, "frame out of sequence");
   if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
   in.begin += preamble;
   in.expected_preamble = preamble;
@@ -157,10 +159,9 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
   in.refused = Status::kOk;
   switch (in.header.type) {
     case FrameType::kWrite:
-      begin_write(lane, data);
-      return true;
+      return begin_write(lane, data) || stall(in, preamble);
     case FrameType::kData:
-      return begin_data(lane);
+      return begin_data(lane) || stall(in, preamble);
     case FrameType::kMessage:
       in.state = InputState::kMessage;
       return true;
@@ -174,6 +175,14 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
       break;
   }
   fail(Status::kPeerLost, "the peer said goodbye");
+  return false;
+}
+
+// The frame that has begun waits for a slot, with its preamble where it was; or the connection is down.
+bool ConnectionCore::stall(Input& in, std::size_t preamble) noexcept {
+  if (!in.stalled) return false;
+  in.begin -= preamble;
+  in.needed = preamble;
   return false;
 }
 
@@ -211,9 +220,14 @@ bool ConnectionCore::end_message(LaneState& lane) noexcept {
 bool ConnectionCore::count_frame(LaneState& lane) noexcept {
   Input& in = lane.in;
   in.state = InputState::kHeader;
-  in.counted = in.header.sequence + 1;
-  if (in.header.type == FrameType::kWrite) in.ack_due = true;
+  in.received = in.header.sequence + 1;
   ++statistics_.frames_received;
+  if (in.landing()) {
+    end_landed(lane);
+    return !down_;
+  }
+  in.counted = in.received;
+  if (in.header.type == FrameType::kWrite) in.ack_due = true;
   return true;
 }
 
@@ -267,6 +281,7 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
   if (request.wire_id != in.header.part || request.next != in.header.offset ||
       in.header.payload_bytes > request.end - request.next)
     return protocol_error(lane, "data out of order");
+  if (request.part->prepared->lands) return land_data(lane, request);
   const std::size_t count = request.cursor->next(window_.data(), window_.size(), in.header.payload_bytes);
   in.target.clear();
   for (std::size_t i = 0; i < count; ++i)
@@ -280,6 +295,7 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
 
 void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
   ReadRequest& request = requests_[lane.in.reads.front()];
+  if (lane.in.slot != kNoSlot) return land_received_data(lane, request, good);
   const uint64_t bytes = lane.in.header.payload_bytes;
   request.part->confirmed += bytes;
   if (!good) note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
@@ -313,7 +329,7 @@ bool ConnectionCore::protocol_error(LaneState& lane, const char* what) noexcept 
   try {
     fail(Status::kProtocol,
          fmt::format("the peer broke the protocol on lane {} ({}): {} (frame {} of type {})", lane.index,
-                     lane.lane->describe(), what, lane.in.counted, static_cast<unsigned>(header.type)));
+                     lane.lane->describe(), what, lane.in.received, static_cast<unsigned>(header.type)));
   } catch (...) {
     fail(Status::kProtocol, what);
   }

@@ -182,7 +182,9 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   request.cursor = part.cursor;  // it will scatter the answer
   const uint64_t offset = part.cursor->position();
   const std::size_t count =
-      part.cursor->next(window_.data(), options_.max_segments, options_.read_request_bytes);
+      part.prepared->most_bytes == UINT64_MAX
+          ? part.cursor->next(window_.data(), options_.max_segments, options_.read_request_bytes)
+          : next_window(part, *part.cursor, options_.read_request_bytes);
   const std::size_t bytes = kHeaderBytes + count * sizeof(WireSegment);
   if (!may_emit(lane, bytes) || lane.broken.status != Status::kOk) {
     part.cursor = request.cursor;
@@ -218,16 +220,16 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
 
 bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
-  if (!out.answers.empty()) return true;
+  if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
   if (out.sent.size() >= options_.window_frames) return false;
-  return !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty();
+  return !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty() || opens_gathered(lane);
 }
 
 // The next large frame, from the sources in turn.
 void ConnectionCore::open_frame(LaneState& lane) noexcept {
   Output& out = lane.out;
-  for (uint32_t tried = 0; tried < 4 && !out.frame_open; ++tried) {
-    switch (out.turn++ % 4) {
+  for (uint32_t tried = 0; tried < 5 && !out.frame_open; ++tried) {
+    switch (out.turn++ % 5) {
       case 0:
         out.frame_open = open_answer(lane);
         break;
@@ -236,6 +238,9 @@ void ConnectionCore::open_frame(LaneState& lane) noexcept {
         break;
       case 2:
         out.frame_open = open_write(lane, out.long_parts);
+        break;
+      case 3:
+        out.frame_open = open_gathered(lane);
         break;
       default:
         out.frame_open = open_write(lane, striped_);
@@ -249,7 +254,9 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   if (from.empty() || out.sent.size() >= options_.window_frames) return false;
   Part& part = *from.front();
   const uint64_t offset = part.cursor->position();
-  const std::size_t count = part.cursor->next(window_.data(), options_.max_segments, lane.frame_bytes);
+  const std::size_t count = part.prepared->most_bytes == UINT64_MAX
+                                ? part.cursor->next(window_.data(), options_.max_segments, lane.frame_bytes)
+                                : next_window(part, *part.cursor, lane.frame_bytes);
   const uint64_t bytes = part.cursor->position() - offset;
   const bool last = part.cursor->done();
   const bool only = last && offset == part.begin;
@@ -352,6 +359,7 @@ void ConnectionCore::flush_inline(LaneState& lane) noexcept {
 void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
   Output& out = lane.out;
   out.pins.release(host_);
+  if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
   out.frame_open = false;
   if (out.served != 0) host_.served(peer_, TOWLINE_SERVED_READ, std::exchange(out.served, 0));
 }

@@ -11,26 +11,14 @@
 #include "framing/byte_queue.h"
 #include "framing/connection.h"
 #include "framing/iov_list.h"
+#include "framing/landing.h"
 #include "framing/lane.h"
 #include "framing/part.h"
+#include "framing/pin_set.h"
 #include "framing/wire.h"
 #include "towline/plugin/backend.hpp"
 
 namespace towline::framing {
-
-// The region pins that one frame holds.
-class PinSet {
- public:
-  explicit PinSet(std::size_t capacity) { pins_.reserve(capacity); }
-  void add(void* pin) noexcept { pins_.push_back(pin); }  // within the capacity: no allocation
-  void release(const plugin::Host& host) noexcept {
-    for (void* pin : pins_) host.unpin(pin);
-    pins_.clear();
-  }
-
- private:
-  std::vector<void*> pins_;
-};
 
 // A WRITE frame that the owner has not counted yet. Its part can't end before it.
 struct SentFrame {
@@ -59,6 +47,10 @@ struct ReadRequest {
 
 // A read request of the peer.
 struct ReadAnswer {
+  enum class Place : uint8_t { kUnknown, kGpu, kHost };  // where what it wants lies; kHost: or nobody knows
+
+  Place place = Place::kUnknown;
+  uint64_t serial = 0;
   uint64_t wire_id = 0;
   uint64_t next = 0;
   uint64_t end = 0;
@@ -121,6 +113,7 @@ struct Output {
   bool frame_open = false;
   uint32_t frame_sequence = 0;  // of the frame under way
   uint64_t served = 0;          // bytes of it, when it answers a read request
+  uint32_t slot = kNoSlot;      // that its payload was gathered into
   bool blocked = false;         // the lane was full; tried again each pass
   bool inline_used =
       false;              // this pass has written a small frame at once (lanes with dear calls: one a pass)
@@ -130,10 +123,11 @@ struct Output {
   uint64_t unacked_bytes = 0;
   BoundedQueue<SentFrame> sent;
   BoundedQueue<Refusal> refusals;
-  BoundedQueue<uint32_t> answers;  // indices of ReadAnswers
-  FrameWatch watch;                // of DATA under way, which pins what it reads
-  PartList short_parts;            // WRITEs bound to this lane, of one frame (or few)
-  PartList long_parts;             // and of more: only if there is a single lane
+  BoundedQueue<uint32_t> answers;                 // indices of ReadAnswers
+  BoundedQueue<uint32_t> gathers{kLandingSlots};  // slots of the next DATA, in order
+  FrameWatch watch;                               // of DATA under way, which pins what it reads
+  PartList short_parts;                           // WRITEs bound to this lane, of one frame (or few)
+  PartList long_parts;                            // and of more: only if there is a single lane
 
   [[nodiscard]] bool nothing_queued() const noexcept { return !frame_open && queue.empty(); }
 };
@@ -160,16 +154,25 @@ struct Input {
   uint32_t checksum = 0;
   Status refused = Status::kOk;                  // why this WRITE frame is being drained
   std::size_t expected_preamble = kHeaderBytes;  // as long as the last frame's
-  bool bulk = false;     // the last frame was large: read no further than the next preamble
-  uint32_t counted = 0;  // frames dealt with
+  bool bulk = false;                     // the last frame was large: read no further than the next preamble
+  uint32_t received = 0;                 // frames taken off the lane
+  uint32_t counted = 0;                  // frames dealt with: the same, but for those still being scattered
+  uint32_t slot = kNoSlot;               // that the payload under way is received into
+  bool stalled = false;                  // the frame whose preamble is in staging waits for a slot
+  std::unique_ptr<LandedFrames> landed;  // null until the first
   bool ack_due = false;
   uint64_t refused_part = 0;     // the chained part of which a frame was refused last
   BoundedQueue<uint32_t> reads;  // indices of ReadRequests, in the order asked on this lane
   uint64_t read_bytes = 0;       // outstanding in them
   FrameWatch watch;              // of the frame under way
 
-  // True if a frame has begun and is incomplete, and how many bytes of it are missing, as far as known.
-  [[nodiscard]] bool in_frame() const noexcept { return state != InputState::kHeader || begin != end; }
+  // True if a frame has begun and is incomplete, and does not wait for a slot; how many bytes of it are missing, as
+  // far as known.
+  [[nodiscard]] bool in_frame() const noexcept {
+    return (state != InputState::kHeader || begin != end) && !stalled;
+  }
+  // True if frames wait to be counted until bytes before them are placed.
+  [[nodiscard]] bool landing() const noexcept { return landed != nullptr && !landed->empty(); }
   [[nodiscard]] uint64_t left_of_frame() const noexcept {
     const uint64_t here = end - begin;
     switch (state) {

@@ -20,6 +20,10 @@ struct Prepared {
   towline_prepared base = plugin::sized<towline_prepared>();
   ConnectionCore* core = nullptr;
   uint32_t op = 0;
+  // Where GPU memory is part of it; else as they stand here:
+  bool lands = false;  // on this side
+  bool mixed = false;  // several GPUs, or host memory too, on one of the sides: no frame has two of them
+  uint64_t most_bytes = UINT64_MAX;  // of a frame or request
 };
 
 // A part's life. Transitions, all in core_parts.cc:
@@ -52,6 +56,9 @@ struct Part {
   Part* previous = nullptr;
   Part* next = nullptr;
   const towline_region_ref* regions = nullptr;  // the plan's remote ones
+  const Prepared* prepared = nullptr;
+  uint32_t copies = 0;  // between its local memory and slots, under way
+  int32_t vendor_code = 0;
   std::optional<plugin::Cursor> cursor;
   std::vector<uint8_t> message;  // held; keeps its capacity
 
@@ -112,7 +119,8 @@ class PartTable {
     part.state = PartState::kFree;
     part.cancelled = part.chained = part.message_sent = false;
     part.confirmed = part.failed_bytes = part.failed_begin = part.failed_end = 0;
-    part.outstanding = 0;
+    part.outstanding = part.copies = 0;
+    part.vendor_code = 0;
     part.status = Status::kOk;
     part.message.clear();
     part.next = free_;

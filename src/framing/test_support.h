@@ -29,7 +29,11 @@ struct FakeRegion {
   uint32_t access = TOWLINE_ACCESS_ALL;
   uint32_t pins = 0;
   bool stale = false;
+  bool gpu = false;  // its addresses are no pointers: kGpuBit is set in them
+  uint64_t device = 0;
 };
+
+inline constexpr uint64_t kGpuBit = 1ull << 62;  // of no canonical address
 
 // One side's core. Region keys are 1, 2, ... in the order of add().
 class FakeHost {
@@ -61,6 +65,16 @@ class FakeHost {
                     void** pin) {
       return static_cast<int32_t>(self(c).pin(key, address, bytes, access, pointer, pin));
     };
+    table_.landing = [](void*, const towline_landing_table_v1**, towline_backend**) -> int32_t {
+      return TOWLINE_NOT_FOUND;
+    };
+    table_.pin_landing = [](void* c, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
+                            uint64_t* device, void** pin) {
+      void* pointer = nullptr;
+      const Status status = self(c).pin(key, address, bytes, access, &pointer, pin, true);
+      if (status == Status::kOk) *device = static_cast<FakeRegion*>(*pin)->device;
+      return static_cast<int32_t>(status);
+    };
     table_.unpin = [](void* c, void* pin) {
       --static_cast<FakeRegion*>(pin)->pins;
       ++self(c).unpins;
@@ -72,6 +86,12 @@ class FakeHost {
   uint64_t add(uint8_t* data, uint64_t bytes, uint32_t access = TOWLINE_ACCESS_ALL) {
     regions.push_back(std::make_unique<FakeRegion>(FakeRegion{data, bytes, access, 0, false}));
     return regions.size();
+  }
+  uint64_t add_gpu(uint8_t* data, uint64_t bytes, uint64_t device = 0) {
+    const uint64_t key = add(data, bytes);
+    regions.back()->gpu = true;
+    regions.back()->device = device;
+    return key;
   }
   plugin::Host host() const { return plugin::Host{&table_}; }
   uint32_t pins_held() const {
@@ -110,14 +130,15 @@ class FakeHost {
     if (on_complete) on_complete(cookie, result);
   }
 
-  Status pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer, void** pin) {
+  Status pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer, void** pin,
+             bool gpu = false) {
     if (key == 0 || key > regions.size()) return Status::kStale;
     FakeRegion& region = *regions[key - 1];
-    const auto base = reinterpret_cast<uint64_t>(region.data);
+    const uint64_t base = reinterpret_cast<uint64_t>(region.data) | (region.gpu ? kGpuBit : 0);
     if (region.stale) return Status::kStale;
     if (address < base || bytes > region.bytes || address - base > region.bytes - bytes)
       return Status::kOutOfRange;
-    if ((region.access & access) != access) return Status::kPermissionDenied;
+    if ((region.access & access) != access || region.gpu != gpu) return Status::kPermissionDenied;
     ++region.pins;
     *pointer = reinterpret_cast<void*>(address);
     *pin = &region;
@@ -131,16 +152,34 @@ class FakeHost {
 class FakePlan {
  public:
   explicit FakePlan(uint64_t remote_key, uint32_t access = TOWLINE_ACCESS_ALL) {
-    local_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
-    remote_region_ = {remote_key, 0, UINT64_MAX, 0, TOWLINE_DRAM, access, 0, 0};
+    local_regions_ = {{0, 0, UINT64_MAX, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0}};
+    remote_regions_ = {{remote_key, 0, UINT64_MAX, 0, TOWLINE_DRAM, access, 0, 0}};
+  }
+  // Where both sides of region 0 are.
+  void set_kinds(uint32_t local, uint32_t remote) {
+    local_regions_[0].kind = local;
+    remote_regions_[0].kind = remote;
+  }
+  // Region 1 and so on of one side.
+  void add_local_region(uint32_t kind, uint64_t device) {
+    local_regions_.push_back({0, 0, UINT64_MAX, device, kind, TOWLINE_ACCESS_ALL, 0, 0});
+  }
+  void add_remote_region(uint64_t key, uint32_t kind, uint64_t device) {
+    remote_regions_.push_back({key, 0, UINT64_MAX, device, kind, TOWLINE_ACCESS_ALL, 0, 0});
   }
   FakePlan(const FakePlan&) = delete;
   FakePlan& operator=(const FakePlan&) = delete;
 
-  void add(const uint8_t* local, const uint8_t* remote, uint32_t length) {
+  void add(const uint8_t* local, const uint8_t* remote, uint32_t length, uint32_t local_region = 0,
+           uint32_t remote_region = 0) {
     runs_.push_back({static_cast<uint32_t>(local_.size()), static_cast<uint32_t>(local_.size()), 1, 0});
-    local_.push_back({reinterpret_cast<uint64_t>(local), length, 0});
-    remote_.push_back({reinterpret_cast<uint64_t>(remote), length, 0});
+    const auto bit = [](const towline_region_ref& region) {
+      return region.kind == TOWLINE_VRAM ? kGpuBit : 0;
+    };
+    local_.push_back(
+        {reinterpret_cast<uint64_t>(local) | bit(local_regions_[local_region]), length, local_region});
+    remote_.push_back(
+        {reinterpret_cast<uint64_t>(remote) | bit(remote_regions_[remote_region]), length, remote_region});
     bytes_ += length;
     equal_ = equal_ && length == local_.front().length;
   }
@@ -149,9 +188,12 @@ class FakePlan {
   const towline_plan* plan() {
     const uint64_t length = equal_ && !local_.empty() ? local_.front().length : 0;
     const uint64_t blocks = local_.size();
-    local_list_ = {sizeof local_list_, nullptr, local_.data(), blocks, blocks, length, 1, &local_region_, 1};
-    remote_list_ = {sizeof remote_list_, nullptr, remote_.data(), blocks, blocks, length, 1,
-                    &remote_region_,     1};
+    local_list_ = {
+        sizeof local_list_,   nullptr, local_.data(), blocks, blocks, length, 1, local_regions_.data(),
+        local_regions_.size()};
+    remote_list_ = {
+        sizeof remote_list_,   nullptr, remote_.data(), blocks, blocks, length, 1, remote_regions_.data(),
+        remote_regions_.size()};
     plan_ = {sizeof plan_, &local_list_, &remote_list_, runs_.data(), runs_.size(), 1, 1,
              blocks,       bytes_,       length};
     return &plan_;
@@ -159,8 +201,8 @@ class FakePlan {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  towline_region_ref local_region_;
-  towline_region_ref remote_region_;
+  std::vector<towline_region_ref> local_regions_;
+  std::vector<towline_region_ref> remote_regions_;
   std::vector<towline_flat_block> local_;
   std::vector<towline_flat_block> remote_;
   std::vector<towline_run> runs_;
@@ -174,7 +216,7 @@ class FakePlan {
 // Over a nonblocking stream socket, which it owns. Large payload is aligned, as on the transports' sockets.
 class FdLane final : public Lane {
  public:
-  explicit FdLane(int fd) : fd_(fd) {}
+  explicit FdLane(int fd, uint32_t frame_bytes = 1u << 20) : fd_(fd), frame_bytes_(frame_bytes) {}
   ~FdLane() override { ::close(fd_); }
   IoResult write(std::span<const iovec> pieces) noexcept override {
     msghdr message{};
@@ -197,6 +239,7 @@ class FdLane final : public Lane {
   std::string describe() const override { return "socket"; }
   Traits traits() const noexcept override {
     Traits traits;
+    traits.frame_bytes = frame_bytes_;
     traits.payload_alignment = kPayloadAlignment;
     return traits;
   }
@@ -211,15 +254,16 @@ class FdLane final : public Lane {
   }
 
   int fd_;
+  uint32_t frame_bytes_;
   bool closed_ = false;
 };
 
 using LanePair = std::pair<std::unique_ptr<Lane>, std::unique_ptr<Lane>>;
 
-inline LanePair socket_lanes() {
+inline LanePair socket_lanes(uint32_t frame_bytes = 1u << 20) {
   int fds[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
-  return {std::make_unique<FdLane>(fds[0]), std::make_unique<FdLane>(fds[1])};
+  return {std::make_unique<FdLane>(fds[0], frame_bytes), std::make_unique<FdLane>(fds[1], frame_bytes)};
 }
 
 // Two rings on the heap, which outlive the lanes made of them.

@@ -22,12 +22,18 @@ using namespace std::chrono_literals;
 
 struct Transport {
   const char* name;         // in the test's name
-  const char* backends;     // the agents' only ones
+  const char* backends;     // the agents' only ones, the one to be tested first
   const char* config;       // TOML
   bool shared_memory;       // allocate with towline::Memory, so that peers can map it; else plain memory
   bool guards = true;       // reaches guarded regions
   Kind kind = Kind::kDram;  // what the memory is registered as: vram where GPUs are made of host memory
   bool framed = false;      // the owner's agent takes part, and counts what its peers move
+
+  // The one that moves the bytes.
+  [[nodiscard]] std::string backend() const {
+    const std::string all = backends;
+    return all.substr(0, all.find(','));
+  }
 };
 
 inline void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
@@ -85,6 +91,19 @@ inline const Transport kTransports[] = {
      .kind = Kind::kVram,
      .framed = true},
 #endif
+    // GPU memory over tcp, by staging memory of both sides: what cuda does for it, it could not reach itself.
+    {.name = "tcp_gpu",
+     .backends = "tcp,cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",
+     .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
+    {.name = "tcp_gpu_one_socket_checksum",
+     .backends = "tcp,cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tcp]\nsockets = 1\nchecksum = true\n",
+     .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
     {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
     {.name = "tcp_one_socket_checksum",
      .backends = "tcp",

@@ -101,6 +101,16 @@ class Host {
     table_.refused(table_.context, worker, peer, static_cast<int32_t>(status));
   }
   void granted(void* peer, uint64_t key) const { table_.granted(table_.context, peer, key); }
+  int32_t landing(const towline_landing_table_v1** table, towline_backend** backend) const {
+    if (table_.landing == nullptr)
+      return refuse(Status::kNotFound, "this version of Towline has no landing service");
+    return table_.landing(table_.context, table, backend);
+  }
+  int32_t pin_landing(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, uint64_t* device,
+                      void** pin) const {
+    if (table_.pin_landing == nullptr) return static_cast<int32_t>(Status::kPermissionDenied);
+    return table_.pin_landing(table_.context, key, address, bytes, access, device, pin);
+  }
   [[nodiscard]] const towline_host_v1_t* table() const { return &table_; }
 
  private:

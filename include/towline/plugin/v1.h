@@ -94,6 +94,7 @@ enum {                        // connection events
 };
 
 typedef void (*towline_ready_fn)(void* argument, uint32_t epoll_events);
+struct towline_landing_table_v1;
 
 // The core's services for a backend. Callable on a worker's thread under its lock unless stated otherwise.
 typedef struct towline_host_v1_t {
@@ -143,6 +144,13 @@ typedef struct towline_host_v1_t {
   // Backends with TOWLINE_TRAIT_TELLS_GRANTS: from now on the peer can reach the region with this key without
   // this side, so the region is not released before the peer has detached from it.
   void (*granted)(void* context, void* peer, uint64_t key);
+  // The backend of this agent that copies GPU memory for others (landing.h). TOWLINE_NOT_FOUND: no open backend
+  // does, and why through host->fail. Both live until the agent's backends are closed. Any thread.
+  int32_t (*landing)(void* context, const struct towline_landing_table_v1** table, towline_backend** backend);
+  // As pin, for GPU memory and nothing else: for backends with TOWLINE_TRAIT_LANDS, to which pin gives none.
+  // `device`: the GPU's ordinal.
+  int32_t (*pin_landing)(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
+                         uint64_t* device, void** pin);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 
@@ -156,6 +164,7 @@ enum {                              // traits
   TOWLINE_TRAIT_OWNER_CHECKED = 2,  // every access is checked by the owner: reaches guarded regions
   TOWLINE_TRAIT_STORAGE = 4,  // connects an agent with itself only, to reach what its "storage" table opened
   TOWLINE_TRAIT_TELLS_GRANTS = 8,  // reports by host->granted what a peer reaches on a one-sided path
+  TOWLINE_TRAIT_LANDS = 16,        // GPU memory through host->landing only, which gives it no pointers
 };
 
 enum {  // how far away the peers are that a move reaches; each includes those before it

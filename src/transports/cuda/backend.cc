@@ -87,13 +87,39 @@ std::vector<Allocation> Backend::allocations_of(const towline_region_ref& region
   return result;
 }
 
-void Backend::add_vram(const towline_region_args& args, Region& region) {
+// Returns the GPU. Throws Error where the region is not on it.
+uint32_t Backend::check_vram(const towline_region_ref& region) {
   device_.start();
-  if (args.region.device >= device_.gpus().size())
-    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", args.region.device,
+  if (region.device >= device_.gpus().size())
+    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", region.device,
          device_.gpus().size());
-  region.gpu = static_cast<uint32_t>(args.region.device);
-  (void)allocations_of(args.region);
+  (void)allocations_of(region);
+  return static_cast<uint32_t>(region.device);
+}
+
+int32_t Backend::landing_check(const towline_region_ref& region) noexcept try {
+  (void)check_vram(region);
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return host().refuse(Status::kInternal, error.what());
+}
+
+int32_t Backend::landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes, Landing*& landing) noexcept
+    try {
+  if (slots == 0 || slots > kDetourSlots || slot_bytes == 0 || slot_bytes > kDetourSlotBytes)
+    fail(Status::kInvalidArgument, "cuda: staging memory of {} slots of {} bytes: at most {} of {}", slots,
+         slot_bytes, kDetourSlots, kDetourSlotBytes);
+  device_.start();
+  auto made = std::make_unique<Landing>(host(), device_, settings_, gpu, slots, slot_bytes);
+  made->ready(gpu);
+  landing = made.release();
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return host().refuse(Status::kInternal, error.what());
 }
 
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,
@@ -102,7 +128,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   auto region = std::make_unique<Region>();
   region->args = args;
   if (args.region.kind == TOWLINE_VRAM) {
-    add_vram(args, *region);
+    region->gpu = check_vram(args.region);
     const std::vector<uint8_t> bytes = encode(Token{device_.gpus()[region->gpu].uuid});
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();

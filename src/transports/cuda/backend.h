@@ -20,6 +20,7 @@
 #include "transports/cuda/detour_wire.h"
 #include "transports/cuda/device.h"
 #include "transports/cuda/host_pin.h"
+#include "transports/cuda/landing.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
 #include "transports/cuda/settings.h"
@@ -54,6 +55,10 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   // JSON, in an agent's info: who has the right of way beside a model, and what is reserved on each GPU, or why
   // nothing is. info.cc.
   [[nodiscard]] std::string describe();
+
+  // The table "landing".
+  int32_t landing_check(const towline_region_ref& region) noexcept;
+  int32_t landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes, Landing*& landing) noexcept;
 
   // For connections.
 
@@ -92,7 +97,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
 
   int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
                       CarrierEvents** events) override;
-  void add_vram(const towline_region_args& args, Region& region);
+  uint32_t check_vram(const towline_region_ref& region);
   [[nodiscard]] std::vector<Allocation> allocations_of(const towline_region_ref& region) const;
   Answer find_part(const Ask& ask);
   [[nodiscard]] bool may_be_reached(uint64_t key);

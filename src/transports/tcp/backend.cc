@@ -34,13 +34,29 @@ Backend::~Backend() {
 
 // ---- tables
 
-int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
+int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,
                      size_t* token_bytes) {
-  if (args.region.kind != TOWLINE_DRAM) return host().refuse(Status::kUnsupported, "tcp moves dram only");
+  *token_bytes = 0;
+  if (args.region.kind == TOWLINE_VRAM) {
+    const int32_t status = check_landing(args.region);
+    if (status != TOWLINE_OK) return status;
+    const std::vector<uint8_t> bytes = pack(LandingToken{framing::kLandingSlotBytes});
+    std::memcpy(token, bytes.data(), bytes.size());
+    *token_bytes = bytes.size();
+  } else if (args.region.kind != TOWLINE_DRAM) {
+    return host().refuse(Status::kUnsupported, "tcp moves dram and vram only");
+  }
   *registration =
       reinterpret_cast<towline_registration*>(this);  // nothing to keep: the core pins what frames name
-  *token_bytes = 0;
   return TOWLINE_OK;
+}
+
+// GPU memory is copied for us by another backend of this agent.
+int32_t Backend::check_landing(const towline_region_ref& region) const {
+  const towline_landing_table_v1* table = nullptr;
+  towline_backend* lander = nullptr;
+  const int32_t status = host().landing(&table, &lander);
+  return status == TOWLINE_OK ? table->check(lander, &region) : status;
 }
 
 int32_t Backend::address(void* address, size_t* bytes) {

@@ -40,6 +40,9 @@ class Backend : public plugin::BackendBase {
   bool arm(uint32_t worker) noexcept;
   void disarm(uint32_t worker) noexcept;
 
+  // May this GPU memory of ours be moved? TOWLINE_OK, or a reason through host().fail.
+  [[nodiscard]] int32_t check_landing(const towline_region_ref& region) const;
+
   // For connections.
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   void add_active(Connection& connection) noexcept;

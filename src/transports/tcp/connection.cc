@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <mutex>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/spin.h"
 #include "framing/faulty_lane.h"
 #include "towline/towline.h"
 #include "transports/tcp/backend.h"
@@ -20,6 +22,23 @@ namespace {
 constexpr uint64_t kQuietNs = kMillisecondNs;
 // And so many passes: a worker that was not scheduled for a while has not looked yet.
 constexpr uint32_t kQuietPasses = 256;
+
+// Of a peer's region.
+struct Import {
+  uint64_t most_frame_bytes = UINT64_MAX;
+};
+Import any_frames;  // of host memory
+
+// What a GPU may still reach. It stays reachable, since that is meant.
+void keep_for_good(framing::Connection* connection) noexcept {
+  static std::mutex mutex;
+  static std::vector<framing::Connection*>* const kept = new std::vector<framing::Connection*>;
+  const std::lock_guard lock(mutex);
+  try {
+    kept->push_back(connection);
+  } catch (const std::bad_alloc&) {  // then it is only not found by leak checkers
+  }
+}
 
 }  // namespace
 
@@ -122,6 +141,9 @@ void Connection::open(UniqueFd fd) {
   framing_options.checksum = options.checksum;
   framing_options.frame_timeout_ns = options.user_timeout_ns;
   if (!slots_.empty()) framing_options.refusals = slots_.front().accesses();
+  framing_options.make_lander = [this](uint64_t device, Status& status) {
+    return framing::make_hosted_lander(host(), device, status);
+  };
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
   backend_.note_open(address_, fd.get());
@@ -198,7 +220,8 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = 0;
   try {
     if (connector_ != nullptr) done += step_connector(now_ns);
-    if (framed_ == nullptr || disconnected_ || framed_->down()) return done;
+    if (framed_ == nullptr || disconnected_) return done;
+    if (framed_->down()) return framed_->settled() ? done : done + framed_->progress(now_ns);
     if (!dials_.empty()) done += step_more_lanes(now_ns);
     if (wants_more_lanes()) dial_more_lanes(now_ns);
   } catch (const std::exception& error) {
@@ -215,7 +238,9 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   return done + moved;
 }
 
-bool Connection::arm() noexcept { return framed_ != nullptr && !framed_->down() && framed_->arm(); }
+bool Connection::arm() noexcept {
+  return framed_ != nullptr && !(framed_->down() && framed_->settled()) && framed_->arm();
+}
 
 void Connection::disarm() noexcept {
   if (framed_ != nullptr) framed_->disarm();
@@ -224,6 +249,7 @@ void Connection::disarm() noexcept {
 bool Connection::quiet(uint64_t now_ns) const noexcept {
   if (failed_ || disconnected_) return true;
   if (framed_ == nullptr || !dials_.empty()) return false;
+  if (!framed_->settled()) return false;
   if (framed_->down()) return true;
   if (framed_->frame_deadline_ns() != kNoDeadline) return false;
   return idle_passes_ >= kQuietPasses &&
@@ -236,17 +262,49 @@ uint64_t Connection::next_ns() const noexcept {
   return dials_.empty() ? frames_ns : std::min(frames_ns, dials_deadline_ns_);
 }
 
-int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** import,
-                           char how[64]) {
-  if (args.region.kind != TOWLINE_DRAM) return host().refuse(Status::kUnsupported, "tcp reaches dram only");
-  *import = reinterpret_cast<towline_import*>(this);  // nothing to keep: frames name regions by key
-  std::snprintf(how, 64, "frames over %s", address_.is_unix() ? "a Unix socket" : "tcp");
+int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
+                           towline_import** import, char how[64]) {
+  uint64_t most_bytes = UINT64_MAX;
+  if (args.region.kind == TOWLINE_VRAM) {
+    LandingToken landing;
+    if (token_bytes == 0)
+      return host().refuse(
+          Status::kUnsupported,
+          "the peer does not offer its GPU memory over tcp: its version of Towline is older");
+    if (const char* wrong = unpack({static_cast<const uint8_t*>(token), token_bytes}, landing))
+      return host().refuse(Status::kProtocol, fmt::format("the peer's token of GPU memory: {}", wrong));
+    most_bytes = landing.most_frame_bytes;
+  } else if (args.region.kind != TOWLINE_DRAM) {
+    return host().refuse(Status::kUnsupported, "tcp reaches dram and vram only");
+  }
+  // Frames name regions by key: what is kept is how large those may be.
+  Import* made = &any_frames;
+  if (most_bytes != UINT64_MAX) made = new Import{most_bytes};
+  *import = reinterpret_cast<towline_import*>(made);
+  std::snprintf(how, 64, "frames over %s%s", address_.is_unix() ? "a Unix socket" : "tcp",
+                args.region.kind == TOWLINE_VRAM ? ", by host memory of its owner" : "");
   return TOWLINE_OK;
+}
+
+void Connection::unimport(towline_import* import) noexcept {
+  auto* const made = reinterpret_cast<Import*>(import);
+  if (made != &any_frames) delete made;
 }
 
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared) {
   if (framed_ == nullptr) return failed_ ? TOWLINE_PEER_LOST : TOWLINE_AGAIN;
-  return framed_->prepare(args, prepared);
+  const towline_plan& plan = *args.plan;
+  for (uint64_t i = 0; args.local != nullptr && i < plan.local->region_count; ++i) {
+    const towline_region_ref& region = plan.local->regions[i];
+    if (region.kind != TOWLINE_VRAM || args.local[i] != nullptr) continue;
+    if (const int32_t status = backend_.check_landing(region); status != TOWLINE_OK) return status;
+    return host().refuse(Status::kUnsupported,
+                         "tcp did not take this agent's GPU memory when it was registered");
+  }
+  uint64_t most_bytes = UINT64_MAX;
+  for (uint64_t i = 0; args.remote != nullptr && i < plan.remote->region_count; ++i)
+    most_bytes = std::min(most_bytes, reinterpret_cast<const Import*>(args.remote[i])->most_frame_bytes);
+  return framed_->prepare(args, prepared, most_bytes);
 }
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
@@ -259,8 +317,29 @@ void Connection::disconnect() noexcept {
   connector_.reset();
   dials_.clear();
   if (framed_ != nullptr) framed_->close();
+  if (framed_ != nullptr && !framed_->settled()) wait_for_copies();
   disconnected_ = true;
   backend_.retire(*this);  // deletes this, now or soon
+}
+
+int32_t Connection::settle() noexcept {
+  if (framed_ == nullptr || framed_->settled()) return TOWLINE_OK;
+  // What it would still begin is called off.
+  if (!framed_->down()) framed_->fail(Status::kClosed, "the connection is being ended");
+  activate();
+  return TOWLINE_AGAIN;
+}
+
+// The core goes on without us. Only the end of an agent comes here while a GPU copies: then for a second.
+void Connection::wait_for_copies() noexcept {
+  const uint64_t until_ns = monotonic_now_ns() + kSecondNs;
+  while (!framed_->settled() && monotonic_now_ns() < until_ns) {
+    (void)framed_->progress(host().now_ns());
+    cpu_pause();
+  }
+  if (framed_->settled()) return;
+  framed_->give_up();
+  keep_for_good(framed_.release());
 }
 
 std::string Connection::describe() const {

@@ -44,7 +44,10 @@ class Connection {
   [[nodiscard]] const plugin::Host& host() const noexcept;
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]);
-  void unimport(towline_import*) noexcept {}
+  void unimport(towline_import* import) noexcept;
+  // A GPU's copy that was begun runs to its end.
+  int32_t settle() noexcept;
+  static int32_t settle_prepared(towline_prepared*) noexcept { return TOWLINE_OK; }  // parts end after it
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] uint64_t connection_id() const noexcept { return hello_.connection.lo; }
@@ -81,6 +84,7 @@ class Connection {
   static void stirred(void* self, uint32_t events);
 
   void become_active() noexcept;
+  void wait_for_copies() noexcept;
   uint32_t step_connector(uint64_t now_ns);
   void open(UniqueFd fd);
   void add_lane(UniqueFd fd);

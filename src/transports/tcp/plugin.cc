@@ -16,8 +16,8 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_DRAM), TOWLINE_WHERE_ANY_HOST)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_DRAM, TOWLINE_VRAM),
+                                           kinds(TOWLINE_DRAM, TOWLINE_VRAM), TOWLINE_WHERE_ANY_HOST)};
 
 int32_t usable(char* reason, size_t capacity) {
   for (const int family : {AF_INET, AF_INET6, AF_UNIX}) {
@@ -35,7 +35,7 @@ const towline_plugin_v1_t* towline_tcp_plugin() {
       {.name = "tcp",
        .version = "0.1.0",
        .text = "framed transfers over TCP and Unix stream sockets, to any host",
-       .traits = TOWLINE_TRAIT_OWNER_CHECKED,
+       .traits = TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_LANDS,
        .moves = kMoves,
        .cost = 100,
        .worst_fence_ns = 20 * towline::kSecondNs,

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kChecksumBytes = 4;
 constexpr uint8_t kAddressVersion = 1;
+constexpr uint8_t kLandingVersion = 1;
 constexpr std::size_t kMaxEndpointBytes = 256;
 
 template <class Fields>
@@ -173,6 +174,22 @@ const char* unpack_address(std::span<const uint8_t> address, std::vector<std::st
   while (reader.remaining() != 0) endpoints.emplace_back(reader.string16(kMaxEndpointBytes));
   if (!reader.ok()) return "it is cut off";
   return endpoints.empty() ? "it names no endpoint" : nullptr;
+}
+
+std::vector<uint8_t> pack(const LandingToken& token) {
+  std::vector<uint8_t> bytes;
+  WireWriter writer(bytes, TOWLINE_MAX_TOKEN_BYTES);
+  writer.u8(kLandingVersion);
+  writer.u32(token.most_frame_bytes);
+  return bytes;
+}
+
+const char* unpack(std::span<const uint8_t> bytes, LandingToken& token) {
+  WireReader reader(bytes);
+  if (reader.u8() < kLandingVersion) return "it is of another version";
+  token.most_frame_bytes = reader.u32();
+  if (!reader.ok()) return "it is cut off";
+  return token.most_frame_bytes == 0 ? "it takes frames of no bytes" : nullptr;
 }
 
 }  // namespace towline::tcp

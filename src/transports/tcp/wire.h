@@ -88,4 +88,12 @@ std::vector<uint8_t> pack_address(std::span<const std::string> endpoints);
 [[nodiscard]] const char* unpack_address(std::span<const uint8_t> address,
                                          std::vector<std::string>& endpoints);
 
+// What goes with a region of GPU memory in the metadata: that its agent can land it. u8 version 1, u32 bytes; a
+// later version may say more behind.
+struct LandingToken {
+  uint32_t most_frame_bytes = 0;  // payload of a frame into that region at most
+};
+std::vector<uint8_t> pack(const LandingToken& token);
+[[nodiscard]] const char* unpack(std::span<const uint8_t> bytes, LandingToken& token);
+
 }  // namespace towline::tcp

@@ -185,6 +185,16 @@ bool Faults::pins_refused() {
   return pins_refused_;
 }
 
+void Faults::refuse_pools(bool refused) {
+  const std::lock_guard lock(mutex_);
+  pools_refused_ = refused;
+}
+
+bool Faults::pools_refused() {
+  const std::lock_guard lock(mutex_);
+  return pools_refused_;
+}
+
 void Faults::pin_for_reading(uint64_t address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   for_reading_.push_back({address, address + bytes, 0});
@@ -198,7 +208,7 @@ bool Faults::pinned_for_reading(uint64_t address) {
 void Faults::reset() {
   for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
-  separated_ = full_ = pins_refused_ = false;
+  separated_ = full_ = pins_refused_ = pools_refused_ = false;
   refusals_ = refusals_behind_gates_ = 0;
   refusal_ = refusal_behind_gates_ = break_ = 0;
   made_.clear();
@@ -689,6 +699,8 @@ class FakeDevice final : public Device {
     if (!find_vma(address).memfd) {
       faults().pins.pass();
       if (faults().pins_refused()) fail(Status::kIo, "fake GPU: pinning host memory: refused");
+    } else if (faults().pools_refused()) {
+      fail(Status::kOutOfMemory, "fake GPU: no room to pin staging memory");
     }
     return std::make_unique<Registered>(address, bytes);
   }

@@ -69,6 +69,8 @@ class Faults {
   void fill(bool full);            // there is no room to map anything
   void refuse_pins(bool refused);  // of host memory off memfds
   [[nodiscard]] bool pins_refused();
+  void refuse_pools(bool refused);  // of memory that the transport takes to copy through
+  [[nodiscard]] bool pools_refused();
   // The application has pinned this, for reading only.
   void pin_for_reading(uint64_t address, uint64_t bytes);
   [[nodiscard]] bool pinned_for_reading(uint64_t address);
@@ -98,6 +100,7 @@ class Faults {
   bool separated_ = false;
   bool full_ = false;
   bool pins_refused_ = false;
+  bool pools_refused_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
   uint32_t refusals_behind_gates_ = 0;

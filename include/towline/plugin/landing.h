@@ -1,0 +1,62 @@
+// The plugin table "landing", version 1: for backends that copy between GPU memory of this process and host memory.
+// Others use it through towline_host_v1_t.landing: a backend that moves bytes by the processor, such as tcp, gathers
+// GPU memory into staging memory before it sends, and scatters what it received.
+//
+// A landing is the staging memory of one connection: `slots` pieces for each way, of `slot_bytes` each. One copy at a
+// time uses a slot. Nothing here waits for a GPU: begin starts a copy and poll tells when it has ended.
+#pragma once
+
+#include <towline/plugin/plan.h>
+#include <towline/plugin/v1.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct towline_landing towline_landing;
+
+enum {                            // ways of a copy
+  TOWLINE_LANDING_GATHER = 0,     // pieces of GPU memory to a slot, side by side
+  TOWLINE_LANDING_SCATTER = 1,    // a slot's bytes to pieces of GPU memory
+  TOWLINE_LANDING_MOST_SLOTS = 8  // of each way
+};
+
+#define TOWLINE_LANDING_MOST_SLOT_BYTES (1u << 20)
+#define TOWLINE_LANDING_MOST_PIECES 1024
+
+typedef struct towline_landing_piece {
+  uint64_t address;  // in GPU memory
+  uint64_t bytes;
+} towline_landing_piece;
+
+typedef struct towline_landing_table_v1 {
+  size_t struct_size;
+  // Is this GPU memory of this process, all of it on the GPU region->device? TOWLINE_OK, or a reason through
+  // host->fail. Under worker 0's lock.
+  int32_t (*check)(towline_backend* backend, const towline_region_ref* region);
+  // Takes pinned staging memory for at most TOWLINE_LANDING_MOST_SLOTS slots each way, of at most
+  // TOWLINE_LANDING_MOST_SLOT_BYTES each; *gather and *scatter are where the processor finds the first slot of each
+  // way, the others follow without gaps. `device`: a GPU that will use it. Or a reason through host->fail. May block
+  // on system calls. Any thread.
+  int32_t (*open)(towline_backend* backend, uint64_t device, uint32_t slots, uint32_t slot_bytes,
+                  towline_landing** landing, void** gather, void** scatter);
+  // No copy is under way.
+  void (*close)(towline_landing* landing);
+  // Makes ready to copy for one more GPU, so that its first copy need not. One thread at a time uses a landing, from
+  // here on.
+  int32_t (*ready)(towline_landing* landing, uint64_t device);
+  // Starts a copy between a slot and at most TOWLINE_LANDING_MOST_PIECES pieces, all on one GPU. The caller keeps the
+  // memory registered until the copy has ended. An error: nothing was started. TOWLINE_STALE: there is no GPU memory
+  // at one of the addresses any more.
+  int32_t (*begin)(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
+                   const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code);
+  // TOWLINE_OK: it has ended, and its bytes are there. TOWLINE_IN_PROGRESS, or why it failed; then nothing of it
+  // moves any more.
+  int32_t (*poll)(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
+                  int32_t* vendor_code);
+} towline_landing_table_v1;
+#define TOWLINE_LANDING_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_landing_table_v1, poll)
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

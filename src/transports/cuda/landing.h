@@ -1,0 +1,79 @@
+// Copies GPU memory for other backends (towline/plugin/landing.h): pieces on the GPUs of this process to and from
+// pinned staging memory of one connection of theirs, one kernel for each chunk.
+//
+// One thread at a time.
+#pragma once
+
+#include <towline/plugin/landing.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "memory/shared_memory.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/cuda/device.h"
+#include "transports/cuda/piece_copier.h"
+#include "transports/cuda/settings.h"
+
+namespace towline::cuda {
+
+class Landing {
+ public:
+  // Takes and pins the memory, on the NUMA node of that GPU where it is known. Throws Error.
+  Landing(const plugin::Host& host, Device& device, const Settings& settings, uint64_t gpu, uint32_t slots,
+          uint32_t slot_bytes);
+  Landing(const Landing&) = delete;
+  Landing& operator=(const Landing&) = delete;
+
+  [[nodiscard]] void* memory(uint32_t way) const noexcept;
+  void ready(uint64_t gpu);  // throws Error
+  // Throws Error, and then nothing was started. 0: begun.
+  Code begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces, uint32_t count);
+  [[nodiscard]] Code poll(uint32_t way, uint32_t slot, uint64_t now_ns) noexcept;
+  int32_t refuse(Status status, const std::string& text) const { return host_.refuse(status, text); }
+
+ private:
+  PieceCopier& copier(uint64_t gpu, uint32_t way);
+
+  const plugin::Host host_;
+  Device& device_;
+  const bool after_default_stream_;
+  const uint32_t blocks_;
+  const uint32_t slots_;
+  const uint32_t slot_bytes_;
+  const std::unique_ptr<SharedMemory> memory_;
+  const std::unique_ptr<Pinned> pinned_;
+  std::map<std::pair<uint64_t, uint32_t>, std::unique_ptr<PieceCopier>> copiers_;  // by GPU and way
+  std::array<std::array<PieceCopier*, TOWLINE_LANDING_MOST_SLOTS>, 2> under_way_ = {};
+};
+
+// The table for backends of class B, which derives from Backend (backend.h).
+template <class B>
+struct LandingTable {
+  static int32_t check(towline_backend* backend, const towline_region_ref* region) noexcept {
+    return reinterpret_cast<B*>(backend)->landing_check(*region);
+  }
+  static int32_t open(towline_backend* backend, uint64_t device, uint32_t slots, uint32_t slot_bytes,
+                      towline_landing** landing, void** gather, void** scatter) noexcept {
+    Landing* made = nullptr;
+    const int32_t status = reinterpret_cast<B*>(backend)->landing_open(device, slots, slot_bytes, made);
+    if (status != TOWLINE_OK) return status;
+    *gather = made->memory(TOWLINE_LANDING_GATHER);
+    *scatter = made->memory(TOWLINE_LANDING_SCATTER);
+    *landing = reinterpret_cast<towline_landing*>(made);
+    return TOWLINE_OK;
+  }
+};
+
+// The slots that need no backend.
+void landing_close(towline_landing* landing) noexcept;
+int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
+int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
+                      const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
+int32_t landing_poll(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
+                     int32_t* vendor_code) noexcept;
+
+}  // namespace towline::cuda
