@@ -667,6 +667,8 @@ class Agent {
     detail::check(towline_agent_address(handle_.get(), text.data(), text.size()));
     return text.data();
   }
+  // One more backend, by its plugin's file or name; regions that there are are registered with it.
+  void add_backend(const char* file) const { detail::check(towline_agent_add_backend(handle_.get(), file)); }
   // Backends with traits and reasons, regions, peers, topology: JSON.
   [[nodiscard]] std::string info() const {
     return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
@@ -679,7 +681,6 @@ class Agent {
       return towline_agent_counters(handle_.get(), json, capacity, needed);
     });
   }
-
   // Registers memory, which must stay valid until the region ends.
   [[nodiscard]] Region register_memory(const MemoryView& memory, const RegionOptions& options = {}) const {
     auto native = detail::defaults<towline_region_options_t>();
@@ -708,8 +709,7 @@ class Agent {
     detail::check(towline_peer_add(handle_.get(), blob.data(), blob.size(), &peer));
     return Peer{handle_.get(), peer};
   }
-  // Meets the agent at "host:port", "[v6]:port", "unix:/path", "unix:@name" or "etcd://host:port/name".
-  // Blocks.
+  // Meets the agent at "host:port", "[v6]:port", "unix:/path", "unix:@name" or "etcd://host:port/name"; blocks.
   [[nodiscard]] Peer connect(const std::string& address, Deadline deadline = std::chrono::seconds{30}) const {
     towline_peer_t* peer = nullptr;
     detail::check(towline_peer_connect(handle_.get(), address.c_str(), deadline.remaining_ns(), &peer));

@@ -120,7 +120,7 @@ void Agent::open() {
   }
   backends_ = std::make_unique<BackendHost>(*this, options_.backends, plugins,
                                             options_.config.get_string("faults"), host_services());
-  for (auto& worker : workers_) worker->know_backends(backends_->backends().size());
+  for (auto& worker : workers_) worker->know_backends(kMaxBackends);
   if (options_.listen != "none") {
     Worker::Guard guard(*workers_[0]);
     metadata_service_ = std::make_unique<MetadataService>(*this, options_.listen, options_.advertise);
@@ -190,8 +190,11 @@ void Agent::close() noexcept {
     while (!retire(*worker)) cpu_pause();
   }
   release_transfers();
-  release_regions();
-  // Calls that began before may still run; they use backends only under one of these locks.
+  const std::shared_ptr<Region> staging = staging_->end();  // before the lock, which joining its pool takes
+  const std::lock_guard registering(registration_mutex_);
+  release_regions(staging);
+  // Calls that began before may still run; they use backends only under one of these locks, or while they
+  // register.
   for (auto& worker : workers_) worker->lock();
   backends_->close();
   for (auto& worker : workers_) worker->unlock();

@@ -4,7 +4,7 @@
 // connections to them), transfer (one move), router (choice of backend), regions (registered memory), inbox
 // (notices), backend_host (plugins).
 //
-// Locks, in the order they may nest: a worker's lock, then control_mutex_, then leaves (peer, region table,
+// Locks, in the order they may nest: registration_mutex_, a worker's lock, then control_mutex_, then leaves (peer, region table,
 // inbox, transfers' details). No callback of the application runs under any.
 #pragma once
 
@@ -133,7 +133,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
   [[nodiscard]] RegionTable& regions() noexcept { return *regions_; }
 
-  // ---- peers The blob of these regions, or of all if null. The second one: called under worker 0's lock.
+  // Loads a plugin's file, or the plugin of that name, and takes its backends on: the regions there are are
+  // registered with them, and peers whose metadata names them are reached by them. Throws Error.
+  void add_backend(const std::string& plugin);
+
+  // ---- peers
+  // The blob of these regions, or of all if null. The second one: called under worker 0's lock.
   [[nodiscard]] std::vector<uint8_t> metadata(const std::vector<uint64_t>* keys);
   [[nodiscard]] std::vector<uint8_t> metadata_locked(const std::vector<uint64_t>* keys);
   // Adds a peer whose metadata the application brought. This ends a peer of the same name that no longer
@@ -228,9 +233,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // An established connection for messages; connects if there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
   [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
+  // These under registration_mutex_ and no worker's lock: backends may block.
   void register_with_backends(Region& region);
+  [[nodiscard]] RegionRegistration register_with(const Backend& backend, const Region& region);
   void unregister_from_backends(Region& region);
-  void release_regions() noexcept;
+  void release_regions(const std::shared_ptr<Region>& staging) noexcept;
   void ask_peers_to_let_go(const Region& region);
   // Everything that a peer may know; with_storage: for this agent as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
@@ -259,6 +266,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::unique_ptr<MetadataService> metadata_service_;
   std::unique_ptr<StagingPool> staging_;
 
+  // Regions and backends come and go one at a time. Before every worker's lock, and taken under none: while a
+  // backend registers a terabyte, workers go on.
+  std::mutex registration_mutex_;
   std::mutex control_mutex_;
   PeerTable peers_;
   IntrusiveList<Transfer> transfers_;

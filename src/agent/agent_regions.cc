@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "agent/agent.h"
+#include "agent/host_services.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
 #include "agent/opened_storage.h"
@@ -60,10 +61,12 @@ std::shared_ptr<Region> Agent::add_private_region(void* address, uint64_t bytes)
   Region region;
   region.ref = {0, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
   region.shared = find_shared_range(address, bytes, region.shared_reason);
+  const std::lock_guard registering(registration_mutex_);
   return take_on_unpublished(std::move(region));
 }
 
 std::shared_ptr<Region> Agent::take_on(Region region) {
+  const std::lock_guard registering(registration_mutex_);
   std::shared_ptr<Region> added = take_on_unpublished(std::move(region));
   regions_->publish(added->ref.key);
   return added;
@@ -89,32 +92,37 @@ std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
 }
 
 void Agent::register_with_backends(Region& region) {
-  region.registrations.resize(backends_->backends().size());
-  std::vector<uint8_t> token(TOWLINE_MAX_TOKEN_BYTES);
-  Worker::Guard guard(*workers_[0]);
-  for (const auto& backend : backends_->backends()) {
-    RegionRegistration& entry = region.registrations[backend->index];
-    if (!backend->open()) continue;
-    if ((backend->kinds & (1u << region.ref.kind)) == 0) {
-      entry.reason = "it does not serve this kind of memory";
-      continue;
-    }
-    const towline_region_args args = {sizeof(towline_region_args), region.ref,
-                                      region.shared.file != nullptr ? region.shared.file->fd() : -1,
-                                      region.shared.offset, storage_of(region, *backend)};
-    size_t token_bytes = 0;
-    take_failure_text();
-    auto* registration = static_cast<towline_registration*>(nullptr);
-    const int32_t status =
-        backend->memory->add(backend->handle, &args, &registration, token.data(), &token_bytes);
-    if (status == TOWLINE_OK && token_bytes <= token.size()) {
-      entry.registration = registration;
-      entry.token.assign(token.begin(), token.begin() + static_cast<ptrdiff_t>(token_bytes));
-    } else {
-      entry.reason = take_failure_text();
-      if (entry.reason.empty()) entry.reason = status_text(static_cast<Status>(status));
-    }
+  region.registrations.resize(backends_->most_numbers());
+  for (const Backend* const backend : backends_->backends())
+    region.registrations[backend->index] = register_with(*backend, region);
+}
+
+RegionRegistration Agent::register_with(const Backend& backend, const Region& region) {
+  RegionRegistration entry;
+  if (!backend.open()) return entry;
+  if ((backend.kinds & (1u << region.ref.kind)) == 0) {
+    entry.reason = "it does not serve this kind of memory";
+    return entry;
   }
+  const towline_region_args args = {sizeof(towline_region_args), region.ref,
+                                    region.shared.file != nullptr ? region.shared.file->fd() : -1,
+                                    region.shared.offset, storage_of(region, backend)};
+  std::vector<uint8_t> token(TOWLINE_MAX_TOKEN_BYTES);
+  size_t bytes = 0;
+  take_failure_text();
+  towline_registration* registration = nullptr;
+  const int32_t status = backend.memory->add(backend.handle, &args, &registration, token.data(), &bytes);
+  if (status != TOWLINE_OK) {
+    entry.reason = take_failure_text();
+    if (entry.reason.empty()) entry.reason = status_text(static_cast<Status>(status));
+  } else if (bytes > token.size()) {
+    backend.memory->remove(backend.handle, registration);
+    entry.reason = fmt::format("its token has {} bytes, of which {} fit", bytes, token.size());
+  } else {
+    entry.registration = registration;
+    entry.token.assign(token.begin(), token.begin() + static_cast<ptrdiff_t>(bytes));
+  }
+  return entry;
 }
 
 Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {
@@ -140,6 +148,7 @@ Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t time
       },
       deadline_ns);
   if (!gone) return Status::kTimedOut;
+  const std::lock_guard registering(registration_mutex_);  // until it is gone: a backend may be coming
   unregister_from_backends(*region);
   forget_own_region(key);
   return regions_->remove(key) ? Status::kOk : Status::kStale;
@@ -194,8 +203,8 @@ bool Agent::release_transfers_of(uint64_t key) {
 }
 
 void Agent::unregister_from_backends(Region& region) {
-  Worker::Guard guard(*workers_[0]);
-  for (const auto& backend : backends_->backends()) {
+  for (const Backend* const backend : backends_->backends()) {
+    if (backend->index >= region.registrations.size()) continue;
     RegionRegistration& entry = region.registrations[backend->index];
     if (entry.registration == nullptr || !backend->open()) continue;
     backend->memory->remove(backend->handle, static_cast<towline_registration*>(entry.registration));
@@ -204,12 +213,37 @@ void Agent::unregister_from_backends(Region& region) {
   close_storage(region);
 }
 
-void Agent::release_regions() noexcept {
-  if (const std::shared_ptr<Region> region = staging_->end(); region != nullptr)
-    unregister_from_backends(*region);
+void Agent::release_regions(const std::shared_ptr<Region>& staging) noexcept {
+  if (staging != nullptr) unregister_from_backends(*staging);
   for (const auto& region : regions_->published()) {
     regions_->retire(region->ref.key);
     unregister_from_backends(*region);
+  }
+}
+
+// ---- backends that come later
+
+void Agent::add_backend(const std::string& plugin) {
+  check_usable();
+  const std::lock_guard registering(registration_mutex_);
+  const auto locked = [this](auto&& call) {
+    for (auto& worker : workers_) worker->lock();
+    call();
+    for (auto& worker : workers_) worker->unlock();
+  };
+  for (Backend* const backend :
+       backends_->load_more(plugin, options_.config.get_string("faults"), host_services())) {
+    locked([&] { backends_->open_loaded(*backend); });
+    backends_->check_open(*backend);
+    for (const auto& region : regions_->all()) {
+      RegionRegistration entry = register_with(*backend, *region);
+      (void)regions_->change(region->ref.key, [&](Region& present) {
+        if (present.registrations.size() <= backend->index) present.registrations.resize(backend->index + 1);
+        present.registrations[backend->index] = std::move(entry);
+      });
+    }
+    backends_->put_in_order(*backend, options_.backends.empty());
+    for (auto& worker : workers_) worker->wake();
   }
 }
 
@@ -239,13 +273,13 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
   self.partial = keys != nullptr;
   if (metadata_service_ != nullptr) self.listen = metadata_service_->addresses();
   std::vector<uint8_t> address(TOWLINE_MAX_ADDRESS_BYTES);
-  std::vector<uint32_t> number(backends_->backends().size(), UINT32_MAX);  // of the backend in the blob
+  std::vector<uint32_t> told;  // the backends' own numbers, in the blob's order
   for (const auto& backend : backends_->backends()) {
     if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
     size_t bytes = address.size();
     if (backend->connection->address(backend->handle, address.data(), &bytes) != TOWLINE_OK) continue;
     if (bytes == 0 || bytes > address.size()) continue;
-    number[backend->index] = static_cast<uint32_t>(self.backends.size());
+    told.push_back(backend->index);
     self.backends.push_back({backend->name,
                              backend->plugin->version,
                              {address.begin(), address.begin() + static_cast<ptrdiff_t>(bytes)}});
@@ -255,10 +289,12 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
     if (is_storage(region->ref.kind) && !with_storage) continue;
     metadata::RegionMetadata entry;
     entry.region = region->ref;
-    for (uint32_t i = 0; i < region->registrations.size(); ++i) {
-      if (number[i] == UINT32_MAX || region->registrations[i].token.empty()) continue;
-      entry.tokens.add(number[i], region->registrations[i].token);
-    }
+    (void)regions_->look_at(region->ref.key, [&](const Region& present) {
+      for (uint32_t i = 0; i < told.size(); ++i) {
+        if (told[i] >= present.registrations.size() || present.registrations[told[i]].token.empty()) continue;
+        entry.tokens.add(i, present.registrations[told[i]].token);
+      }
+    });
     self.regions.push_back(std::move(entry));
   }
   return self;

@@ -116,6 +116,7 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
   std::vector<Backend*> order;
   for (uint32_t i = 0; i < backends_.size(); ++i) {
     backends_[i]->index = i;
+    names_.push_back(backends_[i]->name);
     order.push_back(backends_[i].get());
   }
   set_order(std::move(order));
@@ -225,18 +226,74 @@ void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   backend.landing = lands ? &taken.landing : nullptr;
 }
 
+// ---- one more
+
+std::vector<Backend*> BackendHost::load_more(const std::string& plugin, const std::string& faults,
+                                             const towline_host_v1_t& services) {
+  Backends found;
+  discover_in(plugin, found);
+  if (found.empty())
+    fail(Status::kAlreadyExists, "agent '{}' has every backend of the plugin {} already", agent_.name(),
+         plugin);
+  for (const auto& backend : found)
+    if (backend->plugin == nullptr) fail(Status::kUnsupported, "{}", backend->reason);
+  std::vector<Backend*> added;
+  for (auto& backend : found) {
+    prepare(*backend, faults, services);
+    if (!check_usable(*backend)) fail(Status::kUnsupported, "backend {}: {}", backend->name, backend->reason);
+    const std::lock_guard lock(names_mutex_);
+    const auto known = std::find(names_.begin(), names_.end(), backend->name);
+    backend->index = static_cast<uint32_t>(known - names_.begin());
+    if (backend->index >= kMaxBackends)
+      fail(Status::kLimitExceeded, "an agent has at most {} backends", kMaxBackends);
+    if (known == names_.end()) names_.push_back(backend->name);
+    if (backend->index < backends_.size() && backends_[backend->index] != nullptr &&
+        backends_[backend->index]->open())
+      fail(Status::kAlreadyExists, "backend {} is being added already", backend->name);
+    if (backends_.size() <= backend->index) backends_.resize(backend->index + 1);
+    added.push_back(backend.get());
+    backends_[backend->index] = std::move(backend);
+  }
+  return added;
+}
+
+void BackendHost::open_loaded(Backend& backend) noexcept {
+  try {
+    open(backend);
+  } catch (const std::exception& error) {  // a setting that it refuses
+    backend.reason = error.what();
+  }
+}
+
+void BackendHost::check_open(const Backend& backend) const {
+  if (!backend.open()) fail(Status::kUnsupported, "backend {}: {}", backend.name, backend.reason);
+}
+
+void BackendHost::put_in_order(Backend& backend, bool by_cost) {
+  std::vector<Backend*> order = backends();
+  const auto costlier = [&](const Backend* other) { return by_cost && cost_of(*other) > cost_of(backend); };
+  order.insert(std::find_if(order.begin(), order.end(), costlier), &backend);
+  set_order(std::move(order));
+}
+
+std::optional<uint32_t> BackendHost::number_of(const std::string& name) {
+  const std::lock_guard lock(names_mutex_);
+  const auto known = std::find(names_.begin(), names_.end(), name);
+  const auto number = static_cast<uint32_t>(known - names_.begin());
+  if (known != names_.end()) return number;
+  // Peers name what they like: half of the numbers are left to backends.
+  if (number >= kMaxBackends / 2) return std::nullopt;
+  names_.push_back(name);
+  return number;
+}
+
 // Throws only for a setting that the backend refuses. Otherwise the agent would silently lack the backend.
 void BackendHost::open(Backend& backend) {
-  if (backend.step != Backend::Step::kLoaded) return;
+  if (backend.step != Backend::Step::kLoaded && backend.step != Backend::Step::kUsable) return;
   int32_t status = TOWLINE_OK;
   std::string text;
   try {
-    char reason[256] = "";
-    if (backend.plugin->usable(reason, sizeof reason) != TOWLINE_OK) {
-      backend.reason = fmt::format("not usable here: {}", reason);
-      return;
-    }
-    backend.step = Backend::Step::kUsable;
+    if (!check_usable(backend)) return;
     take_failure_text();
     status = backend.plugin->open(&backend.host, &backend.handle);
     if (status == TOWLINE_OK) {
@@ -253,9 +310,18 @@ void BackendHost::open(Backend& backend) {
   TOWLINE_LOG(kWarning, "backend {}: {}", backend.name, backend.reason);
 }
 
+bool BackendHost::check_usable(Backend& backend) {
+  char reason[256] = "";
+  if (backend.step == Backend::Step::kLoaded && backend.plugin->usable(reason, sizeof reason) == TOWLINE_OK)
+    backend.step = Backend::Step::kUsable;
+  else if (backend.step == Backend::Step::kLoaded)
+    backend.reason = fmt::format("not usable here: {}", reason);
+  return backend.step == Backend::Step::kUsable;
+}
+
 void BackendHost::close() noexcept {
-  for (Backend* backend : backends()) {
-    if (!backend->open()) continue;
+  for (const auto& backend : backends_) {
+    if (backend == nullptr || !backend->open()) continue;
     backend->plugin->close(backend->handle);
     backend->handle = nullptr;
     backend->step = Backend::Step::kClosed;

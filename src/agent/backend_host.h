@@ -98,6 +98,20 @@ class BackendHost {
   [[nodiscard]] const std::vector<Backend*>& backends() const noexcept {
     return *order_.load(std::memory_order_acquire);
   }
+  // ---- one more backend for an agent that lives: the agent calls these in turn, one thread at a time
+  // Those that the plugin offers, loaded and found usable. Throws Error.
+  std::vector<Backend*> load_more(const std::string& plugin, const std::string& faults,
+                                  const towline_host_v1_t& services);
+  void open_loaded(Backend& backend) noexcept;    // under every worker's lock
+  void check_open(const Backend& backend) const;  // throws Error with the reason
+  void put_in_order(Backend& backend, bool by_cost);
+
+  // The number that a backend of this name has, or will have if one comes: what peers' metadata says of it is
+  // kept by that. None: no room for names of backends that this agent does not have. Any thread.
+  [[nodiscard]] std::optional<uint32_t> number_of(const std::string& name);
+  // Above every number that a backend has.
+  [[nodiscard]] uint32_t most_numbers() const noexcept { return static_cast<uint32_t>(backends_.size()); }
+
   [[nodiscard]] Backend* find(std::string_view name) const noexcept;
   [[nodiscard]] std::string names() const;  // "memory, shm, tcp"
   // Backends that were not opened, by choice or by failure: their settings are unknown.
@@ -113,11 +127,14 @@ class BackendHost {
   void take(Backend& backend, const towline_plugin_v1_t& plugin);
   void prepare(Backend& backend, const std::string& faults, const towline_host_v1_t& services);
   void open(Backend& backend);
+  static bool check_usable(Backend& backend);  // false: its reason says why not
   void set_order(std::vector<Backend*> order);
 
   Agent& agent_;
   std::vector<DynamicLibrary> libraries_;
-  Backends backends_;  // by index
+  Backends backends_;  // by index; null where only a name is known
+  std::mutex names_mutex_;
+  std::vector<std::string> names_;  // by index, as many as backends_ or more
   std::vector<std::unique_ptr<const std::vector<Backend*>>>
       orders_;  // all there were: somebody may be reading
   std::atomic<const std::vector<Backend*>*> order_{nullptr};

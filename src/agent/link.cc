@@ -201,7 +201,7 @@ Status Link::import(const std::shared_ptr<RemoteRegion>& region, towline_import*
   }
   if (!entry.ready) {
     const towline_region_args args = {sizeof(towline_region_args), region->ref, -1, 0, nullptr};
-    const std::span<const uint8_t> token = region->tokens.find(backend_.index);
+    const std::span<const uint8_t> token = region->token_for(backend_.index);
     take_failure_text();
     const int32_t status =
         backend_.memory->import(connection_, &args, token.data(), token.size(), &entry.handle, entry.how);

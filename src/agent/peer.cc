@@ -24,6 +24,21 @@ uint64_t bytes_of(const std::map<std::string, std::vector<uint8_t>>& addresses) 
   return bytes;
 }
 
+// Those that are `wanted`, by this agent's numbers.
+template <class Wanted>
+metadata::RegionTokens renumbered(const metadata::RegionTokens& given,
+                                  const std::vector<std::optional<uint32_t>>& numbers, Wanted wanted) {
+  std::vector<metadata::RegionToken> tokens;
+  given.for_each([&](const metadata::RegionToken& token) {
+    const std::optional<uint32_t> number = numbers[token.backend];
+    if (number && wanted(*number)) tokens.push_back({*number, token.bytes});
+  });
+  std::sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.backend < b.backend; });
+  metadata::RegionTokens result;
+  for (const metadata::RegionToken& token : tokens) result.add(token.backend, token.bytes);
+  return result;
+}
+
 towline_identity identity_of(const metadata::PeerIdentity& from, const std::string& name) {
   return {sizeof(towline_identity),
           {from.incarnation.hi, from.incarnation.lo},
@@ -46,7 +61,7 @@ Peer::Peer(Agent& agent, const metadata::PeerIdentity& identity, Origin origin)
       incarnation_text_(identity.incarnation.to_hex()),
       unsolicited_(origin == Origin::kUnsolicited),
       holders_(unsolicited_ ? std::make_shared<std::atomic<uint32_t>>(0) : nullptr),
-      reach_(std::make_unique<std::atomic<Reach>[]>(agent.backends().backends().size())) {}
+      reach_(std::make_unique<std::atomic<Reach>[]>(kMaxBackends)) {}
 
 Peer::~Peer() {
   for (Link* link = first_link_.load(std::memory_order_relaxed); link != nullptr;)
@@ -100,8 +115,7 @@ void Peer::read_offers() {
 }
 
 void Peer::take_addresses(const metadata::PeerMetadata& metadata) {
-  for (size_t i = 0; i < agent_.backends().backends().size(); ++i)
-    reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
+  for (size_t i = 0; i < kMaxBackends; ++i) reach_[i].store(Reach::kUnknown, std::memory_order_relaxed);
   if (!metadata.listen.empty()) listen_addresses_ = metadata.listen;
   if (unsolicited_ && !metadata.partial) addresses_.clear();
   for (const metadata::BackendMetadata& backend : metadata.backends) {
@@ -114,15 +128,22 @@ void Peer::take_addresses(const metadata::PeerMetadata& metadata) {
 // Skips regions that are invalid here, such as those of a newer peer; the others are used.
 void Peer::add_regions(const metadata::PeerMetadata& metadata) {
   known_.clear();
+  Numbers numbers;
+  for (const metadata::BackendMetadata& backend : metadata.backends)
+    numbers.push_back(agent_.backends().number_of(backend.name));
   for (const metadata::RegionMetadata& region : metadata.regions) {
     const uint64_t key = region.region.key;
-    if (regions_.contains(key) || was_forgotten(key)) continue;
-    if (auto made = make_region(metadata, region); made != nullptr) regions_.emplace(key, std::move(made));
+    if (const auto known = regions_.find(key); known != regions_.end()) {
+      if (!unsolicited_) add_tokens(*known->second, region.tokens, numbers);
+      continue;
+    }
+    if (was_forgotten(key)) continue;
+    if (auto made = make_region(region, numbers); made != nullptr) regions_.emplace(key, std::move(made));
   }
 }
 
-std::shared_ptr<RemoteRegion> Peer::make_region(const metadata::PeerMetadata& metadata,
-                                                const metadata::RegionMetadata& region) const {
+std::shared_ptr<RemoteRegion> Peer::make_region(const metadata::RegionMetadata& region,
+                                                const Numbers& numbers) const {
   towline_region_ref ref = region.region;
   if (!keep_what_is_known(ref)) {
     TOWLINE_LOG_EVERY(kInfo, 10 * kSecondNs, "a region of kind {} of peer '{}' makes no sense here: left out",
@@ -131,14 +152,18 @@ std::shared_ptr<RemoteRegion> Peer::make_region(const metadata::PeerMetadata& me
   }
   auto made = std::make_shared<RemoteRegion>();
   made->ref = ref;
-  std::vector<metadata::RegionToken> tokens;
-  region.tokens.for_each([&](const metadata::RegionToken& token) {
-    const Backend* backend = agent_.backends().find(metadata.backends[token.backend].name);
-    if (backend != nullptr) tokens.push_back({backend->index, token.bytes});
-  });
-  std::sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.backend < b.backend; });
-  for (const metadata::RegionToken& token : tokens) made->tokens.add(token.backend, token.bytes);
+  made->tokens = renumbered(region.tokens, numbers, [](uint32_t) { return true; });
   return made;
+}
+
+void Peer::add_tokens(RemoteRegion& known, const metadata::RegionTokens& tokens, const Numbers& numbers) {
+  auto fresh = renumbered(tokens, numbers, [&](uint32_t number) { return known.token_for(number).empty(); });
+  if (fresh.empty()) return;
+  auto later = std::make_unique<RemoteRegion::Later>();
+  later->tokens = std::move(fresh);
+  later->before = std::move(known.later_tokens);
+  known.later_tokens = std::move(later);
+  known.later.store(known.later_tokens.get(), std::memory_order_release);
 }
 
 std::vector<std::string> Peer::listen_addresses() const {

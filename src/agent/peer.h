@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,7 +35,22 @@ struct Backend;
 // A region of a peer. Shared by the peer, block lists and links' imports.
 struct RemoteRegion {
   towline_region_ref ref = {};
-  metadata::RegionTokens tokens;    // by this agent's index of the backend
+  metadata::RegionTokens tokens;  // by this agent's index of the backend
+  // Those that came with later metadata, of backends that the peer had added meanwhile. It only grows.
+  struct Later {
+    metadata::RegionTokens tokens;
+    std::unique_ptr<const Later> before;
+  };
+  std::unique_ptr<const Later> later_tokens;  // under the peer's mutex
+  std::atomic<const Later*> later{nullptr};   // the same, for whoever reads
+
+  // Empty: none. Any thread.
+  [[nodiscard]] std::span<const uint8_t> token_for(uint32_t backend) const noexcept {
+    std::span<const uint8_t> token = tokens.find(backend);
+    const Later* at = token.empty() ? later.load(std::memory_order_acquire) : nullptr;
+    for (; at != nullptr && token.empty(); at = at->before.get()) token = at->tokens.find(backend);
+    return token;
+  }
   std::atomic<int32_t> imports{0};  // over all links
   std::atomic<bool> revoked{false};
 };
@@ -174,6 +190,7 @@ class Peer {
 
  private:
   friend class PeerHold;
+  using Numbers = std::vector<std::optional<uint32_t>>;  // this agent's, by the blob's number of a backend
   static constexpr std::size_t kRegionBytes = 256;
 
   // The first link that `wanted` accepts, or null.
@@ -184,8 +201,9 @@ class Peer {
   void read_offers();
   void take_addresses(const metadata::PeerMetadata& metadata);
   // Null: it is invalid here.
-  [[nodiscard]] std::shared_ptr<RemoteRegion> make_region(const metadata::PeerMetadata& metadata,
-                                                          const metadata::RegionMetadata& region) const;
+  [[nodiscard]] std::shared_ptr<RemoteRegion> make_region(const metadata::RegionMetadata& region,
+                                                          const Numbers& numbers) const;
+  static void add_tokens(RemoteRegion& known, const metadata::RegionTokens& tokens, const Numbers& numbers);
   void add_regions(const metadata::PeerMetadata& metadata);
   [[nodiscard]] bool was_forgotten(uint64_t key) const noexcept;
 

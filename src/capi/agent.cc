@@ -138,6 +138,15 @@ int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, 
   });
 }
 
+int32_t towline_agent_add_backend(towline_agent_t* agent, const char* plugin) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(plugin, "plugin");
+    agent->agent->add_backend(plugin);
+    return Status::kOk;
+  });
+}
+
 int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");

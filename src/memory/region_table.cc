@@ -149,6 +149,14 @@ const Region* RegionTable::region_of(uint64_t key) const noexcept {
   return slot == nullptr ? nullptr : slot->region.get();
 }
 
+std::vector<std::shared_ptr<Region>> RegionTable::all() const {
+  const ReadMostlyLock::Reader lock(lock_);
+  std::vector<std::shared_ptr<Region>> result;
+  for (uint32_t index = 0; index < made_; ++index)
+    if (const Slot& slot = *slot_at(index); slot.region != nullptr) result.push_back(slot.region);
+  return result;
+}
+
 std::vector<std::shared_ptr<Region>> RegionTable::published() const {
   const ReadMostlyLock::Reader lock(lock_);
   std::vector<std::shared_ptr<Region>> result;

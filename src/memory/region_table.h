@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ struct RegionRegistration {
 };
 
 // A registered region. `ref`, `file` and the rest do not change once published, except `registrations`, which
-// belong to the agent: it fills them before publishing and empties them between retiring and removing.
+// belong to the agent: it fills them before publishing, adds to them by RegionTable::change when a backend is
+// added, and empties them between retiring and removing.
 struct Region {
   towline_region_ref ref = {};
   SharedRange shared;                             // where peers can map it; file null: they can't
@@ -93,6 +95,17 @@ class RegionTable {
     look(*region);
     return true;
   }
+  // Changes the region while nobody looks at it; for what may change once it is published. False: there is none.
+  template <class Change>
+  bool change(uint64_t key, Change&& change) {
+    const std::lock_guard lock(lock_);
+    auto* const region = const_cast<Region*>(region_of(key));
+    if (region == nullptr) return false;
+    change(*region);
+    return true;
+  }
+  // All there are, published or not, by ascending slot.
+  [[nodiscard]] std::vector<std::shared_ptr<Region>> all() const;
   // All that are published, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
   [[nodiscard]] uint64_t size() const noexcept;  // published

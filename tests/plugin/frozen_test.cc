@@ -1,10 +1,16 @@
 // Plugins in the field go on working: one that was built against the headers of the first release, and ones whose
 // tables are those of other releases. frozen_plugin.c.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "towline/plugin/v1.h"
@@ -121,6 +127,160 @@ TEST(FrozenPlugin, TheAgentTellsWhatABackendMovesAndWhyItDoesNot) {
       std::string::npos)
       << info;
   EXPECT_NE(info.find(R"("where":"any host")"), std::string::npos);
+}
+
+// A named pipe: whoever opens it to read waits until somebody opens it to write.
+class NamedPipe {
+ public:
+  NamedPipe() { EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0) << path_; }
+  NamedPipe(const NamedPipe&) = delete;
+  NamedPipe& operator=(const NamedPipe&) = delete;
+  ~NamedPipe() { unlink(path_.c_str()); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  // Once somebody reads; lets them go on.
+  [[nodiscard]] bool release(std::chrono::milliseconds patience) const {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    for (;;) {
+      const int fd = open(path_.c_str(), O_WRONLY | O_NONBLOCK);
+      if (fd >= 0) {
+        const bool written = write(fd, "x", 1) == 1;
+        close(fd);
+        return written;
+      }
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::string path_ = ::testing::TempDir() + "towline-frozen-" + std::to_string(getpid());
+};
+
+constexpr auto kHeartbeats =
+    "peer.heartbeat = \"50ms\"\npeer.suspect = \"250ms\"\npeer.lost = \"500ms\"\ntcp.listen = "
+    "\"127.0.0.1:0\"\n";
+
+// Pinning a terabyte takes seconds. Peers that hear nothing for that long would give this agent up.
+TEST(Registering, ThatBlocksStopsNeitherHeartbeatsNorPosts) {
+  const NamedPipe pipe;
+  const Agent agent("host", {.backends = "tcp,frozen",
+                             .config = settings(
+                                 "as_it_is", kHeartbeats + ("frozen.block_on = \"" + pipe.path() + "\"\n"))});
+  const Agent peer("peer", {.backends = "tcp", .config = kHeartbeats});
+  std::vector<std::byte> memory(8192, std::byte{7});
+  std::vector<std::byte> theirs(8192);
+  std::thread first([&] { EXPECT_TRUE(pipe.release(20s)); });
+  const Region ours = agent.register_memory(dram(memory.data(), memory.size()));
+  first.join();
+  const Region there = peer.register_memory(dram(theirs.data(), theirs.size()));
+  const Peer to = agent.add_peer(peer.metadata());
+  const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 8192)),
+                                       to.block_list(Blocks::at(theirs.data(), 8192)));
+  const auto run = [&] {
+    const Status posted = move.post();
+    return posted == Status::kInProgress ? move.wait(1s) : posted;
+  };
+  ASSERT_EQ(run(), Status::kOk);
+
+  std::vector<std::byte> more(8192);
+  std::atomic<bool> registered{false};
+  std::thread registering([&] {
+    const Region region = agent.register_memory(dram(more.data(), more.size()));
+    registered = true;
+  });
+  // For two seconds, four times what the peer waits for a sign of life.
+  const auto until = std::chrono::steady_clock::now() + 2s;
+  int posts = 0;
+  for (; std::chrono::steady_clock::now() < until; ++posts) {
+    const auto before = std::chrono::steady_clock::now();
+    const Status outcome = run();
+    EXPECT_EQ(outcome, Status::kOk) << last_error();
+    if (outcome != Status::kOk) break;
+    EXPECT_LT(std::chrono::steady_clock::now() - before, 500ms);
+    EXPECT_EQ(peer.info().find("\"health\":\"lost\""), std::string::npos);
+    (void)agent.metadata();  // also asked for meanwhile
+  }
+  EXPECT_FALSE(registered);
+  EXPECT_GT(posts, 10);
+  EXPECT_TRUE(pipe.release(20s));
+  registering.join();
+  EXPECT_TRUE(registered);
+}
+
+TEST(AddingABackend, ToAnAgentThatLivesReachesItsRegionsAndPeers) {
+  const std::string tokens = "frozen.token_bytes = 1000\n";
+  const Agent agent("host", {.listen = "none", .backends = "tcp", .config = kHeartbeats + tokens});
+  std::vector<std::byte> memory(8192);
+  std::memset(memory.data(), 5, 4096);
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Peer self = agent.add_peer(agent.metadata());
+  const auto make = [&](const TransferOptions& options) {
+    return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
+                          self.block_list(Blocks::at(memory.data() + 4096, 4096)), options);
+  };
+  const Transfer before = make({});
+  EXPECT_NE(before.route().find("\"backend\":\"tcp\""), std::string::npos);
+
+  agent.add_backend(file_of("as_it_is").c_str());
+  EXPECT_NE(agent.info().find("\"name\":\"frozen_later\""), std::string::npos);
+  const Peer again = agent.add_peer(agent.metadata());  // it has a token for the region now
+  for (const char* backend : {"frozen", "frozen_later"}) {
+    std::memset(memory.data() + 4096, 0, 4096);
+    const Transfer move = make({.backend = backend});
+    EXPECT_NE(move.route().find("\"backend\":\"" + std::string(backend) + "\""), std::string::npos);
+    const Status posted = move.post();
+    ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
+    EXPECT_EQ(std::memcmp(memory.data(), memory.data() + 4096, 4096), 0);
+  }
+  // What was made before goes on by its own way.
+  const Status posted = before.post();
+  EXPECT_EQ(posted == Status::kInProgress ? before.wait(20s) : posted, Status::kOk);
+  try {
+    agent.add_backend(file_of("as_it_is").c_str());
+    FAIL() << "the same twice";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kAlreadyExists);
+  }
+}
+
+TEST(AddingABackend, KnowsWhatPeersSaidOfItBeforeItWasThere) {
+  const std::string tokens = "frozen.token_bytes = 1000\n";
+  const Agent agent("host", {.listen = "none", .backends = "memory", .config = tokens});
+  std::vector<std::byte> memory(8192);
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  agent.add_backend(file_of("as_it_is").c_str());
+  const auto blob = agent.metadata();
+
+  // Another agent reads that blob without the plugin, and gets it afterwards. It reaches nothing, since the plugin
+  // copies within one agent; but it has looked at the address that the blob gives.
+  const Agent reader("reader", {.listen = "none", .backends = "tcp", .config = kHeartbeats + tokens});
+  const Peer peer = reader.add_peer(blob);
+  const Region mine = reader.register_memory(dram(memory.data(), memory.size()));
+  reader.add_backend(file_of("as_it_is").c_str());
+  try {
+    (void)reader.transfer(Op::write, reader.block_list(Blocks::at(memory.data(), 4096)),
+                          peer.block_list(Blocks::at(memory.data() + 4096, 4096)), {.backend = "frozen"});
+    FAIL() << "it reaches another agent";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("it reaches no agent but this one"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(AddingABackend, OneThatCannotBeTakenSaysWhyAndTheAgentGoesOn) {
+  const Agent agent("host", {.listen = "none", .backends = "memory"});
+  for (const auto& [file, reason] :
+       {std::pair<std::string, std::string>{"/no/such/plugin.so", "/no/such/plugin.so"},
+        {file_of("too_small"), "table 'data' of frozen has"},
+        {"nonesuch", "there is no plugin libtowline_nonesuch.so"}}) {
+    try {
+      agent.add_backend(file.c_str());
+      FAIL() << file;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_NE(agent.info().find("\"usable\":true"), std::string::npos);
 }
 
 }  // namespace

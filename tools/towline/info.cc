@@ -27,6 +27,17 @@ std::string fence(const json& backend) {
   return reason.empty() ? time : fmt::format("{}: {}", time, reason);
 }
 
+// One line for each thing that it moves: "read, write: dram here, file and block there; same process".
+std::string moves(const json& backend) {
+  std::string text;
+  for (const json& move : backend.value("moves", json::array())) {
+    text += fmt::format("\n{}: {} here, {} there; {}", join(move.value("ops", json::array())),
+                        join(move.value("local", json::array())), join(move.value("remote", json::array())),
+                        move.value("where", "?"));
+  }
+  return text;
+}
+
 std::string render_backends(const json& backends, const Terminal& terminal) {
   using enum Table::Align;
   Table table{{{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"about", kWrap}}};
@@ -40,6 +51,7 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
     }
     if (const std::string traits = join(backend.value("traits", json::array())); !traits.empty())
       about += "\n" + traits;
+    about += moves(backend);
     if (backend.contains("details")) about += "\n" + backend["details"].dump();
     table.add({backend.value("name", "?"), usable ? terminal.green("yes") : terminal.red("no"),
                join(backend.value("kinds", json::array())), about});
