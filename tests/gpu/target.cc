@@ -91,9 +91,9 @@ int Target::serve(int, char** argv) {
   const auto gpu = static_cast<uint32_t>(std::stoul(argv[2]));
   const uint64_t bytes = std::stoull(argv[3]);
   GpuMemory memory(*cuda, gpu, bytes, std::string(argv[4]) == "vmm" ? Sort::kVmm : Sort::kPlain);
-  const Agent agent(
-      "target",
-      {.listen = "none", .backends = "cuda", .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n"});
+  const Agent agent("target", {.listen = "127.0.0.1:0",
+                               .backends = "cuda,tcp",
+                               .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n"});
   const Region region = agent.register_memory(
       {.address = memory.pointer(), .bytes = bytes, .kind = Kind::kVram, .device = gpu});
   std::cout << memory.address() << ' ';
