@@ -5,7 +5,6 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
-#include "agent/opened_storage.h"
 #include "agent/transfer.h"
 #include "base/error.h"
 
@@ -37,21 +36,6 @@ bool has_objects(const BlockList& list) noexcept {
   return has_region(list, [](uint32_t kind) { return kind == TOWLINE_OBJECT; });
 }
 
-// An object must be written whole, but a chunk is only a part of a transfer. So only an object that collects
-// parts until it is committed can take several chunks.
-void check_collects(Agent& agent, const BlockList& objects, uint64_t bytes, uint64_t chunk_bytes) {
-  const towline_list& list = objects.view();
-  for (uint64_t i = 0; i < list.region_count; ++i) {
-    if (list.regions[i].kind != TOWLINE_OBJECT) continue;
-    const std::shared_ptr<Region> region = agent.regions().find(list.regions[i].key);
-    if (region == nullptr || static_cast<OpenedStorage*>(region->storage.get())->replaces()) continue;
-    fail(Status::kUnsupported,
-         "an object is written whole, and {} bytes are staged in chunks of {}: register it to be replaced, "
-         "with object.part as staging.chunk, or make staging.chunk as large",
-         bytes, chunk_bytes);
-  }
-}
-
 }  // namespace
 
 bool StagedTransfer::helps(const BlockList& local) noexcept { return has_region(local, is_storage); }
@@ -67,22 +51,22 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
       chunk_bytes_(whole.agent().staging().settings().chunk_bytes),
       chunks_((bytes_ + chunk_bytes_ - 1) / chunk_bytes_),
       far_is_own_(has_region(*remote, is_storage)),
+      collects_(chunks_ > 1 && has_objects(read_ ? *local : *remote)),
       post_(std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes_})),
       pool_(whole.agent().staging()),
       lane_(pool_.join()) {
   try {
     check_local_access(*local, op);
     const auto slots = static_cast<uint32_t>(std::min<uint64_t>(pool_.settings().depth, chunks_));
-    const BlockList& written = read_ ? *local : *remote;
-    const bool whole_plans = has_objects(written);
-    if (whole_plans && chunks_ > 1) check_collects(whole.agent(), written, bytes_, chunk_bytes_);
-    const uint64_t columns = whole_plans ? chunks_ : slots;
+    const Bounce bounce{pool_.region(), pool_.address(lane_), chunk_bytes_, slots};
+    StagedObjects staged =
+        collects_ ? stage_objects(plan, op, bounce) : StagedObjects{stage_plan(plan, op, bounce), {}};
     near_ = whole.agent().as_remote(local);
     slots_.resize(slots);
-    legs_.reserve(columns);
-    ranges_.reserve(4 * std::size_t{slots} + 2);
-    for (StagedColumn& plans :
-         stage_plan(plan, op, pool_.region(), pool_.address(lane_), chunk_bytes_, slots, columns)) {
+    legs_.reserve(slots);
+    for (const StagedObject& object : staged.objects) objects_.push_back({object});
+    ranges_.reserve(4 * std::size_t{slots} + 2 + objects_.size());
+    for (StagedColumn& plans : staged.columns) {
       legs_.push_back({make_leg(std::move(plans.near), read_ ? TOWLINE_WRITE : TOWLINE_READ, near_),
                        make_leg(std::move(plans.far), op, remote)});
     }
@@ -193,6 +177,10 @@ void StagedTransfer::begin(Part& part) noexcept {
   ranges_.clear();
   post_->number = whole_.agent().next_post_number();
   for (Slot& slot : slots_) slot.stage = Stage::kIdle;
+  for (Object& object : objects_) {
+    object.there = false;
+    object.status = TOWLINE_OK;
+  }
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);
@@ -269,7 +257,10 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
   }
   reached_ = reached_ || filling == read_;
   if (!filling) {
-    whole_.leg_moved(bytes_of(slot.chunk));
+    if (collects_)
+      objects_arrived(slot);
+    else
+      whole_.leg_moved(bytes_of(slot.chunk));
     choice_.arrived(now_ns);
     slot.stage = Stage::kIdle;
     return 1;
@@ -326,11 +317,12 @@ uint32_t StagedTransfer::advance_straight(uint64_t now_ns) noexcept {
 }
 
 uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
-  const uint64_t begin = begin_in_leg(slot);
+  const uint64_t begin = begin_in_leg(slot, filling);
   const uint64_t bytes = bytes_of(slot.chunk);
   // Meanwhile the worker moves the other leg of neighbouring chunks.
   const bool stores = filling != read_ && chunks_ > 1;
-  const uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
+  uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
+  if (collects_ && !filling) flags |= TOWLINE_SUBMIT_COLLECT;
   const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns, flags);
   if (status == Status::kAgain) {
     part_->worker->step_staged_soon();
@@ -354,7 +346,7 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
   // reconnect.
   const bool lost = filling == read_ && !far_is_own_ && reached_ && result.status == TOWLINE_UNREACHABLE;
   const int32_t status = lost ? int32_t{TOWLINE_PEER_LOST} : result.status;
-  const uint64_t in_leg = begin_in_leg(slot);
+  const uint64_t in_leg = begin_in_leg(slot, filling);
   const uint64_t begin = slot.chunk * chunk_bytes_;
   const uint64_t bytes = bytes_of(slot.chunk);
   uint64_t bad_begin = std::clamp(result.failed_begin, in_leg, in_leg + bytes) - in_leg;
@@ -363,14 +355,18 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
     bad_begin = 0;
     bad_end = bytes;
   }
-  // A chunk that was not filled drains nothing. In a chunk that was not drained, the bytes before the failure
-  // have arrived; later bytes are named as failed even if they were moved, and do not count.
-  if (filling)
-    not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
-  else
-    whole_.leg_moved(bad_begin);
-  not_moved(begin + bad_begin, begin + bad_end, status, result.vendor_code);
-  not_moved(begin + bad_end, begin + bytes, TOWLINE_CANCELLED, 0);
+  if (collects_) {
+    objects_failed(begin + bad_begin, begin + bad_end, status, result.vendor_code);
+  } else {
+    // A chunk that was not filled drains nothing. In a chunk that was not drained, the bytes before the failure
+    // have arrived; later bytes are named as failed even if they were moved, and do not count.
+    if (filling)
+      not_moved(begin, begin + bad_begin, TOWLINE_CANCELLED, 0);
+    else
+      whole_.leg_moved(bad_begin);
+    not_moved(begin + bad_begin, begin + bad_end, status, result.vendor_code);
+    not_moved(begin + bad_end, begin + bytes, TOWLINE_CANCELLED, 0);
+  }
   if (filling == read_) {  // the far leg
     if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) fences_ &= ~uint32_t{TOWLINE_FENCE_REMOTE};
   } else if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) {
@@ -379,10 +375,43 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
   if (failed_) return;
   failed_ = true;
   whole_.leg_failed(static_cast<Status>(status));
+  if (collects_) stop();
 }
 
+void StagedTransfer::objects_arrived(const Slot& slot) noexcept {
+  const uint64_t begin = slot.chunk * chunk_bytes_;
+  const uint64_t end = begin + bytes_of(slot.chunk);
+  for (auto object = first_object_ending_behind(begin); object != objects_.end() && object->end <= end;
+       ++object) {
+    object->there = true;
+    whole_.leg_moved(object->bytes);
+  }
+}
+
+// An object keeps the first reason.
+void StagedTransfer::objects_failed(uint64_t begin, uint64_t end, int32_t status,
+                                    int32_t vendor_code) noexcept {
+  for (auto object = first_object_ending_behind(begin);
+       object != objects_.end() && object->end - object->bytes < end; ++object) {
+    if (object->there || object->status != TOWLINE_OK) continue;
+    object->status = status;
+    object->vendor_code = vendor_code;
+  }
+}
+
+void StagedTransfer::name_objects() noexcept {
+  for (const Object& object : objects_) {
+    if (object.there) continue;
+    if (object.status != TOWLINE_OK)
+      ranges_.push_back({object.plan_begin, object.plan_end, object.status, object.vendor_code});
+    else
+      ranges_.push_back({object.plan_begin, object.plan_end, TOWLINE_CANCELLED, 0});
+  }
+}
+
+// Collected objects are named by name_objects().
 void StagedTransfer::not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept {
-  if (begin < end) ranges_.push_back({begin, end, status, vendor_code});
+  if (begin < end && !collects_) ranges_.push_back({begin, end, status, vendor_code});
 }
 
 void StagedTransfer::abandon_legs() noexcept {
@@ -400,6 +429,7 @@ void StagedTransfer::finish() noexcept {
   part.worker->remove_staged(*this);
   if (!failed_) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);
+  if (collects_) name_objects();
   if (ranges_.empty()) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   std::sort(ranges_.begin(), ranges_.end(),
             [](const Range& one, const Range& other) { return one.begin < other.begin; });

@@ -8,8 +8,11 @@
 // side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
 // the near side (this agent's storage), WRITE the other way round.
 //
-// A leg moves the chunks of its slot. A leg into an object moves only one chunk, since an object's backend
-// must see the whole write in one plan.
+// A leg moves the chunks of its slot. Chunks that are written to objects are *collected*: the backend copies
+// each out of its slot, uploads parts of several chunks, and completes the last chunk of an object when the
+// whole object has been written. So an object arrives with its last chunk, or not at all. The legs that write
+// have the whole plan (stage_objects). The backend holds one chunk until the next one arrives; so after a
+// failure the legs are stopped, for it would never complete.
 //
 // Cached parts of a file are read directly (*straight*, without staging memory) into a peer's memory that is
 // mapped here: a third leg reads a stretch of chunks at a time, while no other chunk starts. It never waits
@@ -25,6 +28,7 @@
 // Everything is under the worker's lock except functions marked as control path.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -101,6 +105,12 @@ class StagedTransfer {
     uint64_t chunk = 0;
   };
 
+  struct Object : StagedObject {
+    bool there = false;  // this and the rest: of the current post
+    int32_t status = TOWLINE_OK;
+    int32_t vendor_code = 0;
+  };
+
   // Bytes of the whole plan that did not arrive.
   struct Range {
     uint64_t begin;
@@ -119,8 +129,8 @@ class StagedTransfer {
     return filling == read_ ? *legs.far : *legs.near;
   }
   // The offset of the slot's chunk in its leg's plan.
-  [[nodiscard]] uint64_t begin_in_leg(const Slot& slot) const noexcept {
-    return slot.chunk / legs_.size() * chunk_bytes_;
+  [[nodiscard]] uint64_t begin_in_leg(const Slot& slot, bool filling) const noexcept {
+    return (collects_ && !filling ? slot.chunk : slot.chunk / legs_.size()) * chunk_bytes_;
   }
   [[nodiscard]] uint64_t bytes_of(uint64_t chunk) const noexcept;
   [[nodiscard]] uint32_t advance(Slot& slot, uint64_t now_ns) noexcept;
@@ -128,6 +138,15 @@ class StagedTransfer {
   [[nodiscard]] uint32_t start(Slot& slot, bool filling) noexcept;
   [[nodiscard]] bool start_straight() noexcept;
   void chunk_failed(Slot& slot, bool filling, const towline_part_result& result) noexcept;
+  // For objects that are collected: this chunk completed those that end in it; those with bytes in [begin,
+  // end) failed; names every object that was not written.
+  [[nodiscard]] std::vector<Object>::iterator first_object_ending_behind(uint64_t position) noexcept {
+    return std::upper_bound(objects_.begin(), objects_.end(), position,
+                            [](uint64_t at, const Object& object) { return at < object.end; });
+  }
+  void objects_arrived(const Slot& slot) noexcept;
+  void objects_failed(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
+  void name_objects() noexcept;
   void not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
   void abandon_legs() noexcept;
   void finish() noexcept;
@@ -138,11 +157,13 @@ class StagedTransfer {
   const uint64_t chunk_bytes_;
   const uint64_t chunks_;
   const bool far_is_own_;                     // the far side is storage of this agent
+  const bool collects_;                       // objects are written, in more than one chunk
   const std::shared_ptr<towline_post> post_;  // of the legs
   StagingPool& pool_;
   StagingPool::Lane& lane_;
-  std::vector<Legs> legs_;  // as many as slots, or as chunks
+  std::vector<Legs> legs_;  // as many as slots
   std::vector<Slot> slots_;
+  std::vector<Object> objects_;         // that are collected, in the order of the chunks
   std::shared_ptr<BlockList> near_;     // this agent's storage, as a target
   std::unique_ptr<Transfer> straight_;  // null: direct reads are not possible
   uint32_t straight_generation_ = 0;    // generation of the far link whose mappings that leg uses

@@ -42,41 +42,117 @@ StagedLeg make_leg(const Pieces& pieces, std::span<const towline_region_ref> mem
   return {std::move(ours), std::move(theirs), std::move(plan)};
 }
 
+// One segment of a plan that writes objects.
+struct Placed {
+  uint32_t object;  // the number of its region
+  uint32_t source;
+  uint64_t object_at;
+  uint64_t source_at;
+  uint64_t length;
+  uint64_t plan_begin;
+};
+
+std::vector<Placed> in_objects_order(const Plan& whole, bool far_written) {
+  std::vector<Placed> all;
+  plugin::Cursor cursor(whole.view());
+  towline_segment window[64];
+  uint64_t position = 0;
+  while (const size_t count = cursor.next(window, std::size(window), kLongestPiece)) {
+    for (const towline_segment& segment : std::span(window, count)) {
+      Placed one{segment.local_region, segment.remote_region, segment.local,
+                 segment.remote,       segment.length,        position};
+      if (far_written) {
+        std::swap(one.object, one.source);
+        std::swap(one.object_at, one.source_at);
+      }
+      all.push_back(one);
+      position += segment.length;
+    }
+  }
+  const auto before = [](const Placed& one, const Placed& other) {
+    return one.object != other.object ? one.object < other.object : one.object_at < other.object_at;
+  };
+  if (!std::is_sorted(all.begin(), all.end(), before)) std::sort(all.begin(), all.end(), before);
+  return all;
+}
+
 // The op that moves the same bytes as `op` does, for the side that is its local one.
 constexpr uint32_t turned(uint32_t op) noexcept { return op == TOWLINE_READ ? TOWLINE_WRITE : TOWLINE_READ; }
 
 }  // namespace
 
-std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const towline_region_ref& memory,
-                                     uint64_t address, uint64_t chunk_bytes, uint32_t slots,
-                                     uint64_t columns) {
+std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const Bounce& bounce) {
   struct Sides {
     Pieces near;
     Pieces far;
   };
-  std::vector<Sides> sides(columns);
+  std::vector<Sides> sides(bounce.slots);
   plugin::Cursor cursor(whole.view());
   towline_segment window[64];
-  for (uint64_t column = 0; !cursor.done(); column = (column + 1) % columns) {
-    uint64_t at = address + column % slots * chunk_bytes;
-    for (uint64_t left = chunk_bytes; left != 0 && !cursor.done();) {
+  for (uint64_t slot = 0; !cursor.done(); slot = (slot + 1) % bounce.slots) {
+    uint64_t at = bounce.address + slot * bounce.chunk_bytes;
+    for (uint64_t left = bounce.chunk_bytes; left != 0 && !cursor.done();) {
       const size_t count = cursor.next(window, std::size(window), left);
       for (const towline_segment& segment : std::span(window, count)) {
         const auto length = static_cast<uint32_t>(segment.length);
-        sides[column].near.append({at, length, 0}, {segment.local, length, segment.local_region});
-        sides[column].far.append({at, length, 0}, {segment.remote, length, segment.remote_region});
+        sides[slot].near.append({at, length, 0}, {segment.local, length, segment.local_region});
+        sides[slot].far.append({at, length, 0}, {segment.remote, length, segment.remote_region});
         at += segment.length;
         left -= segment.length;
       }
     }
   }
   std::vector<StagedColumn> result;
-  result.reserve(columns);
+  result.reserve(sides.size());
   for (Sides& side : sides) {
-    StagedLeg near = make_leg(side.near, {&memory, 1}, *whole.view().local, turned(op));
-    StagedLeg far = make_leg(side.far, {&memory, 1}, *whole.view().remote, op);
+    StagedLeg near = make_leg(side.near, {&bounce.region, 1}, *whole.view().local, turned(op));
+    StagedLeg far = make_leg(side.far, {&bounce.region, 1}, *whole.view().remote, op);
     side = {};
     result.push_back({std::move(near), std::move(far)});
+  }
+  return result;
+}
+
+StagedObjects stage_objects(const Plan& whole, uint32_t op, const Bounce& bounce) {
+  const bool far_written = op == TOWLINE_WRITE;
+  std::vector<Pieces> fill(bounce.slots);
+  Pieces written;
+  StagedObjects result;
+  const Placed* before = nullptr;
+  uint64_t position = 0;
+  const std::vector<Placed> all = in_objects_order(whole, far_written);
+  for (const Placed& one : all) {
+    if (before == nullptr || before->object != one.object)
+      result.objects.push_back({0, position, one.plan_begin, one.plan_begin});
+    before = &one;
+    StagedObject& object = result.objects.back();
+    object.bytes += one.length;
+    object.end += one.length;
+    object.plan_begin = std::min(object.plan_begin, one.plan_begin);
+    object.plan_end = std::max(object.plan_end, one.plan_begin + one.length);
+    for (uint64_t done = 0; done < one.length;) {
+      const uint64_t slot = position / bounce.chunk_bytes % bounce.slots;
+      const uint64_t in_chunk = position % bounce.chunk_bytes;
+      const auto length = static_cast<uint32_t>(std::min(one.length - done, bounce.chunk_bytes - in_chunk));
+      const towline_flat_block memory = {bounce.address + slot * bounce.chunk_bytes + in_chunk, length, 0};
+      fill[slot].append(memory, {one.source_at + done, length, one.source});
+      written.append(memory, {one.object_at + done, length, one.object});
+      done += length;
+      position += length;
+    }
+  }
+  const towline_plan& view = whole.view();
+  const towline_list& objects = far_written ? *view.remote : *view.local;
+  const towline_list& sources = far_written ? *view.local : *view.remote;
+  const StagedLeg all_written = make_leg(written, {&bounce.region, 1}, objects, TOWLINE_WRITE);
+  for (const Pieces& pieces : fill) {
+    StagedLeg filled = make_leg(pieces, {&bounce.region, 1}, sources, TOWLINE_READ);
+    StagedLeg shared{all_written.memory, all_written.target,
+                     Plan::in_order(*all_written.memory, *all_written.target, TOWLINE_WRITE)};
+    if (far_written)
+      result.columns.push_back({std::move(filled), std::move(shared)});
+    else
+      result.columns.push_back({std::move(shared), std::move(filled)});
   }
   return result;
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "plan/plan_test_support.h"
 
@@ -29,10 +30,10 @@ std::shared_ptr<const ResolvedList> make_list(uint64_t base, const std::vector<t
 }
 
 // Every byte goes through the slot and chunk that it should, at one place in the memory for both legs.
-void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots, uint64_t columns) {
-  const std::vector<StagedColumn> staged =
-      stage_plan(whole, op, region(7, kMemory - 64, 64 + chunk * slots), kMemory, chunk, slots, columns);
-  ASSERT_EQ(staged.size(), columns);
+void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots) {
+  const towline_region_ref memory_region = region(7, kMemory - 64, 64 + chunk * slots);
+  const std::vector<StagedColumn> staged = stage_plan(whole, op, {memory_region, kMemory, chunk, slots});
+  ASSERT_EQ(staged.size(), slots);
   plugin::Cursor all(whole.view());
   const std::vector<Byte> expected = bytes_of(walk(all));
   std::vector<std::vector<Byte>> near;
@@ -45,16 +46,12 @@ void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slot
     EXPECT_EQ(near.back().size(), far.back().size());
   }
   for (uint64_t i = 0; i < expected.size(); ++i) {
-    const uint64_t column = i / chunk % columns;
-    const uint64_t in_column = i / chunk / columns * chunk + i % chunk;
+    const uint64_t column = i / chunk % slots;
+    const uint64_t in_column = i / chunk / slots * chunk + i % chunk;
     const uint64_t memory = kMemory + i / chunk % slots * chunk + i % chunk;
     ASSERT_EQ(near[column].at(in_column), (Byte{memory, expected[i].local})) << i;
     ASSERT_EQ(far[column].at(in_column), (Byte{memory, expected[i].remote})) << i;
   }
-}
-void expect_staged(const Plan& whole, uint32_t op, uint64_t chunk, uint32_t slots) {
-  expect_staged(whole, op, chunk, slots, slots);
-  expect_staged(whole, op, chunk, slots, (whole.bytes() + chunk - 1) / chunk);
 }
 
 TEST(StagedPlan, sends_every_byte_through_its_chunk) {
@@ -86,9 +83,68 @@ TEST(StagedPlan, joins_what_is_contiguous_on_one_side) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000, {{100, 1000}})});
   const auto remote = make_list(kRemote, {entry(kRemote, 1000, {{100, 2000}})});
   const Plan whole = Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_READ);
-  const auto staged = stage_plan(whole, TOWLINE_READ, region(7, kMemory, 1 << 20), kMemory, 10'000, 2, 2);
+  const towline_region_ref memory_region = region(7, kMemory, 1 << 20);
+  const auto staged = stage_plan(whole, TOWLINE_READ, {memory_region, kMemory, 10'000, 2});
   EXPECT_EQ(staged[0].near.plan.view().blocks, 5u);
   EXPECT_EQ(staged[0].far.plan.view().blocks, 50u);
+}
+
+// Shuffled picks of two objects: the chunks follow the objects' bytes, and every byte still goes where it
+// belongs.
+TEST(StagedObjects, are_written_from_front_to_back) {
+  constexpr uint64_t kChunk = 4096;
+  constexpr uint32_t kSlots = 3;
+  const auto local = make_list(kLocal, {entry(kLocal + (1 << 20) - 6000, 3000, {{50, 3000}})});
+  const auto remote = make_list(kRemote, {entry(kRemote, 1000, {{150, 1500}})});
+  std::vector<uint32_t> ours(40);
+  std::vector<uint32_t> theirs(120);
+  for (uint32_t i = 0; i < 40; ++i) ours[i] = (i * 7) % 50;
+  for (uint32_t i = 0; i < 120; ++i) theirs[i] = (i * 11) % 150;
+  const towline_picks_t from = pick_indices(ours);
+  const towline_picks_t to = pick_indices(theirs);
+  for (const uint32_t op : {TOWLINE_READ, TOWLINE_WRITE}) {
+    SCOPED_TRACE(op);
+    const bool far_written = op == TOWLINE_WRITE;
+    const Plan whole = Plan::compile(*local, &from, *remote, &to, op);
+    const towline_region_ref memory_region = region(7, kMemory, kChunk * kSlots);
+    const StagedObjects staged = stage_objects(whole, op, {memory_region, kMemory, kChunk, kSlots});
+    ASSERT_EQ(staged.columns.size(), kSlots);
+    plugin::Cursor all(whole.view());
+    std::map<uint64_t, std::pair<uint64_t, uint64_t>> source_of;  // of an object's byte, and its position
+    uint64_t position = 0;
+    for (const Byte& byte : bytes_of(walk(all)))
+      source_of[far_written ? byte.remote : byte.local] = {far_written ? byte.local : byte.remote,
+                                                           position++};
+    uint64_t begin = 0;
+    uint64_t last = 0;
+    ASSERT_EQ(staged.objects.size(), far_written ? 1u : 2u);
+    EXPECT_EQ(staged.objects.back().end, whole.bytes());
+    for (const StagedColumn& column : staged.columns) {
+      const StagedLeg& written = far_written ? column.far : column.near;
+      ASSERT_EQ(written.plan.bytes(), whole.bytes()) << "what is written is known by its whole plan";
+    }
+    std::vector<std::vector<Byte>> filled;
+    for (const StagedColumn& column : staged.columns) {
+      plugin::Cursor cursor((far_written ? column.near : column.far).plan.view());
+      filled.push_back(bytes_of(walk(cursor)));
+    }
+    plugin::Cursor written((far_written ? staged.columns[1].far : staged.columns[1].near).plan.view());
+    size_t object = 0;
+    for (const Byte& byte : bytes_of(walk(written))) {  // local: the memory, remote: the object
+      const uint64_t chunk = begin / kChunk;
+      ASSERT_EQ(byte.local, kMemory + chunk % kSlots * kChunk + begin % kChunk);
+      ASSERT_TRUE(begin == 0 || byte.remote > last) << begin;
+      const Byte& fill = filled[chunk % kSlots].at(chunk / kSlots * kChunk + begin % kChunk);
+      const auto& [source, in_plan] = source_of.at(byte.remote);
+      ASSERT_EQ(fill, (Byte{byte.local, source})) << begin;
+      if (begin == staged.objects[object].end) ++object;
+      ASSERT_GE(in_plan, staged.objects[object].plan_begin);
+      ASSERT_LT(in_plan, staged.objects[object].plan_end);
+      last = byte.remote;
+      ++begin;
+    }
+    EXPECT_EQ(begin, whole.bytes());
+  }
 }
 
 TEST(StraightPlan, pairs_the_sides_where_the_remote_one_lies_here) {
@@ -118,8 +174,9 @@ TEST(StagedPlan, keeps_access_rights) {
   const auto local = make_list(kLocal, {entry(kLocal, 1000)}, TOWLINE_ACCESS_READ);
   const auto remote = make_list(kRemote, {entry(kRemote, 1000)});
   const Plan whole = Plan::compile(*local, nullptr, *remote, nullptr, TOWLINE_READ);
-  const auto [status, text] =
-      error_of([&] { (void)stage_plan(whole, TOWLINE_READ, region(7, kMemory, 4096), kMemory, 4096, 1, 1); });
+  const auto [status, text] = error_of([&] {
+    (void)stage_plan(whole, TOWLINE_READ, {region(7, kMemory, 4096), kMemory, 4096, 1});
+  });
   EXPECT_EQ(status, Status::kPermissionDenied) << text;
 }
 

@@ -138,5 +138,44 @@ TEST_P(StorageGpuTest, RightsAreKeptAndStreamsAreRefused) {
   ASSERT_EQ(run(load), Status::kOk);
 }
 
+// In parts of several chunks, with all of GPU memory on either side of the transfer.
+TEST(GpuMemoryAndObjects, GoToOneAnother) {
+  if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
+  constexpr uint64_t kBytes = (12 << 20) + 5;
+  BucketPlace bucket;
+  const Agent agent("stager", {.listen = "none",
+                               .backends = "cuda,object",
+                               .config = "plugins = [\"object\", \"" TOWLINE_CUDA_FAKE "\"]\n" +
+                                         bucket.config().substr(bucket.config().find('\n') + 1),
+                               .default_timeout = 60s});
+  const Buffer memory{kBytes, true};
+  const Region region =
+      agent.register_memory({.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram});
+  const BlockList ours = agent.block_list(Blocks::at(memory.data(), kBytes, Kind::kVram));
+  const auto run = [](const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  };
+  for (const bool far : {true, false}) {
+    SCOPED_TRACE(far);
+    const std::string name = far ? "far" : "near";
+    const Region object = register_storage(agent, bucket.uri(name), {.create = true, .bytes = kBytes});
+    const BlockList stored = agent.block_list(storage_blocks(object, 0, kBytes));
+    const Transfer save =
+        far ? agent.transfer(Op::write, ours, stored) : agent.transfer(Op::read, stored, ours);
+    EXPECT_NE(save.route().find("cuda then object"), std::string::npos) << save.route();
+    const uint64_t seed = far ? 41 : 42;
+    stamp_bytes(memory.data(), kBytes, seed);
+    ASSERT_EQ(run(save), Status::kOk) << save.route();
+    EXPECT_EQ(save.result().bytes, kBytes);
+    const std::vector<std::byte> saved = bucket.get(name);
+    ASSERT_EQ(saved.size(), kBytes);
+    EXPECT_EQ(first_difference(saved.data(), kBytes, seed), kBytes);
+    std::memset(memory.data(), 0, kBytes);
+    ASSERT_EQ(run(agent.transfer(Op::read, ours, stored)), Status::kOk);
+    EXPECT_EQ(first_difference(memory.data(), kBytes, seed), kBytes);
+  }
+}
+
 }  // namespace
 }  // namespace towline::conformance

@@ -479,18 +479,15 @@ TEST_P(StagingTest, ACallerDrivenAgentStagesToo) {
   EXPECT_EQ(load.poll(), Status::kOk);
 }
 
-// Objects are written in parts of one size, which the chunks must be then.
+// With default settings, as one transfer; and as a replacement, which takes parts of several chunks too.
 TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
   if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
   constexpr uint64_t kBytes = (16 << 20) + 12345;
   BucketPlace bucket;
   const Agent owner("owner", {.listen = "127.0.0.1:0", .default_timeout = 60s});
   const Agent agent(
-      "stager", {.listen = "127.0.0.1:0",
-                 .backends = "tcp,object",
-                 .config = bucket.config() + "part = \"5MiB\"\nmultipart = \"6MiB\"\n"
-                                             "[staging]\nchunk = \"5MiB\"\ndepth = 2\nbytes = \"10MiB\"\n",
-                 .default_timeout = 60s});
+      "stager",
+      {.listen = "127.0.0.1:0", .backends = "tcp,object", .config = bucket.config(), .default_timeout = 60s});
   const Memory memory(kBytes);
   const Region region = owner.register_memory(dram(memory));
   const Peer peer = agent.add_peer(owner.metadata());
@@ -499,31 +496,29 @@ TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(60s) : posted;
   };
-  stamp_bytes(memory.data(), kBytes, 31);
-  {
-    const Region object =
-        register_storage(agent, bucket.uri("saved"), {.create = true, .replace = true, .bytes = kBytes});
-    const Transfer save =
-        agent.transfer(Op::read, agent.block_list(storage_blocks(object, 0, kBytes)), theirs);
-    EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
-    ASSERT_EQ(run(save), Status::kOk);
-    commit_storage(object);
+  for (const bool replace : {false, true}) {
+    const std::string name = replace ? "replaced" : "saved";
+    const uint64_t seed = replace ? 32 : 31;
+    stamp_bytes(memory.data(), kBytes, seed);
+    {
+      const Region object =
+          register_storage(agent, bucket.uri(name), {.create = true, .replace = replace, .bytes = kBytes});
+      const Transfer save =
+          agent.transfer(Op::read, agent.block_list(storage_blocks(object, 0, kBytes)), theirs);
+      EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
+      ASSERT_EQ(run(save), Status::kOk);
+      EXPECT_EQ(save.result().bytes, kBytes);
+      if (replace) commit_storage(object);
+    }
+    const std::vector<std::byte> saved = bucket.get(name);
+    ASSERT_EQ(saved.size(), kBytes);
+    EXPECT_EQ(first_difference(saved.data(), kBytes, seed), kBytes);
+    std::memset(memory.data(), 0, kBytes);
+    const Region object = register_storage(agent, bucket.uri(name));
+    ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(storage_blocks(object, 0, kBytes)), theirs)),
+              Status::kOk);
+    EXPECT_EQ(first_difference(memory.data(), kBytes, seed), kBytes);
   }
-  try {
-    const Region whole = register_storage(agent, bucket.uri("whole"), {.create = true, .bytes = kBytes});
-    (void)agent.transfer(Op::read, agent.block_list(storage_blocks(whole, 0, kBytes)), theirs);
-    ADD_FAILURE() << "chunks of what can only be written whole";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Status::kUnsupported) << error.what();
-  }
-  const std::vector<std::byte> saved = bucket.get("saved");
-  ASSERT_EQ(saved.size(), kBytes);
-  EXPECT_EQ(first_difference(saved.data(), kBytes, 31), kBytes);
-  std::memset(memory.data(), 0, kBytes);
-  const Region object = register_storage(agent, bucket.uri("saved"));
-  ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(storage_blocks(object, 0, kBytes)), theirs)),
-            Status::kOk);
-  EXPECT_EQ(first_difference(memory.data(), kBytes, 31), kBytes);
 }
 
 TEST(StagingSettings, ThatMakeNoSenseAreNamed) {

@@ -274,6 +274,13 @@ enum {                           // towline_submit_args.flags
                                  // backend's own if it has one, even where the caller's would be quicker
   TOWLINE_SUBMIT_CACHED = 4,     // move what can be moved without waiting for a device. It ends soon: with
                                  // TOWLINE_AGAIN, and some bytes perhaps moved, if that was not all
+  // One stretch of what its post writes to objects. The post's other submits come from prepared plans with
+  // the same bytes in the same order, and `begin` and `end` count through that plan. Later submits use the same
+  // local memory again, so copy the bytes and complete the submit; do not wait for the rest of an object. But
+  // complete the submit with an object's last byte when the whole object has been written. Hold the last
+  // submit that was copied until the next one arrives, so that cancel can end the post. When one of them
+  // fails or is cancelled, end all of them and leave no object half written.
+  TOWLINE_SUBMIT_COLLECT = 8,
 };
 
 // Begins every backend's prepared plan.

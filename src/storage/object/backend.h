@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/object/client.h"
+#include "storage/object/collection.h"
 #include "storage/object/connection.h"
 #include "storage/object/job_queue.h"
 #include "storage/object/joins.h"
@@ -40,6 +41,7 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   [[nodiscard]] JobQueue& queue(uint32_t worker) noexcept { return *queues_[worker]; }
   [[nodiscard]] Joins& joins() noexcept { return joins_; }
   [[nodiscard]] Readings& readings() noexcept { return readings_; }
+  [[nodiscard]] Collections& collections() noexcept { return collections_; }
   [[nodiscard]] Reaper& reaper() noexcept { return *reaper_; }
   [[nodiscard]] size_t clients() const noexcept { return clients_.size(); }
   [[nodiscard]] Client& next_client() noexcept;
@@ -60,6 +62,7 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   mutable std::mutex objects_mutex_;
   std::map<uint64_t, std::unique_ptr<Object>> objects_;
   uint64_t last_object_ = 0;
+  Collections collections_;                        // outlives the jobs and the clients: they give parts back
   std::vector<std::unique_ptr<JobQueue>> queues_;  // of the workers
   Joins joins_;
   Readings readings_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "storage/object/backend.h"
+#include "storage/object/collection.h"
 #include "storage/object/reader.h"
 #include "storage/object/writer.h"
 
@@ -28,7 +29,9 @@ int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) no
   auto job = std::make_unique<Job>(prepared, args, prepared.write() ? nullptr : reading_of(prepared, args));
   active_.reserve(active_.size() + 1);
   // From its first task on the job can't be taken back: whatever throws does so before.
-  if (prepared.write()) {
+  if (prepared.write() && (args.flags & TOWLINE_SUBMIT_COLLECT) != 0) {
+    collect(*job, *args.post);
+  } else if (prepared.write()) {
     job->add_task();
     backend_.joins().add(*job);
   } else {
@@ -59,6 +62,16 @@ std::shared_ptr<Reading> JobQueue::reading_of(Prepared& prepared, const towline_
     prepared.post = post->number;
   }
   return prepared.reading;
+}
+
+void JobQueue::collect(Job& job, const towline_post& post) {
+  const auto collection = backend_.collections().join(post, [this] {
+    return std::make_shared<Collection>(backend_.next_client(), backend_.reaper(),
+                                        backend_.collections().part_bytes);
+  });
+  job.tasks.push_back(collection);
+  job.add_task();
+  collection->add(job);
 }
 
 // One task on each client, as far as there is work for it.

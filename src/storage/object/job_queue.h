@@ -41,6 +41,8 @@ class JobQueue {
  private:
   // The reading state of the submit's post, shared by all submits of the post.
   [[nodiscard]] std::shared_ptr<Reading> reading_of(Prepared& prepared, const towline_submit_args& args);
+  // As one of its post's chunks.
+  void collect(Job& job, const towline_post& post);
   void add_readers(Job& job);
   // Throws std::bad_alloc, and then has started none.
   void start_readers(Job& job);

@@ -3,15 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "storage/object/checksum.h"
 #include "storage/object/reaper.h"
-#include "storage/object/writer.h"
 
 namespace towline::object {
 
-ObjectWrite::ObjectWrite(Writer& writer, Client& client, Reaper& reaper, Object& object, Stretch stretch)
-    : writer_(writer), client_(client), reaper_(reaper), object_(object), stretch_(std::move(stretch)) {}
+ObjectWrite::ObjectWrite(WriteListener& listener, Client& client, Reaper& reaper, Object& object,
+                         Stretch stretch, PartMemory* memory)
+    : listener_(listener),
+      client_(client),
+      reaper_(reaper),
+      object_(object),
+      stretch_(std::move(stretch)),
+      memory_(memory) {}
 
 ObjectWrite::~ObjectWrite() = default;
 
@@ -22,9 +28,13 @@ void ObjectWrite::start() try {
   const Version known = object_.version();
   const bool shorter = known.exists && stretch_.end < known.bytes && !client_.settings().writes_whole;
   if (stretch_.begin != 0 || shorter) return head();
-  if (stretch_.end <= client_.settings().multipart_bytes) return put();
+  const uint64_t size = part_size(stretch_.end, client_.settings().part_bytes);
+  if (stretch_.end <= client_.settings().multipart_bytes) {
+    if (memory_ == nullptr) return put(stretch_);
+    if (stretch_.end <= size) return collect_put();
+  }
   std::vector<Piece> pieces;
-  cut(0, stretch_.end, part_size(stretch_.end, client_.settings().part_bytes), 0, false, pieces);
+  cut(0, stretch_.end, size, 0, false, pieces);
   create(std::move(pieces));
 } catch (const plugin::Failure& failure) {
   failed(failure.status(), 0, failure.what());
@@ -50,8 +60,8 @@ void ObjectWrite::start_replacement() {
 
 // ---- whole and small
 
-void ObjectWrite::put() {
-  body_ = SegmentsBody(stretch_, stretch_.begin, stretch_.end);
+void ObjectWrite::put(const Stretch& from) {
+  body_ = SegmentsBody(from, stretch_.begin, stretch_.end);
   call_.method = "PUT";
   call_.name = object_.name();
   call_.headers = {{"content-type", "application/octet-stream"}};
@@ -69,6 +79,55 @@ void ObjectWrite::put() {
   };
   call_.done = [this](Answer& answer) { wrote(answer); };
   client_.start(call_);
+}
+
+// ---- collected as it arrives
+
+void ObjectWrite::collect_put() {
+  puts_ = true;
+  pieces_ = {{0, stretch_.end, false}};
+  listener_.has_room();
+}
+
+uint64_t ObjectWrite::collect(const std::byte* data, uint64_t bytes) {
+  if (over_ || stopping_) return 0;
+  if (filling_ == nullptr && !begin_collecting()) return 0;
+  PartCall& part = *filling_;
+  const uint64_t size = part.collected.end - part.collected.begin;
+  const uint64_t taken = std::min(bytes, size - part.filled);
+  std::memcpy(part.buffer.data() + part.filled, data, taken);
+  part.filled += taken;
+  if (part.filled < size) return taken;
+  filling_ = nullptr;
+  if (puts_) {
+    put(part.collected);
+  } else {
+    collected_.push_back(&part);
+    client_.add_feeder(*this);
+  }
+  return taken;
+}
+
+// False: the parts are not known yet, or there is no memory for one.
+bool ObjectWrite::begin_collecting() {
+  while (next_collected_ < pieces_.size() && pieces_[next_collected_].copied) ++next_collected_;
+  if (next_collected_ == pieces_.size()) return false;
+  const Piece piece = pieces_[next_collected_];
+  PartBuffer buffer;
+  const Status status = memory_->take(piece.end - piece.begin, buffer);
+  if (status == Status::kOutOfMemory)
+    failed(status, 0,
+           fmt::format("{}: there is no memory to collect a part of {} bytes", object_.name().text(),
+                       piece.end - piece.begin));
+  if (status != Status::kOk) return false;
+  ++next_collected_;
+  PartCall& part = free_part();
+  part.buffer = std::move(buffer);
+  part.filled = 0;
+  const auto address = reinterpret_cast<uint64_t>(part.buffer.data());
+  part.collected = {0, piece.begin, piece.end, 0, 0, {{address, piece.begin, piece.end - piece.begin, 0, 0}}};
+  filling_ = &part;
+  return true;
 }
 
 // ---- a stretch of what is there
@@ -113,17 +172,23 @@ void ObjectWrite::add_parts(const std::vector<Piece>& pieces, uint32_t first_num
   pieces_ = pieces;
   for (size_t i = 0; i < pieces.size(); ++i) numbers_.push_back(first_number + static_cast<uint32_t>(i));
   client_.add_feeder(*this);
+  if (memory_ != nullptr) listener_.has_room();
+}
+
+ObjectWrite::PartCall& ObjectWrite::free_part() {
+  if (free_.empty()) return part_calls_.emplace_back();
+  PartCall& part = *free_.back();
+  free_.pop_back();
+  return part;
 }
 
 bool ObjectWrite::feed() {
   if (over_ || next_piece_ >= pieces_.size()) return false;
-  if (free_.empty()) {
-    part_calls_.emplace_back();
-    free_.push_back(&part_calls_.back());
-  }
-  PartCall& part = *free_.back();
-  free_.pop_back();
   const Piece piece = pieces_[next_piece_];
+  const bool is_collected = memory_ != nullptr && !piece.copied;
+  if (is_collected && collected_.empty()) return false;  // once it is, this feeder is added again
+  PartCall& part = is_collected ? *collected_.front() : free_part();
+  if (is_collected) collected_.pop_front();
   part.number = numbers_[next_piece_++];
   part.under_way = true;
   ++under_way_;
@@ -149,7 +214,7 @@ void ObjectWrite::ask(PartCall& part, const Piece& piece) {
                                     : Verdict{};
     };
   } else {
-    part.body = SegmentsBody(stretch_, piece.begin, piece.end);
+    part.body = SegmentsBody(memory_ != nullptr ? part.collected : stretch_, piece.begin, piece.end);
     make_upload(call, part.body, checksum(), signs(), part.part);
     call.check = [&part](const Answer& answer) -> Verdict {
       part.part.etag = header(answer.headers, "etag");
@@ -168,7 +233,9 @@ void ObjectWrite::part_done(PartCall& part, Answer& answer) {
   --under_way_;
   if (!answer.ok()) return failed(answer);
   parts_[part.number] = part.part;
+  part.buffer = {};
   free_.push_back(&part);
+  if (memory_ != nullptr) listener_.has_room();
   if (under_way_ == 0 && next_piece_ == pieces_.size()) parts_done();
 }
 
@@ -178,7 +245,7 @@ void ObjectWrite::parts_done() {
     std::lock_guard lock(object_.replacement_mutex);
     for (const auto& [number, part] : parts_) object_.parts[number] = part;
   }
-  writer_.moved(stretch_.end - stretch_.begin);
+  listener_.moved(stretch_.end - stretch_.begin);
   over();
 }
 
@@ -220,7 +287,7 @@ void ObjectWrite::wrote(Answer& answer) {
 void ObjectWrite::is_there(Version version) {
   upload_id_.clear();
   object_.set_version(std::move(version));
-  writer_.moved(stretch_.end - stretch_.begin);
+  listener_.moved(stretch_.end - stretch_.begin);
   over();
 }
 
@@ -235,7 +302,7 @@ void ObjectWrite::settle(const Answer& answer) {
   call_.done = [this, lost = answer](const Answer& found) {
     Version there = found.ok() ? version_of(found.headers) : Version{};
     if (is_what_was_made(there, made(lost))) return is_there(std::move(there));
-    writer_.not_fenced();
+    listener_.not_fenced();
     failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
   };
   client_.start(call_);
@@ -244,7 +311,7 @@ void ObjectWrite::settle(const Answer& answer) {
 void ObjectWrite::failed(Status status, long http_status, const std::string& text) {
   if (over_) return;
   client_.service().note_failure(text);
-  writer_.failed(status, http_status, stretch_.plan_begin, stretch_.plan_end);
+  listener_.failed(status, http_status, stretch_.plan_begin, stretch_.plan_end);
   over();
 }
 
@@ -257,8 +324,8 @@ void ObjectWrite::stop(Status status, bool now) {
     call_.last_attempt = true;
     return;
   }
-  if (all_sent || (lasting_ && Client::uncertain(call_))) writer_.not_fenced();
-  writer_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
+  if (all_sent || (lasting_ && Client::uncertain(call_))) listener_.not_fenced();
+  listener_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
   if (creating_ && !now && Client::under_way(call_)) {  // its answer names what is to be aborted
     call_.last_attempt = true;
     return;
@@ -276,7 +343,7 @@ void ObjectWrite::over() {
     part.under_way = false;
   }
   if (!upload_id_.empty() && !object_.replaces()) reaper_.add(object_.name(), upload_id_);
-  writer_.one_over();
+  listener_.one_over();
 }
 
 }  // namespace towline::object

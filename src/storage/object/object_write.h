@@ -5,6 +5,9 @@
 //   start -> head -> create -> parts, copies -> complete   a stretch; the rest is copied
 //   start -> parts                                   of a replacement that is committed later
 //
+// Either all of its bytes are in memory at the start, or they are collected as they arrive (collect): then
+// each part is sent when it is complete, and an object of up to one part is a put.
+//
 // From any of them a failure leads to over(), an upload that was begun going to the reaper. A put or a
 // complete whose answer got lost may have happened: the object is then looked at (settle).
 #pragma once
@@ -14,24 +17,49 @@
 #include <string>
 #include <vector>
 
+#include "storage/object/part_memory.h"
 #include "storage/object/upload.h"
 
 namespace towline::object {
 
 class Reaper;
-class Writer;
+
+// Who is told how an object's write goes, on the client's thread. The write is still on the stack.
+class WriteListener {
+ public:
+  // Of the bytes [begin, end) of the plan.
+  virtual void failed(Status status, long http_status, uint64_t begin, uint64_t end) = 0;
+  virtual void moved(uint64_t bytes) = 0;
+  virtual void not_fenced() = 0;
+  // The last call.
+  virtual void one_over() = 0;
+  // collect() returned 0 before and may take more now.
+  virtual void has_room() {}
+
+ protected:
+  ~WriteListener() = default;
+};
 
 class ObjectWrite final : private Feeder {
  public:
-  ObjectWrite(Writer& writer, Client& client, Reaper& reaper, Object& object, Stretch stretch);
+  // `memory`: its bytes arrive through collect(), and the stretch has no segments. Null: the stretch has all.
+  ObjectWrite(WriteListener& listener, Client& client, Reaper& reaper, Object& object, Stretch stretch,
+              PartMemory* memory = nullptr);
   ~ObjectWrite() override;
 
   void start();
   void stop(Status status, bool now);
+  // Copies its next bytes and returns how many; 0 if there is no room now.
+  [[nodiscard]] uint64_t collect(const std::byte* data, uint64_t bytes);
+  [[nodiscard]] bool is_over() const noexcept { return over_; }
+  [[nodiscard]] const Stretch& stretch() const noexcept { return stretch_; }
 
  private:
   struct PartCall {
     Call call;
+    PartBuffer buffer;  // that it is collected in
+    Stretch collected;
+    uint64_t filled = 0;
     SegmentsBody body;
     uint32_t number = 0;
     UploadedPart part;
@@ -39,7 +67,10 @@ class ObjectWrite final : private Feeder {
   };
 
   void start_replacement();
-  void put();
+  void put(const Stretch& from);
+  void collect_put();
+  [[nodiscard]] bool begin_collecting();
+  [[nodiscard]] PartCall& free_part();
   void head();
   void create(std::vector<Piece> pieces);
   void add_parts(const std::vector<Piece>& pieces, uint32_t first_number);
@@ -67,15 +98,16 @@ class ObjectWrite final : private Feeder {
     return settings.sign_payload.value_or(!client_.service().endpoint(object_.name().bucket).encrypted());
   }
 
-  Writer& writer_;
+  WriteListener& listener_;
   Client& client_;
   Reaper& reaper_;
   Object& object_;
   const Stretch stretch_;
-  Call call_;              // put, head, create, complete: one at a time
-  SegmentsBody body_;      // of put
-  bool lasting_ = false;   // call_ is one whose effect lasts
-  bool creating_ = false;  // call_ begins an upload
+  PartMemory* const memory_;  // null: nothing is collected
+  Call call_;                 // put, head, create, complete: one at a time
+  SegmentsBody body_;         // of put
+  bool lasting_ = false;      // call_ is one whose effect lasts
+  bool creating_ = false;     // call_ begins an upload
   bool stopping_ = false;
   bool over_ = false;
   Version before_;  // what is copied from
@@ -87,6 +119,10 @@ class ObjectWrite final : private Feeder {
   uint32_t under_way_ = 0;
   std::deque<PartCall> part_calls_;
   std::vector<PartCall*> free_;
+  PartCall* filling_ = nullptr;      // that is being collected
+  size_t next_collected_ = 0;        // the piece to be collected next
+  std::deque<PartCall*> collected_;  // whole, in order, and not asked for yet
+  bool puts_ = false;                // what is collected is all
   Parts parts_;
   uint32_t crc_ = 0;  // of the new object, where it is known
   bool crc_known_ = false;

@@ -41,29 +41,47 @@ std::vector<Placed> in_objects_order(const towline_plan& plan) {
   return all;
 }
 
+// Adds what is written next. Throws plugin::Failure.
+void add(std::vector<Stretch>& stretches, const towline_segment& segment, uint64_t plan_begin) {
+  const bool fresh = stretches.empty() || stretches.back().object != segment.remote_region;
+  if (fresh) {
+    stretches.push_back({segment.remote_region, segment.remote, segment.remote, plan_begin, plan_begin, {}});
+  } else if (segment.remote < stretches.back().end) {
+    throw plugin::Failure(Status::kInvalidArgument,
+                          fmt::format("byte {} of the object is written twice", segment.remote));
+  } else if (segment.remote > stretches.back().end) {
+    throw plugin::Failure(
+        Status::kUnsupported,
+        fmt::format("bytes {} to {} of the object are left out: an object is written in one stretch",
+                    stretches.back().end, segment.remote));
+  }
+  Stretch& stretch = stretches.back();
+  stretch.end += segment.length;
+  stretch.plan_begin = std::min(stretch.plan_begin, plan_begin);
+  stretch.plan_end = std::max(stretch.plan_end, plan_begin + segment.length);
+}
+
 }  // namespace
 
 std::vector<Stretch> stretches_of(const towline_plan& plan) {
   std::vector<Stretch> stretches;
   for (const auto& [segment, plan_begin] : in_objects_order(plan)) {
-    const bool fresh = stretches.empty() || stretches.back().object != segment.remote_region;
-    if (fresh) {
-      stretches.push_back(
-          {segment.remote_region, segment.remote, segment.remote, plan_begin, plan_begin, {}});
-    } else if (segment.remote < stretches.back().end) {
-      throw plugin::Failure(Status::kInvalidArgument,
-                            fmt::format("byte {} of the object is written twice", segment.remote));
-    } else if (segment.remote > stretches.back().end) {
-      throw plugin::Failure(
-          Status::kUnsupported,
-          fmt::format("bytes {} to {} of the object are left out: an object is written in one stretch",
-                      stretches.back().end, segment.remote));
+    add(stretches, segment, plan_begin);
+    stretches.back().segments.push_back(segment);
+  }
+  return stretches;
+}
+
+std::vector<Stretch> stretches_in_order(const towline_plan& plan) {
+  std::vector<Stretch> stretches;
+  plugin::Cursor cursor(plan);
+  towline_segment window[kSegmentsAtOnce];
+  uint64_t position = 0;
+  while (const size_t count = cursor.next(window, kSegmentsAtOnce, plan.bytes)) {
+    for (size_t i = 0; i < count; ++i) {
+      add(stretches, window[i], position);
+      position += window[i].length;
     }
-    Stretch& stretch = stretches.back();
-    stretch.end += segment.length;
-    stretch.plan_begin = std::min(stretch.plan_begin, plan_begin);
-    stretch.plan_end = std::max(stretch.plan_end, plan_begin + segment.length);
-    stretch.segments.push_back(segment);
   }
   return stretches;
 }

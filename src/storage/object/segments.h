@@ -24,6 +24,9 @@ struct Stretch {
 // object's blocks are not one stretch.
 std::vector<Stretch> stretches_of(const towline_plan& plan);
 
+// The same without segments, for a plan in the order of the objects' bytes.
+std::vector<Stretch> stretches_in_order(const towline_plan& plan);
+
 // Bytes [begin, end) of the stretch's object.
 class SegmentsBody final : public Body {
  public:

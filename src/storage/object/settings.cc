@@ -167,6 +167,7 @@ Settings Settings::read(const plugin::Host& host, const Environment& environment
   settings.least_part_bytes = reader.bytes("object.least_part", "5MiB", 1, kAmazonLeastPart);
   settings.part_bytes = reader.bytes("object.part", "8MiB", settings.least_part_bytes, uint64_t{5} << 30);
   settings.multipart_bytes = reader.bytes("object.multipart", "16MiB", 1, uint64_t{5} << 30);
+  settings.collect_bytes = reader.bytes("object.collect", "64MiB", 0, UINT64_MAX);
   settings.attempts = reader.count("object.attempts", "0", 0, 100);
   settings.backoff_ns = reader.duration("object.backoff", "100ms");
   settings.backoff_most_ns = reader.duration("object.backoff_most", "5s");

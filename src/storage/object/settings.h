@@ -50,6 +50,7 @@ struct Settings {
   uint64_t window = 0;            // bytes asked for or being sent at once
   uint64_t part_bytes = 0;        // of uploads and range GETs
   uint64_t multipart_bytes = 0;   // uploads from this size on are done in parts
+  uint64_t collect_bytes = 0;     // of parts that are collected from staged chunks, at once
   uint64_t least_part_bytes = 0;  // S3's rule for every part but the last
   uint32_t attempts = 0;          // of a request; 0: a few, and until the deadline where a server is away
   uint64_t backoff_ns = 0;        // the first pause is up to this

@@ -1,7 +1,6 @@
 #include "storage/object/writer.h"
 
 #include "storage/object/job_queue.h"
-#include "storage/object/object_write.h"
 
 namespace towline::object {
 

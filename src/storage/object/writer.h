@@ -9,23 +9,21 @@
 #include <vector>
 
 #include "storage/object/job.h"
+#include "storage/object/object_write.h"
 
 namespace towline::object {
 
-class ObjectWrite;
-
-class Writer final : public Task {
+class Writer final : public Task, public WriteListener {
  public:
   // The whole plan, for all of its parts.
   Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts);
   ~Writer() override;
 
-  void failed(Status status, long http_status, uint64_t begin, uint64_t end);
-  void moved(uint64_t bytes);
-  void not_fenced();
-  void one_over();
-
  private:
+  void failed(Status status, long http_status, uint64_t begin, uint64_t end) override;
+  void moved(uint64_t bytes) override;
+  void not_fenced() override;
+  void one_over() override;
   void start() override;
   void stop(Status status, bool now) override;
 

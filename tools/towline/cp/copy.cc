@@ -44,13 +44,11 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   towline::AgentOptions agent;
   agent.listen = "none";
   agent.default_timeout = options.timeout;
-  // Objects are written in parts of equal size, so staging chunks must have that size.
+  // Each piece of an object begins where a part begins.
   if (source.is_object() || destination.is_object())
-    agent.config =
-        fmt::format(
-            "plugins = \"object\"\n[object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
-            std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count(), 1)) +
-        "[staging]\nchunk = \"8MiB\"\ndepth = 4\nbytes = \"32MiB\"\n";
+    agent.config = fmt::format(
+        "plugins = \"object\"\n[object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
+        std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count(), 1));
   return agent;
 }
 
