@@ -253,7 +253,7 @@ void Agent::expire_listener(uint64_t now_ns) noexcept {
 
 void Agent::refused_stranger(const std::string& at, uint32_t worker, Status why) noexcept {
   try {
-    metrics_->series("strangers", at, Direction::kRx)->add_error(worker, why);
+    metrics_->series(kStrangersName, at, Direction::kRx)->add_error(worker, why);
   } catch (const std::bad_alloc&) {  // then it goes uncounted
   }
 }

@@ -199,7 +199,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void refused_stranger(const std::string& at, uint32_t worker, Status why) noexcept;
   void warn_of_unknown_settings();
   // A peer asked this agent to detach from one of its regions.
-  void revoke_remote(Peer& peer, uint64_t key) noexcept;
+  void revoke_remote(Peer& peer, uint64_t key);
   [[nodiscard]] bool has_revoked_regions() const noexcept {
     return revoked_count_.load(std::memory_order_acquire) != 0;
   }

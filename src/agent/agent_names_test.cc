@@ -5,11 +5,18 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/link.h"
 #include "base/error.h"
 #include "metadata/blob/blob.h"
+#include "support/unknown_agent.h"
 
 namespace towline {
 namespace {
+
+// An agent somewhere else, of which nothing is known but what it says.
+metadata::PeerMetadata stranger(const std::string& name, size_t regions = 0) {
+  return support::unknown_agent(name, regions);
+}
 
 std::shared_ptr<Agent> make_agent(const std::string& name, const std::string& listen = "none",
                                   const std::vector<std::pair<std::string, std::string>>& settings = {}) {
@@ -20,24 +27,6 @@ std::shared_ptr<Agent> make_agent(const std::string& name, const std::string& li
   options.config.set("log.level", "off");
   for (const auto& [key, value] : settings) options.config.set(key, value);
   return Agent::create(std::move(options));
-}
-
-// An agent somewhere else, of which nothing is known but what it says.
-metadata::PeerMetadata stranger(const std::string& name, size_t regions = 0) {
-  metadata::PeerMetadata metadata;
-  metadata.identity.name = name;
-  metadata.identity.incarnation = Id::random();
-  metadata.identity.host.boot_id = Id::random();
-  metadata.identity.host.pid = 1;
-  metadata.identity.host.pid_namespace = 1;
-  for (size_t i = 0; i < regions; ++i) {
-    towline_region_ref& region = metadata.regions.emplace_back().region;
-    region.key = random_u64();
-    region.address = (i + 1) << 20;
-    region.bytes = 1 << 20;
-    region.access = TOWLINE_ACCESS_ALL;
-  }
-  return metadata;
 }
 
 Peer& add(Agent& agent, const metadata::PeerMetadata& metadata) {
@@ -192,6 +181,26 @@ TEST(Names, WhatUnsolicitedPeersOfferIsBoundedInBytes) {
   EXPECT_EQ(status_of_find(*agent, "s19"), Status::kOk) << "the same again takes no more room";
   EXPECT_THROW(agent->offer_peer(metadata::encode(stranger("large", 5000))), Error);
   EXPECT_EQ(status_of_find(*agent, "large"), Status::kNotFound);
+}
+
+TEST(Names, StrangersShareOneSeriesOfCounters) {
+  const auto agent = make_agent("agent", "none", {{"peer.unsolicited", "2000"}});
+  Backend& tcp = *agent->backends().find("tcp");
+  const Series* shared = nullptr;
+  for (int i = 0; i < 600; ++i) {  // more than there are series
+    const std::string name = "s" + std::to_string(i);
+    agent->offer_peer(metadata::encode(stranger(name)));
+    const PeerHold peer = agent->find_peer(name);
+    ASSERT_TRUE(peer);
+    const Link& link = peer->link_for_incoming(tcp, 0);
+    if (shared == nullptr) shared = &link.received();
+    ASSERT_EQ(&link.received(), shared) << name;
+  }
+  Peer& one = add(*agent, stranger("one"));
+  Peer& other = add(*agent, stranger("other one"));
+  const Series* const mine = &one.link(tcp, 0).received();
+  EXPECT_NE(mine, shared);
+  EXPECT_NE(mine, &other.link(tcp, 0).received()) << "there is room for those that were asked for";
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ bool Agent::end_connection(Id incarnation, uint64_t id) noexcept {
 
 // ---- revocation by the owner
 
-void Agent::revoke_remote(Peer& peer, uint64_t key) noexcept {
+void Agent::revoke_remote(Peer& peer, uint64_t key) {
   std::shared_ptr<RemoteRegion> region = peer.forget_region(key);
   if (region == nullptr) return;
   std::lock_guard lock(control_mutex_);

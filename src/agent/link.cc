@@ -11,14 +11,37 @@
 
 namespace towline {
 
+namespace {
+
+// Anybody can bring names, and there is a limited number of series.
+std::string_view name_of_series(const Peer& peer) noexcept {
+  return peer.unsolicited() ? kStrangersName : std::string_view(peer.name());
+}
+
+}  // namespace
+
 Link::Link(Peer& peer, Backend& backend, Worker& worker)
     : peer_(peer),
       backend_(backend),
       worker_(worker),
-      sent_(peer.agent().metrics().series(peer.name(), backend.name, Direction::kTx)),
-      received_(peer.agent().metrics().series(peer.name(), backend.name, Direction::kRx)) {}
+      sent_(peer.agent().metrics().series(name_of_series(peer), backend.name, Direction::kTx)),
+      received_(peer.agent().metrics().series(name_of_series(peer), backend.name, Direction::kRx)) {}
 
 Link::~Link() = default;
+
+// The texts are short enough to need no memory.
+template <class Work>
+void Link::contain(Work&& work) noexcept {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    close(Status::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    TOWLINE_LOG(kError, "peer '{}' over {}: {}; the connection is closed", peer_.name(), backend_.name,
+                error.what());
+    close(Status::kInternal, "internal error");
+  }
+}
 
 // ---- coming up and going down
 
@@ -65,12 +88,12 @@ void Link::connect(uint64_t deadline_ns) {
 }
 
 void Link::adopt(towline_connection* connection) {
+  worker_.remove_link(*this);
+  worker_.add_link(*this);  // may throw: the connection is not this link's yet
   connection_ = connection;
   accepted_ = true;
   ++attempts_;
   last_error_ = Status::kOk;
-  worker_.remove_link(*this);
-  worker_.add_link(*this);
   connecting_since_ns_ = worker_.agent().now_ns();
   connect_deadline_ns_ =
       Deadline::after(connecting_since_ns_, worker_.agent().tuning().connect_timeout_ns).ns();
@@ -81,6 +104,10 @@ void Link::adopt(towline_connection* connection) {
 }
 
 void Link::on_event(uint32_t event, Status status, const char* text) noexcept {
+  contain([&] { handle_event(event, status, text); });
+}
+
+void Link::handle_event(uint32_t event, Status status, const char* text) {
   if (event == TOWLINE_CONNECTION_UP) {
     if (std::exchange(told_up_, true) || connection_ == nullptr) return;
     if (state() == State::kConnecting) dialled();
@@ -89,7 +116,7 @@ void Link::on_event(uint32_t event, Status status, const char* text) noexcept {
   close(status, text == nullptr ? "" : text);
 }
 
-void Link::close(Status why, std::string text) {
+void Link::close(Status why, std::string text) noexcept {
   if (state() == State::kDown || state() == State::kBroken) return;
   const bool was_up = up();
   last_error_ = why;
@@ -99,7 +126,8 @@ void Link::close(Status why, std::string text) {
   worker_.maintain_soon();
   if (was_up) {
     bool other_up = false;
-    for (const Link* link : peer_.links()) other_up = other_up || link->up();
+    for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
+      other_up = other_up || link->up();
     if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
@@ -300,6 +328,10 @@ void Link::on_refused(Status why) noexcept {
 }
 
 void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
+  contain([&] { handle_message(data, bytes); });
+}
+
+void Link::handle_message(const uint8_t* data, size_t bytes) {
   on_heard();
   ControlHeader header;
   if (bytes < sizeof header) return close(Status::kProtocol, "a control message was cut short");
@@ -352,7 +384,7 @@ void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
   // Unknown types come from later versions; they must be safe to leave out.
 }
 
-void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) noexcept {
+void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) {
   Agent& agent = worker_.agent();
   if (message.counter_key != 0 && !agent.remote_counters().add(message.counter_key, message.counter_add)) {
     received_->add_error(worker_.index(), Status::kNotFound);
@@ -385,12 +417,10 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
 // ---- revocations
 
 void Link::on_granted(uint64_t key) noexcept {
-  try {
+  contain([&] {
     std::lock_guard lock(revocations_mutex_);
     granted_.insert(key);
-  } catch (const std::bad_alloc&) {
-    close(Status::kOutOfMemory, "no memory to note what the peer reaches");
-  }
+  });
 }
 
 // Frames need no answer: each is checked and pins its memory. A peer that is only notified, and reads
@@ -414,7 +444,7 @@ bool Link::revocation_pending(uint64_t key) const noexcept {
   return std::find(revocations_asked_.begin(), revocations_asked_.end(), key) != revocations_asked_.end();
 }
 
-void Link::on_revoke(uint64_t key) noexcept {
+void Link::on_revoke(uint64_t key) {
   constexpr std::size_t kMostUnanswered = 65536;
   if (revoking_here_.size() + waiting_.size() >= kMostUnanswered)
     return close(Status::kProtocol, "the peer revokes regions and takes no answers");
@@ -423,7 +453,7 @@ void Link::on_revoke(uint64_t key) noexcept {
   worker_.maintain_soon();
 }
 
-uint32_t Link::answer_revocations() noexcept {
+uint32_t Link::answer_revocations() {
   // Every link of the peer detaches from revoked regions in its own maintain(); the answer waits for all of
   // them.
   if (release_revoked()) drop_imports(false);
@@ -466,7 +496,7 @@ uint32_t Link::send_waiting() noexcept {
   return done;
 }
 
-void Link::heartbeat(uint64_t now_ns) noexcept {
+void Link::heartbeat(uint64_t now_ns) {
   const AgentTuning& tuning = worker_.agent().tuning();
   const uint64_t silent_ns = now_ns > last_heard_ns_ ? now_ns - last_heard_ns_ : 0;
   // A silent side sends a ping as well: a peer that sends for long over a slow network has its own pings
@@ -497,6 +527,12 @@ bool Link::has_chores() const noexcept {
 }
 
 uint32_t Link::maintain(uint64_t now_ns) noexcept {
+  uint32_t done = 1;  // what it throws closes the link, which is something
+  contain([&] { done = do_upkeep(now_ns); });
+  return done;
+}
+
+uint32_t Link::do_upkeep(uint64_t now_ns) {
   if (const Status ended = peer_.ended(); ended != Status::kOk) {
     close(ended == Status::kStale ? Status::kCancelled : ended, status_text(ended));
   }

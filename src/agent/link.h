@@ -9,6 +9,9 @@
 // Free: the connection before it left no bytes in flight, or the peer has ended its side of it
 // (link_endings.cc).
 //
+// If a handler or the upkeep throws, as it does without memory, this link is closed. The worker and its other
+// links are not affected.
+//
 // Everything is under the worker's lock unless stated otherwise. Its generation grows by one each time it
 // comes up: plans of an earlier generation are prepared again.
 #pragma once
@@ -46,7 +49,7 @@ class Link {
   // A connection that the backend accepted.
   void adopt(towline_connection* connection);
   // Ends it; everything in flight gets `why`. Takes effect in the worker's next pass.
-  void close(Status why, std::string text);
+  void close(Status why, std::string text) noexcept;
 
   void on_event(uint32_t event, Status status, const char* text) noexcept;
   void on_message(const uint8_t* data, size_t bytes) noexcept;
@@ -140,24 +143,30 @@ class Link {
     char how[64] = {};
   };
 
-  void begin_generation() noexcept;
-  void dialled() noexcept;
+  // Closes this link if `work` throws.
+  template <class Work>
+  void contain(Work&& work) noexcept;
+  void handle_event(uint32_t event, Status status, const char* text);
+  void handle_message(const uint8_t* data, size_t bytes);
+  uint32_t do_upkeep(uint64_t now_ns);
+  void begin_generation();
+  void dialled();
   bool come_up() noexcept;  // false: not yet
-  void end_if_asked() noexcept;
+  void end_if_asked();
   uint32_t ask_to_end() noexcept;
-  void on_end_connection(uint64_t id) noexcept;
-  uint32_t answer_endings() noexcept;
+  void on_end_connection(uint64_t id);
+  uint32_t answer_endings();
   [[nodiscard]] Status transmit(const void* message, size_t bytes) noexcept;
   enum class Patience : uint8_t { kYes, kNone };
   // False: a thread is posting through it, or (with patience) copies still run; try again in the next pass.
   bool teardown(Patience patience = Patience::kYes) noexcept;
   bool release_revoked() noexcept;
   void drop_imports(bool all) noexcept;
-  void on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) noexcept;
-  void on_revoke(uint64_t key) noexcept;
-  uint32_t answer_revocations() noexcept;
+  void on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes);
+  void on_revoke(uint64_t key);
+  uint32_t answer_revocations();
   uint32_t send_waiting() noexcept;
-  void heartbeat(uint64_t now_ns) noexcept;
+  void heartbeat(uint64_t now_ns);
 
   Peer& peer_;
   Backend& backend_;

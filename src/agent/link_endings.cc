@@ -23,12 +23,12 @@ constexpr std::size_t kMostEndings = 4096;
 }  // namespace
 
 // The backend carries messages from now on.
-void Link::begin_generation() noexcept {
+void Link::begin_generation() {
   generation_.fetch_add(1, std::memory_order_acq_rel);
   last_heard_ns_ = last_said_ns_ = last_ping_ns_ = last_used_ns_ = worker_.agent().now_ns();
   notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = notice_bytes_received_ = 0;
   notice_bytes_consumed_.store(0, std::memory_order_relaxed);
-  heard_ = pong_due_ = false;
+  heard_ = pong_due_ = sending_waiting_ = false;
   waiting_.clear();
   ending_.clear();
   asked_changes_ = 0;
@@ -43,7 +43,7 @@ void Link::begin_generation() noexcept {
 }
 
 // The requested connection is up. The peer may already have used it and given it up.
-void Link::dialled() noexcept {
+void Link::dialled() {
   begin_generation();
   if (peer_.ended() == Status::kOk && !peer_.was_ended(connection_id())) {
     // Every side that will use the connection sends something to the acceptor: see heartbeat().
@@ -108,19 +108,15 @@ uint32_t Link::ask_to_end() noexcept {
 
 // ---- the side that is asked to end one
 
-void Link::on_end_connection(uint64_t id) noexcept {
+void Link::on_end_connection(uint64_t id) {
   if (id == 0 || ending_.size() == kMostEndings)
     return close(Status::kProtocol, "the peer asks to end connections that it can't have");
   (void)worker_.agent().end_connection(peer_.incarnation(), id);
-  try {
-    if (std::find(ending_.begin(), ending_.end(), id) == ending_.end()) ending_.push_back(id);
-  } catch (const std::bad_alloc&) {
-    return close(Status::kOutOfMemory, "no memory for ending a connection");
-  }
+  if (std::find(ending_.begin(), ending_.end(), id) == ending_.end()) ending_.push_back(id);
   worker_.maintain_soon();
 }
 
-uint32_t Link::answer_endings() noexcept {
+uint32_t Link::answer_endings() {
   uint32_t done = 0;
   std::erase_if(ending_, [&](uint64_t id) {
     if (worker_.agent().end_connection(peer_.incarnation(), id)) return false;  // not yet
@@ -138,7 +134,7 @@ void Link::end_soon(uint64_t id) noexcept {
   worker_.wake();
 }
 
-void Link::end_if_asked() noexcept {
+void Link::end_if_asked() {
   const uint64_t asked = end_asked_.load(std::memory_order_acquire);
   if (asked != 0 && asked == connection_id())
     close(Status::kPeerLost, "the peer has given this connection up");

@@ -3,34 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
-#include <new>
 #include <string>
 
+#include "support/failing_new.h"
 #include "towline/towline.h"
-
-namespace {
-
-bool no_memory = false;
-
-}  // namespace
-
-// In place of the C++ library's: there is memory, or none.
-void* operator new(size_t bytes) {
-  void* memory = no_memory ? nullptr : std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-// A sanitizer's own would give memory that must not come to this free.
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  try {
-    return operator new(bytes);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace towline::storing {
 namespace {
@@ -76,9 +52,9 @@ TEST_F(OwnMessages, that_can_not_be_sent_are_the_parts_failure) {
   Connection connection(host, names_, 0, this);
   const std::array<uint8_t, 4> message = {'d', 'o', 'n', 'e'};
   towline_part_result result = {sizeof result, TOWLINE_OK, 0, 3, 0, 10, 0, 0};
-  no_memory = true;
+  support::fail_allocations();
   connection.send_after(message, result);
-  no_memory = false;
+  support::stop_failing();
   EXPECT_EQ(result.status, TOWLINE_OUT_OF_MEMORY);
   EXPECT_EQ(connection.deliver(), 0u);
 }

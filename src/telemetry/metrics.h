@@ -97,6 +97,9 @@ struct MetricsOptions {
       512;  // 13 KiB of shared memory each once used; at least 3, at most counters::kMostSeries
 };
 
+// The peer that counts everything of peers that the application did not ask for, since names cost nothing.
+inline constexpr std::string_view kStrangersName = "strangers";
+
 class Metrics {
  public:
   // Throws Error when the shared memory can't be made.

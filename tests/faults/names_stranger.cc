@@ -18,32 +18,17 @@
 #include "base/id.h"
 #include "metadata/blob/blob.h"
 #include "metadata/listener/exchange.h"
+#include "support/unknown_agent.h"
 #include "towline/towline.h"
 
 namespace towline {
 namespace {
 
 using metadata::PeerMetadata;
+using support::unknown_agent;
 
 std::vector<uint8_t> trade(const std::string& address, const std::vector<uint8_t>& blob = {}) {
   return metadata::exchange(address, blob, Deadline::after(monotonic_now_ns(), 10 * kSecondNs));
-}
-
-PeerMetadata unknown_agent(const std::string& name, std::size_t regions) {
-  PeerMetadata metadata;
-  metadata.identity.name = name;
-  metadata.identity.incarnation = Id::random();
-  metadata.identity.host.boot_id = Id::random();
-  metadata.identity.host.pid = 1;
-  metadata.identity.host.pid_namespace = 1;
-  for (std::size_t i = 0; i < regions; ++i) {
-    towline_region_ref& region = metadata.regions.emplace_back().region;
-    region.key = random_u64();
-    region.address = (i + 1) << 20;
-    region.bytes = 1 << 20;
-    region.access = TOWLINE_ACCESS_ALL;
-  }
-  return metadata;
 }
 
 void crowd(const std::string& address, std::size_t count, std::size_t regions) {

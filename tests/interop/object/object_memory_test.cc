@@ -2,35 +2,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <future>
-#include <new>
 
 #include "fixture.h"
-
-namespace {
-
-// So many allocations of this thread succeed, then they fail; -1: none does.
-thread_local int allocations_left = -1;
-
-}  // namespace
-
-// In place of the C++ library's, for the libraries as well.
-void* operator new(size_t bytes) {
-  const bool fails = allocations_left == 0;
-  if (allocations_left > 0) --allocations_left;
-  void* memory = fails ? nullptr : std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-// A sanitizer's own would give memory that must not come to this free.
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  try {
-    return operator new(bytes);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "support/failing_new.h"
 
 namespace towline::interop {
 namespace {
@@ -43,9 +17,9 @@ class ObjectsWithoutMemory : public ObjectTest {
   static void post_with_less_than_it_takes(const Transfer& transfer) {
     for (int allocations = 0;; ++allocations) {
       ASSERT_LT(allocations, 1000);
-      allocations_left = allocations;
+      support::fail_allocations(allocations);
       const Status posted = transfer.post();
-      const bool enough = std::exchange(allocations_left, -1) != 0;
+      const bool enough = !support::stop_failing();
       if (posted == Status::kInProgress) {
         const Status outcome = transfer.wait(60s);
         EXPECT_TRUE(outcome == Status::kOk || outcome == Status::kOutOfMemory) << status_text(outcome);

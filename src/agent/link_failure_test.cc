@@ -1,0 +1,106 @@
+// A link whose handlers or upkeep find no memory: it is closed, and nothing else is.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/worker.h"
+#include "support/failing_new.h"
+
+namespace towline {
+namespace {
+
+class LinksWithoutMemory : public ::testing::Test {
+ protected:
+  LinksWithoutMemory() {
+    bring_up(*bad_, "bad");
+    bring_up(*good_, "good");
+  }
+
+  static std::shared_ptr<Agent> make(const std::string& name, bool hosted = true) {
+    AgentOptions options;
+    options.name = name;
+    options.hosted = hosted;
+    options.listen = "none";
+    options.backends = {"memory"};
+    options.config.set("log.level", "off");
+    return Agent::create(std::move(options));
+  }
+  [[nodiscard]] Link& link_to(const Agent& peer) {
+    PeerHold hold = agent_->find_peer(peer.identity().name);
+    return hold->link(*agent_->backends().find("memory"), 0);
+  }
+  void bring_up(Agent& peer, const std::string& name) {
+    (void)agent_->add_peer(peer.metadata(nullptr));
+    ASSERT_TRUE(agent_->find_peer(name));
+    connect(peer);
+  }
+  void connect(Agent& peer) {
+    Link& link = link_to(peer);
+    {
+      const Worker::Guard guard(worker());
+      link.connect(agent_->now_ns() + 10 * kSecondNs);
+    }
+    turn([&] { return link.up(); });
+    EXPECT_TRUE(link.up()) << link.last_error_text();
+  }
+  template <class Done>
+  void turn(Done&& done) {
+    const uint64_t until_ns = agent_->now_ns() + 20 * kSecondNs;
+    while (!done() && agent_->now_ns() < until_ns) worker().drive();
+  }
+  [[nodiscard]] Worker& worker() { return *agent_->workers()[0]; }
+
+  // What `work` does to the bad link without memory; then the link can be used again, and the good one never
+  // noticed.
+  template <class Work>
+  void expect_contained(Work&& work) {
+    Link& link = link_to(*bad_);
+    Link& good = link_to(*good_);
+    const uint32_t good_generation = good.generation();
+    {
+      const Worker::Guard guard(worker());
+      support::fail_allocations();
+      work(link);
+      ASSERT_TRUE(support::stop_failing());
+      EXPECT_EQ(link.state(), Link::State::kBroken);
+      EXPECT_EQ(link.last_error(), Status::kOutOfMemory);
+    }
+    turn([&] { return link.state() == Link::State::kDown; });
+    EXPECT_TRUE(good.up());
+    EXPECT_EQ(good.generation(), good_generation);
+    EXPECT_EQ(agent_->send_notice(good.peer(), "still", 5), Status::kOk);
+    connect(*bad_);
+    EXPECT_EQ(agent_->send_notice(link.peer(), "again", 5), Status::kOk);
+  }
+
+  std::shared_ptr<Agent> agent_ = make("agent", false);  // this thread does everything
+  std::shared_ptr<Agent> bad_ = make("bad");
+  std::shared_ptr<Agent> good_ = make("good");
+};
+
+TEST_F(LinksWithoutMemory, AMessageThatNeedsSomeEndsItsLinkOnly) {
+  expect_contained([](Link& link) {
+    const ValueMessage message = make_value_message(ControlType::kRevoke, 4711);
+    link.on_message(reinterpret_cast<const uint8_t*>(&message), sizeof message);
+  });
+}
+
+TEST_F(LinksWithoutMemory, UpkeepThatNeedsSomeEndsItsLinkOnly) {
+  expect_contained([&](Link& link) {
+    // The peer has been silent for long, which is told with a number in it.
+    (void)link.maintain(agent_->now_ns() + 3600 * kSecondNs);
+  });
+}
+
+TEST_F(LinksWithoutMemory, AnEventThatNeedsSomeEndsItsLinkOnly) {
+  expect_contained([](Link& link) {
+    link.on_event(TOWLINE_CONNECTION_DOWN, Status::kPeerLost,
+                  "a reason that is longer than what a string holds without memory");
+  });
+}
+
+}  // namespace
+}  // namespace towline
