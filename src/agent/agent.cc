@@ -12,6 +12,7 @@
 #include "agent/plugin_finder.h"
 #include "agent/transfer.h"
 #include "base/config_file.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/futex.h"
 #include "base/host_identity.h"
@@ -80,6 +81,7 @@ Agent::Agent(AgentOptions options)
               options_.config.get_bytes("peer.unsolicited_bytes", kUnsolicitedBytes)}),
       completions_(kCompletionCapacity) {
   count_forks();
+  choose_copies();
   options_.config.set("listen", options_.listen);  // backends read it there
   const Config& config = options_.config;
   tuning_ = {config.get_duration_ns("progress.spin", 50 * kMicrosecondNs),

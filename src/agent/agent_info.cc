@@ -9,6 +9,7 @@
 #include "agent/router.h"
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
+#include "base/copy.h"
 #include "base/topology.h"
 #include "telemetry/snapshot.h"
 
@@ -121,6 +122,7 @@ std::string Agent::info() {
                  {"version", {TOWLINE_VERSION_MAJOR, TOWLINE_VERSION_MINOR, TOWLINE_VERSION_PATCH}},
                  {"progress", hosted() ? "hosted" : "caller"},
                  {"workers", workers_.size()},
+                 {"copies", describe_copies()},
                  {"listen", metadata_service_ ? json(metadata_service_->addresses()) : json::array()},
                  {"backends", json::array()},
                  {"regions", json::array()},

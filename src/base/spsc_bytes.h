@@ -28,6 +28,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/spin.h"
 
 namespace towline {
@@ -112,8 +113,8 @@ class SpscProducer {
     if (regions.size() < bytes.size()) return false;
     if (bytes.empty()) return true;
     const std::size_t first = bytes.size() < regions.first.size() ? bytes.size() : regions.first.size();
-    std::memcpy(regions.first.data(), bytes.data(), first);
-    if (first < bytes.size()) std::memcpy(regions.second.data(), bytes.data() + first, bytes.size() - first);
+    copy_bytes(regions.first.data(), bytes.data(), first);
+    if (first < bytes.size()) copy_bytes(regions.second.data(), bytes.data() + first, bytes.size() - first);
     commit(bytes.size());
     return true;
   }
@@ -229,8 +230,8 @@ class SpscConsumer {
     if (regions.size() < out.size()) return false;
     if (out.empty()) return true;
     const std::size_t first = out.size() < regions.first.size() ? out.size() : regions.first.size();
-    std::memcpy(out.data(), regions.first.data(), first);
-    if (first < out.size()) std::memcpy(out.data() + first, regions.second.data(), out.size() - first);
+    copy_bytes(out.data(), regions.first.data(), first);
+    if (first < out.size()) copy_bytes(out.data() + first, regions.second.data(), out.size() - first);
     return true;
   }
 

@@ -5,6 +5,7 @@
 
 #include "agent/block_list.h"
 #include "agent/transfer.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/wire.h"
 #include "plan/resolved_list.h"
@@ -194,7 +195,7 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
     if (piece.move == nullptr) return Status::kOk;
     const Status status = finish(*piece.move, what, rank);
     if (status == Status::kOk && op == TOWLINE_READ)
-      std::memcpy(mine + piece.begin, staged(slot), piece.bytes);
+      copy_bytes(mine + piece.begin, staged(slot), piece.bytes);
     if (!piece.move->retire()) left_over_.push_back(std::move(piece.move));
     piece.move.reset();
     return status;
@@ -211,7 +212,7 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
       Piece& piece = pieces[slot];
       piece.begin = begin;
       piece.bytes = std::min(kPieceBytes, bytes - begin);
-      if (op == TOWLINE_WRITE) std::memcpy(staged(slot), mine + begin, piece.bytes);
+      if (op == TOWLINE_WRITE) copy_bytes(staged(slot), mine + begin, piece.bytes);
       piece.move = this->begin(op, ranks_[rank], offset + begin, slot, piece.bytes);
     }
   } catch (const Error& error) {

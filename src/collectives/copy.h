@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+
+#include "base/copy.h"
 
 namespace towline::collectives {
 
 inline void copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+  if (to != from) copy_bytes(to, from, bytes);
 }
 
 }  // namespace towline::collectives

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/error.h"
 #include "collectives/types.h"
 
@@ -181,7 +182,7 @@ bool MessageEngine::take_kept(Peer& peer, int rank) {
       continue;
     }
     if (!fits(kept->wire, rank, *message)) return moved;
-    if (message->bytes != 0) std::memcpy(message->data, kept->data.data(), message->bytes);
+    copy_bytes(message->data, kept->data.data(), message->bytes);
     peer.kept_bytes -= message->bytes;
     kept = peer.kept.erase(kept);
     message->ended = true;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/futex.h"
 #include "base/stream_copy.h"
@@ -330,8 +331,8 @@ Status ShmGroup::fail_mismatch(int index, int other, uint64_t phase) {
 void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept {
   if (streaming)
     stream_copy(to, from, bytes);
-  else if (bytes != 0)  // with no bytes the addresses may be null
-    std::memcpy(to, from, bytes);
+  else
+    copy_bytes(to, from, bytes);
 }
 
 // ---- Channels
@@ -358,8 +359,8 @@ size_t ShmGroup::channel_write(int to, const void* data, size_t bytes) noexcept 
   if (count == 0) return 0;
   const uint64_t at = head % settings_.channel_bytes;
   const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
-  std::memcpy(base + at, data, until_end);
-  std::memcpy(base, static_cast<const uint8_t*>(data) + until_end, count - until_end);
+  copy_bytes(base + at, data, until_end);
+  copy_bytes(base, static_cast<const uint8_t*>(data) + until_end, count - until_end);
   ring.head.store(head + count, std::memory_order_release);
   notify();
   return count;
@@ -375,8 +376,8 @@ size_t ShmGroup::channel_read(int from, void* data, size_t bytes) noexcept {
   if (count == 0) return 0;
   const uint64_t at = tail % settings_.channel_bytes;
   const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
-  std::memcpy(data, base + at, until_end);
-  std::memcpy(static_cast<uint8_t*>(data) + until_end, base, count - until_end);
+  copy_bytes(data, base + at, until_end);
+  copy_bytes(static_cast<uint8_t*>(data) + until_end, base, count - until_end);
   ring.tail.store(tail + count, std::memory_order_release);
   notify();
   return count;

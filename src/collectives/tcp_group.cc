@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/stream_copy.h"
 #include "collectives/reduce.h"
 
@@ -28,7 +29,7 @@ void copy_own(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes >= kStreamBytes)
     stream_copy(to, from, bytes);
   else
-    std::memcpy(to, from, bytes);
+    copy_bytes(to, from, bytes);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/error.h"
 
 namespace towline::collectives {
@@ -93,14 +94,14 @@ uint64_t Window::bytes(int rank) const noexcept {
 Status Window::put(int rank, uint64_t offset, const void* from, uint64_t bytes) {
   void* const there = address(rank);
   if (backend_.index_here(rank) < 0) return far_->put(static_cast<size_t>(rank), offset, from, bytes);
-  if (bytes != 0) std::memcpy(static_cast<uint8_t*>(there) + offset, from, bytes);
+  copy_bytes(static_cast<uint8_t*>(there) + offset, from, bytes);
   return Status::kOk;
 }
 
 Status Window::get(int rank, uint64_t offset, void* to, uint64_t bytes) {
   const void* const there = address(rank);
   if (backend_.index_here(rank) < 0) return far_->get(static_cast<size_t>(rank), offset, to, bytes);
-  if (bytes != 0) std::memcpy(to, static_cast<const uint8_t*>(there) + offset, bytes);
+  copy_bytes(to, static_cast<const uint8_t*>(there) + offset, bytes);
   return Status::kOk;
 }
 

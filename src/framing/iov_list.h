@@ -12,6 +12,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/crc32c.h"
 
 namespace towline::framing {
@@ -94,7 +95,7 @@ class IovList {
   void copy_in(std::span<const uint8_t> data) const noexcept {
     for (std::size_t i = begin_; !data.empty(); ++i) {
       const std::size_t here = std::min(data.size(), pieces_[i].iov_len);
-      std::memcpy(pieces_[i].iov_base, data.data(), here);
+      copy_bytes(pieces_[i].iov_base, data.data(), here);
       data = data.subspan(here);
     }
   }

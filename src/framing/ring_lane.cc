@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/copy.h"
+
 namespace towline::framing {
 namespace {
 
@@ -90,7 +92,7 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
   const std::size_t first_step = wanted >= kWorthTellingEarly ? kFirstPublishBytes : kPublishBytes;
   const std::size_t bytes = copy_through(
       pieces, regions, first_step,
-      [](const uint8_t* data, uint8_t* ring, std::size_t n) { std::memcpy(ring, data, n); },
+      [](const uint8_t* data, uint8_t* ring, std::size_t n) { copy_bytes(ring, data, n); },
       [this](std::size_t n) {
         // Without a fence, which waits for the copy: a reader that falls asleep just now is woken at the end.
         producer_.commit(n);
@@ -123,7 +125,7 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
   };
   const std::size_t bytes = copy_through(
       pieces, regions, kPublishBytes,
-      [](uint8_t* data, const uint8_t* ring, std::size_t n) { std::memcpy(data, ring, n); }, give_back,
+      [](uint8_t* data, const uint8_t* ring, std::size_t n) { copy_bytes(data, ring, n); }, give_back,
       give_back);
   // Prefetches the bytes after the requested ones: they arrive while those are handled.
   consumer_.expect_read(kMostExpected);

@@ -1,7 +1,8 @@
 #include "plan/block_copy.h"
 
 #include <cstdint>
-#include <cstring>
+
+#include "base/copy.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -9,10 +10,6 @@
 
 namespace towline {
 namespace {
-
-void copy_by_library(void* to, const void* from, std::size_t bytes) noexcept {
-  std::memmove(to, from, bytes);
-}
 
 #if defined(__x86_64__)
 
@@ -57,7 +54,7 @@ BlockCopy choose_block_copy(const void* to, const void* from, std::size_t bytes)
   (void)from;
   (void)bytes;
 #endif
-  return copy_by_library;
+  return copy_bytes;
 }
 
 }  // namespace towline

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/copy.h"
+
 namespace towline {
 
 namespace {
@@ -22,9 +24,9 @@ DirectCopy::Slice DirectCopy::step(uint64_t max_bytes) noexcept {
       auto* const local = reinterpret_cast<uint8_t*>(segment.local);
       auto* const remote = reinterpret_cast<uint8_t*>(segment.remote + delta);
       if (read_) {
-        std::memmove(local, remote, segment.length);
+        copy_bytes(local, remote, segment.length);
       } else {
-        std::memmove(remote, local, segment.length);
+        copy_bytes(remote, local, segment.length);
       }
     }
     left = max_bytes - (cursor_.position() - begin);

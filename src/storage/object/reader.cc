@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "storage/object/checksum.h"
 
@@ -171,7 +172,7 @@ Verdict Reader::takes(Fetch& fetch, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const towline_segment& into = fetch.segments[fetch.segment];
     const size_t count = std::min<uint64_t>(bytes.size(), into.length - fetch.in_segment);
-    std::memcpy(reinterpret_cast<std::byte*>(into.local) + fetch.in_segment, bytes.data(), count);
+    copy_bytes(reinterpret_cast<std::byte*>(into.local) + fetch.in_segment, bytes.data(), count);
     bytes = bytes.subspan(count);
     fetch.in_segment += count;
     if (fetch.in_segment == into.length) {

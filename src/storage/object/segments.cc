@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "storage/object/signer.h"
 #include "towline/plugin/cursor.hpp"
@@ -105,7 +106,7 @@ size_t SegmentsBody::read(std::byte* into, size_t room) noexcept {
     const towline_segment& from = stretch_->segments[segment_];
     const uint64_t within = at_ - from.remote;
     const size_t count = std::min<uint64_t>({room - copied, from.length - within, end_ - at_});
-    std::memcpy(into + copied, reinterpret_cast<const std::byte*>(from.local) + within, count);
+    copy_bytes(into + copied, reinterpret_cast<const std::byte*>(from.local) + within, count);
     copied += count;
     at_ += count;
     if (within + count == from.length) ++segment_;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/copy.h"
 #include "storage/posix/bounce.h"
 
 namespace towline::posix {
@@ -167,7 +168,7 @@ bool take_bounce(BounceBuffers& buffers, Operation& operation) noexcept {
   if (operation.memory == nullptr) return true;
   operation.bounce = buffers.take();
   if (operation.bounce == nullptr) return false;
-  if (operation.write) std::memcpy(operation.bounce, operation.memory, operation.plan_bytes);
+  if (operation.write) copy_bytes(operation.bounce, operation.memory, operation.plan_bytes);
   operation.iov[0] = {operation.bounce, operation.bytes};
   return true;
 }
@@ -175,7 +176,7 @@ bool take_bounce(BounceBuffers& buffers, Operation& operation) noexcept {
 void drop_bounce(BounceBuffers& buffers, Operation& operation) noexcept {
   if (operation.bounce == nullptr) return;
   if (!operation.write)
-    std::memcpy(operation.memory, operation.bounce + operation.bounce_skip, operation.plan_done());
+    copy_bytes(operation.memory, operation.bounce + operation.bounce_skip, operation.plan_done());
   buffers.give(operation.bounce);
   operation.bounce = nullptr;
 }

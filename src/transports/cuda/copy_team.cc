@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "base/copy.h"
 #include "base/spin.h"
 #include "base/stream_copy.h"
 
@@ -84,7 +85,7 @@ bool CopyTeam::copy_share(Job& job) noexcept {
     if (job.past_caches)
       stream_copy_in_pages(to, from, stop - skip);
     else
-      std::memcpy(to, from, stop - skip);
+      copy_bytes(to, from, stop - skip);
   }
   job.left.fetch_sub(1, std::memory_order_release);
   return true;

@@ -4,6 +4,8 @@
 #include <new>
 #include <utility>
 
+#include "base/copy.h"
+
 namespace towline::memory {
 
 namespace {
@@ -19,7 +21,7 @@ int32_t CopyQueue::submit(Prepared& prepared, const towline_submit_args& args) n
   if (bytes > inline_bytes_) return enqueue(prepared, args, false);
   if (!link_.enter(side_)) return static_cast<int32_t>(Status::kPeerLost);
   if (prepared.contiguous_to != nullptr)
-    std::memmove(prepared.contiguous_to + args.begin, prepared.contiguous_from + args.begin, bytes);
+    copy_bytes(prepared.contiguous_to + args.begin, prepared.contiguous_from + args.begin, bytes);
   else
     copy_plan(*prepared.plan, prepared.deltas.data(), args.begin, args.end, prepared.op);
   link_.leave(side_);

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/ticks.h"
 
 namespace towline::shm {
@@ -57,7 +58,7 @@ int32_t DirectPath::submit(Prepared& prepared, const towline_submit_args& args) 
   const uint64_t bytes = args.end - args.begin;
   if (bytes > prepared.inline_bytes) return enqueue(prepared, args, nullptr);
   if (prepared.to == nullptr) return copy_inline(prepared, args);
-  std::memmove(prepared.to + args.begin, prepared.from + args.begin, bytes);
+  copy_bytes(prepared.to + args.begin, prepared.from + args.begin, bytes);
   if (args.message_bytes == 0) return TOWLINE_OK;
   const CopyResult copied{args.end, 0};
   const int32_t sent = framed_->send(args.message, args.message_bytes);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/stream_copy.h"
 #include "towline/towline.h"
 
@@ -13,15 +14,13 @@ namespace {
 constexpr uint64_t kWorthTimingBytes = 256u << 10;
 constexpr uint64_t kCostUnitBytes = 1u << 20;
 
-void copy_in_order(void* to, const void* from, size_t bytes) noexcept { std::memmove(to, from, bytes); }
-
 }  // namespace
 
 void LargeCopy::step(plugin::Cursor& cursor, uint64_t piece_bytes, const uint64_t* deltas, uint32_t op,
                      uint64_t max_bytes) noexcept {
   Choice& choice = choices_[piece_bytes >= kLongPieceBytes ? 1 : 0];
   const bool past_caches = choice.past_caches.second();
-  auto* copy = copy_in_order;
+  auto* copy = copy_bytes;
   if (past_caches) copy = choice.in_lines.second() ? stream_copy : stream_copy_in_pages;
 
   const uint64_t begin = cursor.position();

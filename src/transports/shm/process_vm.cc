@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/copy.h"
 #include "towline/towline.h"
 
 namespace towline::shm {
@@ -210,8 +211,7 @@ CopyResult copy_slice(plugin::Cursor& cursor, const RegionWay* ways, uint32_t op
       if (way.mapped) {
         void* const remote = pointer(segment.remote + way.delta);
         void* const local = pointer(segment.local);
-        std::memmove(op == TOWLINE_READ ? local : remote, op == TOWLINE_READ ? remote : local,
-                     segment.length);
+        copy_bytes(op == TOWLINE_READ ? local : remote, op == TOWLINE_READ ? remote : local, segment.length);
       } else {
         if (batch.full()) {
           if (const CopyResult result = batch.flush(); result.error != 0) return result;
