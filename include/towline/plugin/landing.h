@@ -32,7 +32,7 @@ typedef struct towline_landing_piece {
 typedef struct towline_landing_table_v1 {
   size_t struct_size;
   // Is this GPU memory of this process, all of it on the GPU region->device? TOWLINE_OK, or a reason through
-  // host->fail. Under worker 0's lock.
+  // host->fail. Under the registration lock.
   int32_t (*check)(towline_backend* backend, const towline_region_ref* region);
   // Takes pinned staging memory for at most TOWLINE_LANDING_MOST_SLOTS slots each way, of at most
   // TOWLINE_LANDING_MOST_SLOT_BYTES each; *gather and *scatter are where the processor finds the first slot of each
