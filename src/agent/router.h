@@ -7,6 +7,7 @@
 #include <string>
 
 #include "agent/backend_host.h"
+#include "towline/towline.h"
 
 namespace towline {
 
