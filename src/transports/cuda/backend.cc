@@ -90,9 +90,7 @@ std::vector<Allocation> Backend::allocations_of(const towline_region_ref& region
 // Returns the GPU. Throws Error where the region is not on it.
 uint32_t Backend::check_vram(const towline_region_ref& region) {
   device_.start();
-  if (region.device >= device_.gpus().size())
-    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", region.device,
-         device_.gpus().size());
+  device_.check_gpu(region.device);
   (void)allocations_of(region);
   return static_cast<uint32_t>(region.device);
 }

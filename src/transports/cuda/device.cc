@@ -15,6 +15,11 @@ std::string uuid_text(const Uuid& uuid) {
   return text;
 }
 
+void Device::check_gpu(uint64_t gpu) const {
+  if (gpu >= gpus().size())
+    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", gpu, gpus().size());
+}
+
 // Access that the application has narrowed is left as it is: a kernel that disregards it would break the context.
 void Device::reach(uint32_t gpu, uint64_t address, uint64_t bytes, Use use) {
   const uint64_t end = address + bytes;

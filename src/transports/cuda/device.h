@@ -233,6 +233,8 @@ class Device {
   // missing.
   virtual void start() = 0;
   [[nodiscard]] virtual const std::vector<Gpu>& gpus() const noexcept = 0;
+  // Throws Error unless this process sees a GPU of that number.
+  void check_gpu(uint64_t gpu) const;
   // Does this process use the GPU already? No context is made by asking.
   [[nodiscard]] virtual bool in_use(uint32_t gpu) const noexcept = 0;
   [[nodiscard]] virtual Allocation look_up(uint64_t address) const = 0;

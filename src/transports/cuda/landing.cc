@@ -8,9 +8,7 @@ namespace towline::cuda {
 namespace {
 
 std::unique_ptr<SharedMemory> allocate_near(Device& device, uint64_t gpu, uint64_t bytes) {
-  if (gpu >= device.gpus().size())
-    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", gpu,
-         device.gpus().size());
+  device.check_gpu(gpu);
   const PreferNode prefer(device.gpus()[gpu].host_node);
   return SharedMemory::allocate(bytes, 0);
 }
@@ -42,9 +40,7 @@ PieceCopier& Landing::copier(uint64_t gpu, uint32_t way) {
 }
 
 void Landing::ready(uint64_t gpu) {
-  if (gpu >= device_.gpus().size())
-    fail(Status::kInvalidArgument, "cuda: there is no GPU {}: this process sees {}", gpu,
-         device_.gpus().size());
+  device_.check_gpu(gpu);
   (void)copier(gpu, TOWLINE_LANDING_GATHER);
   (void)copier(gpu, TOWLINE_LANDING_SCATTER);
 }
