@@ -27,7 +27,7 @@ void by_libc(void* to, const void* from, size_t bytes) noexcept { std::memcpy(to
 
 #if defined(__x86_64__)
 
-// Both need kChosenBytes at least, and bytes that do not overlap. Loads lie as they come, stores are aligned.
+// At least kChosenBytes that do not overlap. Loads lie as they come, stores are aligned.
 __attribute__((target("avx2"))) void by_vectors_avx2(void* to_address, const void* from_address,
                                                      size_t bytes) noexcept {
   constexpr size_t kVector = 32;
@@ -65,42 +65,7 @@ __attribute__((target("avx2"))) void by_vectors_avx2(void* to_address, const voi
   _mm256_storeu_si256(target + 3, fourth);
 }
 
-void by_vectors_sse2(void* to_address, const void* from_address, size_t bytes) noexcept {
-  constexpr size_t kVector = 16;
-  constexpr size_t kStep = 4 * kVector;
-  auto* to = static_cast<uint8_t*>(to_address);
-  const auto* from = static_cast<const uint8_t*>(from_address);
-  uint8_t* const last = to + bytes - kStep;
-  const uint8_t* const last_from = from + bytes - kStep;
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  const size_t head = kVector - reinterpret_cast<uintptr_t>(to) % kVector;
-  to += head;
-  from += head;
-  for (; to < last; to += kStep, from += kStep) {
-    const auto* const source = reinterpret_cast<const __m128i*>(from);
-    auto* const target = reinterpret_cast<__m128i*>(to);
-    const __m128i first = _mm_loadu_si128(source);
-    const __m128i second = _mm_loadu_si128(source + 1);
-    const __m128i third = _mm_loadu_si128(source + 2);
-    const __m128i fourth = _mm_loadu_si128(source + 3);
-    _mm_store_si128(target, first);
-    _mm_store_si128(target + 1, second);
-    _mm_store_si128(target + 2, third);
-    _mm_store_si128(target + 3, fourth);
-  }
-  const auto* const source = reinterpret_cast<const __m128i*>(last_from);
-  auto* const target = reinterpret_cast<__m128i*>(last);
-  const __m128i first = _mm_loadu_si128(source);
-  const __m128i second = _mm_loadu_si128(source + 1);
-  const __m128i third = _mm_loadu_si128(source + 2);
-  const __m128i fourth = _mm_loadu_si128(source + 3);
-  _mm_storeu_si128(target, first);
-  _mm_storeu_si128(target + 1, second);
-  _mm_storeu_si128(target + 2, third);
-  _mm_storeu_si128(target + 3, fourth);
-}
-
-Copy by_vectors() noexcept { return __builtin_cpu_supports("avx2") ? by_vectors_avx2 : by_vectors_sse2; }
+Copy by_vectors() noexcept { return __builtin_cpu_supports("avx2") ? by_vectors_avx2 : by_libc; }
 
 #else
 

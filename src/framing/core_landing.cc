@@ -4,6 +4,7 @@
 #include <new>
 #include <utility>
 
+#include "base/copy.h"
 #include "framing/core.h"
 
 namespace towline::framing {
@@ -165,7 +166,7 @@ void ConnectionCore::begin_gather(Part& part) noexcept {
   if (!on_gpu(region)) {  // host memory between pieces of GPU memory
     uint8_t* out = landings.lander->slot(Way::kGather, index);
     for (std::size_t i = 0; i < count; ++i) {
-      std::memcpy(out, reinterpret_cast<const void*>(window_[i].local), window_[i].length);
+      copy_bytes(out, reinterpret_cast<const void*>(window_[i].local), window_[i].length);
       out += window_[i].length;
     }
     slot.state = GatherSlot::State::kReady;

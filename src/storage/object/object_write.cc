@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "base/copy.h"
 #include "storage/object/checksum.h"
 #include "storage/object/reaper.h"
 
@@ -95,7 +95,7 @@ uint64_t ObjectWrite::collect(const std::byte* data, uint64_t bytes) {
   PartCall& part = *filling_;
   const uint64_t size = part.collected.end - part.collected.begin;
   const uint64_t taken = std::min(bytes, size - part.filled);
-  std::memcpy(part.buffer.data() + part.filled, data, taken);
+  copy_bytes(part.buffer.data() + part.filled, data, taken);
   part.filled += taken;
   if (part.filled < size) return taken;
   filling_ = nullptr;
