@@ -1,6 +1,6 @@
 # Layers, and the tests and fuzzers that stand beside their sources.
 #
-#   towline_layer(<folder> [DEPENDS <layer>...] [LINK <library>...] [TEST_DEPENDS <layer>...])
+#   towline_layer(<folder> [ROOMS <folder>...] [DEPENDS <layer>...] [LINK <library>...] [TEST_DEPENDS <layer>...])
 #
 # makes of the folder under src/ named <folder> (say transports/tcp)
 #
@@ -8,6 +8,7 @@
 #   transports_tcp_test        one GoogleTest program of its *_test.cc; ctest `transports_tcp_test`, label `unit`
 #   transports_tcp_<x>         one fuzzer for each <x>_fuzz.cc; ctest of the same name, label `fuzz`
 #
+# ROOMS names folders in <folder> whose sources belong to the same layer. They may include one another.
 # DEPENDS names the layers directly below, as folders. It is the only place where a layer gets at another one, so a call
 # against the order of layers does not link. A folder with headers only, or still empty, becomes an INTERFACE library.
 
@@ -17,18 +18,23 @@ function(towline_target_name result folder)
 endfunction()
 
 function(towline_layer folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "DEPENDS;LINK;TEST_DEPENDS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ROOMS;DEPENDS;LINK;TEST_DEPENDS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "towline_layer(${folder}): unknown ${arg_UNPARSED_ARGUMENTS}")
   endif()
   set(directory ${PROJECT_SOURCE_DIR}/src/${folder})
   towline_target_name(target ${folder})
 
-  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cc)
+  list(TRANSFORM arg_ROOMS PREPEND ${directory}/)
+  set(folders ${directory} ${arg_ROOMS})
+  foreach(suffix "" _test _fuzz)
+    list(TRANSFORM folders APPEND /*${suffix}.cc OUTPUT_VARIABLE globs${suffix})
+  endforeach()
+  file(GLOB sources CONFIGURE_DEPENDS ${globs})
   # An entry point that each plugin has: whoever links the layer must be able to leave it out.
   set_source_files_properties(${directory}/plugin.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  file(GLOB tests CONFIGURE_DEPENDS ${directory}/*_test.cc)
-  file(GLOB fuzzers CONFIGURE_DEPENDS ${directory}/*_fuzz.cc)
+  file(GLOB tests CONFIGURE_DEPENDS ${globs_test})
+  file(GLOB fuzzers CONFIGURE_DEPENDS ${globs_fuzz})
   list(REMOVE_ITEM sources ${tests} ${fuzzers})
 
   if(sources)

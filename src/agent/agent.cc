@@ -11,13 +11,13 @@
 #include "agent/metadata_service.h"
 #include "agent/plugin_finder.h"
 #include "agent/transfer.h"
-#include "base/config_file.h"
-#include "base/copy.h"
+#include "base/config/config_file.h"
+#include "base/copy/copy.h"
 #include "base/error.h"
-#include "base/futex.h"
-#include "base/host_identity.h"
-#include "base/in_use.h"
 #include "base/log.h"
+#include "base/os/futex.h"
+#include "base/os/host_identity.h"
+#include "base/sync/in_use.h"
 
 namespace towline {
 

@@ -9,8 +9,8 @@
 #include "agent/router.h"
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
-#include "base/copy.h"
-#include "base/topology.h"
+#include "base/copy/copy.h"
+#include "base/os/topology.h"
 #include "telemetry/snapshot.h"
 
 namespace towline {

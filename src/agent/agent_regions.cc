@@ -8,7 +8,7 @@
 #include "agent/opened_storage.h"
 #include "agent/transfer.h"
 #include "base/error.h"
-#include "base/in_use.h"
+#include "base/sync/in_use.h"
 
 namespace towline {
 

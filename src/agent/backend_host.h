@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dynamic_library.h"
+#include "base/os/dynamic_library.h"
 #include "metadata/blob/blob.h"
 #include "towline/plugin/landing.h"
 #include "towline/plugin/v1.h"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "agent/peer.h"
-#include "base/few_first.h"
+#include "base/containers/small_vector.h"
 #include "plan/resolved_list.h"
 #include "towline/status.h"
 
@@ -13,7 +13,7 @@ namespace towline {
 
 class Agent;
 
-using RemoteRegions = FewFirst<std::shared_ptr<RemoteRegion>, 1>;
+using RemoteRegions = SmallVector<std::shared_ptr<RemoteRegion>, 1>;
 
 class BlockList {
  public:

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "base/futex.h"
-#include "base/slab.h"
+#include "base/containers/slab.h"
+#include "base/os/futex.h"
 #include "towline/status.h"
 
 namespace towline {

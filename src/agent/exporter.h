@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {

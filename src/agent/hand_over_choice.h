@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "base/quicker_way.h"
+#include "base/copy/quicker_way.h"
 
 namespace towline {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <mutex>
 
-#include "base/treiber_stack.h"
+#include "base/sync/treiber_stack.h"
 
 namespace towline {
 

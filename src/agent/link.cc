@@ -6,8 +6,8 @@
 #include "agent/agent.h"
 #include "agent/transfer.h"
 #include "agent/worker.h"
-#include "base/in_use.h"
 #include "base/log.h"
+#include "base/sync/in_use.h"
 
 namespace towline {
 

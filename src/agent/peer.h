@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/current.h"
 #include "base/id.h"
+#include "base/sync/rcu_value.h"
 #include "memory/region_index.h"
 #include "metadata/blob/blob.h"
 #include "towline/plugin/v1.h"
@@ -129,7 +129,7 @@ class Peer {
   auto with_known_regions(Look look) {
     if (unsolicited_) read_offers();
     for (;;) {
-      if (const Current<KnownRegions>::Look known(known_); known) return look(*known);
+      if (const RcuValue<KnownRegions>::Look known(known_); known) return look(*known);
       make_known();
     }
   }
@@ -233,7 +233,7 @@ class Peer {
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
   std::vector<uint64_t> forgotten_;  // keys, the last kMostForgotten of them
   std::size_t next_forgotten_ = 0;   // where the next one goes
-  Current<KnownRegions> known_;      // a snapshot of regions_, once it was used
+  RcuValue<KnownRegions> known_;     // a snapshot of regions_, once it was used
 
   std::mutex reading_;  // of offers; before mutex_
   std::vector<std::vector<uint8_t>> offers_;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dynamic_library.h"
+#include "base/os/dynamic_library.h"
 
 namespace towline {
 namespace {

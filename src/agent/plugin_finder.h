@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/plugin_table.h"
 
 namespace towline {

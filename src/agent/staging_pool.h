@@ -12,8 +12,8 @@
 #include <mutex>
 #include <vector>
 
-#include "base/config.h"
-#include "base/memfd.h"
+#include "base/config/config.h"
+#include "base/os/memfd.h"
 #include "memory/region_table.h"
 
 namespace towline {

@@ -6,8 +6,8 @@
 #include "agent/link.h"
 #include "agent/staged_transfer.h"
 #include "agent/worker.h"
-#include "base/futex.h"
-#include "base/in_use.h"
+#include "base/os/futex.h"
+#include "base/sync/in_use.h"
 
 namespace towline {
 

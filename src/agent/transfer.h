@@ -24,7 +24,7 @@
 #include "agent/control_message.h"
 #include "agent/fork_generation.h"
 #include "agent/intrusive_list.h"
-#include "base/in_use.h"
+#include "base/sync/in_use.h"
 #include "plan/plan.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"

@@ -7,9 +7,9 @@
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "agent/worker.h"
+#include "base/containers/small_array.h"
 #include "base/error.h"
-#include "base/few.h"
-#include "base/in_use.h"
+#include "base/sync/in_use.h"
 
 namespace towline {
 
@@ -225,14 +225,14 @@ Status Transfer::prepare_part(Part& part) noexcept {
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     link.remove_prepared(part);
   }
-  Few<towline_import*, 8> imports(remote_->remote_regions().size());
+  SmallArray<towline_import*, 8> imports(remote_->remote_regions().size());
   for (const auto& region : remote_->remote_regions()) {
     towline_import* import = nullptr;
     const Status status = link.import(region, &import);
     if (status != Status::kOk) return status;
     imports.add(import);
   }
-  Few<towline_registration*, 8> registrations(local_->view().region_count);
+  SmallArray<towline_registration*, 8> registrations(local_->view().region_count);
   for (uint64_t i = 0; i < local_->view().region_count; ++i) {
     const uint64_t key = local_->view().regions[i].key;
     if (key == kNotRegistered) {  // a direct leg

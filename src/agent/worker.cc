@@ -7,8 +7,8 @@
 #include "agent/link.h"
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
-#include "base/futex.h"
 #include "base/log.h"
+#include "base/os/futex.h"
 #include "base/ticks.h"
 
 namespace towline {

@@ -18,10 +18,10 @@
 
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
-#include "base/mpsc_queue.h"
-#include "base/poller.h"
-#include "base/spin.h"
-#include "base/wake.h"
+#include "base/os/poller.h"
+#include "base/sync/mpsc_queue.h"
+#include "base/sync/spin.h"
+#include "base/sync/wake.h"
 #include "towline/plugin/v1.h"
 
 namespace towline {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "base/wake.h"
+#include "base/sync/wake.h"
 
 namespace towline {
 namespace {

@@ -1,5 +1,5 @@
 // C API: status texts, agents, completions.
-#include "base/config_file.h"
+#include "base/config/config_file.h"
 #include "capi/handles.h"
 
 namespace towline::capi {

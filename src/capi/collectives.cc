@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/config_file.h"
+#include "base/config/config_file.h"
 #include "capi/directory_store.h"
 #include "capi/handles.h"
 #include "collectives/backend.h"

@@ -1,7 +1,7 @@
 // C API: memory, regions, block lists.
 #include <towline/limits.h>
 
-#include "base/memory_limits.h"
+#include "base/os/memory_limits.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points

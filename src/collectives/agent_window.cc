@@ -5,7 +5,7 @@
 
 #include "agent/block_list.h"
 #include "agent/transfer.h"
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/wire.h"
 #include "plan/resolved_list.h"

@@ -4,9 +4,9 @@
 #include <map>
 #include <mutex>
 
-#include "base/config.h"
-#include "base/dynamic_library.h"
+#include "base/config/config.h"
 #include "base/error.h"
+#include "base/os/dynamic_library.h"
 #include "base/plugin_table.h"
 
 namespace towline::collectives {

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "collectives/backend.h"
 #include "collectives/call_out.h"
 #include "collectives/checks.h"

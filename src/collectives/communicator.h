@@ -22,7 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/store.h"
 #include "collectives/work.h"

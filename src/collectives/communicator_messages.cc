@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "collectives/communicator.h"
 #include "collectives/interrupt.h"
 #include "collectives/types.h"

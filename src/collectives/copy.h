@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 
 namespace towline::collectives {
 

@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "agent/agent.h"
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"

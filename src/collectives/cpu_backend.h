@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/unique_fd.h"
-#include "base/wake.h"
+#include "base/os/unique_fd.h"
+#include "base/sync/wake.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
 #include "collectives/messages.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "towline/collectives.h"
 #include "towline/status.h"
 

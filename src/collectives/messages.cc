@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "base/error.h"
 #include "collectives/types.h"
 

@@ -4,10 +4,10 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/copy.h"
+#include "base/copy/copy.h"
+#include "base/copy/stream_copy.h"
 #include "base/error.h"
-#include "base/futex.h"
-#include "base/stream_copy.h"
+#include "base/os/futex.h"
 #include "collectives/interrupt.h"
 
 namespace towline::collectives {

@@ -36,8 +36,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/memfd.h"
-#include "base/spin.h"
+#include "base/os/memfd.h"
+#include "base/sync/spin.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
 #include "towline/status.h"

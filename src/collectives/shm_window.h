@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "collectives/cpu_backend.h"
 #include "memory/shared_memory.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/clock.h"
-#include "base/socket_address.h"
-#include "base/unique_fd.h"
+#include "base/os/socket_address.h"
+#include "base/os/unique_fd.h"
 #include "towline/status.h"
 
 namespace towline::collectives {

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/id.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "collectives/tcp_store.h"
 
 namespace towline::collectives {

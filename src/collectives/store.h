@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/config.h"
+#include "base/config/config.h"
 #include "towline/collectives.h"
 
 namespace towline::collectives {

@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "collectives/meeting.h"
 #include "collectives/sockets.h"
 #include "collectives/store_requests.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/copy.h"
-#include "base/stream_copy.h"
+#include "base/copy/copy.h"
+#include "base/copy/stream_copy.h"
 #include "collectives/reduce.h"
 
 namespace towline::collectives {

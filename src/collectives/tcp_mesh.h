@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/socket_address.h"
-#include "base/unique_fd.h"
+#include "base/os/socket_address.h"
+#include "base/os/unique_fd.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
 #include "collectives/lane.h"

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "collectives/sockets.h"
 #include "collectives/store_requests.h"
 

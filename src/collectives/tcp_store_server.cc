@@ -20,8 +20,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/socket_address.h"
-#include "base/wake.h"
+#include "base/os/socket_address.h"
+#include "base/sync/wake.h"
 #include "collectives/sockets.h"
 #include "collectives/store_requests.h"
 #include "collectives/tcp_store.h"

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/processor.h"
-#include "base/topology.h"
+#include "base/os/processor.h"
+#include "base/os/topology.h"
 #include "base/wire.h"
 
 namespace towline::collectives {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/host_identity.h"
+#include "base/os/host_identity.h"
 
 namespace towline::collectives {
 

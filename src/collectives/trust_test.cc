@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/shm_group.h"
 #include "collectives/sockets.h"

@@ -1,7 +1,7 @@
 #include "collectives/work.h"
 
-#include "base/futex.h"
-#include "base/spin.h"
+#include "base/os/futex.h"
+#include "base/sync/spin.h"
 #include "collectives/call_out.h"
 
 namespace towline::collectives {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "framing/test_support.h"
 #include "framing/wire.h"
 #include "towline/plugin/cursor.hpp"

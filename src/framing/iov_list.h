@@ -12,8 +12,8 @@
 #include <span>
 
 #include "base/check.h"
-#include "base/copy.h"
-#include "base/crc32c.h"
+#include "base/copy/copy.h"
+#include "base/copy/crc32c.h"
 
 namespace towline::framing {
 

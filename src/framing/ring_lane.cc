@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 
 namespace towline::framing {
 namespace {

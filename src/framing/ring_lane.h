@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-#include "base/spsc_bytes.h"
+#include "base/sync/spsc_bytes.h"
 #include "framing/lane.h"
 
 namespace towline::framing {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/futex.h"
+#include "base/os/futex.h"
 #include "base/random.h"
 #include "framing/test_support.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "framing/connection.h"
 #include "framing/ring_lane.h"
 #include "towline/towline.h"

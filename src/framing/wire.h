@@ -29,7 +29,7 @@
 #include <cstring>
 #include <span>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/wire.h"
 #include "towline/plugin/v1.h"
 #include "towline/towline.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace towline {
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "base/read_mostly_lock.h"
+#include "base/sync/read_mostly_lock.h"
 #include "memory/region_index.h"
 #include "memory/shared_memory.h"
 

@@ -17,7 +17,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "base/topology.h"
+#include "base/os/topology.h"
 #include "memory/mapping_lookup.h"
 
 namespace towline {

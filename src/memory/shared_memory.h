@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
-#include "base/memfd.h"
-#include "base/unique_fd.h"
+#include "base/os/memfd.h"
+#include "base/os/unique_fd.h"
 
 namespace towline {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

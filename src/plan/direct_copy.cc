@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 
 namespace towline {
 

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <span>
 
-#include "base/few_first.h"
+#include "base/containers/small_vector.h"
 #include "memory/region_index.h"
 
 namespace towline {
@@ -85,9 +85,9 @@ class ResolvedList {
   towline_list view_ = plugin::sized<towline_list>();
   uint64_t bytes_ = 0;
   uint32_t common_access_ = 0;
-  FewFirst<towline_extent, 1> extents_;
+  SmallVector<towline_extent, 1> extents_;
   std::unique_ptr<towline_flat_block[]> flat_;
-  FewFirst<towline_region_ref, 1> regions_;
+  SmallVector<towline_region_ref, 1> regions_;
   mutable std::atomic<Overlap> overlap_{Overlap::kUnknown};
   mutable std::mutex cuts_mutex_;
   mutable std::map<uint64_t, std::unique_ptr<const ResolvedList>> cuts_;

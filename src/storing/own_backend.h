@@ -20,7 +20,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/pass_list.h"
+#include "base/containers/pass_list.h"
 #include "storing/own_connection.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "telemetry/histogram.h"
 
 namespace towline::counters {

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/host_identity.h"
+#include "base/os/host_identity.h"
 
 namespace towline {
 namespace {

@@ -17,7 +17,7 @@
 #include <tuple>
 
 #include "base/id.h"
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "telemetry/layout.h"
 #include "towline/status.h"
 

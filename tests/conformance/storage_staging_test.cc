@@ -16,7 +16,7 @@
 namespace towline::conformance {
 namespace {
 
-// Few and small chunks, so that every transfer here takes many turns through them.
+// SmallArray and small chunks, so that every transfer here takes many turns through them.
 constexpr const char* kSmallChunks = "[staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
 constexpr uint64_t kLimit = 400 << 10;
 

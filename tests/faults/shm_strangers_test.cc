@@ -17,7 +17,7 @@
 #include <functional>
 #include <thread>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "metadata/blob/blob.h"
 #include "towline/towline.hpp"
 #include "transports/shm/endpoint.h"

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "agent/control_message.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "metadata/blob/blob.h"
 #include "metadata/listener/exchange.h"
 #include "towline/towline.h"

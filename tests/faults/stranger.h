@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "framing/wire.h"
 
 namespace towline::faults {

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"

@@ -11,7 +11,7 @@ CHECKER = pathlib.Path(__file__).resolve().with_name("check_structure.py")
 
 CLEAN = {
     "include/towline/towline.h": "#include <stdint.h>\n#include <towline/export.h>\n",
-    "src/base/config.cc": 'const char* home = getenv("HOME");\n',
+    "src/base/config/config.cc": 'const char* home = getenv("HOME");\n',
     "src/plan/cursor.h": '#include "memory/blocks.h"\n#include <towline/towline.h>\n',
     "src/plan/cursor_test.cc": '#include "plan/cursor.h"\n// sleep_for(1s) would be wrong\n',
     "src/transports/shm/backend.cc": '#include "transports/shm/backend.h"\n#include "framing/lane.h"\n',
@@ -57,7 +57,7 @@ class StructureTest(unittest.TestCase):
         self.assert_found("src/memory/bad.cc", '#include "plan/cursor.h"\n', "layer")
 
     def test_layer_above_from_a_header(self):
-        self.assert_found("src/base/bad.h", '#  include "telemetry/trace.h"\n', "layer")
+        self.assert_found("src/base/os/bad.h", '#  include "telemetry/trace.h"\n', "layer")
 
     def test_backend_sees_no_agent(self):
         self.assert_found("src/transports/shm/bad.cc", '#include "agent/agent.h"\n', "layer")

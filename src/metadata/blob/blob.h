@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "base/host_identity.h"
 #include "base/id.h"
+#include "base/os/host_identity.h"
 
 namespace towline::metadata {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <functional>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/error.h"
 #include "metadata/blob/wire.h"
 

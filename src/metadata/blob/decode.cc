@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/error.h"
 #include "metadata/blob/blob.h"
 #include "metadata/blob/wire.h"

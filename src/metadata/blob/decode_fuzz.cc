@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/error.h"
 #include "metadata/blob/blob.h"
 #include "metadata/blob/wire.h"

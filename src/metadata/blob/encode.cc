@@ -1,6 +1,6 @@
 #include <towline/plugin/v1.h>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/error.h"
 #include "metadata/blob/blob.h"
 #include "metadata/blob/wire.h"

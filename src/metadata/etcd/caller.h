@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/loop.h"
+#include "base/sync/timers.h"
 #include "metadata/etcd/codec.h"
 #include "metadata/etcd/http.h"
 #include "metadata/etcd/options.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "metadata/etcd/codec.h"
 
 namespace towline::etcd {

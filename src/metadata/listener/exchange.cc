@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "metadata/listener/wire.h"
 
 namespace towline::metadata {

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/socket_user.h"
+#include "base/os/socket_user.h"
 #include "metadata/listener/wire.h"
 
 namespace towline::metadata {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/socket_address.h"
-#include "base/source_key.h"
+#include "base/os/socket_address.h"
+#include "base/os/source_key.h"
 
 namespace towline::metadata {
 

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/poller.h"
+#include "base/os/poller.h"
 #include "metadata/listener/exchange.h"
 #include "metadata/listener/wire.h"
 

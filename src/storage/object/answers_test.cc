@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "storage/object/checksum.h"
 #include "storage/object/upload.h"
 

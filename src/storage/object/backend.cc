@@ -6,7 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "towline/towline.h"
 
 namespace towline::object {

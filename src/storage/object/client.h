@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/loop.h"
+#include "base/sync/timers.h"
 #include "storage/object/credentials.h"
 #include "storage/object/http.h"
 #include "storage/object/names.h"

@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "base/clock.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "storage/object/simple_http.h"
 
 namespace towline::object {

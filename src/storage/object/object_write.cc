@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "storage/object/checksum.h"
 #include "storage/object/reaper.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace towline::object {
 

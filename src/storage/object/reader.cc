@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/copy.h"
-#include "base/crc32c.h"
+#include "base/copy/copy.h"
+#include "base/copy/crc32c.h"
 #include "storage/object/checksum.h"
 
 namespace towline::object {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "storage/object/checksum.h"
 
 namespace towline::object {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "base/config.h"
-#include "base/unique_fd.h"
+#include "base/config/config.h"
+#include "base/os/unique_fd.h"
 
 namespace towline::object {
 

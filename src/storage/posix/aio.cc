@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/wake.h"
+#include "base/sync/wake.h"
 #include "storage/posix/kernel_queue.h"
 
 namespace towline::posix {

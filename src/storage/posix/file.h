@@ -19,7 +19,7 @@
 #include <mutex>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/v1.h"
 
 namespace towline::posix {

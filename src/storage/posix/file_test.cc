@@ -12,7 +12,7 @@
 #include <fstream>
 #include <vector>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "support/temporary_folder.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/storage.h"

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "storage/posix/segments.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/status.h"

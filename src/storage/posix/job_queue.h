@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "base/quicker_way.h"
+#include "base/copy/quicker_way.h"
 #include "storage/posix/batch_reader.h"
 #include "storage/posix/job.h"
 #include "storage/posix/kernel_queue.h"

@@ -5,7 +5,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 
 namespace towline::posix {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/futex.h"
-#include "base/processor.h"
+#include "base/os/futex.h"
+#include "base/os/processor.h"
 #include "storage/posix/job_queue.h"
 
 namespace towline::posix {

@@ -33,7 +33,7 @@ class Pool {
     kBegun,  // a thread begins at once
     kLater,  // when one has ended another job; the caller may work on it meanwhile
   };
-  // One thread works on the job, with its own share, instead of the worker. Few threads do this, so that they
+  // One thread works on the job, with its own share, instead of the worker. SmallArray threads do this, so that they
   // do not take the worker's processor, and at most one per written file, since others would wait for the
   // file's lock. Any thread.
   [[nodiscard]] Handed hand_over(Job& job) noexcept;

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "storage/posix/bounce.h"
 
 namespace towline::posix {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <thread>
 
-#include "base/config.h"
+#include "base/config/config.h"
 
 namespace towline::posix {
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/pass_list.h"
+#include "base/containers/pass_list.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
 #include "transports/cuda/carrier.h"

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <exception>
 
-#include "base/copy.h"
-#include "base/spin.h"
-#include "base/stream_copy.h"
+#include "base/copy/copy.h"
+#include "base/copy/stream_copy.h"
+#include "base/sync/spin.h"
 
 namespace towline::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/prefer_node.h"
+#include "base/os/prefer_node.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/connection.h"
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "transports/cuda/detour_wire.h"
 #include "transports/cuda/memory_service.h"
 #include "transports/cuda/piece_copier.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transports/cuda/copy_job.h"
 #include "transports/cuda/pinned_ranges.h"
 

@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "transports/cuda/driver_api.h"
 #include "transports/cuda/driver_gate.h"
 #include "transports/cuda/driver_lane.h"

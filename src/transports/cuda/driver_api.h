@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/dynamic_library.h"
+#include "base/os/dynamic_library.h"
 
 namespace towline::cuda::driver {
 

@@ -1,7 +1,7 @@
 #include "transports/cuda/landing.h"
 
 #include "base/error.h"
-#include "base/prefer_node.h"
+#include "base/os/prefer_node.h"
 
 namespace towline::cuda {
 

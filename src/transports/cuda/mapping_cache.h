@@ -9,7 +9,7 @@
 #include <mutex>
 #include <span>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "transports/cuda/device.h"
 
 namespace towline::cuda {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/wire.h"
 

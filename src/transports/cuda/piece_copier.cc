@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "transports/cuda/work_list.h"
 
 namespace towline::cuda {

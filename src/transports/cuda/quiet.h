@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "transports/cuda/device.h"
 
 namespace towline::cuda {

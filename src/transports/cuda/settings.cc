@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "base/config.h"
-#include "base/topology.h"
+#include "base/config/config.h"
+#include "base/os/topology.h"
 
 namespace towline::cuda {
 

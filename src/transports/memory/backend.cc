@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
 #include "base/wire.h"
 #include "towline/towline.h"

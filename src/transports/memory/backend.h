@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/pass_list.h"
+#include "base/containers/pass_list.h"
 #include "framing/fault_options.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/memory/connection.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "framing/ring_lane.h"
 #include "towline/plugin/backend.hpp"
 

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/host_identity.h"
 #include "base/id.h"
-#include "base/wake.h"
+#include "base/os/host_identity.h"
+#include "base/sync/wake.h"
 #include "towline/plugin/v1.h"
 #include "towline/towline.h"
 

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/pass_list.h"
-#include "base/unique_fd.h"
+#include "base/containers/pass_list.h"
+#include "base/os/unique_fd.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/shm/connection.h"

@@ -18,8 +18,8 @@
 #include <optional>
 #include <string>
 
-#include "base/pass_list.h"
-#include "base/unique_fd.h"
+#include "base/containers/pass_list.h"
+#include "base/os/unique_fd.h"
 #include "framing/connection.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/shm/direct_path.h"

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "base/clock.h"
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "base/ticks.h"
 
 namespace towline::shm {

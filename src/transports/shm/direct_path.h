@@ -12,8 +12,8 @@
 #include <optional>
 #include <vector>
 
-#include "base/few.h"
-#include "base/few_first.h"
+#include "base/containers/small_array.h"
+#include "base/containers/small_vector.h"
 #include "framing/connection.h"
 #include "plan/block_copy.h"
 #include "plan/direct_copy.h"
@@ -44,9 +44,9 @@ struct Prepared : plugin::PreparedBase {
   uint64_t local = 0;  // when it is reached by process_vm
   uint64_t remote = 0;
   uint64_t inline_bytes = 0;
-  Few<RegionWay, 2> ways;                         // one for each remote region
-  Few<uint64_t, 2> deltas;                        // the same for DirectCopy, when all are mapped
-  FewFirst<std::shared_ptr<const void>, 1> held;  // mappings that the plan reaches into
+  SmallArray<RegionWay, 2> ways;                     // one for each remote region
+  SmallArray<uint64_t, 2> deltas;                    // the same for DirectCopy, when all are mapped
+  SmallVector<std::shared_ptr<const void>, 1> held;  // mappings that the plan reaches into
 };
 
 class DirectPath {

@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/host_identity.h"
+#include "base/os/host_identity.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/status.h"
 #include "transports/shm/wire.h"
 

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "base/copy.h"
-#include "base/stream_copy.h"
+#include "base/copy/copy.h"
+#include "base/copy/stream_copy.h"
 #include "towline/towline.h"
 
 namespace towline::shm {

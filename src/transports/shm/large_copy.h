@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/quicker_way.h"
+#include "base/copy/quicker_way.h"
 #include "towline/plugin/cursor.hpp"
 
 namespace towline::shm {

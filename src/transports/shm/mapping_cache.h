@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 
 namespace towline::shm {
 

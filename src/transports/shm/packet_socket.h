@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/shm/endpoint.h"
 

@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "base/clock.h"
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
 #include "transports/shm/backend.h"

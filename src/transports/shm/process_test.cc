@@ -18,7 +18,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "memory/shared_memory.h"
 #include "support/temporary_folder.h"
 #include "transports/shm/test_support.h"

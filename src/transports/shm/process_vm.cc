@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/copy.h"
+#include "base/copy/copy.h"
 #include "towline/towline.h"
 
 namespace towline::shm {

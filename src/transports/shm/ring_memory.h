@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "base/memfd.h"
-#include "base/unique_fd.h"
+#include "base/os/memfd.h"
+#include "base/os/unique_fd.h"
 #include "framing/ring_lane.h"
 
 namespace towline::shm {

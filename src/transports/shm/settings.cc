@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "transports/shm/ring_memory.h"
 
 namespace towline::shm {

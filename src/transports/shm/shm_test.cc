@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "memory/shared_memory.h"
 #include "support/temporary_folder.h"
 #include "transports/shm/test_support.h"

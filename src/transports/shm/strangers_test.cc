@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "base/memfd.h"
+#include "base/os/memfd.h"
 #include "transports/shm/endpoint.h"
 #include "transports/shm/ring_memory.h"
 #include "transports/shm/test_support.h"

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "transports/memory/test_support.h"
 #include "transports/shm/plugin.h"
 

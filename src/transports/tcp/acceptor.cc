@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/socket_user.h"
+#include "base/os/socket_user.h"
 #include "transports/tcp/socket_lane.h"
 
 namespace towline::tcp {

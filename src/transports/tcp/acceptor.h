@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/socket_address.h"
-#include "base/unique_fd.h"
+#include "base/os/socket_address.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
 #include "transports/tcp/sources.h"

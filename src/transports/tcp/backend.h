@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/id.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
 #include "transports/tcp/connection.h"

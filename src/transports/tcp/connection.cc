@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/spin.h"
+#include "base/sync/spin.h"
 #include "framing/faulty_lane.h"
 #include "towline/towline.h"
 #include "transports/tcp/backend.h"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "framing/connection.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/socket_address.h"
-#include "base/unique_fd.h"
+#include "base/os/socket_address.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
 #include "transports/tcp/wire.h"

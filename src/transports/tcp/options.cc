@@ -6,7 +6,7 @@
 #include <charconv>
 #include <optional>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
 #include "transports/tcp/wire.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "framing/fault_options.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/sources.h"

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
 #include "transports/tcp/backend.h"

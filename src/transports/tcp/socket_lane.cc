@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 
 namespace towline::tcp {
 namespace {

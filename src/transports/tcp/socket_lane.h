@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "base/unique_fd.h"
+#include "base/os/unique_fd.h"
 #include "framing/lane.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <utility>
 
-#include "base/socket_address.h"
-#include "base/source_key.h"
+#include "base/os/socket_address.h"
+#include "base/os/source_key.h"
 #include "framing/refusal_budget.h"
 
 namespace towline::tcp {

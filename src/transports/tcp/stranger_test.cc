@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/error.h"
-#include "base/socket_address.h"
+#include "base/os/socket_address.h"
 #include "transports/tcp/backend.h"
 #include "transports/tcp/plugin.h"
 #include "transports/tcp/tcp_fixture.h"

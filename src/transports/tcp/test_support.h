@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/id.h"
-#include "base/poller.h"
+#include "base/os/poller.h"
 #include "framing/test_support.h"
 #include "towline/plugin/v1.h"
 #include "towline/towline.h"

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/wire.h"
 
 namespace towline::tcp {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/crc32c.h"
+#include "base/copy/crc32c.h"
 #include "base/wire.h"
 #include "transports/tcp/wire.h"
 

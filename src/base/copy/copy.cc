@@ -1,0 +1,182 @@
+#include "base/copy/copy.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "base/clock.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace towline {
+
+namespace copying {
+
+namespace {
+
+using Copy = void (*)(void*, const void*, size_t) noexcept;
+
+void by_libc(void* to, const void* from, size_t bytes) noexcept { std::memcpy(to, from, bytes); }
+
+#if defined(__x86_64__)
+
+// At least kChosenBytes that do not overlap. Loads lie as they come, stores are aligned.
+__attribute__((target("avx2"))) void by_vectors_avx2(void* to_address, const void* from_address,
+                                                     size_t bytes) noexcept {
+  constexpr size_t kVector = 32;
+  constexpr size_t kStep = 4 * kVector;
+  auto* to = static_cast<uint8_t*>(to_address);
+  const auto* from = static_cast<const uint8_t*>(from_address);
+  uint8_t* const last = to + bytes - kStep;  // the last step, whatever its alignment
+  const uint8_t* const last_from = from + bytes - kStep;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const size_t head = kVector - reinterpret_cast<uintptr_t>(to) % kVector;
+  to += head;
+  from += head;
+  for (; to < last; to += kStep, from += kStep) {
+    const auto* const source = reinterpret_cast<const __m256i*>(from);
+    auto* const target = reinterpret_cast<__m256i*>(to);
+    const __m256i first = _mm256_loadu_si256(source);
+    const __m256i second = _mm256_loadu_si256(source + 1);
+    const __m256i third = _mm256_loadu_si256(source + 2);
+    const __m256i fourth = _mm256_loadu_si256(source + 3);
+    _mm256_store_si256(target, first);
+    _mm256_store_si256(target + 1, second);
+    _mm256_store_si256(target + 2, third);
+    _mm256_store_si256(target + 3, fourth);
+  }
+  const auto* const source = reinterpret_cast<const __m256i*>(last_from);
+  auto* const target = reinterpret_cast<__m256i*>(last);
+  const __m256i first = _mm256_loadu_si256(source);
+  const __m256i second = _mm256_loadu_si256(source + 1);
+  const __m256i third = _mm256_loadu_si256(source + 2);
+  const __m256i fourth = _mm256_loadu_si256(source + 3);
+  _mm256_storeu_si256(target, first);
+  _mm256_storeu_si256(target + 1, second);
+  _mm256_storeu_si256(target + 2, third);
+  _mm256_storeu_si256(target + 3, fourth);
+}
+
+Copy by_vectors() noexcept { return __builtin_cpu_supports("avx2") ? by_vectors_avx2 : by_libc; }
+
+#else
+
+Copy by_vectors() noexcept { return by_libc; }
+
+#endif
+
+struct SizeClass {
+  size_t from_bytes;
+  size_t tried_bytes;
+  const char* name;
+};
+
+// By what still fits a first-level cache, a second-level one, and neither.
+constexpr std::array kClasses = {SizeClass{kChosenBytes, 4 << 10, "2 KiB"},
+                                 SizeClass{32 << 10, 64 << 10, "32 KiB"},
+                                 SizeClass{512 << 10, 512 << 10, "512 KiB"}};
+
+// Where source and target lie within their pages: alike, a little apart either way, and as it comes.
+struct Alignment {
+  size_t to;
+  size_t from;
+};
+constexpr std::array kAlignments = {Alignment{0, 0}, Alignment{0, 16}, Alignment{64, 0}, Alignment{9, 2048}};
+constexpr size_t kPage = 4096;
+constexpr int kBestOf = 3;
+
+// Before the choice is made, and where it can't be: libc's.
+std::array<std::atomic<Copy>, kClasses.size()> ways = {by_libc, by_libc, by_libc};
+std::atomic<bool> is_chosen{false};
+
+// The best time of each alignment, all added up: what one of them costs ten times as much decides.
+uint64_t cost_of(Copy way, uint8_t* to, const uint8_t* from, size_t bytes) noexcept {
+  uint64_t all = 0;
+  for (const Alignment& alignment : kAlignments) {
+    uint64_t best = UINT64_MAX;
+    for (int round = 0; round < kBestOf; ++round) {
+      const uint64_t begin_ns = monotonic_now_ns();
+      way(to + alignment.to, from + alignment.from, bytes);
+      best = std::min(best, monotonic_now_ns() - begin_ns);
+    }
+    all += best;
+  }
+  return all;
+}
+
+void choose() noexcept {
+  const Copy vectors = by_vectors();
+  if (vectors == by_libc) return;
+  constexpr size_t kRoom = kClasses.back().tried_bytes + 2 * kPage;
+  const std::unique_ptr<uint8_t[]> memory(new (std::nothrow) uint8_t[2 * kRoom]);
+  if (memory == nullptr) return;
+  std::memset(memory.get(), 1, 2 * kRoom);
+  uint8_t* const to = memory.get() + (kPage - reinterpret_cast<uintptr_t>(memory.get()) % kPage);
+  const uint8_t* const from = to + kRoom - kRoom % kPage - kPage;
+  for (size_t i = 0; i < kClasses.size(); ++i) {
+    const size_t bytes = kClasses[i].tried_bytes;
+    const uint64_t libc = cost_of(by_libc, to, from, bytes);
+    const uint64_t mine = cost_of(vectors, to, from, bytes);
+    if (mine < libc - libc / 10) ways[i].store(vectors, std::memory_order_relaxed);
+  }
+}
+
+void choose_once() noexcept {
+  static std::once_flag once;
+  try {
+    std::call_once(once, [] {
+      choose();
+      is_chosen.store(true, std::memory_order_release);
+    });
+  } catch (const std::exception&) {  // it could not be made sure that it is only once: as it is
+  }
+}
+
+Copy way_for(size_t bytes) noexcept {
+  std::size_t i = 0;
+  while (i + 1 < kClasses.size() && bytes >= kClasses[i + 1].from_bytes) ++i;
+  return ways[i].load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void chosen(void* to, const void* from, size_t bytes) noexcept {
+  if (!is_chosen.load(std::memory_order_relaxed)) [[unlikely]]
+    choose_once();
+  const auto* const source = static_cast<const uint8_t*>(from);
+  auto* const target = static_cast<uint8_t*>(to);
+  if (target < source + bytes && source < target + bytes) {
+    std::memmove(to, from, bytes);
+    return;
+  }
+  way_for(bytes)(to, from, bytes);
+}
+
+void use(Way way) noexcept {
+  choose_once();
+  for (auto& one : ways) one.store(way == Way::kLibc ? by_libc : by_vectors(), std::memory_order_relaxed);
+}
+
+}  // namespace copying
+
+void choose_copies() noexcept { copying::choose_once(); }
+
+std::string describe_copies() {
+  choose_copies();
+  std::string text;
+  for (std::size_t i = 0; i < copying::kClasses.size(); ++i) {
+    const bool libc = copying::ways[i].load(std::memory_order_relaxed) == copying::by_libc;
+    text += std::string(i == 0 ? "" : ", ") + copying::kClasses[i].name + ": " + (libc ? "libc" : "vectors");
+  }
+  return text;
+}
+
+}  // namespace towline

@@ -1,0 +1,185 @@
+#include "base/os/socket_user.h"
+
+#include <fcntl.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/os/socket_address.h"
+#include "base/os/unique_fd.h"
+
+namespace towline {
+namespace {
+
+using Where = SocketUser::Where;
+
+// Both ends as IPv4 where they are IPv4, however the socket sees them.
+struct Ends {
+  int family = AF_UNSPEC;
+  uint32_t theirs[4] = {};
+  uint32_t ours[4] = {};
+  uint16_t their_port = 0;  // network order, as the addresses
+  uint16_t our_port = 0;
+  uint32_t interface = 0;
+};
+
+bool take_address(const SocketAddress& address, int& family, uint32_t words[4], uint16_t& port,
+                  uint32_t& interface) noexcept {
+  port = htons(address.port());
+  if (address.family() == AF_INET) {
+    family = AF_INET;
+    std::memcpy(words, &reinterpret_cast<const sockaddr_in*>(address.get())->sin_addr, 4);
+    return true;
+  }
+  if (address.family() != AF_INET6) return false;
+  const auto& v6 = *reinterpret_cast<const sockaddr_in6*>(address.get());
+  const auto* const bytes = v6.sin6_addr.s6_addr;
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) != 0;
+  family = mapped ? AF_INET : AF_INET6;
+  std::memcpy(words, mapped ? bytes + 12 : bytes, mapped ? 4 : 16);
+  interface = v6.sin6_scope_id;
+  return true;
+}
+
+// A socket that nobody holds any more is the kernel's, whatever user it names.
+SocketUser found(uint32_t user, uint64_t inode) noexcept {
+  if (inode == 0) return {Where::kGone, 0};
+  return {Where::kHere, user};
+}
+
+// False: it can't be asked here. `answer` stays as it is when there is no such socket.
+bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
+  const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!netlink.valid()) return false;
+  struct {
+    nlmsghdr header;
+    inet_diag_req_v2 body;
+  } request = {};
+  request.header.nlmsg_len = sizeof request;
+  request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  request.header.nlmsg_flags = NLM_F_REQUEST;
+  request.body.sdiag_family = static_cast<uint8_t>(ends.family);
+  request.body.sdiag_protocol = IPPROTO_TCP;
+  request.body.idiag_states = UINT32_MAX;
+  inet_diag_sockid& id = request.body.id;  // as the other end sees it
+  id.idiag_sport = ends.their_port;
+  id.idiag_dport = ends.our_port;
+  std::memcpy(id.idiag_src, ends.theirs, sizeof id.idiag_src);
+  std::memcpy(id.idiag_dst, ends.ours, sizeof id.idiag_dst);
+  id.idiag_if = ends.interface;
+  id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+  if (send(netlink.get(), &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request)) return false;
+  alignas(nlmsghdr) uint8_t reply[4096];
+  const ssize_t bytes = recv(netlink.get(), reply, sizeof reply, MSG_DONTWAIT);
+  nlmsghdr header;
+  if (bytes < static_cast<ssize_t>(sizeof header)) return false;
+  std::memcpy(&header, reply, sizeof header);
+  if (header.nlmsg_type == NLMSG_ERROR) {
+    nlmsgerr error;
+    if (bytes < static_cast<ssize_t>(NLMSG_LENGTH(sizeof error))) return false;
+    std::memcpy(&error, reply + NLMSG_HDRLEN, sizeof error);
+    return error.error == -ENOENT;
+  }
+  inet_diag_msg message;
+  if (header.nlmsg_type != SOCK_DIAG_BY_FAMILY || bytes < static_cast<ssize_t>(NLMSG_LENGTH(sizeof message)))
+    return false;
+  std::memcpy(&message, reply + NLMSG_HDRLEN, sizeof message);
+  // Where no connection has these ends, one that listens at the port is named.
+  if (message.idiag_state == TCP_LISTEN) return true;
+  answer = found(message.idiag_uid, message.idiag_inode);
+  return true;
+}
+
+// The same from /proc/net/tcp or tcp6, line by line. False: there is no such file.
+bool look_in_proc(const Ends& ends, SocketUser& answer) noexcept {
+  const bool v4 = ends.family == AF_INET;
+  bool looked = false;
+  for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    FILE* const file = std::fopen(path, "re");
+    if (file == nullptr) continue;
+    looked = true;
+    char line[512];
+    while (std::fgets(line, sizeof line, file) != nullptr) {
+      char local[33];
+      char remote[33];
+      unsigned local_port = 0;
+      unsigned remote_port = 0;
+      unsigned user = 0;
+      unsigned long long inode = 0;
+      if (std::sscanf(line, " %*d: %32[0-9A-F]:%x %32[0-9A-F]:%x %*x %*s %*s %*s %u %*d %llu", local,
+                      &local_port, remote, &remote_port, &user, &inode) != 6) {
+        continue;
+      }
+      if (local_port != ntohs(ends.their_port) || remote_port != ntohs(ends.our_port)) continue;
+      char expected[33];
+      const auto print = [&](const uint32_t words[4]) {
+        if (v4)
+          std::snprintf(expected, sizeof expected, "%08X", words[0]);
+        else
+          std::snprintf(expected, sizeof expected, "%08X%08X%08X%08X", words[0], words[1], words[2],
+                        words[3]);
+        return expected;
+      };
+      // An IPv4 address in tcp6 is mapped: its last word is the address.
+      const auto is = [&](const char* text, const uint32_t words[4]) {
+        const std::size_t wanted = v4 ? 8 : 32;
+        const std::size_t length = std::strlen(text);
+        return length >= wanted && std::strcmp(text + (length - wanted), print(words)) == 0;
+      };
+      if (!is(local, ends.theirs) || !is(remote, ends.ours)) continue;
+      answer = found(user, inode);
+      break;
+    }
+    std::fclose(file);
+    if (answer.where == Where::kHere || answer.where == Where::kGone) return true;
+  }
+  return looked;
+}
+
+}  // namespace
+
+namespace {
+
+SocketUser find(int fd, bool ask) noexcept {
+  const SocketAddress theirs = SocketAddress::peer_of(fd);
+  const SocketAddress ours = SocketAddress::local_of(fd);
+  if (ours.is_unix()) {
+    ucred credentials{};
+    socklen_t bytes = sizeof credentials;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) return {Where::kUnknown, 0};
+    return {Where::kHere, credentials.uid};
+  }
+  Ends ends;
+  int our_family = AF_UNSPEC;
+  if (!take_address(theirs, ends.family, ends.theirs, ends.their_port, ends.interface) ||
+      !take_address(ours, our_family, ends.ours, ends.our_port, ends.interface)) {
+    return {Where::kGone, 0};  // not connected any more
+  }
+  SocketUser answer{Where::kElsewhere, 0};
+  const bool told = (ask && ask_sock_diag(ends, answer)) || look_in_proc(ends, answer);
+  if (!told) answer.where = Where::kUnknown;
+  // An address of this namespace's own, and no socket: it has been closed already.
+  if (answer.where == Where::kElsewhere && theirs.is_loopback()) answer.where = Where::kGone;
+  // Not known, of another address: as little is known of other hosts, which the caller serves or not.
+  if (answer.where == Where::kUnknown && !theirs.is_loopback()) answer.where = Where::kElsewhere;
+  return answer;
+}
+
+}  // namespace
+
+SocketUser socket_user(int fd) noexcept { return find(fd, true); }
+SocketUser socket_user_from_proc(int fd) noexcept { return find(fd, false); }
+
+bool comes_from_same_user(int fd) noexcept {
+  const SocketUser from = socket_user(fd);
+  return from.where == Where::kElsewhere || (from.where == Where::kHere && from.user == geteuid());
+}
+
+}  // namespace towline

@@ -1,0 +1,31 @@
+// Where a connection comes from, as limits see it: an IPv4 address, the first half of an IPv6 address (a site gives
+// its machines the second half), or one for all Unix sockets.
+#pragma once
+
+#include <netinet/in.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "base/os/socket_address.h"
+
+namespace towline {
+
+using SourceKey = std::array<uint8_t, 9>;
+
+inline SourceKey source_of(const SocketAddress& from) noexcept {
+  SourceKey key = {};
+  if (from.family() == AF_INET) {
+    key[0] = 4;
+    std::memcpy(&key[1], &reinterpret_cast<const sockaddr_in*>(from.get())->sin_addr, 4);
+  } else if (from.family() == AF_INET6) {
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(from.get())->sin6_addr;
+    const bool mapped = IN6_IS_ADDR_V4MAPPED(&address) != 0;
+    key[0] = mapped ? 4 : 6;
+    std::memcpy(&key[1], mapped ? address.s6_addr + 12 : address.s6_addr, mapped ? 4 : 8);
+  }
+  return key;
+}
+
+}  // namespace towline

@@ -1,0 +1,94 @@
+#include "base/sync/in_use.h"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <new>
+
+namespace towline {
+
+thread_local constinit InUse::Slot* InUse::mine_ = nullptr;
+
+// All slots of the process, and how its kernel fences.
+class InUseSlots {
+ public:
+  static InUseSlots& of_process() noexcept {
+    static InUseSlots slots;
+    return slots;
+  }
+
+  InUse::Slot* take() noexcept {
+    for (InUse::Slot* slot = first_.load(std::memory_order_acquire); slot != nullptr; slot = slot->next) {
+      bool taken = false;
+      if (slot->taken.compare_exchange_strong(taken, true, std::memory_order_acquire)) return slot;
+    }
+    auto* slot = new (std::nothrow) InUse::Slot;
+    if (slot == nullptr) return nullptr;
+    slot->fences = !registered_;
+    slot->next = first_.load(std::memory_order_relaxed);
+    while (!first_.compare_exchange_weak(slot->next, slot, std::memory_order_release)) {
+    }
+    return slot;
+  }
+
+  void publish() const noexcept {
+    full_fence();
+    if (registered_ && barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0) {
+      // Only a child of fork may have lost the registration.
+      (void)barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+      (void)barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    }
+  }
+
+  bool has(const void* object) const noexcept {
+    for (InUse::Slot* slot = first_.load(std::memory_order_acquire); slot != nullptr; slot = slot->next)
+      if (slot->object.load(std::memory_order_acquire) == object) return true;
+    return false;
+  }
+
+ private:
+  InUseSlots() noexcept : registered_(barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0) {
+    pthread_atfork(nullptr, nullptr, [] { of_process().forget_other_threads(); });
+  }
+
+  static long barrier(int command) noexcept {
+#if defined(__SANITIZE_THREAD__)
+    (void)command;
+    return -1;  // it follows no such fences: users fence themselves
+#else
+    return ::syscall(SYS_membarrier, command, 0, 0);
+#endif
+  }
+
+  // In a forked child, where they will never leave.
+  void forget_other_threads() noexcept {
+    for (InUse::Slot* slot = first_.load(std::memory_order_acquire); slot != nullptr; slot = slot->next)
+      slot->object.store(nullptr, std::memory_order_relaxed);
+  }
+
+  const bool registered_;
+  std::atomic<InUse::Slot*> first_{nullptr};
+};
+
+InUse::Slot* InUse::take_slot() noexcept {
+  struct Returned {
+    Slot* slot = nullptr;
+    ~Returned() {
+      mine_ = nullptr;
+      if (slot != nullptr) slot->taken.store(false, std::memory_order_release);
+    }
+  };
+  thread_local Returned at_exit;
+  Slot* const slot = InUseSlots::of_process().take();
+  // A thread that is already on its way out takes one for good.
+  at_exit.slot = slot;
+  mine_ = slot;
+  return slot;
+}
+
+void InUse::publish() noexcept { InUseSlots::of_process().publish(); }
+bool InUse::by_any(const void* object) noexcept { return InUseSlots::of_process().has(object); }
+
+}  // namespace towline
