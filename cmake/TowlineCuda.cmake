@@ -1,9 +1,9 @@
 # Kernels for GPUs: compiled to one image of machine code, which is embedded in the plugin.
 #
-#   towline_cuda_kernels(<target> SOURCE <file.cu> DEFINITION <name>)
+#   towline_cuda_kernels(<target> SOURCE <file.cu> DEFINITION <name> IMAGE <file.cc>)
 #
-# compiles the source and defines <name> as the image's path for the target. Without CUDA's compiler it does nothing but
-# say so. scripts/cuda-toolchain fetches the compiler; an installed one serves as well.
+# compiles the source and defines <name> as the image's path for the target, whose <file.cc> embeds it. Without CUDA's
+# compiler it does nothing but say so. scripts/cuda-toolchain fetches the compiler; an installed one serves as well.
 find_program(TOWLINE_NVCC nvcc HINTS ${PROJECT_SOURCE_DIR}/build/cuda/nvidia/cu13/bin /usr/local/cuda/bin)
 mark_as_advanced(TOWLINE_NVCC)
 # 8.0 as it is and for later chips to translate; 9.0 with all that Hopper has.
@@ -11,7 +11,7 @@ set(TOWLINE_CUDA_TARGETS "arch=compute_80,code=[sm_80,compute_80];arch=compute_9
 mark_as_advanced(TOWLINE_CUDA_TARGETS)
 
 function(towline_cuda_kernels target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE;DEFINITION" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE;DEFINITION;IMAGE" "")
   if(NOT TOWLINE_NVCC)
     message(STATUS "No nvcc: ${target} is built without its kernels, and will say that it can't be used")
     return()
@@ -21,8 +21,8 @@ function(towline_cuda_kernels target)
   list(TRANSFORM TOWLINE_CUDA_TARGETS PREPEND "-gencode=" OUTPUT_VARIABLE targets)
   add_custom_command(
     OUTPUT ${image}
-    COMMAND ${TOWLINE_NVCC} -O3 -std=c++20 -fatbin ${targets} -MD -MF ${image}.d -MT ${image} -I ${PROJECT_SOURCE_DIR}/src
-            ${arg_SOURCE} -o ${image}
+    COMMAND ${TOWLINE_NVCC} -O3 -std=c++20 -fatbin ${targets} -MD -MF ${image}.d -MT ${image} -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include
+            --expt-relaxed-constexpr ${arg_SOURCE} -o ${image}
     DEPENDS ${arg_SOURCE}
     DEPFILE ${image}.d
     COMMENT "Compiling ${arg_SOURCE} for GPUs"
@@ -30,5 +30,5 @@ function(towline_cuda_kernels target)
   add_custom_target(${target}_${stem} DEPENDS ${image})
   add_dependencies(${target} ${target}_${stem})
   target_compile_definitions(${target} PRIVATE ${arg_DEFINITION}="${image}")
-  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/transports/cuda/kernel_image.cc APPEND PROPERTY OBJECT_DEPENDS ${image})
+  set_property(SOURCE ${arg_IMAGE} APPEND PROPERTY OBJECT_DEPENDS ${image})
 endfunction()

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "transports/cuda/driver_api.h"
+#include "gpu/driver_api.h"
 
 namespace towline::gpu_test {
 

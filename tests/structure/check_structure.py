@@ -27,15 +27,16 @@ LAYERS = {
     "base": [],
     "telemetry": ["base"],
     "memory": ["telemetry"],
+    "gpu": ["memory"],
     "plan": ["memory"],
     "framing": ["plan"],
     "fabric": ["plan"],
     "storing": ["base"],
-    "transports": ["framing", "fabric"],
+    "transports": ["framing", "fabric", "gpu"],
     "storage": ["framing", "fabric", "storing"],
     "metadata": ["framing", "fabric"],
     "agent": ["plan"],
-    "collectives": ["agent"],
+    "collectives": ["agent", "gpu"],
     "moe": ["agent"],
     "capi": ["agent", "collectives", "moe"],
 }
@@ -43,7 +44,7 @@ BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below
 EMBEDDED = {"agent": ["metadata/blob", "metadata/listener"]}  # the default directory: part of the core, behind no ABI
 CLIENTS = ("bindings", "compat", "tools", "examples", "bench")  # of the public API
 VENDORS = {  # the headers, and the folders that may include them
-    r"(cuda|nvrtc|cudaTypedefs|cooperative_groups|cub/|thrust/)": ["transports/cuda", "collectives", "moe", "storage/gds", "bench/gpu"],
+    r"(cuda|nvrtc|cudaTypedefs|cooperative_groups|cub/|thrust/)": ["gpu", "transports/cuda", "collectives", "moe", "storage/gds", "bench/gpu"],
     r"nccl": ["collectives"],
     r"cufile": ["storage/gds"],
     r"(infiniband/|rdma/rdma_|rdma/ib_)": ["fabric/verbs"],

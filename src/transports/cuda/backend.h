@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "base/containers/pass_list.h"
+#include "gpu/device.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
 #include "transports/cuda/carrier.h"
 #include "transports/cuda/connection.h"
 #include "transports/cuda/copy_team.h"
 #include "transports/cuda/detour_wire.h"
-#include "transports/cuda/device.h"
 #include "transports/cuda/host_pin.h"
 #include "transports/cuda/landing.h"
 #include "transports/cuda/mapping_cache.h"

@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/device.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/carrier.h"
 #include "transports/cuda/detour.h"
 #include "transports/cuda/detour_owner.h"
-#include "transports/cuda/device.h"
 #include "transports/cuda/host_pin.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "transports/cuda/copy_job.h"
+#include "gpu/copy_job.h"
 
 namespace towline::cuda {
 

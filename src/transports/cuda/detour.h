@@ -24,10 +24,10 @@
 #include <towline/plugin/cursor.hpp>
 #include <vector>
 
+#include "gpu/device.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/detour_wire.h"
-#include "transports/cuda/device.h"
 #include "transports/cuda/piece_copier.h"
 
 namespace towline::cuda {

@@ -19,7 +19,7 @@
 #include <string>
 #include <thread>
 
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 #include "transports/cuda/settings.h"
 
 namespace towline::cuda {

@@ -12,9 +12,9 @@
 #include <memory>
 #include <string>
 
+#include "gpu/device.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
-#include "transports/cuda/device.h"
 #include "transports/cuda/piece_copier.h"
 #include "transports/cuda/settings.h"
 

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "base/os/memfd.h"
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "gpu/device.h"
 #include "transports/cuda/copy_team.h"
-#include "transports/cuda/device.h"
 
 namespace towline::cuda {
 

@@ -5,8 +5,8 @@
 
 #include "towline/export.h"
 
+#include "gpu/driver.h"
 #include "transports/cuda/backend.h"
-#include "transports/cuda/driver.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/sync/spin.h"
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda {
 

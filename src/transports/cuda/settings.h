@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "gpu/device.h"
 #include "towline/plugin/backend.hpp"
-#include "transports/cuda/device.h"
 
 namespace towline::cuda {
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 #include "transports/cuda/work_list.h"
 
 namespace towline::cuda {

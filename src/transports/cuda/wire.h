@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "gpu/device.h"
 #include "towline/status.h"
-#include "transports/cuda/device.h"
 
 namespace towline::cuda {
 

@@ -11,7 +11,7 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr size_t kWindow = 256;
+constexpr size_t kListWindow = 256;
 constexpr uint64_t kWorthJoining = 4;  // blocks in a segment, on average
 
 void set_addresses(const towline_segment& segment, const Ways& ways, uint64_t position, uint64_t& to,
@@ -53,9 +53,9 @@ static_assert(kSideDimensions == TOWLINE_EXTENT_DIMENSIONS);
 
 WorkList::WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane)
     : plan_(plan), lane_(std::move(lane)) {
-  towline_segment segments[kWindow];
+  towline_segment segments[kListWindow];
   plugin::Cursor cursor{plan};
-  const size_t count = cursor.next(segments, kWindow, plan.bytes);
+  const size_t count = cursor.next(segments, kListWindow, plan.bytes);
   const bool joined = plan.block_length == 0 ||
                       (count != 0 && cursor.position() / count >= kWorthJoining * plan.block_length);
   if (count == 1 && cursor.done())
@@ -128,9 +128,9 @@ void WorkList::make_pairs(const Ways& ways) {
   if (is_line(*plan_.local) && is_line(*plan_.remote)) return fill_from_lines(pair, ways);
   uint64_t bits = length;
   uint64_t position = 0;
-  towline_segment segments[kWindow];
+  towline_segment segments[kListWindow];
   plugin::Cursor cursor{plan_};
-  while (const size_t count = cursor.next(segments, kWindow, plan_.bytes)) {
+  while (const size_t count = cursor.next(segments, kListWindow, plan_.bytes)) {
     for (size_t i = 0; i < count; ++i) {
       Pair next{};
       set_addresses(segments[i], ways, position, next.to, next.from);
@@ -174,9 +174,9 @@ void WorkList::make_pieces(const Ways& ways) {
   std::vector<Piece> pieces;
   uint64_t bits = 0;
   uint64_t position = 0;
-  towline_segment segments[kWindow];
+  towline_segment segments[kListWindow];
   plugin::Cursor cursor{plan_};
-  while (const size_t count = cursor.next(segments, kWindow, plan_.bytes)) {
+  while (const size_t count = cursor.next(segments, kListWindow, plan_.bytes)) {
     for (size_t i = 0; i < count; ++i) {
       Piece piece{};
       set_addresses(segments[i], ways, position, piece.to, piece.from);

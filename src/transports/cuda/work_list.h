@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda {
 

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "gpu/fake/fake_device.h"
 #include "towline/export.h"
 #include "transports/cuda/backend.h"
-#include "transports/cuda/fake/fake_device.h"
 #include "transports/cuda/plugin.h"
 
 namespace {

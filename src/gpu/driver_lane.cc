@@ -1,4 +1,4 @@
-#include "transports/cuda/driver_lane.h"
+#include "gpu/driver_lane.h"
 
 #include <algorithm>
 #include <array>

@@ -1,11 +1,11 @@
-#include "transports/cuda/pinned_ranges.h"
+#include "gpu/pinned_ranges.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "base/error.h"
-#include "transports/cuda/fake/fake_device.h"
+#include "gpu/fake/fake_device.h"
 
 namespace towline::cuda::fake {
 namespace {

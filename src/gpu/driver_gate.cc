@@ -1,4 +1,4 @@
-#include "transports/cuda/driver_gate.h"
+#include "gpu/driver_gate.h"
 
 #include <algorithm>
 #include <new>

@@ -1,5 +1,5 @@
 // Machines whose driver won't do.
-#include "transports/cuda/driver_api.h"
+#include "gpu/driver_api.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
-#include "transports/cuda/pinned_ranges.h"
+#include "gpu/pinned_ranges.h"
 
 #include "base/error.h"
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "transports/cuda/device.h"
-#include "transports/cuda/driver_api.h"
+#include "gpu/device.h"
+#include "gpu/driver_api.h"
 
 namespace towline::cuda {
 

@@ -1,4 +1,4 @@
-#include "transports/cuda/driver_api.h"
+#include "gpu/driver_api.h"
 
 #include "base/error.h"
 

@@ -1,4 +1,4 @@
-// The GPU functions that this transport needs, behind one small interface: driver.h implements it with
+// The GPU functions that Towline needs, behind one small interface: driver.h implements it with
 // NVIDIA's driver, and fake/ one that keeps "GPU" memory in host memory, so that everything above it runs
 // where there is no GPU.
 //
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/os/unique_fd.h"
-#include "transports/cuda/copy_job.h"
-#include "transports/cuda/pinned_ranges.h"
+#include "gpu/copy_job.h"
+#include "gpu/pinned_ranges.h"
 
 namespace towline::cuda {
 

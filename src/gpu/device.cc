@@ -1,4 +1,4 @@
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 #include <fmt/format.h>
 

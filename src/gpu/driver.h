@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda {
 

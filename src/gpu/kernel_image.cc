@@ -1,4 +1,4 @@
-#include "transports/cuda/kernel_image.h"
+#include "gpu/kernel_image.h"
 
 #ifdef TOWLINE_CUDA_KERNELS
 // The assembler takes the file as it is.

@@ -1,4 +1,4 @@
-#include "transports/cuda/fake/fake_device.h"
+#include "gpu/fake/fake_device.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>

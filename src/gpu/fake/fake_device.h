@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "transports/cuda/device.h"
+#include "gpu/device.h"
 
 namespace towline::cuda::fake {
 

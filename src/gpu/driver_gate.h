@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "transports/cuda/device.h"
-#include "transports/cuda/driver_api.h"
-#include "transports/cuda/driver_lane.h"
+#include "gpu/device.h"
+#include "gpu/driver_api.h"
+#include "gpu/driver_lane.h"
 
 namespace towline::cuda {
 

@@ -1,4 +1,4 @@
-#include "transports/cuda/driver.h"
+#include "gpu/driver.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -10,10 +10,10 @@
 
 #include "base/error.h"
 #include "base/os/memfd.h"
-#include "transports/cuda/driver_api.h"
-#include "transports/cuda/driver_gate.h"
-#include "transports/cuda/driver_lane.h"
-#include "transports/cuda/kernel_image.h"
+#include "gpu/driver_api.h"
+#include "gpu/driver_gate.h"
+#include "gpu/driver_lane.h"
+#include "gpu/kernel_image.h"
 
 namespace towline::cuda {
 

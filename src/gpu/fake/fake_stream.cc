@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "transports/cuda/fake/fake_device.h"
+#include "gpu/fake/fake_device.h"
 
 namespace towline::cuda::fake {
 
