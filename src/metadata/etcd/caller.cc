@@ -26,8 +26,8 @@ uint64_t pause_ns(unsigned number) {
   return pause - pause / 8 + random.below(pause / 4 + 1);
 }
 
-Caller::Caller(const Options& options, Timers& timers, Http& http, Log log)
-    : options_(options), timers_(timers), http_(http), log_(std::move(log)) {
+Caller::Caller(const Options& options, Timers& timers, Posts& posts, Log log)
+    : options_(options), timers_(timers), posts_(posts), log_(std::move(log)) {
   for (const std::string& address : options.endpoints) servers_.push_back({address});
 }
 
@@ -43,7 +43,7 @@ Caller::Id Caller::start(Rpc rpc) {
 
 void Caller::stop(Id& id) {
   if (const auto found = calls_.find(id); found != calls_.end()) {
-    http_.stop(found->second.http);
+    posts_.stop(found->second.post);
     timers_.cancel(found->second.deadline);
     timers_.cancel(found->second.retry);
     active_.erase(id);
@@ -78,23 +78,23 @@ void Caller::attempt(Id id) {
   call.server = current_;
   call.token = call.rpc.proves ? "" : token_;
   try {
-    call.http = http_.start({servers_[current_].address + call.rpc.path, call.rpc.body, call.token,
-                             std::min(left_ns, timeout_ns), options_.max_answer_bytes},
-                            [this, id](HttpAnswer&& answer) { answered(id, std::move(answer)); });
+    call.post = posts_.start({servers_[current_].address + call.rpc.path, call.rpc.body, call.token,
+                              std::min(left_ns, timeout_ns), options_.max_answer_bytes},
+                             [this, id](PostAnswer&& answer) { answered(id, std::move(answer)); });
     active_.insert(id);
   } catch (const Error& error) {
     fail_call(id, error.code(), error.message());
   }
 }
 
-void Caller::answered(Id id, HttpAnswer&& answer) {
+void Caller::answered(Id id, PostAnswer&& answer) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return;
   Call& call = found->second;
-  call.http = 0;
+  call.post = 0;
   active_.erase(id);
   start_waiting();
-  if (answer.end != HttpAnswer::End::kAnswered) return unreached(id, call, answer);
+  if (answer.end != http::End::kAnswered) return unreached(id, call, answer);
   Server& server = servers_[call.server];
   server.answers = true;
   server.failure.clear();
@@ -102,7 +102,7 @@ void Caller::answered(Id id, HttpAnswer&& answer) {
   finish(id, {Status::kOk, "", std::move(answer.body), server.address, {}, call.repeated});
 }
 
-void Caller::refused(Id id, Call& call, const HttpAnswer& answer) {
+void Caller::refused(Id id, Call& call, const PostAnswer& answer) {
   const Refusal refusal = decode_refusal(answer.status, answer.body);
   const bool unknown = !options_.user.empty() && refusal.text.find("user name is empty") != std::string::npos;
   if ((refusal.kind == Refusal::Kind::kToken || unknown) && !options_.user.empty() && !call.rpc.proves &&
@@ -120,9 +120,9 @@ void Caller::refused(Id id, Call& call, const HttpAnswer& answer) {
   again(id, call);
 }
 
-void Caller::unreached(Id id, Call& call, const HttpAnswer& answer) {
-  using End = HttpAnswer::End;
-  if (answer.end == End::kTooLarge) return fail_call(id, Status::kLimitExceeded, answer.error);
+void Caller::unreached(Id id, Call& call, const PostAnswer& answer) {
+  using End = http::End;
+  if (answer.end == End::kRefused) return fail_call(id, Status::kLimitExceeded, answer.error);
   if (answer.end == End::kUntrusted && ++call.untrusted >= servers_.size()) {
     return fail_call(id, Status::kPermissionDenied,
                      answer.error + "; check etcd.ca_file, etcd.cert_file and etcd.key_file");
@@ -145,7 +145,7 @@ void Caller::again(Id id, Call& call) {
 void Caller::finish(Id id, RpcAnswer&& answer) {
   auto node = calls_.extract(id);
   Call& call = node.mapped();
-  http_.stop(call.http);
+  posts_.stop(call.post);
   timers_.cancel(call.deadline);
   timers_.cancel(call.retry);
   active_.erase(id);
@@ -171,7 +171,7 @@ void Caller::deadline_passed(Id id) {
   finish(id, {call.failure,
               fmt::format("{}: no success within {:.1f} s at {} server{}; last: {}", call.rpc.what, seconds,
                           servers_.size(), servers_.size() == 1 ? "" : "s", last),
-              "", servers_[call.server].address, Refusal::Kind::kAgain, call.repeated || call.http != 0});
+              "", servers_[call.server].address, Refusal::Kind::kAgain, call.repeated || call.post != 0});
 }
 
 void Caller::start_waiting() {

@@ -15,8 +15,8 @@
 
 #include "base/sync/timers.h"
 #include "metadata/etcd/codec.h"
-#include "metadata/etcd/http.h"
 #include "metadata/etcd/options.h"
+#include "metadata/etcd/posts.h"
 
 namespace towline::etcd {
 
@@ -48,9 +48,9 @@ class Caller {
   using Id = uint64_t;  // 0: none
   using Log = std::function<void(int level, const std::string& text)>;
 
-  Caller(const Options& options, Timers& timers, Http& http, Log log);
+  Caller(const Options& options, Timers& timers, Posts& posts, Log log);
 
-  // done is called once, from Http::poll or Timers::run, unless stop() comes first.
+  // done is called once, from http::Client::poll or Timers::run, unless stop() comes first.
   Id start(Rpc rpc);
   void stop(Id& id);
 
@@ -76,7 +76,7 @@ class Caller {
   struct Call {
     Rpc rpc;
     uint64_t started_ns = 0;
-    Http::Id http = 0;
+    Posts::Id post = 0;
     Timers::Id deadline = 0;
     Timers::Id retry = 0;
     std::size_t server = 0;
@@ -91,9 +91,9 @@ class Caller {
 
   [[nodiscard]] bool must_prove(const Call& call) const;
   void attempt(Id id);
-  void answered(Id id, HttpAnswer&& answer);
-  void refused(Id id, Call& call, const HttpAnswer& answer);
-  void unreached(Id id, Call& call, const HttpAnswer& answer);
+  void answered(Id id, PostAnswer&& answer);
+  void refused(Id id, Call& call, const PostAnswer& answer);
+  void unreached(Id id, Call& call, const PostAnswer& answer);
   void again(Id id, Call& call);
   void finish(Id id, RpcAnswer&& answer);
   void fail_call(Id id, Status status, const std::string& text, Refusal::Kind kind = Refusal::Kind::kFinal);
@@ -104,7 +104,7 @@ class Caller {
 
   const Options& options_;
   Timers& timers_;
-  Http& http_;
+  Posts& posts_;
   Log log_;
   std::vector<Server> servers_;
   std::size_t current_ = 0;

@@ -20,8 +20,10 @@ constexpr uint64_t kShortestPulseNs = kSecondNs;
 Client::Client(Options options, Listener& listener)
     : options_(std::move(options)),
       listener_(listener),
-      http_(options_),
-      caller_(options_, timers_, http_,
+      thread_(http_options(options_)),
+      timers_(thread_.timers()),
+      posts_(thread_.client()),
+      caller_(options_, timers_, posts_,
               [this](int level, const std::string& text) { listener_.log(level, text); }),
       keeper_(options_, timers_, caller_,
               [this](int level, const std::string& text) { listener_.log(level, text); }) {
@@ -29,43 +31,24 @@ Client::Client(Options options, Listener& listener)
       [this](std::size_t server, const std::string& why) { server_failed(server, why); });
   const uint64_t pulse_ns = std::max(options_.lease_s * kSecondNs / 3, kShortestPulseNs);
   timers_.after(pulse_ns, [this] { pulse(); });
-  thread_ = std::thread([this] { run(); });
+  http::Thread::Hooks hooks;
+  hooks.turn = [this] { buried_.clear(); };
+  // Calls have deadlines: one whose answer could not be dealt with ends by its own.
+  hooks.failed = [this](const char* why) {
+    listener_.log(0, fmt::format("etcd: an answer was dropped: {}", why));
+  };
+  hooks.last = [this] { shutting_ = true; };  // calls that come too late are told so
+  thread_.start(std::move(hooks));
 }
 
 Client::~Client() {
-  post([this] { over_ = true; });
+  thread_.run([this] { thread_.end(); });
   thread_.join();
 }
 
 void Client::close(uint64_t deadline_ns) {
-  post([this, deadline_ns] { shut(deadline_ns); });
-  if (thread_.joinable()) thread_.join();
-  thread_ = std::thread([] {});
-}
-
-bool Client::post(std::function<void()> command) {
-  if (!commands_.push(std::move(command))) return false;
-  http_.wake();
-  return true;
-}
-
-void Client::run() {
-  // Calls have deadlines: one whose answer could not be dealt with ends by its own.
-  const auto failed = [this](const char* why) {
-    listener_.log(0, fmt::format("etcd: an answer was dropped: {}", why));
-  };
-  while (!over_) {
-    commands_.run(failed);
-    timers_.run(failed);
-    buried_.clear();
-    if (over_) break;
-    const uint64_t now_ns = monotonic_now_ns();
-    const uint64_t next_ns = timers_.next_ns();
-    run_action([&] { http_.poll(next_ns > now_ns ? next_ns - now_ns : 0); }, failed);
-  }
-  commands_.close();
-  shutting_ = true;  // calls that came too late are told so
-  commands_.run(failed);
+  thread_.run([this, deadline_ns] { shut(deadline_ns); });
+  thread_.join();
 }
 
 // ---- calls
@@ -77,12 +60,12 @@ Status Client::submit(CallArgs args) {
     return Status::kAgain;
   }
   bytes_under_way_.fetch_add(bytes);
-  return post([this, args = std::move(args)]() mutable { start(std::move(args)); }) ? Status::kOk
-                                                                                    : Status::kClosed;
+  return thread_.run([this, args = std::move(args)]() mutable { start(std::move(args)); }) ? Status::kOk
+                                                                                           : Status::kClosed;
 }
 
 void Client::cancel(uint64_t call) {
-  post([this, call] {
+  thread_.run([this, call] {
     if (calls_.contains(call)) finish(call, Status::kCancelled, "cancelled");
   });
 }
@@ -176,7 +159,7 @@ void Client::get(Call& call) {
 void Client::wait_for(Call& call) {
   const uint64_t number = call.args.number;
   call.watch = std::make_unique<Watch>(
-      options_, timers_, http_, caller_, span_of(call.args), 0, [this, number](const Watch::Event& event) {
+      options_, timers_, posts_, caller_, span_of(call.args), 0, [this, number](const Watch::Event& event) {
         if (event.kind == TOWLINE_DIRECTORY_ENDED) return finish(number, event.status, event.text);
         Call& its = calls_.at(number);
         if (event.kind == TOWLINE_DIRECTORY_PUT_SEEN) its.found.push_back(*event.item);
@@ -287,13 +270,13 @@ void Client::next_write(const std::string& key, uint64_t ended) {
 // ---- watches
 
 void Client::watch(uint64_t number, std::string prefix, uint32_t flags) {
-  post([this, number, prefix = std::move(prefix), flags]() mutable {
+  thread_.run([this, number, prefix = std::move(prefix), flags]() mutable {
     start_watch(number, std::move(prefix), flags);
   });
 }
 
 void Client::unwatch(uint64_t number) {
-  post([this, number] { stop_watch(number); });
+  thread_.run([this, number] { stop_watch(number); });
 }
 
 void Client::start_watch(uint64_t number, std::string prefix, uint32_t flags) {
@@ -301,7 +284,7 @@ void Client::start_watch(uint64_t number, std::string prefix, uint32_t flags) {
   std::string key = full_key(prefix);
   std::string end = end_of_prefix(key);
   watches_[number] =
-      std::make_unique<Watch>(options_, timers_, http_, caller_, Span{std::move(key), std::move(end)}, flags,
+      std::make_unique<Watch>(options_, timers_, posts_, caller_, Span{std::move(key), std::move(end)}, flags,
                               [this, number](const Watch::Event& event) {
                                 Watch::Event told = event;
                                 KeyValue item;
@@ -365,14 +348,14 @@ void Client::shut(uint64_t deadline_ns) {
   for (const uint64_t number : numbers) finish(number, Status::kClosed, "the directory was closed");
   for (auto& [number, watch] : watches_) bury(std::move(watch));
   watches_.clear();
-  timers_.at(deadline_ns, [this] { over_ = true; });
-  keeper_.revoke(deadline_ns, [this] { over_ = true; });
+  timers_.at(deadline_ns, [this] { thread_.end(); });
+  keeper_.revoke(deadline_ns, [this] { thread_.end(); });
 }
 
 std::string Client::describe() {
-  if (std::this_thread::get_id() == thread_.get_id()) return describe_here();
+  if (thread_.is_this()) return describe_here();
   std::promise<std::string> answer;
-  if (!post([this, &answer] { answer.set_value(describe_here()); })) return "{}";
+  if (!thread_.run([this, &answer] { answer.set_value(describe_here()); })) return "{}";
   return answer.get_future().get();
 }
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
+#include "http/thread.h"
 #include "metadata/etcd/caller.h"
 #include "metadata/etcd/keeper.h"
 #include "metadata/etcd/watch.h"
@@ -65,8 +65,6 @@ class Client {
     Timers::Id deadline = 0;
   };
 
-  void run();
-  bool post(std::function<void()> command);  // false: the thread is gone
   void start(CallArgs args);
   void begin(Call& call);
   void get(Call& call);
@@ -88,9 +86,9 @@ class Client {
 
   const Options options_;
   Listener& listener_;
-  Timers timers_;
-  Commands commands_;
-  Http http_;
+  http::Thread thread_;
+  Timers& timers_;
+  Posts posts_;
   Caller caller_;
   Keeper keeper_;
   std::map<uint64_t, Call> calls_;
@@ -99,10 +97,8 @@ class Client {
   std::vector<std::unique_ptr<Watch>> buried_;  // stopped; one may be what calls us
   Caller::Id pulse_ = 0;
   bool shutting_ = false;
-  bool over_ = false;
   std::atomic<uint64_t> under_way_{0};
   std::atomic<uint64_t> bytes_under_way_{0};
-  std::thread thread_;
 };
 
 }  // namespace towline::etcd

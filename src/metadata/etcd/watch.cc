@@ -69,11 +69,11 @@ void Lister::answered(RpcAnswer&& answer) {
 
 // ---- Watch
 
-Watch::Watch(const Options& options, Timers& timers, Http& http, Caller& caller, Span span, uint32_t flags,
+Watch::Watch(const Options& options, Timers& timers, Posts& posts, Caller& caller, Span span, uint32_t flags,
              Tell tell)
     : options_(options),
       timers_(timers),
-      http_(http),
+      posts_(posts),
       caller_(caller),
       span_(std::move(span)),
       flags_(flags),
@@ -167,10 +167,10 @@ void Watch::stream() {
   unread_.clear();
   const bool removals_only = (flags_ & TOWLINE_DIRECTORY_NO_CHANGES) != 0;
   try {
-    stream_ = http_.start(
+    stream_ = posts_.start(
         {caller_.server(server_) + "/v3/watch", watch_request(span_, next_revision_, removals_only),
          caller_.token(), 0, options_.max_answer_bytes},
-        [this](HttpAnswer&& answer) { stream_ended(std::move(answer)); },
+        [this](PostAnswer&& answer) { stream_ended(std::move(answer)); },
         [this](std::string_view bytes) { piece(bytes); });
   } catch (const Error& error) {
     return end(error.code(), error.message());
@@ -186,7 +186,7 @@ void Watch::stream() {
 
 void Watch::close_stream() {
   timers_.cancel(silence_);
-  http_.stop(stream_);
+  posts_.stop(stream_);
 }
 
 // The stream is of no use any more: another goes on from where it was.
@@ -204,12 +204,12 @@ void Watch::server_failed(std::size_t server, const std::string& why) {
   broken(fmt::format("{}: {}: {}", what(), caller_.server(server), why));
 }
 
-void Watch::stream_ended(HttpAnswer&& answer) {
+void Watch::stream_ended(PostAnswer&& answer) {
   stream_ = 0;
   timers_.cancel(silence_);
   if (stopped_) return;
   const std::string& server = caller_.server(server_);
-  if (answer.end != HttpAnswer::End::kAnswered) {
+  if (answer.end != http::End::kAnswered) {
     const std::size_t index = server_;
     broken(fmt::format("{} at {}: {}", what(), server, answer.error));
     return caller_.failed(index, answer.error);

@@ -66,7 +66,7 @@ class Watch {
   // May end the watch: by stop(), not by destroying it.
   using Tell = std::function<void(const Event& event)>;
 
-  Watch(const Options& options, Timers& timers, Http& http, Caller& caller, Span span, uint32_t flags,
+  Watch(const Options& options, Timers& timers, Posts& posts, Caller& caller, Span span, uint32_t flags,
         Tell tell);
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
@@ -90,7 +90,7 @@ class Watch {
   void line(std::string_view text);
   void told(const WatchAnswer& answer);
   void canceled(const WatchAnswer& answer);
-  void stream_ended(HttpAnswer&& answer);
+  void stream_ended(PostAnswer&& answer);
   void refused(const Refusal& refusal);
   void close_stream();
   void broken(const std::string& why);
@@ -103,7 +103,7 @@ class Watch {
 
   const Options& options_;
   Timers& timers_;
-  Http& http_;
+  Posts& posts_;
   Caller& caller_;
   const Span span_;
   const uint32_t flags_;
@@ -118,7 +118,7 @@ class Watch {
   std::unique_ptr<Lister> lister_;
   Timers::Id later_ = 0;
   Timers::Id silence_ = 0;  // until the stream's first answer
-  Http::Id stream_ = 0;
+  Posts::Id stream_ = 0;
   std::size_t server_ = 0;
   std::string unread_;
   uint64_t cluster_ = 0;

@@ -3,18 +3,18 @@
 
 #include <cstdint>
 #include <ctime>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "http/request.h"
 #include "storage/object/signer.h"
 #include "towline/status.h"
 
 namespace towline::object {
 
-using Headers = std::map<std::string, std::string, std::less<>>;  // by lower-case name
+using http::Headers;
 
 // The value, or empty.
 [[nodiscard]] std::string_view header(const Headers& headers, std::string_view name) noexcept;

@@ -6,36 +6,29 @@
 #include <condition_variable>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/random.h"
 
 namespace towline::object {
 
 namespace {
 
+constexpr uint32_t kBufferBytes = 256 << 10;
 constexpr size_t kMostAnswerBytes = 16 << 20;
 constexpr uint32_t kMostRedirects = 4;
 constexpr uint64_t kRetryAfterMostNs = 60 * kSecondNs;
-constexpr uint64_t kIdlePollNs = 60 * kSecondNs;
 constexpr uint32_t kAttempts = 6;               // default number of attempts
 constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
 constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
 
-class TextBody final : public Body {
- public:
-  explicit TextBody(const std::string& text) : text_(text) {}
-  [[nodiscard]] uint64_t bytes() const noexcept override { return text_.size(); }
-  size_t read(std::byte* into, size_t room) noexcept override {
-    const size_t bytes = std::min(room, text_.size() - at_);
-    std::memcpy(into, text_.data() + at_, bytes);
-    at_ += bytes;
-    return bytes;
-  }
-  void rewind() noexcept override { at_ = 0; }
-
- private:
-  const std::string& text_;
-  size_t at_ = 0;
-};
+http::Options http_options(const Settings& settings) {
+  return {.connect_timeout_ns = settings.connect_timeout_ns,
+          .stall_timeout_ns = settings.stall_timeout_ns,
+          .proxy = settings.proxy,
+          .ca_file = settings.ca_file,
+          .idle_connections = std::max(settings.concurrency / settings.threads, 1u) + 4,
+          .buffer_bytes = kBufferBytes};
+}
 
 // Advice for a refusal, if there is any.
 std::string advice(const Service& service, const Refusal& refusal) {
@@ -152,26 +145,28 @@ bool Call::on_bytes(std::span<const std::byte> bytes) noexcept {
   return refused_.status == Status::kOk;
 }
 
+void Call::on_end() { client_->ended(*this); }
+
 // ---- the thread
 
 Client::Client(Service& service)
     : service_(service),
-      http_(service.settings),
+      thread_(http_options(service.settings)),
       most_under_way_(std::max(service.settings.concurrency / service.settings.threads, 1u)),
       most_bytes_(service.settings.window / service.settings.threads),
-      random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)),
-      thread_([this] { loop(); }) {}
+      random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)) {
+  thread_.start({[this] { pump(); },
+                 [this](const char* why) {
+                   service_.note_failure(fmt::format("a request was not dealt with: {}", why));
+                 }});
+}
 
 Client::~Client() {
-  stop_ = true;
-  commands_.close();
-  http_.wake();
+  thread_.end();
   thread_.join();
 }
 
-void Client::run(std::function<void()> command) {
-  if (commands_.push(std::move(command))) http_.wake();
-}
+void Client::run(std::function<void()> command) { thread_.run(std::move(command)); }
 
 Answer Client::ask(Call& call) {
   std::mutex mutex;
@@ -188,22 +183,6 @@ Answer Client::ask(Call& call) {
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return over; });
   return result;
-}
-
-void Client::loop() noexcept {
-  const auto failed = [this](const char* why) {
-    service_.note_failure(fmt::format("a request was not dealt with: {}", why));
-  };
-  while (!stop_) {
-    commands_.run(failed);
-    timers_.run(failed);
-    run_action([this] { pump(); }, failed);
-    const uint64_t now_ns = monotonic_now_ns();
-    const uint64_t next_ns = timers_.next_ns();
-    http_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs));
-    while (void* owner = http_.next_ended()) run_action([&] { ended(*static_cast<Call*>(owner)); }, failed);
-  }
-  commands_.run(failed);  // reports calls that ended in the last turn
 }
 
 bool Client::room() const noexcept {
@@ -231,11 +210,12 @@ void Client::add_feeder(Feeder& feeder) {
 void Client::remove_feeder(Feeder& feeder) noexcept { std::erase(feeders_, &feeder); }
 
 void Client::start(Call& call) {
+  call.client_ = this;
   call.answer_ = {};
   call.attempts_ = call.redirects_ = 0;
   call.clock_set_ = false;
   if (call.deadline_ns != UINT64_MAX) {
-    call.deadline_timer_ = timers_.at(call.deadline_ns, [this, &call] {
+    call.deadline_timer_ = timers().at(call.deadline_ns, [this, &call] {
       call.deadline_timer_ = 0;
       call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
       finish(call, Status::kTimedOut,
@@ -257,6 +237,9 @@ void Client::attempt(Call& call) {
   } catch (const plugin::Failure& failure) {
     release(call);
     finish(call, failure.status(), failure.what());
+  } catch (const Error& error) {
+    release(call);
+    finish(call, error.code(), error.what());
   } catch (const std::exception& error) {
     release(call);
     finish(call, Status::kOutOfMemory, error.what());
@@ -280,9 +263,9 @@ void Client::begin(Call& call) {
   const Target target = make_target(endpoint, call.name.bucket, call.name.key, call.query);
   call.where_ = target.host;
   const bool sends = call.body == nullptr && (call.method == "PUT" || call.method == "POST");
-  if (sends && call.text_body_ == nullptr) call.text_body_ = std::make_unique<TextBody>(call.text);
-  HttpRequest request{
-      call.method, target.url(endpoint), {}, call.body != nullptr ? call.body : call.text_body_.get()};
+  call.text_body_ = sends ? std::make_unique<http::TextBody>(call.text) : nullptr;
+  http::Request request{.method = call.method, .url = target.url(endpoint), .headers = {}};
+  request.body = call.body != nullptr ? call.body : call.text_body_.get();
   std::string hash = call.payload_hash;
   if (hash.empty()) hash = call.body != nullptr ? kUnsignedPayload : sha256_hex(call.text);
   const std::string time = signing_time(std::time(nullptr) + service_.clock_offset_s.load());
@@ -308,12 +291,12 @@ void Client::begin(Call& call) {
     throw plugin::Failure(Status::kPermissionDenied,
                           "there are no credentials: " + service_.credentials.describe());
   }
-  http_.start(call.exchange_, std::move(request), call, &call);
+  thread_.client().start(call.exchange_, std::move(request), call);
 }
 
 void Client::release(Call& call) noexcept {
   if (call.state_ != Call::State::kUnderWay) return;
-  http_.stop(call.exchange_);
+  thread_.client().stop(call.exchange_);
   under_way_.fetch_sub(1, std::memory_order_relaxed);
   bytes_under_way_ -= call.cost;
   call.state_ = Call::State::kIdle;
@@ -322,13 +305,13 @@ void Client::release(Call& call) noexcept {
 void Client::stop(Call& call) noexcept {
   release(call);
   if (call.state_ == Call::State::kReady) std::erase(ready_, &call);
-  timers_.cancel(call.timer_);
-  timers_.cancel(call.deadline_timer_);
+  timers().cancel(call.timer_);
+  timers().cancel(call.deadline_timer_);
   call.state_ = Call::State::kIdle;
 }
 
 bool Client::all_sent(const Call& call, uint64_t sent_bytes) noexcept {
-  const Body* body = call.body != nullptr ? call.body : call.text_body_.get();
+  const http::Body* body = call.body != nullptr ? call.body : call.text_body_.get();
   return call.effective && (body == nullptr || sent_bytes >= body->bytes());
 }
 
@@ -337,8 +320,8 @@ bool Client::all_sent(const Call& call) noexcept {
 }
 
 void Client::ended(Call& call) {
-  if (call.exchange_.end == HttpEnd::kAnswered) service_.answered.store(true, std::memory_order_relaxed);
-  const bool lost = call.exchange_.end == HttpEnd::kBroken || call.exchange_.end == HttpEnd::kStalled;
+  if (call.exchange_.end == http::End::kAnswered) service_.answered.store(true, std::memory_order_relaxed);
+  const bool lost = call.exchange_.end == http::End::kBroken || call.exchange_.end == http::End::kTimedOut;
   const bool again = call.exchange_.sent_before() != 0 && all_sent(call, call.exchange_.sent_before());
   if (lost || again || call.exchange_.status / 100 == 5)
     call.answer_.uncertain = call.answer_.uncertain || again || all_sent(call);
@@ -347,32 +330,32 @@ void Client::ended(Call& call) {
 }
 
 void Client::judge(Call& call) {
-  const Exchange& exchange = call.exchange_;
+  const http::Exchange& exchange = call.exchange_;
   Answer& answer = call.answer_;
   answer.http_status = exchange.status;
   answer.headers = exchange.headers;
   switch (exchange.end) {
-    case HttpEnd::kAnswered: {
+    case http::End::kAnswered: {
       if (exchange.status / 100 != 2) return judge_refusal(call);
       Verdict verdict = call.check ? call.check(answer) : Verdict{};
       if (verdict.status == Status::kOk) return finish(call, Status::kOk, {});
       return verdict.retry ? retry(call, verdict.status, std::move(verdict.text))
                            : finish(call, verdict.status, std::move(verdict.text));
     }
-    case HttpEnd::kRefused:
+    case http::End::kRefused:
       return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
                                  : finish(call, call.refused_.status, call.refused_.text);
-    case HttpEnd::kNotSent:
+    case http::End::kNotSent:
       return retry(
           call, Status::kUnreachable,
           fmt::format("it can't be reached{}: {}",
                       service_.settings.proxy.empty() ? "" : " through object.proxy", exchange.error),
           Trouble::kPasses);
-    case HttpEnd::kBroken:
+    case http::End::kBroken:
       return retry(call, Status::kIo, "the connection broke: " + exchange.error, Trouble::kPasses);
-    case HttpEnd::kStalled:
+    case http::End::kTimedOut:
       return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error, Trouble::kPasses);
-    case HttpEnd::kUntrusted:
+    case http::End::kUntrusted:
       return finish(call, Status::kPermissionDenied,
                     exchange.error + "; object.ca_file names the authority to be trusted");
   }
@@ -450,7 +433,7 @@ void Client::again(Call& call, Status status, std::string text, uint64_t delay_n
   call.answer_.status = status;
   call.answer_.text = std::move(text);
   call.state_ = Call::State::kWaiting;
-  call.timer_ = timers_.after(delay_ns, [this, &call] {
+  call.timer_ = timers().after(delay_ns, [this, &call] {
     call.timer_ = 0;
     call.state_ = Call::State::kReady;
     ready_.push_back(&call);  // pump() follows

@@ -16,12 +16,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/sync/timers.h"
+#include "http/thread.h"
 #include "storage/object/credentials.h"
-#include "storage/object/http.h"
 #include "storage/object/names.h"
 
 namespace towline::object {
@@ -48,7 +46,7 @@ struct Verdict {
 class Client;
 
 // One request with its attempts. The caller makes and keeps it; everything is called on the client's thread.
-class Call : private Receiver {
+class Call : private http::Receiver {
  public:
   Call() = default;
   ~Call() override = default;
@@ -59,7 +57,7 @@ class Call : private Receiver {
   Query query{};
   std::vector<std::pair<std::string, std::string>> headers{};  // lower-case names
   std::string text{};                                          // a small body
-  Body* body = nullptr;                                        // or a large one
+  http::Body* body = nullptr;                                  // or a large one
   std::string payload_hash{};                                  // of the large one; empty: it goes unsigned
   uint64_t cost = 0;  // bytes of the window that it takes up while it is under way
   uint64_t deadline_ns = UINT64_MAX;
@@ -83,9 +81,11 @@ class Call : private Receiver {
 
   bool on_head(long status, const Headers& headers) noexcept override;
   bool on_bytes(std::span<const std::byte> bytes) noexcept override;
+  void on_end() override;
 
+  Client* client_ = nullptr;  // that it was last started at
   State state_ = State::kIdle;
-  Exchange exchange_;
+  http::Exchange exchange_;
   Answer answer_;
   Verdict refused_;
   bool progressed_ = false;  // bytes were taken in this attempt
@@ -93,7 +93,7 @@ class Call : private Receiver {
   uint32_t redirects_ = 0;
   bool clock_set_ = false;
   std::shared_ptr<const Keys> keys_;  // that this attempt was signed with
-  std::unique_ptr<Body> text_body_;
+  std::unique_ptr<http::TextBody> text_body_;
   std::string where_;  // host, for messages
   Timers::Id timer_ = 0;
   Timers::Id deadline_timer_ = 0;
@@ -170,14 +170,14 @@ class Client {
   }
   // Whether an attempt before this one may have taken effect.
   [[nodiscard]] static bool uncertain(const Call& call) noexcept { return call.answer_.uncertain; }
-  [[nodiscard]] Timers& timers() noexcept { return timers_; }
+  [[nodiscard]] Timers& timers() noexcept { return thread_.timers(); }
   [[nodiscard]] Service& service() noexcept { return service_; }
   [[nodiscard]] const Settings& settings() const noexcept { return service_.settings; }
   [[nodiscard]] uint32_t under_way() const noexcept { return under_way_.load(std::memory_order_relaxed); }
 
  private:
+  friend class Call;
   [[nodiscard]] static bool all_sent(const Call& call, uint64_t sent_bytes) noexcept;
-  void loop() noexcept;
   [[nodiscard]] bool room() const noexcept;
   void pump();
   void begin(Call& call);
@@ -196,9 +196,7 @@ class Client {
   [[nodiscard]] uint64_t backoff_ns(const Call& call);
 
   Service& service_;
-  Http http_;
-  Timers timers_;
-  Commands commands_;
+  http::Thread thread_;
   std::deque<Call*> ready_;
   std::deque<Feeder*> feeders_;
   const uint32_t most_under_way_;
@@ -206,8 +204,6 @@ class Client {
   std::atomic<uint32_t> under_way_{0};
   uint64_t bytes_under_way_ = 0;
   uint64_t random_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
 };
 
 }  // namespace towline::object

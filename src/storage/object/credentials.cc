@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/os/unique_fd.h"
-#include "storage/object/simple_http.h"
+#include "http/ask.h"
 
 namespace towline::object {
 
@@ -17,11 +17,44 @@ constexpr std::time_t kRenewBefore_s = 300;
 constexpr std::time_t kRenewAtLeastEvery_s = 3600;
 constexpr std::time_t kTryAgain_s = 2;
 constexpr std::time_t kTryAgainMost_s = 60;
+constexpr uint64_t kAnswerTimeoutNs = 5 * kSecondNs;
+constexpr size_t kMostKeysBytes = 1 << 18;
 
 Keys keys_of(const Profile& profile) {
   return {profile_value(profile, "aws_access_key_id"), profile_value(profile, "aws_secret_access_key"),
           profile_value(profile, "aws_session_token")};
 }
+
+// By the thread of the credentials, which may wait.
+class Asking {
+ public:
+  // A request under way is given up when `stop` turns true.
+  Asking(const Settings& settings, const std::atomic<bool>& stop) : stop_(stop) {
+    options_.connect_timeout_ns = kAnswerTimeoutNs / 2;
+    options_.ca_file = settings.ca_file;
+    options_.ca_file_alone = false;
+  }
+  [[nodiscard]] http::WholeAnswer get(const std::string& url, std::vector<std::string> headers) const {
+    return ask({"GET", url, std::move(headers)});
+  }
+  [[nodiscard]] http::WholeAnswer put(const std::string& url, std::vector<std::string> headers) const {
+    http::TextBody nothing("");
+    return ask({"PUT", url, std::move(headers), &nothing});
+  }
+  [[nodiscard]] http::WholeAnswer post(const std::string& url, const std::string& form) const {
+    http::TextBody body(form);
+    return ask({"POST", url, {"Content-Type: application/x-www-form-urlencoded"}, &body});
+  }
+
+ private:
+  [[nodiscard]] http::WholeAnswer ask(http::Request request) const {
+    request.timeout_ns = kAnswerTimeoutNs;
+    return http::ask(options_, std::move(request), kMostKeysBytes, stop_);
+  }
+
+  http::Options options_;
+  const std::atomic<bool>& stop_;
+};
 
 bool complete(const Keys& keys) noexcept { return !keys.access_key.empty() && !keys.secret_key.empty(); }
 
@@ -165,13 +198,13 @@ TimedKeys Credentials::assume_role() const {
   const CredentialSettings& given = settings_.credentials;
   const auto token = read_text_file(given.token_file, 1 << 16);
   if (!token) refuse(fmt::format("the token file {} can't be read", given.token_file));
-  SimpleHttp http(settings_, stop_);
-  const SimpleAnswer answer =
-      http.post(given.sts_url + "/",
-                fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}"
-                            "&RoleSessionName={}&WebIdentityToken={}",
-                            percent_encode(given.role_arn, false), percent_encode(given.session_name, false),
-                            percent_encode(token->substr(0, token->find_last_not_of(" \t\r\n") + 1), false)));
+  const Asking asking(settings_, stop_);
+  const http::WholeAnswer answer = asking.post(
+      given.sts_url + "/",
+      fmt::format("Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}"
+                  "&RoleSessionName={}&WebIdentityToken={}",
+                  percent_encode(given.role_arn, false), percent_encode(given.session_name, false),
+                  percent_encode(token->substr(0, token->find_last_not_of(" \t\r\n") + 1), false)));
   if (answer.status != 200) {
     const Refusal refusal = decode_refusal(answer.status, {}, answer.body);
     refuse(fmt::format("{} answers {} {} {}{}", given.sts_url, answer.status, refusal.code, refusal.message,
@@ -185,17 +218,17 @@ TimedKeys Credentials::assume_role() const {
 // IMDSv2: a token first, then with it the role's name, then its keys.
 TimedKeys Credentials::ask_instance() const {
   const std::string& url = settings_.credentials.metadata_url;
-  SimpleHttp http(settings_, stop_);
-  const SimpleAnswer token =
-      http.put(url + "/latest/api/token", {"x-aws-ec2-metadata-token-ttl-seconds: 21600"});
+  const Asking asking(settings_, stop_);
+  const http::WholeAnswer token =
+      asking.put(url + "/latest/api/token", {"x-aws-ec2-metadata-token-ttl-seconds: 21600"});
   if (token.status != 200) refuse(fmt::format("{} gives no token: {} {}", url, token.status, token.error));
   const std::vector<std::string> headers = {"x-aws-ec2-metadata-token: " + token.body};
   const std::string below = url + "/latest/meta-data/iam/security-credentials/";
-  const SimpleAnswer role = http.get(below, headers);
+  const http::WholeAnswer role = asking.get(below, headers);
   const std::string name = role.body.substr(0, role.body.find_first_of("\r\n"));
   if (role.status != 200 || name.empty())
     refuse(fmt::format("{} names no role: {} {}", url, role.status, role.error));
-  const SimpleAnswer answer = http.get(below + percent_encode(name, false), headers);
+  const http::WholeAnswer answer = asking.get(below + percent_encode(name, false), headers);
   const auto keys = decode_instance_keys(answer.body);
   if (answer.status != 200 || !keys)
     refuse(

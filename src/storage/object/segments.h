@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/object/http.h"
+#include "http/request.h"
 #include "towline/plugin/plan.h"
 
 namespace towline::object {
@@ -28,7 +28,7 @@ std::vector<Stretch> stretches_of(const towline_plan& plan);
 std::vector<Stretch> stretches_in_order(const towline_plan& plan);
 
 // Bytes [begin, end) of the stretch's object.
-class SegmentsBody final : public Body {
+class SegmentsBody final : public http::Body {
  public:
   SegmentsBody() = default;
   SegmentsBody(const Stretch& stretch, uint64_t begin, uint64_t end);

@@ -1,22 +1,21 @@
-#include "storage/object/http.h"
+#include "http/client.h"
 
 #include <curl/curl.h>
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
+#include <cstdio>
+#include <new>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/error.h"
 
-namespace towline::object {
+namespace towline::http {
 
 namespace {
 
 constexpr long kKeepaliveIdleSeconds = 10;
 constexpr long kKeepaliveEverySeconds = 3;
-constexpr long kReceiveBufferBytes = 256 << 10;
-constexpr long kSendBufferBytes = 256 << 10;
 constexpr size_t kMostIdleHandles = 256;
 
 CURL* curl_of(void* handle) { return static_cast<CURL*>(handle); }
@@ -31,25 +30,29 @@ long seconds(uint64_t ns) {
 template <class Value>
 void set(void* handle, CURLoption option, Value value) {
   const CURLcode code = curl_easy_setopt(curl_of(handle), option, value);
-  if (code != CURLE_OK)
-    throw plugin::Failure(
-        Status::kUnsupported,
-        fmt::format("libcurl refuses option {}: {}", static_cast<int>(option), curl_easy_strerror(code)));
+  if (code != CURLE_OK) {
+    fail(Status::kUnsupported, "libcurl refuses option {}: {}", static_cast<int>(option),
+         curl_easy_strerror(code));
+  }
 }
-
-}  // namespace
 
 void init_curl() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (code != CURLE_OK)
-    throw plugin::Failure(Status::kInternal, fmt::format("starting libcurl: {}", curl_easy_strerror(code)));
+  if (code != CURLE_OK) fail(Status::kInternal, "starting libcurl: {}", curl_easy_strerror(code));
 }
+
+}  // namespace
 
 // ---- one request
 
 Exchange::~Exchange() {
   curl_easy_cleanup(curl_of(handle_));
   curl_slist_free_all(static_cast<curl_slist*>(list_));
+}
+
+void Exchange::call_later() noexcept {
+  if (std::exchange(later_, true)) return;
+  client_->later_.push_back(this);
 }
 
 size_t Exchange::on_header(char* data, size_t one, size_t count, void* context) {
@@ -108,25 +111,43 @@ int Exchange::on_seek(void* context, int64_t offset, int origin) {
 
 // ---- many
 
-Http::Http(const Settings& settings) : settings_(settings) {
+Client::Client(Options options) : options_(std::move(options)) {
   init_curl();
   multi_ = curl_multi_init();
-  if (multi_ == nullptr) throw plugin::Failure(Status::kOutOfMemory, "libcurl gives no handle");
+  if (multi_ == nullptr) fail(Status::kOutOfMemory, "libcurl gives no handle");
   curl_multi_setopt(static_cast<CURLM*>(multi_), CURLMOPT_MAXCONNECTS,
-                    static_cast<long>(std::max(settings.concurrency / settings.threads, 1u)) + 4);
+                    static_cast<long>(options_.idle_connections));
 }
 
-Http::~Http() {
+Client::~Client() {
   for (void* handle : idle_handles_) curl_easy_cleanup(curl_of(handle));
   curl_multi_cleanup(static_cast<CURLM*>(multi_));
 }
 
-void Http::prepare(Exchange& exchange) {
-  const HttpRequest& request = exchange.request_;
+// A handle whose last request never had a connection (its host's name is unknown, it was stopped before) may
+// still have its buffer, and libcurl refuses to set that one's size.
+void Client::take_handle(Exchange& exchange) {
+  while (exchange.handle_ == nullptr && !idle_handles_.empty()) {
+    exchange.handle_ = idle_handles_.back();
+    idle_handles_.pop_back();
+    if (options_.buffer_bytes == 0) break;
+    if (curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_BUFFERSIZE,
+                         static_cast<long>(options_.buffer_bytes)) == CURLE_OK)
+      break;
+    curl_easy_cleanup(curl_of(exchange.handle_));
+    exchange.handle_ = nullptr;
+  }
+  if (exchange.handle_ == nullptr) exchange.handle_ = curl_easy_init();
+  if (exchange.handle_ == nullptr) fail(Status::kOutOfMemory, "libcurl gives no handle");
+}
+
+void Client::prepare(Exchange& exchange) {
+  const Request& request = exchange.request_;
   void* const handle = exchange.handle_;
+  // Headers may hold secrets. Nothing but CURLOPT_VERBOSE would log them, and that is never set.
   const auto add_header = [&](const char* text) {
     curl_slist* longer = curl_slist_append(static_cast<curl_slist*>(exchange.list_), text);
-    if (longer == nullptr) throw plugin::Failure(Status::kOutOfMemory, "libcurl takes no header");
+    if (longer == nullptr) fail(Status::kOutOfMemory, "libcurl takes no header");
     exchange.list_ = longer;
   };
   add_header("Expect:");
@@ -136,48 +157,56 @@ void Http::prepare(Exchange& exchange) {
   set(handle, CURLOPT_URL, request.url.c_str());
   set(handle, CURLOPT_PATH_AS_IS, 1L);
   set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-  set(handle, CURLOPT_PROXY, settings_.proxy.c_str());
+  set(handle, CURLOPT_PROXY, options_.proxy.c_str());
   set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   set(handle, CURLOPT_HTTPHEADER, static_cast<curl_slist*>(exchange.list_));
   set(handle, CURLOPT_NOSIGNAL, 1L);
   set(handle, CURLOPT_TCP_KEEPALIVE, 1L);
   set(handle, CURLOPT_TCP_KEEPIDLE, kKeepaliveIdleSeconds);
   set(handle, CURLOPT_TCP_KEEPINTVL, kKeepaliveEverySeconds);
-  set(handle, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
-  set(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(settings_.connect_timeout_ns));
-  set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  set(handle, CURLOPT_LOW_SPEED_TIME, seconds(settings_.stall_timeout_ns));
+  if (options_.buffer_bytes != 0) set(handle, CURLOPT_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
+  set(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(options_.connect_timeout_ns));
+  if (options_.stall_timeout_ns != 0) {
+    set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    set(handle, CURLOPT_LOW_SPEED_TIME, seconds(options_.stall_timeout_ns));
+  }
+  if (request.timeout_ns != 0) set(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout_ns));
   set(handle, CURLOPT_ERRORBUFFER, exchange.error_text_.data());
   set(handle, CURLOPT_HEADERFUNCTION, &Exchange::on_header);
   set(handle, CURLOPT_HEADERDATA, static_cast<void*>(&exchange));
   set(handle, CURLOPT_WRITEFUNCTION, &Exchange::on_write);
   set(handle, CURLOPT_WRITEDATA, static_cast<void*>(&exchange));
   set(handle, CURLOPT_PRIVATE, static_cast<void*>(&exchange));
-  if (!settings_.ca_file.empty()) {
-    set(handle, CURLOPT_CAINFO, settings_.ca_file.c_str());
-    set(handle, CURLOPT_CAPATH, static_cast<const char*>(nullptr));  // that one alone
+  if (!options_.ca_file.empty()) {
+    set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
+    if (options_.ca_file_alone) set(handle, CURLOPT_CAPATH, static_cast<const char*>(nullptr));
+  }
+  if (!options_.cert_file.empty()) {
+    set(handle, CURLOPT_SSLCERT, options_.cert_file.c_str());
+    set(handle, CURLOPT_SSLKEY, options_.key_file.c_str());
   }
   if (request.method == "HEAD") {
     set(handle, CURLOPT_NOBODY, 1L);
-  } else if (request.body != nullptr) {
+    return;
+  }
+  if (request.body != nullptr) {
     set(handle, CURLOPT_UPLOAD, 1L);
-    set(handle, CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
+    if (options_.buffer_bytes != 0)
+      set(handle, CURLOPT_UPLOAD_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
     set(handle, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body->bytes()));
     set(handle, CURLOPT_READFUNCTION, &Exchange::on_read);
     set(handle, CURLOPT_READDATA, static_cast<void*>(&exchange));
     set(handle, CURLOPT_SEEKFUNCTION, &Exchange::on_seek);
     set(handle, CURLOPT_SEEKDATA, static_cast<void*>(&exchange));
-    set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
-  } else {
-    set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   }
+  set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
 }
 
-void Http::start(Exchange& exchange, HttpRequest request, Receiver& receiver, void* owner) {
+void Client::start(Exchange& exchange, Request request, Receiver& receiver) {
+  exchange.client_ = this;
   exchange.request_ = std::move(request);
   exchange.receiver_ = &receiver;
-  exchange.owner_ = owner;
-  exchange.end = HttpEnd::kNotSent;
+  exchange.end = End::kNotSent;
   exchange.status = 0;
   exchange.headers.clear();
   exchange.error.clear();
@@ -185,27 +214,13 @@ void Http::start(Exchange& exchange, HttpRequest request, Receiver& receiver, vo
   exchange.head_told_ = exchange.refused_ = false;
   exchange.sent_ = exchange.sent_before_ = 0;
   if (exchange.request_.body != nullptr) exchange.request_.body->rewind();
-  // A handle whose last request never had a connection (its host's name is unknown, it was stopped before)
-  // may still have its buffer, and libcurl refuses to set that one's size.
-  while (exchange.handle_ == nullptr && !idle_handles_.empty()) {
-    exchange.handle_ = idle_handles_.back();
-    idle_handles_.pop_back();
-    if (curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_BUFFERSIZE, kReceiveBufferBytes) == CURLE_OK)
-      break;
-    curl_easy_cleanup(curl_of(exchange.handle_));
-    exchange.handle_ = nullptr;
-  }
-  if (exchange.handle_ == nullptr) exchange.handle_ = curl_easy_init();
-  if (exchange.handle_ == nullptr) throw plugin::Failure(Status::kOutOfMemory, "libcurl gives no handle");
+  take_handle(exchange);
   prepare(exchange);
   const CURLMcode code = curl_multi_add_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
-  if (code != CURLM_OK)
-    throw plugin::Failure(Status::kInternal, fmt::format("libcurl: {}", curl_multi_strerror(code)));
+  if (code != CURLM_OK) fail(Status::kInternal, "libcurl: {}", curl_multi_strerror(code));
 }
 
-void Http::stop(Exchange& exchange) noexcept {
-  // Also one that has ended in this round: who stopped it may be gone when its turn to be told came.
-  std::erase(ended_, exchange.owner_);
+void Client::give_handle(Exchange& exchange) noexcept {
   if (exchange.handle_ == nullptr) return;
   curl_multi_remove_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
   if (idle_handles_.size() < kMostIdleHandles) {
@@ -219,7 +234,14 @@ void Http::stop(Exchange& exchange) noexcept {
   exchange.list_ = nullptr;
 }
 
-void Http::finish(Exchange& exchange, int code) {
+void Client::stop(Exchange& exchange) noexcept {
+  // Also one that has ended in this round: its receiver may be gone when its turn to be told comes.
+  std::erase(ended_, &exchange);
+  if (std::exchange(exchange.later_, false)) std::erase(later_, &exchange);
+  give_handle(exchange);
+}
+
+void Client::finish(Exchange& exchange, int code) {
   exchange.error = exchange.error_text_[0] != 0 ? exchange.error_text_.data()
                                                 : curl_easy_strerror(static_cast<CURLcode>(code));
   curl_easy_getinfo(curl_of(exchange.handle_), CURLINFO_RESPONSE_CODE, &exchange.status);
@@ -227,35 +249,35 @@ void Http::finish(Exchange& exchange, int code) {
   curl_easy_getinfo(curl_of(exchange.handle_), CURLINFO_PRETRANSFER_TIME_T, &connected_us);
   switch (code) {
     case CURLE_OK:
-      exchange.end = HttpEnd::kAnswered;
+      exchange.end = End::kAnswered;
       if (!exchange.head_told_)
         exchange.refused_ = !exchange.receiver_->on_head(exchange.status, exchange.headers);
-      if (exchange.refused_) exchange.end = HttpEnd::kRefused;
+      if (exchange.refused_) exchange.end = End::kRefused;
       break;
     case CURLE_WRITE_ERROR:
-      exchange.end = exchange.refused_ ? HttpEnd::kRefused : HttpEnd::kBroken;
+      exchange.end = exchange.refused_ ? End::kRefused : End::kBroken;
       break;
     case CURLE_OPERATION_TIMEDOUT:
-      exchange.end = connected_us == 0 ? HttpEnd::kNotSent : HttpEnd::kStalled;
+      exchange.end = connected_us == 0 ? End::kNotSent : End::kTimedOut;
       break;
     case CURLE_SSL_CONNECT_ERROR:
       if (exchange.error.find("wrong version number") != std::string::npos)
         exchange.error += ": what answers does not speak TLS, perhaps its URL begins with http://";
       [[fallthrough]];
     case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CERTPROBLEM:
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_ISSUER_ERROR:
-      exchange.end = HttpEnd::kUntrusted;
+      exchange.end = End::kUntrusted;
       break;
     default:
-      exchange.end = connected_us == 0 ? HttpEnd::kNotSent : HttpEnd::kBroken;
+      exchange.end = connected_us == 0 ? End::kNotSent : End::kBroken;
   }
-  void* const owner = exchange.owner_;
-  stop(exchange);
-  ended_.push_back(owner);
+  give_handle(exchange);
+  ended_.push_back(&exchange);
 }
 
-void Http::poll(uint64_t timeout_ns) {
+void Client::serve(uint64_t timeout_ns) noexcept {
   auto* const multi = static_cast<CURLM*>(multi_);
   const uint64_t most_ms =
       std::min<uint64_t>(timeout_ns / kMillisecondNs + (timeout_ns % kMillisecondNs != 0), 60'000);
@@ -272,13 +294,21 @@ void Http::poll(uint64_t timeout_ns) {
   }
 }
 
-void* Http::next_ended() noexcept {
-  if (ended_.empty()) return nullptr;
-  void* const owner = ended_.back();
-  ended_.pop_back();
-  return owner;
+Receiver* Client::next_later() noexcept {
+  if (later_.empty()) return nullptr;
+  Exchange* const exchange = later_.front();
+  later_.pop_front();
+  exchange->later_ = false;
+  return exchange->receiver_;
 }
 
-void Http::wake() noexcept { curl_multi_wakeup(static_cast<CURLM*>(multi_)); }
+Receiver* Client::next_ended() noexcept {
+  if (ended_.empty()) return nullptr;
+  Exchange* const exchange = ended_.front();
+  ended_.pop_front();
+  return exchange->receiver_;
+}
 
-}  // namespace towline::object
+void Client::wake() noexcept { curl_multi_wakeup(static_cast<CURLM*>(multi_)); }
+
+}  // namespace towline::http
