@@ -1,7 +1,9 @@
 #include "belongings.h"
 
+#include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 namespace towline::faults {
@@ -10,14 +12,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "socket:[4711]" and "/memfd:kv (deleted)" become kinds: numbers differ from one to the next.
-std::string kind_of(const std::string& target) { return target.substr(0, target.find('[')); }
+// "socket:[4711]" becomes a kind, since numbers differ from one to the next; "anon_inode:[eventfd]" is one.
+std::string kind_of(std::string target) {
+  std::erase_if(target, [](unsigned char c) { return std::isdigit(c) != 0; });
+  return target;
+}
 
-void count_descriptors(Belongings& found) {
+// Adds the inodes of this process's sockets.
+void count_descriptors(Belongings& found, std::set<std::string>& sockets) {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // the iterator's own
     const fs::path target = fs::read_symlink(entry.path(), gone);
-    if (!gone && target.string().find("/proc/") != 0) ++found["descriptor " + kind_of(target)];
+    const std::string text = target.string();
+    if (gone || text.starts_with("/proc/")) continue;
+    ++found["descriptor " + kind_of(text)];
+    if (text.starts_with("socket:[")) sockets.insert(text.substr(8, text.size() - 9));
   }
 }
 
@@ -39,18 +48,14 @@ void count_tasks(Belongings& found) {
   }
 }
 
-// By inode: the names are random.
-void count_files(Belongings& found) {
-  for (const char* directory : {"/dev/shm", "/tmp"}) {
-    for (const auto& entry : fs::directory_iterator(directory)) {
-      const std::string name = entry.path().filename();
-      if (name.find("towline") == 0) ++found["file " + entry.path().string()];
-    }
-  }
+// This process's sockets in the abstract namespace: other programs of ours may run beside the test.
+void count_names(Belongings& found, const std::set<std::string>& own_sockets) {
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);) {
-    const size_t name = line.find(" @towline");
-    if (name != std::string::npos) ++found["abstract socket " + line.substr(name + 1)];
+    std::istringstream fields(line);
+    std::string number, references, protocol, flags, type, state, inode, name;
+    fields >> number >> references >> protocol >> flags >> type >> state >> inode >> name;
+    if (name.starts_with("@towline") && own_sockets.contains(inode)) ++found["abstract socket " + name];
   }
 }
 
@@ -58,10 +63,11 @@ void count_files(Belongings& found) {
 
 Belongings belongings() {
   Belongings found;
-  count_descriptors(found);
+  std::set<std::string> sockets;
+  count_descriptors(found, sockets);
   count_shared_mappings(found);
   count_tasks(found);
-  count_files(found);
+  count_names(found, sockets);
   return found;
 }
 

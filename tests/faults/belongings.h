@@ -6,8 +6,8 @@
 
 namespace towline::faults {
 
-// How many there are of each: open descriptors by what they refer to, shared mappings by file, threads, children, this
-// process's sockets in the abstract namespace, files of ours in /dev/shm and /tmp.
+// How many there are of each: open descriptors by what they refer to, shared mappings by file, threads, children, and
+// names in the abstract namespace of sockets. Towline makes no files.
 using Belongings = std::map<std::string, int>;
 
 [[nodiscard]] Belongings belongings();
