@@ -93,6 +93,15 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
   for (const std::string& name : wanted) {
     const auto has_name = [&](const auto& backend) { return backend->name == name; };
     if (std::any_of(found.begin(), found.end(), has_name)) continue;
+    const auto bundled = bundled_backends();
+    if (std::any_of(bundled.begin(), bundled.end(), [&](const auto& one) { return one.name == name; })) {
+      auto missing = std::make_unique<Backend>();
+      missing->name = name;
+      missing->reason = "its plugin is not installed beside the library";
+      TOWLINE_LOG(kWarning, "backend {}: {}", name, missing->reason);
+      found.push_back(std::move(missing));
+      continue;
+    }
     std::string known;
     for (const auto& backend : found) known += (known.empty() ? "" : ", ") + backend->name;
     fail(Status::kNotFound, "there is no backend '{}'; known here: {}", name, known);

@@ -132,7 +132,8 @@ void read_exporter(const Source& source, Settings& settings) {
                                   source.port("NIXL_TELEMETRY_PROMETHEUS_PORT", kTheirPort));
 }
 
-// Towline's transports by the names of UCX's equivalents.
+// Towline's transports by the names of UCX's equivalents, in the order in which they are tried. "cuda" moves GPU
+// memory of one host, and lets tcp reach GPU memory.
 struct Transport {
   const char* name;
   std::array<std::string_view, 8> theirs;
@@ -140,6 +141,7 @@ struct Transport {
 constexpr Transport kTransports[] = {
     {"memory", {"self", "loopback"}},
     {"shm", {"shm", "sm", "mm", "posix", "sysv", "cma", "knem", "xpmem"}},
+    {"cuda", {"cuda", "gdr"}},
     {"tcp", {"tcp"}},
 };
 
@@ -169,25 +171,30 @@ std::string transports_of_ucx_tls(std::string_view tls) {
   const bool all_but = tls.starts_with('^');
   if (all_but) tls.remove_prefix(1);
   const auto names = split(tls);
-  if (names.empty() || std::ranges::find(names, "all") != names.end()) return {};
+  const auto has = [&](std::string_view name) { return std::ranges::find(names, name) != names.end(); };
+  if (names.empty() || has("all")) return {};
+  // Those two go by host memory, so tcp is to be used where it was named beside them.
+  const bool only_copies = !all_but && !has("cuda") && !has("cuda_ipc");
   std::string result;
+  // Placed first, the memory transport would also be used between two agents of one process, before the
+  // requested one.
+  std::string last;
   bool limits = false;
   bool reaches_others = false;
   for (const Transport& transport : kTransports) {
     const bool listed = named(transport, names);
-    const bool self = std::string_view{transport.name} == "memory";
+    const std::string_view name = transport.name;
+    const bool self = name == "memory";
     // Transfers within an agent are always allowed.
     const bool allowed = listed != all_but || self;
     limits = limits || !allowed;
     if (!allowed) continue;
-    reaches_others = reaches_others || !self;
-    result = result.empty() ? transport.name : self ? result : result + "," + transport.name;
+    reaches_others = reaches_others || (!self && name != "cuda");  // which needs another for host memory
+    std::string& place = self || (name == "cuda" && only_copies) ? last : result;
+    place += fmt::format(",{}", name);
   }
   if (!limits || !reaches_others) return {};
-  // Placed first, the memory transport would also be used between two agents of one process, before the
-  // requested one.
-  if (result.starts_with("memory,")) result = result.substr(7) + ",memory";
-  return result;
+  return result.substr(1) + last;
 }
 
 std::optional<std::chrono::nanoseconds> parse_duration(std::string_view text) noexcept {

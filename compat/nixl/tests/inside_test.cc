@@ -61,12 +61,17 @@ TEST(Settings, UcxTlsLimitsTheTransports) {
   EXPECT_EQ(transports_of_ucx_tls("tcp"), "tcp,memory");
   EXPECT_EQ(transports_of_ucx_tls("tcp,self"), "tcp,memory");
   EXPECT_EQ(transports_of_ucx_tls("shm"), "shm,memory");
-  EXPECT_EQ(transports_of_ucx_tls("^tcp"), "shm,memory");
-  EXPECT_EQ(transports_of_ucx_tls("^shm"), "tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("^tcp"), "shm,cuda,memory");
+  EXPECT_EQ(transports_of_ucx_tls("^shm"), "cuda,tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,cuda_copy"), "tcp,memory,cuda");
+  EXPECT_EQ(transports_of_ucx_tls("sm,cuda_ipc,self"), "shm,cuda,memory");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,cuda,gdr_copy"), "cuda,tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("^cuda"), "shm,tcp,memory");
   // An absent transport limits nothing.
   EXPECT_EQ(transports_of_ucx_tls("rc,cuda_ipc"), "");
   EXPECT_EQ(transports_of_ucx_tls("rc_x,tcp"), "tcp,memory");
-  EXPECT_EQ(transports_of_ucx_tls("tcp,sm,self"), "");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,sm,self"), "shm,tcp,memory");
+  EXPECT_EQ(transports_of_ucx_tls("tcp,sm,self,cuda"), "");
 }
 
 TEST(Settings, TimesAreReadWithTheirUnit) {
