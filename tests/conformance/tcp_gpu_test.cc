@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -184,6 +185,33 @@ TEST_F(TcpGpuTest, NoRoomForStagingMemoryHereIsAReasonAndThereAnErrorOfThePost) 
   gpu("refuse pools", 1);  // this side has its own already
   EXPECT_EQ(run(move), Status::kOutOfMemory);
   ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+}
+
+TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
+  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[cuda]\nlanding_bytes = \"20MiB\"\n"));
+  const Agent other("other", over("tcp,cuda"));
+  const Buffer memory(kPage * kPages, false);
+  const Region region = other.register_memory(vram(memory));
+  std::optional<Transfer> first = make_move();
+  ASSERT_EQ(run(*first), Status::kOk) << last_error();
+  const Peer peer = other.add_peer(right_->metadata());
+  const Transfer second =
+      other.transfer(Op::write, other.block_list(pages(memory)), peer.block_list(pages(right_memory_)));
+  const auto run_second = [&] {
+    const Status status = run(second);
+    EXPECT_EQ(second.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+    return status;
+  };
+  EXPECT_EQ(run_second(), Status::kAgain);
+  EXPECT_EQ(run(*first), Status::kOk) << "the one that has its share goes on";
+  first.reset();
+  peer_.reset();
+  left_region_.reset();
+  left_.reset();  // which gives the share back
+  const auto limit = std::chrono::steady_clock::now() + 20s;
+  Status status = Status::kAgain;
+  while (status == Status::kAgain && std::chrono::steady_clock::now() < limit) status = run_second();
+  EXPECT_EQ(status, Status::kOk) << status_name(status);
 }
 
 TEST_F(TcpGpuTest, ADeadlineIsKeptWhileAGpuStandsStillAndTheFenceWaitsForIt) {

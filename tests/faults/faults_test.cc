@@ -38,6 +38,7 @@ struct Way {
   const char* backends;
   const char* config;
   bool shared_memory;
+  Kind kind = Kind::kDram;
 };
 
 void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
@@ -49,6 +50,8 @@ const Way kWays[] = {
     {"tcp", "tcp", "[tcp]\nsockets = 4\n", false},
     // By GPUs made of host memory: what is passed between the processes is the same.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
+    // GPU memory on both sides, by staging memory: as between hosts.
+    {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
 };
 
 double milliseconds_since(Clock::time_point start) {
@@ -62,13 +65,13 @@ class Survivor {
                     const std::string& listen = "127.0.0.1:0")
       : agent_("survivor", {.listen = listen, .backends = way.backends, .config = way.config + more_config}),
         memory_(kVictimBytes),
-        region_(agent_.register_memory(dram(memory_))) {}
+        kind_(way.kind),
+        region_(agent_.register_memory({.address = memory_.data(), .bytes = kVictimBytes, .kind = kind_})) {}
 
   Transfer write_to(const Peer& peer, const Victim& victim, const TransferOptions& options = {}) const {
-    return agent_.transfer(
-        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, 1 << 20)),
-        peer.block_list(blocks_of(reinterpret_cast<const void*>(victim.memory()), kVictimBytes, 1 << 20)),
-        options);
+    return agent_.transfer(Op::write, agent_.block_list(blocks_at(memory_.data())),
+                           peer.block_list(blocks_at(reinterpret_cast<const void*>(victim.memory()))),
+                           options);
   }
   static Status run(const Transfer& transfer, Clock::duration limit = 20s) {
     const Status posted = transfer.post();
@@ -85,7 +88,14 @@ class Survivor {
 
   Agent agent_;
   Memory memory_;
+  const Kind kind_;
   Region region_;
+
+ private:
+  [[nodiscard]] Blocks blocks_at(const void* memory) const {
+    constexpr uint64_t kBlock = 1 << 20;
+    return Blocks::at(memory, kBlock, kind_).repeat(kVictimBytes / kBlock, kBlock);
+  }
 };
 
 class Faults : public ::testing::TestWithParam<Way> {
@@ -93,7 +103,8 @@ class Faults : public ::testing::TestWithParam<Way> {
   [[nodiscard]] VictimOptions victim_options(const std::string& more_config = {}) const {
     return {.backends = GetParam().backends,
             .config = GetParam().config + more_config,
-            .shared_memory = GetParam().shared_memory};
+            .shared_memory = GetParam().shared_memory,
+            .kind = GetParam().kind};
   }
 };
 

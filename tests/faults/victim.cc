@@ -38,6 +38,7 @@ Victim::Victim(const VictimOptions& options) {
                                      options.config.c_str(),
                                      options.shared_memory ? "shared" : "private",
                                      options.own_network ? "own" : "same",
+                                     options.kind == Kind::kVram ? "vram" : "dram",
                                      nullptr};
     execv("/proc/self/exe", const_cast<char* const*>(arguments));
     _exit(127);
@@ -93,7 +94,7 @@ int Victim::finish() {
 }
 
 int run_victim(int argc, char** argv) {
-  if (argc != 8) return 2;
+  if (argc != 9) return 2;
   if (std::string(argv[7]) == "own") {
     if (unshare(CLONE_NEWNET) != 0) return 3;
     char byte = 'u';
@@ -111,7 +112,10 @@ int run_victim(int argc, char** argv) {
       plain.resize(kVictimBytes);
       memory = plain.data();
     }
-    const Region region = agent.register_memory(dram(memory, kVictimBytes));
+    const Region region =
+        agent.register_memory({.address = memory,
+                               .bytes = kVictimBytes,
+                               .kind = std::string(argv[8]) == "vram" ? Kind::kVram : Kind::kDram});
     std::printf("%s %llu\n", agent.address().c_str(),
                 static_cast<unsigned long long>(reinterpret_cast<uint64_t>(memory)));
     std::fflush(stdout);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "towline/towline.hpp"
+
 namespace towline::faults {
 
 inline constexpr uint64_t kVictimBytes = uint64_t{64} << 20;
@@ -16,6 +18,7 @@ struct VictimOptions {
   std::string backends;
   std::string config;
   bool shared_memory = true;
+  Kind kind = Kind::kDram;   // kVram: on a GPU made of host memory
   bool own_network = false;  // in a network namespace of its own; the caller joins it up
 };
 

@@ -17,14 +17,26 @@ Landing& from(towline_landing* landing) noexcept { return *reinterpret_cast<Land
 
 }  // namespace
 
-Landing::Landing(const plugin::Host& host, Device& device, const Settings& settings, uint64_t gpu,
-                 uint32_t slots, uint32_t slot_bytes)
+LandingBudget::Share::Share(LandingBudget& budget, uint64_t bytes) : budget_(budget), bytes_(bytes) {
+  uint64_t left = budget.left_.load(std::memory_order_relaxed);
+  do {
+    if (left < bytes)
+      fail(Status::kAgain,
+           "cuda: connections have all the staging memory that cuda.landing_bytes allows ({} bytes are left, "
+           "this one needs {})",
+           left, bytes);
+  } while (!budget.left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed));
+}
+
+Landing::Landing(const plugin::Host& host, Device& device, const Settings& settings, LandingBudget& budget,
+                 uint64_t gpu, uint32_t slots, uint32_t slot_bytes)
     : host_(host),
       device_(device),
       after_default_stream_(settings.after_default_stream),
       blocks_(settings.host_blocks),
       slots_(slots),
       slot_bytes_(slot_bytes),
+      share_(budget, 2 * uint64_t{slots} * slot_bytes),
       memory_(allocate_near(device, gpu, 2 * uint64_t{slots} * slot_bytes)),
       pinned_(device.pin(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes())) {}
 

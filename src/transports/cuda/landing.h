@@ -7,6 +7,7 @@
 #include <towline/plugin/landing.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,11 +21,34 @@
 
 namespace towline::cuda {
 
+// What all connections of an agent may pin together.
+class LandingBudget {
+ public:
+  explicit LandingBudget(uint64_t bytes) noexcept : left_(bytes) {}
+
+  class Share {
+   public:
+    // Throws Error(kAgain): other connections have what there is.
+    Share(LandingBudget& budget, uint64_t bytes);
+    Share(const Share&) = delete;
+    Share& operator=(const Share&) = delete;
+    ~Share() { budget_.left_.fetch_add(bytes_, std::memory_order_relaxed); }
+
+   private:
+    LandingBudget& budget_;
+    const uint64_t bytes_;
+  };
+
+ private:
+  std::atomic<uint64_t> left_;
+};
+
 class Landing {
  public:
-  // Takes and pins the memory, on the NUMA node of that GPU where it is known. Throws Error.
-  Landing(const plugin::Host& host, Device& device, const Settings& settings, uint64_t gpu, uint32_t slots,
-          uint32_t slot_bytes);
+  // Takes and pins the memory, on the NUMA node of that GPU where it is known. Throws Error. The budget
+  // outlives it.
+  Landing(const plugin::Host& host, Device& device, const Settings& settings, LandingBudget& budget,
+          uint64_t gpu, uint32_t slots, uint32_t slot_bytes);
   Landing(const Landing&) = delete;
   Landing& operator=(const Landing&) = delete;
 
@@ -44,6 +68,7 @@ class Landing {
   const uint32_t blocks_;
   const uint32_t slots_;
   const uint32_t slot_bytes_;
+  const LandingBudget::Share share_;
   const std::unique_ptr<SharedMemory> memory_;
   const std::unique_ptr<Pinned> pinned_;
   std::map<std::pair<uint64_t, uint32_t>, std::unique_ptr<PieceCopier>> copiers_;  // by GPU and way

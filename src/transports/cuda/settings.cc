@@ -71,6 +71,13 @@ ReserveWish read_reserve(const plugin::Host& host) {
   return wish;
 }
 
+uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback) {
+  const std::string text = host.config(key, fallback);
+  const std::optional<uint64_t> bytes = parse_bytes(text);
+  if (!bytes) refuse(key, text, "a size such as 16MiB");
+  return *bytes;
+}
+
 uint32_t read_host_threads(const plugin::Host& host) {
   if (host.config("cuda.host_threads", "auto") != "auto")
     return static_cast<uint32_t>(
@@ -103,10 +110,8 @@ Settings Settings::read(const plugin::Host& host) {
   settings.host_blocks = static_cast<uint32_t>(
       read_number(host, "cuda.host_blocks", "8", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
   settings.gpu = read_number(host, "cuda.gpu", "-1", -1, 1023, "the ordinal of a GPU, or -1");
-  const std::string bytes = host.config("cuda.copy_engine_bytes", "16MiB");
-  const std::optional<uint64_t> parsed = parse_bytes(bytes);
-  if (!parsed) refuse("cuda.copy_engine_bytes", bytes, "a size such as 16MiB");
-  settings.copy_engine_bytes = *parsed;
+  settings.copy_engine_bytes = read_bytes(host, "cuda.copy_engine_bytes", "16MiB");
+  settings.landing_bytes = read_bytes(host, "cuda.landing_bytes", "1GiB");
   settings.direct = read_bool(host, "cuda.direct", "true");
   settings.after_default_stream = read_bool(host, "cuda.after_default_stream", "false");
   settings.detour = read_detour(host);

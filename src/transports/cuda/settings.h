@@ -46,6 +46,7 @@ struct Settings {
   uint32_t host_threads = 0;  // that copy to and from the pool beside the worker
   Beside beside = Beside::kCopy;
   ReserveWish reserve;
+  uint64_t landing_bytes = 0;  // pinned for other backends' connections (landing.h), over all of them
 
   // Throws plugin::Failure naming the setting.
   static Settings read(const plugin::Host& host);
