@@ -11,6 +11,7 @@
 #include "agent/metadata_service.h"
 #include "agent/plugin_finder.h"
 #include "agent/transfer.h"
+#include "agent/waiter.h"
 #include "base/config/config_file.h"
 #include "base/copy/copy.h"
 #include "base/error.h"
@@ -31,6 +32,7 @@ constexpr uint64_t kUnsolicitedPeers = 1024;
 constexpr uint64_t kUnsolicitedBytes = 8 << 20;
 constexpr uint64_t kAgentCloseNs = 5 * kSecondNs;
 constexpr uint64_t kGoodbyeNs = 500 * kMillisecondNs;
+constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;  // of a wait for activity
 constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
 
 const Clock& system_clock() noexcept {
@@ -298,32 +300,27 @@ void Agent::settle_event_fd() noexcept {
   if (has_activity()) notify_activity();
 }
 
+template <class Done>
+bool Agent::wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
+                       uint64_t timeout_ns) noexcept {
+  Waiter waiter{word, sleepers, hosted(), tuning_.spin_ns, kLongestSleepNs};
+  return waiter.wait(
+      timeout_ns,
+      [this](auto&& call) {
+        for (auto& worker : workers_) call(*worker);
+      },
+      done);
+}
+
 Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
-  const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
-  uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), tuning_.spin_ns).ns();
-  while (!has_activity()) {
-    if (const Status status = usable(); status != Status::kOk) return status;
-    const uint32_t seen = activity_.load(std::memory_order_seq_cst);
-    const uint32_t done = progress();
-    if (has_activity()) break;
-    const uint64_t now_ns = monotonic_now_ns();
-    if (now_ns >= deadline_ns) return Status::kTimedOut;
-    if (done != 0) spin_until_ns = Deadline::after(now_ns, tuning_.spin_ns).ns();
-    if (now_ns < spin_until_ns) {
-      cpu_pause();
-      continue;
-    }
-    if (!hosted()) {
-      workers_[0]->sleep_driving(workers_.size() > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs)
-                                                     : deadline_ns);
-      continue;
-    }
-    activity_waiters_.fetch_add(1, std::memory_order_seq_cst);
-    for (auto& worker : workers_) worker->hand_over();
-    futex_wait(activity_, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
-    activity_waiters_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  return Status::kOk;
+  Status status = Status::kOk;
+  const auto done = [&] {
+    if (has_activity()) return true;
+    status = usable();
+    return status != Status::kOk;
+  };
+  if (!wait_until(done, activity_, activity_waiters_, timeout_ns)) return Status::kTimedOut;
+  return has_activity() ? Status::kOk : status;
 }
 
 // ---- completions
@@ -357,32 +354,16 @@ size_t Agent::pull_completions(towline_completion_t* completions, size_t capacit
 // ---- counters
 
 Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns) noexcept {
-  const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
-  uint64_t spin_until_ns = Deadline::after(monotonic_now_ns(), tuning_.spin_ns).ns();
-  while (true) {
-    CounterCell* cell = counters_.find(key);
-    if (cell == nullptr) return Status::kStale;
-    const uint32_t seen = cell->changes.load(std::memory_order_seq_cst);
-    if (cell->value.load(std::memory_order_acquire) >= threshold) return Status::kOk;
-    if (const Status status = usable(); status != Status::kOk) return status;
-    const uint32_t done = progress();
-    const uint64_t now_ns = monotonic_now_ns();
-    if (now_ns >= deadline_ns) return Status::kTimedOut;
-    if (done != 0) spin_until_ns = Deadline::after(now_ns, tuning_.spin_ns).ns();
-    if (now_ns < spin_until_ns) {
-      cpu_pause();
-      continue;
-    }
-    if (!hosted()) {
-      workers_[0]->sleep_driving(workers_.size() > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs)
-                                                     : deadline_ns);
-      continue;
-    }
-    cell->waiters.fetch_add(1, std::memory_order_seq_cst);
-    for (auto& worker : workers_) worker->hand_over();
-    futex_wait(cell->changes, seen, std::min(deadline_ns, now_ns + 100 * kMillisecondNs));
-    cell->waiters.fetch_sub(1, std::memory_order_seq_cst);
-  }
+  CounterCell* const cell = counters_.find(key);  // its memory stays, if it is destroyed meanwhile
+  if (cell == nullptr) return Status::kStale;
+  Status status = Status::kOk;
+  const auto done = [&] {
+    status = counters_.find(key) != cell ? Status::kStale : Status::kOk;
+    if (status != Status::kOk || cell->value.load(std::memory_order_acquire) >= threshold) return true;
+    status = usable();
+    return status != Status::kOk;
+  };
+  return wait_until(done, cell->changes, cell->waiters, timeout_ns) ? status : Status::kTimedOut;
 }
 
 // ---- transfers

@@ -218,6 +218,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] static bool retire(Worker& worker) noexcept;
   [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;
   [[nodiscard]] bool has_activity() const noexcept;
+  template <class Done>
+  [[nodiscard]] bool wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
+                                uint64_t timeout_ns) noexcept;
   void settle_event_fd() noexcept;
   Peer& learn(const metadata::PeerMetadata& metadata, bool may_ask);
   // Finds or makes the unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).

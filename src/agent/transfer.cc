@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/staged_transfer.h"
+#include "agent/waiter.h"
 #include "agent/worker.h"
 #include "base/os/futex.h"
 #include "base/sync/in_use.h"
@@ -14,8 +15,7 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kSpinBeforeSleepNs = 30 * kMicrosecondNs;
-constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // each lasts twice as long as the one before
-constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;
+constexpr uint64_t kShortestSleepNs = kMillisecondNs;  // drop() may miss a thread that begins to wait
 // A smaller part would be done before another thread has woken up.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
 #if defined(__GLIBC__) && defined(__x86_64__)
@@ -485,44 +485,20 @@ Status Transfer::poll() noexcept {
   return poll_outcome();
 }
 
+// A thread that waits in slices spins only in the first one: once it has slept, the hosted thread drives.
 template <class Done>
 bool Transfer::wait_until(Done&& done, uint64_t timeout_ns) noexcept {
   if (done()) return true;
-  const uint64_t start_ns = monotonic_now_ns();
-  const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
-  // A thread that waits in slices spins only in the first one: once it has slept, the hosted thread drives.
-  bool rests = agent_->hosted() && slept_.load(std::memory_order_relaxed);
-  uint64_t spin_until_ns = rests ? start_ns : start_ns + kSpinBeforeSleepNs;
-  uint64_t slice_ns = kShortestSleepNs;
-  while (!done()) {
-    uint32_t work = 0;
-    for (uint32_t i = 0; i < part_count_ && !rests; ++i) work += parts_[i].worker->drive();
-    rests = false;
-    if (done()) return true;
-    const uint64_t now_ns = monotonic_now_ns();
-    if (now_ns >= deadline_ns) return false;
-    if (work != 0) spin_until_ns = now_ns + kSpinBeforeSleepNs;
-    if (now_ns < spin_until_ns) {
-      cpu_pause();
-      continue;
-    }
-    if (!agent_->hosted()) {
-      const uint64_t until_ns =
-          part_count_ > 1 ? std::min(deadline_ns, now_ns + kMillisecondNs) : deadline_ns;
-      parts_[0].worker->sleep_driving(until_ns);
-      continue;
-    }
-    waiters_.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = wake_word_.load(std::memory_order_seq_cst);
-    if (!done()) {
-      for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->hand_over();
-      slept_.store(true, std::memory_order_relaxed);
-      futex_wait(wake_word_, seen, std::min(deadline_ns, now_ns + slice_ns));
-      slice_ns = std::min(2 * slice_ns, kLongestSleepNs);
-    }
-    waiters_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  return true;
+  Waiter waiter{wake_word_, waiters_, agent_->hosted(), kSpinBeforeSleepNs, kShortestSleepNs};
+  waiter.rests = waiter.hosted && slept_.load(std::memory_order_relaxed);
+  const bool is_done = waiter.wait(
+      timeout_ns,
+      [this](auto&& call) {
+        for (uint32_t i = 0; i < part_count_; ++i) call(*parts_[i].worker);
+      },
+      done);
+  if (waiter.slept && !is_done) slept_.store(true, std::memory_order_relaxed);
+  return is_done;
 }
 
 Status Transfer::wait(uint64_t timeout_ns) noexcept {
