@@ -112,7 +112,7 @@ void Agent::open() {
   set_log_level(log_level_from_name(level).value_or(LogLevel::kWarning));
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
   regions_ = std::make_unique<RegionTable>();
-  staging_ = std::make_unique<StagingPool>(*this, read_staging_settings(options_.config));
+  staging_ = std::make_unique<Staging>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const BundledBackend& bundled : bundled_backends()) {
@@ -194,7 +194,8 @@ void Agent::close() noexcept {
     while (!retire(*worker)) cpu_pause();
   }
   release_transfers();
-  const std::shared_ptr<Region> staging = staging_->end();  // before the lock, which joining its pool takes
+  const std::vector<std::shared_ptr<Region>> staging =
+      staging_->end();  // before the lock, which joining takes
   const std::lock_guard registering(registration_mutex_);
   release_regions(staging);
   // Calls that began before may still run; they use backends only under one of these locks, or while they

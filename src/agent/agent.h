@@ -1,7 +1,7 @@
 // An agent: a name, an incarnation, registered memory, backends, peers and the workers that make progress.
 //
 // This class connects the parts, each with its own file: worker (progress), peer and link (other agents and
-// connections to them), transfer (one move), router (choice of backend), regions (registered memory), inbox
+// connections to them), transfer (one move), route_planner (which way), staging (memory between legs), regions (registered memory), inbox
 // (notices), backend_host (plugins).
 //
 // Locks, in the order they may nest: registration_mutex_, a worker's lock, then control_mutex_, then leaves (peer, region table,
@@ -25,7 +25,7 @@
 #include "agent/intrusive_list.h"
 #include "agent/peer.h"
 #include "agent/peer_table.h"
-#include "agent/staging_pool.h"
+#include "agent/staging.h"
 #include "agent/worker.h"
 #include "base/clock.h"
 #include "base/config/config.h"
@@ -122,7 +122,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::shared_ptr<Region> add_region(void* address, uint64_t bytes, const towline_region_options_t& options);
   // Memory of the agent itself: registered with backends, but not found by lists and not in metadata.
   std::shared_ptr<Region> add_private_region(void* address, uint64_t bytes);
-  [[nodiscard]] StagingPool& staging() noexcept { return *staging_; }
+  [[nodiscard]] Staging& staging() noexcept { return *staging_; }
   // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
   Status remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
   // Opens and registers the storage at the URI with the backend of its scheme; agent_storage.cc.
@@ -240,7 +240,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void register_with_backends(Region& region);
   [[nodiscard]] RegionRegistration register_with(const Backend& backend, const Region& region);
   void unregister_from_backends(Region& region);
-  void release_regions(const std::shared_ptr<Region>& staging) noexcept;
+  void release_regions(const std::vector<std::shared_ptr<Region>>& staging) noexcept;
   void ask_peers_to_let_go(const Region& region);
   // Everything that a peer may know; with_storage: for this agent as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
@@ -267,7 +267,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
   std::unique_ptr<MetadataService> metadata_service_;
-  std::unique_ptr<StagingPool> staging_;
+  std::unique_ptr<Staging> staging_;
 
   // Regions and backends come and go one at a time. Before every worker's lock, and taken under none: while a
   // backend registers a terabyte, workers go on.

@@ -6,9 +6,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
-#include "agent/router.h"
-#include "agent/staged_transfer.h"
-#include "agent/transfer.h"
+#include "agent/route_planner.h"
 #include "base/copy/copy.h"
 #include "base/os/topology.h"
 #include "telemetry/snapshot.h"
@@ -55,6 +53,30 @@ json describe_moves(const Backend& backend) {
   return moves;
 }
 
+// What has been measured, largest size classes last.
+json describe_prices(Prices& prices) {
+  constexpr const char* kWhere[] = {"same process", "same host", "any host"};
+  json all = json::array();
+  for (uint32_t where = 0; where < Prices::kDistances; ++where) {
+    for (uint32_t row = 0; row < Prices::kOps * 2; ++row) {
+      const uint32_t op = row / 2 == 0 ? TOWLINE_READ : TOWLINE_WRITE;
+      const PriceRow& of = prices.row(TOWLINE_WHERE_SAME_PROCESS + where, op, row % 2 != 0);
+      for (uint32_t size = 0; size < PriceRow::kClasses; ++size) {
+        const uint64_t bytes = std::min(PriceRow::largest_of(size), uint64_t{8} << 30);
+        if (of.samples(bytes) == 0) continue;
+        const Price price = of.of(bytes);
+        all.push_back({{"op", op == TOWLINE_READ ? "read" : "write"},
+                       {"where", kWhere[where]},
+                       {"gpu", row % 2 != 0},
+                       {"bytes", bytes},
+                       {"ns", static_cast<uint64_t>(price.ns)},
+                       {"samples", price.samples}});
+      }
+    }
+  }
+  return all;
+}
+
 json describe_backend(const Backend& backend) {
   json entry = {{"name", backend.name}, {"step", step_name(backend.step)}, {"usable", backend.open()}};
   if (!backend.file.empty()) entry["file"] = backend.file;
@@ -66,6 +88,7 @@ json describe_backend(const Backend& backend) {
   entry["kinds"] = kinds_of(backend.kinds);
   entry["moves"] = describe_moves(backend);
   entry["cost"] = backend.plugin->cost;
+  entry["prices"] = describe_prices(*backend.prices);
   if (backend.plugin->worst_fence_ns != UINT64_MAX) entry["worst_fence_ns"] = backend.plugin->worst_fence_ns;
   entry["fence_reason"] = backend.plugin->fence_reason;
   return entry;
@@ -95,13 +118,26 @@ json describe_topology() {
           {"huge_pages", huge_pages}};
 }
 
-json describe_staging(const StagingPool::Use& use, const StagingSettings& settings) {
-  return {{"limit_bytes", settings.bytes},
-          {"chunk_bytes", settings.chunk_bytes},
-          {"bytes", use.bytes},
-          {"lanes", use.lanes},
-          {"lanes_in_use", use.lanes_in_use},
-          {"transfers", use.transfers}};
+json describe_staging(const std::vector<Staging::Use>& pools, const StagingSettings& settings) {
+  json all = {{"limit_bytes", settings.bytes},
+              {"chunk_bytes", settings.chunk_bytes},
+              {"bytes", 0},
+              {"lanes", 0},
+              {"lanes_in_use", 0},
+              {"transfers", 0}};
+  json entries = json::array();
+  for (const Staging::Use& pool : pools) {
+    const json entry = {{"memory", pool.name},
+                        {"bytes", pool.bytes},
+                        {"lanes", pool.lanes},
+                        {"lanes_in_use", pool.lanes_in_use},
+                        {"transfers", pool.transfers}};
+    for (const char* sum : {"bytes", "lanes", "lanes_in_use", "transfers"})
+      all[sum] = all[sum].get<uint64_t>() + entry[sum].get<uint64_t>();
+    entries.push_back(entry);
+  }
+  all["pools"] = std::move(entries);
+  return all;
 }
 
 // Names may hold any byte; JSON wants UTF-8.
@@ -169,57 +205,6 @@ std::string Agent::info() {
 std::string Agent::counters() {
   check_usable();
   return dump(json(read_snapshot(*metrics_)));
-}
-
-std::string Transfer::staged_route() const {
-  const StagedTransfer::Description staged = staged_->describe();
-  const std::string way =
-      fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
-  const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
-  json result = {
-      {"op", op_ == TOWLINE_WRITE ? "write" : "read"},
-      {"peer", remote_->peer()->name()},
-      {"backend", "staged"},
-      {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
-      {"bytes", plan_.view().bytes},
-      {"blocks", plan_.view().blocks},
-      {"runs", plan_.view().run_count},
-      {"staging", {{"bytes", staged.bytes}, {"chunk_bytes", staged.chunk_bytes}, {"slots", staged.slots}}},
-      {"straight", staged.has_straight ? json{{"bytes", staged.straight_bytes}} : json()},
-      {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
-      {"not_taken", not_taken()}};
-  return dump(result);
-}
-
-std::string Transfer::backend_name() const {
-  const std::lock_guard lock(agent_->transfer_details_mutex());
-  return backend_->name;
-}
-
-std::string Transfer::route() const {
-  if (staged_ != nullptr) return staged_route();
-  json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
-                 {"peer", remote_->peer()->name()},
-                 {"backend", backend_name()},
-                 {"why", "the cheapest backend that reaches every region"},
-                 {"bytes", plan_.view().bytes},
-                 {"blocks", plan_.view().blocks},
-                 {"runs", plan_.view().run_count},
-                 {"parts", json::array()},
-                 {"regions", json::array()},
-                 {"not_taken", not_taken()}};
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    const Part& part = parts_[i];
-    Worker::Guard guard(*part.worker);
-    json entry = {{"worker", part.worker->index()}, {"begin", part.begin}, {"end", part.end}};
-    if (part.link != nullptr) entry["connection"] = json::parse(part.link->describe(), nullptr, false);
-    result["parts"].push_back(std::move(entry));
-    if (i != 0 || part.link == nullptr) continue;
-    for (const auto& region : remote_->remote_regions()) {
-      result["regions"].push_back({{"key", region->ref.key}, {"how", part.link->how(*region)}});
-    }
-  }
-  return dump(result);
 }
 
 }  // namespace towline

@@ -4,7 +4,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
-#include "agent/router.h"
+#include "agent/route_planner.h"
 #include "agent/transfer.h"
 #include "base/error.h"
 #include "base/log.h"

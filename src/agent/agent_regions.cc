@@ -213,8 +213,8 @@ void Agent::unregister_from_backends(Region& region) {
   close_storage(region);
 }
 
-void Agent::release_regions(const std::shared_ptr<Region>& staging) noexcept {
-  if (staging != nullptr) unregister_from_backends(*staging);
+void Agent::release_regions(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
+  for (const auto& region : staging) unregister_from_backends(*region);
   for (const auto& region : regions_->published()) {
     regions_->retire(region->ref.key);
     unregister_from_backends(*region);

@@ -106,6 +106,7 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
     for (const auto& backend : found) known += (known.empty() ? "" : ", ") + backend->name;
     fail(Status::kNotFound, "there is no backend '{}'; known here: {}", name, known);
   }
+  in_order_of_cost_ = wanted.empty();
   if (!wanted.empty()) {
     std::erase_if(found, [&](const auto& backend) {
       if (place(backend) != wanted.end()) return false;
@@ -151,6 +152,7 @@ void BackendHost::prepare(Backend& backend, const std::string& faults, const tow
   backend.agent = &agent_;
   backend.host = services;
   backend.host.context = &backend;
+  backend.prices = &prices_of(backend.name, backend.plugin != nullptr ? backend.plugin->cost : 1);
   if (backend.plugin == nullptr || faults.empty() || backend.has_trait(TOWLINE_TRAIT_STORAGE)) return;
   take(backend, *wrapped(agent_.config(), backend.offered, faults));
 }

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "agent/prices.h"
 #include "base/os/dynamic_library.h"
 #include "metadata/blob/blob.h"
 #include "towline/plugin/landing.h"
@@ -41,6 +42,7 @@ struct Backend {
   const towline_storage_table_v1* storage = nullptr;  // null: it has none
   const towline_landing_table_v1* landing = nullptr;  // the same
   std::vector<towline_move_v1> moves;
+  Prices* prices = nullptr;   // set once it is prepared to be opened
   uint32_t kinds = 0;         // of memory that it moves, on either side: a bit each
   uint32_t remote_kinds = 0;  // likewise, that peers reach by it
   uint32_t farthest = 0;      // TOWLINE_WHERE_*, of any move
@@ -98,6 +100,8 @@ class BackendHost {
   [[nodiscard]] const std::vector<Backend*>& backends() const noexcept {
     return *order_.load(std::memory_order_acquire);
   }
+  // That order is the declared costs', not one that the application gave.
+  [[nodiscard]] bool in_order_of_cost() const noexcept { return in_order_of_cost_; }
   // ---- one more backend for an agent that lives: the agent calls these in turn, one thread at a time
   // Those that the plugin offers, loaded and found usable. Throws Error.
   std::vector<Backend*> load_more(const std::string& plugin, const std::string& faults,
@@ -139,6 +143,7 @@ class BackendHost {
       orders_;  // all there were: somebody may be reading
   std::atomic<const std::vector<Backend*>*> order_{nullptr};
   std::vector<std::string> not_wanted_;
+  bool in_order_of_cost_ = true;
 };
 
 }  // namespace towline

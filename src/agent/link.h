@@ -106,6 +106,7 @@ class Link {
   // A part is, or is no longer, prepared here.
   void add_prepared(Part& part);
   void remove_prepared(Part& part) noexcept;
+  [[nodiscard]] bool idle() const noexcept { return parts_in_flight_ == 0; }
   void part_started() noexcept;
   void part_ended() noexcept;
 

@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/route_planner.h"
 #include "agent/transfer.h"
 #include "base/error.h"
 
@@ -38,13 +39,11 @@ bool has_objects(const BlockList& list) noexcept {
 
 }  // namespace
 
-bool StagedTransfer::helps(const BlockList& local) noexcept { return has_region(local, is_storage); }
-
 // ---- making it
 
 StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
                                const std::shared_ptr<BlockList>& local,
-                               const std::shared_ptr<BlockList>& remote)
+                               const std::shared_ptr<BlockList>& remote, const StagingPlace& place)
     : whole_(whole),
       read_(op == TOWLINE_READ),
       bytes_(plan.bytes()),
@@ -53,12 +52,12 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
       far_is_own_(has_region(*remote, is_storage)),
       collects_(chunks_ > 1 && has_objects(read_ ? *local : *remote)),
       post_(std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes_})),
-      pool_(whole.agent().staging()),
-      lane_(pool_.join()) {
+      staging_(whole.agent().staging()),
+      lane_(staging_.join(place)) {
   try {
     check_local_access(*local, op);
-    const auto slots = static_cast<uint32_t>(std::min<uint64_t>(pool_.settings().depth, chunks_));
-    const Bounce bounce{pool_.region(), pool_.address(lane_), chunk_bytes_, slots};
+    const auto slots = static_cast<uint32_t>(std::min<uint64_t>(staging_.settings().depth, chunks_));
+    const Bounce bounce{lane_.region(), lane_.region().address, chunk_bytes_, slots};
     StagedObjects staged =
         collects_ ? stage_objects(plan, op, bounce) : StagedObjects{stage_plan(plan, op, bounce), {}};
     near_ = whole.agent().as_remote(local);
@@ -71,7 +70,7 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
                        make_leg(std::move(plans.far), op, remote)});
     }
   } catch (...) {
-    pool_.leave(lane_);
+    staging_.leave(lane_);
     throw;
   }
 }
@@ -93,7 +92,7 @@ StagedTransfer::~StagedTransfer() {
     end_leg(*legs.near);
     end_leg(*legs.far);
   }
-  pool_.leave(lane_);
+  staging_.leave(lane_);
 }
 
 void StagedTransfer::end_leg(Transfer& leg) noexcept {
@@ -106,15 +105,16 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   const Backend* backend = forced.empty() ? nullptr : agent.backends().find(forced);
   if (!forced.empty() && (backend == nullptr || backend->plugin == nullptr))
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced, agent.backends().names());
-  const bool stores = backend != nullptr && backend->has_trait(TOWLINE_TRAIT_STORAGE);
-  const bool near = stores == has_region(whole_.local(), is_storage);
+  const Need whole = need_of(read_ ? TOWLINE_READ : TOWLINE_WRITE, whole_.local(), whole_.remote(), bytes_);
+  const bool near = !forced.empty() &&
+                    !may_do(*agent.backends().find(forced), *whole_.remote().peer(), far_leg(whole), forced);
   for (Legs& legs : legs_) {
     agent.add_transfer(*legs.near);
-    legs.near->establish(near ? forced : "", LateDeadline::at(deadline_ns));
+    legs.near->establish(near ? forced : "", LateDeadline::at(deadline_ns), true);
     agent.add_transfer(*legs.far);
     legs.far->establish(near ? "" : forced, LateDeadline::at(deadline_ns));
   }
-  if (!read_ && pool_.settings().straight) establish_straight(deadline_ns);
+  if (!read_ && staging_.settings().straight) establish_straight(deadline_ns);
 }
 
 void StagedTransfer::establish_straight(uint64_t deadline_ns) {
@@ -150,10 +150,23 @@ std::vector<towline_region_ref> StagedTransfer::find_straight_way() {
 
 Link* StagedTransfer::far_link() const noexcept { return legs_.front().far->parts()[0].link; }
 
-StagedTransfer::Description StagedTransfer::describe() const noexcept {
+// The first chunk takes both steps one after the other; then the slower step sets the pace.
+Price StagedTransfer::price() const noexcept {
+  const Legs& legs = legs_.front();
+  const uint64_t chunk = std::min(chunk_bytes_, bytes_);
+  const Price near = legs.near->price_of(chunk);
+  const Price far = legs.far->price_of(chunk);
+  const Price& slower = near.ns > far.ns ? near : far;
+  const double more = static_cast<double>(bytes_ - chunk) / static_cast<double>(std::max<uint64_t>(chunk, 1));
+  return {near.ns + far.ns + more * slower.ns, near.error_ns + far.error_ns + more * slower.error_ns,
+          std::min(near.samples, far.samples), near.nearby || far.nearby};
+}
+
+StagedTransfer::Description StagedTransfer::describe() const {
   const Legs& legs = legs_.front();
   return {read_ ? legs.far.get() : legs.near.get(),
           read_ ? legs.near.get() : legs.far.get(),
+          staging_name(lane_.place()),
           slots_.size() * chunk_bytes_,
           chunk_bytes_,
           slots_.size(),

@@ -1,12 +1,13 @@
 // Moves a transfer that no backend can do in one step, such as between a peer's memory and a file of this
-// agent: in chunks through a lane of the staging pool, two steps each.
+// agent, or GPU memory and a path that takes host memory only: in chunks through a lane of staging memory, two
+// steps each.
 //
 //   idle --fill--> filling --> full --drain--> draining --> idle
 //
 // Each slot of the lane goes through these states independently, so that one chunk is filled while another is
 // drained; chunks start in order. A step is a *leg*: an ordinary Transfer between staging memory and one
 // side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
-// the near side (this agent's storage), WRITE the other way round.
+// the near side (this agent's storage or GPU memory), WRITE the other way round.
 //
 // A leg moves the chunks of its slot. Chunks that are written to objects are *collected*: the backend copies
 // each out of its slot, uploads parts of several chunks, and completes the last chunk of an object when the
@@ -37,7 +38,8 @@
 
 #include "agent/hand_over_choice.h"
 #include "agent/intrusive_list.h"
-#include "agent/staging_pool.h"
+#include "agent/prices.h"
+#include "agent/staging.h"
 #include "plan/staged_plan.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
@@ -50,13 +52,10 @@ struct Part;
 
 class StagedTransfer {
  public:
-  // True if staging helps a transfer with this local list that no backend can do in one step.
-  [[nodiscard]] static bool helps(const BlockList& local) noexcept;
-
   // Control path, like the destructor, establish and far_link. The lists belong to `whole`; both outlive
   // this. Throws Error.
   StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
-                 const std::shared_ptr<BlockList>& remote);
+                 const std::shared_ptr<BlockList>& remote, const StagingPlace& place);
   StagedTransfer(const StagedTransfer&) = delete;
   StagedTransfer& operator=(const StagedTransfer&) = delete;
   ~StagedTransfer();
@@ -82,13 +81,16 @@ class StagedTransfer {
   struct Description {
     const Transfer* fill;
     const Transfer* drain;
-    uint64_t bytes;  // of staging memory
+    std::string staging;  // its name
+    uint64_t bytes;       // of it
     uint64_t chunk_bytes;
     uint64_t slots;
     bool has_straight;
     uint64_t straight_bytes;  // bytes of the last post that were read directly
   };
-  [[nodiscard]] Description describe() const noexcept;
+  [[nodiscard]] Description describe() const;
+  // What such a transfer takes, by the prices of its legs.
+  [[nodiscard]] Price price() const noexcept;
 
   IntrusiveHook<StagedTransfer> hook;
 
@@ -159,8 +161,8 @@ class StagedTransfer {
   const bool far_is_own_;                     // the far side is storage of this agent
   const bool collects_;                       // objects are written, in more than one chunk
   const std::shared_ptr<towline_post> post_;  // of the legs
-  StagingPool& pool_;
-  StagingPool::Lane& lane_;
+  Staging& staging_;
+  Staging::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots
   std::vector<Slot> slots_;
   std::vector<Object> objects_;         // that are collected, in the order of the chunks

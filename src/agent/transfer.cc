@@ -22,6 +22,12 @@ constexpr uint64_t kLeastPartBytes = 256u << 10;
 static_assert(sizeof(Transfer) <= 1000);  // see the class
 #endif
 
+// The first short post of every 64th transfer is timed: programs make a transfer for each message.
+uint8_t first_time_at() noexcept {
+  static thread_local uint32_t made = 0;
+  return made++ % Transfer::kImmediatePostsPerCount == 0 ? 0 : Transfer::kImmediatePostsPerCount - 1;
+}
+
 }  // namespace
 
 Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
@@ -30,6 +36,7 @@ Transfer::Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<Bl
       outcome_(static_cast<int32_t>(Status::kNotFound)),
       op_(op),
       fork_generation_(fork_generation()),
+      time_at_(first_time_at()),
       agent_(std::move(agent)),
       local_(std::move(local)),
       remote_(std::move(remote)),
@@ -110,6 +117,18 @@ Status Transfer::post_long() noexcept {
   }
   phase_.store(kReady, std::memory_order_release);
   return static_cast<Status>(status);
+}
+
+bool Transfer::post_timed() noexcept {
+  time_at_ = kImmediatePostsPerCount - 1;
+  const uint64_t began_ns = agent_->now_ns();
+  if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) return false;
+  if (agent_->in_real_time() && prices_ != nullptr)
+    prices_->report(plan_.view().bytes, agent_->now_ns() - began_ns);
+  last_was_immediate_.store(true, std::memory_order_relaxed);
+  outcome_.store(TOWLINE_OK, std::memory_order_release);
+  count_immediate_post();
+  return true;
 }
 
 // The caller has closed the short path for new posts.
@@ -201,6 +220,7 @@ void Transfer::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
     parts_[i].attempt = 0;
     parts_[i].message_only = false;
     parts_[i].refused = false;
+    parts_[i].waited = false;
   }
 }
 
@@ -270,6 +290,7 @@ Status Transfer::submit_now(Part& part, void* const* stream, uint32_t flags) noe
                                     flags,
                                     0,
                                     post_.get()};
+  part.alone = !part.waited && stream == nullptr && part.link->idle();
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);
@@ -306,6 +327,7 @@ bool Transfer::step_part(Part& part, uint64_t now_ns) noexcept {
     return true;
   }
   Status status = Status::kOk;
+  part.waited = true;
   if (over) {
     status = Status::kCancelled;
   } else if (now_ns >= part.deadline_ns) {
@@ -384,11 +406,12 @@ void Transfer::all_parts_ended(Worker& worker) noexcept {
   const int32_t error = first_error_.load(std::memory_order_acquire);
   if (error != 0 && try_next_backend(worker)) return;
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
-    if (error == 0)
-      count_transfer(*link, worker.index(), bytes_.load(std::memory_order_relaxed),
-                     now_ns - posted_at_ns_.load(std::memory_order_relaxed));
-    else
-      series_of(*link).add_error(worker.index(), static_cast<Status>(error));
+    const uint64_t took_ns = now_ns - posted_at_ns_.load(std::memory_order_relaxed);
+    const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
+    if (error == 0) count_transfer(*link, worker.index(), bytes, took_ns);
+    if (error == 0 && part_count_ == 1 && parts_[0].alone && prices_ != nullptr && agent_->in_real_time())
+      prices_->report(bytes, took_ns);
+    if (error != 0) series_of(*link).add_error(worker.index(), static_cast<Status>(error));
   }
   if (!ended_.load(std::memory_order_acquire)) {
     if (error == 0 && (part_count_ > 1 || staged_ != nullptr) && has_message()) {

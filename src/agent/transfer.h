@@ -24,6 +24,7 @@
 #include "agent/control_message.h"
 #include "agent/fork_generation.h"
 #include "agent/intrusive_list.h"
+#include "agent/prices.h"
 #include "base/sync/in_use.h"
 #include "plan/plan.h"
 #include "towline/plugin/v1.h"
@@ -33,6 +34,7 @@
 namespace towline {
 
 class Agent;
+class Candidates;
 class Link;
 class StagedTransfer;
 class Transfer;
@@ -58,6 +60,8 @@ struct Part {
   bool waiting = false;          // in the worker's establishing list
   bool message_only = false;     // the data has arrived, the message must still be sent
   bool refused = false;          // establishing it has failed in this post
+  bool waited = false;           // it was not submitted by the post itself
+  bool alone = false;            // it had its connection to itself: its time is a price
   bool revoked = false;          // to be released: its link found one of its regions revoked
   IntrusiveHook<Part> hook;
   uint64_t deadline_ns = UINT64_MAX;
@@ -91,6 +95,15 @@ class LateDeadline {
 
 class Transfer {
  public:
+  struct Way {
+    const Backend* backend;
+    bool taken;
+    bool possible;       // as far as is known
+    std::string reason;  // against it; empty: none, it was taken
+    Price price;         // for such a transfer
+  };
+
+  static constexpr uint8_t kNobody = 255;
   static constexpr int32_t kOpen = 0;
   static constexpr int32_t kRelink = 1;
   static constexpr uint64_t kImmediatePostsPerCount = 64;
@@ -105,7 +118,8 @@ class Transfer {
   // each candidate and the reason against it. Control path, may wait until the deadline. A backend whose
   // connection takes longer than connection.wait is chosen anyway: posts wait for it, and use the next
   // candidates if the connection fails.
-  void establish(std::string_view forced_backend, LateDeadline deadline);
+  // `within`: this is a leg within the agent, to which the application's order of backends does not apply.
+  void establish(std::string_view forced_backend, LateDeadline deadline, bool within = false);
 
   [[nodiscard]] Status post() noexcept {
     if (fork_generation_ != fork_generation()) [[unlikely]]
@@ -125,6 +139,8 @@ class Transfer {
   [[nodiscard]] Status set_notice(const void* notice, size_t bytes);
   void result(towline_result_t& result) const noexcept;
   [[nodiscard]] std::string route() const;
+  // What its backend takes for so many bytes of such a transfer.
+  [[nodiscard]] Price price_of(uint64_t bytes) const noexcept;
   // Cancels, waits for the fence, releases everything prepared. kTimedOut: not yet.
   [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
 
@@ -217,13 +233,17 @@ class Transfer {
     if (gate_.load(std::memory_order_acquire) != kOpen || !short_way_.load(std::memory_order_acquire))
         [[unlikely]]
       return false;
+    if (immediate_posts_.load(std::memory_order_relaxed) >= time_at_) [[unlikely]]
+      return post_timed();
     if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) [[unlikely]]
       return false;
     last_was_immediate_.store(true, std::memory_order_relaxed);
     outcome_.store(TOWLINE_OK, std::memory_order_release);
-    count_immediate_post();
+    immediate_posts_.store(immediate_posts_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return true;
   }
+  // The same, with a clock around it, and adds the posts to the counters.
+  [[gnu::noinline]] bool post_timed() noexcept;
   [[gnu::noinline]] Status post_long() noexcept;
   void count_immediate_post() noexcept {
     const uint64_t posts = immediate_posts_.load(std::memory_order_relaxed) + 1;
@@ -247,8 +267,13 @@ class Transfer {
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
   [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
   [[nodiscard]] Status prepare_part(Part& part) noexcept;
-  // "tcp: reason" for each backend but the one taken.
-  [[nodiscard]] std::vector<std::string> not_taken() const;
+  // Every backend that may be used.
+  [[nodiscard]] std::vector<Way> ways() const;
+  [[nodiscard]] std::string why(const std::vector<Way>& ways) const;
+  void take_legs(const struct LegsPlan& plan, LateDeadline deadline);
+  [[noreturn]] void fail_without_route(const std::string& legs, LateDeadline& deadline, bool unreachable,
+                                       bool stale);
+  void use_backend(Backend& backend) noexcept;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
   [[nodiscard]] Status try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
                                    std::string& reason);
@@ -297,6 +322,7 @@ class Transfer {
   bool immediate_tries_ = false;        // it may answer kAgain: then take the long path
   std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, no completion
   std::atomic<bool> last_was_immediate_{false};
+  uint8_t time_at_;                           // the short post after so many is timed
   std::atomic<uint64_t> immediate_posts_{0};  // not yet added to the counters
 
   std::shared_ptr<Agent> agent_;
@@ -308,10 +334,12 @@ class Transfer {
   // After creation these change only at the end of a post that established nothing. Threads outside that post
   // must hold the agent's mutex for them.
   Backend* backend_ = nullptr;
+  PriceRow* prices_ = nullptr;                                    // of backend_, for such transfers
   std::vector<std::pair<const Backend*, std::string>> rejected_;  // failed candidates, with the reason
   std::vector<Backend*> next_;          // still to try if backend_ fails; the first one last
   std::string forced_;                  // the requested backend
   std::atomic<bool> may_go_on_{false};  // next_ may be used: nothing was established yet
+  uint8_t passed_ = kNobody;  // the number of the backend that backend_ went before, by its measured price
 
   uint32_t part_count_ = 0;
   Part first_part_;

@@ -3,7 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
-#include "agent/router.h"
+#include "agent/route_planner.h"
 #include "agent/staged_transfer.h"
 #include "agent/transfer.h"
 #include "agent/worker.h"
@@ -28,75 +28,82 @@ uint64_t LateDeadline::ns() noexcept {
   return ns_;
 }
 
-void Transfer::establish(std::string_view forced_backend, LateDeadline deadline) {
+void Transfer::use_backend(Backend& backend) noexcept {
+  backend_ = &backend;
+  prices_ = &price_row(backend, *remote_->peer(), need_of(op_, *local_, *remote_, plan_.bytes()));
+}
+
+void Transfer::establish(std::string_view forced_backend, LateDeadline deadline, bool within) {
   Peer& peer = *remote_->peer();
   forced_ = forced_backend;
   rejected_.clear();
   next_.clear();
-  const Need need = need_of(op_, *local_, *remote_);
-  const auto& backends = agent_->backends().backends();
-  bool stale = false;       // a region is gone: no backend can help
-  bool unreachable = true;  // no tried backend found the peer
-  for (auto backend = backends.begin(); backend != backends.end(); ++backend) {
-    if (!may_do(**backend, peer, need, forced_)) continue;
+  const Need need = need_of(op_, *local_, *remote_, plan_.bytes());
+  std::vector<const Backend*> silent;  // did not reach the peer
+  bool stale = false;                  // a region is gone: no backend can help
+  bool unreachable = true;             // no tried backend found the peer
+  Candidates candidates(peer, need, forced_,
+                        within ? Candidates::Order::kDeclared : Candidates::Order::kApplications);
+  while (Backend* const backend = candidates.next()) {
     std::string reason;
     bool taken_as_it_is = false;
-    const Status status = try_backend(**backend, deadline, taken_as_it_is, reason);
+    const Backend* const passed = candidates.passed();
+    passed_ = passed != nullptr ? static_cast<uint8_t>(passed->index) : kNobody;
+    const Status status = try_backend(*backend, deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
       // Checked here, since a worker that needs them holds its lock.
-      for (auto next = backends.end(); taken_as_it_is && --next != backend;)
-        if (may_do(**next, peer, need, forced_)) next_.push_back(*next);
+      while (Backend* const next = taken_as_it_is ? candidates.next() : nullptr) next_.push_back(next);
+      std::reverse(next_.begin(), next_.end());
       may_go_on_.store(!next_.empty(), std::memory_order_relaxed);
       phase_.store(kReady, std::memory_order_release);
       return;
     }
     stale = stale || status == Status::kStale;
     unreachable = unreachable && status == Status::kUnreachable;
-    rejected_.emplace_back(*backend, std::move(reason));
+    if (status == Status::kUnreachable || status == Status::kInProgress || status == Status::kTimedOut)
+      silent.push_back(backend);
+    rejected_.emplace_back(backend, std::move(reason));
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_ = nullptr;
-  // Storage on the remote side also belongs to this agent: a peer's storage can't be reached.
-  const bool gpu = ((need.local | need.remote) & (1u << TOWLINE_VRAM)) != 0;
-  if (StagedTransfer::helps(*local_) || (gpu && StagedTransfer::helps(*remote_))) {
-    part_count_ = 1;
-    parts_[0].end = plan_.bytes();
-    staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_);
-    staged_->establish(forced_, deadline.ns());
-    parts_[0].link = staged_->far_link();
-    phase_.store(kReady, std::memory_order_release);
-    return;
-  }
-  std::string reasons;
-  for (const std::string& reason : not_taken()) reasons += "\n  " + reason;
-  if (reasons.empty())
+  if (!forced_.empty() && agent_->backends().find(forced_) == nullptr)
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
          agent_->backends().names());
+  const LegsPlan legs = plan_legs(peer, need, silent, *local_);
+  if (legs.why_not.empty() && !stale) return take_legs(legs, deadline);
+  fail_without_route(legs.why_not, deadline, unreachable, stale);
+}
+
+void Transfer::take_legs(const LegsPlan& plan, LateDeadline deadline) {
+  part_count_ = 1;
+  parts_[0].end = plan_.bytes();
+  try {
+    staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_, plan.staging);
+    staged_->establish(forced_, deadline.ns());
+  } catch (const Error& error) {
+    if (rejected_.empty()) throw;
+    std::string reasons;
+    for (const auto& [backend, reason] : rejected_)
+      reasons += fmt::format("\n  {}: {}", backend->name, reason);
+    fail(error.code(), "no backend moves it in one step:{}\nand not in two, through staging memory: {}",
+         reasons, error.message());
+  }
+  parts_[0].link = staged_->far_link();
+  phase_.store(kReady, std::memory_order_release);
+}
+
+void Transfer::fail_without_route(const std::string& legs, LateDeadline& deadline, bool unreachable,
+                                  bool stale) {
+  std::string reasons;
+  for (const Way& way : ways())
+    if (!way.reason.empty()) reasons += fmt::format("\n  {}: {}", way.backend->name, way.reason);
+  if (local_->view().region_count != 0 && local_->view().regions[0].kind != TOWLINE_DRAM)
+    reasons += "\n  in two steps, through staging memory: " + legs;
   Status why = unreachable && !rejected_.empty() ? Status::kUnreachable : Status::kNoRoute;
   if (agent_->now_ns() >= deadline.ns()) why = Status::kTimedOut;
   if (stale) why = Status::kStale;
-  fail(why, "no backend reaches the memory of peer '{}':{}", peer.name(), reasons);
-}
-
-std::vector<std::string> Transfer::not_taken() const {
-  const Need need = need_of(op_, *local_, *remote_);
-  std::unique_lock lock(agent_->transfer_details_mutex());
-  const Backend* const taken = backend_;
-  const auto rejected = rejected_;
-  lock.unlock();  // checking a backend takes a worker's lock; threads that change these hold one
-  std::vector<std::string> result;
-  for (Backend* const backend : agent_->backends().backends()) {
-    if (backend == taken || (!forced_.empty() && backend->name != forced_)) continue;
-    const auto tried = std::find_if(rejected.begin(), rejected.end(),
-                                    [&](const auto& entry) { return entry.first == backend; });
-    std::string reason =
-        tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), need, forced_);
-    if (reason.empty() && taken != nullptr)
-      reason = fmt::format("not tried: '{}' comes before it", taken->name);
-    result.push_back(backend->name + ": " + reason);
-  }
-  return result;
+  fail(why, "no backend reaches the memory of peer '{}':{}", remote_->peer()->name(), reasons);
 }
 
 // Prepares on a connection that is up; on failure the caller finds the reason.
@@ -110,7 +117,7 @@ bool Transfer::prepared_at_once(Part& part) noexcept {
 
 Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
                              std::string& reason) {
-  backend_ = &backend;
+  use_backend(backend);
   Status status = Status::kOk;
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
@@ -153,7 +160,8 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
       reason = status_text(static_cast<Status>(first_error_.load(std::memory_order_relaxed)));
     const std::lock_guard lock(agent_->transfer_details_mutex());
     rejected_.emplace_back(backend_, std::move(reason));
-    backend_ = next_.back();
+    use_backend(*next_.back());
+    passed_ = kNobody;
     next_.pop_back();
     if (next_.empty()) may_go_on_.store(false, std::memory_order_relaxed);
   } catch (const std::bad_alloc&) {

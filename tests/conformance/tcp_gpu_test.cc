@@ -175,11 +175,17 @@ TEST_F(TcpGpuTest, MemoryTakenAwayUnderARegionIsFoundBeforeItIsTouched) {
   EXPECT_EQ(run(move), Status::kStale);
 }
 
-TEST_F(TcpGpuTest, NoRoomForStagingMemoryHereIsAReasonAndThereAnErrorOfThePost) {
-  gpu("refuse pools", 1);
-  const std::string text = text_of([&] { (void)make_move({.backend = "tcp"}); });
-  EXPECT_NE(text.find("no room to pin staging memory"), std::string::npos) << text;
-  gpu("refuse pools", 0);
+TEST_F(TcpGpuTest, WithoutRoomForStagingMemoryHereItGoesInLegsAndThereItIsAnErrorOfThePost) {
+  {
+    gpu("refuse pools", 1);
+    const Transfer legs = make_move({.backend = "tcp"});
+    const std::string route = legs.route();
+    EXPECT_NE(route.find("no room to pin staging memory"), std::string::npos) << route;
+    EXPECT_NE(route.find("cuda then tcp"), std::string::npos) << route;
+    gpu("refuse pools", 0);
+    ASSERT_EQ(run(legs), Status::kOk) << last_error();
+    EXPECT_TRUE(arrived());
+  }
   begin_anew();
   const Transfer move = make_move({.backend = "tcp"});
   gpu("refuse pools", 1);  // this side has its own already

@@ -1,0 +1,151 @@
+// Transfers: their routes as JSON, for people: the backend or the legs, what they cost, and the ways not taken.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/route_planner.h"
+#include "agent/staged_transfer.h"
+#include "agent/transfer.h"
+#include "agent/worker.h"
+
+namespace towline {
+
+namespace {
+
+using nlohmann::json;
+
+json json_of(const Price& price) {
+  return {{"ns", static_cast<uint64_t>(price.ns)},
+          {"error_ns", static_cast<uint64_t>(price.error_ns)},
+          {"samples", price.samples},
+          {"from", price.samples != 0 ? "measured"
+                   : price.nearby     ? "measured at another size"
+                                      : "declared"}};
+}
+
+// Names may hold any byte; JSON wants UTF-8.
+std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+json json_of(const std::vector<Transfer::Way>& ways) {
+  json all = json::array();
+  for (const Transfer::Way& way : ways) {
+    json entry = {{"backend", way.backend->name}, {"taken", way.taken}};
+    if (way.possible) entry["price"] = json_of(way.price);
+    if (!way.reason.empty()) entry["reason"] = way.reason;
+    all.push_back(std::move(entry));
+  }
+  return all;
+}
+
+json not_taken(const std::vector<Transfer::Way>& ways) {
+  json all = json::array();
+  for (const Transfer::Way& way : ways)
+    if (!way.taken) all.push_back(way.backend->name + ": " + way.reason);
+  return all;
+}
+
+}  // namespace
+
+std::vector<Transfer::Way> Transfer::ways() const {
+  const Need need = need_of(op_, *local_, *remote_, plan_.bytes());
+  std::unique_lock lock(agent_->transfer_details_mutex());
+  const Backend* const taken = backend_;
+  const auto rejected = rejected_;
+  lock.unlock();  // checking a backend takes a worker's lock; threads that change these hold one
+  std::vector<Way> result;
+  for (Backend* const backend : agent_->backends().backends()) {
+    if (backend != taken && !forced_.empty() && backend->name != forced_) continue;
+    Way way{backend, backend == taken, true, {}, price_row(*backend, *remote_->peer(), need).of(need.bytes)};
+    if (!way.taken) {
+      const auto tried = std::find_if(rejected.begin(), rejected.end(),
+                                      [&](const auto& entry) { return entry.first == backend; });
+      way.reason =
+          tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), need, forced_);
+      way.possible = way.reason.empty();
+      if (way.possible && taken != nullptr)
+        way.reason = fmt::format("not tried: '{}' comes before it", taken->name);
+    }
+    result.push_back(std::move(way));
+  }
+  return result;
+}
+
+std::string Transfer::why(const std::vector<Way>& ways) const {
+  for (const Way& way : ways)
+    if (way.backend->index == passed_)
+      return fmt::format("a backend that reaches every region, measured as cheaper than '{}'",
+                         way.backend->name);
+  if (!forced_.empty()) return "it was asked for";
+  const bool only =
+      std::none_of(ways.begin(), ways.end(), [](const Way& way) { return way.possible && !way.taken; });
+  return only ? "the only backend that reaches every region"
+              : "the cheapest backend that reaches every region";
+}
+
+Price Transfer::price_of(uint64_t bytes) const noexcept {
+  return prices_ != nullptr ? prices_->of(bytes) : Price{};
+}
+
+std::string Transfer::staged_route() const {
+  const StagedTransfer::Description staged = staged_->describe();
+  const std::string way =
+      fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
+  const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
+  const std::vector<Way> ways = this->ways();
+  const json result = {
+      {"op", op_ == TOWLINE_WRITE ? "write" : "read"},
+      {"peer", remote_->peer()->name()},
+      {"backend", "staged"},
+      {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
+      {"bytes", plan_.view().bytes},
+      {"blocks", plan_.view().blocks},
+      {"runs", plan_.view().run_count},
+      {"price", json_of(staged_->price())},
+      {"staging",
+       {{"memory", staged.staging},
+        {"bytes", staged.bytes},
+        {"chunk_bytes", staged.chunk_bytes},
+        {"slots", staged.slots}}},
+      {"straight", staged.has_straight ? json{{"bytes", staged.straight_bytes}} : json()},
+      {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
+      {"ways", json_of(ways)},
+      {"not_taken", not_taken(ways)}};
+  return text_of(result);
+}
+
+std::string Transfer::backend_name() const {
+  const std::lock_guard lock(agent_->transfer_details_mutex());
+  return backend_->name;
+}
+
+std::string Transfer::route() const {
+  if (staged_ != nullptr) return staged_route();
+  const std::vector<Way> ways = this->ways();
+  json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
+                 {"peer", remote_->peer()->name()},
+                 {"backend", backend_name()},
+                 {"why", why(ways)},
+                 {"bytes", plan_.view().bytes},
+                 {"blocks", plan_.view().blocks},
+                 {"runs", plan_.view().run_count},
+                 {"price", json_of(price_of(plan_.bytes()))},
+                 {"parts", json::array()},
+                 {"regions", json::array()},
+                 {"ways", json_of(ways)},
+                 {"not_taken", not_taken(ways)}};
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    const Part& part = parts_[i];
+    Worker::Guard guard(*part.worker);
+    json entry = {{"worker", part.worker->index()}, {"begin", part.begin}, {"end", part.end}};
+    if (part.link != nullptr) entry["connection"] = json::parse(part.link->describe(), nullptr, false);
+    result["parts"].push_back(std::move(entry));
+    if (i != 0 || part.link == nullptr) continue;
+    for (const auto& region : remote_->remote_regions()) {
+      result["regions"].push_back({{"key", region->ref.key}, {"how", part.link->how(*region)}});
+    }
+  }
+  return text_of(result);
+}
+
+}  // namespace towline

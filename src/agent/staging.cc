@@ -1,0 +1,113 @@
+#include "agent/staging.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace towline {
+
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kLargestChunk = 1024 * kMiB;
+constexpr uint64_t kLargestDepth = 16;
+constexpr std::size_t kMostPools = 17;  // huge pages, and 16 GPUs
+
+}  // namespace
+
+StagingSettings read_staging_settings(const Config& config) {
+  const StagingSettings settings = {
+      config.get_bytes("staging.bytes", 32 * kMiB), config.get_bytes("staging.chunk", 1 * kMiB),
+      static_cast<uint32_t>(config.get_u64("staging.depth", 4, 2, kLargestDepth)),
+      config.get_bool("staging.straight", true)};
+  if (settings.chunk_bytes < kPageBytes || settings.chunk_bytes > kLargestChunk ||
+      settings.chunk_bytes % kPageBytes != 0)
+    fail(Status::kInvalidArgument, "staging.chunk is {} bytes: it is a multiple of {} up to {}",
+         settings.chunk_bytes, kPageBytes, kLargestChunk);
+  if (settings.bytes / settings.chunk_bytes < settings.depth)
+    fail(Status::kInvalidArgument,
+         "staging.bytes is {}, less than staging.depth ({}) chunks of staging.chunk ({} bytes): a transfer "
+         "needs so many",
+         settings.bytes, settings.depth, settings.chunk_bytes);
+  return settings;
+}
+
+std::string staging_name(const StagingPlace& place) {
+  if (place.kind == StagingKind::kPages) return "huge pages";
+  return place.gpu == kAnyGpu ? "pinned memory" : fmt::format("pinned memory beside GPU {}", place.gpu);
+}
+
+Staging::Pool& Staging::pool_at(StagingPlace place) {
+  const auto find = [&] {
+    return std::find_if(pools_.begin(), pools_.end(), [&](const auto& pool) { return pool->place == place; });
+  };
+  auto found = find();
+  if (found == pools_.end() && pools_.size() + 1 >= kMostPools) {
+    place = {};
+    found = find();
+  }
+  if (found != pools_.end()) return **found;
+  const uint64_t lane_bytes = settings_.chunk_bytes * settings_.depth;
+  const uint64_t count = settings_.bytes / lane_bytes;
+  auto pool = std::make_unique<Pool>();
+  pool->place = place;
+  pool->memory = Mapping::map_private(count * lane_bytes);
+  for (uint64_t i = 0; i < count; ++i) {
+    pool->lanes.push_back(std::make_unique<Lane>());
+    pool->lanes.back()->place_ = place;
+  }
+  pools_.push_back(std::move(pool));
+  return *pools_.back();
+}
+
+Staging::Lane& Staging::join(const StagingPlace& place) {
+  const std::lock_guard lock(mutex_);
+  Pool& pool = pool_at(place);
+  const auto least =
+      std::min_element(pool.lanes.begin(), pool.lanes.end(),
+                       [](const auto& one, const auto& other) { return one->members_ < other->members_; });
+  Lane& lane = **least;
+  if (lane.region_ == nullptr) {
+    const uint64_t bytes = settings_.chunk_bytes * settings_.depth;
+    const auto number = static_cast<uint64_t>(least - pool.lanes.begin());
+    lane.region_ =
+        agent_.add_private_region(static_cast<uint8_t*>(pool.memory.address()) + number * bytes, bytes);
+  }
+  ++lane.members_;
+  return lane;
+}
+
+void Staging::leave(Lane& lane) noexcept {
+  const std::lock_guard lock(mutex_);
+  --lane.members_;
+}
+
+std::vector<Staging::Use> Staging::use() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Use> all;
+  for (const auto& pool : pools_) {
+    Use use = {staging_name(pool->place), 0, pool->lanes.size(), 0, 0};
+    for (const auto& lane : pool->lanes) {
+      use.bytes += lane->region_ != nullptr ? lane->region_->ref.bytes : 0;
+      use.lanes_in_use += lane->taken() ? 1 : 0;
+      use.transfers += lane->members_;
+    }
+    all.push_back(std::move(use));
+  }
+  return all;
+}
+
+std::vector<std::shared_ptr<Region>> Staging::end() noexcept {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Region>> regions;
+  for (const auto& pool : pools_) {
+    for (const auto& lane : pool->lanes)
+      if (lane->region_ != nullptr) regions.push_back(lane->region_);
+  }
+  return regions;
+}
+
+}  // namespace towline
