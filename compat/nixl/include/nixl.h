@@ -80,8 +80,9 @@ class TOWLINE_NIXL_API nixlAgent {
   nixl_status_t createXferReq(const nixl_xfer_op_t& operation, const nixl_xfer_dlist_t& local_descs,
                               const nixl_xfer_dlist_t& remote_descs, const std::string& remote_agent,
                               nixlXferReqH*& req_hndl, const nixl_opt_args_t* extra_params = nullptr) const;
-  // The time of the request's last run, if it had one. Else a rough guess from fixed figures for the kind of
-  // transport, not measured here; then the margin is as large as the estimate.
+  // By the prices that were measured in this process for transfers of that size over the same transport; the
+  // margin is by how much they differed. Where none was measured: the request's last run, if it had one, else
+  // the transport's declared cost, with a margin as large as the estimate.
   nixl_status_t estimateXferCost(const nixlXferReqH* req_hndl, std::chrono::microseconds& duration,
                                  std::chrono::microseconds& err_margin, nixl_cost_t& method,
                                  const nixl_opt_args_t* extra_params = nullptr) const;

@@ -230,22 +230,23 @@ nixl_status_t nixlAgent::estimateXferCost(const nixlXferReqH* req_hndl, std::chr
                                           const nixl_opt_args_t* /*extra_params*/) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "estimateXferCost: the request is null");
   return guard("estimateXferCost", [&] {
+    using std::chrono::ceil;
+    using std::chrono::microseconds;
     method = nixl_cost_t::ANALYTICAL_BACKEND;
-    auto result = towline::detail::defaults<towline_result_t>();
-    towline::detail::check(towline_transfer_result(req_hndl->transfer, &result));
-    if (result.status == TOWLINE_OK && result.ended_at_ns > result.posted_at_ns) {
-      duration = std::chrono::ceil<std::chrono::microseconds>(
-          std::chrono::nanoseconds{result.ended_at_ns - result.posted_at_ns});
-      err_margin = duration / 4;
-      return NIXL_SUCCESS;
-    }
     std::string route;
     const nixl_status_t status = xfer_route(req_hndl, route);
     if (status != NIXL_SUCCESS) return status;
-    const PathModel model = model_of_route(route);
-    const auto moving = static_cast<int64_t>(static_cast<double>(result.total_bytes) / model.bytes_per_ns);
-    duration = std::chrono::ceil<std::chrono::microseconds>(model.latency + std::chrono::nanoseconds{moving});
-    err_margin = duration;
+    const RoutePrice price = price_of_route(route);
+    duration = ceil<microseconds>(price.duration);
+    err_margin = ceil<microseconds>(price.error);
+    if (price.measured) return NIXL_SUCCESS;
+    // Transfers that run beside others measure nothing, but the request's own last run says more than a guess.
+    auto result = towline::detail::defaults<towline_result_t>();
+    towline::detail::check(towline_transfer_result(req_hndl->transfer, &result));
+    if (result.status == TOWLINE_OK && result.ended_at_ns > result.posted_at_ns) {
+      duration = ceil<microseconds>(std::chrono::nanoseconds{result.ended_at_ns - result.posted_at_ns});
+      err_margin = duration / 4;
+    }
     return NIXL_SUCCESS;
   });
 }

@@ -21,13 +21,10 @@ nixl_mem_list_t memories_of_info(const std::string& info) {
   return memories;
 }
 
-PathModel model_of_route(const std::string& route) {
-  using namespace std::chrono_literals;
-  const std::string backend = nlohmann::json::parse(route).value("backend", "");
-  // Figures of one core of a current server.
-  if (backend == "memory") return {500ns, 8.0};
-  if (backend == "shm") return {1us, 6.0};
-  return {30us, 1.5};
+RoutePrice price_of_route(const std::string& route) {
+  const auto price = nlohmann::json::parse(route).at("price");
+  return {std::chrono::nanoseconds{price.value("ns", int64_t{0})},
+          std::chrono::nanoseconds{price.value("error_ns", int64_t{0})}, price.value("samples", 0) > 0};
 }
 
 bool is_host_copy(const std::string& route) {

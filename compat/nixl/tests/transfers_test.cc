@@ -271,6 +271,33 @@ TEST(Transfers, ExplainThemselves) {
   EXPECT_NE(route.find("\"backend\":\"memory\""), std::string::npos) << route;
 }
 
+// The price of what runs there: transfers of that size were measured by then.
+TEST(Transfers, EstimatesComeFromMeasuredTransfers) {
+  Pair pair;
+  nixlXferReqH* made =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 2048), pair.b.blocks(1, 2048), "transfers-b");
+  constexpr int kPosts = 2000;
+  const auto began = std::chrono::steady_clock::now();
+  for (int i = 0; i < kPosts; ++i) ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  const auto each = (std::chrono::steady_clock::now() - began) / kPosts;
+  // Of another request: it has not run.
+  nixlXferReqH* other =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 1024), pair.b.blocks(1, 1024), "transfers-b");
+  std::string route;
+  ASSERT_EQ(towline::nixl::xfer_route(other, route), NIXL_SUCCESS);
+  EXPECT_NE(route.find("\"from\":\"measured\""), std::string::npos) << route;
+  std::chrono::microseconds duration{};
+  std::chrono::microseconds margin{};
+  nixl_cost_t method{};
+  EXPECT_EQ(pair.a.agent->estimateXferCost(other, duration, margin, method), NIXL_SUCCESS);
+  const std::string price = route.substr(route.find("\"price\":"));
+  const std::string ns = price.substr(price.find("\"ns\":") + 5);
+  EXPECT_EQ(static_cast<uint64_t>(duration.count()), (std::stoull(ns) + 999) / 1000) << route;
+  EXPECT_GT(duration.count(), 0);
+  EXPECT_LE(duration, 10 * each + std::chrono::microseconds{50}) << route;
+  EXPECT_EQ(method, nixl_cost_t::ANALYTICAL_BACKEND);
+}
+
 TEST(Transfers, ArraysAreTakenWithoutLists) {
   Pair pair;
   const std::vector<char> before = pair.a.memory;
