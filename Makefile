@@ -50,6 +50,7 @@ python: deps ## build the Python packages into build/venv
 	@for package in bindings/python compat/nixl/python compat/torchcomms; do \
 	  settings="--config-settings=build-dir=$(CURDIR)/build/python/$$(basename $$(dirname $$package))"; \
 	  settings="$$settings --config-settings=cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"; \
+	  settings="$$settings --config-settings=cmake.define.CMAKE_UNITY_BUILD=ON"; \
 	  [ $$package != compat/torchcomms ] || settings=; \
 	  $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
 	done

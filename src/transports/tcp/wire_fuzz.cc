@@ -44,6 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   round_trip<Reply>(bytes);
   round_trip<Hello>(mended(bytes, kHelloMagic));
   round_trip<Reply>(mended(bytes, kReplyMagic));
+  round_trip<LandingToken>(bytes);
   std::vector<std::string> endpoints;
   (void)unpack_address(bytes, endpoints);
   return 0;

@@ -48,6 +48,22 @@ TEST(Handshake, RefusesTruncationAndEveryFlippedBit) {
   }
 }
 
+TEST(LandingTokens, SayHowLargeAFrameMayBe) {
+  const std::vector<uint8_t> token = pack(LandingToken{1 << 20});
+  LandingToken read;
+  ASSERT_EQ(unpack(token, read), nullptr);
+  EXPECT_EQ(read.most_frame_bytes, 1u << 20);
+  std::vector<uint8_t> later = token;
+  later.front() = 2;
+  later.push_back(7);
+  EXPECT_EQ(unpack(later, read), nullptr) << "a later version may say more";
+  for (std::size_t bytes = 0; bytes < token.size(); ++bytes)
+    EXPECT_NE(unpack(std::span(token).first(bytes), read), nullptr) << bytes;
+  later.front() = 0;
+  EXPECT_NE(unpack(later, read), nullptr);
+  EXPECT_NE(unpack(pack(LandingToken{0}), read), nullptr);
+}
+
 TEST(Handshake, RefusesFieldsThatCanNotBe) {
   const auto problem = [](auto&& change) {
     Hello hello = example();
