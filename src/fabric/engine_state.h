@@ -1,0 +1,263 @@
+// The engine's insides, shared by its sources: engine.cc (transfers and the data path), engine_paths.cc
+// (connections), engine_timers.cc (deadlines, stalls, lost peers).
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "fabric/engine.h"
+
+namespace towline::fabric {
+
+inline constexpr uint32_t kNone = UINT32_MAX;
+inline constexpr std::size_t kMaxChain = 64;
+inline constexpr std::size_t kPollBatch = 64;
+inline constexpr uint32_t kSpareReceives = 4;  // for credit records, and for what arrives twice
+inline constexpr uint32_t kCreditSends = 2;    // under way per connection
+
+struct Slice {
+  uint64_t local = 0;
+  uint64_t remote = 0;
+  uint64_t offset = 0;  // in the transfer's list
+  uint32_t length = 0;
+  uint32_t local_region = 0;
+  uint32_t remote_region = 0;
+  uint32_t transfer = kNone;
+};
+
+enum class EntryKind : uint8_t { kData, kRecord, kDataAndRecord, kCredit };
+
+// A request under way.
+struct Entry {
+  Slice slice;
+  EntryKind kind = EntryKind::kData;
+  bool done = false;
+};
+
+struct Transfer {
+  uint64_t cookie = 0;
+  uint32_t generation = 0;
+  uint32_t peer = kNone;  // kNone: free
+  TransferOp op = TransferOp::kNone;
+  bool exhausted = false;  // the source has no more
+  bool wants_record = false;
+  bool record_posted = false;
+  bool record_done = false;
+  bool queued = false;
+  bool retried = false;
+  bool mixed = false;   // its slices took more than one connection
+  bool ending = false;  // its outcome is told, its fence is not
+  bool cancel = false;
+  uint64_t sole = 0;  // the connection that all its slices took so far
+  uint32_t outstanding = 0;
+  uint32_t next = kNone;  // in the peer's queue, or in the free list
+  uint32_t previous = kNone;
+  uint32_t retry_head = kNone;  // slices to post again
+  uint32_t segment = 0;         // of segments[], the one being cut
+  uint32_t segments_held = 0;
+  uint64_t issued = 0;  // bytes, in the order of the list
+  uint64_t done = 0;
+  uint64_t sequence = 0;  // of its record, 0: none yet
+  uint64_t fence_deadline_ns = kNoDeadline;
+  TransferRequest request;
+  towline_segment segments[16];
+
+  bool data_to_issue() const noexcept { return retry_head != kNone || !exhausted; }
+};
+
+enum class ConnectionState : uint8_t { kFree, kConnecting, kReady, kDraining, kClosing };
+
+struct Connection {
+  ConnectionState state = ConnectionState::kFree;
+  bool initiator = false;
+  bool announce_end = true;  // tell the peer when it has been drained
+  bool failed_path = false;  // it ended by a failure: the path backs off
+  uint32_t rail = 0;
+  uint32_t number = 0;
+  uint32_t peer = kNone;
+  uint32_t path = 0;
+  uint32_t remote_rail = 0;
+  uint64_t id = 0;
+  // Requests under way.
+  std::vector<Entry> ring;  // a power of two
+  uint64_t head = 0;
+  uint64_t tail = 0;
+  uint64_t bytes = 0;  // under way
+  // Records: what this side may send, and what it has taken.
+  uint32_t record_limit = 0;
+  uint64_t granted = 0;
+  uint64_t sent = 0;
+  uint64_t consumed = 0;
+  uint64_t told = 0;
+  uint64_t free_buffers = 0;         // of sends, a bit each
+  uint32_t receives = 0;             // posted at its start
+  std::unique_ptr<uint8_t[]> block;  // buffers of receives, then of sends
+  Registration block_key;
+  // Control.
+  uint64_t since_ns = 0;
+  uint64_t control_at_ns = 0;
+  uint64_t control_wait_ns = 0;
+  uint64_t last_progress_ns = 0;
+  uint64_t full_at = 0;           // the turn in which the domain took no more
+  std::vector<uint8_t> endpoint;  // kConnect's, or kAccept's
+  Status why = Status::kOk;
+
+  uint64_t under_way() const noexcept { return tail - head; }
+  Entry& at(uint64_t position) noexcept { return ring[position & (ring.size() - 1)]; }
+};
+
+struct Path {
+  Connection* connection = nullptr;
+  uint32_t shift = 0;  // which of the peer's rails is tried
+  uint64_t retry_at_ns = 0;
+  uint64_t backoff_ns = 0;
+};
+
+struct Peer {
+  uint32_t index = 0;
+  uint32_t generation = 0;  // 0: free
+  uint32_t generation_before = 0;
+  EngineAddress address;
+  bool lost = false;
+  bool active = false;  // in the list of peers with queued transfers
+  std::vector<Path> paths;
+  uint32_t turn = 0;
+  uint32_t queue_head = kNone;
+  uint32_t queue_tail = kNone;
+  uint32_t queue_length = 0;
+  uint64_t last_sequence = 0;
+  SequenceWindow resolved;  // of the records sent
+  SequenceWindow seen;      // of the records taken
+  uint64_t unanswered_since_ns = 0;
+  uint64_t pinged_at_ns = 0;
+  uint64_t no_path_since_ns = 0;
+  Status last_refusal = Status::kUnreachable;
+
+  Handle handle() const noexcept { return {index, generation}; }
+};
+
+struct Rail {
+  std::unique_ptr<Domain> domain;
+  uint32_t chain = 1;
+  uint64_t slice_bytes = 0;
+  uint64_t window_bytes = 0;
+  uint32_t send_depth = 0;
+  bool in_order = true;
+  bool down = false;
+  uint64_t recover_at_ns = 0;
+  uint64_t reserved = 0;   // completions that receives and credits may need
+  uint64_t under_way = 0;  // requests
+  uint64_t completion_depth = 0;
+  // Two halves: [0, max) are initiated here, [max, 2 * max) by peers.
+  std::vector<Connection> connections;
+  RailCounters counters;
+
+  uint64_t room() const noexcept {
+    const uint64_t used = reserved + under_way;
+    return used < completion_depth ? completion_depth - used : 0;
+  }
+};
+
+struct Engine::State {
+  State(EngineOptions given, std::vector<std::unique_ptr<Domain>> domains, EngineHost& to);
+  ~State();
+
+  // engine.cc: transfers and the data path.
+  void enqueue(Peer& peer, Transfer& transfer) noexcept;
+  void dequeue(Peer& peer, Transfer& transfer) noexcept;
+  void pump(Peer& peer) noexcept;
+  bool issue(Peer& peer, Transfer& transfer) noexcept;
+  bool issue_record(Peer& peer, Transfer& transfer) noexcept;
+  std::size_t fill(Peer& peer, Transfer& transfer, Connection& connection, std::size_t limit) noexcept;
+  bool refill(Transfer& transfer) noexcept;
+  Connection* choose(Peer& peer, uint32_t mask, bool record) noexcept;
+  bool may_record(const Peer& peer, const Transfer& transfer, const Connection& connection) const noexcept;
+  void add_record(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
+  bool add_immediate(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
+  uint32_t take_buffer(Connection& connection, uint8_t*& at) noexcept;
+  void post(Connection& connection, std::size_t count) noexcept;
+  void take_back(Connection& connection, std::size_t count) noexcept;
+  std::size_t poll(Rail& rail) noexcept;
+  void handle(Rail& rail, const Completion& completion) noexcept;
+  void request_done(Rail& rail, Connection& connection, const Completion& completion) noexcept;
+  void finish(Rail& rail, Connection& connection, Entry& entry) noexcept;
+  void settle(Transfer& transfer) noexcept;
+  void receive(Connection& connection, const Completion& completion) noexcept;
+  void take_record(Connection& connection, const RecordHeader& header, const uint8_t* message) noexcept;
+  void post_receive(Connection& connection, uint64_t buffer) noexcept;
+  void send_credit(Connection& connection) noexcept;
+  void end(Transfer& transfer, Status status) noexcept;
+  void failed_range(const Transfer& transfer, TransferResult& result) noexcept;
+  void release(Transfer& transfer) noexcept;
+  void push_retry(Transfer& transfer, const Slice& slice) noexcept;
+  void drop_retries(Transfer& transfer) noexcept;
+
+  // engine_paths.cc: connections.
+  void open_paths(Peer& peer) noexcept;
+  bool open_path(Peer& peer, uint32_t number) noexcept;
+  Connection* free_connection(Rail& rail, bool initiator) noexcept;
+  Connection* evict(Rail& rail, bool initiator) noexcept;
+  void prepare(Connection& connection);
+  void send_control(Peer& peer, Connection& connection, ControlType type) noexcept;
+  void on_connect(Peer& peer, const ControlMessage& message) noexcept;
+  void accept(Peer& peer, Connection& connection, const ControlMessage& message);
+  void on_accept(Connection& connection, const ControlMessage& message) noexcept;
+  void on_close(Peer& peer, const ControlMessage& message) noexcept;
+  void send_closed(Peer& peer, uint64_t id) noexcept;
+  void break_connection(Connection& connection, Status status) noexcept;
+  void close_idle(Connection& connection) noexcept;
+  void drain_broken() noexcept;
+  void drained(Connection& connection) noexcept;
+  void resolve(Connection& connection, const SequenceWindow& seen) noexcept;
+  void free(Connection& connection) noexcept;
+  void fail_path(Peer& peer, Connection& connection) noexcept;
+  void rail_down(Rail& rail) noexcept;
+  Connection* find_initiated(Peer& peer, uint64_t id) noexcept;
+  Connection* find_accepted(const Peer& peer, uint64_t id) noexcept;
+
+  // engine_timers.cc
+  void tick() noexcept;
+  void check_deadlines() noexcept;
+  void check_connections() noexcept;
+  void check_peers() noexcept;
+  void recover_rails() noexcept;
+  void fail_peer(Peer& peer, Status status, const std::string& why) noexcept;
+  bool busy() const noexcept;
+
+  Peer* find(Handle peer) noexcept;
+  Transfer* find_transfer(Handle transfer) noexcept;
+  Rail& rail_of(const Connection& connection) noexcept { return rails[connection.rail]; }
+
+  EngineOptions options;
+  EngineHost& host;
+  Id id;
+  std::vector<Rail> rails;
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<uint32_t> free_peers;
+  std::vector<uint32_t> active;  // peers with queued transfers
+  std::vector<Transfer> transfers;
+  uint32_t free_transfer = kNone;
+  uint32_t transfers_in_use = 0;
+  struct RetrySlice {
+    Slice slice;
+    uint32_t next = kNone;
+  };
+  std::vector<RetrySlice> retry_pool;  // grows when connections break, and never else
+  uint32_t free_retry = kNone;
+  std::vector<Connection*> draining;
+  std::array<WorkRequest, kMaxChain> requests;
+  std::array<Completion, kPollBatch> completions;
+  uint64_t last_connection = 0;
+  uint32_t busy_connections = 0;  // connecting or closing
+  uint64_t now_ns = 0;
+  uint64_t next_tick_ns = 0;
+  uint64_t next_deadline_ns = kNoDeadline;
+  uint64_t turn_events = 0;
+  uint64_t turns = 1;
+  bool in_progress = false;
+  bool cancels = false;
+};
+
+}  // namespace towline::fabric

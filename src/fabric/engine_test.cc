@@ -1,0 +1,314 @@
+#include "fabric/engine.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "fabric/test_support.h"
+
+namespace towline::fabric {
+namespace {
+
+using testing::Buffers;
+using testing::TestHost;
+using testing::World;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+LoopbackOptions rated(uint64_t bytes_per_s) {
+  LoopbackOptions options;
+  options.bytes_per_s = bytes_per_s;
+  options.traits.window_bytes = 256 << 10;
+  return options;
+}
+
+// Moves `bytes` from host 0 to host 1 and returns the nanoseconds that it took, connections made before.
+uint64_t timed_write(World& world, uint64_t bytes) {
+  Buffers buffers{world, bytes};
+  TestHost& host = *world.hosts[0];
+  EXPECT_EQ(host.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10, 1)), Status::kInProgress);
+  EXPECT_TRUE(world.until([&] { return host.outcomes[1].completed == 1; }, 60 * kSecondNs, 500));
+  const uint64_t start = world.now_ns;
+  EXPECT_EQ(host.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10, 2)), Status::kInProgress);
+  EXPECT_TRUE(world.until([&] { return host.outcomes[2].completed == 1; }, 60 * kSecondNs, 500));
+  EXPECT_EQ(host.outcomes[2].result.status, Status::kOk);
+  EXPECT_EQ(buffers.source, buffers.target);
+  return host.outcomes[2].at_ns - start;
+}
+
+TEST(FabricEngine, WritesAndReadsArriveWithTheirCountsAndMessages) {
+  World world;
+  TestHost& one = world.add_host(2);
+  TestHost& two = world.add_host(2);
+  Buffers buffers{world, 3 * kMiB};
+  TransferRequest write = buffers.request(TransferOp::kWrite, 4096, 1);
+  write.immediate = 77;
+  write.count = 768;
+  const std::string note = "all pages";
+  write.message = {reinterpret_cast<const uint8_t*>(note.data()), note.size()};
+  write.has_message = true;
+  ASSERT_EQ(one.engine->submit(write), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1 && two.messages.size() == 1; }));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
+  EXPECT_EQ(one.outcomes[1].result.bytes, 3 * kMiB);
+  EXPECT_EQ(buffers.source, buffers.target);
+  EXPECT_EQ(two.counts[77], 768u);
+  EXPECT_EQ(two.messages[0], note);
+
+  std::fill(buffers.source.begin(), buffers.source.end(), uint8_t{0});
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kRead, 10'000, 2)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 2; }));
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
+TEST(FabricEngine, FourRailsMoveAtLeast95PercentOfTheirSum) {
+  World world;
+  world.add_host(4, rated(5'000'000'000));
+  world.add_host(4, rated(5'000'000'000));
+  const uint64_t ns = timed_write(world, 64 * kMiB);
+  EXPECT_GE(64.0 * kMiB / static_cast<double>(ns), 0.95 * 20.0);
+}
+
+TEST(FabricEngine, ARailAtHalfItsRateTakesHalfAsMuch) {
+  World world;
+  world.add_host(4, rated(5'000'000'000));
+  world.add_host(4, rated(5'000'000'000));
+  world.fabric.set_rate(2, 2'500'000'000);
+  const uint64_t ns = timed_write(world, 64 * kMiB);
+  EXPECT_GE(64.0 * kMiB / static_cast<double>(ns), 0.9 * 17.5);
+}
+
+TEST(FabricEngine, WhatADyingRailCarriedGoesOverTheOthersWithin50Milliseconds) {
+  World world;
+  TestHost& one = world.add_host(4, rated(2'000'000'000));
+  world.add_host(4, rated(2'000'000'000));
+  Buffers buffers{world, 64 * kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(1).bytes > 4 * kMiB; }));
+  const uint64_t killed_at = world.now_ns;
+  world.fabric.kill(1);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(1).retried != 0; }, kSecondNs));
+  EXPECT_LT(world.now_ns - killed_at, 50 * kMillisecondNs);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
+  EXPECT_EQ(buffers.source, buffers.target);
+
+  // It is used again once it works again.
+  const uint64_t before = one.engine->counters(1).bytes;
+  EXPECT_TRUE(one.engine->counters(1).down);
+  world.fabric.revive(1);
+  for (uint64_t cookie = 10; one.engine->counters(1).bytes == before && cookie < 20; ++cookie) {
+    ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10, cookie)), Status::kInProgress);
+    ASSERT_TRUE(world.until([&] { return one.outcomes[cookie].completed == 1; }));
+  }
+  EXPECT_GT(one.engine->counters(1).bytes, before);
+}
+
+TEST(FabricEngine, OfTwoHostsWithADeadRailEachTheCrossingPairIsUsed) {
+  World world;
+  TestHost& one = world.add_host(2);
+  world.add_host(2);
+  world.fabric.kill(0);  // of the first host
+  world.fabric.kill(3);  // of the second: only 1 to 2 is left
+  Buffers buffers{world, 4 * kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }, 30 * kSecondNs, 20'000));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
+TEST(FabricEngine, ASilentPeerIsLostInTimeAndWhatWentToItEndsWithTheLocalFenceOnly) {
+  World world;
+  EngineOptions options;
+  options.stall_ns = 100 * kMillisecondNs;
+  options.lost_ns = 300 * kMillisecondNs;
+  TestHost& one = world.add_host(1, rated(1'000'000), options);
+  TestHost& two = world.add_host(1, {}, options);
+  Buffers buffers{world, kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > 8192; }, kSecondNs, 10'000));
+  two.mute = two.stopped = true;
+  world.fabric.kill(1);  // its NIC answers no more
+  const uint64_t stopped_at = world.now_ns;
+  ASSERT_TRUE(world.until([&] { return one.losses.size() == 1; }, 5 * kSecondNs, 10'000));
+  EXPECT_LE(world.now_ns - stopped_at, kSecondNs);
+  EXPECT_EQ(one.outcomes[1].completed, 1u);
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kPeerLost);
+  EXPECT_EQ(one.outcomes[1].fences, kFencedLocal);
+  EXPECT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kPeerLost);
+}
+
+TEST(FabricEngine, APeerThatAnswersOverAStalledConnectionGetsAnotherOne) {
+  World world;
+  EngineOptions options;
+  options.stall_ns = 50 * kMillisecondNs;
+  TestHost& one = world.add_host(2, rated(1'000'000'000), options);
+  world.add_host(2, {}, options);
+  Buffers buffers{world, 8 * kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > kMiB; }));
+  world.fabric.set_rate(0, 10);  // a slice takes minutes
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }, 5 * kSecondNs));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
+  EXPECT_TRUE(one.losses.empty());
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
+TEST(FabricEngine, ADeadlineEndsATransferOnTimeAndItsFenceFollows) {
+  World world;
+  EngineOptions options;
+  options.fence_ns = 20 * kMillisecondNs;
+  TestHost& one = world.add_host(1, rated(1'000'000), options);
+  world.add_host(1, {}, options);
+  Buffers buffers{world, kMiB};
+  TransferRequest request = buffers.request(TransferOp::kWrite, 4096);
+  request.deadline_ns = 30 * kMillisecondNs;
+  ASSERT_EQ(one.engine->submit(request), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kTimedOut);
+  EXPECT_LE(one.outcomes[1].at_ns, 32 * kMillisecondNs);
+  EXPECT_EQ(one.outcomes[1].fences, 0u);
+  EXPECT_EQ(one.outcomes[1].result.failed_end, kMiB);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[1].fences == kFencedBoth; }));
+  EXPECT_LE(world.now_ns, 60 * kMillisecondNs);
+  const std::vector<uint8_t> then = buffers.target;
+  world.until([] { return false; }, 100 * kMillisecondNs, 10'000);
+  EXPECT_EQ(buffers.target, then);
+}
+
+TEST(FabricEngine, ACancelledTransferStopsAndOthersGoOn) {
+  World world;
+  TestHost& one = world.add_host(1, rated(100'000'000));
+  world.add_host(1);
+  Buffers first{world, 8 * kMiB};
+  Buffers second{world, kMiB};
+  Handle handle;
+  ASSERT_EQ(one.engine->submit(first.request(TransferOp::kWrite, 4096, 1), &handle), Status::kInProgress);
+  ASSERT_EQ(one.engine->submit(second.request(TransferOp::kWrite, 4096, 2)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > 100'000; }));
+  one.engine->cancel(handle);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[1].fences == kFencedBoth; }));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kCancelled);
+  one.engine->cancel(handle);  // its handle names nothing any more
+  ASSERT_TRUE(world.until([&] { return one.outcomes[2].completed == 1; }));
+  EXPECT_EQ(one.outcomes[2].result.status, Status::kOk);
+  EXPECT_EQ(second.source, second.target);
+  EXPECT_EQ(one.outcomes[1].completed, 1u);
+}
+
+TEST(FabricEngine, MoreMessagesThanCreditsWaitAndArriveOnce) {
+  World world;
+  EngineOptions options;
+  options.credits = 2;
+  TestHost& one = world.add_host(1, {}, options);
+  TestHost& two = world.add_host(1, {}, options);
+  std::vector<std::string> texts;
+  for (int i = 0; i < 500; ++i) texts.push_back(fmt::format("message {}", i));
+  for (const std::string& text : texts) {
+    TransferRequest request;
+    request.peer = one.peers[1];
+    request.has_message = true;
+    request.message = {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+    ASSERT_EQ(one.engine->submit(request), Status::kInProgress);
+  }
+  ASSERT_TRUE(world.until([&] { return two.messages.size() == texts.size(); }));
+  ASSERT_TRUE(world.until([&] { return one.completions == texts.size(); }));
+  EXPECT_EQ(world.fabric.receive_overruns(), 0u);
+}
+
+TEST(FabricEngine, MorePeersThanConnectionsAreServedInTurn) {
+  World world;
+  EngineOptions options;
+  options.max_connections = 3;
+  options.evict_idle_ns = 10'000;
+  TestHost& one = world.add_host(1, {}, options);
+  for (int i = 0; i < 20; ++i) world.add_host(1, {}, options);
+  for (int round = 0; round < 3; ++round) {
+    for (uint32_t peer = 1; peer <= 20; ++peer) {
+      TransferRequest request;
+      request.peer = one.peers[peer];
+      request.count = 1;
+      request.immediate = peer;
+      ASSERT_EQ(one.engine->submit(request), Status::kInProgress);
+    }
+    ASSERT_TRUE(world.until([&] { return one.completions == 20u * static_cast<uint32_t>(round + 1); }));
+    EXPECT_LE(one.engine->counters(0).connections, 3u);
+  }
+  for (uint32_t peer = 1; peer <= 20; ++peer) EXPECT_EQ(world.hosts[peer]->counts[peer], 3u);
+  EXPECT_GE(one.engine->counters(0).evictions, 17u);
+}
+
+TEST(FabricEngine, TenThousandKnownPeersCostNoConnection) {
+  World world;
+  TestHost& one = world.add_host(1);
+  EngineAddress address = one.engine->address();
+  for (int i = 0; i < 10'000; ++i) {
+    address.engine = Id::random();
+    (void)one.engine->add_peer(address);
+  }
+  EXPECT_EQ(one.engine->counters(0).connections, 0u);
+}
+
+TEST(FabricEngine, RefusedMemoryFailsItsTransferAndNamesTheRange) {
+  World world;
+  TestHost& one = world.add_host(1);
+  TestHost& two = world.add_host(1);
+  Buffers buffers{world, kMiB};
+  const LocalMemory closed = two.engine->register_memory({buffers.target.data(), kMiB, true, false});
+  const RemoteMemory theirs = Engine::describe(closed);
+  buffers.remote_pointer = &theirs;
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096, 1)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[1].fences == kFencedBoth; }));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kPermissionDenied);
+  EXPECT_EQ(one.outcomes[1].result.failed_begin, 0u);
+  two.engine->deregister_memory(closed);
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kRead, 4096, 2)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[2].fences == kFencedBoth; }));
+  EXPECT_EQ(one.outcomes[2].result.status, Status::kStale);
+  buffers.remote_pointer = &buffers.remote;
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096, 3)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[3].completed == 1; }));
+  EXPECT_EQ(one.outcomes[3].result.status, Status::kOk);
+}
+
+TEST(FabricEngine, BadRequestsAndPeersAreRefused) {
+  World world;
+  TestHost& one = world.add_host(1);
+  world.add_host(1);
+  Buffers buffers{world, 4096};
+  TransferRequest nothing;
+  nothing.peer = one.peers[1];
+  EXPECT_EQ(one.engine->submit(nothing), Status::kInvalidArgument);
+  TransferRequest stranger = buffers.request(TransferOp::kWrite, 4096);
+  stranger.peer = {99, 1};
+  EXPECT_EQ(one.engine->submit(stranger), Status::kStale);
+  TransferRequest large = nothing;
+  const std::vector<uint8_t> message(one.engine->max_message() + 1);
+  large.has_message = true;
+  large.message = message;
+  EXPECT_EQ(one.engine->submit(large), Status::kLimitExceeded);
+  EXPECT_THROW((void)one.engine->add_peer({}), core::Error);
+  EngineAddress other = one.engine->address();
+  other.rails[0].kind = "ofi:efa";
+  EXPECT_THROW((void)one.engine->add_peer(other), core::Error);
+  EXPECT_THROW((void)one.engine->register_memory({nullptr, 10}), core::Error);
+  EXPECT_THROW((Engine{{}, {}, one}), core::Error);
+}
+
+TEST(FabricEngine, ARemovedPeerEndsWhatIsUnderWayAndAnotherTakesItsPlace) {
+  World world;
+  TestHost& one = world.add_host(1, rated(1'000'000));
+  TestHost& two = world.add_host(1);
+  Buffers buffers{world, kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > 8192; }, kSecondNs, 10'000));
+  const Handle old = one.peers[1];
+  one.engine->remove_peer(old);
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kClosed);
+  one.engine->remove_peer(old);
+  one.peers[1] = one.engine->add_peer(two.engine->address());
+  EXPECT_NE(one.peers[1], old);
+  EXPECT_EQ(one.engine->connections_to(old), 0u);
+}
+
+}  // namespace
+}  // namespace towline::fabric
