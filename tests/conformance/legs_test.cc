@@ -227,7 +227,8 @@ TEST_P(LegsTest, ARegionThatALegUsesIsDeregisteredWhenTheLegHasEnded) {
   EXPECT_EQ(left_region_->deregister(50ms), Status::kTimedOut);
   gpu("hold", 0);
   EXPECT_EQ(left_region_->deregister(20s), Status::kOk);
-  (void)transfer.wait(20s);
+  EXPECT_NE(transfer.wait(20s), Status::kInProgress);
+  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   EXPECT_EQ(transfer.post(), Status::kStale);
 }
 

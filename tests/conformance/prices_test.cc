@@ -9,12 +9,11 @@ namespace {
 struct PricedPath {
   const char* backends;
   const char* config;
+  uint64_t bytes;  // one size class for each path: a backend's paths share its prices
 };
 
 class PricesTest : public ::testing::TestWithParam<PricedPath> {
  protected:
-  static constexpr uint64_t kBytes = 16 << 10;
-
   static uint64_t number_after(const std::string& text, const std::string& key) {
     const size_t at = text.find(key);
     return at == std::string::npos ? 0 : std::stoull(text.substr(at + key.size()));
@@ -32,22 +31,23 @@ class PricesTest : public ::testing::TestWithParam<PricedPath> {
   static AgentOptions options() {
     return {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config};
   }
-  const Buffer mine_{kBytes, true};
-  const Buffer theirs_{kBytes, true};
+  const uint64_t bytes_ = GetParam().bytes;
+  const Buffer mine_{bytes_, true};
+  const Buffer theirs_{bytes_, true};
   const Agent left_{"left", options()};
   const Agent right_{"right", options()};
-  const Region here_ = left_.register_memory(dram(mine_.data(), kBytes));
-  const Region there_ = right_.register_memory(dram(theirs_.data(), kBytes));
+  const Region here_ = left_.register_memory(dram(mine_.data(), bytes_));
+  const Region there_ = right_.register_memory(dram(theirs_.data(), bytes_));
   const Peer peer_ = left_.add_peer(right_.metadata());
-  const BlockList ours_ = left_.block_list(Blocks::at(mine_.data(), kBytes));
-  const BlockList at_peer_ = peer_.block_list(Blocks::at(theirs_.data(), kBytes));
+  const BlockList ours_ = left_.block_list(Blocks::at(mine_.data(), bytes_));
+  const BlockList at_peer_ = peer_.block_list(Blocks::at(theirs_.data(), bytes_));
 };
 
 INSTANTIATE_TEST_SUITE_P(All, PricesTest,
-                         ::testing::Values(PricedPath{"memory", ""},  // posts that read no clock
-                                           PricedPath{"memory", "[memory]\nframed = true\n"},
-                                           PricedPath{"shm", "[shm]\npaths = \"mapped\"\n"},
-                                           PricedPath{"tcp", ""}));
+                         ::testing::Values(PricedPath{"memory", "", 16 << 10},  // posts that read no clock
+                                           PricedPath{"memory", "[memory]\nframed = true\n", 64 << 10},
+                                           PricedPath{"shm", "[shm]\npaths = \"mapped\"\n", 16 << 10},
+                                           PricedPath{"tcp", "", 16 << 10}));
 
 TEST_P(PricesTest, BecomeWhatWasMeasured) {
   const Transfer move = left_.transfer(Op::write, ours_, at_peer_);
