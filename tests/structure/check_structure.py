@@ -42,6 +42,7 @@ LAYERS = {
     "capi": ["agent", "collectives", "moe"],
 }
 BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below these
+SHARED = ("transports/direct",)  # rooms below these that backends share: no backends themselves
 EMBEDDED = {"agent": ["metadata/blob", "metadata/listener"]}  # the default directory: part of the core, behind no ABI
 CLIENTS = ("bindings", "compat", "tools", "examples", "bench")  # of the public API
 VENDORS = {  # the headers, and the folders that may include them
@@ -210,7 +211,7 @@ class Checker:
                 return None
             return None if self.is_own_file(path, include) else f'"{include}" is not a path below src/'
         if own[0] in BACKENDS and target[0] in BACKENDS:
-            same = backend_folder(own) == backend_folder(target)
+            same = backend_folder(target) in (backend_folder(own), *SHARED)
             return None if same or is_test(path) else f"a backend includes another, {backend_folder(target)}"
         if target[0] in below(own[0]) or backend_folder(target) in EMBEDDED.get(own[0], []):
             return None

@@ -14,8 +14,6 @@ namespace towline::memory {
 
 namespace {
 
-constexpr uint32_t kMostDrainPasses = 4096;  // of what a peer that went left in its ring
-
 towline_connection* handle(Connection* connection) {
   return reinterpret_cast<towline_connection*>(connection);
 }
@@ -29,12 +27,13 @@ Connection::Connection(Backend& backend, uint32_t worker, std::shared_ptr<Link> 
       link_(std::move(link)),
       side_(side),
       peer_(peer),
-      copies_(backend.host(), worker, *link_, side, backend.inline_bytes()) {
+      copies_(backend.host(), worker, *link_, side, backend.inline_bytes()),
+      paths_(copies_.jobs()) {
   link_->attach(side_, backend.host(), worker);
 }
 
 Connection::~Connection() {
-  if (framed_ != nullptr) framed_->close();
+  paths_.close_framed();
   link_->close(side_);
   give_pins_back();
 }
@@ -64,14 +63,14 @@ void Connection::start_engine() {
   framing::ConnectionOptions options;
   options.worker = worker_;
   options.connection = handle(this);
-  framed_ = std::make_unique<framing::Connection>(host(), peer_, options);
+  auto framed = std::make_unique<framing::Connection>(host(), peer_, options);
   std::unique_ptr<framing::Lane> lane = std::make_unique<framing::RingLane>(
       link_->outgoing(side_), link_->incoming(side_),
       framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process");
   if (const framing::FaultOptions faults = backend_.next_faults(); faults.any())
     lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
-  framed_->add_lane(std::move(lane));
-  copies_.open(*framed_);
+  framed->add_lane(std::move(lane));
+  paths_.open(std::move(framed));
   state_ = State::kUp;
 }
 
@@ -104,7 +103,7 @@ uint32_t Connection::wait_for_answer(uint64_t now_ns) noexcept {
 
 void Connection::peer_gone() noexcept {
   // What it wrote before it went is still to be delivered.
-  for (uint32_t i = 0; i < kMostDrainPasses && state_ == State::kUp; ++i)
+  for (uint32_t i = 0; i < direct::Paths::kMostDrainPasses && state_ == State::kUp; ++i)
     if (run_framed(host().now_ns()) == 0) break;
   fail(Status::kPeerLost, "memory: the peer closed the connection");
 }
@@ -114,10 +113,7 @@ void Connection::fail(Status status, const std::string& text) noexcept {
   state_ = State::kDown;
   link_->close(side_);
   give_pins_back();
-  copies_.close(Status::kPeerLost);
-  if (framed_ != nullptr)
-    framed_->fail(status, text);  // reports it
-  else if (!disconnected_)
+  if (!paths_.fail(status, text) && !disconnected_)
     host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
 }
 
@@ -126,8 +122,7 @@ void Connection::disconnect() noexcept {
   disconnected_ = true;
   const Backend::Scope scope{backend_, worker_};
   state_ = State::kDown;
-  copies_.close(Status::kClosed);
-  if (framed_ != nullptr && !in_framed_) framed_->close();
+  paths_.close();
   link_->close(side_);
   give_pins_back();
   asking_.clear();
@@ -137,15 +132,13 @@ void Connection::disconnect() noexcept {
 // ---- turning
 
 uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
-  in_framed_ = true;
-  const uint32_t done = framed_->progress(now_ns);
-  in_framed_ = false;
-  if (state_ == State::kUp && framed_->down()) {
+  const uint32_t done = paths_.run_framed(now_ns);
+  if (state_ == State::kUp && paths_.framed_down()) {
     // It has told the core itself.
     state_ = State::kDown;
     link_->close(side_);
     give_pins_back();
-    copies_.close(Status::kPeerLost);
+    paths_.close_jobs(Status::kPeerLost);
   }
   return done;
 }
@@ -155,7 +148,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   if (state_ == State::kCalling) return wait_for_answer(now_ns);
   uint32_t done = link_->has_letters(side_) ? read_letters() : 0;
   done += run_framed(now_ns);
-  if (state_ == State::kUp) done += copies_.progress();
+  if (state_ == State::kUp) done += paths_.run_jobs();
   // Where only the ring is used, its end says so, behind all that was written: as a socket's does.
   if (state_ == State::kUp && !backend_.framed_only() && link_->closed(1 - side_)) {
     peer_gone();
@@ -167,22 +160,16 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 bool Connection::arm() noexcept {
   if (state_ == State::kCalling) return link_->answer() != Link::Answer::kNone;
   if (state_ == State::kDown) return false;
-  return link_->has_letters(side_) || link_->closed(1 - side_) || copies_.has_copies() || framed_->arm();
+  return link_->has_letters(side_) || link_->closed(1 - side_) || paths_.arm();
 }
 
-void Connection::disarm() noexcept {
-  if (framed_ != nullptr) framed_->disarm();
-}
+void Connection::disarm() noexcept { paths_.disarm(); }
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
-  if (state_ != State::kUp)
-    return static_cast<int32_t>(framed_ == nullptr ? Status::kAgain : Status::kPeerLost);
-  return framed_->send(message, bytes);
+  return paths_.send(state_ == State::kUp, message, bytes);
 }
 
-void Connection::cancel(uint64_t cookie) noexcept {
-  if (!copies_.cancel(cookie) && framed_ != nullptr) framed_->cancel(cookie);
-}
+void Connection::cancel(uint64_t cookie) noexcept { paths_.cancel(cookie); }
 
 // ---- regions
 
@@ -289,34 +276,27 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     prepared->deltas.push_back(import.delta);
   }
   if (framed) {
-    // One region that only its owner may touch makes the whole plan go that way: one path, one order.
-    if (const int32_t status = framed_->prepare(args, &prepared->framed); status != TOWLINE_OK) return status;
-    prepared->flags = prepared->framed->flags & ~static_cast<uint32_t>(TOWLINE_PREPARED_CONCURRENT);
+    if (const int32_t status = paths_.prepare_framed(args, *prepared); status != TOWLINE_OK) return status;
     *out = prepared.release();
     return TOWLINE_OK;
   }
   prepared->queue = &copies_;
   if (plan.bytes <= copies_.inline_bytes())
     prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  if (towline_segment segment; plugin::one_segment(plan, segment)) {
-    auto* const local = reinterpret_cast<uint8_t*>(segment.local);
-    auto* const remote = reinterpret_cast<uint8_t*>(segment.remote + prepared->deltas[segment.remote_region]);
-    prepared->contiguous_to = args.op == TOWLINE_READ ? local : remote;
-    prepared->contiguous_from = args.op == TOWLINE_READ ? remote : local;
-  }
+  if (towline_segment segment; plugin::one_segment(plan, segment))
+    prepared->set_piece(segment.local, segment.remote + prepared->deltas[segment.remote_region]);
   *out = prepared.release();
   return TOWLINE_OK;
 }
 
 void Connection::unprepare(towline_prepared* prepared) noexcept {
   auto* mine = static_cast<Prepared*>(prepared);
-  if (mine->framed != nullptr) framing::Connection::unprepare(mine->framed);
+  direct::Paths::unprepare(*mine);
   delete mine;
 }
 
 std::string Connection::describe() const {
-  return fmt::format(R"({{"transport": "memory", "queued_copies": {}, "pins": {}, "ring": {}}})",
-                     copies_.queued(), pins_.size(), framed_ == nullptr ? "{}" : framed_->describe());
+  return fmt::format(R"({{"transport": "memory", "pins": {}, {}}})", pins_.size(), paths_.describe());
 }
 
 }  // namespace towline::memory

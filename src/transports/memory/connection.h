@@ -17,6 +17,7 @@
 
 #include "framing/connection.h"
 #include "towline/plugin/backend.hpp"
+#include "transports/direct/paths.h"
 #include "transports/memory/copy_queue.h"
 #include "transports/memory/link.h"
 
@@ -90,11 +91,10 @@ class Connection {
   void* peer_;
   State state_ = State::kCalling;
   bool disconnected_ = false;
-  bool in_framed_ = false;  // the framed engine is on the stack: it must not be closed now
   uint64_t deadline_ns_ = UINT64_MAX;
 
-  std::unique_ptr<framing::Connection> framed_;
   CopyQueue copies_;
+  direct::Paths paths_;
   uint64_t last_request_ = 0;
   std::map<uint64_t, Import*> asking_;  // by request: pins of the peer's regions not yet answered
   std::map<uint64_t, void*> pins_;      // by the peer's request: of our regions

@@ -19,7 +19,6 @@ namespace {
 
 constexpr uint64_t kRetryNs = kMillisecondNs;  // when the peer's backlog is full
 constexpr uint32_t kMostPacketsAtOnce = 32;
-constexpr uint32_t kMostDrainPasses = 4096;  // of what a dead peer left in its ring
 
 towline_connection* handle(Connection* connection) {
   return reinterpret_cast<towline_connection*>(connection);
@@ -44,11 +43,12 @@ Connection::Connection(Backend& backend, uint32_t worker, void* peer)
       worker_(worker),
       peer_(peer),
       socket_(backend.host(), worker, &plugin::ready<&Connection::socket_ready>, this),
-      direct_(backend.host(), worker) {}
+      direct_(backend.host(), worker),
+      paths_(direct_.jobs()) {}
 
 Connection::~Connection() {
   let_go();
-  if (framed_ != nullptr) framed_->close();
+  paths_.close_framed();
 }
 
 const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
@@ -174,11 +174,12 @@ void Connection::start_engine() {
   framing::ConnectionOptions options;
   options.worker = worker_;
   options.connection = handle(this);
-  framed_ = std::make_unique<framing::Connection>(host(), peer_, options);
-  framed_->add_lane(std::make_unique<framing::RingLane>(
+  auto framed = std::make_unique<framing::Connection>(host(), peer_, options);
+  framed->add_lane(std::make_unique<framing::RingLane>(
       ring_->outgoing(), ring_->incoming(), framing::RingLane::WakeHook{&Connection::wake_peer, this},
       fmt::format("ring in shared memory, peer's pid {}", process_.pid)));
-  direct_.open(*framed_, process_.pid, socket_.fd(), process_watched_ ? process_.pidfd.get() : -1);
+  paths_.open(std::move(framed));
+  direct_.open(process_.pid, socket_.fd(), process_watched_ ? process_.pidfd.get() : -1);
 }
 
 // A peer that has no room for it has packets to wake up for.
@@ -252,9 +253,9 @@ void Connection::on_packet(Packet& packet) {
 }
 
 void Connection::peer_gone(const std::string& how) noexcept {
-  if (state_ == State::kUp && !in_framed_) {
+  if (state_ == State::kUp && !paths_.in_framed()) {
     // What it wrote before it went is still to be delivered.
-    for (uint32_t i = 0; i < kMostDrainPasses && state_ == State::kUp; ++i)
+    for (uint32_t i = 0; i < direct::Paths::kMostDrainPasses && state_ == State::kUp; ++i)
       if (run_framed(host().now_ns()) == 0) break;
   }
   const bool greeting = state_ == State::kConnecting || state_ == State::kGreeting;
@@ -281,10 +282,7 @@ void Connection::fail(Status status, const std::string& text) noexcept {
   const auto pass = scope();
   state_ = State::kDown;
   let_go();
-  direct_.close(Status::kPeerLost);
-  if (framed_ != nullptr)
-    framed_->fail(status, text);  // reports it
-  else if (!disconnected_)
+  if (!paths_.fail(status, text) && !disconnected_)
     host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
 }
 
@@ -294,8 +292,7 @@ void Connection::disconnect() noexcept {
   const auto pass = scope();
   const bool was_up = state_ == State::kUp;
   state_ = State::kDown;
-  direct_.close(Status::kClosed);
-  if (framed_ != nullptr && !in_framed_) framed_->close();
+  paths_.close();
   if (was_up) socket_.send(encode_bare(PacketType::kGoodbye));
   let_go();
   asking_.clear();
@@ -305,14 +302,12 @@ void Connection::disconnect() noexcept {
 // ---- turning
 
 uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
-  in_framed_ = true;
-  const uint32_t done = framed_->progress(now_ns);
-  in_framed_ = false;
-  if (state_ == State::kUp && framed_->down()) {
+  const uint32_t done = paths_.run_framed(now_ns);
+  if (state_ == State::kUp && paths_.framed_down()) {
     // It has told the core itself.
     state_ = State::kDown;
     let_go();
-    direct_.close(Status::kPeerLost);
+    paths_.close_jobs(Status::kPeerLost);
   }
   return done;
 }
@@ -321,7 +316,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   switch (state_) {
     case State::kUp: {
       uint32_t done = run_framed(now_ns);
-      if (state_ == State::kUp) done += direct_.progress();
+      if (state_ == State::kUp) done += paths_.run_jobs();
       return done;
     }
     case State::kDown:
@@ -348,20 +343,14 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   }
 }
 
-bool Connection::arm() noexcept { return state_ == State::kUp && (direct_.has_copies() || framed_->arm()); }
+bool Connection::arm() noexcept { return state_ == State::kUp && paths_.arm(); }
 
-void Connection::disarm() noexcept {
-  if (framed_ != nullptr) framed_->disarm();
-}
+void Connection::disarm() noexcept { paths_.disarm(); }
 
 int32_t Connection::send(const void* message, size_t bytes) noexcept {
-  if (state_ != State::kUp)
-    return static_cast<int32_t>(framed_ == nullptr ? Status::kAgain : Status::kPeerLost);
-  return framed_->send(message, bytes);
+  return paths_.send(state_ == State::kUp, message, bytes);
 }
 
-void Connection::cancel(uint64_t cookie) noexcept {
-  if (!direct_.cancel(cookie) && framed_ != nullptr) framed_->cancel(cookie);
-}
+void Connection::cancel(uint64_t cookie) noexcept { paths_.cancel(cookie); }
 
 }  // namespace towline::shm

@@ -22,6 +22,7 @@
 #include "base/os/unique_fd.h"
 #include "framing/connection.h"
 #include "towline/plugin/backend.hpp"
+#include "transports/direct/paths.h"
 #include "transports/shm/direct_path.h"
 #include "transports/shm/mapping_cache.h"
 #include "transports/shm/packet_socket.h"
@@ -139,7 +140,6 @@ class Connection {
   State state_ = State::kConnecting;
   uint64_t id_ = 0;
   bool disconnected_ = false;
-  bool in_framed_ = false;  // the framed engine is on the stack: it must not be closed now
 
   // The other side's identity and the paths to it.
   Address address_;
@@ -154,8 +154,8 @@ class Connection {
 
   // The connection's own resources come before those that use it.
   std::optional<RingMemory> ring_;
-  std::unique_ptr<framing::Connection> framed_;
   DirectPath direct_;
+  direct::Paths paths_;
 
   uint64_t last_request_ = 0;
   std::map<uint64_t, Import*> asking_;  // by request; null: given up before the answer came

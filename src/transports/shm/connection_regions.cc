@@ -225,9 +225,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     if (import.way.mapped) prepared.held.push_back(import.mapped.mapping);
   }
   if (framed) {
-    // One region that only its owner may touch makes the whole plan go that way: one path, one order.
-    if (const int32_t status = framed_->prepare(args, &prepared.framed); status != TOWLINE_OK) return status;
-    prepared.flags = prepared.framed->flags & ~static_cast<uint32_t>(TOWLINE_PREPARED_CONCURRENT);
+    if (const int32_t status = paths_.prepare_framed(args, prepared); status != TOWLINE_OK) return status;
     prepared.held.clear();
     *out = owner.release();
     return TOWLINE_OK;
@@ -246,11 +244,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     prepared.local = segment.local;
     prepared.remote = segment.remote;
     if (all_mapped) {
-      auto* const local = reinterpret_cast<uint8_t*>(segment.local);
-      auto* const remote =
-          reinterpret_cast<uint8_t*>(segment.remote + prepared.deltas[segment.remote_region]);
-      prepared.to = args.op == TOWLINE_READ ? local : remote;
-      prepared.from = args.op == TOWLINE_READ ? remote : local;
+      prepared.set_piece(segment.local, segment.remote + prepared.deltas[segment.remote_region]);
       if (plan.bytes <= prepared.inline_bytes) {
         prepared.quick_bytes = plan.bytes;
         prepared.quick_copy = choose_block_copy(prepared.to, prepared.from, plan.bytes);
@@ -263,16 +257,15 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
 
 void Connection::unprepare(towline_prepared* prepared) noexcept {
   auto* mine = static_cast<Prepared*>(prepared);
-  if (mine->framed != nullptr) framing::Connection::unprepare(mine->framed);
+  direct::Paths::unprepare(*mine);
   delete mine;
 }
 
 std::string Connection::describe() const {
   return fmt::format(
-      R"({{"transport": "shm", "peer_pid": {}, "process_vm": "{}", "ring_bytes": {}, "imports": {}, "mappings": {}, )"
-      R"("queued_copies": {}, "ring": {}}})",
+      R"({{"transport": "shm", "peer_pid": {}, "process_vm": "{}", "ring_bytes": {}, "imports": {}, "mappings": {}, {}}})",
       process_.pid, process_vm_text(process_vm_error_), backend_.settings().ring_bytes, imports_,
-      backend_.mappings().live(), direct_.queued(), framed_ == nullptr ? "{}" : framed_->describe());
+      backend_.mappings().live(), paths_.describe());
 }
 
 }  // namespace towline::shm
