@@ -136,9 +136,9 @@ typedef struct towline_communicator_options_t {
   uint64_t reserved[4];
 } towline_communicator_options_t;
 
-// Rank and size from the environment: TOWLINE_RANK/TOWLINE_SIZE, TORCHCOMM_RANK/SIZE, Open MPI
-// (OMPI_COMM_WORLD_*), PMI, PALS, Slurm, then RANK/WORLD_SIZE. `method`: "auto", "torchrun", "mpi", "pals",
-// "slurm"; null: TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD, else "auto". TOWLINE_NOT_FOUND: nothing is set.
+// Rank and size from the environment: TOWLINE_RANK/TOWLINE_SIZE, Open MPI (OMPI_COMM_WORLD_*), PMI, PALS,
+// RANK/WORLD_SIZE, then Slurm. `method`: "auto", "torchrun", "mpi", "pals", "slurm"; null: "auto".
+// TOWLINE_NOT_FOUND: nothing is set.
 TOWLINE_API int32_t towline_collective_environment(const char* method, int32_t* rank, int32_t* size);
 
 // Communicators

@@ -5,11 +5,13 @@
 #include <cstring>
 
 #include "base/config/config_file.h"
+#include "capi/application_store.h"
 #include "capi/directory_store.h"
 #include "capi/handles.h"
 #include "collectives/backend.h"
 #include "collectives/communicator.h"
 #include "collectives/types.h"
+#include "rendezvous/ranks.h"
 
 using namespace towline;                                                     // NOLINT: C entry points
 using collectives::Communicator, collectives::OwnedCall, collectives::Work;  // NOLINT
@@ -86,25 +88,25 @@ std::shared_ptr<Communicator> create(const towline_communicator_options_t& given
     options.rank = given.rank;
     options.size = given.size;
   } else {
-    const auto found = collectives::rank_from_environment(*config, {});
+    const auto found = rendezvous::rank_from_environment(*config, {});
     options.rank = found.rank;
     options.size = found.size;
   }
   const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
-  std::shared_ptr<collectives::Store> store;
+  std::shared_ptr<rendezvous::Store> store;
   const std::string bootstrap = given.bootstrap != nullptr ? given.bootstrap : "env";
   if (given.store != nullptr) {
     if (given.store->struct_size < sizeof(towline_collective_store_t) || given.store->set == nullptr ||
         given.store->get == nullptr)
       fail(Status::kInvalidArgument, "store needs struct_size, set and get");
-    store = std::make_shared<collectives::CallbackStore>(*given.store);
+    store = std::make_shared<capi::ApplicationStore>(*given.store);
   } else if (options.backend == "fake" || (options.size == 1 && bootstrap == "env")) {
-    store = std::make_shared<collectives::MemoryStore>();
+    store = std::make_shared<rendezvous::MemoryStore>();
   } else if (bootstrap.find("://") != std::string::npos && !bootstrap.starts_with("tcp://")) {
     capi::need(given.agent, "agent (to open a directory with)");
     store = capi::open_directory_store(given.agent, bootstrap);
   } else {
-    store = collectives::open_store(bootstrap, options.rank, *config, deadline);
+    store = rendezvous::open_store(bootstrap, options.rank, *config, deadline);
   }
   return Communicator::create(std::move(options), std::move(store), std::move(config));
 }
@@ -149,7 +151,7 @@ int32_t towline_collective_environment(const char* method, int32_t* rank, int32_
     capi::need(rank, "rank");
     capi::need(size, "size");
     const auto found =
-        collectives::rank_from_environment(Config::from_process(), method != nullptr ? method : "");
+        rendezvous::rank_from_environment(Config::from_process(), method != nullptr ? method : "");
     *rank = found.rank;
     *size = found.size;
     return Status::kOk;

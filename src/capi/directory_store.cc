@@ -24,7 +24,7 @@ class Call {
   towline_directory_call_t* call_ = nullptr;
 };
 
-class DirectoryStore final : public collectives::Store {
+class DirectoryStore final : public rendezvous::Store {
  public:
   DirectoryStore(towline_agent_t* agent, std::string address) : address_(std::move(address)) {
     check(towline_directory_open(agent, address_.c_str(), &directory_));
@@ -37,7 +37,7 @@ class DirectoryStore final : public collectives::Store {
                                 60 * kSecondNs, call.out()));
     call.wait();
   }
-  collectives::Bytes get(const std::string& key, Deadline deadline) override {
+  rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
     Call call;
     const uint64_t left = std::max<uint64_t>(deadline.remaining_ns(monotonic_now_ns()), 1);
     check(towline_directory_get(directory_, key.c_str(), TOWLINE_GET_WAIT, left, call.out()));
@@ -58,7 +58,7 @@ class DirectoryStore final : public collectives::Store {
 
 }  // namespace
 
-std::shared_ptr<collectives::Store> open_directory_store(towline_agent_t* agent, const std::string& address) {
+std::shared_ptr<rendezvous::Store> open_directory_store(towline_agent_t* agent, const std::string& address) {
   return std::make_shared<DirectoryStore>(agent, address);
 }
 

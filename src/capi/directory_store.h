@@ -4,12 +4,12 @@
 #include <memory>
 #include <string>
 
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 #include "towline/towline.h"
 
 namespace towline::capi {
 
 // address: "etcd://..". Throws Error.
-std::shared_ptr<collectives::Store> open_directory_store(towline_agent_t* agent, const std::string& address);
+std::shared_ptr<rendezvous::Store> open_directory_store(towline_agent_t* agent, const std::string& address);
 
 }  // namespace towline::capi

@@ -1,6 +1,5 @@
 #include "collectives/backend.h"
 
-#include <cctype>
 #include <map>
 #include <mutex>
 
@@ -43,17 +42,16 @@ const towline_collective_table_v1_t& find_backend(const std::string& name) {
     const std::lock_guard lock(all.mutex);
     if (const auto found = all.tables.find(name); found != all.tables.end()) return found->second;
   }
-  std::string upper;
-  for (const char c : name) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  if (const auto path = Config::from_process().environment("TORCHCOMMS_BACKEND_LIB_PATH_" + upper)) {
-    load_backend(name, *path);
+  const std::string setting = "collectives.library." + name;
+  if (const std::string path = Config::from_process().get_string(setting, ""); !path.empty()) {
+    load_backend(name, path);
     return find_backend(name);
   }
   std::string known;
   for (const std::string& other : backend_names()) known += (known.empty() ? "" : ", ") + other;
   fail(Status::kNotFound,
-       "no backend \"{}\": known are {}; register or load it, or set TORCHCOMMS_BACKEND_LIB_PATH_{}", name,
-       known, upper);
+       "no backend \"{}\": known are {}; register or load it, or name its library in the setting {}", name,
+       known, setting);
 }
 
 std::vector<std::string> backend_names() {

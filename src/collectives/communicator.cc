@@ -15,9 +15,9 @@
 #include "collectives/call_out.h"
 #include "collectives/checks.h"
 #include "collectives/interrupt.h"
-#include "collectives/meeting.h"
 #include "collectives/reduce.h"
 #include "collectives/types.h"
+#include "rendezvous/meeting.h"
 
 namespace towline::collectives {
 namespace {
@@ -38,7 +38,7 @@ thread_local std::string backend_text;
 // part of the meeting key, so that a new communicator does not find keys of an old one. It is kept by rank,
 // since threads may be ranks, and by store and size: all ranks must get the same count, but a process may
 // have formed other communicators elsewhere or alone.
-uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
+uint64_t count_of(const CommunicatorOptions& options, const rendezvous::Store& store) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int, int>, uint64_t> counts;
   const std::lock_guard lock(mutex);
@@ -49,7 +49,8 @@ uint64_t count_of(const CommunicatorOptions& options, const Store& store) {
 
 // ---- Life
 
-std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, std::shared_ptr<Store> store,
+std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
+                                                   std::shared_ptr<rendezvous::Store> store,
                                                    std::shared_ptr<Config> config) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     fail(Status::kInvalidArgument, "rank {} is out of range for a communicator of {}", options.rank,
@@ -57,11 +58,12 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, 
   count_forks();
   std::string prefix =
       fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
-  std::shared_ptr<Store> meeting = std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
+  std::shared_ptr<rendezvous::Store> meeting =
+      std::make_shared<rendezvous::PrefixStore>(std::move(store), std::move(prefix));
   if (options.backend != "fake") {
     const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
     try {
-      meeting = meet(std::move(meeting), options.rank, options.size, deadline);
+      meeting = rendezvous::meet(std::move(meeting), options.rank, options.size, deadline);
     } catch (const Error& error) {
       fail(error.code(), "communicator {} did not form: {}", options.name, error.message());
     }
@@ -72,7 +74,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options, 
   return made;
 }
 
-Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<Store> store,
+Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
                            std::shared_ptr<Config> config)
     : options_(std::move(options)),
       store_(std::move(store)),
@@ -102,7 +104,8 @@ void Communicator::open() {
   host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
                        size_t* bytes) -> int32_t {
     try {
-      const Bytes found = static_cast<Communicator*>(context)->store_->get(key, Deadline::at(deadline_ns));
+      const rendezvous::Bytes found =
+          static_cast<Communicator*>(context)->store_->get(key, Deadline::at(deadline_ns));
       std::copy_n(found.data(), std::min(capacity, found.size()), static_cast<uint8_t*>(value));
       *bytes = found.size();
       return TOWLINE_OK;
@@ -311,8 +314,8 @@ std::shared_ptr<Communicator> Communicator::split(const int32_t* ranks, size_t c
     const std::lock_guard lock(state_mutex_);
     options.hints = hints_;
   }
-  auto meeting =
-      std::make_shared<PrefixStore>(store_, fmt::format("split/{}/{}/{}/", number, members, options.name));
+  auto meeting = std::make_shared<rendezvous::PrefixStore>(
+      store_, fmt::format("split/{}/{}/{}/", number, members, options.name));
   std::shared_ptr<Communicator> made(new Communicator(std::move(options), std::move(meeting), config_));
   made->open();
   return made;

@@ -24,8 +24,8 @@
 
 #include "base/config/config.h"
 #include "collectives/flight_recorder.h"
-#include "collectives/store.h"
 #include "collectives/work.h"
+#include "rendezvous/store.h"
 #include "towline/plugin/collective.h"
 #include "towline/status.h"
 
@@ -54,7 +54,8 @@ struct CommunicatorOptions {
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // Collective. Throws Error.
-  static std::shared_ptr<Communicator> create(CommunicatorOptions options, std::shared_ptr<Store> store,
+  static std::shared_ptr<Communicator> create(CommunicatorOptions options,
+                                              std::shared_ptr<rendezvous::Store> store,
                                               std::shared_ptr<Config> config);
   ~Communicator();
 
@@ -106,7 +107,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status usable(std::string& text) const;
 
  private:
-  Communicator(CommunicatorOptions options, std::shared_ptr<Store> store, std::shared_ptr<Config> config);
+  Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
+               std::shared_ptr<Config> config);
 
   void open();
   Status usable_fast() const noexcept;
@@ -149,7 +151,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void broken(Status status, const std::string& text);
 
   const CommunicatorOptions options_;
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<rendezvous::Store> store_;
   const std::shared_ptr<Config> config_;
   const towline_collective_table_v1_t* table_;
   towline_collective_host_v1_t host_ = {};

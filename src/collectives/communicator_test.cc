@@ -208,7 +208,7 @@ TEST_P(Breaking, AMessageThatNeverComesTimesOut) {
 }
 
 TEST_P(Breaking, ANewCommunicatorFormsAfterwards) {
-  auto store = std::make_shared<MemoryStore>();
+  auto store = std::make_shared<rendezvous::MemoryStore>();
   const World made = world();
   std::atomic<int> passed{0};
   run_threads(made.size, [&](int rank) {
@@ -231,7 +231,7 @@ TEST(Communicator, RanksMeetWhateverElseTheirProcessesFormedBefore) {
   World alone;
   alone.size = 1;
   const World all;
-  const auto store = std::make_shared<MemoryStore>();
+  const auto store = std::make_shared<rendezvous::MemoryStore>();
   // Rank 0 was rank 0 before, by itself: in the store where all meet, and in another one.
   join(alone, 0, store, "met")->close();
   run_threads(all.size, [&](int rank) {
@@ -316,7 +316,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, LateRank, testing::Values(0, 1),
                          [](const auto& setup) { return setup.param == 0 ? "shm" : "tcp"; });
 
 TEST(Communicator, AClosedRankIsToldApartFromALostOne) {
-  auto store = std::make_shared<MemoryStore>();
+  auto store = std::make_shared<rendezvous::MemoryStore>();
   World world;
   std::atomic<bool> closed{false};
   run_threads(2, [&](int rank) {
@@ -400,7 +400,7 @@ TEST(Communicator, SplitsIntoGroupsWithTheirOwnRanks) {
 }
 
 TEST(Communicator, TwoOfThemServeTwoThreads) {
-  auto store = std::make_shared<MemoryStore>();
+  auto store = std::make_shared<rendezvous::MemoryStore>();
   World world;
   run_threads(2, [&](int rank) {
     const auto first = join(world, rank, store, "first");
@@ -599,7 +599,7 @@ TEST(Info, SaysWhoIsReachedHow) {
 }
 
 TEST(Fake, EndsAtOnceForAnyNumberOfRanks) {
-  auto store = std::make_shared<MemoryStore>();
+  auto store = std::make_shared<rendezvous::MemoryStore>();
   World world;
   world.size = 64;
   world.backend = "fake";

@@ -1,4 +1,5 @@
 #include "collectives/cpu_backend.h"
+#include "rendezvous/exchange.h"
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
@@ -33,27 +34,6 @@ constexpr int kWatchMs = 200;  // how late an idle rank may learn that another r
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
-}
-
-void store_set(const towline_collective_host_v1_t& host, const std::string& key,
-               std::span<const uint8_t> value) {
-  if (const int32_t status = host.store_set(host.context, key.c_str(), value.data(), value.size());
-      status < 0)
-    fail(Status{status}, "cannot put \"{}\" into the store: {}", key, status_text(Status{status}));
-}
-
-std::vector<uint8_t> store_get(const towline_collective_host_v1_t& host, const std::string& key,
-                               Deadline deadline) {
-  std::vector<uint8_t> value(4096);
-  for (;;) {
-    size_t bytes = 0;
-    const int32_t status =
-        host.store_get(host.context, key.c_str(), deadline.ns(), value.data(), value.size(), &bytes);
-    if (status < 0) fail(Status{status}, "\"{}\" did not come: {}", key, status_text(Status{status}));
-    const bool whole = bytes <= value.size();
-    value.resize(bytes);
-    if (whole) return value;
-  }
 }
 
 }  // namespace
@@ -146,22 +126,16 @@ uint64_t CpuBackend::size_setting(const char* key, uint64_t fallback) const {
 // ---- Forming
 
 void CpuBackend::exchange_infos(Deadline deadline) {
-  RankInfo mine = this_rank();
+  rendezvous::RankInfo mine = rendezvous::this_rank();
   mine.label = setting("collectives.host", "");
   mine.endpoints = mesh_->endpoints(setting("collectives.store_host", ""));
   mine.settings = fmt::format(
       "stage_bytes {}, flat_bytes {}, channel_bytes {}, leader_bytes {}, chunk_bytes {}, {}shared memory",
       settings_.stage_bytes, settings_.flat_bytes, settings_.channel_bytes, settings_.leader_bytes,
       settings_.chunk_bytes, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ? "no " : "");
-  store_set(host_, fmt::format("info/{}", rank_), encode(mine));
-  for (int rank = 0; rank < size_; ++rank) {
-    try {
-      infos_.push_back(decode(store_get(host_, fmt::format("info/{}", rank), deadline), rank));
-    } catch (const Error& error) {
-      if (error.code() != Status::kTimedOut) throw;
-      fail(Status::kTimedOut, "rank {} of {} timed out waiting for rank {} to join", rank_, size_, rank);
-    }
-  }
+  const auto all = rendezvous::exchange(store_, "info", rank_, size_, rendezvous::encode(mine), deadline);
+  for (int rank = 0; rank < size_; ++rank)
+    infos_.push_back(rendezvous::decode(all[static_cast<size_t>(rank)], rank));
   // Settings decide how data is cut, so ranks with different settings could not communicate.
   for (int rank = 0; rank < size_; ++rank) {
     const std::string& theirs = infos_[static_cast<size_t>(rank)].settings;
@@ -169,7 +143,7 @@ void CpuBackend::exchange_infos(Deadline deadline) {
       fail(Status::kMismatch, "ranks have different settings (collectives.*): rank 0 has {}; rank {} has {}",
            infos_[0].settings, rank, theirs);
   }
-  hosts_ = hosts_of(infos_, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) == 0);
+  hosts_ = rendezvous::hosts_of(infos_, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) == 0);
 }
 
 // The first rank of a host makes the memory; the others open it by its descriptor in that process. If one of
@@ -199,10 +173,10 @@ void CpuBackend::share_memory(Deadline deadline) {
     if (error.code() == Status::kTimedOut) throw;
     problem = error.message();
   }
-  store_set(host_, fmt::format("mapped/{}", rank_), as_bytes(problem));
+  const auto problems = rendezvous::exchange(store_, "mapped", rank_, size_, as_bytes(problem), deadline);
   std::vector<bool> failed(hosts_.size());
   for (int rank = 0; rank < size_; ++rank) {
-    if (!store_get(host_, fmt::format("mapped/{}", rank), deadline).empty()) failed[host_of(rank)] = true;
+    if (!problems[static_cast<size_t>(rank)].empty()) failed[host_of(rank)] = true;
   }
   if (std::ranges::find(failed, true) != failed.end()) {
     std::vector<std::vector<int>> split;
@@ -228,8 +202,8 @@ void CpuBackend::share_memory(Deadline deadline) {
   group_ = std::make_unique<ShmGroup>(std::move(mapping), index, members, settings_, breaker_);
   watch_processes();
   if (!one_host()) {
-    if (rank_ == 0) store_set(host_, "mesh", as_bytes(Id::random().to_hex()));
-    const std::vector<uint8_t> text = store_get(host_, "mesh", deadline);
+    if (rank_ == 0) store_.set("mesh", as_bytes(Id::random().to_hex()));
+    const std::vector<uint8_t> text = store_.get("mesh", deadline);
     const auto secret = Id::from_hex(std::string(text.begin(), text.end()));
     if (!secret) fail(Status::kProtocol, "the store's \"mesh\" is no identity");
     mesh_->join(infos_, *secret, deadline);
@@ -240,9 +214,9 @@ void CpuBackend::share_memory(Deadline deadline) {
           fail(Status::kTimedOut, "not every rank connected to rank 0");
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      store_set(host_, "joined", as_bytes("all"));
+      store_.set("joined", as_bytes("all"));
     }
-    store_get(host_, "joined", deadline);
+    store_.get("joined", deadline);
   }
   formed_ = true;
   wake_.signal();
@@ -263,14 +237,14 @@ Mapping CpuBackend::open_arena(const std::vector<int>& host, UniqueFd& created, 
     try {
       created = create_memfd("towline-collectives", bytes);
       Mapping mapping = Mapping::map_shared(created.get(), bytes, MapAccess::kReadWrite);
-      store_set(host_, key, as_bytes(fmt::format("/proc/{}/fd/{}", ::getpid(), created.get())));
+      store_.set(key, as_bytes(fmt::format("/proc/{}/fd/{}", ::getpid(), created.get())));
       return mapping;
     } catch (const Error&) {
-      store_set(host_, key, as_bytes("none"));
+      store_.set(key, as_bytes("none"));
       throw;
     }
   }
-  const std::vector<uint8_t> value = store_get(host_, key, deadline);
+  const std::vector<uint8_t> value = store_.get(key, deadline);
   const std::string path(value.begin(), value.end());
   if (!path.starts_with("/proc/"))
     fail(Status::kOutOfMemory, "the first rank of the host has no shared memory");

@@ -13,11 +13,12 @@
 #include "base/sync/wake.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
+#include "collectives/host_store.h"
 #include "collectives/messages.h"
 #include "collectives/shm_group.h"
 #include "collectives/tcp_group.h"
 #include "collectives/tcp_mesh.h"
-#include "collectives/topology.h"
+#include "rendezvous/rank_info.h"
 #include "towline/plugin/collective.h"
 
 namespace towline {
@@ -43,7 +44,7 @@ class CpuBackend {
   ShmGroup& group() { return *group_; }
   int size() const { return size_; }
   int rank() const { return rank_; }
-  const std::vector<RankInfo>& ranks() const { return infos_; }
+  const std::vector<rendezvous::RankInfo>& ranks() const { return infos_; }
   // A rank's index in the group of this host; < 0: it is on another host.
   int index_here(int rank) const noexcept { return index_here_[static_cast<size_t>(rank)]; }
   // Collective, called like perform: every rank gives some bytes and receives those of all ranks. For control
@@ -101,6 +102,7 @@ class CpuBackend {
   Status all_to_all_between_hosts(Call& call);
 
   const towline_collective_host_v1_t& host_;
+  HostStore store_{host_};
   const int rank_;
   const int size_;
   const uint32_t flags_;
@@ -108,7 +110,7 @@ class CpuBackend {
   const std::string name_;
   uint64_t warn_ns_ = 0;  // an operation that takes longer is logged
   ShmSettings settings_;
-  std::vector<RankInfo> infos_;
+  std::vector<rendezvous::RankInfo> infos_;
   std::vector<std::vector<int>> hosts_;
   size_t my_host_ = 0;
   std::vector<int> index_here_;  // of each rank

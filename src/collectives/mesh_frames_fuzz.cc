@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "collectives/mesh_frames.h"
-#include "collectives/topology.h"
+#include "rendezvous/rank_info.h"
 
 using namespace towline;               // NOLINT: one file
 using namespace towline::collectives;  // NOLINT: the same
@@ -24,9 +24,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!decoded || length != again.size() || decoded->reason.text != frame->reason.text) std::abort();
   }
   try {
-    const RankInfo info = decode(bytes, 1);
+    const rendezvous::RankInfo info = rendezvous::decode(bytes, 1);
     const std::vector<uint8_t> again = encode(info);
-    if (encode(decode(again, 1)) != again) std::abort();
+    if (encode(rendezvous::decode(again, 1)) != again) std::abort();
   } catch (const Error& error) {
     if (error.code() != Status::kProtocol) std::abort();
   }

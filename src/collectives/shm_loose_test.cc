@@ -113,7 +113,7 @@ TEST_P(Loose, NobodyRunsAheadWithoutBound) {
 
 TEST_P(Loose, ARankThatClosedEarlyIsNamedByTheNextOperation) {
   const World world;
-  const auto store = std::make_shared<MemoryStore>();
+  const auto store = std::make_shared<rendezvous::MemoryStore>();
   std::atomic<bool> closed{false};
   run_threads(world.size, [&](int rank) {
     const auto ranks = join(world, rank, store, fmt::format("closed {}", GetParam()));
@@ -137,7 +137,7 @@ TEST_P(Loose, ARankThatClosedEarlyIsNamedByTheNextOperation) {
 TEST_P(Loose, ARankThatLeftAndClosedIsNoLoss) {
   World world;
   world.size = 3;
-  const auto store = std::make_shared<MemoryStore>();
+  const auto store = std::make_shared<rendezvous::MemoryStore>();
   const int ahead = goes_on(GetParam(), true) ? 1 : 2;
   std::atomic<int> closed{0};
   run_threads(world.size, [&](int rank) {

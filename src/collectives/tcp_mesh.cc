@@ -11,7 +11,7 @@
 #include "collectives/interrupt.h"
 #include "collectives/lane.h"
 #include "collectives/mesh_frames.h"
-#include "collectives/sockets.h"
+#include "rendezvous/sockets.h"
 
 namespace towline::collectives {
 namespace {
@@ -102,7 +102,7 @@ void TcpMesh::tune(int fd, int peer) const noexcept {
   const HostIdentity& mine = infos_[static_cast<size_t>(rank_)].host;
   const bool here = mine.same_host(infos_[static_cast<size_t>(peer)].host);
   if (!congestion_.empty() || here)
-    collectives::set_congestion(fd, congestion_.empty() ? "reno" : congestion_);
+    rendezvous::set_congestion(fd, congestion_.empty() ? "reno" : congestion_);
 }
 
 UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
@@ -111,11 +111,11 @@ UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
     try {
       const uint64_t now = monotonic_now_ns();
       const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, 5 * kSecondNs).ns()));
-      UniqueFd socket = dial(parse_endpoint(text), soon, false);
+      UniqueFd socket = rendezvous::dial(parse_endpoint(text), soon, false);
       const std::vector<uint8_t> hello =
           encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
       tune(socket.get(), peer);
-      if (!is_error(send_all(socket.get(), hello, soon))) return socket;
+      if (!is_error(rendezvous::send_all(socket.get(), hello, soon))) return socket;
     } catch (const Error& error) {
       problems += (problems.empty() ? "" : "; ") + error.message();
     }
@@ -124,7 +124,7 @@ UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
        problems.empty() ? "it gives no address" : problems);
 }
 
-void TcpMesh::join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline) {
+void TcpMesh::join(const std::vector<rendezvous::RankInfo>& infos, const Id& secret, Deadline deadline) {
   infos_ = infos;
   {
     const std::lock_guard lock(mutex_);
@@ -241,7 +241,7 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
       if (silent == arriving_.end()) continue;
       arriving_.erase(silent);
     }
-    set_no_delay(socket.get());
+    rendezvous::set_no_delay(socket.get());
     arriving_.push_back({std::move(socket), {}, now_ns + hello_ns_});
   }
   for (auto arriving = arriving_.begin(); arriving != arriving_.end();) {
@@ -332,7 +332,8 @@ void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept {
   const std::vector<uint8_t> frame = encode_control(type, reason);
   const UniqueFd& socket = controls_[static_cast<size_t>(peer)].socket;
   if (socket.valid())
-    (void)send_all(socket.get(), frame, Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
+    (void)rendezvous::send_all(socket.get(), frame,
+                               Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
 }
 
 // Rank 0: the first reason applies to all ranks.
@@ -436,7 +437,7 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
     for (const Moving& leg : moving_)
       if (!leg.done())
         polled_.push_back({leg.fd, static_cast<short>(leg.sending.done() ? POLLIN : POLLOUT), 0});
-    ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
+    ::poll(polled_.data(), polled_.size(), rendezvous::poll_timeout_ms(deadline, 50));
     for (Moving& leg : moving_) leg.writable = true;
   }
 }

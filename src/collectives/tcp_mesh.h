@@ -24,7 +24,7 @@
 #include "collectives/call.h"
 #include "collectives/lane.h"
 #include "collectives/messages.h"
-#include "collectives/topology.h"
+#include "rendezvous/rank_info.h"
 
 namespace towline::collectives {
 
@@ -39,7 +39,7 @@ class TcpMesh {
   // comes first.
   std::vector<std::string> endpoints(const std::string& store_host) const;
   // Sets the other ranks and connects to rank 0. `secret` authenticates connections. Throws Error.
-  void join(const std::vector<RankInfo>& infos, const Id& secret, Deadline deadline);
+  void join(const std::vector<rendezvous::RankInfo>& infos, const Id& secret, Deadline deadline);
   // How long a blocked operation polls before it sleeps. Call before the first operation.
   void set_spin(uint64_t spin_ns) noexcept { spin_ns_ = spin_ns; }
   // The congestion control of connections, by its kernel name; empty: the kernel's choice, or one without
@@ -118,7 +118,7 @@ class TcpMesh {
   Breaker& breaker_;
   const uint64_t hello_ns_;
   ListeningSocket socket_;
-  std::vector<RankInfo> infos_;
+  std::vector<rendezvous::RankInfo> infos_;
   Id secret_;
   uint64_t spin_ns_ = 0;
   std::string congestion_;

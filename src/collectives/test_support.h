@@ -3,18 +3,21 @@
 
 #include <gtest/gtest.h>
 
-#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "collectives/communicator.h"
 #include "collectives/types.h"
+#include "rendezvous/store.h"
+#include "rendezvous/test_support.h"
 
 namespace towline::collectives {
+
+using rendezvous::eventually;
+using rendezvous::run_threads;
 
 struct World {
   int size = 2;
@@ -27,7 +30,8 @@ struct World {
   std::string warn = "30s";
 };
 
-inline std::shared_ptr<Communicator> join(const World& world, int rank, const std::shared_ptr<Store>& store,
+inline std::shared_ptr<Communicator> join(const World& world, int rank,
+                                          const std::shared_ptr<rendezvous::Store>& store,
                                           const std::string& name = "test") {
   CommunicatorOptions options;
   options.name = name;
@@ -52,22 +56,8 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank, const st
 }
 
 // Runs the body as every rank, in a thread each, and waits. An exception of one fails the test.
-inline void run_threads(int size, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 inline void run_ranks(const World& world, const std::function<void(Communicator&)>& body) {
-  auto store = std::make_shared<MemoryStore>();
+  auto store = std::make_shared<rendezvous::MemoryStore>();
   // By test, since each rank of the process counts its communicators of a name.
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string name = std::string(test->test_suite_name()) + "." + test->name();
@@ -98,14 +88,5 @@ inline void do_run(Communicator& communicator, const towline_collective_t& call)
 }
 
 inline void do_barrier(Communicator& communicator) { do_run(communicator, call_of(TOWLINE_OP_BARRIER)); }
-
-// Waits until the condition holds; fails the test after two minutes.
-inline void eventually(const std::function<bool()>& condition) {
-  const uint64_t limit = monotonic_now_ns() + 120 * kSecondNs;
-  while (!condition()) {
-    ASSERT_LT(monotonic_now_ns(), limit) << "it never came to be";
-    std::this_thread::yield();
-  }
-}
 
 }  // namespace towline::collectives

@@ -8,9 +8,9 @@
 #include "base/os/memfd.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/shm_group.h"
-#include "collectives/sockets.h"
 #include "collectives/tcp_mesh.h"
 #include "collectives/test_support.h"
+#include "rendezvous/sockets.h"
 
 namespace towline::collectives {
 namespace {
@@ -40,13 +40,13 @@ struct Served {
 
 bool is_closed(int fd) {
   uint8_t byte = 0;
-  return receive_all(fd, {&byte, 1}, soon()) == Status::kPeerLost;
+  return rendezvous::receive_all(fd, {&byte, 1}, soon()) == Status::kPeerLost;
 }
 
 TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
   Served first(0, 2);
   Served second(1, 2);
-  std::vector<RankInfo> infos(2);
+  std::vector<rendezvous::RankInfo> infos(2);
   infos[0].endpoints = first.mesh.endpoints("");
   infos[1].endpoints = second.mesh.endpoints("");
   const Id secret = Id::random();
@@ -65,9 +65,9 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
   swap("before");
   for (const uint8_t kind : {0, 1, 7}) {  // control, lane, none
     for (const uint32_t rank : {1u, 0u, 2u, ~0u}) {
-      const UniqueFd stranger = dial(parse_endpoint(infos[0].endpoints.front()), soon(), false);
+      const UniqueFd stranger = rendezvous::dial(parse_endpoint(infos[0].endpoints.front()), soon(), false);
       const auto hello = encode(MeshHello{kind, rank, secret});
-      ASSERT_EQ(send_all(stranger.get(), hello, soon()), Status::kOk);
+      ASSERT_EQ(rendezvous::send_all(stranger.get(), hello, soon()), Status::kOk);
       EXPECT_TRUE(is_closed(stranger.get()));
       swap(fmt::format("after a hello of kind {} as rank {}", kind, rank));
     }
@@ -77,12 +77,13 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
 TEST(Mesh, WhoDoesNotSayWhoItIsIsDroppedInTime) {
   Served served(0, 2, 100 * kMillisecondNs);
   const auto endpoint = parse_endpoint(served.mesh.endpoints("").front());
-  const UniqueFd silent = dial(endpoint, soon(), false);
-  const UniqueFd half = dial(endpoint, soon(), false);
+  const UniqueFd silent = rendezvous::dial(endpoint, soon(), false);
+  const UniqueFd half = rendezvous::dial(endpoint, soon(), false);
   const auto hello = encode(MeshHello{1, 1, Id::random()});
-  ASSERT_EQ(send_all(half.get(), std::span(hello).first(10), soon()), Status::kOk);
-  const UniqueFd other = dial(endpoint, soon(), false);
-  ASSERT_EQ(send_all(other.get(), std::vector<uint8_t>(kMeshHelloBytes, 'x'), soon()), Status::kOk);
+  ASSERT_EQ(rendezvous::send_all(half.get(), std::span(hello).first(10), soon()), Status::kOk);
+  const UniqueFd other = rendezvous::dial(endpoint, soon(), false);
+  ASSERT_EQ(rendezvous::send_all(other.get(), std::vector<uint8_t>(kMeshHelloBytes, 'x'), soon()),
+            Status::kOk);
   EXPECT_TRUE(is_closed(silent.get()));
   EXPECT_TRUE(is_closed(half.get()));
   EXPECT_TRUE(is_closed(other.get()));

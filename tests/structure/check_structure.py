@@ -33,11 +33,12 @@ LAYERS = {
     "fabric": ["plan"],
     "storing": ["base"],
     "http": ["base"],
+    "rendezvous": ["base"],
     "transports": ["framing", "fabric", "gpu"],
     "storage": ["framing", "fabric", "storing", "http"],
     "metadata": ["framing", "fabric", "http"],
     "agent": ["plan"],
-    "collectives": ["agent", "gpu"],
+    "collectives": ["agent", "gpu", "rendezvous"],
     "moe": ["agent"],
     "capi": ["agent", "collectives", "moe"],
 }

@@ -37,6 +37,39 @@ def comm(request, monkeypatch):
     made.finalize()
 
 
+RANK_VARIABLES = ("TOWLINE_RANK", "TOWLINE_SIZE", "TORCHCOMM_RANK", "TORCHCOMM_SIZE", "RANK", "WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    "environment, found",
+    [
+        ({"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "RANK": "1", "WORLD_SIZE": "4"}, (2, 5)),
+        ({"TORCHCOMM_RANK": "2", "RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+        ({"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "TOWLINE_RANK": "3", "TOWLINE_SIZE": "6"}, (3, 6)),
+        (
+            {"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "RANK": "1", "WORLD_SIZE": "4"}
+            | {"TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD": "torchrun"},
+            (1, 4),
+        ),
+        ({"TORCHCOMM_RANK": "5", "TORCHCOMM_SIZE": "5"}, None),
+        ({"TORCHCOMM_RANK": "one", "TORCHCOMM_SIZE": "5"}, None),
+        ({"TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD": "telepathy"}, None),
+    ],
+)
+def test_rank_and_size_are_read_from_the_environment(environment, found, monkeypatch):
+    from torchcomms._ranks import rank_and_size
+
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if found is not None:
+        assert rank_and_size() == found
+    else:
+        with pytest.raises(RuntimeError):
+            rank_and_size()
+
+
 def test_operations(comm):
     tensor = torch.arange(4.0)
     for async_op in (False, True):

@@ -14,6 +14,7 @@ import torch
 import towline
 from towline import _torch_group, collectives
 
+from ._ranks import rank_and_size
 from ._types import CommOptions, ReduceOp, RedOpType
 
 # What programs may ask of a name beyond the operations. "gloo" and "mccl" can do what those of torchcomms can.
@@ -127,7 +128,7 @@ class Native:
         if self.name == "fake":
             how.update(backend="fake", rank=0, size=1)
         else:
-            how["rank"], how["size"] = collectives.environment()
+            how["rank"], how["size"] = rank_and_size()
             if self.name not in FEATURES:
                 how["backend"] = self.name
         if options.store is not None and self.name != "fake":

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from towline import collectives
-
 from ._backends import TorchCommBackend
+from ._ranks import rank_and_size
 from ._types import CommOptions, ReduceOp
 
 
@@ -41,7 +40,7 @@ class TorchGloo(TorchCommBackend):
     def init(self, device: torch.device, name: str, options: CommOptions) -> None:
         if device.type != "cpu":
             raise RuntimeError(f"backend torch_gloo works on the CPU; the device is {device}")
-        rank, size = collectives.environment()
+        rank, size = rank_and_size()
         self._form(_store(options, rank, size), name, rank, size, options.timeout)
 
     def _form(self, store: Any, name: str, rank: int, size: int, timeout: timedelta) -> None:

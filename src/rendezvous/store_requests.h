@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 // Request numbers: the part of torch's TCPStore that ranks need to meet.
 enum class StoreQuery : uint8_t {
@@ -105,4 +105,4 @@ class StoreValues {
   std::unordered_map<std::string, StoreValue> values_;
 };
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

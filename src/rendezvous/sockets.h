@@ -10,7 +10,7 @@
 #include "base/os/unique_fd.h"
 #include "towline/status.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 void set_no_delay(int fd) noexcept;
 // Sets a congestion control by its kernel name; an unknown name leaves the kernel's choice.
@@ -28,4 +28,4 @@ Status receive_all(int fd, std::span<uint8_t> bytes, Deadline deadline) noexcept
 // poll() in whole milliseconds rounded up until the deadline, at most `most_ms`.
 int poll_timeout_ms(Deadline deadline, int most_ms) noexcept;
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,11 +1,11 @@
-#include "collectives/store_requests.h"
+#include "rendezvous/store_requests.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <utility>
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 constexpr uint64_t kEntryBytes = 128;  // overhead of a key and a value
@@ -173,4 +173,4 @@ bool StoreValues::add(const std::string& key, int64_t amount, int64_t& sum, bool
   return set(key, Bytes(text.begin(), text.end()), made);
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,18 +1,21 @@
 // Where ranks meet, and what they find out about themselves.
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "base/error.h"
 #include "base/os/socket_address.h"
-#include "collectives/meeting.h"
-#include "collectives/sockets.h"
-#include "collectives/store_requests.h"
-#include "collectives/tcp_store.h"
-#include "collectives/test_support.h"
+#include "rendezvous/exchange.h"
+#include "rendezvous/meeting.h"
+#include "rendezvous/ranks.h"
+#include "rendezvous/sockets.h"
+#include "rendezvous/store_requests.h"
+#include "rendezvous/tcp_store.h"
+#include "rendezvous/test_support.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 using Environment = Config::Environment;
@@ -50,7 +53,6 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, Launchers,
     testing::Values(Launcher{"towline", "", {{"TOWLINE_RANK", "2"}, {"TOWLINE_SIZE", "5"}}},
                     Launcher{"torchrun", "torchrun", {{"RANK", "2"}, {"WORLD_SIZE", "5"}}},
-                    Launcher{"torchcomm", "", {{"TORCHCOMM_RANK", "2"}, {"TORCHCOMM_SIZE", "5"}}},
                     Launcher{
                         "openmpi", "mpi", {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "5"}}},
                     Launcher{"pmi", "mpi", {{"PMI_RANK", "2"}, {"PMI_SIZE", "5"}}},
@@ -68,12 +70,6 @@ TEST(RankFromEnvironment, TakesOursBeforeLaunchersAndOneMethodWhereAskedFor) {
   EXPECT_EQ(rank_from_environment(config, "").rank, 5);
   EXPECT_EQ(rank_from_environment(config, "mpi").rank, 3);
   EXPECT_EQ(rank_from_environment(config, "torchrun").rank, 1);
-  const Config asked = with({{"RANK", "1"},
-                             {"WORLD_SIZE", "2"},
-                             {"TOWLINE_RANK", "0"},
-                             {"TOWLINE_SIZE", "1"},
-                             {"TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD", "torchrun"}});
-  EXPECT_EQ(rank_from_environment(asked, "").rank, 1);
 }
 
 TEST(RankFromEnvironment, SaysWhatIsWrong) {
@@ -294,28 +290,6 @@ TEST(TcpStores, ListenAtTheAddressThatWasTold) {
   EXPECT_THROW(dial({false, "127.0.0.2", port}, RawClient::soon(), false), Error);
 }
 
-// As under torchrun: its agent serves, or rank 0 does, and everybody finds it in the environment.
-TEST(TcpStores, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
-  for (const bool served : {true, false}) {
-    auto server = std::make_unique<TcpStoreServer>("127.0.0.1:0");
-    const std::string port = std::to_string(server->port());
-    if (!served) server.reset();  // rank 0 takes the port
-    const Config config = with({{"MASTER_ADDR", "127.0.0.1"},
-                                {"MASTER_PORT", port},
-                                {"TORCHELASTIC_USE_AGENT_STORE", served ? "True" : "False"}});
-    World world;
-    world.size = 4;
-    for (int again = 0; again < 5; ++again) {
-      run_threads(world.size, [&](int rank) {
-        auto store = open_store("env", rank, config, Deadline::after(monotonic_now_ns(), 120 * kSecondNs));
-        auto ranks = join(world, rank, store, served ? "agent serves" : "rank 0 serves");
-        store.reset();
-        ranks->close();
-      });
-    }
-  }
-}
-
 // Ranks that ended at any moment leave keys behind, which a process of another attempt, that counts anew, finds.
 TEST(Meeting, RanksDoNotFindWhatOthersLeftInTheStore) {
   auto store = std::make_shared<MemoryStore>();
@@ -351,28 +325,19 @@ TEST(Meeting, ARankThatDoesNotComeIsNamed) {
   });
 }
 
-TEST(Meeting, RanksWithOtherSettingsOrSizesAreToldSo) {
-  const auto refused = [](const std::string& name, const std::function<void(World&, int)>& differ) {
-    auto store = std::make_shared<MemoryStore>();
-    std::atomic<int> told{0};
-    run_threads(2, [&](int rank) {
-      World world;
-      differ(world, rank);
-      if (code_of([&] { join(world, rank, store, name); }, "ranks have different settings") ==
-          Status::kMismatch)
-        ++told;
-    });
-    return told.load();
-  };
-  EXPECT_EQ(
-      refused("stages", [](World& world, int rank) { world.stage_bytes = rank == 0 ? "64KiB" : "128KiB"; }),
-      2);
-  EXPECT_EQ(refused("flags",
-                    [](World& world, int rank) {
-                      world.flags = rank == 0 ? 0 : uint32_t{TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY};
-                    }),
-            2);
+TEST(Exchange, GivesEveryRankWhatAllHaveAndNamesOneThatDoesNotCome) {
+  auto store = std::make_shared<MemoryStore>();
+  run_threads(3, [&](int rank) {
+    const auto all =
+        exchange(*store, "ages", rank, 3, Bytes(static_cast<size_t>(rank), 'x'), RawClient::soon());
+    ASSERT_EQ(all.size(), 3u);
+    for (size_t other = 0; other < 3; ++other) EXPECT_EQ(all[other], Bytes(other, 'x'));
+  });
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), kMillisecondNs);
+  EXPECT_EQ(code_of([&] { exchange(*store, "names", 0, 2, Bytes(), deadline); },
+                    "rank 0 of 2 timed out waiting for rank 1 to join"),
+            Status::kTimedOut);
 }
 
 }  // namespace
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,10 +1,10 @@
-#include "collectives/topology.h"
+#include "rendezvous/rank_info.h"
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 // Ranks that may use these processors, all of one machine.
@@ -53,4 +53,4 @@ TEST(RankInfo, ComesBackAsItWasSent) {
 }
 
 }  // namespace
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -2,11 +2,11 @@
 // must not depend on the pieces, and nothing may be kept beyond the limits.
 #include <cstdlib>
 
-#include "collectives/store_requests.h"
+#include "rendezvous/store_requests.h"
 
 namespace {
 
-using namespace towline::collectives;  // NOLINT: one file
+using namespace towline::rendezvous;  // NOLINT: one file
 using Result = StoreRequestReader::Result;
 
 constexpr uint64_t kMostBytes = 4096;

@@ -1,4 +1,4 @@
-#include "collectives/topology.h"
+#include "rendezvous/rank_info.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include "base/os/topology.h"
 #include "base/wire.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 constexpr uint16_t kTopologyVersion = 4;
@@ -110,4 +110,4 @@ std::string name_of(int rank, const RankInfo& info) {
   return fmt::format("rank {} (process {} on {})", rank, info.host.pid, info.host_name);
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -22,11 +22,11 @@
 #include "base/log.h"
 #include "base/os/socket_address.h"
 #include "base/sync/wake.h"
-#include "collectives/sockets.h"
-#include "collectives/store_requests.h"
-#include "collectives/tcp_store.h"
+#include "rendezvous/sockets.h"
+#include "rendezvous/store_requests.h"
+#include "rendezvous/tcp_store.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 using Result = StoreRequestReader::Result;
@@ -360,4 +360,4 @@ TcpStoreServer::TcpStoreServer(const std::string& endpoint, uint64_t patience_ns
 TcpStoreServer::~TcpStoreServer() = default;
 uint16_t TcpStoreServer::port() const noexcept { return state_->socket.address().port(); }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

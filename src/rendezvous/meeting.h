@@ -8,12 +8,12 @@
 
 #include <memory>
 
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 // Collective. Returns the part of the store that only these ranks use. Throws Error(kTimedOut) that names a
 // rank which did not arrive.
 std::shared_ptr<Store> meet(std::shared_ptr<Store> store, int rank, int size, Deadline deadline);
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

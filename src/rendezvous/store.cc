@@ -1,4 +1,4 @@
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -7,97 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <thread>
 
 #include "base/error.h"
 #include "base/id.h"
 #include "base/os/unique_fd.h"
-#include "collectives/tcp_store.h"
+#include "rendezvous/tcp_store.h"
 
-namespace towline::collectives {
-namespace {
-
-std::optional<int> number(const Config& config, const char* name) {
-  const auto text = config.environment(name);
-  if (!text || text->empty()) return std::nullopt;
-  int value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size())
-    fail(Status::kInvalidArgument, "{}={} in the environment is not a number", name, *text);
-  return value;
-}
-
-struct Source {
-  const char* method;
-  const char* rank;
-  const char* size;
-};
-constexpr Source kSources[] = {
-    {"towline", "TOWLINE_RANK", "TOWLINE_SIZE"},
-    {"torchcomm", "TORCHCOMM_RANK", "TORCHCOMM_SIZE"},
-    {"mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    {"mpi", "PMI_RANK", "PMI_SIZE"},
-    {"pals", "PALS_RANKID", "PALS_SIZE"},
-    {"torchrun", "RANK", "WORLD_SIZE"},
-    {"slurm", "SLURM_PROCID", "SLURM_NTASKS"},
-};
-
-}  // namespace
-
-RankAndSize rank_from_environment(const Config& config, std::string_view method) {
-  std::string wanted(method);
-  if (wanted.empty())
-    wanted = config.environment("TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD").value_or("auto");
-  if (wanted != "auto" && wanted != "torchrun" && wanted != "mpi" && wanted != "pals" && wanted != "slurm")
-    fail(Status::kInvalidArgument,
-         "unknown way \"{}\" to find rank and size: auto, torchrun, mpi, pals or slurm", wanted);
-  std::string tried;
-  for (const Source& source : kSources) {
-    if (wanted != "auto" && wanted != source.method) continue;
-    const auto rank = number(config, source.rank);
-    const auto size = number(config, source.size);
-    if (rank && size) {
-      if (*size < 1 || *rank < 0 || *rank >= *size)
-        fail(Status::kInvalidArgument, "{}={} and {}={} in the environment make no rank of a communicator",
-             source.rank, *rank, source.size, *size);
-      return {*rank, *size, fmt::format("{} and {}", source.rank, source.size)};
-    }
-    tried += fmt::format("{}{}/{}", tried.empty() ? "" : ", ", source.rank, source.size);
-  }
-  fail(Status::kNotFound,
-       "no rank and size in the environment (looked for {}): start under torchrun, mpirun or "
-       "srun, or give rank and size",
-       tried);
-}
-
-// ---- The application's store
-
-void CallbackStore::set(const std::string& key, std::span<const uint8_t> value) {
-  const std::lock_guard lock(mutex_);
-  const int32_t status = callbacks_.set(callbacks_.context, key.c_str(), value.data(), value.size());
-  if (status < 0)
-    fail(Status{status}, "the application's store did not take \"{}\": {}", key, status_text(Status{status}));
-}
-
-Bytes CallbackStore::get(const std::string& key, Deadline deadline) {
-  const std::lock_guard lock(mutex_);
-  Bytes value(4096);
-  for (;;) {
-    size_t bytes = 0;
-    const uint64_t now = monotonic_now_ns();
-    const int32_t status = callbacks_.get(callbacks_.context, key.c_str(), deadline.remaining_ns(now),
-                                          value.data(), value.size(), &bytes);
-    if (status < 0)
-      fail(Status{status}, "the application's store did not give \"{}\": {}", key,
-           status_text(Status{status}));
-    if (bytes <= value.size()) {
-      value.resize(bytes);
-      return value;
-    }
-    value.resize(bytes);
-  }
-}
+namespace towline::rendezvous {
 
 // ---- Memory
 
@@ -188,4 +105,4 @@ std::shared_ptr<Store> open_store(const std::string& address, int rank, const Co
   return open_tcp_store(*host + ":" + *port, rank == 0 && !elsewhere, deadline);
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,4 +1,4 @@
-#include "collectives/meeting.h"
+#include "rendezvous/meeting.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/id.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 constexpr uint64_t kLookNs = 500 * kMillisecondNs;    // wait for an answer before reading the number again
@@ -81,4 +81,4 @@ std::shared_ptr<Store> meet(std::shared_ptr<Store> store, int rank, int size, De
   return rank == 0 ? lead(std::move(store), size, deadline) : follow(std::move(store), rank, size, deadline);
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,4 +1,4 @@
-#include "collectives/tcp_store.h"
+#include "rendezvous/tcp_store.h"
 
 #include <map>
 #include <mutex>
@@ -6,10 +6,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/os/socket_address.h"
-#include "collectives/sockets.h"
-#include "collectives/store_requests.h"
+#include "rendezvous/sockets.h"
+#include "rendezvous/store_requests.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 namespace {
 
 template <class Integer>
@@ -135,4 +135,4 @@ std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, D
   return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint) : nullptr, deadline);
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

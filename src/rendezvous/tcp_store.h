@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "collectives/store.h"
+#include "rendezvous/store.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 // endpoint: "host:port". `serve`: this rank serves, unless there is already a server (of another communicator
 // of this process, or torchrun's). It listens at that address only if the host is a number or "localhost",
@@ -30,4 +30,4 @@ class TcpStoreServer {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

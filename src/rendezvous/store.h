@@ -15,9 +15,8 @@
 
 #include "base/clock.h"
 #include "base/config/config.h"
-#include "towline/collectives.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 using Bytes = std::vector<uint8_t>;
 
@@ -31,22 +30,6 @@ class Store {
   virtual std::string describe() const = 0;
   // The local address on the route to the store, "10.0.0.7"; "" if the store is not on a network.
   virtual std::string local_host() const { return {}; }
-};
-
-// The application's store, called through the C API.
-class CallbackStore final : public Store {
- public:
-  explicit CallbackStore(const towline_collective_store_t& callbacks) : callbacks_(callbacks) {}
-  ~CallbackStore() override {
-    if (callbacks_.release != nullptr) callbacks_.release(callbacks_.context);
-  }
-  void set(const std::string& key, std::span<const uint8_t> value) override;
-  Bytes get(const std::string& key, Deadline deadline) override;
-  std::string describe() const override { return "store of the application"; }
-
- private:
-  const towline_collective_store_t callbacks_;
-  std::mutex mutex_;
 };
 
 // A store within this process: for a single rank, and for ranks that are threads.
@@ -99,12 +82,4 @@ class PrefixStore final : public Store {
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
                                   Deadline deadline);
 
-// Reads rank and size from the environment; `method` as in the C API. Throws Error(kNotFound).
-struct RankAndSize {
-  int rank = 0;
-  int size = 0;
-  std::string source;  // "RANK and WORLD_SIZE"
-};
-RankAndSize rank_from_environment(const Config& config, std::string_view method);
-
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,4 +1,4 @@
-#include "collectives/sockets.h"
+#include "rendezvous/sockets.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 void set_no_delay(int fd) noexcept {
   const int on = 1;
@@ -100,4 +100,4 @@ Status receive_all(int fd, std::span<uint8_t> bytes, Deadline deadline) noexcept
   return Status::kOk;
 }
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -8,7 +8,7 @@
 
 #include "base/os/host_identity.h"
 
-namespace towline::collectives {
+namespace towline::rendezvous {
 
 struct RankInfo {
   HostIdentity host;
@@ -38,4 +38,4 @@ bool crowded(const std::vector<RankInfo>& ranks, int rank);
 // "rank 2 (process 1234 on host-a)".
 std::string name_of(int rank, const RankInfo& info);
 
-}  // namespace towline::collectives
+}  // namespace towline::rendezvous

@@ -1,0 +1,78 @@
+// Communicators form where ranks meet, and refuse ranks that do not fit together.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "collectives/backend.h"
+#include "collectives/test_support.h"
+#include "rendezvous/tcp_store.h"
+
+namespace towline::collectives {
+namespace {
+
+Status failure_of(const std::function<void()>& body, const std::string& part = {}) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+    return error.code();
+  }
+  return Status::kOk;
+}
+
+// As under torchrun: its agent serves, or rank 0 does, and everybody finds it in the environment.
+TEST(Meeting, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
+  for (const bool served : {true, false}) {
+    auto server = std::make_unique<rendezvous::TcpStoreServer>("127.0.0.1:0");
+    const std::string port = std::to_string(server->port());
+    if (!served) server.reset();  // rank 0 takes the port
+    const Config config = Config::from_sources({{"MASTER_ADDR", "127.0.0.1"},
+                                                {"MASTER_PORT", port},
+                                                {"TORCHELASTIC_USE_AGENT_STORE", served ? "True" : "False"}});
+    World world;
+    world.size = 4;
+    for (int again = 0; again < 5; ++again) {
+      run_threads(world.size, [&](int rank) {
+        auto store =
+            rendezvous::open_store("env", rank, config, Deadline::after(monotonic_now_ns(), 120 * kSecondNs));
+        auto ranks = join(world, rank, store, served ? "agent serves" : "rank 0 serves");
+        store.reset();
+        ranks->close();
+      });
+    }
+  }
+}
+
+TEST(Meeting, RanksWithOtherSettingsOrSizesAreToldSo) {
+  const auto refused = [](const std::string& name, const std::function<void(World&, int)>& differ) {
+    auto store = std::make_shared<rendezvous::MemoryStore>();
+    std::atomic<int> told{0};
+    run_threads(2, [&](int rank) {
+      World world;
+      differ(world, rank);
+      if (failure_of([&] { join(world, rank, store, name); }, "ranks have different settings") ==
+          Status::kMismatch)
+        ++told;
+    });
+    return told.load();
+  };
+  EXPECT_EQ(
+      refused("stages", [](World& world, int rank) { world.stage_bytes = rank == 0 ? "64KiB" : "128KiB"; }),
+      2);
+  EXPECT_EQ(refused("flags",
+                    [](World& world, int rank) {
+                      world.flags = rank == 0 ? 0 : uint32_t{TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY};
+                    }),
+            2);
+}
+
+TEST(Backends, ALibraryIsLoadedThatASettingNames) {
+  EXPECT_EQ(failure_of([] { find_backend("absent"); }, "collectives.library.absent"), Status::kNotFound);
+  ::setenv("TOWLINE_COLLECTIVES_LIBRARY_ABSENT", "/nowhere/libabsent.so", 1);
+  EXPECT_NE(failure_of([] { find_backend("absent"); }, "/nowhere/libabsent.so"), Status::kOk);
+  ::unsetenv("TOWLINE_COLLECTIVES_LIBRARY_ABSENT");
+}
+
+}  // namespace
+}  // namespace towline::collectives
