@@ -211,7 +211,8 @@ bool Engine::State::issue(Peer& peer, Transfer& transfer) noexcept {
 bool Engine::State::may_record(const Peer& peer, const Transfer& transfer,
                                const Connection& connection) const noexcept {
   if (connection.sent >= connection.granted || connection.free_buffers == 0) return false;
-  return transfer.sequence != 0 || peer.last_sequence + 1 - peer.resolved.base() < SequenceWindow::kSpan;
+  return transfer.sequence != 0 || !peer.unused.empty() ||
+         peer.last_sequence + 1 - peer.confirmed < SequenceWindow::kSpan;
 }
 
 bool Engine::State::issue_record(Peer& peer, Transfer& transfer) noexcept {
@@ -223,9 +224,17 @@ bool Engine::State::issue_record(Peer& peer, Transfer& transfer) noexcept {
   return true;
 }
 
+// The peer's window moves on only if it gets every number: what a transfer did not need, another one takes.
+uint64_t Engine::State::next_sequence(Peer& peer) noexcept {
+  if (peer.unused.empty()) return ++peer.last_sequence;
+  const uint64_t sequence = peer.unused.back();
+  peer.unused.pop_back();
+  return sequence;
+}
+
 void Engine::State::add_record(Peer& peer, Transfer& transfer, Connection& connection,
                                WorkRequest& request) noexcept {
-  if (transfer.sequence == 0) transfer.sequence = ++peer.last_sequence;
+  if (transfer.sequence == 0) transfer.sequence = next_sequence(peer);
   uint8_t* at = nullptr;
   const uint32_t buffer = take_buffer(connection, at);
   const std::span<const uint8_t> message = transfer.request.message;
@@ -263,7 +272,7 @@ bool Engine::State::add_immediate(Peer& peer, Transfer& transfer, Connection& co
   if (half == 0 || transfer.request.has_message || transfer.request.count != 1) return false;
   const uint64_t mask = (uint64_t{1} << half) - 1;
   if (transfer.request.immediate > mask) return false;
-  if (transfer.sequence == 0) transfer.sequence = ++peer.last_sequence;
+  if (transfer.sequence == 0) transfer.sequence = next_sequence(peer);
   request.kind = RequestKind::kWriteImmediate;
   request.immediate = (transfer.sequence & mask) << half | transfer.request.immediate;
   request.signalled = true;
@@ -418,7 +427,6 @@ void Engine::State::finish(Rail& rail, Connection& connection, Entry& entry) noe
   }
   if (entry.kind != EntryKind::kData) {
     transfer.record_done = true;
-    peers[transfer.peer]->resolved.insert(transfer.sequence);
   }
   if (--transfer.outstanding == 0) settle(transfer);
 }
@@ -446,7 +454,7 @@ void Engine::State::release(Transfer& transfer) noexcept {
   Peer& peer = *peers[transfer.peer];
   dequeue(peer, transfer);
   drop_retries(transfer);
-  if (transfer.sequence != 0) peer.resolved.insert(transfer.sequence);
+  if (transfer.sequence != 0 && !transfer.record_done) peer.unused.push_back(transfer.sequence);
   const uint32_t generation = transfer.generation + 1;
   const auto index = static_cast<uint32_t>(&transfer - transfers.data());
   // The segments may stay as they are.
@@ -544,6 +552,9 @@ void Engine::State::receive(Connection& connection, const Completion& completion
     if (!header) return break_connection(connection, Status::kProtocol);
     if (header->flags == kRecordCredit) {
       connection.granted = std::max(connection.granted, header->granted);
+      Peer& peer = *peers[connection.peer];
+      if (header->sequence <= peer.last_sequence + 1)
+        peer.confirmed = std::max(peer.confirmed, header->sequence);
     } else {
       take_record(connection, *header, at + sizeof *header);
     }
@@ -566,13 +577,16 @@ void Engine::State::take_record(Connection& connection, const RecordHeader& head
 
 void Engine::State::send_credit(Connection& connection) noexcept {
   if (connection.initiator || connection.state != ConnectionState::kReady) return;
-  if (connection.consumed - connection.told < (options.credits + 1) / 2) return;
+  Peer& peer = *peers[connection.peer];
+  const bool many = connection.consumed - connection.told >= (options.credits + 1) / 2;
+  if (!many && peer.seen.base() - peer.told_base < SequenceWindow::kSpan / 4) return;
   if (connection.free_buffers == 0) return;  // when one of them has gone
   uint8_t* at = nullptr;
   const uint32_t buffer = take_buffer(connection, at);
   RecordHeader header;
   header.flags = kRecordCredit;
   header.granted = options.credits + connection.consumed;
+  header.sequence = peer.told_base = peer.seen.base();
   std::memcpy(at, &header, sizeof header);
   connection.told = connection.consumed;
   Entry& entry = connection.at(connection.tail);

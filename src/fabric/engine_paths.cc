@@ -173,6 +173,8 @@ void Engine::on_control(Handle handle, std::span<const uint8_t> bytes) noexcept 
       s.on_close(*peer, *message);
       break;
     case ControlType::kClosed:
+      if (message->seen_base <= peer->last_sequence + 1)
+        peer->confirmed = std::max(peer->confirmed, message->seen_base);
       if (Connection* connection = s.find_initiated(*peer, message->connection)) {
         if (connection->state != ConnectionState::kClosing)
           s.break_connection(*connection, Status::kPeerLost);
@@ -315,7 +317,12 @@ void Engine::State::send_closed(Peer& peer, uint64_t connection) noexcept {
 void Engine::State::break_connection(Connection& connection, Status status) noexcept {
   if (connection.state != ConnectionState::kReady && connection.state != ConnectionState::kConnecting) return;
   if (connection.state == ConnectionState::kConnecting) --busy_connections;
-  if (status != Status::kClosed) ++rails[connection.rail].counters.breaks;
+  if (status != Status::kClosed) {
+    ++rails[connection.rail].counters.breaks;
+    TOWLINE_LOG_EVERY(kInfo, kSecondNs, "fabric: {}: connection {:x} {} peer {} ended: {}",
+                      rails[connection.rail].domain->traits().name, connection.id,
+                      connection.initiator ? "to" : "from", connection.peer, status_text(status));
+  }
   connection.why = status;
   connection.state = ConnectionState::kDraining;
   rails[connection.rail].domain->stop(connection.number);

@@ -128,8 +128,10 @@ struct Peer {
   uint32_t queue_tail = kNone;
   uint32_t queue_length = 0;
   uint64_t last_sequence = 0;
-  SequenceWindow resolved;  // of the records sent
-  SequenceWindow seen;      // of the records taken
+  uint64_t confirmed = 1;        // the peer has taken all records before this
+  std::vector<uint64_t> unused;  // sequences that a transfer was given and never needed
+  SequenceWindow seen;           // of the records taken
+  uint64_t told_base = 1;        // what the peer knows of seen.base()
   uint64_t unanswered_since_ns = 0;
   uint64_t pinged_at_ns = 0;
   uint64_t no_path_since_ns = 0;
@@ -174,6 +176,7 @@ struct Engine::State {
   bool refill(Transfer& transfer) noexcept;
   Connection* choose(Peer& peer, uint32_t mask, bool record) noexcept;
   bool may_record(const Peer& peer, const Transfer& transfer, const Connection& connection) const noexcept;
+  static uint64_t next_sequence(Peer& peer) noexcept;
   void add_record(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
   bool add_immediate(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
   uint32_t take_buffer(Connection& connection, uint8_t*& at) noexcept;

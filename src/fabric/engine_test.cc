@@ -215,6 +215,42 @@ TEST(FabricEngine, MoreMessagesThanCreditsWaitAndArriveOnce) {
   EXPECT_EQ(world.fabric.receive_overruns(), 0u);
 }
 
+TEST(FabricEngine, ThousandsOfMessagesOverBreakingConnectionsArriveOnceEachThoughSomeAreCancelled) {
+  World world{3};
+  LoopbackFaults faults;
+  faults.cut = 0.01;
+  world.fabric.set_faults(faults);
+  TestHost& one = world.add_host(4);
+  TestHost& two = world.add_host(4);
+  constexpr uint64_t kMessages = 6000;  // several times the window of sequences
+  std::vector<std::string> texts;
+  for (uint64_t i = 0; i < kMessages; ++i) texts.push_back(fmt::format("{}", i));
+  for (uint64_t i = 0; i < kMessages;) {
+    TransferRequest request;
+    request.peer = one.peers[1];
+    request.has_message = true;
+    request.message = {reinterpret_cast<const uint8_t*>(texts[i].data()), texts[i].size()};
+    request.cookie = i;
+    Handle handle;
+    if (one.engine->submit(request, &handle) == Status::kInProgress) {
+      if (i % 7 == 0) one.engine->cancel(handle);
+      ++i;
+    } else {
+      world.step();
+    }
+  }
+  ASSERT_TRUE(world.until([&] { return one.completions == kMessages; })) << one.engine->describe();
+  std::map<std::string, int> seen;
+  for (const std::string& text : two.messages) ++seen[text];
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    const bool sent = one.outcomes[i].result.status == Status::kOk;
+    ASSERT_TRUE(sent || i % 7 == 0) << i;
+    ASSERT_LE(seen[texts[i]], 1) << i;
+    ASSERT_TRUE(!sent || seen[texts[i]] == 1) << i;
+  }
+  EXPECT_GT(world.fabric.cuts(), 10u);
+}
+
 TEST(FabricEngine, MorePeersThanConnectionsAreServedInTurn) {
   World world;
   EngineOptions options;

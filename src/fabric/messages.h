@@ -84,7 +84,7 @@ std::optional<RemoteMemory> decode_memory(std::span<const uint8_t> bytes);
 inline constexpr uint32_t kRecordMagic = 0x31'52'46'54;  // "TFR1"
 inline constexpr uint16_t kRecordCounts = 1;             // adds `count` to the counter `immediate`
 inline constexpr uint16_t kRecordMessage = 2;            // brings a message
-inline constexpr uint16_t kRecordCredit = 4;             // only grants; has no sequence
+inline constexpr uint16_t kRecordCredit = 4;  // only grants; all records before its sequence were taken
 
 struct RecordHeader {
   uint32_t magic = kRecordMagic;

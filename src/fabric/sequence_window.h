@@ -1,5 +1,5 @@
-// Which sequence numbers have been seen, for senders that never have numbers further apart than kSpan under
-// way. So anything older than the window has been seen.
+// Which sequence numbers have been seen. Senders give none that lies kSpan or more beyond the base that the
+// receiver has told them, and leave none out. So anything before the window has been seen.
 #pragma once
 
 #include <array>

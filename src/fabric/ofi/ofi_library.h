@@ -1,0 +1,49 @@
+// libfabric's entry points, looked up at run time. All else of its API goes through tables in its objects.
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include <memory>
+#include <string>
+
+#include "base/os/dynamic_library.h"
+
+namespace towline::fabric {
+
+class OfiLibrary {
+ public:
+  // Loaded once, and kept: providers leave threads and exit handlers. Throws Error(kUnsupported).
+  static OfiLibrary& get();
+
+  std::string error_text(int64_t code) const;  // of a negative result
+  uint32_t version() const noexcept { return version_; }
+
+  // One that the caller frees by free_info.
+  fi_info* empty_info() const noexcept { return dupinfo_(nullptr); }
+  fi_info* copy_info(const fi_info* info) const noexcept { return dupinfo_(info); }
+  void free_info(fi_info* info) const noexcept { freeinfo_(info); }
+  int get_info(const char* node, uint64_t flags, const fi_info* hints, fi_info** info) const noexcept {
+    return getinfo_(version_, node, nullptr, flags, hints, info);
+  }
+  int open_fabric(fi_fabric_attr* attributes, fid_fabric** fabric) const noexcept {
+    return fabric_(attributes, fabric, nullptr);
+  }
+
+ private:
+  OfiLibrary();
+
+  DynamicLibrary library_;
+  uint32_t version_ = 0;
+  decltype(&fi_getinfo) getinfo_ = nullptr;
+  decltype(&fi_freeinfo) freeinfo_ = nullptr;
+  decltype(&fi_dupinfo) dupinfo_ = nullptr;
+  decltype(&fi_fabric) fabric_ = nullptr;
+  decltype(&fi_strerror) strerror_ = nullptr;
+};
+
+}  // namespace towline::fabric

@@ -1,0 +1,305 @@
+// Engines of two processes over libfabric's providers: tcp;ofi_rxm and shm, with two rails each.
+#include "fabric/ofi/ofi.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/os/unique_fd.h"
+#include "base/random.h"
+#include "fabric/engine.h"
+
+extern char** environ;
+
+namespace towline::fabric::ofi_test {
+namespace {
+
+constexpr uint64_t kArenaBytes = 8 << 20;
+constexpr uint64_t kPage = 4096;
+constexpr const char* kChildVariable = "TOWLINE_OFI_TEST_CHILD";
+constexpr int kChildFd = 3;
+
+std::vector<std::unique_ptr<Domain>> two_rails(const std::string& provider) {
+  OfiOptions options;
+  options.provider = provider;
+  if (provider.starts_with("tcp")) options.address = "127.0.0.1";
+  std::vector<std::unique_ptr<Domain>> domains;
+  for (int i = 0; i < 2; ++i) domains.push_back(make_ofi_domain(options));
+  return domains;
+}
+
+// One side: an engine whose control messages go over a socket of packets, each with a letter before it.
+struct Side final : EngineHost {
+  Side(int socket, const std::string& provider, EngineOptions options = {})
+      : fd(socket), arena(kArenaBytes), engine(options, two_rails(provider), *this) {
+    memory = engine.register_memory({arena.data(), arena.size(), true, true});
+    say('A', encode(engine.address()));
+    say('M', encode(Engine::describe(memory)));
+  }
+  ~Side() override { engine.deregister_memory(memory); }
+
+  void complete(uint64_t cookie, const TransferResult& result) noexcept override {
+    results[cookie] = result;
+    if (result.status == Status::kOk) ++done;
+    ++ended;
+  }
+  void fenced(uint64_t, uint32_t) noexcept override {}
+  void counted(Handle, uint32_t, uint32_t count) noexcept override { counts += count; }
+  void received(Handle, std::span<const uint8_t> message) noexcept override {
+    bytes_received += message.size();
+    ++messages;
+  }
+  void lost(Handle, Status, const std::string&) noexcept override { ++losses; }
+  void send_control(Handle, std::span<const uint8_t> message) noexcept override { say('C', message); }
+
+  void say(char letter, std::span<const uint8_t> bytes) noexcept {
+    std::vector<uint8_t> packet(1 + bytes.size());
+    packet[0] = static_cast<uint8_t>(letter);
+    std::copy(bytes.begin(), bytes.end(), packet.begin() + 1);
+    (void)!send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+
+  void acknowledge(uint64_t number) noexcept {
+    uint8_t packet[1 + sizeof number] = {'K'};
+    std::memcpy(packet + 1, &number, sizeof number);
+    (void)!send(fd, packet, sizeof packet, MSG_NOSIGNAL);
+  }
+
+  // False once the other side is gone.
+  bool turn() {
+    uint8_t packet[8192];
+    const ssize_t bytes = recv(fd, packet, sizeof packet, MSG_DONTWAIT);
+    if (bytes == 0 && !ignore_end) return false;
+    if (bytes > 0) {
+      const std::span<const uint8_t> rest{packet + 1, static_cast<std::size_t>(bytes - 1)};
+      if (packet[0] == 'A') peer = engine.add_peer(*decode_address(rest));
+      if (packet[0] == 'M') remote = *decode_memory(rest);
+      if (packet[0] == 'C') engine.on_control(peer, rest);
+      if (packet[0] == 'K')
+        std::memcpy(&acknowledged, rest.data(), std::min(rest.size(), sizeof acknowledged));
+      if (packet[0] == 'Q') return false;
+    }
+    if (engine.progress(monotonic_now_ns()) == 0) sched_yield();  // there may be fewer processors than sides
+    return true;
+  }
+
+  template <class Done>
+  bool until(Done&& finished, uint64_t limit_ns = 30 * kSecondNs) {
+    const uint64_t end = monotonic_now_ns() + limit_ns;
+    while (!finished()) {
+      if (!turn()) return false;
+      if (monotonic_now_ns() > end) return false;
+    }
+    return true;
+  }
+
+  int fd;
+  std::vector<uint8_t> arena;
+  std::map<uint64_t, TransferResult> results;
+  uint64_t done = 0;
+  uint64_t ended = 0;
+  uint64_t counts = 0;
+  uint64_t messages = 0;
+  uint64_t bytes_received = 0;
+  uint64_t losses = 0;
+  uint64_t acknowledged = 0;
+  bool ignore_end = false;
+  Handle peer;
+  RemoteMemory remote;
+  LocalMemory memory;
+  Engine engine;
+};
+
+uint8_t pattern(uint64_t position) { return static_cast<uint8_t>(position * 7 + position / kPage * 13 + 1); }
+
+// Pages in a random order, the same at both ends or not.
+struct RandomPages {
+  std::vector<uint32_t> pages;
+  uint64_t local;
+  uint64_t remote;
+  std::size_t given = 0;
+  static std::size_t next(void* context, towline_segment* out, std::size_t capacity) {
+    auto& self = *static_cast<RandomPages*>(context);
+    std::size_t count = 0;
+    for (; count < capacity && self.given < self.pages.size(); ++count, ++self.given) {
+      const uint64_t offset = self.pages[self.given] * kPage;
+      out[count] = {self.local + offset, self.remote + offset, kPage, 0, 0};
+    }
+    return count;
+  }
+};
+
+RandomPages all_pages(const Side& side) {
+  RandomPages source{std::vector<uint32_t>(kArenaBytes / kPage), side.memory.address, side.remote.address};
+  std::iota(source.pages.begin(), source.pages.end(), 0u);
+  Random random{7};
+  std::shuffle(source.pages.begin(), source.pages.end(), random);
+  return source;
+}
+
+class OfiProcesses : public ::testing::TestWithParam<const char*> {
+ protected:
+  void start(EngineOptions options = {}) {
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+    ours_.reset(fds[0]);
+    UniqueFd theirs{fds[1]};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, theirs.get(), kChildFd);
+    setenv(kChildVariable, GetParam(), 1);
+    char name[] = "/proc/self/exe";
+    char filter[] = "--gtest_filter=OfiChild.*";
+    char brief[] = "--gtest_brief=1";
+    char* arguments[] = {name, filter, brief, nullptr};
+    ASSERT_EQ(posix_spawn(&child_, name, &actions, nullptr, arguments, environ), 0);
+    unsetenv(kChildVariable);
+    posix_spawn_file_actions_destroy(&actions);
+    theirs.reset();
+    side_ = std::make_unique<Side>(ours_.get(), GetParam(), options);
+    for (uint64_t i = 0; i < kArenaBytes; ++i) side_->arena[i] = pattern(i);
+    ASSERT_TRUE(side_->until([&] { return !side_->peer.is_none() && side_->remote.rails != 0; }));
+    local_ = &side_->memory;
+    remote_ = &side_->remote;
+  }
+
+  TransferRequest request(TransferOp op, RandomPages& pages, uint64_t cookie) {
+    TransferRequest made;
+    made.peer = side_->peer;
+    made.op = op;
+    made.segments = {RandomPages::next, &pages};
+    made.local = &local_;
+    made.remote = &remote_;
+    made.bytes = kArenaBytes;
+    made.cookie = cookie;
+    return made;
+  }
+
+  void TearDown() override {
+    if (child_ <= 0) return;
+    if (side_ != nullptr) side_->say('Q', {});
+    side_.reset();
+    ours_.reset();
+    int status = 0;
+    ASSERT_EQ(waitpid(child_, &status, 0), child_);
+    EXPECT_TRUE(killed_ || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << status;
+  }
+
+  UniqueFd ours_;
+  pid_t child_ = 0;
+  bool killed_ = false;
+  std::unique_ptr<Side> side_;
+  const LocalMemory* local_ = nullptr;
+  const RemoteMemory* remote_ = nullptr;
+};
+
+TEST_P(OfiProcesses, PagesAreWrittenCountedAndReadBack) {
+  start();
+  RandomPages pages = all_pages(*side_);
+  TransferRequest write = request(TransferOp::kWrite, pages, 1);
+  write.count = 2048;
+  write.immediate = 7;
+  ASSERT_EQ(side_->engine.submit(write), Status::kInProgress);
+  // The child has checked each byte when it acknowledges the count.
+  ASSERT_TRUE(side_->until([&] { return side_->done == 1 && side_->acknowledged == 1; }))
+      << side_->engine.describe();
+  EXPECT_GT(side_->engine.counters(0).bytes, 0u);
+  EXPECT_GT(side_->engine.counters(1).bytes, 0u);
+
+  std::fill(side_->arena.begin(), side_->arena.end(), uint8_t{0});
+  RandomPages again = all_pages(*side_);
+  ASSERT_EQ(side_->engine.submit(request(TransferOp::kRead, again, 2)), Status::kInProgress);
+  ASSERT_TRUE(side_->until([&] { return side_->done == 2; })) << side_->engine.describe();
+  uint64_t wrong = 0;
+  for (uint64_t i = 0; i < kArenaBytes; ++i) wrong += side_->arena[i] != pattern(i);
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST_P(OfiProcesses, ManySmallMessagesArriveOnceEach) {
+  start();
+  const std::vector<uint8_t> text(100, 'x');
+  constexpr uint64_t kMessages = 3000;
+  uint64_t sent = 0;
+  ASSERT_TRUE(side_->until([&] {
+    while (sent < kMessages) {
+      TransferRequest message;
+      message.peer = side_->peer;
+      message.has_message = true;
+      message.message = text;
+      message.cookie = sent;
+      if (side_->engine.submit(message) != Status::kInProgress) break;
+      ++sent;
+    }
+    return side_->done == kMessages && side_->acknowledged == kMessages;
+  })) << side_->engine.describe();
+}
+
+TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
+  EngineOptions options;
+  options.stall_ns = 100 * kMillisecondNs;
+  options.lost_ns = 500 * kMillisecondNs;
+  start(options);
+  side_->ignore_end = true;  // the fabric alone has to notice
+  killed_ = true;
+  std::vector<RandomPages> pages(64, all_pages(*side_));
+  for (uint64_t i = 0; i < pages.size(); ++i)
+    ASSERT_EQ(side_->engine.submit(request(TransferOp::kWrite, pages[i], i)), Status::kInProgress);
+  ASSERT_TRUE(side_->until([&] { return side_->engine.counters(0).bytes > kArenaBytes; }));
+  ASSERT_EQ(kill(child_, SIGKILL), 0);
+  const uint64_t killed_at = monotonic_now_ns();
+  ASSERT_TRUE(side_->until([&] { return side_->ended == pages.size(); }, 10 * kSecondNs))
+      << side_->engine.describe();
+  EXPECT_LT(monotonic_now_ns() - killed_at, 3 * kSecondNs);
+  EXPECT_EQ(side_->losses, 1u);
+  EXPECT_EQ(side_->results.rbegin()->second.status, Status::kPeerLost);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses, ::testing::Values("tcp;ofi_rxm", "shm"),
+                         [](const auto& test) { return std::string{test.param}.substr(0, 3); });
+
+// The other process: checks what it is told that it has got, and acknowledges.
+TEST(OfiChild, Serves) {
+  const char* provider = std::getenv(kChildVariable);
+  if (provider == nullptr) return;
+  Side side{kChildFd, provider};
+  uint64_t messages = 0;
+  while (side.turn()) {
+    if (side.counts == 2048) {
+      side.counts = 0;
+      uint64_t wrong = 0;
+      for (uint64_t i = 0; i < kArenaBytes; ++i) wrong += side.arena[i] != pattern(i);
+      if (wrong == 0) side.acknowledge(1);
+    }
+    if (messages == side.messages) continue;
+    messages = side.messages;
+    side.acknowledge(messages);
+  }
+}
+
+TEST(Ofi, UnknownProvidersAndDevicesAreNamed) {
+  const auto message = [](const OfiOptions& options) -> std::string {
+    try {
+      (void)make_ofi_domain(options);
+    } catch (const core::Error& error) {
+      EXPECT_EQ(error.code(), Status::kNotFound);
+      return error.message();
+    }
+    return "";
+  };
+  EXPECT_NE(message({"no_such_provider", "", ""}).find("no_such_provider"), std::string::npos);
+  EXPECT_NE(message({"tcp;ofi_rxm", "eth77", ""}).find("eth77"), std::string::npos);
+  EXPECT_FALSE(ofi_devices("shm").empty());
+}
+
+}  // namespace
+}  // namespace towline::fabric::ofi_test
