@@ -261,6 +261,17 @@ nb::object find_peer(nb::handle_t<Agent> self, nb::handle name) {
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
 }
 
+void add_backend(nb::handle_t<Agent> self, nb::handle plugin) {
+  const nb::object path = nb::module_::import_("os").attr("fspath")(plugin);
+  const std::string file = bytes_of_text(path, "plugin");
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(self));
+    status = towline_agent_add_backend(call.native(), file.c_str());
+  }
+  check(status, "towline_agent_add_backend");
+}
+
 // ---- counters
 
 struct Counter {
@@ -352,6 +363,7 @@ void bind_agent(nb::module_& module) {
       .def("receive", &receive, nb::arg("timeout") = nb::none())
       .def("_put_aside", &put_aside)
       .def("_pull", &pull)
+      .def("add_backend", &add_backend, nb::arg("plugin"))
       .def("metadata", &metadata, nb::arg("regions") = nb::none())
       .def("add_peer", &add_peer, nb::arg("blob"))
       .def("_connect", &connect, nb::arg("address"), nb::arg("timeout").none())

@@ -121,6 +121,28 @@ def test_a_conditional_write_sees_what_others_did(agent, pages):
         agent.write(mine, None, whole(agent, first), None).wait(TIMEOUT)
 
 
+def test_an_agent_that_lives_learns_of_objects(make_agent, endpoint):
+    settings = "\n".join(f'{name} = "{value}"' for name, value in {"endpoint": endpoint, **KEYS}.items())
+    late = make_agent("late", listen="none", config=f"[object]\n{settings}\n")
+    array = stamped(PAGES, PAGE_BYTES, 0)
+    region = late.register(array)
+    with pytest.raises(towline.Unsupported):
+        late.register_storage("s3://bucket/late", create=True, bytes=BYTES)
+    late.add_backend("object")
+    object = late.register_storage("s3://bucket/late", create=True, bytes=BYTES)
+    late.write(late.block_list(array), None, whole(late, object), None).wait(TIMEOUT)
+    expected = array.copy()
+    array[:] = 0
+    late.read(late.block_list(array), None, whole(late, object), None).wait(TIMEOUT)
+    assert (array == expected).all()
+    with pytest.raises(towline.Error) as caught:
+        late.add_backend("object")
+    assert caught.value.status == towline.Status.ALREADY_EXISTS
+    with pytest.raises(towline.Error, match="no-such-plugin"):
+        late.add_backend("no-such-plugin")
+    del region
+
+
 def test_what_can_not_be_is_refused(agent, make_agent):
     with pytest.raises(towline.NotFound, match="absent"):
         agent.register_storage("s3://bucket/absent")

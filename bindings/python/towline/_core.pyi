@@ -1,5 +1,6 @@
 """The extension module. Use the names through `towline`."""
 
+import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, final
 
@@ -81,6 +82,11 @@ class Agent:
         """The next notice; None when none came within the timeout. None waits without end, 0 only looks."""
     def metadata(self, regions: Iterable[Region] | None = None) -> bytes:
         """What peers need to know of this agent: addresses, and all regions or these."""
+    def add_backend(self, plugin: str | bytes | os.PathLike[str]) -> None:
+        """Adds the backends of a plugin, by its file or by the name of one that comes with Towline, such as "object".
+
+        This agent's regions are registered with them, in this call. Peers that know this agent learn of it from its new
+        metadata. Error with ALREADY_EXISTS, or with UNSUPPORTED and the reason why the plugin can't be taken."""
     def add_peer(self, blob: Buffer) -> Peer:
         """Makes a peer known from its metadata, or adds the regions in it to a peer that is known."""
     def peer(self, name: str | bytes) -> Peer:
