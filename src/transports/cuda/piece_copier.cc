@@ -65,21 +65,18 @@ Code PieceCopier::start(uint32_t slot) noexcept {
     team_->begin(list.job);
     return 0;
   }
-  Lane::List used = list.room;
-  used.bytes = list.count * sizeof(Piece);
-  if (const Code code = lane_->upload(used); code != 0) return code;
+  // The kernel reads the list where it was written, in pinned memory. Sent ahead by the copy engine it cost 6 us of
+  // the worker's time, and where two processes share a GPU 0.3 ms for each chunk: the engine changes hands each time.
   CopyJob job{};
   job.form = Form::kPieces;
   job.end = list.bytes;
   job.pieces = list.count;
-  job.list = list.room.gpu;
+  job.list = reinterpret_cast<uint64_t>(list.room.host);
   job.chunks_per_piece = 1;
   job.lanes = 32;
   job.aligned = (list.bits & 15) == 0 ? 1 : 0;
   list.value = ++last_value_;
   list.asked_ns = 0;
-  // Refused, the list may still be on its way when it is written anew: nothing reads that one, and the next
-  // comes after it.
   return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
 }
 
