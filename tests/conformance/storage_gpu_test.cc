@@ -177,5 +177,42 @@ TEST(GpuMemoryAndObjects, GoToOneAnother) {
   }
 }
 
+// Over tcp, which brings a peer's GPU memory to staging memory here.
+TEST(GpuMemoryAndObjects, OfAPeerGoToOneAnother) {
+  if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
+  constexpr uint64_t kBytes = (12 << 20) + 5;
+  BucketPlace bucket;
+  const Agent agent("stager", {.listen = "127.0.0.1:0",
+                               .backends = "tcp,object",
+                               .config = "plugins = [\"object\"]\n" +
+                                         bucket.config().substr(bucket.config().find('\n') + 1),
+                               .default_timeout = 60s});
+  const Agent owner("owner", {.listen = "127.0.0.1:0",
+                              .backends = "tcp,cuda",
+                              .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n",
+                              .default_timeout = 60s});
+  const Buffer memory{kBytes, true};
+  const Region region =
+      owner.register_memory({.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram});
+  const Peer peer = agent.add_peer(owner.metadata());
+  const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes, Kind::kVram));
+  const Region object = register_storage(agent, bucket.uri("gpu"), {.create = true, .bytes = kBytes});
+  const BlockList stored = agent.block_list(storage_blocks(object, 0, kBytes));
+  const auto run = [](const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(60s) : posted;
+  };
+  stamp_bytes(memory.data(), kBytes, 43);
+  const Transfer save = agent.transfer(Op::read, stored, theirs);
+  EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
+  ASSERT_EQ(run(save), Status::kOk) << save.route();
+  const std::vector<std::byte> saved = bucket.get("gpu");
+  ASSERT_EQ(saved.size(), kBytes);
+  EXPECT_EQ(first_difference(saved.data(), kBytes, 43), kBytes);
+  std::memset(memory.data(), 0, kBytes);
+  ASSERT_EQ(run(agent.transfer(Op::write, stored, theirs)), Status::kOk);
+  EXPECT_EQ(first_difference(memory.data(), kBytes, 43), kBytes);
+}
+
 }  // namespace
 }  // namespace towline::conformance

@@ -34,7 +34,7 @@ std::vector<Way> ways() {
   for (const Transport& transport : kTransports) {
     const std::string name = transport.name;
     if (name == "memory" || name == "memory_framed" || name == "shm_ring" || name == "shm" || name == "tcp" ||
-        name == "cuda_mapped")
+        name == "cuda_mapped" || name == "tcp_gpu")
       all.push_back({name + "_auto", transport, kStores[0]});
     if (name != "tcp") continue;
     for (const Store& store : kStores) {
@@ -279,13 +279,13 @@ TEST_P(StagingTest, TheMemoryInBetweenIsNotForPeers) {
 TEST_P(StagingTest, RouteSaysThroughWhatAndWhy) {
   const Region file = open("route", {.create = true, .bytes = kBytes});
   const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
-  const std::string way = std::string(GetParam().transport.backends) + " then posix";
+  const std::string way = GetParam().transport.backend() + " then posix";
   EXPECT_NE(save.route().find("staged through 0.1875 MiB: " + way), std::string::npos) << save.route();
   const Transfer load = agent_->transfer(Op::write, in_file(file, 0, 10), in_peer(0, 10));
-  EXPECT_NE(load.route().find("posix then " + std::string(GetParam().transport.backends)), std::string::npos)
+  EXPECT_NE(load.route().find("posix then " + GetParam().transport.backend()), std::string::npos)
       << load.route();
   EXPECT_NE(load.route().find("\"legs\""), std::string::npos);
-  for (const char* forced : {"posix", GetParam().transport.backends}) {
+  for (const std::string& forced : {std::string("posix"), GetParam().transport.backend()}) {
     const Transfer one =
         agent_->transfer(Op::write, in_file(file, 0, 10), in_peer(0, 10), {.backend = forced});
     EXPECT_EQ(run(agent_->transfer(Op::read, in_file(file, 0, 10), in_peer(0, 10))), Status::kOk);
