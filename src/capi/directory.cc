@@ -1,5 +1,5 @@
 // C API: directories.
-#include "agent/directory.h"
+#include "directory/directory.h"
 
 #include "capi/handles.h"
 #include "towline/directory.h"

@@ -10,10 +10,10 @@
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
-#include "agent/directory.h"
 #include "agent/exporter.h"
 #include "agent/transfer.h"
 #include "base/error.h"
+#include "directory/directory.h"
 #include "memory/shared_memory.h"
 #include "towline/towline.h"
 

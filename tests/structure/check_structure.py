@@ -38,9 +38,10 @@ LAYERS = {
     "storage": ["framing", "fabric", "storing", "http"],
     "metadata": ["framing", "fabric", "http"],
     "agent": ["plan"],
+    "directory": ["agent"],
     "collectives": ["agent", "gpu", "rendezvous"],
     "moe": ["agent"],
-    "capi": ["agent", "collectives", "moe"],
+    "capi": ["agent", "directory", "collectives", "moe"],
 }
 BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below these
 SHARED = ("transports/direct",)  # rooms below these that backends share: no backends themselves

@@ -137,6 +137,8 @@ std::string render(const BenchOptions& options, const json& rows, const Terminal
       "{}, {} initiator{}, {} target{}, {} memory, {}\n", options.common.pattern, options.common.initiators,
       options.common.initiators == 1 ? "" : "s", options.targets, options.targets == 1 ? "" : "s",
       options.common.memory_kind, rows.at(0).value("route", "")));
+  if (const std::string price = rows.at(0).value("price", ""); !price.empty())
+    text += terminal.dim(fmt::format("a transfer of the first row is {}\n", price));
   Table table{{{"op", kLeft},
                {"block"},
                {"batch"},
@@ -235,6 +237,7 @@ json join_row(const Row& row, const std::vector<json>& measured, const std::vect
   joined["checked_blocks"] = blocks;
   joined["wrong_blocks"] = wrong;
   joined["route"] = measured.empty() ? "" : replay::describe_route(measured.front().at("route"));
+  joined["price"] = measured.empty() ? "" : replay::describe_price(measured.front().at("route"));
   return joined;
 }
 

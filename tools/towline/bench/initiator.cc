@@ -334,6 +334,7 @@ class Initiator {
     uint64_t request_bytes = 0;
     for (const Stream& stream : streams_)
       request_bytes += stream.thread == 0 ? stream.share.length * row.batch : 0;
+    if (!streams_.empty()) route_ = streams_.front().transfer.route();  // with the prices as they are now
     return {{"iterations", iterations}, {"bytes", iterations * request_bytes},      {"wall_s", wall_s},
             {"cpu_s", cpu_s},           {"samples_s", thinned(std::move(samples))}, {"targets", targets},
             {"route", route_}};

@@ -73,6 +73,14 @@ std::string describe_route(const std::string& route) {
   return how.empty() ? text : fmt::format("{} ({})", text, how);
 }
 
+std::string describe_price(const std::string& route) {
+  const json parts = parsed(route);
+  const auto price = parts.is_object() ? parts.find("price") : parts.end();
+  if (price == parts.end() || !price->is_object()) return {};
+  return fmt::format("priced {} ({})", format_duration(price->value("ns", 0.0) / 1e9),
+                     price->value("from", "?"));
+}
+
 json summarise(const Setup& setup, const Reports& reports) {
   const bool reading = op_of(setup) == towline::Op::read;
   const auto& movers = reading ? reports.decode : reports.prefill;

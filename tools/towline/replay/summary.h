@@ -22,5 +22,7 @@ struct Reports {
 
 // "shm (mapped memfd)": the backend of a route, and how it reaches the peer's memory.
 [[nodiscard]] std::string describe_route(const std::string& route);
+// "priced 4.1 us (measured)": what such a transfer takes by the route. Empty: the route does not say.
+[[nodiscard]] std::string describe_price(const std::string& route);
 
 }  // namespace tool::replay

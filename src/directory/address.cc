@@ -1,8 +1,8 @@
 // Addresses of directories, and the open directories of an agent.
 #include <algorithm>
 
-#include "agent/directory.h"
 #include "base/error.h"
+#include "directory/directory.h"
 
 namespace towline {
 namespace {

@@ -1,7 +1,7 @@
 // Callbacks of a directory's plugin, on its own thread: ends of calls, events, removed keys.
-#include "agent/directory.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "directory/directory.h"
 
 namespace towline {
 namespace {

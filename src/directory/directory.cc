@@ -1,4 +1,4 @@
-#include "agent/directory.h"
+#include "directory/directory.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // Results that wait to be taken: outcomes of calls, events of watches.
 #include <algorithm>
 
-#include "agent/directory.h"
 #include "base/error.h"
+#include "directory/directory.h"
 
 namespace towline {
 namespace {
