@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "fabric/carrier.h"
 #include "fabric/engine.h"
 #include "fabric/messages.h"
 #include "fabric/test_support.h"
@@ -45,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace towline::fabric;
   if (size == 0) return 0;
   const std::span<const uint8_t> bytes{data + 1, size - 1};
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       give(bytes);
       break;
@@ -59,6 +60,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     case 3:
       if (const auto header = decode_record(bytes))
         check(header->message_bytes == bytes.size() - sizeof *header);
+      break;
+    case 4:
+      if (const auto address = decode_carrier_address(bytes))
+        check(decode_carrier_address(encode(*address)).has_value());
       break;
   }
   return 0;

@@ -1,0 +1,175 @@
+#include "fabric/carrier.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "base/wire.h"
+#include "fabric/loopback/loopback.h"
+
+namespace towline::fabric::carrier_test {
+namespace {
+
+// An engine over the loopback network whose control messages go over TCP.
+struct Node final : EngineHost {
+  explicit Node(LoopbackFabric& fabric, CarrierOptions options = {}, EngineOptions engine_options = {}) {
+    std::vector<std::unique_ptr<Domain>> domains;
+    domains.push_back(fabric.make_domain({}));
+    engine = std::make_unique<Engine>(engine_options, std::move(domains), *this);
+    carrier = std::make_unique<Carrier>(*engine, options);
+  }
+  ~Node() override {
+    carrier.reset();
+    engine.reset();
+  }
+  void complete(uint64_t, const TransferResult& result) noexcept override {
+    ++(result.status == Status::kOk ? done : failed);
+  }
+  void fenced(uint64_t, uint32_t) noexcept override {}
+  void counted(Handle, uint32_t immediate, uint32_t count) noexcept override { counts[immediate] += count; }
+  void received(Handle, std::span<const uint8_t>) noexcept override {}
+  void lost(Handle, Status, const std::string& why) noexcept override { losses.push_back(why); }
+  void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {
+    if (carrier != nullptr) carrier->send(peer, message);
+  }
+  void turn() {
+    carrier->progress(monotonic_now_ns());
+    engine->progress(monotonic_now_ns());
+  }
+  Status count(Handle peer, uint32_t immediate) {
+    TransferRequest request;
+    request.peer = peer;
+    request.count = 1;
+    request.immediate = immediate;
+    return engine->submit(request);
+  }
+
+  std::map<uint32_t, uint64_t> counts;
+  std::vector<std::string> losses;
+  uint64_t done = 0;
+  uint64_t failed = 0;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Carrier> carrier;
+};
+
+template <class Done>
+bool until(std::initializer_list<Node*> nodes, Done&& finished, uint64_t limit_ns = 20 * kSecondNs) {
+  const uint64_t end = monotonic_now_ns() + limit_ns;
+  while (!finished() && monotonic_now_ns() < end)
+    for (Node* node : nodes) node->turn();
+  return finished();
+}
+
+class FabricCarrier : public ::testing::Test {
+ protected:
+  CarrierAddress handed_over(Node& node) { return *decode_carrier_address(encode(node.carrier->address())); }
+
+  LoopbackFabric fabric_{1, [] { return monotonic_now_ns(); }};
+};
+
+TEST_F(FabricCarrier, EnginesThatKnowAnAddressReachEachOtherBothWays) {
+  Node one{fabric_};
+  Node two{fabric_};
+  const Handle peer = one.carrier->connect(handed_over(two));
+  EXPECT_EQ(one.carrier->connect(handed_over(two)), peer);
+  ASSERT_EQ(one.count(peer, 5), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[5] == 1 && one.done == 1; }));
+  const Handle back = two.carrier->connect(handed_over(one));
+  ASSERT_EQ(two.count(back, 6), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[6] == 1; }));
+  EXPECT_EQ(two.carrier->links(), 1u);  // the one that there was
+}
+
+TEST_F(FabricCarrier, BothMayConnectAtOnce) {
+  Node one{fabric_};
+  Node two{fabric_};
+  const Handle there = one.carrier->connect(handed_over(two));
+  const Handle back = two.carrier->connect(handed_over(one));
+  ASSERT_EQ(one.count(there, 1), Status::kInProgress);
+  ASSERT_EQ(two.count(back, 2), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[2] == 1 && two.counts[1] == 1; }));
+}
+
+TEST_F(FabricCarrier, WithoutTheTicketNobodyIsTaken) {
+  CarrierOptions options;
+  options.hello_ns = 50 * kMillisecondNs;
+  Node one{fabric_};
+  Node two{fabric_, options};
+  CarrierAddress wrong = handed_over(two);
+  wrong.ticket.lo ^= 1;
+  const Handle peer = one.carrier->connect(wrong);
+  (void)one.count(peer, 5);
+  ASSERT_TRUE(until({&one, &two}, [&] { return one.losses.size() == 1; }));
+  EXPECT_EQ(one.failed, 1u);
+  EXPECT_TRUE(two.counts.empty());
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->links() == 0; }));
+}
+
+TEST_F(FabricCarrier, SilentAndNoisyStrangersAreBoundedAndDisturbNobody) {
+  CarrierOptions options;
+  options.hello_ns = 200 * kMillisecondNs;
+  options.max_strangers = 4;
+  Node one{fabric_};
+  Node two{fabric_, options};
+  const Handle peer = one.carrier->connect(handed_over(two));
+  ASSERT_EQ(one.count(peer, 1), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[1] == 1; }));
+  const auto target = numeric_address(handed_over(two).endpoints.front());
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 20; ++i) {
+    crowd.emplace_back(open_stream_socket(target->family()));
+    (void)start_connect(crowd.back().get(), *target);
+    const uint32_t huge[2] = {0xffffffff, 0};
+    if (i % 2 == 0) (void)!send(crowd.back().get(), huge, sizeof huge, MSG_NOSIGNAL);
+  }
+  std::size_t most = 0;
+  until(
+      {&one, &two},
+      [&] {
+        most = std::max(most, two.carrier->links());
+        return false;
+      },
+      50 * kMillisecondNs);
+  EXPECT_LE(most, 5u);
+  ASSERT_EQ(one.count(peer, 2), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[2] == 1; }));
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->links() == 1; }));  // time is up for them
+}
+
+TEST_F(FabricCarrier, APeerThatGoesIsLostAtOnce) {
+  Node one{fabric_};
+  auto two = std::make_unique<Node>(fabric_);
+  const Handle peer = one.carrier->connect(handed_over(*two));
+  ASSERT_EQ(one.count(peer, 1), Status::kInProgress);
+  ASSERT_TRUE(until({&one, two.get()}, [&] { return one.done == 1; }));
+  two.reset();
+  const uint64_t gone_at = monotonic_now_ns();
+  ASSERT_TRUE(until({&one}, [&] { return one.losses.size() == 1; }));
+  EXPECT_LT(monotonic_now_ns() - gone_at, 100 * kMillisecondNs);
+  EXPECT_EQ(one.count(peer, 1), Status::kPeerLost);
+}
+
+TEST_F(FabricCarrier, AddressesThatNobodyListensAtAndBadOnesAreRefused) {
+  Node one{fabric_};
+  auto two = std::make_unique<Node>(fabric_);
+  const CarrierAddress address = handed_over(*two);
+  two.reset();
+  (void)one.carrier->connect(address);
+  ASSERT_TRUE(until({&one}, [&] { return one.losses.size() == 1; }));
+  EXPECT_THROW((void)one.carrier->connect(handed_over(one)), core::Error);
+  CarrierAddress named = address;
+  named.engine.engine = Id::random();
+  named.endpoints = {{false, "no number", 1}};
+  EXPECT_THROW((void)one.carrier->connect(named), core::Error);
+  auto bytes = encode(address);
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode_carrier_address({bytes.data(), length}));
+  bytes.push_back(0);
+  EXPECT_FALSE(decode_carrier_address(bytes));
+}
+
+}  // namespace
+}  // namespace towline::fabric::carrier_test
