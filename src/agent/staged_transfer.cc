@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/leg.h"
 #include "agent/link.h"
 #include "agent/route_planner.h"
 #include "agent/transfer.h"
@@ -75,29 +76,22 @@ StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
   }
 }
 
-std::unique_ptr<Transfer> StagedTransfer::make_leg(StagedLeg plans, uint32_t op,
-                                                   const std::shared_ptr<BlockList>& target) {
+std::unique_ptr<Leg> StagedTransfer::make_leg(StagedLeg plans, uint32_t op,
+                                              const std::shared_ptr<BlockList>& target) {
   auto ours = std::make_shared<BlockList>(std::move(plans.memory), nullptr, RemoteRegions{});
   auto theirs =
       std::make_shared<BlockList>(std::move(plans.target), target->peer(), target->remote_regions());
-  auto leg = std::make_unique<Transfer>(whole_.agent().shared_from_this(), op, std::move(ours),
-                                        std::move(theirs), std::move(plans.plan), TransferOptions{});
-  leg->belong_to(post_);
-  return leg;
+  return std::make_unique<Leg>(whole_.agent().shared_from_this(), op, std::move(ours), std::move(theirs),
+                               std::move(plans.plan), post_);
 }
 
 StagedTransfer::~StagedTransfer() {
-  if (straight_ != nullptr) end_leg(*straight_);
+  if (straight_ != nullptr) straight_->end_for_good();
   for (Legs& legs : legs_) {
-    end_leg(*legs.near);
-    end_leg(*legs.far);
+    legs.near->end_for_good();
+    legs.far->end_for_good();
   }
   staging_.leave(lane_);
-}
-
-void StagedTransfer::end_leg(Transfer& leg) noexcept {
-  if (leg.ready()) (void)leg.retire(kNoDeadline);
-  leg.agent().remove_transfer(leg);
 }
 
 void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) {
@@ -125,7 +119,7 @@ void StagedTransfer::establish_straight(uint64_t deadline_ns) {
     whole_.agent().add_transfer(*straight_);
     straight_->establish(legs_.front().near->backend_name(), LateDeadline::at(deadline_ns));
   } catch (const Error&) {  // staging is still possible
-    if (straight_ != nullptr) end_leg(*straight_);
+    if (straight_ != nullptr) straight_->end_for_good();
     straight_.reset();
   }
 }
@@ -253,9 +247,9 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
     return 1;
   }
   const bool filling = slot.stage == Stage::kFilling;
-  Transfer& leg = leg_of(slot, filling);
-  const Status outcome = leg.leg_outcome();
-  if (!leg.leg_settled()) {
+  Leg& leg = leg_of(slot, filling);
+  const Status outcome = leg.outcome();
+  if (!leg.settled()) {
     // The peer is lost: the outcome does not wait for the fence.
     if (is_error(outcome) && !failed_) {
       whole_.end(outcome, part_->worker);
@@ -264,7 +258,7 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
     return 0;
   }
   // Counts results, not outcomes: bytes that arrived before a deadline or cancel took effect still count.
-  if (const towline_part_result& result = leg.leg_result(); result.status != TOWLINE_OK) {
+  if (const towline_part_result& result = leg.last_result(); result.status != TOWLINE_OK) {
     chunk_failed(slot, filling, result);
     return 1;
   }
@@ -285,12 +279,12 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
 
 bool StagedTransfer::start_straight() noexcept {
   if (straight_ == nullptr || not_straight_ != 0) return false;
-  Transfer& far = *legs_.front().far;
+  Leg& far = *legs_.front().far;
   if (!far.borrow(straight_generation_)) return false;
   const uint64_t chunks = std::min(next_stretch_, chunks_ - next_chunk_);
   const uint64_t end = std::min((next_chunk_ + chunks) * chunk_bytes_, bytes_);
   const Status status =
-      straight_->start_range(next_chunk_ * chunk_bytes_, end, part_->deadline_ns, TOWLINE_SUBMIT_CACHED);
+      straight_->start(next_chunk_ * chunk_bytes_, end, part_->deadline_ns, TOWLINE_SUBMIT_CACHED);
   if (is_error(status)) {
     far.give_back(0, 0);
     return false;
@@ -302,17 +296,17 @@ bool StagedTransfer::start_straight() noexcept {
 
 // Any error of the direct read is ignored: the staged path reports it.
 uint32_t StagedTransfer::advance_straight(uint64_t now_ns) noexcept {
-  Transfer& far = *legs_.front().far;
+  Leg& far = *legs_.front().far;
   const Link& link = *far.parts()[0].link;
   if (const bool lost = !link.up() || link.generation() != straight_generation_; lost && !failed_) {
     whole_.end(Status::kPeerLost, part_->worker);
     whole_.leg_failed(Status::kPeerLost);
     stop();
   }
-  if (!straight_->leg_settled()) return 0;
+  if (!straight_->settled()) return 0;
   const uint64_t chunks = std::exchange(stretch_, 0);
   const uint64_t begin = next_chunk_ - chunks;
-  if (straight_->leg_result().status != TOWLINE_OK) {
+  if (straight_->last_result().status != TOWLINE_OK) {
     far.give_back(0, 0);
     next_chunk_ = begin;
     next_stretch_ = 1;
@@ -336,7 +330,7 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
   const bool stores = filling != read_ && chunks_ > 1;
   uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
   if (collects_ && !filling) flags |= TOWLINE_SUBMIT_COLLECT;
-  const Status status = leg_of(slot, filling).start_range(begin, begin + bytes, part_->deadline_ns, flags);
+  const Status status = leg_of(slot, filling).start(begin, begin + bytes, part_->deadline_ns, flags);
   if (status == Status::kAgain) {
     part_->worker->step_staged_soon();
     return 0;
@@ -467,61 +461,6 @@ void StagedTransfer::finish() noexcept {
 bool StagedTransfer::far_fenced() const noexcept {
   return std::all_of(legs_.begin(), legs_.end(),
                      [](const Legs& legs) { return legs.far->fenced(TOWLINE_FENCE_REMOTE); });
-}
-
-// ---- a Transfer as a leg: posted a range at a time, under its worker's lock
-
-Status Transfer::start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
-                             uint32_t submit_flags) noexcept {
-  if (!take(kBusy)) return Status::kAgain;
-  const int32_t gate = gate_.load(std::memory_order_seq_cst);
-  if (gate < 0) {
-    phase_.store(kReady, std::memory_order_release);
-    return static_cast<Status>(gate);
-  }
-  Part& part = parts_[0];
-  part.begin = begin;
-  part.end = end;
-  leg_result_ = plugin::sized<towline_part_result>();
-  enter_post(agent_->now_ns(), deadline_ns);
-  Status status = Status::kInProgress;
-  if (usable(part))
-    status = submit_now(part, nullptr, submit_flags);
-  else if ((submit_flags & TOWLINE_SUBMIT_CACHED) != 0)
-    status = Status::kAgain;  // a later retry would lack the flag
-  else
-    part.worker->establish_later(part);
-  if (!is_error(status)) return status;
-  ended_.store(true, std::memory_order_relaxed);
-  phase_.store(kReady, std::memory_order_release);
-  return status;
-}
-
-bool Transfer::borrow(uint32_t link_generation) noexcept {
-  if (!take(kBusy)) return false;
-  const Part& part = parts_[0];
-  if (gate_.load(std::memory_order_seq_cst) == kOpen && usable(part) &&
-      part.link_generation == link_generation)
-    return true;
-  phase_.store(kReady, std::memory_order_release);
-  return false;
-}
-
-void Transfer::give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept {
-  const Part& part = parts_[0];
-  if (moved_bytes != 0) count_transfer(*part.link, part.worker->index(), moved_bytes, took_ns);
-  phase_.store(kReady, std::memory_order_release);
-}
-
-void Transfer::abandon() noexcept {
-  end(Status::kCancelled, parts_[0].worker);
-  hurry(parts_[0]);
-}
-
-// The outcome is that of the first failure, even before the failed ranges are known.
-void Transfer::leg_failed(Status status) noexcept {
-  int32_t expected = 0;
-  first_error_.compare_exchange_strong(expected, static_cast<int32_t>(status), std::memory_order_acq_rel);
 }
 
 }  // namespace towline

@@ -5,8 +5,7 @@
 //   idle --fill--> filling --> full --drain--> draining --> idle
 //
 // Each slot of the lane goes through these states independently, so that one chunk is filled while another is
-// drained; chunks start in order. A step is a *leg*: an ordinary Transfer between staging memory and one
-// side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
+// drained; chunks start in order. A step is a *leg* (leg.h) between staging memory and one side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
 // the near side (this agent's storage or GPU memory), WRITE the other way round.
 //
 // A leg moves the chunks of its slot. Chunks that are written to objects are *collected*: the backend copies
@@ -47,6 +46,7 @@
 namespace towline {
 
 class BlockList;
+class Leg;
 class Transfer;
 struct Part;
 
@@ -98,8 +98,8 @@ class StagedTransfer {
   enum class Stage : uint8_t { kIdle, kFilling, kFull, kDraining };
 
   struct Legs {
-    std::unique_ptr<Transfer> near;
-    std::unique_ptr<Transfer> far;
+    std::unique_ptr<Leg> near;
+    std::unique_ptr<Leg> far;
   };
 
   struct Slot {
@@ -121,12 +121,11 @@ class StagedTransfer {
     int32_t vendor_code;
   };
 
-  [[nodiscard]] std::unique_ptr<Transfer> make_leg(StagedLeg plans, uint32_t op,
-                                                   const std::shared_ptr<BlockList>& target);
+  [[nodiscard]] std::unique_ptr<Leg> make_leg(StagedLeg plans, uint32_t op,
+                                              const std::shared_ptr<BlockList>& target);
   void establish_straight(uint64_t deadline_ns);
   [[nodiscard]] std::vector<towline_region_ref> find_straight_way();
-  static void end_leg(Transfer& leg) noexcept;
-  [[nodiscard]] Transfer& leg_of(const Slot& slot, bool filling) const noexcept {
+  [[nodiscard]] Leg& leg_of(const Slot& slot, bool filling) const noexcept {
     const Legs& legs = legs_[slot.chunk % legs_.size()];
     return filling == read_ ? *legs.far : *legs.near;
   }
@@ -165,11 +164,11 @@ class StagedTransfer {
   Staging::Lane& lane_;
   std::vector<Legs> legs_;  // as many as slots
   std::vector<Slot> slots_;
-  std::vector<Object> objects_;         // that are collected, in the order of the chunks
-  std::shared_ptr<BlockList> near_;     // this agent's storage, as a target
-  std::unique_ptr<Transfer> straight_;  // null: direct reads are not possible
-  uint32_t straight_generation_ = 0;    // generation of the far link whose mappings that leg uses
-  uint64_t next_stretch_ = 1;           // number of chunks to try next
+  std::vector<Object> objects_;       // that are collected, in the order of the chunks
+  std::shared_ptr<BlockList> near_;   // this agent's storage, as a target
+  std::unique_ptr<Leg> straight_;     // null: direct reads are not possible
+  uint32_t straight_generation_ = 0;  // generation of the far link whose mappings that leg uses
+  uint64_t next_stretch_ = 1;         // number of chunks to try next
   HandOverChoice choice_;
 
   // State of the current post.

@@ -389,8 +389,8 @@ void Transfer::part_ended(Part& part, const towline_part_result& result) noexcep
     part.link->part_ended();
     part.worker->untrack(part);
   }
-  if (part_count_ == 1) leg_result_ = result;  // several parts end on several workers
-  if (staged_ == nullptr)                      // legs counted them already
+  if (part_count_ == 1) last_result_ = result;  // several parts end on several workers
+  if (staged_ == nullptr)                       // legs counted them already
     bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
                      std::memory_order_relaxed);
   if (result.status != TOWLINE_OK) {
@@ -489,6 +489,12 @@ void Transfer::note_failure(const towline_part_result& result) noexcept {
   }
   ++failed_count_;
   failure_lock_.store(0, std::memory_order_release);
+}
+
+// The outcome is that of the first failure, even before the failed ranges are known.
+void Transfer::leg_failed(Status status) noexcept {
+  int32_t expected = 0;
+  first_error_.compare_exchange_strong(expected, static_cast<int32_t>(status), std::memory_order_acq_rel);
 }
 
 // ---- waiting and asking

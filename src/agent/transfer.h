@@ -174,31 +174,10 @@ class Transfer {
   Transfer* finished_next = nullptr;
   IntrusiveHook<Transfer> hook;  // the agent's, of all its transfers
 
-  // ---- for StagedTransfer, under the worker's lock; staged_transfer.cc
+  // ---- for StagedTransfer, which moves the whole in legs; under the worker's lock
 
-  // As a leg: its submits belong to this post, whose number changes with each post.
-  void belong_to(std::shared_ptr<towline_post> post) noexcept { post_ = std::move(post); }
-  // As a leg: bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not
-  // accepted.
-  [[nodiscard]] Status start_range(uint64_t begin, uint64_t end, uint64_t deadline_ns,
-                                   uint32_t submit_flags) noexcept;
-  [[nodiscard]] Status leg_outcome() const noexcept {
-    return static_cast<Status>(outcome_.load(std::memory_order_acquire));
-  }
-  // True if it has its outcome and nothing is in flight.
-  [[nodiscard]] bool leg_settled() const noexcept { return ready() && leg_outcome() != Status::kInProgress; }
-  // How its part ended, once settled.
-  [[nodiscard]] const towline_part_result& leg_result() const noexcept { return leg_result_; }
-  [[nodiscard]] uint64_t took_ns() const noexcept {
-    return ended_at_ns_.load(std::memory_order_relaxed) - posted_at_ns_.load(std::memory_order_relaxed);
-  }
-  void abandon() noexcept;
-  // As a far leg whose regions another leg writes: until it is given back it is neither posted nor released.
-  // False: it is not prepared on that generation of its link. The moved bytes are counted as its own.
-  [[nodiscard]] bool borrow(uint32_t link_generation) noexcept;
-  void give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept;
   [[nodiscard]] std::string backend_name() const;
-  // As the whole: `bytes` more have arrived; a leg failed; bytes of the plan that did not arrive.
+  // `bytes` more have arrived; a leg failed; bytes of the plan that did not arrive.
   void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void leg_failed(Status status) noexcept;
   void note_failure(const towline_part_result& result) noexcept;
@@ -208,7 +187,7 @@ class Transfer {
   [[nodiscard]] Part* parts() noexcept { return parts_; }
   [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
 
- private:
+ protected:  // for Leg
   enum Phase : uint32_t { kReady = 0, kBusy = 1, kHeld = 2 };
 
   // From ready to `phase`; false: it is busy. Waits for a holder, which releases it after a few instructions.
@@ -347,7 +326,7 @@ class Transfer {
   Part* parts_ = &first_part_;
   std::shared_ptr<towline_post> post_;      // null: the post is a single submit
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes instead of one backend
-  towline_part_result leg_result_ = plugin::sized<towline_part_result>();
+  towline_part_result last_result_ = plugin::sized<towline_part_result>();
   std::atomic<uint32_t> parts_left_{0};
   std::atomic<uint32_t> shares_{0};  // in the busy phase: one for the outcome, one for the parts
   std::atomic<bool> ended_{true};

@@ -1,0 +1,48 @@
+// One of the two steps of a transfer that no backend does in one: a Transfer between staging memory and one side, with
+// a backend of its own, posted a range of its plan at a time. It has one part, and neither notice nor completion.
+//
+// Everything under its worker's lock, except where said.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "agent/transfer.h"
+
+namespace towline {
+
+class Leg final : public Transfer {
+ public:
+  // `post`: the whole transfer's, whose number changes with each post; the leg's submits belong to it.
+  Leg(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
+      std::shared_ptr<BlockList> remote, Plan plan, std::shared_ptr<towline_post> post)
+      : Transfer(std::move(agent), op, std::move(local), std::move(remote), std::move(plan), {}) {
+    post_ = std::move(post);
+  }
+
+  // Bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not accepted.
+  [[nodiscard]] Status start(uint64_t begin, uint64_t end, uint64_t deadline_ns,
+                             uint32_t submit_flags) noexcept;
+  // Ends the range soon.
+  void abandon() noexcept;
+  [[nodiscard]] Status outcome() const noexcept {
+    return static_cast<Status>(outcome_.load(std::memory_order_acquire));
+  }
+  // True if it has its outcome and nothing is in flight.
+  [[nodiscard]] bool settled() const noexcept { return ready() && outcome() != Status::kInProgress; }
+  // How its part ended, once settled; and how long that took.
+  [[nodiscard]] const towline_part_result& last_result() const noexcept { return last_result_; }
+  [[nodiscard]] uint64_t took_ns() const noexcept {
+    return ended_at_ns_.load(std::memory_order_relaxed) - posted_at_ns_.load(std::memory_order_relaxed);
+  }
+  // Another leg writes its regions: until it is given back it is neither posted nor released. False: it is not
+  // prepared on that generation of its link. The moved bytes are counted as its own.
+  [[nodiscard]] bool borrow(uint32_t link_generation) noexcept;
+  void give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept;
+  // Cancels, waits for the fence, and leaves the agent. Control path.
+  void end_for_good() noexcept;
+};
+
+}  // namespace towline
