@@ -1,4 +1,4 @@
-// The mesh's wire format, apart from lanes and messages: the hello of a connection, and the frames of control
+// The mesh's wire format, apart from pipes and messages: the hello of a connection, and the frames of control
 // connections.
 #pragma once
 

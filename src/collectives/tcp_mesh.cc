@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "collectives/interrupt.h"
-#include "collectives/lane.h"
 #include "collectives/mesh_frames.h"
+#include "collectives/pipe.h"
 #include "rendezvous/sockets.h"
 
 namespace towline::collectives {
@@ -70,7 +70,7 @@ TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker
       hello_ns_(hello_ns),
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
-      lanes_(static_cast<size_t>(size)),
+      pipes_(static_cast<size_t>(size)),
       message_sockets_(static_cast<size_t>(size)),
       has_messages_(static_cast<size_t>(size)) {}
 
@@ -142,23 +142,23 @@ bool TcpMesh::complete() {
                                    [](const Control& control) { return control.socket.valid(); });
 }
 
-int TcpMesh::lane(int peer, const Header& header, Deadline deadline, Status& status) {
+int TcpMesh::pipe_to(int peer, const Header& header, Deadline deadline, Status& status) {
   const auto i = static_cast<size_t>(peer);
   std::unique_lock lock(mutex_);
-  if (lanes_[i].valid()) return lanes_[i].get();
+  if (pipes_[i].valid()) return pipes_[i].get();
   if (rank_ > peer) {
     lock.unlock();
     try {
-      UniqueFd socket = dial_peer(peer, Kind::kLane, deadline);
+      UniqueFd socket = dial_peer(peer, Kind::kPipe, deadline);
       lock.lock();
-      lanes_[i] = std::move(socket);
-      return lanes_[i].get();
+      pipes_[i] = std::move(socket);
+      return pipes_[i].get();
     } catch (const Error& error) {
       status = breaker_.raise(Status::kPeerLost, error.message());
       return -1;
     }
   }
-  while (!lanes_[i].valid()) {
+  while (!pipes_[i].valid()) {
     if (breaker_.broken()) {
       status = breaker_.status();
       return -1;
@@ -176,7 +176,7 @@ int TcpMesh::lane(int peer, const Header& header, Deadline deadline, Status& sta
     }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
   }
-  return lanes_[i].get();
+  return pipes_[i].get();
 }
 
 std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
@@ -278,9 +278,9 @@ bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
     if (controls_[peer].has_come) return false;
     controls_[peer].has_come = true;
     controls_[peer].socket = std::move(socket);
-  } else if (kind == static_cast<uint8_t>(Kind::kLane)) {
-    if (lanes_[peer].valid()) return false;
-    lanes_[peer] = std::move(socket);
+  } else if (kind == static_cast<uint8_t>(Kind::kPipe)) {
+    if (pipes_[peer].valid()) return false;
+    pipes_[peer] = std::move(socket);
   } else if (kind == static_cast<uint8_t>(Kind::kMessages)) {
     if (has_messages_[peer]) return false;
     has_messages_[peer] = true;
@@ -401,10 +401,10 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
   moving_.clear();
   for (const Leg& leg : legs) {
     Status status = Status::kOk;
-    const int fd = lane(leg.peer, header, deadline, status);
+    const int fd = pipe_to(leg.peer, header, deadline, status);
     if (is_error(status)) return status;
-    moving_.push_back({leg.peer, fd, LaneSend(leg.sends ? fd : -1, header, leg.out),
-                       LaneReceive(leg.sends ? -1 : fd, leg.in), leg.in.size(), leg.sends});
+    moving_.push_back({leg.peer, fd, PipeSend(leg.sends ? fd : -1, header, leg.out),
+                       PipeReceive(leg.sends ? -1 : fd, leg.in), leg.in.size(), leg.sends});
   }
   uint64_t idle_since_ns = 0;
   for (;;) {
@@ -450,23 +450,23 @@ Status TcpMesh::interrupted(const Header& header) {
 // Moves as many bytes as possible now. A full socket is tried again when the kernel says that a good part of
 // it is free: filling every gap at once would send many small segments.
 Status TcpMesh::step(const Header& header, Moving& leg, bool& moved) {
-  const LaneStep sent = leg.writable ? leg.sending.step() : LaneStep::kBlocked;
-  const LaneStep received = leg.receiving.step();
-  if (sent == LaneStep::kBlocked && !leg.sending.done()) {
+  const PipeStep sent = leg.writable ? leg.sending.step() : PipeStep::kBlocked;
+  const PipeStep received = leg.receiving.step();
+  if (sent == PipeStep::kBlocked && !leg.sending.done()) {
     pollfd polled = {leg.fd, POLLOUT, 0};
     leg.writable = ::poll(&polled, 1, 0) > 0;
   }
-  if (sent == LaneStep::kLost || received == LaneStep::kLost) {
+  if (sent == PipeStep::kLost || received == PipeStep::kLost) {
     return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
                                                          describe(leg.peer), collectives::describe(header)));
   }
-  moved = moved || sent == LaneStep::kMoved || received == LaneStep::kMoved;
+  moved = moved || sent == PipeStep::kMoved || received == PipeStep::kMoved;
   if (leg.compared || !leg.receiving.headed()) return Status::kOk;
   leg.compared = true;
   return compare(header, leg.peer, leg.receiving.prefix(), leg.expected);
 }
 
-Status TcpMesh::compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected) {
+Status TcpMesh::compare(const Header& header, int from, const PipePrefix& theirs, uint64_t expected) {
   if (!(theirs.header == header)) {
     const bool lower = rank_ < from;
     return breaker_.raise(Status::kMismatch,

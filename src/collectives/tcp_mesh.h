@@ -2,7 +2,7 @@
 // to move; the higher rank dials. In addition, every rank keeps a control connection to rank 0, over which a
 // communicator breaks as a whole: a rank proposes a reason, and rank 0 announces the first one to all.
 //
-// Threads: lanes belong to the thread that performs, message channels to the message engine, the rest to the
+// Threads: pipes belong to the thread that performs, message channels to the message engine, the rest to the
 // backend's watcher.
 #pragma once
 
@@ -22,8 +22,8 @@
 #include "base/os/unique_fd.h"
 #include "collectives/breaker.h"
 #include "collectives/call.h"
-#include "collectives/lane.h"
 #include "collectives/messages.h"
+#include "collectives/pipe.h"
 #include "rendezvous/rank_info.h"
 
 namespace towline::collectives {
@@ -76,7 +76,7 @@ class TcpMesh {
   std::unique_ptr<Channel> message_channel(int peer);
 
  private:
-  enum class Kind : uint8_t { kControl = 0, kLane = 1, kMessages = 2 };
+  enum class Kind : uint8_t { kControl = 0, kPipe = 1, kMessages = 2 };
   struct Arriving {
     UniqueFd socket;
     std::vector<uint8_t> bytes;
@@ -90,19 +90,19 @@ class TcpMesh {
   };
 
   UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
-  int lane(int peer, const Header& header, Deadline deadline, Status& status);
+  int pipe_to(int peer, const Header& header, Deadline deadline, Status& status);
   void tune(int fd, int peer) const noexcept;
   void take_arrivals(uint64_t now_ns);
   bool greet(Arriving& arriving);
   bool take_in(UniqueFd socket, uint8_t kind, uint32_t peer);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);
-  Status compare(const Header& header, int from, const LanePrefix& theirs, uint64_t expected);
+  Status compare(const Header& header, int from, const PipePrefix& theirs, uint64_t expected);
   struct Moving {
     int peer;
     int fd;
-    LaneSend sending;
-    LaneReceive receiving;
+    PipeSend sending;
+    PipeReceive receiving;
     uint64_t expected;
     bool compared;
     bool writable = true;
@@ -128,7 +128,7 @@ class TcpMesh {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Control> controls_;  // rank 0: one for every rank; others: one to rank 0
-  std::vector<UniqueFd> lanes_;
+  std::vector<UniqueFd> pipes_;
   std::vector<UniqueFd> message_sockets_;
   std::vector<bool> has_messages_;  // a socket for messages has arrived, even if it was taken since
   bool agreed_ = false;

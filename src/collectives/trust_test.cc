@@ -63,7 +63,7 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
     other.join();
   };
   swap("before");
-  for (const uint8_t kind : {0, 1, 7}) {  // control, lane, none
+  for (const uint8_t kind : {0, 1, 7}) {  // control, pipe, none
     for (const uint32_t rank : {1u, 0u, 2u, ~0u}) {
       const UniqueFd stranger = rendezvous::dial(parse_endpoint(infos[0].endpoints.front()), soon(), false);
       const auto hello = encode(MeshHello{kind, rank, secret});

@@ -28,7 +28,7 @@ ConnectionOptions within_limits(ConnectionOptions options) noexcept {
   options.max_reads = std::clamp(options.max_reads, 1u, kReadCredits);
   options.read_request_bytes =
       std::clamp(options.read_request_bytes, 1u, static_cast<uint32_t>(kMaxReadBytes));
-  options.window_frames = std::clamp(options.window_frames, 1u, kWindowFrames);
+  options.most_uncounted_frames = std::clamp(options.most_uncounted_frames, 1u, kMostUncountedFrames);
   options.queue_bytes = std::max(options.queue_bytes, kSmallestQueueBytes);
   options.small_bytes = std::min({options.small_bytes, options.max_frame_bytes, options.queue_bytes / 4});
   options.pass_bytes = std::max(options.pass_bytes, 1u);
@@ -51,8 +51,8 @@ Output::Output(const ConnectionOptions& options)
       frame(kMaxSegments + 2),
       preamble(std::make_unique<uint8_t[]>(kMaxPreambleBytes)),  // padding goes out as it lies
       pins(kMaxSegments),
-      sent(options.window_frames),
-      refusals(kWindowFrames),
+      sent(options.most_uncounted_frames),
+      refusals(kMostUncountedFrames),
       answers(kReadCredits) {}
 
 Input::Input(const ConnectionOptions& options)
@@ -78,8 +78,8 @@ ConnectionCore::ConnectionCore(const plugin::Host& host, void* peer, const Conne
       parts_(options_.max_parts),
       requests_(options_.max_reads),
       answers_(kReadCredits),
-      window_(kMaxSegments + 1),
-      wire_window_(kMaxSegments),
+      segments_(kMaxSegments + 1),
+      wire_segments_(kMaxSegments),
       scratch_preamble_(std::make_unique_for_overwrite<uint8_t[]>(kMaxPreambleBytes)) {
   for (uint32_t i = options_.max_reads; i-- > 0;) free_requests_.push_back(i);
   for (uint32_t i = kReadCredits; i-- > 0;) free_answers_.push_back(i);

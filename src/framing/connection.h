@@ -29,7 +29,7 @@
 //    of the part was refused. For a striped part, and for READ, it is held here until the data is known to be
 //    placed, and then sent. (A join at the receiver would save half a round trip on transfers that take many,
 //    but the receiver would need state for each transfer in flight.)
-//  - Everything is bounded: parts, frames awaiting their count (kWindowFrames per lane), read requests
+//  - Everything is bounded: parts, frames awaiting their count (kMostUncountedFrames per lane), read requests
 //    (kReadCredits), the bytes queued for a lane. Readers never wait for space to write, so two engines can't
 //    block each other.
 #pragma once
@@ -55,9 +55,10 @@ struct ConnectionOptions {
   uint32_t max_parts = 1024;                 // in flight; then submit answers kAgain
   uint32_t max_reads = 64;                   // read requests outstanding, up to wire.h's kReadCredits
   uint32_t read_request_bytes = 1u << 20;    // of one read request
-  uint64_t read_window_bytes = 16u << 20;    // of all requests outstanding; small READs pass beyond it
-  uint32_t small_bytes = 16u << 10;   // a part up to this size is copied once, into the lane or its queue
-  uint32_t window_frames = 1024;      // uncounted WRITE frames a lane, up to wire.h's kWindowFrames
+  uint64_t most_read_bytes = 16u << 20;      // of all requests outstanding; small READs pass beyond it
+  uint32_t small_bytes = 16u << 10;  // a part up to this size is copied once, into the lane or its queue
+  uint32_t most_uncounted_frames =
+      1024;                           // uncounted WRITE frames a lane, up to wire.h's kMostUncountedFrames
   uint32_t queue_bytes = 256u << 10;  // small frames waiting for a lane; at least the largest message
   uint32_t max_held_message_bytes = 1u << 20;  // attached messages kept until their data is placed
   uint32_t pass_bytes = 4u << 20;              // moved per lane and direction in one progress()

@@ -129,7 +129,7 @@ class ConnectionCore {
   [[nodiscard]] Status make_landings(uint64_t device) noexcept;
   [[nodiscard]] Status find_landings(const WireSegment& segment, uint32_t access) noexcept;
   [[nodiscard]] Status prepare_landing(Prepared& prepared, uint64_t most_frame_bytes) noexcept;
-  [[nodiscard]] std::size_t next_window(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept;
+  [[nodiscard]] std::size_t next_segments(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept;
   uint32_t pump_gathers() noexcept;
   void begin_gather(Part& part) noexcept;
   void gather_ended(uint32_t index, Status status, int32_t vendor_code) noexcept;
@@ -174,8 +174,8 @@ class ConnectionCore {
   std::vector<uint32_t> free_requests_;
   std::vector<ReadAnswer> answers_;
   std::vector<uint32_t> free_answers_;
-  std::vector<towline_segment> window_;          // scratch: segments of the frame being made or placed
-  std::vector<WireSegment> wire_window_;         // scratch: the same as on the wire
+  std::vector<towline_segment> segments_;        // scratch: segments of the frame being made or placed
+  std::vector<WireSegment> wire_segments_;       // scratch: the same as on the wire
   std::unique_ptr<uint8_t[]> scratch_preamble_;  // of a frame that is emitted at once
   std::unique_ptr<Landings> landings_;           // null until GPU memory is part of this connection
   PartList gathered_;                            // WRITEs from GPU memory with payload to be gathered

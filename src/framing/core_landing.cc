@@ -107,19 +107,19 @@ Status ConnectionCore::prepare_landing(Prepared& prepared, uint64_t most_frame_b
   return Status::kOk;
 }
 
-// The next segments of a part, in window_: no further than its local, and its remote memory, is of one place.
-std::size_t ConnectionCore::next_window(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept {
+// The next segments of a part, in segments_: no further than its local, and its remote memory, is of one place.
+std::size_t ConnectionCore::next_segments(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept {
   const Prepared& prepared = *part.prepared;
   most_bytes = std::min(most_bytes, prepared.most_bytes);
-  if (!prepared.mixed) return cursor.next(window_.data(), options_.max_segments, most_bytes);
+  if (!prepared.mixed) return cursor.next(segments_.data(), options_.max_segments, most_bytes);
   const plugin::Cursor before = cursor;
   const towline_plan& plan = *prepared.base.plan;
-  const std::size_t count = cursor.next(window_.data(), options_.max_segments, most_bytes);
+  const std::size_t count = cursor.next(segments_.data(), options_.max_segments, most_bytes);
   uint64_t bytes = 0;
   std::size_t alike = 0;
   for (; alike < count; ++alike) {
-    const towline_segment& first = window_[0];
-    const towline_segment& segment = window_[alike];
+    const towline_segment& first = segments_[0];
+    const towline_segment& segment = segments_[alike];
     if (!one_place(plan.local->regions[first.local_region], plan.local->regions[segment.local_region]) ||
         !one_place(plan.remote->regions[first.remote_region], plan.remote->regions[segment.remote_region]))
       break;
@@ -127,7 +127,7 @@ std::size_t ConnectionCore::next_window(Part& part, plugin::Cursor& cursor, uint
   }
   if (alike == count) return count;
   cursor = before;
-  return cursor.next(window_.data(), options_.max_segments, bytes);
+  return cursor.next(segments_.data(), options_.max_segments, bytes);
 }
 
 // ---- sending
@@ -145,7 +145,7 @@ void ConnectionCore::begin_gather(Part& part) noexcept {
   landings.free_gather.pop_back();
   GatherSlot& slot = landings.gather[index];
   slot.offset = part.cursor->position();
-  const std::size_t count = next_window(part, *part.cursor, options_.max_frame_bytes);
+  const std::size_t count = next_segments(part, *part.cursor, options_.max_frame_bytes);
   slot.part = &part;
   slot.wire_id = part.wire_id();
   slot.bytes = static_cast<uint32_t>(part.cursor->position() - slot.offset);
@@ -155,26 +155,27 @@ void ConnectionCore::begin_gather(Part& part) noexcept {
   const bool last = part.cursor->done();
   slot.with_message = last && slot.offset == part.begin && !part.message.empty();
   for (std::size_t i = 0; i < count; ++i)
-    slot.segments[i] = {part.regions[window_[i].remote_region].key, window_[i].remote, window_[i].length};
+    slot.segments[i] = {part.regions[segments_[i].remote_region].key, segments_[i].remote,
+                        segments_[i].length};
   ++part.outstanding;
   part.produced += slot.bytes;
   if (last) {
     gathered_.remove(part);
     part.state = PartState::kWaiting;
   }
-  const towline_region_ref& region = part.prepared->base.plan->local->regions[window_[0].local_region];
+  const towline_region_ref& region = part.prepared->base.plan->local->regions[segments_[0].local_region];
   if (!on_gpu(region)) {  // host memory between pieces of GPU memory
     uint8_t* out = landings.lander->slot(Way::kGather, index);
     for (std::size_t i = 0; i < count; ++i) {
-      copy_bytes(out, reinterpret_cast<const void*>(window_[i].local), window_[i].length);
-      out += window_[i].length;
+      copy_bytes(out, reinterpret_cast<const void*>(segments_[i].local), segments_[i].length);
+      out += segments_[i].length;
     }
     slot.state = GatherSlot::State::kReady;
     landings.ready.push(index);
     return;
   }
   landings.pieces.clear();
-  for (std::size_t i = 0; i < count; ++i) add_piece(landings.pieces, window_[i].local, window_[i].length);
+  for (std::size_t i = 0; i < count; ++i) add_piece(landings.pieces, segments_[i].local, segments_[i].length);
   slot.state = GatherSlot::State::kGathering;
   ++part.copies;
   ++landings.under_way;
@@ -232,7 +233,8 @@ void ConnectionCore::free_scatter(uint32_t index) noexcept {
 }
 
 bool ConnectionCore::opens_gathered(const LaneState& lane) const noexcept {
-  return landings_ != nullptr && !landings_->ready.empty() && lane.out.sent.size() < options_.window_frames;
+  return landings_ != nullptr && !landings_->ready.empty() &&
+         lane.out.sent.size() < options_.most_uncounted_frames;
 }
 
 bool ConnectionCore::open_gathered(LaneState& lane) noexcept {
@@ -328,7 +330,7 @@ void ConnectionCore::gather_answers(LaneState& lane) noexcept {
     GatherSlot& slot = landings.gather[index];
     uint64_t device = 0;
     const Status pinned =
-        pin_landing({wire_window_.data(), count}, TOWLINE_ACCESS_READ, slot.pins, landings.pieces, device);
+        pin_landing({wire_segments_.data(), count}, TOWLINE_ACCESS_READ, slot.pins, landings.pieces, device);
     if (pinned != Status::kOk) {  // in the ordinary way it is refused, in turn
       answer.segment = segment;
       answer.in_segment = in_segment;
@@ -397,7 +399,7 @@ bool ConnectionCore::turns_to_gpu(LaneState& lane, ReadAnswer& answer, Status& s
       answer.place != ReadAnswer::Place::kUnknown)
     return false;
   const Status found =
-      landings_ == nullptr ? find_landings(wire_window_[0], TOWLINE_ACCESS_READ) : Status::kOk;
+      landings_ == nullptr ? find_landings(wire_segments_[0], TOWLINE_ACCESS_READ) : Status::kOk;
   if (found != Status::kOk) {
     status = found;
     return false;
@@ -431,10 +433,10 @@ bool ConnectionCore::retry_stalled(LaneState& lane) noexcept {
   return !in.stalled && !down_;
 }
 
-// A WRITE frame whose regions are on a GPU: its segments are in wire_window_. False: it has to wait for a slot.
+// A WRITE frame whose regions are on a GPU: its segments are in wire_segments_. False: it has to wait for a slot.
 bool ConnectionCore::land_write(LaneState& lane, std::size_t count) noexcept {
   Input& in = lane.in;
-  in.refused = landings_ == nullptr ? find_landings(wire_window_[0], TOWLINE_ACCESS_WRITE) : Status::kOk;
+  in.refused = landings_ == nullptr ? find_landings(wire_segments_[0], TOWLINE_ACCESS_WRITE) : Status::kOk;
   if (in.refused == Status::kOk && in.header.payload_bytes > kLandingSlotBytes)
     in.refused = Status::kLimitExceeded;
   if (in.landed == nullptr) in.landed.reset(new (std::nothrow) LandedFrames);
@@ -447,7 +449,8 @@ bool ConnectionCore::land_write(LaneState& lane, std::size_t count) noexcept {
   const uint32_t index = landings_->free_scatter.back();
   ScatterSlot& slot = landings_->scatter[index];
   uint64_t device = 0;
-  in.refused = pin_landing({wire_window_.data(), count}, TOWLINE_ACCESS_WRITE, in.pins, slot.pieces, device);
+  in.refused =
+      pin_landing({wire_segments_.data(), count}, TOWLINE_ACCESS_WRITE, in.pins, slot.pieces, device);
   if (in.refused != Status::kOk) return true;
   in.slot = index;
   landings_->free_scatter.pop_back();
@@ -523,9 +526,9 @@ void ConnectionCore::end_landed(LaneState& lane) noexcept {
 bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
   Input& in = lane.in;
   const plugin::Cursor before = *request.cursor;
-  const std::size_t count = request.cursor->next(window_.data(), window_.size(), in.header.payload_bytes);
+  const std::size_t count = request.cursor->next(segments_.data(), segments_.size(), in.header.payload_bytes);
   const towline_plan& plan = *request.part->prepared->base.plan;
-  const towline_region_ref& region = plan.local->regions[window_[0].local_region];
+  const towline_region_ref& region = plan.local->regions[segments_[0].local_region];
   const bool gpu = on_gpu(region);
   if (gpu && landings_->free_scatter.empty()) {
     *request.cursor = before;
@@ -534,13 +537,13 @@ bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
   }
   in.target.clear();
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < count; ++i) bytes += window_[i].length;
+  for (std::size_t i = 0; i < count; ++i) bytes += segments_[i].length;
   if (bytes != in.header.payload_bytes || bytes > kLandingSlotBytes)
     return protocol_error(lane, "data in more segments than asked for");
   in.state = InputState::kPayload;
   if (!gpu) {
     for (std::size_t i = 0; i < count; ++i)
-      in.target.append(reinterpret_cast<const void*>(window_[i].local), window_[i].length);
+      in.target.append(reinterpret_cast<const void*>(segments_[i].local), segments_[i].length);
     return true;
   }
   in.slot = landings_->free_scatter.back();
@@ -553,7 +556,7 @@ bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
   slot.part = nullptr;
   slot.lane = nullptr;
   slot.pieces.clear();
-  for (std::size_t i = 0; i < count; ++i) add_piece(slot.pieces, window_[i].local, window_[i].length);
+  for (std::size_t i = 0; i < count; ++i) add_piece(slot.pieces, segments_[i].local, segments_[i].length);
   in.target.append(landings_->lander->slot(Way::kScatter, in.slot), bytes);
   return true;
 }

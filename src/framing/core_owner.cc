@@ -39,9 +39,9 @@ bool ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexc
     return false;
   }
   const std::size_t count = in.header.segment_count;
-  std::memcpy(wire_window_.data(), preamble + kHeaderBytes, count * sizeof(WireSegment));
+  std::memcpy(wire_segments_.data(), preamble + kHeaderBytes, count * sizeof(WireSegment));
   in.target.clear();
-  in.refused = pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_WRITE, in.target, in.pins);
+  in.refused = pin_segments({wire_segments_.data(), count}, TOWLINE_ACCESS_WRITE, in.target, in.pins);
   in.state = InputState::kPayload;
   if (in.refused == Status::kOk) return true;
   in.pins.release(host_);
@@ -125,7 +125,7 @@ std::size_t ConnectionCore::cut_answer(ReadAnswer& answer, uint64_t frame_bytes)
   while (frame_bytes != 0 && answer.segment < answer.segment_count) {
     const WireSegment& segment = answer.segments[answer.segment];
     const uint64_t here = std::min(frame_bytes, segment.length - answer.in_segment);
-    wire_window_[count++] = {segment.key, segment.address + answer.in_segment, here};
+    wire_segments_[count++] = {segment.key, segment.address + answer.in_segment, here};
     frame_bytes -= here;
     answer.in_segment += here;
     if (answer.in_segment == segment.length) {
@@ -156,7 +156,7 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
     out.frame.clear();
     out.frame.append(out.preamble.get(), kHeaderBytes + padded);
     const std::size_t count = cut_answer(answer, bytes);
-    Status status = pin_segments({wire_window_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
+    Status status = pin_segments({wire_segments_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
     if (status != Status::kOk && turns_to_gpu(lane, answer, status)) {
       answer.segment = segment;
       answer.in_segment = in_segment;

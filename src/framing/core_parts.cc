@@ -80,9 +80,10 @@ int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) 
 
 // Sends the whole part as one frame with its message: into the lane, and the rest into its queue.
 bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept {
-  if (lane.out.sent.size() >= options_.window_frames || lane.broken.status != Status::kOk) return false;
+  if (lane.out.sent.size() >= options_.most_uncounted_frames || lane.broken.status != Status::kOk)
+    return false;
   const std::size_t most = std::min<std::size_t>(kInlineSegments, options_.max_segments);
-  const std::size_t count = part.cursor->next(window_.data(), most, part.bytes());
+  const std::size_t count = part.cursor->next(segments_.data(), most, part.bytes());
   const std::size_t bytes = part.bytes();
   const std::size_t total = kHeaderBytes + count * sizeof(WireSegment) + bytes + args.message_bytes;
   if (!part.cursor->done() || !may_emit(lane, total)) {
@@ -91,9 +92,10 @@ bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_subm
   }
   std::array<iovec, kInlineSegments + 2> pieces;
   uint8_t* const preamble = scratch_preamble_.get();
-  describe_segments({window_.data(), count}, part.regions, preamble);
+  describe_segments({segments_.data(), count}, part.regions, preamble);
   for (std::size_t i = 0; i < count; ++i)
-    pieces[1 + i] = {reinterpret_cast<void*>(window_[i].local), static_cast<std::size_t>(window_[i].length)};
+    pieces[1 + i] = {reinterpret_cast<void*>(segments_[i].local),
+                     static_cast<std::size_t>(segments_[i].length)};
   std::size_t used = 1 + count;
   if (args.message_bytes != 0) pieces[used++] = {const_cast<void*>(args.message), args.message_bytes};
   FrameHeader header = new_header(lane, FrameType::kWrite);

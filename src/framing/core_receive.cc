@@ -282,11 +282,11 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
       in.header.payload_bytes > request.end - request.next)
     return protocol_error(lane, "data out of order");
   if (request.part->prepared->lands) return land_data(lane, request);
-  const std::size_t count = request.cursor->next(window_.data(), window_.size(), in.header.payload_bytes);
+  const std::size_t count = request.cursor->next(segments_.data(), segments_.size(), in.header.payload_bytes);
   in.target.clear();
   for (std::size_t i = 0; i < count; ++i)
-    in.target.append(reinterpret_cast<const void*>(window_[i].local),
-                     static_cast<std::size_t>(window_[i].length));
+    in.target.append(reinterpret_cast<const void*>(segments_[i].local),
+                     static_cast<std::size_t>(segments_[i].length));
   if (in.target.bytes() != in.header.payload_bytes)
     return protocol_error(lane, "data in more segments than asked for");
   in.state = InputState::kPayload;

@@ -166,7 +166,7 @@ void ConnectionCore::emit_counts(LaneState& lane) noexcept {
 
 bool ConnectionCore::reads_possible() const noexcept {
   if (reading_.empty() || free_requests_.empty()) return false;
-  return read_bytes_ < options_.read_window_bytes || reading_.front()->bytes() <= options_.small_bytes;
+  return read_bytes_ < options_.most_read_bytes || reading_.front()->bytes() <= options_.small_bytes;
 }
 
 // Parts take turns, so that a small READ does not wait for a large one.
@@ -183,8 +183,8 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   const uint64_t offset = part.cursor->position();
   const std::size_t count =
       part.prepared->most_bytes == UINT64_MAX
-          ? part.cursor->next(window_.data(), options_.max_segments, options_.read_request_bytes)
-          : next_window(part, *part.cursor, options_.read_request_bytes);
+          ? part.cursor->next(segments_.data(), options_.max_segments, options_.read_request_bytes)
+          : next_segments(part, *part.cursor, options_.read_request_bytes);
   const std::size_t bytes = kHeaderBytes + count * sizeof(WireSegment);
   if (!may_emit(lane, bytes) || lane.broken.status != Status::kOk) {
     part.cursor = request.cursor;
@@ -211,7 +211,7 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   header.part = part.wire_id();
   header.offset = offset;
   header.extent = length;
-  describe_segments({window_.data(), count}, part.regions, scratch_preamble_.get());
+  describe_segments({segments_.data(), count}, part.regions, scratch_preamble_.get());
   encode_header(header, scratch_preamble_.get());
   const iovec piece = {scratch_preamble_.get(), bytes};
   emit(lane, {&piece, 1}, bytes);
@@ -221,7 +221,7 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
 bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
-  if (out.sent.size() >= options_.window_frames) return false;
+  if (out.sent.size() >= options_.most_uncounted_frames) return false;
   return !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty() || opens_gathered(lane);
 }
 
@@ -251,12 +251,12 @@ void ConnectionCore::open_frame(LaneState& lane) noexcept {
 
 bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   Output& out = lane.out;
-  if (from.empty() || out.sent.size() >= options_.window_frames) return false;
+  if (from.empty() || out.sent.size() >= options_.most_uncounted_frames) return false;
   Part& part = *from.front();
   const uint64_t offset = part.cursor->position();
   const std::size_t count = part.prepared->most_bytes == UINT64_MAX
-                                ? part.cursor->next(window_.data(), options_.max_segments, lane.frame_bytes)
-                                : next_window(part, *part.cursor, lane.frame_bytes);
+                                ? part.cursor->next(segments_.data(), options_.max_segments, lane.frame_bytes)
+                                : next_segments(part, *part.cursor, lane.frame_bytes);
   const uint64_t bytes = part.cursor->position() - offset;
   const bool last = part.cursor->done();
   const bool only = last && offset == part.begin;
@@ -271,15 +271,15 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   out.frame.clear();
   out.frame.append(out.preamble.get(), preamble_bytes(header));
   for (std::size_t i = 0; i < count; ++i)
-    out.frame.append(reinterpret_cast<const void*>(window_[i].local),
-                     static_cast<std::size_t>(window_[i].length));
+    out.frame.append(reinterpret_cast<const void*>(segments_[i].local),
+                     static_cast<std::size_t>(segments_[i].length));
   if (last && !part.message.empty() && (only || part.chained)) {
     header.message_bytes = static_cast<uint32_t>(part.message.size());
     out.frame.append(part.message.data(), part.message.size());
     part.message_sent = true;
   }
   add_checksum(header, out.frame.pieces().subspan(1));
-  describe_segments({window_.data(), count}, part.regions, out.preamble.get());
+  describe_segments({segments_.data(), count}, part.regions, out.preamble.get());
   encode_header(header, out.preamble.get());
   out.ahead = out.queue.size();
   out.frame_sequence = header.sequence;

@@ -45,8 +45,8 @@ inline constexpr uint32_t kMaxPayloadBytes = 16u << 20;  // of a frame
 inline constexpr uint32_t kMaxPaddingBytes = 4096;       // before a WRITE's or DATA's payload, of any content
 inline constexpr uint64_t kMaxReadBytes = 1ull << 30;    // of a read request
 inline constexpr uint32_t kMaxMessageBytes = TOWLINE_MAX_MESSAGE_BYTES;
-inline constexpr uint32_t kReadCredits = 64;     // read requests outstanding on a connection
-inline constexpr uint32_t kWindowFrames = 1024;  // WRITE frames on a lane that are not counted yet
+inline constexpr uint32_t kReadCredits = 64;            // read requests outstanding on a connection
+inline constexpr uint32_t kMostUncountedFrames = 1024;  // WRITE frames on a lane that are not counted yet
 
 enum class FrameType : uint8_t {
   kWrite = 1,

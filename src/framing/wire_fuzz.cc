@@ -99,7 +99,7 @@ void run(const uint8_t* data, std::size_t size) {
   std::vector<uint8_t> local(3 * kRegionBytes);
   ConnectionOptions options;
   options.max_frame_bytes = 2048;
-  options.window_frames = 4;
+  options.most_uncounted_frames = 4;
   Side side{options};
   side.connection.add_lane(std::make_unique<ScriptLane>(repair(data, size, region.data())));
   side.host.add(region.data(), region.size());

@@ -108,9 +108,9 @@ class Simulation {
     options.max_parts = size(1, 64);
     options.max_reads = size(1, 64);
     options.read_request_bytes = size(64, 64 << 10);
-    options.read_window_bytes = size(64, 1 << 20);
+    options.most_read_bytes = size(64, 1 << 20);
     options.small_bytes = random_.chance(0.2) ? 0 : size(64, 16 << 10);
-    options.window_frames = size(1, 64);
+    options.most_uncounted_frames = size(1, 64);
     options.pass_bytes = size(64, 1 << 20);
     options.checksum = random_.chance(0.5);
     return options;

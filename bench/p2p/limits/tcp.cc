@@ -38,9 +38,9 @@ constexpr std::size_t kPage = 4096;
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
 // The share of a block list that goes over one socket, and how far it has got.
-class Lane {
+class Flow {
  public:
-  explicit Lane(int socket) : socket_(socket) {}
+  explicit Flow(int socket) : socket_(socket) {}
   int socket() const { return socket_; }
   void clear() { blocks_.clear(); }
   void add(std::byte* at, std::size_t bytes) { blocks_.push_back({at, bytes}); }
@@ -81,63 +81,63 @@ class Lane {
 };
 
 // All sockets between the two processes, as one side sees them.
-class Lanes {
+class Flows {
  public:
-  Lanes(const std::vector<int>& sockets, bool spin) : spin_(spin) {
+  Flows(const std::vector<int>& sockets, bool spin) : spin_(spin) {
     for (int socket : sockets) {
       const int on = 1;
       setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);  // one that paces costs loopback a third
-      lanes_.emplace_back(socket);
+      flows_.emplace_back(socket);
     }
   }
-  ~Lanes() {
-    for (const Lane& lane : lanes_) close(lane.socket());
+  ~Flows() {
+    for (const Flow& flow : flows_) close(flow.socket());
   }
-  Lanes(const Lanes&) = delete;
-  Lanes& operator=(const Lanes&) = delete;
+  Flows(const Flows&) = delete;
+  Flows& operator=(const Flows&) = delete;
 
   // Spreads the blocks in contiguous shares; a single large block is cut.
   void prepare(std::byte* base, const std::vector<std::uint64_t>& blocks, std::size_t block) {
-    for (Lane& lane : lanes_) lane.clear();
+    for (Flow& flow : flows_) flow.clear();
     const std::size_t pieces =
-        blocks.size() < lanes_.size() && block >= lanes_.size() * kPage ? lanes_.size() : 1;
+        blocks.size() < flows_.size() && block >= flows_.size() * kPage ? flows_.size() : 1;
     const std::size_t total = blocks.size() * pieces;
     for (std::size_t i = 0; i < total; ++i)
-      lanes_[i * lanes_.size() / total].add(base + blocks[i / pieces] * block + i % pieces * (block / pieces),
+      flows_[i * flows_.size() / total].add(base + blocks[i / pieces] * block + i % pieces * (block / pieces),
                                             block / pieces);
   }
 
   void move_all(bool sending) {
-    for (Lane& lane : lanes_) lane.rewind();
-    if (spin_ || lanes_.size() > 1) {
+    for (Flow& flow : flows_) flow.rewind();
+    if (spin_ || flows_.size() > 1) {
       move_whichever_is_ready(sending);
     } else {
-      while (!lanes_[0].finished()) lanes_[0].move(sending, 0);
+      while (!flows_[0].finished()) flows_[0].move(sending, 0);
     }
   }
 
   void signal() {
     const char byte = 1;
-    if (send(lanes_[0].socket(), &byte, 1, MSG_NOSIGNAL) != 1) fail("bare TCP signal");
+    if (send(flows_[0].socket(), &byte, 1, MSG_NOSIGNAL) != 1) fail("bare TCP signal");
   }
 
   void await_signal() {
     char byte;
-    for (Spinner spin; recv(lanes_[0].socket(), &byte, 1, spin_ ? MSG_DONTWAIT : 0) != 1; spin())
+    for (Spinner spin; recv(flows_[0].socket(), &byte, 1, spin_ ? MSG_DONTWAIT : 0) != 1; spin())
       if (errno != EAGAIN && errno != EINTR) fail("bare TCP signal");
   }
 
  private:
   void move_whichever_is_ready(bool sending) {
     std::size_t unfinished = 0;
-    for (const Lane& lane : lanes_) unfinished += !lane.finished();
+    for (const Flow& flow : flows_) unfinished += !flow.finished();
     for (Spinner spin; unfinished > 0;) {
       bool moved = false;
-      for (Lane& lane : lanes_) {
-        if (lane.finished() || !lane.move(sending, MSG_DONTWAIT)) continue;
+      for (Flow& flow : flows_) {
+        if (flow.finished() || !flow.move(sending, MSG_DONTWAIT)) continue;
         moved = true;
-        unfinished -= lane.finished();
+        unfinished -= flow.finished();
       }
       if (moved || unfinished == 0) continue;
       if (spin_) {
@@ -151,13 +151,13 @@ class Lanes {
   void sleep_until_ready(bool sending) {
     std::array<pollfd, 8> waits{};
     nfds_t n = 0;
-    for (const Lane& lane : lanes_)
-      if (!lane.finished()) waits[n++] = {lane.socket(), static_cast<short>(sending ? POLLOUT : POLLIN), 0};
+    for (const Flow& flow : flows_)
+      if (!flow.finished()) waits[n++] = {flow.socket(), static_cast<short>(sending ? POLLOUT : POLLIN), 0};
     poll(waits.data(), n, -1);
   }
 
   bool spin_;
-  std::vector<Lane> lanes_;
+  std::vector<Flow> flows_;
 };
 
 class TcpLimit final : public PairedContender {
@@ -179,23 +179,23 @@ class TcpLimit final : public PairedContender {
       sockets.push_back(socket);
     }
     ask({{"do", "connect"}});
-    lanes_ = std::make_unique<Lanes>(sockets, style_.spin);
+    flows_ = std::make_unique<Flows>(sockets, style_.spin);
   }
-  void prepare_cell() override { lanes_->prepare(local(), lists().local, cell().block); }
+  void prepare_cell() override { flows_->prepare(local(), lists().local, cell().block); }
   bool target_serves() const override { return true; }
 
   void run_once() override {
     if (cell().op == Op::kWrite) {
-      lanes_->move_all(true);
-      lanes_->await_signal();
+      flows_->move_all(true);
+      flows_->await_signal();
     } else {
-      lanes_->signal();
-      lanes_->move_all(false);
+      flows_->signal();
+      flows_->move_all(false);
     }
   }
 
   Style style_;
-  std::unique_ptr<Lanes> lanes_;
+  std::unique_ptr<Flows> flows_;
 };
 
 class TcpResponder final : public Responder {
@@ -218,21 +218,21 @@ class TcpResponder final : public Responder {
     std::vector<int> sockets;
     for (std::size_t i = 0; i < style_.sockets; ++i)
       sockets.push_back(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-    lanes_ = std::make_unique<Lanes>(sockets, style_.spin);
+    flows_ = std::make_unique<Flows>(sockets, style_.spin);
     return {{"sockets", sockets.size()}};
   }
   void prepare(const Cell& cell, const BlockLists& lists) override {
     op_ = cell.op;
-    lanes_->prepare(memory(), lists.remote, cell.block);
+    flows_->prepare(memory(), lists.remote, cell.block);
   }
   void serve(std::uint64_t iterations) override {
     for (std::uint64_t i = 0; i < iterations; ++i) {
       if (op_ == Op::kWrite) {
-        lanes_->move_all(false);
-        lanes_->signal();
+        flows_->move_all(false);
+        flows_->signal();
       } else {
-        lanes_->await_signal();
-        lanes_->move_all(true);
+        flows_->await_signal();
+        flows_->move_all(true);
       }
     }
   }
@@ -243,7 +243,7 @@ class TcpResponder final : public Responder {
   Style style_;
   int listener_ = -1;
   Op op_ = Op::kWrite;
-  std::unique_ptr<Lanes> lanes_;
+  std::unique_ptr<Flows> flows_;
 };
 
 }  // namespace

@@ -144,9 +144,9 @@ ObjectWrite& Collection::writing(const Job& job) {
 
 bool Collection::copy(const Job& job) {
   plugin::Cursor cursor(*job.prepared.plan, position_, job.end);
-  towline_segment window[64];
-  while (const size_t count = cursor.next(window, std::size(window), job.end - position_)) {
-    for (const towline_segment& segment : std::span(window, count)) {
+  towline_segment segments[64];
+  while (const size_t count = cursor.next(segments, std::size(segments), job.end - position_)) {
+    for (const towline_segment& segment : std::span(segments, count)) {
       const auto* data = reinterpret_cast<const std::byte*>(segment.local);
       for (uint64_t done = 0; done < segment.length;) {
         const uint64_t taken = writing(job).collect(data + done, segment.length - done);

@@ -23,7 +23,7 @@ Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
     : Task(task_client),
       job_(job),
       cursor_(*job.prepared.plan, begin, end),
-      window_(kReaderSegments),
+      segments_(kReaderSegments),
       position_(begin),
       end_(end) {
   jobs.push_back(&job);
@@ -59,26 +59,26 @@ void Reader::end_if_over() {
 // ---- cutting
 
 bool Reader::fill() {
-  if (window_at_ < window_count_) return true;
-  window_at_ = 0;
-  window_count_ = cursor_.next(window_.data(), window_.size(), client.settings().part_bytes);
-  return window_count_ != 0;
+  if (next_segment_ < segment_count_) return true;
+  next_segment_ = 0;
+  segment_count_ = cursor_.next(segments_.data(), segments_.size(), client.settings().part_bytes);
+  return segment_count_ != 0;
 }
 
 void Reader::take(Fetch& fetch) {
   fetch.segments.clear();
   fetch.plan_begin = position_;
-  const towline_segment& first = window_[window_at_];
+  const towline_segment& first = segments_[next_segment_];
   fetch.offset = first.remote;
   fetch.bytes = fetch.done = fetch.in_segment = 0;
   fetch.segment = 0;
   fetch.crc = 0;
-  while (window_at_ < window_count_) {
-    const towline_segment& next = window_[window_at_];
+  while (next_segment_ < segment_count_) {
+    const towline_segment& next = segments_[next_segment_];
     if (next.remote_region != first.remote_region || next.remote != fetch.offset + fetch.bytes) break;
     fetch.segments.push_back(next);
     fetch.bytes += next.length;
-    ++window_at_;
+    ++next_segment_;
   }
   position_ += fetch.bytes;
 }

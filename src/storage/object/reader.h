@@ -54,9 +54,9 @@ class Reader final : public Task, private Feeder {
 
   Job& job_;
   plugin::Cursor cursor_;
-  std::vector<towline_segment> window_;
-  size_t window_at_ = 0;
-  size_t window_count_ = 0;
+  std::vector<towline_segment> segments_;
+  size_t next_segment_ = 0;
+  size_t segment_count_ = 0;
   uint64_t position_ = 0;  // in the plan, of what is taken next
   const uint64_t end_;
   bool stopped_ = false;

@@ -30,12 +30,12 @@ bool in_order(const Placed& a, const Placed& b) noexcept {
 std::vector<Placed> in_objects_order(const towline_plan& plan) {
   std::vector<Placed> all;
   plugin::Cursor cursor(plan, 0, plan.bytes);
-  towline_segment window[kSegmentsAtOnce];
+  towline_segment segments[kSegmentsAtOnce];
   uint64_t position = 0;
-  while (const size_t count = cursor.next(window, kSegmentsAtOnce, UINT64_MAX)) {
+  while (const size_t count = cursor.next(segments, kSegmentsAtOnce, UINT64_MAX)) {
     for (size_t i = 0; i < count; ++i) {
-      all.push_back({window[i], position});
-      position += window[i].length;
+      all.push_back({segments[i], position});
+      position += segments[i].length;
     }
   }
   if (!std::is_sorted(all.begin(), all.end(), in_order)) std::sort(all.begin(), all.end(), in_order);
@@ -76,12 +76,12 @@ std::vector<Stretch> stretches_of(const towline_plan& plan) {
 std::vector<Stretch> stretches_in_order(const towline_plan& plan) {
   std::vector<Stretch> stretches;
   plugin::Cursor cursor(plan);
-  towline_segment window[kSegmentsAtOnce];
+  towline_segment segments[kSegmentsAtOnce];
   uint64_t position = 0;
-  while (const size_t count = cursor.next(window, kSegmentsAtOnce, plan.bytes)) {
+  while (const size_t count = cursor.next(segments, kSegmentsAtOnce, plan.bytes)) {
     for (size_t i = 0; i < count; ++i) {
-      add(stretches, window[i], position);
-      position += window[i].length;
+      add(stretches, segments[i], position);
+      position += segments[i].length;
     }
   }
   return stretches;

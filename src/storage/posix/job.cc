@@ -44,18 +44,18 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   next = finished_next = nullptr;
 }
 
-bool Job::take(Window& window, uint64_t max_bytes) noexcept {
+bool Job::take(Slice& slice, uint64_t max_bytes) noexcept {
   if (stopped()) return false;
   std::lock_guard lock(lock_);
   if (has_returned_) {
-    window = returned_;
+    slice = returned_;
     has_returned_ = false;
     return true;
   }
-  window.first = 0;
-  window.position = cursor_->position();
-  window.count = static_cast<uint32_t>(cursor_->next(window.segments, kWindowSegments, max_bytes));
-  return window.count != 0;
+  slice.first = 0;
+  slice.position = cursor_->position();
+  slice.count = static_cast<uint32_t>(cursor_->next(slice.segments, kSliceSegments, max_bytes));
+  return slice.count != 0;
 }
 
 void Job::left(uint64_t begin) noexcept {
@@ -63,10 +63,10 @@ void Job::left(uint64_t begin) noexcept {
   left_from_ = std::min(left_from_, begin);
 }
 
-void Job::put_back(const Window& window) noexcept {
-  if (window.empty()) return;
+void Job::put_back(const Slice& slice) noexcept {
+  if (slice.empty()) return;
   std::lock_guard lock(lock_);
-  returned_ = window;
+  returned_ = slice;
   has_returned_ = true;
 }
 
@@ -116,17 +116,17 @@ void Job::help(BounceBuffers& buffers) noexcept {
     }
     return;
   }
-  Window window;
-  while (take(window, window_bytes())) run(window, buffers);
+  Slice slice;
+  while (take(slice, slice_bytes())) run(slice, buffers);
 }
 
-void Job::run(Window& window, BounceBuffers& buffers) noexcept {
-  Cutter cutter(window, prepared_->files.data(), write());
+void Job::run(Slice& slice, BounceBuffers& buffers) noexcept {
+  Cutter cutter(slice, prepared_->files.data(), write());
   const int flags = cached ? RWF_NOWAIT : 0;
   Operation operation;
   operation.job = this;
-  while (!window.empty()) {
-    if (stopped()) return left(window.position);
+  while (!slice.empty()) {
+    if (stopped()) return left(slice.position);
     (void)cutter.next(operation);
     if (!take_bounce(buffers, operation)) {
       failed(Status::kOutOfMemory, ENOMEM, operation.position, operation.position + operation.plan_bytes);

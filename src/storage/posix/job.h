@@ -59,7 +59,7 @@ class SpinLock {
 class Job {
  public:
   enum class Mode {
-    kDrive,  // the worker calls the kernel itself, a window at a time
+    kDrive,  // the worker calls the kernel itself, a slice at a time
     kQueue,  // operations go to the kernel's queue
     kPool,   // threads do it
   };
@@ -69,13 +69,13 @@ class Job {
 
   // ---- any thread that holds a share
 
-  // The next segments, up to a window; false: nothing left, or stopped.
-  [[nodiscard]] bool take(Window& window, uint64_t max_bytes = kWindowBytes) noexcept;
+  // The next segments, up to a slice; false: nothing left, or stopped.
+  [[nodiscard]] bool take(Slice& slice, uint64_t max_bytes = kSliceBytes) noexcept;
   // Bytes taken from this byte of the plan on were not moved, since the job was stopped.
   void left(uint64_t begin) noexcept;
   // Returns a range that was taken but could not start; the next take() returns it. One at a time, the worker
   // only.
-  void put_back(const Window& window) noexcept;
+  void put_back(const Slice& slice) noexcept;
   void moved(uint64_t bytes) noexcept;
   // Stops the job; of several failures the first in the plan is kept.
   void failed(Status status, int vendor_code, uint64_t begin, uint64_t end) noexcept;
@@ -89,7 +89,7 @@ class Job {
   // True: it was the last one. Report the job.
   [[nodiscard]] bool give_share() noexcept { return shares_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-  // A thread of the pool: does windows until none is left, or waits for the device.
+  // A thread of the pool: does slices until none is left, or waits for the device.
   void help(BounceBuffers& buffers) noexcept;
 
   // ---- the worker, once it is over
@@ -101,9 +101,7 @@ class Job {
   [[nodiscard]] bool write() const noexcept { return prepared_->write(); }
   [[nodiscard]] uint64_t bytes() const noexcept { return end_ - begin_; }
   // The bytes that each worker of the job takes at a time: less if there are several.
-  [[nodiscard]] uint64_t window_bytes() const noexcept {
-    return helpers != 0 ? kWindowBytes / 2 : kWindowBytes;
-  }
+  [[nodiscard]] uint64_t slice_bytes() const noexcept { return helpers != 0 ? kSliceBytes / 2 : kSliceBytes; }
 
   uint64_t cookie = 0;
   Mode mode = Mode::kDrive;
@@ -123,7 +121,7 @@ class Job {
   Connection* connection = nullptr;
 
  private:
-  void run(Window& window, BounceBuffers& buffers) noexcept;
+  void run(Slice& slice, BounceBuffers& buffers) noexcept;
 
   Prepared* prepared_ = nullptr;
   uint64_t begin_ = 0;
@@ -140,7 +138,7 @@ class Job {
   SpinLock lock_;  // of all below
   std::optional<plugin::Cursor> cursor_;
   bool has_returned_ = false;
-  Window returned_;
+  Slice returned_;
   uint64_t moved_ = 0;
   uint64_t left_from_ = 0;  // UINT64_MAX: nothing is left of what was taken
   Status status_ = Status::kOk;

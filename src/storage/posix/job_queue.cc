@@ -16,7 +16,7 @@ namespace towline::posix {
 
 namespace {
 
-constexpr uint64_t kSlowWriteNs = 2'000'000;      // a window's copy takes a tenth of that
+constexpr uint64_t kSlowWriteNs = 2'000'000;      // a slice's copy takes a tenth of that
 constexpr uint64_t kWatchEveryBytes = 512 << 10;  // reading the clock twice costs a twentieth of 4 KiB
 constexpr uint64_t kBatchedBytes = 16 << 10;      // of a block, above which a batch gains nothing
 constexpr uint64_t kLeastBatch = 8;
@@ -66,13 +66,13 @@ namespace {
 
 bool move_block_by_block(Prepared& prepared, const towline_submit_args& args, int flags) noexcept {
   plugin::Cursor cursor(*prepared.plan, args.begin, args.end);
-  Window window;
+  Slice slice;
   Operation operation;
   for (;;) {
-    window.first = 0;
-    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
-    if (window.count == 0) return true;
-    Cutter cutter(window, prepared.files.data(), prepared.write());
+    slice.first = 0;
+    slice.count = static_cast<uint32_t>(cursor.next(slice.segments, kSliceSegments, kSliceBytes));
+    if (slice.count == 0) return true;
+    Cutter cutter(slice, prepared.files.data(), prepared.write());
     while (cutter.next(operation)) {
       if (operation.attempt(flags) != static_cast<int64_t>(operation.bytes)) return false;
     }
@@ -205,15 +205,15 @@ void JobQueue::attach_files(Prepared& prepared) {
 void JobQueue::get_batch(Prepared& prepared) {
   if (prepared.write() || settings_.engine != Engine::kAuto) return;
   plugin::Cursor cursor(*prepared.plan);
-  Window window;
+  Slice slice;
   Operation operation;
   uint64_t blocks = 0;
   uint64_t calls = 0;
   do {
-    window.first = 0;
-    window.count = static_cast<uint32_t>(cursor.next(window.segments, kWindowSegments, kWindowBytes));
-    blocks += window.count;
-    Cutter cutter(window, prepared.files.data(), false);
+    slice.first = 0;
+    slice.count = static_cast<uint32_t>(cursor.next(slice.segments, kSliceSegments, kSliceBytes));
+    blocks += slice.count;
+    Cutter cutter(slice, prepared.files.data(), false);
     while (cutter.next(operation)) {
       if (operation.bytes > kBatchedBytes * operation.iov_count) return;
       ++calls;
@@ -257,7 +257,7 @@ int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args) no
   choose_helpers(job);
   make_runnable(job);
   if (job.mode == Job::Mode::kDrive) return TOWLINE_IN_PROGRESS;
-  uint64_t budget = kWindowBytes;
+  uint64_t budget = kSliceBytes;
   job.handed_on = step(job, budget);  // it must not end before this call has
   return TOWLINE_IN_PROGRESS;
 } catch (const std::exception&) {
@@ -402,7 +402,7 @@ const Job* JobQueue::first_handed() const noexcept {
 uint32_t JobQueue::progress() noexcept {
   uint32_t done = collect_finished();
   if (in_kernel_ != 0 || again_ != nullptr) done += reap();
-  uint64_t budget = kWindowBytes;
+  uint64_t budget = kSliceBytes;
   for (size_t steps = runnable_.size(); steps != 0 && budget != 0 && !runnable_.empty(); --steps) {
     turn_ = turn_ + 1 < runnable_.size() ? turn_ + 1 : 0;
     Job& job = *runnable_[turn_];
@@ -427,18 +427,18 @@ bool JobQueue::step(Job& job, uint64_t& budget) noexcept {
       break;
   }
   if (job.stopped()) return true;
-  const uint64_t windows = std::max<uint64_t>(job.bytes() / kWindowBytes, job.prepared().direct ? 4 : 1);
+  const uint64_t slices = std::max<uint64_t>(job.bytes() / kSliceBytes, job.prepared().direct ? 4 : 1);
   // Threads that write to one file take turns at its lock.
   const uint32_t helpers = job.write() && !job.prepared().direct
                                ? 1
-                               : static_cast<uint32_t>(std::min<uint64_t>(windows, pool_.most_threads()));
+                               : static_cast<uint32_t>(std::min<uint64_t>(slices, pool_.most_threads()));
   job.pooled = true;
   if (job.hand_over && pool_.hand_over(job) != Pool::Handed::kNot) return true;
   if (!pool_.ask(job, helpers)) job.failed_whole(Status::kOutOfMemory, ENOMEM);
   return true;
 }
 
-// Threads that help the worker with a cached read: where there are processors for them, one for each window's
+// Threads that help the worker with a cached read: where there are processors for them, one for each slice's
 // worth (on sixteen processors four bare threads read 4 MiB at 44 GB/s, the worker and one helper at 21; of 1
 // MiB two threads on 32 read 60 GB/s, four 38, who wait for the last to begin). Large reads gain from threads
 // that share processors with others as well, since they wait for memory.
@@ -446,7 +446,7 @@ uint32_t JobQueue::copy_helpers(uint64_t bytes) const noexcept {
   const uint32_t most = std::max(pool_.most_threads() - 1, 1u);
   if (bytes >= kManyBytes) return most;
   return static_cast<uint32_t>(
-      std::clamp<uint64_t>(bytes / kWindowBytes, 1, std::clamp(settings_.spare_processors, 1u, most)));
+      std::clamp<uint64_t>(bytes / kSliceBytes, 1, std::clamp(settings_.spare_processors, 1u, most)));
 }
 
 void JobQueue::choose_helpers(Job& job) noexcept {
@@ -465,7 +465,7 @@ void JobQueue::note_cost(const Job& job, const towline_part_result& result) noex
   sharing_of(job.bytes()).took(((monotonic_now_ns() - job.begun_ns) << 20) / job.bytes());
 }
 
-// One window by plain system calls on this thread.
+// One slice by plain system calls on this thread.
 bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
   const Prepared& prepared = job.prepared();
   const bool write = job.write();
@@ -473,37 +473,37 @@ bool JobQueue::drive(Job& job, uint64_t& budget) noexcept {
     job.pooled = true;
     (void)pool_.ask(job, job.helpers);
   }
-  Window window;
-  uint64_t most = job.window_bytes();
+  Slice slice;
+  uint64_t most = job.slice_bytes();
   if (job.hand_over) most = kFirstLook;
   if (job.handed) most = kMeanwhile;
-  if (!job.take(window, std::min(budget, most))) return true;
-  const uint64_t position = window.position;
-  Cutter cutter(window, prepared.files.data(), write);
+  if (!job.take(slice, std::min(budget, most))) return true;
+  const uint64_t position = slice.position;
+  Cutter cutter(slice, prepared.files.data(), write);
   Operation operation;
   std::optional<WriteWatch> watch;
   if (write && settings_.engine == Engine::kAuto) watch.emplace(*prepared.files[0]);
-  while (!window.empty()) {
+  while (!slice.empty()) {
     if (job.stopped()) {
-      job.left(window.position);
+      job.left(slice.position);
       break;
     }
-    const uint32_t first = window.first;
-    const uint64_t at = window.position;
+    const uint32_t first = slice.first;
+    const uint64_t at = slice.position;
     (void)cutter.next(operation);
     bool waits = false;
     if (!run_here(job, operation, waits)) break;
     if (waits) {
-      window.count += window.first - first;
-      window.first = first;
-      window.position = at;
-      window.skip(operation.done);
-      fall_back(job, window);
+      slice.count += slice.first - first;
+      slice.first = first;
+      slice.position = at;
+      slice.skip(operation.done);
+      fall_back(job, slice);
       break;
     }
   }
   if (job.hand_over && job.mode == Job::Mode::kDrive && !job.stopped() && hand_over(job)) return true;
-  const uint64_t moved = window.position - position;
+  const uint64_t moved = slice.position - position;
   budget -= std::min(budget, std::max<uint64_t>(moved, 1));
   if (watch && watch->ended()) job.mode = Job::Mode::kPool;
   return false;
@@ -550,7 +550,7 @@ bool JobQueue::run_here(Job& job, Operation& operation, bool& waits) noexcept {
 }
 
 // The rest of the job waits for the device.
-void JobQueue::fall_back(Job& job, const Window& rest) noexcept {
+void JobQueue::fall_back(Job& job, const Slice& rest) noexcept {
   job.put_back(rest);
   if (job.pooled) {
     for (uint32_t count = pool_.take_back(job); count != 0; --count) (void)job.give_share();
@@ -586,14 +586,14 @@ void JobQueue::flush() noexcept {
 bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
   const Prepared& prepared = job.prepared();
   bool left = true;
-  Window window;
+  Slice slice;
   while (free_operations_ != nullptr && again_ == nullptr && budget != 0) {
-    if (!job.take(window)) {
+    if (!job.take(slice)) {
       left = false;
       break;
     }
-    Cutter cutter(window, prepared.files.data(), job.write());
-    while (free_operations_ != nullptr && !window.empty()) {
+    Cutter cutter(slice, prepared.files.data(), job.write());
+    while (free_operations_ != nullptr && !slice.empty()) {
       Operation& operation = *free_operations_;
       free_operations_ = operation.next;
       (void)cutter.next(operation);
@@ -611,7 +611,7 @@ bool JobQueue::feed(Job& job, uint64_t& budget) noexcept {
       if (!prepared.direct) budget -= std::min(budget, operation.bytes);
       push(operation);
     }
-    job.put_back(window);
+    job.put_back(slice);
   }
   flush();
   return !left || job.stopped();

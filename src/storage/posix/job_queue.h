@@ -3,10 +3,10 @@
 // How a job is done. Small plans were tried inside post already (try_inline). Others begin in one of three
 // ways and may change to another:
 //
-//   kDrive  each pass moves one window by plain system calls. Cached reads never wait (RWF_NOWAIT); the first
+//   kDrive  each pass moves one slice by plain system calls. Cached reads never wait (RWF_NOWAIT); the first
 //           one that would, sends the rest to the kernel queue or the pool. Buffered writes are copies into
 //           the page cache and hardly ever wait; when one did, the file's writes are left to the pool for a
-//           while. Large cached reads are shared with threads of the pool, which take windows from the other
+//           while. Large cached reads are shared with threads of the pool, which take slices from the other
 //           end of the same queue.
 //   kQueue  operations go to the kernel queue as it has room: direct I/O, and what is not cached. Where that
 //           is io_uring, direct I/O goes to a second one first, kernel AIO, which is quicker and may not
@@ -72,13 +72,13 @@ class JobQueue {
   [[nodiscard]] bool step(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] QuickerWay<1, 8>& sharing_of(uint64_t bytes) noexcept {
-    const auto windows = static_cast<size_t>(std::bit_width(bytes / kWindowBytes));
-    return sharing_[std::min(windows, sharing_.size() - 1)];
+    const auto slices = static_cast<size_t>(std::bit_width(bytes / kSliceBytes));
+    return sharing_[std::min(slices, sharing_.size() - 1)];
   }
   [[nodiscard]] uint32_t copy_helpers(uint64_t bytes) const noexcept;
   [[nodiscard]] bool feed(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool run_here(Job& job, Operation& operation, bool& waits) noexcept;
-  void fall_back(Job& job, const Window& rest) noexcept;
+  void fall_back(Job& job, const Slice& rest) noexcept;
   [[nodiscard]] bool hand_over(Job& job) noexcept;
   [[nodiscard]] const Job* first_handed() const noexcept;
   // A cached read that threads could help with begins, ends.
@@ -121,7 +121,7 @@ class JobQueue {
   std::vector<Job*> active_;
   std::vector<Job*> runnable_;
   size_t turn_ = 0;
-  // Whether help pays for reads of 1, 2, 4, ... windows: what two processors' caches have depends on what was
+  // Whether help pays for reads of 1, 2, 4, ... slices: what two processors' caches have depends on what was
   // done before, and waking a thread on the machine.
   std::array<QuickerWay<1, 8>, 6> sharing_;
   std::atomic<Job*> finished_{nullptr};

@@ -30,10 +30,10 @@ class JobResult : public ::testing::Test {
     job_.begin(prepared_, {sizeof(towline_submit_args), 1, 0, kBlocks * kBlock, nullptr, 0, 0, 0, nullptr});
   }
 
-  Window take(uint64_t blocks) {
-    Window window;
-    EXPECT_TRUE(job_.take(window, blocks * kBlock));
-    return window;
+  Slice take(uint64_t blocks) {
+    Slice slice;
+    EXPECT_TRUE(job_.take(slice, blocks * kBlock));
+    return slice;
   }
   void expect_named(uint64_t first, uint64_t end, Status status, int code) {
     const towline_part_result result = job_.result();
@@ -68,12 +68,12 @@ TEST_F(JobResult, names_what_others_left_before_the_failure) {
   (void)take(2);
   job_.failed(Status::kIo, EIO, 3 * kBlock, 4 * kBlock);
   job_.moved(kBlock);
-  job_.left(kBlock);  // the second block of the first window
+  job_.left(kBlock);  // the second block of the first slice
   expect_named(1, 4, Status::kIo, EIO);
 }
 
 TEST_F(JobResult, names_what_was_put_back_before_the_failure) {
-  const Window first = take(2);
+  const Slice first = take(2);
   (void)take(2);
   job_.failed(Status::kIo, EIO, 3 * kBlock, 4 * kBlock);
   job_.put_back(first);

@@ -16,7 +16,7 @@ uint64_t round_up(uint64_t value, uint64_t to) noexcept { return round_down(valu
 
 }  // namespace
 
-void Window::skip(uint64_t bytes) noexcept {
+void Slice::skip(uint64_t bytes) noexcept {
   position += bytes;
   while (bytes != 0 && count != 0) {
     towline_segment& segment = segments[first];
@@ -75,8 +75,8 @@ int64_t Operation::attempt(int flags) const noexcept {
 // ---- cutting
 
 bool Cutter::next(Operation& operation) noexcept {
-  if (window_.empty()) return false;
-  const towline_segment& segment = window_.segments[window_.first];
+  if (slice_.empty()) return false;
+  const towline_segment& segment = slice_.segments[slice_.first];
   const File& file = *files_[segment.remote_region];
   operation.next = nullptr;
   operation.file = &file;
@@ -85,7 +85,7 @@ bool Cutter::next(Operation& operation) noexcept {
   operation.local_region = segment.local_region;
   operation.write = write_;
   operation.done = 0;
-  operation.position = window_.position;
+  operation.position = slice_.position;
   operation.offset = segment.remote;
   operation.bounce = nullptr;
   operation.bounce_skip = 0;
@@ -96,9 +96,9 @@ bool Cutter::next(Operation& operation) noexcept {
   operation.iov_count = 1;
   operation.iov[0] = {reinterpret_cast<void*>(segment.local), segment.length};
   operation.bytes = segment.length;
-  window_.position += segment.length;
-  ++window_.first;
-  --window_.count;
+  slice_.position += segment.length;
+  ++slice_.first;
+  --slice_.count;
   merge(operation, file);
   operation.needed = operation.plan_bytes = operation.bytes;
   return true;
@@ -109,21 +109,21 @@ void Cutter::merge(Operation& operation, const File& file) noexcept {
   const uint32_t unit = write_ ? file.write_unit() : file.offset_alignment();
   const uint64_t offset_mask = file.direct() ? unit - 1 : 0;
   const uint64_t memory_mask = file.direct() ? file.memory_alignment() - 1 : 0;
-  while (window_.count != 0) {
-    const towline_segment& segment = window_.segments[window_.first];
+  while (slice_.count != 0) {
+    const towline_segment& segment = slice_.segments[slice_.first];
     if (segment.remote != operation.offset + operation.bytes || files_[segment.remote_region] != &file ||
         (segment.length & offset_mask) != 0 || (segment.local & memory_mask) != 0)
       return;
     operation.iov[operation.iov_count++] = {reinterpret_cast<void*>(segment.local), segment.length};
     operation.bytes += segment.length;
-    window_.position += segment.length;
-    ++window_.first;
-    --window_.count;
+    slice_.position += segment.length;
+    ++slice_.first;
+    --slice_.count;
   }
 }
 
 bool Cutter::next_direct(Operation& operation, const File& file) noexcept {
-  const towline_segment segment = window_.segments[window_.first];
+  const towline_segment segment = slice_.segments[slice_.first];
   const uint64_t sector = write_ ? file.write_unit() : file.offset_alignment();
   const uint64_t before = segment.remote % sector;  // bytes of the first one that are not ours
   const bool memory_fits = segment.local % file.memory_alignment() == 0;
@@ -133,7 +133,7 @@ bool Cutter::next_direct(Operation& operation, const File& file) noexcept {
     const uint64_t bytes = round_down(segment.length, sector);
     operation.iov[0] = {reinterpret_cast<void*>(segment.local), bytes};
     operation.bytes = bytes;
-    window_.skip(bytes);
+    slice_.skip(bytes);
     if (bytes == segment.length) merge(operation, file);
     operation.needed = operation.plan_bytes = operation.bytes;
     return true;
@@ -158,7 +158,7 @@ bool Cutter::next_direct(Operation& operation, const File& file) noexcept {
     operation.bytes = round_up(before + bytes, sector);
     operation.needed = before + bytes;
   }
-  window_.skip(bytes);
+  slice_.skip(bytes);
   return true;
 }
 

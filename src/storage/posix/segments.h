@@ -1,4 +1,4 @@
-// A window of a plan's segments, and how it is cut into operations that one system call can do.
+// A slice of a plan's segments, and how it is cut into operations that one system call can do.
 //
 // Neighbours in the plan that follow each other in one file become one vectored operation. For direct I/O a
 // segment falls into pieces: the aligned middle moves directly between memory and device; unaligned ends use
@@ -17,12 +17,12 @@ namespace towline::posix {
 
 class Job;
 
-inline constexpr uint32_t kWindowSegments = 64;
-inline constexpr uint64_t kWindowBytes = 1 << 20;
-inline constexpr uint64_t kBounceBytes = kWindowBytes + (128 << 10);  // with a sector at both ends
+inline constexpr uint32_t kSliceSegments = 64;
+inline constexpr uint64_t kSliceBytes = 1 << 20;
+inline constexpr uint64_t kBounceBytes = kSliceBytes + (128 << 10);  // with a sector at both ends
 
-struct Window {
-  towline_segment segments[kWindowSegments];
+struct Slice {
+  towline_segment segments[kSliceSegments];
   uint32_t first = 0;
   uint32_t count = 0;     // segments from first on
   uint64_t position = 0;  // of the first one's first byte in the plan
@@ -53,7 +53,7 @@ struct Operation {
   uint8_t* memory = nullptr;  // the plan's, when there is a bounce buffer
   uint32_t first_iov = 0;
   uint32_t iov_count = 0;
-  iovec iov[kWindowSegments];
+  iovec iov[kSliceSegments];
 
   [[nodiscard]] bool finished() const noexcept { return done >= needed; }
   // A direct READ that stopped within a sector met the end of the file; what is left could not be asked for.
@@ -79,10 +79,10 @@ class BounceBuffers;
 // The files by the plan's number of the region.
 class Cutter {
  public:
-  Cutter(Window& window, const File* const* files, bool write) noexcept
-      : window_(window), files_(files), write_(write) {}
+  Cutter(Slice& slice, const File* const* files, bool write) noexcept
+      : slice_(slice), files_(files), write_(write) {}
 
-  // The next operation out of the window. False: the window is empty. An operation that needs a bounce buffer
+  // The next operation out of the slice. False: the slice is empty. An operation that needs a bounce buffer
   // has `memory` set and `bounce` null: see take_bounce.
   bool next(Operation& operation) noexcept;
 
@@ -90,7 +90,7 @@ class Cutter {
   bool next_direct(Operation& operation, const File& file) noexcept;
   void merge(Operation& operation, const File& file) noexcept;
 
-  Window& window_;
+  Slice& slice_;
   const File* const* files_;
   const bool write_;
 };

@@ -68,7 +68,7 @@ Backend::Backend(const plugin::Host& host)
 
 Backend::~Backend() {
   leave_directory(host().self().incarnation);
-  for (const Call& call : mailbox_->close()) call.link->answer(Link::Answer::kRefused, Status::kClosed);
+  for (const Call& call : mailbox_->close()) call.ends->answer(Ends::Answer::kRefused, Status::kClosed);
 }
 
 framing::FaultOptions Backend::next_faults() noexcept {
@@ -111,10 +111,10 @@ int32_t Backend::connect(uint32_t worker, const towline_identity&, const void* a
   const std::shared_ptr<Mailbox> mailbox = find_in_directory(decoded->incarnation);
   if (mailbox == nullptr)
     return host().refuse(Status::kUnreachable, "memory: the peer is not an agent of this process");
-  auto link = std::make_shared<Link>(ring_bytes_);
-  auto connection = std::make_unique<Connection>(*this, worker, link, 0, peer);
+  auto ends = std::make_shared<Ends>(ring_bytes_);
+  auto connection = std::make_unique<Connection>(*this, worker, ends, 0, peer);
   connection->call(deadline_ns);
-  const Status status = mailbox->post(worker % mailbox->workers(), {link, host().self(), host().self().name});
+  const Status status = mailbox->post(worker % mailbox->workers(), {ends, host().self(), host().self().name});
   if (status != Status::kOk) return host().refuse(status, "memory: the peer has closed");
   *out = workers_[worker].connections.add(std::move(connection));
   return TOWLINE_OK;
@@ -127,10 +127,10 @@ uint32_t Backend::answer_calls(uint32_t worker) noexcept {
     Connection* connection = nullptr;
     try {
       connection = workers_[worker].connections.add(
-          std::make_unique<Connection>(*this, worker, call.link, 1, nullptr));
+          std::make_unique<Connection>(*this, worker, call.ends, 1, nullptr));
       if (connection->accept(call)) continue;
     } catch (const std::exception&) {
-      call.link->answer(Link::Answer::kRefused, Status::kOutOfMemory);
+      call.ends->answer(Ends::Answer::kRefused, Status::kOutOfMemory);
     }
     if (connection != nullptr) release(connection);
   }

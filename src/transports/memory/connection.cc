@@ -20,21 +20,21 @@ towline_connection* handle(Connection* connection) {
 
 }  // namespace
 
-Connection::Connection(Backend& backend, uint32_t worker, std::shared_ptr<Link> link, uint32_t side,
+Connection::Connection(Backend& backend, uint32_t worker, std::shared_ptr<Ends> ends, uint32_t side,
                        void* peer)
     : backend_(backend),
       worker_(worker),
-      link_(std::move(link)),
+      ends_(std::move(ends)),
       side_(side),
       peer_(peer),
-      copies_(backend.host(), worker, *link_, side, backend.inline_bytes()),
+      copies_(backend.host(), worker, *ends_, side, backend.inline_bytes()),
       paths_(copies_.jobs()) {
-  link_->attach(side_, backend.host(), worker);
+  ends_->attach(side_, backend.host(), worker);
 }
 
 Connection::~Connection() {
   paths_.close_framed();
-  link_->close(side_);
+  ends_->close(side_);
   give_pins_back();
 }
 
@@ -43,17 +43,17 @@ const plugin::Host& Connection::host() const noexcept { return backend_.host(); 
 // ---- coming up and going down
 
 bool Connection::accept(const Call& call) {
-  if (link_->closed(0)) return false;
+  if (ends_->closed(0)) return false;
   const int32_t status = host().accepted(worker_, handle(this), call.as_identity(), &peer_);
   if (status < 0) {
-    link_->answer(Link::Answer::kRefused, static_cast<Status>(status));
+    ends_->answer(Ends::Answer::kRefused, static_cast<Status>(status));
     return false;
   }
   try {
     start_engine();
-    link_->answer(Link::Answer::kAccepted, Status::kOk);
+    ends_->answer(Ends::Answer::kAccepted, Status::kOk);
   } catch (const std::exception& error) {
-    link_->answer(Link::Answer::kRefused, Status::kOutOfMemory);
+    ends_->answer(Ends::Answer::kRefused, Status::kOutOfMemory);
     fail(Status::kOutOfMemory, error.what());  // the core knows of it by now, and will disconnect
   }
   return true;
@@ -65,7 +65,7 @@ void Connection::start_engine() {
   options.connection = handle(this);
   auto framed = std::make_unique<framing::Connection>(host(), peer_, options);
   std::unique_ptr<framing::Lane> lane = std::make_unique<framing::RingLane>(
-      link_->outgoing(side_), link_->incoming(side_),
+      ends_->outgoing(side_), ends_->incoming(side_),
       framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process");
   if (const framing::FaultOptions faults = backend_.next_faults(); faults.any())
     lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
@@ -76,12 +76,12 @@ void Connection::start_engine() {
 
 void Connection::wake_peer(void* self) noexcept {
   const auto* connection = static_cast<Connection*>(self);
-  connection->link_->wake(1 - connection->side_);
+  connection->ends_->wake(1 - connection->side_);
 }
 
 uint32_t Connection::wait_for_answer(uint64_t now_ns) noexcept {
-  switch (link_->answer()) {
-    case Link::Answer::kAccepted:
+  switch (ends_->answer()) {
+    case Ends::Answer::kAccepted:
       try {
         start_engine();
       } catch (const std::exception& error) {
@@ -90,10 +90,10 @@ uint32_t Connection::wait_for_answer(uint64_t now_ns) noexcept {
       }
       host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
       return 1;
-    case Link::Answer::kRefused:
-      fail(link_->refusal(), "memory: the peer refused the connection");
+    case Ends::Answer::kRefused:
+      fail(ends_->refusal(), "memory: the peer refused the connection");
       return 1;
-    case Link::Answer::kNone:
+    case Ends::Answer::kNone:
       break;
   }
   if (now_ns < deadline_ns_) return 0;
@@ -111,7 +111,7 @@ void Connection::peer_gone() noexcept {
 void Connection::fail(Status status, const std::string& text) noexcept {
   if (state_ == State::kDown) return;
   state_ = State::kDown;
-  link_->close(side_);
+  ends_->close(side_);
   give_pins_back();
   if (!paths_.fail(status, text) && !disconnected_)
     host().connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
@@ -123,7 +123,7 @@ void Connection::disconnect() noexcept {
   const Backend::Scope scope{backend_, worker_};
   state_ = State::kDown;
   paths_.close();
-  link_->close(side_);
+  ends_->close(side_);
   give_pins_back();
   asking_.clear();
   backend_.release(this);
@@ -136,7 +136,7 @@ uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
   if (state_ == State::kUp && paths_.framed_down()) {
     // It has told the core itself.
     state_ = State::kDown;
-    link_->close(side_);
+    ends_->close(side_);
     give_pins_back();
     paths_.close_jobs(Status::kPeerLost);
   }
@@ -146,11 +146,11 @@ uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
 uint32_t Connection::progress(uint64_t now_ns) noexcept {
   if (state_ == State::kDown) return 0;
   if (state_ == State::kCalling) return wait_for_answer(now_ns);
-  uint32_t done = link_->has_letters(side_) ? read_letters() : 0;
+  uint32_t done = ends_->has_letters(side_) ? read_letters() : 0;
   done += run_framed(now_ns);
   if (state_ == State::kUp) done += paths_.run_jobs();
   // Where only the ring is used, its end says so, behind all that was written: as a socket's does.
-  if (state_ == State::kUp && !backend_.framed_only() && link_->closed(1 - side_)) {
+  if (state_ == State::kUp && !backend_.framed_only() && ends_->closed(1 - side_)) {
     peer_gone();
     ++done;
   }
@@ -158,9 +158,9 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 }
 
 bool Connection::arm() noexcept {
-  if (state_ == State::kCalling) return link_->answer() != Link::Answer::kNone;
+  if (state_ == State::kCalling) return ends_->answer() != Ends::Answer::kNone;
   if (state_ == State::kDown) return false;
-  return link_->has_letters(side_) || link_->closed(1 - side_) || paths_.arm();
+  return ends_->has_letters(side_) || ends_->closed(1 - side_) || paths_.arm();
 }
 
 void Connection::disarm() noexcept { paths_.disarm(); }
@@ -175,7 +175,7 @@ void Connection::cancel(uint64_t cookie) noexcept { paths_.cancel(cookie); }
 
 uint32_t Connection::read_letters() noexcept {
   uint32_t count = 0;
-  for (const Letter& letter : link_->take(side_)) {
+  for (const Letter& letter : ends_->take(side_)) {
     ++count;
     switch (letter.kind) {
       case Letter::Kind::kPin:
@@ -212,10 +212,10 @@ void Connection::on_pin(const Letter& letter) noexcept {
     pins_[letter.request] = pin;
     reply.pointer = reinterpret_cast<uint64_t>(pointer);
   }
-  link_->post(1 - side_, reply);
+  ends_->post(1 - side_, reply);
 }
 
-// After the link is closed: the peer copies no more.
+// After this end is closed: the peer copies no more.
 void Connection::give_pins_back() noexcept {
   for (const auto& [request, pin] : pins_) host().unpin(pin);
   pins_.clear();
@@ -236,7 +236,7 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
     } else {
       import->request = ++last_request_;
       asking_[import->request] = import;
-      link_->post(1 - side_, {Letter::Kind::kPin, import->request, import->region, Status::kOk, 0});
+      ends_->post(1 - side_, {Letter::Kind::kPin, import->request, import->region, Status::kOk, 0});
     }
     *out = reinterpret_cast<towline_import*>(import);
   }
@@ -255,7 +255,7 @@ void Connection::unimport(towline_import* handle) noexcept {
   auto* import = reinterpret_cast<Import*>(handle);
   if (import->request != 0) {
     asking_.erase(import->request);
-    link_->post(1 - side_, {Letter::Kind::kUnpin, import->request, import->region, Status::kOk, 0});
+    ends_->post(1 - side_, {Letter::Kind::kUnpin, import->request, import->region, Status::kOk, 0});
   }
   delete import;
 }

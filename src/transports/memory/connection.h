@@ -19,7 +19,7 @@
 #include "towline/plugin/backend.hpp"
 #include "transports/direct/paths.h"
 #include "transports/memory/copy_queue.h"
-#include "transports/memory/link.h"
+#include "transports/memory/ends.h"
 
 namespace towline::memory {
 
@@ -38,7 +38,7 @@ struct Import {
 class Connection {
  public:
   // side 0: the connector. peer: the core's cookie, null until it is asked.
-  Connection(Backend& backend, uint32_t worker, std::shared_ptr<Link> link, uint32_t side, void* peer);
+  Connection(Backend& backend, uint32_t worker, std::shared_ptr<Ends> ends, uint32_t side, void* peer);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
   ~Connection();
@@ -53,7 +53,7 @@ class Connection {
   void unimport(towline_import* import) noexcept;
   void disconnect() noexcept;
   [[nodiscard]] std::string describe() const;
-  [[nodiscard]] uint64_t connection_id() const noexcept { return link_->id(); }
+  [[nodiscard]] uint64_t connection_id() const noexcept { return ends_->id(); }
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
@@ -86,7 +86,7 @@ class Connection {
 
   Backend& backend_;
   const uint32_t worker_;
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Ends> ends_;
   const uint32_t side_;
   void* peer_;
   State state_ = State::kCalling;

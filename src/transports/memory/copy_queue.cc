@@ -14,12 +14,12 @@ int32_t CopyQueue::submit(Prepared& prepared, const towline_submit_args& args) n
   if (jobs_.down()) return static_cast<int32_t>(Status::kPeerLost);
   const uint64_t bytes = args.end - args.begin;
   if (bytes > inline_bytes_) return jobs_.submit(prepared, args);
-  if (!link_.enter(side_)) return static_cast<int32_t>(Status::kPeerLost);
+  if (!ends_.enter(side_)) return static_cast<int32_t>(Status::kPeerLost);
   if (prepared.to != nullptr)
     copy_bytes(prepared.to + args.begin, prepared.from + args.begin, bytes);
   else
     copy_plan(*prepared.plan, prepared.deltas.data(), args.begin, args.end, prepared.op);
-  link_.leave(side_);
+  ends_.leave(side_);
   return jobs_.finish(prepared, args, {args.end});
 }
 
@@ -29,12 +29,12 @@ void CopyQueue::begin(direct::Job& job) noexcept {
 }
 
 void CopyQueue::step(direct::Job& job) noexcept {
-  if (!link_.enter(side_)) {
+  if (!ends_.enter(side_)) {
     job.moved.status = Status::kPeerLost;
     return;
   }
   job.copy->step(kSliceBytes);
-  link_.leave(side_);
+  ends_.leave(side_);
   job.moved.position = job.copy->position();
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "transports/direct/job_queue.h"
-#include "transports/memory/link.h"
+#include "transports/memory/ends.h"
 
 namespace towline::memory {
 
@@ -19,9 +19,9 @@ struct Prepared : direct::Prepared {
 
 class CopyQueue final : private direct::Mover {
  public:
-  CopyQueue(const plugin::Host& host, uint32_t worker, Link& link, uint32_t side,
+  CopyQueue(const plugin::Host& host, uint32_t worker, Ends& ends, uint32_t side,
             uint64_t inline_bytes) noexcept
-      : link_(link), side_(side), inline_bytes_(inline_bytes), jobs_(host, worker, *this) {}
+      : ends_(ends), side_(side), inline_bytes_(inline_bytes), jobs_(host, worker, *this) {}
 
   [[nodiscard]] uint64_t inline_bytes() const noexcept { return inline_bytes_; }
   [[nodiscard]] direct::JobQueue& jobs() noexcept { return jobs_; }
@@ -33,7 +33,7 @@ class CopyQueue final : private direct::Mover {
   void begin(direct::Job& job) noexcept override;
   void step(direct::Job& job) noexcept override;
 
-  Link& link_;
+  Ends& ends_;
   const uint32_t side_;
   const uint64_t inline_bytes_;
   direct::JobQueue jobs_;

@@ -18,11 +18,11 @@
 
 namespace towline::memory {
 
-class Link;
+class Ends;
 
 // The request that a connector leaves with the agent it wants to reach.
 struct Call {
-  std::shared_ptr<Link> link;
+  std::shared_ptr<Ends> ends;
   towline_identity identity = plugin::sized<towline_identity>();
   std::string name;
 

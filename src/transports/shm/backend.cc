@@ -198,7 +198,7 @@ uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   const auto pass = scope(worker);
   Worker& mine = workers_[worker];
   uint32_t done = 0;
-  if (mine.has_mail.load(std::memory_order_acquire)) done += take_mail(worker);
+  if (!mine.inbox.empty()) done += take_mail(worker);
   done += mine.connections.each([now_ns](Connection& connection) { return connection.progress(now_ns); });
   if (worker == 0 && !visitors_.empty()) dismiss_slow_visitors(now_ns);
   return done;
@@ -206,7 +206,7 @@ uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
 
 bool Backend::arm(uint32_t worker) noexcept {
   Worker& mine = workers_[worker];
-  bool work = mine.has_mail.load(std::memory_order_acquire);
+  bool work = !mine.inbox.empty();
   work = work || mine.connections.any([](Connection& connection) { return connection.arm(); });
   if (work) disarm(worker);
   return work;

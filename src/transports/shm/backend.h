@@ -2,7 +2,6 @@
 // worker.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 
 #include "base/containers/pass_list.h"
 #include "base/os/unique_fd.h"
+#include "base/sync/inbox.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/shm/connection.h"
@@ -81,9 +81,7 @@ class Backend : public plugin::BackendBase {
   };
   struct Worker {
     PassList<Connection> connections;
-    std::mutex inbox_mutex;
-    std::vector<Greeted> inbox;  // greeted by worker 0, to be accepted here
-    std::atomic<bool> has_mail{false};
+    Inbox<Greeted> inbox;  // greeted by worker 0, to be accepted here
   };
 
   [[nodiscard]] bool peers_may_write(uint64_t address, uint64_t bytes) const noexcept;

@@ -79,13 +79,8 @@ void Backend::hear(Visitor& visitor) {
   }
   host().unwatch(0, visitor.socket.get());
   const uint32_t worker = hello->worker % worker_count_;
-  {
-    const std::lock_guard lock(workers_[worker].inbox_mutex);
-    workers_[worker].inbox.push_back(
-        {std::move(visitor.socket), std::move(*hello), std::move(packet.fds[0])});
-  }
+  workers_[worker].inbox.put({std::move(visitor.socket), std::move(*hello), std::move(packet.fds[0])});
   dismiss(visitor);
-  workers_[worker].has_mail.store(true, std::memory_order_release);
   host().wake(worker);
 }
 
@@ -151,13 +146,7 @@ void Backend::welcome(uint32_t worker, Greeted greeted) noexcept try {
 }
 
 uint32_t Backend::take_mail(uint32_t worker) noexcept {
-  Worker& mine = workers_[worker];
-  std::vector<Greeted> inbox;
-  {
-    const std::lock_guard lock(mine.inbox_mutex);
-    inbox.swap(mine.inbox);
-    mine.has_mail.store(false, std::memory_order_relaxed);
-  }
+  std::vector<Greeted> inbox = workers_[worker].inbox.take();
   for (Greeted& greeted : inbox) welcome(worker, std::move(greeted));
   return static_cast<uint32_t>(inbox.size());
 }

@@ -198,15 +198,15 @@ CopyResult copy_piece(uint32_t op, pid_t pid, uint64_t local, uint64_t remote, u
 
 CopyResult copy_slice(plugin::Cursor& cursor, const RegionWay* ways, uint32_t op, pid_t pid,
                       uint64_t max_bytes) noexcept {
-  constexpr size_t kWindow = 64;
-  towline_segment window[kWindow];
+  constexpr size_t kMostSegments = 64;
+  towline_segment segments[kMostSegments];
   Batch batch{op, pid};
   uint64_t position = cursor.position();
   while (max_bytes != 0) {
-    const size_t count = cursor.next(window, kWindow, max_bytes);
+    const size_t count = cursor.next(segments, kMostSegments, max_bytes);
     if (count == 0) break;
     for (size_t i = 0; i < count; ++i) {
-      const towline_segment& segment = window[i];
+      const towline_segment& segment = segments[i];
       const RegionWay& way = ways[segment.remote_region];
       if (way.mapped) {
         void* const remote = pointer(segment.remote + way.delta);

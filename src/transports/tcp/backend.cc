@@ -127,23 +127,12 @@ int32_t Backend::connect(uint32_t worker, const towline_identity& peer, const vo
 // On worker 0. Another worker's connections are its own affair: it finds the socket in its inbox.
 void Backend::deliver(Arrival arrival) {
   const uint32_t index = arrival.hello.worker % static_cast<uint32_t>(workers_.size());
-  Worker& worker = *workers_[index];
-  {
-    const std::lock_guard lock(worker.inbox_mutex);
-    worker.inbox.push_back(std::move(arrival));
-    worker.inbox_size.store(worker.inbox.size(), std::memory_order_release);
-  }
+  workers_[index]->inbox.put(std::move(arrival));
   host().wake(index);
 }
 
 uint32_t Backend::take_arrivals(uint32_t index) {
-  Worker& worker = *workers_[index];
-  std::vector<Arrival> arrivals;
-  {
-    const std::lock_guard lock(worker.inbox_mutex);
-    arrivals.swap(worker.inbox);
-    worker.inbox_size.store(0, std::memory_order_relaxed);
-  }
+  std::vector<Arrival> arrivals = workers_[index]->inbox.take();
   for (Arrival& arrival : arrivals) {
     try {
       take_arrival(index, std::move(arrival));
@@ -184,7 +173,7 @@ uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
   Worker& worker = *workers_[index];
   uint32_t done = 0;
   worker.in_progress = true;
-  if (worker.inbox_size.load(std::memory_order_acquire) != 0) {
+  if (!worker.inbox.empty()) {
     try {
       done += take_arrivals(index);
     } catch (const std::exception& error) {
@@ -213,7 +202,7 @@ bool Backend::arm(uint32_t index) noexcept {
   uint64_t next_ns = index == 0 && acceptor_ != nullptr ? acceptor_->next_ns() : kNoDeadline;
   for (const Connection* connection : worker.active) next_ns = std::min(next_ns, connection->next_ns());
   const uint64_t now_ns = next_ns == kNoDeadline ? 0 : host().now_ns();
-  if (worker.inbox_size.load(std::memory_order_acquire) != 0 || next_ns <= now_ns) return true;
+  if (!worker.inbox.empty() || next_ns <= now_ns) return true;
   for (std::size_t i = 0; i < worker.active.size(); ++i) {
     if (!worker.active[i]->arm()) continue;
     for (std::size_t j = 0; j <= i; ++j) worker.active[j]->disarm();

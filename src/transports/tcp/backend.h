@@ -7,13 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/id.h"
 #include "base/os/unique_fd.h"
+#include "base/sync/inbox.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
 #include "transports/tcp/connection.h"
@@ -54,9 +54,7 @@ class Backend : public plugin::BackendBase {
 
  private:
   struct Worker {
-    std::mutex inbox_mutex;
-    std::vector<Arrival> inbox;  // from worker 0
-    std::atomic<std::size_t> inbox_size{0};
+    Inbox<Arrival> inbox;  // from worker 0
 
     std::vector<Connection*> active;  // null: retired during progress()
     std::unordered_map<Id, Connection*> accepted;

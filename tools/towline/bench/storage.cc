@@ -79,7 +79,7 @@ Status run_once(const towline::Transfer& transfer) {
 }  // namespace
 
 // The state of one thread: files, memory, and for each request in flight a transfer (two in mixed rows).
-struct StorageRun::Lane {
+struct StorageRun::Driver {
   struct Request {
     std::vector<uint32_t> picks;  // blocks of the files
     uint64_t first = 0;           // its first block in memory
@@ -118,7 +118,7 @@ struct StorageRun::Lane {
   [[nodiscard]] bool finish_oldest(bool spin, uint64_t oldest);
 };
 
-bool StorageRun::Lane::post_next() {
+bool StorageRun::Driver::post_next() {
   Request& request = requests[turns % requests.size()];
   request.posted_at = steady_clock::now();
   Status status = request.transfer->post();
@@ -132,7 +132,7 @@ bool StorageRun::Lane::post_next() {
   return true;
 }
 
-bool StorageRun::Lane::finish_oldest(bool spin, uint64_t oldest) {
+bool StorageRun::Driver::finish_oldest(bool spin, uint64_t oldest) {
   Request& request = requests[oldest % requests.size()];
   Status status = Status::kInProgress;
   while (status == Status::kInProgress) status = spin ? request.transfer->poll() : request.transfer->wait();
@@ -153,7 +153,7 @@ bool StorageRun::Lane::finish_oldest(bool spin, uint64_t oldest) {
 }
 
 // Keeps `depth` requests in flight; in mixed rows reads and writes in turn.
-void StorageRun::Lane::run(const StorageOptions& options, uint32_t depth) {
+void StorageRun::Driver::run(const StorageOptions& options, uint32_t depth) {
   const auto start = steady_clock::now();
   const auto enough = [&] {
     if (options.iterations > 0) return iterations >= options.iterations;
@@ -190,27 +190,28 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
   all.batch *= requests();
   const uint64_t blocks_of_file = (area_blocks(all, options.span_bytes) + options.files - 1) / options.files;
   for (uint32_t thread = 0; thread < row.row.threads; ++thread) {
-    auto lane = std::make_unique<Lane>();
-    lane->buffer.emplace(BufferKind::kPrivate, all.batch * block);
-    lane->regions.push_back(agent_->register_memory(towline::dram(lane->buffer->bytes())));
-    lane->mine.emplace(
-        agent_->block_list(towline::Blocks::at(lane->buffer->data(), block).repeat(all.batch, block)));
+    auto driver = std::make_unique<Driver>();
+    driver->buffer.emplace(BufferKind::kPrivate, all.batch * block);
+    driver->regions.push_back(agent_->register_memory(towline::dram(driver->buffer->bytes())));
+    driver->mine.emplace(
+        agent_->block_list(towline::Blocks::at(driver->buffer->data(), block).repeat(all.batch, block)));
     std::vector<towline::Blocks> blocks;
     for (uint32_t i = 0; i < options.files; ++i) {
-      lane->scratch.push_back(std::make_unique<Scratch>(options.folder));
-      lane->regions.push_back(towline::register_storage(*agent_, lane->scratch.back()->fd(),
-                                                        {.access = towline::Access::kAll,
-                                                         .direct = options.direct,
-                                                         .sync = parse_sync(options.sync),
-                                                         .bytes = blocks_of_file * block}));
-      blocks.push_back(towline::storage_blocks(lane->regions.back(), 0, block).repeat(blocks_of_file, block));
+      driver->scratch.push_back(std::make_unique<Scratch>(options.folder));
+      driver->regions.push_back(towline::register_storage(*agent_, driver->scratch.back()->fd(),
+                                                          {.access = towline::Access::kAll,
+                                                           .direct = options.direct,
+                                                           .sync = parse_sync(options.sync),
+                                                           .bytes = blocks_of_file * block}));
+      blocks.push_back(
+          towline::storage_blocks(driver->regions.back(), 0, block).repeat(blocks_of_file, block));
     }
-    lane->theirs.emplace(agent_->block_list(blocks));
+    driver->theirs.emplace(agent_->block_list(blocks));
     const auto picks =
         pick_blocks(all, blocks_of_file * options.files * block,
                     {.seed = options.seed, .thread = thread, .sequential = options.sequential});
     for (uint64_t i = 0; i < requests(); ++i) {
-      Lane::Request request;
+      Driver::Request request;
       request.first = i * row.row.batch;
       const auto begin = picks.begin() + static_cast<ptrdiff_t>(request.first);
       request.picks.assign(begin, begin + static_cast<ptrdiff_t>(row.row.batch));
@@ -218,10 +219,10 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
       std::vector<uint64_t> here(row.row.batch);
       for (uint64_t k = 0; k < row.row.batch; ++k) here[k] = request.first + k;
       request.transfer.emplace(agent_->transfer(request.write ? towline::Op::write : towline::Op::read,
-                                                *lane->mine, here, *lane->theirs, request.picks));
-      lane->requests.push_back(std::move(request));
+                                                *driver->mine, here, *driver->theirs, request.picks));
+      driver->requests.push_back(std::move(request));
     }
-    lanes_.push_back(std::move(lane));
+    drivers_.push_back(std::move(driver));
   }
 }
 
@@ -230,57 +231,57 @@ StorageRun::~StorageRun() = default;
 uint64_t StorageRun::requests() const { return row_.row.op == "mixed" ? row_.depth * 2 : row_.depth; }
 
 uint64_t StorageRun::checked_blocks() const {
-  return options_.check ? lanes_.size() * requests() * row_.row.batch : 0;
+  return options_.check ? drivers_.size() * requests() * row_.row.batch : 0;
 }
 
-int StorageRun::file() const { return lanes_.front()->scratch.front()->fd(); }
+int StorageRun::file() const { return drivers_.front()->scratch.front()->fd(); }
 
 void StorageRun::prepare() {
   const uint64_t block = row_.row.size;
-  for (auto& lane : lanes_) {
-    lane->samples.reserve(4096);
-    for (size_t i = 0; i < lane->requests.size(); ++i) {
-      Lane::Request& request = lane->requests[i];
-      const Area area = lane->area(request, block, i);
+  for (auto& driver : drivers_) {
+    driver->samples.reserve(4096);
+    for (size_t i = 0; i < driver->requests.size(); ++i) {
+      Driver::Request& request = driver->requests[i];
+      const Area area = driver->area(request, block, i);
       std::vector<uint32_t> places(request.picks.size());
       for (size_t k = 0; k < places.size(); ++k) places[k] = static_cast<uint32_t>(k);
       fill_blocks(area, places, kEpoch);
       if (request.write) continue;
-      fail_if(lane->move(*agent_, towline::Op::write, request), "filling the files", *request.transfer);
+      fail_if(driver->move(*agent_, towline::Op::write, request), "filling the files", *request.transfer);
       fill_blocks(area, places, kEpoch + 1);
     }
-    for (uint64_t i = 0; i < options_.warmup * lane->requests.size(); ++i) {
-      const auto& transfer = *lane->requests[i % lane->requests.size()].transfer;
+    for (uint64_t i = 0; i < options_.warmup * driver->requests.size(); ++i) {
+      const auto& transfer = *driver->requests[i % driver->requests.size()].transfer;
       fail_if(run_once(transfer), row_.row.op, transfer);
     }
   }
 }
 
 json StorageRun::measure() {
-  std::barrier begin{static_cast<ptrdiff_t>(lanes_.size())};
+  std::barrier begin{static_cast<ptrdiff_t>(drivers_.size())};
   const double cpu_before = cpu_seconds();
   const auto start = steady_clock::now();
   {
     std::vector<std::jthread> threads;
-    for (size_t thread = 1; thread < lanes_.size(); ++thread) {
+    for (size_t thread = 1; thread < drivers_.size(); ++thread) {
       threads.emplace_back([&, thread] {
         begin.arrive_and_wait();
-        lanes_[thread]->run(options_, row_.depth);
+        drivers_[thread]->run(options_, row_.depth);
       });
     }
     begin.arrive_and_wait();
-    lanes_[0]->run(options_, row_.depth);
+    drivers_[0]->run(options_, row_.depth);
   }
   const double wall_s = seconds_between(start, steady_clock::now());
   const double cpu_s = cpu_seconds() - cpu_before;
   Samples samples;
   uint64_t iterations = 0;
-  for (const auto& lane : lanes_) {
-    fail_if(lane->failure,
+  for (const auto& driver : drivers_) {
+    fail_if(driver->failure,
             fmt::format("{} of {} blocks of {} bytes", row_.row.op, row_.row.batch, row_.row.size),
-            *lane->requests[lane->failed].transfer);
-    samples.add(Samples{lane->samples});
-    iterations += lane->iterations;
+            *driver->requests[driver->failed].transfer);
+    samples.add(Samples{driver->samples});
+    iterations += driver->iterations;
   }
   const auto bytes = static_cast<double>(iterations * row_.row.batch * row_.row.size);
   json figures = row_.row;
@@ -295,22 +296,22 @@ json StorageRun::measure() {
   figures["p99_s"] = samples.quantile(0.99);
   figures["max_s"] = samples.max();
   figures["cpu_s_per_gb"] = cpu_s / (bytes / 1e9);
-  figures["route"] = replay::describe_route(lanes_[0]->requests[0].transfer->route());
+  figures["route"] = replay::describe_route(drivers_[0]->requests[0].transfer->route());
   return figures;
 }
 
 uint64_t StorageRun::count_wrong() {
   if (!options_.check) return 0;
   uint64_t wrong = 0;
-  for (auto& lane : lanes_) {
-    for (size_t i = 0; i < lane->requests.size(); ++i) {
-      const Lane::Request& request = lane->requests[i];
-      const Area area = lane->area(request, row_.row.size, i);
+  for (auto& driver : drivers_) {
+    for (size_t i = 0; i < driver->requests.size(); ++i) {
+      const Driver::Request& request = driver->requests[i];
+      const Area area = driver->area(request, row_.row.size, i);
       std::vector<uint32_t> places(request.picks.size());
       for (size_t k = 0; k < places.size(); ++k) places[k] = static_cast<uint32_t>(k);
       if (request.write) {
         fill_blocks(area, places, kEpoch + 1);
-        fail_if(lane->move(*agent_, towline::Op::read, request), "reading back", *request.transfer);
+        fail_if(driver->move(*agent_, towline::Op::read, request), "reading back", *request.transfer);
       }
       wrong += count_wrong_blocks(area, places, kEpoch);
     }

@@ -59,14 +59,14 @@ class StorageRun {
   [[nodiscard]] int file() const;
 
  private:
-  struct Lane;
+  struct Driver;
 
   [[nodiscard]] uint64_t requests() const;  // the number of block lists of a thread
 
   const StorageOptions options_;
   const StorageRow row_;
   std::unique_ptr<towline::Agent> agent_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // one for each thread; destroyed before the agent
+  std::vector<std::unique_ptr<Driver>> drivers_;  // one for each thread; destroyed before the agent
 };
 
 [[nodiscard]] std::vector<StorageRow> storage_rows(const std::vector<Row>& rows,

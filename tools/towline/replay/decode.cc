@@ -30,7 +30,7 @@ constexpr auto kAgainAfter = std::chrono::seconds{1};
 struct Source {
   Slice slice;
   std::unique_ptr<towline::Peer> peer;
-  std::unique_ptr<Lane> lane;
+  std::unique_ptr<PoolPair> pools;
   bool heard = false;
   bool goodbye = false;
 };
@@ -152,7 +152,7 @@ class DecodeRank {
                               .base = regions.front().address,
                               .kind = static_cast<towline::Kind>(regions.front().kind),
                               .device = regions.front().device};
-      source.lane = std::make_unique<Lane>(rank_.agent(), *source.peer, layout_, theirs, slice.heads);
+      source.pools = std::make_unique<PoolPair>(rank_.agent(), *source.peer, layout_, theirs, slice.heads);
     }
   }
 
@@ -327,7 +327,7 @@ class DecodeRank {
       mine.insert(mine.end(), to.begin(), to.end());
       theirs.insert(theirs.end(), from.begin(), from.end());
     }
-    mover_->start(*sources_[source].lane, request, static_cast<uint32_t>(source), MessageType::kDone, mine,
+    mover_->start(*sources_[source].pools, request, static_cast<uint32_t>(source), MessageType::kDone, mine,
                   theirs);
   }
 

@@ -33,11 +33,11 @@ std::string describe_failure(uint32_t request, uint64_t blocks, int attempts, St
                      describe_route(route), attempts, status_text(outcome));
 }
 
-void Mover::start(const Lane& lane, uint32_t request, uint32_t consumer, MessageType message,
+void Mover::start(const PoolPair& pools, uint32_t request, uint32_t consumer, MessageType message,
                   const std::vector<uint32_t>& local_pages, const std::vector<uint32_t>& remote_pages) {
-  const uint32_t layer_planes = lane.local.shape.layer_planes();
-  const uint64_t picks_each = local_pages.size() * std::max(lane.local.blocks_per_page(lane.heads),
-                                                            lane.remote.blocks_per_page(lane.heads));
+  const uint32_t layer_planes = pools.local.shape.layer_planes();
+  const uint64_t picks_each = local_pages.size() * std::max(pools.local.blocks_per_page(pools.heads),
+                                                            pools.remote.blocks_per_page(pools.heads));
   const auto step = static_cast<uint32_t>(std::clamp<uint64_t>(kMostPicks / picks_each, 1, layer_planes));
   const uint32_t parts = (layer_planes + step - 1) / step;
   const uint64_t group = next_id_++;
@@ -49,11 +49,11 @@ void Mover::start(const Lane& lane, uint32_t request, uint32_t consumer, Message
     remote.clear();
     const uint32_t first = part * step;
     const uint32_t last = std::min(layer_planes, first + step);
-    lane.local.append_picks(lane.heads, first, last, local_pages, local);
-    lane.remote.append_picks(lane.heads, first, last, remote_pages, remote);
+    pools.local.append_picks(pools.heads, first, last, local_pages, local);
+    pools.remote.append_picks(pools.heads, first, last, remote_pages, remote);
     const uint64_t id = next_id_++;
     const std::string notice = encode_part(message, {request, part, parts});
-    Part made{.transfer = agent_.transfer(options_.op, lane.local_list, local, lane.remote_list, remote,
+    Part made{.transfer = agent_.transfer(options_.op, pools.local_list, local, pools.remote_list, remote,
                                           {.notice = notice,
                                            .timeout = options_.timeout,
                                            .backend = options_.backend,
@@ -61,8 +61,8 @@ void Mover::start(const Lane& lane, uint32_t request, uint32_t consumer, Message
                                            .queue_completion = true,
                                            .user_data = reinterpret_cast<void*>(id)}),
               .group = group,
-              .bytes = uint64_t{last - first} * local_pages.size() * lane.local.shape.page_tokens *
-                       lane.heads.count * lane.local.shape.head_bytes,
+              .bytes = uint64_t{last - first} * local_pages.size() * pools.local.shape.page_tokens *
+                       pools.heads.count * pools.local.shape.head_bytes,
               .blocks = std::max(local.size(), remote.size())};
     if (route_.empty()) route_ = made.transfer.route();
     parts_.emplace(id, std::move(made));

@@ -24,9 +24,9 @@ struct MoveOptions {
 };
 
 // The part of two pools that one prefill and one decode rank share, as seen from one of them.
-struct Lane {
-  Lane(const towline::Agent& agent, const towline::Peer& peer, const PoolLayout& mine,
-       const PoolLayout& theirs, HeadRange shared)
+struct PoolPair {
+  PoolPair(const towline::Agent& agent, const towline::Peer& peer, const PoolLayout& mine,
+           const PoolLayout& theirs, HeadRange shared)
       : local(mine),
         remote(theirs),
         heads(shared),
@@ -50,7 +50,7 @@ class Mover {
 
   // Moves whole pages, local_pages[i] against remote_pages[i], in every layer. Each transfer carries a notice
   // of type `message` for `request`. `consumer` is returned with the request when everything is moved.
-  void start(const Lane& lane, uint32_t request, uint32_t consumer, MessageType message,
+  void start(const PoolPair& pools, uint32_t request, uint32_t consumer, MessageType message,
              const std::vector<uint32_t>& local_pages, const std::vector<uint32_t>& remote_pages);
 
   struct Ended {

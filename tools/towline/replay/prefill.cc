@@ -32,7 +32,7 @@ struct Consumer {
   uint32_t decode_rank;
   HeadRange heads;
   std::unique_ptr<towline::Peer> peer;  // null until it has described its pool
-  std::unique_ptr<Lane> lane;
+  std::unique_ptr<PoolPair> pools;
 };
 
 // What one consumer still has to do for a request.
@@ -184,7 +184,8 @@ class PrefillRank {
                               .base = message.base,
                               .kind = place.kind,
                               .device = place.device};
-      consumer.lane = std::make_unique<Lane>(rank_.agent(), *consumer.peer, layout_, theirs, consumer.heads);
+      consumer.pools =
+          std::make_unique<PoolPair>(rank_.agent(), *consumer.peer, layout_, theirs, consumer.heads);
     }
   }
 
@@ -237,7 +238,7 @@ class PrefillRank {
     }
     if (mine.empty()) throw Failure{"a decode rank asked for no blocks"};
     handover.moving = true;
-    mover_.start(*consumers_[index].lane, message.part.request, static_cast<uint32_t>(index),
+    mover_.start(*consumers_[index].pools, message.part.request, static_cast<uint32_t>(index),
                  MessageType::kLanded, mine, theirs);
   }
 

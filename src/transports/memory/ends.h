@@ -1,8 +1,8 @@
 // The shared state of both ends of a connection within one process: two byte rings, a mailbox each for pins,
-// and the gate that makes it safe to copy directly into the other's memory. Lives until both ends have
+// and the entry check that makes it safe to copy directly into the other's memory. Lives until both ends have
 // released it.
 //
-// The gate. A thread that copies enters first and then checks whether the owner has closed; an owner that
+// The entry check. A thread that copies enters first and then checks whether the owner has closed; an owner that
 // closes sets this first and then waits until no thread is inside. One of the two always sees the other, so
 // no byte is copied after close() has returned. The wait is for one slice of a copy at most.
 #pragma once
@@ -34,12 +34,12 @@ struct Letter {
   uint64_t pointer;           // kPinned: where the region's first byte is
 };
 
-class Link {
+class Ends {
  public:
   enum class Answer { kNone, kAccepted, kRefused };
 
   // Throws Error.
-  explicit Link(uint32_t ring_bytes) : ring_bytes_(ring_bytes), id_(Id::random().lo) {
+  explicit Ends(uint32_t ring_bytes) : ring_bytes_(ring_bytes), id_(Id::random().lo) {
     constexpr std::align_val_t kAlignment{kNoSharingBytes};
     const size_t bytes = 2 * framing::ring_bytes(ring_bytes);
     memory_.reset(static_cast<uint8_t*>(::operator new(bytes, kAlignment)));

@@ -1,4 +1,4 @@
-// One message over a lane, in either direction, without blocking: a prefix that identifies its operation, and
+// One message over a pipe, in either direction, without blocking: a prefix that identifies its operation, and
 // the data, which is read directly into its destination.
 #pragma once
 
@@ -10,49 +10,49 @@
 
 namespace towline::collectives {
 
-struct LanePrefix {
+struct PipePrefix {
   Header header;
   uint64_t bytes = 0;
 };
-static_assert(sizeof(LanePrefix) == 40);
+static_assert(sizeof(PipePrefix) == 40);
 
-enum class LaneStep : uint8_t {
+enum class PipeStep : uint8_t {
   kMoved,    // some bytes moved
   kBlocked,  // no byte can move now, or it is done
   kLost,     // the connection has ended
 };
 
 // fd < 0: nothing to do.
-class LaneSend {
+class PipeSend {
  public:
-  LaneSend(int fd, const Header& header, std::span<const uint8_t> data) noexcept
+  PipeSend(int fd, const Header& header, std::span<const uint8_t> data) noexcept
       : fd_(fd),
         prefix_{header, data.size()},
         data_(data),
         left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
   bool done() const noexcept { return left_ == 0; }
-  LaneStep step() noexcept;
+  PipeStep step() noexcept;
 
  private:
   const int fd_;
-  LanePrefix prefix_;
+  PipePrefix prefix_;
   const std::span<const uint8_t> data_;
   size_t left_;
 };
 
-class LaneReceive {
+class PipeReceive {
  public:
-  LaneReceive(int fd, std::span<uint8_t> data) noexcept
+  PipeReceive(int fd, std::span<uint8_t> data) noexcept
       : fd_(fd), data_(data), left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
   bool done() const noexcept { return left_ == 0; }
   // True if the prefix has arrived. If it is not the expected one, the data read so far is meaningless.
   bool headed() const noexcept { return left_ <= data_.size(); }
-  const LanePrefix& prefix() const noexcept { return prefix_; }
-  LaneStep step() noexcept;
+  const PipePrefix& prefix() const noexcept { return prefix_; }
+  PipeStep step() noexcept;
 
  private:
   const int fd_;
-  LanePrefix prefix_;
+  PipePrefix prefix_;
   const std::span<uint8_t> data_;
   size_t left_;
 };

@@ -1,4 +1,4 @@
-#include "collectives/lane.h"
+#include "collectives/pipe.h"
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -9,7 +9,7 @@ namespace towline::collectives {
 namespace {
 
 // The rest of prefix and data of a message that lacks `left` bytes. Returns the number of pieces.
-size_t rest(LanePrefix& prefix, void* data, size_t data_bytes, size_t left, iovec (&pieces)[2]) noexcept {
+size_t rest(PipePrefix& prefix, void* data, size_t data_bytes, size_t left, iovec (&pieces)[2]) noexcept {
   size_t count = 0;
   if (left > data_bytes) {
     const size_t missing = left - data_bytes;
@@ -20,19 +20,19 @@ size_t rest(LanePrefix& prefix, void* data, size_t data_bytes, size_t left, iove
   return count;
 }
 
-LaneStep outcome(ssize_t moved, size_t& left) noexcept {
+PipeStep outcome(ssize_t moved, size_t& left) noexcept {
   if (moved > 0) {
     left -= static_cast<size_t>(moved);
-    return LaneStep::kMoved;
+    return PipeStep::kMoved;
   }
-  if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return LaneStep::kBlocked;
-  return LaneStep::kLost;
+  if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return PipeStep::kBlocked;
+  return PipeStep::kLost;
 }
 
 }  // namespace
 
-LaneStep LaneSend::step() noexcept {
-  if (done()) return LaneStep::kBlocked;
+PipeStep PipeSend::step() noexcept {
+  if (done()) return PipeStep::kBlocked;
   iovec pieces[2];
   msghdr message = {};
   message.msg_iov = pieces;
@@ -40,8 +40,8 @@ LaneStep LaneSend::step() noexcept {
   return outcome(::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), left_);
 }
 
-LaneStep LaneReceive::step() noexcept {
-  if (done()) return LaneStep::kBlocked;
+PipeStep PipeReceive::step() noexcept {
+  if (done()) return PipeStep::kBlocked;
   iovec pieces[2];
   msghdr message = {};
   message.msg_iov = pieces;
