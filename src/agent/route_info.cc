@@ -79,8 +79,9 @@ std::string Transfer::why(const std::vector<Way>& ways) const {
   if (!forced_.empty()) return "it was asked for";
   const bool only =
       std::none_of(ways.begin(), ways.end(), [](const Way& way) { return way.possible && !way.taken; });
-  return only ? "the only backend that reaches every region"
-              : "the cheapest backend that reaches every region";
+  if (only) return "the only backend that reaches every region";
+  return agent_->backends().in_order_of_cost() ? "the cheapest backend that reaches every region"
+                                               : "the first of the named backends that reaches every region";
 }
 
 Price Transfer::price_of(uint64_t bytes) const noexcept {

@@ -112,10 +112,17 @@ TEST_F(TcpGpuTest, GpuMemoryIsRefusedWithTheReasonWhereNothingCopiesIt) {
       << text;
 }
 
+// Of a size that no other test measures here.
 TEST_F(TcpGpuTest, CudaIsPreferredWhereItReachesTheMemory) {
   left_ = std::make_unique<Agent>("left", over(""));
   right_ = std::make_unique<Agent>("right", over(""));
-  const Transfer near = make_move();
+  const Buffer mine(64 << 20, true);
+  const Buffer theirs(64 << 20, true);
+  const Region here = left_->register_memory(vram(mine));
+  const Region there = right_->register_memory(vram(theirs));
+  const Peer peer = left_->add_peer(right_->metadata());
+  const Transfer near =
+      left_->transfer(Op::write, left_->block_list(pages(mine)), peer.block_list(pages(theirs)));
   EXPECT_NE(near.route().find("\"backend\":\"cuda\""), std::string::npos) << near.route();
 }
 
