@@ -347,7 +347,7 @@ TEST_P(LandingTest, ACopyThatFailsHereEndsItsPartAndNamesTheRange) {
     EXPECT_EQ(a_->host.status(1), Status::kIo);
     EXPECT_EQ(a_->host.result(1).vendor_code, at_begin ? 701 : 702);
     EXPECT_EQ(a_->host.result(1).fences, 3u);
-    EXPECT_EQ(a_->host.result(1).failed_begin, uint64_t{1 << 20});  // chunks are a sixteenth of the whole
+    EXPECT_EQ(a_->host.result(1).failed_begin, uint64_t{2 << 20});
     EXPECT_TRUE(messages_.empty());
     ASSERT_EQ(submit(write, 2, plan.bytes(), "there"), Status::kInProgress);
     run(2);
