@@ -72,8 +72,13 @@ std::vector<Transfer::Way> Transfer::ways() const {
 }
 
 std::string Transfer::why(const std::vector<Way>& ways) const {
+  uint8_t passed = kNobody;
+  {
+    const std::lock_guard lock(agent_->transfer_details_mutex());
+    passed = passed_;
+  }
   for (const Way& way : ways)
-    if (way.backend->index == passed_)
+    if (way.backend->index == passed)
       return fmt::format("a backend that reaches every region, measured as cheaper than '{}'",
                          way.backend->name);
   if (!forced_.empty()) return "it was asked for";
@@ -84,7 +89,8 @@ std::string Transfer::why(const std::vector<Way>& ways) const {
                                                : "the first of the named backends that reaches every region";
 }
 
-Price Transfer::price_of(uint64_t bytes) const noexcept {
+Price Transfer::price_of(uint64_t bytes) const {
+  const std::lock_guard lock(agent_->transfer_details_mutex());
   return prices_ != nullptr ? prices_->of(bytes) : Price{};
 }
 

@@ -145,7 +145,7 @@ std::vector<towline_region_ref> StagedTransfer::find_straight_way() {
 Link* StagedTransfer::far_link() const noexcept { return legs_.front().far->parts()[0].link; }
 
 // The first chunk takes both steps one after the other; then the slower step sets the pace.
-Price StagedTransfer::price() const noexcept {
+Price StagedTransfer::price() const {
   const Legs& legs = legs_.front();
   const uint64_t chunk = std::min(chunk_bytes_, bytes_);
   const Price near = legs.near->price_of(chunk);

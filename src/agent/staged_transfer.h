@@ -90,7 +90,7 @@ class StagedTransfer {
   };
   [[nodiscard]] Description describe() const;
   // What such a transfer takes, by the prices of its legs.
-  [[nodiscard]] Price price() const noexcept;
+  [[nodiscard]] Price price() const;
 
   IntrusiveHook<StagedTransfer> hook;
 

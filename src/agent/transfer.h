@@ -140,7 +140,7 @@ class Transfer {
   void result(towline_result_t& result) const noexcept;
   [[nodiscard]] std::string route() const;
   // What its backend takes for so many bytes of such a transfer.
-  [[nodiscard]] Price price_of(uint64_t bytes) const noexcept;
+  [[nodiscard]] Price price_of(uint64_t bytes) const;
   // Cancels, waits for the fence, releases everything prepared. kTimedOut: not yet.
   [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
 
