@@ -22,7 +22,7 @@ function(towline_cuda_kernels target)
   add_custom_command(
     OUTPUT ${image}
     COMMAND ${TOWLINE_NVCC} -O3 -std=c++20 -fatbin ${targets} -MD -MF ${image}.d -MT ${image} -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include
-            --expt-relaxed-constexpr ${arg_SOURCE} -o ${image}
+            --expt-relaxed-constexpr --fmad=false ${arg_SOURCE} -o ${image}
     DEPENDS ${arg_SOURCE}
     DEPFILE ${image}.d
     COMMENT "Compiling ${arg_SOURCE} for GPUs"

@@ -9,9 +9,10 @@
 #include "capi/directory_store.h"
 #include "capi/handles.h"
 #include "collectives/backend.h"
+#include "collectives/calls/types.h"
 #include "collectives/communicator.h"
-#include "collectives/types.h"
 #include "rendezvous/ranks.h"
+#include "towline/collectives_gpu.h"
 
 using namespace towline;                                                     // NOLINT: C entry points
 using collectives::Communicator, collectives::OwnedCall, collectives::Work;  // NOLINT
@@ -256,6 +257,17 @@ int32_t towline_communicator_error(const towline_communicator_t* communicator, c
 }
 
 // ---- Operations
+
+int32_t towline_collective_issue(towline_communicator_t* communicator, const towline_collective_t* call,
+                                 const towline_collective_options_t* options, void* stream) {
+  return capi::guard(__func__, [&] {
+    Communicator& self = need_communicator(communicator);
+    towline_collective_t copy;
+    towline_collective_options_t options_copy;
+    self.issue(take_call(call, copy), take_options(options, options_copy), stream);
+    return Status::kOk;
+  });
+}
 
 int32_t towline_collective(towline_communicator_t* communicator, const towline_collective_t* call,
                            const towline_collective_options_t* options, towline_work_t** work) {

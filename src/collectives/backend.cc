@@ -1,8 +1,10 @@
 #include "collectives/backend.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
+#include "agent/plugin_finder.h"
 #include "base/config/config.h"
 #include "base/error.h"
 #include "base/os/dynamic_library.h"
@@ -45,6 +47,15 @@ const towline_collective_table_v1_t& find_backend(const std::string& name) {
   const std::string setting = "collectives.library." + name;
   if (const std::string path = Config::from_process().get_string(setting, ""); !path.empty()) {
     load_backend(name, path);
+    return find_backend(name);
+  }
+  // Those that come with Towline.
+  if (const std::string bundled = bundled_plugin(Config::from_process(), "collectives_" + name);
+      !bundled.empty()) {
+    static std::mutex loading;  // ranks may be threads
+    const std::lock_guard one(loading);
+    const std::vector<std::string> names = backend_names();
+    if (std::find(names.begin(), names.end(), name) == names.end()) load_backend(name, bundled);
     return find_backend(name);
   }
   std::string known;

@@ -1,7 +1,7 @@
 #include "collectives/checks.h"
 
 #include "base/error.h"
-#include "collectives/types.h"
+#include "collectives/calls/types.h"
 
 namespace towline::collectives {
 namespace {

@@ -13,10 +13,10 @@
 #include "base/sync/spin.h"
 #include "collectives/backend.h"
 #include "collectives/call_out.h"
+#include "collectives/calls/types.h"
 #include "collectives/checks.h"
 #include "collectives/interrupt.h"
 #include "collectives/reduce.h"
-#include "collectives/types.h"
 #include "rendezvous/meeting.h"
 
 namespace towline::collectives {
@@ -412,7 +412,7 @@ Status Communicator::perform(const towline_collective_t& given, Deadline deadlin
   backend_text.clear();
   const uint64_t number = number_++;
   int32_t status = TOWLINE_OK;
-  if (reduces(given.op) && given.reduction == TOWLINE_PREMUL_SUM) {
+  if (reduces(given.op) && given.reduction == TOWLINE_PREMUL_SUM && table_->issue == nullptr) {
     // Each rank has its own factor. It is applied here, so that ranks exchange a plain sum.
     OwnedCall owned(given, options_.size);
     towline_collective_t call = owned.get();
@@ -542,6 +542,39 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
   }
   queue_changed_.notify_all();  // other threads than runner_ may wait for it
   return work;
+}
+
+void Communicator::issue(const towline_collective_t& call, const towline_collective_options_t* options,
+                         void* stream) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  check_call(call);
+  if (table_->issue == nullptr)
+    fail(Status::kUnsupported, "backend {} has no operations on streams; the backend gpu has",
+         options_.backend);
+  if (finishes_here()) fail(Status::kBusy, "an operation can't be put into a stream in a function of a work");
+  const uint64_t timeout_ns = timeout_of(options);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
+  if (queued_.load(std::memory_order_acquire) != 0) {
+    std::unique_lock lock(queue_mutex_);
+    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+  }
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  int32_t status = TOWLINE_OK;
+  {
+    const std::lock_guard lock(perform_mutex_);
+    backend_text.clear();
+    status = table_->issue(backend_, &call, number_, timeout_ns, stream);
+    if (status >= 0 && call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) ++number_;
+  }
+  if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
+  check_backend(status, op_name(call.op));
+  recorder_.start(record, monotonic_now_ns());
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS, nullptr, nullptr,
+               true);
 }
 
 bool Communicator::run_front() {

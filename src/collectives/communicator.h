@@ -72,6 +72,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status run(const towline_collective_t& call, const towline_collective_options_t* options,
              std::string& text);
   Work* start(const towline_collective_t& call, const towline_collective_options_t* options);  // throws Error
+  // Into a stream of a GPU. Throws Error; an operation that was refused does not count.
+  void issue(const towline_collective_t& call, const towline_collective_options_t* options, void* stream);
   Status run_batch(std::vector<std::unique_ptr<OwnedCall>> calls, const towline_collective_options_t* options,
                    std::string& text);
   Work* start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,

@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "base/sync/spin.h"
+#include "collectives/calls/types.h"
 #include "collectives/communicator.h"
 #include "collectives/interrupt.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {

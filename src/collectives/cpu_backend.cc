@@ -18,8 +18,8 @@
 #include "base/id.h"
 #include "base/log.h"
 #include "collectives/agent_window.h"
+#include "collectives/calls/types.h"
 #include "collectives/reduce.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {

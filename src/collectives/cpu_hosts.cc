@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/calls/types.h"
 #include "collectives/copy.h"
 #include "collectives/cpu_backend.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {

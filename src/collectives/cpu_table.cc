@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "collectives/backend.h"
+#include "collectives/calls/types.h"
 #include "collectives/cpu_backend.h"
-#include "collectives/types.h"
 #include "collectives/window.h"
 
 struct towline_collective_backend {

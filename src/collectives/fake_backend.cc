@@ -6,9 +6,9 @@
 #include <string>
 
 #include "collectives/backend.h"
-#include "collectives/call.h"
+#include "collectives/calls/call.h"
+#include "collectives/calls/types.h"
 #include "collectives/reduce.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace fake {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
-#include "collectives/types.h"
+#include "collectives/calls/types.h"
 
 namespace towline::collectives {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/copy/copy.h"
 #include "base/error.h"
-#include "collectives/types.h"
+#include "collectives/calls/types.h"
 
 namespace towline::collectives {
 

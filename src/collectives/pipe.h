@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "collectives/call.h"
+#include "collectives/calls/call.h"
 
 namespace towline::collectives {
 

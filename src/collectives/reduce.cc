@@ -2,9 +2,9 @@
 
 #include <cstring>
 
+#include "collectives/calls/types.h"
 #include "collectives/reduce_table.h"
 #include "collectives/small_floats.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "collectives/calls/types.h"
 #include "collectives/small_floats.h"
-#include "collectives/types.h"
 
 namespace towline::collectives {
 namespace {

@@ -39,7 +39,7 @@
 #include "base/os/memfd.h"
 #include "base/sync/spin.h"
 #include "collectives/breaker.h"
-#include "collectives/call.h"
+#include "collectives/calls/call.h"
 #include "towline/status.h"
 
 namespace towline::collectives {

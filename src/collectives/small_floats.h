@@ -7,13 +7,21 @@
 #include <cmath>
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define TOWLINE_ANYWHERE __host__ __device__
+#else
+#define TOWLINE_ANYWHERE
+#endif
+
 namespace towline::collectives {
 namespace {
 
 struct Bfloat16 {
   using Bits = uint16_t;
-  static float widen(Bits bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-  static Bits narrow(float value) {
+  TOWLINE_ANYWHERE static float widen(Bits bits) {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+  TOWLINE_ANYWHERE static Bits narrow(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -23,7 +31,7 @@ struct Bfloat16 {
 
 struct Float16 {
   using Bits = uint16_t;
-  static float widen(Bits half) {
+  TOWLINE_ANYWHERE static float widen(Bits half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = half & 0x7fffu;
     // Scaling by 2^112 adjusts the exponent to float32's bias, also for subnormals.
@@ -32,7 +40,7 @@ struct Float16 {
         magnitude >= 0x7c00u ? 0x7f800000u | (magnitude & 0x3ffu) << 13 : std::bit_cast<uint32_t>(scaled);
     return std::bit_cast<float>(sign | bits);
   }
-  static Bits narrow(float value) {
+  TOWLINE_ANYWHERE static Bits narrow(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -55,7 +63,7 @@ struct Float8 {
   static constexpr uint32_t kMantissaMask = (1u << Mantissa) - 1;
   static constexpr uint32_t kTopExponent = (1u << Exponent) - 1;
 
-  static float widen(Bits bits) {
+  TOWLINE_ANYWHERE static float widen(Bits bits) {
     const float sign = (bits & 0x80u) != 0 ? -1.0f : 1.0f;
     const uint32_t exponent = (bits >> Mantissa) & kTopExponent;
     const uint32_t mantissa = bits & kMantissaMask;
@@ -71,7 +79,7 @@ struct Float8 {
                              static_cast<int>(exponent) - Bias);
   }
 
-  static Bits narrow(float value) {
+  TOWLINE_ANYWHERE static Bits narrow(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const auto sign = static_cast<Bits>((bits >> 24) & 0x80u);
     const uint32_t magnitude = bits & 0x7fffffffu;

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "collectives/call.h"
+#include "collectives/calls/call.h"
 #include "collectives/tcp_mesh.h"
 
 namespace towline::collectives {

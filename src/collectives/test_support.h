@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "collectives/calls/types.h"
 #include "collectives/communicator.h"
-#include "collectives/types.h"
 #include "rendezvous/store.h"
 #include "rendezvous/test_support.h"
 

@@ -237,6 +237,7 @@ class Nvidia final : public Device {
   [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }
 
   [[nodiscard]] const Api& api() const noexcept { return api_; }
+  [[nodiscard]] driver::Context primary(uint32_t gpu) const { return context(gpu).context; }
 
  protected:
   void enable_peer(uint32_t gpu, uint32_t other) override {
@@ -468,10 +469,16 @@ std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes) {
 
 }  // namespace
 
-Device& nvidia_device() {
+namespace {
+Nvidia& nvidia() {
   // Never destroyed: the driver may be gone by then.
   static Nvidia* const device = new Nvidia;
   return *device;
 }
+}  // namespace
+
+Device& nvidia_device() { return nvidia(); }
+const driver::Api& nvidia_api() { return nvidia().api(); }
+driver::Context nvidia_context(uint32_t gpu) { return nvidia().primary(gpu); }
 
 }  // namespace towline::cuda

@@ -77,6 +77,10 @@ Api::Api(const char* file) : library(file) {
   load(ipc_get_handle, "cuIpcGetMemHandle");
   load(ipc_open_handle, "cuIpcOpenMemHandle");
   load(ipc_close_handle, "cuIpcCloseMemHandle");
+  load(vmm_create, "cuMemCreate");
+  load(vmm_granularity, "cuMemGetAllocationGranularity");
+  load(context_get_device, "cuCtxGetDevice");
+  load(event_query, "cuEventQuery");
   load(vmm_retain, "cuMemRetainAllocationHandle");
   load(vmm_release, "cuMemRelease");
   load(vmm_export, "cuMemExportToShareableHandle");

@@ -79,6 +79,16 @@ struct Uuid {
   char bytes[16];
 };
 
+// What a VMM allocation is to be, as cuda.h lays it out.
+struct AllocationProperties {
+  int type = 1;  // pinned to its place
+  int handles = kHandlePosixFd;
+  Location location = {kLocationGpu, 0};
+  void* unused = nullptr;
+  unsigned char flags[8] = {};
+};
+static_assert(sizeof(AllocationProperties) == 32);
+
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
 inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
@@ -162,6 +172,10 @@ struct Api {
   Result (*ipc_get_handle)(IpcHandle*, Pointer) = nullptr;
   Result (*ipc_open_handle)(Pointer*, IpcHandle, unsigned) = nullptr;
   Result (*ipc_close_handle)(Pointer) = nullptr;
+  Result (*vmm_create)(Handle*, size_t, const AllocationProperties*, unsigned long long) = nullptr;
+  Result (*vmm_granularity)(size_t*, const AllocationProperties*, int) = nullptr;
+  Result (*context_get_device)(Device*) = nullptr;
+  Result (*event_query)(Event) = nullptr;
   Result (*vmm_retain)(Handle*, void*) = nullptr;
   Result (*vmm_release)(Handle) = nullptr;
   Result (*vmm_export)(void*, Handle, int, unsigned long long) = nullptr;

@@ -100,6 +100,13 @@ typedef struct towline_collective_table_v1_t {
   // The rank that a message of which message_test gave TOWLINE_OK came from. Null: no receives from
   // TOWLINE_ANY_RANK.
   int32_t (*message_source)(towline_collective_backend* backend, towline_collective_message* message);
+
+  // Puts an operation, or a send or receive, into a stream of the GPU that the backend uses, and returns; also
+  // while the stream is being captured. Called as perform is; waits that the operation makes on the GPU end after
+  // `timeout_ns`. An error means that nothing was enqueued. Backends with it apply PREMUL_SUM's factor themselves,
+  // in perform as well.
+  int32_t (*issue)(towline_collective_backend* backend, const towline_collective_t* call, uint64_t number,
+                   uint64_t timeout_ns, void* stream);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

@@ -1,4 +1,4 @@
-#include "collectives/types.h"
+#include "collectives/calls/types.h"
 
 namespace towline::collectives {
 namespace {

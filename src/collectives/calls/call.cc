@@ -1,8 +1,8 @@
-#include "collectives/call.h"
+#include "collectives/calls/call.h"
 
 #include <fmt/format.h>
 
-#include "collectives/types.h"
+#include "collectives/calls/types.h"
 
 namespace towline::collectives {
 namespace {

@@ -1,0 +1,217 @@
+// All-reduces of ranks that share one GPU: threads of this process with streams of their own, each replaying a graph of
+// many operations. Prints microseconds an operation, the cost of issuing one, and the memory traffic that the largest
+// reach, beside a copy on the same GPU.
+//
+//   collectives_on_gpu [PLUGIN]     a libtowline_collectives_gpu.so; without it the one beside the library
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <towline/collectives_gpu.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Pointer = unsigned long long;
+using Clock = std::chrono::steady_clock;
+
+void* driver_library() {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == nullptr) {
+    fmt::print(stderr, "no CUDA driver: {}\n", dlerror());
+    std::exit(77);
+  }
+  return library;
+}
+
+template <class... Arguments>
+void driver(const char* name, Arguments... arguments) {
+  auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(driver_library(), name));
+  const int code = function == nullptr ? -1 : function(arguments...);
+  if (code == 0) return;
+  fmt::print(stderr, "{}: {}\n", name, code);
+  std::exit(1);
+}
+
+void need(int32_t status, const char* what) {
+  if (status == TOWLINE_OK) return;
+  fmt::print(stderr, "{}: {}\n", what, towline_last_error());
+  std::exit(1);
+}
+
+class Store {
+ public:
+  towline_collective_store_t table() {
+    towline_collective_store_t made = {};
+    made.struct_size = sizeof made;
+    made.context = this;
+    made.set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
+      auto& self = *static_cast<Store*>(context);
+      const std::lock_guard lock(self.mutex_);
+      self.values_[key].assign(static_cast<const char*>(value), bytes);
+      self.changed_.notify_all();
+      return TOWLINE_OK;
+    };
+    made.get = [](void* context, const char* key, uint64_t, void* value, size_t capacity,
+                  size_t* bytes) -> int32_t {
+      auto& self = *static_cast<Store*>(context);
+      std::unique_lock lock(self.mutex_);
+      self.changed_.wait(lock, [&] { return self.values_.contains(key); });
+      const std::string& found = self.values_[key];
+      std::memcpy(value, found.data(), std::min(capacity, found.size()));
+      *bytes = found.size();
+      return TOWLINE_OK;
+    };
+    return made;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+double microseconds(Clock::time_point began) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+}
+
+double median(std::vector<double> all) {
+  std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
+  return all[all.size() / 2];
+}
+
+struct Outcome {
+  double graph_us = 0;
+  double issue_us = 0;
+  bool right = true;
+};
+
+constexpr uint64_t kSizes[] = {256,       4 << 10, 16 << 10, 32 << 10, 64 << 10,
+                               256 << 10, 1 << 20, 4 << 20,  16 << 20, 64 << 20};
+
+void run_rank(int rank, int size, const char* backend, const char* config, Store& store,
+              std::barrier<>& together, std::vector<Outcome>& outcomes) {
+  void* context = nullptr;
+  driver("cuDevicePrimaryCtxRetain", &context, 0);
+  driver("cuCtxSetCurrent", context);
+  const auto table = store.table();
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.backend = backend;
+  options.rank = rank;
+  options.size = size;
+  options.store = &table;
+  options.config = config;
+  options.timeout_ns = 20'000'000'000;
+  towline_communicator_t* world = nullptr;
+  need(towline_communicator_create(&options, &world), "communicator");
+  void* stream = nullptr;
+  driver("cuStreamCreate", &stream, 1u);
+  const uint64_t most = std::end(kSizes)[-1];
+  Pointer in = 0;
+  Pointer out = 0;
+  driver("cuMemAlloc_v2", &in, size_t{most});
+  driver("cuMemAlloc_v2", &out, size_t{most});
+  const std::vector<float> ones(most / 4, 1.0f + static_cast<float>(rank));
+  driver("cuMemcpyHtoD_v2", in, static_cast<const void*>(ones.data()), size_t{most});
+  std::vector<float> got(most / 4);
+  for (size_t which = 0; which < std::size(kSizes); ++which) {
+    const uint64_t bytes = kSizes[which];
+    const int operations = bytes <= (1 << 20) ? 50 : 10;
+    towline_collective_t call = {};
+    call.struct_size = sizeof call;
+    call.op = TOWLINE_OP_ALL_REDUCE;
+    call.count = bytes / 4;
+    call.input = reinterpret_cast<void*>(in);
+    call.output = reinterpret_cast<void*>(out);
+    void* graph = nullptr;
+    void* ready = nullptr;
+    driver("cuStreamBeginCapture_v2", stream, 2);
+    for (int i = 0; i < operations; ++i)
+      need(towline_collective_issue(world, &call, nullptr, stream), "issue");
+    driver("cuStreamEndCapture", stream, &graph);
+    driver("cuGraphInstantiateWithFlags", &ready, graph, 0ull);
+    std::vector<double> times;
+    for (int round = 0; round < 12; ++round) {
+      together.arrive_and_wait();
+      const auto began = Clock::now();
+      driver("cuGraphLaunch", ready, stream);
+      driver("cuStreamSynchronize", stream);
+      if (round >= 3) times.push_back(microseconds(began) / operations);
+    }
+    if (bytes == 4 << 10) {
+      together.arrive_and_wait();
+      const auto began = Clock::now();
+      for (int i = 0; i < 200; ++i) need(towline_collective_issue(world, &call, nullptr, stream), "issue");
+      outcomes[which].issue_us = microseconds(began) / 200;
+      driver("cuStreamSynchronize", stream);
+    }
+    driver("cuMemcpyDtoH_v2", static_cast<void*>(got.data()), out, size_t{bytes});
+    const float sum = static_cast<float>(size * (size + 1)) / 2;
+    const bool right = std::all_of(got.begin(), got.begin() + static_cast<long>(bytes / 4),
+                                   [&](float value) { return value == sum; });
+    if (rank == 0) outcomes[which].graph_us = median(times);
+    if (!right) outcomes[which].right = false;
+    together.arrive_and_wait();
+    driver("cuGraphExecDestroy", ready);
+    driver("cuGraphDestroy", graph);
+  }
+  need(towline_communicator_error(world, nullptr, 0, nullptr), "the communicator broke");
+  together.arrive_and_wait();
+  towline_communicator_destroy(world);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  driver("cuInit", 0u);
+  if (argc > 1) need(towline_collective_backend_load("gpu", argv[1]), "backend");
+  const std::pair<const char*, const char*> settings[] = {
+      {"as it chooses", ""},
+      {"without marked stores", "[collectives]\ngpu_marked_bytes = 0\n"},
+      {"marked to 64 KiB", "[collectives]\ngpu_marked_bytes = 65536\n"},
+      {"staged", "[collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n"}};
+  for (const auto& [name, config] : settings) {
+    std::vector<std::vector<Outcome>> columns;
+    for (const int size : {2, 4, 8}) {
+      Store store;
+      std::barrier<> together(size);
+      auto& outcomes = columns.emplace_back(std::size(kSizes));
+      std::vector<std::thread> ranks;
+      for (int rank = 0; rank < size; ++rank)
+        ranks.emplace_back([&, rank] { run_rank(rank, size, "gpu", config, store, together, outcomes); });
+      for (std::thread& rank : ranks) rank.join();
+    }
+    fmt::print("{}\n{:>10} {:>10} {:>10} {:>10}   us an all_reduce in a graph, 2, 4 and 8 ranks\n", name,
+               "bytes", 2, 4, 8);
+    for (size_t which = 0; which < std::size(kSizes); ++which) {
+      fmt::print("{:>10}", kSizes[which]);
+      for (const auto& column : columns)
+        fmt::print(" {:>10.2f}{}", column[which].graph_us, column[which].right ? "" : "!");
+      if (kSizes[which] == 4 << 10)
+        fmt::print("   issue {:.2f} {:.2f} {:.2f} us", columns[0][which].issue_us, columns[1][which].issue_us,
+                   columns[2][which].issue_us);
+      if (kSizes[which] >= 16 << 20) {
+        // Every rank reads all inputs of its part, and writes its part to all.
+        fmt::print("   {:.2f} {:.2f} {:.2f} TB/s",
+                   4e-6 * static_cast<double>(kSizes[which]) / columns[0][which].graph_us,
+                   8e-6 * static_cast<double>(kSizes[which]) / columns[1][which].graph_us,
+                   16e-6 * static_cast<double>(kSizes[which]) / columns[2][which].graph_us);
+      }
+      fmt::print("\n");
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}

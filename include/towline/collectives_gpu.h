@@ -1,0 +1,31 @@
+// Collectives in the order of a GPU's streams, and in CUDA graphs: communicators of the backend "gpu".
+//
+//   towline_collective_t call = {.struct_size = sizeof call, .op = TOWLINE_OP_ALL_REDUCE, ...};
+//   towline_collective_issue(world, &call, NULL, stream);  // returns at once
+//
+// Buffers are memory of the communicator's GPU, or pinned host memory. docs/gpu-collectives.md has the rules.
+#pragma once
+
+#include <towline/collectives.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Puts the operation, or a send or receive, into a stream (CUstream or cudaStream_t) of the communicator's GPU and
+// returns. It runs after all earlier work of the stream and before all later work. While the stream is being
+// captured it becomes part of the graph, and runs at each replay: the same number of times, in the same order, on
+// every rank. Outside of graphs, operations of one communicator run in the order of issue whichever streams
+// they are in.
+//
+// TOWLINE_OK means that it is enqueued. If it fails later (a rank that does not come within the timeout, ranks that
+// disagree), the stream goes on, the outputs are undefined, and towline_communicator_error gives the reason.
+// TOWLINE_UNSUPPORTED: the backend has no operations on streams. TOWLINE_INVALID_ARGUMENT: the stream or a buffer is
+// not of this GPU; nothing was enqueued.
+TOWLINE_API int32_t towline_collective_issue(towline_communicator_t* communicator,
+                                             const towline_collective_t* call,
+                                             const towline_collective_options_t* options, void* stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

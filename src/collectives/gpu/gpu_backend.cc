@@ -1,0 +1,501 @@
+#include "collectives/gpu/gpu_backend.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "base/error.h"
+#include "base/sync/spin.h"
+#include "collectives/calls/types.h"
+#include "collectives/gpu/operations.h"
+
+namespace towline::collectives::gpu {
+namespace {
+
+constexpr uint64_t kWatchNs = 10 * kMillisecondNs;
+// How long kernels in progress may take to notice that a communicator closes or broke.
+constexpr uint64_t kEndWithinNs = 10 * kSecondNs;
+// Beyond its time an operation that the GPU has not begun is given up.
+constexpr uint64_t kGraceNs = 2 * kSecondNs;
+// Staged kernels move so much with a block before another one pays.
+constexpr uint64_t kBytesPerBlock = 8 << 10;
+
+uint32_t digest_of(const Mark& mark) {
+  const uint64_t words[] = {mark.count,
+                            mark.digest,
+                            mark.tag,
+                            mark.op,
+                            mark.datatype,
+                            mark.reduction,
+                            static_cast<uint64_t>(mark.root)};
+  uint64_t digest = 0xcbf29ce484222325;
+  for (const uint64_t word : words) {
+    digest = (digest ^ word) * 0x100000001b3;
+    digest ^= digest >> 29;
+  }
+  const auto folded = static_cast<uint32_t>(digest ^ digest >> 32);
+  return folded == 0 ? 1 : folded;
+}
+
+Header header_of(const Mark& mark) {
+  Header header;
+  header.number = mark.number;
+  header.count = mark.count;
+  header.digest = mark.digest;
+  header.op = static_cast<uint8_t>(mark.op);
+  header.datatype = static_cast<uint8_t>(mark.datatype);
+  header.reduction = static_cast<uint8_t>(mark.reduction);
+  header.root = mark.root;
+  return header;
+}
+
+std::string text_of(const Mark& mark) {
+  const Header header = header_of(mark);
+  if (mark.op != TOWLINE_OP_SEND && mark.op != TOWLINE_OP_RECV) return collectives::describe(header);
+  return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(mark.op), mark.count,
+                     datatype_name(mark.datatype), mark.op == TOWLINE_OP_SEND ? "to" : "from", mark.root,
+                     mark.tag);
+}
+
+uint64_t number_setting(const towline_collective_host_v1_t& host, const char* key, uint64_t fallback,
+                        uint64_t most) {
+  const std::string text = host.config(host.context, key, "");
+  if (text.empty()) return fallback;
+  char* end = nullptr;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
+  if (*end != 0 || value > most)
+    fail(Status::kInvalidArgument, "{} = \"{}\": expected a number up to {}", key, text, most);
+  return value;
+}
+
+}  // namespace
+
+// ---- Life
+
+GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDevice& device,
+                       const cuda::KernelSet& kernels)
+    : host_(args.host),
+      rank_(static_cast<uint32_t>(args.rank)),
+      size_(static_cast<uint32_t>(args.size)),
+      device_(device) {
+  if (size_ > kMaxRanks)
+    fail(Status::kUnsupported, "{} ranks: a communicator on GPUs has at most {}", size_, kMaxRanks);
+  device_.start();
+  gpu_ = static_cast<uint32_t>(number_setting(*host_, "collectives.gpu", device_.current_gpu(), 1 << 16));
+  if (gpu_ >= device_.gpus().size())
+    fail(Status::kInvalidArgument, "there is no GPU {}: this process sees {}", gpu_, device_.gpus().size());
+  kernels_ = device_.load(gpu_, kernels);
+  words_ = device_.make_words(gpu_, 4096);
+  static_assert(sizeof(Report) <= 2048 && sizeof(Orders) <= 2048);
+  report_ = static_cast<Report*>(words_->host());
+  orders_ = reinterpret_cast<Orders*>(static_cast<uint8_t*>(words_->host()) + 2048);
+
+  const cuda::Noticeboard board{
+      [this](const std::string& key, std::span<const uint8_t> value) {
+        const int32_t status = host_->store_set(host_->context, key.c_str(), value.data(), value.size());
+        if (status < 0) fail(Status{status}, "the store did not take this rank's memory");
+      },
+      [this](const std::string& key, Deadline deadline) {
+        std::vector<uint8_t> value(4096);
+        size_t bytes = 0;
+        const int32_t status =
+            host_->store_get(host_->context, key.c_str(), deadline.ns(), value.data(), value.size(), &bytes);
+        if (status < 0) fail(Status{status}, "another rank's memory ({}) did not come", key);
+        value.resize(std::min(bytes, value.size()));
+        return value;
+      }};
+  memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, segment_bytes(size_), words_, rank_, size_,
+                                                    board, Deadline::at(args.deadline_ns));
+  // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
+  const uint32_t share = std::max(1u, device_.gpus()[gpu_].multiprocessors / memory_->ranks_on_gpu());
+  max_blocks_ = static_cast<uint32_t>(
+      number_setting(*host_, "collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
+  if (max_blocks_ == 0)
+    fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
+  marked_bytes_ = number_setting(*host_, "collectives.gpu_marked_bytes", 32 << 10, kMarkedBytes);
+  marked_bytes_ = std::min(marked_bytes_, uint64_t{max_blocks_} * kMarkedSlots * 8);
+  direct_ = memory_->together() && number_setting(*host_, "collectives.gpu_direct", 1, 1) != 0;
+
+  for (uint32_t rank = 0; rank < size_; ++rank) base_.segment[rank] = memory_->address(rank);
+  for (uint32_t rank = 0; rank < size_; ++rank)
+    base_.report[rank] = memory_->words(rank) != nullptr ? memory_->words(rank)->gpu() : 0;
+  base_.orders = words_->gpu() + 2048;
+  base_.rank = rank_;
+  base_.size = size_;
+  collectives_.last = device_.make_moment(gpu_);
+  control_.last = device_.make_moment(gpu_);
+  control_.own = device_.make_stream(gpu_);
+  breaker_.set_listener([this](const Breakage& breakage) {
+    host_->broken(host_->context, static_cast<int32_t>(breakage.status), breakage.text.c_str());
+  });
+  watcher_ = std::thread([this] { watch(); });
+}
+
+GpuBackend::~GpuBackend() {
+  {
+    const std::lock_guard lock(watch_mutex_);
+    stopping_ = true;
+  }
+  watch_changed_.notify_all();
+  watcher_.join();
+  tell(Failure::kLeft);
+  std::vector<Channel*> channels = {&collectives_, &control_};
+  for (const auto& channel : channels_)
+    if (channel != nullptr) channels.push_back(channel.get());
+  const uint64_t until = monotonic_now_ns() + kEndWithinNs;
+  for (Channel* const channel : channels) {
+    while (channel->last->state() == cuda::Moment::kBusy && monotonic_now_ns() < until) ::sched_yield();
+  }
+}
+
+void GpuBackend::watch() {
+  std::unique_lock lock(watch_mutex_);
+  while (!stopping_) {
+    watch_changed_.wait_for(lock, std::chrono::nanoseconds(kWatchNs));
+    lock.unlock();
+    look();
+    if (!breaker_.broken()) {
+      if (const std::optional<uint32_t> lost = memory_->lost()) {
+        order_stop(Failure::kLost, *lost);
+        breaker_.raise(Status::kPeerLost, fmt::format("rank {}'s process is gone", *lost));
+      }
+    }
+    lock.lock();
+  }
+}
+
+// ---- Failing
+
+void GpuBackend::order_stop(Failure failure, uint32_t peer) noexcept {
+  device::store_relaxed(&orders_->peer, peer);
+  device::store_relaxed(&orders_->rank, rank_);
+  device::store_release(&orders_->stop, static_cast<uint64_t>(failure));
+}
+
+// A kernel of its own: ranks that are at no operation learn of it at their next.
+void GpuBackend::tell(Failure failure) noexcept {
+  Launch said{base_, kMovingKernel, 1};
+  said.job.way = Way::kTell;
+  said.job.peer = static_cast<uint32_t>(failure);
+  const std::lock_guard lock(control_.mutex);
+  if (kernels_->launch(said.kernel, &said.job, 1, control_.own->native()) == 0)
+    (void)control_.last->record(control_.own->native());
+}
+
+void GpuBackend::abort(Status status, const std::string& text) {
+  if (breaker_.broken()) return;
+  order_stop(status == Status::kTimedOut ? Failure::kTimedOut : Failure::kAborted, rank_);
+  tell(status == Status::kTimedOut ? Failure::kTimedOut : Failure::kAborted);
+  breaker_.raise(status, text);
+}
+
+Breakage GpuBackend::breakage_of(const Report& report) const {
+  const std::string mine = text_of(report.mine);
+  switch (static_cast<Failure>(report.failure)) {
+    case Failure::kTimedOut:
+      if (report.rank == report.peer)
+        return {Status::kTimedOut, fmt::format("rank {} timed out", report.rank)};
+      return {Status::kTimedOut,
+              fmt::format("rank {} timed out in {}: rank {} did not come", report.rank, mine, report.peer)};
+    case Failure::kMismatch:
+      // The same text whoever noticed.
+      if (report.rank < report.peer)
+        return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", report.rank,
+                                               mine, report.peer, text_of(report.theirs))};
+      return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", report.peer,
+                                             text_of(report.theirs), report.rank, mine)};
+    case Failure::kBytes:
+      return {Status::kMismatch,
+              fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}", mine,
+                          report.peer, report.sent, report.rank, report.expected)};
+    case Failure::kAborted:
+      return {Status::kCancelled, fmt::format("rank {} aborted the communicator", report.peer)};
+    case Failure::kLeft:
+      return {Status::kPeerLost,
+              fmt::format("rank {} is at {}, but rank {} has left", report.rank, mine, report.peer)};
+    case Failure::kLost:
+      return {Status::kPeerLost, fmt::format("rank {}'s process is gone", report.peer)};
+    default:
+      return {Status::kInternal, "a kernel failed without a reason"};
+  }
+}
+
+void GpuBackend::look() noexcept {
+  if (breaker_.broken() || device::load_acquire(&report_->state) == 0) return;
+  const Breakage breakage = breakage_of(*report_);
+  breaker_.raise(breakage.status, breakage.text);
+}
+
+// ---- Building
+
+void GpuBackend::check_address(const void* address, const char* what) const {
+  if (address != nullptr && !device_.usable(gpu_, reinterpret_cast<uint64_t>(address)))
+    fail(Status::kInvalidArgument,
+         "{} at {} is neither memory of GPU {} nor pinned: kernels of this communicator cannot reach it",
+         what, address, gpu_);
+}
+
+void GpuBackend::check_memory(const towline_collective_t& call, const Call& parts) const {
+  if (call.inputs == nullptr)
+    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.input : call.input, "input");
+  else if (!parts.in.at.empty())
+    for (const uint8_t* part : parts.in.at) check_address(part, "a part of the input");
+  if (call.outputs == nullptr)
+    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.output : call.output, "output");
+  else if (!parts.out.at.empty())
+    for (const uint8_t* part : parts.out.at) check_address(part, "a part of the output");
+}
+
+uint32_t GpuBackend::blocks_for(uint64_t bytes) const noexcept {
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>((bytes + kBytesPerBlock - 1) / kBytesPerBlock, 1, max_blocks_));
+}
+
+// The same on every rank: from what all know of the operation.
+void GpuBackend::choose(Launch& launch) const {
+  Job& job = launch.job;
+  const bool scaled = job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM;
+  const bool marks = job.mark.op == TOWLINE_OP_ALL_REDUCE || job.mark.op == TOWLINE_OP_ALL_GATHER;
+  const bool direct = direct_ && !scaled;
+  if (job.mark.op == TOWLINE_OP_BARRIER || (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
+    job.way = Way::kBarrier;
+    launch.kernel = kMovingKernel;
+    launch.blocks = 1;
+  } else if (marks && size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_) {
+    job.way = Way::kMarked;
+    launch.blocks = static_cast<uint32_t>(((job.bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
+  } else if (job.mark.op == TOWLINE_OP_ALL_REDUCE) {
+    job.way = direct ? Way::kTwoShot : Way::kStagedTwo;
+    launch.blocks = blocks_for(job.bytes / size_);
+  } else {
+    job.way = direct ? Way::kDirect : Way::kStaged;
+    launch.blocks = job.compare != 0 ? std::min(16u, max_blocks_) : blocks_for(largest_part(job));
+  }
+}
+
+void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns,
+                       Launch& launch) {
+  take_apart(call, static_cast<int>(rank_), static_cast<int>(size_), number, Deadline::never(), parts_);
+  check_memory(call, parts_);
+  Job& job = launch.job;
+  job = base_;
+  job.timeout_ns = timeout_ns;
+  job.factor = call.factor;
+  const Header& header = parts_.header;
+  job.mark = {number,    header.count,    header.digest,    0,
+              header.op, header.datatype, header.reduction, header.root};
+  job.digest = digest_of(job.mark);
+  job.reduces = reduces(call.op) ? 1 : 0;
+  launch.kernel = job.reduces != 0 ? call.datatype : kMovingKernel;
+
+  const auto input = reinterpret_cast<uint64_t>(parts_.input);
+  const auto output = reinterpret_cast<uint64_t>(parts_.output);
+  const uint64_t bytes = parts_.bytes;
+  const auto root = static_cast<uint32_t>(call.root);
+  const bool is_root = rank_ == root;
+  const auto give_all = [&](uint64_t to_each) {
+    for (uint32_t peer = 0; peer < size_; ++peer) {
+      job.in[peer] = input;
+      job.in_bytes[peer] = to_each;
+    }
+  };
+  const auto give_parts = [&] {
+    for (uint32_t peer = 0; peer < size_; ++peer) {
+      job.in[peer] = reinterpret_cast<uint64_t>(parts_.in.at[peer]);
+      job.in_bytes[peer] = parts_.in.bytes[peer];
+    }
+  };
+  const auto take_parts = [&] {
+    for (uint32_t peer = 0; peer < size_; ++peer) {
+      job.out[peer] = reinterpret_cast<uint64_t>(parts_.out.at[peer]);
+      job.out_bytes[peer] = parts_.out.bytes[peer];
+    }
+  };
+  const auto take_from = [&](uint32_t peer) {
+    job.out[peer] = output;
+    job.out_bytes[peer] = bytes;
+    job.receives = 1;
+  };
+  switch (call.op) {
+    case TOWLINE_OP_ALL_REDUCE:
+      job.bytes = bytes;
+      job.in[0] = input;
+      job.out[0] = output;
+      break;
+    case TOWLINE_OP_REDUCE:
+      job.shared = 1;
+      job.peer = root;
+      job.in[root] = input;
+      job.in_bytes[root] = bytes;
+      if (is_root) take_from(rank_);
+      break;
+    case TOWLINE_OP_BROADCAST:
+      job.shared = 1;
+      job.peer = root;
+      if (is_root) give_all(bytes);
+      if (!is_root || output != input) take_from(root);
+      break;
+    case TOWLINE_OP_ALL_GATHER:
+    case TOWLINE_OP_ALL_GATHER_V:
+      job.shared = 1;
+      job.peer = rank_;
+      job.bytes = call.op == TOWLINE_OP_ALL_GATHER ? bytes : UINT64_MAX;
+      give_all(bytes);
+      take_parts();
+      break;
+    case TOWLINE_OP_GATHER:
+      job.shared = 1;
+      job.peer = root;
+      job.in[root] = input;
+      job.in_bytes[root] = bytes;
+      if (is_root) take_parts();
+      break;
+    case TOWLINE_OP_REDUCE_SCATTER:
+    case TOWLINE_OP_REDUCE_SCATTER_V:
+      give_parts();
+      take_from(rank_);
+      break;
+    case TOWLINE_OP_SCATTER:
+      if (is_root) give_parts();
+      take_from(root);
+      break;
+    case TOWLINE_OP_ALL_TO_ALL:
+    case TOWLINE_OP_ALL_TO_ALL_V:
+      job.compare = call.op == TOWLINE_OP_ALL_TO_ALL_V ? 1 : 0;
+      give_parts();
+      take_parts();
+      break;
+    default:
+      break;
+  }
+  choose(launch);
+}
+
+void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const {
+  const bool sends = call.op == TOWLINE_OP_SEND;
+  if (call.root < 0) fail(Status::kUnsupported, "recv from any rank: communicators on GPUs need a rank");
+  check_address(sends ? call.input : call.output, sends ? "input" : "output");
+  Job& job = launch.job;
+  job = base_;
+  job.timeout_ns = timeout_ns;
+  // Sender and receiver agree on what there is, not on which of them they are.
+  job.mark = {0, call.count, 0, call.tag, TOWLINE_OP_SEND, call.datatype, 0, 0};
+  job.digest = digest_of(job.mark);
+  job.mark.op = call.op;
+  job.mark.root = call.root;
+  job.bytes = call.count * datatype_bytes(call.datatype);
+  job.in[0] = reinterpret_cast<uint64_t>(call.input);
+  job.out[0] = reinterpret_cast<uint64_t>(call.output);
+  job.peer = static_cast<uint32_t>(call.root);
+  job.way = sends ? Way::kSend : Way::kReceive;
+  launch.kernel = kMovingKernel;
+  launch.blocks = 1;
+}
+
+// ---- Launching
+
+void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, bool captured,
+                        cuda::Moment* ended) {
+  const std::lock_guard lock(channel.mutex);
+  cuda::Code code = 0;
+  // A graph's operations are ordered by whoever replays it.
+  if (!captured && channel.used && channel.stream != stream) code = channel.last->precede(stream);
+  if (code == 0) code = kernels_->launch(launch.kernel, &launch.job, launch.blocks, stream);
+  if (code != 0)
+    fail(Status::kIo, "{}: the GPU's driver refused the kernel: {}", op_name(launch.job.mark.op),
+         device_.code_text(code));
+  if (captured) return;
+  code = channel.last->record(stream);
+  if (code == 0 && ended != nullptr) code = ended->record(stream);
+  if (code != 0) fail(Status::kIo, "cannot follow an operation on its stream: {}", device_.code_text(code));
+  channel.stream = stream;
+  channel.used = true;
+}
+
+GpuBackend::Channel& GpuBackend::channel_to(uint32_t peer, bool send) {
+  const std::lock_guard lock(channels_mutex_);
+  auto& channel = channels_[peer + (send ? 0 : kMaxRanks)];
+  if (channel == nullptr) {
+    auto made = std::make_unique<Channel>();
+    made->last = device_.make_moment(gpu_);
+    channel = std::move(made);
+  }
+  return *channel;
+}
+
+void GpuBackend::issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream) {
+  const cuda::StreamState state = device_.stream_state(gpu_, stream);
+  if (state == cuda::StreamState::kForeign)
+    fail(Status::kInvalidArgument, "the stream is not of GPU {}, which this communicator uses", gpu_);
+  Launch made;
+  const bool message = call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV;
+  if (message)
+    build_message(call, timeout_ns, made);
+  else
+    build(call, number, timeout_ns, made);
+  Channel& channel =
+      message ? channel_to(static_cast<uint32_t>(call.root), call.op == TOWLINE_OP_SEND) : collectives_;
+  launch(channel, made, stream, state == cuda::StreamState::kRecords, nullptr);
+}
+
+Status GpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
+  if (collectives_.own == nullptr) collectives_.own = device_.make_stream(gpu_);
+  const uint64_t now = monotonic_now_ns();
+  const uint64_t timeout_ns = deadline.passed(now) ? 0 : deadline.ns() - now;
+  Launch made;
+  build(call, number, timeout_ns, made);
+  launch(collectives_, made, collectives_.own->native(), false, nullptr);
+  SpinWait spin(20000, 1000);
+  for (;;) {
+    const cuda::Code code = collectives_.last->state();
+    if (code == 0) break;
+    if (code != cuda::Moment::kBusy)
+      return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in {}: {}", rank_,
+                                                     text_of(made.job.mark), device_.code_text(code)));
+    if (spin.again()) continue;
+    ::sched_yield();
+    if (monotonic_now_ns() - now > kGraceNs && deadline.passed(monotonic_now_ns() - kGraceNs)) {
+      abort(Status::kTimedOut, fmt::format("rank {} timed out in {}, which its GPU has not begun", rank_,
+                                           text_of(made.job.mark)));
+      return breaker_.status();
+    }
+  }
+  look();
+  return breaker_.broken() ? breaker_.status() : Status::kOk;
+}
+
+// ---- Messages
+
+void GpuBackend::start(const towline_collective_t& call, GpuMessage& message) {
+  Channel& channel = channel_to(static_cast<uint32_t>(std::max(0, call.root)), call.op == TOWLINE_OP_SEND);
+  {
+    const std::lock_guard lock(channel.mutex);
+    if (channel.own == nullptr) channel.own = device_.make_stream(gpu_);
+  }
+  Launch made;
+  build_message(call, UINT64_MAX, made);
+  message.ended = device_.make_moment(gpu_);
+  launch(channel, made, channel.own->native(), false, message.ended.get());
+}
+
+Status GpuBackend::test(GpuMessage& message) {
+  const cuda::Code code = message.ended->state();
+  if (code == cuda::Moment::kBusy) return Status::kInProgress;
+  if (code != 0)
+    return breaker_.raise(
+        Status::kIo, fmt::format("rank {}: the GPU failed in a message: {}", rank_, device_.code_text(code)));
+  look();
+  return breaker_.broken() ? breaker_.status() : Status::kOk;
+}
+
+std::string GpuBackend::describe() const {
+  return fmt::format(
+      R"({{"gpu":{},"ranks_on_gpu":{},"direct":{},"max_blocks":{},"marked_bytes":{},"segment_bytes":{}}})",
+      gpu_, memory_->ranks_on_gpu(), direct_, max_blocks_, marked_bytes_, segment_bytes(size_));
+}
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,111 @@
+// A communicator whose ranks' data lies on GPUs of one host. Operations are kernels: the host enqueues them and keeps
+// watch, and the kernels find one another through symmetric memory (job.h, operations.h).
+//
+// Blocks of all ranks' kernels must be on the GPU at the same time: max_blocks() leaves room for two communicators.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "collectives/breaker.h"
+#include "collectives/calls/call.h"
+#include "collectives/gpu/job.h"
+#include "gpu/kernel_device.h"
+#include "gpu/symmetric.h"
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives::gpu {
+
+// A send or receive that runs on a stream of ours.
+struct GpuMessage {
+  std::unique_ptr<cuda::Moment> ended;
+  Status refused = Status::kOk;
+};
+
+class GpuBackend {
+ public:
+  // Collective. Throws Error.
+  GpuBackend(const towline_collective_open_args& args, cuda::KernelDevice& device,
+             const cuda::KernelSet& kernels);
+  GpuBackend(const GpuBackend&) = delete;
+  GpuBackend& operator=(const GpuBackend&) = delete;
+  ~GpuBackend();
+
+  // Enqueues and returns. Throws Error for what this rank alone can see; nothing was enqueued then.
+  void issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream);
+  // On a stream of ours; waits. An error is breaker().breakage().
+  Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline);
+
+  void start(const towline_collective_t& call, GpuMessage& message);
+  [[nodiscard]] Status test(GpuMessage& message);
+
+  // Any thread.
+  void abort(Status status, const std::string& text);
+  [[nodiscard]] std::string describe() const;
+  [[nodiscard]] const Breaker& breaker() const noexcept { return breaker_; }
+
+ private:
+  // Kernels that must run in the order of issue, whichever streams they are issued to.
+  struct Channel {
+    std::mutex mutex;
+    std::unique_ptr<cuda::Moment> last;
+    void* stream = nullptr;
+    bool used = false;
+    std::unique_ptr<cuda::OwnStream> own;
+  };
+  struct Launch {
+    Job job;
+    uint32_t kernel;
+    uint32_t blocks;
+  };
+
+  void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
+  void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
+  void choose(Launch& launch) const;
+  [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
+  void check_memory(const towline_collective_t& call, const Call& parts) const;
+  void check_address(const void* address, const char* what) const;
+  void launch(Channel& channel, const Launch& launch, void* stream, bool captured, cuda::Moment* ended);
+  Channel& channel_to(uint32_t peer, bool send);
+  void tell(Failure failure) noexcept;
+  // What kernels reported, if anything.
+  void look() noexcept;
+  [[nodiscard]] Breakage breakage_of(const Report& report) const;
+  void order_stop(Failure failure, uint32_t peer) noexcept;
+  void watch();
+
+  const towline_collective_host_v1_t* const host_;
+  const uint32_t rank_;
+  const uint32_t size_;
+  cuda::KernelDevice& device_;
+  uint32_t gpu_ = 0;
+  uint64_t marked_bytes_ = 0;
+  bool direct_ = false;
+  uint32_t max_blocks_ = 0;
+  std::unique_ptr<cuda::LoadedKernels> kernels_;
+  std::shared_ptr<cuda::Words> words_;
+  Report* report_ = nullptr;
+  Orders* orders_ = nullptr;
+  std::unique_ptr<cuda::SymmetricMemory> memory_;
+  Job base_ = {};
+  Call parts_;  // of the operation that is being issued
+  Channel collectives_;
+  Channel control_;
+  std::mutex channels_mutex_;
+  std::array<std::unique_ptr<Channel>, 2 * kMaxRanks> channels_;  // to peers, then from them
+  Breaker breaker_;
+  std::mutex watch_mutex_;
+  std::condition_variable watch_changed_;
+  bool stopping_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,14 @@
+// The GPU backend behind its table (towline/plugin/collective.h).
+#pragma once
+
+#include "gpu/kernel_device.h"
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives::gpu {
+
+// Over NVIDIA's driver.
+const towline_collective_table_v1_t& nvidia_table();
+// Over another device, one for the process; `models` instead of kernels. For tests.
+const towline_collective_table_v1_t& table_over(cuda::KernelDevice& (*device)());
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,138 @@
+// What a kernel gets of one operation, and how the memory that ranks share is laid out. Shared by host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "towline/device/symmetric.cuh"
+
+namespace towline::collectives::gpu {
+
+using device::kMaxRanks;
+
+inline constexpr uint32_t kThreads = 512;
+inline constexpr uint32_t kMaxBlocks = 64;
+
+// The smallest all-reduces and all-gathers: data and its mark in one store.
+inline constexpr uint32_t kMarkedBlocks = 16;
+inline constexpr uint32_t kMarkedSlots = 512;  // a block; 16 bytes each, of which 8 are data
+inline constexpr uint64_t kMarkedBytes = uint64_t{kMarkedBlocks} * kMarkedSlots * 8;
+inline constexpr uint32_t kMarkedRanks = 8;
+
+// Staging: a block's own, two halves and room for results.
+inline constexpr uint64_t kChunk = 64 << 10;
+// Messages: chunks on their way from one rank to another.
+inline constexpr uint32_t kRing = 4;
+
+enum class Way : uint32_t {
+  kBarrier = 0,
+  kMarked = 1,     // all_reduce, all_gather: every rank stores into every other's slots
+  kDirect = 2,     // ranks of one process and GPU read one another's inputs
+  kTwoShot = 3,    // all_reduce so: each rank reduces a part and writes it to all
+  kStaged = 4,     // through staging memory, in rounds
+  kStagedTwo = 5,  // all_reduce so, reducing a part each
+  kSend = 6,
+  kReceive = 7,
+  kTell = 8,  // break, or leave
+};
+
+// What ranks compare, and what a failure's message names.
+struct Mark {
+  uint64_t number;
+  uint64_t count;
+  uint64_t digest;  // of parts' counts
+  uint64_t tag;
+  uint32_t op;
+  uint32_t datatype;
+  uint32_t reduction;
+  int32_t root;
+};
+
+enum class Failure : uint32_t {
+  kNone = 0,
+  kTimedOut = 1,
+  kMismatch = 2,
+  kBytes = 3,    // the parts of an all_to_all_v don't fit
+  kAborted = 4,  // by the host of `rank`
+  kLeft = 5,     // `peer` left
+  kLost = 6,     // `peer`'s process is gone
+};
+
+// How an operation failed: the same on every rank that was told.
+struct Report {
+  uint64_t state;  // 1: there is one
+  uint32_t failure;
+  uint32_t rank;  // that noticed
+  uint32_t peer;
+  uint32_t reserved;
+  uint64_t sent;  // kBytes
+  uint64_t expected;
+  Mark mine;
+  Mark theirs;
+};
+
+// What the host says to kernels in progress, in memory of the host.
+struct Orders {
+  uint64_t stop;  // a Failure; 0: none
+  uint64_t peer;
+  uint64_t rank;
+};
+
+// A rank's segment. Words are this rank's own unless they say who writes them.
+struct Control {
+  uint64_t broken;   // any rank, after `told`
+  uint64_t claimed;  // the first to report here
+  uint64_t telling;  // the first to write `told`
+  uint64_t reserved[5];
+  Report told;
+  Mark current;
+  uint64_t left[kMaxRanks];  // by the rank that left
+  // Messages: chunks that came, by their sender; chunks that were taken, by their receiver; own counts of both.
+  uint64_t filled[kMaxRanks];
+  uint64_t drained[kMaxRanks];
+  uint64_t sent[kMaxRanks];
+  uint64_t received[kMaxRanks];
+  uint64_t ring_digest[kMaxRanks][kRing];  // by the sender: of the message that a chunk belongs to
+  uint32_t epoch[kMaxBlocks];              // of signals
+  uint32_t marked[kMaxBlocks];             // operations with marked stores
+  // By the rank and block that signal: epoch and digest of the operation, and two words that go with it. Those
+  // take turns, since a rank may be one signal ahead.
+  uint64_t signal[kMaxRanks][kMaxBlocks];
+  uint64_t words[2][2][kMaxRanks][kMaxBlocks];
+};
+inline constexpr uint64_t kMarkedAt = 64 << 10;
+static_assert(sizeof(Control) <= kMarkedAt);
+
+constexpr uint64_t marked_bytes(uint32_t size) {
+  return 2ull * kMarkedBlocks * (size < kMarkedRanks ? size : kMarkedRanks) * kMarkedSlots * 16;
+}
+constexpr uint64_t staging_at(uint32_t size) { return kMarkedAt + marked_bytes(size); }
+constexpr uint64_t ring_at(uint32_t size) { return staging_at(size) + 3ull * kMaxBlocks * kChunk; }
+constexpr uint64_t segment_bytes(uint32_t size) { return ring_at(size) + uint64_t{size} * kRing * kChunk; }
+
+struct Job {
+  uint64_t segment[kMaxRanks];  // of each rank, as this rank reaches it
+  uint64_t report[kMaxRanks];   // of each rank's host; 0: of another process
+  // What this rank has for each rank, and where what each rank has for this one goes.
+  uint64_t in[kMaxRanks];
+  uint64_t in_bytes[kMaxRanks];
+  uint64_t out[kMaxRanks];
+  uint64_t out_bytes[kMaxRanks];
+  Mark mark;
+  double factor;    // PREMUL_SUM
+  uint64_t orders;  // the host's Orders
+  uint64_t timeout_ns;
+  uint64_t bytes;  // of a part; all_reduce: of all
+  Way way;
+  uint32_t rank;
+  uint32_t size;
+  uint32_t digest;  // of `mark` but its number; not 0
+  uint32_t reduces;
+  uint32_t shared;    // the same bytes for every rank
+  uint32_t receives;  // kDirect, kStaged: this rank has output
+  uint32_t peer;      // messages; kTell: the failure
+  uint32_t compare;   // parts' bytes are compared
+  uint32_t reserved;
+};
+static_assert(sizeof(Job) <= 4096);
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,26 @@
+// The kernels of collectives: one for each datatype that reduces, and one that moves.
+#include "collectives/gpu/operations.h"
+
+namespace towline::collectives::gpu {
+namespace {
+__device__ __forceinline__ Scratch& scratch() {
+  __shared__ Scratch of_block;
+  return of_block;
+}
+}  // namespace
+}  // namespace towline::collectives::gpu
+
+#define TOWLINE_REDUCING_KERNEL(name, datatype, element)                                      \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)        \
+      towline_collective_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
+    using namespace towline::collectives;                                                     \
+    using namespace towline::collectives::gpu;                                                \
+    run_reducing<element>(job, scratch(), blockIdx.x, gridDim.x);                             \
+  }
+TOWLINE_COLLECTIVE_KERNELS(TOWLINE_REDUCING_KERNEL)
+
+extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)
+    towline_collective_moving(const __grid_constant__ towline::collectives::gpu::Job job) {
+  using namespace towline::collectives::gpu;
+  run_moving(job, scratch(), blockIdx.x, gridDim.x);
+}

@@ -1,0 +1,498 @@
+// The operations, as each block of each rank runs them. One source for the GPU and for the model of it that tests run
+// on processors, where a block has one thread and the blocks of a rank run one after the other.
+//
+// So a block waits for the same block of other ranks only, and what it reads of theirs, the same block wrote.
+#pragma once
+
+#include "collectives/gpu/elements.h"
+#include "collectives/gpu/waiting.h"
+
+namespace towline::collectives::gpu {
+
+// Of a block.
+struct Scratch {
+  uint64_t from[kMaxRanks];
+  uint64_t to[kMaxRanks];
+};
+
+TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+// Of `bytes` from `offset` on, at most `most`.
+TOWLINE_DEVICE uint64_t rest(uint64_t bytes, uint64_t offset, uint64_t most) {
+  return offset < bytes ? smaller(bytes - offset, most) : 0;
+}
+
+// Moves without combining: the element does not matter.
+struct NoElement {
+  using Bits = uint8_t;
+};
+
+template <class E>
+TOWLINE_DEVICE void contribute(const Job& job, uint64_t to, uint64_t from, uint64_t bytes) {
+  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM)
+      return scale_range<E>(to, from, bytes / sizeof(typename E::Bits), job.factor);
+  }
+  device::copy(to, from, bytes);
+}
+
+// ---- Data and mark in one store
+
+TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, uint32_t turn, uint32_t block,
+                                    uint32_t slot) {
+  const uint64_t index =
+      ((static_cast<uint64_t>(turn & 1) * kMarkedBlocks + block) * job.size + from) * kMarkedSlots + slot;
+  return job.segment[at] + kMarkedAt + index * 16;
+}
+
+#if defined(__CUDA_ARCH__)
+// Each half of the 16 bytes is 4 of data and its mark, which arrive together.
+TOWLINE_DEVICE void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" ::"l"(address),
+               "r"(static_cast<uint32_t>(data)), "r"(mark), "r"(static_cast<uint32_t>(data >> 32))
+               : "memory");
+}
+TOWLINE_DEVICE void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  uint32_t low;
+  uint32_t high;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(low), "=r"(marks[0]), "=r"(high), "=r"(marks[1])
+               : "l"(address)
+               : "memory");
+  data = static_cast<uint64_t>(high) << 32 | low;
+}
+#else
+inline void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
+  auto* const words = reinterpret_cast<uint64_t*>(address);
+  device::store_relaxed(words, static_cast<uint64_t>(mark) << 32 | static_cast<uint32_t>(data));
+  device::store_relaxed(words + 1, static_cast<uint64_t>(mark) << 32 | data >> 32);
+}
+inline void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  const auto* const words = reinterpret_cast<const uint64_t*>(address);
+  const uint64_t low = device::load_relaxed(words);
+  const uint64_t high = device::load_relaxed(words + 1);
+  marks[0] = static_cast<uint32_t>(low >> 32);
+  marks[1] = static_cast<uint32_t>(high >> 32);
+  data = high << 32 | static_cast<uint32_t>(low);
+}
+#endif
+
+TOWLINE_DEVICE uint64_t load8(uint64_t address, uint64_t bytes) {
+  if (bytes >= 8) return load_any<uint64_t>(address);
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < bytes; ++i)
+    value |= static_cast<uint64_t>(device::load_unit<uint8_t>(address + i)) << (8 * i);
+  return value;
+}
+TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
+  if (bytes >= 8) return store_any<uint64_t>(address, value);
+  for (uint32_t i = 0; i < bytes; ++i)
+    device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
+}
+
+// Every rank's 8 bytes of one slot. The slots are emptied for their next use, which comes two operations later and so
+// after every rank has seen this one's end. False: failed.
+TOWLINE_DEVICE_CALL bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
+                                     uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
+  uint32_t missing = ((1u << job.size) - 1) & ~(1u << job.rank);
+  Waiter waiter;
+  uint32_t marks[kMarkedRanks][2];
+#pragma unroll
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+    if (peer == job.rank) values[peer] = mine;
+  while (missing != 0) {
+#pragma unroll
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+      if ((missing >> peer & 1) != 0)
+        load_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), values[peer], marks[peer]);
+    uint32_t waited = job.size;
+#pragma unroll
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
+      if ((missing >> peer & 1) == 0) continue;
+      const uint32_t a = marks[peer][0];
+      const uint32_t b = marks[peer][1];
+      if (a == job.digest && b == job.digest) {
+        missing &= ~(1u << peer);
+        store_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), 0, 0);
+      } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
+        fail_with(job, Failure::kMismatch, peer, 0, 0);
+        return false;
+      } else {
+        waited = peer;
+      }
+    }
+    if (missing != 0 &&
+        give_up(job, waiter, waited, &control_of(job, job.rank).signal[waited][turn.block], turn.epoch))
+      return false;
+  }
+  return true;
+}
+
+template <class E>
+TOWLINE_DEVICE uint64_t scaled8(const Job& job, uint64_t value) {
+  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
+    using Bits = typename E::Bits;
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM) {
+      Bits lanes[8 / sizeof(Bits)];
+      memcpy(lanes, &value, 8);
+#pragma unroll
+      for (Bits& lane : lanes) lane = scale_one<E>(lane, job.factor);
+      memcpy(&value, lanes, 8);
+    }
+  }
+  return value;
+}
+
+template <class E>
+TOWLINE_DEVICE uint64_t reduce8(const Job& job, const uint64_t (&values)[kMarkedRanks]) {
+  using Bits = typename E::Bits;
+  constexpr uint32_t kLanes = 8 / sizeof(Bits);
+  typename E::Sum sums[kLanes];
+  const bool plain = is_sum(job.mark.reduction);
+  Bits lanes[kLanes];
+#pragma unroll
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
+    if (peer >= job.size) continue;
+    memcpy(lanes, &values[peer], 8);
+#pragma unroll
+    for (uint32_t i = 0; i < kLanes; ++i)
+      sums[i] =
+          peer == 0 ? E::widen(lanes[i]) : combine<E>(sums[i], E::widen(lanes[i]), job.mark.reduction, plain);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = finish<E>(sums[i], job.mark.reduction, job.size);
+  uint64_t result;
+  memcpy(&result, lanes, 8);
+  return result;
+}
+
+template <class E>
+TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
+  Control& me = control_of(job, job.rank);
+  const uint32_t marked = me.marked[turn.block];
+  const uint64_t units = (job.bytes + 7) / 8;
+  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
+  const auto slots = static_cast<uint32_t>(rest(units, begin, kMarkedSlots));
+  ++turn.epoch;
+  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
+    const uint64_t at = (begin + slot) * 8;
+    const uint64_t value = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    for (uint32_t i = 1; i < job.size; ++i) {
+      const uint32_t peer = (job.rank + i) % job.size;
+      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
+    }
+  }
+  // Nobody waits for these, but a rank that is at another operation sees that this one is not.
+  for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+    device::store_relaxed(&control_of(job, peer).signal[job.rank][turn.block],
+                          static_cast<uint64_t>(turn.epoch) << 32 | job.digest);
+  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
+    const uint64_t at = (begin + slot) * 8;
+    const uint64_t mine = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    uint64_t values[kMarkedRanks];
+    if (!take_marked(job, turn, marked, slot, mine, values)) break;
+    if constexpr (!std::is_same_v<E, NoElement>) {
+      store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
+    } else {
+#pragma unroll
+      for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+        if (peer < job.size) store8(job.out[peer] + at, values[peer], job.bytes - at);
+    }
+  }
+  device::sync();
+  if (device::thread() == 0) me.marked[turn.block] = marked + 1;
+}
+
+// ---- One process, one GPU: no copies
+
+// A block's share of a part.
+struct Share {
+  uint64_t begin;
+  uint64_t bytes;
+};
+TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
+  const uint64_t each = (bytes + parts - 1) / parts;
+  const uint64_t even = (each + 127) / 128 * 128;
+  const uint64_t begin = smaller(bytes, even * index);
+  return {begin, smaller(bytes - begin, even)};
+}
+
+template <class E>
+TOWLINE_DEVICE bool run_direct(const Job& job, Turn& turn, Scratch& scratch) {
+  if (!meet(
+          job, turn, [&](uint32_t peer) { return job.in[peer]; },
+          [&](uint32_t peer) { return job.in_bytes[peer]; }))
+    return false;
+  if constexpr (!std::is_same_v<E, NoElement>) {
+    if (job.receives != 0) {
+      const Share mine = share_of(job.out_bytes[job.rank], turn.block, turn.blocks);
+      for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+        scratch.from[peer] = word_of(job, turn, 0, peer) + mine.begin;
+      if (device::thread() == 0) scratch.to[0] = job.out[job.rank] + mine.begin;
+      device::sync();
+      reduce_range<E>(job, scratch.from, scratch.to, 1, mine.bytes / sizeof(typename E::Bits));
+    }
+  } else {
+    for (uint32_t i = 0; i < job.size; ++i) {
+      const uint32_t peer = (job.rank + i) % job.size;
+      if (job.compare != 0 && word_of(job, turn, 1, peer) != job.out_bytes[peer]) {
+        if (device::thread() == 0)
+          fail_with(job, Failure::kBytes, peer, word_of(job, turn, 1, peer), job.out_bytes[peer]);
+        return false;
+      }
+      const Share part = share_of(job.out_bytes[peer], turn.block, turn.blocks);
+      const uint64_t from = word_of(job, turn, 0, peer);
+      if (part.bytes != 0 && from != job.out[peer])
+        device::copy(job.out[peer] + part.begin, from + part.begin, part.bytes);
+    }
+  }
+  return meet(job, turn);
+}
+
+// Each rank reduces its part of everything and writes it to all. Only it reads that part of any input, and each thread
+// before it writes there, so outputs may be inputs.
+template <class E>
+TOWLINE_DEVICE bool run_two_shot(const Job& job, Turn& turn, Scratch& scratch) {
+  if (!meet(
+          job, turn, [&](uint32_t) { return job.in[0]; }, [&](uint32_t) { return job.out[0]; }))
+    return false;
+  const Share rank = share_of(job.bytes, job.rank, job.size);
+  const Share mine = share_of(rank.bytes, turn.block, turn.blocks);
+  for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads()) {
+    scratch.from[peer] = word_of(job, turn, 0, peer) + rank.begin + mine.begin;
+    scratch.to[peer] = word_of(job, turn, 1, peer) + rank.begin + mine.begin;
+  }
+  device::sync();
+  reduce_range<E>(job, scratch.from, scratch.to, job.size, mine.bytes / sizeof(typename E::Bits));
+  return meet(job, turn);
+}
+
+// ---- Through staging memory
+
+TOWLINE_DEVICE uint64_t stage_of(const Job& job, uint32_t rank, uint32_t block, uint32_t part) {
+  return job.segment[rank] + staging_at(job.size) + (static_cast<uint64_t>(block) * 3 + part) * kChunk;
+}
+
+TOWLINE_DEVICE uint64_t largest_part(const Job& job) {
+  uint64_t most = 0;
+  for (uint32_t peer = 0; peer < job.size; ++peer) {
+    most = job.in_bytes[peer] > most ? job.in_bytes[peer] : most;
+    most = job.out_bytes[peer] > most ? job.out_bytes[peer] : most;
+  }
+  return most;
+}
+
+template <class E>
+TOWLINE_DEVICE bool run_staged(const Job& job, Turn& turn, Scratch& scratch) {
+  const uint64_t slot = job.shared != 0 ? kChunk : kChunk / job.size / 256 * 256;
+  const uint64_t of_all = slot * turn.blocks;
+  uint64_t rounds = (largest_part(job) + of_all - 1) / of_all;
+  for (uint64_t round = 0; round == 0 || round < rounds; ++round) {
+    const uint64_t at = (round * turn.blocks + turn.block) * slot;
+    const uint32_t half = (turn.epoch + 1) & 1;  // of the meeting to come
+    const uint64_t stage = stage_of(job, job.rank, turn.block, half);
+    for (uint32_t peer = 0; peer < job.size; ++peer) {
+      const uint32_t of = job.shared != 0 ? job.peer : peer;  // shared: one that gets all
+      if (const uint64_t bytes = rest(job.in_bytes[of], at, slot); bytes != 0)
+        contribute<E>(job, stage + (job.shared != 0 ? 0 : peer * slot), job.in[of] + at, bytes);
+      if (job.shared != 0) break;
+    }
+    if (!meet(
+            job, turn, [&](uint32_t peer) { return job.in_bytes[peer]; }, [&](uint32_t) { return rounds; }))
+      return false;
+    if (round == 0 && job.compare != 0) {
+      for (uint32_t peer = 0; peer < job.size; ++peer) {
+        const uint64_t sent = word_of(job, turn, 0, peer);
+        if (sent != job.out_bytes[peer]) {
+          if (device::thread() == 0) fail_with(job, Failure::kBytes, peer, sent, job.out_bytes[peer]);
+          return false;
+        }
+        const uint64_t theirs = word_of(job, turn, 1, peer);
+        if (theirs > rounds) rounds = theirs;
+      }
+    }
+    const uint64_t from = job.shared != 0 ? 0 : job.rank * slot;
+    if constexpr (!std::is_same_v<E, NoElement>) {
+      const uint64_t bytes = job.receives != 0 ? rest(job.out_bytes[job.rank], at, slot) : 0;
+      for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+        scratch.from[peer] = stage_of(job, peer, turn.block, half) + from;
+      if (device::thread() == 0) scratch.to[0] = job.out[job.rank] + at;
+      device::sync();
+      reduce_range<E>(job, scratch.from, scratch.to, 1, bytes / sizeof(typename E::Bits));
+    } else {
+      for (uint32_t i = 0; i < job.size; ++i) {
+        const uint32_t peer = (job.rank + i) % job.size;
+        if (const uint64_t bytes = rest(job.out_bytes[peer], at, slot); bytes != 0)
+          device::copy(job.out[peer] + at, stage_of(job, peer, turn.block, half) + from, bytes);
+      }
+    }
+  }
+  return true;
+}
+
+// all_reduce: each rank reduces a part of every block's chunk, and all collect the results.
+template <class E>
+TOWLINE_DEVICE bool run_staged_two(const Job& job, Turn& turn, Scratch& scratch) {
+  const uint64_t of_all = kChunk * turn.blocks;
+  const uint64_t rounds = (job.bytes + of_all - 1) / of_all;
+  for (uint64_t round = 0; round < rounds; ++round) {
+    const uint64_t at = (round * turn.blocks + turn.block) * kChunk;
+    const uint64_t bytes = rest(job.bytes, at, kChunk);
+    const uint32_t half = (turn.epoch + 1) & 1;
+    contribute<E>(job, stage_of(job, job.rank, turn.block, half), job.in[0] + at, bytes);
+    if (!meet(job, turn)) return false;
+    const Share mine = share_of(bytes, job.rank, job.size);
+    for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+      scratch.from[peer] = stage_of(job, peer, turn.block, half) + mine.begin;
+    if (device::thread() == 0) scratch.to[0] = stage_of(job, job.rank, turn.block, 2) + mine.begin;
+    device::sync();
+    reduce_range<E>(job, scratch.from, scratch.to, 1, mine.bytes / sizeof(typename E::Bits));
+    if (!meet(job, turn)) return false;
+    for (uint32_t i = 0; i < job.size; ++i) {
+      const uint32_t peer = (job.rank + i) % job.size;
+      const Share part = share_of(bytes, peer, job.size);
+      if (part.bytes != 0)
+        device::copy(job.out[0] + at + part.begin, stage_of(job, peer, turn.block, 2) + part.begin,
+                     part.bytes);
+    }
+  }
+  return true;
+}
+
+// ---- Messages
+
+TOWLINE_DEVICE uint64_t ring_slot(const Job& job, uint32_t at, uint32_t from, uint64_t chunk) {
+  return job.segment[at] + ring_at(job.size) + (from * kRing + chunk % kRing) * kChunk;
+}
+
+// One thread waits until the word has reached `count`.
+TOWLINE_DEVICE bool reach(const Job& job, const uint64_t* word, uint64_t count) {
+  bool failed = false;
+  if (device::thread() == 0) {
+    Waiter waiter;
+    while (!failed && device::load_acquire(word) < count) failed = give_up(job, waiter, job.peer, nullptr, 0);
+  }
+  return !device::sync_any(failed);
+}
+
+TOWLINE_DEVICE void run_send(const Job& job) {
+  Control& me = control_of(job, job.rank);
+  Control& there = control_of(job, job.peer);
+  uint64_t sent = me.sent[job.peer];
+  for (uint64_t at = 0; at == 0 || at < job.bytes; at += kChunk) {
+    if (!reach(job, &me.drained[job.peer], sent < kRing ? 0 : sent - kRing + 1)) return;
+    device::copy(ring_slot(job, job.peer, job.rank, sent), job.in[0] + at, rest(job.bytes, at, kChunk));
+    device::sync();
+    if (device::thread() == 0) {
+      device::store_relaxed(&there.ring_digest[job.rank][sent % kRing], job.digest);
+      device::store_release(&there.filled[job.rank], sent + 1);
+    }
+    ++sent;
+  }
+  device::sync();
+  if (device::thread() == 0) me.sent[job.peer] = sent;
+}
+
+TOWLINE_DEVICE void run_receive(const Job& job) {
+  Control& me = control_of(job, job.rank);
+  Control& there = control_of(job, job.peer);
+  uint64_t received = me.received[job.peer];
+  for (uint64_t at = 0; at == 0 || at < job.bytes; at += kChunk) {
+    if (!reach(job, &me.filled[job.peer], received + 1)) return;
+    if (device::load_relaxed(&me.ring_digest[job.peer][received % kRing]) != job.digest) {
+      if (device::thread() == 0) fail_with(job, Failure::kMismatch, job.peer, 0, 0);
+      return;
+    }
+    device::copy(job.out[0] + at, ring_slot(job, job.rank, job.peer, received), rest(job.bytes, at, kChunk));
+    device::sync();
+    ++received;
+    if (device::thread() == 0) device::store_release(&there.drained[job.rank], received);
+  }
+  device::sync();
+  if (device::thread() == 0) me.received[job.peer] = received;
+}
+
+TOWLINE_DEVICE void run_tell(const Job& job) {
+  if (device::thread() != 0) return;
+  const auto failure = static_cast<Failure>(job.peer);
+  if (failure != Failure::kLeft) return fail_with(job, failure, job.rank, 0, 0);
+  for (uint32_t peer = 0; peer < job.size; ++peer)
+    if (peer != job.rank) device::store_release(&control_of(job, peer).left[job.rank], 1);
+}
+
+// ---- A kernel's block
+
+// Begins a turn: what other ranks' messages would say of this operation.
+TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) {
+  Control& me = control_of(job, job.rank);
+  if (block == 0 && device::thread() == 0) me.current = job.mark;
+  return {block, blocks, me.epoch[block]};
+}
+TOWLINE_DEVICE void end_turn(const Job& job, const Turn& turn) {
+  device::sync();
+  if (device::thread() == 0) control_of(job, job.rank).epoch[turn.block] = turn.epoch;
+}
+
+template <class E>
+TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  switch (job.way) {
+    case Way::kMarked:
+      run_marked<E>(job, turn);
+      break;
+    case Way::kDirect:
+      (void)run_direct<E>(job, turn, scratch);
+      break;
+    case Way::kTwoShot:
+      (void)run_two_shot<E>(job, turn, scratch);
+      break;
+    case Way::kStaged:
+      (void)run_staged<E>(job, turn, scratch);
+      break;
+    case Way::kStagedTwo:
+      (void)run_staged_two<E>(job, turn, scratch);
+      break;
+    default:
+      break;
+  }
+  end_turn(job, turn);
+}
+
+TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  if (job.way == Way::kTell) return run_tell(job);
+  if (job.way == Way::kSend || job.way == Way::kReceive) {
+    if (device::thread() == 0) control_of(job, job.rank).current = job.mark;
+    return job.way == Way::kSend ? run_send(job) : run_receive(job);
+  }
+  Turn turn = begin_turn(job, block, blocks);
+  if (job.way == Way::kBarrier)
+    (void)meet(job, turn);
+  else if (job.way == Way::kMarked)
+    run_marked<NoElement>(job, turn);
+  else if (job.way == Way::kDirect)
+    (void)run_direct<NoElement>(job, turn, scratch);
+  else
+    (void)run_staged<NoElement>(job, turn, scratch);
+  end_turn(job, turn);
+}
+
+// By datatype; the last moves.
+inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
+inline constexpr uint32_t kKernels = kMovingKernel + 1;
+
+#define TOWLINE_COLLECTIVE_KERNELS(apply)                                                                    \
+  apply(float32, TOWLINE_FLOAT32, PlainElement<float>) apply(float64, TOWLINE_FLOAT64, PlainElement<double>) \
+      apply(float16, TOWLINE_FLOAT16, SmallElement<Float16>)                                                 \
+          apply(bfloat16, TOWLINE_BFLOAT16, SmallElement<Bfloat16>)                                          \
+              apply(float8_e4m3, TOWLINE_FLOAT8_E4M3, TinyElement<Float8E4m3>)                               \
+                  apply(float8_e5m2, TOWLINE_FLOAT8_E5M2, TinyElement<Float8E5m2>)                           \
+                      apply(int8, TOWLINE_INT8, PlainElement<int8_t>)                                        \
+                          apply(uint8, TOWLINE_UINT8, PlainElement<uint8_t>)                                 \
+                              apply(int16, TOWLINE_INT16, PlainElement<int16_t>)                             \
+                                  apply(uint16, TOWLINE_UINT16, PlainElement<uint16_t>)                      \
+                                      apply(int32, TOWLINE_INT32, PlainElement<int32_t>)                     \
+                                          apply(uint32, TOWLINE_UINT32, PlainElement<uint32_t>)              \
+                                              apply(int64, TOWLINE_INT64, PlainElement<int64_t>)             \
+                                                  apply(uint64, TOWLINE_UINT64, PlainElement<uint64_t>)      \
+                                                      apply(bool, TOWLINE_BOOL, BoolElement)
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,141 @@
+#include "gpu/fake/fake_kernels.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "base/os/memfd.h"
+#include "gpu/fake/fake_device.h"
+
+namespace towline::cuda::fake {
+namespace {
+
+class FilePiece final : public SharedPiece {
+ public:
+  FilePiece(UniqueFd file, uint64_t bytes)
+      : file_(std::move(file)),
+        mapping_(Mapping::map_shared(file_.get(), bytes, MapAccess::kReadWrite)),
+        bytes_(bytes) {}
+  [[nodiscard]] uint64_t address() const noexcept override {
+    return reinterpret_cast<uint64_t>(mapping_.address());
+  }
+  [[nodiscard]] uint64_t bytes() const noexcept override { return bytes_; }
+  [[nodiscard]] UniqueFd descriptor() const override { return duplicate_fd(file_.get()); }
+  void let_reach(uint32_t) override {}
+
+ private:
+  const UniqueFd file_;
+  const Mapping mapping_;
+  const uint64_t bytes_;
+};
+
+class PlainWords final : public Words {
+ public:
+  explicit PlainWords(uint64_t bytes) : words_(bytes / 8 + 1) {}
+  [[nodiscard]] void* host() const noexcept override { return words_.data(); }
+  [[nodiscard]] uint64_t gpu() const noexcept override { return reinterpret_cast<uint64_t>(words_.data()); }
+
+ private:
+  mutable std::vector<uint64_t> words_;
+};
+
+class CountedMoment final : public Moment {
+ public:
+  Code record(void* stream) noexcept override {
+    auto* const theirs = static_cast<FakeStream*>(stream);
+    const uint64_t number = ++state_->recorded;
+    theirs->put([state = state_, number] {
+      state->reached = number;
+      state->reached.notify_all();
+    });
+    return 0;
+  }
+  Code precede(void* stream) noexcept override {
+    static_cast<FakeStream*>(stream)->put([state = state_, number = state_->recorded.load()] {
+      for (uint64_t seen = state->reached; seen < number; seen = state->reached) state->reached.wait(seen);
+    });
+    return 0;
+  }
+  [[nodiscard]] Code state() noexcept override { return state_->reached == state_->recorded ? 0 : kBusy; }
+
+ private:
+  struct State {
+    std::atomic<uint64_t> recorded{0};
+    std::atomic<uint64_t> reached{0};
+  };
+  const std::shared_ptr<State> state_ =
+      std::make_shared<State>();  // what a stream still holds may come later
+};
+
+class ThreadStream final : public OwnStream {
+ public:
+  explicit ThreadStream(uint32_t gpu) : stream_(gpu) {}
+  [[nodiscard]] void* native() const noexcept override { return &stream_; }
+
+ private:
+  mutable FakeStream stream_;
+};
+
+class Models final : public LoadedKernels {
+ public:
+  explicit Models(const KernelSet& set) : set_(set) {}
+  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
+    if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
+    std::vector<uint64_t> copy(set_.argument_bytes / 8 + 1);
+    std::memcpy(copy.data(), argument, set_.argument_bytes);
+    static_cast<FakeStream*>(stream)->put([model = set_.models[kernel], copy = std::move(copy), blocks] {
+      for (uint32_t block = 0; block < blocks; ++block) model(copy.data(), block, blocks);
+    });
+    return 0;
+  }
+
+ private:
+  const KernelSet set_;
+};
+
+class FakeKernels final : public KernelDevice {
+ public:
+  void start() override {}
+  [[nodiscard]] const std::vector<Gpu>& gpus() const override { return fake_device().gpus(); }
+  [[nodiscard]] uint32_t current_gpu() const override { return 0; }
+  std::shared_ptr<SharedPiece> allocate(uint32_t, uint64_t bytes) override {
+    if (faults().full()) fail(Status::kOutOfMemory, "fake GPU: no room for {} bytes", bytes);
+    const uint64_t whole = (bytes + 4095) / 4096 * 4096;
+    return std::make_shared<FilePiece>(create_memfd("towline-fake-gpu", whole, {.reserve = false}), whole);
+  }
+  std::shared_ptr<SharedPiece> import(uint32_t, const UniqueFd& descriptor, uint64_t bytes) override {
+    require_sealed(descriptor.get(), bytes);
+    return std::make_shared<FilePiece>(duplicate_fd(descriptor.get()), bytes);
+  }
+  std::unique_ptr<Words> make_words(uint32_t, uint64_t bytes) override {
+    return std::make_unique<PlainWords>(bytes);
+  }
+  std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<CountedMoment>(); }
+  std::unique_ptr<OwnStream> make_stream(uint32_t gpu) override {
+    return std::make_unique<ThreadStream>(gpu);
+  }
+  std::unique_ptr<LoadedKernels> load(uint32_t, const KernelSet& set) override {
+    return std::make_unique<Models>(set);
+  }
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+    auto* const theirs = static_cast<FakeStream*>(stream);
+    if (theirs->gpu() != gpu) return StreamState::kForeign;
+    return theirs->recording() != 0 ? StreamState::kRecords : StreamState::kRuns;
+  }
+  [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
+    return !faults().forgotten(address) && faults().gpu_of(address) == gpu;
+  }
+  [[nodiscard]] std::string code_text(Code code) const override {
+    return fmt::format("FAKE_ERROR ({})", code);
+  }
+};
+
+}  // namespace
+
+KernelDevice& fake_kernel_device() {
+  static FakeKernels device;
+  return device;
+}
+
+}  // namespace towline::cuda::fake

@@ -1,0 +1,122 @@
+// What kernels that work together need of GPUs: memory that other processes and GPUs map, words that the host
+// shares with kernels, and launches in any stream. NVIDIA's driver implements it, and fake/ a model on processors.
+//
+// Control path: throws Error. noexcept: a Code, 0 or the vendor's. Any thread may call anything.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/os/unique_fd.h"
+#include "gpu/device.h"
+
+namespace towline::cuda {
+
+// Memory on a GPU that others may map. It stays as long as anybody has it mapped, its maker or not.
+class SharedPiece {
+ public:
+  SharedPiece() = default;
+  SharedPiece(const SharedPiece&) = delete;
+  SharedPiece& operator=(const SharedPiece&) = delete;
+  virtual ~SharedPiece() = default;
+  [[nodiscard]] virtual uint64_t address() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t bytes() const noexcept = 0;
+  // For another process of the host.
+  [[nodiscard]] virtual UniqueFd descriptor() const = 0;
+  // Lets another GPU of this process reach it.
+  virtual void let_reach(uint32_t gpu) = 0;
+};
+
+// Host memory that kernels read and write, zeroed.
+class Words {
+ public:
+  Words() = default;
+  Words(const Words&) = delete;
+  Words& operator=(const Words&) = delete;
+  virtual ~Words() = default;
+  [[nodiscard]] virtual void* host() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t gpu() const noexcept = 0;
+};
+
+// A moment in a stream's work.
+class Moment {
+ public:
+  static constexpr Code kBusy = -1;
+  Moment() = default;
+  Moment(const Moment&) = delete;
+  Moment& operator=(const Moment&) = delete;
+  virtual ~Moment() = default;
+  virtual Code record(void* stream) noexcept = 0;
+  // Orders later work of the stream after it.
+  virtual Code precede(void* stream) noexcept = 0;
+  // 0: reached, or never recorded.
+  [[nodiscard]] virtual Code state() noexcept = 0;
+};
+
+// A stream of Towline's own: never ordered with the default stream. Going waits for its work.
+class OwnStream {
+ public:
+  OwnStream() = default;
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  virtual ~OwnStream() = default;
+  [[nodiscard]] virtual void* native() const noexcept = 0;
+};
+
+// A kernel as processors run it: one block at a time, of one thread.
+using KernelModel = void (*)(const void* argument, uint32_t block, uint32_t blocks);
+
+// Kernels with one argument.
+struct KernelSet {
+  std::span<const unsigned char> image;
+  std::span<const char* const> names;
+  std::span<const KernelModel> models;
+  uint32_t argument_bytes = 0;
+  uint32_t threads = 0;
+};
+
+// A set on one GPU.
+class LoadedKernels {
+ public:
+  LoadedKernels() = default;
+  LoadedKernels(const LoadedKernels&) = delete;
+  LoadedKernels& operator=(const LoadedKernels&) = delete;
+  virtual ~LoadedKernels() = default;
+  // The argument is copied.
+  virtual Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept = 0;
+};
+
+class KernelDevice {
+ public:
+  KernelDevice() = default;
+  KernelDevice(const KernelDevice&) = delete;
+  KernelDevice& operator=(const KernelDevice&) = delete;
+  virtual ~KernelDevice() = default;
+
+  // Must be called first; throws Error that says what is missing.
+  virtual void start() = 0;
+  [[nodiscard]] virtual const std::vector<Gpu>& gpus() const = 0;
+  // The calling thread's, or 0.
+  [[nodiscard]] virtual uint32_t current_gpu() const = 0;
+  // Zeroed.
+  virtual std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) = 0;
+  // Another process's piece, mapped for this GPU.
+  virtual std::shared_ptr<SharedPiece> import(uint32_t gpu, const UniqueFd& descriptor, uint64_t bytes) = 0;
+  virtual std::unique_ptr<Words> make_words(uint32_t gpu, uint64_t bytes) = 0;
+  virtual std::unique_ptr<Moment> make_moment(uint32_t gpu) = 0;
+  virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu) = 0;
+  // The set outlives the process's use of it.
+  virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
+  [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;
+  // Can kernels on this GPU use the address? Otherwise they would break the process's context.
+  [[nodiscard]] virtual bool usable(uint32_t gpu, uint64_t address) const = 0;
+  [[nodiscard]] virtual std::string code_text(Code code) const = 0;
+};
+
+// Throws Error where the driver is absent or too old.
+KernelDevice& nvidia_kernel_device();
+
+}  // namespace towline::cuda

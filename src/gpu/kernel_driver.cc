@@ -1,0 +1,233 @@
+// KernelDevice over NVIDIA's driver.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "gpu/driver.h"
+#include "gpu/driver_lane.h"
+#include "gpu/kernel_device.h"
+
+namespace towline::cuda {
+namespace {
+
+using driver::Api;
+
+class MappedPiece final : public SharedPiece {
+ public:
+  // Takes the handle.
+  MappedPiece(const Api& api, uint32_t gpu, driver::Handle handle, uint64_t bytes)
+      : api_(api), handle_(handle), bytes_(bytes) {
+    try {
+      api_.check(api_.vmm_reserve(&base_, bytes_, 0, 0, 0), "reserving addresses");
+      api_.check(api_.vmm_map(base_, bytes_, 0, handle_, 0), "mapping GPU memory");
+      mapped_ = true;
+      MappedPiece::let_reach(gpu);
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  ~MappedPiece() override { undo(); }
+  [[nodiscard]] uint64_t address() const noexcept override { return base_; }
+  [[nodiscard]] uint64_t bytes() const noexcept override { return bytes_; }
+  [[nodiscard]] UniqueFd descriptor() const override {
+    int fd = -1;
+    api_.check(api_.vmm_export(&fd, handle_, driver::kHandlePosixFd, 0),
+               "exporting GPU memory as a file descriptor");
+    return UniqueFd(fd);
+  }
+  void let_reach(uint32_t gpu) override {
+    const driver::AccessDescriptor access{{driver::kLocationGpu, static_cast<int>(gpu)},
+                                          driver::kAccessReadWrite};
+    api_.check(api_.vmm_set_access(base_, bytes_, &access, 1),
+               "access to shared GPU memory (is there a path between the GPUs?)");
+  }
+
+ private:
+  void undo() noexcept {
+    if (mapped_) api_.vmm_unmap(base_, bytes_);
+    if (base_ != 0) api_.vmm_free(base_, bytes_);
+    api_.vmm_release(handle_);
+  }
+
+  const Api& api_;
+  const driver::Handle handle_;
+  const uint64_t bytes_;
+  driver::Pointer base_ = 0;
+  bool mapped_ = false;
+};
+
+class PinnedWords final : public Words {
+ public:
+  PinnedWords(const Api& api, driver::Context context, uint64_t bytes) : api_(api), context_(context) {
+    const Current current(api_, context_);
+    api_.check(api_.host_alloc(&host_, bytes, driver::kHostPortableMapped), "cuMemHostAlloc");
+    std::memset(host_, 0, bytes);
+    if (const driver::Result result = api_.host_device_pointer(&gpu_, host_, 0); result != driver::kSuccess) {
+      api_.host_free(host_);
+      api_.check(result, "cuMemHostGetDevicePointer");
+    }
+  }
+  ~PinnedWords() override {
+    const Current current(api_, context_);
+    api_.host_free(host_);
+  }
+  [[nodiscard]] void* host() const noexcept override { return host_; }
+  [[nodiscard]] uint64_t gpu() const noexcept override { return gpu_; }
+
+ private:
+  const Api& api_;
+  const driver::Context context_;
+  void* host_ = nullptr;
+  driver::Pointer gpu_ = 0;
+};
+
+class DriverMoment final : public Moment {
+ public:
+  DriverMoment(const Api& api, driver::Context context) : api_(api), context_(context) {
+    const Current current(api_, context_);
+    api_.check(api_.event_create(&event_, driver::kEventWithoutTime), "cuEventCreate");
+  }
+  ~DriverMoment() override {
+    const Current current(api_, context_);
+    api_.event_destroy(event_);
+  }
+  Code record(void* stream) noexcept override {
+    const Current current(api_, context_);
+    return api_.event_record(event_, static_cast<driver::Stream>(stream));
+  }
+  Code precede(void* stream) noexcept override {
+    const Current current(api_, context_);
+    return api_.stream_wait_event(static_cast<driver::Stream>(stream), event_, 0);
+  }
+  [[nodiscard]] Code state() noexcept override {
+    const Current current(api_, context_);
+    const driver::Result result = api_.event_query(event_);
+    return result == driver::kNotReady ? kBusy : result;
+  }
+
+ private:
+  const Api& api_;
+  const driver::Context context_;
+  driver::Event event_ = nullptr;
+};
+
+class DriverStream final : public OwnStream {
+ public:
+  DriverStream(const Api& api, driver::Context context) : api_(api), context_(context) {
+    const Current current(api_, context_);
+    api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+  }
+  ~DriverStream() override {
+    const Current current(api_, context_);
+    api_.stream_synchronize(stream_);
+    api_.stream_destroy(stream_);
+  }
+  [[nodiscard]] void* native() const noexcept override { return stream_; }
+
+ private:
+  const Api& api_;
+  const driver::Context context_;
+  driver::Stream stream_ = nullptr;
+};
+
+class DriverKernels final : public LoadedKernels {
+ public:
+  DriverKernels(const Api& api, driver::Context context, const KernelSet& set)
+      : api_(api), context_(context), threads_(set.threads) {
+    const Current current(api_, context_);
+    driver::Module module = nullptr;  // never unloaded: it goes with the context
+    api_.check(api_.module_load(&module, set.image.data()), "loading kernels (cuModuleLoadData)");
+    for (const char* name : set.names) {
+      functions_.push_back(nullptr);
+      api_.check(api_.module_get_function(&functions_.back(), module, name), name);
+    }
+  }
+  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
+    const Current current(api_, context_);
+    void* arguments[] = {const_cast<void*>(argument)};
+    return api_.launch(functions_[kernel], blocks, 1, 1, threads_, 1, 1, 0,
+                       static_cast<driver::Stream>(stream), arguments, nullptr);
+  }
+
+ private:
+  const Api& api_;
+  const driver::Context context_;
+  const uint32_t threads_;
+  std::vector<driver::Function> functions_;
+};
+
+class NvidiaKernels final : public KernelDevice {
+ public:
+  NvidiaKernels() : device_(nvidia_device()), api_(nvidia_api()) {}
+
+  void start() override { device_.start(); }
+  [[nodiscard]] const std::vector<Gpu>& gpus() const override { return device_.gpus(); }
+  [[nodiscard]] uint32_t current_gpu() const override {
+    driver::Device gpu = 0;
+    return api_.context_get_device(&gpu) == driver::kSuccess ? static_cast<uint32_t>(gpu) : 0;
+  }
+  std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) override {
+    const Current current(api_, nvidia_context(gpu));
+    driver::AllocationProperties properties;
+    properties.location.id = static_cast<int>(gpu);
+    size_t grain = 0;
+    api_.check(api_.vmm_granularity(&grain, &properties, 0), "cuMemGetAllocationGranularity");
+    const uint64_t whole = (bytes + grain - 1) / grain * grain;
+    driver::Handle handle = 0;
+    api_.check(api_.vmm_create(&handle, whole, &properties, 0), "allocating shared GPU memory (cuMemCreate)");
+    auto piece = std::make_shared<MappedPiece>(api_, gpu, handle, whole);
+    api_.check(api_.memory_set32(piece->address(), 0, whole / 4), "cuMemsetD32");
+    api_.check(api_.stream_synchronize(nullptr), "clearing shared GPU memory");
+    return piece;
+  }
+  std::shared_ptr<SharedPiece> import(uint32_t gpu, const UniqueFd& descriptor, uint64_t bytes) override {
+    const Current current(api_, nvidia_context(gpu));
+    driver::Handle handle = 0;
+    api_.check(api_.vmm_import(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get())),
+                               driver::kHandlePosixFd),
+               "importing another process's GPU memory");
+    return std::make_shared<MappedPiece>(api_, gpu, handle, bytes);
+  }
+  std::unique_ptr<Words> make_words(uint32_t gpu, uint64_t bytes) override {
+    return std::make_unique<PinnedWords>(api_, nvidia_context(gpu), bytes);
+  }
+  std::unique_ptr<Moment> make_moment(uint32_t gpu) override {
+    return std::make_unique<DriverMoment>(api_, nvidia_context(gpu));
+  }
+  std::unique_ptr<OwnStream> make_stream(uint32_t gpu) override {
+    return std::make_unique<DriverStream>(api_, nvidia_context(gpu));
+  }
+  std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) override {
+    if (set.image.empty())
+      fail(Status::kUnsupported, "cuda: built without CUDA's compiler: there are no kernels");
+    return std::make_unique<DriverKernels>(api_, nvidia_context(gpu), set);
+  }
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+    return device_.stream_state(gpu, stream);
+  }
+  [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
+    int types[] = {driver::kMemoryType, driver::kDeviceOrdinal, driver::kIsManaged};
+    unsigned type = 0;
+    int ordinal = 0;
+    unsigned managed = 0;
+    void* answers[] = {&type, &ordinal, &managed};
+    if (api_.pointer_get_attributes(3, types, answers, address) != driver::kSuccess) return false;
+    if (type == driver::kMemoryTypeHost || managed != 0) return true;
+    return type == driver::kMemoryTypeDevice && static_cast<uint32_t>(ordinal) == gpu;
+  }
+  [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }
+
+ private:
+  Device& device_;
+  const Api& api_;
+};
+
+}  // namespace
+
+KernelDevice& nvidia_kernel_device() {
+  static NvidiaKernels* const device = new NvidiaKernels;  // as the driver itself: never destroyed
+  return *device;
+}
+
+}  // namespace towline::cuda

@@ -1,0 +1,69 @@
+// Symmetric memory on the host's side: every rank allocates a piece of GPU memory, ranks of one host exchange them
+// once, and every rank maps all of them. Kernels get the addresses (towline/device/symmetric.cuh).
+//
+// Ranks of one process share pieces as they are. Processes of a host pass descriptors over Unix sockets, which
+// need no privileges; the sockets stay open, so that a process that goes is noticed. A piece lives as long as any
+// rank has it mapped, so ranks may leave, or die, in any order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/os/unique_fd.h"
+#include "gpu/kernel_device.h"
+
+namespace towline::cuda {
+
+// Where ranks leave small values for one another.
+struct Noticeboard {
+  std::function<void(const std::string& key, std::span<const uint8_t> value)> set;     // throws Error
+  std::function<std::vector<uint8_t>(const std::string& key, Deadline deadline)> get;  // waits; throws Error
+};
+
+class SymmetricMemory {
+ public:
+  // Collective. Throws Error: kUnsupported if a rank is on another host.
+  // `words` are this rank's, which ranks of its process may use as long as they have its memory.
+  SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes, std::shared_ptr<Words> words,
+                  uint32_t rank, uint32_t size, const Noticeboard& board, Deadline deadline);
+  SymmetricMemory(const SymmetricMemory&) = delete;
+  SymmetricMemory& operator=(const SymmetricMemory&) = delete;
+  ~SymmetricMemory();
+
+  [[nodiscard]] uint64_t address(uint32_t rank) const noexcept { return pieces_[rank]->address(); }
+  // Null: of another process.
+  [[nodiscard]] const Words* words(uint32_t rank) const noexcept { return words_[rank].get(); }
+  // All ranks are threads of this process and use one GPU.
+  [[nodiscard]] bool together() const noexcept { return together_; }
+  // How many ranks use this rank's GPU.
+  [[nodiscard]] uint32_t ranks_on_gpu() const noexcept { return ranks_on_gpu_; }
+  // A rank whose process is gone, if any. Does not block.
+  [[nodiscard]] std::optional<uint32_t> lost() noexcept;
+
+ private:
+  struct Notice;
+  Notice describe(uint32_t gpu) const;
+  void swap(uint32_t gpu, std::span<const Notice> notices, Deadline deadline);
+  void send_to(uint32_t rank, const Notice& notice, Deadline deadline);
+
+  KernelDevice& device_;
+  const uint32_t rank_;
+  const uint32_t size_;
+  std::vector<std::shared_ptr<SharedPiece>> pieces_;
+  std::vector<std::shared_ptr<Words>> words_;
+  std::vector<UniqueFd> sockets_;   // to ranks of other processes
+  std::vector<UniqueFd> visitors_;  // theirs to this one
+  UniqueFd listener_;
+  std::string name_;
+  uint64_t key_ = 0;
+  bool together_ = true;
+  uint32_t ranks_on_gpu_ = 0;
+};
+
+}  // namespace towline::cuda

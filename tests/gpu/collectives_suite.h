@@ -1,0 +1,93 @@
+// Collectives on GPUs, over a real one or over a model: the same tests. Ranks are threads of this process, each with
+// streams of its own, and every result is compared with the CPU backend's, bit for bit.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "towline/collectives_gpu.h"
+
+namespace towline::gpu_test {
+
+// What the tests need of GPUs. Any thread.
+class Platform {
+ public:
+  virtual ~Platform() = default;
+  [[nodiscard]] virtual const char* backend() const = 0;
+  virtual void* allocate(uint64_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  virtual void put(void* to, const void* from, uint64_t bytes) = 0;
+  virtual void get(void* to, const void* from, uint64_t bytes) = 0;
+  virtual void* make_stream() = 0;
+  virtual void drain(void* stream) = 0;
+  virtual void free_stream(void* stream) = 0;
+  virtual void record(void* stream) = 0;
+  virtual void* end_record(void* stream) = 0;
+  virtual void replay(void* graph, void* stream) = 0;
+  virtual void free_graph(void* graph) = 0;
+};
+
+// Null, with the reason: there is no GPU here.
+Platform* platform(std::string& why_not);
+
+// Memory on the GPU, of so many bytes, `shift` bytes into an allocation.
+class Buffer {
+ public:
+  Buffer(Platform& platform, uint64_t bytes, uint64_t shift = 0)
+      : platform_(platform), base_(platform.allocate(bytes + shift + 16)), shift_(shift), bytes_(bytes) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { platform_.release(base_); }
+  [[nodiscard]] void* at() const { return static_cast<uint8_t*>(base_) + shift_; }
+  void put(const std::vector<uint8_t>& from) { platform_.put(at(), from.data(), from.size()); }
+  [[nodiscard]] std::vector<uint8_t> get() const {
+    std::vector<uint8_t> bytes(bytes_);
+    platform_.get(bytes.data(), at(), bytes_);
+    return bytes;
+  }
+
+ private:
+  Platform& platform_;
+  void* const base_;
+  const uint64_t shift_;
+  const uint64_t bytes_;
+};
+
+class MapStore {
+ public:
+  [[nodiscard]] towline_collective_store_t table();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::vector<uint8_t>> values_;
+};
+
+struct Ranks {
+  int size = 2;
+  std::string config;  // TOML
+  uint64_t timeout_ns = 60'000'000'000;
+};
+
+struct Rank {
+  int rank;
+  int size;
+  Platform& gpu;
+  towline_communicator_t* on_gpu;
+  towline_communicator_t* on_cpu;  // null unless asked for
+};
+
+// Runs the body as every rank and waits.
+void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Rank&)>& body);
+
+std::string communicator_error(const towline_communicator_t* communicator);
+
+}  // namespace towline::gpu_test

@@ -1,0 +1,109 @@
+// The tests of collectives over a real GPU: all ranks on the first one.
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "gpu/collectives_suite.h"
+#include "gpu/cuda.h"
+
+namespace towline::gpu_test {
+namespace {
+
+namespace driver = cuda::driver;
+using ReadyGraph = struct OpaqueReadyGraph*;
+
+class DriverPlatform final : public Platform {
+ public:
+  explicit DriverPlatform(Cuda& cuda) : cuda_(cuda), api_(cuda.api()), copies_(cuda, 0) {
+    EXPECT_EQ(towline_collective_backend_load("gpu", TOWLINE_COLLECTIVES_GPU_PLUGIN), TOWLINE_OK)
+        << towline_last_error();
+  }
+  [[nodiscard]] const char* backend() const override { return "gpu"; }
+  void* allocate(uint64_t bytes) override {
+    cuda_.use(0);
+    driver::Pointer pointer = 0;
+    api_.check(api_.memory_alloc(&pointer, bytes), "cuMemAlloc");
+    return reinterpret_cast<void*>(pointer);
+  }
+  // Freed at the end: freeing waits for the whole GPU, and so for other ranks.
+  void release(void*) override {}
+  void put(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
+  void get(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
+  void* make_stream() override {
+    cuda_.use(0);
+    driver::Stream stream = nullptr;
+    api_.check(api_.stream_create(&stream, driver::kStreamNonBlocking), "cuStreamCreate");
+    return stream;
+  }
+  void drain(void* stream) override {
+    cuda_.use(0);
+    api_.check(api_.stream_synchronize(static_cast<driver::Stream>(stream)), "cuStreamSynchronize");
+  }
+  void free_stream(void* stream) override {
+    cuda_.use(0);
+    api_.stream_destroy(static_cast<driver::Stream>(stream));
+  }
+  void record(void* stream) override {
+    cuda_.use(0);
+    api_.check(symbol<driver::Result (*)(driver::Stream, int)>("cuStreamBeginCapture_v2")(
+                   static_cast<driver::Stream>(stream), driver::kCaptureRelaxed),
+               "cuStreamBeginCapture");
+  }
+  void* end_record(void* stream) override {
+    cuda_.use(0);
+    driver::Graph graph = nullptr;
+    api_.check(symbol<driver::Result (*)(driver::Stream, driver::Graph*)>("cuStreamEndCapture")(
+                   static_cast<driver::Stream>(stream), &graph),
+               "cuStreamEndCapture");
+    ReadyGraph made = nullptr;
+    api_.check(symbol<driver::Result (*)(ReadyGraph*, driver::Graph, unsigned long long)>(
+                   "cuGraphInstantiateWithFlags")(&made, graph, 0),
+               "cuGraphInstantiate");
+    symbol<driver::Result (*)(driver::Graph)>("cuGraphDestroy")(graph);
+    return made;
+  }
+  void replay(void* graph, void* stream) override {
+    cuda_.use(0);
+    api_.check(symbol<driver::Result (*)(ReadyGraph, driver::Stream)>("cuGraphLaunch")(
+                   static_cast<ReadyGraph>(graph), static_cast<driver::Stream>(stream)),
+               "cuGraphLaunch");
+  }
+  void free_graph(void* graph) override {
+    symbol<driver::Result (*)(ReadyGraph)>("cuGraphExecDestroy")(static_cast<ReadyGraph>(graph));
+  }
+
+ private:
+  template <class Function>
+  Function symbol(const char* name) {
+    return api_.library.symbol<Function>(name);
+  }
+  void move(void* to, const void* from, uint64_t bytes) {
+    if (bytes == 0) return;
+    const std::lock_guard lock(mutex_);
+    cuda_.use(0);
+    auto* const stream = static_cast<driver::Stream>(copies_.native());
+    api_.check(api_.memory_copy_async(reinterpret_cast<driver::Pointer>(to),
+                                      reinterpret_cast<driver::Pointer>(from), bytes, stream),
+               "cuMemcpyAsync");
+    api_.check(api_.stream_synchronize(stream), "cuMemcpyAsync");
+  }
+
+  Cuda& cuda_;
+  const driver::Api& api_;
+  std::mutex mutex_;
+  Stream copies_;
+};
+
+}  // namespace
+
+Platform* platform(std::string& why_not) {
+  // More streams than the driver's default of work queues, so that no rank waits behind another.
+  static const int more = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  (void)more;
+  Cuda* const cuda = Cuda::get(why_not);
+  if (cuda == nullptr) return nullptr;
+  static auto* const of_process = new DriverPlatform(*cuda);  // goes with the driver
+  return of_process;
+}
+
+}  // namespace towline::gpu_test
