@@ -127,7 +127,7 @@ void run_rank(int rank, int size, const char* backend, const char* config, Store
   std::vector<float> got(most / 4);
   for (size_t which = 0; which < std::size(kSizes); ++which) {
     const uint64_t bytes = kSizes[which];
-    const int operations = bytes <= (1 << 20) ? 50 : 10;
+    const int operations = bytes <= (1 << 20) ? 400 : 20;
     towline_collective_t call = {};
     call.struct_size = sizeof call;
     call.op = TOWLINE_OP_ALL_REDUCE;
@@ -150,10 +150,13 @@ void run_rank(int rank, int size, const char* backend, const char* config, Store
       if (round >= 3) times.push_back(microseconds(began) / operations);
     }
     if (bytes == 4 << 10) {
-      together.arrive_and_wait();
-      const auto began = Clock::now();
-      for (int i = 0; i < 200; ++i) need(towline_collective_issue(world, &call, nullptr, stream), "issue");
-      outcomes[which].issue_us = microseconds(began) / 200;
+      for (int turn = 0; turn < size; ++turn) {
+        together.arrive_and_wait();
+        if (turn != rank) continue;
+        const auto issuing = Clock::now();
+        for (int i = 0; i < 200; ++i) need(towline_collective_issue(world, &call, nullptr, stream), "issue");
+        if (rank == size - 1) outcomes[which].issue_us = microseconds(issuing) / 200;
+      }
       driver("cuStreamSynchronize", stream);
     }
     driver("cuMemcpyDtoH_v2", static_cast<void*>(got.data()), out, size_t{bytes});

@@ -22,7 +22,6 @@
 #include "base/os/unique_fd.h"
 #include "collectives/breaker.h"
 #include "collectives/calls/call.h"
-#include "collectives/lane.h"
 #include "collectives/messages.h"
 #include "collectives/pipe.h"
 #include "rendezvous/rank_info.h"

@@ -77,6 +77,16 @@ TOWLINE_DEVICE uint64_t load_relaxed(const uint64_t* word) {
 TOWLINE_DEVICE void store_relaxed(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+TOWLINE_DEVICE void fence() { __threadfence_system(); }
+// Among ranks of one GPU, where these are cheaper.
+TOWLINE_DEVICE uint64_t load_acquire_here(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+TOWLINE_DEVICE void store_release_here(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 // True for the one that changes 0 to 1.
 TOWLINE_DEVICE bool claim(uint64_t* word) {
   return atomicCAS_system(reinterpret_cast<unsigned long long*>(word), 0ull, 1ull) == 0;
@@ -86,6 +96,9 @@ inline uint64_t load_acquire(const uint64_t* word) { return __atomic_load_n(word
 inline void store_release(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 inline uint64_t load_relaxed(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store_relaxed(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline uint64_t load_acquire_here(const uint64_t* word) { return load_acquire(word); }
+inline void store_release_here(uint64_t* word, uint64_t value) { store_release(word, value); }
 inline bool claim(uint64_t* word) {
   uint64_t none = 0;
   return __atomic_compare_exchange_n(word, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -95,6 +108,9 @@ inline uint64_t load_acquire(const uint64_t* word) { return *word; }
 inline void store_release(uint64_t* word, uint64_t value) { *word = value; }
 inline uint64_t load_relaxed(const uint64_t* word) { return *word; }
 inline void store_relaxed(uint64_t* word, uint64_t value) { *word = value; }
+inline void fence() {}
+inline uint64_t load_acquire_here(const uint64_t* word) { return *word; }
+inline void store_release_here(uint64_t* word, uint64_t value) { *word = value; }
 inline bool claim(uint64_t*) { return false; }
 #endif
 

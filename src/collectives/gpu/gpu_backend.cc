@@ -116,14 +116,16 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
       number_setting(*host_, "collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
     fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
-  marked_bytes_ = number_setting(*host_, "collectives.gpu_marked_bytes", 32 << 10, kMarkedBytes);
-  marked_bytes_ = std::min(marked_bytes_, uint64_t{max_blocks_} * kMarkedSlots * 8);
+  marked_bytes_ = number_setting(*host_, "collectives.gpu_marked_bytes", kMarkedBytes, kMarkedBytes);
+  // Their kernels' blocks fill a multiprocessor.
+  marked_bytes_ = std::min(marked_bytes_, std::max<uint64_t>(1, max_blocks_ / 2) * kMarkedSlots * 8);
   direct_ = memory_->together() && number_setting(*host_, "collectives.gpu_direct", 1, 1) != 0;
 
   for (uint32_t rank = 0; rank < size_; ++rank) base_.segment[rank] = memory_->address(rank);
   for (uint32_t rank = 0; rank < size_; ++rank)
     base_.report[rank] = memory_->words(rank) != nullptr ? memory_->words(rank)->gpu() : 0;
   base_.orders = words_->gpu() + 2048;
+  base_.together = memory_->together() ? 1 : 0;
   base_.rank = rank_;
   base_.size = size_;
   collectives_.last = device_.make_moment(gpu_);
@@ -267,6 +269,7 @@ void GpuBackend::choose(Launch& launch) const {
     launch.blocks = 1;
   } else if (marks && size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_) {
     job.way = Way::kMarked;
+    launch.kernel += kSmallKernels;
     launch.blocks = static_cast<uint32_t>(((job.bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
   } else if (job.mark.op == TOWLINE_OP_ALL_REDUCE) {
     job.way = direct ? Way::kTwoShot : Way::kStagedTwo;

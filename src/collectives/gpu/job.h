@@ -94,12 +94,13 @@ struct Control {
   uint64_t ring_digest[kMaxRanks][kRing];  // by the sender: of the message that a chunk belongs to
   uint32_t epoch[kMaxBlocks];              // of signals
   uint32_t marked[kMaxBlocks];             // operations with marked stores
-  // By the rank and block that signal: epoch and digest of the operation, and two words that go with it. Those
-  // take turns, since a rank may be one signal ahead.
+  // By the rank and block that signal: epoch and digest of the operation.
   uint64_t signal[kMaxRanks][kMaxBlocks];
-  uint64_t words[2][2][kMaxRanks][kMaxBlocks];
+  // Two words that go with it, each in 16 bytes with its marks (store_marked). They take turns, since a rank may be
+  // one signal ahead.
+  alignas(16) uint64_t words[2][kMaxRanks][kMaxBlocks][4];
 };
-inline constexpr uint64_t kMarkedAt = 64 << 10;
+inline constexpr uint64_t kMarkedAt = 128 << 10;
 static_assert(sizeof(Control) <= kMarkedAt);
 
 constexpr uint64_t marked_bytes(uint32_t size) {
@@ -131,7 +132,7 @@ struct Job {
   uint32_t receives;  // kDirect, kStaged: this rank has output
   uint32_t peer;      // messages; kTell: the failure
   uint32_t compare;   // parts' bytes are compared
-  uint32_t reserved;
+  uint32_t together;  // all ranks are on one GPU
 };
 static_assert(sizeof(Job) <= 4096);
 

@@ -1,4 +1,4 @@
-// The kernels of collectives: one for each datatype that reduces, and one that moves.
+// The kernels of collectives: one for each datatype that reduces, and one that moves; and small ones of each.
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -10,12 +10,18 @@ __device__ __forceinline__ Scratch& scratch() {
 }  // namespace
 }  // namespace towline::collectives::gpu
 
-#define TOWLINE_REDUCING_KERNEL(name, datatype, element)                                      \
-  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)        \
-      towline_collective_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
-    using namespace towline::collectives;                                                     \
-    using namespace towline::collectives::gpu;                                                \
-    run_reducing<element>(job, scratch(), blockIdx.x, gridDim.x);                             \
+#define TOWLINE_REDUCING_KERNEL(name, datatype, element)                                            \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)              \
+      towline_collective_##name(const __grid_constant__ towline::collectives::gpu::Job job) {       \
+    using namespace towline::collectives;                                                           \
+    using namespace towline::collectives::gpu;                                                      \
+    run_reducing<element>(job, scratch(), blockIdx.x, gridDim.x);                                   \
+  }                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1)              \
+      towline_collective_small_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
+    using namespace towline::collectives;                                                           \
+    using namespace towline::collectives::gpu;                                                      \
+    run_small<element>(job, blockIdx.x, gridDim.x);                                                 \
   }
 TOWLINE_COLLECTIVE_KERNELS(TOWLINE_REDUCING_KERNEL)
 
@@ -23,4 +29,10 @@ extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads
     towline_collective_moving(const __grid_constant__ towline::collectives::gpu::Job job) {
   using namespace towline::collectives::gpu;
   run_moving(job, scratch(), blockIdx.x, gridDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1)
+    towline_collective_small_moving(const __grid_constant__ towline::collectives::gpu::Job job) {
+  using namespace towline::collectives::gpu;
+  run_small<NoElement>(job, blockIdx.x, gridDim.x);
 }

@@ -13,6 +13,8 @@ namespace towline::collectives::gpu {
 struct Scratch {
   uint64_t from[kMaxRanks];
   uint64_t to[kMaxRanks];
+  uint64_t first[kMaxRanks];
+  uint64_t second[kMaxRanks];
 };
 
 TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -44,38 +46,6 @@ TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, 
   return job.segment[at] + kMarkedAt + index * 16;
 }
 
-#if defined(__CUDA_ARCH__)
-// Each half of the 16 bytes is 4 of data and its mark, which arrive together.
-TOWLINE_DEVICE void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" ::"l"(address),
-               "r"(static_cast<uint32_t>(data)), "r"(mark), "r"(static_cast<uint32_t>(data >> 32))
-               : "memory");
-}
-TOWLINE_DEVICE void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
-  uint32_t low;
-  uint32_t high;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(low), "=r"(marks[0]), "=r"(high), "=r"(marks[1])
-               : "l"(address)
-               : "memory");
-  data = static_cast<uint64_t>(high) << 32 | low;
-}
-#else
-inline void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
-  auto* const words = reinterpret_cast<uint64_t*>(address);
-  device::store_relaxed(words, static_cast<uint64_t>(mark) << 32 | static_cast<uint32_t>(data));
-  device::store_relaxed(words + 1, static_cast<uint64_t>(mark) << 32 | data >> 32);
-}
-inline void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
-  const auto* const words = reinterpret_cast<const uint64_t*>(address);
-  const uint64_t low = device::load_relaxed(words);
-  const uint64_t high = device::load_relaxed(words + 1);
-  marks[0] = static_cast<uint32_t>(low >> 32);
-  marks[1] = static_cast<uint32_t>(high >> 32);
-  data = high << 32 | static_cast<uint32_t>(low);
-}
-#endif
-
 TOWLINE_DEVICE uint64_t load8(uint64_t address, uint64_t bytes) {
   if (bytes >= 8) return load_any<uint64_t>(address);
   uint64_t value = 0;
@@ -91,8 +61,8 @@ TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
 
 // Every rank's 8 bytes of one slot. The slots are emptied for their next use, which comes two operations later and so
 // after every rank has seen this one's end. False: failed.
-TOWLINE_DEVICE_CALL bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
-                                     uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
+TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
+                                uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
   uint32_t missing = ((1u << job.size) - 1) & ~(1u << job.rank);
   Waiter waiter;
   uint32_t marks[kMarkedRanks][2];
@@ -218,15 +188,15 @@ TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
 
 template <class E>
 TOWLINE_DEVICE bool run_direct(const Job& job, Turn& turn, Scratch& scratch) {
-  if (!meet(
-          job, turn, [&](uint32_t peer) { return job.in[peer]; },
+  if (!swap_words(
+          job, turn, scratch.first, scratch.second, [&](uint32_t peer) { return job.in[peer]; },
           [&](uint32_t peer) { return job.in_bytes[peer]; }))
     return false;
   if constexpr (!std::is_same_v<E, NoElement>) {
     if (job.receives != 0) {
       const Share mine = share_of(job.out_bytes[job.rank], turn.block, turn.blocks);
       for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
-        scratch.from[peer] = word_of(job, turn, 0, peer) + mine.begin;
+        scratch.from[peer] = scratch.first[peer] + mine.begin;
       if (device::thread() == 0) scratch.to[0] = job.out[job.rank] + mine.begin;
       device::sync();
       reduce_range<E>(job, scratch.from, scratch.to, 1, mine.bytes / sizeof(typename E::Bits));
@@ -234,13 +204,13 @@ TOWLINE_DEVICE bool run_direct(const Job& job, Turn& turn, Scratch& scratch) {
   } else {
     for (uint32_t i = 0; i < job.size; ++i) {
       const uint32_t peer = (job.rank + i) % job.size;
-      if (job.compare != 0 && word_of(job, turn, 1, peer) != job.out_bytes[peer]) {
+      if (job.compare != 0 && scratch.second[peer] != job.out_bytes[peer]) {
         if (device::thread() == 0)
-          fail_with(job, Failure::kBytes, peer, word_of(job, turn, 1, peer), job.out_bytes[peer]);
+          fail_with(job, Failure::kBytes, peer, scratch.second[peer], job.out_bytes[peer]);
         return false;
       }
       const Share part = share_of(job.out_bytes[peer], turn.block, turn.blocks);
-      const uint64_t from = word_of(job, turn, 0, peer);
+      const uint64_t from = scratch.first[peer];
       if (part.bytes != 0 && from != job.out[peer])
         device::copy(job.out[peer] + part.begin, from + part.begin, part.bytes);
     }
@@ -252,14 +222,15 @@ TOWLINE_DEVICE bool run_direct(const Job& job, Turn& turn, Scratch& scratch) {
 // before it writes there, so outputs may be inputs.
 template <class E>
 TOWLINE_DEVICE bool run_two_shot(const Job& job, Turn& turn, Scratch& scratch) {
-  if (!meet(
-          job, turn, [&](uint32_t) { return job.in[0]; }, [&](uint32_t) { return job.out[0]; }))
+  if (!swap_words(
+          job, turn, scratch.first, scratch.second, [&](uint32_t) { return job.in[0]; },
+          [&](uint32_t) { return job.out[0]; }))
     return false;
   const Share rank = share_of(job.bytes, job.rank, job.size);
   const Share mine = share_of(rank.bytes, turn.block, turn.blocks);
   for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads()) {
-    scratch.from[peer] = word_of(job, turn, 0, peer) + rank.begin + mine.begin;
-    scratch.to[peer] = word_of(job, turn, 1, peer) + rank.begin + mine.begin;
+    scratch.from[peer] = scratch.first[peer] + rank.begin + mine.begin;
+    scratch.to[peer] = scratch.second[peer] + rank.begin + mine.begin;
   }
   device::sync();
   reduce_range<E>(job, scratch.from, scratch.to, job.size, mine.bytes / sizeof(typename E::Bits));
@@ -286,6 +257,21 @@ TOWLINE_DEVICE bool run_staged(const Job& job, Turn& turn, Scratch& scratch) {
   const uint64_t slot = job.shared != 0 ? kChunk : kChunk / job.size / 256 * 256;
   const uint64_t of_all = slot * turn.blocks;
   uint64_t rounds = (largest_part(job) + of_all - 1) / of_all;
+  if (job.compare != 0) {
+    const uint64_t mine = rounds;
+    if (!swap_words(
+            job, turn, scratch.first, scratch.second, [&](uint32_t peer) { return job.in_bytes[peer]; },
+            [&](uint32_t) { return mine; }))
+      return false;
+    for (uint32_t peer = 0; peer < job.size; ++peer) {
+      if (scratch.first[peer] != job.out_bytes[peer]) {
+        if (device::thread() == 0)
+          fail_with(job, Failure::kBytes, peer, scratch.first[peer], job.out_bytes[peer]);
+        return false;
+      }
+      rounds = scratch.second[peer] > rounds ? scratch.second[peer] : rounds;
+    }
+  }
   for (uint64_t round = 0; round == 0 || round < rounds; ++round) {
     const uint64_t at = (round * turn.blocks + turn.block) * slot;
     const uint32_t half = (turn.epoch + 1) & 1;  // of the meeting to come
@@ -296,20 +282,7 @@ TOWLINE_DEVICE bool run_staged(const Job& job, Turn& turn, Scratch& scratch) {
         contribute<E>(job, stage + (job.shared != 0 ? 0 : peer * slot), job.in[of] + at, bytes);
       if (job.shared != 0) break;
     }
-    if (!meet(
-            job, turn, [&](uint32_t peer) { return job.in_bytes[peer]; }, [&](uint32_t) { return rounds; }))
-      return false;
-    if (round == 0 && job.compare != 0) {
-      for (uint32_t peer = 0; peer < job.size; ++peer) {
-        const uint64_t sent = word_of(job, turn, 0, peer);
-        if (sent != job.out_bytes[peer]) {
-          if (device::thread() == 0) fail_with(job, Failure::kBytes, peer, sent, job.out_bytes[peer]);
-          return false;
-        }
-        const uint64_t theirs = word_of(job, turn, 1, peer);
-        if (theirs > rounds) rounds = theirs;
-      }
-    }
+    if (!meet(job, turn)) return false;
     const uint64_t from = job.shared != 0 ? 0 : job.rank * slot;
     if constexpr (!std::is_same_v<E, NoElement>) {
       const uint64_t bytes = job.receives != 0 ? rest(job.out_bytes[job.rank], at, slot) : 0;
@@ -436,9 +409,6 @@ template <class E>
 TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
   switch (job.way) {
-    case Way::kMarked:
-      run_marked<E>(job, turn);
-      break;
     case Way::kDirect:
       (void)run_direct<E>(job, turn, scratch);
       break;
@@ -457,6 +427,14 @@ TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t bloc
   end_turn(job, turn);
 }
 
+// The smallest operations have kernels of their own, which are small.
+template <class E>
+TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  run_marked<E>(job, turn);
+  end_turn(job, turn);
+}
+
 TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   if (job.way == Way::kTell) return run_tell(job);
   if (job.way == Way::kSend || job.way == Way::kReceive) {
@@ -466,8 +444,6 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
   Turn turn = begin_turn(job, block, blocks);
   if (job.way == Way::kBarrier)
     (void)meet(job, turn);
-  else if (job.way == Way::kMarked)
-    run_marked<NoElement>(job, turn);
   else if (job.way == Way::kDirect)
     (void)run_direct<NoElement>(job, turn, scratch);
   else
@@ -475,9 +451,10 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
   end_turn(job, turn);
 }
 
-// By datatype; the last moves.
+// By datatype, then the one that moves; the small ones in the same order.
 inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
-inline constexpr uint32_t kKernels = kMovingKernel + 1;
+inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
+inline constexpr uint32_t kKernels = 2 * kSmallKernels;
 
 #define TOWLINE_COLLECTIVE_KERNELS(apply)                                                                    \
   apply(float32, TOWLINE_FLOAT32, PlainElement<float>) apply(float64, TOWLINE_FLOAT64, PlainElement<double>) \

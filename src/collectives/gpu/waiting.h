@@ -4,6 +4,8 @@
 // that fails writes one report for its host and for all other ranks, whose kernels then end, too.
 #pragma once
 
+#include <stdlib.h>
+
 #include "collectives/gpu/job.h"
 
 namespace towline::collectives::gpu {
@@ -99,46 +101,114 @@ struct Turn {
   uint32_t epoch;
 };
 
-// Signals every rank's same block, with two words for each, and waits for theirs. All threads. False: it failed.
-template <class First, class Second>
-TOWLINE_DEVICE bool meet(const Job& job, Turn& turn, First&& first, Second&& second) {
+// ---- Words that arrive together with their marks
+
+#if defined(__CUDA_ARCH__)
+// Each half of the 16 bytes is 4 of data and its mark, which arrive together.
+TOWLINE_DEVICE void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" ::"l"(address),
+               "r"(static_cast<uint32_t>(data)), "r"(mark), "r"(static_cast<uint32_t>(data >> 32))
+               : "memory");
+}
+TOWLINE_DEVICE void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  uint32_t low;
+  uint32_t high;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(low), "=r"(marks[0]), "=r"(high), "=r"(marks[1])
+               : "l"(address)
+               : "memory");
+  data = static_cast<uint64_t>(high) << 32 | low;
+}
+#else
+inline void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
+  if ((address & 15) != 0) abort();  // the kernel would fault
+  auto* const words = reinterpret_cast<uint64_t*>(address);
+  device::store_relaxed(words, static_cast<uint64_t>(mark) << 32 | static_cast<uint32_t>(data));
+  device::store_relaxed(words + 1, static_cast<uint64_t>(mark) << 32 | data >> 32);
+}
+inline void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  const auto* const words = reinterpret_cast<const uint64_t*>(address);
+  const uint64_t low = device::load_relaxed(words);
+  const uint64_t high = device::load_relaxed(words + 1);
+  marks[0] = static_cast<uint32_t>(low >> 32);
+  marks[1] = static_cast<uint32_t>(high >> 32);
+  data = high << 32 | static_cast<uint32_t>(low);
+}
+#endif
+
+// ---- Meeting
+
+TOWLINE_DEVICE void set_signal(const Job& job, const Turn& turn, uint32_t peer, bool release) {
+  const uint64_t value = static_cast<uint64_t>(turn.epoch) << 32 | job.digest;
+  uint64_t* const word = &control_of(job, peer).signal[job.rank][turn.block];
+  if (!release)
+    device::store_relaxed(word, value);
+  else if (job.together != 0)
+    device::store_release_here(word, value);
+  else
+    device::store_release(word, value);
+}
+
+// Waits for a rank's signal. One thread. True: it failed.
+TOWLINE_DEVICE bool await_signal(const Job& job, const Turn& turn, uint32_t peer) {
+  const uint64_t* const signal = &control_of(job, job.rank).signal[peer][turn.block];
+  Waiter waiter;
+  for (;;) {
+    const uint64_t seen =
+        job.together != 0 ? device::load_acquire_here(signal) : device::load_acquire(signal);
+    const auto ahead = static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - turn.epoch);
+    if (ahead == 0 && static_cast<uint32_t>(seen) != job.digest) {
+      fail_with(job, Failure::kMismatch, peer, 0, 0);
+      return true;
+    }
+    if (ahead >= 0) return false;
+    if (give_up(job, waiter, peer, nullptr, turn.epoch)) return true;
+  }
+}
+
+// All ranks' blocks of this number: what each wrote before, all see after. All threads. False: it failed.
+TOWLINE_DEVICE bool meet(const Job& job, Turn& turn) {
   device::sync();
+  ++turn.epoch;
+  for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+    set_signal(job, turn, peer, true);
+  bool failed = false;
+  for (uint32_t peer = device::thread(); peer < job.size && !failed; peer += device::threads())
+    failed = await_signal(job, turn, peer);
+  return !device::sync_any(failed);
+}
+
+// Gives every rank two words, and waits for theirs. What ranks wrote before their operation began is seen after; what
+// this operation wrote may not be. So it costs one way through memory.
+template <class First, class Second>
+TOWLINE_DEVICE bool swap_words(const Job& job, Turn& turn, uint64_t* firsts, uint64_t* seconds, First&& first,
+                               Second&& second) {
   const uint32_t epoch = ++turn.epoch;
-  const uint64_t word = static_cast<uint64_t>(epoch) << 32 | job.digest;
+  const uint32_t mark = (epoch * 0x9e3779b1u) ^ job.digest;
   for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads()) {
-    Control& there = control_of(job, peer);
-    device::store_relaxed(&there.words[epoch & 1][0][job.rank][turn.block], first(peer));
-    device::store_relaxed(&there.words[epoch & 1][1][job.rank][turn.block], second(peer));
-    device::store_release(&there.signal[job.rank][turn.block], word);
+    const auto there =
+        reinterpret_cast<uint64_t>(control_of(job, peer).words[epoch & 1][job.rank][turn.block]);
+    store_marked(there, first(peer), mark);
+    store_marked(there + 16, second(peer), mark);
+    set_signal(job, turn, peer, false);
   }
   bool failed = false;
   Control& me = control_of(job, job.rank);
   for (uint32_t peer = device::thread(); peer < job.size && !failed; peer += device::threads()) {
-    const uint64_t* const signal = &me.signal[peer][turn.block];
+    const auto here = reinterpret_cast<uint64_t>(me.words[epoch & 1][peer][turn.block]);
     Waiter waiter;
     for (;;) {
-      const uint64_t seen = device::load_acquire(signal);
-      const auto ahead = static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - epoch);
-      if (ahead == 0 && static_cast<uint32_t>(seen) != job.digest) {
-        fail_with(job, Failure::kMismatch, peer, 0, 0);
-        failed = true;
-        break;
-      }
-      if (ahead >= 0) break;
-      if ((failed = give_up(job, waiter, peer, nullptr, epoch))) break;
+      uint32_t a[2];
+      uint32_t b[2];
+      load_marked(here, firsts[peer], a);
+      load_marked(here + 16, seconds[peer], b);
+      if (a[0] == mark && a[1] == mark && b[0] == mark && b[1] == mark) break;
+      // Other marks: too early, or another operation, which its signal tells.
+      if ((failed = give_up(job, waiter, peer, &me.signal[peer][turn.block], epoch))) break;
     }
+    device::fence();  // what this multiprocessor read of others' memory before may be old
   }
   return !device::sync_any(failed);
-}
-
-// What a rank gave with its signal of the last meeting.
-TOWLINE_DEVICE uint64_t word_of(const Job& job, const Turn& turn, uint32_t which, uint32_t peer) {
-  return device::load_relaxed(&control_of(job, job.rank).words[turn.epoch & 1][which][peer][turn.block]);
-}
-
-TOWLINE_DEVICE bool meet(const Job& job, Turn& turn) {
-  const auto nothing = [](uint32_t) { return uint64_t{0}; };
-  return meet(job, turn, nothing, nothing);
 }
 
 }  // namespace towline::collectives::gpu
