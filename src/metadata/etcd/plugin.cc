@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/service_plugin.h"
 #include "metadata/etcd/client.h"
 #include "towline/plugin/v1.h"
 
@@ -132,8 +133,6 @@ size_t describe(towline_directory_client* client, char* json, size_t capacity) {
   return text.size();
 }
 
-int32_t usable(char*, size_t) { return TOWLINE_OK; }
-
 const void* query_table(const char* id, uint32_t version) {
   static const towline_directory_table_v1 table = {
       sizeof(towline_directory_table_v1), open, close, submit, cancel, watch, unwatch, describe};
@@ -143,22 +142,7 @@ const void* query_table(const char* id, uint32_t version) {
 }  // namespace
 
 extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
-  static const towline_plugin_v1_t plugin = {sizeof(towline_plugin_v1_t),
-                                             TOWLINE_PLUGIN_MAJOR,
-                                             0,
-                                             "etcd",
-                                             "0.1.0",
-                                             "metadata in an etcd, through its JSON gateway",
-                                             nullptr,
-                                             0,
-                                             0,
-                                             0,
-                                             0,
-                                             "",
-                                             usable,
-                                             nullptr,
-                                             nullptr,
-                                             query_table,
-                                             nullptr};
+  static const towline_plugin_v1_t plugin =
+      towline::service_plugin("etcd", "metadata in an etcd, through its JSON gateway", query_table);
   return number == 0 ? &plugin : nullptr;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/service_plugin.h"
 #include "telemetry/prometheus/families.h"
 #include "towline/plugin/v1.h"
 
@@ -71,8 +72,6 @@ int32_t open(const towline_exporter_host_v1* host, const char* address, char* bo
 
 void close(towline_exporter_instance* exporter) { delete exporter; }
 
-int32_t usable(char*, size_t) { return TOWLINE_OK; }
-
 const void* query_table(const char* id, uint32_t version) {
   static const towline_exporter_table_v1 table = {sizeof(towline_exporter_table_v1), open, close};
   return version == 1 && std::strcmp(id, "exporter") == 0 ? &table : nullptr;
@@ -81,22 +80,7 @@ const void* query_table(const char* id, uint32_t version) {
 }  // namespace
 
 extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
-  static const towline_plugin_v1_t plugin = {sizeof(towline_plugin_v1_t),
-                                             TOWLINE_PLUGIN_MAJOR,
-                                             0,
-                                             "prometheus",
-                                             "0.1.0",
-                                             "counters at an HTTP endpoint for Prometheus",
-                                             nullptr,
-                                             0,
-                                             0,
-                                             0,
-                                             0,
-                                             "",
-                                             usable,
-                                             nullptr,
-                                             nullptr,
-                                             query_table,
-                                             nullptr};
+  static const towline_plugin_v1_t plugin =
+      towline::service_plugin("prometheus", "counters at an HTTP endpoint for Prometheus", query_table);
   return number == 0 ? &plugin : nullptr;
 }
