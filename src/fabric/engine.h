@@ -144,6 +144,8 @@ class Engine {
   void remove_peer(Handle peer) noexcept;
   // The host knows that it is gone: ends what is under way with kPeerLost.
   void peer_lost(Handle peer, const std::string& why) noexcept;
+  // Ends all connections and tells nobody; memory may be deregistered then. Only destruction may follow.
+  void close() noexcept;
   void on_control(Handle peer, std::span<const uint8_t> message) noexcept;
 
   // kInProgress: complete() follows, never from within. kAgain: too many are under way. kPeerLost, kStale,

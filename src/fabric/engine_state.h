@@ -165,6 +165,7 @@ struct Rail {
 struct Engine::State {
   State(EngineOptions given, std::vector<std::unique_ptr<Domain>> domains, EngineHost& to);
   ~State();
+  void close() noexcept;
 
   // engine.cc: transfers and the data path.
   void enqueue(Peer& peer, Transfer& transfer) noexcept;

@@ -205,7 +205,7 @@ Engine::State::State(EngineOptions given, std::vector<std::unique_ptr<Domain>> d
   draining.reserve(rails.size() * 2 * options.max_connections);
 }
 
-Engine::State::~State() {
+void Engine::State::close() noexcept {
   for (Rail& rail : rails) {
     for (Connection& connection : rail.connections) {
       if (connection.state == ConnectionState::kConnecting || connection.state == ConnectionState::kReady ||
@@ -213,10 +213,17 @@ Engine::State::~State() {
         if (connection.state != ConnectionState::kDraining) rail.domain->stop(connection.number);
         rail.domain->release(connection.number);
       }
+      connection.state = ConnectionState::kFree;
       if (connection.block != nullptr) rail.domain->deregister_memory(connection.block_key);
+      connection.block.reset();
     }
   }
+  for (const auto& peer : peers) peer->lost = true;
 }
+
+Engine::State::~State() { close(); }
+
+void Engine::close() noexcept { state_->close(); }
 
 Engine::Engine(EngineOptions options, std::vector<std::unique_ptr<Domain>> domains, EngineHost& host) {
   if (domains.empty() || domains.size() > kMaxRails)
