@@ -41,7 +41,7 @@ LAYERS = {
     "directory": ["agent"],
     "collectives": ["agent", "gpu", "rendezvous"],
     "moe": ["agent"],
-    "capi": ["agent", "directory", "collectives", "moe"],
+    "capi": ["agent", "directory", "collectives", "moe", "fabric"],
 }
 BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below these
 SHARED = ("transports/direct",)  # rooms below these that backends share: no backends themselves

@@ -1,0 +1,132 @@
+// The TransferEngine: RDMA writes, reads, counts and messages between engines, without an agent.
+//
+// An engine has rails (NIC ports), a thread, and a port for control messages. Applications hand over three
+// things by their own means: an engine's address, and descriptors of its memory. Who has an address may
+// connect; who has a descriptor may use the memory as the descriptor's access allows, as the NIC enforces it.
+//
+// Any thread may call anything, except destroying what another call uses. Functions return a towline_status_t;
+// towline_last_error() has the sentence. docs/fabric.md says what has been tested on which hardware.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <towline/export.h>
+#include <towline/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct towline_fabric towline_fabric_t;
+typedef struct towline_fabric_memory towline_fabric_memory_t;  // of this side
+typedef struct towline_fabric_remote towline_fabric_remote_t;  // of a peer, from a descriptor
+typedef uint64_t towline_fabric_peer_t;
+typedef uint64_t towline_fabric_transfer_t;  // names a transfer until it is released; never 0
+
+// Called on the engine's thread; they must not block, and may call anything except towline_fabric_destroy.
+typedef void (*towline_fabric_message_fn)(void* context, towline_fabric_peer_t peer, const void* message,
+                                          size_t bytes);
+typedef void (*towline_fabric_lost_fn)(void* context, towline_fabric_peer_t peer, const char* why);
+typedef void (*towline_fabric_done_fn)(void* context, int32_t status);
+
+typedef struct towline_fabric_options {
+  size_t struct_size;
+  const char* const*
+      rails;           // "ofi:PROVIDER[/DEVICE][@ADDRESS]", such as "ofi:efa" or "ofi:tcp;ofi_rxm@10.0.0.7"
+  size_t rail_count;   // 1 to 16
+  const char* listen;  // of control messages; null: "127.0.0.1:0"
+  towline_fabric_message_fn on_message;  // null: messages are dropped
+  towline_fabric_lost_fn on_lost;
+  void* context;
+} towline_fabric_options_t;
+
+TOWLINE_API int32_t towline_fabric_create(const towline_fabric_options_t* options, towline_fabric_t** engine);
+// Transfers under way end with TOWLINE_CLOSED. Destroys memory handles too. Null is nothing.
+TOWLINE_API void towline_fabric_destroy(towline_fabric_t* engine);
+
+// Blobs. `needed` receives the whole size; TOWLINE_LIMIT_EXCEEDED if it does not fit and `needed` is null.
+TOWLINE_API int32_t towline_fabric_address(towline_fabric_t* engine, void* out, size_t capacity,
+                                           size_t* needed);
+// Returns at once; a peer that can't be reached is lost.
+TOWLINE_API int32_t towline_fabric_connect(towline_fabric_t* engine, const void* address, size_t bytes,
+                                           towline_fabric_peer_t* peer);
+TOWLINE_API int32_t towline_fabric_disconnect(towline_fabric_t* engine, towline_fabric_peer_t peer);
+
+enum { TOWLINE_FABRIC_READABLE = 1, TOWLINE_FABRIC_WRITABLE = 2 };  // by peers
+
+TOWLINE_API int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_t bytes,
+                                            uint32_t access, towline_fabric_memory_t** memory);
+// TOWLINE_BUSY while a transfer that is not fenced uses it.
+TOWLINE_API int32_t towline_fabric_deregister(towline_fabric_t* engine, towline_fabric_memory_t* memory);
+TOWLINE_API int32_t towline_fabric_descriptor(towline_fabric_memory_t* memory, void* out, size_t capacity,
+                                              size_t* needed);
+TOWLINE_API int32_t towline_fabric_import(const void* descriptor, size_t bytes,
+                                          towline_fabric_remote_t** remote);
+// Not while a transfer that is not fenced uses it. Null is nothing.
+TOWLINE_API void towline_fabric_remote_release(towline_fabric_remote_t* remote);
+
+typedef struct towline_fabric_transfer_options {
+  size_t struct_size;
+  uint32_t immediate;
+  uint32_t count;               // added to the peer's counter `immediate` after every byte; 0: none
+  const void* message;          // delivered after every byte; copied; null: none
+  size_t message_bytes;         // at most 992
+  uint64_t timeout_ns;          // 0: none
+  towline_fabric_done_fn done;  // with the outcome, once
+  void* context;
+} towline_fabric_transfer_options_t;
+
+enum { TOWLINE_FABRIC_WRITE = 1, TOWLINE_FABRIC_READ = 2 };
+
+// These start a transfer: TOWLINE_IN_PROGRESS, or why it was not accepted (TOWLINE_AGAIN: too many are under
+// way). `options` may be null. With a null `transfer` it can't be waited for, and needs no release.
+TOWLINE_API int32_t towline_fabric_single(towline_fabric_t* engine, uint32_t operation,
+                                          towline_fabric_peer_t peer, towline_fabric_memory_t* local,
+                                          uint64_t local_offset, towline_fabric_remote_t* remote,
+                                          uint64_t remote_offset, uint64_t bytes,
+                                          const towline_fabric_transfer_options_t* options,
+                                          towline_fabric_transfer_t* transfer);
+
+// Page i of a side lies at its offset + pages[i] * stride. The arrays stay valid until the transfer is fenced.
+typedef struct towline_fabric_pages {
+  size_t struct_size;
+  const uint32_t* local_pages;
+  const uint32_t* remote_pages;
+  size_t count;
+  uint64_t page_bytes;
+  uint64_t local_stride;  // 0: page_bytes
+  uint64_t remote_stride;
+  uint64_t local_offset;
+  uint64_t remote_offset;
+} towline_fabric_pages_t;
+TOWLINE_API int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation,
+                                         towline_fabric_peer_t peer, towline_fabric_memory_t* local,
+                                         towline_fabric_remote_t* remote, const towline_fabric_pages_t* pages,
+                                         const towline_fabric_transfer_options_t* options,
+                                         towline_fabric_transfer_t* transfer);
+// A count or a message of `options`, without bytes.
+TOWLINE_API int32_t towline_fabric_signal(towline_fabric_t* engine, towline_fabric_peer_t peer,
+                                          const towline_fabric_transfer_options_t* options,
+                                          towline_fabric_transfer_t* transfer);
+
+// TOWLINE_IN_PROGRESS, the outcome, or TOWLINE_STALE for a transfer that was released.
+TOWLINE_API int32_t towline_fabric_poll(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
+// The outcome, or TOWLINE_IN_PROGRESS when the time is over.
+TOWLINE_API int32_t towline_fabric_wait(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
+                                        uint64_t timeout_ns);
+// TOWLINE_OK once nothing of it is read or placed any more; TOWLINE_PEER_LOST if that is known of this side only;
+// TOWLINE_TIMED_OUT.
+TOWLINE_API int32_t towline_fabric_wait_fenced(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
+                                               uint64_t timeout_ns);
+TOWLINE_API int32_t towline_fabric_cancel(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
+// A transfer under way goes on.
+TOWLINE_API int32_t towline_fabric_release(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
+
+TOWLINE_API int32_t towline_fabric_counter(towline_fabric_t* engine, uint32_t immediate, uint64_t* value);
+// TOWLINE_OK once the counter is at least `value`, or TOWLINE_TIMED_OUT.
+TOWLINE_API int32_t towline_fabric_counter_wait(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
+                                                uint64_t timeout_ns);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

@@ -1,0 +1,274 @@
+// C API: the TransferEngine.
+#include "towline/fabric.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "capi/handles.h"
+#include "fabric/rails.h"
+#include "fabric/transfer_engine.h"
+
+using namespace towline;  // NOLINT: C entry points
+
+struct towline_fabric {
+  std::unique_ptr<fabric::TransferEngine> engine;
+  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
+  std::mutex mutex;  // of memories
+};
+struct towline_fabric_memory {
+  const fabric::LocalMemory* memory;
+};
+struct towline_fabric_remote {
+  fabric::RemoteMemory memory;
+};
+
+namespace {
+
+fabric::TransferEngine& of(towline_fabric_t* engine) {
+  capi::need(engine, "engine");
+  return *engine->engine;
+}
+
+fabric::TransferOp operation_of(uint32_t operation) {
+  if (operation != TOWLINE_FABRIC_WRITE && operation != TOWLINE_FABRIC_READ)
+    fail(Status::kInvalidArgument, "operation {} is neither a write nor a read", operation);
+  return operation == TOWLINE_FABRIC_WRITE ? fabric::TransferOp::kWrite : fabric::TransferOp::kRead;
+}
+
+fabric::TransferOptions options_of(const towline_fabric_transfer_options_t* given) {
+  const auto options = capi::take_options(given, "towline_fabric_transfer_options");
+  fabric::TransferOptions taken;
+  taken.immediate = options.immediate;
+  taken.count = options.count;
+  taken.has_message = options.message != nullptr;
+  taken.message = {static_cast<const uint8_t*>(options.message),
+                   taken.has_message ? options.message_bytes : 0};
+  if (options.timeout_ns != 0) taken.timeout_ns = options.timeout_ns;
+  if (options.done != nullptr)
+    taken.done = [done = options.done, context = options.context](Status status) {
+      done(context, static_cast<int32_t>(status));
+    };
+  return taken;
+}
+
+// The number for the caller, or the reason for towline_last_error.
+template <class Start>
+Status start(const char* function, towline_fabric_transfer_t* transfer, Start&& begin) {
+  Handle number;
+  const Status status = begin(transfer == nullptr ? nullptr : &number);
+  if (transfer != nullptr) *transfer = is_error(status) ? 0 : number.to_u64();
+  if (is_error(status)) capi::refuse(status, fmt::format("{}: {}", function, status_text(status)));
+  return status;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fabric_t** engine) {
+  return capi::guard(__func__, [&] {
+    capi::need(engine, "engine");
+    const auto options = capi::take_options(given, "towline_fabric_options");
+    if (options.rail_count == 0 || options.rail_count > fabric::kMaxRails)
+      fail(Status::kInvalidArgument, "an engine has 1 to {} rails, not {}", fabric::kMaxRails,
+           options.rail_count);
+    capi::need(options.rails, "rails");
+    fabric::TransferEngineOptions made;
+    if (options.listen != nullptr) made.carrier.listen = options.listen;
+    if (options.on_message != nullptr)
+      made.on_message = [call = options.on_message, context = options.context](
+                            Handle peer, std::span<const uint8_t> message) {
+        call(context, peer.to_u64(), message.data(), message.size());
+      };
+    if (options.on_lost != nullptr)
+      made.on_lost = [call = options.on_lost, context = options.context](
+                         Handle peer, const std::string& why) { call(context, peer.to_u64(), why.c_str()); };
+    std::vector<std::unique_ptr<fabric::Domain>> rails;
+    for (size_t i = 0; i < options.rail_count; ++i) {
+      capi::need(options.rails[i], "a rail's name");
+      rails.push_back(fabric::make_rail(options.rails[i]));
+    }
+    auto holder = std::make_unique<towline_fabric>();
+    holder->engine = std::make_unique<fabric::TransferEngine>(std::move(rails), std::move(made));
+    *engine = holder.release();
+    return Status::kOk;
+  });
+}
+
+void towline_fabric_destroy(towline_fabric_t* engine) { delete engine; }
+
+int32_t towline_fabric_address(towline_fabric_t* engine, void* out, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    const auto blob = of(engine).address();
+    return capi::give(blob.data(), blob.size(), false, out, capacity, needed);
+  });
+}
+
+int32_t towline_fabric_connect(towline_fabric_t* engine, const void* address, size_t bytes,
+                               towline_fabric_peer_t* peer) {
+  return capi::guard(__func__, [&] {
+    capi::need(peer, "peer");
+    capi::need(address, "address");
+    *peer = of(engine).connect({static_cast<const uint8_t*>(address), bytes}).to_u64();
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_disconnect(towline_fabric_t* engine, towline_fabric_peer_t peer) {
+  return capi::guard(__func__, [&] {
+    of(engine).disconnect(Handle::from_u64(peer));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_t bytes, uint32_t access,
+                                towline_fabric_memory_t** memory) {
+  return capi::guard(__func__, [&] {
+    capi::need(memory, "memory");
+    if ((access & ~3u) != 0) fail(Status::kInvalidArgument, "access {} has unknown bits", access);
+    fabric::MemoryToRegister wanted;
+    wanted.address = address;
+    wanted.bytes = bytes;
+    wanted.remote_read = (access & TOWLINE_FABRIC_READABLE) != 0;
+    wanted.remote_write = (access & TOWLINE_FABRIC_WRITABLE) != 0;
+    const auto* registered = of(engine).register_memory(wanted);
+    const std::lock_guard held{engine->mutex};
+    engine->memories.push_back(std::make_unique<towline_fabric_memory>(towline_fabric_memory{registered}));
+    *memory = engine->memories.back().get();
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_deregister(towline_fabric_t* engine, towline_fabric_memory_t* memory) {
+  return capi::guard(__func__, [&] {
+    capi::need(memory, "memory");
+    of(engine).deregister_memory(memory->memory);
+    const std::lock_guard held{engine->mutex};
+    std::erase_if(engine->memories, [&](const auto& known) { return known.get() == memory; });
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_descriptor(towline_fabric_memory_t* memory, void* out, size_t capacity,
+                                  size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(memory, "memory");
+    const auto blob = fabric::TransferEngine::descriptor(*memory->memory);
+    return capi::give(blob.data(), blob.size(), false, out, capacity, needed);
+  });
+}
+
+int32_t towline_fabric_import(const void* descriptor, size_t bytes, towline_fabric_remote_t** remote) {
+  return capi::guard(__func__, [&] {
+    capi::need(descriptor, "descriptor");
+    capi::need(remote, "remote");
+    *remote = new towline_fabric_remote{
+        fabric::TransferEngine::import({static_cast<const uint8_t*>(descriptor), bytes})};
+    return Status::kOk;
+  });
+}
+
+void towline_fabric_remote_release(towline_fabric_remote_t* remote) { delete remote; }
+
+int32_t towline_fabric_single(towline_fabric_t* engine, uint32_t operation, towline_fabric_peer_t peer,
+                              towline_fabric_memory_t* local, uint64_t local_offset,
+                              towline_fabric_remote_t* remote, uint64_t remote_offset, uint64_t bytes,
+                              const towline_fabric_transfer_options_t* options,
+                              towline_fabric_transfer_t* transfer) {
+  return capi::guard(__func__, [&] {
+    capi::need(local, "local");
+    capi::need(remote, "remote");
+    return start("towline_fabric_single", transfer, [&](Handle* number) {
+      return of(engine).single(operation_of(operation), Handle::from_u64(peer), *local->memory, local_offset,
+                               remote->memory, remote_offset, bytes, options_of(options), number);
+    });
+  });
+}
+
+int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation, towline_fabric_peer_t peer,
+                             towline_fabric_memory_t* local, towline_fabric_remote_t* remote,
+                             const towline_fabric_pages_t* given,
+                             const towline_fabric_transfer_options_t* options,
+                             towline_fabric_transfer_t* transfer) {
+  return capi::guard(__func__, [&] {
+    capi::need(local, "local");
+    capi::need(remote, "remote");
+    capi::need(given, "pages");
+    const auto pages = capi::take_options(given, "towline_fabric_pages");
+    if (pages.count != 0) {
+      capi::need(pages.local_pages, "local_pages");
+      capi::need(pages.remote_pages, "remote_pages");
+    }
+    const fabric::PageList list{local->memory,
+                                &remote->memory,
+                                {pages.local_pages, pages.count},
+                                {pages.remote_pages, pages.count},
+                                pages.page_bytes,
+                                pages.local_stride,
+                                pages.remote_stride,
+                                pages.local_offset,
+                                pages.remote_offset};
+    return start("towline_fabric_paged", transfer, [&](Handle* number) {
+      return of(engine).paged(operation_of(operation), Handle::from_u64(peer), list, options_of(options),
+                              number);
+    });
+  });
+}
+
+int32_t towline_fabric_signal(towline_fabric_t* engine, towline_fabric_peer_t peer,
+                              const towline_fabric_transfer_options_t* options,
+                              towline_fabric_transfer_t* transfer) {
+  return capi::guard(__func__, [&] {
+    return start("towline_fabric_signal", transfer, [&](Handle* number) {
+      return of(engine).signal(Handle::from_u64(peer), options_of(options), number);
+    });
+  });
+}
+
+int32_t towline_fabric_poll(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
+  return capi::guard(__func__, [&] { return of(engine).poll(Handle::from_u64(transfer)); });
+}
+
+int32_t towline_fabric_wait(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
+                            uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] { return of(engine).wait(Handle::from_u64(transfer), timeout_ns); });
+}
+
+int32_t towline_fabric_wait_fenced(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
+                                   uint64_t timeout_ns) {
+  return capi::guard(__func__,
+                     [&] { return of(engine).wait_fenced(Handle::from_u64(transfer), timeout_ns); });
+}
+
+int32_t towline_fabric_cancel(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
+  return capi::guard(__func__, [&] {
+    of(engine).cancel(Handle::from_u64(transfer));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_release(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
+  return capi::guard(__func__, [&] {
+    of(engine).release(Handle::from_u64(transfer));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_counter(towline_fabric_t* engine, uint32_t immediate, uint64_t* value) {
+  return capi::guard(__func__, [&] {
+    capi::need(value, "value");
+    *value = of(engine).counter(immediate);
+    return Status::kOk;
+  });
+}
+
+int32_t towline_fabric_counter_wait(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
+                                    uint64_t timeout_ns) {
+  return capi::guard(__func__, [&] { return of(engine).wait_counter(immediate, value, timeout_ns); });
+}
+
+}  // extern "C"

@@ -1,0 +1,179 @@
+// The TransferEngine through the C API: what moves, and every call's wrong arguments.
+#include "towline/fabric.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "towline/fabric.hpp"
+#include "towline/towline.h"
+
+namespace towline::capi_fabric_test {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+
+towline_fabric_t* make(towline_fabric_message_fn on_message = nullptr, void* context = nullptr) {
+  const char* rails[] = {"ofi:tcp;ofi_rxm@127.0.0.1"};
+  towline_fabric_options_t options{};
+  options.struct_size = sizeof options;
+  options.rails = rails;
+  options.rail_count = 1;
+  options.on_message = on_message;
+  options.context = context;
+  towline_fabric_t* engine = nullptr;
+  EXPECT_EQ(towline_fabric_create(&options, &engine), TOWLINE_OK) << towline_last_error();
+  return engine;
+}
+
+template <class Call>
+std::vector<uint8_t> blob(Call&& call) {
+  size_t needed = 0;
+  EXPECT_EQ(call(nullptr, size_t{0}, &needed), TOWLINE_OK) << towline_last_error();
+  std::vector<uint8_t> bytes(needed);
+  EXPECT_EQ(call(bytes.data(), bytes.size(), &needed), TOWLINE_OK);
+  return bytes;
+}
+
+TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {
+  std::atomic<size_t> heard{0};
+  const auto hear = [](void* context, towline_fabric_peer_t, const void*, size_t bytes) {
+    *static_cast<std::atomic<size_t>*>(context) += bytes;
+  };
+  towline_fabric_t* one = make();
+  towline_fabric_t* two = make(hear, &heard);
+  std::vector<uint8_t> source(64 * 4096);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 3 + i / 4096);
+  std::vector<uint8_t> target(source.size());
+  towline_fabric_memory_t* mine = nullptr;
+  towline_fabric_memory_t* theirs = nullptr;
+  ASSERT_EQ(towline_fabric_register(one, source.data(), source.size(), 0, &mine), TOWLINE_OK);
+  ASSERT_EQ(towline_fabric_register(two, target.data(), target.size(), TOWLINE_FABRIC_WRITABLE, &theirs),
+            TOWLINE_OK);
+  const auto address =
+      blob([&](void* out, size_t n, size_t* needed) { return towline_fabric_address(two, out, n, needed); });
+  const auto descriptor = blob(
+      [&](void* out, size_t n, size_t* needed) { return towline_fabric_descriptor(theirs, out, n, needed); });
+  towline_fabric_peer_t peer = 0;
+  ASSERT_EQ(towline_fabric_connect(one, address.data(), address.size(), &peer), TOWLINE_OK);
+  towline_fabric_remote_t* remote = nullptr;
+  ASSERT_EQ(towline_fabric_import(descriptor.data(), descriptor.size(), &remote), TOWLINE_OK);
+
+  const uint32_t from[] = {3, 1, 63};
+  const uint32_t to[] = {0, 62, 5};
+  towline_fabric_pages_t pages{};
+  pages.struct_size = sizeof pages;
+  pages.local_pages = from;
+  pages.remote_pages = to;
+  pages.count = 3;
+  pages.page_bytes = 4096;
+  towline_fabric_transfer_options_t options{};
+  options.struct_size = sizeof options;
+  options.immediate = 7;
+  options.count = 3;
+  options.message = "three";
+  options.message_bytes = 5;
+  towline_fabric_transfer_t transfer = 0;
+  ASSERT_EQ(towline_fabric_paged(one, TOWLINE_FABRIC_WRITE, peer, mine, remote, &pages, &options, &transfer),
+            TOWLINE_IN_PROGRESS)
+      << towline_last_error();
+  EXPECT_EQ(towline_fabric_counter_wait(two, 7, 3, 20 * kSecond), TOWLINE_OK);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(std::equal(source.begin() + from[i] * 4096, source.begin() + (from[i] + 1) * 4096,
+                           target.begin() + to[i] * 4096));
+  EXPECT_EQ(towline_fabric_wait(one, transfer, 20 * kSecond), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_wait_fenced(one, transfer, 20 * kSecond), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_release(one, transfer), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_poll(one, transfer), TOWLINE_STALE);
+  uint64_t value = 0;
+  EXPECT_EQ(towline_fabric_counter(two, 7, &value), TOWLINE_OK);
+  EXPECT_EQ(value, 3u);
+
+  // What is not allowed is refused before it moves.
+  EXPECT_EQ(towline_fabric_single(one, TOWLINE_FABRIC_READ, peer, mine, 0, remote, 0, 10, nullptr, &transfer),
+            TOWLINE_PERMISSION_DENIED);
+  EXPECT_EQ(towline_fabric_single(one, TOWLINE_FABRIC_WRITE, peer, mine, 0, remote, target.size(), 1, nullptr,
+                                  &transfer),
+            TOWLINE_OUT_OF_RANGE);
+  EXPECT_NE(std::string{towline_last_error()}.find("towline_fabric_single"), std::string::npos);
+  EXPECT_EQ(towline_fabric_single(one, 9, peer, mine, 0, remote, 0, 1, nullptr, &transfer),
+            TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_signal(one, peer, nullptr, &transfer), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_cancel(one, 12345), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_disconnect(one, peer), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_signal(one, peer, &options, &transfer), TOWLINE_STALE);
+  EXPECT_EQ(towline_fabric_deregister(one, mine), TOWLINE_OK);
+  towline_fabric_remote_release(remote);
+  towline_fabric_destroy(one);
+  towline_fabric_destroy(two);
+  EXPECT_EQ(heard, 5u);
+}
+
+TEST(CapiFabric, WrongArgumentsAreNamed) {
+  towline_fabric_t* engine = nullptr;
+  EXPECT_EQ(towline_fabric_create(nullptr, &engine), TOWLINE_INVALID_ARGUMENT);
+  const char* rails[] = {"verbs:mlx5_0"};
+  towline_fabric_options_t options{};
+  options.struct_size = sizeof options;
+  options.rails = rails;
+  options.rail_count = 1;
+  EXPECT_EQ(towline_fabric_create(&options, &engine), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string{towline_last_error()}.find("verbs:mlx5_0"), std::string::npos);
+  rails[0] = "ofi:no_such_provider";
+  EXPECT_EQ(towline_fabric_create(&options, &engine), TOWLINE_NOT_FOUND);
+  options.rail_count = 17;
+  EXPECT_EQ(towline_fabric_create(&options, &engine), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_create(&options, nullptr), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_address(nullptr, nullptr, 0, nullptr), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_import("x", 1, nullptr), TOWLINE_INVALID_ARGUMENT);
+  towline_fabric_remote_t* remote = nullptr;
+  EXPECT_EQ(towline_fabric_import("x", 1, &remote), TOWLINE_PROTOCOL);
+  towline_fabric_remote_release(nullptr);
+  towline_fabric_destroy(nullptr);
+
+  engine = make();
+  towline_fabric_memory_t* memory = nullptr;
+  EXPECT_EQ(towline_fabric_register(engine, nullptr, 10, 0, &memory), TOWLINE_INVALID_ARGUMENT);
+  uint8_t byte = 0;
+  EXPECT_EQ(towline_fabric_register(engine, &byte, 1, 8, &memory), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_deregister(engine, nullptr), TOWLINE_INVALID_ARGUMENT);
+  towline_fabric_peer_t peer = 0;
+  EXPECT_EQ(towline_fabric_connect(engine, "junk", 4, &peer), TOWLINE_PROTOCOL);
+  EXPECT_EQ(towline_fabric_counter_wait(engine, 1, 1, 1000), TOWLINE_TIMED_OUT);
+  EXPECT_EQ(towline_fabric_poll(engine, 0), TOWLINE_STALE);
+  towline_fabric_destroy(engine);
+}
+
+TEST(CapiFabric, TheWrapperWritesReadsAndCounts) {
+  using std::chrono::seconds;
+  const std::vector<std::string> rails{"ofi:tcp;ofi_rxm@127.0.0.1"};
+  Fabric one{rails};
+  Fabric two{rails};
+  std::vector<uint8_t> source(4096, 5);
+  std::vector<uint8_t> target(4096);
+  const FabricMemory mine = one.register_memory(source.data(), source.size());
+  const FabricMemory theirs =
+      two.register_memory(target.data(), target.size(), {.readable = true, .writable = true});
+  const FabricRemote remote{theirs.descriptor()};
+  const FabricPeer peer = one.connect(two.address());
+  const std::vector<uint32_t> pages{1, 3};
+  const FabricPages list{.local_pages = pages, .remote_pages = pages, .page_bytes = 1024};
+  const FabricTransfer move = one.write(peer, mine, remote, list, {.immediate = 1, .count = 2});
+  EXPECT_EQ(two.wait_counter(1, 2, seconds{20}), Status::kOk);
+  EXPECT_EQ(move.wait(seconds{20}), Status::kOk);
+  EXPECT_EQ(target[1024], 5);
+  EXPECT_EQ(target[0], 0);
+  std::fill(source.begin(), source.end(), uint8_t{0});
+  EXPECT_EQ(one.read(peer, mine, remote, list).wait(seconds{20}), Status::kOk);
+  EXPECT_EQ(source[4095], 5);
+  EXPECT_EQ(one.signal(peer, {.message = "unheard"}).wait(seconds{20}), Status::kOk);
+  EXPECT_THROW((void)one.signal(peer, {}), Error);
+  EXPECT_THROW((void)Fabric{std::vector<std::string>{}}, Error);
+}
+
+}  // namespace
+}  // namespace towline::capi_fabric_test

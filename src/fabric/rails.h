@@ -1,0 +1,15 @@
+// Rails by name, as settings and applications write them.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "fabric/domain.h"
+
+namespace towline::fabric {
+
+// "ofi:PROVIDER[/DEVICE][@ADDRESS]": "ofi:efa/rdmap0s6-rdm", "ofi:tcp;ofi_rxm@127.0.0.1", "ofi:shm".
+// Throws Error: kInvalidArgument for other names, else as make_ofi_domain.
+std::unique_ptr<Domain> make_rail(std::string_view name);
+
+}  // namespace towline::fabric
