@@ -159,12 +159,18 @@ class DriverKernels final : public LoadedKernels {
 
 class NvidiaKernels final : public KernelDevice {
  public:
-  NvidiaKernels() : device_(nvidia_device()), api_(nvidia_api()) {}
+  NvidiaKernels()
+      : device_(nvidia_device()),
+        api_(nvidia_api()),
+        current_(api_.library.symbol<driver::Result (*)(driver::Context*)>("cuCtxGetCurrent")) {}
 
   void start() override { device_.start(); }
   [[nodiscard]] const std::vector<Gpu>& gpus() const override { return device_.gpus(); }
   [[nodiscard]] uint32_t current_gpu() const override {
+    // Asking for the GPU of no context would be an error, which tools report.
+    driver::Context context = nullptr;
     driver::Device gpu = 0;
+    if (current_(&context) != driver::kSuccess || context == nullptr) return 0;
     return api_.context_get_device(&gpu) == driver::kSuccess ? static_cast<uint32_t>(gpu) : 0;
   }
   std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) override {
@@ -221,6 +227,7 @@ class NvidiaKernels final : public KernelDevice {
  private:
   Device& device_;
   const Api& api_;
+  driver::Result (*const current_)(driver::Context*);
 };
 
 }  // namespace
