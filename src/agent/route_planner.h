@@ -48,7 +48,7 @@ std::string reason_against(Backend& backend, Peer& peer, const Need& need, const
 // What the backend's moves of this sort cost. It lives as long as the process.
 PriceRow& price_row(const Backend& backend, const Peer& peer, const Need& need) noexcept;
 
-// The backends to try for one step, best first. The caller holds no worker's lock.
+// The backends to try for one step, best first. `forced` outlives it. The caller holds no worker's lock.
 class Candidates {
  public:
   // The application's order ranks the ways to peers. kDeclared: by declared cost even where it gave one.

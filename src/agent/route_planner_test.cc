@@ -11,6 +11,8 @@
 namespace towline {
 namespace {
 
+const std::string kAny;  // outlives every Candidates
+
 class Planner : public ::testing::Test {
  protected:
   static std::shared_ptr<Agent> open(const char* name, const std::vector<std::string>& backends) {
@@ -28,7 +30,7 @@ class Planner : public ::testing::Test {
     const auto here = open("here", backends);
     Peer& peer = here->add_peer(there->metadata(nullptr));
     std::vector<std::string> names;
-    Candidates candidates(peer, need, {});
+    Candidates candidates(peer, need, kAny);
     while (const Backend* backend = candidates.next()) {
       if (passed != nullptr && names.empty()) *passed = candidates.passed();
       names.push_back(backend->name);
@@ -84,9 +86,9 @@ TEST_F(Planner, KeepsTheApplicationsOrder) {
 TEST_F(Planner, LegsWithinTheAgentGoByDeclaredCost) {
   const auto agent = open("alone", {"tcp", "memory"});
   Peer& self = agent->add_peer(agent->metadata(nullptr));
-  Candidates listed(self, dram(8), {});
+  Candidates listed(self, dram(8), kAny);
   EXPECT_EQ(listed.next()->name, "tcp");
-  Candidates near(self, dram(8), {}, Candidates::Order::kDeclared);
+  Candidates near(self, dram(8), kAny, Candidates::Order::kDeclared);
   EXPECT_EQ(near.next()->name, "memory");
   agent->close();
 }
