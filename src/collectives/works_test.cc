@@ -53,7 +53,9 @@ TEST_P(Works, FunctionsMayIssueOperationsAndWaitForThem) {
       Work* work = ranks.start(sum_of(first.data(), first.size()), nullptr);
       work->on(TOWLINE_WORK_END, &Chain::next, &chain);
       Work* last = ranks.start(sum_of(behind.data(), behind.size()), nullptr);
-      if (waits) EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk);
+      if (waits) {
+        EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk);
+      }
       EXPECT_EQ(ranks.wait(*last, TOWLINE_FOREVER), Status::kOk) << last->error();
       eventually([&] { return chain.depth == 3; });
       work->release();

@@ -400,7 +400,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Setup{"ThreeStaged", 3,
                           "[collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
                     Setup{"EightStaged", 8, "[collectives]\ngpu_direct = 0\n"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& setup) { return setup.param.name; });
 
 // ---- Bad days
 
@@ -513,7 +513,9 @@ TEST(CollectivesOnGpuFail, BrokenCommunicatorsRefuseAndTheGpuStaysUsable) {
     void* const stream = rank.gpu.make_stream();
     Buffer buffer(rank.gpu, 4000);
     const towline_collective_t call = reduce_call(buffer, 1000);
-    if (rank.rank == 0) EXPECT_EQ(towline_communicator_abort(rank.on_gpu, nullptr), TOWLINE_OK);
+    if (rank.rank == 0) {
+      EXPECT_EQ(towline_communicator_abort(rank.on_gpu, nullptr), TOWLINE_OK);
+    }
     while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
     EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_CANCELLED);
     rank.gpu.drain(stream);

@@ -14,12 +14,14 @@
 #if defined(__CUDACC__)
 #define TOWLINE_DEVICE __device__ __forceinline__
 #define TOWLINE_DEVICE_CALL __device__ __noinline__  // too large, or too rare, to be repeated in every kernel
+#define TOWLINE_UNROLL _Pragma("unroll")
 #else
 #include <sched.h>
 #include <string.h>
 #include <time.h>
 #define TOWLINE_DEVICE inline
 #define TOWLINE_DEVICE_CALL inline
+#define TOWLINE_UNROLL
 #endif
 
 namespace towline::device {
@@ -174,9 +176,9 @@ TOWLINE_DEVICE_CALL void copy(uint64_t to, uint64_t from, uint64_t bytes) {
     uint64_t i = thread();
     for (; i + (kUnroll - 1) * threads() < packs; i += kUnroll * threads()) {
       Pack data[kUnroll];
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t k = 0; k < kUnroll; ++k) data[k] = load_pack(from + (i + k * threads()) * 16);
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t k = 0; k < kUnroll; ++k) store_pack(to + (i + k * threads()) * 16, data[k]);
     }
     for (; i < packs; i += threads()) store_pack(to + i * 16, load_pack(from + i * 16));

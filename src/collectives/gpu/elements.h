@@ -170,21 +170,21 @@ TOWLINE_DEVICE void reduce_packs(const Job& job, const uint64_t* from, const uin
     Sum sums[kUnroll][kLanes];
     for (uint32_t begin = 0; begin < job.size; begin += kSources) {
       Lanes<Bits> data[kSources][kUnroll];
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t s = 0; s < kSources; ++s) {
         if (begin + s >= job.size) continue;
-#pragma unroll
+        TOWLINE_UNROLL
         for (uint32_t k = 0; k < kUnroll; ++k)
           if (first + k * step < packs)
             data[s][k].pack = device::load_pack(from[begin + s] + (first + k * step) * 16);
       }
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t s = 0; s < kSources; ++s) {
         if (begin + s >= job.size) continue;
-#pragma unroll
+        TOWLINE_UNROLL
         for (uint32_t k = 0; k < kUnroll; ++k) {
           if (first + k * step >= packs) continue;
-#pragma unroll
+          TOWLINE_UNROLL
           for (uint32_t lane = 0; lane < kLanes; ++lane) {
             const Sum value = E::widen(data[s][k].lane[lane]);
             sums[k][lane] = begin + s == 0 ? value : combine<E>(sums[k][lane], value, reduction, plain);
@@ -192,11 +192,11 @@ TOWLINE_DEVICE void reduce_packs(const Job& job, const uint64_t* from, const uin
         }
       }
     }
-#pragma unroll
+    TOWLINE_UNROLL
     for (uint32_t k = 0; k < kUnroll; ++k) {
       if (first + k * step >= packs) continue;
       Lanes<Bits> result;
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t lane = 0; lane < kLanes; ++lane)
         result.lane[lane] = finish<E>(sums[k][lane], reduction, job.size);
       for (uint32_t target = 0; target < targets; ++target)

@@ -66,16 +66,16 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
   uint32_t missing = ((1u << job.size) - 1) & ~(1u << job.rank);
   Waiter waiter;
   uint32_t marks[kMarkedRanks][2];
-#pragma unroll
+  TOWLINE_UNROLL
   for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
     if (peer == job.rank) values[peer] = mine;
   while (missing != 0) {
-#pragma unroll
+    TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
       if ((missing >> peer & 1) != 0)
         load_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), values[peer], marks[peer]);
     uint32_t waited = job.size;
-#pragma unroll
+    TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
       if ((missing >> peer & 1) == 0) continue;
       const uint32_t a = marks[peer][0];
@@ -104,7 +104,7 @@ TOWLINE_DEVICE uint64_t scaled8(const Job& job, uint64_t value) {
     if (job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM) {
       Bits lanes[8 / sizeof(Bits)];
       memcpy(lanes, &value, 8);
-#pragma unroll
+      TOWLINE_UNROLL
       for (Bits& lane : lanes) lane = scale_one<E>(lane, job.factor);
       memcpy(&value, lanes, 8);
     }
@@ -116,19 +116,19 @@ template <class E>
 TOWLINE_DEVICE uint64_t reduce8(const Job& job, const uint64_t (&values)[kMarkedRanks]) {
   using Bits = typename E::Bits;
   constexpr uint32_t kLanes = 8 / sizeof(Bits);
-  typename E::Sum sums[kLanes];
+  typename E::Sum sums[kLanes] = {};  // peer 0 sets them, which not every compiler sees
   const bool plain = is_sum(job.mark.reduction);
   Bits lanes[kLanes];
-#pragma unroll
+  TOWLINE_UNROLL
   for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
     if (peer >= job.size) continue;
     memcpy(lanes, &values[peer], 8);
-#pragma unroll
+    TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i)
       sums[i] =
           peer == 0 ? E::widen(lanes[i]) : combine<E>(sums[i], E::widen(lanes[i]), job.mark.reduction, plain);
   }
-#pragma unroll
+  TOWLINE_UNROLL
   for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = finish<E>(sums[i], job.mark.reduction, job.size);
   uint64_t result;
   memcpy(&result, lanes, 8);
@@ -163,7 +163,7 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
     if constexpr (!std::is_same_v<E, NoElement>) {
       store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
     } else {
-#pragma unroll
+      TOWLINE_UNROLL
       for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
         if (peer < job.size) store8(job.out[peer] + at, values[peer], job.bytes - at);
     }
