@@ -135,6 +135,27 @@ TEST(Names, RegionsThatWereLetGoDoNotComeBackWithOlderMetadata) {
   EXPECT_TRUE(peer.regions().empty());
 }
 
+TEST(Names, AnAddressRegisteredAgainMeansTheLaterRegion) {
+  for (const uint64_t later_key : {100u, 900u}) {
+    const auto agent = make_agent("agent");
+    metadata::PeerMetadata metadata = stranger("x", 1);
+    metadata.regions[0].region.key = 500;
+    Peer& peer = add(*agent, metadata);
+    const towline_region_ref region = metadata.regions[0].region;
+    const auto key_found = [&] {
+      return peer.with_known_regions([&](const KnownRegions& known) {
+        return known.index.find(region.kind, region.device, region.address, region.bytes)->key;
+      });
+    };
+    EXPECT_EQ(key_found(), 500u);
+    metadata.regions[0].region.key = later_key;
+    add(*agent, metadata);
+    EXPECT_EQ(key_found(), later_key) << "the owner's word about the first is still on its way";
+    EXPECT_NE(peer.forget_region(later_key), nullptr);
+    EXPECT_EQ(key_found(), 500u);
+  }
+}
+
 TEST(Names, UnsolicitedPeersAreBoundedInNumber) {
   const auto agent = make_agent("agent", "none", {{"peer.unsolicited", "3"}});
   const metadata::PeerMetadata held = stranger("held", 2);

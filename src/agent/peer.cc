@@ -1,6 +1,7 @@
 #include "agent/peer.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "agent/agent.h"
@@ -138,7 +139,10 @@ void Peer::add_regions(const metadata::PeerMetadata& metadata) {
       continue;
     }
     if (was_forgotten(key)) continue;
-    if (auto made = make_region(region, numbers); made != nullptr) regions_.emplace(key, std::move(made));
+    auto made = make_region(region, numbers);
+    if (made == nullptr) continue;
+    made->order = ++last_order_;
+    regions_.emplace(key, std::move(made));
   }
 }
 
@@ -233,12 +237,28 @@ uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_
                         blob_bytes + (whole ? 0 : offered_bytes_) + address_bytes_ + address_bytes(summary));
 }
 
+// Of regions that are alike in all but their keys, addresses mean the latest: its owner may have deregistered the
+// memory and registered it again, and this agent not have heard of the first yet.
 void Peer::make_known() {
   std::lock_guard lock(mutex_);
   if (!known_.empty()) return;
+  std::vector<const RemoteRegion*> latest;
+  latest.reserve(regions_.size());
+  for (const auto& [key, region] : regions_) latest.push_back(region.get());
+  const auto place = [](const RemoteRegion* region) {
+    const towline_region_ref& ref = region->ref;
+    return std::make_tuple(ref.kind, ref.device, ref.address, ref.bytes, ref.access, ref.flags);
+  };
+  std::sort(latest.begin(), latest.end(), [&](const RemoteRegion* a, const RemoteRegion* b) {
+    const auto left = place(a);
+    const auto right = place(b);
+    return left != right ? left < right : a->order > b->order;
+  });
+  const auto alike = [&](const RemoteRegion* a, const RemoteRegion* b) { return place(a) == place(b); };
+  latest.erase(std::unique(latest.begin(), latest.end(), alike), latest.end());
   std::vector<towline_region_ref> refs;
-  refs.reserve(regions_.size());
-  for (const auto& [key, region] : regions_) refs.push_back(region->ref);
+  refs.reserve(latest.size());
+  for (const RemoteRegion* region : latest) refs.push_back(region->ref);
   known_.set({regions_, RegionIndex(refs)});
 }
 

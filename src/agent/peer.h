@@ -35,6 +35,7 @@ struct Backend;
 // A region of a peer. Shared by the peer, block lists and links' imports.
 struct RemoteRegion {
   towline_region_ref ref = {};
+  uint64_t order = 0;             // later regions of the peer have higher ones
   metadata::RegionTokens tokens;  // by this agent's index of the backend
   // Those that came with later metadata, of backends that the peer had added meanwhile. It only grows.
   struct Later {
@@ -231,6 +232,7 @@ class Peer {
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;
+  uint64_t last_order_ = 0;
   std::vector<uint64_t> forgotten_;  // keys, the last kMostForgotten of them
   std::size_t next_forgotten_ = 0;   // where the next one goes
   RcuValue<KnownRegions> known_;     // a snapshot of regions_, once it was used

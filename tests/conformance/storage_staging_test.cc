@@ -447,14 +447,19 @@ TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
   for (int round = 0; round < 8; ++round) {
     const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
     std::atomic<int> posts{0};
-    std::thread poster([&load, &posts] {
+    std::atomic<bool> stale{false};
+    std::string why;
+    std::thread poster([&load, &posts, &stale, &why] {
       const auto until = std::chrono::steady_clock::now() + 60s;
       Status outcome = Status::kOk;
       for (; outcome != Status::kStale && std::chrono::steady_clock::now() < until; ++posts)
         outcome = run(load);
       EXPECT_EQ(outcome, Status::kStale);
+      why = last_error();
+      stale = true;
     });
-    while (posts < round) std::this_thread::yield();
+    while (posts < round && !stale) std::this_thread::yield();
+    EXPECT_FALSE(stale) << "after " << posts << " posts, before the region was deregistered: " << why;
     region_->deregister(60s);
     std::memset(memory_->data(), 0x5a, kBytes);
     poster.join();
