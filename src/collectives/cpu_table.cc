@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "collectives/backend.h"
+#include "collectives/calls/guarded.h"
 #include "collectives/calls/types.h"
 #include "collectives/cpu_backend.h"
 #include "collectives/window.h"
@@ -23,23 +24,6 @@ struct towline_collective_window {
 namespace towline::collectives {
 namespace {
 
-// Runs a call: an Error becomes a status and an error message of the host.
-template <class Function>
-int32_t guard(const towline_collective_host_v1_t* host, Function&& function) noexcept {
-  try {
-    return static_cast<int32_t>(function());
-  } catch (const Error& error) {
-    host->fail(host->context, error.what());
-    return static_cast<int32_t>(error.code());
-  } catch (const std::bad_alloc&) {
-    host->fail(host->context, "out of memory");
-    return TOWLINE_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    host->fail(host->context, error.what());
-    return TOWLINE_INTERNAL;
-  }
-}
-
 // Sets the reason of the break together with the status.
 int32_t tell(towline_collective_backend* self, Status status) {
   if (is_error(status))
@@ -48,7 +32,7 @@ int32_t tell(towline_collective_backend* self, Status status) {
 }
 
 int32_t open(const towline_collective_open_args* args, towline_collective_backend** backend) {
-  return guard(args->host, [&] {
+  return guarded(args->host, [&] {
     *backend = new towline_collective_backend{args->host, CpuBackend(*args)};
     return Status::kOk;
   });
@@ -69,7 +53,7 @@ int32_t perform(towline_collective_backend* self, const towline_collective_t* ca
 
 int32_t message_start(towline_collective_backend* self, const towline_collective_t* call,
                       towline_collective_message** message) {
-  return guard(self->host, [&] {
+  return guarded(self->host, [&] {
     auto* made = new towline_collective_message;
     made->message.is_send = call->op == TOWLINE_OP_SEND;
     made->message.peer = call->root;
@@ -85,7 +69,7 @@ int32_t message_start(towline_collective_backend* self, const towline_collective
 }
 
 int32_t message_test(towline_collective_backend* self, towline_collective_message* message) {
-  return guard(self->host, [&] {
+  return guarded(self->host, [&] {
     const Status status = self->backend.messages().test(message->message);
     if (is_error(status)) tell(self, status);
     return status;
@@ -110,7 +94,7 @@ void abort(towline_collective_backend* self, int32_t status, const char* text) {
 }
 
 int32_t describe(towline_collective_backend* self, char* json, size_t capacity, size_t* needed) {
-  return guard(self->host, [&] {
+  return guarded(self->host, [&] {
     const std::string text = self->backend.describe();
     *needed = text.size() + 1;
     if (capacity >= *needed) std::memcpy(json, text.c_str(), *needed);
@@ -120,7 +104,7 @@ int32_t describe(towline_collective_backend* self, char* json, size_t capacity, 
 
 int32_t window_open(towline_collective_backend* self, void* address, uint64_t bytes, uint64_t number,
                     uint64_t deadline_ns, towline_collective_window** window) {
-  return guard(self->host, [&] {
+  return guarded(self->host, [&] {
     *window = new towline_collective_window{
         self, Window(self->backend, address, bytes, number, Deadline::at(deadline_ns))};
     return Status::kOk;
@@ -129,7 +113,7 @@ int32_t window_open(towline_collective_backend* self, void* address, uint64_t by
 
 int32_t window_close(towline_collective_window* window, uint64_t number, uint64_t deadline_ns) {
   const std::unique_ptr<towline_collective_window> owned(window);
-  return guard(owned->owner->host, [&] {
+  return guarded(owned->owner->host, [&] {
     owned->window.close(number, Deadline::at(deadline_ns));
     return Status::kOk;
   });
@@ -143,7 +127,7 @@ int32_t window_map(towline_collective_window* window, int32_t rank, void** addre
 
 int32_t window_put(towline_collective_window* window, int32_t rank, uint64_t offset, const void* from,
                    uint64_t bytes) {
-  return guard(window->owner->host, [&] {
+  return guarded(window->owner->host, [&] {
     const Status status = window->window.put(rank, offset, from, bytes);
     if (is_error(status)) tell(window->owner, status);
     return status;
@@ -152,7 +136,7 @@ int32_t window_put(towline_collective_window* window, int32_t rank, uint64_t off
 
 int32_t window_get(towline_collective_window* window, int32_t rank, uint64_t offset, void* to,
                    uint64_t bytes) {
-  return guard(window->owner->host, [&] {
+  return guarded(window->owner->host, [&] {
     const Status status = window->window.get(rank, offset, to, bytes);
     if (is_error(status)) tell(window->owner, status);
     return status;
@@ -160,7 +144,7 @@ int32_t window_get(towline_collective_window* window, int32_t rank, uint64_t off
 }
 
 int32_t window_signal(towline_collective_window* window, int32_t rank) {
-  return guard(window->owner->host, [&] {
+  return guarded(window->owner->host, [&] {
     const Status status = window->window.signal(rank);
     if (is_error(status)) tell(window->owner, status);
     return status;

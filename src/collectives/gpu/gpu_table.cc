@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "collectives/calls/guarded.h"
 #include "collectives/gpu/gpu_backend.h"
 #include "collectives/gpu/image.h"
 #include "collectives/gpu/operations.h"
@@ -18,23 +19,6 @@ struct Opened {
 };
 Opened& opened(towline_collective_backend* handle) { return *reinterpret_cast<Opened*>(handle); }
 GpuMessage& message_of(towline_collective_message* handle) { return *reinterpret_cast<GpuMessage*>(handle); }
-
-// Runs a call: an Error becomes a status and an error message of the host.
-template <class Function>
-int32_t guarded(const towline_collective_host_v1_t* host, Function&& function) noexcept {
-  try {
-    return static_cast<int32_t>(function());
-  } catch (const Error& error) {
-    host->fail(host->context, error.what());
-    return static_cast<int32_t>(error.code());
-  } catch (const std::bad_alloc&) {
-    host->fail(host->context, "out of memory");
-    return TOWLINE_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    host->fail(host->context, error.what());
-    return TOWLINE_INTERNAL;
-  }
-}
 
 template <class E>
 void model(const void* argument, uint32_t block, uint32_t blocks) {
