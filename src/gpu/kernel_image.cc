@@ -1,25 +1,9 @@
 #include "gpu/kernel_image.h"
 
-#ifdef TOWLINE_CUDA_KERNELS
-// The assembler takes the file as it is.
-asm(R"(
-  .section .rodata
-  .balign 64
-  .global towline_cuda_kernels_begin
-  .global towline_cuda_kernels_end
-  .hidden towline_cuda_kernels_begin
-  .hidden towline_cuda_kernels_end
-towline_cuda_kernels_begin:
-  .incbin ")" TOWLINE_CUDA_KERNELS R"("
-towline_cuda_kernels_end:
-  .byte 0
-  .previous
-)");
+#include "gpu/embedded_image.h"
 
-extern "C" {
-extern const unsigned char towline_cuda_kernels_begin[];
-extern const unsigned char towline_cuda_kernels_end[];
-}
+#ifdef TOWLINE_CUDA_KERNELS
+TOWLINE_EMBED_IMAGE(towline_cuda_kernels, TOWLINE_CUDA_KERNELS)
 #endif
 
 namespace towline::cuda {

@@ -1,25 +1,9 @@
 #include "collectives/gpu/image.h"
 
-#ifdef TOWLINE_COLLECTIVE_KERNEL_IMAGE
-// The assembler takes the file as it is.
-asm(R"(
-  .section .rodata
-  .balign 64
-  .global towline_collective_kernels_begin
-  .global towline_collective_kernels_end
-  .hidden towline_collective_kernels_begin
-  .hidden towline_collective_kernels_end
-towline_collective_kernels_begin:
-  .incbin ")" TOWLINE_COLLECTIVE_KERNEL_IMAGE R"("
-towline_collective_kernels_end:
-  .byte 0
-  .previous
-)");
+#include "gpu/embedded_image.h"
 
-extern "C" {
-extern const unsigned char towline_collective_kernels_begin[];
-extern const unsigned char towline_collective_kernels_end[];
-}
+#ifdef TOWLINE_COLLECTIVE_KERNEL_IMAGE
+TOWLINE_EMBED_IMAGE(towline_collective_kernels, TOWLINE_COLLECTIVE_KERNEL_IMAGE)
 #endif
 
 namespace towline::collectives::gpu {
