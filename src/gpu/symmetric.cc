@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/os/host_identity.h"
+#include "base/os/socket_address.h"
 
 namespace towline::cuda {
 
@@ -52,13 +52,6 @@ struct Local {
 Local& local() {
   static Local of_process;
   return of_process;
-}
-
-socklen_t fill(sockaddr_un& address, const std::string& name) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
 UniqueFd make_socket() {
@@ -155,9 +148,8 @@ SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t by
   }
   name_ = "towline-gpu-" + Id::random().to_hex();
   listener_ = make_socket();
-  sockaddr_un address;
-  const socklen_t length = fill(address, name_);
-  if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+  const SocketAddress address = SocketAddress::unix_socket("@" + name_);
+  if (::bind(listener_.get(), address.get(), address.size()) != 0 ||
       ::listen(listener_.get(), static_cast<int>(size)) != 0)
     fail_errno(errno, "gpu: cannot listen for other ranks");
 
@@ -233,9 +225,8 @@ void SymmetricMemory::swap(uint32_t gpu, std::span<const Notice> notices, Deadli
 void SymmetricMemory::send_to(uint32_t rank, const Notice& notice, Deadline deadline) {
   sockets_.resize(size_);
   UniqueFd socket = make_socket();
-  sockaddr_un address;
-  const socklen_t length = fill(address, notice.socket);
-  while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+  const SocketAddress address = SocketAddress::unix_socket("@" + std::string(notice.socket));
+  while (::connect(socket.get(), address.get(), address.size()) != 0) {
     if (errno != EAGAIN && errno != EINTR)
       fail_errno(errno, "gpu: cannot reach rank {}, which must be in the same network namespace", rank);
     if (deadline.passed(monotonic_now_ns())) fail(Status::kTimedOut, "gpu: timed out reaching rank {}", rank);
