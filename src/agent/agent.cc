@@ -36,7 +36,8 @@ constexpr uint64_t kLongestSleepNs = 100 * kMillisecondNs;  // of a wait for act
 constexpr uint32_t kLooksPerFullPass = 4;  // for notices: of the workers that the last one did not come from
 
 const Clock& system_clock() noexcept {
-  static const SystemClock clock;
+  // Never destroyed: agents that the application did not close go on while the process exits.
+  static const auto& clock = *new SystemClock;
   return clock;
 }
 

@@ -20,9 +20,10 @@ struct Registry {
                                                                  {"fake", fake_backend()}};
 };
 
-// Registered backends belong to the process, like libraries that the dynamic loader loads.
+// Registered backends belong to the process, like libraries that the dynamic loader loads. Never destroyed: threads may
+// use them while the process exits.
 Registry& registry() {
-  static Registry of_process;
+  static auto& of_process = *new Registry;
   return of_process;
 }
 

@@ -418,7 +418,7 @@ std::vector<SocketAddress> ListeningSocket::reachable() const {
 
 void warn_of_open_ports(const char* what, std::span<const ListeningSocket* const> sockets) {
   static std::mutex mutex;
-  static std::set<std::string> warned;
+  static auto& warned = *new std::set<std::string>;  // outlives every thread
   std::string open;
   for (const ListeningSocket* socket : sockets)
     if (!socket->address().is_loopback()) open += (open.empty() ? "" : ", ") + socket->address().text();
