@@ -9,7 +9,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test forget-reports test-dev test-ci test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
+.PHONY: help deps build demo test forget-reports test-dev test-ci test-rust test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -25,7 +25,7 @@ build: ## build the library and the command line (build/release)
 demo: build ## build, and replay requests between a prefill and a decode process
 	build/release/tools/towline/towline $(DEMO_ARGS)
 
-test: forget-reports test-ci test-python test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
+test: forget-reports test-ci test-rust test-python test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
 	@scripts/closing-list
 	@echo "make test: all passed"
 
@@ -40,6 +40,9 @@ test-dev test-ci test-asan-ubsan test-tsan: test-%: deps
 	@cmake --preset $* --log-level=WARNING $(CONFIGURE_ARGS) >/dev/null
 	@cmake --build --preset $*
 	@scripts/run-tests $* $(JOBS)
+
+test-rust: test-ci ## the Rust crate's tests and examples
+	@scripts/run-rust-tests ci
 
 test-python: python ## the Python packages' tests
 	@scripts/run-python-tests $(VENV)/python bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests

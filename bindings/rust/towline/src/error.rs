@@ -1,0 +1,70 @@
+use std::fmt;
+
+use towline_sys::{self as sys, Status};
+
+use crate::text;
+
+/// The result of every call that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What failed: a status to branch on, and a message with what was tried, the values, and what to do.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error {
+    status: Status,
+    message: String,
+}
+
+impl Error {
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+        Error { status, message: message.into() }
+    }
+
+    /// The status to branch on: `Status::PEER_LOST`.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The library's message.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// True if the same call may succeed later without a change: no credit or space was left.
+    pub fn is_retryable(&self) -> bool {
+        self.status == Status::AGAIN
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.status.name(), self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The status of a control call, which sets this thread's last error when it fails.
+pub(crate) fn check(code: i32) -> Result<Status> {
+    let status = Status(code);
+    if !status.is_error() {
+        return Ok(status);
+    }
+    // SAFETY: the message is valid until this thread's next failing call, and is copied here.
+    let message = unsafe { text::borrowed(sys::towline_last_error()) };
+    Err(Error::new(status, if message.is_empty() { status.text() } else { message }))
+}
+
+/// The status of a call on the data path, which sets no message of its own.
+pub(crate) fn check_quietly(code: i32, what: &str) -> Result<Status> {
+    let status = Status(code);
+    if status.is_error() {
+        return Err(Error::new(status, format!("{what}: {}", status.text())));
+    }
+    Ok(status)
+}

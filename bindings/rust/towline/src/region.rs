@@ -1,0 +1,199 @@
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use towline_sys::{self as sys, Kind, Status};
+
+use crate::agent::AgentHandle;
+use crate::deadline::Timeout;
+use crate::error::{check, Error, Result};
+use crate::memory::MemoryOwner;
+use crate::reaper::{self, Corpse};
+
+/// What peers may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access(pub(crate) u32);
+
+impl Access {
+    /// Peers may READ.
+    pub const READ: Access = Access(sys::TOWLINE_ACCESS_READ);
+    /// Peers may WRITE.
+    pub const WRITE: Access = Access(sys::TOWLINE_ACCESS_WRITE);
+    /// Peers may do both.
+    pub const ALL: Access = Access(sys::TOWLINE_ACCESS_ALL);
+}
+
+/// How memory is registered.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionOptions {
+    /// What peers may do.
+    pub access: Access,
+    /// Reached only through paths where this agent checks every access.
+    pub guarded: bool,
+}
+
+impl Default for RegionOptions {
+    fn default() -> Self {
+        RegionOptions { access: Access::ALL, guarded: false }
+    }
+}
+
+/// Registered memory, with its owner.
+pub struct Region {
+    parts: ManuallyDrop<Parts>,
+}
+
+struct Parts {
+    handle: NonNull<sys::towline_region_t>,
+    address: *mut u8,
+    bytes: usize,
+    // Held, not used: freed after the region, before the agent may end.
+    _owner: Option<Box<dyn MemoryOwner>>,
+    _agent: AgentHandle,
+}
+
+// SAFETY: the handle may be used by any thread; the owner is Send, and never used through a shared reference.
+unsafe impl Send for Parts {}
+unsafe impl Sync for Parts {}
+
+impl Region {
+    pub(crate) fn register(
+        agent: &AgentHandle,
+        address: *mut u8,
+        bytes: usize,
+        owner: Option<Box<dyn MemoryOwner>>,
+        options: &RegionOptions,
+    ) -> Result<Region> {
+        let native = sys::towline_region_options_t {
+            struct_size: std::mem::size_of::<sys::towline_region_options_t>(),
+            access: options.access.0,
+            flags: if options.guarded { sys::TOWLINE_REGION_GUARDED } else { 0 },
+            kind: Kind::DRAM.0,
+            ..Default::default()
+        };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the caller vouches for the memory; `handle` is written on success only.
+        check(unsafe {
+            sys::towline_region_register(agent.native(), address.cast(), bytes as u64, &native, &mut handle)
+        })?;
+        // SAFETY: a successful call gives a handle.
+        Ok(unsafe { Self::from_native(agent, handle, address, bytes, owner) })
+    }
+
+    /// Takes a registered handle over.
+    pub(crate) unsafe fn from_native(
+        agent: &AgentHandle,
+        handle: *mut sys::towline_region_t,
+        address: *mut u8,
+        bytes: usize,
+        owner: Option<Box<dyn MemoryOwner>>,
+    ) -> Region {
+        let handle = NonNull::new_unchecked(handle);
+        Region { parts: ManuallyDrop::new(Parts { handle, address, bytes, _owner: owner, _agent: agent.clone() }) }
+    }
+
+    /// Where the memory begins, for [`Blocks`](crate::Blocks); 0 for storage. Peers may access it at any time.
+    pub fn address(&self) -> u64 {
+        self.parts.address as u64
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> usize {
+        self.parts.bytes
+    }
+
+    /// The key by which peers name it.
+    pub fn key(&self) -> u64 {
+        // SAFETY: the handle lives as long as `self`.
+        unsafe { sys::towline_region_key(self.native()) }
+    }
+
+    /// Copies bytes out of the region. A peer that writes them meanwhile may leave old and new ones mixed.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let from = self.place("read_at", offset, into.len())?;
+        // SAFETY: in range; `into` is exclusively borrowed, so it can't overlap memory that only this region owns.
+        unsafe { ptr::copy(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the region. A peer that reads them meanwhile may see old and new ones mixed.
+    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let into = self.place("write_at", offset, from.len())?;
+        // SAFETY: in range, and the memory is writable.
+        unsafe { ptr::copy(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+
+    fn place(&self, what: &str, offset: usize, bytes: usize) -> Result<*mut u8> {
+        if self.parts.address.is_null() {
+            let text = format!("{what}: the region is no memory of this process; move its bytes by a transfer");
+            return Err(Error::new(Status::UNSUPPORTED, text));
+        }
+        if offset.checked_add(bytes).map_or(true, |end| end > self.parts.bytes) {
+            let text = format!("{what}: {bytes} bytes at offset {offset} do not lie in {} bytes", self.parts.bytes);
+            return Err(Error::new(Status::OUT_OF_RANGE, text));
+        }
+        // SAFETY: within the region.
+        Ok(unsafe { self.parts.address.add(offset) })
+    }
+
+    /// Deregisters: refuses new work, tells peers, waits until work in flight is fenced, and frees the memory that the
+    /// region owns. `TIMED_OUT`: a peer has not detached, and the message names it; the region comes back with the error,
+    /// and the call may be repeated.
+    pub fn deregister(self, timeout: impl Into<Timeout>) -> std::result::Result<(), (Region, Error)> {
+        let timeout_ns = timeout.into().nanoseconds();
+        // SAFETY: the handle is freed by a successful call only, after which nothing uses it.
+        match check(unsafe { sys::towline_region_deregister(self.native(), timeout_ns) }) {
+            Ok(_) => {
+                let mut region = ManuallyDrop::new(self);
+                // SAFETY: dropped once, as `region` is not.
+                unsafe { ManuallyDrop::drop(&mut region.parts) };
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// [`deregister`](Region::deregister) without blocking the caller's thread.
+    pub fn deregister_async(
+        self,
+        timeout: impl Into<Timeout>,
+    ) -> impl Future<Output = std::result::Result<(), (Region, Error)>> + Send {
+        let timeout = timeout.into();
+        blocking::unblock(move || self.deregister(timeout))
+    }
+
+    pub(crate) fn native(&self) -> *mut sys::towline_region_t {
+        self.parts.handle.as_ptr()
+    }
+}
+
+impl Drop for Region {
+    /// Never blocks: if a peer has not detached yet, a thread waits for it and frees the memory then.
+    fn drop(&mut self) {
+        // SAFETY: taken once.
+        let mut parts = unsafe { ManuallyDrop::take(&mut self.parts) };
+        if !parts.retry(Duration::ZERO) {
+            reaper::free_later(Box::new(parts));
+        }
+    }
+}
+
+impl Corpse for Parts {
+    fn retry(&mut self, wait: Duration) -> bool {
+        // SAFETY: the handle is valid until a call succeeds, which is the last one.
+        let code = unsafe { sys::towline_region_deregister(self.handle.as_ptr(), wait.as_nanos() as u64) };
+        code != Status::TIMED_OUT.0
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Region")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("bytes", &self.parts.bytes)
+            .finish_non_exhaustive()
+    }
+}

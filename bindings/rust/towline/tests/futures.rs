@@ -1,0 +1,154 @@
+//! Transfers and notices as futures, with and without a runtime.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use futures_lite::future::{block_on, zip};
+use towline::{Agent, BlockList, Blocks, Memory, Op, Peer, Region, RegionOptions, Status, TransferOptions};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 1024;
+const SOON: Duration = Duration::from_secs(10);
+
+struct Pair {
+    _source: Region,
+    target: Region,
+    mine: BlockList,
+    theirs: BlockList,
+    peer: Peer,
+    writer: Agent,
+    owner: Agent,
+}
+
+async fn pair() -> Pair {
+    let writer = Agent::new("writer").unwrap();
+    let owner = Agent::new("owner").unwrap();
+    let mut memory = Memory::allocate((PAGE * PAGES) as usize).unwrap();
+    memory.as_mut_slice().fill(9);
+    let source = writer.register(memory, &RegionOptions::default()).unwrap();
+    let target = owner.register(Memory::allocate((PAGE * PAGES) as usize).unwrap(), &RegionOptions::default()).unwrap();
+    let peer = writer.connect_async(&owner.address().unwrap(), SOON).await.unwrap();
+    let pages = |address| [Blocks::at(address, PAGE).repeat(PAGES, PAGE)];
+    let mine = writer.block_list(&pages(source.address())).unwrap();
+    let theirs = peer.block_list(&pages(target.address())).unwrap();
+    Pair { _source: source, target, mine, theirs, peer, writer, owner }
+}
+
+fn awaitable() -> TransferOptions {
+    TransferOptions { awaitable: true, notice: Some(b"done".to_vec()), ..Default::default() }
+}
+
+async fn write_and_receive(pair: &Pair) {
+    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &awaitable()).unwrap();
+    for _ in 0..50 {
+        let (written, notice) = zip(write.run(), pair.owner.receive_async()).await;
+        written.unwrap();
+        assert_eq!(notice.unwrap().bytes(), b"done");
+    }
+    let mut last = [0];
+    pair.target.read_at((PAGE * PAGES - 1) as usize, &mut last).unwrap();
+    assert_eq!(last, [9]);
+}
+
+#[test]
+fn transfers_and_notices_are_futures_without_a_runtime() {
+    block_on(async { write_and_receive(&pair().await).await });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_under_tokio_from_many_tasks() {
+    let pair = Arc::new(pair().await);
+    let tasks: Vec<_> = (0..16u64)
+        .map(|task| {
+            let pair = pair.clone();
+            tokio::spawn(async move {
+                let options = TransferOptions { awaitable: true, ..Default::default() };
+                let mine = pair.mine.pick(task * 64..(task + 1) * 64);
+                let theirs = pair.theirs.pick(task * 64..(task + 1) * 64);
+                let write = pair.writer.transfer(Op::WRITE, mine, theirs, &options).unwrap();
+                for _ in 0..20 {
+                    write.run().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut bytes = vec![0; (PAGE * PAGES) as usize];
+    pair.target.read_at(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 9));
+}
+
+#[test]
+fn a_transfer_that_is_not_awaitable_says_so() {
+    block_on(async {
+        let pair = pair().await;
+        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
+        assert_eq!(write.run().await.unwrap_err().status(), Status::UNSUPPORTED);
+    });
+}
+
+#[test]
+fn dropping_the_future_cancels_the_transfer() {
+    block_on(async {
+        let pair = pair().await;
+        let options = TransferOptions { backend: "tcp".into(), awaitable: true, ..Default::default() };
+        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).unwrap();
+        {
+            let mut future = pin!(write.run());
+            let mut context = Context::from_waker(Waker::noop());
+            let _ = future.as_mut().poll(&mut context);
+        }
+        let status = write.poll();
+        assert!(status == Status::CANCELLED || status == Status::OK, "{status}");
+        write.wait_fenced(towline::Fence::Both, SOON).unwrap();
+        write.run().await.unwrap(); // and it can be posted again
+    });
+}
+
+#[test]
+fn waiting_for_a_counter_and_leaving_do_not_block_the_thread() {
+    block_on(async {
+        let pair = pair().await;
+        let counter = pair.owner.counter(0).unwrap();
+        let add = async { pair.peer.add(counter.key(), 3) };
+        let (waited, added) = zip(counter.wait_async(3, SOON), add).await;
+        waited.unwrap();
+        added.unwrap();
+        pair.peer.refresh_async(SOON).await.unwrap();
+        drop(pair.theirs);
+        pair.target.deregister_async(SOON).await.map_err(|(_, error)| error).unwrap();
+    });
+}
+
+/// A waker that panics: the application's mistake, which must not cross into C.
+struct Broken;
+
+impl Wake for Broken {
+    fn wake(self: Arc<Self>) {
+        panic!("the application's waker is broken");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_does_not_end_the_process() {
+    block_on(async {
+        let pair = pair().await;
+        let options = TransferOptions { backend: "tcp".into(), awaitable: true, ..Default::default() };
+        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).unwrap();
+        {
+            let waker = Waker::from(Arc::new(Broken));
+            let mut future = pin!(write.run());
+            if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                result.unwrap();
+            }
+            let _ = write.wait(SOON);
+        }
+        write.wait_fenced(towline::Fence::Both, SOON).unwrap();
+        write.run().await.unwrap();
+    });
+}

@@ -1,0 +1,275 @@
+//! Two agents of one process: data, notices, counters, bad input, and what happens to memory.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use towline::{
+    Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Memory, MemoryOwner, Notice, Op, Peer,
+    Region, RegionOptions, Status, StorageOptions, Timeout, Transfer, TransferOptions,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+const SOON: Duration = Duration::from_secs(10);
+
+/// Two agents that know each other, with one region each.
+struct Pair {
+    source: Region,
+    target: Region,
+    mine: BlockList,
+    theirs: BlockList,
+    peer: Peer,
+    writer: Agent,
+    owner: Agent,
+}
+
+fn pages_of(address: u64) -> [Blocks; 1] {
+    [Blocks::at(address, PAGE as u64).repeat(PAGES as u64, PAGE as u64)]
+}
+
+fn pair_with(owner: &AgentOptions, target: &RegionOptions) -> Pair {
+    let writer = Agent::new("writer").unwrap();
+    let owner = Agent::with_options("owner", owner).unwrap();
+    let mut memory = Memory::allocate(PAGE * PAGES).unwrap();
+    for (page, bytes) in memory.as_mut_slice().chunks_mut(PAGE).enumerate() {
+        bytes.fill(page as u8 + 1);
+    }
+    let source = writer.register(memory, &RegionOptions::default()).unwrap();
+    let target = owner.register(Memory::allocate(PAGE * PAGES).unwrap(), target).unwrap();
+    let peer = writer.connect(&owner.address().unwrap(), SOON).unwrap();
+    let mine = writer.block_list(&pages_of(source.address())).unwrap();
+    let theirs = peer.block_list(&pages_of(peer.regions().unwrap()[0].address)).unwrap();
+    Pair { source, target, mine, theirs, peer, writer, owner }
+}
+
+fn pair() -> Pair {
+    pair_with(&AgentOptions::default(), &RegionOptions::default())
+}
+
+fn page(region: &Region, number: usize) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE];
+    region.read_at(number * PAGE, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn every_type_goes_to_any_thread() {
+    fn any_thread<T: Send + Sync>() {}
+    any_thread::<Agent>();
+    any_thread::<BlockList>();
+    any_thread::<Counter>();
+    any_thread::<Error>();
+    any_thread::<Memory>();
+    any_thread::<Notice>();
+    any_thread::<Peer>();
+    any_thread::<Region>();
+    any_thread::<Transfer>();
+}
+
+#[test]
+fn picked_pages_arrive_and_the_notice_after_them() {
+    let pair = pair();
+    let options = TransferOptions { notice: Some(b"req-17".to_vec()), ..Default::default() };
+    let picks = (pair.mine.pick(&[3, 1]), pair.theirs.pick(&[10, 11]));
+    let write = pair.writer.transfer(Op::WRITE, picks.0, picks.1, &options).unwrap();
+    write.post().unwrap();
+    assert_eq!(write.wait(SOON).unwrap(), Status::OK);
+
+    let notice = pair.owner.receive(SOON).unwrap();
+    assert_eq!((notice.bytes(), notice.peer_name()), (&b"req-17"[..], "writer"));
+    assert_eq!(page(&pair.target, 10), vec![4; PAGE]);
+    assert_eq!(page(&pair.target, 11), vec![2; PAGE]);
+    assert_eq!(page(&pair.target, 12), vec![0; PAGE]);
+
+    let outcome = write.outcome().unwrap();
+    assert_eq!((outcome.status, outcome.bytes, outcome.failed.len()), (Status::OK, 2 * PAGE as u64, 0));
+    assert!(outcome.fenced_locally && outcome.fenced_remotely);
+    assert!(write.route().unwrap().contains("\"backend\""));
+}
+
+#[test]
+fn a_read_brings_pages_here_and_counts_at_the_peer() {
+    let pair = pair();
+    pair.target.write_at(5 * PAGE, &[77; PAGE]).unwrap();
+    let counter = pair.owner.counter(40).unwrap();
+    let options = TransferOptions { count: Some((counter.key(), 2)), ..Default::default() };
+    let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), pair.theirs.pick(5..6), &options).unwrap();
+    for _ in 0..2 {
+        read.post().unwrap();
+        assert_eq!(read.wait(SOON).unwrap(), Status::OK);
+    }
+    counter.wait(44, SOON).unwrap();
+    assert_eq!(page(&pair.source, 0), vec![77; PAGE]);
+    pair.peer.add(counter.key(), 1).unwrap();
+    counter.wait(45, SOON).unwrap();
+    assert_eq!(counter.wait(46, Timeout::NOW).unwrap_err().status(), Status::TIMED_OUT);
+}
+
+#[test]
+fn bad_input_is_an_error_with_values() {
+    let pair = pair();
+    let refused = |result: towline::Result<Transfer>| result.map(drop).unwrap_err();
+    let options = TransferOptions::default();
+
+    let error = refused(pair.writer.transfer(Op::WRITE, pair.mine.pick(&[64]), pair.theirs.pick(&[0]), &options));
+    assert_eq!(error.status(), Status::OUT_OF_RANGE);
+    assert!(error.message().contains("64"), "{error}");
+
+    let error = refused(pair.writer.transfer(Op::WRITE, pair.mine.pick(&[0, 1]), pair.theirs.pick(&[0]), &options));
+    assert_eq!(error.status(), Status::MISMATCH);
+
+    let error = refused(pair.owner.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options));
+    assert_eq!(error.status(), Status::INVALID_ARGUMENT);
+    assert!(error.message().contains("another agent"), "{error}");
+
+    let unknown = TransferOptions { backend: "carrier-pigeon".into(), ..Default::default() };
+    assert!(refused(pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &unknown)).message().contains("pigeon"));
+
+    assert_eq!(Agent::new("a\0b").unwrap_err().status(), Status::INVALID_ARGUMENT);
+    assert_eq!(pair.writer.add_peer(b"junk").unwrap_err().status(), Status::PROTOCOL);
+    assert_eq!(pair.writer.find_peer("nobody").unwrap_err().status(), Status::NOT_FOUND);
+    assert_eq!(pair.source.read_at(PAGE * PAGES - 1, &mut [0; 2]).unwrap_err().status(), Status::OUT_OF_RANGE);
+    assert_eq!(pair.source.write_at(usize::MAX, &[0; 2]).unwrap_err().status(), Status::OUT_OF_RANGE);
+    let many = Blocks::at(0, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1);
+    assert_eq!(pair.writer.block_list(&[many]).unwrap_err().status(), Status::LIMIT_EXCEEDED);
+    assert_eq!(pair.writer.receive(Timeout::NOW).unwrap_err().status(), Status::TIMED_OUT);
+}
+
+#[test]
+fn a_connection_that_can_not_be_made_ends_by_its_deadline() {
+    let agent = Agent::new("alone").unwrap();
+    let begin = Instant::now();
+    let gone = Agent::new("gone").unwrap().address().unwrap();
+    // A time that has passed means "now", not the library's default of 30 s.
+    assert!(agent.connect(&gone, Instant::now()).is_err());
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn access_rights_hold() {
+    let read_only = RegionOptions { access: Access::READ, ..Default::default() };
+    let pair = pair_with(&AgentOptions::default(), &read_only);
+    let region = pair.peer.regions().unwrap()[0];
+    assert!(region.readable && !region.writable);
+    let options = TransferOptions::default();
+    let error = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).map(drop).unwrap_err();
+    assert_eq!(error.status(), Status::PERMISSION_DENIED);
+}
+
+/// Memory that tells when it is freed.
+struct Watched(Vec<u8>, Arc<AtomicBool>);
+
+// SAFETY: as for the vector.
+unsafe impl MemoryOwner for Watched {
+    fn address(&self) -> NonNull<u8> {
+        self.0.address()
+    }
+    fn bytes(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_region_keeps_its_memory_and_frees_it_when_it_is_deregistered() {
+    let agent = Agent::new("owner").unwrap();
+    let freed = Arc::new(AtomicBool::new(false));
+    let region = agent.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::default()).unwrap();
+    assert!(!freed.load(Ordering::SeqCst));
+    region.deregister(SOON).map_err(|(_, error)| error).unwrap();
+    assert!(freed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
+    let pair = pair();
+    let freed = Arc::new(AtomicBool::new(false));
+    let region = pair.owner.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::default()).unwrap();
+    pair.peer.refresh(SOON).unwrap();
+    let theirs = pair.peer.block_list(&[Blocks::at(region.address(), PAGE as u64)]).unwrap();
+    let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), &theirs, &TransferOptions::default()).unwrap();
+    read.post().unwrap();
+    assert_eq!(read.wait(SOON).unwrap(), Status::OK);
+    let begin = Instant::now();
+    drop(region);
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    let until = Instant::now() + SOON;
+    while !freed.load(Ordering::SeqCst) {
+        assert!(Instant::now() < until, "the memory was never freed");
+        std::thread::yield_now();
+    }
+    assert!(read.post().is_err() || read.wait(SOON).is_err(), "a region that is gone can't be read");
+}
+
+#[test]
+fn an_agent_lives_as_long_as_what_was_made_from_it() {
+    let pair = pair();
+    let Err(owner) = pair.owner.clone().close() else { panic!("closed under a region's feet") };
+    drop(owner);
+    drop(pair.owner);
+    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
+    write.post().unwrap();
+    assert_eq!(write.wait(SOON).unwrap(), Status::OK);
+    assert_eq!(page(&pair.target, 63), vec![64; PAGE]);
+    assert!(Agent::new("unused").unwrap().close().is_ok());
+}
+
+#[test]
+fn a_forgotten_peer_ends_its_lists() {
+    let pair = pair();
+    let other = pair.peer.clone();
+    pair.peer.forget().unwrap();
+    let options = TransferOptions::default();
+    let error = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).map(drop).unwrap_err();
+    assert_eq!(error.status(), Status::STALE);
+    assert_eq!(other.name(), "owner");
+}
+
+#[test]
+fn a_cancelled_transfer_says_so_and_fences() {
+    let pair = pair();
+    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
+    write.cancel(); // nothing to cancel
+    assert_eq!(write.outcome().unwrap().status, Status::NOT_FOUND);
+    write.post().unwrap();
+    write.cancel(); // may come too late
+    let status = write.poll();
+    assert!(status == Status::OK || status == Status::CANCELLED, "{status}");
+    write.wait_fenced(Fence::Both, SOON).unwrap();
+}
+
+#[test]
+fn pages_go_to_a_file_and_back() {
+    let folder = std::env::temp_dir().join(format!("towline-rust-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let uri = format!("file:{}/pages.bin", folder.display());
+    let pair = pair();
+    let bytes = (PAGE * PAGES) as u64;
+    assert!(pair.writer.query_storage(&uri).unwrap().is_none());
+    let options = StorageOptions { create: true, bytes, ..Default::default() };
+    let file = pair.writer.register_storage(&uri, &options).unwrap();
+    let whole = file.blocks(0, bytes).unwrap();
+    let there = pair.writer.block_list(&[whole]).unwrap();
+    let save = pair.writer.transfer(Op::WRITE, &pair.mine, &there, &TransferOptions::default()).unwrap();
+    save.post().unwrap();
+    save.wait(SOON).unwrap();
+    file.commit(SOON).unwrap();
+    assert_eq!(std::fs::read(folder.join("pages.bin")).unwrap(), pair.source_bytes());
+    assert_eq!(pair.writer.query_storage(&uri).unwrap().unwrap().bytes, bytes);
+    assert!(file.blocks(1, bytes).is_err());
+    assert_eq!(file.read_at(0, &mut [0]).unwrap_err().status(), Status::UNSUPPORTED);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+impl Pair {
+    fn source_bytes(&self) -> Vec<u8> {
+        (0..PAGES).flat_map(|number| page(&self.source, number)).collect()
+    }
+}
