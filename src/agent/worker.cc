@@ -258,6 +258,12 @@ uint32_t Worker::step_staged(uint64_t now_ns) noexcept {
   return done;
 }
 
+// Shutting the links has ended the legs of staged transfers. No pass follows in which these would notice it.
+void Worker::retire() noexcept {
+  while (!staged_.empty() && step_staged(agent_.now_ns()) != 0) continue;
+  retired_ = true;
+}
+
 void Worker::check_deadlines(uint64_t now_ns) noexcept {
   next_deadline_ns_ = UINT64_MAX;
   for (Part* part = in_flight_.first(); part != nullptr;) {

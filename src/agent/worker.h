@@ -100,7 +100,7 @@ class Worker {
   // Ends all parts in flight with `status`. Used on close.
   void fail_everything(int32_t status) noexcept;
   // From now on its passes do nothing and its links do not connect, even if threads still call.
-  void retire() noexcept { retired_ = true; }
+  void retire() noexcept;
   [[nodiscard]] bool retired() const noexcept { return retired_; }
 
   // When the current or last pass began; within a microsecond for consecutive passes.

@@ -22,6 +22,8 @@ class SteppingClock final : public Clock {
 // The default deadline of simulated transfers, and when an outcome is there at the latest: time passes by being looked
 // at, so the pass that sees the deadline takes some of it.
 inline constexpr uint64_t kTimeoutNs = 50 * kMillisecondNs;
+inline constexpr uint64_t kHeartbeatNs = 20 * kMillisecondNs;
+inline constexpr uint64_t kSuspectNs = 60 * kMillisecondNs;
 inline constexpr uint64_t kLatestOutcomeNs = kTimeoutNs + 2 * kMillisecondNs;
 
 // Driven by the caller, over framed in-process connections, with short times to notice a loss.

@@ -17,213 +17,6 @@
 
 namespace towline::cuda::fake {
 
-// ---- faults
-
-void Stop::hold(bool held) {
-  const std::lock_guard lock(mutex_);
-  held_ = held;
-  let_go_.notify_all();
-}
-
-void Stop::pass() {
-  std::unique_lock lock(mutex_);
-  ++waiting_;
-  let_go_.wait(lock, [this] { return !held_; });
-  --waiting_;
-}
-
-bool Stop::waited_for() {
-  const std::lock_guard lock(mutex_);
-  return waiting_ != 0;
-}
-
-void Faults::refuse_launches(uint32_t count, Code code) {
-  const std::lock_guard lock(mutex_);
-  refusals_ = count;
-  refusal_ = code;
-}
-
-Code Faults::take_refusal() {
-  const std::lock_guard lock(mutex_);
-  if (refusals_ == 0) return 0;
-  --refusals_;
-  return refusal_;
-}
-
-void Faults::refuse_behind_gates(uint32_t count, Code code) {
-  const std::lock_guard lock(mutex_);
-  refusals_behind_gates_ = count;
-  refusal_behind_gates_ = code;
-}
-
-Code Faults::take_refusal_behind_gate() {
-  const std::lock_guard lock(mutex_);
-  if (refusals_behind_gates_ == 0) return 0;
-  --refusals_behind_gates_;
-  return refusal_behind_gates_;
-}
-
-void Faults::break_next(Code code) {
-  const std::lock_guard lock(mutex_);
-  break_ = code;
-}
-
-Code Faults::take_break() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(break_, 0);
-}
-
-bool Faults::in_one_of(const std::vector<Range>& ranges, uint64_t address) {
-  return std::any_of(ranges.begin(), ranges.end(),
-                     [&](const Range& range) { return address >= range.begin && address < range.end; });
-}
-
-void Faults::forget(uint64_t address, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  forgotten_.push_back({address, address + bytes, 0});
-}
-
-void Faults::place(uint64_t address, uint64_t bytes, uint32_t gpu) {
-  const std::lock_guard lock(mutex_);
-  placed_.push_back({address, address + bytes, gpu});
-}
-
-bool Faults::forgotten(uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  return in_one_of(forgotten_, address);
-}
-
-uint32_t Faults::gpu_at(uint64_t address) const {
-  for (const Range& range : placed_)
-    if (address >= range.begin && address < range.end) return range.gpu;
-  return 0;
-}
-
-uint32_t Faults::gpu_of(uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  return gpu_at(address);
-}
-
-Faults::MadeRange* Faults::find_made(uint64_t address) {
-  for (MadeRange& range : made_)
-    if (address >= range.begin && address < range.end) return &range;
-  return nullptr;
-}
-
-void Faults::make(uint64_t address, uint64_t bytes, Made made, std::optional<Use> everyones) {
-  const std::lock_guard lock(mutex_);
-  made_.push_back({address, address + bytes, made, everyones, {}});
-}
-
-Made Faults::made(uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  const MadeRange* const range = find_made(address);
-  return range == nullptr ? Made::kPlain : range->made;
-}
-
-std::optional<Use> Faults::access(uint32_t gpu, uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  const MadeRange* const range = find_made(address);
-  if (range == nullptr || gpu == gpu_at(address) || range->allowed.contains(gpu)) return Use::kWrite;
-  return range->everyones;
-}
-
-void Faults::allow(uint32_t gpu, uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  if (MadeRange* const range = find_made(address); range != nullptr) range->allowed.insert(gpu);
-}
-
-void Faults::enable_peer(uint32_t gpu, uint32_t other) {
-  const std::lock_guard lock(mutex_);
-  peers_.insert({gpu, other});
-}
-
-bool Faults::may_touch(uint32_t gpu, uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  const MadeRange* const range = find_made(address);
-  if (range == nullptr || gpu == gpu_at(address)) return true;
-  return range->made == Made::kPlain ? peers_.contains({gpu, gpu_at(address)}) : range->allowed.contains(gpu);
-}
-
-void Faults::separate(bool separated) {
-  const std::lock_guard lock(mutex_);
-  separated_ = separated;
-}
-
-bool Faults::separated() {
-  const std::lock_guard lock(mutex_);
-  return separated_;
-}
-
-void Faults::note_gathered(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  gathered_ += bytes;
-}
-
-uint64_t Faults::gathered() {
-  const std::lock_guard lock(mutex_);
-  return gathered_;
-}
-
-void Faults::fill(bool full) {
-  const std::lock_guard lock(mutex_);
-  full_ = full;
-}
-
-bool Faults::full() {
-  const std::lock_guard lock(mutex_);
-  return full_;
-}
-
-void Faults::refuse_pins(bool refused) {
-  const std::lock_guard lock(mutex_);
-  pins_refused_ = refused;
-}
-
-bool Faults::pins_refused() {
-  const std::lock_guard lock(mutex_);
-  return pins_refused_;
-}
-
-void Faults::refuse_pools(bool refused) {
-  const std::lock_guard lock(mutex_);
-  pools_refused_ = refused;
-}
-
-bool Faults::pools_refused() {
-  const std::lock_guard lock(mutex_);
-  return pools_refused_;
-}
-
-void Faults::pin_for_reading(uint64_t address, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  for_reading_.push_back({address, address + bytes, 0});
-}
-
-bool Faults::pinned_for_reading(uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  return in_one_of(for_reading_, address);
-}
-
-void Faults::reset() {
-  for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
-  const std::lock_guard lock(mutex_);
-  separated_ = full_ = pins_refused_ = pools_refused_ = false;
-  refusals_ = refusals_behind_gates_ = 0;
-  refusal_ = refusal_behind_gates_ = break_ = 0;
-  made_.clear();
-  peers_.clear();
-  gathered_ = 0;
-  forgotten_.clear();
-  placed_.clear();
-  for_reading_.clear();
-}
-
-Faults& faults() {
-  static Faults instance;
-  return instance;
-}
-
 namespace {
 
 // The pinned ranges, as a driver knows them: without their purpose.
@@ -368,17 +161,51 @@ class FakeGate final : public Gate {
   std::atomic<bool> broken_{false};
 };
 
+class FakeLane;
+
+// The lanes without a thread, in the order in which they were made.
+struct LanesByHand {
+  std::mutex mutex;
+  std::vector<FakeLane*> lanes;
+};
+
+LanesByHand& lanes_by_hand() {
+  static LanesByHand instance;
+  return instance;
+}
+
 class FakeLane final : public Lane {
  public:
-  FakeLane(uint32_t gpu, uint32_t reserved) : gpu_(gpu), reserved_(reserved), thread_([this] { work(); }) {}
+  FakeLane(uint32_t gpu, uint32_t reserved)
+      : gpu_(gpu), reserved_(reserved), by_hand_(faults().is_by_hand()) {
+    if (by_hand_) {
+      const std::lock_guard lock(lanes_by_hand().mutex);
+      lanes_by_hand().lanes.push_back(this);
+    } else {
+      thread_ = std::thread([this] { work(); });
+    }
+  }
   ~FakeLane() override {
     (void)drain();
+    if (by_hand_) {
+      const std::lock_guard lock(lanes_by_hand().mutex);
+      std::erase(lanes_by_hand().lanes, this);
+      return;
+    }
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
     changed_.notify_all();
     thread_.join();
+  }
+
+  // Carries out the next thing. False: there is none.
+  bool step() {
+    std::unique_lock lock(mutex_);
+    if (queue_.empty()) return false;
+    next(lock);
+    return true;
   }
 
   List make_list(uint64_t bytes) override {
@@ -446,6 +273,9 @@ class FakeLane final : public Lane {
   Code mark(uint32_t slot, uint64_t value) noexcept override { return enqueue({{}, slot, value, {}}); }
   [[nodiscard]] uint32_t reserved_sms() const noexcept override { return reserved_; }
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
+    // Without a thread, time passes by being looked at: whoever does nothing else gets there.
+    constexpr uint64_t kLooksForOne = 500;
+    if (by_hand_ && ++looks_ % kLooksForOne == 0) const_cast<FakeLane*>(this)->step();
     return flags_[slot];
   }
   [[nodiscard]] Code state() noexcept override {
@@ -454,6 +284,7 @@ class FakeLane final : public Lane {
     return queue_.empty() && !running_ ? 0 : kBusy;
   }
   Code drain() noexcept override {
+    while (by_hand_ && step()) continue;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.empty() && !running_; });
     return broken_;
@@ -506,28 +337,35 @@ class FakeLane final : public Lane {
     for (;;) {
       changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
       if (stop_) return;
-      const Work next = queue_.front();
-      queue_.pop_front();
-      running_ = true;
-      sending_ = next.list.gpu;
-      lock.unlock();
-      const Code broken = carry_out(next);
-      lock.lock();
-      running_ = false;
-      sending_ = 0;
-      ++over_;
-      if (broken != 0) {
-        broken_ = broken;
-        queue_.clear();
-      }
-      changed_.notify_all();
+      next(lock);
     }
+  }
+
+  // Under the lock, which it gives up meanwhile.
+  void next(std::unique_lock<std::mutex>& lock) {
+    const Work next = queue_.front();
+    queue_.pop_front();
+    running_ = true;
+    sending_ = next.list.gpu;
+    lock.unlock();
+    const Code broken = carry_out(next);
+    lock.lock();
+    running_ = false;
+    sending_ = 0;
+    ++over_;
+    if (broken != 0) {
+      broken_ = broken;
+      queue_.clear();
+    }
+    changed_.notify_all();
   }
 
   const uint32_t gpu_;
   const uint32_t reserved_;
+  const bool by_hand_;
   std::vector<uint8_t> staging_;
   uint64_t relays_ = 0;
+  mutable std::atomic<uint64_t> looks_{0};  // at flags
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
@@ -540,6 +378,16 @@ class FakeLane final : public Lane {
   std::array<std::atomic<uint64_t>, kSlots> flags_ = {};
   std::thread thread_;
 };
+
+}  // namespace
+
+bool step(uint64_t number) {
+  LanesByHand& all = lanes_by_hand();
+  const std::lock_guard lock(all.mutex);
+  return !all.lanes.empty() && all.lanes[number % all.lanes.size()]->step();
+}
+
+namespace {
 
 // ---- memory
 

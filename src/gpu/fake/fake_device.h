@@ -75,6 +75,10 @@ class Faults {
   void pin_for_reading(uint64_t address, uint64_t bytes);
   [[nodiscard]] bool pinned_for_reading(uint64_t address);
   [[nodiscard]] bool full();
+  // Lanes made from now on have no thread: each step() carries out the next thing of one of them. For
+  // simulations, where the order of events comes from a seed.
+  void by_hand(bool by_hand);
+  [[nodiscard]] bool is_by_hand();
   void reset();
 
  private:
@@ -101,6 +105,7 @@ class Faults {
   bool full_ = false;
   bool pins_refused_ = false;
   bool pools_refused_ = false;
+  bool by_hand_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
   uint32_t refusals_behind_gates_ = 0;
@@ -112,6 +117,8 @@ class Faults {
 };
 
 Faults& faults();
+// The next thing of one of the lanes without a thread: the one that `number` picks. False: it has nothing to do.
+bool step(uint64_t number);
 Device& fake_device();
 
 // An application's stream: a thread of its own does one thing after the other. Or it records them in a graph.

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/wire.h"
 #include "towline/towline.h"
+#include "transports/memory/network.h"
 
 namespace towline::memory {
 
@@ -111,10 +112,14 @@ int32_t Backend::connect(uint32_t worker, const towline_identity&, const void* a
   const std::shared_ptr<Mailbox> mailbox = find_in_directory(decoded->incarnation);
   if (mailbox == nullptr)
     return host().refuse(Status::kUnreachable, "memory: the peer is not an agent of this process");
-  auto ends = std::make_shared<Ends>(ring_bytes_);
+  auto ends = std::make_shared<Ends>(ring_bytes_, host().self().incarnation, decoded->incarnation);
   auto connection = std::make_unique<Connection>(*this, worker, ends, 0, peer);
   connection->call(deadline_ns);
-  const Status status = mailbox->post(worker % mailbox->workers(), {ends, host().self(), host().self().name});
+  const Network* const network = current_network();
+  const bool arrives = network == nullptr || network->passes(host().self().incarnation, decoded->incarnation);
+  const Status status =
+      arrives ? mailbox->post(worker % mailbox->workers(), {ends, host().self(), host().self().name})
+              : Status::kOk;  // the call is lost
   if (status != Status::kOk) return host().refuse(status, "memory: the peer has closed");
   *out = workers_[worker].connections.add(std::move(connection));
   return TOWLINE_OK;

@@ -9,6 +9,7 @@
 #include "towline/plugin/cursor.hpp"
 #include "towline/towline.h"
 #include "transports/memory/backend.h"
+#include "transports/memory/network.h"
 
 namespace towline::memory {
 
@@ -69,6 +70,8 @@ void Connection::start_engine() {
       framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process");
   if (const framing::FaultOptions faults = backend_.next_faults(); faults.any())
     lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
+  if (const Network* const network = current_network(); network != nullptr)
+    lane = across_network(std::move(lane), network, ends_->incarnation(side_), ends_->incarnation(1 - side_));
   framed->add_lane(std::move(lane));
   paths_.open(std::move(framed));
   state_ = State::kUp;

@@ -38,8 +38,11 @@ class Ends {
  public:
   enum class Answer { kNone, kAccepted, kRefused };
 
-  // Throws Error.
-  explicit Ends(uint32_t ring_bytes) : ring_bytes_(ring_bytes), id_(Id::random().lo) {
+  // The incarnations of the connector and of the agent that it calls. Throws Error.
+  Ends(uint32_t ring_bytes, const uint64_t connector[2], const uint64_t acceptor[2])
+      : ring_bytes_(ring_bytes),
+        id_(Id::random().lo),
+        incarnations_{{connector[0], connector[1]}, {acceptor[0], acceptor[1]}} {
     constexpr std::align_val_t kAlignment{kNoSharingBytes};
     const size_t bytes = 2 * framing::ring_bytes(ring_bytes);
     memory_.reset(static_cast<uint8_t*>(::operator new(bytes, kAlignment)));
@@ -47,6 +50,7 @@ class Ends {
   }
 
   [[nodiscard]] uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] const uint64_t* incarnation(uint32_t side) const noexcept { return incarnations_[side]; }
 
   // Side 0 is the connector's.
   [[nodiscard]] framing::RingView outgoing(uint32_t side) const noexcept {
@@ -138,6 +142,7 @@ class Ends {
 
   const uint32_t ring_bytes_;
   const uint64_t id_;
+  const uint64_t incarnations_[2][2];
   std::unique_ptr<uint8_t, Freer> memory_;
   End ends_[2];
   std::atomic<Answer> answer_{Answer::kNone};

@@ -70,6 +70,10 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.pin_for_reading(a, b);
   else if (is("separate"))
     faults.separate(a != 0);
+  else if (is("by hand"))
+    faults.by_hand(a != 0);
+  else if (is("step"))
+    return towline::cuda::fake::step(a);
   else if (is("reset"))
     faults.reset();
   else
