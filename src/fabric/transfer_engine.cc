@@ -10,65 +10,27 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/wire.h"
+#include "fabric/pin_thread.h"
+#include "fabric/transfer_engine_state.h"
 
 namespace towline::fabric {
 
-struct TransferEngine::Slot {
-  uint32_t index = 0;
-  uint32_t generation = 1;
-  bool used = false;
-  bool released = false;
-  Status status = Status::kInProgress;
-  bool fenced = false;
-  uint32_t fences = 0;
-  Handle transfer;  // the engine's
-  std::vector<uint8_t> message;
-  std::function<void(Status)> done;
-  // What the engine reads while it moves.
-  PageList pages;
-  std::size_t given = 0;
-  towline_segment one{};
-  const LocalMemory* local = nullptr;
-  const RemoteMemory* remote = nullptr;
-
-  static std::size_t next_pages(void* context, towline_segment* out, std::size_t capacity) {
-    Slot& slot = *static_cast<Slot*>(context);
-    const PageList& pages = slot.pages;
-    const std::size_t count = std::min(capacity, pages.local_pages.size() - slot.given);
-    const uint64_t local = pages.local->address + pages.local_offset;
-    const uint64_t remote = pages.remote->address + pages.remote_offset;
-    for (std::size_t i = 0; i < count; ++i, ++slot.given)
-      out[i] = {local + pages.local_pages[slot.given] * pages.local_stride,
-                remote + pages.remote_pages[slot.given] * pages.remote_stride, pages.page_bytes, 0, 0};
-    return count;
-  }
-  static std::size_t next_one(void* context, towline_segment* out, std::size_t capacity) {
-    Slot& slot = *static_cast<Slot*>(context);
-    if (slot.given != 0 || capacity == 0) return 0;
-    slot.given = 1;
-    out[0] = slot.one;
-    return 1;
-  }
-};
-
-// Told to the application without the lock.
-struct TransferEngine::Event {
-  std::function<void(Status)> done;
-  Status status = Status::kOk;
-  Handle peer;
-  bool is_lost = false;
-  std::string why;
-  std::vector<uint8_t> message;
-};
-
 TransferEngine::TransferEngine(std::vector<std::unique_ptr<Domain>> domains, TransferEngineOptions options)
     : options_(std::move(options)) {
+  options_.engine.record_bytes += kMessageHeader;
   engine_ = std::make_unique<Engine>(options_.engine, std::move(domains), static_cast<EngineHost&>(*this));
   carrier_ = std::make_unique<Carrier>(*engine_, options_.carrier);
   counters_.reserve(1024);
   wake_ = UniqueFd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!wake_) fail_errno(errno, "the engine's thread can't be woken");
   thread_ = std::thread([this] { run(); });
+  if (const int error = pin_thread(thread_, options_.worker_cpu); error != 0) {
+    closing_ = true;
+    wake();
+    thread_.join();
+    fail_errno(error, "the engine's thread can't run on processor {}", options_.worker_cpu);
+  }
 }
 
 TransferEngine::~TransferEngine() {
@@ -76,11 +38,8 @@ TransferEngine::~TransferEngine() {
   wake();
   thread_.join();
   auto held = lock();
-  for (auto& slot : slots_) {
-    if (!slot->used || slot->status != Status::kInProgress) continue;
-    slot->status = Status::kClosed;
-    if (slot->done) events_.push_back({std::move(slot->done), Status::kClosed, {}, false, {}, {}});
-  }
+  for (auto& slot : slots_)
+    if (slot->used && !slot->is_over() && slot->parent == nullptr) tell(*slot, Status::kClosed);
   carrier_.reset();
   engine_->close();
   for (const auto& memory : memories_) engine_->deregister_memory(*memory);
@@ -101,12 +60,17 @@ void TransferEngine::wake() noexcept {
   (void)!write(wake_.get(), &one, sizeof one);
 }
 
+void TransferEngine::wake_if_asleep() noexcept {
+  if (asleep_.load(std::memory_order_seq_cst)) wake();
+}
+
 void TransferEngine::run() noexcept {
   uint64_t last_event_ns = monotonic_now_ns();
   while (!closing_) {
     std::unique_lock held{mutex_};
     const std::size_t happened = turn();
-    const uint64_t timer_ns = std::min(engine_->next_timer_ns(), carrier_->next_timer_ns());
+    const uint64_t timer_ns =
+        std::min({engine_->next_timer_ns(), carrier_->next_timer_ns(), next_deadline_ns_});
     const uint64_t now_ns = monotonic_now_ns();
     if (happened != 0) last_event_ns = now_ns;
     deliver(held);
@@ -120,8 +84,17 @@ void TransferEngine::run() noexcept {
 
 std::size_t TransferEngine::turn() noexcept {
   const uint64_t now_ns = monotonic_now_ns();
-  const std::size_t happened = carrier_->progress(now_ns);
-  return happened + engine_->progress(now_ns);
+  std::size_t happened = carrier_->progress(now_ns);
+  happened += engine_->progress(now_ns);
+  if (!replies_.empty()) send_replies();
+  if (!stalled_.empty()) {
+    std::vector<uint32_t> again;
+    std::swap(again, stalled_);
+    for (const uint32_t index : again)
+      if (!start_children(*slots_[index])) stalled_.push_back(index);
+  }
+  if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
+  return happened;
 }
 
 // Calls out what has been gathered. Gives the lock up meanwhile.
@@ -130,12 +103,22 @@ void TransferEngine::deliver(std::unique_lock<std::mutex>& held) noexcept {
   std::swap(events_, delivering_);
   held.unlock();
   for (Event& event : delivering_) {
-    if (event.done) {
-      event.done(event.status);
-    } else if (event.is_lost) {
-      if (options_.on_lost) options_.on_lost(event.peer, event.why);
-    } else if (options_.on_message) {
-      options_.on_message(event.peer, event.message);
+    switch (event.kind) {
+      case Event::Kind::kDone:
+        event.done(event.status);
+        break;
+      case Event::Kind::kReceived:
+        event.received(event.status, event.peer, event.bytes);
+        break;
+      case Event::Kind::kMessage:
+        options_.on_message(event.peer, event.message);
+        break;
+      case Event::Kind::kLost:
+        options_.on_lost(event.peer, event.why);
+        break;
+      case Event::Kind::kCounted:
+        options_.on_counted(event.peer, event.immediate, event.count);
+        break;
     }
   }
   delivering_.clear();
@@ -163,39 +146,116 @@ void TransferEngine::sleep(uint64_t timer_ns) noexcept {
   (void)!read(wake_.get(), &count, sizeof count);
 }
 
+// Ends those whose time is over; transfers of the engine end by themselves.
+void TransferEngine::check_deadlines(uint64_t now_ns) noexcept {
+  next_deadline_ns_ = kNoDeadline;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = *slots_[i];
+    if (!slot.used || slot.is_over()) continue;
+    if (slot.deadline_ns <= now_ns)
+      stop(slot, Status::kTimedOut);
+    else
+      next_deadline_ns_ = std::min(next_deadline_ns_, slot.deadline_ns);
+  }
+}
+
+// Ends what waits for something from a peer that is gone. Its transfers have been ended by the engine.
+void TransferEngine::end_with_peer(Handle peer, Status status) noexcept {
+  std::erase_if(unexpected_, [&](const Unexpected& send) { return send.peer == peer; });
+  std::erase_if(replies_, [&](const Reply& answer) { return answer.peer == peer; });
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = *slots_[i];
+    if (!slot.used || slot.fenced) continue;
+    if (slot.kind == SlotKind::kSend && slot.peer == peer && slot.child == nullptr) {
+      end(slot, status, kFencedBoth);
+    } else if (slot.kind == SlotKind::kReceive && slot.matched && slot.peer == peer) {
+      end(slot, status, kFencedLocal);
+    } else if (slot.kind == SlotKind::kBarrier && !slot.is_over()) {
+      const Group* group = find_group(slot.group);
+      if (group != nullptr && std::find(group->peers.begin(), group->peers.end(), peer) != group->peers.end())
+        stop(slot, status);
+    }
+  }
+}
+
 // --- What the engine tells -----------------------------------------------------------------------------
 
 void TransferEngine::complete(uint64_t cookie, const TransferResult& result) noexcept {
   Slot& slot = *slots_[cookie];
-  slot.status = result.status;
+  if (slot.parent == nullptr) {
+    tell(slot, result.status);
+  } else {
+    slot.status = result.status;
+    child_done(*slot.parent, result.status);
+  }
   slot.fences = result.fences;
-  slot.fenced = result.fences == kFencedBoth;
-  if (slot.done) events_.push_back({std::move(slot.done), result.status, {}, false, {}, {}});
-  slot.done = nullptr;
-  changed_.notify_all();
-  free_if_over(slot);
+  if (result.fences == kFencedBoth) fence(slot, kFencedBoth);
 }
 
-void TransferEngine::fenced(uint64_t cookie, uint32_t fences) noexcept {
-  Slot& slot = *slots_[cookie];
-  slot.fences = fences;
-  slot.fenced = true;
-  changed_.notify_all();
-  free_if_over(slot);
-}
+void TransferEngine::fenced(uint64_t cookie, uint32_t fences) noexcept { fence(*slots_[cookie], fences); }
 
-void TransferEngine::counted(Handle, uint32_t immediate, uint32_t count) noexcept {
+void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) noexcept {
   if (counters_.size() >= options_.max_counters && !counters_.contains(immediate)) return;
-  counters_[immediate] += count;
+  Counter& counter = counters_[immediate];
+  counter.value += count;
+  if (counter.mirror != nullptr)
+    std::atomic_ref<uint64_t>{*counter.mirror}.store(counter.value, std::memory_order_release);
+  if (options_.on_counted)
+    events_.push_back({.kind = Event::Kind::kCounted, .peer = peer, .immediate = immediate, .count = count});
   changed_.notify_all();
+  for (std::size_t i = 0; i < counter.waiters.size();) {
+    const uint32_t index = counter.waiters[i];
+    Slot& slot = *slots_[index];
+    if (slot.kind == SlotKind::kBarrier)
+      end_barrier_if_met(slot);
+    else if (counter.value >= slot.target)
+      end(slot, Status::kOk, kFencedBoth);
+    if (i < counter.waiters.size() && counter.waiters[i] == index) ++i;  // else it has left the list
+  }
 }
 
 void TransferEngine::received(Handle peer, std::span<const uint8_t> message) noexcept {
-  events_.push_back({nullptr, Status::kOk, peer, false, {}, {message.begin(), message.end()}});
+  WireReader in{message};
+  const auto kind = static_cast<MessageKind>(in.u8());
+  if (!in.ok()) return;
+  if (kind == MessageKind::kUser) {
+    if (options_.on_message)
+      events_.push_back(
+          {.kind = Event::Kind::kMessage, .peer = peer, .message = {message.begin() + 1, message.end()}});
+    return;
+  }
+  const uint64_t number = in.u64();
+  switch (kind) {
+    case MessageKind::kAnnounce: {
+      const uint64_t bytes = in.u64();
+      if (in.ok()) on_announce(peer, number, bytes, message.last(in.remaining()));
+      break;
+    }
+    case MessageKind::kGrant: {
+      const uint64_t receive = in.u64();
+      const uint64_t address = in.u64();
+      if (in.ok()) on_grant(peer, number, receive, address, message.last(in.remaining()));
+      break;
+    }
+    case MessageKind::kComplete:
+      if (in.ok()) on_complete(peer, number);
+      break;
+    case MessageKind::kAnswer: {
+      const auto status = static_cast<Status>(in.i32());
+      if (in.ok()) on_answer(peer, number, status);
+      break;
+    }
+    case MessageKind::kWithdraw:
+      if (in.ok()) on_withdraw(peer, number);
+      break;
+    default:
+      break;
+  }
 }
 
 void TransferEngine::lost(Handle peer, Status, const std::string& why) noexcept {
-  events_.push_back({nullptr, Status::kPeerLost, peer, true, why, {}});
+  end_with_peer(peer, Status::kPeerLost);
+  if (options_.on_lost) events_.push_back({.kind = Event::Kind::kLost, .peer = peer, .why = why});
 }
 
 void TransferEngine::send_control(Handle peer, std::span<const uint8_t> message) noexcept {
@@ -221,12 +281,19 @@ Handle TransferEngine::connect(std::span<const uint8_t> address) {
 void TransferEngine::disconnect(Handle peer) {
   const auto held = lock();
   carrier_->disconnect(peer);
+  end_with_peer(peer, Status::kClosed);
+  wake();
 }
 
 const LocalMemory* TransferEngine::register_memory(const MemoryToRegister& memory) {
   const auto held = lock();
   memories_.push_back(std::make_unique<LocalMemory>(engine_->register_memory(memory)));
+  if (memory.dmabuf_fd >= 0) device_memories_.push_back(memories_.back().get());
   return memories_.back().get();
+}
+
+bool TransferEngine::is_host(const LocalMemory& memory) const noexcept {
+  return std::find(device_memories_.begin(), device_memories_.end(), &memory) == device_memories_.end();
 }
 
 void TransferEngine::deregister_memory(const LocalMemory* memory) {
@@ -235,10 +302,16 @@ void TransferEngine::deregister_memory(const LocalMemory* memory) {
                                   [&](const auto& known) { return known.get() == memory; });
   if (found == memories_.end()) fail(Status::kNotFound, "this memory is not registered here");
   for (const auto& slot : slots_)
-    if (slot->used && !slot->fenced && slot->local == memory)
+    if (slot->used && !slot->fenced && slot->uses(memory))
       fail(Status::kBusy, "a transfer that is not fenced uses this memory");
   engine_->deregister_memory(**found);
+  std::erase(device_memories_, memory);
   memories_.erase(found);
+}
+
+void TransferEngine::keep(Mapping memory) {
+  const auto held = lock();
+  kept_.push_back(std::move(memory));
 }
 
 std::vector<uint8_t> TransferEngine::descriptor(const LocalMemory& memory) {
@@ -249,213 +322,6 @@ RemoteMemory TransferEngine::import(std::span<const uint8_t> descriptor) {
   const auto memory = decode_memory(descriptor);
   if (!memory) fail(Status::kProtocol, "these {} bytes describe no memory", descriptor.size());
   return *memory;
-}
-
-namespace {
-
-// Whether the pages lie in `bytes`.
-bool pages_fit(std::span<const uint32_t> pages, uint64_t page_bytes, uint64_t stride, uint64_t offset,
-               uint64_t bytes) noexcept {
-  if (offset > bytes || page_bytes > bytes - offset) return false;
-  const uint32_t last = *std::max_element(pages.begin(), pages.end());
-  return stride == 0 || last <= (bytes - offset - page_bytes) / stride;
-}
-
-bool permits(TransferOp op, const RemoteMemory& remote) noexcept {
-  return op == TransferOp::kWrite ? remote.writable : remote.readable;
-}
-
-}  // namespace
-
-Status TransferEngine::paged(TransferOp op, Handle peer, const PageList& given,
-                             const TransferOptions& options, Handle* number) {
-  PageList pages = given;
-  if (op == TransferOp::kNone || pages.local == nullptr || pages.remote == nullptr || pages.page_bytes == 0 ||
-      pages.local_pages.empty())
-    return Status::kInvalidArgument;
-  if (pages.local_pages.size() != pages.remote_pages.size()) return Status::kMismatch;
-  if (pages.local_stride == 0) pages.local_stride = pages.page_bytes;
-  if (pages.remote_stride == 0) pages.remote_stride = pages.page_bytes;
-  if (!pages_fit(pages.local_pages, pages.page_bytes, pages.local_stride, pages.local_offset,
-                 pages.local->bytes) ||
-      !pages_fit(pages.remote_pages, pages.page_bytes, pages.remote_stride, pages.remote_offset,
-                 pages.remote->bytes) ||
-      pages.page_bytes > UINT64_MAX / pages.local_pages.size())
-    return Status::kOutOfRange;
-  if (!permits(op, *pages.remote)) return Status::kPermissionDenied;
-  const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
-  slot->pages = pages;
-  slot->local = pages.local;
-  slot->remote = pages.remote;
-  TransferRequest request;
-  request.peer = peer;
-  request.op = op;
-  request.segments = {Slot::next_pages, slot};
-  request.bytes = pages.page_bytes * pages.local_pages.size();
-  return start(*slot, request, options, number);
-}
-
-Status TransferEngine::single(TransferOp op, Handle peer, const LocalMemory& local, uint64_t local_offset,
-                              const RemoteMemory& remote, uint64_t remote_offset, uint64_t bytes,
-                              const TransferOptions& options, Handle* number) {
-  if (op == TransferOp::kNone || bytes == 0) return Status::kInvalidArgument;
-  if (local_offset > local.bytes || bytes > local.bytes - local_offset || remote_offset > remote.bytes ||
-      bytes > remote.bytes - remote_offset)
-    return Status::kOutOfRange;
-  if (!permits(op, remote)) return Status::kPermissionDenied;
-  const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
-  slot->one = {local.address + local_offset, remote.address + remote_offset, bytes, 0, 0};
-  slot->local = &local;
-  slot->remote = &remote;
-  TransferRequest request;
-  request.peer = peer;
-  request.op = op;
-  request.segments = {Slot::next_one, slot};
-  request.bytes = bytes;
-  return start(*slot, request, options, number);
-}
-
-Status TransferEngine::signal(Handle peer, const TransferOptions& options, Handle* number) {
-  const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
-  TransferRequest request;
-  request.peer = peer;
-  return start(*slot, request, options, number);
-}
-
-TransferEngine::Slot* TransferEngine::take_slot() {
-  if (free_slots_.empty()) {
-    // Those that are done and not released take slots too.
-    if (slots_.size() >= std::size_t{4} * options_.engine.max_transfers) return nullptr;
-    free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
-    slots_.push_back(std::make_unique<Slot>());
-    slots_.back()->index = free_slots_.back();
-  }
-  Slot* slot = slots_[free_slots_.back()].get();
-  free_slots_.pop_back();
-  slot->used = true;
-  slot->released = slot->fenced = false;
-  slot->status = Status::kInProgress;
-  slot->given = 0;
-  slot->local = nullptr;
-  slot->remote = nullptr;
-  return slot;
-}
-
-Status TransferEngine::start(Slot& slot, TransferRequest& request, const TransferOptions& options,
-                             Handle* number) {
-  slot.message.assign(options.message.begin(), options.message.end());
-  slot.done = options.done;
-  request.local = &slot.local;
-  request.remote = &slot.remote;
-  request.immediate = options.immediate;
-  request.count = options.count;
-  request.message = slot.message;
-  request.has_message = options.has_message;
-  request.deadline_ns = Deadline::after(monotonic_now_ns(), options.timeout_ns).ns();
-  request.cookie = slot.index;
-  const Status status = engine_->submit(request, &slot.transfer);
-  if (status != Status::kInProgress) {
-    slot.done = nullptr;
-    slot.status = status;
-    slot.released = slot.fenced = true;
-    free_if_over(slot);
-    return status;
-  }
-  if (number != nullptr) {
-    *number = {slot.index, slot.generation};
-  } else {
-    slot.released = true;
-  }
-  if (asleep_.load(std::memory_order_seq_cst)) wake();
-  return status;
-}
-
-void TransferEngine::free_if_over(Slot& slot) noexcept {
-  if (!slot.used || !slot.released || !slot.fenced) return;
-  slot.used = false;
-  if (++slot.generation == 0) slot.generation = 1;
-  free_slots_.push_back(slot.index);
-}
-
-TransferEngine::Slot* TransferEngine::find(Handle number) const {
-  if (number.index >= slots_.size()) return nullptr;
-  Slot& slot = *slots_[number.index];
-  return slot.used && !slot.released && slot.generation == number.generation ? &slot : nullptr;
-}
-
-Status TransferEngine::poll(Handle number) const {
-  const auto held = lock();
-  const Slot* slot = find(number);
-  return slot == nullptr ? Status::kStale : slot->status;
-}
-
-namespace {
-
-std::chrono::steady_clock::time_point until(uint64_t timeout_ns) {
-  constexpr uint64_t kLongest = 365ull * 24 * 3600 * kSecondNs;
-  return std::chrono::steady_clock::now() + std::chrono::nanoseconds{std::min(timeout_ns, kLongest)};
-}
-
-}  // namespace
-
-Status TransferEngine::wait(Handle number, uint64_t timeout_ns) {
-  auto held = lock();
-  const auto over = [&] {
-    const Slot* slot = find(number);
-    return slot == nullptr || slot->status != Status::kInProgress;
-  };
-  changed_.wait_until(held, until(timeout_ns), over);
-  const Slot* slot = find(number);
-  return slot == nullptr ? Status::kStale : slot->status;
-}
-
-Status TransferEngine::wait_fenced(Handle number, uint64_t timeout_ns) {
-  auto held = lock();
-  const auto over = [&] {
-    const Slot* slot = find(number);
-    return slot == nullptr || slot->fenced;
-  };
-  if (!changed_.wait_until(held, until(timeout_ns), over)) return Status::kTimedOut;
-  const Slot* slot = find(number);
-  if (slot == nullptr) return Status::kStale;
-  return slot->fences == kFencedBoth ? Status::kOk : Status::kPeerLost;
-}
-
-void TransferEngine::cancel(Handle number) {
-  const auto held = lock();
-  if (Slot* slot = find(number); slot != nullptr && slot->status == Status::kInProgress) {
-    engine_->cancel(slot->transfer);
-    wake();
-  }
-}
-
-void TransferEngine::release(Handle number) {
-  const auto held = lock();
-  if (Slot* slot = find(number)) {
-    slot->released = true;
-    free_if_over(*slot);
-  }
-}
-
-uint64_t TransferEngine::counter(uint32_t immediate) const {
-  const auto held = lock();
-  const auto found = counters_.find(immediate);
-  return found == counters_.end() ? 0 : found->second;
-}
-
-Status TransferEngine::wait_counter(uint32_t immediate, uint64_t value, uint64_t timeout_ns) {
-  auto held = lock();
-  const auto reached = [&] {
-    const auto found = counters_.find(immediate);
-    return (found == counters_.end() ? 0 : found->second) >= value;
-  };
-  return changed_.wait_until(held, until(timeout_ns), reached) ? Status::kOk : Status::kTimedOut;
 }
 
 std::string TransferEngine::describe() const {

@@ -1,11 +1,12 @@
 // An engine with a thread and a carrier of its own, for programs that move memory without an agent: registered
-// memory, pages by index, counters, messages, deadlines, cancel.
+// memory, pages by index, scatter, barriers, counters, messages, sends into posted receives, deadlines, cancel.
 //
 // Any thread may call anything. One lock guards an engine; programs that post from many cores make one each.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/os/memfd.h"
 #include "base/os/unique_fd.h"
 #include "fabric/carrier.h"
 
@@ -24,9 +26,13 @@ struct TransferEngineOptions {
   CarrierOptions carrier;
   std::size_t max_counters = 65'536;
   uint64_t spin_ns = 50 * kMicrosecondNs;  // after the last event, before the thread sleeps
+  int worker_cpu = -1;                     // the processor that the engine's thread runs on; -1: any
+  std::size_t max_unexpected = 1024;       // sends of peers that wait here for a receive; more are refused
   // Called on the engine's thread without its lock; the bytes are valid during the call. Must not block.
   std::function<void(Handle peer, std::span<const uint8_t> message)> on_message;
   std::function<void(Handle peer, const std::string& why)> on_lost;
+  // A peer has added `count` to the counter `immediate`.
+  std::function<void(Handle peer, uint32_t immediate, uint32_t count)> on_counted;
 };
 
 // Pages of equal size: page i lies at offset + indices[i] * stride.
@@ -51,7 +57,25 @@ struct TransferOptions {
   std::function<void(Status)> done;  // on the engine's thread, without its lock, once
 };
 
-// A value that names a transfer until it is released, and afterwards nothing.
+// One range of a scatter. Zero bytes: only its count.
+struct ScatterPart {
+  Handle peer;
+  const LocalMemory* local = nullptr;
+  uint64_t local_offset = 0;
+  const RemoteMemory* remote = nullptr;
+  uint64_t remote_offset = 0;
+  uint64_t bytes = 0;
+};
+
+struct ReceiveOptions {
+  Handle from;  // default: any peer
+  uint64_t timeout_ns = kNoDeadline;
+  std::function<void(Status, Handle peer, uint64_t bytes)> done;  // as TransferOptions::done
+};
+
+enum class SlotKind : uint8_t { kTransfer, kMany, kBarrier, kCounter, kSend, kReceive };
+
+// Handles name transfers, sends, receives and waits alike, until they are released.
 class TransferEngine final : private EngineHost {
  public:
   TransferEngine(std::vector<std::unique_ptr<Domain>> domains, TransferEngineOptions options);
@@ -67,6 +91,8 @@ class TransferEngine final : private EngineHost {
   // The pointer stays valid until it is deregistered, which throws Error(kBusy) while a transfer uses it.
   const LocalMemory* register_memory(const MemoryToRegister& memory);
   void deregister_memory(const LocalMemory* memory);
+  // Memory that is still registered although its owner goes: it stays as long as the engine.
+  void keep(Mapping memory);
   // What a peer needs to use it, and back. Throws Error(kProtocol).
   static std::vector<uint8_t> descriptor(const LocalMemory& memory);
   static RemoteMemory import(std::span<const uint8_t> descriptor);
@@ -80,6 +106,29 @@ class TransferEngine final : private EngineHost {
                 const TransferOptions& options, Handle* number);
   // Counts or a message without bytes.
   Status signal(Handle peer, const TransferOptions& options, Handle* number);
+  // Writes to many peers as one transfer, which ends when all of it has: well, or with the first failure. A
+  // peer's parts count together: its counter grows by `count` for each of them, after the last byte of all.
+  Status scatter(std::span<const ScatterPart> parts, const TransferOptions& options, Handle* number);
+
+  // Peers that signal and meet together. Throws Error for none, a peer named twice, or more than 65,536.
+  uint32_t add_group(std::span<const Handle> peers);
+  void remove_group(uint32_t group) noexcept;
+  // The same signal to each peer of the group, as one transfer.
+  Status signal_group(uint32_t group, const TransferOptions& options, Handle* number);
+  // Ends once every peer of the group has called it as often as this engine, with a group of the same members
+  // (each without itself) and the same immediate, whose counter must serve nothing else. Writes whose outcome a
+  // member has seen before it called have arrived. After a failure: kStale; make a group with another immediate.
+  Status barrier(uint32_t group, uint32_t immediate, const TransferOptions& options, Handle* number);
+
+  // Sends go into receives that the peer has posted, in the order in which they arrive there. kOutOfRange on
+  // both sides if the receive is too short, kAgain if too many sends wait for receives.
+  Status send(Handle peer, const LocalMemory& local, uint64_t offset, uint64_t bytes,
+              const TransferOptions& options, Handle* number);
+  // The memory must be registered as writable by peers.
+  Status receive(const LocalMemory& local, uint64_t offset, uint64_t bytes, const ReceiveOptions& options,
+                 Handle* number);
+  // Of a receive that ended well.
+  Status received_from(Handle number, Handle* peer, uint64_t* bytes) const;
 
   // kInProgress, the outcome, or kStale for a number that names nothing.
   Status poll(Handle number) const;
@@ -94,12 +143,21 @@ class TransferEngine final : private EngineHost {
   uint64_t counter(uint32_t immediate) const;
   // kOk once the counter is at least `value`, kTimedOut.
   Status wait_counter(uint32_t immediate, uint64_t value, uint64_t timeout_ns);
+  // The same as something that ends, with a callback, deadline and cancel.
+  Status when_counted(uint32_t immediate, uint64_t value, const TransferOptions& options, Handle* number);
+  // From here on the counter's value is stored there too, in release order: for GPUs that look at the word. Null
+  // ends that, before it returns.
+  void mirror_counter(uint32_t immediate, uint64_t* word);
 
   std::string describe() const;
 
  private:
   struct Slot;
   struct Event;
+  struct Group;
+  struct Counter;
+  struct Unexpected;
+  struct Reply;
 
   void complete(uint64_t cookie, const TransferResult& result) noexcept override;
   void fenced(uint64_t cookie, uint32_t fences) noexcept override;
@@ -108,16 +166,52 @@ class TransferEngine final : private EngineHost {
   void lost(Handle peer, Status status, const std::string& why) noexcept override;
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override;
 
+  // transfer_engine.cc: the thread and what the engine tells.
   std::unique_lock<std::mutex> lock() const;
   void run() noexcept;
   std::size_t turn() noexcept;
   void deliver(std::unique_lock<std::mutex>& held) noexcept;
   void sleep(uint64_t timer_ns) noexcept;
   void wake() noexcept;
-  Status start(Slot& slot, TransferRequest& request, const TransferOptions& options, Handle* number);
+  void wake_if_asleep() noexcept;
+  void check_deadlines(uint64_t now_ns) noexcept;
+  void end_with_peer(Handle peer, Status status) noexcept;
+
+  // transfer_engine_slots.cc: whatever has an outcome.
   Slot* take_slot();
   Slot* find(Handle number) const;
   void free_if_over(Slot& slot) noexcept;
+  void tell(Slot& slot, Status status) noexcept;
+  void end(Slot& slot, Status status, uint32_t fences) noexcept;
+  void fence(Slot& slot, uint32_t fences) noexcept;
+  void child_done(Slot& parent, Status status) noexcept;
+  void stop(Slot& slot, Status status) noexcept;
+  Status start(Slot& slot, TransferRequest& request, const TransferOptions& options, Handle* number);
+  void hand_out(Slot& slot, const TransferOptions& options, Handle* number);
+
+  // transfer_engine_many.cc: scatter, groups, barriers, counters.
+  Status check_parts(std::span<const ScatterPart> parts) const noexcept;
+  Status start_many(Slot& slot, const TransferOptions& options, Handle* number);
+  bool start_children(Slot& parent) noexcept;
+  void end_barrier_if_met(Slot& slot) noexcept;
+  Group* find_group(uint32_t group) noexcept;
+
+  // transfer_engine_sends.cc: sends and receives.
+  void on_announce(Handle peer, uint64_t send, uint64_t bytes, std::span<const uint8_t> payload) noexcept;
+  void on_grant(Handle peer, uint64_t send, uint64_t receive, uint64_t address,
+                std::span<const uint8_t> descriptor) noexcept;
+  void on_complete(Handle peer, uint64_t receive) noexcept;
+  void on_answer(Handle peer, uint64_t send, Status status) noexcept;
+  void on_withdraw(Handle peer, uint64_t send) noexcept;
+  void match(Slot& receive, Handle peer, uint64_t send, uint64_t bytes,
+             std::span<const uint8_t> payload) noexcept;
+  bool start_granted(Slot& send) noexcept;
+  Slot* find_used(uint64_t number, SlotKind kind) noexcept;
+  // False: memory of a device, which this process can't read and write by itself.
+  bool is_host(const LocalMemory& memory) const noexcept;
+  Status submit_message(Handle peer, std::vector<uint8_t>& message) noexcept;
+  void reply(Handle peer, std::vector<uint8_t> message) noexcept;
+  void send_replies() noexcept;
 
   TransferEngineOptions options_;
   mutable std::mutex mutex_;
@@ -127,10 +221,19 @@ class TransferEngine final : private EngineHost {
   std::unique_ptr<Carrier> carrier_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<uint32_t> free_slots_;
+  std::vector<uint32_t> stalled_;  // transfers to many peers, some of which did not fit into the engine
   std::vector<std::unique_ptr<LocalMemory>> memories_;
-  std::unordered_map<uint32_t, uint64_t> counters_;
+  std::vector<const LocalMemory*> device_memories_;
+  std::vector<Mapping> kept_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  uint32_t last_group_ = 0;
+  std::unordered_map<uint32_t, Counter> counters_;
+  std::deque<uint32_t> receives_;  // slots of posted receives, the oldest first
+  std::deque<Unexpected> unexpected_;
+  std::deque<Reply> replies_;
   std::vector<Event> events_;
   std::vector<Event> delivering_;
+  uint64_t next_deadline_ns_ = kNoDeadline;  // of those that the engine does not know
   UniqueFd wake_;
   std::atomic<bool> asleep_{false};
   std::atomic<bool> closing_{false};

@@ -7,31 +7,15 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "fabric/ofi/ofi.h"
+#include "fabric/transfer_engine_fixture.h"
 
 namespace towline::fabric::transfer_engine_test {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-constexpr uint32_t kPages = 512;
-constexpr uint64_t kLimitNs = 20 * kSecondNs;
-
-std::vector<std::unique_ptr<Domain>> rails() {
-  std::vector<std::unique_ptr<Domain>> domains;
-  for (int i = 0; i < 2; ++i) domains.push_back(make_ofi_domain({"tcp;ofi_rxm", "", "127.0.0.1"}));
-  return domains;
-}
-
-// What both sides have: an engine, memory and its descriptor.
-struct Side {
-  explicit Side(TransferEngineOptions options = {})
-      : bytes(kPages * kPage), engine(rails(), std::move(options)) {
-    memory = engine.register_memory({bytes.data(), bytes.size(), true, true});
-  }
-  std::vector<uint8_t> bytes;
-  TransferEngine engine;
-  const LocalMemory* memory = nullptr;
-};
+using testing::kLimitNs;
+using testing::kPage;
+using testing::kPages;
+using testing::Side;
 
 std::vector<uint32_t> shuffled(uint64_t seed) {
   std::vector<uint32_t> pages(kPages);
@@ -188,6 +172,33 @@ TEST_F(FabricTransferEngine, ATimeoutOrCancelEndsATransferThatCanNotMove) {
   one.engine.cancel(number);
   EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kCancelled);
   EXPECT_EQ(one.engine.wait_fenced(number, kLimitNs), Status::kOk);
+}
+
+TEST_F(FabricTransferEngine, TheWorkerRunsOnTheProcessorThatWasAskedFor) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  int last = -1;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed)) last = cpu;
+  TransferEngineOptions pinned;
+  pinned.worker_cpu = last;
+  Side one{pinned};
+  Side two;
+  meet(one, two);
+  std::atomic<int> ran{-1};
+  TransferOptions options;
+  options.count = 1;
+  options.done = [&](Status) {
+    cpu_set_t mine;
+    sched_getaffinity(0, sizeof mine, &mine);
+    ran = CPU_COUNT(&mine) == 1 ? sched_getcpu() : CPU_SETSIZE;
+  };
+  ASSERT_EQ(one.engine.signal(peer_, options, nullptr), Status::kInProgress);
+  const uint64_t end = monotonic_now_ns() + kLimitNs;
+  while (ran == -1 && monotonic_now_ns() < end) sched_yield();
+  EXPECT_EQ(ran, last);
+  pinned.worker_cpu = CPU_SETSIZE + 1;
+  EXPECT_THROW(Side{pinned}, core::Error);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ LAYERS = {
     "gpu": ["memory"],
     "plan": ["memory"],
     "framing": ["plan"],
-    "fabric": ["plan"],
+    "fabric": ["plan", "gpu"],
     "storing": ["base"],
     "http": ["base"],
     "rendezvous": ["base"],

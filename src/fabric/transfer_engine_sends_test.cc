@@ -1,0 +1,174 @@
+// Sends into posted receives, and buffer pools.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "fabric/buffer_pool.h"
+#include "fabric/transfer_engine_fixture.h"
+
+namespace towline::fabric::transfer_engine_sends_test {
+namespace {
+
+using testing::eventually;
+using testing::kLimitNs;
+using testing::Side;
+
+class FabricSends : public ::testing::Test {
+ protected:
+  FabricSends() {
+    to_two = one.engine.connect(two.engine.address());
+    for (std::size_t i = 0; i < one.bytes.size(); ++i) one.bytes[i] = static_cast<uint8_t>(i * 11 + i / 256);
+  }
+  Handle send(uint64_t offset, uint64_t bytes, const TransferOptions& options = {}) {
+    Handle number;
+    EXPECT_EQ(one.engine.send(to_two, *one.memory, offset, bytes, options, &number), Status::kInProgress);
+    return number;
+  }
+  Handle receive(uint64_t offset, uint64_t bytes, ReceiveOptions options = {}) {
+    Handle number;
+    EXPECT_EQ(two.engine.receive(*two.memory, offset, bytes, options, &number), Status::kInProgress);
+    return number;
+  }
+  bool same(uint64_t from, uint64_t to, uint64_t bytes) const {
+    return std::memcmp(one.bytes.data() + from, two.bytes.data() + to, bytes) == 0;
+  }
+
+  Side one;
+  Side two;
+  Handle to_two;
+};
+
+TEST_F(FabricSends, ShortAndLongSendsFillReceivesWhicheverComesFirst) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{512}, uint64_t{513}, uint64_t{1} << 20}) {
+    for (const bool receive_first : {true, false}) {
+      std::fill(two.bytes.begin(), two.bytes.end(), uint8_t{0});
+      Handle into;
+      if (receive_first) into = receive(3, 1 << 20);
+      const Handle sent = send(7, bytes);
+      if (!receive_first) {
+        EXPECT_EQ(one.engine.wait(sent, 2 * kMillisecondNs), Status::kInProgress);
+        into = receive(3, 1 << 20);
+      }
+      EXPECT_EQ(one.engine.wait(sent, kLimitNs), Status::kOk) << bytes;
+      EXPECT_EQ(two.engine.wait(into, kLimitNs), Status::kOk) << bytes;
+      Handle from;
+      uint64_t size = 99;
+      EXPECT_EQ(two.engine.received_from(into, &from, &size), Status::kOk);
+      EXPECT_EQ(size, bytes);
+      EXPECT_TRUE(same(7, 3, bytes)) << bytes;
+      EXPECT_EQ(two.bytes[3 + bytes], 0) << bytes;
+      EXPECT_EQ(one.engine.wait_fenced(sent, kLimitNs), Status::kOk);
+      EXPECT_EQ(two.engine.wait_fenced(into, kLimitNs), Status::kOk);
+      one.engine.release(sent);
+      two.engine.release(into);
+    }
+  }
+}
+
+TEST_F(FabricSends, ASendThatIsTooLongEndsOnBothSides) {
+  for (const uint64_t bytes : {uint64_t{100}, uint64_t{100'000}}) {
+    const Handle into = receive(0, 99);
+    const Handle sent = send(0, bytes);
+    EXPECT_EQ(one.engine.wait(sent, kLimitNs), Status::kOutOfRange);
+    EXPECT_EQ(two.engine.wait(into, kLimitNs), Status::kOutOfRange);
+    EXPECT_EQ(two.bytes[0], 0);
+  }
+}
+
+TEST_F(FabricSends, AReceiveCanNameItsSender) {
+  Side three;
+  const Handle three_here = two.engine.connect(three.engine.address());
+  const Handle two_there = three.engine.connect(two.engine.address());
+  ReceiveOptions only;
+  only.from = three_here;
+  const Handle from_three = receive(0, 4096, only);
+  const Handle first = send(0, 2000);
+  EXPECT_EQ(one.engine.wait(first, 2 * kMillisecondNs), Status::kInProgress);
+  three.bytes[0] = 42;
+  Handle sent;
+  ASSERT_EQ(three.engine.send(two_there, *three.memory, 0, 1000, {}, &sent), Status::kInProgress);
+  EXPECT_EQ(two.engine.wait(from_three, kLimitNs), Status::kOk);
+  EXPECT_EQ(two.bytes[0], 42);
+  EXPECT_EQ(two.engine.wait(receive(0, 4096), kLimitNs), Status::kOk);
+  EXPECT_EQ(one.engine.wait(first, kLimitNs), Status::kOk);
+}
+
+TEST_F(FabricSends, WhatNobodyReceivesIsRefusedBeyondABound) {
+  TransferEngineOptions small;
+  small.max_unexpected = 8;  // two for each peer
+  Side strict{small};
+  const Handle peer = one.engine.connect(strict.engine.address());
+  std::array<Handle, 3> numbers;
+  for (Handle& number : numbers)
+    ASSERT_EQ(one.engine.send(peer, *one.memory, 0, 10, {}, &number), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] {
+    return std::count_if(numbers.begin(), numbers.end(),
+                         [&](Handle n) { return one.engine.poll(n) == Status::kAgain; }) == 1;
+  }));
+}
+
+TEST_F(FabricSends, CancelledOrLateSendsAndReceivesAreFencedAndLeaveNothingBehind) {
+  const Handle waits = send(0, 100'000);
+  EXPECT_EQ(one.engine.wait(waits, 2 * kMillisecondNs), Status::kInProgress);
+  one.engine.cancel(waits);
+  EXPECT_EQ(one.engine.wait(waits, kLimitNs), Status::kCancelled);
+  EXPECT_EQ(one.engine.wait_fenced(waits, kLimitNs), Status::kOk);
+  ReceiveOptions limited;
+  limited.timeout_ns = 20 * kMillisecondNs;
+  std::atomic<int> told{0};
+  limited.done = [&](Status status, Handle, uint64_t) { told = static_cast<int>(status); };
+  const Handle late = receive(0, 100'000, limited);
+  EXPECT_EQ(two.engine.wait(late, kLimitNs), Status::kTimedOut);
+  EXPECT_EQ(two.engine.wait_fenced(late, kLimitNs), Status::kOk);
+  EXPECT_TRUE(eventually([&] { return told == static_cast<int>(Status::kTimedOut); }));
+  EXPECT_EQ(two.bytes[0], 0);
+  EXPECT_EQ(two.bytes[1], 0);
+  two.engine.deregister_memory(two.memory);  // nothing uses it
+  one.engine.deregister_memory(one.memory);
+}
+
+TEST_F(FabricSends, APeerThatGoesEndsItsSendsAndReceives) {
+  auto three = std::make_unique<Side>();
+  const Handle there = one.engine.connect(three->engine.address());
+  Handle number;
+  ASSERT_EQ(one.engine.send(there, *one.memory, 0, 100'000, {}, &number), Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(number, 5 * kMillisecondNs), Status::kInProgress);
+  three.reset();
+  EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kPeerLost);
+}
+
+TEST_F(FabricSends, WrongSendsAndReceivesAreRefusedAtOnce) {
+  Handle number;
+  const uint64_t size = one.bytes.size();
+  EXPECT_EQ(one.engine.send(to_two, *one.memory, 1, size, {}, &number), Status::kOutOfRange);
+  EXPECT_EQ(one.engine.send({99, 1}, *one.memory, 0, 1, {}, &number), Status::kStale);
+  EXPECT_EQ(two.engine.receive(*two.memory, size, 1, {}, &number), Status::kOutOfRange);
+  std::vector<uint8_t> closed(100);
+  const LocalMemory* memory = two.engine.register_memory({closed.data(), closed.size(), false, false});
+  EXPECT_EQ(two.engine.receive(*memory, 0, 1, {}, &number), Status::kPermissionDenied);
+}
+
+TEST_F(FabricSends, BuffersOfAPoolAreReceivedIntoAndGoBack) {
+  BufferPool pool{two.engine, {.buffer_bytes = 1000, .buffers = 2}};
+  EXPECT_EQ(pool.buffer_bytes(), 1024u);
+  const auto first = pool.take();
+  const auto second = pool.take();
+  ASSERT_TRUE(first && second);
+  EXPECT_FALSE(pool.take());
+  EXPECT_EQ(pool.available(), 0u);
+  Handle number;
+  ASSERT_EQ(two.engine.receive(pool.memory(), second.offset, 1000, {}, &number), Status::kInProgress);
+  const Handle sent = send(5, 900);
+  EXPECT_EQ(two.engine.wait(number, kLimitNs), Status::kOk);
+  EXPECT_EQ(one.engine.wait(sent, kLimitNs), Status::kOk);
+  EXPECT_EQ(std::memcmp(second.address, one.bytes.data() + 5, 900), 0);
+  pool.give_back(second.index);
+  EXPECT_THROW(pool.give_back(second.index), core::Error);
+  EXPECT_EQ(pool.available(), 1u);
+  EXPECT_THROW((BufferPool{two.engine, {.buffer_bytes = 0, .buffers = 2}}), core::Error);
+}
+
+}  // namespace
+}  // namespace towline::fabric::transfer_engine_sends_test
