@@ -20,6 +20,7 @@ extern "C" {
 typedef struct towline_fabric towline_fabric_t;
 typedef struct towline_fabric_memory towline_fabric_memory_t;  // of this side
 typedef struct towline_fabric_remote towline_fabric_remote_t;  // of a peer, from a descriptor
+typedef struct towline_fabric_pool towline_fabric_pool_t;      // of host buffers
 typedef uint64_t towline_fabric_peer_t;
 typedef uint64_t towline_fabric_transfer_t;  // names a transfer until it is released; never 0
 
@@ -28,6 +29,12 @@ typedef void (*towline_fabric_message_fn)(void* context, towline_fabric_peer_t p
                                           size_t bytes);
 typedef void (*towline_fabric_lost_fn)(void* context, towline_fabric_peer_t peer, const char* why);
 typedef void (*towline_fabric_done_fn)(void* context, int32_t status);
+typedef void (*towline_fabric_counted_fn)(void* context, towline_fabric_peer_t peer, uint32_t immediate,
+                                          uint32_t count);
+typedef void (*towline_fabric_received_fn)(void* context, int32_t status, towline_fabric_peer_t peer,
+                                           uint64_t bytes);
+// Returns 0 to end the watching of the word. On the watchers' thread.
+typedef int (*towline_fabric_changed_fn)(void* context, uint64_t old_value, uint64_t new_value);
 
 typedef struct towline_fabric_options {
   size_t struct_size;
@@ -38,6 +45,9 @@ typedef struct towline_fabric_options {
   towline_fabric_message_fn on_message;  // null: messages are dropped
   towline_fabric_lost_fn on_lost;
   void* context;
+  towline_fabric_counted_fn on_counted;  // each time a peer has added to a counter
+  const int32_t* worker_cpu;             // that the engine's thread runs on; null: any
+  const int32_t* watcher_cpu;            // that the watchers' thread has for itself; null: any, with naps
 } towline_fabric_options_t;
 
 TOWLINE_API int32_t towline_fabric_create(const towline_fabric_options_t* options, towline_fabric_t** engine);
@@ -109,6 +119,59 @@ TOWLINE_API int32_t towline_fabric_signal(towline_fabric_t* engine, towline_fabr
                                           const towline_fabric_transfer_options_t* options,
                                           towline_fabric_transfer_t* transfer);
 
+// Writes to many peers as one transfer. It ends when all of it has: well, or with the first failure. A peer's
+// parts count together: its counter grows by `count` for each of them, after the last byte of all.
+typedef struct towline_fabric_part {
+  towline_fabric_peer_t peer;
+  towline_fabric_memory_t* local;  // null with 0 bytes: only the count
+  uint64_t local_offset;
+  towline_fabric_remote_t* remote;
+  uint64_t remote_offset;
+  uint64_t bytes;
+} towline_fabric_part_t;
+TOWLINE_API int32_t towline_fabric_scatter(towline_fabric_t* engine, const towline_fabric_part_t* parts,
+                                           size_t count, const towline_fabric_transfer_options_t* options,
+                                           towline_fabric_transfer_t* transfer);
+
+// Peers that signal and meet together: 1 to 65,536, each once.
+TOWLINE_API int32_t towline_fabric_group_create(towline_fabric_t* engine, const towline_fabric_peer_t* peers,
+                                                size_t count, uint32_t* group);
+TOWLINE_API int32_t towline_fabric_group_destroy(towline_fabric_t* engine, uint32_t group);
+// The same count or message to each peer of the group, as one transfer.
+TOWLINE_API int32_t towline_fabric_group_signal(towline_fabric_t* engine, uint32_t group,
+                                                const towline_fabric_transfer_options_t* options,
+                                                towline_fabric_transfer_t* transfer);
+// Ends once every peer of the group has called it as often as this engine, with a group of the same members
+// (each without itself) and the same immediate, whose counter must serve nothing else. Writes whose outcome a
+// member has seen before it called have arrived. After a failure TOWLINE_STALE: make a group, and take another
+// immediate.
+TOWLINE_API int32_t towline_fabric_barrier(towline_fabric_t* engine, uint32_t group, uint32_t immediate,
+                                           const towline_fabric_transfer_options_t* options,
+                                           towline_fabric_transfer_t* transfer);
+
+// Sends go into receives that the peer has posted, in the order in which they arrive there. Both are transfers.
+// TOWLINE_OUT_OF_RANGE on both sides if the receive is too short; TOWLINE_AGAIN for a send if too many wait for
+// receives. Of a send's options the count and the message must not be set.
+TOWLINE_API int32_t towline_fabric_send(towline_fabric_t* engine, towline_fabric_peer_t peer,
+                                        towline_fabric_memory_t* local, uint64_t offset, uint64_t bytes,
+                                        const towline_fabric_transfer_options_t* options,
+                                        towline_fabric_transfer_t* transfer);
+typedef struct towline_fabric_receive_options {
+  size_t struct_size;
+  towline_fabric_peer_t from;       // 0: any peer
+  uint64_t timeout_ns;              // 0: none
+  towline_fabric_received_fn done;  // with the outcome, once
+  void* context;
+} towline_fabric_receive_options_t;
+// The memory must be TOWLINE_FABRIC_WRITABLE.
+TOWLINE_API int32_t towline_fabric_receive(towline_fabric_t* engine, towline_fabric_memory_t* local,
+                                           uint64_t offset, uint64_t bytes,
+                                           const towline_fabric_receive_options_t* options,
+                                           towline_fabric_transfer_t* transfer);
+// Of a receive that ended well: from whom, and how much.
+TOWLINE_API int32_t towline_fabric_received(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
+                                            towline_fabric_peer_t* peer, uint64_t* bytes);
+
 // TOWLINE_IN_PROGRESS, the outcome, or TOWLINE_STALE for a transfer that was released.
 TOWLINE_API int32_t towline_fabric_poll(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
 // The outcome, or TOWLINE_IN_PROGRESS when the time is over.
@@ -126,6 +189,70 @@ TOWLINE_API int32_t towline_fabric_counter(towline_fabric_t* engine, uint32_t im
 // TOWLINE_OK once the counter is at least `value`, or TOWLINE_TIMED_OUT.
 TOWLINE_API int32_t towline_fabric_counter_wait(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
                                                 uint64_t timeout_ns);
+// A transfer that ends once the counter is at least `value`: for callbacks, deadlines and cancel. Of its options
+// the count and the message must not be set.
+TOWLINE_API int32_t towline_fabric_counter_when(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
+                                                const towline_fabric_transfer_options_t* options,
+                                                towline_fabric_transfer_t* transfer);
+// From here on the counter's value is stored in *word too, in release order: for GPUs that look at pinned memory.
+// Null ends that, before it returns.
+TOWLINE_API int32_t towline_fabric_counter_mirror(towline_fabric_t* engine, uint32_t immediate,
+                                                  uint64_t* word);
+
+// Host buffers of one size in one registered piece of memory. Any thread. Destroy pools before their engine.
+typedef struct towline_fabric_pool_options {
+  size_t struct_size;
+  uint64_t buffer_bytes;  // rounded up to a multiple of 64
+  uint32_t buffers;
+  uint32_t access;  // TOWLINE_FABRIC_*; receives need TOWLINE_FABRIC_WRITABLE
+} towline_fabric_pool_options_t;
+typedef struct towline_fabric_buffer {
+  uint32_t index;
+  uint32_t reserved;
+  void* address;
+  towline_fabric_memory_t* memory;  // of the whole pool; not to be deregistered
+  uint64_t offset;                  // in it
+} towline_fabric_buffer_t;
+TOWLINE_API int32_t towline_fabric_pool_create(towline_fabric_t* engine,
+                                               const towline_fabric_pool_options_t* options,
+                                               towline_fabric_pool_t** pool);
+TOWLINE_API void towline_fabric_pool_destroy(towline_fabric_pool_t* pool);
+// TOWLINE_AGAIN: all are taken.
+TOWLINE_API int32_t towline_fabric_pool_take(towline_fabric_pool_t* pool, towline_fabric_buffer_t* buffer);
+TOWLINE_API int32_t towline_fabric_pool_give(towline_fabric_pool_t* pool, uint32_t index);
+
+// Words that GPUs write and this side watches: `changed` gets the old and the new value. A value that is
+// overwritten before the thread looks is not told. At most 512 words.
+typedef struct towline_fabric_word {
+  uint32_t index;
+  uint32_t reserved;
+  uint64_t* host;
+  uint64_t gpu;  // the word's address for kernels; without GPUs that of host
+} towline_fabric_word_t;
+// gpus: not 0 pins the words for the GPUs of this process (TOWLINE_UNSUPPORTED without any); the first call
+// decides for the engine.
+TOWLINE_API int32_t towline_fabric_watch(towline_fabric_t* engine, uint32_t gpus,
+                                         towline_fabric_changed_fn changed, void* context,
+                                         towline_fabric_word_t* word);
+// Its callback is not called any more once this returns.
+TOWLINE_API int32_t towline_fabric_unwatch(towline_fabric_t* engine, uint32_t index);
+
+typedef struct towline_fabric_rail {
+  char name[64];                   // for people
+  uint64_t bandwidth_bytes_per_s;  // 0: unknown
+  uint64_t requests;
+  uint64_t posts;
+  uint64_t bytes;
+  uint64_t connections;  // open now
+  uint64_t breaks;
+  uint64_t evictions;
+  uint64_t retried;  // requests
+  uint32_t down;
+  int32_t numa_node;  // -1: unknown
+} towline_fabric_rail_t;
+// Fills the first `capacity` rails; `count` receives the number of all. rail_bytes: sizeof(towline_fabric_rail_t).
+TOWLINE_API int32_t towline_fabric_rails(towline_fabric_t* engine, towline_fabric_rail_t* rails,
+                                         size_t rail_bytes, size_t capacity, size_t* count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,37 +1,12 @@
 // C API: the TransferEngine.
-#include "towline/fabric.h"
-
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <memory>
-#include <mutex>
-#include <vector>
 
-#include "capi/handles.h"
+#include "capi/fabric_handles.h"
 #include "fabric/rails.h"
-#include "fabric/transfer_engine.h"
 
 using namespace towline;  // NOLINT: C entry points
 
-struct towline_fabric {
-  std::unique_ptr<fabric::TransferEngine> engine;
-  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
-  std::mutex mutex;  // of memories
-};
-struct towline_fabric_memory {
-  const fabric::LocalMemory* memory;
-};
-struct towline_fabric_remote {
-  fabric::RemoteMemory memory;
-};
-
 namespace {
-
-fabric::TransferEngine& of(towline_fabric_t* engine) {
-  capi::need(engine, "engine");
-  return *engine->engine;
-}
 
 fabric::TransferOp operation_of(uint32_t operation) {
   if (operation != TOWLINE_FABRIC_WRITE && operation != TOWLINE_FABRIC_READ)
@@ -39,7 +14,9 @@ fabric::TransferOp operation_of(uint32_t operation) {
   return operation == TOWLINE_FABRIC_WRITE ? fabric::TransferOp::kWrite : fabric::TransferOp::kRead;
 }
 
-fabric::TransferOptions options_of(const towline_fabric_transfer_options_t* given) {
+}  // namespace
+
+fabric::TransferOptions capi::fabric_options(const towline_fabric_transfer_options_t* given) {
   const auto options = capi::take_options(given, "towline_fabric_transfer_options");
   fabric::TransferOptions taken;
   taken.immediate = options.immediate;
@@ -54,18 +31,6 @@ fabric::TransferOptions options_of(const towline_fabric_transfer_options_t* give
     };
   return taken;
 }
-
-// The number for the caller, or the reason for towline_last_error.
-template <class Start>
-Status start(const char* function, towline_fabric_transfer_t* transfer, Start&& begin) {
-  Handle number;
-  const Status status = begin(transfer == nullptr ? nullptr : &number);
-  if (transfer != nullptr) *transfer = is_error(status) ? 0 : number.to_u64();
-  if (is_error(status)) capi::refuse(status, fmt::format("{}: {}", function, status_text(status)));
-  return status;
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -87,12 +52,19 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
     if (options.on_lost != nullptr)
       made.on_lost = [call = options.on_lost, context = options.context](
                          Handle peer, const std::string& why) { call(context, peer.to_u64(), why.c_str()); };
+    if (options.on_counted != nullptr)
+      made.on_counted = [call = options.on_counted, context = options.context](
+                            Handle peer, uint32_t immediate, uint32_t count) {
+        call(context, peer.to_u64(), immediate, count);
+      };
+    if (options.worker_cpu != nullptr) made.worker_cpu = *options.worker_cpu;
     std::vector<std::unique_ptr<fabric::Domain>> rails;
     for (size_t i = 0; i < options.rail_count; ++i) {
       capi::need(options.rails[i], "a rail's name");
       rails.push_back(fabric::make_rail(options.rails[i]));
     }
     auto holder = std::make_unique<towline_fabric>();
+    if (options.watcher_cpu != nullptr) holder->watcher_cpu = *options.watcher_cpu;
     holder->engine = std::make_unique<fabric::TransferEngine>(std::move(rails), std::move(made));
     *engine = holder.release();
     return Status::kOk;
@@ -103,7 +75,7 @@ void towline_fabric_destroy(towline_fabric_t* engine) { delete engine; }
 
 int32_t towline_fabric_address(towline_fabric_t* engine, void* out, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
-    const auto blob = of(engine).address();
+    const auto blob = capi::fabric_of(engine).address();
     return capi::give(blob.data(), blob.size(), false, out, capacity, needed);
   });
 }
@@ -113,14 +85,14 @@ int32_t towline_fabric_connect(towline_fabric_t* engine, const void* address, si
   return capi::guard(__func__, [&] {
     capi::need(peer, "peer");
     capi::need(address, "address");
-    *peer = of(engine).connect({static_cast<const uint8_t*>(address), bytes}).to_u64();
+    *peer = capi::fabric_of(engine).connect({static_cast<const uint8_t*>(address), bytes}).to_u64();
     return Status::kOk;
   });
 }
 
 int32_t towline_fabric_disconnect(towline_fabric_t* engine, towline_fabric_peer_t peer) {
   return capi::guard(__func__, [&] {
-    of(engine).disconnect(Handle::from_u64(peer));
+    capi::fabric_of(engine).disconnect(Handle::from_u64(peer));
     return Status::kOk;
   });
 }
@@ -135,7 +107,7 @@ int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_
     wanted.bytes = bytes;
     wanted.remote_read = (access & TOWLINE_FABRIC_READABLE) != 0;
     wanted.remote_write = (access & TOWLINE_FABRIC_WRITABLE) != 0;
-    const auto* registered = of(engine).register_memory(wanted);
+    const auto* registered = capi::fabric_of(engine).register_memory(wanted);
     const std::lock_guard held{engine->mutex};
     engine->memories.push_back(std::make_unique<towline_fabric_memory>(towline_fabric_memory{registered}));
     *memory = engine->memories.back().get();
@@ -146,7 +118,7 @@ int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_
 int32_t towline_fabric_deregister(towline_fabric_t* engine, towline_fabric_memory_t* memory) {
   return capi::guard(__func__, [&] {
     capi::need(memory, "memory");
-    of(engine).deregister_memory(memory->memory);
+    capi::fabric_of(engine).deregister_memory(memory->memory);
     const std::lock_guard held{engine->mutex};
     std::erase_if(engine->memories, [&](const auto& known) { return known.get() == memory; });
     return Status::kOk;
@@ -182,9 +154,10 @@ int32_t towline_fabric_single(towline_fabric_t* engine, uint32_t operation, towl
   return capi::guard(__func__, [&] {
     capi::need(local, "local");
     capi::need(remote, "remote");
-    return start("towline_fabric_single", transfer, [&](Handle* number) {
-      return of(engine).single(operation_of(operation), Handle::from_u64(peer), *local->memory, local_offset,
-                               remote->memory, remote_offset, bytes, options_of(options), number);
+    return capi::start_on_fabric("towline_fabric_single", transfer, [&](Handle* number) {
+      return capi::fabric_of(engine).single(operation_of(operation), Handle::from_u64(peer), *local->memory,
+                                            local_offset, remote->memory, remote_offset, bytes,
+                                            capi::fabric_options(options), number);
     });
   });
 }
@@ -212,9 +185,9 @@ int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation, towli
                                 pages.remote_stride,
                                 pages.local_offset,
                                 pages.remote_offset};
-    return start("towline_fabric_paged", transfer, [&](Handle* number) {
-      return of(engine).paged(operation_of(operation), Handle::from_u64(peer), list, options_of(options),
-                              number);
+    return capi::start_on_fabric("towline_fabric_paged", transfer, [&](Handle* number) {
+      return capi::fabric_of(engine).paged(operation_of(operation), Handle::from_u64(peer), list,
+                                           capi::fabric_options(options), number);
     });
   });
 }
@@ -223,37 +196,38 @@ int32_t towline_fabric_signal(towline_fabric_t* engine, towline_fabric_peer_t pe
                               const towline_fabric_transfer_options_t* options,
                               towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    return start("towline_fabric_signal", transfer, [&](Handle* number) {
-      return of(engine).signal(Handle::from_u64(peer), options_of(options), number);
+    return capi::start_on_fabric("towline_fabric_signal", transfer, [&](Handle* number) {
+      return capi::fabric_of(engine).signal(Handle::from_u64(peer), capi::fabric_options(options), number);
     });
   });
 }
 
 int32_t towline_fabric_poll(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
-  return capi::guard(__func__, [&] { return of(engine).poll(Handle::from_u64(transfer)); });
+  return capi::guard(__func__, [&] { return capi::fabric_of(engine).poll(Handle::from_u64(transfer)); });
 }
 
 int32_t towline_fabric_wait(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
                             uint64_t timeout_ns) {
-  return capi::guard(__func__, [&] { return of(engine).wait(Handle::from_u64(transfer), timeout_ns); });
+  return capi::guard(__func__,
+                     [&] { return capi::fabric_of(engine).wait(Handle::from_u64(transfer), timeout_ns); });
 }
 
 int32_t towline_fabric_wait_fenced(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
                                    uint64_t timeout_ns) {
-  return capi::guard(__func__,
-                     [&] { return of(engine).wait_fenced(Handle::from_u64(transfer), timeout_ns); });
+  return capi::guard(
+      __func__, [&] { return capi::fabric_of(engine).wait_fenced(Handle::from_u64(transfer), timeout_ns); });
 }
 
 int32_t towline_fabric_cancel(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
   return capi::guard(__func__, [&] {
-    of(engine).cancel(Handle::from_u64(transfer));
+    capi::fabric_of(engine).cancel(Handle::from_u64(transfer));
     return Status::kOk;
   });
 }
 
 int32_t towline_fabric_release(towline_fabric_t* engine, towline_fabric_transfer_t transfer) {
   return capi::guard(__func__, [&] {
-    of(engine).release(Handle::from_u64(transfer));
+    capi::fabric_of(engine).release(Handle::from_u64(transfer));
     return Status::kOk;
   });
 }
@@ -261,14 +235,15 @@ int32_t towline_fabric_release(towline_fabric_t* engine, towline_fabric_transfer
 int32_t towline_fabric_counter(towline_fabric_t* engine, uint32_t immediate, uint64_t* value) {
   return capi::guard(__func__, [&] {
     capi::need(value, "value");
-    *value = of(engine).counter(immediate);
+    *value = capi::fabric_of(engine).counter(immediate);
     return Status::kOk;
   });
 }
 
 int32_t towline_fabric_counter_wait(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
                                     uint64_t timeout_ns) {
-  return capi::guard(__func__, [&] { return of(engine).wait_counter(immediate, value, timeout_ns); });
+  return capi::guard(__func__,
+                     [&] { return capi::fabric_of(engine).wait_counter(immediate, value, timeout_ns); });
 }
 
 }  // extern "C"

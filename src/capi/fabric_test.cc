@@ -175,5 +175,113 @@ TEST(CapiFabric, TheWrapperWritesReadsAndCounts) {
   EXPECT_THROW((void)Fabric{std::vector<std::string>{}}, Error);
 }
 
+TEST(CapiFabric, TheWrapperScattersMeetsSendsAndTells) {
+  using std::chrono::seconds;
+  const std::vector<std::string> rails{"ofi:tcp;ofi_rxm@127.0.0.1"};
+  std::atomic<uint32_t> counted{0};
+  std::atomic<size_t> heard{0};
+  FabricOptions told;
+  told.events.counted = [&](FabricPeer, uint32_t immediate, uint32_t count) {
+    if (immediate == 1) counted += count;
+  };
+  told.events.message = [&](FabricPeer, std::span<const uint8_t> message) { heard += message.size(); };
+  Fabric one{rails};
+  Fabric two{rails, std::move(told)};
+  std::vector<uint8_t> source(1 << 20, 7);
+  std::vector<uint8_t> target(1 << 20);
+  const FabricMemory mine = one.register_memory(source.data(), source.size(), {.writable = true});
+  const FabricMemory theirs = two.register_memory(target.data(), target.size(), {.writable = true});
+  const FabricRemote remote{theirs.descriptor()};
+  const FabricPeer to_two = one.connect(two.address());
+  const FabricPeer to_one = two.connect(one.address());
+
+  const std::vector<FabricPart> parts{{to_two, mine.get(), 0, remote.get(), 0, 10},
+                                      {to_two, mine.get(), 0, remote.get(), 100, 10}};
+  FabricTransferOptions options{.immediate = 1, .count = 1, .message = "both"};
+  std::future<Status> outcome = options.completion();
+  const FabricTransfer scattered = one.scatter(parts, options);
+  ASSERT_EQ(outcome.wait_for(seconds{20}), std::future_status::ready);
+  EXPECT_EQ(outcome.get(), Status::kOk);
+  EXPECT_EQ(two.wait_counter(1, 2, seconds{20}), Status::kOk);
+  EXPECT_EQ(target[9] + target[100] + target[109], 21);
+  EXPECT_EQ(target[10] + target[110], 0);
+
+  // A barrier of two, and a signal to the group.
+  const uint32_t group = one.add_group({&to_two, 1});
+  const uint32_t other = two.add_group({&to_one, 1});
+  const FabricTransfer first = one.barrier(group, 5);
+  EXPECT_EQ(two.barrier(other, 5).wait(seconds{20}), Status::kOk);
+  EXPECT_EQ(first.wait(seconds{20}), Status::kOk);
+  EXPECT_EQ(one.signal_group(group, {.message = "all"}).wait(seconds{20}), Status::kOk);
+  one.remove_group(group);
+  EXPECT_THROW((void)one.barrier(group, 5), Error);
+
+  // Into a buffer of a pool, told by a callback.
+  {
+    FabricPool pool{two, 4096, 1};
+    const auto buffer = pool.take();
+    ASSERT_TRUE(buffer);
+    EXPECT_FALSE(pool.take());
+    std::promise<uint64_t> got;
+    const FabricTransfer received =
+        two.receive(FabricMemory{buffer->memory}, buffer->offset, 4096,
+                    {.done = [&](Status, FabricPeer, uint64_t bytes) { got.set_value(bytes); }});
+    EXPECT_EQ(one.send(to_two, mine, 0, 3000).wait(seconds{20}), Status::kOk);
+    EXPECT_EQ(received.wait(seconds{20}), Status::kOk);
+    EXPECT_EQ(got.get_future().get(), 3000u);
+    EXPECT_EQ(received.received().bytes, 3000u);
+    EXPECT_EQ(received.received().peer, to_one);
+    EXPECT_EQ(static_cast<uint8_t*>(buffer->address)[2999], 7);
+    pool.give_back(*buffer);
+    EXPECT_THROW(pool.give_back(*buffer), Error);
+  }
+  EXPECT_EQ(one.write(to_two, mine, 0, remote, 1000, 5).wait(seconds{20}), Status::kOk);
+  EXPECT_EQ(target[1004], 7);
+
+  size_t count = 0;
+  towline_fabric_rail_t rail{};
+  EXPECT_EQ(towline_fabric_rails(one.get(), &rail, sizeof rail, 1, &count), TOWLINE_OK);
+  EXPECT_EQ(count, 1u);
+  EXPECT_GE(rail.bytes, 3000u);
+  EXPECT_NE(std::string{rail.name}.find("tcp"), std::string::npos);
+  EXPECT_EQ(counted, 2u);
+}
+
+TEST(CapiFabric, WordsAndCountersCanBeWatched) {
+  using std::chrono::seconds;
+  const std::vector<std::string> rails{"ofi:tcp;ofi_rxm@127.0.0.1"};
+  Fabric one{rails};
+  Fabric two{rails};
+  std::promise<uint64_t> changed;
+  towline_fabric_word_t word{};
+  ASSERT_EQ(towline_fabric_watch(
+                two.get(), 0,
+                [](void* context, uint64_t before, uint64_t now) {
+                  static_cast<std::promise<uint64_t>*>(context)->set_value(before * 100 + now);
+                  return 0;
+                },
+                &changed, &word),
+            TOWLINE_OK);
+  EXPECT_EQ(word.gpu, reinterpret_cast<uint64_t>(word.host));
+  // The word changes because a counter is stored in it.
+  ASSERT_EQ(towline_fabric_counter_mirror(two.get(), 3, word.host), TOWLINE_OK);
+  EXPECT_EQ(one.signal(one.connect(two.address()), {.immediate = 3, .count = 42}).wait(seconds{20}),
+            Status::kOk);
+  auto told = changed.get_future();
+  ASSERT_EQ(told.wait_for(seconds{20}), std::future_status::ready);
+  EXPECT_EQ(told.get(), 42u);
+  EXPECT_EQ(towline_fabric_counter_mirror(two.get(), 3, nullptr), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_unwatch(two.get(), word.index), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_unwatch(two.get(), word.index), TOWLINE_NOT_FOUND);
+  EXPECT_EQ(towline_fabric_counter_mirror(two.get(), 3, reinterpret_cast<uint64_t*>(9)),
+            TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_watch(two.get(), 0, nullptr, nullptr, &word), TOWLINE_INVALID_ARGUMENT);
+  towline_fabric_transfer_t transfer = 0;
+  EXPECT_EQ(towline_fabric_counter_when(two.get(), 3, 42, nullptr, &transfer), TOWLINE_IN_PROGRESS);
+  EXPECT_EQ(towline_fabric_wait(two.get(), transfer, 20 * kSecond), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_scatter(two.get(), nullptr, 0, nullptr, nullptr), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_fabric_group_create(two.get(), nullptr, 0, nullptr), TOWLINE_INVALID_ARGUMENT);
+}
+
 }  // namespace
 }  // namespace towline::capi_fabric_test

@@ -324,6 +324,14 @@ RemoteMemory TransferEngine::import(std::span<const uint8_t> descriptor) {
   return *memory;
 }
 
+std::vector<TransferEngine::Rail> TransferEngine::rails() const {
+  const auto held = lock();
+  std::vector<Rail> rails;
+  for (std::size_t i = 0; i < engine_->rails(); ++i)
+    rails.push_back({engine_->traits(i), engine_->counters(i)});
+  return rails;
+}
+
 std::string TransferEngine::describe() const {
   const auto held = lock();
   return engine_->describe();

@@ -149,6 +149,11 @@ class TransferEngine final : private EngineHost {
   // ends that, before it returns.
   void mirror_counter(uint32_t immediate, uint64_t* word);
 
+  struct Rail {
+    DomainTraits traits;
+    RailCounters counters;
+  };
+  std::vector<Rail> rails() const;
   std::string describe() const;
 
  private:

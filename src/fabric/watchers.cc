@@ -57,9 +57,8 @@ bool Watchers::look() noexcept {
   for (uint32_t index = 0; index < kWords; ++index) {
     Watched& watched = watched_[index];
     if (!watched.watched) continue;
-    const uint64_t value =
-        std::atomic_ref<uint64_t>{*reinterpret_cast<uint64_t*>(word_address(index))}.load(
-            std::memory_order_acquire);
+    const uint64_t value = std::atomic_ref<uint64_t>{*reinterpret_cast<uint64_t*>(word_address(index))}.load(
+        std::memory_order_acquire);
     if (value == watched.seen) continue;
     any = true;
     const uint64_t before = std::exchange(watched.seen, value);

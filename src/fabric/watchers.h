@@ -20,8 +20,9 @@
 namespace towline::fabric {
 
 struct WatcherOptions {
-  cuda::Device* device = nullptr;  // whose GPUs reach the words; null: only this process does. It must have started
-  int cpu = -1;                    // that the thread runs on alone; -1: any
+  cuda::Device* device =
+      nullptr;   // whose GPUs reach the words; null: only this process does. It must have started
+  int cpu = -1;  // that the thread runs on alone; -1: any
   uint64_t nap_ns = 50 * kMicrosecondNs;
 };
 

@@ -1,0 +1,48 @@
+// What the files of the C API's fabric share.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "capi/handles.h"
+#include "fabric/transfer_engine.h"
+#include "fabric/watchers.h"
+#include "towline/fabric.h"
+
+struct towline_fabric {
+  std::unique_ptr<towline::fabric::TransferEngine> engine;
+  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
+  std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
+  int watcher_cpu = -1;
+  std::mutex mutex;  // of memories and watchers
+};
+struct towline_fabric_memory {
+  const towline::fabric::LocalMemory* memory;
+};
+struct towline_fabric_remote {
+  towline::fabric::RemoteMemory memory;
+};
+
+namespace towline::capi {
+
+inline fabric::TransferEngine& fabric_of(towline_fabric_t* engine) {
+  need(engine, "engine");
+  return *engine->engine;
+}
+
+fabric::TransferOptions fabric_options(const towline_fabric_transfer_options_t* given);
+
+// The number for the caller, or the reason for towline_last_error.
+template <class Start>
+Status start_on_fabric(const char* function, towline_fabric_transfer_t* transfer, Start&& begin) {
+  Handle number;
+  const Status status = begin(transfer == nullptr ? nullptr : &number);
+  if (transfer != nullptr) *transfer = is_error(status) ? 0 : number.to_u64();
+  if (is_error(status)) refuse(status, fmt::format("{}: {}", function, status_text(status)));
+  return status;
+}
+
+}  // namespace towline::capi
