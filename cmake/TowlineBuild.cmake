@@ -13,16 +13,7 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug or Release" FORCE)
 endif()
 
-# Some installations of a compiler lack what links its intermediate code.
-if(CMAKE_INTERPROCEDURAL_OPTIMIZATION)
-  include(CheckIPOSupported)
-  check_ipo_supported(RESULT TOWLINE_HAS_IPO OUTPUT TOWLINE_WHY_NO_IPO LANGUAGES C CXX)
-  if(NOT TOWLINE_HAS_IPO)
-    message(STATUS "Without optimisation at link time: ${TOWLINE_WHY_NO_IPO}")
-    set(CMAKE_INTERPROCEDURAL_OPTIMIZATION OFF)
-  endif()
-endif()
-
+include(${CMAKE_CURRENT_LIST_DIR}/TowlineIpo.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/TowlineCcache.cmake)
 
 if(TOWLINE_SANITIZE)
