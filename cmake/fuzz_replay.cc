@@ -2,6 +2,9 @@
 // of them, so that every build and every compiler takes a sample of the fuzzing. The input that breaks is
 // named by seed and number, and written beside the program.
 //
+// The corpus is tested too: there is one, and each of its files gets past the first checks
+// (tests/support/fuzz_accepted.h), unless its name begins with "refused".
+//
 //   <fuzzer> [corpus folder or file]... [--runs=N] [--seed=S]
 
 #include <algorithm>
@@ -22,6 +25,11 @@
 #include <unistd.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace {
+uint64_t accepted = 0;
+}
+extern "C" void towline_fuzz_accepted() { ++accepted; }
 
 namespace {
 
@@ -97,6 +105,11 @@ int main(int argc, char** argv) {
   uint64_t runs = 5000;
   uint64_t seed = 1;
   std::vector<Bytes> corpus;
+  std::vector<std::string> names;
+  const auto add = [&](const std::filesystem::path& path) {
+    corpus.push_back(read_file(path));
+    names.push_back(path.filename());
+  };
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument.starts_with("--runs=")) {
@@ -105,17 +118,27 @@ int main(int argc, char** argv) {
       seed = std::strtoull(argv[i] + 7, nullptr, 10);
     } else if (std::filesystem::is_directory(argument)) {
       for (const auto& entry : std::filesystem::directory_iterator(argument)) {
-        if (entry.is_regular_file()) corpus.push_back(read_file(entry.path()));
+        if (entry.is_regular_file()) add(entry.path());
       }
     } else if (std::filesystem::is_regular_file(argument)) {
-      corpus.push_back(read_file(argument));
+      add(argument);
     }
   }
   for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, save_current_input);
 
-  for (const Bytes& input : corpus) run_one(input);
+  if (corpus.empty()) {
+    std::fprintf(stderr, "no corpus: nothing gets past the first checks\n");
+    return 1;
+  }
+  for (size_t i = 0; i < corpus.size(); ++i) {
+    accepted = 0;
+    run_one(corpus[i]);
+    if ((accepted == 0) == names[i].starts_with("refused")) continue;
+    std::fprintf(stderr, "%s is %s\n", names[i].c_str(),
+                 accepted == 0 ? "refused" : "accepted, against its name");
+    return 1;
+  }
   const size_t files = corpus.size();
-  if (corpus.empty()) corpus.emplace_back();
   std::mt19937_64 random(seed);
   for (uint64_t run = 0; run < runs; ++run) {
     Bytes input = corpus[random() % corpus.size()];

@@ -199,6 +199,7 @@ bool MessageEngine::accept(int rank, Peer& peer) {
   Message* const message = match(peer, rank, peer.wire.tag);
   if (message == nullptr) {
     if (peer.wire.bytes > kMostKept || peer.kept_bytes > kMostKept - peer.wire.bytes) return false;
+    if (peer.kept.size() >= kMostKeptMessages) return false;
     peer.arriving.resize(peer.wire.bytes);
   } else if (!fits(peer.wire, rank, *message)) {
     return false;

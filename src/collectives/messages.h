@@ -105,7 +105,9 @@ class MessageEngine {
     std::vector<uint8_t> arriving;
     uint64_t arrived = 0;
   };
+  // Of each rank: bytes, and messages, since empty ones take memory too.
   static constexpr uint64_t kMostKept = 64u << 20;
+  static constexpr std::size_t kMostKeptMessages = 1u << 20;
 
   bool move();
   bool move_out(Peer& peer);

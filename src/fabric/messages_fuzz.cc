@@ -7,6 +7,7 @@
 #include "fabric/engine.h"
 #include "fabric/messages.h"
 #include "fabric/test_support.h"
+#include "support/fuzz_accepted.h"
 
 namespace towline::fabric {
 namespace {
@@ -19,6 +20,7 @@ void check(bool good) {
 void give(std::span<const uint8_t> bytes) {
   auto message = decode_control(bytes);
   if (!message) return;
+  fuzz::accepted();
   testing::World world;
   testing::TestHost& one = world.add_host(2);
   testing::TestHost& two = world.add_host(1);
@@ -44,6 +46,7 @@ void give(std::span<const uint8_t> bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace towline::fabric;
+  using towline::fuzz::accepted;
   if (size == 0) return 0;
   const std::span<const uint8_t> bytes{data + 1, size - 1};
   switch (data[0] % 5) {
@@ -51,19 +54,28 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
       give(bytes);
       break;
     case 1:
-      if (const auto address = decode_address(bytes))
+      if (const auto address = decode_address(bytes)) {
+        accepted();
         check(decode_address(encode(*address)).has_value() && address->rails.size() <= kMaxRails);
+      }
       break;
     case 2:
-      if (const auto memory = decode_memory(bytes)) check(encode(*memory).size() == bytes.size());
+      if (const auto memory = decode_memory(bytes)) {
+        accepted();
+        check(encode(*memory).size() == bytes.size());
+      }
       break;
     case 3:
-      if (const auto header = decode_record(bytes))
+      if (const auto header = decode_record(bytes)) {
+        accepted();
         check(header->message_bytes == bytes.size() - sizeof *header);
+      }
       break;
     case 4:
-      if (const auto address = decode_carrier_address(bytes))
+      if (const auto address = decode_carrier_address(bytes)) {
+        accepted();
         check(decode_carrier_address(encode(*address)).has_value());
+      }
       break;
   }
   return 0;

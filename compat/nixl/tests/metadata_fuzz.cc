@@ -7,6 +7,7 @@
 #include <nixl_descriptors.h>
 #include <serdes/serdes.h>
 #include "../src/frame.h"
+#include "support/fuzz_accepted.h"
 
 namespace {
 
@@ -15,6 +16,7 @@ using towline::nixl::Frame;
 void try_frame(const std::string& bytes) {
   Frame frame;
   if (!towline::nixl::decode(bytes, frame).empty()) return;
+  towline::fuzz::accepted();
   Frame again;
   if (!towline::nixl::decode(towline::nixl::encode(frame), again).empty() || !(frame == again)) std::abort();
 }

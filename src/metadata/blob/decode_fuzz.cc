@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "metadata/blob/blob.h"
 #include "metadata/blob/wire.h"
+#include "support/fuzz_accepted.h"
 
 namespace towline::metadata {
 namespace {
@@ -21,6 +22,7 @@ void round_trip(std::span<const uint8_t> blob) {
   } catch (const Error&) {
     return;
   }
+  fuzz::accepted();
   if (!(decode(encode(metadata)) == metadata)) std::abort();
   const PeerSummary summary = summarize(blob);
   if (summary.regions != metadata.regions.size() || summary.metadata.identity != metadata.identity)

@@ -5,12 +5,14 @@
 #include <cstdlib>
 
 #include "metadata/listener/wire.h"
+#include "support/fuzz_accepted.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace towline::metadata::wire;  // NOLINT: one function
   constexpr size_t kFlags = 6;
   ExchangeHeader header;
   if (!unpack({data, size}, header)) return 0;
+  towline::fuzz::accepted();
   if (size < kExchangeHeaderBytes) std::abort();
   const auto packed = pack(header);
   for (size_t i = 0; i < packed.size(); ++i)
