@@ -314,6 +314,12 @@ void BackendHost::open(Backend& backend) {
     text = take_failure_text();
     backend.reason =
         fmt::format("opening it failed: {} ({})", text, status_name(static_cast<Status>(status)));
+    // This machine lacks what it needs, and nobody has asked for it by name.
+    if (status == TOWLINE_UNSUPPORTED && in_order_of_cost_) {
+      backend.reason = fmt::format("not usable here: {}", text);
+      TOWLINE_LOG(kDebug, "backend {}: {}", backend.name, backend.reason);
+      return;
+    }
   } catch (const std::exception& error) {
     backend.reason = error.what();
   }

@@ -3,6 +3,7 @@
 #include "storage/posix/plugin.h"
 #include "transports/faulty/plugin.h"
 #include "transports/memory/plugin.h"
+#include "transports/rdma/plugin.h"
 #include "transports/shm/plugin.h"
 #include "transports/tcp/plugin.h"
 
@@ -10,10 +11,8 @@ namespace towline {
 
 std::span<const BuiltinBackend> builtin_backends() noexcept {
   static constexpr BuiltinBackend kBuiltin[] = {
-      towline_memory_plugin,
-      towline_shm_plugin,
-      towline_tcp_plugin,
-      towline_posix_plugin,
+      towline_memory_plugin, towline_shm_plugin,   towline_tcp_plugin,
+      towline_rdma_plugin,   towline_posix_plugin,
   };
   return kBuiltin;
 }

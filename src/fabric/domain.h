@@ -33,6 +33,8 @@ struct DomainTraits {
   uint32_t immediate_bits = 0;         // that an immediate carries: 0 (none), 32 or 64
   bool ordered = true;                 // within a connection a send or immediate arrives after earlier writes
   bool completes_in_order = true;      // a completion covers unsignalled requests before it
+  bool registers_beside = false;       // memory may be registered by another thread beside everything else
+  bool other_processes_only = false;   // it must not reach engines of this process
   int32_t numa_node = -1;              // -1: unknown
 };
 

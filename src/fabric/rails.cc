@@ -1,16 +1,14 @@
 #include "fabric/rails.h"
 
 #include "base/error.h"
+#include "fabric/loopback/shared.h"
 #include "fabric/ofi/ofi.h"
 
 namespace towline::fabric {
+namespace {
 
-std::unique_ptr<Domain> make_rail(std::string_view name) {
-  constexpr std::string_view kOfi = "ofi:";
-  if (!name.starts_with(kOfi) || name.size() == kOfi.size())
-    fail(Status::kInvalidArgument, "\"{}\" names no rail; write ofi:PROVIDER[/DEVICE][@ADDRESS]", name);
+std::unique_ptr<Domain> make_ofi(std::string_view rest) {
   OfiOptions options;
-  std::string_view rest = name.substr(kOfi.size());
   if (const auto at = rest.find('@'); at != std::string_view::npos) {
     options.address = rest.substr(at + 1);
     rest = rest.substr(0, at);
@@ -21,6 +19,26 @@ std::unique_ptr<Domain> make_rail(std::string_view name) {
   }
   options.provider = rest;
   return make_ofi_domain(options);
+}
+
+struct Kind {
+  std::string_view prefix;
+  std::unique_ptr<Domain> (*make)(std::string_view rest);
+};
+
+constexpr Kind kKinds[] = {
+    {"ofi:", make_ofi},
+    {"loopback:", [](std::string_view rest) { return make_shared_loopback(std::string{rest}); }},
+};
+
+}  // namespace
+
+std::unique_ptr<Domain> make_rail(std::string_view name) {
+  for (const Kind& kind : kKinds)
+    if (name.starts_with(kind.prefix) && name.size() > kind.prefix.size())
+      return kind.make(name.substr(kind.prefix.size()));
+  fail(Status::kInvalidArgument,
+       "\"{}\" names no rail; write ofi:PROVIDER[/DEVICE][@ADDRESS] or loopback:NAME", name);
 }
 
 }  // namespace towline::fabric

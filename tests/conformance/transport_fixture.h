@@ -78,6 +78,17 @@ inline const Transport kTransports[] = {
      .config = "[tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",  // as between hosts
      .shared_memory = false,
      .framed = true},
+    // RDMA: over the network inside this process, and over libfabric.
+    {.name = "rdma_loopback",
+     .backends = "rdma",
+     .config = "[rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
+     .shared_memory = false,
+     .guards = false},
+    {.name = "rdma_ofi_tcp",
+     .backends = "rdma",
+     .config = "[rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1\"\n",
+     .shared_memory = false,
+     .guards = false},
     // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
     // through host memory.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},

@@ -20,6 +20,7 @@
 #include "eventually.h"
 #include "towline/towline.hpp"
 #include "victim.h"
+#include "ways.h"
 
 namespace towline::faults {
 namespace {
@@ -35,27 +36,6 @@ constexpr const char* kQuickHeartbeat =
 constexpr double kAtOnceMs = 1000;
 constexpr double kSuspectMs = 150 + 50 + kAtOnceMs;
 constexpr double kLostMs = 400 + 50 + kAtOnceMs;
-
-struct Way {
-  const char* name;
-  const char* backends;
-  const char* config;
-  bool shared_memory;
-  Kind kind = Kind::kDram;
-};
-
-void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
-
-const Way kWays[] = {
-    {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true},
-    {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
-    {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
-    {"tcp", "tcp", "[tcp]\nsockets = 4\n", false},
-    // By GPUs made of host memory: what is passed between the processes is the same.
-    {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
-    // GPU memory on both sides, by staging memory: as between hosts.
-    {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
-};
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -44,7 +44,7 @@ LAYERS = {
     "capi": ["agent", "directory", "collectives", "moe", "fabric"],
 }
 BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below these
-SHARED = ("transports/direct",)  # rooms below these that backends share: no backends themselves
+SHARED = ("transports/direct", "transports/carrier")  # rooms below these that backends share: no backends themselves
 EMBEDDED = {"agent": ["metadata/blob", "metadata/listener"]}  # the default directory: part of the core, behind no ABI
 CLIENTS = ("bindings", "compat", "tools", "examples", "bench")  # of the public API
 VENDORS = {  # the headers, and the folders that may include them

@@ -175,6 +175,8 @@ class OfiDomain final : public Domain {
     traits_.bandwidth_bytes_per_s = bandwidth_of(*info_);
     traits_.ordered = false;
     traits_.completes_in_order = false;
+    // Within a process it uses the peer's own mapping, which goes with the peer.
+    traits_.other_processes_only = options.provider == "shm";
     connections_.resize(traits_.max_connections);
     poller_ = UniqueFd{epoll_create1(EPOLL_CLOEXEC)};
   }

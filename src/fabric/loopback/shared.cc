@@ -1,0 +1,129 @@
+#include "fabric/loopback/shared.h"
+
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "fabric/loopback/loopback.h"
+
+namespace towline::fabric {
+namespace {
+
+struct SharedNetwork {
+  std::mutex mutex;
+  LoopbackFabric fabric{1, [] { return monotonic_now_ns(); }};
+};
+
+// By name. Process-wide, since no smaller unit knows the other engines of this address space.
+std::shared_ptr<SharedNetwork> network_of(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<SharedNetwork>> networks;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<SharedNetwork>& known = networks[name];
+  std::shared_ptr<SharedNetwork> network = known.lock();
+  if (network == nullptr) {
+    network = std::make_shared<SharedNetwork>();
+    known = network;
+  }
+  return network;
+}
+
+// Passes everything on under the network's lock.
+class SharedPort final : public Domain {
+ public:
+  SharedPort(std::shared_ptr<SharedNetwork> network, LoopbackOptions options) : network_(std::move(network)) {
+    const std::lock_guard lock(network_->mutex);
+    port_ = network_->fabric.make_domain(std::move(options));
+    traits_ = port_->traits();
+  }
+  ~SharedPort() override {
+    const std::lock_guard lock(network_->mutex);
+    port_.reset();
+  }
+
+  const DomainTraits& traits() const noexcept override { return traits_; }
+  std::vector<uint8_t> address() const override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->address();
+  }
+  Registration register_memory(const MemoryToRegister& memory) override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->register_memory(memory);
+  }
+  void deregister_memory(const Registration& registration) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    port_->deregister_memory(registration);
+  }
+  std::vector<uint8_t> open(uint32_t connection) override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->open(connection);
+  }
+  void connect(uint32_t connection, std::span<const uint8_t> other_end) override {
+    const std::lock_guard lock(network_->mutex);
+    port_->connect(connection, other_end);
+  }
+  void stop(uint32_t connection) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    port_->stop(connection);
+  }
+  void release(uint32_t connection) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    port_->release(connection);
+  }
+  std::size_t post(uint32_t connection, const WorkRequest* requests, std::size_t count) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->post(connection, requests, count);
+  }
+  std::size_t post_receives(uint32_t connection, const ReceiveRequest* requests,
+                            std::size_t count) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->post_receives(connection, requests, count);
+  }
+  std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->poll(completions, capacity);
+  }
+  bool recover() noexcept override {
+    const std::lock_guard lock(network_->mutex);
+    return port_->recover();
+  }
+
+ private:
+  const std::shared_ptr<SharedNetwork> network_;
+  std::unique_ptr<Domain> port_;
+  DomainTraits traits_;
+};
+
+uint64_t read_rate(std::string_view settings) {
+  constexpr std::string_view kRate = "rate=";
+  double rate = 0;
+  if (settings.starts_with(kRate)) {
+    settings.remove_prefix(kRate.size());
+    const auto [end, error] = std::from_chars(settings.data(), settings.data() + settings.size(), rate);
+    if (error == std::errc{} && end == settings.data() + settings.size() && rate >= 1 && rate < 1e15)
+      return static_cast<uint64_t>(rate);
+  }
+  fail(Status::kInvalidArgument, "a loopback rail takes ?rate=BYTES_PER_SECOND, not \"{}\"", settings);
+}
+
+}  // namespace
+
+std::unique_ptr<Domain> make_shared_loopback(const std::string& name) {
+  const std::size_t mark = name.find('?');
+  const std::string network = name.substr(0, mark);
+  if (network.empty() || network.size() > 64)
+    fail(Status::kInvalidArgument, "\"{}\" names no loopback network", name);
+  LoopbackOptions options;
+  options.traits.kind = "loopback:" + network;
+  options.traits.name = "loopback " + network;
+  if (mark != std::string::npos) {
+    options.bytes_per_s = read_rate(std::string_view{name}.substr(mark + 1));
+    options.traits.bandwidth_bytes_per_s = options.bytes_per_s;
+  }
+  return std::make_unique<SharedPort>(network_of(network), std::move(options));
+}
+
+}  // namespace towline::fabric

@@ -1,0 +1,345 @@
+#include "transports/rdma/backend.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "fabric/rails.h"
+#include "transports/rdma/carrier.h"
+
+namespace towline::rdma {
+
+namespace {
+
+constexpr uint64_t kPollForNs = 10 * kMillisecondNs;  // when a peer asks for it
+constexpr uint64_t kPollNs = 1 * kMillisecondNs;      // of rails that have no descriptor to wait on
+
+bool contains(const std::vector<std::string>& list, const std::string& text) {
+  return std::find(list.begin(), list.end(), text) != list.end();
+}
+
+std::string joined(const std::vector<std::string>& list) {
+  std::string text;
+  for (const std::string& item : list) text += (text.empty() ? "" : ", ") + printable(item);
+  return text;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string result{text};
+  std::replace_if(
+      result.begin(), result.end(),
+      [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' ' || (c & 0x80) != 0; },
+      '?');
+  return result;
+}
+
+Backend::Backend(const plugin::Host& host) try : BackendBase(host), settings_(Settings::read(this->host())) {
+  open_workers();
+  carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this), tcp_carrier());
+} catch (const core::Error& error) {
+  throw plugin::Failure(error.code(), error.message());
+}
+
+Backend::~Backend() {
+  for (uint32_t i = 0; i < workers_.size(); ++i) {
+    for (const int fd : workers_[i]->watched) host().unwatch(i, fd);
+    if (workers_[i]->timer.valid()) host().unwatch(i, workers_[i]->timer.get());
+  }
+  carrier_.reset();
+}
+
+// Each worker drives rails of its own, so that cores share nothing.
+void Backend::open_workers() {
+  fabric::EngineOptions options;
+  options.max_connections = settings_.connections;
+  options.slice_bytes = settings_.slice_bytes;
+  for (uint32_t i = 0; i < std::max(host().worker_count(), 1u); ++i) {
+    std::vector<std::unique_ptr<fabric::Domain>> rails;
+    for (const std::string& name : settings_.rails) {
+      try {
+        rails.push_back(fabric::make_rail(name));
+      } catch (const core::Error& error) {
+        // A name that can't be meant is the setting's fault; a device that is not there is the machine's.
+        if (error.code() == Status::kInvalidArgument) fail(error.code(), "rdma.rails: {}", error.message());
+        fail(Status::kUnsupported, "the rail {}: {}", name, error.message());
+      }
+    }
+    workers_.push_back(std::make_unique<Worker>());
+    workers_.back()->engine = std::make_unique<WorkerEngine>(host(), options, std::move(rails));
+    watch_rails(i);
+  }
+  const WorkerEngine& engine = *workers_.front()->engine;
+  rails_text_ = engine.rails() == 1 ? "1 rail: " : fmt::format("{} rails: ", engine.rails());
+  for (std::size_t rail = 0; rail < engine.rails(); ++rail) {
+    rails_text_ += (rail == 0 ? "" : ", ") + printable(engine.traits(rail).name);
+    const std::string& kind = engine.traits(rail).kind;
+    if (contains(kinds_, kind)) continue;
+    kinds_.push_back(kind);
+    if (engine.traits(rail).other_processes_only) outside_kinds_.push_back(kind);
+  }
+}
+
+void Backend::watch_rails(uint32_t index) {
+  std::vector<int> fds;
+  workers_[index]->engine->event_fds(fds);
+  for (const int fd : fds)
+    if (host().watch(index, fd, EPOLLIN, nothing_to_do, nullptr) == TOWLINE_OK)
+      workers_[index]->watched.push_back(fd);
+}
+
+// ---- memory
+
+int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
+                     size_t* token_bytes) try {
+  *token_bytes = 0;
+  if (args.region.kind != TOWLINE_DRAM)
+    return host().refuse(Status::kUnsupported,
+                         "rdma: only dram is registered; GPU memory goes through pinned memory beside it");
+  auto region = std::make_unique<Registered>();
+  region->region = args.region;
+  fabric::MemoryToRegister memory;
+  memory.address = reinterpret_cast<void*>(args.region.address);
+  memory.bytes = args.region.bytes;
+  memory.remote_read = (args.region.access & TOWLINE_ACCESS_READ) != 0;
+  memory.remote_write = (args.region.access & TOWLINE_ACCESS_WRITE) != 0;
+  if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0) memory.remote_read = memory.remote_write = false;
+  try {
+    for (const auto& worker : workers_) region->memory.push_back(worker->engine->register_memory(memory));
+  } catch (...) {
+    for (std::size_t i = 0; i < region->memory.size(); ++i)
+      workers_[i]->engine->deregister_memory(region->memory[i]);
+    throw;
+  }
+  *registration = reinterpret_cast<towline_registration*>(region.get());
+  const std::lock_guard lock(regions_mutex_);
+  regions_[args.region.key] = std::move(region);
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), "rdma: " + error.message());
+}
+
+// No peer reaches it any more, or those that did are gone.
+void Backend::remove(towline_registration* registration) noexcept {
+  std::unique_ptr<Registered> region;
+  {
+    const std::lock_guard lock(regions_mutex_);
+    const auto found = regions_.find(reinterpret_cast<const Registered*>(registration)->region.key);
+    if (found == regions_.end()) return;
+    region = std::move(found->second);
+    regions_.erase(found);
+  }
+  for (std::size_t i = 0; i < region->memory.size(); ++i)
+    workers_[i]->engine->deregister_memory(region->memory[i]);
+}
+
+Answer Backend::answer(uint64_t key, uint32_t worker) const {
+  Answer answer;
+  answer.key = key;
+  const std::lock_guard lock(regions_mutex_);
+  const auto found = regions_.find(key);
+  if (found == regions_.end() || !host().may_be_reached(found->second->region)) {
+    answer.status = Status::kStale;
+    answer.reason = "it has no such region any more, or none that its rails reach";
+  } else if ((found->second->region.flags & TOWLINE_REGION_GUARDED) != 0) {
+    answer.status = Status::kPermissionDenied;
+    answer.reason = "the region is guarded";
+  } else {
+    answer.memory = fabric::Engine::describe(found->second->memory[worker]);
+  }
+  return answer;
+}
+
+// ---- connections
+
+int32_t Backend::address(void* address, size_t* bytes) {
+  Address mine;
+  mine.kinds = kinds_;
+  mine.carrier.resize(*bytes);
+  std::size_t carrier_bytes = mine.carrier.size();
+  const int32_t status = carrier_->address(mine.carrier.data(), &carrier_bytes);
+  if (status != TOWLINE_OK) return status;
+  if (carrier_bytes == 0) {
+    *bytes = 0;
+    return TOWLINE_OK;
+  }
+  mine.carrier.resize(carrier_bytes);
+  const std::vector<uint8_t> packed = encode(mine);
+  if (packed.size() > *bytes) return host().refuse(Status::kLimitExceeded, "rdma: no room for the address");
+  std::memcpy(address, packed.data(), packed.size());
+  *bytes = packed.size();
+  return TOWLINE_OK;
+}
+
+std::vector<std::string> Backend::kinds_for(const towline_identity& peer) const {
+  const towline_identity& self = host().self();
+  const bool same_process = std::equal(std::begin(peer.host), std::end(peer.host), self.host) &&
+                            peer.pid == self.pid && peer.pid_namespace == self.pid_namespace &&
+                            peer.start_time == self.start_time;
+  std::vector<std::string> kinds = kinds_;
+  if (same_process)
+    std::erase_if(kinds, [&](const std::string& kind) { return contains(outside_kinds_, kind); });
+  return kinds;
+}
+
+int32_t Backend::probe(const towline_identity& peer, const void* address, size_t bytes) {
+  const auto theirs = decode_address({static_cast<const uint8_t*>(address), bytes});
+  if (!theirs) return host().refuse(Status::kProtocol, "the peer's rdma address is malformed");
+  const std::vector<std::string> mine = kinds_for(peer);
+  if (std::none_of(theirs->kinds.begin(), theirs->kinds.end(),
+                   [&](const std::string& kind) { return contains(mine, kind); }))
+    return host().refuse(Status::kUnreachable,
+                         mine.empty() ? fmt::format("{} reaches other processes only", joined(kinds_))
+                                      : fmt::format("the peer has other rails: {}", joined(theirs->kinds)));
+  return carrier_->probe(peer, theirs->carrier.data(), theirs->carrier.size());
+}
+
+int32_t Backend::connect(uint32_t index, const towline_identity& identity, const void* address, size_t bytes,
+                         uint64_t deadline_ns, void* peer, Connection** out) {
+  const int32_t reachable = probe(identity, address, bytes);
+  if (reachable != TOWLINE_OK) return reachable;
+  const auto theirs = decode_address({static_cast<const uint8_t*>(address), bytes});
+  const Scope scope{*this, index};
+  auto* const connection =
+      workers_[index]->connections.add(std::make_unique<Connection>(*this, index, identity, peer));
+  const int32_t status = connection->connect(identity, theirs->carrier, deadline_ns);
+  if (status != TOWLINE_OK)
+    release(connection);
+  else
+    *out = connection;
+  return status;
+}
+
+int32_t Backend::on_accepted(uint32_t index, towline_connection* carried, const towline_identity& identity,
+                             carrier::CarrierEvents** events) {
+  const Scope scope{*this, index};
+  auto* const connection =
+      workers_[index]->connections.add(std::make_unique<Connection>(*this, index, identity, nullptr));
+  const int32_t status = connection->accept(carried, identity);
+  if (status < 0)
+    release(connection);
+  else
+    *events = connection->events();  // the core's until disconnect()
+  return status;
+}
+
+void Backend::release(Connection* connection) noexcept {
+  Worker& worker = *workers_[connection->worker()];
+  std::erase(worker.eager, connection);
+  worker.connections.release(connection);
+}
+
+void Backend::add_eager(Connection& connection) {
+  std::vector<Connection*>& eager = workers_[connection.worker()]->eager;
+  if (std::find(eager.begin(), eager.end(), &connection) == eager.end()) eager.push_back(&connection);
+}
+
+// ---- progress
+
+uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
+  const Scope scope{*this, index};
+  Worker& worker = *workers_[index];
+  uint32_t done = carrier_->progress(index, now_ns);
+  done += worker.engine->progress(now_ns);
+  if (worker.engine->needs_polling_peers())
+    done +=
+        worker.connections.each([now_ns](Connection& connection) { return connection.ask_to_poll(now_ns); });
+  for (std::size_t i = worker.eager.size(); i-- > 0;) {
+    if (!worker.eager[i]->flush()) continue;
+    worker.eager[i] = worker.eager.back();
+    worker.eager.pop_back();
+    ++done;
+  }
+  // Both sides have to run for such rails: where there are fewer processors, in turn.
+  if (done == 0 && (worker.engine->needs_polling_peers() || now_ns < worker.poll_until_ns)) sched_yield();
+  return done;
+}
+
+bool Backend::arm(uint32_t index) noexcept {
+  Worker& worker = *workers_[index];
+  const bool unsent = std::any_of(worker.eager.begin(), worker.eager.end(),
+                                  [](const Connection* connection) { return connection->has_unsent(); });
+  if (unsent || carrier_->arm(index)) return true;
+  const uint64_t now_ns = host().now_ns();
+  uint64_t next_ns = worker.engine->next_timer_ns();
+  const WorkerEngine::Sleep sleep = worker.engine->arm();
+  const bool asked_to_poll = sleep == WorkerEngine::Sleep::kPoll && now_ns < worker.poll_until_ns;
+  if (sleep == WorkerEngine::Sleep::kNo || asked_to_poll || next_ns <= now_ns) {
+    carrier_->disarm(index);
+    return true;
+  }
+  const bool anybody = worker.connections.any([](const Connection&) { return true; });
+  if (sleep == WorkerEngine::Sleep::kPoll && anybody) next_ns = std::min(next_ns, now_ns + kPollNs);
+  set_timer(index, next_ns, now_ns);
+  worker.armed = true;
+  return false;
+}
+
+void Backend::disarm(uint32_t index) noexcept {
+  workers_[index]->armed = false;
+  carrier_->disarm(index);
+}
+
+void Backend::poll_for_a_while(uint32_t index) noexcept {
+  workers_[index]->poll_until_ns = host().now_ns() + kPollForNs;
+}
+
+void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept {
+  Worker& worker = *workers_[index];
+  if (next_ns == worker.timer_ns) return;
+  if (!worker.timer.valid()) {
+    worker.timer.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!worker.timer.valid()) return;  // the core's own wake-ups have to do
+    if (host().watch(index, worker.timer.get(), EPOLLIN, timer_ready, &worker) != TOWLINE_OK)
+      return worker.timer.reset();
+  }
+  itimerspec when = {};  // zero stops it
+  if (next_ns != kNoDeadline) {
+    const uint64_t left = next_ns - now_ns;
+    when.it_value = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
+  }
+  timerfd_settime(worker.timer.get(), 0, &when, nullptr);
+  worker.timer_ns = next_ns;
+}
+
+void Backend::timer_ready(void* argument, uint32_t) {
+  auto& worker = *static_cast<Worker*>(argument);
+  uint64_t expirations = 0;
+  if (read(worker.timer.get(), &expirations, sizeof expirations) > 0) worker.timer_ns = kNoDeadline;
+}
+
+// ---- for people
+
+// The workers' rails of one name together.
+std::string Backend::describe() const {
+  std::vector<fabric::RailCounters> sums(settings_.rails.size());
+  for (const auto& worker : workers_) {
+    const std::vector<fabric::RailCounters> counters = worker->engine->counters();
+    for (std::size_t rail = 0; rail < counters.size(); ++rail) {
+      sums[rail].bytes += counters[rail].bytes;
+      sums[rail].connections += counters[rail].connections;
+      sums[rail].breaks += counters[rail].breaks;
+      sums[rail].retried += counters[rail].retried;
+      sums[rail].down = sums[rail].down || counters[rail].down;
+    }
+  }
+  std::string rails;
+  for (std::size_t rail = 0; rail < sums.size(); ++rail) {
+    const fabric::DomainTraits& traits = workers_.front()->engine->traits(rail);
+    const fabric::RailCounters& of = sums[rail];
+    rails += fmt::format(
+        R"({}{{"name": "{:.80}", "numa_node": {}, "bytes_per_s": {}, "state": "{}", "connections": {}, )"
+        R"("bytes": {}, "breaks": {}, "retried": {}}})",
+        rails.empty() ? "" : ", ", printable(traits.name), traits.numa_node, traits.bandwidth_bytes_per_s,
+        of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried);
+  }
+  return fmt::format(R"({{"chosen": "{:.200}", "rails": [{}]}})", printable(settings_.why_rails), rails);
+}
+
+}  // namespace towline::rdma

@@ -1,0 +1,112 @@
+// One agent's instance of the rdma transport: an engine of the fabric for each worker, the registered regions, and
+// the carrier of messages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/containers/pass_list.h"
+#include "base/os/unique_fd.h"
+#include "towline/plugin/backend.hpp"
+#include "transports/carrier/carrier.h"
+#include "transports/rdma/connection.h"
+#include "transports/rdma/settings.h"
+#include "transports/rdma/worker_engine.h"
+
+namespace towline::rdma {
+
+// Memory of ours.
+struct Registered {
+  towline_region_ref region = {};
+  uint32_t rails = UINT32_MAX;              // nearest to it: a bit each
+  std::vector<fabric::LocalMemory> memory;  // by worker
+};
+
+// The text as it may stand in JSON and in terminals.
+std::string printable(std::string_view text);
+
+class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
+ public:
+  using Connection = rdma::Connection;
+
+  // Throws plugin::Failure.
+  explicit Backend(const plugin::Host& host);
+  virtual ~Backend();
+
+  int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
+              size_t* token_bytes);
+  void remove(towline_registration* registration) noexcept;
+  int32_t address(void* address, size_t* bytes);
+  int32_t probe(const towline_identity& peer, const void* address, size_t bytes);
+  int32_t connect(uint32_t worker, const towline_identity& identity, const void* address, size_t bytes,
+                  uint64_t deadline_ns, void* peer, Connection** connection);
+  uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
+  bool arm(uint32_t worker) noexcept;
+  void disarm(uint32_t worker) noexcept;
+  // JSON: the rails, and what they have carried.
+  [[nodiscard]] std::string describe() const;
+
+  // For connections.
+  [[nodiscard]] carrier::Carrier& carrier() noexcept { return *carrier_; }
+  [[nodiscard]] WorkerEngine& engine(uint32_t worker) noexcept { return *workers_[worker]->engine; }
+  [[nodiscard]] const std::string& rails_text() const noexcept { return rails_text_; }
+  // What a peer of this worker is told that asks for a region.
+  [[nodiscard]] Answer answer(uint64_t key, uint32_t worker) const;
+  // The kinds of rails by which this peer may be reached.
+  [[nodiscard]] std::vector<std::string> kinds_for(const towline_identity& peer) const;
+  // It has messages that the carrier had no room for.
+  void add_eager(Connection& connection);
+  void poll_for_a_while(uint32_t worker) noexcept;
+  void wake_if_asleep(uint32_t worker) noexcept {
+    if (workers_[worker]->armed) host().wake(worker);
+  }
+
+ private:
+  struct Worker {
+    PassList<Connection> connections;
+    std::vector<Connection*> eager;
+    std::unique_ptr<WorkerEngine> engine;
+    std::vector<int> watched;
+    UniqueFd timer;
+    uint64_t timer_ns = kNoDeadline;
+    uint64_t poll_until_ns = 0;  // a peer has bytes under way that wake nobody
+    bool armed = false;
+  };
+
+ public:
+  // Around everything on a worker that may call the host back: connections that are disconnected meanwhile
+  // are deleted when the outermost one ends.
+  class Scope : PassList<Connection>::Pass {
+   public:
+    Scope(Backend& backend, uint32_t worker) noexcept : Pass(backend.workers_[worker]->connections) {}
+  };
+  // Called by disconnect(), which is the connection's last word.
+  void release(Connection* connection) noexcept;
+
+ private:
+  int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
+                      carrier::CarrierEvents** events) override;
+  static void nothing_to_do(void*, uint32_t) {}
+  static void timer_ready(void* worker, uint32_t events);
+  void open_workers();
+  void watch_rails(uint32_t index);
+  void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
+
+  const Settings settings_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::string rails_text_;
+  std::vector<std::string> kinds_;
+  std::vector<std::string> outside_kinds_;  // of rails that reach other processes only
+  std::optional<carrier::Carrier> carrier_;
+
+  mutable std::mutex regions_mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<Registered>> regions_;  // by key
+};
+
+}  // namespace towline::rdma

@@ -1,0 +1,22 @@
+// The configuration of one instance, keys "rdma.*"; README.md explains them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+
+namespace towline::rdma {
+
+struct Settings {
+  std::vector<std::string> rails;  // names as fabric/rails.h takes them, at least one
+  std::string why_rails;           // for people: who chose them
+  uint32_t connections = 64;       // of each rail, in each direction
+  uint64_t slice_bytes = 0;        // 0: as the rail says
+
+  // Throws plugin::Failure: kInvalidArgument names the value, kUnsupported says why there is no rail.
+  static Settings read(const plugin::Host& host);
+};
+
+}  // namespace towline::rdma

@@ -1,0 +1,136 @@
+// Every transport between two real processes: each byte is looked at, by reading back what was written.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "eventually.h"
+#include "victim.h"
+#include "ways.h"
+
+namespace towline::faults {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPages = 2048;
+
+class TwoProcesses : public ::testing::TestWithParam<Way> {
+ protected:
+  TwoProcesses()
+      : victim_({.backends = GetParam().backends,
+                 .config = GetParam().config,
+                 .shared_memory = GetParam().shared_memory,
+                 .kind = GetParam().kind}),
+        agent_("here",
+               {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config}),
+        memory_(2 * kPages * kPage),
+        region_(agent_.register_memory(
+            {.address = memory_.data(), .bytes = memory_.size(), .kind = GetParam().kind})),
+        peer_(agent_.connect(victim_.address())) {}
+
+  [[nodiscard]] BlockList mine(uint64_t first_page, uint64_t block = kPage) const {
+    return agent_.block_list(Blocks::at(memory_.data() + first_page * kPage, block, GetParam().kind)
+                                 .repeat(kPages * kPage / block, block));
+  }
+  [[nodiscard]] BlockList theirs(uint64_t block = kPage, uint64_t shift = 0) const {
+    return peer_.block_list(
+        Blocks::at(reinterpret_cast<const void*>(victim_.memory() + shift), block, GetParam().kind)
+            .repeat(kPages * kPage / block, block));
+  }
+  static Status run(const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(30s) : posted;
+  }
+  void stamp(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    auto* words = reinterpret_cast<uint64_t*>(memory_.data());
+    for (uint64_t i = 0; i < kPages * kPage / 8; ++i) words[i] = random();
+    std::memset(memory_.data() + kPages * kPage, 0, kPages * kPage);
+  }
+  [[nodiscard]] const std::byte* sent(uint64_t page) const { return memory_.data() + page * kPage; }
+  [[nodiscard]] const std::byte* got(uint64_t page) const { return memory_.data() + (kPages + page) * kPage; }
+
+  Victim victim_;
+  Agent agent_;
+  Memory memory_;
+  Region region_;
+  Peer peer_;
+};
+
+TEST_P(TwoProcesses, PagesGoWhereTheyArePickedAndComeBack) {
+  std::vector<uint32_t> from(kPages);
+  std::iota(from.begin(), from.end(), 0u);
+  std::vector<uint32_t> to = from;
+  for (uint32_t round = 0; round < 3; ++round) {
+    stamp(round);
+    std::shuffle(from.begin(), from.end(), std::mt19937(round));
+    std::shuffle(to.begin(), to.end(), std::mt19937(round + 100));
+    ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), from, theirs(), to)), Status::kOk) << last_error();
+    ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), to, theirs(), to)), Status::kOk) << last_error();
+    for (uint32_t i = 0; i < kPages; ++i)
+      ASSERT_EQ(std::memcmp(got(to[i]), sent(from[i]), kPage), 0) << "round " << round << " page " << i;
+  }
+}
+
+TEST_P(TwoProcesses, OddLengthsTouchNoOtherByte) {
+  stamp(7);
+  ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), theirs())), Status::kOk) << last_error();
+  // Every other stretch of 777 bytes gets other bytes.
+  constexpr uint64_t kOdd = 777;
+  const auto picks = [&](const auto& place, const void* at) {
+    return place.block_list(Blocks::at(at, kOdd, GetParam().kind).repeat(1000, 2 * kOdd));
+  };
+  for (uint64_t i = 0; i < kPages * kPage; ++i) memory_.data()[kPages * kPage + i] = ~memory_.data()[i];
+  const auto* there = reinterpret_cast<const std::byte*>(victim_.memory());
+  ASSERT_EQ(run(agent_.transfer(Op::write, picks(agent_, got(0)), picks(peer_, there))), Status::kOk)
+      << last_error();
+  std::memset(memory_.data() + kPages * kPage, 0, kPages * kPage);
+  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  for (uint64_t i = 0; i < kPages * kPage; ++i) {
+    const bool other = i < 2 * kOdd * 1000 && i % (2 * kOdd) < kOdd;
+    ASSERT_EQ(got(0)[i], other ? ~sent(0)[i] : sent(0)[i]) << i;
+  }
+}
+
+TEST_P(TwoProcesses, NoticesFollowTheBytesAndAreAnswered) {
+  Notice notice;
+  for (uint32_t round = 0; round < 20; ++round) {
+    stamp(round + 50);
+    const std::string text = "round " + std::to_string(round);
+    ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), theirs(), {.notice = text})), Status::kOk)
+        << last_error();
+    ASSERT_TRUE(eventually([&] {
+      (void)agent_.wait(10ms);
+      return agent_.receive(notice) == Status::kOk && notice.text() == text;
+    })) << text;
+  }
+  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(got(0), sent(0), kPages * kPage), 0);
+}
+
+TEST_P(TwoProcesses, WhatWasCancelledIsFencedAndTheNextOneMoves) {
+  stamp(11);
+  const Transfer move = agent_.transfer(Op::write, mine(0), theirs());
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_GE(static_cast<int>(move.post()), 0);
+    for (int poll = 0; poll < round * 10; ++poll) (void)move.poll();
+    move.cancel();
+    const Status outcome = move.wait(30s);
+    EXPECT_TRUE(outcome == Status::kCancelled || outcome == Status::kOk) << status_name(outcome);
+    ASSERT_EQ(move.wait_fenced(Fence::kBoth, 30s), Status::kOk);
+  }
+  ASSERT_EQ(run(move), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(got(0), sent(0), kPages * kPage), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TwoProcesses, ::testing::ValuesIn(kWays),
+                         [](const auto& way) { return std::string(way.param.name); });
+
+}  // namespace
+}  // namespace towline::faults
