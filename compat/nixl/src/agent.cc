@@ -1,9 +1,8 @@
 // nixlAgent: creation and end, backends, memory.
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <stdexcept>
 
+#include <file/file_utils.h>
 #include "agent_data.h"
 #include "explain.h"
 
@@ -66,14 +65,6 @@ void apply_parameters(nixlBackendH& backend) {
   }
 }
 
-nixl_query_resp_t query_file(const std::string& path) {
-  struct stat found = {};
-  if (path.empty() || stat(path.c_str(), &found) != 0) return std::nullopt;
-  return nixl_b_params_t{{"size", std::to_string(found.st_size)},
-                         {"mode", std::to_string(found.st_mode)},
-                         {"mtime", std::to_string(found.st_mtime)}};
-}
-
 }  // namespace
 
 // ---- Life
@@ -95,7 +86,13 @@ nixlAgentData::~nixlAgentData() {
   // Ends all transfers and waits for their local fences. Everything freed after this only releases memory.
   agent.reset();
   while (nixlXferReqH* request = requests.take_first()) {
-    (void)towline_transfer_destroy(request->transfer, TOWLINE_FOREVER);
+    if (request->engined != nullptr) {
+      // What the engine does not give back it may still use.
+      if (request->backend->engine->release(*request->engined) != NIXL_SUCCESS)
+        (void)request->engined.release();
+    } else {
+      (void)towline_transfer_destroy(request->transfer, TOWLINE_FOREVER);
+    }
     delete request;
   }
   while (nixlDlistH* list = lists.take_first()) delete list;
@@ -126,7 +123,9 @@ std::vector<nixlBackendH*> nixlAgentData::candidates(const nixl_opt_args_t* extr
     if (named) std::erase_if(found, [&](const nixlBackendH* backend) { return !made(backend); });
   }
   std::erase_if(found, [&](const nixlBackendH* backend) {
-    return !backend->serves(type) || (others && !backend->is_transport());
+    // Programs may name an engine for memory that it did not announce: the engine then answers for itself.
+    const bool serves = backend->serves(type) || (named && backend->engine != nullptr);
+    return !serves || (others && !backend->reaches_others());
   });
   if (found.empty()) {
     fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends {} serves {}{}", call,
@@ -144,7 +143,7 @@ nixlBackendH* nixlAgentData::backend_for(const nixl_opt_args_t* extra_params, ni
     return first;  // most calls use this one
   std::lock_guard lock(backends_mutex);
   for (nixlBackendH* backend : named ? extra_params->backends : by_creation) {
-    if (!made(backend) || (others && !backend->is_transport())) continue;
+    if (!made(backend) || (others && !backend->reaches_others())) continue;
     if (backend->serves(local) && backend->serves(remote)) return backend;
   }
   return nullptr;
@@ -162,7 +161,7 @@ std::vector<std::string> nixlAgentData::transport_names() const {
   std::lock_guard lock(backends_mutex);
   std::vector<std::string> names;
   for (const nixlBackendH* backend : by_creation) {
-    if (backend->is_transport()) names.emplace_back(backend->type.name);
+    if (backend->reaches_others()) names.emplace_back(backend->type.name);
   }
   return names;
 }
@@ -174,7 +173,7 @@ nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   if (type.role == Role::kFiles) return all;  // GPU memory too, if this process uses it
   if (type.role == Role::kObjects)
     return ObjectStore::usable() ? nixl_mem_list_t{DRAM_SEG, OBJ_SEG} : nixl_mem_list_t{};
-  if (type.role == Role::kAbsent) return {};
+  if (type.role == Role::kAbsent || type.role == Role::kEngine) return {};
   std::erase(all, FILE_SEG);
   return all;
 }
@@ -185,6 +184,9 @@ nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
     for (const BackendType* type : backend_types()) {
       // Listed by name, as NIXL lists its plugins. Loading is tried only when it is used.
       if (type->role == Role::kObjects || !data->memories_of(*type).empty()) plugins.emplace_back(type->name);
+    }
+    for (const nixl_backend_t& name : nixlPluginManager::getInstance().getAvailBackendPluginNames()) {
+      if (std::ranges::find(plugins, name) == plugins.end()) plugins.push_back(name);
     }
     return NIXL_SUCCESS;
   });
@@ -213,6 +215,13 @@ nixl_status_t nixlAgent::getPluginParams(const nixl_backend_t& type, nixl_mem_li
   static constexpr const char* kCall = "getPluginParams";
   return guard(kCall, [&] {
     nixl_mem_list_t memories;
+    if (data->is_plugin(type)) {
+      const auto plugin = nixlPluginManager::getInstance().loadBackendPlugin(type);
+      if (plugin == nullptr) return fail(NIXL_ERR_NOT_FOUND, "{}: {}", kCall, last_error());
+      mems = plugin->getBackendMems();
+      params = plugin->getBackendOptions();
+      return NIXL_SUCCESS;
+    }
     const BackendType* found = present_type(*data, type, memories, kCall);
     if (found == nullptr) return NIXL_ERR_NOT_FOUND;
     mems = memories;
@@ -237,6 +246,7 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
                                        nixlBackendH*& backend) {
   static constexpr const char* kCall = "createBackend";
   return guard(kCall, [&] {
+    if (data->is_plugin(type)) return data->create_engine(type, params, backend, kCall);
     nixl_mem_list_t memories;
     const BackendType* found = present_type(*data, type, memories, kCall);
     if (found == nullptr) return NIXL_ERR_NOT_FOUND;
@@ -248,26 +258,33 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
       const uint64_t timeout_ns = made->timeout_ns != 0 ? made->timeout_ns : data->timeout_ns;
       made->objects = std::make_unique<ObjectStore>(data->name, made->parameters, timeout_ns);
     }
-    std::lock_guard lock(data->backends_mutex);
-    const auto [at, added] = data->backends.try_emplace(type, std::move(made));
-    if (!added) {
-      return fail(NIXL_ERR_INVALID_PARAM, "{}: agent '{}' has a backend '{}' already", kCall, data->name,
-                  type);
-    }
-    backend = at->second.get();
-    data->by_creation.push_back(backend);
-    if (data->first_transport.load(std::memory_order_relaxed) == nullptr && backend->is_transport() &&
-        backend->serves(DRAM_SEG))
-      data->first_transport.store(backend, std::memory_order_release);
-    return NIXL_SUCCESS;
+    return data->add_backend(std::move(made), backend, kCall);
   });
+}
+
+nixl_status_t nixlAgentData::add_backend(std::unique_ptr<nixlBackendH> made, nixlBackendH*& backend,
+                                         const char* call) {
+  const std::string type = made->type.name;
+  std::lock_guard lock(backends_mutex);
+  const auto [at, added] = backends.try_emplace(type, std::move(made));
+  if (!added)
+    return fail(NIXL_ERR_INVALID_PARAM, "{}: agent '{}' has a backend '{}' already", call, name, type);
+  backend = at->second.get();
+  by_creation.push_back(backend);
+  if (backend->engine != nullptr) any_engine.store(true, std::memory_order_release);
+  if (first_transport.load(std::memory_order_relaxed) == nullptr && backend->is_transport() &&
+      backend->serves(DRAM_SEG) && !has_engines())
+    first_transport.store(backend, std::memory_order_release);
+  return NIXL_SUCCESS;
 }
 
 // ---- Memory
 
-nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
-  const auto backends = data->candidates(extra_params, descs.getType(), false, "registerMem");
-  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
+namespace {
+
+// Registers in Towline and its stores; nothing if they are none of the backends.
+nixl_status_t register_own(nixlAgentData& data, const std::vector<nixlBackendH*>& backends,
+                           const nixl_reg_dlist_t& descs) {
   // In NIXL every failure to register is a failure of the backend, whatever the reason.
   const auto to_backend_error = [](towline::Status status) {
     const nixl_status_t mapped = to_nixl(status);
@@ -280,7 +297,7 @@ nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_o
       for (; done < backends.size(); ++done)
         if (backends[done]->objects != nullptr) backends[done]->objects->add(descs);
       if (descs.getType() != OBJ_SEG)
-        data->memory.add(*data->agent, descs, {data->settings.share, data->timeout_ns});
+        data.memory.add(*data.agent, descs, {data.settings.share, data.timeout_ns});
     } catch (...) {
       while (done-- > 0)
         if (backends[done]->objects != nullptr) (void)backends[done]->objects->remove(descs);
@@ -290,13 +307,12 @@ nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_o
   });
 }
 
-nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
-  const auto backends = data->candidates(extra_params, descs.getType(), false, "deregisterMem");
-  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
+nixl_status_t deregister_own(nixlAgentData& data, const std::vector<nixlBackendH*>& backends,
+                             const nixl_reg_dlist_t& descs) {
   return guard("deregisterMem", [&] {
     nixl_status_t status = NIXL_SUCCESS;
     if (descs.getType() != OBJ_SEG)
-      status = data->memory.remove(descs, {data->settings.share, data->timeout_ns});
+      status = data.memory.remove(descs, {data.settings.share, data.timeout_ns});
     for (const nixlBackendH* backend : backends) {
       if (backend->objects == nullptr) continue;
       const nixl_status_t here = backend->objects->remove(descs);
@@ -305,6 +321,58 @@ nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl
     }
     return status;
   });
+}
+
+// Takes the plugins' engines out of `backends`.
+std::vector<Engine*> take_engines(std::vector<nixlBackendH*>& backends) {
+  std::vector<Engine*> engines;
+  std::erase_if(backends, [&](const nixlBackendH* backend) {
+    if (backend->engine == nullptr) return false;
+    engines.push_back(backend->engine.get());
+    return true;
+  });
+  return engines;
+}
+
+}  // namespace
+
+nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "registerMem";
+  auto backends = data->candidates(extra_params, descs.getType(), false, kCall);
+  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
+  const std::vector<Engine*> engines = take_engines(backends);
+  // One backend that takes the memory is enough, as in NIXL.
+  bool taken = false;
+  nixl_status_t failure = NIXL_SUCCESS;
+  for (Engine* engine : engines) {
+    const nixl_status_t status = guard(kCall, [&] { return engine->add(descs); });
+    if (status == NIXL_SUCCESS) taken = true;
+    if (status != NIXL_SUCCESS) failure = fail(NIXL_ERR_BACKEND, "{}: {}", kCall, std::string{last_error()});
+  }
+  if (!backends.empty()) {
+    const nixl_status_t status = register_own(*data, backends, descs);
+    if (status == NIXL_SUCCESS) taken = true;
+    if (status != NIXL_SUCCESS) failure = status;
+  }
+  return taken ? NIXL_SUCCESS : failure;
+}
+
+nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl_opt_args_t* extra_params) {
+  static constexpr const char* kCall = "deregisterMem";
+  auto backends = data->candidates(extra_params, descs.getType(), false, kCall);
+  if (backends.empty()) return NIXL_ERR_NOT_FOUND;
+  const std::vector<Engine*> engines = take_engines(backends);
+  // Backends that do not have the memory do not matter if another has it.
+  bool found = false;
+  nixl_status_t failure = NIXL_SUCCESS;
+  const auto note = [&](nixl_status_t status) {
+    if (status == NIXL_SUCCESS) found = true;
+    if (status != NIXL_SUCCESS && status != NIXL_ERR_NOT_FOUND) failure = status;
+  };
+  for (Engine* engine : engines) note(guard(kCall, [&] { return engine->remove(descs); }));
+  if (!backends.empty()) note(deregister_own(*data, backends, descs));
+  if (failure != NIXL_SUCCESS) return failure;
+  return found ? NIXL_SUCCESS : fail(NIXL_ERR_NOT_FOUND, "{}: {}", kCall, std::string{last_error()});
 }
 
 nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& resp,
@@ -316,6 +384,7 @@ nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nix
     if (!data->made(extra_params->backends[0]))
       return fail(NIXL_ERR_INVALID_PARAM, "queryMem: this is no backend of agent '{}'", data->name);
   }
+  if (const Engine* engine = extra_params->backends[0]->engine.get()) return engine->query(descs, resp);
   const ObjectStore* const objects = extra_params->backends[0]->objects.get();
   if (objects != nullptr && descs.getType() == OBJ_SEG) {
     return guard("queryMem", [&] {
@@ -330,7 +399,7 @@ nixl_status_t nixlAgent::queryMem(const nixl_reg_dlist_t& descs, std::vector<nix
   }
   return guard("queryMem", [&] {
     resp.clear();
-    for (const nixlBlobDesc& desc : descs) resp.push_back(query_file(desc.metaInfo));
+    for (const nixlBlobDesc& desc : descs) resp.push_back(::nixl::queryFileInfo(desc.metaInfo));
     return NIXL_SUCCESS;
   });
 }

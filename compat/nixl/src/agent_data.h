@@ -19,6 +19,7 @@
 #include <towline_nixl.h>
 #include <towline/towline.hpp>
 #include "backends.h"
+#include "engine.h"
 #include "exporter.h"
 #include "inbox.h"
 #include "memory_table.h"
@@ -92,6 +93,7 @@ class nixlDlistH : public towline::nixl::Linked<nixlDlistH> {
   std::shared_ptr<towline::nixl::Remote> of;  // null: this agent
   std::vector<nixlBackendH*> backends;        // the backends that may use it
   towline::nixl::ListHandle stored;           // the same list for the first backend with objects
+  std::vector<std::pair<nixlBackendH*, towline::nixl::EngineList>> engines;  // and for plugins' engines
 };
 
 class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
@@ -104,8 +106,9 @@ class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
     kRefused,  // failed permanently, with `refused`
   };
 
-  towline_transfer_t* transfer = nullptr;
-  std::shared_ptr<towline::nixl::Remote> with;  // null: within this agent
+  towline_transfer_t* transfer = nullptr;                 // null: of a plugin's engine
+  std::unique_ptr<towline::nixl::EngineRequest> engined;  // null: of Towline
+  std::shared_ptr<towline::nixl::Remote> with;            // null: within this agent
   nixlBackendH* backend = nullptr;
   size_t descs = 0;
   uint64_t timeout_ns = 0;
@@ -140,7 +143,33 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
                             bool others) const noexcept;
   // The first backend that reaches other agents; else null, with the last error set.
   nixlBackendH* transport(const nixl_opt_args_t* extra_params, const char* call) const;
+  // The backend that sends a notification to the agent: one that knows it if there is one; else null, with the
+  // last error set.
+  nixlBackendH* notifier(const nixl_opt_args_t* extra_params, const std::string& agent_name,
+                         const char* call) const;
   [[nodiscard]] std::vector<std::string> transport_names() const;
+  // Backends that are plugins' engines, in order of creation.
+  [[nodiscard]] std::vector<nixlBackendH*> engine_backends() const;
+  [[nodiscard]] bool has_engines() const noexcept { return any_engine.load(std::memory_order_acquire); }
+  // Makes a backend of a plugin.
+  nixl_status_t create_engine(const nixl_backend_t& type, const nixl_b_params_t& params,
+                              nixlBackendH*& backend, const char* call);
+  // Adds a made backend; NIXL_ERR_INVALID_PARAM if there is one of its name.
+  nixl_status_t add_backend(std::unique_ptr<nixlBackendH> made, nixlBackendH*& backend, const char* call);
+  // True if the name means a plugin rather than one of Towline's own backends.
+  [[nodiscard]] bool is_plugin(const nixl_backend_t& type) const;
+  // Gives the metadata of an agent to the engines. `anew`: the agent is another incarnation.
+  nixl_status_t load_engines(const towline::nixl::Frame& frame, bool anew);
+  void forget_engines(const std::string& agent_name);
+  // Makes a request of a plugin's engine from two lists that it made.
+  nixl_status_t make_engine_request(nixl_xfer_op_t operation, nixlBackendH* backend,
+                                    towline::nixl::EngineList local, towline::nixl::EngineList remote,
+                                    const std::string& remote_agent,
+                                    std::shared_ptr<towline::nixl::Remote> with,
+                                    const nixl_opt_args_t* extra_params, nixlXferReqH*& request,
+                                    const char* call);
+  // The view's engine, which it ends to be known; null for a handle that is no view.
+  nixlBackendH* take_view(nixlMemViewH view);
   // The kinds of memory that a backend of this type serves here; empty if there is no such backend.
   [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
 
@@ -208,6 +237,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   std::map<std::string, std::unique_ptr<nixlBackendH>> backends;
   std::vector<nixlBackendH*> by_creation;
   std::atomic<nixlBackendH*> first_transport{nullptr};  // one of `backends`; read without the lock
+  std::atomic<bool> any_engine{false};                  // a plugin's engine is among them
+  std::map<nixlMemViewH, nixlBackendH*> views;          // under backends_mutex
 
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "agent_data.h"
+#include "engine_requests.h"
 #include "explain.h"
 #include "notif.h"
 
@@ -76,7 +77,7 @@ nixl_status_t too_many(uint64_t total, const char* call) {
 // A peer that leaves first takes its memory back. NIXL's users need to know that the peer is gone.
 nixl_status_t fail_list(const Remote* remote, int32_t status, const char* call) {
   const bool gone_memory = status == TOWLINE_STALE || status == TOWLINE_OUT_OF_RANGE;
-  if (gone_memory && remote != nullptr && remote->has_left())
+  if (gone_memory && remote != nullptr && remote->leaves())
     return fail(NIXL_ERR_REMOTE_DISCONNECT, "{}: agent '{}' has left", call, remote->peer().name());
   return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
 }
@@ -209,10 +210,30 @@ namespace {
 
 bool has_objects(const nixlBackendH* backend) noexcept { return backend->objects != nullptr; }
 
+// Makes the lists of plugins' engines, and moves those backends out of `backends`.
+nixl_status_t prepare_engines(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type,
+                              const Rows& rows, std::vector<nixlBackendH*>& backends, nixlDlistH& made,
+                              const char* call) {
+  std::vector<nixlBackendH*> engines;
+  std::ranges::copy_if(backends, std::back_inserter(engines),
+                       [](const nixlBackendH* backend) { return backend->engine != nullptr; });
+  std::erase_if(backends, [](const nixlBackendH* backend) { return backend->engine != nullptr; });
+  nixl_status_t status = data.find_remote(agent_name, made.of, call);
+  if (status != NIXL_SUCCESS) return status;
+  for (nixlBackendH* backend : engines) {
+    EngineList list(type);
+    const nixl_status_t tried = backend->engine->make_list(agent_name, type, rows, list, call);
+    if (tried == NIXL_SUCCESS) made.engines.emplace_back(backend, std::move(list));
+    if (tried != NIXL_SUCCESS) status = tried;
+  }
+  return made.engines.empty() ? status : NIXL_SUCCESS;
+}
+
 // `make` makes the list, `make_stored_list` the list of a backend's store.
 template <class Make, class MakeStored>
-nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type, nixlDlistH*& list,
-                      const nixl_opt_args_t* extra_params, Make make, MakeStored make_stored_list) {
+nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_mem_t type, const Rows& rows,
+                      nixlDlistH*& list, const nixl_opt_args_t* extra_params, Make make,
+                      MakeStored make_stored_list) {
   static constexpr const char* kCall = "prepXferDlist";
   list = nullptr;
   const bool others = !agent_name.empty() && agent_name != data.name;
@@ -222,8 +243,15 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
     auto made = std::make_unique_for_overwrite<nixlDlistH>();  // its members have initialisers
     // One list for memory that this agent reaches itself, and one for the store of the first backend that has
     // one. If one of them can't be made, the other is used.
-    const auto stored = std::ranges::find_if(backends, has_objects);
+    const std::vector<nixlBackendH*> in_order = backends;
     nixl_status_t status = NIXL_SUCCESS;
+    if (data.has_engines()) {
+      status = prepare_engines(data, agent_name, type, rows, backends, *made, kCall);
+      if (backends.empty() && made->engines.empty())
+        return fail(status, "{}: {}", kCall, std::string{last_error()});
+      status = NIXL_SUCCESS;
+    }
+    const auto stored = std::ranges::find_if(backends, has_objects);
     if (stored != backends.end()) {
       const nixlBackendH* store = *stored;
       status = make_stored_list(*store, *made, kCall);
@@ -233,12 +261,18 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
     }
     if (std::ranges::any_of(backends, [](const nixlBackendH* backend) { return !has_objects(backend); })) {
       status = make(*made, kCall);
-      if (status != NIXL_SUCCESS && made->stored)
+      if (status != NIXL_SUCCESS && (made->stored || !made->engines.empty()))
         std::erase_if(backends, [](const nixlBackendH* backend) { return !has_objects(backend); });
       else if (status != NIXL_SUCCESS)
         return status;
-    } else if (status != NIXL_SUCCESS) {
+    } else if (status != NIXL_SUCCESS && made->engines.empty()) {
       return status;
+    }
+    if (!made->engines.empty()) {
+      for (const auto& entry : made->engines) backends.push_back(entry.first);
+      std::ranges::sort(backends, {}, [&](nixlBackendH* backend) {
+        return std::ranges::find(in_order, backend) - in_order.begin();
+      });
     }
     made->remote = !agent_name.empty();
     made->type = type;
@@ -257,7 +291,7 @@ nixl_status_t prep_xfer_dlist(const nixlAgent& agent, const std::string& agent_n
                               const Rows& rows, nixlDlistH*& list, const nixl_opt_args_t* extra_params) {
   nixlAgentData& data = AgentAccess::data(agent);
   return prepare(
-      data, agent_name, type, list, extra_params,
+      data, agent_name, type, rows, list, extra_params,
       [&](nixlDlistH& made, const char* call) {
         return data.make_list(agent_name, type, rows, made.list, made.of, call);
       },
@@ -272,8 +306,16 @@ nixl_status_t prep_strided_dlist(const nixlAgent& agent, const std::string& agen
   // Read once: another thread may write to the caller's table between counting and writing out.
   const std::vector<uint64_t> kept(given.data, given.data + kStridedColumns * given.count);
   const StridedRows rows = {kept.data(), given.count};
+  // Engines take descriptors one by one.
+  std::vector<uint64_t> written_out;
+  uint64_t count = 0;
+  if (data.has_engines()) {
+    if (const auto status = count_of(rows, count, "prepXferDlist"); status != NIXL_SUCCESS) return status;
+    if (count > kMostWrittenOut) return too_many(count, "prepXferDlist");
+    written_out = write_out(rows, count);
+  }
   return prepare(
-      data, agent_name, type, list, extra_params,
+      data, agent_name, type, Rows::of(written_out.data(), count), list, extra_params,
       [&](nixlDlistH& made, const char* call) {
         return data.make_list(agent_name, type, rows, made.list, made.of, call);
       },
@@ -366,7 +408,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   if (may_split && sides.host_memory && made->with->host_copy() == Remote::HostCopy::kYes)
     options.threads = kSplitEngines;
   const int32_t status = create(&made->transfer);
-  if (status == TOWLINE_STALE && made->with != nullptr && made->with->has_left())
+  if (status == TOWLINE_STALE && made->with != nullptr && made->with->leaves())
     return fail(NIXL_ERR_REMOTE_DISCONNECT, "{}: agent '{}' has left", call, made->with->peer().name());
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
   if (may_split && options.threads == 0 && copied_in_host(*made, sides.host_memory)) {
@@ -426,6 +468,11 @@ nixl_status_t make_from_lists(const nixlAgent& agent, nixl_xfer_op_t operation, 
         NIXL_ERR_INVALID_PARAM, "{}: the lists have no backend in common{}", kCall,
         extra_params == nullptr || extra_params->backends.empty() ? "" : " that is among those given");
   }
+  if (backend->engine != nullptr) [[unlikely]]
+    return guard(kCall, [&] {
+      return make_engine_request_of(data, operation, backend, local, local_picks, remote, remote_picks,
+                                    request, extra_params, kCall);
+    });
   const bool stored = has_objects(backend);
   towline_block_list_t* const here = stored ? local->stored.get() : local->list.get();
   towline_block_list_t* const there = stored ? remote->stored.get() : remote->list.get();
@@ -460,11 +507,81 @@ bool is_connected(const nixlDlistH* list) noexcept {
   return list != nullptr && (list->of == nullptr || list->of->is_alive());
 }
 
+namespace {
+
+// The arguments of create_xfer_req.
+struct Wanted {
+  nixl_xfer_op_t operation;
+  nixl_mem_t local_type;
+  const Rows& local;
+  nixl_mem_t remote_type;
+  const Rows& remote;
+  const std::string& remote_agent;
+  bool may_wait;
+};
+constexpr const char* kCreate = "createXferReq";
+
+nixl_status_t no_backend(const Wanted& wanted) {
+  return fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends serves {} here and {} of agent '{}'", kCreate,
+              nixlEnumStrings::memTypeStr(wanted.local_type), nixlEnumStrings::memTypeStr(wanted.remote_type),
+              wanted.remote_agent);
+}
+
+nixl_status_t create_by(nixlAgentData& data, nixlBackendH* backend, const Wanted& wanted,
+                        nixlXferReqH*& request, const nixl_opt_args_t* extra_params) {
+  return guard(kCreate, list_to_nixl, [&] {
+    ListHandle here;
+    ListHandle there;
+    std::shared_ptr<Remote> with;
+    nixl_status_t status = NIXL_SUCCESS;
+    if (has_objects(backend)) {
+      status = nixlAgentData::make_stored(*backend, wanted.local_type, wanted.local, here, kCreate);
+      if (status == NIXL_SUCCESS)
+        status = nixlAgentData::make_stored(*backend, wanted.remote_type, wanted.remote, there, kCreate);
+    } else {
+      static const std::string kThisAgent = NIXL_INIT_AGENT;
+      status = data.make_list(kThisAgent, wanted.local_type, wanted.local, here, with, kCreate);
+    }
+    if (status == NIXL_SUCCESS && !has_objects(backend)) {
+      status = data.make_list(wanted.remote_agent, wanted.remote_type, wanted.remote, there, with, kCreate);
+    }
+    if (status != NIXL_SUCCESS) return status;
+    if (!wanted.may_wait && with != nullptr && !with->is_alive()) return NIXL_IN_PROG;
+    const bool host_memory = wanted.local_type == DRAM_SEG && wanted.remote_type == DRAM_SEG;
+    const Sides sides = {here.get(), nullptr, there.get(), nullptr, wanted.local.count, host_memory};
+    return data.make_request(wanted.operation, sides, backend, std::move(with), extra_params, request,
+                             kCreate);
+  });
+}
+
+// Where plugins' engines are among the backends: by the first one that knows the memory.
+nixl_status_t create_by_any(nixlAgentData& data, const Wanted& wanted, nixlXferReqH*& request,
+                            const nixl_opt_args_t* extra_params) {
+  const bool others = wanted.remote_agent != data.name;
+  nixl_status_t status = NIXL_ERR_NOT_FOUND;
+  bool tried = false;
+  for (nixlBackendH* backend : data.candidates(extra_params, wanted.local_type, others, kCreate)) {
+    if (!backend->serves(wanted.remote_type)) continue;
+    tried = true;
+    status = backend->engine == nullptr
+                 ? create_by(data, backend, wanted, request, extra_params)
+                 : guard(kCreate, [&] {
+                     return create_engine_request(data, wanted.operation, backend, wanted.local_type,
+                                                  wanted.local, wanted.remote_type, wanted.remote,
+                                                  wanted.remote_agent, request, extra_params, kCreate);
+                   });
+    if (status != NIXL_ERR_NOT_FOUND) return status;
+  }
+  return tried ? fail(status, "{}", std::string{last_error()}) : no_backend(wanted);
+}
+
+}  // namespace
+
 nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, nixl_mem_t local_type,
                               const Rows& local, nixl_mem_t remote_type, const Rows& remote,
                               const std::string& remote_agent, nixlXferReqH*& request,
                               const nixl_opt_args_t* extra_params, bool may_wait) {
-  static constexpr const char* kCall = "createXferReq";
+  static constexpr const char* kCall = kCreate;
   request = nullptr;
   nixlAgentData& data = AgentAccess::data(agent);
   if (local.count != remote.count || local.count == 0) {
@@ -475,34 +592,12 @@ nixl_status_t create_xfer_req(const nixlAgent& agent, nixl_xfer_op_t operation, 
   if (!same_lengths(local, remote)) {
     return fail(NIXL_ERR_INVALID_PARAM, "{}: local and remote descriptors differ in length", kCall);
   }
+  const Wanted wanted = {operation, local_type, local, remote_type, remote, remote_agent, may_wait};
+  if (data.has_engines()) [[unlikely]]
+    return create_by_any(data, wanted, request, extra_params);
   nixlBackendH* backend = data.backend_for(extra_params, local_type, remote_type, remote_agent != data.name);
-  if (backend == nullptr) {
-    return fail(NIXL_ERR_NOT_FOUND, "{}: none of the backends serves {} here and {} of agent '{}'", kCall,
-                nixlEnumStrings::memTypeStr(local_type), nixlEnumStrings::memTypeStr(remote_type),
-                remote_agent);
-  }
-  return guard(kCall, list_to_nixl, [&] {
-    ListHandle here;
-    ListHandle there;
-    std::shared_ptr<Remote> with;
-    nixl_status_t status = NIXL_SUCCESS;
-    if (has_objects(backend)) {
-      status = nixlAgentData::make_stored(*backend, local_type, local, here, kCall);
-      if (status == NIXL_SUCCESS)
-        status = nixlAgentData::make_stored(*backend, remote_type, remote, there, kCall);
-    } else {
-      static const std::string kThisAgent = NIXL_INIT_AGENT;
-      status = data.make_list(kThisAgent, local_type, local, here, with, kCall);
-    }
-    if (status == NIXL_SUCCESS && !has_objects(backend)) {
-      status = data.make_list(remote_agent, remote_type, remote, there, with, kCall);
-    }
-    if (status != NIXL_SUCCESS) return status;
-    if (!may_wait && with != nullptr && !with->is_alive()) return NIXL_IN_PROG;
-    const bool host_memory = local_type == DRAM_SEG && remote_type == DRAM_SEG;
-    const Sides sides = {here.get(), nullptr, there.get(), nullptr, local.count, host_memory};
-    return data.make_request(operation, sides, backend, std::move(with), extra_params, request, kCall);
-  });
+  if (backend == nullptr) return no_backend(wanted);
+  return create_by(data, backend, wanted, request, extra_params);
 }
 
 }  // namespace towline::nixl

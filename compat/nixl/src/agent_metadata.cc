@@ -48,12 +48,28 @@ Frame nixlAgentData::local_frame(const nixl_reg_dlist_t* descs, bool addresses,
     });
   }
   frame.partial = descs != nullptr;
+  const auto asked = [&](const nixlBackendH* backend) {
+    return std::ranges::find(frame.backends, backend->type.name) != frame.backends.end();
+  };
+  for (const nixlBackendH* backend : engine_backends()) {
+    if (asked(backend)) frame.engines.push_back(backend->engine->describe_for_peers(descs, addresses));
+  }
   if (descs == nullptr || descs->isEmpty()) {
     const std::vector<std::byte> blob = agent->metadata();
     frame.blob.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
     return frame;
   }
-  frame.blob = memory.metadata(*agent, *descs);
+  const bool by_engines = std::ranges::any_of(frame.engines, [&](const FrameEngine& engine) {
+    return engine.memories.size() == static_cast<size_t>(descs->descCount());
+  });
+  try {
+    frame.blob = memory.metadata(*agent, *descs);
+  } catch (const towline::Error&) {
+    // Memory that only plugins' engines know.
+    if (!by_engines) throw;
+    const std::vector<std::byte> blob = agent->metadata();
+    frame.blob.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+  }
   frame.ranges.reserve(static_cast<size_t>(descs->descCount()));
   for (const nixlBlobDesc& desc : *descs) {
     frame.ranges.push_back({static_cast<uint32_t>(descs->getType()), desc.devId, desc.addr, desc.len});
@@ -117,7 +133,10 @@ nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_na
     return fail(NIXL_ERR_MISMATCH, "{}: metadata of '{}' that says it is of '{}'", kCall, peer.name(),
                 frame.name);
   }
-  const nixl_status_t status = remotes.load(std::move(peer), frame);
+  const std::shared_ptr<Remote> before = remotes.find(frame.name);
+  nixl_status_t status = remotes.load(std::move(peer), frame);
+  if (status == NIXL_SUCCESS && !frame.engines.empty())
+    status = load_engines(frame, before != remotes.find(frame.name));
   if (status == NIXL_SUCCESS) agent_name = frame.name;
   return status;
 }
@@ -131,6 +150,7 @@ nixl_status_t nixlAgentData::invalidate(const std::string& agent_name) {
     return fail(NIXL_ERR_INVALID_PARAM, "invalidateRemoteMD: '{}' is this agent itself", agent_name);
   }
   if (const std::shared_ptr<Remote> remote = remotes.forget(agent_name)) {
+    forget_engines(agent_name);
     // Removes the peer from Towline too, which ends its transfers. Removing consumes a reference; others may
     // still use the remote's own.
     towline_peer_t* peer = nullptr;
@@ -166,7 +186,13 @@ nixl_status_t nixlAgent::checkRemoteMD(const std::string remote_name,  // NOLINT
     const Rows rows = Rows::of(descs);
     if (!own && remote->first_unknown(descs.getType(), rows) != rows.count) return unknown();
     const auto list = data->try_list(remote.get(), descs);
-    return list ? NIXL_SUCCESS : unknown();
+    if (list) return NIXL_SUCCESS;
+    for (const nixlBackendH* backend : data->engine_backends()) {
+      EngineList known(descs.getType());
+      if (backend->engine->make_list(remote_name, descs.getType(), rows, known, kCall) == NIXL_SUCCESS)
+        return NIXL_SUCCESS;
+    }
+    return unknown();
   });
 }
 
@@ -180,6 +206,15 @@ nixl_status_t nixlAgent::makeConnection(const std::string& remote_agent,
     if (remote == nullptr) {
       return fail(NIXL_ERR_NOT_FOUND, "{}: the metadata of agent '{}' is not loaded", kCall, remote_agent);
     }
+    bool by_engine = false;
+    for (const nixlBackendH* backend : data->engine_backends()) {
+      if (!backend->engine->knows(remote_agent)) continue;
+      const nixl_status_t status = backend->engine->connect(remote_agent);
+      if (status < 0) return fail(status, "{}: plugin '{}'", kCall, backend->type.name);
+      by_engine = true;
+    }
+    const nixlBackendH* own = data->transport(extra_params, kCall);
+    if (by_engine && (own == nullptr || !own->is_transport())) return NIXL_SUCCESS;
     return data->send_notice(remote->peer(), make_message(MessageType::kNothing),
                              steady_ns() + data->timeout_ns, kCall);
   });
@@ -192,7 +227,9 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   if (message_type(message) == MessageType::kInvalidate) {
     const std::shared_ptr<Remote> remote = remotes.find(sender);
     // The connection stays: the sender's next messages arrive over it.
-    if (remote != nullptr && remote->peer().incarnation() == incarnation) (void)remotes.forget(sender);
+    if (remote == nullptr || remote->peer().incarnation() != incarnation) return;
+    (void)remotes.forget(sender);
+    forget_engines(sender);
     return;
   }
   if (message_type(message) != MessageType::kLoad) return;
@@ -378,6 +415,11 @@ namespace towline::nixl {
 
 nixl_status_t xfer_route(const nixlXferReqH* request, std::string& json) {
   if (request == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "xfer_route: the request is null");
+  if (request->engined != nullptr) {
+    json = fmt::format(R"({{"backend":"{}","reason":"a plugin of NIXL's interface"}})",
+                       request->backend->type.name);
+    return NIXL_SUCCESS;
+  }
   return guard("xfer_route", [&] {
     json = detail::read_text([&](char* text, size_t capacity, size_t* needed) {
       return towline_transfer_route(request->transfer, text, capacity, needed);

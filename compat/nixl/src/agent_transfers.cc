@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "agent_data.h"
+#include "engine_requests.h"
 #include "explain.h"
 #include "notif.h"
 
@@ -55,9 +56,9 @@ nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nix
 }
 
 // A peer that leaves first takes its memory back. NIXL's users need to know that the peer is gone.
-nixl_status_t status_of(const nixlXferReqH& request, int32_t status) noexcept {
-  if (status == TOWLINE_STALE && request.with != nullptr && request.with->has_left())
-    return NIXL_ERR_REMOTE_DISCONNECT;
+nixl_status_t status_of(const nixlXferReqH& request, int32_t status, bool may_wait) noexcept {
+  const auto left = [&] { return may_wait ? request.with->leaves() : request.with->has_left(); };
+  if (status == TOWLINE_STALE && request.with != nullptr && left()) return NIXL_ERR_REMOTE_DISCONNECT;
   return to_nixl(towline::Status{status});
 }
 
@@ -81,7 +82,8 @@ nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   }
   request.told.store(true, std::memory_order_relaxed);
   refuse(request, status);
-  return fail(status_of(request, status), "postXferReq: {}", towline::status_text(towline::Status{status}));
+  return fail(status_of(request, status, true), "postXferReq: {}",
+              towline::status_text(towline::Status{status}));
 }
 
 // Posts again a request for which the peer had no credit.
@@ -113,8 +115,9 @@ int32_t poll_pending(nixlXferReqH& request) {
 nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
   // A request that was never posted is not found.
   if (status == TOWLINE_NOT_FOUND) return NIXL_ERR_NOT_POSTED;
-  const nixl_status_t mapped = status_of(request, status);
-  if (request.told.exchange(true, std::memory_order_relaxed)) return mapped;
+  const bool told = request.told.exchange(true, std::memory_order_relaxed);
+  const nixl_status_t mapped = status_of(request, status, !told);
+  if (told) return mapped;
   const char* more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
   return fail(mapped, "getXferStatus: {}{}", towline::status_text(towline::Status{status}), more);
 }
@@ -162,6 +165,8 @@ int32_t poll(nixlXferReqH& request) noexcept {
 
 nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args_t* extra_params) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "postXferReq: the request is null");
+  if (req_hndl->engined != nullptr) [[unlikely]]
+    return post_engine_request(*req_hndl, extra_params);
   if (req_hndl->pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone) [[unlikely]] {
     if (!forget_refusal(*req_hndl)) return slow_post(*req_hndl, TOWLINE_BUSY);
   }
@@ -188,6 +193,8 @@ nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args
 
 nixl_status_t nixlAgent::getXferStatus(nixlXferReqH* req_hndl) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getXferStatus: the request is null");
+  if (req_hndl->engined != nullptr) [[unlikely]]
+    return check_engine_request(*req_hndl);
   const int32_t status = poll(*req_hndl);
   if (status < 0) [[unlikely]]
     return failed_status(*req_hndl, status);
@@ -201,12 +208,16 @@ namespace towline::nixl {
 nixl_status_t wait_xfer(const nixlAgent& agent, nixlXferReqH* request, uint64_t timeout_ns) {
   if (request == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "wait_xfer: the request is null");
   const uint64_t until_ns = timeout_ns > TOWLINE_FOREVER - now_ns() ? TOWLINE_FOREVER : now_ns() + timeout_ns;
-  while (request->pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone &&
-         now_ns() < until_ns) {
+  const auto polled = [&] {
+    return request->engined != nullptr ||
+           request->pending.load(std::memory_order_acquire) != nixlXferReqH::Pending::kNone;
+  };
+  while (polled() && now_ns() < until_ns) {
     const nixl_status_t status = agent.getXferStatus(request);
     if (status != NIXL_IN_PROG) return status;
     std::this_thread::sleep_for(std::chrono::microseconds{100});
   }
+  if (request->engined != nullptr) return agent.getXferStatus(request);
   const uint64_t now = now_ns();
   (void)towline_transfer_wait(request->transfer, until_ns > now ? until_ns - now : 0);
   return agent.getXferStatus(request);
@@ -216,6 +227,13 @@ nixl_status_t wait_xfer(const nixlAgent& agent, nixlXferReqH* request, uint64_t 
 
 nixl_status_t nixlAgent::releaseXferReq(nixlXferReqH* req_hndl) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "releaseXferReq: the request is null");
+  if (req_hndl->engined != nullptr) {
+    const nixl_status_t released = req_hndl->backend->engine->release(*req_hndl->engined);
+    if (released != NIXL_SUCCESS) return released;
+    data->requests.remove(req_hndl);
+    delete req_hndl;
+    return NIXL_SUCCESS;
+  }
   const int32_t status = towline_transfer_destroy(req_hndl->transfer, data->timeout_ns);
   if (status < 0) return fail(NIXL_ERR_REPOST_ACTIVE, "releaseXferReq: {}", towline_last_error());
   data->requests.remove(req_hndl);
@@ -227,8 +245,11 @@ nixl_status_t nixlAgent::releaseXferReq(nixlXferReqH* req_hndl) const {
 
 nixl_status_t nixlAgent::estimateXferCost(const nixlXferReqH* req_hndl, std::chrono::microseconds& duration,
                                           std::chrono::microseconds& err_margin, nixl_cost_t& method,
-                                          const nixl_opt_args_t* /*extra_params*/) const {
+                                          const nixl_opt_args_t* extra_params) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "estimateXferCost: the request is null");
+  if (req_hndl->engined != nullptr)
+    return req_hndl->backend->engine->estimate(*req_hndl->engined, duration, err_margin, method,
+                                               extra_params);
   return guard("estimateXferCost", [&] {
     using std::chrono::ceil;
     using std::chrono::microseconds;
@@ -264,8 +285,8 @@ nixl_status_t nixlAgent::getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfe
   telemetry.postDuration = std::chrono::microseconds{request.post_us.load(std::memory_order_relaxed)};
   telemetry.xferDuration = std::chrono::microseconds{request.transfer_us.load(std::memory_order_acquire)};
   auto result = towline::detail::defaults<towline_result_t>();
-  (void)towline_transfer_result(request.transfer, &result);
-  telemetry.totalBytes = result.total_bytes;
+  if (request.engined == nullptr) (void)towline_transfer_result(request.transfer, &result);
+  telemetry.totalBytes = request.engined == nullptr ? result.total_bytes : request.engined->bytes;
   telemetry.descCount = request.descs;
   return NIXL_SUCCESS;
 }
@@ -276,34 +297,41 @@ nixl_status_t nixlAgent::queryXferBackend(const nixlXferReqH* req_hndl, nixlBack
   return NIXL_SUCCESS;
 }
 
-// ---- Memory views
-
-nixl_status_t nixlAgent::prepMemView(const nixl_remote_dlist_t& /*dlist*/, nixlMemViewH& mvh,
-                                     const nixl_opt_args_t* /*extra_params*/) const {
-  mvh = nullptr;
-  return fail(NIXL_ERR_NOT_SUPPORTED, "prepMemView: no backend here gives code on a GPU a view of memory");
-}
-
-nixl_status_t nixlAgent::prepMemView(const nixl_local_dlist_t& /*dlist*/, nixlMemViewH& mvh,
-                                     const nixl_opt_args_t* /*extra_params*/) const {
-  mvh = nullptr;
-  return fail(NIXL_ERR_NOT_SUPPORTED, "prepMemView: no backend here gives code on a GPU a view of memory");
-}
-
-void nixlAgent::releaseMemView(nixlMemViewH mvh) const {
-  log(LogLevel::kWarning, fmt::format("releaseMemView: {} is no memory view", fmt::ptr(mvh)));
-}
-
 // ---- Notifications
+
+namespace {
+
+// Hands every notification to `take`. `given` limits the backends to ask.
+template <class Take>
+nixl_status_t collect(nixlAgentData& data, const nixl_opt_args_t* given, Take take) {
+  const bool named = given != nullptr && !given->backends.empty();
+  const auto asked = [&](const nixlBackendH* backend) {
+    return !named || std::ranges::find(given->backends, backend) != given->backends.end();
+  };
+  nixl_status_t status = NIXL_SUCCESS;
+  for (const nixlBackendH* backend : data.engine_backends()) {
+    if (!backend->carries_notifs() || !asked(backend)) continue;
+    notif_list_t texts;
+    const nixl_status_t taken = backend->engine->take_notifs(texts);
+    if (taken < 0) status = taken;
+    for (auto& [sender, text] : texts) take(std::move(sender), std::move(text));
+  }
+  // Towline's own arrive for the agent, whichever of its backends was named.
+  for (Notification& notification : data.inbox.take(*data.agent))
+    take(std::move(notification.sender), std::move(notification.text));
+  return status;
+}
+
+}  // namespace
 
 nixl_status_t nixlAgent::getNotifs(nixl_notifs_t& notif_map, const nixl_opt_args_t* extra_params) {
   if (data->transport(extra_params, "getNotifs") == nullptr) return NIXL_ERR_BACKEND;
   return guard("getNotifs", [&] {
     // Threads of the application may share one map, as they may with NIXL.
     const std::lock_guard lock(data->notifs_mutex);
-    for (Notification& notification : data->inbox.take(*data->agent))
-      notif_map[notification.sender].push_back(std::move(notification.text));
-    return NIXL_SUCCESS;
+    return collect(*data, extra_params, [&](std::string sender, nixl_blob_t text) {
+      notif_map[sender].push_back(std::move(text));
+    });
   });
 }
 
@@ -314,8 +342,10 @@ nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notificat
   nixlAgentData& data = AgentAccess::data(agent);
   if (data.transport(nullptr, kCall) == nullptr) return NIXL_ERR_BACKEND;
   return guard(kCall, [&] {
-    notifications = data.inbox.take(*data.agent);
-    return NIXL_SUCCESS;
+    notifications.clear();
+    return collect(data, nullptr, [&](std::string sender, nixl_blob_t text) {
+      notifications.push_back({std::move(sender), std::move(text)});
+    });
   });
 }
 
@@ -324,7 +354,9 @@ nixl_status_t take_notifs(nixlAgent& agent, std::vector<Notification>& notificat
 nixl_status_t nixlAgent::genNotif(const std::string& remote_agent, const nixl_blob_t& msg,
                                   const nixl_opt_args_t* extra_params) const {
   static constexpr const char* kCall = "genNotif";
-  if (data->transport(extra_params, kCall) == nullptr) return NIXL_ERR_BACKEND;
+  const nixlBackendH* by = data->notifier(extra_params, remote_agent, kCall);
+  if (by == nullptr) return NIXL_ERR_BACKEND;
+  if (by->engine != nullptr) return by->engine->notify(remote_agent, msg);
   return guard(kCall, [&] {
     const NotificationNotice notice{msg};
     if (msg.size() > kMaxLongBytes) return too_long(msg, kCall);

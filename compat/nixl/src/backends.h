@@ -11,6 +11,8 @@
 
 namespace towline::nixl {
 
+class Engine;
+
 inline constexpr const char* kAutomatic = "auto";  // of towline_threads
 
 enum class Role {
@@ -18,6 +20,7 @@ enum class Role {
   kFiles,      // this host's files, if Towline has a backend for them
   kObjects,    // at an S3 server, if Towline's plugin for them is installed
   kAbsent,     // a known name, not available
+  kEngine,     // a plugin of NIXL's interface
 };
 
 struct BackendType {
@@ -38,13 +41,20 @@ struct BackendType {
 class nixlBackendH {
  public:
   nixlBackendH(const towline::nixl::BackendType& backend_type, nixl_b_params_t params, nixl_mem_list_t kinds)
-      : type(backend_type), parameters(std::move(params)), memories(std::move(kinds)) {}
+      : engine(nullptr), type(backend_type), parameters(std::move(params)), memories(std::move(kinds)) {}
+  // Of a plugin's engine, which it owns.
+  explicit nixlBackendH(std::unique_ptr<towline::nixl::Engine> plugins_engine);
+  ~nixlBackendH();
 
   [[nodiscard]] bool is_transport() const noexcept { return type.role == towline::nixl::Role::kTransport; }
+  // True if it moves memory of other agents.
+  [[nodiscard]] bool reaches_others() const noexcept;
+  [[nodiscard]] bool carries_notifs() const noexcept;
   [[nodiscard]] bool serves(nixl_mem_t memory) const noexcept {
     return std::find(memories.begin(), memories.end(), memory) != memories.end();
   }
 
+  const std::unique_ptr<towline::nixl::Engine> engine;  // null: Towline's own
   const towline::nixl::BackendType& type;
   nixl_b_params_t parameters;
   nixl_mem_list_t memories;

@@ -1,4 +1,5 @@
 // Descriptors and lists of them.
+#include <backend/backend_aux.h>
 #include <nixl_descriptors.h>
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include <serdes/serdes.h>
 #include "log.h"
 
-namespace nixl = towline::nixl;
+namespace own = towline::nixl;
 
 namespace {
 
@@ -57,7 +58,7 @@ nixlBasicDesc::nixlBasicDesc(const nixl_blob_t& blob) {
 nixl_blob_t nixlBasicDesc::serialize() const { return write_basic(*this); }
 
 void nixlBasicDesc::print(const std::string& suffix) const {
-  nixl::log(nixl::LogLevel::kInfo, describe(*this) + suffix);
+  own::log(own::LogLevel::kInfo, describe(*this) + suffix);
 }
 
 nixlBlobDesc::nixlBlobDesc(const nixl_blob_t& blob) {
@@ -103,7 +104,7 @@ template <class T>
 nixl_status_t nixlDescList<T>::serialize(nixlSerDes* serializer) const {
   const char* name = kListName<T>;
   if (name == nullptr || serializer == nullptr) {
-    return nixl::fail(NIXL_ERR_INVALID_PARAM, "only basic and blob descriptors are serialized");
+    return own::fail(NIXL_ERR_INVALID_PARAM, "only basic and blob descriptors are serialized");
   }
   const size_t count = descs.size();
   nixl_status_t status = serializer->addStr(kListTag, name);
@@ -171,3 +172,6 @@ void nixlDescList<T>::print() const {
 template class nixlDescList<nixlBasicDesc>;
 template class nixlDescList<nixlBlobDesc>;
 template class nixlDescList<nixlRemoteDesc>;
+template class nixlDescList<nixlMetaDesc>;
+template class nixlDescList<nixlRemoteMetaDesc>;
+template class nixlDescList<nixlStrideDesc>;

@@ -15,6 +15,7 @@ constexpr uint32_t kMagic = 0x584e4c54;  // "TLNX"
 constexpr uint16_t kVersion = 1;
 constexpr uint16_t kAddresses = 1;
 constexpr uint16_t kPartial = 2;
+constexpr uint16_t kEngines = 4;  // a part with engines follows the ranges
 
 struct Head {
   uint32_t magic;
@@ -36,6 +37,20 @@ struct WireRange {
   uint64_t bytes;
 };
 static_assert(sizeof(WireRange) == 32);
+
+struct WireEngine {
+  uint32_t name_bytes;
+  uint32_t addresses;
+  uint64_t conn_info_bytes;
+  uint64_t memories;
+};
+static_assert(sizeof(WireEngine) == 24);
+
+struct WireMemory {
+  WireRange range;
+  uint64_t public_bytes;
+};
+static_assert(sizeof(WireMemory) == 40);
 
 // FNV-1a, of everything but the blob, taking the checksum itself as 0: notices damage, not malice.
 uint64_t checksum(std::string_view bytes, const Head& head) noexcept {
@@ -80,6 +95,55 @@ class Reader {
   std::string_view left_;
 };
 
+WireRange to_wire(const FrameRange& range) noexcept {
+  return {range.type, 0, range.device, range.address, range.bytes};
+}
+FrameRange from_wire(const WireRange& range) noexcept {
+  return {range.type, range.device, range.address, range.bytes};
+}
+
+void put_engines(std::string& out, const std::vector<FrameEngine>& engines) {
+  put(out, static_cast<uint32_t>(engines.size()));
+  for (const FrameEngine& engine : engines) {
+    put(out, WireEngine{static_cast<uint32_t>(engine.name.size()), engine.addresses ? 1U : 0U,
+                        engine.conn_info.size(), engine.memories.size()});
+    out += engine.name;
+    out += engine.conn_info;
+    for (const FrameMemory& memory : engine.memories) {
+      put(out, WireMemory{to_wire(memory.range), memory.public_data.size()});
+      out += memory.public_data;
+    }
+  }
+}
+
+// False if it is cut off or says what can't be.
+bool take_engine(Reader& reader, FrameEngine& engine) {
+  WireEngine head = {};
+  if (!reader.take(head) || head.name_bytes > kMaxFrameName || head.addresses > 1) return false;
+  if (!reader.take(engine.name, head.name_bytes) || !reader.take(engine.conn_info, head.conn_info_bytes))
+    return false;
+  if (reader.left() / sizeof(WireMemory) < head.memories) return false;
+  engine.addresses = head.addresses != 0;
+  engine.memories.reserve(head.memories);
+  for (uint64_t i = 0; i < head.memories; ++i) {
+    WireMemory memory = {};
+    if (!reader.take(memory) || memory.range.type > FILE_SEG) return false;
+    FrameMemory& taken = engine.memories.emplace_back();
+    taken.range = from_wire(memory.range);
+    if (!reader.take(taken.public_data, memory.public_bytes)) return false;
+  }
+  return true;
+}
+
+bool take_engines(Reader& reader, std::vector<FrameEngine>& engines) {
+  uint32_t count = 0;
+  if (!reader.take(count) || count > kMaxFrameBackends) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!take_engine(reader, engines.emplace_back())) return false;
+  }
+  return true;
+}
+
 std::string check_head(const Head& head, std::string_view bytes) {
   if (head.magic != kMagic) return "it is not metadata of this NIXL on Towline";
   if (head.version != kVersion) {
@@ -97,7 +161,8 @@ std::string encode(const Frame& frame) {
   const Head head = {
       kMagic,
       kVersion,
-      static_cast<uint16_t>((frame.addresses ? kAddresses : 0) | (frame.partial ? kPartial : 0)),
+      static_cast<uint16_t>((frame.addresses ? kAddresses : 0) | (frame.partial ? kPartial : 0) |
+                            (frame.engines.empty() ? 0 : kEngines)),
       static_cast<uint32_t>(frame.name.size()),
       static_cast<uint32_t>(frame.backends.size()),
       frame.ranges.size(),
@@ -113,8 +178,9 @@ std::string encode(const Frame& frame) {
     out.append(backend, 0, 255);
   }
   for (const FrameRange& range : frame.ranges) {
-    put(out, WireRange{range.type, 0, range.device, range.address, range.bytes});
+    put(out, to_wire(range));
   }
+  if (!frame.engines.empty()) put_engines(out, frame.engines);
   out += frame.blob;
   seal(out);
   return out;
@@ -148,8 +214,10 @@ std::string decode(std::string_view bytes, Frame& frame) {
     WireRange range = {};
     (void)reader.take(range);
     if (range.type > FILE_SEG) return "a range has an unknown kind of memory";
-    frame.ranges.push_back({range.type, range.device, range.address, range.bytes});
+    frame.ranges.push_back(from_wire(range));
   }
+  if ((head.flags & kEngines) != 0 && !take_engines(reader, frame.engines))
+    return "what it says of plugins can't be";
   if (reader.left() != head.blob_bytes) return "its parts do not add up";
   (void)reader.take(frame.blob, head.blob_bytes);
   return {};

@@ -22,12 +22,30 @@ struct FrameRange {
   friend bool operator==(const FrameRange&, const FrameRange&) = default;
 };
 
+// Memory that an engine of a plugin knows, and what it tells peers of it.
+struct FrameMemory {
+  FrameRange range;
+  std::string public_data;
+
+  friend bool operator==(const FrameMemory&, const FrameMemory&) = default;
+};
+
+struct FrameEngine {
+  std::string name;        // the backend's
+  bool addresses = false;  // conn_info is there
+  std::string conn_info;
+  std::vector<FrameMemory> memories;
+
+  friend bool operator==(const FrameEngine&, const FrameEngine&) = default;
+};
+
 struct Frame {
   std::string name;                   // the agent's name
   bool addresses = false;             // contains the agent's addresses
   bool partial = false;               // covers the ranges only
   std::vector<std::string> backends;  // by NIXL's names; those that reach other agents
   std::vector<FrameRange> ranges;
+  std::vector<FrameEngine> engines;
   std::string blob;  // Towline's
 
   friend bool operator==(const Frame&, const Frame&) = default;

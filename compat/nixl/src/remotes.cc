@@ -1,6 +1,8 @@
 #include "remotes.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "log.h"
 
@@ -64,6 +66,17 @@ bool Remote::is_alive() const noexcept {
 
 bool Remote::has_left() const noexcept {
   return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_LOST;
+}
+
+bool Remote::leaves() const noexcept {
+  constexpr auto kMoment = std::chrono::milliseconds{100};
+  constexpr auto kPause = std::chrono::microseconds{200};
+  const auto until = std::chrono::steady_clock::now() + kMoment;
+  while (!has_left()) {
+    if (gone() || std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 std::shared_ptr<Remote> Remotes::find(const std::string& name) const {

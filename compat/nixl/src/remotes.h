@@ -36,6 +36,9 @@ class Remote {
   [[nodiscard]] bool is_alive() const noexcept;
   // True if it closed, or its process ended, and its metadata was not invalidated after that.
   [[nodiscard]] bool has_left() const noexcept;
+  // The same, after a moment if its leaving is still to be noticed: a peer that leaves takes its memory back
+  // first, and a call may fail in between.
+  [[nodiscard]] bool leaves() const noexcept;
   // Adds further metadata.
   void merge(const Frame& frame);
   // The index of the first of `count` descriptors that has not been loaded, else `count`.

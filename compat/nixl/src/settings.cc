@@ -238,6 +238,8 @@ Settings Settings::read() {
   source.duration("TOWLINE_NIXL_METADATA_TIMEOUT", settings.metadata_timeout);
   settings.share = source.flag("TOWLINE_NIXL_SHARE").value_or(false);
   settings.telemetry = source.flag("NIXL_TELEMETRY_ENABLE");
+  const std::string plugins = source.get("TOWLINE_NIXL_PLUGINS").text;
+  for (const std::string_view name : split(plugins)) settings.plugins.emplace_back(name);
   read_etcd(source, settings);
   read_exporter(source, settings);
   return settings;
@@ -255,6 +257,15 @@ LogLevel log_level() noexcept {
   }();
   return level;
 }
+
+std::optional<std::string> find_setting(const std::string& name) {
+  // Set but empty is set.
+  const char* value = std::getenv(name.c_str());  // NOLINT(concurrency-mt-unsafe): as a plugin is made
+  if (value != nullptr) return value;
+  return find_config_file().find(name);
+}
+
+std::string plugin_directory() { return find_setting("NIXL_PLUGIN_DIR").value_or(""); }
 
 std::string default_bucket() { return variable("AWS_DEFAULT_BUCKET"); }
 

@@ -12,6 +12,8 @@
 //                                   serves Towline's counters
 //   NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*
 //                                   a metadata server (docs/directories.md)
+//   NIXL_PLUGIN_DIR                 where plugins of NIXL's interface lie
+//   TOWLINE_NIXL_PLUGINS            names whose plugin is used although Towline has a backend of that name
 //   NIXL_LOG_LEVEL                  TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
 //
 // Towline's own variables and file (docs/configuration.md) apply as well.
@@ -21,6 +23,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "log.h"
 
@@ -32,6 +35,7 @@ struct Settings {
   std::chrono::nanoseconds metadata_timeout = std::chrono::seconds{5};
   bool share = false;
   std::optional<bool> telemetry;
+  std::vector<std::string> plugins;  // names whose plugin goes before Towline's own backend
   bool has_etcd = false;
   bool has_listen = false;  // TOWLINE_LISTEN says where
   std::string towline;      // TOML for Towline's agent, over its environment and file
@@ -42,6 +46,13 @@ struct Settings {
 };
 
 [[nodiscard]] LogLevel log_level() noexcept;
+
+// The text of a setting; empty if neither the environment nor NIXL's configuration file has it. Throws
+// std::runtime_error for a file that can't be read.
+[[nodiscard]] std::optional<std::string> find_setting(const std::string& name);
+
+// NIXL_PLUGIN_DIR, from either; "" if it is not set.
+[[nodiscard]] std::string plugin_directory();
 
 // The bucket of a backend OBJ that was given none: AWS_DEFAULT_BUCKET.
 [[nodiscard]] std::string default_bucket();

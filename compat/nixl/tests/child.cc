@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -95,7 +96,12 @@ std::string obey(Side& side, const std::string& line) {
 }  // namespace
 
 int child_main(const std::string& name) {
-  Side side(name);
+  const char* backend = std::getenv("COMPAT_BACKEND");  // else UCX
+  Side side(name, 1 << 20, nixlAgentConfig{}, backend == nullptr);
+  if (backend != nullptr) {
+    EXPECT_EQ(side.agent->createBackend(backend, {}, side.backend), NIXL_SUCCESS);
+    EXPECT_EQ(side.agent->registerMem(side.registered()), NIXL_SUCCESS);
+  }
   side.fill('a');
   std::string line;
   while (std::getline(std::cin, line)) {

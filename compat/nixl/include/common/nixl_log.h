@@ -1,0 +1,4 @@
+// Where plugins include it from.
+#pragma once
+
+#include "../utils/common/nixl_log.h"

@@ -1,0 +1,312 @@
+// nixlPluginManager: finds, loads and unloads plugins.
+#include <plugin_manager.h>
+
+#include <dlfcn.h>
+
+#include <fstream>
+#include <utility>
+
+#include <towline_nixl.h>
+#include "log.h"
+#include "settings.h"
+#include "static_plugins.h"
+
+namespace fs = std::filesystem;
+namespace own = towline::nixl;
+
+namespace {
+
+constexpr std::string_view kPrefix = "libplugin_";
+constexpr std::string_view kSuffix = ".so";
+
+void info(const std::string& text) { own::log(own::LogLevel::kInfo, text); }
+void warn(const std::string& text) { own::log(own::LogLevel::kWarning, text); }
+
+// Calls a plugin's function. What it throws ends here, since the caller is NIXL's interface, which does not.
+template <class Result, class Function>
+Result ask(const std::string& path, const char* what, Result otherwise, Function function) noexcept {
+  try {
+    return function();
+  } catch (const std::exception& error) {
+    own::fail(NIXL_ERR_BACKEND, "plugin {}: {} threw: {}", path, what, error.what());
+  } catch (...) {
+    own::fail(NIXL_ERR_BACKEND, "plugin {}: {} threw something that is no std::exception", path, what);
+  }
+  return otherwise;
+}
+
+std::string folder_of_this_library() {
+  Dl_info found = {};
+  if (dladdr(reinterpret_cast<void*>(&folder_of_this_library), &found) == 0 || found.dli_fname == nullptr)
+    return {};
+  return (fs::path(found.dli_fname).parent_path() / "plugins").string();
+}
+
+// Loads the library that the loader's text says is missing, from beside the plugin or beside its folder: plugins
+// come with libraries that the program they were built for has loaded already. False if it is not there.
+bool load_companion(const fs::path& plugin, const std::string& text) {
+  constexpr std::string_view kMissing = ": cannot open shared object file";
+  const size_t end = text.find(kMissing);
+  if (end == std::string::npos || text.find('/') < end) return false;
+  const std::string name = text.substr(0, end);
+  std::error_code ignored;
+  const fs::path folder = fs::absolute(plugin, ignored).parent_path();
+  std::vector<fs::path> places = {folder, folder.parent_path()};
+  for (const fs::path& around : {folder.parent_path(), folder.parent_path().parent_path()}) {
+    for (const auto& entry : fs::directory_iterator(around, ignored)) {
+      if (entry.is_directory(ignored) && entry.path().filename().string().find("nixl") != std::string::npos)
+        places.push_back(entry.path());
+    }
+  }
+  for (const fs::path& place : places) {
+    if (fs::exists(place / name, ignored) && dlopen((place / name).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr)
+      return true;
+  }
+  return false;
+}
+
+std::string trimmed(std::string text) {
+  text.erase(0, text.find_first_not_of(" \t\r"));
+  text.erase(text.find_last_not_of(" \t\r") + 1);
+  return text;
+}
+
+}  // namespace
+
+// ---- A loaded plugin
+
+nixlBackendPluginHandle::nixlBackendPluginHandle(void* library, nixlBackendPlugin* plugin, std::string path)
+    : library_(library), plugin_(plugin), path_(std::move(path)) {}
+
+nixlBackendPluginHandle::~nixlBackendPluginHandle() {
+  if (library_ == nullptr) return;
+  using Fini = void (*)();
+  if (const auto fini = reinterpret_cast<Fini>(dlsym(library_, "nixl_plugin_fini"))) {
+    ask(path_, "nixl_plugin_fini", 0, [&] {
+      fini();
+      return 0;
+    });
+  }
+  dlclose(library_);
+}
+
+nixlBackendEngine* nixlBackendPluginHandle::createEngine(const nixlBackendInitParams* init_params) const {
+  if (plugin_->create_engine == nullptr) return nullptr;
+  return ask<nixlBackendEngine*>(path_, "create_engine", nullptr,
+                                 [&] { return plugin_->create_engine(init_params); });
+}
+
+void nixlBackendPluginHandle::destroyEngine(nixlBackendEngine* engine) const {
+  if (plugin_->destroy_engine == nullptr || engine == nullptr) return;
+  ask(path_, "destroy_engine", 0, [&] {
+    plugin_->destroy_engine(engine);
+    return 0;
+  });
+}
+
+const char* nixlBackendPluginHandle::getName() const {
+  constexpr const char* kUnknown = "unknown";
+  if (plugin_->get_plugin_name == nullptr) return kUnknown;
+  const char* name = ask(path_, "get_plugin_name", kUnknown, [&] { return plugin_->get_plugin_name(); });
+  return name == nullptr ? kUnknown : name;
+}
+
+const char* nixlBackendPluginHandle::getVersion() const {
+  constexpr const char* kUnknown = "unknown";
+  if (plugin_->get_plugin_version == nullptr) return kUnknown;
+  const char* version =
+      ask(path_, "get_plugin_version", kUnknown, [&] { return plugin_->get_plugin_version(); });
+  return version == nullptr ? kUnknown : version;
+}
+
+nixl_b_params_t nixlBackendPluginHandle::getBackendOptions() const {
+  if (plugin_->get_backend_options == nullptr) return {};
+  return ask(path_, "get_backend_options", nixl_b_params_t{}, [&] { return plugin_->get_backend_options(); });
+}
+
+nixl_mem_list_t nixlBackendPluginHandle::getBackendMems() const {
+  if (plugin_->get_backend_mems == nullptr) return {};
+  return ask(path_, "get_backend_mems", nixl_mem_list_t{}, [&] { return plugin_->get_backend_mems(); });
+}
+
+// ---- The manager
+
+nixlPluginManager& nixlPluginManager::getInstance() {
+  static nixlPluginManager manager;
+  return manager;
+}
+
+nixlPluginManager::nixlPluginManager() {
+  const std::string beside = folder_of_this_library();
+  std::error_code ignored;
+  if (fs::is_directory(beside, ignored)) {
+    directories_.push_back(beside);
+    discover(beside);
+  }
+  own::add_static_plugins(*this);
+}
+
+// The environment may have changed since the last call.
+void nixlPluginManager::discover_configured() {
+  const std::string configured = own::plugin_directory();
+  if (configured == configured_) return;
+  configured_ = configured;
+  std::error_code error;
+  if (!fs::is_directory(configured, error)) {
+    info("NIXL_PLUGIN_DIR is '" + configured + "', which is no folder");
+    return;
+  }
+  std::erase(directories_, configured);
+  directories_.insert(directories_.begin(), configured);
+  discover(configured);
+}
+
+void nixlPluginManager::discover(const fs::path& directory) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string file = entry.path().filename().string();
+    if (file.size() <= kPrefix.size() + kSuffix.size() || !file.starts_with(kPrefix) ||
+        !file.ends_with(kSuffix))
+      continue;
+    found_.insert(file.substr(kPrefix.size(), file.size() - kPrefix.size() - kSuffix.size()));
+  }
+  if (error) warn("the plugin folder '" + directory.string() + "' can't be read: " + error.message());
+}
+
+void nixlPluginManager::addPluginDirectory(const std::string& directory) {
+  std::error_code ignored;
+  if (directory.empty() || !fs::is_directory(directory, ignored)) {
+    own::fail(NIXL_ERR_NOT_FOUND, "addPluginDirectory: '{}' is no folder", directory);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (std::erase(directories_, directory) != 0)
+    info("the plugin folder '" + directory + "' was known already");
+  directories_.insert(directories_.begin(), directory);
+  discover(directory);
+}
+
+void nixlPluginManager::discoverPluginsFromList(const std::string& filename) {
+  std::ifstream file(filename);
+  if (!file) {
+    own::fail(NIXL_ERR_NOT_FOUND, "discoverPluginsFromList: '{}' can't be read", filename);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  for (std::string line; std::getline(file, line);) {
+    const size_t equals = line.find('=');
+    if (line.starts_with('#') || equals == std::string::npos) continue;
+    const std::string name = trimmed(line.substr(0, equals));
+    if (!name.empty()) listed_[name] = trimmed(line.substr(equals + 1));
+  }
+}
+
+bool nixlPluginManager::registerStaticPlugin(const std::string& name, nixlStaticPluginCreatorFunc creator) {
+  nixlBackendPlugin* plugin =
+      ask<nixlBackendPlugin*>("static " + name, "its creator", nullptr, [&] { return creator(); });
+  if (plugin == nullptr || plugin->api_version != NIXL_PLUGIN_API_VERSION) return false;
+  const std::lock_guard lock(mutex_);
+  if (!static_.insert(name).second) return false;
+  loaded_[name] = std::make_shared<const nixlBackendPluginHandle>(nullptr, plugin, "");
+  return true;
+}
+
+std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::open(const std::string& name,
+                                                                       const std::string& path,
+                                                                       std::string& why) {
+  // Kept in memory after dlclose: libraries that plugins bring along have thread-local state and exit handlers.
+  constexpr int kHow = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+  constexpr int kMostCompanions = 16;
+  void* library = dlopen(path.c_str(), kHow);
+  for (int tries = 0; library == nullptr; ++tries) {
+    const char* text = dlerror();
+    why = text == nullptr ? "it can't be loaded" : text;
+    if (tries == kMostCompanions || !load_companion(path, why)) return nullptr;
+    library = dlopen(path.c_str(), kHow);
+  }
+  using Init = nixlBackendPlugin* (*)();
+  const auto init = reinterpret_cast<Init>(dlsym(library, "nixl_plugin_init"));
+  nixlBackendPlugin* plugin = nullptr;
+  if (init == nullptr) {
+    why = path + " has no function nixl_plugin_init";
+  } else {
+    plugin = ask<nixlBackendPlugin*>(path, "nixl_plugin_init", nullptr, [&] { return init(); });
+    if (plugin == nullptr) why = path + ": nixl_plugin_init failed";
+  }
+  if (plugin != nullptr && plugin->api_version != NIXL_PLUGIN_API_VERSION) {
+    why = fmt::format("{} is of plugin version {}, and this agent takes version {}", path,
+                      plugin->api_version, NIXL_PLUGIN_API_VERSION);
+    plugin = nullptr;
+  }
+  if (plugin == nullptr) {
+    dlclose(library);
+    return nullptr;
+  }
+  info(fmt::format("plugin {} loaded from {}", name, path));
+  return std::make_shared<const nixlBackendPluginHandle>(library, plugin, path);
+}
+
+std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::loadBackendPlugin(
+    const nixl_backend_t& name) {
+  const std::lock_guard lock(mutex_);
+  discover_configured();
+  if (const auto known = loaded_.find(name); known != loaded_.end()) return known->second;
+  std::vector<std::string> paths;
+  if (const auto listed = listed_.find(name); listed != listed_.end() && !listed->second.empty())
+    paths.push_back(listed->second);
+  // A name is part of a path here: one that leaves the folder is none of ours.
+  if (name.find('/') == std::string::npos && name.find('\0') == std::string::npos) {
+    for (const std::string& directory : directories_)
+      paths.push_back(directory + "/" + std::string{kPrefix} + name + std::string{kSuffix});
+  }
+  std::string why;
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) continue;
+    if (auto handle = open(name, path, why)) return loaded_[name] = std::move(handle);
+  }
+  own::quiet_text(NIXL_ERR_NOT_FOUND, why.empty() ? fmt::format("there is no plugin '{}' in {} folders", name,
+                                                                directories_.size())
+                                                  : fmt::format("plugin '{}': {}", name, why));
+  if (!why.empty()) info(own::last_error());
+  return nullptr;
+}
+
+std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::getBackendPlugin(
+    const nixl_backend_t& name) {
+  const std::lock_guard lock(mutex_);
+  const auto known = loaded_.find(name);
+  return known == loaded_.end() ? nullptr : known->second;
+}
+
+void nixlPluginManager::unloadBackendPlugin(const nixl_backend_t& name) {
+  std::shared_ptr<const nixlBackendPluginHandle> last;  // its end may call the plugin: not under the lock
+  const std::lock_guard lock(mutex_);
+  if (static_.contains(name)) return;
+  if (const auto known = loaded_.find(name); known != loaded_.end()) {
+    last = std::move(known->second);
+    loaded_.erase(known);
+  }
+}
+
+std::vector<nixl_backend_t> nixlPluginManager::getLoadedBackendPluginNames() {
+  const std::lock_guard lock(mutex_);
+  std::vector<nixl_backend_t> names;
+  for (const auto& [name, handle] : loaded_) names.push_back(name);
+  return names;
+}
+
+std::vector<nixl_backend_t> nixlPluginManager::getAvailBackendPluginNames() {
+  const std::lock_guard lock(mutex_);
+  discover_configured();
+  std::set<nixl_backend_t> names = found_;
+  for (const auto& [name, handle] : loaded_) names.insert(name);
+  for (const auto& [name, path] : listed_) names.insert(name);
+  return {names.begin(), names.end()};
+}
+
+bool nixlPluginManager::knows(const nixl_backend_t& name) {
+  const std::lock_guard lock(mutex_);
+  discover_configured();
+  return found_.contains(name) || loaded_.contains(name) || listed_.contains(name);
+}
