@@ -10,7 +10,7 @@
 #include "agent/link.h"
 #include "agent/metadata_service.h"
 #include "agent/plugin_finder.h"
-#include "agent/transfer.h"
+#include "agent/post.h"
 #include "agent/waiter.h"
 #include "base/config/config_file.h"
 #include "base/copy/copy.h"
@@ -177,7 +177,7 @@ void Agent::close() noexcept {
   }
   if (closed_.exchange(true, std::memory_order_acq_rel)) return;
   if (backends_ == nullptr) return;  // open() did not get far enough for anything to end
-  for_each_transfer([](Transfer& transfer) { transfer.close_gate(static_cast<int32_t>(Status::kClosed)); });
+  for_each_post([](Post& post) { post.close_gate(static_cast<int32_t>(Status::kClosed)); });
   for (auto& worker : workers_) {
     Worker::Guard guard(*worker);
     worker->fail_everything(TOWLINE_CLOSED);
@@ -234,16 +234,16 @@ bool Agent::is_reached() {
 
 bool Agent::all_transfers_ready() {
   bool ready = true;
-  for_each_transfer([&](Transfer& transfer) { ready = ready && transfer.ready(); });
+  for_each_post([&](Post& post) { ready = ready && post.ready(); });
   return ready;
 }
 
 void Agent::release_transfers() noexcept {
   InUse::publish();
-  for_each_transfer([](Transfer& transfer) {
-    for (uint32_t i = 0; i < transfer.part_count(); ++i) {
-      Worker::Guard guard(*transfer.parts()[i].worker);
-      transfer.release_at_last(transfer.parts()[i]);
+  for_each_post([](Post& post) {
+    for (uint32_t i = 0; i < post.part_count(); ++i) {
+      Worker::Guard guard(*post.parts()[i].worker);
+      post.release_at_last(post.parts()[i]);
     }
   });
 }
@@ -370,14 +370,14 @@ Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns
 
 // ---- transfers
 
-void Agent::add_transfer(Transfer& transfer) {
+void Agent::add_post(Post& post) {
   std::lock_guard lock(control_mutex_);
-  transfers_.push(transfer);
+  posts_.push(post);
 }
 
-void Agent::remove_transfer(Transfer& transfer) noexcept {
+void Agent::remove_post(Post& post) noexcept {
   std::lock_guard lock(control_mutex_);
-  transfers_.remove(transfer);
+  posts_.remove(post);
 }
 
 // ---- notices

@@ -1,11 +1,12 @@
 // An agent: a name, an incarnation, registered memory, backends, peers and the workers that make progress.
 //
 // This class connects the parts, each with its own file: worker (progress), peer and link (other agents and
-// connections to them), transfer (one move), route_planner (which way), staging (memory between legs), regions (registered memory), inbox
-// (notices), backend_host (plugins).
+// connections to them), route (which way), post (one run), transfer and post_plan (what applications have of both),
+// group (posts that end as one), staging (memory between legs), regions (registered memory), inbox (notices),
+// backend_host (plugins).
 //
-// Locks, in the order they may nest: registration_mutex_, a worker's lock, then control_mutex_, then leaves (peer, region table,
-// inbox, transfers' details). No callback of the application runs under any.
+// Locks, in the order they may nest: registration_mutex_, a worker's lock, then control_mutex_, then leaves (peer,
+// region table, inbox, group, routes' details). No callback of the application runs under any.
 #pragma once
 
 #include <atomic>
@@ -43,7 +44,7 @@ namespace towline {
 class BlockList;
 class Link;
 class MetadataService;
-class Transfer;
+class Post;
 
 inline constexpr const char* kDefaultListen = "127.0.0.1:0";
 
@@ -159,16 +160,17 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
 
-  // ---- transfers A list of this agent's regions as the far side of a transfer: this agent as its own peer.
+  // ---- posts
+  // A list of this agent's regions as the far side of a transfer: this agent as its own peer.
   std::shared_ptr<BlockList> as_remote(const std::shared_ptr<BlockList>& list);
-  void add_transfer(Transfer& transfer);
-  void remove_transfer(Transfer& transfer) noexcept;
+  void add_post(Post& post);
+  void remove_post(Post& post) noexcept;
   template <class Visit>
-  void for_each_transfer(Visit&& visit) {
+  void for_each_post(Visit&& visit) {
     std::lock_guard lock(control_mutex_);
-    transfers_.for_each(visit);
+    posts_.for_each(visit);
   }
-  // Guards the route and captures of every transfer, which are seldom used: one leaf lock for all.
+  // Guards the route and captures of every post, which are seldom used: one leaf lock for all.
   [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
   // For a post that takes several submits.
   [[nodiscard]] uint64_t next_post_number() noexcept {
@@ -274,7 +276,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::mutex registration_mutex_;
   std::mutex control_mutex_;
   PeerTable peers_;
-  IntrusiveList<Transfer> transfers_;
+  IntrusiveList<Post> posts_;
   std::mutex transfer_details_mutex_;
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};

@@ -4,8 +4,8 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/metadata_service.h"
+#include "agent/post.h"
 #include "agent/route_planner.h"
-#include "agent/transfer.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "metadata/listener/exchange.h"
@@ -61,8 +61,8 @@ void Agent::offer_peer(std::span<const uint8_t> blob) {
 }
 
 void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
-  transfers_.for_each([&](Transfer& transfer) {
-    if (transfer.remote().peer() == &peer) transfer.close_gate(static_cast<int32_t>(why));
+  posts_.for_each([&](Post& post) {
+    if (post.remote().peer() == &peer) post.close_gate(static_cast<int32_t>(why));
   });
   // Its links close in the next round of their workers.
   for (const auto& worker : workers_) {
@@ -183,9 +183,9 @@ void Agent::revoke_remote(Peer& peer, uint64_t key) {
     worker->maintain_soon();
     worker->wake();
   }
-  transfers_.for_each([&](Transfer& transfer) {
-    if (transfer.remote().peer() == &peer && transfer.remote().uses_region(key))
-      transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  posts_.for_each([&](Post& post) {
+    if (post.remote().peer() == &peer && post.remote().uses_region(key))
+      post.close_gate(static_cast<int32_t>(Status::kStale));
   });
 }
 

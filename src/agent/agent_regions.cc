@@ -6,7 +6,7 @@
 #include "agent/link.h"
 #include "agent/metadata_service.h"
 #include "agent/opened_storage.h"
-#include "agent/transfer.h"
+#include "agent/post.h"
 #include "base/error.h"
 #include "base/sync/in_use.h"
 
@@ -129,12 +129,11 @@ Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t time
   const uint64_t key = region->ref.key;
   const uint64_t deadline_ns = deadline_after(timeout_ns);
   const bool first = regions_->retire(key);
-  for_each_transfer([&](Transfer& transfer) {
-    const bool own_target = transfer.remote().peer() != nullptr &&
-                            transfer.remote().peer()->incarnation() == incarnation_ &&
-                            transfer.remote().uses_region(key);
-    if (transfer.local().uses_region(key) || own_target)
-      transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  for_each_post([&](Post& post) {
+    const bool own_target = post.remote().peer() != nullptr &&
+                            post.remote().peer()->incarnation() == incarnation_ &&
+                            post.remote().uses_region(key);
+    if (post.local().uses_region(key) || own_target) post.close_gate(static_cast<int32_t>(Status::kStale));
   });
   if (first) ask_peers_to_let_go(*region);
   why.clear();
@@ -182,20 +181,20 @@ bool Agent::release_transfers_of(uint64_t key) {
   // Again: a transfer may have been made while the region was retired. None is added before all have been
   // checked, so that none is released with its gate open.
   std::lock_guard lock(control_mutex_);
-  transfers_.for_each([&](Transfer& transfer) {
-    if (transfer.local().uses_region(key)) transfer.close_gate(static_cast<int32_t>(Status::kStale));
+  posts_.for_each([&](Post& post) {
+    if (post.local().uses_region(key)) post.close_gate(static_cast<int32_t>(Status::kStale));
   });
   InUse::publish();
   bool clean = true;
-  transfers_.for_each([&](Transfer& transfer) {
-    if (!transfer.local().uses_region(key)) return;
-    for (uint32_t i = 0; i < transfer.part_count(); ++i) {
-      Part& part = transfer.parts()[i];
+  posts_.for_each([&](Post& post) {
+    if (!post.local().uses_region(key)) return;
+    for (uint32_t i = 0; i < post.part_count(); ++i) {
+      Part& part = post.parts()[i];
       if (!part.worker->try_lock()) {
         clean = false;
         continue;
       }
-      if (part.prepared != nullptr && !transfer.try_release(part)) clean = false;
+      if (part.prepared != nullptr && !post.try_release(part)) clean = false;
       part.worker->unlock();
     }
   });

@@ -6,7 +6,7 @@
 #include "agent/block_list.h"
 #include "agent/builtin_backends.h"
 #include "agent/opened_storage.h"
-#include "agent/transfer.h"
+#include "agent/post.h"
 #include "base/error.h"
 
 namespace towline {
@@ -174,17 +174,16 @@ void Agent::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeo
   if (opened == nullptr) fail(Status::kInvalidArgument, "the region is memory: only storage is committed");
   if (opened->replaces()) {
     const uint64_t key = region->ref.key;
-    const auto uses = [key](const Transfer& transfer) {
-      return transfer.local().uses_region(key) || transfer.remote().uses_region(key);
+    const auto uses = [key](const Post& post) {
+      return post.local().uses_region(key) || post.remote().uses_region(key);
     };
-    for_each_transfer([&](Transfer& transfer) {
-      if (uses(transfer)) transfer.close_gate(static_cast<int32_t>(Status::kStale));
+    for_each_post([&](Post& post) {
+      if (uses(post)) post.close_gate(static_cast<int32_t>(Status::kStale));
     });
     const bool idle = drive_until(
         [&] {
           bool ready = true;
-          for_each_transfer(
-              [&](Transfer& transfer) { ready = ready && (!uses(transfer) || transfer.ready()); });
+          for_each_post([&](Post& post) { ready = ready && (!uses(post) || post.ready()); });
           return ready;
         },
         deadline_after(timeout_ns));

@@ -2,7 +2,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
-#include "agent/transfer.h"
+#include "agent/post.h"
 #include "base/log.h"
 #include "memory/pin_access.h"
 
@@ -77,7 +77,7 @@ void complete(void*, uint64_t cookie, const towline_part_result* given) {
     TOWLINE_LOG(kError, "a backend completed a part that is not in flight; ignored");
     return;
   }
-  part->transfer->part_ended(*part, *result);
+  part->post->part_ended(*part, *result);
 }
 
 void message(void*, void* peer, const void* data, size_t bytes) {

@@ -17,7 +17,7 @@ Status Leg::start(uint64_t begin, uint64_t end, uint64_t deadline_ns, uint32_t s
   part.begin = begin;
   part.end = end;
   last_result_ = plugin::sized<towline_part_result>();
-  enter_post(agent_->now_ns(), deadline_ns);
+  enter_post(agent().now_ns(), deadline_ns);
   Status status = Status::kInProgress;
   if (usable(part))
     status = submit_now(part, nullptr, submit_flags);
@@ -54,7 +54,7 @@ void Leg::abandon() noexcept {
 
 void Leg::end_for_good() noexcept {
   if (ready()) (void)retire(kNoDeadline);
-  agent().remove_transfer(*this);
+  agent().remove_post(*this);
 }
 
 }  // namespace towline

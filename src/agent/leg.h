@@ -1,27 +1,33 @@
-// One of the two steps of a transfer that no backend does in one: a Transfer between staging memory and one side, with
-// a backend of its own, posted a range of its plan at a time. It has one part, and neither notice nor completion.
+// One of the two steps of a post that no backend does in one: a post between staging memory and one side, with a
+// route and a backend of its own, run over a range of its plan at a time. It has one part, and neither notice nor
+// completion.
 //
 // Everything under its worker's lock, except where said.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <utility>
 
-#include "agent/transfer.h"
+#include "agent/post.h"
 
 namespace towline {
 
-class Leg final : public Transfer {
+class Leg final : private OwnRoute, public Post {
  public:
-  // `post`: the whole transfer's, whose number changes with each post; the leg's submits belong to it.
+  // `post`: the whole post's, whose number changes with each run; the leg's submits belong to it.
   Leg(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
       std::shared_ptr<BlockList> remote, Plan plan, std::shared_ptr<towline_post> post)
-      : Transfer(std::move(agent), op, std::move(local), std::move(remote), std::move(plan), {}) {
+      : OwnRoute{Route(std::move(agent), op, std::move(local), std::move(remote))},
+        Post(its_route, std::move(plan), {}, 1, kNoHandle) {
     post_ = std::move(post);
   }
 
+  // Control path; throws Error. `within`: see Route.
+  void establish(std::string_view forced_backend, LateDeadline deadline, bool within = false) {
+    its_route.establish(*this, forced_backend, deadline, within);
+  }
   // Bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not accepted.
   [[nodiscard]] Status start(uint64_t begin, uint64_t end, uint64_t deadline_ns,
                              uint32_t submit_flags) noexcept;
@@ -43,6 +49,9 @@ class Leg final : public Transfer {
   void give_back(uint64_t moved_bytes, uint64_t took_ns) noexcept;
   // Cancels, waits for the fence, and leaves the agent. Control path.
   void end_for_good() noexcept;
+
+ private:
+  static constexpr towline_transfer_t* kNoHandle = nullptr;
 };
 
 }  // namespace towline

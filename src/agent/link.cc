@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/transfer.h"
+#include "agent/post.h"
 #include "agent/worker.h"
 #include "base/log.h"
 #include "base/sync/in_use.h"
@@ -132,11 +132,11 @@ void Link::close(Status why, std::string text) noexcept {
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }
-  for (Part* part : prepared_) part->transfer->close_gate(Transfer::kRelink);
+  for (Part* part : prepared_) part->post->close_gate(Post::kRelink);
   // The backend ends the parts and reports fences; the outcome need not wait for that.
   const Status outcome = why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why;
   for (Part* part : prepared_) {
-    if (part->submitted) part->transfer->end(outcome, &worker_);
+    if (part->submitted) part->post->end(outcome, &worker_);
   }
 }
 
@@ -158,10 +158,10 @@ bool Link::release_revoked() noexcept {
   bool any = false;
   for (Part* part : prepared_) {
     part->revoked = false;
-    for (const auto& region : part->transfer->remote().remote_regions())
+    for (const auto& region : part->post->remote().remote_regions())
       part->revoked = part->revoked || region->revoked.load(std::memory_order_acquire);
     if (!part->revoked) continue;
-    part->transfer->close_gate(static_cast<int32_t>(Status::kStale));
+    part->post->close_gate(static_cast<int32_t>(Status::kStale));
     any = true;
   }
   if (!any) return true;
@@ -169,7 +169,7 @@ bool Link::release_revoked() noexcept {
   bool clean = true;
   for (std::size_t i = prepared_.size(); i > 0; --i) {
     Part& part = *prepared_[i - 1];
-    if (part.revoked) clean = part.transfer->try_release(part) && clean;
+    if (part.revoked) clean = part.post->try_release(part) && clean;
   }
   return clean;
 }
@@ -190,7 +190,7 @@ bool Link::teardown(Patience patience) noexcept {
   if (!prepared_.empty()) InUse::publish();
   for (std::size_t i = prepared_.size(); i > 0; --i) {
     Part& part = *prepared_[i - 1];
-    if (!part.submitted && !part.transfer->try_release(part)) posting = true;
+    if (!part.submitted && !part.post->try_release(part)) posting = true;
   }
   if (posting) return false;
   // Parts that are still prepared are in flight; disconnect ends them, and their plans are released when

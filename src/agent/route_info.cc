@@ -1,12 +1,12 @@
-// Transfers: their routes as JSON, for people: the backend or the legs, what they cost, and the ways not taken.
+// Routes as JSON, for people: the backend or the legs, what they cost, and the ways not taken.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/post.h"
 #include "agent/route_planner.h"
 #include "agent/staged_transfer.h"
-#include "agent/transfer.h"
 #include "agent/worker.h"
 
 namespace towline {
@@ -27,9 +27,9 @@ json json_of(const Price& price) {
 // Names may hold any byte; JSON wants UTF-8.
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-json json_of(const std::vector<Transfer::Way>& ways) {
+json json_of(const std::vector<Route::Way>& ways) {
   json all = json::array();
-  for (const Transfer::Way& way : ways) {
+  for (const Route::Way& way : ways) {
     json entry = {{"backend", way.backend->name}, {"taken", way.taken}};
     if (way.possible) entry["price"] = json_of(way.price);
     if (!way.reason.empty()) entry["reason"] = way.reason;
@@ -38,30 +38,30 @@ json json_of(const std::vector<Transfer::Way>& ways) {
   return all;
 }
 
-json not_taken(const std::vector<Transfer::Way>& ways) {
+json not_taken(const std::vector<Route::Way>& ways) {
   json all = json::array();
-  for (const Transfer::Way& way : ways)
+  for (const Route::Way& way : ways)
     if (!way.taken) all.push_back(way.backend->name + ": " + way.reason);
   return all;
 }
 
 }  // namespace
 
-std::vector<Transfer::Way> Transfer::ways() const {
-  const Need need = need_of(op_, *local_, *remote_, plan_.bytes());
+std::vector<Route::Way> Route::ways(uint64_t bytes) const {
+  const Need need = need_of(op_, *local_, *remote_, bytes);
+  const std::string& forced = forced_text();
   std::unique_lock lock(agent_->transfer_details_mutex());
-  const Backend* const taken = backend_;
-  const auto rejected = rejected_;
+  const Backend* const taken = backend();
+  const auto rejected = others_ == nullptr ? decltype(others_->rejected){} : others_->rejected;
   lock.unlock();  // checking a backend takes a worker's lock; threads that change these hold one
   std::vector<Way> result;
   for (Backend* const backend : agent_->backends().backends()) {
-    if (backend != taken && !forced_.empty() && backend->name != forced_) continue;
-    Way way{backend, backend == taken, true, {}, price_row(*backend, *remote_->peer(), need).of(need.bytes)};
+    if (backend != taken && !forced.empty() && backend->name != forced) continue;
+    Way way{backend, backend == taken, true, {}, price_row(*backend, peer(), need).of(need.bytes)};
     if (!way.taken) {
       const auto tried = std::find_if(rejected.begin(), rejected.end(),
                                       [&](const auto& entry) { return entry.first == backend; });
-      way.reason =
-          tried != rejected.end() ? tried->second : reason_against(*backend, *remote_->peer(), need, forced_);
+      way.reason = tried != rejected.end() ? tried->second : reason_against(*backend, peer(), need, forced);
       way.possible = way.reason.empty();
       if (way.possible && taken != nullptr)
         way.reason = fmt::format("not tried: '{}' comes before it", taken->name);
@@ -71,7 +71,7 @@ std::vector<Transfer::Way> Transfer::ways() const {
   return result;
 }
 
-std::string Transfer::why(const std::vector<Way>& ways) const {
+std::string Route::why(const std::vector<Way>& ways) const {
   uint8_t passed = kNobody;
   {
     const std::lock_guard lock(agent_->transfer_details_mutex());
@@ -81,7 +81,7 @@ std::string Transfer::why(const std::vector<Way>& ways) const {
     if (way.backend->index == passed)
       return fmt::format("a backend that reaches every region, measured as cheaper than '{}'",
                          way.backend->name);
-  if (!forced_.empty()) return "it was asked for";
+  if (!forced_text().empty()) return "it was asked for";
   const bool only =
       std::none_of(ways.begin(), ways.end(), [](const Way& way) { return way.possible && !way.taken; });
   if (only) return "the only backend that reaches every region";
@@ -89,20 +89,20 @@ std::string Transfer::why(const std::vector<Way>& ways) const {
                                                : "the first of the named backends that reaches every region";
 }
 
-Price Transfer::price_of(uint64_t bytes) const {
-  const std::lock_guard lock(agent_->transfer_details_mutex());
+Price Post::price_of(uint64_t bytes) const {
+  const std::lock_guard lock(agent().transfer_details_mutex());
   return prices_ != nullptr ? prices_->of(bytes) : Price{};
 }
 
-std::string Transfer::staged_route() const {
+std::string Post::staged_route() const {
   const StagedTransfer::Description staged = staged_->describe();
   const std::string way =
       fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
-  const std::vector<Way> ways = this->ways();
+  const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
   const json result = {
-      {"op", op_ == TOWLINE_WRITE ? "write" : "read"},
-      {"peer", remote_->peer()->name()},
+      {"op", route_.op() == TOWLINE_WRITE ? "write" : "read"},
+      {"peer", remote().peer()->name()},
       {"backend", "staged"},
       {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
       {"bytes", plan_.view().bytes},
@@ -121,18 +121,40 @@ std::string Transfer::staged_route() const {
   return text_of(result);
 }
 
-std::string Transfer::backend_name() const {
-  const std::lock_guard lock(agent_->transfer_details_mutex());
-  return backend_->name;
+std::string Post::backend_name() const {
+  const std::lock_guard lock(agent().transfer_details_mutex());
+  return staged_ != nullptr ? "staged" : backend_->name;
 }
 
-std::string Transfer::route() const {
+std::string Post::failure() const {
+  const Status status = poll_outcome();
+  if (!is_error(status) || status == Status::kNotFound) return {};
+  const bool safe = fenced(TOWLINE_FENCE_LOCAL);
+  std::string cause = status_text(status);
+  if (Part& part = const_cast<Part&>(parts_[0]);
+      status == Status::kPeerLost || status == Status::kUnreachable) {
+    const Worker::Guard guard(*part.worker);
+    if (part.link != nullptr && !part.link->last_error_text().empty())
+      cause += fmt::format(" ({})", part.link->last_error_text());
+  }
+  std::string which;
+  if (failed_count_ != 0 && is_error(static_cast<Status>(failed_[0].status)) && ready())
+    which = fmt::format(", first at position {} of {}", failed_[0].first, plan_.picked_blocks());
+  return fmt::format(
+      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}; {} bytes have moved; the local memory {}",
+      route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
+      route_.op() == TOWLINE_WRITE ? "to" : "from", remote().peer()->name(), backend_name(), cause, which,
+      bytes_.load(std::memory_order_relaxed),
+      safe ? "may be reused" : "is not fenced yet: wait before it is reused");
+}
+
+std::string Post::route() const {
   if (staged_ != nullptr) return staged_route();
-  const std::vector<Way> ways = this->ways();
-  json result = {{"op", op_ == TOWLINE_WRITE ? "write" : "read"},
-                 {"peer", remote_->peer()->name()},
+  const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
+  json result = {{"op", route_.op() == TOWLINE_WRITE ? "write" : "read"},
+                 {"peer", remote().peer()->name()},
                  {"backend", backend_name()},
-                 {"why", why(ways)},
+                 {"why", route_.why(ways)},
                  {"bytes", plan_.view().bytes},
                  {"blocks", plan_.view().blocks},
                  {"runs", plan_.view().run_count},
@@ -148,7 +170,7 @@ std::string Transfer::route() const {
     if (part.link != nullptr) entry["connection"] = json::parse(part.link->describe(), nullptr, false);
     result["parts"].push_back(std::move(entry));
     if (i != 0 || part.link == nullptr) continue;
-    for (const auto& region : remote_->remote_regions()) {
+    for (const auto& region : remote().remote_regions()) {
       result["regions"].push_back({{"key", region->ref.key}, {"how", part.link->how(*region)}});
     }
   }

@@ -6,8 +6,8 @@
 #include "agent/agent.h"
 #include "agent/leg.h"
 #include "agent/link.h"
+#include "agent/post.h"
 #include "agent/route_planner.h"
-#include "agent/transfer.h"
 #include "base/error.h"
 
 namespace towline {
@@ -42,7 +42,7 @@ bool has_objects(const BlockList& list) noexcept {
 
 // ---- making it
 
-StagedTransfer::StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op,
+StagedTransfer::StagedTransfer(Post& whole, const Plan& plan, uint32_t op,
                                const std::shared_ptr<BlockList>& local,
                                const std::shared_ptr<BlockList>& remote, const StagingPlace& place)
     : whole_(whole),
@@ -103,9 +103,9 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   const bool near = !forced.empty() &&
                     !may_do(*agent.backends().find(forced), *whole_.remote().peer(), far_leg(whole), forced);
   for (Legs& legs : legs_) {
-    agent.add_transfer(*legs.near);
+    agent.add_post(*legs.near);
     legs.near->establish(near ? forced : "", LateDeadline::at(deadline_ns), true);
-    agent.add_transfer(*legs.far);
+    agent.add_post(*legs.far);
     legs.far->establish(near ? "" : forced, LateDeadline::at(deadline_ns));
   }
   if (!read_ && staging_.settings().straight) establish_straight(deadline_ns);
@@ -116,7 +116,7 @@ void StagedTransfer::establish_straight(uint64_t deadline_ns) {
   if (here.empty()) return;
   try {
     straight_ = make_leg(straight_plan(whole_.plan(), TOWLINE_WRITE, here), TOWLINE_READ, near_);
-    whole_.agent().add_transfer(*straight_);
+    whole_.agent().add_post(*straight_);
     straight_->establish(legs_.front().near->backend_name(), LateDeadline::at(deadline_ns));
   } catch (const Error&) {  // staging is still possible
     if (straight_ != nullptr) straight_->end_for_good();

@@ -47,14 +47,14 @@ namespace towline {
 
 class BlockList;
 class Leg;
-class Transfer;
+class Post;
 struct Part;
 
 class StagedTransfer {
  public:
   // Control path, like the destructor, establish and far_link. The lists belong to `whole`; both outlive
   // this. Throws Error.
-  StagedTransfer(Transfer& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
+  StagedTransfer(Post& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
                  const std::shared_ptr<BlockList>& remote, const StagingPlace& place);
   StagedTransfer(const StagedTransfer&) = delete;
   StagedTransfer& operator=(const StagedTransfer&) = delete;
@@ -65,7 +65,7 @@ class StagedTransfer {
   // The link over which messages reach the far side.
   [[nodiscard]] class Link* far_link() const noexcept;
 
-  // The whole transfer was posted: `part` ends through Transfer::part_ended, not before this has returned and
+  // The whole transfer was posted: `part` ends through Post::part_ended, not before this has returned and
   // the worker steps.
   void begin(Part& part) noexcept;
   // Makes progress; called once in each pass of the worker from begin until the end. Returns the number of
@@ -79,8 +79,8 @@ class StagedTransfer {
 
   // For route().
   struct Description {
-    const Transfer* fill;
-    const Transfer* drain;
+    const Post* fill;
+    const Post* drain;
     std::string staging;  // its name
     uint64_t bytes;       // of it
     uint64_t chunk_bytes;
@@ -152,7 +152,7 @@ class StagedTransfer {
   void abandon_legs() noexcept;
   void finish() noexcept;
 
-  Transfer& whole_;
+  Post& whole_;
   const bool read_;
   const uint64_t bytes_;
   const uint64_t chunk_bytes_;

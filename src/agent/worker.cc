@@ -5,8 +5,8 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/post.h"
 #include "agent/staged_transfer.h"
-#include "agent/transfer.h"
 #include "base/log.h"
 #include "base/os/futex.h"
 #include "base/ticks.h"
@@ -66,7 +66,7 @@ void Worker::lock() noexcept {
 }
 
 void Worker::unlock() noexcept {
-  Transfer* list = finished_;
+  Ending* list = finished_;
   finished_ = nullptr;
   finished_tail_ = &finished_;
   locked_.store(false, std::memory_order_release);
@@ -75,19 +75,19 @@ void Worker::unlock() noexcept {
   if (list != nullptr) deliver(list);
 }
 
-void Worker::deliver(Transfer* list) noexcept {
+void Worker::deliver(Ending* list) noexcept {
   while (list != nullptr) {
-    Transfer* transfer = list;
-    list = transfer->finished_next;
-    transfer->finished_next = nullptr;
-    transfer->deliver();
+    Ending* ending = list;
+    list = ending->finished_next;
+    ending->finished_next = nullptr;
+    ending->deliver();
   }
 }
 
-void Worker::finished(Transfer& transfer) noexcept {
-  transfer.finished_next = nullptr;
-  *finished_tail_ = &transfer;
-  finished_tail_ = &transfer.finished_next;
+void Worker::finished(Ending& ending) noexcept {
+  ending.finished_next = nullptr;
+  *finished_tail_ = &ending;
+  finished_tail_ = &ending.finished_next;
 }
 
 uint32_t Worker::drive() noexcept {
@@ -218,7 +218,7 @@ uint32_t Worker::drain_queue() noexcept {
     std::optional<Part*> part = queue_.try_pop();
     if (!part) break;
     ++done;
-    if (!(*part)->transfer->step_part(**part, agent_.now_ns())) establish_later(**part);
+    if (!(*part)->post->step_part(**part, agent_.now_ns())) establish_later(**part);
   }
   return done;
 }
@@ -228,7 +228,7 @@ uint32_t Worker::step_establishing(uint64_t now_ns) noexcept {
   for (std::size_t i = 0; i < establishing_.size();) {
     Part& part = *establishing_[i];
     part.waiting = false;
-    if (part.transfer->step_part(part, now_ns)) {
+    if (part.post->step_part(part, now_ns)) {
       establishing_[i] = establishing_.back();
       establishing_.pop_back();
       ++done;
@@ -270,7 +270,7 @@ void Worker::check_deadlines(uint64_t now_ns) noexcept {
     Part* next = part->hook.next;
     if (part->deadline_ns <= now_ns) {
       part->deadline_ns = UINT64_MAX;
-      part->transfer->expire(*part);
+      part->post->expire(*part);
     } else if (part->deadline_ns < next_deadline_ns_) {
       next_deadline_ns_ = part->deadline_ns;
     }
@@ -363,13 +363,13 @@ void Worker::fail_everything(int32_t status) noexcept {
   }
   for (Part* part : std::vector<Part*>(std::move(establishing_))) {
     part->waiting = false;
-    part->transfer->end(static_cast<Status>(status), this);
-    (void)part->transfer->step_part(*part, agent_.now_ns());  // removes an ended one
+    part->post->end(static_cast<Status>(status), this);
+    (void)part->post->step_part(*part, agent_.now_ns());  // removes an ended one
   }
   for (Part* part = in_flight_.first(); part != nullptr;) {
     Part* next = part->hook.next;
-    part->transfer->end(static_cast<Status>(status), this);
-    part->transfer->hurry(*part);
+    part->post->end(static_cast<Status>(status), this);
+    part->post->hurry(*part);
     part = next;
   }
 }

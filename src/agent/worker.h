@@ -29,7 +29,7 @@ namespace towline {
 class Agent;
 class Link;
 class StagedTransfer;
-class Transfer;
+class Ending;
 struct Part;
 
 class Worker {
@@ -88,7 +88,7 @@ class Worker {
   void add_staged(StagedTransfer& transfer) noexcept;  // makes progress in each pass until removed
   void remove_staged(StagedTransfer& transfer) noexcept;
   void step_staged_soon() noexcept { staged_waits_ = true; }  // in the next pass, even without an event
-  void finished(Transfer& transfer) noexcept;                 // to be delivered when the lock is released
+  void finished(Ending& ending) noexcept;                     // to be delivered when the lock is released
   void add_link(Link& link) { links_.push_back(&link); }
   // Once, before the first pass.
   void know_backends(std::size_t count) { interest_.resize(count); }
@@ -144,7 +144,7 @@ class Worker {
   void run_thread() noexcept;
   void park(uint64_t ns) noexcept;
   void sleep_in_epoll(uint64_t limit_ns) noexcept;
-  void deliver(Transfer* list) noexcept;
+  void deliver(Ending* list) noexcept;
 
   Agent& agent_;
   const uint32_t index_;
@@ -177,8 +177,8 @@ class Worker {
   std::atomic<bool> maintenance_due_{false};
   std::vector<Link*> links_;
   std::vector<Interest> interest_;  // by the backend's index
-  Transfer* finished_ = nullptr;
-  Transfer** finished_tail_ = &finished_;
+  Ending* finished_ = nullptr;
+  Ending** finished_tail_ = &finished_;
   NoticePool notice_pool_;
   std::thread thread_;
 };

@@ -10,22 +10,19 @@ const Transfer& of(const towline_transfer_t* transfer) noexcept {
   return *reinterpret_cast<const Transfer*>(transfer);
 }
 
-TransferOptions transfer_options(const towline_transfer_options_t& given) {
-  TransferOptions options;
+PostOptions post_options(const towline_transfer_options_t& given) {
+  PostOptions options;
   if (given.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
     fail(Status::kLimitExceeded, "options.notice_bytes is {}; a notice has at most {}", given.notice_bytes,
          TOWLINE_MAX_NOTICE_BYTES);
   }
   if (given.notice_bytes != 0) capi::need(given.notice, "options.notice");
-  if (given.notice != nullptr) {
-    const auto* begin = static_cast<const uint8_t*>(given.notice);
-    options.notice.assign(begin, begin + given.notice_bytes);
-    options.has_notice = true;
-  }
+  options.notice = given.notice;
+  options.notice_bytes = static_cast<uint32_t>(given.notice_bytes);
+  options.has_notice = given.notice != nullptr;
   options.counter_key = given.counter_key;
   options.counter_add = given.counter_add;
   options.timeout_ns = given.timeout_ns;
-  options.threads = given.threads == 0 ? 1 : given.threads;
   options.queue_completion = given.queue_completion != 0;
   options.user_data = given.user_data;
   options.callback = given.callback;
@@ -61,18 +58,18 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
            local->peer()->name());
     }
     const auto given = capi::take_options(options, "options");
-    TransferOptions wanted = transfer_options(given);
+    const PostOptions wanted = post_options(given);
     const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
     std::shared_ptr<BlockList> target = remote->self;
     if (target->peer() == nullptr) target = owner.as_remote(target);
     Plan plan = Plan::compile(local->own, local_picks, target->resolved(), remote_picks, op);
     auto made = std::make_unique<Transfer>(agent->agent, op, local->self, std::move(target), std::move(plan),
-                                           std::move(wanted));
-    owner.add_transfer(*made);
+                                           wanted, given.threads);
+    owner.add_post(*made);
     try {
       made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns));
     } catch (...) {
-      owner.remove_transfer(*made);
+      owner.remove_post(*made);
       throw;
     }
     *transfer = reinterpret_cast<towline_transfer_t*>(made.release());
@@ -144,7 +141,7 @@ int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_
       fail(status, "the transfer is not fenced yet: its memory may still be in use; call again");
     }
     if (status == Status::kForked) return Status::kOk;  // the parent's copy lives on
-    of(transfer).agent().remove_transfer(of(transfer));
+    of(transfer).agent().remove_post(of(transfer));
     delete &of(transfer);
     return Status::kOk;
   });

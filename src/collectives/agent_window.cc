@@ -45,19 +45,19 @@ class AgentWindow::Move {
       : agent_(std::move(agent)) {
     Plan plan = Plan::compile(local->resolved(), nullptr, remote->resolved(), nullptr, op);
     transfer_ = std::make_unique<Transfer>(agent_, op, std::move(local), std::move(remote), std::move(plan),
-                                           TransferOptions{});
-    agent_->add_transfer(*transfer_);
+                                           PostOptions{}, 1);
+    agent_->add_post(*transfer_);
     try {
       transfer_->establish("", LateDeadline::in(*agent_, agent_->default_timeout_ns()));
     } catch (...) {
-      agent_->remove_transfer(*transfer_);
+      agent_->remove_post(*transfer_);
       throw;
     }
   }
   // After retire() succeeded, or the agent was closed.
   ~Move() {
     (void)transfer_->retire(0);
-    agent_->remove_transfer(*transfer_);
+    agent_->remove_post(*transfer_);
   }
   Move(const Move&) = delete;
   Move& operator=(const Move&) = delete;

@@ -101,6 +101,10 @@ class Connection {
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared,
                   uint64_t most_frame_bytes = UINT64_MAX);
   static void unprepare(towline_prepared* prepared) noexcept;
+  static int32_t repick(towline_prepared* prepared, const towline_plan* plan) noexcept {
+    prepared->plan = plan;  // where payload lands depends on the lists alone
+    return TOWLINE_OK;
+  }
   [[nodiscard]] static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept;
   [[nodiscard]] int32_t send(const void* message, std::size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;

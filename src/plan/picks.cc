@@ -95,21 +95,23 @@ bool find_range(GivenIndices<Index> given, uint64_t blocks, Picks& picks) noexce
 }
 
 template <class Index>
-void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, const char* side) {
+void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, const char* side,
+                  IndexMemory& memory) {
   if (find_range(given, blocks, picks)) return;
-  auto indices = std::make_unique_for_overwrite<uint32_t[]>(picks.count);
+  uint32_t* const indices = memory.room_for(picks.count);
   for (uint64_t i = 0; i < picks.count; ++i) {
     const Index index = given.load(i);
     if (index >= blocks) [[unlikely]]
       fail_outside(index, i, picks.count, blocks, side);
     indices[i] = static_cast<uint32_t>(index);
   }
-  picks.indices = std::move(indices);
+  picks.indices = indices;
 }
 
 }  // namespace
 
-Picks make_picks(const towline_picks_t* all_or_given, uint64_t blocks, const char* side) {
+Picks make_picks(const towline_picks_t* all_or_given, uint64_t blocks, const char* side,
+                 IndexMemory& memory) {
   Picks picks;
   picks.count = blocks;
   if (all_or_given == nullptr) return picks;
@@ -125,31 +127,40 @@ Picks make_picks(const towline_picks_t* all_or_given, uint64_t blocks, const cha
   }
   check_array(given, side);
   if (given.index_bytes == 4)
-    take_indices(GivenIndices<uint32_t>(given.indices), blocks, picks, side);
+    take_indices(GivenIndices<uint32_t>(given.indices), blocks, picks, side, memory);
   else
-    take_indices(GivenIndices<uint64_t>(given.indices), blocks, picks, side);
+    take_indices(GivenIndices<uint64_t>(given.indices), blocks, picks, side, memory);
   return picks;
 }
 
 void SeenIndices::Free::operator()(void* memory) const noexcept { std::free(memory); }
 
-SeenIndices::SeenIndices(uint64_t count, uint64_t blocks) {
-  if (blocks <= kSmallListBlocks || blocks / kBitsPerIndex <= count) {
-    bits_.reset(zeroed(blocks / 64 + 1));
-    return;
+void SeenIndices::begin(uint64_t count, uint64_t blocks) {
+  const bool bits = blocks <= kSmallListBlocks || blocks / kBitsPerIndex <= count;
+  const uint64_t words = bits ? blocks / 64 + 1 : std::bit_ceil(count * 2 + 2);
+  slot_shift_ = bits ? 0 : 64 - static_cast<uint32_t>(std::countr_zero(words));
+  if (words > capacity_) {
+    words_.reset(zeroed(words));
+    capacity_ = words;
+  } else if (used_ != 0) {
+    std::memset(words_.get(), 0, used_ * sizeof(uint64_t));
   }
-  const uint64_t slots = std::bit_ceil(count * 2 + 2);
-  slot_shift_ = 64 - static_cast<uint32_t>(std::countr_zero(slots));
-  slots_.reset(zeroed(slots));
+  used_ = words;
+}
+
+void SeenIndices::forget(const uint32_t* indices, uint64_t count) noexcept {
+  if (slot_shift_ != 0 || count >= used_) return;  // quicker all at once
+  for (uint64_t i = 0; i < count; ++i) words_.get()[indices[i] / 64] = 0;
+  used_ = 0;
 }
 
 bool SeenIndices::add_hashed(uint32_t index) noexcept {
   const uint64_t wanted = uint64_t{index} + 1;
   const uint64_t mask = UINT64_MAX >> slot_shift_;
   for (uint64_t slot = (wanted * 0x9e3779b97f4a7c15ULL) >> slot_shift_;; slot = (slot + 1) & mask) {
-    if (slots_.get()[slot] == wanted) return false;
-    if (slots_.get()[slot] == 0) {
-      slots_.get()[slot] = wanted;
+    if (words_.get()[slot] == wanted) return false;
+    if (words_.get()[slot] == 0) {
+      words_.get()[slot] = wanted;
       return true;
     }
   }

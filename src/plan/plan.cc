@@ -54,7 +54,7 @@ void with_indices(const Picks& picks, Visit&& visit) {
   if (picks.is_range())
     visit(IndexRange{picks.start, picks.step});
   else
-    visit(IndexArray{picks.indices.get()});
+    visit(IndexArray{picks.indices});
 }
 
 // The picked blocks of one side as stretches of consecutive pieces.
@@ -89,16 +89,37 @@ class PieceReader {
 
 }  // namespace
 
+// What compiling needs beside the plan.
+struct Plan::Memory {
+  IndexMemory local;
+  IndexMemory remote;
+  SeenIndices seen;
+};
+
+Plan::Plan() = default;
+Plan::~Plan() = default;
+Plan::Plan(Plan&& other) noexcept
+    : view_(other.view_),
+      local_parts_(other.local_parts_),
+      one_run_(other.one_run_),
+      runs_(std::move(other.runs_)),
+      run_capacity_(other.run_capacity_),
+      memory_(std::move(other.memory_)) {
+  view_.runs = runs();
+}
+
 class PlanCompiler {
  public:
-  PlanCompiler(Side local, Side remote, uint32_t op) noexcept
-      : local_(std::move(local)), remote_(std::move(remote)), op_(op) {}
+  // `keeps`: the plan is compiled again and again, and keeps its memory.
+  PlanCompiler(Plan& plan, const Side& local, const Side& remote, SeenIndices& seen, uint32_t op,
+               bool keeps) noexcept
+      : local_(local), remote_(remote), op_(op), keeps_(keeps), seen_(seen), plan_(plan) {}
 
-  Plan compile();
-  Plan in_order();
+  void compile();
+  void in_order();
 
  private:
-  Plan finish();
+  void finish();
   [[nodiscard]] Side& target() noexcept { return op_ == TOWLINE_READ ? local_ : remote_; }
 
   void fit();
@@ -117,23 +138,25 @@ class PlanCompiler {
   Side local_;
   Side remote_;
   uint32_t op_;
-  Plan plan_;
+  bool keeps_;
+  SeenIndices& seen_;
+  Plan& plan_;
 };
 
-Plan PlanCompiler::compile() {
+void PlanCompiler::compile() {
   check_target();
   fit();
-  return finish();
+  finish();
 }
 
-Plan PlanCompiler::in_order() {
+void PlanCompiler::in_order() {
   if (local_.picks.count != remote_.picks.count)
     fail(Status::kMismatch, "{} local blocks against {} remote ones", local_.picks.count,
          remote_.picks.count);
-  return finish();
+  finish();
 }
 
-Plan PlanCompiler::finish() {
+void PlanCompiler::finish() {
   plan_.local_parts_ = local_.parts;
   const ResolvedList& local = local_.parts == 1 ? *local_.list : local_.list->cut(local_.parts);
   const ResolvedList& remote = remote_.parts == 1 ? *remote_.list : remote_.list->cut(remote_.parts);
@@ -146,7 +169,6 @@ Plan PlanCompiler::finish() {
   plan_.view_.runs = plan_.runs();
   measure();
   check_access(remote);
-  return std::move(plan_);
 }
 
 // Decides how both sides' blocks are cut so that they pair up.
@@ -251,7 +273,8 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
   const uint64_t count = plan_.view_.blocks;
   const bool into_local = op_ == TOWLINE_READ;
   const bool check = !target().picks.is_range();  // a range names nothing twice
-  SeenIndices seen(check ? count : 0, check ? target().view().blocks : 0);
+  SeenIndices& seen = seen_;
+  if (check) seen.begin(count, target().view().blocks);
   reserve_runs(count);
   towline_run* run = plan_.runs();
   *run = {static_cast<uint32_t>(local[0]), static_cast<uint32_t>(remote[0]), 0, 0};
@@ -270,12 +293,14 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
     next_local = local_block + 1;
     next_remote = remote_block + 1;
   }
+  if (check && keeps_) seen.forget(target().picks.indices, count);
   trim_runs(static_cast<uint64_t>(run - plan_.runs()) + 1);
 }
 
 void PlanCompiler::pair_pieces() {
   if (const Side& side = target(); !side.picks.is_range()) {
-    SeenIndices seen(side.picks.count, side.view().blocks);
+    SeenIndices& seen = seen_;
+    seen.begin(side.picks.count, side.view().blocks);
     for (uint64_t i = 0; i < side.picks.count; ++i)
       if (!seen.add(static_cast<uint32_t>(side.picks.at(i)))) fail_duplicate(side.picks, i, side.name);
   }
@@ -303,7 +328,7 @@ void PlanCompiler::pair_pieces() {
 }
 
 void PlanCompiler::reserve_runs(uint64_t count) {
-  if (count <= 1) return;
+  if (count <= 1 || count <= plan_.run_capacity_) return;
   plan_.runs_ = std::make_unique_for_overwrite<towline_run[]>(count);
   plan_.run_capacity_ = count;
 }
@@ -311,6 +336,7 @@ void PlanCompiler::reserve_runs(uint64_t count) {
 // Gives back what merging saved, when it is worth a copy.
 void PlanCompiler::trim_runs(uint64_t count) {
   plan_.view_.run_count = count;
+  if (keeps_) return;
   if (count * 4 > plan_.run_capacity_ * 3) return;
   if (count == 1) {
     plan_.one_run_ = plan_.runs_[0];
@@ -386,21 +412,45 @@ void PlanCompiler::check_access(const ResolvedList& remote) {
   }
 }
 
-Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks, const ResolvedList& remote,
-                   const towline_picks_t* remote_picks, uint32_t op) {
+namespace {
+
+void check_op(uint32_t op) {
   if (op != TOWLINE_READ && op != TOWLINE_WRITE)
     fail(Status::kInvalidArgument, "operation {}: 0 is read, 1 is write", op);
-  Picks from_local = make_picks(local_picks, local.blocks(), kLocal);
-  Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote);
-  return PlanCompiler({kLocal, &local, std::move(from_local)}, {kRemote, &remote, std::move(from_remote)}, op)
+}
+
+}  // namespace
+
+Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks, const ResolvedList& remote,
+                   const towline_picks_t* remote_picks, uint32_t op) {
+  check_op(op);
+  Plan plan;
+  Memory memory;
+  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal, memory.local);
+  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote, memory.remote);
+  PlanCompiler(plan, {kLocal, &local, from_local}, {kRemote, &remote, from_remote}, memory.seen, op, false)
+      .compile();
+  return plan;
+}
+
+void Plan::compile_again(const ResolvedList& local, const towline_picks_t* local_picks,
+                         const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op) {
+  check_op(op);
+  if (memory_ == nullptr) memory_ = std::make_unique<Memory>();
+  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal, memory_->local);
+  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote, memory_->remote);
+  PlanCompiler(*this, {kLocal, &local, from_local}, {kRemote, &remote, from_remote}, memory_->seen, op, true)
       .compile();
 }
 
 Plan Plan::in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op) {
-  Picks all_local = make_picks(nullptr, local.blocks(), kLocal);
-  Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote);
-  return PlanCompiler({kLocal, &local, std::move(all_local)}, {kRemote, &remote, std::move(all_remote)}, op)
+  Plan plan;
+  Memory memory;
+  const Picks all_local = make_picks(nullptr, local.blocks(), kLocal, memory.local);
+  const Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote, memory.remote);
+  PlanCompiler(plan, {kLocal, &local, all_local}, {kRemote, &remote, all_remote}, memory.seen, op, false)
       .in_order();
+  return plan;
 }
 
 uint64_t Plan::picked_block_at(uint64_t position) const noexcept {

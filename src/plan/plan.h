@@ -31,18 +31,19 @@ class Plan {
   static Plan compile(const ResolvedList& local, const towline_picks_t* local_picks,
                       const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op);
 
+  // Nothing, to be compiled again.
+  [[nodiscard]] static Plan none() { return {}; }
+  // The same in place, with the memory of the last time: nothing is allocated once that suffices. After an error
+  // there is nothing to be used until it succeeds.
+  void compile_again(const ResolvedList& local, const towline_picks_t* local_picks,
+                     const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op);
+
   // Block i of one against block i of the other, all of them, as one run. The target's blocks may overlap:
   // the caller must not post overlapping ranges at the same time. Throws Error as compile does.
   static Plan in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op);
 
-  Plan(Plan&& other) noexcept
-      : view_(other.view_),
-        local_parts_(other.local_parts_),
-        one_run_(other.one_run_),
-        runs_(std::move(other.runs_)),
-        run_capacity_(other.run_capacity_) {
-    view_.runs = runs();
-  }
+  Plan(Plan&& other) noexcept;
+  ~Plan();
   Plan& operator=(Plan&&) = delete;
 
   [[nodiscard]] const towline_plan& view() const noexcept { return view_; }
@@ -56,7 +57,8 @@ class Plan {
 
  private:
   friend class PlanCompiler;
-  Plan() = default;
+  struct Memory;
+  Plan();
   [[nodiscard]] towline_run* runs() noexcept { return runs_ != nullptr ? runs_.get() : &one_run_; }
 
   towline_plan view_ = plugin::sized<towline_plan>();
@@ -64,6 +66,7 @@ class Plan {
   towline_run one_run_ = {};             // most plans have no more
   std::unique_ptr<towline_run[]> runs_;  // null: that one
   uint64_t run_capacity_ = 0;
+  std::unique_ptr<Memory> memory_;  // of compile_again(), from the first time on
 };
 
 }  // namespace towline

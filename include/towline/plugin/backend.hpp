@@ -321,7 +321,9 @@ struct Tables {
                                    .stream_submit = nullptr,
                                    .stream_wait = nullptr,
                                    .capture_runs = nullptr,
-                                   .capture_forget = nullptr};
+                                   .capture_forget = nullptr,
+                                   .repick = nullptr};
+    if constexpr (requires { &C::repick; }) table.repick = C::repick;
     if constexpr (requires { &C::settle_prepared; }) table.settle = C::settle_prepared;
     if constexpr (requires { &C::submit_on; }) {
       table.stream_capture = C::capture_on;

@@ -281,6 +281,8 @@ enum {                           // towline_submit_args.flags
   // submit that was copied until the next one arrives, so that cancel can end the post. When one of them
   // fails or is cancelled, end all of them and leave no object half written.
   TOWLINE_SUBMIT_COLLECT = 8,
+  // Before submits without this flag, as far as they have not begun; but those must not wait for ever.
+  TOWLINE_SUBMIT_URGENT = 16,
 };
 
 // Begins every backend's prepared plan.
@@ -372,6 +374,12 @@ typedef struct towline_data_table_v1 {
   // Any thread, even after the plan, connection and backend have gone.
   void (*capture_runs)(const towline_capture* capture, towline_capture_runs* runs);
   void (*capture_forget)(towline_capture* capture);
+
+  // Optional: points a prepared plan at another one over the same lists, in the same direction: only runs, steps,
+  // blocks and bytes may differ. It may change the prepared plan's flags. No submit of it is in flight, and none
+  // begins meanwhile. Any thread, no lock; does not block or allocate. Not TOWLINE_OK: not this plan; the core
+  // releases it and prepares another. Null: always so.
+  int32_t (*repick)(towline_prepared* prepared, const towline_plan* plan);
 } towline_data_table_v1;
 #define TOWLINE_DATA_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_data_table_v1, disarm)
 

@@ -212,6 +212,7 @@ constexpr towline_data_table_v1 kData = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
 };
 
 }  // namespace

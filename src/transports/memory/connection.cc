@@ -284,11 +284,16 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     return TOWLINE_OK;
   }
   prepared->queue = &copies_;
-  if (plan.bytes <= copies_.inline_bytes())
-    prepared->flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  if (towline_segment segment; plugin::one_segment(plan, segment))
-    prepared->set_piece(segment.local, segment.remote + prepared->deltas[segment.remote_region]);
+  copies_.aim(*prepared);
   *out = prepared.release();
+  return TOWLINE_OK;
+}
+
+int32_t Connection::repick(towline_prepared* prepared, const towline_plan* plan) noexcept {
+  auto& mine = static_cast<Prepared&>(*prepared);
+  mine.plan = plan;
+  if (mine.framed != nullptr) return framing::Connection::repick(mine.framed, plan);
+  mine.queue->aim(mine);
   return TOWLINE_OK;
 }
 

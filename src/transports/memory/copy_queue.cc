@@ -1,6 +1,7 @@
 #include "transports/memory/copy_queue.h"
 
 #include "base/copy/copy.h"
+#include "towline/plugin/cursor.hpp"
 
 namespace towline::memory {
 
@@ -9,6 +10,15 @@ namespace {
 constexpr uint64_t kSliceBytes = 1u << 20;
 
 }  // namespace
+
+void CopyQueue::aim(Prepared& prepared) const noexcept {
+  const towline_plan& plan = *prepared.plan;
+  prepared.flags =
+      plan.bytes <= inline_bytes_ ? TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE : 0u;
+  prepared.to = nullptr;
+  if (towline_segment segment; plugin::one_segment(plan, segment))
+    prepared.set_piece(segment.local, segment.remote + prepared.deltas[segment.remote_region]);
+}
 
 int32_t CopyQueue::submit(Prepared& prepared, const towline_submit_args& args) noexcept {
   if (jobs_.down()) return static_cast<int32_t>(Status::kPeerLost);

@@ -26,6 +26,8 @@ class CopyQueue final : private direct::Mover {
   [[nodiscard]] uint64_t inline_bytes() const noexcept { return inline_bytes_; }
   [[nodiscard]] direct::JobQueue& jobs() noexcept { return jobs_; }
 
+  // The prepared plan's own plan is there, or is another.
+  void aim(Prepared& prepared) const noexcept;
   // v1.h's submit. Any thread, as far as v1.h says so.
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
 

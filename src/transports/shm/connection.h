@@ -76,6 +76,7 @@ class Connection {
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept;
+  static int32_t repick(towline_prepared* prepared, const towline_plan* plan) noexcept;
   static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
     auto* mine = static_cast<Prepared*>(prepared);
     if (args.end - args.begin == mine->quick_bytes && args.message_bytes == 0) [[likely]]

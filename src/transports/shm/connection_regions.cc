@@ -234,24 +234,16 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared.process_vm = !all_mapped;
   const Settings& settings = backend_.settings();
   prepared.inline_bytes = all_mapped ? settings.inline_bytes : settings.process_vm_inline_bytes;
-  if (plan.bytes <= prepared.inline_bytes)
-    prepared.flags = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  towline_segment segment;
-  prepared.one_piece = plugin::one_segment(plan, segment);
-  const uint64_t piece_bytes = prepared.one_piece ? plan.bytes : plan.block_length;
-  if (all_mapped && LargeCopy::is_large(plan.bytes, piece_bytes)) prepared.large_pieces = piece_bytes;
-  if (prepared.one_piece) {
-    prepared.local = segment.local;
-    prepared.remote = segment.remote;
-    if (all_mapped) {
-      prepared.set_piece(segment.local, segment.remote + prepared.deltas[segment.remote_region]);
-      if (plan.bytes <= prepared.inline_bytes) {
-        prepared.quick_bytes = plan.bytes;
-        prepared.quick_copy = choose_block_copy(prepared.to, prepared.from, plan.bytes);
-      }
-    }
-  }
+  DirectPath::aim(prepared);
   *out = owner.release();
+  return TOWLINE_OK;
+}
+
+int32_t Connection::repick(towline_prepared* prepared, const towline_plan* plan) noexcept {
+  auto& mine = static_cast<Prepared&>(*prepared);
+  mine.plan = plan;
+  if (mine.framed != nullptr) return framing::Connection::repick(mine.framed, plan);
+  DirectPath::aim(mine);
   return TOWLINE_OK;
 }
 

@@ -61,6 +61,28 @@ int32_t DirectPath::submit(Prepared& prepared, const towline_submit_args& args) 
   return jobs_.finish(prepared, args, {args.end});
 }
 
+void DirectPath::aim(Prepared& prepared) noexcept {
+  const towline_plan& plan = *prepared.plan;
+  const bool all_mapped = !prepared.process_vm;
+  const bool at_once = plan.bytes <= prepared.inline_bytes;
+  prepared.flags = at_once ? TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE : 0u;
+  prepared.to = nullptr;
+  prepared.from = nullptr;
+  prepared.quick_bytes = UINT64_MAX;
+  towline_segment segment;
+  prepared.one_piece = plugin::one_segment(plan, segment);
+  const uint64_t piece_bytes = prepared.one_piece ? plan.bytes : plan.block_length;
+  prepared.large_pieces = all_mapped && LargeCopy::is_large(plan.bytes, piece_bytes) ? piece_bytes : 0;
+  if (!prepared.one_piece) return;
+  prepared.local = segment.local;
+  prepared.remote = segment.remote;
+  if (!all_mapped) return;
+  prepared.set_piece(segment.local, segment.remote + prepared.deltas[segment.remote_region]);
+  if (!at_once) return;
+  prepared.quick_bytes = plan.bytes;
+  prepared.quick_copy = choose_block_copy(prepared.to, prepared.from, plan.bytes);
+}
+
 int32_t DirectPath::copy_inline(Prepared& prepared, const towline_submit_args& args) noexcept {
   if (!prepared.process_vm) {
     copy_plan(*prepared.plan, prepared.deltas.data(), args.begin, args.end, prepared.op);

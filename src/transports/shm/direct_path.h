@@ -47,6 +47,8 @@ class DirectPath final : private direct::Mover {
   // Once the handshake is over. `socket` and `pidfd` (-1: none) tell whether the peer still lives.
   void open(pid_t pid, int socket, int pidfd) noexcept;
 
+  // The prepared plan's own plan is there, or is another; its regions are known.
+  static void aim(Prepared& prepared) noexcept;
   // v1.h's submit for a plan that is not framed. Any thread, as far as v1.h says so.
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
 

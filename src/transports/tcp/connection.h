@@ -54,6 +54,9 @@ class Connection {
 
   int32_t prepare(const towline_prepare_args& args, towline_prepared** prepared);
   static void unprepare(towline_prepared* prepared) noexcept { framing::Connection::unprepare(prepared); }
+  static int32_t repick(towline_prepared* prepared, const towline_plan* plan) noexcept {
+    return framing::Connection::repick(prepared, plan);
+  }
   static int32_t submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
     reinterpret_cast<Connection*>(prepared->connection)->activate();
     return framing::Connection::submit(prepared, args);

@@ -1,10 +1,10 @@
-// Transfers in the order of the application's streams (gpu.h).
+// Posts in the order of the application's streams (gpu.h).
 #include <algorithm>
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/post.h"
 #include "agent/staged_transfer.h"
-#include "agent/transfer.h"
 #include "agent/worker.h"
 #include "base/clock.h"
 
@@ -17,7 +17,7 @@ constexpr uint64_t kPatienceNs = 10 * kMillisecondNs;
 
 }  // namespace
 
-Status Transfer::streams_serve() const noexcept {
+Status Post::streams_serve() const noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   if (staged_ != nullptr) {
     set_failure_text(
@@ -35,16 +35,25 @@ Status Transfer::streams_serve() const noexcept {
   return Status::kOk;
 }
 
-Status Transfer::post_on(void* stream) noexcept {
+Status Post::post_on(void* stream) noexcept {
   take_failure_text();
   if (const Status status = streams_serve(); status != Status::kOk) return status;
   if (!take(kBusy)) return Status::kBusy;
+  return post_on_taken(stream);
+}
+
+Status Post::post_on_taken(void* stream) noexcept {
+  Status status = streams_serve();
+  if (status != Status::kOk) {
+    phase_.store(kReady, std::memory_order_release);
+    return status;
+  }
   Part& part = parts_[0];
   const Worker::Guard guard(*part.worker);
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
-  Status status = gate < 0 ? static_cast<Status>(gate) : Status::kOk;
+  if (gate < 0) status = static_cast<Status>(gate);
   if (status == Status::kOk && !usable(part)) {
-    const uint64_t deadline_ns = Deadline::after(agent_->now_ns(), options_.timeout_ns).ns();
+    const uint64_t deadline_ns = Deadline::after(agent().now_ns(), options_.timeout_ns).ns();
     status = establish_part(part, deadline_ns);
     if (status == Status::kInProgress) status = Status::kAgain;
   }
@@ -54,16 +63,18 @@ Status Transfer::post_on(void* stream) noexcept {
 }
 
 // Busy, with everything prepared.
-Status Transfer::capture_or_post(Part& part, void* stream) noexcept {
+Status Post::capture_or_post(Part& part, void* stream) noexcept {
   towline_capture* capture = nullptr;
-  towline_capture** const wanted = has_message() ? nullptr : &capture;
+  towline_capture** const wanted = has_message() || handle_ == nullptr ? nullptr : &capture;
   auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, wanted));
   if (status == Status::kOk && wanted == nullptr) {
-    set_failure_text("a transfer with a notice or a counter can't be captured in a graph");
+    set_failure_text(handle_ == nullptr
+                         ? "a post of a plan can't be captured in a graph: make a transfer for it"
+                         : "a transfer with a notice or a counter can't be captured in a graph");
     status = Status::kUnsupported;
   }
   if (status == Status::kOk) {
-    const std::lock_guard lock(agent_->transfer_details_mutex());
+    const std::lock_guard lock(agent().transfer_details_mutex());
     captures_.push_back(capture);
   } else if (status == Status::kAgain) {
     int32_t before = 0;
@@ -78,7 +89,7 @@ Status Transfer::capture_or_post(Part& part, void* stream) noexcept {
   return status;
 }
 
-Status Transfer::wait_on(void* stream) noexcept {
+Status Post::wait_on(void* stream) noexcept {
   take_failure_text();
   if (const Status status = streams_serve(); status != Status::kOk) return status;
   Part& part = parts_[0];
@@ -89,7 +100,7 @@ Status Transfer::wait_on(void* stream) noexcept {
       const Worker::Guard guard(*part.worker);
       towline_capture* last = nullptr;
       {
-        const std::lock_guard lock(agent_->transfer_details_mutex());
+        const std::lock_guard lock(agent().transfer_details_mutex());
         if (!captures_.empty()) last = captures_.back();
       }
       if (outcome == Status::kNotFound && last == nullptr) return outcome;
@@ -105,9 +116,9 @@ Status Transfer::wait_on(void* stream) noexcept {
   }
 }
 
-towline_capture_runs Transfer::captured_runs() const noexcept {
+towline_capture_runs Post::captured_runs() const noexcept {
   auto all = plugin::sized<towline_capture_runs>();
-  const std::lock_guard lock(agent_->transfer_details_mutex());
+  const std::lock_guard lock(agent().transfer_details_mutex());
   for (const towline_capture* capture : captures_) {
     auto one = plugin::sized<towline_capture_runs>();
     backend_->data->capture_runs(capture, &one);

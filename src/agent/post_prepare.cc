@@ -1,11 +1,11 @@
-// Transfers: choosing the backend, preparing plans there, and releasing them.
+// Posts: preparing their plans at backends, and releasing them.
 #include <algorithm>
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/post.h"
 #include "agent/route_planner.h"
 #include "agent/staged_transfer.h"
-#include "agent/transfer.h"
 #include "agent/worker.h"
 #include "base/containers/small_array.h"
 #include "base/error.h"
@@ -23,100 +23,21 @@ towline_registration* registration_of(const Region& region, const Backend& backe
 
 }  // namespace
 
-uint64_t LateDeadline::ns() noexcept {
-  if (agent_ != nullptr) ns_ = Deadline::after(std::exchange(agent_, nullptr)->now_ns(), ns_).ns();
-  return ns_;
-}
-
-void Transfer::use_backend(Backend& backend) noexcept {
+void Post::use_backend(Backend& backend) noexcept {
   backend_ = &backend;
-  prices_ = &price_row(backend, *remote_->peer(), need_of(op_, *local_, *remote_, plan_.bytes()));
-}
-
-void Transfer::establish(std::string_view forced_backend, LateDeadline deadline, bool within) {
-  Peer& peer = *remote_->peer();
-  forced_ = forced_backend;
-  rejected_.clear();
-  next_.clear();
-  const Need need = need_of(op_, *local_, *remote_, plan_.bytes());
-  std::vector<const Backend*> silent;  // did not reach the peer
-  bool stale = false;                  // a region is gone: no backend can help
-  bool unreachable = true;             // no tried backend found the peer
-  Candidates candidates(peer, need, forced_,
-                        within ? Candidates::Order::kDeclared : Candidates::Order::kApplications);
-  while (Backend* const backend = candidates.next()) {
-    std::string reason;
-    bool taken_as_it_is = false;
-    const Backend* const passed = candidates.passed();
-    passed_ = passed != nullptr ? static_cast<uint8_t>(passed->index) : kNobody;
-    const Status status = try_backend(*backend, deadline, taken_as_it_is, reason);
-    if (status == Status::kOk) {
-      // Checked here, since a worker that needs them holds its lock.
-      while (Backend* const next = taken_as_it_is ? candidates.next() : nullptr) next_.push_back(next);
-      std::reverse(next_.begin(), next_.end());
-      may_go_on_.store(!next_.empty(), std::memory_order_relaxed);
-      phase_.store(kReady, std::memory_order_release);
-      return;
-    }
-    stale = stale || status == Status::kStale;
-    unreachable = unreachable && status == Status::kUnreachable;
-    if (status == Status::kUnreachable || status == Status::kInProgress || status == Status::kTimedOut)
-      silent.push_back(backend);
-    rejected_.emplace_back(backend, std::move(reason));
-    if (peer.ended() != Status::kOk)
-      fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
-  }
-  backend_ = nullptr;
-  if (!forced_.empty() && agent_->backends().find(forced_) == nullptr)
-    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced_,
-         agent_->backends().names());
-  const LegsPlan legs = plan_legs(peer, need, silent, *local_);
-  if (legs.why_not.empty() && !stale) return take_legs(legs, deadline);
-  fail_without_route(legs.why_not, deadline, unreachable, stale);
-}
-
-void Transfer::take_legs(const LegsPlan& plan, LateDeadline deadline) {
-  part_count_ = 1;
-  parts_[0].end = plan_.bytes();
-  try {
-    staged_ = std::make_unique<StagedTransfer>(*this, plan_, op_, local_, remote_, plan.staging);
-    staged_->establish(forced_, deadline.ns());
-  } catch (const Error& error) {
-    if (rejected_.empty()) throw;
-    std::string reasons;
-    for (const auto& [backend, reason] : rejected_)
-      reasons += fmt::format("\n  {}: {}", backend->name, reason);
-    fail(error.code(), "no backend moves it in one step:{}\nand not in two, through staging memory: {}",
-         reasons, error.message());
-  }
-  parts_[0].link = staged_->far_link();
-  phase_.store(kReady, std::memory_order_release);
-}
-
-void Transfer::fail_without_route(const std::string& legs, LateDeadline& deadline, bool unreachable,
-                                  bool stale) {
-  std::string reasons;
-  for (const Way& way : ways())
-    if (!way.reason.empty()) reasons += fmt::format("\n  {}: {}", way.backend->name, way.reason);
-  if (local_->view().region_count != 0 && local_->view().regions[0].kind != TOWLINE_DRAM)
-    reasons += "\n  in two steps, through staging memory: " + legs;
-  Status why = unreachable && !rejected_.empty() ? Status::kUnreachable : Status::kNoRoute;
-  if (agent_->now_ns() >= deadline.ns()) why = Status::kTimedOut;
-  if (stale) why = Status::kStale;
-  fail(why, "no backend reaches the memory of peer '{}':{}", remote_->peer()->name(), reasons);
+  prices_ = &price_row(backend, *remote().peer(), need_of(route_.op(), local(), remote(), plan_.bytes()));
 }
 
 // Prepares on a connection that is up; on failure the caller finds the reason.
-bool Transfer::prepared_at_once(Part& part) noexcept {
-  Peer& peer = *remote_->peer();
+bool Post::prepared_at_once(Part& part) noexcept {
+  Peer& peer = *remote().peer();
   Worker::Guard guard(*part.worker);
   part.link = peer.find_link(*backend_, part.worker->index());
   return part.link != nullptr && part.link->up() && peer.ended() == Status::kOk &&
          prepare_part(part) == Status::kOk;
 }
 
-Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
-                             std::string& reason) {
+Status Post::prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is, std::string& reason) {
   use_backend(backend);
   Status status = Status::kOk;
   for (uint32_t i = 0; i < part_count_; ++i) {
@@ -126,7 +47,7 @@ Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& tak
     part.link = nullptr;
     const uint64_t deadline_ns = deadline.ns();
     bool later = false;
-    agent_->drive_until(
+    agent().drive_until(
         [&] {
           Worker::Guard guard(*part.worker);
           take_failure_text();
@@ -149,21 +70,19 @@ Status Transfer::try_backend(Backend& backend, LateDeadline& deadline, bool& tak
 
 // No byte of this or an earlier post has been moved, and the other parts' workers do not use it until they
 // get their parts again.
-bool Transfer::try_next_backend(Worker& worker) noexcept {
-  if (!may_go_on_.load(std::memory_order_relaxed) || ended_.load(std::memory_order_acquire)) return false;
-  if (remote_->peer()->ended() != Status::kOk) return false;
+bool Post::try_next_backend(Worker& worker) noexcept {
+  if (backend_ == nullptr || ended_.load(std::memory_order_acquire)) return false;
+  if (remote().peer()->ended() != Status::kOk) return false;
   for (uint32_t i = 0; i < part_count_; ++i)
     if (!parts_[i].refused || parts_[i].prepared != nullptr) return false;
   try {
     std::string reason = take_failure_text();
     if (reason.empty())
       reason = status_text(static_cast<Status>(first_error_.load(std::memory_order_relaxed)));
-    const std::lock_guard lock(agent_->transfer_details_mutex());
-    rejected_.emplace_back(backend_, std::move(reason));
-    use_backend(*next_.back());
-    passed_ = kNobody;
-    next_.pop_back();
-    if (next_.empty()) may_go_on_.store(false, std::memory_order_relaxed);
+    Backend* const next = route_.after(*backend_, std::move(reason));
+    if (next == nullptr) return false;
+    const std::lock_guard lock(agent().transfer_details_mutex());
+    use_backend(*next);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -191,15 +110,15 @@ bool Transfer::try_next_backend(Worker& worker) noexcept {
 }
 
 // True if it has waited long enough for a connection; under the part's worker's lock.
-bool Transfer::waited_enough(const Part& part) const noexcept {
-  const uint64_t wait_ns = agent_->tuning().connect_wait_ns;
+bool Post::waited_enough(const Part& part) const noexcept {
+  const uint64_t wait_ns = agent().tuning().connect_wait_ns;
   if (wait_ns == UINT64_MAX || part.link == nullptr || part.link->state() != Link::State::kConnecting)
     return false;
-  return agent_->now_ns() - part.link->connecting_since_ns() >= wait_ns;
+  return agent().now_ns() - part.link->connecting_since_ns() >= wait_ns;
 }
 
-Status Transfer::establish_part(Part& part, uint64_t deadline_ns) noexcept {
-  Peer& peer = *remote_->peer();
+Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
+  Peer& peer = *remote().peer();
   if (peer.ended() != Status::kOk) return peer.ended();
   try {
     if (part.link == nullptr) part.link = &peer.link(*backend_, part.worker->index());
@@ -225,29 +144,29 @@ Status Transfer::establish_part(Part& part, uint64_t deadline_ns) noexcept {
   }
 }
 
-Status Transfer::prepare_part(Part& part) noexcept {
+Status Post::prepare_part(Part& part) noexcept {
   Link& link = *part.link;
   if (part.prepared != nullptr) {
-    if (part.link_generation == link.generation()) return Status::kOk;
+    if (part.link_generation == link.generation() && !part.outdated) return Status::kOk;
     forget_immediate();
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     link.remove_prepared(part);
   }
-  SmallArray<towline_import*, 8> imports(remote_->remote_regions().size());
-  for (const auto& region : remote_->remote_regions()) {
+  SmallArray<towline_import*, 8> imports(remote().remote_regions().size());
+  for (const auto& region : remote().remote_regions()) {
     towline_import* import = nullptr;
     const Status status = link.import(region, &import);
     if (status != Status::kOk) return status;
     imports.add(import);
   }
-  SmallArray<towline_registration*, 8> registrations(local_->view().region_count);
-  for (uint64_t i = 0; i < local_->view().region_count; ++i) {
-    const uint64_t key = local_->view().regions[i].key;
+  SmallArray<towline_registration*, 8> registrations(local().view().region_count);
+  for (uint64_t i = 0; i < local().view().region_count; ++i) {
+    const uint64_t key = local().view().regions[i].key;
     if (key == kNotRegistered) {  // a direct leg
       registrations.add(nullptr);
       continue;
     }
-    const bool known = agent_->regions().look_at(
+    const bool known = agent().regions().look_at(
         key, [&](const Region& region) { registrations.add(registration_of(region, *backend_)); });
     if (!known) {  // the list is older than that
       set_failure_text(fmt::format("this agent has deregistered the region with key {}", key).c_str());
@@ -255,7 +174,7 @@ Status Transfer::prepare_part(Part& part) noexcept {
     }
   }
   const towline_prepare_args args = {
-      sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), op_, 0};
+      sizeof(towline_prepare_args), &plan_.view(), registrations.data(), imports.data(), route_.op(), 0};
   const auto status = static_cast<Status>(backend_->data->prepare(link.connection(), &args, &part.prepared));
   if (status != Status::kOk) return status;
   if (part.prepared->struct_size < TOWLINE_PREPARED_MINIMUM) {
@@ -264,32 +183,68 @@ Status Transfer::prepare_part(Part& part) noexcept {
     return Status::kInternal;
   }
   part.link_generation = link.generation();
+  part.outdated = false;
   link.add_prepared(part);
-  short_way_.store(false, std::memory_order_relaxed);
-  constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  if (part_count_ == 1 && (part.prepared->flags & kShortWay) == kShortWay && !wants_delivery()) {
-    immediate_ = part.prepared;
-    immediate_submit_ = backend_->data->submit;
-    immediate_tries_ = (part.prepared->flags & TOWLINE_PREPARED_TRY) != 0;
-    immediate_args_ = {sizeof(towline_submit_args),
-                       reinterpret_cast<uint64_t>(&part),
-                       part.begin,
-                       part.end,
-                       nullptr,
-                       0,
-                       immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
-                       0,
-                       nullptr};
-    short_way_.store(!has_message() && !immediate_tries_, std::memory_order_release);
-  }
-  if (may_go_on_.load(std::memory_order_relaxed)) may_go_on_.store(false, std::memory_order_relaxed);
+  take_short_way(part);
+  route_.stay();
   // Other parts belong to other workers, and a transfer with several parts takes the long path anyway.
   int32_t expected = kRelink;
   if (part_count_ == 1) gate_.compare_exchange_strong(expected, kOpen, std::memory_order_seq_cst);
   return Status::kOk;
 }
 
-void Transfer::release_parts() noexcept {
+// As far as the prepared plan allows it.
+void Post::take_short_way(Part& part) noexcept {
+  immediate_ = nullptr;
+  short_way_.store(false, std::memory_order_relaxed);
+  constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
+  if (part_count_ != 1 || (part.prepared->flags & kShortWay) != kShortWay || wants_delivery()) return;
+  immediate_ = part.prepared;
+  immediate_submit_ = backend_->data->submit;
+  immediate_tries_ = (part.prepared->flags & TOWLINE_PREPARED_TRY) != 0;
+  immediate_args_ = {sizeof(towline_submit_args),
+                     reinterpret_cast<uint64_t>(&part),
+                     part.begin,
+                     part.end,
+                     nullptr,
+                     0,
+                     immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
+                     0,
+                     nullptr};
+  // The posts of a plan have picks of their own, which only the thread with the phase may set.
+  short_way_.store(handle_ != nullptr && !has_message() && !immediate_tries_, std::memory_order_release);
+}
+
+// Only the thread that has the phase uses what is prepared: the worker does not release it meanwhile.
+void Post::aim() noexcept {
+  Part& part = parts_[0];
+  part.begin = 0;
+  part.end = plan_.view().bytes;
+  if (part.prepared == nullptr) return;
+  const auto repick = backend_->data->repick;
+  part.outdated = repick == nullptr || repick(part.prepared, &plan_.view()) != TOWLINE_OK;
+  if (part.outdated)
+    immediate_ = nullptr;
+  else
+    take_short_way(part);
+}
+
+void Post::follow_route() noexcept {
+  if (Backend* const backend = route_.backend(); backend != nullptr) use_backend(*backend);
+  is_made();
+}
+
+void Post::make_legs(LateDeadline deadline) {
+  staged_.reset();
+  part_count_ = 1;
+  parts_[0].end = plan_.bytes();
+  staged_ = std::make_unique<StagedTransfer>(*this, plan_, route_.op(), route_.held_local(),
+                                             route_.held_remote(), *route_.legs());
+  staged_->establish(std::string(route_.forced()), deadline.ns());
+  parts_[0].link = staged_->far_link();
+}
+
+void Post::release_parts() noexcept {
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
     Worker::Guard guard(*part.worker);
@@ -301,12 +256,12 @@ void Transfer::release_parts() noexcept {
 }
 
 // Called until it is true. Under the part's worker's lock.
-bool Transfer::settled(const Part& part) const noexcept {
+bool Post::settled(const Part& part) const noexcept {
   return part.prepared == nullptr || backend_->data->settle == nullptr ||
          backend_->data->settle(part.prepared) != TOWLINE_AGAIN;
 }
 
-bool Transfer::all_settled() const noexcept {
+bool Post::all_settled() const noexcept {
   for (uint32_t i = 0; i < part_count_; ++i) {
     const Worker::Guard guard(*parts_[i].worker);
     if (!settled(parts_[i])) return false;
@@ -314,7 +269,7 @@ bool Transfer::all_settled() const noexcept {
   return true;
 }
 
-bool Transfer::try_release(Part& part) noexcept {
+bool Post::try_release(Part& part) noexcept {
   // Busy means a post that may be inside the backend, which must be waited for, or one on the long path (it
   // has shares), which uses its plans only under this lock.
   if (InUse::by_any(this)) return false;
@@ -330,7 +285,7 @@ bool Transfer::try_release(Part& part) noexcept {
   return !still;
 }
 
-void Transfer::release_at_last(Part& part) noexcept {
+void Post::release_at_last(Part& part) noexcept {
   if (try_release(part) || part.prepared == nullptr || part.submitted) return;
   backend_->data->unprepare(std::exchange(part.prepared, nullptr));
   part.link->remove_prepared(part);

@@ -1,0 +1,342 @@
+// Posts: making them, and starting a run.
+#include "agent/post.h"
+
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/staged_transfer.h"
+#include "agent/worker.h"
+
+namespace towline {
+
+namespace {
+
+// A smaller part would be done before another thread has woken up.
+constexpr uint64_t kLeastPartBytes = 256u << 10;
+
+// The first short post of every 64th transfer is timed: programs make a transfer for each message.
+uint8_t first_time_at() noexcept {
+  static thread_local uint32_t made = 0;
+  return made++ % Post::kImmediatePostsPerCount == 0 ? 0 : Post::kImmediatePostsPerCount - 1;
+}
+
+}  // namespace
+
+Post::Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads, towline_transfer_t* handle)
+    : Ending(kBusy),
+      time_at_(first_time_at()),
+      fork_generation_(fork_generation()),
+      route_(route),
+      plan_(std::move(plan)),
+      handle_(handle) {
+  bring(options);
+  const uint64_t bytes = plan_.view().bytes;
+  const auto workers = static_cast<uint32_t>(agent().workers().size());
+  const uint32_t home = agent().my_worker().index();
+  part_count_ = std::clamp<uint32_t>(threads, 1, std::min<uint32_t>(workers, kMaxParts));
+  if (bytes < part_count_ * kLeastPartBytes) part_count_ = 1;
+  if (part_count_ > 1) {
+    more_parts_ = std::make_unique<Part[]>(part_count_);
+    parts_ = more_parts_.get();
+    post_ = std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes});
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    part.post = this;
+    part.worker = agent().workers()[(home + i) % workers].get();
+    // Parts end on page boundaries, so that neighbours do not write to the same page.
+    part.begin = i == 0 ? 0 : parts_[i - 1].end;
+    part.end = i + 1 == part_count_ ? bytes : (bytes / part_count_ * (i + 1)) & ~uint64_t{4095};
+  }
+}
+
+Post::~Post() {
+  for (towline_capture* capture : captures_) backend_->data->capture_forget(capture);
+}
+
+void Post::bring(const PostOptions& options) {
+  build_message(options, message_);
+  options_ = {options.user_data,    options.callback,   options.timeout_ns,       options.deadline_ns,
+              options.notice_bytes, options.has_notice, options.queue_completion, options.urgent};
+  if (options_.timeout_ns == 0) options_.timeout_ns = agent().default_timeout_ns();
+}
+
+void build_message(const PostOptions& options, std::vector<uint8_t>& message) {
+  message.clear();
+  if (!options.has_notice && options.counter_key == 0) return;
+  const DataMessage header = {
+      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, options.notice_bytes},
+      options.counter_key,
+      options.counter_add,
+      options.has_notice ? 1u : 0u,
+      0};
+  const auto* begin = reinterpret_cast<const uint8_t*>(&header);
+  const auto* notice = static_cast<const uint8_t*>(options.notice);
+  message.reserve(sizeof header + options.notice_bytes);
+  message.assign(begin, begin + sizeof header);
+  message.insert(message.end(), notice, notice + options.notice_bytes);
+}
+
+void Post::close_gate(int32_t gate) noexcept {
+  int32_t seen = gate_.load(std::memory_order_relaxed);
+  while (seen >= 0 && seen != gate && !gate_.compare_exchange_weak(seen, gate, std::memory_order_seq_cst)) {
+  }
+}
+
+// ---- posting
+
+Status Post::post_long() noexcept {
+  if (!take(kBusy)) return Status::kBusy;
+  return post_taken();
+}
+
+Status Post::post_taken() noexcept {
+  if (gate_.load(std::memory_order_seq_cst) != kOpen || immediate_ == nullptr) return post_slow();
+  if (has_message()) return post_with_message();
+  const bool timed = handle_ == nullptr && immediate_posts_.load(std::memory_order_relaxed) >= time_at_;
+  const uint64_t began_ns = timed ? agent().now_ns() : 0;
+  const int32_t status = immediate_submit_(immediate_, &immediate_args_);
+  if (status == TOWLINE_AGAIN && immediate_tries_) return post_slow();
+  if (timed && status == TOWLINE_OK) {
+    time_at_ = kImmediatePostsPerCount - 1;
+    if (agent().in_real_time() && prices_ != nullptr)
+      prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
+  }
+  if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
+    failed_count_ = 0;
+    note_failure({kResultBytes, status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
+    bytes_.store(0, std::memory_order_relaxed);
+  }
+  if (status != TOWLINE_AGAIN) {
+    last_was_immediate_.store(true, std::memory_order_relaxed);
+    outcome_.store(status, std::memory_order_release);
+    count_immediate_post();
+  }
+  phase_.store(kReady, std::memory_order_release);
+  return static_cast<Status>(status);
+}
+
+Status Post::post_with(const PickPair& picks, const PostOptions& options, void* const* stream) {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  if (!take(kBusy)) return Status::kBusy;
+  const int32_t gate = gate_.load(std::memory_order_seq_cst);
+  if (gate < 0) {
+    phase_.store(kReady, std::memory_order_release);
+    return static_cast<Status>(gate);
+  }
+  try {
+    plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
+    bring(options);
+    aim();
+    if (route_.legs()) make_legs(LateDeadline::in(agent(), options_.timeout_ns));
+  } catch (...) {
+    phase_.store(kReady, std::memory_order_release);
+    throw;
+  }
+  return stream == nullptr ? post_taken() : post_on_taken(*stream);
+}
+
+bool Post::post_timed() noexcept {
+  time_at_ = kImmediatePostsPerCount - 1;
+  const uint64_t began_ns = agent().now_ns();
+  if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) return false;
+  if (agent().in_real_time() && prices_ != nullptr)
+    prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
+  last_was_immediate_.store(true, std::memory_order_relaxed);
+  outcome_.store(TOWLINE_OK, std::memory_order_release);
+  count_immediate_post();
+  return true;
+}
+
+// The caller has closed the short path for new posts.
+void Post::wait_for_short_posts() const noexcept {
+  InUse::publish();
+  SpinWait spin;
+  while (InUse::by_any(this))
+    if (!spin.again()) control_pause(agent(), 0);
+}
+
+// The same, and then the message, which needs the lock. If any step fails, the long path starts from the
+// beginning and copies all bytes again.
+Status Post::post_with_message() noexcept {
+  Part& part = parts_[0];
+  Link& link = *part.link;
+  if (!part.worker->try_lock()) return post_slow();
+  bool sent = link.up() && link.generation() == part.link_generation;
+  sent = sent && (!options_.has_notice || link.take_notice_credit(options_.notice_bytes) == Status::kOk);
+  if (sent) {
+    sent = immediate_submit_(immediate_, &immediate_args_) == TOWLINE_OK &&
+           link.send(message_.data(), message_.size()) == Status::kOk;
+    if (!sent && options_.has_notice) link.return_notice_credit(options_.notice_bytes);
+  }
+  if (sent) {
+    last_was_immediate_.store(true, std::memory_order_relaxed);
+    outcome_.store(TOWLINE_OK, std::memory_order_release);
+    count_immediate_post();
+  }
+  part.worker->unlock();
+  if (!sent) return post_slow();
+  phase_.store(kReady, std::memory_order_release);
+  return Status::kOk;
+}
+
+Status Post::post_slow() noexcept {
+  const int32_t gate = gate_.load(std::memory_order_seq_cst);
+  if (gate < 0) {
+    phase_.store(kReady, std::memory_order_release);
+    return static_cast<Status>(gate);
+  }
+  int32_t before = 0;
+  Status status = begin_post(before);
+  if (status != Status::kOk) {
+    phase_.store(kReady, std::memory_order_release);
+    return status;
+  }
+  status = start_parts();
+  if (is_error(status)) take_back_post(before);
+  return status;
+}
+
+Status Post::begin_post(int32_t& outcome_before) noexcept {
+  if (options_.queue_completion && !agent().reserve_completion()) return Status::kAgain;
+  outcome_before = outcome_.load(std::memory_order_relaxed);
+  const uint64_t now_ns = agent().now_ns();
+  const uint64_t deadline_ns =
+      options_.deadline_ns != 0 ? options_.deadline_ns : Deadline::after(now_ns, options_.timeout_ns).ns();
+  enter_post(now_ns, deadline_ns);
+  return Status::kOk;
+}
+
+// Not accepted: as if it had not been posted.
+void Post::take_back_post(int32_t outcome_before) noexcept {
+  ended_.store(true, std::memory_order_relaxed);
+  outcome_.store(outcome_before, std::memory_order_release);
+  if (options_.queue_completion) agent().release_completion();
+  phase_.store(kReady, std::memory_order_release);
+}
+
+// The link can't break under the worker's lock, but it may have broken just before.
+bool Post::usable(const Part& part) const noexcept {
+  return part.prepared != nullptr && !part.outdated && part.link->up() &&
+         part.link_generation == part.link->generation();
+}
+
+void Post::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
+  last_was_immediate_.store(false, std::memory_order_relaxed);
+  slept_.store(false, std::memory_order_relaxed);
+  failed_count_ = 0;
+  first_error_.store(0, std::memory_order_relaxed);
+  bytes_.store(0, std::memory_order_relaxed);
+  // If bytes of the previous post may still move at the peer, they count for this post as well.
+  fences_.store(remote_fenced() ? kAllFences : uint32_t{TOWLINE_FENCE_LOCAL}, std::memory_order_relaxed);
+  posted_at_ns_.store(now_ns, std::memory_order_relaxed);
+  parts_left_.store(part_count_, std::memory_order_relaxed);
+  shares_.store(2, std::memory_order_release);  // try_release() writes what was read before
+  outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_release);
+  ended_.store(false, std::memory_order_seq_cst);
+  if (part_count_ > 1) post_->number = agent().next_post_number();
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    parts_[i].deadline_ns = deadline_ns;
+    parts_[i].attempt = 0;
+    parts_[i].message_only = false;
+    parts_[i].refused = false;
+    parts_[i].waited = false;
+  }
+}
+
+Status Post::start_staged() noexcept {
+  Part& part = parts_[0];
+  if (part.worker->try_lock()) {
+    if (ended_.load(std::memory_order_acquire)) {  // cancelled meanwhile
+      part_ended(part, {kResultBytes, TOWLINE_CANCELLED, 0, kAllFences, 0, 0, part.begin, part.end});
+      part.worker->unlock();
+      return accepted();
+    }
+    staged_->begin(part);
+    staged_->step(part.worker->pass_began_ns());
+    part.worker->unlock();
+  } else if (!part.worker->enqueue(&part)) {
+    return Status::kAgain;
+  }
+  part.worker->wake();
+  return accepted();
+}
+
+Status Post::start_alone(Part& part) noexcept {
+  Status status = Status::kOk;
+  if (part.outdated && part.link->up()) {
+    status = establish_part(part, part.deadline_ns);
+    if (is_error(status)) return status;
+  }
+  const bool again_later = !usable(part);
+  if (again_later)
+    part.worker->establish_later(part);
+  else
+    status = submit_now(part);
+  return again_later ? Status::kInProgress : status;
+}
+
+Status Post::start_parts() noexcept {
+  if (staged_ != nullptr) return start_staged();
+  Part& first = parts_[0];
+  if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
+    const Status status = start_alone(first);
+    first.worker->unlock();
+    if (is_error(status)) return status;
+    if (status == Status::kInProgress) first.worker->wake();
+    return accepted();
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    Part& part = parts_[i];
+    SpinWait spin;
+    while (!part.worker->enqueue(&part)) {
+      if (i == 0) return Status::kAgain;
+      if (part.worker->drive() == 0 && !spin.again()) control_pause(agent(), 0);
+    }
+  }
+  for (uint32_t i = 0; i < part_count_; ++i) {
+    if (i == 0) parts_[i].worker->drive();
+    parts_[i].worker->wake();
+  }
+  return accepted();
+}
+
+// The result of post once the parts are submitted: poll reports an outcome that is already an error, since an
+// error of post would mean that nothing was accepted.
+Status Post::accepted() const noexcept {
+  return poll_outcome() == Status::kOk ? Status::kOk : Status::kInProgress;
+}
+
+Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcept {
+  const bool message = part_count_ == 1 && has_message();
+  const bool notice = message && options_.has_notice;
+  if (notice && part.link->take_notice_credit(options_.notice_bytes) != Status::kOk) return Status::kAgain;
+  const towline_submit_args args = {sizeof(towline_submit_args),
+                                    reinterpret_cast<uint64_t>(&part),
+                                    part.begin,
+                                    part.end,
+                                    message ? message_.data() : nullptr,
+                                    message ? message_.size() : 0,
+                                    flags,
+                                    0,
+                                    post_.get()};
+  part.alone = !part.waited && stream == nullptr && part.link->idle();
+  part.submitted = true;
+  part.link->part_started();
+  part.worker->track(part);
+  const int32_t status = stream == nullptr ? backend_->data->submit(part.prepared, &args)
+                                           : backend_->data->stream_submit(part.prepared, &args, *stream);
+  if (status == TOWLINE_IN_PROGRESS) return Status::kInProgress;
+  if (status == TOWLINE_OK) {
+    part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
+    return Status::kOk;
+  }
+  part.submitted = false;
+  part.link->part_ended();
+  part.worker->untrack(part);
+  if (notice) part.link->return_notice_credit(options_.notice_bytes);
+  return static_cast<Status>(status);
+}
+
+}  // namespace towline

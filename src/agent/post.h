@@ -1,0 +1,297 @@
+// One run of a plan: bytes that move from chosen blocks to chosen blocks, with the notice, deadline, outcome, fence
+// and result of that run. A transfer (transfer.h) has one, which is posted again and again with the same picks. A
+// plan (post_plan.h) has as many as are in flight at once, each with picks of its own.
+//
+// Beside its phase (ending.h: ready, busy, or held by a worker that releases its prepared plan), its *gate* controls
+// it: whether a post may take the short path. Open, relink (its connection is gone, try a new one) or a final status.
+// A thread that invalidates something closes the gate first and then waits for the phase; post takes the phase
+// first and then checks the gate: so one of the two always sees the other.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/control_message.h"
+#include "agent/ending.h"
+#include "agent/fork_generation.h"
+#include "agent/part.h"
+#include "agent/route.h"
+#include "base/sync/in_use.h"
+#include "plan/plan.h"
+#include "towline/plugin/v1.h"
+#include "towline/status.h"
+#include "towline/towline.h"
+
+namespace towline {
+
+class Group;
+class Series;
+class StagedTransfer;
+
+inline constexpr uint32_t kMaxParts = 8;
+inline constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
+inline constexpr size_t kResultBytes = sizeof(towline_part_result);
+
+// What an application wants of a post beside its bytes.
+struct PostOptions {
+  const void* notice = nullptr;  // valid during the call that takes it
+  uint32_t notice_bytes = 0;
+  bool has_notice = false;
+  bool queue_completion = false;
+  bool urgent = false;  // before the bytes of posts that are not
+  uint64_t counter_key = 0;
+  uint64_t counter_add = 0;
+  uint64_t timeout_ns = 0;   // from the post
+  uint64_t deadline_ns = 0;  // of the agent's clock, instead; 0: by the timeout
+  void* user_data = nullptr;
+  towline_callback_t callback = nullptr;
+  Group* group = nullptr;
+};
+
+// The picked blocks of both sides; null: all.
+struct PickPair {
+  const towline_picks_t* local = nullptr;
+  const towline_picks_t* remote = nullptr;
+};
+
+// The message that follows the data: empty without a notice or counter.
+void build_message(const PostOptions& options, std::vector<uint8_t>& message);
+
+class Post : public Ending {
+ public:
+  static constexpr int32_t kOpen = 0;
+  static constexpr int32_t kRelink = 1;
+  static constexpr uint64_t kImmediatePostsPerCount = 64;
+
+  // `handle`: for completions; null: a post of a plan. The route outlives it.
+  Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads, towline_transfer_t* handle);
+  ~Post() override;
+
+  // ---- making it, by its route. Control path.
+
+  // Prepares every part with that backend. `taken_as_it_is`: a connection is so slow that posts wait for it.
+  [[nodiscard]] Status prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
+                                  std::string& reason);
+  // The legs of its route. Throws Error.
+  void make_legs(LateDeadline deadline);
+  // It may be posted.
+  void is_made() noexcept { phase_.store(kReady, std::memory_order_release); }
+  // The route has its backend already.
+  void follow_route() noexcept;
+
+  // ---- posting
+
+  [[nodiscard]] Status post() noexcept {
+    if (fork_generation_ != fork_generation()) [[unlikely]]
+      return Status::kForked;
+    if (post_short()) [[likely]]
+      return Status::kOk;
+    return post_long();
+  }
+  // A run with picks and options of its own. `stream`: points to the one to run in; null: at once. Throws Error
+  // for picks that are wrong.
+  [[nodiscard]] Status post_with(const PickPair& picks, const PostOptions& options, void* const* stream);
+  // Posts in a stream of the application (gpu.h); take_failure_text() may have details of an error.
+  [[nodiscard]] Status post_on(void* stream) noexcept;
+  [[nodiscard]] Status wait_on(void* stream) noexcept;
+  [[nodiscard]] towline_capture_runs captured_runs() const noexcept;
+  [[nodiscard]] Status poll() noexcept;
+  [[nodiscard]] Status wait(uint64_t timeout_ns) noexcept;
+  [[nodiscard]] Status wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept;
+  Status cancel() noexcept;
+  [[nodiscard]] Status set_notice(const void* notice, size_t bytes);
+  void result(towline_result_t& result) const noexcept;
+  // How it ended, in a sentence; "" while it runs and after success.
+  [[nodiscard]] std::string failure() const;
+  [[nodiscard]] std::string route() const;
+  // What its backend takes for so many bytes of such a transfer.
+  [[nodiscard]] Price price_of(uint64_t bytes) const;
+  // Cancels, waits for the fence, releases everything prepared. kTimedOut: not yet.
+  [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
+
+  // Closes the gate: kRelink, or a final status. Any thread.
+  void close_gate(int32_t gate) noexcept;
+  [[nodiscard]] int32_t gate() const noexcept { return gate_.load(std::memory_order_acquire); }
+  [[nodiscard]] const BlockList& local() const noexcept { return route_.local(); }
+  [[nodiscard]] const BlockList& remote() const noexcept { return route_.remote(); }
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  [[nodiscard]] Agent& agent() const noexcept { return route_.agent(); }
+  // The last run was over before post() returned, and without the worker.
+  [[nodiscard]] bool was_immediate() const noexcept {
+    return last_was_immediate_.load(std::memory_order_relaxed);
+  }
+
+  // ---- its parts, under the part's worker's lock
+
+  void part_ended(Part& part, const towline_part_result& result) noexcept;
+  // Once per pass for parts in the establishing list; true when the part no longer needs it.
+  bool step_part(Part& part, uint64_t now_ns) noexcept;
+  // Makes the backend end the part soon, if it was submitted.
+  void hurry(Part& part) noexcept;
+  // The deadline of a part passed.
+  void expire(Part& part) noexcept;
+  // Releases the part's prepared plan; false: a post or a graph's copy is using it, call again. The caller
+  // has closed the gate and then called InUse::publish().
+  bool try_release(Part& part) noexcept;
+  // The same when the agent closes: the backend waits for a graph's copy, up to its limit.
+  void release_at_last(Part& part) noexcept;
+  void deliver() noexcept override;
+
+  IntrusiveHook<Post> hook;  // the agent's, of all its posts
+
+  // ---- for StagedTransfer, which moves the whole in legs; under the worker's lock
+
+  // `bytes` more have arrived; a leg failed; bytes of the plan that did not arrive.
+  void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void leg_failed(Status status) noexcept;
+  void note_failure(const towline_part_result& result) noexcept;
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
+  [[nodiscard]] std::string backend_name() const;
+
+  [[nodiscard]] Part* parts() noexcept { return parts_; }
+  [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
+
+ protected:  // for Leg and PostPlan
+  [[nodiscard]] bool wants_delivery() const noexcept override {
+    return options_.callback != nullptr || options_.queue_completion;
+  }
+  // The short path: the bytes have been moved when the backend returns; no clock, lock, locked instruction or
+  // allocation. False: not possible for this post, or it failed; then the long path does the work or reports
+  // the error.
+  //
+  // It is in the header to be inlined into the C function: a page of 4 KiB in the caches is copied in 25 ns,
+  // so each call, saved register and branch counts. Rare branches are out of line, so that the whole is one
+  // run of some fifty instructions.
+  [[nodiscard]] bool post_short() noexcept {
+    // Not entered when it is closed, so that a thread waiting for the last post to leave is not delayed.
+    if (!short_way_.load(std::memory_order_relaxed) || gate_.load(std::memory_order_relaxed) != kOpen)
+        [[unlikely]]
+      return false;
+    const InUse use(this);
+    if (!use || phase_.load(std::memory_order_relaxed) != kReady) [[unlikely]]
+      return false;
+    // In this order: a thread that closes the short path has opened the gate before.
+    if (gate_.load(std::memory_order_acquire) != kOpen || !short_way_.load(std::memory_order_acquire))
+        [[unlikely]]
+      return false;
+    if (immediate_posts_.load(std::memory_order_relaxed) >= time_at_) [[unlikely]]
+      return post_timed();
+    if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) [[unlikely]]
+      return false;
+    last_was_immediate_.store(true, std::memory_order_relaxed);
+    outcome_.store(TOWLINE_OK, std::memory_order_release);
+    immediate_posts_.store(immediate_posts_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return true;
+  }
+  // The same, with a clock around it, and adds the posts to the counters.
+  [[gnu::noinline]] bool post_timed() noexcept;
+  [[gnu::noinline]] Status post_long() noexcept;
+  // The phase is taken.
+  [[nodiscard]] Status post_taken() noexcept;
+  void count_immediate_post() noexcept;
+  void wait_for_short_posts() const noexcept;
+  [[nodiscard]] Status post_with_message() noexcept;
+  [[nodiscard]] Status post_slow() noexcept;
+  // From busy to in progress, with nothing submitted yet; kAgain: no room for its completion.
+  [[nodiscard]] Status begin_post(int32_t& outcome_before) noexcept;
+  void take_back_post(int32_t outcome_before) noexcept;
+  // The phase is taken: gives it back unless it is posted.
+  [[nodiscard]] Status post_on_taken(void* stream) noexcept;
+  [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
+  [[nodiscard]] Status streams_serve() const noexcept;
+  [[nodiscard]] Status start_parts() noexcept;
+  [[nodiscard]] Status start_alone(Part& part) noexcept;
+  [[nodiscard]] Status accepted() const noexcept;
+  // `stream`: points to the one to submit it in; null: at once.
+  [[nodiscard]] Status submit_now(Part& part, void* const* stream = nullptr, uint32_t flags = 0) noexcept;
+  [[nodiscard]] bool usable(const Part& part) const noexcept;
+  [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
+  [[nodiscard]] Status prepare_part(Part& part) noexcept;
+  void use_backend(Backend& backend) noexcept;
+  [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
+  void take_short_way(Part& part) noexcept;
+  void bring(const PostOptions& options);
+  // The plan is another: what is prepared follows it.
+  void aim() noexcept;
+  // All parts failed: tries the next backend, if no part was established here and a backend is left.
+  [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
+  void release_parts() noexcept;
+  [[nodiscard]] bool settled(const Part& part) const noexcept;
+  [[nodiscard]] bool all_settled() const noexcept;
+  // Under the part's worker's lock. Never set for posts with several parts, which may have several workers.
+  void forget_immediate() noexcept {
+    if (part_count_ == 1) immediate_ = nullptr;
+  }
+  [[nodiscard]] bool remote_fenced() const noexcept;
+  template <class Done>
+  [[nodiscard]] bool wait_for(Done&& done, uint64_t timeout_ns) noexcept;
+  void all_parts_ended(Worker& worker) noexcept;
+  // Sets the state for a new run. The caller has taken the phase.
+  void enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept;
+  [[nodiscard]] Status start_staged() noexcept;
+  [[nodiscard]] std::string staged_route() const;
+  [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
+  [[gnu::noinline]] void flush_counts() noexcept;
+  void add_to_counts(uint64_t posts, uint64_t bytes, uint64_t blocks) noexcept;
+  [[nodiscard]] Series& series_of(const Link& link) const noexcept;
+  void count_transfer(const Link& link, uint32_t worker, uint64_t bytes, uint64_t took_ns) const noexcept;
+
+  // A transfer, which contains one, must stay below 1,000 bytes: for larger objects glibc merges freed blocks at
+  // each allocation, and programs create a transfer for every message.
+
+  // Read by every post.
+  std::atomic<int32_t> gate_{kRelink};
+  bool immediate_tries_ = false;        // it may answer kAgain: then take the long path
+  std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, no completion
+  std::atomic<bool> last_was_immediate_{false};
+  uint8_t time_at_;                        // the short post after so many is timed
+  towline_prepared* immediate_ = nullptr;  // set if a post may call the backend directly
+  int32_t (*immediate_submit_)(towline_prepared*, const towline_submit_args*) = nullptr;
+  towline_submit_args immediate_args_ = {};
+  const uint64_t fork_generation_;
+  std::atomic<uint64_t> immediate_posts_{0};  // not yet added to the counters
+
+  Route& route_;
+  Plan plan_;
+  // What remains of its options beside the message.
+  struct Kept {
+    void* user_data = nullptr;
+    towline_callback_t callback = nullptr;
+    uint64_t timeout_ns = 0;
+    uint64_t deadline_ns = 0;  // instead of the timeout; 0: by that
+    uint32_t notice_bytes = 0;
+    bool has_notice = false;
+    bool queue_completion = false;
+    bool urgent = false;
+  };
+  Kept options_;
+  std::vector<uint8_t> message_;  // DataMessage and notice; empty: none
+  towline_transfer_t* const handle_;
+  Backend* backend_ = nullptr;  // that it is, or is to be, prepared with
+  PriceRow* prices_ = nullptr;  // of backend_, for such posts
+
+  uint32_t part_count_ = 0;
+  Part first_part_;
+  std::unique_ptr<Part[]> more_parts_;  // all parts, if there are several
+  Part* parts_ = &first_part_;
+  std::shared_ptr<towline_post> post_;      // null: the post is a single submit
+  std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes instead of one backend
+  towline_part_result last_result_ = plugin::sized<towline_part_result>();
+  std::atomic<uint32_t> parts_left_{0};
+  std::atomic<uint32_t> fences_{3};
+  std::atomic<int32_t> first_error_{0};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> posted_at_ns_{0};
+  std::atomic<uint64_t> ended_at_ns_{0};
+  std::atomic<uint32_t> failure_lock_{0};
+  uint32_t failed_count_ = 0;
+  std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
+  std::vector<towline_capture*> captures_;        // under the agent's mutex for details
+};
+
+}  // namespace towline

@@ -1,0 +1,190 @@
+#include "agent/post_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "agent/agent.h"
+#include "base/error.h"
+#include "towline/plugin/cursor.hpp"
+
+namespace towline {
+
+namespace {
+
+constexpr uint64_t kUsualBytes = 1 << 20;  // of a post, if nobody says
+constexpr uint64_t kBlocksLookedAt = 64;
+
+towline_picks_t first_blocks(uint64_t start, uint64_t count) noexcept {
+  return {nullptr, 0, 0, start, 1, count};
+}
+
+struct Probe {
+  towline_picks_t local;
+  towline_picks_t remote;
+};
+
+// The fewest blocks that pair up.
+Probe probe_of(const ResolvedList& local, const ResolvedList& remote) {
+  const uint64_t here = local.view().block_length;
+  const uint64_t there = remote.view().block_length;
+  if (here != 0 && there != 0) {
+    const uint64_t piece = std::gcd(here, there);
+    return {first_blocks(0, there / piece), first_blocks(0, here / piece)};
+  }
+  plugin::detail::ListReader locals(local.view());
+  plugin::detail::ListReader remotes(remote.view());
+  for (uint64_t i = 0; i < std::min(local.blocks(), kBlocksLookedAt); ++i)
+    for (uint64_t j = 0; j < std::min(remote.blocks(), kBlocksLookedAt); ++j)
+      if (locals.row(i, 1).length == remotes.row(j, 1).length)
+        return {first_blocks(i, 1), first_blocks(j, 1)};
+  fail(Status::kMismatch,
+       "none of the first {} blocks of both lists are equally long: which would be paired?", kBlocksLookedAt);
+}
+
+}  // namespace
+
+void PlannedPost::probe(const PickPair& picks) {
+  plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
+  parts_[0].end = plan_.bytes();
+}
+
+void PlannedPost::count_run() noexcept {
+  runs_bytes_ += plan_.view().bytes;
+  runs_blocks_ += plan_.view().blocks;
+  if (immediate_posts_.load(std::memory_order_relaxed) >= kImmediatePostsPerCount) flush_runs();
+}
+
+void PlannedPost::flush_runs() noexcept {
+  add_to_counts(immediate_posts_.exchange(0, std::memory_order_relaxed), std::exchange(runs_bytes_, 0),
+                std::exchange(runs_blocks_, 0));
+}
+
+PostPlan::~PostPlan() {
+  for (uint32_t i = 0; i < made_.load(std::memory_order_relaxed); ++i) route_.agent().remove_post(at(i));
+}
+
+void PostPlan::establish(std::string_view backend, LateDeadline deadline, uint64_t bytes) {
+  const Probe probe = probe_of(route_.local().resolved(), route_.remote().resolved());
+  if (bytes == 0)
+    bytes = std::min({route_.local().resolved().bytes(), route_.remote().resolved().bytes(), kUsualBytes});
+  PlannedPost& first = *make();
+  first.probe({&probe.local, &probe.remote});
+  route_.establish(first, backend, deadline, false, bytes);
+  give_back(first);
+}
+
+PlannedPost* PostPlan::make() {
+  const std::lock_guard lock(making_);
+  const uint32_t index = made_.load(std::memory_order_relaxed);
+  if (index >= kMostPosts) return nullptr;
+  std::unique_ptr<Chunk>& chunk = chunks_[index / kChunk];
+  if (chunk == nullptr) chunk = std::make_unique<Chunk>();
+  std::unique_ptr<PlannedPost>& post = (*chunk)[index % kChunk];
+  post = std::make_unique<PlannedPost>(*this, route_, *this, index);
+  route_.agent().add_post(*post);
+  made_.store(index + 1, std::memory_order_release);
+  return post.get();
+}
+
+PlannedPost* PostPlan::take() {
+  uint64_t head = free_.load(std::memory_order_acquire);
+  while (const auto first = static_cast<uint32_t>(head)) {
+    PlannedPost& post = at(first - 1);
+    const uint64_t changes = (head >> 32) + 1;
+    const uint64_t next = changes << 32 | post.next_free_.load(std::memory_order_relaxed);
+    if (free_.compare_exchange_weak(head, next, std::memory_order_acq_rel, std::memory_order_acquire))
+      return &post;
+  }
+  PlannedPost* const post = make();
+  if (post != nullptr) post->follow_route();
+  return post;
+}
+
+// Its last use, and the plan's: after it retire() may find all posts there.
+void PostPlan::give_back(PlannedPost& post) noexcept {
+  post.holders_.store(0, std::memory_order_relaxed);
+  uint64_t head = free_.load(std::memory_order_relaxed);
+  uint64_t next = 0;
+  do {
+    post.next_free_.store(static_cast<uint32_t>(head), std::memory_order_relaxed);
+    next = ((head >> 32) + 1) << 32 | (post.index_ + 1);
+  } while (!free_.compare_exchange_weak(head, next, std::memory_order_acq_rel, std::memory_order_relaxed));
+}
+
+void PostPlan::is_over(Ending& ending) noexcept {
+  auto& post = static_cast<PlannedPost&>(ending);
+  if (post.holders_.fetch_and(~PlannedPost::kFlight, std::memory_order_acq_rel) == PlannedPost::kFlight)
+    give_back(post);
+}
+
+Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* const* stream,
+                      PlannedPost** out) {
+  if (closing_.load(std::memory_order_acquire)) [[unlikely]]
+    return Status::kStale;
+  PlannedPost* const post = take();
+  if (post == nullptr) return Status::kAgain;
+  const uint32_t holders =
+      out != nullptr ? PlannedPost::kFlight | PlannedPost::kHandle : PlannedPost::kFlight;
+  post->holders_.store(holders, std::memory_order_relaxed);
+  Status status = Status::kOk;
+  try {
+    status = post->post_with(picks, options, stream);
+  } catch (...) {
+    give_back(*post);
+    throw;
+  }
+  if (is_error(status)) {
+    give_back(*post);
+    return status;
+  }
+  if (out != nullptr) *out = post;
+  if (status == Status::kOk && post->was_immediate()) {  // is_over() is not called
+    post->count_run();
+    if (out == nullptr)
+      give_back(*post);
+    else
+      post->holders_.store(PlannedPost::kHandle, std::memory_order_relaxed);
+  }
+  return status;
+}
+
+uint32_t PostPlan::count_free() noexcept {
+  uint32_t count = 0;
+  for (auto next = static_cast<uint32_t>(free_.load(std::memory_order_acquire)); next != 0; ++count)
+    next = at(next - 1).next_free_.load(std::memory_order_relaxed);
+  return count;
+}
+
+Status PostPlan::retire(uint64_t timeout_ns, std::string& why) {
+  closing_.store(true, std::memory_order_seq_cst);
+  const uint32_t made = made_.load(std::memory_order_acquire);
+  uint32_t held = 0;
+  for (uint32_t i = 0; i < made; ++i) {
+    PlannedPost& post = at(i);
+    post.close_gate(static_cast<int32_t>(Status::kStale));
+    if ((post.holders_.load(std::memory_order_acquire) & PlannedPost::kHandle) != 0) ++held;
+    if (post.cancel() == Status::kForked) return Status::kForked;
+  }
+  if (held != 0) {
+    why = fmt::format("{} of its posts are still held: release them first", held);
+    return Status::kBusy;
+  }
+  Agent& agent = route_.agent();
+  const uint64_t deadline_ns = Deadline::after(agent.now_ns(), timeout_ns).ns();
+  if (!agent.drive_until([&] { return count_free() == made; }, deadline_ns)) {
+    why = "its posts are not fenced yet: their memory may still be in use; call again";
+    return Status::kTimedOut;
+  }
+  for (; retired_ < made; ++retired_) {
+    const uint64_t now_ns = agent.now_ns();
+    at(retired_).flush_runs();
+    const Status status = at(retired_).retire(deadline_ns > now_ns ? deadline_ns - now_ns : 0);
+    if (status != Status::kOk) {
+      why = "its posts can't be released yet; call again";
+      return status;
+    }
+  }
+  return Status::kOk;
+}
+
+}  // namespace towline

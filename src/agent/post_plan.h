@@ -1,0 +1,110 @@
+// What an application posts again and again with new picks: two lists, the route between them, and the posts that are
+// in flight at once. Posts are pooled: once there are as many as are ever in flight, nothing is allocated.
+//
+// A post belongs to its run until it is over, and to the application as long as that holds its handle. It returns to
+// the pool when neither has it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "agent/ending.h"
+#include "agent/post.h"
+#include "agent/route.h"
+
+namespace towline {
+
+class PostPlan;
+
+class PlannedPost final : public Post {
+ public:
+  PlannedPost(PostPlan& plan, Route& route, AfterEnding& after, uint32_t index)
+      : Post(route, Plan::none(), {}, 1, nullptr), its_plan_(plan), index_(index) {
+    after_ = &after;
+  }
+  [[nodiscard]] PostPlan& its_plan() noexcept { return its_plan_; }
+  // The application needs it no more. Any thread, at any time.
+  void release() noexcept;
+  // Picks for the route to try backends with. Throws Error.
+  void probe(const PickPair& picks);
+  // A run that was immediate, for the counters; and what has not reached them yet.
+  void count_run() noexcept;
+  void flush_runs() noexcept;
+
+ private:
+  friend class PostPlan;
+  static constexpr uint32_t kFlight = 1;
+  static constexpr uint32_t kHandle = 2;
+
+  PostPlan& its_plan_;
+  const uint32_t index_;
+  std::atomic<uint32_t> holders_{0};    // kFlight, kHandle; 0: in the pool
+  std::atomic<uint32_t> next_free_{0};  // its index + 1; 0: none
+  uint64_t runs_bytes_ = 0;             // of immediate runs that are not in the counters yet
+  uint64_t runs_blocks_ = 0;
+};
+
+class PostPlan final : public AfterEnding {
+ public:
+  static constexpr uint32_t kMostPosts = 4096;  // in flight or held at once
+
+  PostPlan(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
+           std::shared_ptr<BlockList> remote, uint64_t timeout_ns)
+      : route_(std::move(agent), op, std::move(local), std::move(remote)), timeout_ns_(timeout_ns) {}
+  PostPlan(const PostPlan&) = delete;
+  PostPlan& operator=(const PostPlan&) = delete;
+  // After retire() succeeded, or establish() threw.
+  ~PostPlan();
+
+  // Finds the route, for posts of about so many bytes. Throws Error; see Route.
+  void establish(std::string_view backend, LateDeadline deadline, uint64_t bytes);
+
+  // Starts a run. `post`: receives its handle, unless null. kOk: it is over already. An error: not accepted, as
+  // with kAgain: too many posts are in flight or held, or credit is missing. Throws Error for picks that are wrong.
+  [[nodiscard]] Status post(const PickPair& picks, const PostOptions& options, void* const* stream,
+                            PlannedPost** post);
+  // Refuses posts, cancels what is in flight, waits for its fence, and releases everything. kTimedOut: not yet;
+  // kBusy: the application still holds posts; `why` says how many.
+  [[nodiscard]] Status retire(uint64_t timeout_ns, std::string& why);
+
+  [[nodiscard]] Route& route() noexcept { return route_; }
+  [[nodiscard]] uint64_t timeout_ns() const noexcept { return timeout_ns_; }
+
+ private:
+  friend class PlannedPost;
+  static constexpr uint32_t kChunk = 64;
+  using Chunk = std::array<std::unique_ptr<PlannedPost>, kChunk>;
+
+  void is_over(Ending& ending) noexcept override;
+  [[nodiscard]] PlannedPost& at(uint32_t index) noexcept {
+    return *(*chunks_[index / kChunk])[index % kChunk];
+  }
+  [[nodiscard]] PlannedPost* take();
+  [[nodiscard]] PlannedPost* make();
+  void give_back(PlannedPost& post) noexcept;
+  [[nodiscard]] uint32_t count_free() noexcept;
+
+  Route route_;
+  const uint64_t timeout_ns_;
+  std::atomic<bool> closing_{false};
+  uint32_t retired_ = 0;           // posts, by retire()
+  std::atomic<uint64_t> free_{0};  // the first one's index + 1, below a count of changes
+  std::mutex making_;
+  std::atomic<uint32_t> made_{0};
+  std::array<std::unique_ptr<Chunk>, kMostPosts / kChunk> chunks_;
+};
+
+inline void PlannedPost::release() noexcept {
+  // Only the run takes kFlight away, and it is over if that is missing.
+  if (holders_.load(std::memory_order_acquire) != kHandle &&
+      holders_.fetch_and(~kHandle, std::memory_order_acq_rel) != kHandle)
+    return;
+  its_plan_.give_back(*this);
+}
+
+}  // namespace towline
