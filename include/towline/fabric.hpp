@@ -139,7 +139,7 @@ class FabricTransfer {
         towline_fabric_wait_fenced(engine_, number_, static_cast<uint64_t>(timeout.count())));
   }
   void cancel() const noexcept { towline_fabric_cancel(engine_, number_); }
-  // Of a receive that ended well. Throws Error.
+  // About a receive that ended well. Throws Error.
   struct Received {
     FabricPeer peer = 0;
     uint64_t bytes = 0;

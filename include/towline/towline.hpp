@@ -667,7 +667,7 @@ class Agent {
     detail::check(towline_agent_address(handle_.get(), text.data(), text.size()));
     return text.data();
   }
-  // One more backend, by its plugin's file or name; regions that there are are registered with it.
+  // One more backend, by its plugin's file or name; existing regions are registered with it.
   void add_backend(const char* file) const { detail::check(towline_agent_add_backend(handle_.get(), file)); }
   // Backends with traits and reasons, regions, peers, topology: JSON.
   [[nodiscard]] std::string info() const {

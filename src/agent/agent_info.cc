@@ -53,7 +53,7 @@ json describe_moves(const Backend& backend) {
   return moves;
 }
 
-// What has been measured, largest size classes last.
+// The measured prices, largest size classes last.
 json describe_prices(Prices& prices) {
   constexpr const char* kWhere[] = {"same process", "same host", "any host"};
   json all = json::array();

@@ -43,7 +43,7 @@ struct RemoteRegion {
     std::unique_ptr<const Later> before;
   };
   std::unique_ptr<const Later> later_tokens;  // under the peer's mutex
-  std::atomic<const Later*> later{nullptr};   // the same, for whoever reads
+  std::atomic<const Later*> later{nullptr};   // the same, for readers
 
   // Empty: none. Any thread.
   [[nodiscard]] std::span<const uint8_t> token_for(uint32_t backend) const noexcept {

@@ -48,7 +48,7 @@ class PriceRow {
 // Where two of a process's agents use the same backend, they share its prices.
 class Prices {
  public:
-  // `where`: TOWLINE_WHERE_*. `op`: towline_op_t. Others are taken as the nearest that there is.
+  // `where`: TOWLINE_WHERE_*. `op`: towline_op_t. Other values are taken as the nearest known one.
   [[nodiscard]] PriceRow& row(uint32_t where, uint32_t op, bool gpu) noexcept;
   void declare(uint32_t cost) noexcept;
   [[nodiscard]] uint32_t cost() const noexcept { return cost_.load(std::memory_order_relaxed); }

@@ -130,7 +130,7 @@ Candidates::Candidates(Peer& peer, const Need& need, const std::string& forced, 
       [](const Backend* one, const Backend* other) { return one->prices->cost() < other->prices->cost(); });
 }
 
-// Of what is left, the first one, or one whose measured price is clearly below the measured price of those before.
+// Picks the first of the remaining ways, or one whose measured price is clearly below those before it.
 std::size_t Candidates::cheapest() const noexcept {
   std::size_t best = count_;
   double price = 0;

@@ -45,7 +45,7 @@ bool may_do(Backend& backend, Peer& peer, const Need& need, const std::string& f
 // The same for people: the reason against it. Empty: none.
 std::string reason_against(Backend& backend, Peer& peer, const Need& need, const std::string& forced);
 
-// What the backend's moves of this sort cost. It lives as long as the process.
+// The prices of the backend's moves of this sort. It lives as long as the process.
 PriceRow& price_row(const Backend& backend, const Peer& peer, const Need& need) noexcept;
 
 // The backends to try for one step, best first. `forced` outlives it. The caller holds no worker's lock.

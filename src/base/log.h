@@ -1,7 +1,7 @@
 // Messages for people. Control path only: a data path never logs.
 //
 // One sink and one level per copy of this library. A plugin that is linked with its own copy points its sink
-// at the host's (plugin ABI, host services), so that there is one stream of messages per process.
+// at the host's (plugin ABI, host services), so that each process has one stream of messages.
 #pragma once
 
 #include <fmt/format.h>

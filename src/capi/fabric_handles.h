@@ -1,4 +1,4 @@
-// What the files of the C API's fabric share.
+// Shared by the files of the C API's fabric.
 #pragma once
 
 #include <fmt/format.h>

@@ -93,7 +93,7 @@ TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {
   EXPECT_EQ(towline_fabric_counter(two, 7, &value), TOWLINE_OK);
   EXPECT_EQ(value, 3u);
 
-  // What is not allowed is refused before it moves.
+  // A forbidden access is refused before anything moves.
   EXPECT_EQ(towline_fabric_single(one, TOWLINE_FABRIC_READ, peer, mine, 0, remote, 0, 10, nullptr, &transfer),
             TOWLINE_PERMISSION_DENIED);
   EXPECT_EQ(towline_fabric_single(one, TOWLINE_FABRIC_WRITE, peer, mine, 0, remote, target.size(), 1, nullptr,

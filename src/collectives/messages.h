@@ -105,7 +105,7 @@ class MessageEngine {
     std::vector<uint8_t> arriving;
     uint64_t arrived = 0;
   };
-  // Of each rank: bytes, and messages, since empty ones take memory too.
+  // Limits for each rank: bytes, and messages, since empty ones take memory too.
   static constexpr uint64_t kMostKept = 64u << 20;
   static constexpr std::size_t kMostKeptMessages = 1u << 20;
 

@@ -124,7 +124,7 @@ struct Carrier::State {
     epoll_ctl(poller.get(), EPOLL_CTL_MOD, link.fd.get(), &event);
   }
 
-  // Ends it in the next turn: whoever calls may still use it.
+  // Ends it in the next turn: the caller may still use it.
   void break_link(Link& link, std::string why) noexcept {
     if (link.broken) return;
     link.broken = true;

@@ -99,7 +99,7 @@ class Domain {
 
   virtual const DomainTraits& traits() const noexcept = 0;
 
-  // What a peer needs to know to reach this port, at most kMaxEndpointBytes.
+  // The bytes by which a peer reaches this port, at most kMaxEndpointBytes.
   virtual std::vector<uint8_t> address() const = 0;
 
   // The memory stays registered until it is deregistered. Throws naming the vendor's reason.

@@ -41,7 +41,7 @@ struct Move {
   bool refused = false;  // its remote key does not permit it
   uint64_t deadline_ns = kNoDeadline;
   std::vector<uint8_t> text;
-  // What has been seen.
+  // Observed so far.
   bool ended = false;
   Status status = Status::kOk;
   uint32_t fences = 0;

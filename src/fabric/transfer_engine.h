@@ -127,7 +127,7 @@ class TransferEngine final : private EngineHost {
   // The memory must be registered as writable by peers.
   Status receive(const LocalMemory& local, uint64_t offset, uint64_t bytes, const ReceiveOptions& options,
                  Handle* number);
-  // Of a receive that ended well.
+  // About a receive that ended well.
   Status received_from(Handle number, Handle* peer, uint64_t* bytes) const;
 
   // kInProgress, the outcome, or kStale for a number that names nothing.

@@ -1,7 +1,7 @@
 // The framed engine: one worker's connection to one peer, carrying plans and messages over one or more lanes.
 // The owner of memory checks every access (host.pin); the initiator names regions by key only.
 //
-// Who calls: the worker that owns the connection, one thread at a time, under its lock. Nothing blocks. The
+// Called by the worker that owns the connection, one thread at a time, under its lock. Nothing blocks. The
 // host is called back (complete, message, connection_event) only from progress(), fail() and close();
 // callbacks may call submit, send and cancel, and must not destroy the connection.
 //

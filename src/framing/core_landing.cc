@@ -79,7 +79,7 @@ Status ConnectionCore::find_landings(const WireSegment& segment, uint32_t access
   return make_landings(device);
 }
 
-// What a plan needs of GPUs on this side, and how its frames are cut.
+// The GPUs that a plan needs on this side, and the cut of its frames.
 Status ConnectionCore::prepare_landing(Prepared& prepared, uint64_t most_frame_bytes) noexcept {
   const towline_plan& plan = *prepared.base.plan;
   const auto regions = [](const towline_list& list) {

@@ -22,7 +22,7 @@ class FaultyLane final : public Lane {
 
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
-  // During a pause it answers that there is work: nothing else would end the sleep in time.
+  // During a pause it returns true: nothing else would end the sleep in time.
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override { inner_->disarm(); }
   void close() noexcept override { inner_->close(); }

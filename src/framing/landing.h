@@ -132,7 +132,7 @@ class LandedFrames {
   uint32_t end_ = 0;
 };
 
-// What a connection has once GPU memory is part of it.
+// A connection's state once GPU memory takes part.
 struct Landings {
   explicit Landings(std::unique_ptr<Lander> made);
 

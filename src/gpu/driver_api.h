@@ -79,7 +79,7 @@ struct Uuid {
   char bytes[16];
 };
 
-// What a VMM allocation is to be, as cuda.h lays it out.
+// Properties of a VMM allocation, laid out as in cuda.h.
 struct AllocationProperties {
   int type = 1;  // pinned to its place
   int handles = kHandlePosixFd;

@@ -19,7 +19,7 @@
 
 namespace towline::cuda {
 
-// What a rank tells the others, as bytes. All are of one build: `magic` says so.
+// A rank's message to the others, as bytes. All ranks are of one build: `magic` says so.
 struct SymmetricMemory::Notice {
   uint64_t magic = 0;
   uint64_t key = 0;  // of the piece in its process

@@ -1,4 +1,4 @@
-// What a request asks, and who takes its answer.
+// A request, and the receiver of its answer.
 #pragma once
 
 #include <algorithm>

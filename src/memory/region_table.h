@@ -95,7 +95,7 @@ class RegionTable {
     look(*region);
     return true;
   }
-  // Changes the region while nobody looks at it; for what may change once it is published. False: there is none.
+  // Changes the region while nobody looks at it; for members that may change once it is published. False: no such region.
   template <class Change>
   bool change(uint64_t key, Change&& change) {
     const std::lock_guard lock(lock_);

@@ -43,7 +43,7 @@ struct Bounce {
 // more pieces than a list can have, and as Plan::in_order does for regions without the access that `op` needs.
 std::vector<StagedColumn> stage_plan(const Plan& whole, uint32_t op, const Bounce& bounce);
 
-// What a plan writes to one object.
+// The part of a plan that writes to one object.
 struct StagedObject {
   uint64_t bytes;
   uint64_t end;  // where its bytes end, in the order of the chunks

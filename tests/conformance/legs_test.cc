@@ -150,7 +150,7 @@ TEST_P(LegsTest, TheRouteShowsTheLegsTheirPricesAndTheWaysNotTaken) {
     EXPECT_EQ(run(move(Op::write, {.backend = forced})), Status::kOk) << forced;
 }
 
-// Of a failed leg the blocks that are not named are there.
+// Blocks of a failed leg that the result does not name have arrived.
 TEST_P(LegsTest, AFailureNamesTheBlocksThatDidNotArrive) {
   for (const Op op : {Op::write, Op::read}) {
     SCOPED_TRACE(static_cast<int>(op));

@@ -18,7 +18,7 @@ class PricesTest : public ::testing::TestWithParam<PricedPath> {
     const size_t at = text.find(key);
     return at == std::string::npos ? 0 : std::stoull(text.substr(at + key.size()));
   }
-  // Of the transfer itself, which stands before those of the ways.
+  // The price of the transfer itself stands before those of the ways.
   static uint64_t samples(const Transfer& transfer) {
     const std::string route = transfer.route();
     return number_after(route.substr(route.find("\"price\":")), "\"samples\":");

@@ -112,7 +112,7 @@ TEST_F(TcpGpuTest, GpuMemoryIsRefusedWithTheReasonWhereNothingCopiesIt) {
       << text;
 }
 
-// Of a size that no other test measures here.
+// No other test measures this size here.
 TEST_F(TcpGpuTest, CudaIsPreferredWhereItReachesTheMemory) {
   left_ = std::make_unique<Agent>("left", over(""));
   right_ = std::make_unique<Agent>("right", over(""));

@@ -54,7 +54,7 @@ class Legs : public ::testing::TestWithParam<const char*> {  // shm's path
     ASSERT_GT(transfer.result().bytes, 0u);
     ASSERT_LT(transfer.result().bytes, kVictimBytes);
   }
-  // Of a READ that failed: every block that is not named is here.
+  // After a READ that failed every block that the result does not name is here.
   void expect_rest_here(const Result& result, uint64_t seed) const {
     std::vector<bool> failed(kLegBlocks);
     for (const auto& range : result.failures())

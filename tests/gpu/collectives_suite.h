@@ -17,7 +17,7 @@
 
 namespace towline::gpu_test {
 
-// What the tests need of GPUs. Any thread.
+// The GPUs as the tests need them. Any thread.
 class Platform {
  public:
   virtual ~Platform() = default;

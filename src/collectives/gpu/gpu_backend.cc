@@ -204,7 +204,7 @@ Breakage GpuBackend::breakage_of(const Report& report) const {
       return {Status::kTimedOut,
               fmt::format("rank {} timed out in {}: rank {} did not come", report.rank, mine, report.peer)};
     case Failure::kMismatch:
-      // The same text whoever noticed.
+      // The text does not depend on the rank that noticed.
       if (report.rank < report.peer)
         return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", report.rank,
                                                mine, report.peer, text_of(report.theirs))};
@@ -405,7 +405,7 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, bo
                         cuda::Moment* ended) {
   const std::lock_guard lock(channel.mutex);
   cuda::Code code = 0;
-  // A graph's operations are ordered by whoever replays it.
+  // The application orders a graph's operations when it replays it.
   if (!captured && channel.used && channel.stream != stream) code = channel.last->precede(stream);
   if (code == 0) code = kernels_->launch(launch.kernel, &launch.job, launch.blocks, stream);
   if (code != 0)

@@ -1,4 +1,4 @@
-// What a kernel gets of one operation, and how the memory that ranks share is laid out. Shared by host and device.
+// The arguments of a kernel for one operation, and the layout of the memory that ranks share. Shared by host and device.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ struct Report {
   Mark theirs;
 };
 
-// What the host says to kernels in progress, in memory of the host.
+// Words of the host to kernels in progress, in host memory.
 struct Orders {
   uint64_t stop;  // a Failure; 0: none
   uint64_t peer;

@@ -9,7 +9,7 @@
 
 namespace towline::collectives::gpu {
 
-// Of a block.
+// State of one block.
 struct Scratch {
   uint64_t from[kMaxRanks];
   uint64_t to[kMaxRanks];

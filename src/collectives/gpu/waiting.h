@@ -94,7 +94,7 @@ TOWLINE_DEVICE bool give_up(const Job& job, Waiter& waiter, uint32_t peer, const
   return (++waiter.turns & 63) == 0 && look_around(job, waiter, peer, signal, epoch);
 }
 
-// What a block knows of its own turn.
+// A block's own turn.
 struct Turn {
   uint32_t block;
   uint32_t blocks;

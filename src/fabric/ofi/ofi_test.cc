@@ -267,7 +267,7 @@ TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
 INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses, ::testing::Values("tcp;ofi_rxm", "shm"),
                          [](const auto& test) { return std::string{test.param}.substr(0, 3); });
 
-// The other process: checks what it is told that it has got, and acknowledges.
+// The other process: checks the bytes that have arrived, and acknowledges.
 TEST(OfiChild, Serves) {
   const char* provider = std::getenv(kChildVariable);
   if (provider == nullptr) return;

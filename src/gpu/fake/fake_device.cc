@@ -273,7 +273,7 @@ class FakeLane final : public Lane {
   Code mark(uint32_t slot, uint64_t value) noexcept override { return enqueue({{}, slot, value, {}}); }
   [[nodiscard]] uint32_t reserved_sms() const noexcept override { return reserved_; }
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
-    // Without a thread, time passes by being looked at: whoever does nothing else gets there.
+    // Without a thread, time passes by being looked at: a caller that only polls gets there.
     constexpr uint64_t kLooksForOne = 500;
     if (by_hand_ && ++looks_ % kLooksForOne == 0) const_cast<FakeLane*>(this)->step();
     return flags_[slot];

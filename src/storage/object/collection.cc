@@ -99,7 +99,7 @@ void Collection::fail(Status status, const char* text) {
   failed(status, 0, 0, UINT64_MAX);
 }
 
-// What a job has of the object that failed, or else all of it, since the job's status is the object's.
+// A job's range of the object that failed, or all of it, since the job's status is the object's.
 void Collection::failed(Status status, long http_status, uint64_t begin, uint64_t end) {
   if (status_ != Status::kOk) return;
   status_ = status;

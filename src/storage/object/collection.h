@@ -71,7 +71,7 @@ class Collection final : public Task, public WriteListener {
 // The collections of posts that are under way. Any thread.
 class Collections {
  public:
-  // The post's; `make` makes one where there is none.
+  // The post's; `make` makes one if it does not exist.
   template <class Make>
   [[nodiscard]] std::shared_ptr<Collection> join(const towline_post& post, Make&& make) {
     std::lock_guard lock(mutex_);

@@ -24,10 +24,10 @@ namespace towline::object {
 
 class Reaper;
 
-// Who is told how an object's write goes, on the client's thread. The write is still on the stack.
+// Receives the progress of an object's write, on the client's thread. The write is still on the stack.
 class WriteListener {
  public:
-  // Of the bytes [begin, end) of the plan.
+  // For the bytes [begin, end) of the plan.
   virtual void failed(Status status, long http_status, uint64_t begin, uint64_t end) = 0;
   virtual void moved(uint64_t bytes) = 0;
   virtual void not_fenced() = 0;

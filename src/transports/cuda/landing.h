@@ -28,7 +28,7 @@ class LandingBudget {
 
   class Share {
    public:
-    // Throws Error(kAgain): other connections have what there is.
+    // Throws Error(kAgain): other connections hold all of it.
     Share(LandingBudget& budget, uint64_t bytes);
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;

@@ -56,7 +56,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   [[nodiscard]] carrier::Carrier& carrier() noexcept { return *carrier_; }
   [[nodiscard]] WorkerEngine& engine(uint32_t worker) noexcept { return *workers_[worker]->engine; }
   [[nodiscard]] const std::string& rails_text() const noexcept { return rails_text_; }
-  // What a peer of this worker is told that asks for a region.
+  // The answer to a peer of this worker that asks for a region.
   [[nodiscard]] Answer answer(uint64_t key, uint32_t worker) const;
   // The kinds of rails by which this peer may be reached.
   [[nodiscard]] std::vector<std::string> kinds_for(const towline_identity& peer) const;

@@ -23,13 +23,13 @@ constexpr uint64_t kQuietNs = kMillisecondNs;
 // And so many passes: a worker that was not scheduled for a while has not looked yet.
 constexpr uint32_t kQuietPasses = 256;
 
-// Of a peer's region.
+// For a peer's region.
 struct Import {
   uint64_t most_frame_bytes = UINT64_MAX;
 };
 Import any_frames;  // of host memory
 
-// What a GPU may still reach. It stays reachable, since that is meant.
+// Memory that a GPU may still reach. It stays reachable on purpose.
 void keep_for_good(framing::Connection* connection) noexcept {
   static std::mutex mutex;
   static std::vector<framing::Connection*>* const kept = new std::vector<framing::Connection*>;

@@ -348,7 +348,7 @@ TEST_F(ObjectStaging, CancelHasOneOutcomeAndLeavesNothing) {
 TEST_F(ObjectStaging, APeerThatDiesLeavesTheObjectAsItWas) {
   const S3Server own({"bucket"});
   proxy_.emplace(own.port());
-  // What is collected at once is less than the object, so that the peer is needed to the end.
+  // Less is collected at once than the object has, so that the peer is needed to the end.
   go_through(proxy_->url(), "collect = 0\n");
   constexpr uint64_t kAll = 24 * kMib;
   fill_peer(kAll, 5);

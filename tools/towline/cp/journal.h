@@ -23,7 +23,7 @@ struct JournalText {
 
 class Journal {
  public:
-  // Reads the journal at `path`. If there is none, or it belongs to another copy, no piece is done. Empty
+  // Reads the journal at `path`. If it does not exist, or belongs to another copy, no piece is done. Empty
   // path: no journal.
   Journal(std::string path, const nlohmann::json& copy, uint64_t pieces);
 

@@ -1,4 +1,4 @@
-// Messages between ranks of a replay: decoded or refused. What is put together from parts never exceeds them.
+// Messages between ranks of a replay: decoded or refused. A message has no more items than its parts.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
