@@ -18,10 +18,6 @@ Agent* open_agents = nullptr;
 
 }  // namespace
 
-BytesView::BytesView(nb::handle object) {
-  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-}
-
 // ---- life
 
 towline_agent_t* Agent::use() const {

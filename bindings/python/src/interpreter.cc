@@ -41,4 +41,8 @@ std::string bytes_of_text(nb::handle object, const char* what) {
   return bytes;
 }
 
+BytesView::BytesView(nb::handle object) {
+  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+}
+
 }  // namespace towline::python
