@@ -45,16 +45,16 @@ test-rust: test-ci ## the Rust crate's tests and examples
 	@scripts/run-rust-tests ci
 
 test-python: python ## the Python packages' tests
-	@scripts/run-python-tests $(VENV)/python bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests
+	@scripts/run-python-tests $(VENV)/python bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests compat/pplx_garden/tests
 
 # Both packages compile the library with the same flags in folders equally deep, so that the second takes it from ccache.
 # Only what is shipped is optimised at link time.
 python: deps ## build the Python packages into build/venv
-	@for package in bindings/python compat/nixl/python compat/torchcomms; do \
+	@for package in bindings/python compat/nixl/python compat/torchcomms compat/pplx_garden; do \
 	  settings="--config-settings=build-dir=$(CURDIR)/build/python/$$(basename $$(dirname $$package))"; \
 	  settings="$$settings --config-settings=cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"; \
 	  settings="$$settings --config-settings=cmake.define.CMAKE_UNITY_BUILD=ON"; \
-	  [ $$package != compat/torchcomms ] || settings=; \
+	  case $$package in compat/torchcomms|compat/pplx_garden) settings= ;; esac; \
 	  $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
 	done
 

@@ -71,9 +71,8 @@ void open_engine(FabricEngine* engine, const std::vector<std::string>& rails, co
   options.listen = listen.empty() ? nullptr : listen.c_str();
   options.context = engine;
   options.on_message = [](void* context, towline_fabric_peer_t peer, const void* message, size_t bytes) {
-    engine_of(context).events.push({.kind = FabricEvent::kMessage,
-                                    .peer = peer,
-                                    .bytes = {static_cast<const char*>(message), bytes}});
+    engine_of(context).events.push(
+        {.kind = FabricEvent::kMessage, .peer = peer, .bytes = {static_cast<const char*>(message), bytes}});
   };
   options.on_lost = [](void* context, towline_fabric_peer_t peer, const char* why) {
     engine_of(context).events.push({.kind = FabricEvent::kLost, .peer = peer, .bytes = why});
@@ -247,14 +246,16 @@ NB_MODULE(_fabric, module) {
   bind_errors(module);
   nb::class_<FabricView>(module, "View")
       .def(nb::init<nb::handle, bool>(), nb::arg("object"), nb::arg("writable"))
-      .def_prop_ro("address", [](const FabricView& view) { return reinterpret_cast<uint64_t>(view.buffer.buf); })
+      .def_prop_ro("address",
+                   [](const FabricView& view) { return reinterpret_cast<uint64_t>(view.buffer.buf); })
       .def_prop_ro("nbytes", [](const FabricView& view) { return view.buffer.len; });
-  nb::class_<FabricRemoteMemory>(module, "Remote").def("__init__", [](FabricRemoteMemory* remote, nb::handle blob) {
-    const BytesView bytes(blob);
-    towline_fabric_remote_t* native = nullptr;
-    check(towline_fabric_import(bytes.data(), bytes.size(), &native), "towline_fabric_import");
-    new (remote) FabricRemoteMemory(native);
-  });
+  nb::class_<FabricRemoteMemory>(module, "Remote")
+      .def("__init__", [](FabricRemoteMemory* remote, nb::handle blob) {
+        const BytesView bytes(blob);
+        towline_fabric_remote_t* native = nullptr;
+        check(towline_fabric_import(bytes.data(), bytes.size(), &native), "towline_fabric_import");
+        new (remote) FabricRemoteMemory(native);
+      });
   FabricEngineClass engine(module, "Engine");
   engine.def("__init__", &open_engine, nb::arg("rails"), nb::arg("listen"), nb::arg("worker_cpu").none(),
              nb::arg("watcher_cpu").none(), nb::arg("wants_counts"));

@@ -58,9 +58,9 @@ towline_fabric_memory_t* memory_of(uint64_t memory) {
   return reinterpret_cast<towline_fabric_memory_t*>(memory);
 }
 
-uint64_t single(FabricEngine& engine, uint32_t operation, uint64_t peer, uint64_t local, uint64_t local_offset,
-                FabricRemoteMemory& remote, uint64_t remote_offset, uint64_t bytes, uint32_t immediate,
-                uint32_t count, nb::object message, nb::object timeout, uint64_t token) {
+uint64_t single(FabricEngine& engine, uint32_t operation, uint64_t peer, uint64_t local,
+                uint64_t local_offset, FabricRemoteMemory& remote, uint64_t remote_offset, uint64_t bytes,
+                uint32_t immediate, uint32_t count, nb::object message, nb::object timeout, uint64_t token) {
   Options options(engine, immediate, count, message, timeout, token);
   uint64_t transfer = 0;
   int32_t status = 0;
@@ -250,21 +250,23 @@ int32_t wait_for(FabricEngine& engine, nb::handle seconds, int32_t unfinished, W
 }
 
 nb::object wait(FabricEngine& engine, uint64_t transfer, nb::object seconds) {
-  return status_object(wait_for(engine, seconds, TOWLINE_IN_PROGRESS, [&](towline_fabric_t* native, uint64_t ns) {
-    return towline_fabric_wait(native, transfer, ns);
-  }));
+  return status_object(wait_for(
+      engine, seconds, TOWLINE_IN_PROGRESS,
+      [&](towline_fabric_t* native, uint64_t ns) { return towline_fabric_wait(native, transfer, ns); }));
 }
 
 nb::object wait_fenced(FabricEngine& engine, uint64_t transfer, nb::object seconds) {
-  return status_object(wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
-    return towline_fabric_wait_fenced(native, transfer, ns);
-  }));
+  return status_object(
+      wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
+        return towline_fabric_wait_fenced(native, transfer, ns);
+      }));
 }
 
 nb::object wait_counter(FabricEngine& engine, uint32_t immediate, uint64_t value, nb::object seconds) {
-  return status_object(wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
-    return towline_fabric_counter_wait(native, immediate, value, ns);
-  }));
+  return status_object(
+      wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
+        return towline_fabric_counter_wait(native, immediate, value, ns);
+      }));
 }
 
 uint64_t counter(FabricEngine& engine, uint32_t immediate) {

@@ -1,0 +1,1 @@
+"""pplx-garden's names, on Towline: `pplx_garden.fabric_lib`."""

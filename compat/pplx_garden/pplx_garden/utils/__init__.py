@@ -1,0 +1,1 @@
+"""Small things that programs import beside fabric_lib."""
