@@ -26,6 +26,17 @@ TOWLINE_API int32_t towline_collective_issue(towline_communicator_t* communicato
                                              const towline_collective_t* call,
                                              const towline_collective_options_t* options, void* stream);
 
+// As towline_collective_issue, on a stream of the communicator's: the operation runs after what `stream` holds now and
+// beside what comes later. `work` ends when the operation has; it must be released. Sends and receives run beside
+// one another, too. In a capture, call towline_work_wait_on with a captured stream before the capture ends.
+TOWLINE_API int32_t towline_collective_issue_beside(towline_communicator_t* communicator,
+                                                    const towline_collective_t* call,
+                                                    const towline_collective_options_t* options, void* stream,
+                                                    towline_work_t** work);
+// Orders later work of `stream` after the operation, and returns without waiting. A failure of the operation is returned
+// if it is known by then. TOWLINE_UNSUPPORTED: the work is of no operation on a stream.
+TOWLINE_API int32_t towline_work_wait_on(towline_work_t* work, void* stream);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

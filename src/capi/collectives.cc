@@ -269,6 +269,30 @@ int32_t towline_collective_issue(towline_communicator_t* communicator, const tow
   });
 }
 
+int32_t towline_collective_issue_beside(towline_communicator_t* communicator,
+                                        const towline_collective_t* call,
+                                        const towline_collective_options_t* options, void* stream,
+                                        towline_work_t** work) {
+  return capi::guard(__func__, [&] {
+    Communicator& self = need_communicator(communicator);
+    capi::need(work, "work");
+    towline_collective_t copy;
+    towline_collective_options_t options_copy;
+    *work = reinterpret_cast<towline_work_t*>(
+        self.issue_beside(take_call(call, copy), take_options(options, options_copy), stream));
+    return Status::kOk;
+  });
+}
+
+int32_t towline_work_wait_on(towline_work_t* work, void* stream) {
+  return capi::guard(__func__, [&] {
+    capi::need(work, "work");
+    auto& mine = *reinterpret_cast<collectives::Work*>(work);
+    mine.communicator()->order_after(mine, stream);
+    return Status::kOk;
+  });
+}
+
 int32_t towline_collective(towline_communicator_t* communicator, const towline_collective_t* call,
                            const towline_collective_options_t* options, towline_work_t** work) {
   return capi::guard(__func__, [&] {

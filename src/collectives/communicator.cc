@@ -332,14 +332,14 @@ std::shared_ptr<Hook> Communicator::add_hook(uint32_t kind, towline_hook_fn func
   hook->context = context;
   const std::lock_guard lock(hooks_mutex_);
   hooks_.push_back(hook);
-  ++hook_count_;
+  if (kind != TOWLINE_HOOK_ABORT) ++hook_count_;
   return hook;
 }
 
 void Communicator::remove_hook(const std::shared_ptr<Hook>& hook) {
   {
     const std::lock_guard lock(hooks_mutex_);
-    if (std::erase(hooks_, hook) != 0) --hook_count_;
+    if (std::erase(hooks_, hook) != 0 && hook->kind != TOWLINE_HOOK_ABORT) --hook_count_;
   }
   const std::lock_guard lock(hook->running);
   hook->removed = true;
@@ -397,6 +397,8 @@ void Communicator::check_backend(int32_t status, const char* what) const {
   if (status >= 0) return;
   fail(Status{status}, "{}: {}", what, backend_text.empty() ? status_text(Status{status}) : backend_text);
 }
+
+void Communicator::begin_backend_call() noexcept { backend_text.clear(); }
 
 // An accepted operation failed, so the communicator is broken on all ranks.
 void Communicator::after_failure(Status status, const std::string& text) noexcept {
@@ -544,39 +546,6 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
   return work;
 }
 
-void Communicator::issue(const towline_collective_t& call, const towline_collective_options_t* options,
-                         void* stream) {
-  std::string text;
-  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
-  check_call(call);
-  if (table_->issue == nullptr)
-    fail(Status::kUnsupported, "backend {} has no operations on streams; the backend gpu has",
-         options_.backend);
-  if (finishes_here()) fail(Status::kBusy, "an operation can't be put into a stream in a function of a work");
-  const uint64_t timeout_ns = timeout_of(options);
-  const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
-  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
-  if (queued_.load(std::memory_order_acquire) != 0) {
-    std::unique_lock lock(queue_mutex_);
-    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
-  }
-  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
-  int32_t status = TOWLINE_OK;
-  {
-    const std::lock_guard lock(perform_mutex_);
-    backend_text.clear();
-    status = table_->issue(backend_, &call, number_, timeout_ns, stream);
-    if (status >= 0 && call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) ++number_;
-  }
-  if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
-  check_backend(status, op_name(call.op));
-  recorder_.start(record, monotonic_now_ns());
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS, nullptr, nullptr,
-               true);
-}
-
 bool Communicator::run_front() {
   WorkRef work;
   {
@@ -641,7 +610,8 @@ void Communicator::interrupt(const std::string& what) {
 Status Communicator::wait(Work& work, uint64_t timeout_ns) {
   const Deadline until = Deadline::after(monotonic_now_ns(), timeout_ns);
   work.call_all(TOWLINE_WORK_WAIT_PRE);
-  if (work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV || work.op() == TOWLINE_OP_BATCH) {
+  if (work.streamed || work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV ||
+      work.op() == TOWLINE_OP_BATCH) {
     wait_for_messages(work, until);
   } else {
     // With a time limit the operation stays with the communicator's thread, since it could outlast the limit

@@ -73,7 +73,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
              std::string& text);
   Work* start(const towline_collective_t& call, const towline_collective_options_t* options);  // throws Error
   // Into a stream of a GPU. Throws Error; an operation that was refused does not count.
-  void issue(const towline_collective_t& call, const towline_collective_options_t* options, void* stream);
+  void issue(const towline_collective_t& call, const towline_collective_options_t* options, void* stream) {
+    issue_on(call, options, stream, nullptr);
+  }
+  // On a stream of the backend's, after what the stream holds now.
+  Work* issue_beside(const towline_collective_t& call, const towline_collective_options_t* options,
+                     void* stream) {
+    Work* work = nullptr;
+    issue_on(call, options, stream, &work);
+    return work;
+  }
+  // Orders later work of the stream after such a work. Throws Error, the work's if that has failed.
+  void order_after(Work& work, void* stream);
   Status run_batch(std::vector<std::unique_ptr<OwnedCall>> calls, const towline_collective_options_t* options,
                    std::string& text);
   Work* start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
@@ -121,8 +132,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
   Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
                      uint64_t now, std::string& text);
+  static void begin_backend_call() noexcept;  // forgets what a call on this thread said before
   Status failure(int32_t status, std::string& text) const;
   void after_failure(Status status, const std::string& text) noexcept;
+
+  // Streams; null: in the stream itself.
+  void issue_on(const towline_collective_t& call, const towline_collective_options_t* options, void* stream,
+                Work** work);
 
   // Queue of operations
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
@@ -185,7 +201,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool messages_stopping_ = false;
   std::vector<std::thread> movers_;  // more than one if functions of works wait for messages
 
-  std::atomic<uint32_t> hook_count_{0};
+  std::atomic<uint32_t> hook_count_{0};  // before and after operations
   std::mutex hooks_mutex_;
   std::vector<std::shared_ptr<Hook>> hooks_;
   FlightRecorder recorder_;

@@ -11,6 +11,8 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
+// How often works on streams are looked at while nobody waits for them.
+constexpr std::chrono::milliseconds kStreamLook{1};
 
 // The communicator whose messages this thread moves, if it is one of its own threads.
 thread_local const Communicator* moves_messages = nullptr;
@@ -73,7 +75,7 @@ bool Communicator::move_messages(Work& work) {
       break;
     }
   }
-  if (outcome == Status::kInProgress && work.deadline().passed(monotonic_now_ns())) {
+  if (outcome == Status::kInProgress && !work.streamed && work.deadline().passed(monotonic_now_ns())) {
     for (size_t i = 0; i < work.messages.size(); ++i)
       if (work.messages[i] != nullptr && pending.empty()) pending = describe(work.batch[i]->get());
     const std::string late = fmt::format("rank {} timed out in {}", options_.rank, pending);
@@ -94,6 +96,7 @@ bool Communicator::move_messages(Work& work) {
 }
 
 void Communicator::wait_for_messages(Work& work, Deadline until) {
+  if (move_messages(work) || until.passed(monotonic_now_ns())) return;
   for (uint32_t turn = 0; turn < 1000; ++turn) {
     if (move_messages(work)) return;
     cpu_pause();
@@ -125,13 +128,16 @@ Status Communicator::run_messages(std::vector<std::unique_ptr<OwnedCall>> calls,
 
 void Communicator::watch_messages(Work* work) {
   if (work->ended()) return;
+  bool told = true;
   {
     const std::lock_guard lock(active_mutex_);
+    // Works on streams are looked at now and then: their issue wakes nobody who is awake.
+    told = !work->streamed || active_.empty();
     active_.emplace_back(work);
     // A mover inside a function of a work may wait there for this message.
     if (movers_.empty() || moves_messages == this) movers_.emplace_back([this] { serve_messages(); });
   }
-  active_changed_.notify_all();
+  if (told) active_changed_.notify_all();
 }
 
 void Communicator::serve_messages() {
@@ -159,6 +165,11 @@ void Communicator::serve_messages() {
         std::erase_if(active_, [](const WorkRef& work) { return work->ended(); });
       }
       active_changed_.notify_all();
+      continue;
+    }
+    if (std::ranges::all_of(mine, [](const WorkRef& work) { return work->streamed; })) {
+      std::unique_lock lock(active_mutex_);
+      active_changed_.wait_for(lock, kStreamLook);
       continue;
     }
     // Short, since messages started meanwhile are not among `mine`.

@@ -68,6 +68,7 @@ class Work {
   std::vector<std::unique_ptr<OwnedCall>> batch;      // one call, or sends and receives
   std::vector<towline_collective_message*> messages;  // of the batch, started
   std::mutex messages_mutex;
+  bool streamed = false;          // on a stream of a GPU: its one message is ordered there
   bool messages_settled = false;  // guarded by it: all have ended; the thread that set this finishes the work
   uint64_t record = 0;            // in the flight recorder
   int source = TOWLINE_ANY_RANK;  // of a receive that ended well

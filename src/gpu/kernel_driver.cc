@@ -209,8 +209,16 @@ class NvidiaKernels final : public KernelDevice {
       fail(Status::kUnsupported, "cuda: built without CUDA's compiler: there are no kernels");
     return std::make_unique<DriverKernels>(api_, nvidia_context(gpu), set);
   }
-  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
-    return device_.stream_state(gpu, stream);
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) override {
+    const StreamState state = device_.stream_state(gpu, stream);
+    graph = 0;
+    if (state == StreamState::kRecords) {
+      driver::CaptureStatus status = driver::kCaptureNone;
+      api_.check(api_.stream_get_capture(static_cast<driver::Stream>(stream), &status, &graph, nullptr,
+                                         nullptr, nullptr),
+                 "asking which graph the stream records");
+    }
+    return state;
   }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
     int types[] = {driver::kMemoryType, driver::kDeviceOrdinal, driver::kIsManaged};

@@ -65,6 +65,9 @@ void check_signals();
 // Sleeps a little, longer the more often it was called, with the GIL given up by the caller.
 void back_off(uint32_t& turns) noexcept;
 
+// The address of a stream of torch, of CuPy, or of any type with the CUDA stream protocol, or itself (streams.cc).
+void* stream_of(nb::handle object);
+
 // ---- the GIL (interpreter.cc)
 
 // True while the interpreter is being destroyed: Towline's threads must not use Python any more.

@@ -172,20 +172,6 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
 
 // ---- streams
 
-// A stream of torch, of CuPy, of any type with the CUDA stream protocol, or its address.
-void* stream_of(nb::handle object) {
-  if (PyLong_Check(object.ptr())) return PyLong_AsVoidPtr(object.ptr());
-  for (const char* name : {"cuda_stream", "ptr"})
-    if (nb::hasattr(object, name)) return PyLong_AsVoidPtr(nb::object(object.attr(name)).ptr());
-  if (nb::hasattr(object, "__cuda_stream__")) {
-    const nb::object answer = object.attr("__cuda_stream__")();
-    return PyLong_AsVoidPtr(nb::object(answer[1]).ptr());
-  }
-  raise(TOWLINE_INVALID_ARGUMENT,
-        std::string("stream: a torch or CuPy stream, an object with __cuda_stream__, or an address, not ") +
-            Py_TYPE(object.ptr())->tp_name);
-}
-
 [[noreturn]] void fail_on(const Transfer& transfer, const char* function, int32_t status) {
   check(status, function, describe(transfer) + ": " + towline_status_text(status));
   fail(transfer, status);
@@ -193,7 +179,6 @@ void* stream_of(nb::handle object) {
 
 nb::object post_on(Transfer& transfer, nb::handle stream) {
   void* const native = stream_of(stream);
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   int32_t status = 0;
   {
     const WithoutGil without_gil;
@@ -209,7 +194,6 @@ nb::object post_on(Transfer& transfer, nb::handle stream) {
 
 nb::object wait_on(Transfer& transfer, nb::handle stream) {
   void* const native = stream_of(stream);
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   int32_t status = 0;
   {
     const WithoutGil without_gil;

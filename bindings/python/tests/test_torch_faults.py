@@ -286,7 +286,7 @@ def test_gpus_are_refused_in_a_sentence(tmp_path):
         if os.environ.get("TOWLINE_TEST_PROCESS_GROUP"):
             sys.exit(0)
         for backend in ("cpu:towline,cuda:towline", "cuda:towline"):
-            expect_error(lambda: start(backend), "works on the CPU", "cuda")
+            expect_error(lambda: start(backend), "torch sees no GPU", "cuda")
         """,
     ).ends()
 

@@ -25,6 +25,14 @@ def serve(pipe, rank: int, size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def serve_on_model(pipe, rank: int, size: int, folder: str) -> None:
+    """The same with every tensor on a GPU, which is made of host memory."""
+    import gpu_model
+
+    gpu_model.install()
+    serve(pipe, rank, size, folder)
+
+
 def start(rank: int, size: int, file: str, backend: str = "towline") -> None:
     dist.init_process_group(
         backend, init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT)
@@ -211,7 +219,11 @@ def messages(world) -> None:
         sending.wait()
         torch.testing.assert_close(wide[:, 1], some(left, 50))
         assert not wide[:, 0].any()
-    # From the rank that sends first.
+
+
+def messages_of_anyone(world) -> None:
+    """Receives from the rank that sends first."""
+    rank, size = world.rank(), world.size()
     if rank == 0:
         values = [torch.zeros(3, 2)[:, 0] for _ in range(1, size)]
         sources = [dist.recv(value) for value in values]
@@ -235,6 +247,102 @@ def other_types(world) -> str:
     except RuntimeError as error:
         return str(error)
     return "nothing was raised"
+
+
+def beside_the_stream(world) -> None:
+    """On the model: an operation comes after what the current stream holds, wait() orders and does not wait."""
+    from towline import _torch_gpu
+
+    gpu, size = _torch_gpu.gpu, world.size()
+    gpu.settles = False
+    try:
+        gpu.model.hold(gpu.current, True)
+        tensor = torch.ones(3000)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert not work.is_completed()
+        work.wait()
+        assert not work.is_completed() and tensor[0] == 1
+        gpu.model.hold(gpu.current, False)
+        gpu.model.drain(gpu.current)
+        assert work.is_completed() and work.is_success()
+        assert tensor[0] == size
+        dist.all_reduce(tensor)  # into the current stream itself
+        gpu.model.drain(gpu.current)
+        assert tensor[0] == size * size
+    finally:
+        gpu.settles = True
+
+
+def dropped_works(world) -> None:
+    """On the model: an operation keeps its tensors until it has ended, though nobody keeps its Work."""
+    import gc
+    import weakref
+
+    from towline import _torch_gpu
+
+    gpu = _torch_gpu.gpu
+    gpu.model.hold(gpu.current, True)
+    tensor = torch.ones(3000)
+    alive = weakref.ref(tensor)
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    gpu.model.hold(gpu.current, False)
+    for _ in range(3):  # a later operation lets go of it
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    assert alive() is None
+
+
+def messages_together(world) -> None:
+    """A batch is one work, and uses one communicator of all ranks."""
+    rank, size = world.rank(), world.size()
+    group = dist.new_group()
+    into = [torch.zeros(200_000) for _ in range(size)]
+    others = [(rank + step) % size for step in range(1, size)]
+    batch = [dist.P2POp(dist.isend, torch.full((200_000,), 10.0 * rank + peer), peer, group) for peer in others]
+    batch += [dist.P2POp(dist.irecv, into[peer], peer, group) for peer in others]
+    works = dist.batch_isend_irecv(batch)
+    assert len(works) == 1
+    works[0].wait()
+    assert works[0].is_completed() and works[0].is_success()
+    for peer in others:
+        assert (into[peer] == 10.0 * peer + rank).all()
+    dist.destroy_process_group(group)
+
+
+def disagree_on_gpus(world) -> str:
+    """Ranks learn of it at their next operation, of whatever memory."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    try:
+        dist.all_reduce(torch.zeros(3 if world.rank() else 4), group=group)
+        limit = time.monotonic() + TIMEOUT
+        while time.monotonic() < limit:
+            dist.barrier(group=group)
+        return "nothing was raised"
+    except RuntimeError as error:
+        return str(error)
+
+
+def late_on_gpus(world) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(torch.zeros(1), group=group)
+    if world.rank() == 0:
+        dist.barrier()
+        return ""
+    try:
+        work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        work.wait()
+        limit = time.monotonic() + TIMEOUT
+        while not work.is_completed():
+            assert time.monotonic() < limit
+        assert not work.is_success() and work.exception() is not None
+        work.wait()
+        return "nothing was raised"
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        dist.barrier()
 
 
 def objects(world) -> None:

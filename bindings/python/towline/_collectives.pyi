@@ -11,6 +11,8 @@ from ._errors import Error, Status
 Tensor = Any  # torch's, NumPy's, buffers, DLPack, (address, elements, type)
 Timeout = float | None  # seconds; None: the communicator's
 Hints = dict[str, Any] | None
+# Of torch or CuPy, or any with __cuda_stream__, or an address: the operation is enqueued there, and its tensors are a GPU's.
+Stream = object | None
 
 def status_text(status: int) -> str: ...
 def _status_list() -> list[tuple[str, int]]: ...
@@ -42,6 +44,7 @@ class Communicator:
         flight_records: int = 0,
         config: str | None = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> None:
         """Collective: returns when all ranks have come.
 
@@ -76,6 +79,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """In place, or into `output`. As every operation, returns when done, or with `async_op` at once, a Work."""
     def reduce(
@@ -89,6 +93,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """At the root in place, or into its `output`; nothing else is written."""
     def broadcast(
@@ -102,6 +107,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """Into one tensor, rank after rank, or a list of one for each rank, whose sizes may differ."""
     def all_gather_v(
@@ -112,6 +118,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None: ...
     def reduce_scatter(
         self,
@@ -123,6 +130,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None: ...
     def reduce_scatter_v(
         self,
@@ -134,6 +142,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None: ...
     def gather(
         self,
@@ -144,6 +153,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """`output` is looked at on the root only."""
     def scatter(
@@ -155,6 +165,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """`input` is looked at on the root only."""
     def all_to_all(
@@ -167,6 +178,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """Splits are rows (of the first dimension) from and for each rank; every rank gives some, or none does."""
     def send(
@@ -178,6 +190,7 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None: ...
     def recv(
         self,
@@ -188,9 +201,12 @@ class Communicator:
         async_op: bool = False,
         timeout: Timeout = None,
         hints: Hints = None,
+        stream: Stream = None,
     ) -> Work | None:
         """From a rank, or from whichever sends first: Work.source tells which."""
-    def barrier(self, *, async_op: bool = False, timeout: Timeout = None, hints: Hints = None) -> Work | None: ...
+    def barrier(
+        self, *, async_op: bool = False, timeout: Timeout = None, hints: Hints = None, stream: Stream = None
+    ) -> Work | None: ...
     def batch(self) -> Batch: ...
     def split(self, ranks: Iterable[int], name: str | None = None, timeout: Timeout = None) -> Communicator | None:
         """Collective: every rank names the ranks of the group it will be in, in their new order; none gives None."""
@@ -215,6 +231,9 @@ class Work:
 
     def wait(self, timeout: Timeout = None) -> None:
         """Raises what it failed with; TimedOut with the status IN_PROGRESS when it has not ended by then."""
+    def wait_on(self, stream: object) -> None:
+        """Orders what comes later in a stream after the operation, which was given `stream`; does not wait. Raises what it
+        failed with, if that is known by then."""
     def poll(self) -> Status: ...
     @property
     def done(self) -> bool: ...

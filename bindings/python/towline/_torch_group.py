@@ -16,7 +16,9 @@ import torch
 from torch._C import _DistStoreError
 from torch._C import _distributed_c10d as c10d
 
-from . import _errors, collectives
+from . import _errors, _torch_gpu, collectives
+from ._torch_gpu import Communicators, JointWork, StreamWork
+from ._torch_works import AskedWork, ask_the_work_behind
 
 NAME = "towline"
 _REDUCTIONS = {
@@ -45,17 +47,7 @@ class Store:
         return self.store.get(key)
 
 
-class _Question(threading.local):
-    """Which of our Works is behind one of torch's holders: asked through the one method that a holder hands on."""
-
-    asking = False
-    answer: _Work | None = None
-
-
-_question = _Question()
-
-
-class _Work(c10d.Work):
+class _Work(AskedWork):
     """An operation that goes on by itself. `outputs` are what its future yields.
 
     `copy` is (outputs, dense): outputs that could not travel as they are, and what did, which is copied back at the end.
@@ -108,10 +100,7 @@ class _Work(c10d.Work):
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future:
-        if _question.asking:
-            _question.answer = self
-            return torch.futures.Future()
+    def _make_future(self) -> torch.futures.Future:
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -131,29 +120,6 @@ class _Work(c10d.Work):
             raise error
         self._finish()
         return self._outputs
-
-
-def _ask_the_work_behind(name: str) -> None:
-    """Lets torch's Work answer by ours where it holds one.
-
-    torch wraps what a Backend made in Python returns, and the wrapper hands on only wait() and get_future(): it would say
-    that no operation ever completes, which a program may wait for.
-    """
-    original = getattr(c10d.Work, name)
-
-    def answer(work: c10d.Work) -> Any:
-        _question.asking, _question.answer = True, None
-        try:
-            work.get_future()
-        except RuntimeError:  # Works of other backends may have none
-            pass
-        finally:
-            _question.asking = False
-        behind, _question.answer = _question.answer, None
-        return original(work) if behind is None else getattr(behind, name)()
-
-    answer.__name__ = name
-    setattr(c10d.Work, name, answer)
 
 
 def _seconds(options: Any) -> float | None:
@@ -199,10 +165,21 @@ def _copy_back(outputs: Any, dense: Any) -> None:
 def _last_of(works: Any) -> Any:
     """Operations that run in order, of which one that fails fails all behind it: the last one speaks for all."""
     made = list(works)
+    if any(isinstance(work, StreamWork) for work in made):
+        return made[0] if len(made) == 1 else JointWork(made)
     copies = [work._copy for work in made if work is not None and work._copy is not None]
     if copies:
         made[-1]._copy = tuple(map(list, zip(*copies)))
     return made[-1] if made else None
+
+
+def _first_tensor(*given: Any) -> torch.Tensor | None:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            return one
+        if isinstance(one, (list, tuple)) and (found := _first_tensor(*one)) is not None:
+            return found
+    return None
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -210,37 +187,68 @@ def _flat(outputs: Any) -> list[Any]:
 
 
 class Operations:
-    """What torch calls a group for, done by a communicator: `self._comm`."""
+    """What torch calls a group for, done by communicators: `self._comm` for memory of the host, `self._gpus` for GPUs'."""
 
     _comm: collectives.Communicator
+    _gpus: Communicators
     _sequence = 0
+    _together: list[Any] | None = None  # works between start_coalescing and end_coalescing
 
     # ---- the common path
 
-    def _do(self, operation: Any, output: Any, inputs: tuple, options: Any, outputs: list[Any], **how: Any) -> Any:
-        """Calls operation(output, *inputs): for its end where torch waits anyhow, else as a Work.
+    def _do(
+        self, name: str, output: Any, inputs: tuple, options: Any, outputs: list[Any], into: Any = None, **how: Any
+    ) -> Any:
+        """Calls the operation(output, *inputs): for its end where torch waits anyhow, else as a Work.
 
-        An operation of one tensor, which it changes, has no inputs.
+        An operation of one tensor, which it changes, has no inputs. `into`: where the output is copied at the end.
         """
-        timeout = _seconds(options)
-        async_op = getattr(options, "asyncOp", True)
-        copy = None
+        first = _first_tensor(output, inputs)
+        on_gpu = first is not None and _torch_gpu.gpu.holds(first)
+        index = _torch_gpu.gpu.index(first) if on_gpu else 0
+        communicator = self._gpus.of_all(index) if on_gpu else self._comm
+        async_op = how["async_op"] = getattr(options, "asyncOp", True)
+        how["timeout"] = _seconds(options)
+        if on_gpu:
+            how["stream"] = _torch_gpu.gpu.stream(index)
+        copy = None if into is None else (into, output)
+        operation = getattr(communicator, name)
         try:
-            work = operation(output, *inputs, async_op=async_op, timeout=timeout, **how)
+            work = operation(output, *inputs, **how)
         except (_errors.InvalidArgument, _errors.Unsupported):
             # Nothing has been sent yet. Tensors that can't be sent directly are copied.
             dense, dense_inputs = _dense(output), _dense(inputs)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
-            copy = (output, dense)
-            work = operation(dense, *dense_inputs, async_op=async_op, timeout=timeout, **how)
+            copy = (output if into is None else into, dense)
+            work = operation(dense, *dense_inputs, **how)
         self._sequence += 1
         if async_op:
-            return _Work(work, outputs, copy)
+            return self._issued(_on_stream(index, work, outputs, copy) if on_gpu else _Work(work, outputs, copy))
+        if on_gpu:
+            _torch_gpu.gpu.settle(index)
         if copy is not None:
             with torch.no_grad():
                 _copy_back(*copy)
         return self._done(outputs)
+
+    def _issued(self, work: Any) -> Any:
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def start_coalescing(self) -> None:
+        self._together = []
+
+    def end_coalescing(self) -> Any:
+        works, self._together = self._together or [], None
+        return JointWork(works)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self.start_coalescing()
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        return self.end_coalescing()
 
     def _done(self, outputs: list[Any]) -> Any:
         return None
@@ -249,7 +257,7 @@ class Operations:
 
     def allreduce(self, tensors: list, opts: Any = c10d.AllreduceOptions()) -> Any:
         op, factor = _reduction(opts)
-        return _last_of(self._do(self._comm.all_reduce, tensor, (), opts, tensors, op=op, factor=factor) for tensor in tensors)
+        return _last_of(self._do("all_reduce", tensor, (), opts, tensors, op=op, factor=factor) for tensor in tensors)
 
     def allreduce_coalesced(self, tensors: list, opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
         return self.allreduce(tensors, opts)
@@ -258,21 +266,21 @@ class Operations:
         op, factor = _reduction(opts)
         root = opts.rootRank
         (tensor,) = tensors
-        return self._do(self._comm.reduce, tensor, (), opts, tensors, root=root, op=op, factor=factor)
+        return self._do("reduce", tensor, (), opts, tensors, root=root, op=op, factor=factor)
 
     def reduce_scatter(self, output_tensors: list, input_tensors: list, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         op, factor = _reduction(opts)
         (output,), (inputs,) = output_tensors, input_tensors
-        return self._do(self._comm.reduce_scatter, output, (inputs,), opts, output_tensors, op=op, factor=factor)
+        return self._do("reduce_scatter", output, (inputs,), opts, output_tensors, op=op, factor=factor)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         op, factor = _reduction(opts)
-        return self._do(self._comm.reduce_scatter, output, (input,), opts, [output], op=op, factor=factor)
+        return self._do("reduce_scatter", output, (input,), opts, [output], op=op, factor=factor)
 
     def reduce_scatter_single_coalesced(self, outputs: list, inputs: list, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         op, factor = _reduction(opts)
         return _last_of(
-            self._do(self._comm.reduce_scatter, output, (one,), opts, outputs, op=op, factor=factor)
+            self._do("reduce_scatter", output, (one,), opts, outputs, op=op, factor=factor)
             for output, one in zip(outputs, inputs)
         )
 
@@ -280,76 +288,86 @@ class Operations:
 
     def broadcast(self, tensors: list, opts: Any = c10d.BroadcastOptions()) -> Any:
         (tensor,) = tensors
-        return self._do(self._comm.broadcast, tensor, (), opts, tensors, root=opts.rootRank)
+        return self._do("broadcast", tensor, (), opts, tensors, root=opts.rootRank)
 
     def allgather(self, output_tensors: list, input_tensors: list, opts: Any = c10d.AllgatherOptions()) -> Any:
         (outputs,), (one,) = output_tensors, input_tensors
         if len({output.data_ptr() for output in outputs}) == len(outputs):
-            return self._do(self._comm.all_gather, outputs, (one,), opts, outputs)
+            return self._do("all_gather", outputs, (one,), opts, outputs)
         # Some tensors are the same object: the last rank's part stays in it, on every rank.
         parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for output in outputs]
-        async_op = getattr(opts, "asyncOp", True)
-        work = self._comm.all_gather(_dense(parts), _dense(one), async_op=async_op, timeout=_seconds(opts))
-        self._sequence += 1
-        made = _Work(work, outputs, (outputs, _dense(parts)))
-        if async_op:
-            return made
-        made._finish()
-        return self._done(outputs)
+        return self._do("all_gather", parts, (one,), opts, outputs, into=outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
-        return self._do(self._comm.all_gather, output, (input,), opts, [output])
+        return self._do("all_gather", output, (input,), opts, [output])
 
     def all_gather_single_coalesced(self, outputs: list, inputs: list, opts: Any = c10d.AllgatherOptions()) -> Any:
         return _last_of(
-            self._do(self._comm.all_gather, output, (one,), opts, outputs) for output, one in zip(outputs, inputs)
+            self._do("all_gather", output, (one,), opts, outputs) for output, one in zip(outputs, inputs)
         )
 
     def allgather_coalesced(self, output_lists: list, inputs: list, opts: Any = c10d.AllgatherOptions()) -> Any:
         # One list for each rank, with one tensor for each input.
         return _last_of(
-            self._do(self._comm.all_gather, [output[position] for output in output_lists], (one,), opts, output_lists)
+            self._do("all_gather", [output[position] for output in output_lists], (one,), opts, output_lists)
             for position, one in enumerate(inputs)
         )
 
     def gather(self, output_tensors: list, input_tensors: list, opts: Any = c10d.GatherOptions()) -> Any:
         outputs = output_tensors[0] if opts.rootRank == self._comm.rank else None
         (one,) = input_tensors
-        return self._do(self._comm.gather, outputs, (one,), opts, _flat(outputs or []), root=opts.rootRank)
+        return self._do("gather", outputs, (one,), opts, _flat(outputs or []), root=opts.rootRank)
 
     def scatter(self, output_tensors: list, input_tensors: list, opts: Any = c10d.ScatterOptions()) -> Any:
         inputs = input_tensors[0] if opts.rootRank == self._comm.rank else None
         (output,) = output_tensors
-        return self._do(self._comm.scatter, output, (inputs,), opts, output_tensors, root=opts.rootRank)
+        return self._do("scatter", output, (inputs,), opts, output_tensors, root=opts.rootRank)
 
     def all_to_all_single(
         self, output: Any, input: Any, output_split_sizes: list, input_split_sizes: list, opts: Any = c10d.AllToAllOptions()
     ) -> Any:
         splits = (output_split_sizes or None, input_split_sizes or None)
-        return self._do(self._comm.all_to_all, output, (input, *splits), opts, [output])
+        return self._do("all_to_all", output, (input, *splits), opts, [output])
 
     def alltoall(self, output_tensors: list, input_tensors: list, opts: Any = c10d.AllToAllOptions()) -> Any:
-        return self._do(self._comm.all_to_all, output_tensors, (input_tensors,), opts, output_tensors)
+        return self._do("all_to_all", output_tensors, (input_tensors,), opts, output_tensors)
 
     # ---- messages
 
     def send(self, tensors: list, dst_rank: int, tag: int = 0) -> Any:
         (tensor,) = tensors
-        return _Work(self._comm.send(_dense(tensor), dst_rank, tag, async_op=True), tensors)
+        if _torch_gpu.gpu.holds(tensor):
+            return self._message_on_gpu("send", tensors, dst_rank, tag)
+        return self._issued(_Work(self._comm.send(_dense(tensor), dst_rank, tag, async_op=True), tensors))
 
     def recv(self, tensors: list, src_rank: int, tag: int = 0) -> Any:
         (tensor,) = tensors
+        if _torch_gpu.gpu.holds(tensor):
+            return self._message_on_gpu("recv", tensors, src_rank, tag)
         dense = _dense(tensor)
-        return _Work(self._comm.recv(dense, src_rank, tag, async_op=True), tensors, (tensor, dense))
+        return self._issued(_Work(self._comm.recv(dense, src_rank, tag, async_op=True), tensors, (tensor, dense)))
 
     def recv_anysource(self, tensors: list, tag: int = 0) -> Any:
         (tensor,) = tensors
+        if _torch_gpu.gpu.holds(tensor):
+            raise _errors.Unsupported("a receive on a GPU must name the rank that it is from")
         dense = _dense(tensor)
-        return _Work(self._comm.recv(dense, None, tag, async_op=True), tensors, (tensor, dense))
+        return self._issued(_Work(self._comm.recv(dense, None, tag, async_op=True), tensors, (tensor, dense)))
+
+    def _message_on_gpu(self, name: str, tensors: list, peer: int, tag: int) -> Any:
+        (tensor,) = tensors
+        index = _torch_gpu.gpu.index(tensor)
+        communicator, peer = self._gpus.for_message(index, peer, self._together is not None)
+        dense = _dense(tensor)
+        stream = _torch_gpu.gpu.stream(index)
+        work = getattr(communicator, name)(dense, peer, tag, async_op=True, stream=stream)
+        copy = None if name == "send" or _same(dense, tensor) else (tensor, dense)
+        return self._issued(_on_stream(index, work, tensors, copy))
 
     # ---- the rest
 
     def barrier(self, opts: Any = c10d.BarrierOptions()) -> Any:
+        self._gpus.synchronize()  # a barrier holds up the host
         async_op = getattr(opts, "asyncOp", True)
         work = self._comm.barrier(async_op=async_op, timeout=_seconds(opts))
         return _Work(work, []) if async_op else self._done([])
@@ -408,13 +426,17 @@ class Operations:
         raise RuntimeError(text)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._comm.timeout = timeout.total_seconds()
+        self._gpus.timeout = timeout.total_seconds()
+        for communicator in (self._comm, *self._gpus):
+            communicator.timeout = timeout.total_seconds()
 
     def abort(self) -> None:
-        if not self._comm.closed:
-            self._comm.abort("the process group was aborted")
+        for communicator in (self._comm, *self._gpus):
+            if not communicator.closed:
+                communicator.abort("the process group was aborted")
 
     def shutdown(self) -> None:
+        self._gpus.close()
         self._comm.close()
 
     def getBackendName(self) -> str:
@@ -428,8 +450,12 @@ class Operations:
 
     @property
     def communicator(self) -> collectives.Communicator:
-        """What the group runs on."""
+        """What the group runs on, in the host's memory."""
         return self._comm
+
+    def gpu_communicator(self, index: int) -> collectives.Communicator:
+        """What it runs on on a GPU. Collective, if none has been used yet."""
+        return self._gpus.of_all(index)
 
     # As torch called them before 2.15.
     alltoall_base = all_to_all_single
@@ -437,6 +463,10 @@ class Operations:
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _on_stream(index: int, work: Any, outputs: list[Any], copy: tuple[Any, Any] | None) -> StreamWork:
+    return StreamWork(index, work, outputs, None if copy is None else lambda: _copy_back(*copy))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -453,9 +483,9 @@ _kept: set[PythonBackend] = set()
 class PythonBackend(Operations, c10d.Backend):
     """For torch whose Backend can be one of Python."""
 
-    def __init__(self, communicator: Any, group: Any = None) -> None:
+    def __init__(self, communicator: Any, gpus: Communicators, group: Any = None) -> None:
         c10d.Backend.__init__(self, communicator.rank, communicator.size)
-        self._comm = communicator
+        self._comm, self._gpus = communicator, gpus
         self._group = group  # until it is made
         if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
             # torch wraps the backend then, and keeps its C++ part alone.
@@ -469,20 +499,22 @@ class PythonBackend(Operations, c10d.Backend):
         """What torch calls when it has made a group, and registered it for its devices."""
         super()._set_group_uid(uid)
         group, self._group = self._group, None
-        others = [
+        asked = [
             device.type
             for device in (group._device_types if group is not None else ())
             if device.type != "cpu" and group._get_backend(device).name() == self.getBackendName()
         ]
-        if others:
+        refused = [device for device in asked if device != "cuda" or not _torch_gpu.gpu.available()]
+        if refused:
             self.shutdown()
+            why = "torch sees no GPU" if refused == ["cuda"] else "works on cpu and cuda"
             raise _errors.Unsupported(
-                f"backend {self.getBackendName()} works on the CPU, and is asked for on {', '.join(others)}: "
-                f'name another for that, such as "cpu:{self.getBackendName()},{others[0]}:nccl"'
+                f"backend {self.getBackendName()} is asked for on {', '.join(refused)}: {why}; name another for that, such as "
+                f'"cpu:{self.getBackendName()},{refused[0]}:..."'
             )
 
     # All of these must be defined: the inherited ones recurse without end.
-    supports_coalescing = property(lambda self: False)
+    supports_coalescing = property(lambda self: _torch_gpu.gpu.available())
     supports_reconfigure = property(lambda self: False)
     supports_shrinking = property(lambda self: False)
     supports_splitting = property(lambda self: False)
@@ -493,9 +525,9 @@ class PythonBackend(Operations, c10d.Backend):
 class _ProcessGroup(Operations, c10d.ProcessGroup):
     """For torch before: its ProcessGroup can be one of Python, and is then the whole group."""
 
-    def __init__(self, communicator: collectives.Communicator) -> None:
+    def __init__(self, communicator: collectives.Communicator, gpus: Communicators) -> None:
         c10d.ProcessGroup.__init__(self, communicator.rank, communicator.size)
-        self._comm = communicator
+        self._comm, self._gpus = communicator, gpus
         self._name = communicator.name
 
     def _done(self, outputs: list[Any]) -> Any:
@@ -504,7 +536,7 @@ class _ProcessGroup(Operations, c10d.ProcessGroup):
     def _get_backend(self, device: torch.device) -> _ProcessGroup:
         return self
 
-    supports_coalescing = property(lambda self: False)
+    supports_coalescing = property(lambda self: _torch_gpu.gpu.available())
 
     @property
     def group_name(self) -> str:
@@ -531,15 +563,17 @@ def _takes_backends() -> bool:
 TAKES_BACKENDS = _takes_backends()
 if TAKES_BACKENDS:
     for _name in ("is_completed", "is_success", "exception", "source_rank", "_source_rank", "result"):
-        _ask_the_work_behind(_name)
+        ask_the_work_behind(_name)
 
 
 def create(options: Any, backend_options: Any = None) -> Operations:
+    store = Store(options.store)
     communicator = collectives.Communicator(
         rank=options.group_rank,
         size=options.group_size,
         name=str(options.group_id or "world"),
-        store=Store(options.store),
+        store=store,
         timeout=options.timeout.total_seconds(),
     )
-    return PythonBackend(communicator, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator)
+    gpus = Communicators(communicator, store)
+    return PythonBackend(communicator, gpus, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator, gpus)

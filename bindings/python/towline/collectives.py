@@ -9,6 +9,11 @@
 
 Tensors are torch's or NumPy's, anything with the buffer protocol or DLPack, or (address, elements, type); contiguous,
 in this host's memory. Every rank calls the same operations of one communicator in the same order. Times are seconds.
+
+    on_gpus = collectives.Communicator(backend="gpu")
+    on_gpus.all_reduce(tensor, stream=torch.cuda.current_stream())              # enqueued there
+    work = on_gpus.all_reduce(tensor, async_op=True, stream=torch.cuda.current_stream())  # after the stream, beside it
+    work.wait_on(torch.cuda.current_stream())                                   # what follows comes after it
 """
 
 from __future__ import annotations

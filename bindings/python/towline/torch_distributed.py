@@ -1,12 +1,14 @@
 """torch.distributed over Towline.
 
     import towline.torch_distributed            # torch before 2.15; later ones find it by themselves
-    torch.distributed.init_process_group(backend="towline")     # or "cpu:towline,cuda:nccl"
+    torch.distributed.init_process_group(backend="towline")     # CPU and GPU; or "cpu:towline,cuda:nccl"
 
-A group is a `towline.collectives.Communicator` that meets in torch's own store.
+A group is `towline.collectives.Communicator`s that meet in torch's own store.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch.distributed as dist
 
@@ -15,10 +17,15 @@ from ._torch_group import NAME, create
 __all__ = ["NAME", "register"]
 
 
+def _devices() -> list[str]:
+    """Where the name alone means us. torch is not asked, since its answer would start CUDA in a process that may fork."""
+    return ["cpu", "cuda"] if any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))) else ["cpu"]
+
+
 def register() -> None:
     """Makes the backend known to torch.distributed; again does nothing."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=_devices())
 
 
 register()

@@ -245,7 +245,10 @@ def test_tensors_of_other_devices_are_refused(comm):
         with pytest.raises(RuntimeError, match="is on meta|memory, not on meta"):
             call()
     with pytest.raises(RuntimeError, match="works on the CPU; the device is"):
-        torchcomms.new_comm(comm.get_backend(), torch.device("cuda", 0))
+        torchcomms.new_comm("gloo", torch.device("cuda", 0))
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="cuda: "):
+            torchcomms.new_comm("towline", torch.device("cuda", 0))
     comm.all_reduce(here, ReduceOp.SUM, False)  # nothing is broken
 
 

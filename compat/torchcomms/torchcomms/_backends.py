@@ -50,6 +50,11 @@ def make(name: str, device: torch.device, options: CommOptions) -> Any:
         from ._torch_gloo import TorchGloo
 
         register_backend(name, TorchGloo)
+    if device.type == "cuda" and name not in _registered:
+        from . import _gpu
+
+        if name in _gpu.NAMES:
+            return _gpu.NativeOnGpu(name, options, device)
     if name not in _registered and name not in FEATURES:
         _load(name)
     if name in _registered:
@@ -123,17 +128,20 @@ class Native:
         self.comm = comm
 
     def _form(self) -> collectives.Communicator:
-        options = self.options
-        how: dict[str, Any] = {}
         if self.name == "fake":
-            how.update(backend="fake", rank=0, size=1)
-        else:
-            how["rank"], how["size"] = rank_and_size()
-            if self.name not in FEATURES:
-                how["backend"] = self.name
-        if options.store is not None and self.name != "fake":
-            how["store"] = _prefixed(options.store, f"towline/{options.name}")
+            return self._open({"backend": "fake", "rank": 0, "size": 1})
+        how = self._place()
+        if self.name not in FEATURES:
+            how["backend"] = self.name
         return self._open(how)
+
+    def _place(self) -> dict[str, Any]:
+        """Which rank this is, and where the ranks meet."""
+        how: dict[str, Any] = {}
+        how["rank"], how["size"] = rank_and_size()
+        if self.options.store is not None:
+            how["store"] = _prefixed(self.options.store, f"towline/{self.options.name}")
+        return how
 
     def _open(self, how: dict[str, Any]) -> collectives.Communicator:
         how.setdefault("name", self.options.name)
@@ -192,6 +200,10 @@ class Native:
             raise RuntimeError("the communicator is not configured yet: call reconfigure()")
         return self.comm
 
+    def calls(self) -> Any:
+        """What has the operations."""
+        return self.use()
+
     def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:
         comm = self.use().split(ranks, name, options.timeout.total_seconds())
         return None if comm is None else Native(self.name, options, comm)
@@ -217,60 +229,60 @@ class Native:
     # ---- operations: (arguments) -> Work, or None when done
 
     def send(self, tensor, peer, **how):
-        return self.use().send(tensor, peer, **how)
+        return self.calls().send(tensor, peer, **how)
 
     def recv(self, tensor, peer, **how):
-        return self.use().recv(tensor, peer, **how)
+        return self.calls().recv(tensor, peer, **how)
 
     def broadcast(self, tensor, root, **how):
-        return self.use().broadcast(tensor, root, **how)
+        return self.calls().broadcast(tensor, root, **how)
 
     def all_reduce(self, tensor, op, **how):
         if op.type is RedOpType.PREMUL_SUM:
             how["factor"] = float(op.factor)
-        return self.use().all_reduce(tensor, op.native, **how)
+        return self.calls().all_reduce(tensor, op.native, **how)
 
     def reduce(self, tensor, root, op, **how):
         if op.type is RedOpType.PREMUL_SUM:
             how["factor"] = float(op.factor)
-        return self.use().reduce(tensor, root, op.native, **how)
+        return self.calls().reduce(tensor, root, op.native, **how)
 
     def all_gather(self, outputs, input, **how):
-        return self.use().all_gather(outputs, input, **how)
+        return self.calls().all_gather(outputs, input, **how)
 
     def all_gather_v(self, outputs, input, **how):
-        return self.use().all_gather_v(outputs, input, **how)
+        return self.calls().all_gather_v(outputs, input, **how)
 
     all_gather_single = all_gather
 
     def reduce_scatter(self, output, inputs, op: ReduceOp, **how):
         if op.type is RedOpType.PREMUL_SUM:
             how["factor"] = float(op.factor)
-        return self.use().reduce_scatter(output, inputs, op.native, **how)
+        return self.calls().reduce_scatter(output, inputs, op.native, **how)
 
     def reduce_scatter_v(self, output, inputs, op: ReduceOp, **how):
         if op.type is RedOpType.PREMUL_SUM:
             how["factor"] = float(op.factor)
-        return self.use().reduce_scatter_v(output, inputs, op.native, **how)
+        return self.calls().reduce_scatter_v(output, inputs, op.native, **how)
 
     reduce_scatter_single = reduce_scatter
 
     def all_to_all(self, outputs, inputs, **how):
-        return self.use().all_to_all(outputs, inputs, **how)
+        return self.calls().all_to_all(outputs, inputs, **how)
 
     all_to_all_single = all_to_all
 
     def all_to_all_v_single(self, output, input, output_splits, input_splits, **how):
-        return self.use().all_to_all(output, input, output_splits, input_splits, **how)
+        return self.calls().all_to_all(output, input, output_splits, input_splits, **how)
 
     def barrier(self, **how):
-        return self.use().barrier(**how)
+        return self.calls().barrier(**how)
 
     def scatter(self, output, inputs, root, **how):
-        return self.use().scatter(output, inputs if root == self.rank else None, root, **how)
+        return self.calls().scatter(output, inputs if root == self.rank else None, root, **how)
 
     def gather(self, outputs, input, root, **how):
-        return self.use().gather(outputs if root == self.rank else None, input, root, **how)
+        return self.calls().gather(outputs if root == self.rank else None, input, root, **how)
 
     gather_single = gather
 

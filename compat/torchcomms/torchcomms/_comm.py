@@ -187,7 +187,7 @@ class TorchComm:
             raise RuntimeError(f"batch_op_issue not implemented by backend {self.get_backend()}")
         timeout = options.timeout if options is not None else None
         try:
-            batch = self._implementation.use().batch()
+            batch = self._implementation.calls().batch()
             for op in ops:
                 (batch.send if op.type is P2POpType.SEND else batch.recv)(op.tensor, op.peer)
             hints = options.hints if options is not None else None
@@ -294,7 +294,7 @@ class TorchComm:
     tensor_deregister = tensor_register
 
     def get_device_transport(self) -> Any:
-        raise RuntimeError(f"getDeviceTransport not implemented by backend {self.get_backend()}: it works on the CPU")
+        raise RuntimeError(f"getDeviceTransport not implemented by backend {self.get_backend()}")
 
     def get_mem_allocator(self) -> Any:
         raise RuntimeError(f"getMemAllocator not implemented by backend {self.get_backend()}")

@@ -52,6 +52,11 @@ class TorchWork:
         if not self._blocking:
             raise RuntimeError("waitBlocking not implemented for this backend; use wait()")
         self.wait()
+        if hasattr(self._native, "wait_blocking"):
+            try:
+                self._native.wait_blocking()
+            except Error as error:
+                raise RuntimeError(str(error)) from error
 
     def get_timeout(self) -> timedelta:
         return self._timeout

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from towline import _torch_group
+from towline import _torch_gpu, _torch_group
 
+from ._gpu import JointWork
 from ._types import ReduceOp, RedOpType
 
 
 class _Facade:
-    """The operations of towline.collectives.Communicator over a TorchComm, so that its hooks see them."""
+    """The operations of towline.collectives.Communicator over a TorchComm, so that its hooks see them.
+
+    It finds the stream of an operation by itself.
+    """
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
@@ -35,46 +39,49 @@ class _Facade:
         work = self.comm._run(operation, arguments, async_op, None, limit)
         return work._native if async_op else None
 
-    def all_reduce(self, tensor, *, op=0, factor=None, async_op=False, timeout=None):
+    def all_reduce(self, tensor, *, op=0, factor=None, async_op=False, timeout=None, stream=None):
         return self._run("all_reduce", (tensor, _reduction(op, factor)), async_op, timeout)
 
-    def reduce(self, tensor, *, root, op=0, factor=None, async_op=False, timeout=None):
+    def reduce(self, tensor, *, root, op=0, factor=None, async_op=False, timeout=None, stream=None):
         return self._run("reduce", (tensor, root, _reduction(op, factor)), async_op, timeout)
 
-    def broadcast(self, tensor, *, root, async_op=False, timeout=None):
+    def broadcast(self, tensor, *, root, async_op=False, timeout=None, stream=None):
         return self._run("broadcast", (tensor, root), async_op, timeout)
 
-    def all_gather(self, output, input, *, async_op=False, timeout=None):
+    def all_gather(self, output, input, *, async_op=False, timeout=None, stream=None):
         listed = isinstance(output, (list, tuple))
         if listed and len({one.numel() for one in output}) > 1:
             return self._run("all_gather_v", (output, input), async_op, timeout)
         return self._run("all_gather" if listed else "all_gather_single", (output, input), async_op, timeout)
 
-    def reduce_scatter(self, output, input, *, op=0, factor=None, async_op=False, timeout=None):
+    def reduce_scatter(self, output, input, *, op=0, factor=None, async_op=False, timeout=None, stream=None):
         operation = "reduce_scatter" if isinstance(input, (list, tuple)) else "reduce_scatter_single"
         return self._run(operation, (output, input, _reduction(op, factor)), async_op, timeout)
 
-    def gather(self, output, input, *, root, async_op=False, timeout=None):
+    def gather(self, output, input, *, root, async_op=False, timeout=None, stream=None):
         return self._run("gather", (output or [], input, root), async_op, timeout)
 
-    def scatter(self, output, input, *, root, async_op=False, timeout=None):
+    def scatter(self, output, input, *, root, async_op=False, timeout=None, stream=None):
         return self._run("scatter", (output, input or [], root), async_op, timeout)
 
-    def all_to_all(self, output, input, output_splits=None, input_splits=None, *, async_op=False, timeout=None):
+    def all_to_all(self, output, input, output_splits=None, input_splits=None, *, async_op=False, timeout=None, stream=None):
         if isinstance(output, (list, tuple)):
             return self._run("all_to_all", (output, input), async_op, timeout)
         if output_splits is None and input_splits is None:
             return self._run("all_to_all_single", (output, input), async_op, timeout)
         return self._run("all_to_all_v_single", (output, input, output_splits, input_splits), async_op, timeout)
 
-    def send(self, tensor, peer, tag=0, *, async_op=False, timeout=None):
+    def send(self, tensor, peer, tag=0, *, async_op=False, timeout=None, stream=None):
         return self._run("send", (tensor, peer), async_op, timeout)
 
-    def recv(self, tensor, peer, tag=0, *, async_op=False, timeout=None):
+    def recv(self, tensor, peer, tag=0, *, async_op=False, timeout=None, stream=None):
         return self._run("recv", (tensor, peer), async_op, timeout)
 
-    def barrier(self, *, async_op=False, timeout=None):
-        return self._run("barrier", (), async_op, timeout)
+    def barrier(self, *, async_op=False, timeout=None, stream=None):
+        work = self._run("barrier", (), async_op, timeout)
+        if self.comm.get_device().type == "cuda":
+            _torch_gpu.gpu.synchronize(self.comm._implementation.index)  # a barrier holds up the host
+        return work
 
     @property
     def timeout(self) -> float:
@@ -91,6 +98,28 @@ class _Facade:
         self.comm.finalize()
 
 
+class _OnlyOne:
+    """In the place of a group's communicators on GPUs: the TorchComm is for whatever memory it was made for."""
+
+    def __init__(self, facade: _Facade) -> None:
+        self._facade, self.timeout = facade, facade.timeout
+
+    def of_all(self, index: int) -> _Facade:
+        return self._facade
+
+    def for_message(self, index: int, peer: int, together: bool) -> tuple[_Facade, int]:
+        return self._facade, peer
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def synchronize(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 _TYPES = {int(getattr(ReduceOp, one.name).native): one for one in RedOpType if one is not RedOpType.PREMUL_SUM}
 
 
@@ -105,7 +134,8 @@ class _BackendWrapper(_torch_group.PythonBackend):
                 f"torch {torch.__version__} takes no backend made in Python: communicators join its process groups and "
                 'device meshes from torch 2.15 on; init_process_group(backend="towline") works with earlier ones'
             )
-        super().__init__(_Facade(comm))
+        facade = _Facade(comm)
+        super().__init__(facade, _OnlyOne(facade))
         self._torchcomm, self._batch = comm, None
 
     supports_coalescing = property(lambda self: True)
@@ -121,7 +151,12 @@ class _BackendWrapper(_torch_group.PythonBackend):
             raise RuntimeError("end_coalescing without start_coalescing")
         batch, self._batch = self._batch, None
         copy = (self._tensors, self._dense)
-        return _torch_group._Work(batch.issue(async_op=True)._native if batch.ops else None, self._tensors, copy)
+        native = batch.issue(async_op=True)._native if batch.ops else None
+        if isinstance(native, JointWork):
+            works = [_torch_group._on_stream(one._index, one, self._tensors, None) for one in native._works[:-1]]
+            last = native._works[-1]  # after which all of them have come
+            return _torch_gpu.JointWork([*works, _torch_group._on_stream(last._index, last, self._tensors, copy)])
+        return _torch_group._Work(native, self._tensors, copy)
 
     def send(self, tensors: list, dst_rank: int, tag: int = 0) -> Any:
         if self._batch is None:

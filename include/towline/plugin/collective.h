@@ -107,6 +107,14 @@ typedef struct towline_collective_table_v1_t {
   // in perform as well.
   int32_t (*issue)(towline_collective_backend* backend, const towline_collective_t* call, uint64_t number,
                    uint64_t timeout_ns, void* stream);
+  // Like issue, but on a stream of the backend's: after what `stream` holds now, and beside what comes later. Gives a
+  // message, which is tested and released as others are. One that was captured has ended when its capture is over.
+  int32_t (*issue_beside)(towline_collective_backend* backend, const towline_collective_t* call,
+                          uint64_t number, uint64_t timeout_ns, void* stream,
+                          towline_collective_message** message);
+  // Orders later work of the stream after such a message. Any thread.
+  int32_t (*message_precede)(towline_collective_backend* backend, towline_collective_message* message,
+                             void* stream);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/sync/spin.h"
 #include "collectives/calls/types.h"
+#include "collectives/gpu/marks.h"
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -19,47 +20,8 @@ namespace {
 constexpr uint64_t kWatchNs = 10 * kMillisecondNs;
 // How long kernels in progress may take to notice that a communicator closes or broke.
 constexpr uint64_t kEndWithinNs = 10 * kSecondNs;
-// Beyond its time an operation that the GPU has not begun is given up.
-constexpr uint64_t kGraceNs = 2 * kSecondNs;
 // Staged kernels move so much with a block before another one pays.
 constexpr uint64_t kBytesPerBlock = 8 << 10;
-
-uint32_t digest_of(const Mark& mark) {
-  const uint64_t words[] = {mark.count,
-                            mark.digest,
-                            mark.tag,
-                            mark.op,
-                            mark.datatype,
-                            mark.reduction,
-                            static_cast<uint64_t>(mark.root)};
-  uint64_t digest = 0xcbf29ce484222325;
-  for (const uint64_t word : words) {
-    digest = (digest ^ word) * 0x100000001b3;
-    digest ^= digest >> 29;
-  }
-  const auto folded = static_cast<uint32_t>(digest ^ digest >> 32);
-  return folded == 0 ? 1 : folded;
-}
-
-Header header_of(const Mark& mark) {
-  Header header;
-  header.number = mark.number;
-  header.count = mark.count;
-  header.digest = mark.digest;
-  header.op = static_cast<uint8_t>(mark.op);
-  header.datatype = static_cast<uint8_t>(mark.datatype);
-  header.reduction = static_cast<uint8_t>(mark.reduction);
-  header.root = mark.root;
-  return header;
-}
-
-std::string text_of(const Mark& mark) {
-  const Header header = header_of(mark);
-  if (mark.op != TOWLINE_OP_SEND && mark.op != TOWLINE_OP_RECV) return collectives::describe(header);
-  return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(mark.op), mark.count,
-                     datatype_name(mark.datatype), mark.op == TOWLINE_OP_SEND ? "to" : "from", mark.root,
-                     mark.tag);
-}
 
 uint64_t number_setting(const towline_collective_host_v1_t& host, const char* key, uint64_t fallback,
                         uint64_t most) {
@@ -128,8 +90,8 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   base_.together = memory_->together() ? 1 : 0;
   base_.rank = rank_;
   base_.size = size_;
-  collectives_.last = device_.make_moment(gpu_);
-  control_.last = device_.make_moment(gpu_);
+  collectives_.running.last = device_.make_moment(gpu_);
+  control_.running.last = device_.make_moment(gpu_);
   control_.own = device_.make_stream(gpu_);
   breaker_.set_listener([this](const Breakage& breakage) {
     host_->broken(host_->context, static_cast<int32_t>(breakage.status), breakage.text.c_str());
@@ -150,7 +112,7 @@ GpuBackend::~GpuBackend() {
     if (channel != nullptr) channels.push_back(channel.get());
   const uint64_t until = monotonic_now_ns() + kEndWithinNs;
   for (Channel* const channel : channels) {
-    while (channel->last->state() == cuda::Moment::kBusy && monotonic_now_ns() < until) ::sched_yield();
+    while (!drained(*channel) && monotonic_now_ns() < until) ::sched_yield();
   }
 }
 
@@ -185,7 +147,7 @@ void GpuBackend::tell(Failure failure) noexcept {
   said.job.peer = static_cast<uint32_t>(failure);
   const std::lock_guard lock(control_.mutex);
   if (kernels_->launch(said.kernel, &said.job, 1, control_.own->native()) == 0)
-    (void)control_.last->record(control_.own->native());
+    (void)control_.running.last->record(control_.own->native());
 }
 
 void GpuBackend::abort(Status status, const std::string& text) {
@@ -376,123 +338,6 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
       break;
   }
   choose(launch);
-}
-
-void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const {
-  const bool sends = call.op == TOWLINE_OP_SEND;
-  if (call.root < 0) fail(Status::kUnsupported, "recv from any rank: communicators on GPUs need a rank");
-  check_address(sends ? call.input : call.output, sends ? "input" : "output");
-  Job& job = launch.job;
-  job = base_;
-  job.timeout_ns = timeout_ns;
-  // Sender and receiver agree on what there is, not on which of them they are.
-  job.mark = {0, call.count, 0, call.tag, TOWLINE_OP_SEND, call.datatype, 0, 0};
-  job.digest = digest_of(job.mark);
-  job.mark.op = call.op;
-  job.mark.root = call.root;
-  job.bytes = call.count * datatype_bytes(call.datatype);
-  job.in[0] = reinterpret_cast<uint64_t>(call.input);
-  job.out[0] = reinterpret_cast<uint64_t>(call.output);
-  job.peer = static_cast<uint32_t>(call.root);
-  job.way = sends ? Way::kSend : Way::kReceive;
-  launch.kernel = kMovingKernel;
-  launch.blocks = 1;
-}
-
-// ---- Launching
-
-void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, bool captured,
-                        cuda::Moment* ended) {
-  const std::lock_guard lock(channel.mutex);
-  cuda::Code code = 0;
-  // The application orders a graph's operations when it replays it.
-  if (!captured && channel.used && channel.stream != stream) code = channel.last->precede(stream);
-  if (code == 0) code = kernels_->launch(launch.kernel, &launch.job, launch.blocks, stream);
-  if (code != 0)
-    fail(Status::kIo, "{}: the GPU's driver refused the kernel: {}", op_name(launch.job.mark.op),
-         device_.code_text(code));
-  if (captured) return;
-  code = channel.last->record(stream);
-  if (code == 0 && ended != nullptr) code = ended->record(stream);
-  if (code != 0) fail(Status::kIo, "cannot follow an operation on its stream: {}", device_.code_text(code));
-  channel.stream = stream;
-  channel.used = true;
-}
-
-GpuBackend::Channel& GpuBackend::channel_to(uint32_t peer, bool send) {
-  const std::lock_guard lock(channels_mutex_);
-  auto& channel = channels_[peer + (send ? 0 : kMaxRanks)];
-  if (channel == nullptr) {
-    auto made = std::make_unique<Channel>();
-    made->last = device_.make_moment(gpu_);
-    channel = std::move(made);
-  }
-  return *channel;
-}
-
-void GpuBackend::issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream) {
-  const cuda::StreamState state = device_.stream_state(gpu_, stream);
-  if (state == cuda::StreamState::kForeign)
-    fail(Status::kInvalidArgument, "the stream is not of GPU {}, which this communicator uses", gpu_);
-  Launch made;
-  const bool message = call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV;
-  if (message)
-    build_message(call, timeout_ns, made);
-  else
-    build(call, number, timeout_ns, made);
-  Channel& channel =
-      message ? channel_to(static_cast<uint32_t>(call.root), call.op == TOWLINE_OP_SEND) : collectives_;
-  launch(channel, made, stream, state == cuda::StreamState::kRecords, nullptr);
-}
-
-Status GpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
-  if (collectives_.own == nullptr) collectives_.own = device_.make_stream(gpu_);
-  const uint64_t now = monotonic_now_ns();
-  const uint64_t timeout_ns = deadline.passed(now) ? 0 : deadline.ns() - now;
-  Launch made;
-  build(call, number, timeout_ns, made);
-  launch(collectives_, made, collectives_.own->native(), false, nullptr);
-  SpinWait spin(20000, 1000);
-  for (;;) {
-    const cuda::Code code = collectives_.last->state();
-    if (code == 0) break;
-    if (code != cuda::Moment::kBusy)
-      return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in {}: {}", rank_,
-                                                     text_of(made.job.mark), device_.code_text(code)));
-    if (spin.again()) continue;
-    ::sched_yield();
-    if (monotonic_now_ns() - now > kGraceNs && deadline.passed(monotonic_now_ns() - kGraceNs)) {
-      abort(Status::kTimedOut, fmt::format("rank {} timed out in {}, which its GPU has not begun", rank_,
-                                           text_of(made.job.mark)));
-      return breaker_.status();
-    }
-  }
-  look();
-  return breaker_.broken() ? breaker_.status() : Status::kOk;
-}
-
-// ---- Messages
-
-void GpuBackend::start(const towline_collective_t& call, GpuMessage& message) {
-  Channel& channel = channel_to(static_cast<uint32_t>(std::max(0, call.root)), call.op == TOWLINE_OP_SEND);
-  {
-    const std::lock_guard lock(channel.mutex);
-    if (channel.own == nullptr) channel.own = device_.make_stream(gpu_);
-  }
-  Launch made;
-  build_message(call, UINT64_MAX, made);
-  message.ended = device_.make_moment(gpu_);
-  launch(channel, made, channel.own->native(), false, message.ended.get());
-}
-
-Status GpuBackend::test(GpuMessage& message) {
-  const cuda::Code code = message.ended->state();
-  if (code == cuda::Moment::kBusy) return Status::kInProgress;
-  if (code != 0)
-    return breaker_.raise(
-        Status::kIo, fmt::format("rank {}: the GPU failed in a message: {}", rank_, device_.code_text(code)));
-  look();
-  return breaker_.broken() ? breaker_.status() : Status::kOk;
 }
 
 std::string GpuBackend::describe() const {

@@ -24,10 +24,12 @@
 
 namespace towline::collectives::gpu {
 
-// A send or receive that runs on a stream of ours.
+// An operation that runs on a stream of ours.
 struct GpuMessage {
   std::unique_ptr<cuda::Moment> ended;
   Status refused = Status::kOk;
+  void* captured_on = nullptr;  // the stream of ours that was captured; null: none
+  uint64_t graph = 0;
 };
 
 class GpuBackend {
@@ -47,19 +49,33 @@ class GpuBackend {
   void start(const towline_collective_t& call, GpuMessage& message);
   [[nodiscard]] Status test(GpuMessage& message);
 
+  // On a stream of ours: after what the stream holds now. Throws as issue() does.
+  std::unique_ptr<GpuMessage> issue_beside(const towline_collective_t& call, uint64_t number,
+                                           uint64_t timeout_ns, void* stream);
+  void precede(GpuMessage& message, void* stream);  // throws Error
+  // For the next one.
+  void take_back(std::unique_ptr<GpuMessage> message) noexcept;
+
   // Any thread.
   void abort(Status status, const std::string& text);
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Breaker& breaker() const noexcept { return breaker_; }
 
  private:
-  // Kernels that must run in the order of issue, whichever streams they are issued to.
-  struct Channel {
-    std::mutex mutex;
+  // Where the kernels before the next one are.
+  struct Tail {
     std::unique_ptr<cuda::Moment> last;
     void* stream = nullptr;
+    uint64_t graph = 0;
     bool used = false;
+  };
+  // Kernels that must run in the order of issue, whichever streams they are issued to; in each graph, too.
+  struct Channel {
+    std::mutex mutex;
+    Tail running;
+    Tail recorded;
     std::unique_ptr<cuda::OwnStream> own;
+    std::unique_ptr<cuda::OwnStream> in_graphs;  // captured: nothing else may be in it
   };
   struct Launch {
     Job job;
@@ -73,8 +89,13 @@ class GpuBackend {
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
   void check_memory(const towline_collective_t& call, const Call& parts) const;
   void check_address(const void* address, const char* what) const;
-  void launch(Channel& channel, const Launch& launch, void* stream, bool captured, cuda::Moment* ended);
+  Channel& build_any(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
+  // `graph`: the one that the stream records, or 0.
+  void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended);
   Channel& channel_to(uint32_t peer, bool send);
+  void* own_stream(Channel& channel, bool in_graphs);
+  [[nodiscard]] uint64_t graph_of(void* stream) const;  // throws Error for another GPU's
+  [[nodiscard]] bool drained(const Channel& channel) const noexcept;
   void tell(Failure failure) noexcept;
   // What kernels reported, if anything.
   void look() noexcept;
@@ -101,6 +122,8 @@ class GpuBackend {
   Channel control_;
   std::mutex channels_mutex_;
   std::array<std::unique_ptr<Channel>, 2 * kMaxRanks> channels_;  // to peers, then from them
+  std::mutex spare_mutex_;
+  std::vector<std::unique_ptr<GpuMessage>> spare_;
   Breaker breaker_;
   std::mutex watch_mutex_;
   std::condition_variable watch_changed_;

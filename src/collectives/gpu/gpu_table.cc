@@ -124,8 +124,28 @@ int32_t message_test(towline_collective_backend* handle, towline_collective_mess
   });
 }
 
-void message_release(towline_collective_backend*, towline_collective_message* message) {
-  delete &message_of(message);
+void message_release(towline_collective_backend* handle, towline_collective_message* message) {
+  opened(handle).backend->take_back(std::unique_ptr<GpuMessage>(&message_of(message)));
+}
+
+int32_t issue_beside(towline_collective_backend* handle, const towline_collective_t* call, uint64_t number,
+                     uint64_t timeout_ns, void* stream, towline_collective_message** message) {
+  Opened& self = opened(handle);
+  return guarded(self.host, [&] {
+    if (self.backend->breaker().broken()) return tell(self, self.backend->breaker().status());
+    auto made = self.backend->issue_beside(*call, number, timeout_ns, stream);
+    *message = reinterpret_cast<towline_collective_message*>(made.release());
+    return Status::kOk;
+  });
+}
+
+int32_t message_precede(towline_collective_backend* handle, towline_collective_message* message,
+                        void* stream) {
+  Opened& self = opened(handle);
+  return guarded(self.host, [&] {
+    self.backend->precede(message_of(message), stream);
+    return Status::kOk;
+  });
 }
 
 void message_wait(towline_collective_backend*, uint64_t until_ns) {
@@ -162,6 +182,8 @@ towline_collective_table_v1_t make_table() {
   made.abort = abort;
   made.describe = describe;
   made.issue = issue;
+  made.issue_beside = issue_beside;
+  made.message_precede = message_precede;
   return made;
 }
 

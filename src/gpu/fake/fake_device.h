@@ -128,6 +128,7 @@ class FakeStream {
   struct Graph {
     uint64_t number = 0;
     std::vector<Work> work;
+    std::vector<FakeStream*> joined;
   };
 
   explicit FakeStream(uint32_t gpu);
@@ -140,7 +141,9 @@ class FakeStream {
   void hold(bool held);  // begins nothing meanwhile
   void drain();
   void record();
-  Graph* end_record();                 // the caller's; never freed here
+  Graph* end_record();  // the caller's; never freed here
+  // Records in the other's graph until that ends, if it still records this one.
+  void join(FakeStream& other, uint64_t number);
   [[nodiscard]] uint64_t recording();  // the graph's number, or 0
   void replay(const Graph& graph);
 

@@ -44,6 +44,9 @@ class CountedMoment final : public Moment {
  public:
   Code record(void* stream) noexcept override {
     auto* const theirs = static_cast<FakeStream*>(stream);
+    recorded_in_ = theirs;
+    graph_ = theirs->recording();
+    if (graph_ != 0) return 0;  // a graph's moments order what joins it
     const uint64_t number = ++state_->recorded;
     theirs->put([state = state_, number] {
       state->reached = number;
@@ -52,6 +55,10 @@ class CountedMoment final : public Moment {
     return 0;
   }
   Code precede(void* stream) noexcept override {
+    if (graph_ != 0) {
+      static_cast<FakeStream*>(stream)->join(*recorded_in_, graph_);
+      return 0;
+    }
     static_cast<FakeStream*>(stream)->put([state = state_, number = state_->recorded.load()] {
       for (uint64_t seen = state->reached; seen < number; seen = state->reached) state->reached.wait(seen);
     });
@@ -66,6 +73,8 @@ class CountedMoment final : public Moment {
   };
   const std::shared_ptr<State> state_ =
       std::make_shared<State>();  // what a stream still holds may come later
+  FakeStream* recorded_in_ = nullptr;
+  uint64_t graph_ = 0;
 };
 
 class ThreadStream final : public OwnStream {
@@ -118,10 +127,12 @@ class FakeKernels final : public KernelDevice {
   std::unique_ptr<LoadedKernels> load(uint32_t, const KernelSet& set) override {
     return std::make_unique<Models>(set);
   }
-  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+  [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) override {
     auto* const theirs = static_cast<FakeStream*>(stream);
+    graph = 0;
     if (theirs->gpu() != gpu) return StreamState::kForeign;
-    return theirs->recording() != 0 ? StreamState::kRecords : StreamState::kRuns;
+    graph = theirs->recording();
+    return graph != 0 ? StreamState::kRecords : StreamState::kRuns;
   }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
     return !faults().forgotten(address) && faults().gpu_of(address) == gpu;

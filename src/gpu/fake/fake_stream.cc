@@ -40,12 +40,28 @@ void FakeStream::drain() {
 void FakeStream::record() {
   static std::atomic<uint64_t> last{0};
   const std::lock_guard lock(mutex_);
-  graph_ = new Graph{++last, {}};
+  graph_ = new Graph{++last, {}, {}};
 }
 
 FakeStream::Graph* FakeStream::end_record() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(graph_, nullptr);
+  Graph* made = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    made = std::exchange(graph_, nullptr);
+  }
+  for (FakeStream* const one : made->joined) {
+    const std::lock_guard lock(one->mutex_);
+    one->graph_ = nullptr;
+  }
+  return made;
+}
+
+void FakeStream::join(FakeStream& other, uint64_t number) {
+  if (&other == this) return;
+  const std::scoped_lock lock(mutex_, other.mutex_);
+  if (other.graph_ == nullptr || other.graph_->number != number || graph_ == other.graph_) return;
+  graph_ = other.graph_;
+  graph_->joined.push_back(this);
 }
 
 uint64_t FakeStream::recording() {

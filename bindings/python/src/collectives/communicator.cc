@@ -292,6 +292,7 @@ void Communicator::close() {
     (void)towline_communicator_destroy(native);
   }
   native = nullptr;
+  last_pending = nullptr;
   while (first_pending != nullptr) {  // ended, all of them
     Pending* const pending = first_pending;
     first_pending = pending->next;
@@ -326,24 +327,25 @@ void call_from_anywhere(nb::object communicator, nb::object function, PyObject* 
 
 void Communicator::add(Pending* pending) noexcept {
   pending->next = first_pending;
-  if (first_pending != nullptr) first_pending->previous = pending;
+  (first_pending != nullptr ? first_pending->previous : last_pending) = pending;
   first_pending = pending;
 }
 
 void Communicator::drop(Pending* pending) {
   if (pending->listed) {
     (pending->previous != nullptr ? pending->previous->next : first_pending) = pending->next;
-    if (pending->next != nullptr) pending->next->previous = pending->previous;
+    (pending->next != nullptr ? pending->next->previous : last_pending) = pending->previous;
   }
   towline_work_release(pending->native);
   delete pending;
 }
 
 void Communicator::sweep() {
+  // The oldest have the best chance to have ended.
   constexpr int kLooks = 8;
-  Pending* one = first_pending;
+  Pending* one = last_pending;
   for (int looks = 0; one != nullptr && looks < kLooks; ++looks) {
-    Pending* const after = one->next;
+    Pending* const after = one->previous;
     if (one->abandoned && towline_work_state(one->native) >= TOWLINE_WORK_COMPLETED) drop(one);
     one = after;
   }

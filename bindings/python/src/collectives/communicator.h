@@ -16,6 +16,7 @@ struct Pending {
   towline_work_t* native = nullptr;
   Held held;
   bool abandoned = false;  // its Work is gone
+  bool streamed = false;   // on a stream of a GPU: asking how it is looks there
   bool listed = true;      // the communicator is still open
   Pending* previous = nullptr;
   Pending* next = nullptr;
@@ -30,7 +31,8 @@ struct Communicator {
   uint32_t windows = 0;
   bool closing = false;
   pid_t pid = 0;
-  Pending* first_pending = nullptr;
+  Pending* first_pending = nullptr;  // the latest
+  Pending* last_pending = nullptr;
   Communicator* previous = nullptr;  // in the list of open communicators
   Communicator* next = nullptr;
 
@@ -95,7 +97,7 @@ void check_waited(int32_t status, const char* function);
 void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<const char*>& pointers);
 
 // A Work for an issued operation.
-nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held);
+nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held, bool streamed = false);
 
 // Calls a hook or a work's function of a communicator, from any thread, and drops both references. An
 // exception is reported and not propagated.

@@ -1,6 +1,8 @@
 // The operations: converts tensors to one towline_collective_t, which completes at once or becomes a Work.
 #include <numeric>
 
+#include <towline/collectives_gpu.h>
+
 #include "communicator.h"
 
 namespace towline::python {
@@ -12,12 +14,15 @@ using Counts = std::vector<uint64_t>;
 // One call on its way.
 class Call {
  public:
-  Call(nb::handle self, uint32_t op, bool async)
-      : self_(self), communicator_(communicator_of(self)), async_(async) {
+  Call(nb::handle self, uint32_t op, bool async, nb::handle stream)
+      : self_(self), communicator_(communicator_of(self)), async_(async), streamed_(!stream.is_none()) {
     call_.struct_size = sizeof call_;
     call_.op = op;
     call_.datatype = TOWLINE_UINT8;
     if (async) held_.keep_objects();
+    if (!streamed_) return;
+    stream_ = stream_of(stream);
+    held_.take_gpus();
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -89,6 +94,7 @@ class Call {
   nb::object issue(nb::handle timeout, nb::handle hints) {
     CallOptions options(timeout, hints);
     int32_t status = 0;
+    if (streamed_) return issue_on_stream(options);
     if (!async_) {
       options.heed_signals();
       {
@@ -108,6 +114,18 @@ class Call {
   }
 
  private:
+  nb::object issue_on_stream(const CallOptions& options) {
+    towline_work_t* work = nullptr;
+    int32_t status = 0;
+    {
+      const CommunicatorCall call(communicator_);
+      status = async_ ? towline_collective_issue_beside(call.native(), &call_, options.native(), stream_, &work)
+                      : towline_collective_issue(call.native(), &call_, options.native(), stream_);
+    }
+    check(status, "towline_collective_issue");
+    return async_ ? make_work(self_, work, std::move(held_), true) : nb::none();
+  }
+
   template <class Take>
   Counts parts(nb::handle list, const char* what, Take take) {
     const nb::object sequence = nb::steal(PySequence_Fast(list.ptr(), "a list of tensors, one per rank"));
@@ -131,6 +149,8 @@ class Call {
   nb::handle self_;
   Communicator& communicator_;
   const bool async_;
+  const bool streamed_;
+  void* stream_ = nullptr;
   towline_collective_t call_{};
   bool reduces_ = false;
   bool typed_ = false;
@@ -164,8 +184,8 @@ void need_size(const char* what, uint64_t has, uint64_t needs) {
 }
 
 nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::handle output, nb::handle factor,
-                      bool async_op, nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_ALL_REDUCE, async_op);
+                      bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_ALL_REDUCE, async_op, stream);
   call.reduce_with(op, factor);
   const bool in_place = output.is_none();
   const View in = in_place ? call.output(tensor, "tensor") : call.input(tensor, "tensor");
@@ -176,8 +196,8 @@ nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::han
 }
 
 nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handle op, nb::handle output,
-                  nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_REDUCE, async_op);
+                  nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_REDUCE, async_op, stream);
   call.reduce_with(op, factor);
   call->root = nb::cast<int>(root);
   const bool at_root = call.is(root);
@@ -190,8 +210,8 @@ nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handl
 }
 
 nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool async_op, nb::handle timeout,
-                     nb::handle hints) {
-  Call call(self, TOWLINE_OP_BROADCAST, async_op);
+                     nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_BROADCAST, async_op, stream);
   call->root = nb::cast<int>(root);
   const View view = call.is(root) ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
   call->input = view.data;
@@ -201,8 +221,8 @@ nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool a
 }
 
 nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool async_op, nb::handle timeout,
-                      nb::handle hints) {
-  Call call(self, TOWLINE_OP_ALL_GATHER, async_op);
+                      nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_ALL_GATHER, async_op, stream);
   const View in = call.input(input, "input");
   call->count = call.scaled(in.count);
   if (!is_list(output)) {
@@ -221,8 +241,8 @@ nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool
 
 // Sizes may differ between ranks, so every rank uses the uneven operation, even if its own sizes are equal.
 nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bool async_op,
-                        nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_ALL_GATHER_V, async_op);
+                        nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_ALL_GATHER_V, async_op, stream);
   const View in = call.input(input, "input");
   Counts counts = call.outputs(output, "output");
   need_size("the input", in.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
@@ -231,8 +251,8 @@ nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bo
 }
 
 nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
-                          nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_REDUCE_SCATTER, async_op);
+                          nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_REDUCE_SCATTER, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
   call->count = out.count;
@@ -251,8 +271,8 @@ nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, 
 }
 
 nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
-                            nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_REDUCE_SCATTER_V, async_op);
+                            nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_REDUCE_SCATTER_V, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
   Counts counts = call.inputs(input, "input");
@@ -262,8 +282,8 @@ nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input
 }
 
 nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
-                  nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_GATHER, async_op);
+                  nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_GATHER, async_op, stream);
   call->root = nb::cast<int>(root);
   const View in = call.input(input, "input");
   call->count = call.scaled(in.count);
@@ -280,8 +300,8 @@ nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::hand
 }
 
 nb::object scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
-                   nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_SCATTER, async_op);
+                   nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_SCATTER, async_op, stream);
   call->root = nb::cast<int>(root);
   const View out = call.output(output, "output");
   call->count = call.scaled(out.count);
@@ -328,8 +348,8 @@ Counts take_splits(nb::handle splits, nb::handle tensor, const View& view, uint6
 }
 
 nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::handle output_splits,
-                      nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_ALL_TO_ALL, async_op);
+                      nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_ALL_TO_ALL, async_op, stream);
   if (is_list(output) != is_list(input))
     raise(TOWLINE_INVALID_ARGUMENT, "output and input are both lists of tensors, or both tensors");
   if (is_list(output)) {
@@ -376,21 +396,21 @@ void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
 int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : nb::cast<int>(peer); }
 
 nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
-                nb::handle hints) {
-  Call call(self, TOWLINE_OP_SEND, async_op);
+                nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_SEND, async_op, stream);
   set_message(call, tensor, peer, tag);
   return call.issue(timeout, hints);
 }
 
 nb::object recv(nb::handle self, nb::handle tensor, nb::handle peer, uint64_t tag, bool async_op,
-                nb::handle timeout, nb::handle hints) {
-  Call call(self, TOWLINE_OP_RECV, async_op);
+                nb::handle timeout, nb::handle hints, nb::handle stream) {
+  Call call(self, TOWLINE_OP_RECV, async_op, stream);
   set_message(call, tensor, source_of(peer), tag);
   return call.issue(timeout, hints);
 }
 
-nb::object barrier(nb::handle self, bool async_op, nb::handle timeout, nb::handle hints) {
-  return Call(self, TOWLINE_OP_BARRIER, async_op).issue(timeout, hints);
+nb::object barrier(nb::handle self, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+  return Call(self, TOWLINE_OP_BARRIER, async_op, stream).issue(timeout, hints);
 }
 
 // ---- batches
@@ -420,7 +440,7 @@ nb::object make_batch(nb::handle self) {
 }
 
 void add(Batch& batch, uint32_t op, nb::handle tensor, int peer, uint64_t tag) {
-  Call call(batch.communicator, op, true);
+  Call call(batch.communicator, op, true, nb::none());
   set_message(call, tensor, peer, tag);
   (void)(op == TOWLINE_OP_SEND ? batch.held.view(tensor, "tensor")
                                : batch.held.writable_view(tensor, "tensor"));
@@ -473,22 +493,23 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
   const auto async_op = arg("async_op") = false;
   const auto timeout = arg("timeout").none() = nb::none();
   const auto hints = arg("hints").none() = nb::none();
+  const auto stream = arg("stream").none() = nb::none();
   const auto only = nb::kw_only();
-  communicator.def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints)
-      .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints)
-      .def("broadcast", &broadcast, tensor, arg("root"), only, async_op, timeout, hints)
-      .def("all_gather", &all_gather, output, input, only, async_op, timeout, hints)
-      .def("all_gather_v", &all_gather_v, output, input, only, async_op, timeout, hints)
-      .def("reduce_scatter", &reduce_scatter, output, input, op, only, factor, async_op, timeout, hints)
-      .def("reduce_scatter_v", &reduce_scatter_v, output, input, op, only, factor, async_op, timeout, hints)
-      .def("gather", &gather, output.none(), input, arg("root"), only, async_op, timeout, hints)
-      .def("scatter", &scatter, output, input.none(), arg("root"), only, async_op, timeout, hints)
+  communicator.def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints, stream)
+      .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints, stream)
+      .def("broadcast", &broadcast, tensor, arg("root"), only, async_op, timeout, hints, stream)
+      .def("all_gather", &all_gather, output, input, only, async_op, timeout, hints, stream)
+      .def("all_gather_v", &all_gather_v, output, input, only, async_op, timeout, hints, stream)
+      .def("reduce_scatter", &reduce_scatter, output, input, op, only, factor, async_op, timeout, hints, stream)
+      .def("reduce_scatter_v", &reduce_scatter_v, output, input, op, only, factor, async_op, timeout, hints, stream)
+      .def("gather", &gather, output.none(), input, arg("root"), only, async_op, timeout, hints, stream)
+      .def("scatter", &scatter, output, input.none(), arg("root"), only, async_op, timeout, hints, stream)
       .def("all_to_all", &all_to_all, output, input, arg("output_splits").none() = nb::none(),
-           arg("input_splits").none() = nb::none(), only, async_op, timeout, hints)
-      .def("send", &send, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints)
+           arg("input_splits").none() = nb::none(), only, async_op, timeout, hints, stream)
+      .def("send", &send, tensor, arg("peer"), arg("tag") = 0, only, async_op, timeout, hints, stream)
       .def("recv", &recv, tensor, arg("peer").none() = nb::none(), arg("tag") = 0, only, async_op, timeout,
-           hints)
-      .def("barrier", &barrier, only, async_op, timeout, hints)
+           hints, stream)
+      .def("barrier", &barrier, only, async_op, timeout, hints, stream)
       .def("batch", &make_batch);
   nb::class_<Batch>(module, "Batch", nb::type_slots(collected<Batch>))
       .def("__len__", [](const Batch& batch) { return batch.operations; })

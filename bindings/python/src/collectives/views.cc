@@ -11,6 +11,7 @@ namespace towline::python {
 namespace {
 
 constexpr int32_t kDlpackCpu = 1;
+constexpr int32_t kDlpackCuda = 2;
 constexpr int32_t kDlpackCudaHost = 3;
 
 [[noreturn]] void refuse(const char* what, const std::string& why) {
@@ -19,7 +20,8 @@ constexpr int32_t kDlpackCudaHost = 3;
 
 [[noreturn]] void refuse_device(const char* what, const std::string& device) {
   raise(TOWLINE_UNSUPPORTED, std::string(what) + " is on " + device +
-                                 ": collectives take tensors in this host's memory; copy it there first");
+                                 ": a communicator on GPUs (backend=\"gpu\") takes it with stream=, others "
+                                 "take tensors in this host's memory");
 }
 
 [[noreturn]] void refuse_holes(const char* what) {
@@ -34,12 +36,13 @@ uint64_t unsigned_result(nb::object object) {
 
 // Names that are looked up for every tensor, interned once.
 struct Names {
-  nb::object data_ptr, numel, dtype, is_cpu, is_contiguous, shape, layout, itemsize;
+  nb::object data_ptr, numel, dtype, is_cpu, is_cuda, is_contiguous, shape, layout, itemsize;
   Names()
       : data_ptr(intern("data_ptr")),
         numel(intern("numel")),
         dtype(intern("dtype")),
         is_cpu(intern("is_cpu")),
+        is_cuda(intern("is_cuda")),
         is_contiguous(intern("is_contiguous")),
         shape(intern("shape")),
         layout(intern("layout")),
@@ -193,7 +196,8 @@ bool Held::view_torch(nb::handle tensor, const char* what, View& view) {
       return false;
     if (std::string_view(Py_TYPE(tensor.ptr())->tp_name) == "Tensor") known = Py_TYPE(tensor.ptr());
   }
-  if (attribute(tensor, name.is_cpu).ptr() != Py_True)
+  if (attribute(tensor, name.is_cpu).ptr() != Py_True &&
+      !(gpus_ && attribute(tensor, name.is_cuda).ptr() == Py_True))
     refuse_device(what, nb::str(nb::object(tensor.attr("device"))).c_str());
   if (call(tensor, name.is_contiguous).ptr() != Py_True) refuse_holes(what);
   const KnownType& type = torch_type(attribute(tensor, name.dtype));
@@ -237,10 +241,13 @@ bool Held::view_tuple(nb::handle tensor, const char* what, View& view) {
   return true;
 }
 
-// Arrays of types that NumPy knows only by name (bfloat16, float8_e5m2).
+// Arrays of types that NumPy knows only by name (bfloat16, float8_e5m2), and CuPy's and Numba's on GPUs.
 bool Held::view_named(nb::handle tensor, const char* what, View& view) {
-  if (!nb::hasattr(tensor, "__array_interface__")) return false;
-  const auto interface = nb::cast<nb::dict>(tensor.attr("__array_interface__"));
+  const char* name = "__array_interface__";
+  if (!nb::hasattr(tensor, name)) name = "__cuda_array_interface__";
+  if (!nb::hasattr(tensor, name)) return false;
+  if (name[2] == 'c' && !gpus_) refuse_device(what, "a GPU");
+  const auto interface = nb::cast<nb::dict>(tensor.attr(name));
   const nb::object data = nb::borrow(interface)["data"];
   if (!PyTuple_Check(data.ptr())) return false;
   if (interface.contains("strides") && !nb::object(interface["strides"]).is_none()) refuse_holes(what);
@@ -259,7 +266,8 @@ bool Held::view_dlpack(nb::handle tensor, const char* what, View& view) {
   if (!nb::hasattr(tensor, "__dlpack__")) return false;
   auto array = std::make_shared<nb::ndarray<nb::ro>>();
   if (!nb::try_cast(tensor, *array)) refuse(what, "the DLPack tensor that it exports can't be read");
-  if (array->device_type() != kDlpackCpu && array->device_type() != kDlpackCudaHost)
+  if (array->device_type() != kDlpackCpu && array->device_type() != kDlpackCudaHost &&
+      !(gpus_ && array->device_type() == kDlpackCuda))
     refuse_device(what, "DLPack device type " + std::to_string(array->device_type()));
   int64_t expected = 1;
   for (size_t i = array->ndim(); i-- > 0;) {

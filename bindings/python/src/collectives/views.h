@@ -32,6 +32,7 @@ class Held {
   Held take() {
     Held taken;
     taken.keep_ = keep_;
+    taken.gpus_ = gpus_;
     taken.objects_.swap(objects_);
     taken.buffers_.swap(buffers_);
     taken.others_.swap(others_);
@@ -39,12 +40,14 @@ class Held {
   }
   ~Held();
 
-  // Throws unless it is contiguous memory of this host. `what` names it in errors.
+  // Throws unless it is contiguous memory of this host, or of a GPU if that is taken. `what` names it in errors.
   View view(nb::handle tensor, const char* what);
   View writable_view(nb::handle tensor, const char* what);
   // Also keeps references to the objects. Without this only buffers are held, and the caller's references
   // must last for the call.
   void keep_objects() noexcept { keep_ = true; }
+  // For operations on streams.
+  void take_gpus() noexcept { gpus_ = true; }
   int visit(visitproc visit, void* arg) const;
 
  private:
@@ -55,6 +58,7 @@ class Held {
   bool view_dlpack(nb::handle tensor, const char* what, View& view);
 
   bool keep_ = false;
+  bool gpus_ = false;
   std::vector<nb::object> objects_;
   std::vector<std::unique_ptr<Py_buffer>> buffers_;
   std::vector<std::shared_ptr<void>> others_;

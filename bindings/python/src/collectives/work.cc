@@ -1,4 +1,6 @@
 // Works: asynchronous operations.
+#include <towline/collectives_gpu.h>
+
 #include "communicator.h"
 
 #include <memory>
@@ -61,6 +63,23 @@ void wait(const Work& work, nb::handle timeout) {
   if (status < 0) raise_outcome(native, status);
 }
 
+int32_t poll(const Work& work) {
+  if (towline_work_state(work.use()) >= TOWLINE_WORK_COMPLETED) return towline_work_poll(work.use());
+  if (!work.pending->streamed || !work.pending->listed) return TOWLINE_IN_PROGRESS;
+  const CommunicatorCall call(communicator_of(work.communicator));
+  return towline_work_poll(work.use());
+}
+
+void wait_on(const Work& work, nb::handle stream) {
+  void* const native = stream_of(stream);
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(work.communicator));
+    status = towline_work_wait_on(work.use(), native);
+  }
+  check(status, "towline_work_wait_on");
+}
+
 struct OnEvent {
   OnEvent(nb::object communicator, nb::object function)
       : communicator(std::move(communicator)), function(std::move(function)) {}
@@ -89,8 +108,9 @@ void on(const Work& work, uint32_t event, nb::handle function) {
 
 }  // namespace
 
-nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held) {
+nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& held, bool streamed) {
   auto* pending = new Pending{native, std::move(held)};
+  pending->streamed = streamed;
   communicator_of(communicator).sweep();
   communicator_of(communicator).add(pending);
   auto* work = new Work;
@@ -102,14 +122,9 @@ nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& hel
 void bind_work(nb::module_& module) {
   nb::class_<Work>(module, "Work", nb::type_slots(collected<Work>), nb::is_weak_referenceable())
       .def("wait", &wait, nb::arg("timeout").none() = nb::none())
-      .def("poll",
-           [](const Work& work) {
-             const uint32_t state = towline_work_state(work.use());
-             return status_object(state >= TOWLINE_WORK_COMPLETED ? towline_work_poll(work.use())
-                                                                  : int32_t{TOWLINE_IN_PROGRESS});
-           })
-      .def_prop_ro("done",
-                   [](const Work& work) { return towline_work_state(work.use()) >= TOWLINE_WORK_COMPLETED; })
+      .def("wait_on", &wait_on, nb::arg("stream"))
+      .def("poll", [](const Work& work) { return status_object(poll(work)); })
+      .def_prop_ro("done", [](const Work& work) { return poll(work) != TOWLINE_IN_PROGRESS; })
       .def_prop_ro("state",
                    [](const Work& work) {
                      static constexpr const char* kNames[] = {"not_started", "in_progress", "completed",

@@ -1,0 +1,104 @@
+"""GPUs made of host memory, for tests on machines without any: the C++ tests' model, as a backend of communicators.
+
+Memory of the host stands for a GPU's, and streams are threads. What is a GPU's memory only in name needs no copies, so torch's
+own operations on it do not wait for a stream: they come after settle(), which waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+
+import torch
+
+import towline
+from towline import _torch_gpu, collectives
+
+NAME = "gpu_model"
+_BUILDS = pathlib.Path(__file__).parents[3] / "build"
+_FILE = "tests/gpu/libtowline_gpu_model.so"
+
+
+def find() -> str | None:
+    """The library, of TOWLINE_GPU_MODEL or of a build of the tests."""
+    named = os.environ.get("TOWLINE_GPU_MODEL")
+    if named:
+        return named
+    return next((str(_BUILDS / preset / _FILE) for preset in ("ci", "dev") if (_BUILDS / preset / _FILE).exists()), None)
+
+
+class Model:
+    """The backend, registered, and its streams. One for a process."""
+
+    def __init__(self) -> None:
+        path = find()
+        assert path is not None
+        self._library = ctypes.CDLL(path)
+        self._library.towline_gpu_model_table.restype = ctypes.c_void_p
+        self._library.towline_gpu_model_stream.restype = ctypes.c_void_p
+        if NAME not in collectives.backends():
+            core = ctypes.CDLL(str(pathlib.Path(towline.__file__).parent / "libtowline.so.0"))
+            register = core.towline_collective_backend_register
+            register.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+            assert register(NAME.encode(), self._library.towline_gpu_model_table()) == 0
+
+    def stream(self) -> int:
+        return self._library.towline_gpu_model_stream()
+
+    def drain(self, stream: int) -> None:
+        self._library.towline_gpu_model_drain(ctypes.c_void_p(stream))
+
+    def hold(self, stream: int, held: bool) -> None:
+        self._library.towline_gpu_model_hold(ctypes.c_void_p(stream), int(held))
+
+
+class ModelGpu(_torch_gpu.Gpu):
+    """Every tensor is on this GPU. Its current stream is `current`; tests may put another in its place."""
+
+    backend = NAME
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.current = self.model.stream()
+        self.settles = True
+
+    def available(self) -> bool:
+        return True
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def current(self) -> int:
+        return 0
+
+    def index(self, tensor: torch.Tensor) -> int:
+        return 0
+
+    def stream(self, index: int) -> int:
+        return self.current
+
+    def settle(self, index: int) -> None:
+        if self.settles:
+            self.model.drain(self.current)
+
+    def synchronize(self, index: int) -> None:
+        self.model.drain(self.current)
+
+    def mark(self, index: int):
+        stream = self.current
+        return lambda: self.model.drain(stream)
+
+    def future(self, index: int, order, outputs) -> torch.futures.Future:
+        made: torch.futures.Future = torch.futures.Future()
+        order()
+        self.settle(index)
+        made.set_result(outputs)
+        return made
+
+
+def install() -> ModelGpu:
+    """All tensors of torch are on a GPU of the model from now on, for process groups."""
+    _torch_gpu.gpu = ModelGpu()
+    return _torch_gpu.gpu

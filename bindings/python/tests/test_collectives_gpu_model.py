@@ -1,0 +1,121 @@
+"""Operations on streams, on GPUs which are made of host memory here."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+
+import gpu_model  # noqa: E402
+import towline  # noqa: E402
+from towline import collectives  # noqa: E402
+
+pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return gpu_model.Model()
+
+
+@pytest.fixture
+def alone(model, tmp_path):
+    """A communicator of one rank."""
+    with collectives.Communicator(
+        rank=0, size=1, bootstrap=f"file:{tmp_path}", backend=gpu_model.NAME, timeout=20
+    ) as made:
+        yield made
+
+
+class TorchStream:
+    def __init__(self, address: int) -> None:
+        self.cuda_stream = address
+
+
+class CupyStream:
+    def __init__(self, address: int) -> None:
+        self.ptr = address
+
+
+class AnyStream:
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+class OnGpu:
+    """An array as CuPy has them."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.dtype, self.size, self.shape = array, array.dtype, array.size, array.shape
+        self.__cuda_array_interface__ = {"data": (array.ctypes.data, False), "strides": None}
+
+
+@pytest.mark.parametrize("kind", [int, TorchStream, CupyStream, AnyStream])
+def test_operations_go_into_any_stream(model, alone, kind):
+    address = model.stream()
+    stream = kind(address)
+    source, target = np.arange(5000, dtype=np.float32), np.zeros(5000, np.float32)
+    model.hold(address, True)
+    assert alone.all_reduce(OnGpu(source), output=OnGpu(target), stream=stream) is None
+    work = alone.all_gather(source, target, async_op=True, stream=stream)
+    work.wait_on(stream)
+    assert not work.done and not target.any()
+    model.hold(address, False)
+    model.drain(address)
+    assert work.done and work.poll() == towline.Status.OK
+    assert (target == source).all()
+
+
+def test_what_is_no_stream_is_refused(alone):
+    with pytest.raises(towline.InvalidArgument, match="stream: a torch or CuPy stream"):
+        alone.barrier(stream="the first")
+
+
+def test_arrays_on_gpus_need_a_stream(alone):
+    with pytest.raises(towline.Unsupported, match="takes it with stream="):
+        alone.all_reduce(OnGpu(np.zeros(3, np.float32)))
+
+
+def test_works_that_are_in_no_stream_order_none(model, alone):
+    work = alone.barrier(async_op=True)
+    with pytest.raises(towline.Unsupported, match="not on a stream"):
+        work.wait_on(model.stream())
+    work.wait()
+
+
+def test_backends_without_streams_say_so(model, tmp_path):
+    with collectives.Communicator(rank=0, size=1, bootstrap=f"file:{tmp_path}") as made:
+        with pytest.raises(towline.Unsupported, match="no operations on streams"):
+            made.barrier(stream=model.stream())
+
+
+def test_ranks_in_threads_exchange_on_streams(model, tmp_path):
+    told = []
+
+    def rank(number: int) -> None:
+        with collectives.Communicator(
+            rank=number, size=2, bootstrap=f"file:{tmp_path}", backend=gpu_model.NAME, timeout=20
+        ) as made:
+            stream = model.stream()
+            mine = np.full(100_000, number + 1.0, np.float32)
+            works = [made.all_reduce(mine, async_op=True, stream=stream)]
+            works += [made.send(mine, 1 - number, async_op=True, stream=stream)]
+            theirs = np.zeros_like(mine)
+            works += [made.recv(theirs, 1 - number, async_op=True, stream=stream)]
+            for work in works:
+                work.wait_on(stream)
+            model.drain(stream)
+            told.append((mine[0], mine.min() == mine.max(), all(work.done for work in works)))
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == [(3.0, True, True)] * 2

@@ -1,0 +1,59 @@
+"""torch.distributed with backend="towline" on GPUs, which are made of host memory here: the rules of streams, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+
+import gpu_model  # noqa: E402
+import torch_ranks as ranks_do  # noqa: E402
+from collective_ranks import Ranks  # noqa: E402
+
+SIZE = 4
+pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    ranks = Ranks(SIZE, str(tmp_path_factory.mktemp("torch")), ranks_do.serve_on_model)
+    yield ranks
+    assert ranks.stop() == [0] * SIZE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_operations_are_like_gloos(ranks, dtype):
+    ranks.run(ranks_do.operations, dtype, 7)
+
+
+def test_operations_on_much(ranks):
+    ranks.run(ranks_do.operations, "float32", 200_003)
+
+
+@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "messages_together", "objects", "functional"])
+def test_operations(ranks, what):
+    ranks.run(getattr(ranks_do, what))
+
+
+@pytest.mark.parametrize("what", ["beside_the_stream", "dropped_works"])
+def test_streams(ranks, what):
+    ranks.run(getattr(ranks_do, what))
+
+
+@pytest.mark.parametrize("what", ["data_parallel", "fully_sharded", "tensor_parallel"])
+def test_training(ranks, what):
+    ranks.run(getattr(ranks_do, what))
+
+
+def test_groups_of_some(ranks):
+    assert ranks.run(ranks_do.groups) == [[2.0], [2.0, 2.0], [2.0], []]
+
+
+def test_ranks_that_disagree_are_told(ranks):
+    told = ranks.run(ranks_do.disagree_on_gpus)
+    assert all("ranks disagree" in one and "of 4 float32" in one and "of 3 float32" in one for one in told), told
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    told = ranks.run(ranks_do.late_on_gpus)
+    assert all("rank 0 did not come" in one for one in told[1:]), told

@@ -1,0 +1,233 @@
+"""torch's GPUs as process groups use them: streams, works on streams, and a group's communicators on its GPUs.
+
+The rules are those of c10d: an operation comes after what the current stream holds, and wait() makes the stream that is
+current then come after the operation, without holding up the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from . import _errors, collectives
+from ._torch_works import AskedWork
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class Gpu:
+    """torch's GPUs. Tests put memory of the host in their place."""
+
+    backend = "gpu"
+
+    def __init__(self) -> None:
+        self._relays: dict[int, torch.cuda.Stream] = {}
+
+    def available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
+
+    def current(self) -> int:
+        return torch.cuda.current_device()
+
+    def index(self, tensor: torch.Tensor) -> int:
+        return tensor.get_device()
+
+    def stream(self, index: int) -> int:
+        """The current one."""
+        return torch._C._cuda_getCurrentRawStream(index)
+
+    def settle(self, index: int) -> None:
+        """What follows is in the order of the current stream, which is all that torch's own operations need."""
+
+    def synchronize(self, index: int) -> None:
+        torch.cuda.current_stream(index).synchronize()
+
+    def mark(self, index: int) -> Callable[[], None]:
+        """Remembers where the current stream is; the result makes the then current one come after it."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(index))
+        return lambda: event.wait(torch.cuda.current_stream(index))
+
+    def future(self, index: int, order: Callable[[], None], outputs: Any) -> torch.futures.Future:
+        """One whose value is there at once, for streams that come after what order() puts before the current one."""
+        made: torch.futures.Future = torch.futures.Future(devices=[torch.device("cuda", index)])
+        relay = self._relays.get(index)
+        if relay is None:
+            relay = self._relays[index] = torch.cuda.Stream(index)
+        with torch.cuda.stream(relay):
+            order()
+            made.set_result(outputs)
+        return made
+
+
+gpu: Gpu = Gpu()
+
+
+class StreamWork(AskedWork):
+    """An operation beside torch's streams. `outputs` are what its future yields.
+
+    `copy` is a function that puts what travelled where it belongs, in the current stream; None: it travelled as it is.
+    """
+
+    def __init__(self, index: int, work: collectives.Work, outputs: list[Any], copy: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._index, self._work, self._outputs = index, work, outputs
+        self._copy, self._copied = copy, None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        self._order()
+        gpu.settle(self._index)
+        if timeout > _NO_TIMEOUT:  # only the host can wait for so long and no longer
+            self._work.wait(timeout.total_seconds())
+        return True
+
+    synchronize = wait
+
+    def _order(self) -> None:
+        self._work.wait_on(gpu.stream(self._index))
+        if self._copy is None and self._copied is None:
+            return
+        with self._lock:
+            if self._copied is not None:
+                self._copied()
+            elif self._copy is not None:
+                gpu.settle(self._index)
+                with torch.no_grad():
+                    self._copy()
+                self._copy, self._copied = None, gpu.mark(self._index)
+
+    def is_completed(self) -> bool:
+        return self._work.done
+
+    def is_success(self) -> bool:
+        return self._work.poll() == _errors.Status.OK
+
+    def exception(self) -> Exception | None:
+        if self._work.poll() >= 0:
+            return None
+        return _errors._make(self._work.poll(), self._work.error)
+
+    def result(self) -> list[Any]:
+        return self._outputs
+
+    def source_rank(self) -> int:
+        raise _errors.Unsupported("receives on a GPU name the rank that they are from")
+
+    _source_rank = source_rank
+
+    def _make_future(self) -> torch.futures.Future:
+        return gpu.future(self._index, self._order, self._outputs)
+
+
+class JointWork(AskedWork):
+    """Several works as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+
+    def result(self) -> list[Any]:
+        return [output for work in self._works for output in work.result()]
+
+    def source_rank(self) -> int:
+        raise _errors.InvalidArgument("several receives have several sources")
+
+    _source_rank = source_rank
+
+    def _make_future(self) -> torch.futures.Future:
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+
+class Communicators:
+    """A group's communicators on its GPUs, made when they are first needed: torch may choose a GPU after it has made a group.
+
+    Making one is collective. Collectives, and messages that are issued together, use one of the whole group; other
+    messages use one of their two ranks, since the others may not be there.
+    """
+
+    def __init__(self, host: collectives.Communicator, store: Any) -> None:
+        self._host, self._store = host, store
+        self._rank, self._size, self._name = host.rank, host.size, host.name
+        self.timeout = host.timeout
+        self._hooks: list[Any] = []
+        self._of_all: dict[int, collectives.Communicator] = {}
+        self._of_pairs: dict[tuple[int, int], collectives.Communicator] = {}
+        self._ended = False
+
+    def of_all(self, index: int) -> collectives.Communicator:
+        made = self._of_all.get(index)
+        if made is None:
+            name = f"{self._name}/gpu{len(self._of_all)}"
+            made = self._of_all[index] = self._make(index, name, self._rank, self._size)
+        return made
+
+    def for_message(self, index: int, peer: int, together: bool) -> tuple[collectives.Communicator, int]:
+        """The communicator, and the peer's rank in it."""
+        if together or self._size <= 2:
+            return self.of_all(index), peer
+        made = self._of_pairs.get((index, peer))
+        if made is None:
+            lower, upper = sorted((self._rank, peer))
+            name = f"{self._name}/gpu-pair-{lower}-{upper}"
+            made = self._of_pairs[index, peer] = self._make(index, name, int(self._rank == upper), 2)
+        return made, int(self._rank < peer)
+
+    def _make(self, index: int, name: str, rank: int, size: int) -> collectives.Communicator:
+        if self._ended:
+            raise _errors.Closed("the process group was destroyed")
+        made = collectives.Communicator(
+            rank=rank,
+            size=size,
+            name=name,
+            store=self._store,
+            timeout=self.timeout,
+            backend=gpu.backend,
+            config=f"[collectives]\ngpu = {index}\n",
+        )
+        if not self._hooks:
+            self._hooks.append(self._host.hook("abort", self._broken))
+        self._hooks.append(made.hook("abort", self._broken))
+        return made
+
+    def _broken(self, told: dict[str, Any]) -> None:
+        """One of the group's communicators broke: nobody shall wait in another for a rank that has given up."""
+        for communicator in (self._host, *self):
+            if not communicator.closed and communicator.error[0] == _errors.Status.OK:
+                communicator.abort(told["reason"])
+
+    def __iter__(self) -> Iterator[collectives.Communicator]:
+        return iter([*self._of_all.values(), *self._of_pairs.values()])
+
+    def synchronize(self) -> None:
+        """Waits until the current streams of the GPUs that were used are done."""
+        for index in {*self._of_all, *(index for index, _ in self._of_pairs)}:
+            gpu.synchronize(index)
+
+    def close(self) -> None:
+        self._ended = True
+        for communicator in self:
+            communicator.close()

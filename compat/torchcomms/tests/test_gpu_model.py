@@ -1,0 +1,106 @@
+"""Communicators on GPUs, which are made of host memory here: every tensor is on one, in name."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import sys
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "bindings/python/tests"))
+
+import gpu_model  # noqa: E402
+from towline import _torch_gpu, _torch_group  # noqa: E402
+from torchcomms import ReduceOp  # noqa: E402
+from torchcomms._comms import WorkStatus  # noqa: E402
+
+pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
+GPU = torch.device("cuda", 0)
+SIZE = 2
+
+
+def make(name: str, rank: int, folder: str):
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
+    store = torch.distributed.FileStore(f"{folder}/{name}", SIZE)
+    return torchcomms.new_comm(name, GPU, name=f"a-{name}", store=store, timeout=timedelta(seconds=60))
+
+
+def operations(rank: int, folder: str) -> None:
+    other = 1 - rank
+    for name in ("ncclx", "nccl", "towline"):
+        comm = make(name, rank, folder)
+        assert (comm.get_backend(), comm.get_size(), comm.get_device()) == (name, SIZE, GPU)
+        tensor = torch.full((3000,), rank + 1.0)
+        comm.all_reduce(tensor, ReduceOp.SUM, False)
+        assert (tensor == 3).all()
+        comm.all_reduce(tensor, ReduceOp.PREMUL_SUM(2.0), False)
+        assert (tensor == 12).all()
+        work = comm.all_gather_single(gathered := torch.zeros(4), torch.full((2,), float(rank)), True)
+        work.wait()
+        assert gathered.tolist() == [0, 0, 1, 1] and work.status == WorkStatus.COMPLETED
+        batch = comm.batch_op_create()
+        received = torch.zeros(200_000)
+        batch.send(torch.full((200_000,), float(rank)), other)
+        batch.recv(received, other)
+        batch.issue(True).wait_blocking()
+        assert (received == other).all()
+        part = comm.split([0, 1], "again")
+        part.broadcast(told := torch.tensor([float(rank)]), 1, False)
+        assert told.item() == 1
+        comm.barrier(False).wait_blocking()
+        part.finalize()
+        comm.finalize()
+
+
+def in_groups(rank: int, folder: str) -> None:
+    from torchcomms._comms import _BackendWrapper
+
+    comm = make("ncclx", rank, folder)
+    wrapper = _BackendWrapper(comm)
+    wrapper.allreduce([tensor := torch.ones(3000)]).wait()
+    assert (tensor == 2).all()
+    wide = torch.zeros(50, 2)
+    wrapper.start_coalescing()
+    wrapper.send([torch.full((50,), float(rank))], 1 - rank)
+    wrapper.recv([wide[:, 1]], 1 - rank)
+    wrapper.end_coalescing().wait()
+    assert (wide[:, 1] == 1 - rank).all() and not wide[:, 0].any()
+    wrapper.barrier().wait()
+    comm.finalize()
+
+
+def beside(rank: int, folder: str) -> None:
+    comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
+    gpu.settles = False
+    gpu.model.hold(gpu.current, True)
+    tensor = torch.ones(5000)
+    work = comm.all_reduce(tensor, ReduceOp.SUM, True)
+    work.wait()  # orders, and does not hold up the host
+    assert work.status == WorkStatus.INPROGRESS and not work.is_completed()
+    gpu.model.hold(gpu.current, False)
+    work.wait_blocking()
+    assert work.is_completed() and (tensor == SIZE).all()
+    comm.finalize()
+
+
+def run(what, rank: int, folder: str) -> None:
+    gpu_model.install()
+    what(rank, folder)
+
+
+@pytest.mark.parametrize("what", [operations, beside, in_groups], ids=lambda what: what.__name__)
+def test_ranks(what, tmp_path):
+    if what is in_groups and not _torch_group.TAKES_BACKENDS:
+        pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=run, args=(what, rank, str(tmp_path)), daemon=True) for rank in range(SIZE)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0] * SIZE

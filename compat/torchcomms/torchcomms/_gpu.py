@@ -1,0 +1,143 @@
+"""Communicators whose tensors are on a GPU: operations in the order of torch's streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from towline import _torch_gpu, collectives
+
+from ._backends import Native
+from ._types import CommOptions
+
+# What torchcomms' own backends for GPUs are called; all are ours here.
+NAMES = ("towline", "nccl", "ncclx")
+
+
+class StreamedWork:
+    """An operation beside the streams: wait() orders the current one after it, wait_blocking() holds up the host."""
+
+    def __init__(self, index: int, work: collectives.Work) -> None:
+        self._index, self._work = index, work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def wait(self) -> None:
+        self._work.wait_on(_torch_gpu.gpu.stream(self._index))
+        _torch_gpu.gpu.settle(self._index)
+
+    def wait_blocking(self) -> None:
+        self.wait()
+        self._work.wait()
+
+    @property
+    def state(self) -> str:
+        self._work.poll()  # which looks at the GPU
+        return self._work.state
+
+
+class EnqueuedWork:
+    """An operation in the current stream itself: there is nothing to order."""
+
+    state = "completed"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def wait(self) -> None:
+        pass
+
+    def wait_blocking(self) -> None:
+        _torch_gpu.gpu.synchronize(self._index)
+
+
+class JointWork:
+    """Several works as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def wait_blocking(self) -> None:
+        for work in self._works:
+            work.wait_blocking()
+
+    @property
+    def state(self) -> str:
+        states = {work.state for work in self._works} - {"completed"}
+        return next((one for one in ("error", "timed_out", "in_progress", "not_started") if one in states), "completed")
+
+
+class _Batch:
+    def __init__(self, calls: _Calls) -> None:
+        self._calls, self._messages = calls, []
+
+    def send(self, tensor: Any, peer: int) -> None:
+        self._messages.append(("send", tensor, peer))
+
+    def recv(self, tensor: Any, peer: int) -> None:
+        self._messages.append(("recv", tensor, peer))
+
+    def issue(self, async_op: bool = False, **how: Any) -> JointWork:
+        # All beside the stream: none waits for another.
+        works = [getattr(self._calls, name)(tensor, peer, async_op=True, **how) for name, tensor, peer in self._messages]
+        joint = JointWork(works)
+        if not async_op:
+            joint.wait()
+        return joint
+
+
+class _Calls:
+    """A communicator's operations, in the stream that is current when they are called or beside it."""
+
+    def __init__(self, communicator: collectives.Communicator, index: int) -> None:
+        self._communicator, self._index = communicator, index
+
+    def __getattr__(self, name: str) -> Any:
+        operation, index = getattr(self._communicator, name), self._index
+
+        def call(*arguments: Any, async_op: bool = False, **how: Any) -> Any:
+            work = operation(*arguments, async_op=async_op, stream=_torch_gpu.gpu.stream(index), **how)
+            if work is not None:
+                return StreamedWork(index, work)
+            _torch_gpu.gpu.settle(index)
+            return EnqueuedWork(index)
+
+        setattr(self, name, call)
+        return call
+
+    def batch(self) -> _Batch:
+        return _Batch(self)
+
+
+class NativeOnGpu(Native):
+    """A communicator of ours on one GPU. Its ranks share a host."""
+
+    def __init__(
+        self, name: str, options: CommOptions, device: torch.device, comm: collectives.Communicator | None = None
+    ) -> None:
+        self.device = device
+        self.index = device.index if device.index is not None else _torch_gpu.gpu.current()
+        self._calls: _Calls | None = None
+        super().__init__(name, options, comm)
+        self.features = {*self.features, "wait_blocking"}
+
+    def _form(self) -> collectives.Communicator:
+        return self._open(self._place())
+
+    def _open(self, how: dict[str, Any]) -> collectives.Communicator:
+        settings = f"[collectives]\ngpu = {self.index}\n"
+        return super()._open({**how, "backend": _torch_gpu.gpu.backend, "config": settings})
+
+    def calls(self) -> _Calls:
+        if self._calls is None or self._calls._communicator is not self.comm:
+            self._calls = _Calls(self.use(), self.index)
+        return self._calls
+
+    def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:
+        comm = self.use().split(ranks, name, options.timeout.total_seconds())
+        return None if comm is None else NativeOnGpu(self.name, options, self.device, comm)

@@ -1,0 +1,69 @@
+// Operations on streams of GPUs: enqueued here, performed by kernels.
+#include "base/error.h"
+#include "collectives/calls/types.h"
+#include "collectives/communicator.h"
+
+namespace towline::collectives {
+
+void Communicator::issue_on(const towline_collective_t& call, const towline_collective_options_t* options,
+                            void* stream, Work** work) {
+  std::string text;
+  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
+  check_call(call);
+  if (table_->issue == nullptr || (work != nullptr && table_->issue_beside == nullptr))
+    fail(Status::kUnsupported, "backend {} has no operations on streams; the backend gpu has",
+         options_.backend);
+  if (finishes_here()) fail(Status::kBusy, "an operation can't be put into a stream in a function of a work");
+  const uint64_t timeout_ns = timeout_of(options);
+  const uint64_t op_id = next_op_id();
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
+  if (queued_.load(std::memory_order_acquire) != 0) {
+    std::unique_lock lock(queue_mutex_);
+    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+  }
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  int32_t status = TOWLINE_OK;
+  towline_collective_message* message = nullptr;
+  {
+    const std::lock_guard lock(perform_mutex_);
+    begin_backend_call();
+    status = work == nullptr
+                 ? table_->issue(backend_, &call, number_, timeout_ns, stream)
+                 : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
+    if (status >= 0 && call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) ++number_;
+  }
+  if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
+  check_backend(status, op_name(call.op));
+  recorder_.start(record, monotonic_now_ns());
+  if (work != nullptr) {
+    // The kernels' waits are bounded, so the host sets no time of its own.
+    auto* const made = new Work(shared_from_this(), call.op, timeout_ns, Deadline::never());
+    made->record = record;
+    made->streamed = true;
+    made->messages.push_back(message);
+    made->begin();
+    *work = made;
+    watch_messages(made);
+  }
+  if (hooked)
+    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS,
+               work == nullptr ? nullptr : *work, nullptr, true);
+}
+
+void Communicator::order_after(Work& work, void* stream) {
+  if (!work.streamed)
+    fail(Status::kUnsupported, "{} is not on a stream: wait for it instead", op_name(work.op()));
+  {
+    const std::lock_guard lock(work.messages_mutex);
+    if (!work.messages.empty() && work.messages.front() != nullptr) {
+      begin_backend_call();
+      check_backend(table_->message_precede(backend_, work.messages.front(), stream), op_name(work.op()));
+    }
+  }
+  if (work.ended() && is_error(work.outcome())) fail(work.outcome(), "{}", work.error());
+  std::string text;
+  if (const Status status = error(&text); is_error(status)) fail(status, "{}", text);
+}
+
+}  // namespace towline::collectives
