@@ -28,9 +28,8 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
   {
     const std::lock_guard lock(perform_mutex_);
     begin_backend_call();
-    status = work == nullptr
-                 ? table_->issue(backend_, &call, number_, timeout_ns, stream)
-                 : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
+    status = work == nullptr ? table_->issue(backend_, &call, number_, timeout_ns, stream)
+                             : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
     if (status >= 0 && call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) ++number_;
   }
   if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());

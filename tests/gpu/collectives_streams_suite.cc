@@ -31,7 +31,8 @@ void fill(Rank& rank, Buffer& buffer, uint64_t count, float value) {
 float only_value(Rank& rank, const Buffer& buffer, uint64_t count) {
   std::vector<float> values(count);
   rank.gpu.get(values.data(), buffer.at(), count * sizeof(float));
-  const auto differs = std::find_if(values.begin(), values.end(), [&](float one) { return one != values[0]; });
+  const auto differs =
+      std::find_if(values.begin(), values.end(), [&](float one) { return one != values[0]; });
   return differs == values.end() ? values[0] : *differs;
 }
 
@@ -122,10 +123,11 @@ TEST_P(CollectivesBeside, AWorkEndsWithoutAnybodyWaiting) {
     fill(rank, buffer, kSmall, 1);
     towline_work_t* const work = beside(rank, reduce_call(buffer, buffer, kSmall), stream);
     std::atomic<bool> told{false};
-    EXPECT_EQ(towline_work_on(
-                  work, TOWLINE_WORK_END,
-                  [](void* context, towline_work_t*) { *static_cast<std::atomic<bool>*>(context) = true; }, &told),
-              TOWLINE_OK);
+    EXPECT_EQ(
+        towline_work_on(
+            work, TOWLINE_WORK_END,
+            [](void* context, towline_work_t*) { *static_cast<std::atomic<bool>*>(context) = true; }, &told),
+        TOWLINE_OK);
     while (!told) std::this_thread::yield();
     EXPECT_EQ(towline_work_state(work), uint32_t{TOWLINE_WORK_COMPLETED});
     come_after(work, stream);  // it has ended: nothing to order

@@ -289,9 +289,12 @@ def dropped_works(world) -> None:
     gc.collect()
     assert alive() is not None
     gpu.model.hold(gpu.current, False)
-    for _ in range(3):  # a later operation lets go of it
-        dist.all_reduce(torch.ones(1), async_op=True).wait()
-    assert alive() is None
+    limit = time.monotonic() + TIMEOUT
+    kept = torch.ones(1)
+    while kept.item() != 0:  # a later operation lets go of it
+        kept.fill_(alive() is not None)
+        dist.all_reduce(kept, dist.ReduceOp.MAX, async_op=True).wait()
+        assert time.monotonic() < limit
 
 
 def messages_together(world) -> None:

@@ -247,7 +247,7 @@ def test_tensors_of_other_devices_are_refused(comm):
     with pytest.raises(RuntimeError, match="works on the CPU; the device is"):
         torchcomms.new_comm("gloo", torch.device("cuda", 0))
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match="cuda: "):
+        with pytest.raises(RuntimeError, match="libcuda|no backend"):
             torchcomms.new_comm("towline", torch.device("cuda", 0))
     comm.all_reduce(here, ReduceOp.SUM, False)  # nothing is broken
 

@@ -23,9 +23,11 @@ class StreamedWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         self._work.wait_on(_torch_gpu.gpu.stream(self._index))
         _torch_gpu.gpu.settle(self._index)
+        if timeout is not None:
+            self._work.wait(timeout)
 
     def wait_blocking(self) -> None:
         self.wait()
@@ -45,7 +47,7 @@ class EnqueuedWork:
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         pass
 
     def wait_blocking(self) -> None:
@@ -58,9 +60,9 @@ class JointWork:
     def __init__(self, works: list[Any]) -> None:
         self._works = works
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         for work in self._works:
-            work.wait()
+            work.wait(timeout)
 
     def wait_blocking(self) -> None:
         for work in self._works:

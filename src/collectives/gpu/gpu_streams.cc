@@ -126,8 +126,7 @@ std::unique_ptr<GpuMessage> GpuBackend::issue_beside(const towline_collective_t&
   message->graph = graph;
   cuda::Code code = message->ended->record(stream);
   if (code == 0) code = message->ended->precede(own);
-  if (code != 0)
-    fail(Status::kIo, "cannot order an operation after its stream: {}", device_.code_text(code));
+  if (code != 0) fail(Status::kIo, "cannot order an operation after its stream: {}", device_.code_text(code));
   launch(channel, made, own, graph, message->ended.get());
   return message;
 }
@@ -135,7 +134,8 @@ std::unique_ptr<GpuMessage> GpuBackend::issue_beside(const towline_collective_t&
 void GpuBackend::precede(GpuMessage& message, void* stream) {
   const uint64_t graph = graph_of(stream);
   if (message.graph != 0 && graph != message.graph)
-    fail(Status::kInvalidArgument, "the operation is part of a graph: only streams of the same capture wait for it");
+    fail(Status::kInvalidArgument,
+         "the operation is part of a graph: only streams of the same capture wait for it");
   if (const cuda::Code code = message.ended->precede(stream); code != 0)
     fail(Status::kIo, "cannot order a stream after an operation: {}", device_.code_text(code));
 }

@@ -119,8 +119,9 @@ class Call {
     int32_t status = 0;
     {
       const CommunicatorCall call(communicator_);
-      status = async_ ? towline_collective_issue_beside(call.native(), &call_, options.native(), stream_, &work)
-                      : towline_collective_issue(call.native(), &call_, options.native(), stream_);
+      status = async_
+                   ? towline_collective_issue_beside(call.native(), &call_, options.native(), stream_, &work)
+                   : towline_collective_issue(call.native(), &call_, options.native(), stream_);
     }
     check(status, "towline_collective_issue");
     return async_ ? make_work(self_, work, std::move(held_), true) : nb::none();
@@ -251,7 +252,8 @@ nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bo
 }
 
 nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
-                          nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+                          nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints,
+                          nb::handle stream) {
   Call call(self, TOWLINE_OP_REDUCE_SCATTER, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
@@ -271,7 +273,8 @@ nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, 
 }
 
 nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
-                            nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+                            nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints,
+                            nb::handle stream) {
   Call call(self, TOWLINE_OP_REDUCE_SCATTER_V, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
@@ -348,7 +351,8 @@ Counts take_splits(nb::handle splits, nb::handle tensor, const View& view, uint6
 }
 
 nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::handle output_splits,
-                      nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
+                      nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints,
+                      nb::handle stream) {
   Call call(self, TOWLINE_OP_ALL_TO_ALL, async_op, stream);
   if (is_list(output) != is_list(input))
     raise(TOWLINE_INVALID_ARGUMENT, "output and input are both lists of tensors, or both tensors");
@@ -495,13 +499,17 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
   const auto hints = arg("hints").none() = nb::none();
   const auto stream = arg("stream").none() = nb::none();
   const auto only = nb::kw_only();
-  communicator.def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints, stream)
-      .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints, stream)
+  communicator
+      .def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints, stream)
+      .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints,
+           stream)
       .def("broadcast", &broadcast, tensor, arg("root"), only, async_op, timeout, hints, stream)
       .def("all_gather", &all_gather, output, input, only, async_op, timeout, hints, stream)
       .def("all_gather_v", &all_gather_v, output, input, only, async_op, timeout, hints, stream)
-      .def("reduce_scatter", &reduce_scatter, output, input, op, only, factor, async_op, timeout, hints, stream)
-      .def("reduce_scatter_v", &reduce_scatter_v, output, input, op, only, factor, async_op, timeout, hints, stream)
+      .def("reduce_scatter", &reduce_scatter, output, input, op, only, factor, async_op, timeout, hints,
+           stream)
+      .def("reduce_scatter_v", &reduce_scatter_v, output, input, op, only, factor, async_op, timeout, hints,
+           stream)
       .def("gather", &gather, output.none(), input, arg("root"), only, async_op, timeout, hints, stream)
       .def("scatter", &scatter, output, input.none(), arg("root"), only, async_op, timeout, hints, stream)
       .def("all_to_all", &all_to_all, output, input, arg("output_splits").none() = nb::none(),
