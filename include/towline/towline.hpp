@@ -19,6 +19,7 @@
 
 #include <towline/status.h>
 #include <towline/towline.h>
+#include <towline/values.hpp>  // IWYU pragma: export
 
 #include <array>
 #include <chrono>
@@ -39,257 +40,6 @@
 namespace towline {
 // Versioned: a program may also link the library statically, whose classes have the same names.
 inline namespace v0 {
-
-// The exception of the control path: a code to branch on, and a message with what was tried and the values.
-class Error : public std::runtime_error {
- public:
-  Error(Status code, const std::string& message) : std::runtime_error(message), code_(code) {}
-  [[nodiscard]] Status code() const noexcept { return code_; }
-
- private:
-  Status code_;
-};
-
-// "0.1.0", of the library that is loaded.
-[[nodiscard]] inline std::string_view version() noexcept { return towline_version(); }
-
-// The message of this thread's last failure, "" without one. Valid until the thread's next call that fails.
-[[nodiscard]] inline std::string_view last_error() noexcept { return towline_last_error(); }
-
-// Times
-
-// When to stop waiting: after a duration (5s), at a point of the steady clock, or never.
-class Deadline {
- public:
-  template <class Rep, class Period>
-  constexpr Deadline(std::chrono::duration<Rep, Period> from_now) noexcept  // NOLINT: implicit on purpose
-      : nanoseconds_(saturate(from_now)) {}
-  template <class Duration>
-  constexpr Deadline(std::chrono::time_point<std::chrono::steady_clock, Duration> at) noexcept  // NOLINT
-      : nanoseconds_(saturate(at.time_since_epoch())), absolute_(true) {}
-
-  constexpr Deadline() noexcept = default;  // never
-
-  // The remaining nanoseconds for the C API; 0 if it has passed.
-  [[nodiscard]] uint64_t remaining_ns() const noexcept {
-    if (!absolute_) return nanoseconds_;
-    const uint64_t now = saturate(std::chrono::steady_clock::now().time_since_epoch());
-    return nanoseconds_ > now ? nanoseconds_ - now : 0;
-  }
-
- private:
-  template <class Rep, class Period>
-  static constexpr uint64_t saturate(std::chrono::duration<Rep, Period> time) noexcept {
-    using Seconds = std::chrono::duration<double>;
-    if (time <= time.zero()) return 0;
-    if (Seconds{time} >= Seconds{std::chrono::nanoseconds::max()}) return TOWLINE_FOREVER;
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
-  }
-
-  uint64_t nanoseconds_ = TOWLINE_FOREVER;
-  bool absolute_ = false;
-};
-
-inline constexpr Deadline kForever{};
-
-// How long destructors wait for fences; call deregister() or destroy() if memory is reused.
-inline constexpr std::chrono::seconds kDestructorTimeout{30};
-
-// Enumerations
-
-enum class Op : uint32_t { read = TOWLINE_READ, write = TOWLINE_WRITE };
-
-enum class Kind : uint32_t {
-  kDram = TOWLINE_DRAM,
-  kVram = TOWLINE_VRAM,
-  kFile = TOWLINE_FILE,
-  kBlock = TOWLINE_BLOCK,
-  kObject = TOWLINE_OBJECT,
-};
-
-// What peers may do with a region.
-enum class Access : uint32_t {
-  kRead = TOWLINE_ACCESS_READ,
-  kWrite = TOWLINE_ACCESS_WRITE,
-  kAll = TOWLINE_ACCESS_ALL,
-};
-
-enum class Progress : uint32_t { kHosted = TOWLINE_PROGRESS_HOSTED, kCaller = TOWLINE_PROGRESS_CALLER };
-
-enum class Health : uint32_t {
-  kUnknown = TOWLINE_HEALTH_UNKNOWN,
-  kAlive = TOWLINE_HEALTH_ALIVE,
-  kSuspect = TOWLINE_HEALTH_SUSPECT,
-  kLost = TOWLINE_HEALTH_LOST,
-};
-
-enum class Fence : uint32_t {
-  kLocal = TOWLINE_FENCE_LOCAL,
-  kRemote = TOWLINE_FENCE_REMOTE,
-  kBoth = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE,
-};
-
-// Options, for designated initialisers: {.workers = 2, .listen = "127.0.0.1:0"}
-
-struct AgentOptions {
-  Progress progress = Progress::kHosted;
-  uint32_t workers = 0;                        // progress engines, 1 to 8; 0: 1
-  std::string listen{};                        // "host:port[,..]", "none"; empty: "127.0.0.1:0"
-  std::string advertise{};                     // the address for peers instead; empty: detected
-  std::string backends{};                      // comma-separated, in order of preference; empty: all usable
-  std::string config{};                        // TOML text over environment and file
-  std::chrono::nanoseconds default_timeout{};  // for calls without one; 0: 30 s
-};
-
-struct MemoryOptions {
-  bool huge_pages = false;  // huge pages, or fail
-};
-
-struct RegionOptions {
-  Access access = Access::kAll;
-  bool guarded = false;  // reached only through paths where this agent checks every access
-  bool share = false;    // page-aligned private memory: move it in place onto shared memory, for peers to map
-};
-
-// Views: arguments that own nothing and live as long as the call
-
-namespace detail {
-
-template <class Range>
-concept Array = std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>;
-
-template <class Range>
-using Element = std::ranges::range_value_t<Range>;
-
-template <class Range>
-concept IndexArray = Array<Range> && std::integral<Element<Range>> &&
-    (sizeof(Element<Range>) == 4 || sizeof(Element<Range>) == 8);
-
-template <class Text>
-concept TextLike = std::convertible_to<const Text&, std::string_view>;
-
-template <class Range>
-concept ByteArray = Array<Range> && sizeof(Element<Range>) == 1 && !TextLike<Range>;
-
-}  // namespace detail
-
-// Bytes from text or from any contiguous range of one-byte values.
-class BytesView {
- public:
-  constexpr BytesView() noexcept = default;
-  template <detail::TextLike Text>
-  constexpr BytesView(const Text& text) noexcept  // NOLINT: implicit on purpose
-      : BytesView(std::string_view{text}.data(), std::string_view{text}.size()) {}
-  template <detail::ByteArray Bytes>
-  constexpr BytesView(const Bytes& bytes) noexcept  // NOLINT: the same
-      : BytesView(std::ranges::data(bytes), std::ranges::size(bytes)) {}
-  constexpr BytesView(const void* data, size_t size) noexcept : data_(data), size_(size) {}
-
-  [[nodiscard]] constexpr const void* data() const noexcept { return data_; }
-  [[nodiscard]] constexpr size_t size() const noexcept { return size_; }
-
- private:
-  const void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-// Blocks start, start + step, .. of a list.
-struct Range {
-  uint64_t start = 0;
-  uint64_t step = 1;
-  uint64_t count = 0;
-};
-
-// Every block of a list, in order.
-struct All {};
-inline constexpr All all{};
-
-// Which blocks of a list, in order: `all`, a Range, or 4- or 8-byte indices (vector, span), not copied.
-class Picks {
- public:
-  constexpr Picks(All) noexcept {}       // NOLINT: implicit on purpose
-  constexpr Picks(Range range) noexcept  // NOLINT: the same
-      : picks_{nullptr, 0, 0, range.start, range.step, range.count}, all_(false) {}
-  template <detail::IndexArray Indices>
-  constexpr Picks(const Indices& indices) noexcept  // NOLINT: the same
-      : all_(false) {
-    picks_.indices = indices_or_dummy(std::ranges::data(indices));
-    picks_.index_bytes = sizeof(detail::Element<Indices>);
-    picks_.count = std::ranges::size(indices);
-  }
-
-  // Null for all.
-  [[nodiscard]] constexpr const towline_picks_t* get() const noexcept { return all_ ? nullptr : &picks_; }
-
- private:
-  // An empty vector has no data, and null would mean a range; with a count of 0 the dummy is never read.
-  static constexpr const void* indices_or_dummy(const void* indices) noexcept {
-    return indices != nullptr ? indices : &kNothing;
-  }
-  static constexpr uint64_t kNothing = 0;
-
-  towline_picks_t picks_{};
-  bool all_ = true;
-};
-
-// A piece of memory to register. Made by dram() and similar functions.
-struct MemoryView {
-  void* address = nullptr;
-  uint64_t bytes = 0;
-  Kind kind = Kind::kDram;
-  uint64_t device = 0;
-};
-
-// Blocks
-
-// One contiguous length repeated over up to four nested dimensions. Built from the outside in:
-//
-//   Blocks::at(cache, page_bytes).repeat(layers, layer_stride).repeat(pages, page_bytes)
-//
-// counts page 0 of layer 0, page 1 of layer 0, .. The address is this process's, or the peer's for its lists.
-struct Blocks : towline_blocks_t {
-  Blocks() noexcept : towline_blocks_t{} {}
-
-  [[nodiscard]] static Blocks at(uint64_t address, uint64_t length, Kind kind = Kind::kDram,
-                                 uint64_t device = 0) noexcept {
-    Blocks blocks;
-    blocks.address = address;
-    blocks.length = length;
-    blocks.kind = static_cast<uint32_t>(kind);
-    blocks.device = device;
-    return blocks;
-  }
-  [[nodiscard]] static Blocks at(const void* address, uint64_t length, Kind kind = Kind::kDram,
-                                 uint64_t device = 0) noexcept {
-    return at(reinterpret_cast<uint64_t>(address), length, kind, device);
-  }
-
-  // Repeats the blocks `times` times, `stride_bytes` apart, as a new innermost dimension, at most the fourth.
-  [[nodiscard]] Blocks repeat(uint64_t times, uint64_t stride_bytes) const {
-    if (dimensions >= TOWLINE_MAX_DIMENSIONS) {
-      throw Error{Status::kLimitExceeded, "Blocks::repeat: blocks have at most four dimensions"};
-    }
-    Blocks more = *this;
-    more.count[dimensions] = times;
-    more.stride[dimensions] = stride_bytes;
-    more.dimensions = dimensions + 1;
-    return more;
-  }
-
-  // The number of blocks.
-  [[nodiscard]] uint64_t size() const noexcept {
-    uint64_t product = 1;
-    for (uint32_t dimension = 0; dimension < dimensions; ++dimension) product *= count[dimension];
-    return product;
-  }
-};
-static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are handed to C");
-
-// `bytes` cut into contiguous blocks of `block_bytes`; a remainder is left out.
-[[nodiscard]] inline Blocks blocks_of(const void* address, uint64_t bytes, uint64_t block_bytes) {
-  if (block_bytes == 0) throw Error{Status::kInvalidArgument, "blocks_of: block_bytes is zero"};
-  return Blocks::at(address, block_bytes).repeat(bytes / block_bytes, block_bytes);
-}
 
 // Handles
 
@@ -402,9 +152,20 @@ class Region {
   detail::Handle<towline_region_t, detail::deregister> handle_;
 };
 
+class BlockList;
+
+// Some blocks of a list, in order: list[picks]. An argument, which owns nothing.
+struct PickedBlocks {
+  PickedBlocks(const BlockList& all_of) noexcept : list(&all_of) {}  // NOLINT: implicit on purpose
+  PickedBlocks(const BlockList& of, const Picks& some) noexcept : list(&of), picks(some) {}
+  const BlockList* list;
+  Picks picks = all;
+};
+
 // Validated, resolved blocks of this agent or of a peer. Block indices count through its entries.
 class BlockList {
  public:
+  [[nodiscard]] PickedBlocks operator[](const Picks& picks) const noexcept { return {*this, picks}; }
   [[nodiscard]] uint64_t blocks() const noexcept { return towline_block_list_blocks(handle_.get()); }
   [[nodiscard]] uint64_t bytes() const noexcept { return towline_block_list_bytes(handle_.get()); }
   [[nodiscard]] towline_block_list_t* native() const noexcept { return handle_.get(); }
@@ -632,6 +393,13 @@ class Counter {
   detail::Handle<towline_counter_t, towline_counter_destroy> handle_;
 };
 
+class Plan;
+class Post;
+class Group;
+struct PlanOptions;
+struct PostOptions;
+struct GroupOptions;
+
 // Agent
 
 // One participant: a name, an incarnation, registered memory, backends, a progress engine. The destructor
@@ -760,6 +528,15 @@ class Agent {
     return transfer(op, local, all, remote, all, options);
   }
 
+  // Plans, posts and groups: plan.hpp. Bytes move from `from` to `to`, one of them of a peer, or both of this agent.
+  [[nodiscard]] Plan plan(const BlockList& from, const BlockList& to) const;
+  [[nodiscard]] Plan plan(const BlockList& from, const BlockList& to, const PlanOptions& options) const;
+  // Starts one post of a plan of its own: plan() costs less where it is used again.
+  [[nodiscard]] Post copy(const PickedBlocks& from, const PickedBlocks& to) const;
+  [[nodiscard]] Post copy(const PickedBlocks& from, const PickedBlocks& to, PostOptions options) const;
+  [[nodiscard]] Group group() const;
+  [[nodiscard]] Group group(const GroupOptions& options) const;
+
   [[nodiscard]] Counter counter(uint64_t initial = 0) const {
     towline_counter_t* counter = nullptr;
     detail::check(towline_counter_create(handle_.get(), initial, &counter));
@@ -798,3 +575,5 @@ class Agent {
 
 }  // namespace v0
 }  // namespace towline
+
+#include <towline/plan.hpp>  // IWYU pragma: export

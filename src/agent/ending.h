@@ -14,12 +14,13 @@ namespace towline {
 
 class Ending;
 class Worker;
+struct Part;
 
 // Is told when something is ready again.
 class AfterEnding {
  public:
-  // The last use of `ending` by the run that has ended. Any thread, perhaps under a worker's lock.
-  virtual void is_over(Ending& ending) noexcept = 0;
+  // The last use of `ending` by the run that has ended. `worker`: whose lock the calling thread holds; null: none.
+  virtual void is_over(Ending& ending, Worker* worker) noexcept = 0;
 
  protected:
   ~AfterEnding() = default;
@@ -36,6 +37,19 @@ class Ending {
   // Called from the worker's delivery, without locks: publishes the outcome, and tells the application.
   virtual void deliver() noexcept = 0;
 
+  // ---- its parts, under their worker's lock
+  // Once per pass for parts in the establishing list; true when the part no longer needs it.
+  virtual bool step_part(Part& part, uint64_t now_ns) noexcept = 0;
+  // Makes the backend end the part soon, if it was submitted.
+  virtual void hurry(Part& part) noexcept = 0;
+  // The deadline of a part passed.
+  virtual void expire(Part& part) noexcept = 0;
+
+  // A share of a run that is under way, so that it is not over before drop(). False: it is.
+  [[nodiscard]] bool share() noexcept;
+  // Gives up a share of the busy phase: the outcome's, the work's, or one of share().
+  void drop(Worker* worker) noexcept;
+
   Ending* finished_next = nullptr;
 
  protected:
@@ -49,9 +63,8 @@ class Ending {
   // From ready to `phase`; false: it is busy. Waits for a holder, which releases it after a few instructions.
   [[nodiscard]] bool take(Phase phase) noexcept;
   [[nodiscard]] Status poll_outcome() const noexcept;
-  void publish() noexcept;
-  // One of the two shares of the busy phase: the outcome's and the work's.
-  void drop() noexcept;
+  void publish(Worker* worker) noexcept;
+  void wake_waiters() noexcept;
   // `each_worker` calls its argument with every worker concerned.
   template <class EachWorker, class Done>
   [[nodiscard]] bool wait_until(bool hosted, EachWorker&& each_worker, Done&& done,

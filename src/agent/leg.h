@@ -33,9 +33,6 @@ class Leg final : private OwnRoute, public Post {
                              uint32_t submit_flags) noexcept;
   // Ends the range soon.
   void abandon() noexcept;
-  [[nodiscard]] Status outcome() const noexcept {
-    return static_cast<Status>(outcome_.load(std::memory_order_acquire));
-  }
   // True if it has its outcome and nothing is in flight.
   [[nodiscard]] bool settled() const noexcept { return ready() && outcome() != Status::kInProgress; }
   // How its part ended, once settled; and how long that took.

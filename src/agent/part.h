@@ -8,13 +8,15 @@
 
 namespace towline {
 
+class Ending;
 class Link;
 class Post;
 class Worker;
 
 // Under its worker's lock.
 struct Part {
-  Post* post = nullptr;
+  Ending* owner = nullptr;
+  Post* post = nullptr;  // the owner, if it is one: for what is prepared or submitted
   Worker* worker = nullptr;
   Link* link = nullptr;
   uint64_t begin = 0;  // bytes of the plan

@@ -43,6 +43,7 @@ Post::Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads
   }
   for (uint32_t i = 0; i < part_count_; ++i) {
     Part& part = parts_[i];
+    part.owner = this;
     part.post = this;
     part.worker = agent().workers()[(home + i) % workers].get();
     // Parts end on page boundaries, so that neighbours do not write to the same page.

@@ -107,6 +107,14 @@ class Post : public Ending {
   void result(towline_result_t& result) const noexcept;
   // How it ended, in a sentence; "" while it runs and after success.
   [[nodiscard]] std::string failure() const;
+  // The same without what its connection says of it, which needs its worker's lock.
+  [[nodiscard]] std::string failure_itself(const std::string& more = {}) const;
+  [[nodiscard]] Status outcome() const noexcept {
+    return static_cast<Status>(outcome_.load(std::memory_order_acquire));
+  }
+  [[nodiscard]] uint64_t moved_bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+  [[nodiscard]] void* user_data() const noexcept { return options_.user_data; }
+  [[nodiscard]] bool staged() const noexcept { return staged_ != nullptr; }
   [[nodiscard]] std::string route() const;
   // What its backend takes for so many bytes of such a transfer.
   [[nodiscard]] Price price_of(uint64_t bytes) const;
@@ -128,12 +136,9 @@ class Post : public Ending {
   // ---- its parts, under the part's worker's lock
 
   void part_ended(Part& part, const towline_part_result& result) noexcept;
-  // Once per pass for parts in the establishing list; true when the part no longer needs it.
-  bool step_part(Part& part, uint64_t now_ns) noexcept;
-  // Makes the backend end the part soon, if it was submitted.
-  void hurry(Part& part) noexcept;
-  // The deadline of a part passed.
-  void expire(Part& part) noexcept;
+  bool step_part(Part& part, uint64_t now_ns) noexcept override;
+  void hurry(Part& part) noexcept override;
+  void expire(Part& part) noexcept override;
   // Releases the part's prepared plan; false: a post or a graph's copy is using it, call again. The caller
   // has closed the gate and then called InUse::publish().
   bool try_release(Part& part) noexcept;

@@ -25,7 +25,7 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
     }
     part.message_only = false;
     end(status, part.worker);
-    drop();
+    drop(part.worker);
     return true;
   }
   Status status = Status::kOk;
@@ -134,7 +134,7 @@ void Post::all_parts_ended(Worker& worker) noexcept {
       end(static_cast<Status>(error), &worker);
     }
   }
-  drop();
+  drop(&worker);
 }
 
 void Post::deliver() noexcept {
@@ -143,7 +143,7 @@ void Post::deliver() noexcept {
                                            0, bytes_.load(std::memory_order_relaxed)};
   const towline_callback_t callback = options_.callback;
   const bool queued = options_.queue_completion;
-  publish();  // from here on the application may post again or destroy it
+  publish(nullptr);  // from here on the application may post again or destroy it
   if (queued) agent->push_completion(completion);
   if (callback != nullptr) callback(&completion);
 }

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "agent/agent.h"
+#include "agent/group.h"
 #include "base/error.h"
 #include "towline/plugin/cursor.hpp"
 
@@ -111,10 +112,37 @@ void PostPlan::give_back(PlannedPost& post) noexcept {
   } while (!free_.compare_exchange_weak(head, next, std::memory_order_acq_rel, std::memory_order_relaxed));
 }
 
-void PostPlan::is_over(Ending& ending) noexcept {
+void PostPlan::is_over(Ending& ending, Worker* worker) noexcept {
   auto& post = static_cast<PlannedPost&>(ending);
+  if (post.group_ != nullptr) std::exchange(post.group_, nullptr)->left(post, worker);
   if (post.holders_.fetch_and(~PlannedPost::kFlight, std::memory_order_acq_rel) == PlannedPost::kFlight)
     give_back(post);
+}
+
+Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
+                       void* const* stream) {
+  Group* const group = options.group;
+  if (group == nullptr) return post.post_with(picks, options, stream);
+  if (&group->agent() != &route_.agent())
+    fail(Status::kInvalidArgument, "the group belongs to agent '{}', the plan to agent '{}'",
+         group->agent().name(), route_.agent().name());
+  if (const Status status = group->join(post); status != Status::kOk) return status;
+  post.group_ = group;
+  PostOptions as_member = options;
+  as_member.deadline_ns = group->deadline_ns();
+  as_member.urgent = options.urgent || group->urgent();
+  Status status = Status::kOk;
+  try {
+    status = post.post_with(picks, as_member, stream);
+  } catch (const Error& error) {
+    std::exchange(post.group_, nullptr)->refused(post, error.code(), error.what());
+    throw;
+  } catch (...) {
+    std::exchange(post.group_, nullptr)->refused(post, Status::kOutOfMemory, {});
+    throw;
+  }
+  if (is_error(status)) std::exchange(post.group_, nullptr)->refused(post, status, {});
+  return status;
 }
 
 Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* const* stream,
@@ -128,7 +156,7 @@ Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* c
   post->holders_.store(holders, std::memory_order_relaxed);
   Status status = Status::kOk;
   try {
-    status = post->post_with(picks, options, stream);
+    status = start(*post, picks, options, stream);
   } catch (...) {
     give_back(*post);
     throw;
@@ -138,13 +166,17 @@ Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* c
     return status;
   }
   if (out != nullptr) *out = post;
-  if (status == Status::kOk && post->was_immediate()) {  // is_over() is not called
-    post->count_run();
-    if (out == nullptr)
-      give_back(*post);
-    else
-      post->holders_.store(PlannedPost::kHandle, std::memory_order_relaxed);
+  if (status != Status::kOk || !post->was_immediate()) {  // is_over() is called, or was
+    // The group may have looked for members to be cancelled before this one had begun.
+    if (options.group != nullptr && options.group->over()) options.group->cancel_members();
+    return status;
   }
+  post->count_run();
+  if (post->group_ != nullptr) std::exchange(post->group_, nullptr)->left(*post, nullptr);
+  if (out == nullptr)
+    give_back(*post);
+  else
+    post->holders_.store(PlannedPost::kHandle, std::memory_order_relaxed);
   return status;
 }
 

@@ -23,6 +23,15 @@ class PostPlan;
 
 class PlannedPost final : public Post {
  public:
+  // In a group's list; by the group.
+  struct Member {
+    PlannedPost* previous = nullptr;
+    PlannedPost* next = nullptr;
+    uint64_t number = 0;  // in the order of joining
+    bool cancelled = false;
+  };
+  Member member;
+
   PlannedPost(PostPlan& plan, Route& route, AfterEnding& after, uint32_t index)
       : Post(route, Plan::none(), {}, 1, nullptr), its_plan_(plan), index_(index) {
     after_ = &after;
@@ -43,6 +52,7 @@ class PlannedPost final : public Post {
 
   PostPlan& its_plan_;
   const uint32_t index_;
+  Group* group_ = nullptr;              // that it has joined in this run
   std::atomic<uint32_t> holders_{0};    // kFlight, kHandle; 0: in the pool
   std::atomic<uint32_t> next_free_{0};  // its index + 1; 0: none
   uint64_t runs_bytes_ = 0;             // of immediate runs that are not in the counters yet
@@ -74,13 +84,18 @@ class PostPlan final : public AfterEnding {
 
   [[nodiscard]] Route& route() noexcept { return route_; }
   [[nodiscard]] uint64_t timeout_ns() const noexcept { return timeout_ns_; }
+  // The way and the ways not taken, as JSON.
+  [[nodiscard]] std::string route_text();
 
  private:
   friend class PlannedPost;
   static constexpr uint32_t kChunk = 64;
   using Chunk = std::array<std::unique_ptr<PlannedPost>, kChunk>;
 
-  void is_over(Ending& ending) noexcept override;
+  void is_over(Ending& ending, Worker* worker) noexcept override;
+  // Joins its group, if it is to have one, and posts it.
+  [[nodiscard]] Status start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
+                             void* const* stream);
   [[nodiscard]] PlannedPost& at(uint32_t index) noexcept {
     return *(*chunks_[index / kChunk])[index % kChunk];
   }

@@ -4,7 +4,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
-#include "agent/post.h"
+#include "agent/post_plan.h"
 #include "agent/route_planner.h"
 #include "agent/staged_transfer.h"
 #include "agent/worker.h"
@@ -127,25 +127,32 @@ std::string Post::backend_name() const {
 }
 
 std::string Post::failure() const {
-  const Status status = poll_outcome();
-  if (!is_error(status) || status == Status::kNotFound) return {};
-  const bool safe = fenced(TOWLINE_FENCE_LOCAL);
-  std::string cause = status_text(status);
-  if (Part& part = const_cast<Part&>(parts_[0]);
-      status == Status::kPeerLost || status == Status::kUnreachable) {
+  std::string more;
+  const Part& part = parts_[0];
+  if (const Status status = outcome(); status == Status::kPeerLost || status == Status::kUnreachable) {
     const Worker::Guard guard(*part.worker);
     if (part.link != nullptr && !part.link->last_error_text().empty())
-      cause += fmt::format(" ({})", part.link->last_error_text());
+      more = fmt::format(" ({})", part.link->last_error_text());
   }
-  std::string which;
-  if (failed_count_ != 0 && is_error(static_cast<Status>(failed_[0].status)) && ready())
-    which = fmt::format(", first at position {} of {}", failed_[0].first, plan_.picked_blocks());
+  return failure_itself(more);
+}
+
+std::string Post::failure_itself(const std::string& more) const {
+  const Status status = poll_outcome();
+  if (!is_error(status) || status == Status::kNotFound) return {};
+  std::string where;
+  if (ready() && failed_count_ != 0) where = fmt::format(", first at position {}", failed_[0].first);
+  const bool writes = route_.op() == TOWLINE_WRITE;
   return fmt::format(
-      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}; {} bytes have moved; the local memory {}",
-      route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
-      route_.op() == TOWLINE_WRITE ? "to" : "from", remote().peer()->name(), backend_name(), cause, which,
-      bytes_.load(std::memory_order_relaxed),
-      safe ? "may be reused" : "is not fenced yet: wait before it is reused");
+      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}; {} bytes have moved; the local memory {}",
+      writes ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(), writes ? "to" : "from",
+      remote().peer()->name(), backend_name(), status_text(status), more, where, moved_bytes(),
+      fenced(TOWLINE_FENCE_LOCAL) ? "may be reused" : "is not fenced yet: wait before it is reused");
+}
+
+std::string PostPlan::route_text() {
+  const std::lock_guard lock(making_);
+  return at(0).route();
 }
 
 std::string Post::route() const {

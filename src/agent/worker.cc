@@ -4,8 +4,9 @@
 #include <array>
 
 #include "agent/agent.h"
+#include "agent/ending.h"
 #include "agent/link.h"
-#include "agent/post.h"
+#include "agent/part.h"
 #include "agent/staged_transfer.h"
 #include "base/log.h"
 #include "base/os/futex.h"
@@ -218,7 +219,7 @@ uint32_t Worker::drain_queue() noexcept {
     std::optional<Part*> part = queue_.try_pop();
     if (!part) break;
     ++done;
-    if (!(*part)->post->step_part(**part, agent_.now_ns())) establish_later(**part);
+    if (!(*part)->owner->step_part(**part, agent_.now_ns())) establish_later(**part);
   }
   return done;
 }
@@ -228,7 +229,7 @@ uint32_t Worker::step_establishing(uint64_t now_ns) noexcept {
   for (std::size_t i = 0; i < establishing_.size();) {
     Part& part = *establishing_[i];
     part.waiting = false;
-    if (part.post->step_part(part, now_ns)) {
+    if (part.owner->step_part(part, now_ns)) {
       establishing_[i] = establishing_.back();
       establishing_.pop_back();
       ++done;
@@ -270,7 +271,7 @@ void Worker::check_deadlines(uint64_t now_ns) noexcept {
     Part* next = part->hook.next;
     if (part->deadline_ns <= now_ns) {
       part->deadline_ns = UINT64_MAX;
-      part->post->expire(*part);
+      part->owner->expire(*part);
     } else if (part->deadline_ns < next_deadline_ns_) {
       next_deadline_ns_ = part->deadline_ns;
     }
@@ -363,13 +364,13 @@ void Worker::fail_everything(int32_t status) noexcept {
   }
   for (Part* part : std::vector<Part*>(std::move(establishing_))) {
     part->waiting = false;
-    part->post->end(static_cast<Status>(status), this);
-    (void)part->post->step_part(*part, agent_.now_ns());  // removes an ended one
+    part->owner->end(static_cast<Status>(status), this);
+    (void)part->owner->step_part(*part, agent_.now_ns());  // removes an ended one
   }
   for (Part* part = in_flight_.first(); part != nullptr;) {
     Part* next = part->hook.next;
-    part->post->end(static_cast<Status>(status), this);
-    part->post->hurry(*part);
+    part->owner->end(static_cast<Status>(status), this);
+    part->owner->hurry(*part);
     part = next;
   }
 }

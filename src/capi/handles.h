@@ -72,6 +72,9 @@ inline void need(const void* pointer, const char* what) {
   if (pointer == nullptr) fail(Status::kInvalidArgument, "{} is null", what);
 }
 
+// Throws Error for a list that is null or of another agent.
+void check_list(const Agent& agent, const towline_block_list_t* list, const char* what);
+
 // Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error
 // for a size that no version had.
 template <class Options>

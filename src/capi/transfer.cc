@@ -29,13 +29,13 @@ PostOptions post_options(const towline_transfer_options_t& given) {
   return options;
 }
 
-void check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
-  capi::need(list, what);
+}  // namespace
+
+void capi::check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
+  need(list, what);
   if (list->agent != agent.incarnation())
     fail(Status::kInvalidArgument, "the {} list belongs to another agent", what);
 }
-
-}  // namespace
 
 extern "C" {
 
@@ -48,8 +48,8 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
     capi::need(transfer, "transfer");
     Agent& owner = *agent->agent;
     owner.check_usable();
-    check_list(owner, local, "local");
-    check_list(owner, remote, "remote");
+    capi::check_list(owner, local, "local");
+    capi::check_list(owner, remote, "remote");
     if (op != TOWLINE_READ && op != TOWLINE_WRITE) {
       fail(Status::kInvalidArgument, "op is {}; it is TOWLINE_READ or TOWLINE_WRITE", op);
     }

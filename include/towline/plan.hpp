@@ -1,0 +1,291 @@
+// Plans, posts and groups for C++20: RAII over plan.h. Included by towline.hpp.
+//
+//   auto plan = agent.plan(theirs, mine);                                     // once a peer
+//   auto post = plan.post({.from = their_pages, .to = my_pages, .notice = "req-17", .deadline = 200ms});
+//   if (post.wait() != Status::kOk) log(post.error());
+//
+//   agent.copy(theirs[their_pages], mine[my_pages]).wait();                   // a plan for one post
+//
+//   auto group = agent.group({.notice = "req-17", .deadline = 200ms});        // one outcome, one notice
+//   for (auto& layer : layers) group.add(layer, {.from = pages, .to = pages});
+//   group.close();
+//   group.wait();
+#pragma once
+
+#include <towline/plan.h>
+#include <towline/towline.hpp>
+
+namespace towline {
+inline namespace v0 {
+
+enum class Priority : uint32_t { bulk = TOWLINE_PRIORITY_BULK, latency = TOWLINE_PRIORITY_LATENCY };
+
+// A stream of a GPU in whose order a post moves its bytes; made by on(stream). Without one a post runs at once.
+struct Stream {
+  void* handle = nullptr;
+  uint32_t kind = TOWLINE_STREAM_NONE;
+};
+[[nodiscard]] constexpr Stream on(void* stream) noexcept { return {stream, TOWLINE_STREAM_CUDA}; }
+
+struct PlanOptions {
+  std::chrono::nanoseconds timeout{};  // of posts without a deadline; 0: the agent's default
+  std::string backend{};               // force one by name; empty: the router chooses
+  uint64_t usual_bytes = 0;            // of a post, for the choice of the backend
+};
+
+class Group;
+
+struct PostOptions {
+  Picks from = all;  // blocks of the plan's `from` ..
+  Picks to = all;    // .. and of its `to`, paired in order
+  BytesView notice{};
+  uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
+  uint64_t counter_add = 0;
+  std::optional<Deadline> deadline{};  // none: the plan's timeout
+  Priority priority = Priority::bulk;
+  Stream stream{};
+  bool queue_completion = false;
+  void* user_data = nullptr;
+  towline_callback_t callback = nullptr;
+};
+
+struct GroupOptions {
+  BytesView notice{};  // to every peer of its members, after the last byte of the last one
+  uint64_t counter_key = 0;
+  uint64_t counter_add = 0;
+  std::optional<Deadline> deadline{};  // of all of it; none: the agent's default, from now
+  Priority priority = Priority::bulk;
+  bool queue_completion = false;
+  void* user_data = nullptr;
+  towline_callback_t callback = nullptr;
+};
+
+namespace detail {
+
+using PlanHandle = std::shared_ptr<towline_plan_t>;
+
+inline void destroy(towline_plan_t* plan) noexcept {
+  (void)towline_plan_destroy(plan, Deadline{kDestructorTimeout}.remaining_ns());
+}
+
+inline towline_picks_t picks(const Picks& picks) noexcept {
+  return picks.get() == nullptr ? towline_picks_t{} : *picks.get();
+}
+
+// As the C API wants it: on the steady clock, which is CLOCK_MONOTONIC. One that has passed stays in the past.
+inline uint64_t absolute_ns(const std::optional<Deadline>& deadline) noexcept {
+  return deadline ? deadline->absolute_ns() : 0;
+}
+
+inline towline_post_options_t native(const PostOptions& options, towline_group_t* group) noexcept {
+  auto native = defaults<towline_post_options_t>();
+  native.from = picks(options.from);
+  native.to = picks(options.to);
+  native.notice = options.notice.data();
+  native.notice_bytes = options.notice.size();
+  native.counter_key = options.counter_key;
+  native.counter_add = options.counter_add;
+  native.deadline_ns = absolute_ns(options.deadline);
+  native.group = group;
+  native.stream = options.stream.handle;
+  native.stream_kind = options.stream.kind;
+  native.priority = static_cast<uint32_t>(options.priority);
+  native.queue_completion = options.queue_completion ? 1 : 0;
+  native.user_data = options.user_data;
+  native.callback = options.callback;
+  return native;
+}
+
+template <class Handle, auto Error>
+[[nodiscard]] std::string error_text(const Handle* handle) {
+  return read_text([handle](char* text, size_t capacity, size_t* needed) {
+    return Error(handle, text, capacity, needed);
+  });
+}
+
+}  // namespace detail
+
+// One run of a plan. Destroying it lets the run go on; the post of Agent::copy is cancelled, and its local fence
+// awaited.
+class Post {
+ public:
+  // Empty, or refused: status() says why.
+  Post() noexcept = default;
+  Post(Post&& other) noexcept
+      : plan_(std::move(other.plan_)),
+        handle_(std::exchange(other.handle_, nullptr)),
+        refused_(std::exchange(other.refused_, Status::kNotFound)) {}
+  Post& operator=(Post&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    plan_ = std::move(other.plan_);
+    handle_ = std::exchange(other.handle_, nullptr);
+    refused_ = std::exchange(other.refused_, Status::kNotFound);
+    return *this;
+  }
+  Post(const Post&) = delete;
+  Post& operator=(const Post&) = delete;
+  ~Post() { release(); }
+
+  // False: it was not accepted; last_error() of the thread that posted says why.
+  [[nodiscard]] bool accepted() const noexcept { return handle_ != nullptr; }
+  // kInProgress or the outcome, or why it was not accepted. Helps to make progress.
+  [[nodiscard]] Status poll() const noexcept {
+    return handle_ == nullptr ? refused_ : detail::status(towline_post_poll(handle_));
+  }
+  // Waits for the outcome; kInProgress if the deadline passes first.
+  [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
+    return handle_ == nullptr ? refused_
+                              : detail::status(towline_post_wait(handle_, deadline.remaining_ns()));
+  }
+  [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
+    if (handle_ == nullptr) return Status::kOk;
+    return detail::status(
+        towline_post_wait_fenced(handle_, static_cast<uint32_t>(fence), deadline.remaining_ns()));
+  }
+  Status cancel() const noexcept {
+    return handle_ == nullptr ? refused_ : detail::status(towline_post_cancel(handle_));
+  }
+  [[nodiscard]] Result result() const {
+    Result result{detail::defaults<towline_result_t>()};
+    detail::check(towline_post_result(handle_, &result));
+    return result;
+  }
+  // Why it failed, in a sentence; "" while it runs and after success.
+  [[nodiscard]] std::string error() const {
+    if (handle_ == nullptr) return {};
+    return detail::error_text<towline_post_t, towline_post_error>(handle_);
+  }
+  void release() noexcept {
+    towline_post_release(std::exchange(handle_, nullptr));
+    plan_.reset();
+  }
+  [[nodiscard]] towline_post_t* native() const noexcept { return handle_; }
+
+ private:
+  friend class Plan;
+  Post(detail::PlanHandle plan, towline_post_t* handle) noexcept : plan_(std::move(plan)), handle_(handle) {}
+  explicit Post(Status refused) noexcept : refused_(refused) {}
+
+  detail::PlanHandle plan_;
+  towline_post_t* handle_ = nullptr;
+  Status refused_ = Status::kNotFound;
+};
+
+// Two lists and the way between them, to be posted with new picks each time, several at once. It ends with its last
+// owner, this or a Post: then what is in flight is cancelled, and its local fence awaited.
+class Plan {
+ public:
+  // Starts a run. Not accepted: see Post::accepted; kAgain: credit or space is missing.
+  [[nodiscard]] Post post(const PostOptions& options = {}) const noexcept { return post(options, nullptr); }
+  // The way and the ways not taken: JSON.
+  [[nodiscard]] std::string route() const {
+    return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
+      return towline_plan_route(handle_.get(), json, capacity, needed);
+    });
+  }
+  [[nodiscard]] towline_plan_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  friend class Agent;
+  friend class Group;
+  explicit Plan(towline_plan_t* plan)
+      : handle_(plan, [](towline_plan_t* handle) { detail::destroy(handle); }) {}
+  [[nodiscard]] Post post(const PostOptions& options, towline_group_t* group) const noexcept {
+    const towline_post_options_t native = detail::native(options, group);
+    towline_post_t* made = nullptr;
+    const Status status = detail::status(towline_plan_post(handle_.get(), &native, &made));
+    return made != nullptr ? Post{handle_, made} : Post{status};
+  }
+
+  detail::PlanHandle handle_;
+};
+
+struct GroupResult : towline_group_result_t {
+  [[nodiscard]] Status outcome() const noexcept { return Status{status}; }
+};
+
+// Posts that end as one. Members may join until close(), while others move. Destroying an open group cancels it.
+class Group {
+ public:
+  // Posts a member. kAgain: not accepted, add it again. Another error ends the group with it.
+  [[nodiscard]] Status add(const Plan& plan, const PostOptions& options = {}) const noexcept {
+    const towline_post_options_t native = detail::native(options, handle_.get());
+    return detail::status(towline_plan_post(plan.native(), &native, nullptr));
+  }
+  // The same, with a handle.
+  [[nodiscard]] Post post(const Plan& plan, const PostOptions& options = {}) const noexcept {
+    return plan.post(options, handle_.get());
+  }
+  // No more members come. kOk: all is done; kInProgress; kInvalidArgument: it was closed before.
+  Status close() const noexcept { return detail::status(towline_group_close(handle_.get())); }
+  [[nodiscard]] Status poll() const noexcept { return detail::status(towline_group_poll(handle_.get())); }
+  [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_group_wait(handle_.get(), deadline.remaining_ns()));
+  }
+  [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
+    return detail::status(
+        towline_group_wait_fenced(handle_.get(), static_cast<uint32_t>(fence), deadline.remaining_ns()));
+  }
+  Status cancel() const noexcept { return detail::status(towline_group_cancel(handle_.get())); }
+  [[nodiscard]] GroupResult result() const {
+    GroupResult result{detail::defaults<towline_group_result_t>()};
+    detail::check(towline_group_result(handle_.get(), &result));
+    return result;
+  }
+  // Why it failed, with the first member that did; "" while it runs and after success.
+  [[nodiscard]] std::string error() const {
+    return detail::error_text<towline_group_t, towline_group_error>(handle_.get());
+  }
+  [[nodiscard]] towline_group_t* native() const noexcept { return handle_.get(); }
+
+ private:
+  friend class Agent;
+  explicit Group(towline_group_t* group) noexcept : handle_(group) {}
+  detail::Handle<towline_group_t, towline_group_release> handle_;
+};
+
+inline Plan Agent::plan(const BlockList& from, const BlockList& to, const PlanOptions& options) const {
+  auto native = detail::defaults<towline_plan_options_t>();
+  native.timeout_ns = Deadline{options.timeout}.remaining_ns();
+  native.backend = detail::or_null(options.backend);
+  native.usual_bytes = options.usual_bytes;
+  towline_plan_t* plan = nullptr;
+  detail::check(towline_plan_create(handle_.get(), from.native(), to.native(), &native, &plan));
+  return Plan{plan};
+}
+
+inline Plan Agent::plan(const BlockList& from, const BlockList& to) const {
+  return plan(from, to, PlanOptions{});
+}
+
+inline Post Agent::copy(const PickedBlocks& from, const PickedBlocks& to, PostOptions options) const {
+  options.from = from.picks;
+  options.to = to.picks;
+  return plan(*from.list, *to.list, PlanOptions{}).post(options);
+}
+
+inline Post Agent::copy(const PickedBlocks& from, const PickedBlocks& to) const {
+  return copy(from, to, PostOptions{});
+}
+
+inline Group Agent::group(const GroupOptions& options) const {
+  auto native = detail::defaults<towline_group_options_t>();
+  native.notice = options.notice.data();
+  native.notice_bytes = options.notice.size();
+  native.counter_key = options.counter_key;
+  native.counter_add = options.counter_add;
+  native.deadline_ns = detail::absolute_ns(options.deadline);
+  native.priority = static_cast<uint32_t>(options.priority);
+  native.queue_completion = options.queue_completion ? 1 : 0;
+  native.user_data = options.user_data;
+  native.callback = options.callback;
+  towline_group_t* group = nullptr;
+  detail::check(towline_group_create(handle_.get(), &native, &group));
+  return Group{group};
+}
+
+inline Group Agent::group() const { return group(GroupOptions{}); }
+
+}  // namespace v0
+}  // namespace towline

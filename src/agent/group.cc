@@ -1,0 +1,369 @@
+#include "agent/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/link.h"
+#include "agent/worker.h"
+
+namespace towline {
+
+Group* Group::create(std::shared_ptr<Agent> agent, const PostOptions& options) {
+  return new Group(std::move(agent), options);
+}
+
+Group::Group(std::shared_ptr<Agent> agent, const PostOptions& options)
+    : Ending(kBusy),
+      agent_(std::move(agent)),
+      options_(options),
+      deadline_ns_(options.deadline_ns != 0
+                       ? options.deadline_ns
+                       : Deadline::after(agent_->now_ns(), agent_->default_timeout_ns()).ns()),
+      fork_generation_(fork_generation()),
+      watched_(options.callback != nullptr || options.queue_completion) {
+  build_message(options, message_);
+  outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_relaxed);
+  ended_.store(false, std::memory_order_relaxed);
+  if (options_.queue_completion && !agent_->reserve_completion())
+    fail(Status::kAgain, "too many completions wait to be pulled");
+  if (!watched_) return;
+  watch_.owner = this;
+  watch_.worker = &agent_->my_worker();
+  watch_.deadline_ns = deadline_ns_;
+  {
+    const Worker::Guard guard(*watch_.worker);
+    watch_.worker->track(watch_);
+  }
+  watch_.worker->wake();
+}
+
+void Group::let_go() noexcept {
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+// ---- members
+
+Status Group::join(PlannedPost& post) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (ended_.load(std::memory_order_acquire)) {
+    const Status status = final_status_ == Status::kOk ? Status::kInvalidArgument : final_status_;
+    set_failure_text(why_.empty() ? std::string("the group has ended: ") + status_text(status)
+                                  : "the group has ended: " + why_);
+    return status;
+  }
+  if (closed_) {
+    set_failure_text(fmt::format("the group was closed with {} members", members_));
+    return Status::kInvalidArgument;
+  }
+  post.member = {nullptr, first_, members_, false};
+  if (first_ != nullptr) first_->member.previous = &post;
+  first_ = &post;
+  ++members_;
+  ++in_flight_;
+  hold();
+  return Status::kOk;
+}
+
+void Group::unlink(PlannedPost& post) noexcept {
+  (post.member.previous == nullptr ? first_ : post.member.previous->member.next) = post.member.next;
+  if (post.member.next != nullptr) post.member.next->member.previous = post.member.previous;
+  --in_flight_;
+}
+
+bool Group::is_complete() noexcept {
+  if (!closed_ || in_flight_ != 0 || completing_ || over()) return false;
+  completing_ = true;
+  return true;
+}
+
+void Group::refused(PlannedPost& post, Status status, const std::string& why) noexcept {
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    unlink(post);
+    if (status == Status::kAgain) {
+      --members_;
+      last = is_complete();
+    } else {
+      note_failure(post, status, why);
+    }
+  }
+  if (status != Status::kAgain) end(status, nullptr);
+  if (last) complete(nullptr);
+  let_go();
+}
+
+void Group::left(PlannedPost& post, Worker* worker) noexcept {
+  const Status status = post.outcome();
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    unlink(post);
+    bytes_ += status == Status::kOk ? post.plan().bytes() : post.moved_bytes();
+    total_bytes_ += post.plan().bytes();
+    try {
+      note_peer(post);
+      if (is_error(status)) note_failure(post, status, post.failure_itself());
+    } catch (const std::bad_alloc&) {
+      local_fence_lost_ = true;  // what is not known is not promised
+    }
+    last = !is_error(status) && is_complete();
+  }
+  if (is_error(status)) end(status, worker);
+  if (last) complete(worker);
+  wake_waiters();  // for the fence
+  let_go();
+}
+
+void Group::note_failure(const PlannedPost& post, Status status, const std::string& why) {
+  if (failed_member_ != UINT64_MAX || over()) return;
+  failed_member_ = post.member.number;
+  failed_user_data_ = post.user_data();
+  why_ = fmt::format("member {} of {}: {}", failed_member_, members_,
+                     why.empty() ? std::string(status_text(status)) : why);
+}
+
+void Group::note_peer(PlannedPost& post) {
+  Link* const link = post.parts()[0].link;
+  Peer* const peer = post.remote().peer();
+  if (link == nullptr || peer == nullptr) return;
+  if (!post.fenced(TOWLINE_FENCE_LOCAL)) local_fence_lost_ = true;
+  if (!post.fenced(TOWLINE_FENCE_REMOTE))
+    unfenced_.push_back({peer, post.staged() ? nullptr : link, post.parts()[0].link_generation});
+  for (Told& told : told_) {
+    if (told.peer.get() != peer) continue;
+    told.link = link;
+    return;
+  }
+  told_.push_back({PeerHold(peer), link});
+}
+
+// ---- ending
+
+Status Group::close() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      set_failure_text(fmt::format("the group was closed before, with {} members", members_));
+      return Status::kInvalidArgument;
+    }
+    closed_ = true;
+    last = is_complete();
+  }
+  if (last) complete(nullptr);
+  const Status status = outcome();
+  return is_error(status) ? Status::kInProgress : status;
+}
+
+void Group::complete(Worker* worker) noexcept {
+  if (message_.empty() || told_.empty()) return end(Status::kOk, worker);
+  if (told_.size() > kMostPeers) {
+    const std::lock_guard lock(mutex_);
+    why_ = fmt::format("its members are of {} peers, and at most {} can be told", told_.size(), kMostPeers);
+  }
+  if (told_.size() > kMostPeers) return end(Status::kLimitExceeded, worker);
+  tell_peers(worker);
+}
+
+// Sends to one after the other, each under its connection's worker's lock.
+void Group::tell_peers(Worker* worker) noexcept {
+  while (next_told_ < told_.size() && !ended_.load(std::memory_order_acquire)) {
+    Link& link = *told_[next_told_].link;
+    Worker& home = link.worker();
+    Status status = Status::kAgain;
+    if (&home == worker) {
+      status = tell(link);
+    } else if (worker == nullptr && home.try_lock()) {
+      status = tell(link);
+      home.unlock();
+    }
+    if (status == Status::kAgain) {  // the worker goes on
+      sender_.owner = this;
+      sender_.worker = &home;
+      sender_.message_only = true;
+      hold();
+      if (home.enqueue(&sender_)) return home.wake();
+      let_go();
+    }
+    if (status != Status::kOk) return end(status, worker);
+    ++next_told_;
+  }
+  end(Status::kOk, worker);
+}
+
+Status Group::tell(Link& link) noexcept {
+  if (options_.has_notice) {
+    if (const Status status = link.take_notice_credit(options_.notice_bytes); status != Status::kOk)
+      return status;
+  }
+  const Status status = link.send(message_.data(), message_.size());
+  if (status != Status::kOk && options_.has_notice) link.return_notice_credit(options_.notice_bytes);
+  return status;
+}
+
+bool Group::step_part(Part& part, uint64_t now_ns) noexcept {
+  if (!ended_.load(std::memory_order_acquire)) {
+    const Status status = tell(*told_[next_told_].link);
+    if (status == Status::kAgain && now_ns < deadline_ns_) return false;
+    if (status == Status::kOk) {
+      ++next_told_;
+      tell_peers(part.worker);
+    } else {
+      end(status == Status::kAgain ? Status::kTimedOut : status, part.worker);
+    }
+  }
+  let_go();
+  return true;
+}
+
+void Group::expire(Part& part) noexcept { end(Status::kTimedOut, part.worker); }
+
+void Group::hurry(Part&) noexcept {}
+
+// Without locks. Whoever has sets the outcome does this once.
+void Group::deliver() noexcept {
+  const Status status = final_status_;
+  if (status != Status::kOk) cancel_members();
+  uint64_t bytes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    bytes = bytes_;
+    if (why_.empty() && status == Status::kTimedOut)
+      why_ = fmt::format("the deadline has passed with {} of its {} members in flight{}", in_flight_,
+                         members_, closed_ ? "" : ", and it was not closed");
+  }
+  const towline_completion_t completion = {options_.user_data, nullptr, static_cast<int32_t>(status), 0,
+                                           bytes};
+  const std::shared_ptr<Agent> agent = agent_;
+  const bool queued = options_.queue_completion;
+  const towline_callback_t callback = options_.callback;
+  if (watched_) {
+    const Worker::Guard guard(*watch_.worker);
+    watch_.worker->untrack(watch_);
+  }
+  outcome_.store(static_cast<int32_t>(status), std::memory_order_seq_cst);
+  wake_waiters();
+  let_go();
+  if (queued) agent->push_completion(completion);
+  if (callback != nullptr) callback(&completion);
+}
+
+// One at a time, since cancelling takes the lock of the member's worker.
+void Group::cancel_members() noexcept {
+  while (true) {
+    PlannedPost* found = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      for (PlannedPost* post = first_; post != nullptr && found == nullptr; post = post->member.next)
+        if (!post->member.cancelled && post->share()) found = post;
+      if (found != nullptr) found->member.cancelled = true;
+    }
+    if (found == nullptr) return;
+    (void)found->cancel();
+    found->drop(nullptr);
+  }
+}
+
+Status Group::cancel() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  end(Status::kCancelled, nullptr);
+  return Status::kOk;
+}
+
+void Group::release() noexcept {
+  bool open = false;
+  {
+    const std::lock_guard lock(mutex_);
+    open = !closed_;
+    if (open && why_.empty()) why_ = "it was released before it was closed";
+  }
+  if (fork_generation_ == fork_generation() && open) end(Status::kCancelled, nullptr);
+  let_go();
+}
+
+// ---- waiting and asking
+
+void Group::check_deadline() noexcept {
+  if (agent_->closed()) return end(Status::kClosed, nullptr);
+  if (agent_->now_ns() >= deadline_ns_) end(Status::kTimedOut, nullptr);
+}
+
+Status Group::poll() noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  if (outcome() != Status::kInProgress) return outcome();
+  for (const auto& worker : agent_->workers()) worker->drive();
+  if (outcome() == Status::kInProgress) check_deadline();
+  return outcome();
+}
+
+template <class Done>
+bool Group::wait_for(Done&& done, uint64_t timeout_ns) noexcept {
+  return wait_until(
+      agent_->hosted(),
+      [this](auto&& call) {
+        for (const auto& worker : agent_->workers()) call(*worker);
+      },
+      done, timeout_ns);
+}
+
+Status Group::wait(uint64_t timeout_ns) noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  const auto known = [this] { return outcome() != Status::kInProgress || agent_->closed(); };
+  if (outcome() != Status::kInProgress) return outcome();
+  const uint64_t now_ns = agent_->now_ns();
+  const uint64_t left_ns = deadline_ns_ > now_ns ? deadline_ns_ - now_ns : 0;
+  (void)wait_for(known, std::min(timeout_ns, left_ns));
+  if (outcome() == Status::kInProgress) check_deadline();
+  return outcome();
+}
+
+bool Group::fenced(uint32_t fences) const noexcept {
+  if (outcome() == Status::kInProgress) return false;
+  const std::lock_guard lock(mutex_);
+  if (in_flight_ != 0) return false;
+  if ((fences & TOWLINE_FENCE_LOCAL) != 0 && local_fence_lost_) return false;
+  if ((fences & TOWLINE_FENCE_REMOTE) == 0) return true;
+  return std::all_of(unfenced_.begin(), unfenced_.end(), [](const Unfenced& entry) {
+    if (entry.peer->ended() == Status::kPeerRestarted) return true;
+    return entry.link != nullptr && !entry.link->unfenced(entry.generation);
+  });
+}
+
+Status Group::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
+  if (fork_generation_ != fork_generation()) return Status::kForked;
+  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kTimedOut;
+}
+
+void Group::result(towline_group_result_t& result) const noexcept {
+  const size_t size = result.struct_size;
+  result = {};
+  result.struct_size = size;
+  result.status = static_cast<int32_t>(outcome());
+  if (fenced(TOWLINE_FENCE_LOCAL)) result.fences |= TOWLINE_FENCE_LOCAL;
+  if (fenced(TOWLINE_FENCE_REMOTE)) result.fences |= TOWLINE_FENCE_REMOTE;
+  const std::lock_guard lock(mutex_);
+  result.members = members_;
+  result.bytes = bytes_;
+  result.total_bytes = total_bytes_;
+  for (const PlannedPost* post = first_; post != nullptr; post = post->member.next)
+    result.total_bytes += post->plan().bytes();
+  result.failed_member = failed_member_;
+  result.failed_user_data = failed_user_data_;
+}
+
+std::string Group::failure() const {
+  const Status status = outcome();
+  if (!is_error(status)) return {};
+  const bool safe = fenced(TOWLINE_FENCE_LOCAL);
+  const std::lock_guard lock(mutex_);
+  return fmt::format("a group of {} members: {}{}{}; the local memory {}", members_, status_text(status),
+                     why_.empty() ? "" : ", ", why_,
+                     safe ? "may be reused" : "is not fenced yet: wait before it is reused");
+}
+
+}  // namespace towline
