@@ -313,6 +313,7 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
   const bool message = part_count_ == 1 && has_message();
   const bool notice = message && options_.has_notice;
   if (notice && part.link->take_notice_credit(options_.notice_bytes) != Status::kOk) return Status::kAgain;
+  if (options_.urgent) flags |= TOWLINE_SUBMIT_URGENT;
   const towline_submit_args args = {sizeof(towline_submit_args),
                                     reinterpret_cast<uint64_t>(&part),
                                     part.begin,

@@ -208,7 +208,8 @@ void Post::take_short_way(Part& part) noexcept {
                      part.end,
                      nullptr,
                      0,
-                     immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0,
+                     (immediate_tries_ ? uint32_t{TOWLINE_SUBMIT_TRY} : 0) |
+                         (options_.urgent ? uint32_t{TOWLINE_SUBMIT_URGENT} : 0),
                      0,
                      nullptr};
   // The posts of a plan have picks of their own, which only the thread with the phase may set.

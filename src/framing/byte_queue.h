@@ -78,6 +78,18 @@ class BoundedQueue {
     items_[end_++ & mask_] = item;
   }
   void pop() noexcept { ++begin_; }
+  void push_front(const T& item) noexcept {
+    TOWLINE_DCHECK(!full(), "queue of {} is full", mask_ + 1);
+    items_[--begin_ & mask_] = item;
+  }
+  // Item `i`, counted from the front.
+  [[nodiscard]] const T& operator[](std::size_t i) const noexcept { return items_[(begin_ + i) & mask_]; }
+  // Item `i` becomes the front; those before it follow in their order.
+  void bring_forward(std::size_t i) noexcept {
+    const T item = items_[(begin_ + i) & mask_];
+    for (; i != 0; --i) items_[(begin_ + i) & mask_] = items_[(begin_ + i - 1) & mask_];
+    items_[begin_ & mask_] = item;
+  }
   void clear() noexcept { begin_ = end_; }
 
  private:

@@ -83,6 +83,8 @@ class ConnectionCore {
   uint32_t pump_reads() noexcept;
   bool request_read(Part& part, LaneState& lane) noexcept;
   [[nodiscard]] bool reads_possible() const noexcept;
+  [[nodiscard]] PartList* next_reading() noexcept;
+  [[nodiscard]] bool may_read(const PartList& reading, std::size_t kept_requests) const noexcept;
   [[nodiscard]] bool can_open(const LaneState& lane) const noexcept;
   void open_frame(LaneState& lane) noexcept;
   bool open_write(LaneState& lane, PartList& from) noexcept;
@@ -109,6 +111,7 @@ class ConnectionCore {
   bool take_ack(LaneState& lane, uint32_t ack) noexcept;
   bool take_told(LaneState& lane) noexcept;
   bool take_nack(LaneState& lane) noexcept;
+  [[nodiscard]] bool find_request(LaneState& lane) noexcept;
   bool begin_data(LaneState& lane) noexcept;
   void end_data(LaneState& lane, bool good) noexcept;
   void settle_request(LaneState& lane, Status status) noexcept;
@@ -166,9 +169,12 @@ class ConnectionCore {
   ConnectionStatistics statistics_;
   std::vector<std::unique_ptr<LaneState>> lanes_;
   PartTable parts_;
-  PartList striped_;   // WRITEs that any lane takes frames of
-  PartList reading_;   // READs with requests to make
-  PartList messages_;  // parts in kMessage
+  PartList urgent_;  // WRITEs that any lane takes frames of, before others
+  PartList urgent_reading_;
+  uint32_t urgent_reads_ = 0;  // in a row, while others wait
+  PartList striped_;           // WRITEs that any lane takes frames of
+  PartList reading_;           // READs with requests to make
+  PartList messages_;          // parts in kMessage
   PartList ended_;
   std::vector<ReadRequest> requests_;
   std::vector<uint32_t> free_requests_;

@@ -5,6 +5,11 @@
 #include "framing/core.h"
 
 namespace towline::framing {
+namespace {
+
+constexpr uint32_t kMostUrgentAnswers = 7;  // put before others, in a row
+
+}  // namespace
 
 // Pins the regions and appends the addresses of the segments. Neighbours in one region are pinned by one call
 // over their whole span: a region is one range, so the span lies inside it exactly if every segment does.
@@ -115,7 +120,15 @@ bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexce
   answer.wire_id = header.part;
   answer.next = header.offset;
   answer.end = header.offset + header.extent;
-  lane.out.answers.push(index);
+  // Answers from GPU memory are gathered in order.
+  Output& out = lane.out;
+  const bool first = (header.flags & kFlagUrgent) != 0 && landings_ == nullptr &&
+                     (out.answers.empty() || out.urgent_answers < kMostUrgentAnswers);
+  out.urgent_answers = first && !out.answers.empty() ? out.urgent_answers + 1 : 0;
+  if (first)
+    out.answers.push_front(index);
+  else
+    out.answers.push(index);
   return true;
 }
 

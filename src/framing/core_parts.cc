@@ -25,6 +25,7 @@ int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_ar
   if (part == nullptr) return code(Status::kAgain);
   part->state = PartState::kProducing;
   part->is_read = prepared.op == TOWLINE_READ;
+  part->urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
   part->cookie = args.cookie;
   part->begin = args.begin;
   part->end = args.end;
@@ -56,7 +57,10 @@ int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args)
     pump_gathers();
     return code(Status::kInProgress);
   }
-  if (part.bytes() <= lane.frame_bytes) {
+  if (part.urgent) {
+    urgent_.push(part);
+    if (part.bytes() <= kInlineFrameBytes) flush_inline(lane);
+  } else if (part.bytes() <= lane.frame_bytes) {
     lane.out.short_parts.push(part);
     if (part.bytes() <= kInlineFrameBytes) flush_inline(lane);
   } else if (lanes_.size() == 1) {
@@ -73,7 +77,7 @@ int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) 
     parts_.release(part);
     return code(Status::kAgain);
   }
-  reading_.push(part);
+  (part.urgent ? urgent_reading_ : reading_).push(part);
   pump_reads();
   return code(Status::kInProgress);
 }

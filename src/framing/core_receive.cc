@@ -257,6 +257,7 @@ bool ConnectionCore::take_nack(LaneState& lane) noexcept {
   const uint64_t end = header.offset + header.extent;
   const auto status = static_cast<Status>(header.status);
   if (!lane.in.reads.empty()) {
+    (void)find_request(lane);
     const ReadRequest& request = requests_[lane.in.reads.front()];
     if (request.wire_id == header.part) {
       if (header.offset != request.next || end != request.end)
@@ -274,12 +275,25 @@ bool ConnectionCore::take_nack(LaneState& lane) noexcept {
   return true;
 }
 
+// Owners answer in order, but for urgent requests: the one that the frame belongs to becomes the first. False: there
+// is none.
+bool ConnectionCore::find_request(LaneState& lane) noexcept {
+  Input& in = lane.in;
+  for (std::size_t i = 0; i < in.reads.size(); ++i) {
+    const ReadRequest& request = requests_[in.reads[i]];
+    if (request.wire_id != in.header.part || request.next != in.header.offset) continue;
+    if (i != 0) in.reads.bring_forward(i);
+    return true;
+  }
+  return false;
+}
+
 bool ConnectionCore::begin_data(LaneState& lane) noexcept {
   Input& in = lane.in;
   if (in.reads.empty()) return protocol_error(lane, "data that was not asked for");
+  const bool found = find_request(lane);
   ReadRequest& request = requests_[in.reads.front()];
-  if (request.wire_id != in.header.part || request.next != in.header.offset ||
-      in.header.payload_bytes > request.end - request.next)
+  if (!found || in.header.payload_bytes > request.end - request.next)
     return protocol_error(lane, "data out of order");
   if (request.part->prepared->lands) return land_data(lane, request);
   const std::size_t count = request.cursor->next(segments_.data(), segments_.size(), in.header.payload_bytes);

@@ -18,6 +18,8 @@ constexpr std::size_t kHeadBytes = 32u << 10;
 constexpr std::size_t kHeadPieces = 64;
 // From this size on padding is less than a hundredth of a frame, and pays.
 constexpr std::size_t kAlignedFrom = 512u << 10;
+constexpr uint32_t kMostUrgent = 7;       // frames or requests in a row while others wait
+constexpr std::size_t kRequestsKept = 4;  // for urgent READs
 
 }  // namespace
 
@@ -164,15 +166,34 @@ void ConnectionCore::emit_counts(LaneState& lane) noexcept {
   if (emit_plain(lane, header)) ++statistics_.acks_sent;
 }
 
+bool ConnectionCore::may_read(const PartList& reading, std::size_t kept_requests) const noexcept {
+  if (reading.empty() || free_requests_.size() <= kept_requests) return false;
+  const Part& part = *reading.front();
+  return read_bytes_ < options_.most_read_bytes || part.bytes() <= options_.small_bytes;
+}
+
 bool ConnectionCore::reads_possible() const noexcept {
-  if (reading_.empty() || free_requests_.empty()) return false;
-  return read_bytes_ < options_.most_read_bytes || reading_.front()->bytes() <= options_.small_bytes;
+  return may_read(urgent_reading_, 0) || may_read(reading_, kRequestsKept);
+}
+
+// Null: nothing can be asked for now.
+PartList* ConnectionCore::next_reading() noexcept {
+  const bool others = may_read(reading_, kRequestsKept);
+  if (may_read(urgent_reading_, 0) && (!others || urgent_reads_ < kMostUrgent)) {
+    urgent_reads_ = others ? urgent_reads_ + 1 : 0;
+    return &urgent_reading_;
+  }
+  urgent_reads_ = 0;
+  return others ? &reading_ : nullptr;
 }
 
 // Parts take turns, so that a small READ does not wait for a large one.
 uint32_t ConnectionCore::pump_reads() noexcept {
   uint32_t made = 0;
-  while (reads_possible() && request_read(*reading_.front(), least_read_from())) ++made;
+  while (PartList* const reading = next_reading()) {
+    if (!request_read(*reading->front(), least_read_from())) break;
+    ++made;
+  }
   return made;
 }
 
@@ -201,16 +222,18 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   read_bytes_ += length;
   ++part.outstanding;
   part.produced += length;
-  reading_.remove(part);
+  PartList& reading = *part.list;
+  reading.remove(part);
   if (part.cursor->done())
     part.state = PartState::kWaiting;
   else
-    reading_.push(part);
+    reading.push(part);
   FrameHeader header = new_header(lane, FrameType::kRead);
   header.segment_count = static_cast<uint16_t>(count);
   header.part = part.wire_id();
   header.offset = offset;
   header.extent = length;
+  if (part.urgent) header.flags |= kFlagUrgent;
   describe_segments({segments_.data(), count}, part.regions, scratch_preamble_.get());
   encode_header(header, scratch_preamble_.get());
   const iovec piece = {scratch_preamble_.get(), bytes};
@@ -222,12 +245,19 @@ bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
   if (out.sent.size() >= options_.most_uncounted_frames) return false;
-  return !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty() || opens_gathered(lane);
+  return !urgent_.empty() || !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty() ||
+         opens_gathered(lane);
 }
 
 // The next large frame, from the sources in turn.
 void ConnectionCore::open_frame(LaneState& lane) noexcept {
   Output& out = lane.out;
+  if (out.urgent_frames < kMostUrgent && open_write(lane, urgent_)) {
+    out.frame_open = true;
+    ++out.urgent_frames;
+    return;
+  }
+  out.urgent_frames = 0;
   for (uint32_t tried = 0; tried < 5 && !out.frame_open; ++tried) {
     switch (out.turn++ % 5) {
       case 0:
@@ -247,6 +277,7 @@ void ConnectionCore::open_frame(LaneState& lane) noexcept {
         break;
     }
   }
+  if (!out.frame_open) out.frame_open = open_write(lane, urgent_);
 }
 
 bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {

@@ -120,6 +120,8 @@ struct Output {
   uint32_t sequence = 0;  // of the next frame
   uint32_t acked = 0;     // frames the peer has counted
   uint32_t turn = 0;      // which source comes next
+  uint32_t urgent_frames = 0;   // in a row, while others wait
+  uint32_t urgent_answers = 0;  // put before others, in a row
   uint64_t unacked_bytes = 0;
   BoundedQueue<SentFrame> sent;
   BoundedQueue<Refusal> refusals;

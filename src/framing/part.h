@@ -40,6 +40,7 @@ struct Part {
   PartState state = PartState::kFree;
   bool is_read = false;
   bool cancelled = false;
+  bool urgent = false;        // before those that are not
   bool chained = false;       // all its frames use one lane, the only such part there (see kFlagChained)
   bool message_sent = false;  // inside its last frame
   uint64_t cookie = 0;
@@ -117,7 +118,7 @@ class PartTable {
   void release(Part& part) noexcept {
     if (++part.generation == 0) part.generation = 1;
     part.state = PartState::kFree;
-    part.cancelled = part.chained = part.message_sent = false;
+    part.cancelled = part.chained = part.message_sent = part.urgent = false;
     part.confirmed = part.failed_bytes = part.failed_begin = part.failed_end = 0;
     part.outstanding = part.copies = 0;
     part.vendor_code = 0;

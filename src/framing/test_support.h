@@ -304,9 +304,9 @@ struct Side {
     return prepared;
   }
   Status submit(towline_prepared* prepared, uint64_t cookie, uint64_t begin, uint64_t end,
-                std::string_view message = {}) {
+                std::string_view message = {}, uint32_t flags = 0) {
     const towline_submit_args args = {sizeof args,    cookie, begin, end,    message.data(),
-                                      message.size(), 0,      0,     nullptr};
+                                      message.size(), flags,  0,     nullptr};
     return static_cast<Status>(Connection::submit(prepared, args));
   }
   uint32_t progress() { return connection.progress(host.clock.now_ns()); }

@@ -6,7 +6,9 @@ namespace {
 constexpr uint16_t allowed_flags(FrameType type) noexcept {
   switch (type) {
     case FrameType::kWrite:
-      return kAllFlags;
+      return kWriteFlags;
+    case FrameType::kRead:
+      return kFlagUrgent;
     case FrameType::kData:
     case FrameType::kMessage:
       return kFlagChecksum;

@@ -62,7 +62,8 @@ enum : uint16_t {
   kFlagChained =
       1,  // WRITE: one of several frames of a part that all use this lane, with no other such part between
   kFlagChecksum = 2,  // payload_crc holds the CRC-32C of payload and message
-  kAllFlags = 3,
+  kFlagUrgent = 4,    // READ: to be answered before requests without it, as far as the owner likes
+  kWriteFlags = 3,
 };
 
 // As it lies on the wire. Decoded values are in a private copy, checked.

@@ -9,6 +9,7 @@ namespace towline::direct {
 namespace {
 
 constexpr size_t kMaxQueued = 1024;
+constexpr uint32_t kMostUrgentTurns = 7;  // before one of the others
 
 }  // namespace
 
@@ -30,10 +31,11 @@ int32_t JobQueue::enqueue(Prepared& prepared, const towline_submit_args& args, c
   job->end = args.end;
   job->copy.reset();
   job->cursor.reset();
+  job->urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
   job->ended = moved != nullptr;
   job->moved = moved != nullptr ? *moved : Moved{args.begin};
   if (moved == nullptr) mover_.begin(*job);
-  append(job);
+  queue_of(*job).append(job);
   ++queued_;
   host_.wake(worker_);
   return TOWLINE_IN_PROGRESS;
@@ -41,19 +43,28 @@ int32_t JobQueue::enqueue(Prepared& prepared, const towline_submit_args& args, c
   return static_cast<int32_t>(Status::kOutOfMemory);
 }
 
-bool JobQueue::cancel(uint64_t cookie) noexcept {
-  for (Job* job = head_; job != nullptr; job = job->next) {
-    if (job->cookie != cookie) continue;
-    if (job->moved.status == Status::kOk) job->moved.status = Status::kCancelled;
-    job->ended = true;
-    return true;
-  }
+// True for the first job for which `visit` is true.
+template <class Visit>
+bool JobQueue::any(Visit&& visit) const noexcept {
+  for (const Fifo* const queue : {&urgent_, &bulk_})
+    for (Job* job = queue->head; job != nullptr; job = job->next)
+      if (visit(*job)) return true;
   return false;
 }
 
+bool JobQueue::cancel(uint64_t cookie) noexcept {
+  return any([cookie](Job& job) {
+    if (job.cookie != cookie) return false;
+    if (job.moved.status == Status::kOk) job.moved.status = Status::kCancelled;
+    job.ended = true;
+    return true;
+  });
+}
+
 uint32_t JobQueue::progress() noexcept {
-  if (head_ == nullptr) return 0;
-  Job* const job = take_first();
+  if (queued_ == 0) return 0;
+  Job* const job = take_next();
+  if (job == nullptr) return 0;
   uint32_t done = 0;
   if (!job->ended) {
     mover_.step(*job);
@@ -61,7 +72,7 @@ uint32_t JobQueue::progress() noexcept {
     ++done;
   }
   if (!job->ended || !send_message(*job)) {
-    append(job);
+    queue_of(*job).append(job);
     return done;
   }
   complete(job);
@@ -78,22 +89,20 @@ bool JobQueue::send_message(Job& job) noexcept {
 }
 
 bool JobQueue::has_work() const noexcept {
-  for (const Job* job = head_; job != nullptr; job = job->next)
-    if (!job->ended || job->moved.status != Status::kOk || job->message.empty()) return true;
-  return false;  // what is left waits for room for a message, and the framed engine is woken for that
+  return any([](const Job& job) {
+    return !job.ended || job.moved.status != Status::kOk || job.message.empty();
+  });  // what is left waits for room for a message, and the framed engine is woken for that
 }
 
-void JobQueue::append(Job* job) noexcept {
-  job->next = nullptr;
-  *tail_ = job;
-  tail_ = &job->next;
-}
-
-Job* JobQueue::take_first() noexcept {
-  Job* const job = head_;
-  head_ = job->next;
-  if (head_ == nullptr) tail_ = &head_;
-  return job;
+// Null: there is none.
+Job* JobQueue::take_next() noexcept {
+  const bool waits = bulk_.head != nullptr;
+  if (urgent_.head == nullptr || (waits && urgent_turns_ >= kMostUrgentTurns)) {
+    urgent_turns_ = 0;
+    return waits ? bulk_.take() : nullptr;
+  }
+  urgent_turns_ = waits ? urgent_turns_ + 1 : 0;
+  return urgent_.take();
 }
 
 // The host may submit again meanwhile: the job is out of the queue, but not free yet.
@@ -115,8 +124,7 @@ void JobQueue::complete(Job* job) noexcept {
 
 void JobQueue::close(Status status) noexcept {
   down_.store(true, std::memory_order_relaxed);
-  while (head_ != nullptr) {
-    Job* const job = take_first();
+  while (Job* const job = take_next()) {
     if (job->moved.status == Status::kOk) job->moved.status = status;
     complete(job);
   }

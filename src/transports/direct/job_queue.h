@@ -1,5 +1,6 @@
 // The parts that a connection copies itself, on its worker, when they are too large for submit: each progress()
-// copies one slice of the part at the head, then lets the next have a turn. Nothing of a part is copied after
+// copies one slice of the part at the head, then lets the next have a turn. Urgent parts go first, but for one
+// turn in eight. Nothing of a part is copied after
 // its completion: both happen on the worker, under its lock.
 #pragma once
 
@@ -48,6 +49,7 @@ struct Job {
   std::optional<DirectCopy> copy;  // a mover uses one of the two
   std::optional<plugin::Cursor> cursor;
   std::vector<uint8_t> message;
+  bool urgent = false;
   bool ended = false;  // failed, cancelled or copied; the message (if any) still has to go when kOk
   Job* next = nullptr;
 };
@@ -103,8 +105,9 @@ class JobQueue {
  private:
   int32_t enqueue(Prepared& prepared, const towline_submit_args& args, const Moved* moved) noexcept;
   bool send_message(Job& job) noexcept;
-  void append(Job* job) noexcept;
-  Job* take_first() noexcept;
+  Job* take_next() noexcept;
+  template <class Visit>
+  bool any(Visit&& visit) const noexcept;
   void complete(Job* job) noexcept;
 
   const plugin::Host host_;
@@ -113,8 +116,26 @@ class JobQueue {
   framing::Connection* framed_ = nullptr;
   std::atomic<bool> down_{false};
 
-  Job* head_ = nullptr;
-  Job** tail_ = &head_;
+  struct Fifo {
+    Job* head = nullptr;
+    Job** tail = &head;
+    void append(Job* job) noexcept {
+      job->next = nullptr;
+      *tail = job;
+      tail = &job->next;
+    }
+    Job* take() noexcept {
+      Job* const job = head;
+      head = job->next;
+      if (head == nullptr) tail = &head;
+      return job;
+    }
+  };
+  [[nodiscard]] Fifo& queue_of(const Job& job) noexcept { return job.urgent ? urgent_ : bulk_; }
+
+  Fifo urgent_;
+  Fifo bulk_;
+  uint32_t urgent_turns_ = 0;  // in a row, while others wait
   size_t queued_ = 0;
   std::vector<std::unique_ptr<Job>> jobs_;  // all that were ever needed at once
   Job* free_ = nullptr;
