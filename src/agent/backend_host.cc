@@ -66,7 +66,13 @@ const char* step_name(Backend::Step step) noexcept {
 }
 
 std::string take_failure_text() { return std::exchange(failure_text, {}); }
-void set_failure_text(std::string text) { failure_text = std::move(text); }
+void set_failure_text(std::string_view text) noexcept {
+  try {
+    failure_text = text;
+  } catch (const std::bad_alloc&) {  // then the status has to say it
+    failure_text.clear();
+  }
+}
 
 bool Backend::moves_all(uint32_t op, uint32_t local, uint32_t remote, uint32_t where) const noexcept {
   for (uint32_t here = local; here != 0; here &= here - 1) {

@@ -76,7 +76,7 @@ const char* step_name(Backend::Step step) noexcept;
 
 // The reason that the last refused call of this thread passed to host->fail; cleared by taking it.
 std::string take_failure_text();
-void set_failure_text(std::string text);
+void set_failure_text(std::string_view text) noexcept;
 
 inline constexpr uint32_t kMaxBackends = metadata::kMaxBackends;
 

@@ -29,7 +29,6 @@ Link::Link(Peer& peer, Backend& backend, Worker& worker)
 
 Link::~Link() = default;
 
-// The texts are short enough to need no memory.
 template <class Work>
 void Link::contain(Work&& work) noexcept {
   try {
@@ -116,11 +115,15 @@ void Link::handle_event(uint32_t event, Status status, const char* text) {
   close(status, text == nullptr ? "" : text);
 }
 
-void Link::close(Status why, std::string text) noexcept {
+void Link::close(Status why, std::string_view text) noexcept {
   if (state() == State::kDown || state() == State::kBroken) return;
   const bool was_up = up();
   last_error_ = why;
-  last_error_text_ = std::move(text);
+  try {
+    last_error_text_ = text;
+  } catch (const std::bad_alloc&) {  // then the status has to say it
+    last_error_text_.clear();
+  }
   state_.store(State::kBroken, std::memory_order_release);
   talks_.store(false, std::memory_order_release);
   worker_.maintain_soon();

@@ -20,7 +20,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <new>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -49,7 +51,7 @@ class Link {
   // A connection that the backend accepted.
   void adopt(towline_connection* connection);
   // Ends it; everything in flight gets `why`. Takes effect in the worker's next pass.
-  void close(Status why, std::string text) noexcept;
+  void close(Status why, std::string_view text) noexcept;
 
   void on_event(uint32_t event, Status status, const char* text) noexcept;
   void on_message(const uint8_t* data, size_t bytes) noexcept;

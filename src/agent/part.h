@@ -33,7 +33,7 @@ struct Part {
   bool alone = false;            // it had its connection to itself: its time is a price
   bool revoked = false;          // to be released: its link found one of its regions revoked
   bool outdated = false;         // `prepared` is for earlier picks: it must be prepared anew
-  IntrusiveHook<Part> hook;
+  IntrusiveHook<Part> hook;      // in flight, or waiting: never both
   uint64_t deadline_ns = UINT64_MAX;
 };
 

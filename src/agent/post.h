@@ -216,7 +216,7 @@ class Post : public Ending {
   [[nodiscard]] bool usable(const Part& part) const noexcept;
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
   [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
-  [[nodiscard]] Status prepare_part(Part& part) noexcept;
+  [[nodiscard]] Status prepare_part(Part& part);
   void use_backend(Backend& backend) noexcept;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
   void take_short_way(Part& part) noexcept;

@@ -33,8 +33,12 @@ bool Post::prepared_at_once(Part& part) noexcept {
   Peer& peer = *remote().peer();
   Worker::Guard guard(*part.worker);
   part.link = peer.find_link(*backend_, part.worker->index());
-  return part.link != nullptr && part.link->up() && peer.ended() == Status::kOk &&
-         prepare_part(part) == Status::kOk;
+  if (part.link == nullptr || !part.link->up() || peer.ended() != Status::kOk) return false;
+  try {
+    return prepare_part(part) == Status::kOk;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 Status Post::prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is, std::string& reason) {
@@ -144,7 +148,7 @@ Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
   }
 }
 
-Status Post::prepare_part(Part& part) noexcept {
+Status Post::prepare_part(Part& part) {
   Link& link = *part.link;
   if (part.prepared != nullptr) {
     if (part.link_generation == link.generation() && !part.outdated) return Status::kOk;
@@ -169,7 +173,7 @@ Status Post::prepare_part(Part& part) noexcept {
     const bool known = agent().regions().look_at(
         key, [&](const Region& region) { registrations.add(registration_of(region, *backend_)); });
     if (!known) {  // the list is older than that
-      set_failure_text(fmt::format("this agent has deregistered the region with key {}", key).c_str());
+      set_failure_text(fmt::format("this agent has deregistered the region with key {}", key));
       return Status::kStale;
     }
   }
@@ -184,7 +188,12 @@ Status Post::prepare_part(Part& part) noexcept {
   }
   part.link_generation = link.generation();
   part.outdated = false;
-  link.add_prepared(part);
+  try {
+    link.add_prepared(part);
+  } catch (...) {
+    backend_->data->unprepare(std::exchange(part.prepared, nullptr));
+    throw;
+  }
   take_short_way(part);
   route_.stay();
   // Other parts belong to other workers, and a transfer with several parts takes the long path anyway.

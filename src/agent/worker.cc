@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/ending.h"
@@ -123,7 +125,10 @@ int32_t Worker::watch(int fd, uint32_t events, towline_ready_fn ready, void* arg
     // The descriptor was closed without unwatch(), and its number was reused.
     if (!again) unwatch(fd);
     auto found = watches_.find(fd);
-    if (found == watches_.end()) found = watches_.emplace(fd, std::make_unique<Watch>()).first;
+    if (found == watches_.end()) {
+      dead_watches_.reserve(std::bit_ceil(dead_watches_.size() + watches_.size() + 1));  // for unwatch()
+      found = watches_.emplace(fd, std::make_unique<Watch>()).first;
+    }
     Watch& watch = *found->second;
     watch.ready = ready;
     watch.argument = argument;
@@ -150,7 +155,8 @@ void Worker::unwatch(int fd) noexcept {
   if (found == watches_.end()) return;
   poller_.remove(fd);
   found->second->dead = true;
-  dead_watches_.push_back(std::move(found->second));  // an event of it may already have been fetched
+  // An event of it may already have been fetched. watch() made room.
+  dead_watches_.push_back(std::move(found->second));
   watches_.erase(found);
 }
 
@@ -164,7 +170,15 @@ void Worker::untrack(Part& part) noexcept { in_flight_.remove(part); }
 void Worker::establish_later(Part& part) noexcept {
   if (part.waiting) return;
   part.waiting = true;
-  establishing_.push_back(&part);
+  part.hook = {};
+  *establishing_tail_ = &part;
+  establishing_tail_ = &part.hook.next;
+}
+
+// All of them; linked until they wait again.
+Part* Worker::take_establishing() noexcept {
+  establishing_tail_ = &establishing_;
+  return std::exchange(establishing_, nullptr);
 }
 
 // Reading the clock takes a tenth of an idle pass: it is read again only after it can have moved much.
@@ -183,7 +197,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   const uint64_t now_ns = read_clock();
   done += progress_backends(now_ns);
   if (poll_descriptors) done += handle_events(0);
-  if (!establishing_.empty()) done += step_establishing(now_ns);
+  if (establishing_ != nullptr) done += step_establishing(now_ns);
   if (!staged_.empty()) done += step_staged(now_ns);
   if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
   if (now_ns >= next_maintenance_ns_ || maintenance_due_.load(std::memory_order_acquire)) {
@@ -226,17 +240,14 @@ uint32_t Worker::drain_queue() noexcept {
 
 uint32_t Worker::step_establishing(uint64_t now_ns) noexcept {
   uint32_t done = 0;
-  for (std::size_t i = 0; i < establishing_.size();) {
-    Part& part = *establishing_[i];
-    part.waiting = false;
-    if (part.owner->step_part(part, now_ns)) {
-      establishing_[i] = establishing_.back();
-      establishing_.pop_back();
+  for (Part* part = take_establishing(); part != nullptr;) {
+    Part* const next = part->hook.next;
+    part->waiting = false;
+    if (part->owner->step_part(*part, now_ns))
       ++done;
-    } else {
-      part.waiting = true;
-      ++i;
-    }
+    else
+      establish_later(*part);
+    part = next;
   }
   return done;
 }
@@ -346,7 +357,7 @@ void Worker::disarm() noexcept {
 }
 
 uint64_t Worker::sleep_limit_ns(uint64_t now_ns) const noexcept {
-  if (!establishing_.empty() || staged_waits_) return kMillisecondNs;
+  if (establishing_ != nullptr || staged_waits_) return kMillisecondNs;
   uint64_t limit = kNoDeadline;
   if (next_deadline_ns_ != UINT64_MAX) limit = next_deadline_ns_ > now_ns ? next_deadline_ns_ - now_ns : 0;
   const uint64_t beat_ns = agent_.tuning().heartbeat_ns / 2;
@@ -358,14 +369,13 @@ uint64_t Worker::sleep_limit_ns(uint64_t now_ns) const noexcept {
 }
 
 void Worker::fail_everything(int32_t status) noexcept {
-  while (std::optional<Part*> part = queue_.try_pop()) {
-    (*part)->waiting = true;
-    establishing_.push_back(*part);
-  }
-  for (Part* part : std::vector<Part*>(std::move(establishing_))) {
+  while (std::optional<Part*> part = queue_.try_pop()) establish_later(**part);
+  for (Part* part = take_establishing(); part != nullptr;) {
+    Part* const next = part->hook.next;
     part->waiting = false;
     part->owner->end(static_cast<Status>(status), this);
     (void)part->owner->step_part(*part, agent_.now_ns());  // removes an ended one
+    part = next;
   }
   for (Part* part = in_flight_.first(); part != nullptr;) {
     Part* next = part->hook.next;

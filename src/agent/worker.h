@@ -135,6 +135,7 @@ class Worker {
   uint32_t step_establishing(uint64_t now_ns) noexcept;
   uint32_t step_staged(uint64_t now_ns) noexcept;
   void check_deadlines(uint64_t now_ns) noexcept;
+  [[nodiscard]] Part* take_establishing() noexcept;
   [[nodiscard]] bool time_to_poll() noexcept;  // asked once a pass
   uint32_t handle_events(uint64_t timeout_ns) noexcept;
   void call(Watch& watch, uint32_t events) noexcept;
@@ -168,7 +169,8 @@ class Worker {
   std::vector<std::unique_ptr<Watch>> dead_watches_;
   IntrusiveList<Part> in_flight_;
   uint64_t next_deadline_ns_ = UINT64_MAX;
-  std::vector<Part*> establishing_;
+  Part* establishing_ = nullptr;  // through hook.next
+  Part** establishing_tail_ = &establishing_;
   IntrusiveList<StagedTransfer> staged_;
   bool staged_waits_ = false;   // one of them waits for something without a wake-up
   uint64_t now_ns_ = 0;         // as last read,

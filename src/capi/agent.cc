@@ -8,9 +8,18 @@ namespace {
 thread_local std::string last_error;
 }
 
-int32_t refuse(Status code, std::string text) {
+int32_t refuse(Status code, std::string text) noexcept {
   last_error = std::move(text);
   return static_cast<int32_t>(code);
+}
+
+int32_t refuse(const char* function, Status code, const char* why) noexcept {
+  try {
+    return refuse(code, fmt::format("{}: {}", function, why));
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory";  // so short a text needs none
+    return static_cast<int32_t>(code);
+  }
 }
 
 Status give(const void* data, size_t bytes, bool text, void* out, size_t capacity, size_t* needed) {

@@ -49,7 +49,7 @@ towline_directory_entry_t view(const DirectoryEntry& entry) noexcept {
 // The outcome, with its sentence for towline_last_error.
 int32_t outcome(const char* function, const DirectoryCall& call, Status status) {
   if (!is_error(status)) return static_cast<int32_t>(status);
-  return capi::refuse(status, std::string(function) + ": " + call.error());
+  return capi::refuse(function, status, call.error().c_str());
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ Status start_on_fabric(const char* function, towline_fabric_transfer_t* transfer
   Handle number;
   const Status status = begin(transfer == nullptr ? nullptr : &number);
   if (transfer != nullptr) *transfer = is_error(status) ? 0 : number.to_u64();
-  if (is_error(status)) refuse(status, fmt::format("{}: {}", function, status_text(status)));
+  if (is_error(status)) refuse(function, status, status_text(status));
   return status;
 }
 

@@ -10,7 +10,7 @@ namespace {
 int32_t answer(const char* function, Status status) {
   if (!is_error(status) || status == Status::kAgain) return static_cast<int32_t>(status);
   const std::string why = take_failure_text();
-  return capi::refuse(status, std::string(function) + ": " + (why.empty() ? status_text(status) : why));
+  return capi::refuse(function, status, why.empty() ? status_text(status) : why.c_str());
 }
 
 }  // namespace

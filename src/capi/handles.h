@@ -52,7 +52,9 @@ struct towline_counter {
 namespace towline::capi {
 
 // Sets the thread's message for towline_last_error; returns `code`.
-int32_t refuse(Status code, std::string text);
+int32_t refuse(Status code, std::string text) noexcept;
+// The same: "<function>: <why>".
+int32_t refuse(const char* function, Status code, const char* why) noexcept;
 
 // Runs the control path of a call: exceptions become a status and a message that begins with the call's name.
 template <class Call>
@@ -60,11 +62,11 @@ int32_t guard(const char* function, Call&& call) noexcept {
   try {
     return static_cast<int32_t>(call());
   } catch (const Error& error) {
-    return refuse(error.code(), std::string(function) + ": " + error.what());
+    return refuse(function, error.code(), error.what());
   } catch (const std::bad_alloc&) {
-    return refuse(Status::kOutOfMemory, std::string(function) + ": out of memory");
+    return refuse(function, Status::kOutOfMemory, "out of memory");
   } catch (const std::exception& error) {
-    return refuse(Status::kInternal, std::string(function) + ": " + error.what());
+    return refuse(function, Status::kInternal, error.what());
   }
 }
 

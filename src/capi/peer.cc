@@ -103,7 +103,7 @@ int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* 
 
 int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes) {
   if (peer == nullptr || (data == nullptr && bytes != 0)) {
-    return capi::refuse(Status::kInvalidArgument, "towline_notice_send: peer or data is null");
+    return capi::refuse(__func__, Status::kInvalidArgument, "peer or data is null");
   }
   return capi::guard(__func__, [&] { return peer->agent->send_notice(*peer->peer, data, bytes); });
 }
@@ -163,7 +163,7 @@ void towline_counter_destroy(towline_counter_t* counter) {
 }
 
 int32_t towline_counter_add(towline_peer_t* peer, uint64_t key, uint64_t amount) {
-  if (peer == nullptr) return capi::refuse(Status::kInvalidArgument, "towline_counter_add: peer is null");
+  if (peer == nullptr) return capi::refuse(__func__, Status::kInvalidArgument, "peer is null");
   return capi::guard(__func__, [&] { return peer->agent->add_to_counter(*peer->peer, key, amount); });
 }
 

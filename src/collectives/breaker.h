@@ -29,7 +29,7 @@ class Breaker {
   Status status() const noexcept { return Status{status_.load(std::memory_order_acquire)}; }
   Breakage breakage() const {
     const std::lock_guard lock(mutex_);
-    return breakage_;
+    return {status(), breakage_.text};
   }
 
   // Breaks it unless it is broken; returns the recorded reason.
@@ -39,11 +39,22 @@ class Breaker {
     if (agree_) agreed = agree_(std::move(agreed));
     return record(std::move(agreed));
   }
+  // The same where nothing may be thrown. Without memory for text() it breaks here, with the status alone.
+  template <class Text>
+  Status raise_or_break(Status status, Text text) noexcept {
+    try {
+      return raise(status, text());
+    } catch (const std::exception&) {
+      int32_t expected = 0;
+      status_.compare_exchange_strong(expected, static_cast<int32_t>(status), std::memory_order_acq_rel);
+      return this->status();
+    }
+  }
   // The same for a reason that is already agreed on.
   Status record(Breakage agreed) {
     {
       const std::lock_guard lock(mutex_);
-      if (broken()) return breakage_.status;
+      if (broken()) return status();
       breakage_ = std::move(agreed);
       status_.store(static_cast<int32_t>(breakage_.status), std::memory_order_release);
     }

@@ -270,46 +270,59 @@ void CpuBackend::watch_processes() {
 
 // ---- Watching
 
-void CpuBackend::watch() {
+// Ranks and strangers start what it does. What fails ends the communicator, never the process.
+void CpuBackend::watch() noexcept {
   std::vector<pollfd> polled;
   bool told = false;
   while (!stop_) {
-    const bool ready = formed_;
-    polled.assign(1, {wake_.fd(), POLLIN, 0});
-    if (ready) {
-      for (const Watched& watched : watched_)
-        polled.push_back({watched.ended ? -1 : watched.process.get(), POLLIN, 0});
+    try {
+      watch_once(polled, told);
+    } catch (const std::exception& error) {
+      breaker_.raise_or_break(Status::kOutOfMemory, [&] {
+        return fmt::format("rank {} could not watch the other ranks: {}", rank_, error.what());
+      });
+      pollfd stopped = {wake_.fd(), POLLIN, 0};
+      ::poll(&stopped, 1, kWatchMs);
     }
-    if (ready && one_host()) mesh_.reset();  // no rank will connect
-    if (mesh_ != nullptr) mesh_->poll_fds(polled);
-    ::poll(polled.data(), polled.size(), ready ? kWatchMs : 20);
-    if (polled[0].revents != 0) wake_.drain();
-    if (mesh_ != nullptr) mesh_->serve();
-    if (ready) {
-      for (size_t i = 0; i < watched_.size() && i + 1 < polled.size(); ++i) {
-        if (polled[i + 1].revents == 0) continue;
-        watched_[i].ended = true;
-        if (group_->has_left(watched_[i].index)) continue;
-        const int rank = hosts_[my_host_][static_cast<size_t>(watched_[i].index)];
-        breaker_.raise(Status::kPeerLost, fmt::format("{} ended without closing the communicator",
-                                                      name_of(rank, infos_[static_cast<size_t>(rank)])));
-      }
-      if (!group_->broken()) group_->watch_behind();
-      if (group_->broken() && !breaker_.broken()) {
-        const Breakage found = group_->breakage();
-        if (one_host())
-          breaker_.record(found);
-        else
-          breaker_.raise(found.status, found.text);
-      }
+  }
+}
+
+void CpuBackend::watch_once(std::vector<pollfd>& polled, bool& told) {
+  const bool ready = formed_;
+  polled.assign(1, {wake_.fd(), POLLIN, 0});
+  if (ready) {
+    for (const Watched& watched : watched_)
+      polled.push_back({watched.ended ? -1 : watched.process.get(), POLLIN, 0});
+  }
+  if (ready && one_host()) mesh_.reset();  // no rank will connect
+  if (mesh_ != nullptr) mesh_->poll_fds(polled);
+  ::poll(polled.data(), polled.size(), ready ? kWatchMs : 20);
+  if (polled[0].revents != 0) wake_.drain();
+  if (mesh_ != nullptr) mesh_->serve();
+  if (ready) {
+    for (size_t i = 0; i < watched_.size() && i + 1 < polled.size(); ++i) {
+      if (polled[i + 1].revents == 0) continue;
+      watched_[i].ended = true;
+      if (group_->has_left(watched_[i].index)) continue;
+      const int rank = hosts_[my_host_][static_cast<size_t>(watched_[i].index)];
+      breaker_.raise(Status::kPeerLost, fmt::format("{} ended without closing the communicator",
+                                                    name_of(rank, infos_[static_cast<size_t>(rank)])));
     }
-    if (ready && warn_ns_ != 0 && !breaker_.broken()) warn_of_delays(monotonic_now_ns());
-    if (breaker_.broken() && !told) {
-      told = true;
-      const Breakage why = breaker_.breakage();
-      if (group_ != nullptr && ready) group_->break_group(why);
-      host_.broken(host_.context, static_cast<int32_t>(why.status), why.text.c_str());
+    if (!group_->broken()) group_->watch_behind();
+    if (group_->broken() && !breaker_.broken()) {
+      const Breakage found = group_->breakage();
+      if (one_host())
+        breaker_.record(found);
+      else
+        breaker_.raise(found.status, found.text);
     }
+  }
+  if (ready && warn_ns_ != 0 && !breaker_.broken()) warn_of_delays(monotonic_now_ns());
+  if (breaker_.broken() && !told) {
+    const Breakage why = breaker_.breakage();
+    told = true;
+    if (group_ != nullptr && ready) group_->break_group(why);
+    host_.broken(host_.context, static_cast<int32_t>(why.status), why.text.c_str());
   }
 }
 

@@ -68,7 +68,8 @@ class CpuBackend {
   void share_memory(Deadline deadline);
   Mapping open_arena(const std::vector<int>& host, UniqueFd& created, Deadline deadline);
   void watch_processes();
-  void watch();
+  void watch() noexcept;
+  void watch_once(std::vector<pollfd>& polled, bool& told);
   void warn_of_delays(uint64_t now_ns);
   Breakage agree(Breakage reason);
   Status run(Call& call);

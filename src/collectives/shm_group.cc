@@ -341,11 +341,11 @@ void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool s
 uint64_t ShmGroup::filled(int from, int to, uint64_t head, uint64_t tail) noexcept {
   const uint64_t bytes = head - tail;
   if (bytes <= settings_.channel_bytes) return bytes;
-  breaker_.raise(
-      Status::kProtocol,
-      fmt::format(
-          "the ring from rank {} to rank {} is damaged: {} bytes written and {} read, with room for {}",
-          rank(from), rank(to), head, tail, settings_.channel_bytes));
+  breaker_.raise_or_break(Status::kProtocol, [&] {
+    return fmt::format(
+        "the ring from rank {} to rank {} is damaged: {} bytes written and {} read, with room for {}",
+        rank(from), rank(to), head, tail, settings_.channel_bytes);
+  });
   return settings_.channel_bytes + 1;
 }
 

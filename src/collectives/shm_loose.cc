@@ -100,8 +100,9 @@ Status ShmGroup::begin_loose(const Call& call, uint64_t bytes, uint8_t*& place) 
 }
 
 const uint8_t* ShmGroup::fail_given(int index) noexcept {
-  breaker_.raise(Status::kProtocol, fmt::format("rank {}'s description of its data in {} is damaged",
-                                                rank(index), describe(current_)));
+  breaker_.raise_or_break(Status::kProtocol, [&] {
+    return fmt::format("rank {}'s description of its data in {} is damaged", rank(index), describe(current_));
+  });
   return nullptr;
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "collectives/interrupt.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/pipe.h"
@@ -242,11 +243,19 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
       arriving_.erase(silent);
     }
     rendezvous::set_no_delay(socket.get());
-    arriving_.push_back({std::move(socket), {}, now_ns + hello_ns_});
+    try {
+      arriving_.push_back({std::move(socket), {}, now_ns + hello_ns_});
+    } catch (const std::bad_alloc&) {  // it is closed
+    }
   }
   for (auto arriving = arriving_.begin(); arriving != arriving_.end();) {
     const bool late = arriving->bytes.size() < kMeshHelloBytes && arriving->due_ns <= now_ns;
-    arriving = greet(*arriving) || late ? arriving_.erase(arriving) : std::next(arriving);
+    bool finished = true;
+    try {
+      finished = greet(*arriving);
+    } catch (const std::exception&) {  // it is closed
+    }
+    arriving = finished || late ? arriving_.erase(arriving) : std::next(arriving);
   }
 }
 
@@ -328,12 +337,14 @@ bool TcpMesh::read_control(int peer, Control& control) {
   }
 }
 
-void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept {
+void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept try {
   const std::vector<uint8_t> frame = encode_control(type, reason);
   const UniqueFd& socket = controls_[static_cast<size_t>(peer)].socket;
   if (socket.valid())
     (void)rendezvous::send_all(socket.get(), frame,
                                Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
+} catch (const std::exception& error) {  // the rank notices that this one has gone
+  TOWLINE_LOG(kError, "telling rank {} why the communicator ends: {}", peer, error.what());
 }
 
 // Rank 0: the first reason applies to all ranks.

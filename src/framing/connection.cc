@@ -192,7 +192,7 @@ void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const c
     std::string why = closed ? "closed by the peer" : status_text(result.status);
     if (result.detail != nullptr) why = result.detail;
     if (result.vendor_code != 0) why += ": " + errno_text(result.vendor_code);
-    fail(status, fmt::format("{} lane {} ({}): {}", doing, lane.index, lane.lane->describe(), why));
+    fail(status, fmt::format("{} lane {} ({}): {}", doing, lane.index, lane.lane->describe(), why).c_str());
   } catch (...) {
     fail(status, doing);
   }
@@ -213,7 +213,7 @@ void ConnectionCore::release_everything() noexcept {
   }
 }
 
-void ConnectionCore::fail(Status status, const std::string& text) noexcept {
+void ConnectionCore::fail(Status status, const char* text) noexcept {
   if (down_) return;
   down_ = true;
   for (const auto& lane : lanes_) lane->lane->abandon();
@@ -308,7 +308,7 @@ void Connection::cancel(uint64_t cookie) noexcept { core_->cancel(cookie); }
 uint32_t Connection::progress(uint64_t now_ns) noexcept { return core_->progress(now_ns); }
 bool Connection::arm() noexcept { return core_->arm(); }
 void Connection::disarm() noexcept { core_->disarm(); }
-void Connection::fail(Status status, const std::string& text) noexcept { core_->fail(status, text); }
+void Connection::fail(Status status, const char* text) noexcept { core_->fail(status, text); }
 void Connection::close() noexcept { core_->close(); }
 bool Connection::settled() const noexcept { return core_->settled(); }
 void Connection::give_up() noexcept { core_->give_up(); }

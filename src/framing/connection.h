@@ -120,7 +120,7 @@ class Connection {
   // reports TOWLINE_CONNECTION_DOWN once with this status and text. No byte lands afterwards. Later calls do
   // nothing. Copies of a GPU that were begun run on: until settled(), their parts are not completed and their pins
   // not given back, progress() has to be called, and this is not to be destroyed.
-  void fail(Status status, const std::string& text) noexcept;
+  void fail(Status status, const char* text) noexcept;
   // Ends the connection on this side: says goodbye to the peer as far as lanes have room, then acts like
   // fail(), but parts end with kClosed and no event is reported. Written messages still arrive if no part was
   // in flight.

@@ -40,7 +40,7 @@ class ConnectionCore {
   bool arm() noexcept;
   void disarm() noexcept;
   [[nodiscard]] uint64_t frame_deadline_ns() const noexcept;
-  void fail(Status status, const std::string& text) noexcept;
+  void fail(Status status, const char* text) noexcept;
   void close() noexcept;
   [[nodiscard]] bool idle() const noexcept;
   [[nodiscard]] bool settled() const noexcept;

@@ -343,7 +343,8 @@ bool ConnectionCore::protocol_error(LaneState& lane, const char* what) noexcept 
   try {
     fail(Status::kProtocol,
          fmt::format("the peer broke the protocol on lane {} ({}): {} (frame {} of type {})", lane.index,
-                     lane.lane->describe(), what, lane.in.received, static_cast<unsigned>(header.type)));
+                     lane.lane->describe(), what, lane.in.received, static_cast<unsigned>(header.type))
+             .c_str());
   } catch (...) {
     fail(Status::kProtocol, what);
   }

@@ -2,6 +2,7 @@
 
 #include <curl/curl.h>
 
+#include <bit>
 #include <cstdio>
 #include <new>
 #include <string_view>
@@ -139,6 +140,7 @@ void Client::take_handle(Exchange& exchange) {
   }
   if (exchange.handle_ == nullptr) exchange.handle_ = curl_easy_init();
   if (exchange.handle_ == nullptr) fail(Status::kOutOfMemory, "libcurl gives no handle");
+  ++under_way_;
 }
 
 void Client::prepare(Exchange& exchange) {
@@ -203,6 +205,7 @@ void Client::prepare(Exchange& exchange) {
 }
 
 void Client::start(Exchange& exchange, Request request, Receiver& receiver) {
+  make_room();
   exchange.client_ = this;
   exchange.request_ = std::move(request);
   exchange.receiver_ = &receiver;
@@ -220,6 +223,13 @@ void Client::start(Exchange& exchange, Request request, Receiver& receiver) {
   if (code != CURLM_OK) fail(Status::kInternal, "libcurl: {}", curl_multi_strerror(code));
 }
 
+// finish(), call_later() and give_handle() have no way to fail.
+void Client::make_room() {
+  later_.reserve(std::bit_ceil(later_.size() + under_way_ + 1));
+  ended_.reserve(std::bit_ceil(ended_.size() + under_way_ + 1));
+  idle_handles_.reserve(kMostIdleHandles);
+}
+
 void Client::give_handle(Exchange& exchange) noexcept {
   if (exchange.handle_ == nullptr) return;
   curl_multi_remove_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
@@ -230,6 +240,7 @@ void Client::give_handle(Exchange& exchange) noexcept {
     curl_easy_cleanup(curl_of(exchange.handle_));
   }
   exchange.handle_ = nullptr;
+  --under_way_;
   curl_slist_free_all(static_cast<curl_slist*>(exchange.list_));
   exchange.list_ = nullptr;
 }
@@ -241,9 +252,20 @@ void Client::stop(Exchange& exchange) noexcept {
   give_handle(exchange);
 }
 
-void Client::finish(Exchange& exchange, int code) {
+// For people.
+void Client::explain(Exchange& exchange, int code) {
   exchange.error = exchange.error_text_[0] != 0 ? exchange.error_text_.data()
                                                 : curl_easy_strerror(static_cast<CURLcode>(code));
+  if (code == CURLE_SSL_CONNECT_ERROR && exchange.error.find("wrong version number") != std::string::npos)
+    exchange.error += ": what answers does not speak TLS, perhaps its URL begins with http://";
+}
+
+void Client::finish(Exchange& exchange, int code) noexcept {
+  try {
+    explain(exchange, code);
+  } catch (const std::bad_alloc&) {
+    exchange.error.clear();
+  }
   curl_easy_getinfo(curl_of(exchange.handle_), CURLINFO_RESPONSE_CODE, &exchange.status);
   curl_off_t connected_us = 0;
   curl_easy_getinfo(curl_of(exchange.handle_), CURLINFO_PRETRANSFER_TIME_T, &connected_us);
@@ -261,9 +283,6 @@ void Client::finish(Exchange& exchange, int code) {
       exchange.end = connected_us == 0 ? End::kNotSent : End::kTimedOut;
       break;
     case CURLE_SSL_CONNECT_ERROR:
-      if (exchange.error.find("wrong version number") != std::string::npos)
-        exchange.error += ": what answers does not speak TLS, perhaps its URL begins with http://";
-      [[fallthrough]];
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CERTPROBLEM:
     case CURLE_SSL_CACERT_BADFILE:
@@ -297,7 +316,7 @@ void Client::serve(uint64_t timeout_ns) noexcept {
 Receiver* Client::next_later() noexcept {
   if (later_.empty()) return nullptr;
   Exchange* const exchange = later_.front();
-  later_.pop_front();
+  later_.erase(later_.begin());
   exchange->later_ = false;
   return exchange->receiver_;
 }
@@ -305,7 +324,7 @@ Receiver* Client::next_later() noexcept {
 Receiver* Client::next_ended() noexcept {
   if (ended_.empty()) return nullptr;
   Exchange* const exchange = ended_.front();
-  ended_.pop_front();
+  ended_.erase(ended_.begin());
   return exchange->receiver_;
 }
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -93,19 +92,22 @@ class Client {
 
  private:
   friend class Exchange;
+  void make_room();
   void take_handle(Exchange& exchange);
   void prepare(Exchange& exchange);
   void give_handle(Exchange& exchange) noexcept;
   void serve(uint64_t timeout_ns) noexcept;
-  void finish(Exchange& exchange, int code);
+  void finish(Exchange& exchange, int code) noexcept;
+  static void explain(Exchange& exchange, int code);
   [[nodiscard]] Receiver* next_later() noexcept;
   [[nodiscard]] Receiver* next_ended() noexcept;
 
   const Options options_;
   void* multi_ = nullptr;            // CURLM*
   std::vector<void*> idle_handles_;  // CURL*
-  std::deque<Exchange*> later_;
-  std::deque<Exchange*> ended_;
+  std::size_t under_way_ = 0;
+  std::vector<Exchange*> later_;  // both have room for all that are under way
+  std::vector<Exchange*> ended_;
 };
 
 }  // namespace towline::http

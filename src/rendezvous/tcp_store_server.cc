@@ -126,23 +126,32 @@ struct TcpStoreServer::State {
     int error = 0;
     SocketAddress from;
     while (UniqueFd fd = socket.accept(&from, &error)) {
-      const std::string host = from.endpoint().host;
-      size_t& of_host = clients_of[host];
-      if (clients.size() >= kMostClients || of_host >= kMostClientsOfAddress) {
-        TOWLINE_LOG_EVERY(kWarning, kLogNs,
-                          "store: too many clients ({}, {} of them at {}); one more is refused",
-                          clients.size(), of_host, host);
-        continue;
+      try {
+        admit(std::move(fd), from.endpoint().host, now);
+      } catch (const std::exception& failure) {
+        TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: taking a client: {}", failure.what());
       }
-      set_no_delay(fd.get());
-      Client& client = clients.emplace_back();
-      ++of_host;
-      client.socket = std::move(fd);
-      client.host = host;
-      client.request_due_ns = now + patience_ns;
     }
     if (error == EMFILE || error == ENFILE)
       TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: no descriptor is left for a client");
+  }
+
+  void admit(UniqueFd fd, const std::string& host, uint64_t now) {
+    std::list<Client> arrived(1);
+    Client& client = arrived.front();
+    client.socket = std::move(fd);
+    client.host = host;
+    client.request_due_ns = now + patience_ns;
+    size_t& of_host = clients_of[host];  // nothing fails after this
+    if (clients.size() >= kMostClients || of_host >= kMostClientsOfAddress) {
+      TOWLINE_LOG_EVERY(kWarning, kLogNs,
+                        "store: too many clients ({}, {} of them at {}); one more is refused", clients.size(),
+                        of_host, host);
+      return;
+    }
+    set_no_delay(client.socket.get());
+    clients.splice(clients.end(), arrived);
+    ++of_host;
   }
 
   void drop(std::list<Client>::iterator client) noexcept {

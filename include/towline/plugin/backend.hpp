@@ -45,12 +45,18 @@ class Host {
       throw Failure(Status::kUnsupported, "the host's table of services is smaller than any release's");
   }
   [[nodiscard]] uint64_t now_ns() const noexcept { return table_.now_ns(table_.context); }
-  void log(int32_t level, const std::string& text) const { table_.log(table_.context, level, text.c_str()); }
-  void fail(const std::string& text) const { table_.fail(table_.context, text.c_str()); }
+  // Texts come as C strings too: a literal needs no memory, so handlers that may not throw can use these.
+  void log(int32_t level, const char* text) const noexcept { table_.log(table_.context, level, text); }
+  void log(int32_t level, const std::string& text) const noexcept { log(level, text.c_str()); }
+  void fail(const char* text) const noexcept { table_.fail(table_.context, text); }
+  void fail(const std::string& text) const noexcept { fail(text.c_str()); }
   // Records the reason and returns the status: return host.refuse(Status::kUnsupported, "...");
-  int32_t refuse(Status status, const std::string& text) const {
+  int32_t refuse(Status status, const char* text) const noexcept {
     fail(text);
     return static_cast<int32_t>(status);
+  }
+  int32_t refuse(Status status, const std::string& text) const noexcept {
+    return refuse(status, text.c_str());
   }
   [[nodiscard]] std::string config(const char* key, const char* fallback) const {
     return table_.config(table_.context, key, fallback);
@@ -75,8 +81,8 @@ class Host {
                    void** peer) const {
     return table_.accepted(table_.context, worker, connection, &identity, peer);
   }
-  void connection_event(void* peer, uint32_t event, Status status, const std::string& text) const {
-    table_.connection_event(table_.context, peer, event, static_cast<int32_t>(status), text.c_str());
+  void connection_event(void* peer, uint32_t event, Status status, const char* text) const noexcept {
+    table_.connection_event(table_.context, peer, event, static_cast<int32_t>(status), text);
   }
   int32_t pin(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access, void** pointer,
               void** pin) const {

@@ -124,7 +124,11 @@ void look_up_name(const std::string& host, uint16_t port, Deadline deadline,
   auto lookup = std::make_shared<Lookup>();
   std::thread([lookup, host, port] {
     std::vector<SocketAddress> addresses;
-    const int error = look_up(host, port, AI_ADDRCONFIG, addresses);
+    int error = EAI_MEMORY;
+    try {
+      error = look_up(host, port, AI_ADDRCONFIG, addresses);
+    } catch (const std::bad_alloc&) {  // that is what it says
+    }
     const std::lock_guard lock(lookup->mutex);
     lookup->error = error;
     lookup->found = std::move(addresses);

@@ -125,7 +125,8 @@ void GpuBackend::watch() {
     if (!breaker_.broken()) {
       if (const std::optional<uint32_t> lost = memory_->lost()) {
         order_stop(Failure::kLost, *lost);
-        breaker_.raise(Status::kPeerLost, fmt::format("rank {}'s process is gone", *lost));
+        breaker_.raise_or_break(Status::kPeerLost,
+                                [&] { return fmt::format("rank {}'s process is gone", *lost); });
       }
     }
     lock.lock();

@@ -110,8 +110,7 @@ void Listener::accept_from(ListeningSocket& socket) {
     UniqueFd fd = socket.accept(&from, &error);
     if (error != 0) {
       note_refusal(status_from_errno(error));
-      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener {}: accepting: {}",
-                        socket.address().text(), errno_text(error));
+      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: accepting: {}", strerrordesc_np(error));
     }
     if (!fd.valid()) return;
     try {

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/os/unique_fd.h"
+#include "base/short_text.h"
 #include "http/ask.h"
 
 namespace towline::object {
@@ -236,34 +237,49 @@ TimedKeys Credentials::ask_instance() const {
   return *keys;
 }
 
-void Credentials::run() {
+namespace {
+
+std::string why_in_words(const std::exception& error) noexcept {
+  try {
+    return error.what();
+  } catch (const std::bad_alloc&) {
+    return "out of memory";  // so short a text needs none
+  }
+}
+
+}  // namespace
+
+void Credentials::run() noexcept {
   std::time_t pause_s = kTryAgain_s;
   std::unique_lock lock(mutex_);
   while (!stop_) {
     asked_ = false;
     lock.unlock();
-    TimedKeys fetched;
+    std::shared_ptr<const Keys> keys;
+    std::time_t expires = 0;
     std::string failure;
     try {
-      fetched = fetch();
+      TimedKeys fetched = fetch();
+      keys = std::make_shared<const Keys>(std::move(fetched.keys));
+      expires = fetched.expires;
     } catch (const std::exception& error) {
-      failure = error.what();
+      failure = why_in_words(error);
     }
     lock.lock();
-    failure_ = failure;
+    failure_.swap(failure);
     std::time_t wait_s = 0;
-    if (failure.empty()) {
-      keys_ = std::make_shared<const Keys>(std::move(fetched.keys));
+    if (keys != nullptr) {
+      keys_ = std::move(keys);
       ready_ = true;
       asked_ = false;  // these also serve requests made meanwhile
       pause_s = kTryAgain_s;
-      const std::time_t left_s = fetched.expires - std::time(nullptr);
-      wait_s = fetched.expires == 0
+      const std::time_t left_s = expires - std::time(nullptr);
+      wait_s = expires == 0
                    ? kRenewAtLeastEvery_s
                    : std::clamp<std::time_t>(left_s - kRenewBefore_s, kTryAgain_s, kRenewAtLeastEvery_s);
     } else {
       ++failures_;
-      if (!stop_) host_.log(1, fmt::format("credentials from {}: {}", source_name_, failure));
+      if (!stop_) host_.log(1, ShortText("credentials from {}: {}", source_name_, failure_));
       wait_s = pause_s;
       pause_s = std::min(pause_s * 2, kTryAgainMost_s);
     }

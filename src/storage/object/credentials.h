@@ -41,7 +41,7 @@ class Credentials {
   [[nodiscard]] TimedKeys fetch() const;  // throws plugin::Failure
   [[nodiscard]] TimedKeys assume_role() const;
   [[nodiscard]] TimedKeys ask_instance() const;
-  void run();
+  void run() noexcept;
 
   const Settings& settings_;
   const plugin::Host host_;

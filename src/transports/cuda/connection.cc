@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <new>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/short_text.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/quiet.h"
 
@@ -74,12 +76,16 @@ void Connection::on_message(const void* data, size_t bytes) {
   if (disconnected_) return;
   const std::span<const uint8_t> message{static_cast<const uint8_t*>(data), bytes};
   if (!is_detour_message(message)) return host().message(peer_, data, bytes);
-  if (is_move(message)) {
-    if (owner_ == nullptr) owner_ = std::make_unique<DetourOwner>(backend_, *this, incarnation_);
-    return owner_->on_move(message);
+  try {
+    if (is_move(message)) {
+      if (owner_ == nullptr) owner_ = std::make_unique<DetourOwner>(backend_, *this, incarnation_);
+      return owner_->on_move(message);
+    }
+    Moved moved;
+    if (decode(message, moved) && detour_ != nullptr) detour_->on_moved(moved);
+  } catch (const std::exception& error) {  // the core disconnects
+    on_event(TOWLINE_CONNECTION_DOWN, TOWLINE_OUT_OF_MEMORY, error.what());
   }
-  Moved moved;
-  if (decode(message, moved) && detour_ != nullptr) detour_->on_moved(moved);
 }
 
 void Connection::on_event(uint32_t event, int32_t status, const char* text) {
@@ -570,7 +576,12 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
 }
 
 Connection::Job& Connection::make_job(Prepared& prepared, const towline_submit_args& args) {
-  if (free_.empty()) free_.push_back(std::make_unique<Job>());
+  if (free_.empty()) {
+    const size_t jobs = std::bit_ceil(jobs_.size() + 1);
+    jobs_.reserve(jobs);  // for job_begun(),
+    free_.reserve(jobs);  // and the end of them all
+    free_.push_back(std::make_unique<Job>());
+  }
   Job& job = *free_.back();
   const auto* message = static_cast<const uint8_t*>(args.message);
   job.message.assign(message, message + args.message_bytes);
@@ -598,8 +609,10 @@ void Connection::job_begun() noexcept {
   host().wake(worker_);  // the GPU wakes no thread
 }
 
-int32_t Connection::refuse_code(const char* what, Code code) noexcept {
+int32_t Connection::refuse_code(const char* what, Code code) noexcept try {
   return host().refuse(Status::kIo, std::string("cuda: ") + what + backend_.device().code_text(code));
+} catch (const std::bad_alloc&) {
+  return host().refuse(Status::kIo, what);
 }
 
 // A copy that was begun can't be called back; its end comes soon, and is told as a cancel. One that waits in
@@ -633,8 +646,13 @@ void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
   job.moved = true;
   job.status = Status::kIo;
   job.code = code;
-  host().log(0, "a copy failed, and with it every later one of this process on that GPU: " +
-                    backend_.device().code_text(code));
+  static constexpr const char* kFailed =
+      "a copy failed, and with it every later one of this process on that GPU";
+  try {
+    host().log(0, ShortText("{}: {}", kFailed, backend_.device().code_text(code)));
+  } catch (const std::bad_alloc&) {
+    host().log(0, kFailed);
+  }
 }
 
 // True when nothing is left to do but to complete it.

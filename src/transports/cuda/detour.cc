@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/os/prefer_node.h"
+#include "base/short_text.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/connection.h"
 
@@ -232,7 +233,8 @@ void Detour::on_moved(const Moved& moved) noexcept {
   const uint64_t now_ns = backend_.host().now_ns();
   if (last_refusal_logged_ns_ == 0 || now_ns - last_refusal_logged_ns_ > kSecondNs) {
     last_refusal_logged_ns_ = now_ns;
-    backend_.host().log(1, "the owner of memory that is reached through host memory says: " + moved.text);
+    backend_.host().log(
+        1, ShortText("the owner of memory that is reached through host memory says: {}", moved.text));
   }
   chunk_failed(*found, moved.status, moved.code);
 }

@@ -144,9 +144,16 @@ void DetourOwner::begin(Request& request, uint32_t slot) {
   request.stage = Stage::kMoving;
 }
 
-void DetourOwner::answer(Request& request, Status status, int32_t code, std::string text) noexcept {
+void DetourOwner::answer(Request& request, Status status, int32_t code, std::string_view text) noexcept {
   let_go(request);
-  request.answer = {request.move.number, status, code, std::move(text)};
+  request.answer.number = request.move.number;
+  request.answer.status = status;
+  request.answer.code = code;
+  try {
+    request.answer.text = text;
+  } catch (const std::bad_alloc&) {
+    request.answer.text.clear();
+  }
   request.stage = Stage::kAnswered;
 }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/os/memfd.h"
@@ -67,7 +68,7 @@ class DetourOwner {
   Status reach_pool(const PoolName& name, std::string& text);
   void begin(Request& request, uint32_t slot);  // throws Error
   void pin(Request& request);                   // throws Error
-  void answer(Request& request, Status status, int32_t code, std::string text) noexcept;
+  void answer(Request& request, Status status, int32_t code, std::string_view text) noexcept;
   void let_go(Request& request) noexcept;
   std::shared_ptr<PieceCopier> copier(std::optional<uint32_t> gpu, bool to_owner);
 

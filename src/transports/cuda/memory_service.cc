@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/short_text.h"
 #include "transports/shm/endpoint.h"
 
 namespace towline::cuda {
@@ -42,7 +43,7 @@ MemoryService::~MemoryService() {
 }
 
 void MemoryService::broken(const char* why) noexcept {
-  host_.log(1, std::string("cuda: accepting a connection failed: ") + why);
+  host_.log(1, ShortText("cuda: accepting a connection failed: {}", why));
 }
 
 void MemoryService::accept_visitors(uint32_t) {

@@ -22,7 +22,7 @@ int32_t Paths::send(bool up, const void* message, size_t bytes) noexcept {
   return framed_->send(message, bytes);
 }
 
-bool Paths::fail(Status status, const std::string& text) noexcept {
+bool Paths::fail(Status status, const char* text) noexcept {
   jobs_.close(Status::kPeerLost);
   if (framed_ == nullptr) return false;
   framed_->fail(status, text);  // reports it

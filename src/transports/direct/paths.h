@@ -55,7 +55,7 @@ class Paths {
 
   // ---- the end
   // The connection is lost. False: it was not up yet, and the core does not know.
-  [[nodiscard]] bool fail(Status status, const std::string& text) noexcept;
+  [[nodiscard]] bool fail(Status status, const char* text) noexcept;
   // The core wants no more of it.
   void close() noexcept;
   void close_framed() noexcept {

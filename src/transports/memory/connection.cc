@@ -111,7 +111,7 @@ void Connection::peer_gone() noexcept {
   fail(Status::kPeerLost, "memory: the peer closed the connection");
 }
 
-void Connection::fail(Status status, const std::string& text) noexcept {
+void Connection::fail(Status status, const char* text) noexcept {
   if (state_ == State::kDown) return;
   state_ = State::kDown;
   ends_->close(side_);
@@ -212,10 +212,24 @@ void Connection::on_pin(const Letter& letter) noexcept {
   reply.status = static_cast<Status>(
       host().pin(region.key, region.address, region.bytes, region.access, &pointer, &pin));
   if (reply.status == Status::kOk) {
-    pins_[letter.request] = pin;
     reply.pointer = reinterpret_cast<uint64_t>(pointer);
+    try {
+      pins_[letter.request] = pin;
+    } catch (const std::bad_alloc&) {
+      host().unpin(pin);
+      reply.status = Status::kOutOfMemory;
+    }
   }
-  ends_->post(1 - side_, reply);
+  post(reply);
+}
+
+// Without a letter the other end would wait, or its pin last, for as long as the connection.
+void Connection::post(const Letter& letter) noexcept {
+  try {
+    ends_->post(1 - side_, letter);
+  } catch (const std::bad_alloc&) {
+    fail(Status::kOutOfMemory, "memory: no memory for a message to the peer");
+  }
 }
 
 // After this end is closed: the peer copies no more.
@@ -258,7 +272,7 @@ void Connection::unimport(towline_import* handle) noexcept {
   auto* import = reinterpret_cast<Import*>(handle);
   if (import->request != 0) {
     asking_.erase(import->request);
-    ends_->post(1 - side_, {Letter::Kind::kUnpin, import->request, import->region, Status::kOk, 0});
+    post({Letter::Kind::kUnpin, import->request, import->region, Status::kOk, 0});
   }
   delete import;
 }

@@ -81,9 +81,10 @@ class Connection {
   uint32_t run_framed(uint64_t now_ns) noexcept;
   uint32_t read_letters() noexcept;
   void on_pin(const Letter& letter) noexcept;
+  void post(const Letter& letter) noexcept;
   void give_pins_back() noexcept;
   void peer_gone() noexcept;
-  void fail(Status status, const std::string& text) noexcept;
+  void fail(Status status, const char* text) noexcept;
 
   Backend& backend_;
   const uint32_t worker_;

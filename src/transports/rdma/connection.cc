@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/short_text.h"
 #include "transports/rdma/backend.h"
 
 namespace towline::rdma {
@@ -63,7 +64,7 @@ void Connection::on_event(uint32_t event, int32_t status, const char* text) {
   go_down(static_cast<Status>(status), text);
 }
 
-void Connection::go_down(Status status, const std::string& why) noexcept {
+void Connection::go_down(Status status, const char* why) noexcept {
   if (down_) return;
   down_ = true;
   up_ = false;
@@ -72,7 +73,7 @@ void Connection::go_down(Status status, const std::string& why) noexcept {
 }
 
 // Nothing of it is under way from here on, on this side.
-void Connection::leave_engine(bool lost, const std::string& why) noexcept {
+void Connection::leave_engine(bool lost, const char* why) noexcept {
   WorkerEngine& engine = backend_.engine(worker_);
   if (!engine_peer_.is_none()) engine.remove_peer(engine_peer_, lost, why);
   engine_peer_ = {};
@@ -81,7 +82,7 @@ void Connection::leave_engine(bool lost, const std::string& why) noexcept {
 
 void Connection::engine_lost(const std::string& why) noexcept {
   const Backend::Scope scope{backend_, worker_};
-  go_down(Status::kPeerLost, "the rails' engine: " + why);
+  go_down(Status::kPeerLost, ShortText("the rails' engine: {}", why));
 }
 
 void Connection::disconnect() noexcept {
@@ -118,7 +119,7 @@ void Connection::on_message(const void* data, size_t bytes) {
   try {
     take(*kind, message);
   } catch (const core::Error& error) {
-    go_down(error.code(), error.message());
+    go_down(error.code(), error.what());
   } catch (const std::bad_alloc&) {
     go_down(Status::kOutOfMemory, "no memory for a message of the peer");
   }

@@ -89,8 +89,8 @@ class Connection final : private carrier::CarrierEvents {
   int32_t begin(const Prepared& prepared, const towline_submit_args& args) noexcept;
   void say(std::vector<uint8_t> message);
   void say_hello();
-  void leave_engine(bool lost, const std::string& why) noexcept;
-  void go_down(Status status, const std::string& why) noexcept;
+  void leave_engine(bool lost, const char* why) noexcept;
+  void go_down(Status status, const char* why) noexcept;
 
   Backend& backend_;
   const uint32_t worker_;

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/short_text.h"
 #include "transports/shm/backend.h"
 
 namespace towline::shm {
@@ -45,11 +46,11 @@ void Backend::accept_visitors(uint32_t) {
 }
 
 void Backend::broken(const char* why) noexcept {
-  host().log(1, fmt::format("shm: accepting a connection failed: {}", why));
+  host().log(1, ShortText("shm: accepting a connection failed: {}", why));
 }
 
 void Backend::turn_away(Visitor& visitor, const char* why) noexcept {
-  host().log(1, fmt::format("shm: a connection is turned away: {}", why));
+  host().log(1, ShortText("shm: a connection is turned away: {}", why));
   dismiss(visitor);
 }
 
@@ -122,27 +123,29 @@ void Backend::check_user(int socket) const {
                     geteuid()));
 }
 
-void Backend::welcome(uint32_t worker, Greeted greeted) noexcept try {
-  const UniqueFd refusal{fcntl(greeted.socket.get(), F_DUPFD_CLOEXEC, 0)};
-  const auto turn_away = [&](Status status, const char* why) {
-    send_packet(refusal.get(), encode(Refuse{status, why}), {});
-    host().log(3, fmt::format("shm: refused a connection: {}", why));
-  };
-  auto* const connection =
-      workers_[worker].connections.add(std::make_unique<Connection>(*this, worker, nullptr));
+void Backend::welcome(uint32_t worker, Greeted greeted) noexcept {
+  Connection* connection = nullptr;
   bool taken = false;
   try {
-    taken = connection->accept(std::move(greeted));
-  } catch (const plugin::Failure& failure) {
-    turn_away(failure.status(), failure.what());
-  } catch (const Error& error) {
-    turn_away(error.code(), error.what());
-  } catch (const std::exception& error) {
-    turn_away(Status::kInternal, error.what());
+    const UniqueFd refusal{fcntl(greeted.socket.get(), F_DUPFD_CLOEXEC, 0)};
+    const auto turn_away = [&](Status status, const char* why) {
+      send_packet(refusal.get(), encode(Refuse{status, why}), {});
+      host().log(3, ShortText("shm: refused a connection: {}", why));
+    };
+    connection = workers_[worker].connections.add(std::make_unique<Connection>(*this, worker, nullptr));
+    try {
+      taken = connection->accept(std::move(greeted));
+    } catch (const plugin::Failure& failure) {
+      turn_away(failure.status(), failure.what());
+    } catch (const Error& error) {
+      turn_away(error.code(), error.what());
+    } catch (const std::exception& error) {
+      turn_away(Status::kInternal, error.what());
+    }
+  } catch (const std::exception& error) {  // no memory to say no either
+    broken(error.what());
   }
-  if (!taken) release(connection);
-} catch (const std::exception& error) {
-  broken(error.what());
+  if (connection != nullptr && !taken) release(connection);
 }
 
 uint32_t Backend::take_mail(uint32_t worker) noexcept {

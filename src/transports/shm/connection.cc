@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id.h"
+#include "base/short_text.h"
 #include "transports/shm/backend.h"
 
 namespace towline::shm {
@@ -120,7 +121,7 @@ void Connection::on_welcome(Packet& packet) {
 void Connection::on_refuse(const Packet& packet) {
   const std::optional<Refuse> refuse = decode_refuse(packet.span());
   if (!refuse) return fail(Status::kProtocol, "shm: the peer refused, without saying why");
-  fail(refuse->status, "shm: the peer refused the connection: " + refuse->text);
+  fail(refuse->status, ShortText("shm: the peer refused the connection: {}", refuse->text));
 }
 
 bool Connection::accept(Greeted greeted) {
@@ -135,18 +136,18 @@ bool Connection::accept(Greeted greeted) {
     return false;
   }
   try {
+    Welcome welcome;
+    std::copy_n(host().self().incarnation, 2, welcome.incarnation);
+    welcome.worker = worker_;
+    welcome.proof = own_proof();
+    const std::vector<uint8_t> packet = encode(welcome);
     start_engine();
+    state_ = State::kUp;
+    if (const Status status = socket_.send(packet); status != Status::kOk)
+      fail(Status::kPeerLost, "shm: the peer went away during the greeting");
   } catch (const std::exception& error) {
     fail(Status::kOutOfMemory, error.what());  // the core knows of it by now, and will disconnect
-    return true;
   }
-  state_ = State::kUp;
-  Welcome welcome;
-  std::copy_n(host().self().incarnation, 2, welcome.incarnation);
-  welcome.worker = worker_;
-  welcome.proof = own_proof();
-  if (const Status status = socket_.send(encode(welcome)); status != Status::kOk)
-    fail(Status::kPeerLost, "shm: the peer went away during the greeting");
   return true;
 }
 
@@ -205,7 +206,7 @@ void Connection::timer_ready(uint32_t) {
 PassList<Connection>::Pass Connection::scope() noexcept { return backend_.scope(worker_); }
 
 void Connection::broken(const char* why) noexcept {
-  host().log(1, fmt::format("shm: the connection to pid {} ends: {}", process_.pid, why));
+  host().log(1, ShortText("shm: the connection to pid {} ends: {}", process_.pid, why));
   fail(Status::kInternal, why);
 }
 
@@ -252,7 +253,7 @@ void Connection::on_packet(Packet& packet) {
   fail(Status::kProtocol, "shm: the peer broke the order of the conversation");
 }
 
-void Connection::peer_gone(const std::string& how) noexcept {
+void Connection::peer_gone(const char* how) noexcept {
   if (state_ == State::kUp && !paths_.in_framed()) {
     // What it wrote before it went is still to be delivered.
     for (uint32_t i = 0; i < direct::Paths::kMostDrainPasses && state_ == State::kUp; ++i)
@@ -260,7 +261,7 @@ void Connection::peer_gone(const std::string& how) noexcept {
   }
   const bool greeting = state_ == State::kConnecting || state_ == State::kGreeting;
   fail(greeting ? Status::kUnreachable : Status::kPeerLost,
-       fmt::format("shm: the peer is gone: {}{}", how, greeting ? " before it answered" : ""));
+       ShortText("shm: the peer is gone: {}{}", how, greeting ? " before it answered" : ""));
 }
 
 void Connection::stop_timer() noexcept {
@@ -277,7 +278,7 @@ void Connection::let_go() noexcept {
   socket_.shut();
 }
 
-void Connection::fail(Status status, const std::string& text) noexcept {
+void Connection::fail(Status status, const char* text) noexcept {
   if (state_ == State::kDown) return;
   const auto pass = scope();
   state_ = State::kDown;
@@ -332,7 +333,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   if (state_ == State::kGreeting) return 0;
   try {
     const int error = try_connect();
-    if (error != 0 && error != EAGAIN) fail(connect_status(error), connect_text(address_, error));
+    if (error != 0 && error != EAGAIN) fail(connect_status(error), connect_text(address_, error).c_str());
     return error == EAGAIN ? 0 : 1;
   } catch (const plugin::Failure& failure) {
     fail(failure.status(), failure.what());

@@ -125,9 +125,9 @@ class Connection {
   void answer_requests();
   void on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet);
   uint32_t run_framed(uint64_t now_ns) noexcept;
-  void peer_gone(const std::string& how) noexcept;
+  void peer_gone(const char* how) noexcept;
   void let_go() noexcept;
-  void fail(Status status, const std::string& text) noexcept;
+  void fail(Status status, const char* text) noexcept;
 
   // Imports.
   Status try_path(Import& import);

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/os/socket_user.h"
+#include "base/short_text.h"
 #include "transports/tcp/socket_lane.h"
 
 namespace towline::tcp {
@@ -98,15 +99,14 @@ void Acceptor::door_ready(void* argument, uint32_t) {
     int error = 0;
     SocketAddress from;
     UniqueFd fd = door.socket.accept(&from, &error);
-    if (error != 0) {
+    if (error != 0)
       acceptor.note(status_from_errno(error),
-                    fmt::format("accepting on {}: {}", door.socket.address().text(), errno_text(error)));
-    }
+                    ShortText("accepting a connection: {}", strerrordesc_np(error)));
     if (!fd.valid()) return;
     try {
       acceptor.admit(std::move(fd), from);
     } catch (const std::exception& failure) {
-      acceptor.note(Status::kOutOfMemory, fmt::format("{}: {}", from.text(), failure.what()));
+      acceptor.note(Status::kOutOfMemory, ShortText("taking a connection: {}", failure.what()));
     }
   }
 }
@@ -116,8 +116,8 @@ void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
     ++cut_;
     return note(
         Status::kPermissionDenied,
-        fmt::format("{} is no process of user {}, and was cut: listen.any_user serves all users of this host",
-                    from.text(), geteuid()));
+        ShortText("{} is no process of user {}, and was cut: listen.any_user serves all users of this host",
+                  from.text(), geteuid()));
   }
   make_room(from);
   Pending& pending = pending_.emplace_back();
@@ -126,7 +126,7 @@ void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
   pending.from = from;
   pending.deadline_ns = Deadline::after(host_.now_ns(), options_.handshake_timeout_ns).ns();
   pending.self = std::prev(pending_.end());
-  read_hello(pending);  // it may be there already
+  hear(pending);  // it may be there already
 }
 
 // One source has half of the places at most. The connection that came first is the likeliest to be stuck: a hello
@@ -147,11 +147,15 @@ void Acceptor::make_room(const SocketAddress& from) {
 
 void Acceptor::pending_ready(void* argument, uint32_t) {
   auto& pending = *static_cast<Pending*>(argument);
-  Acceptor& acceptor = *pending.owner;
+  pending.owner->hear(pending);
+}
+
+// What throws leaves `pending` in its list.
+void Acceptor::hear(Pending& pending) noexcept {
   try {
-    acceptor.read_hello(pending);
+    read_hello(pending);
   } catch (const std::exception& failure) {
-    acceptor.note(Status::kOutOfMemory, failure.what());
+    cut(pending, Status::kOutOfMemory, failure.what());
   }
 }
 
@@ -191,41 +195,45 @@ void Acceptor::take_hello(Pending& pending) {
                   "too many connections: tcp.most_accepted and tcp.most_accepted_per_source limit them");
   }
   tune_socket(pending.fd.get(), options_);
-  if (pending.watched) host_.unwatch(0, pending.fd.get());
-  Arrival arrival{std::move(pending.fd), std::move(hello), std::move(slot)};
+  if (std::exchange(pending.watched, false)) host_.unwatch(0, pending.fd.get());
+  arrived_({std::move(pending.fd), std::move(hello), std::move(slot)});
   pending_.erase(pending.self);
-  arrived_(std::move(arrival));
 }
 
 void Acceptor::refuse(Pending& pending, Status status, const char* text) {
   if (sources_.note_refusal(pending.from, host_.now_ns())) send_reply(host_, pending.fd.get(), status, text);
-  cut(pending, status, fmt::format("was refused: {}", text));
+  cut(pending, status, ShortText("was refused: {}", text));
 }
 
-void Acceptor::cut(Pending& pending, Status status, const std::string& why) {
+void Acceptor::cut(Pending& pending, Status status, const char* why) noexcept {
   ++cut_;
-  note(status, fmt::format("{} {}", pending.from.text(), why));
+  try {
+    note(status, ShortText("{} {}", pending.from.text(), why));
+  } catch (const std::exception&) {  // no memory for the address
+    note(status, why);
+  }
   drop(pending);
 }
 
-void Acceptor::drop(Pending& pending) {
+void Acceptor::drop(Pending& pending) noexcept {
   if (pending.watched) host_.unwatch(0, pending.fd.get());
   pending_.erase(pending.self);
 }
 
 // Counts all, and tells of some: a flood of strangers must not become one of messages.
-void Acceptor::note(Status status, const std::string& text) {
+void Acceptor::note(Status status, const char* text) noexcept {
   host_.refused(0, nullptr, status);
   uint64_t left_out = 0;
   if (!log_limit_.pass(host_.now_ns(), left_out)) return;
-  host_.log(1, left_out == 0 ? text : fmt::format("{} ({} more were turned away)", text, left_out));
+  if (left_out == 0) return host_.log(1, text);
+  host_.log(1, ShortText("{} ({} more were turned away)", text, left_out));
 }
 
 uint64_t Acceptor::next_ns() const noexcept {
   return pending_.empty() ? kNoDeadline : pending_.front().deadline_ns;
 }
 
-uint32_t Acceptor::expire(uint64_t now_ns) {
+uint32_t Acceptor::expire(uint64_t now_ns) noexcept {
   uint32_t expired = 0;
   for (; !pending_.empty() && pending_.front().deadline_ns <= now_ns; ++expired)
     cut(pending_.front(), Status::kTimedOut, "said no hello in time");

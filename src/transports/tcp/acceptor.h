@@ -44,7 +44,7 @@ class Acceptor {
 
   [[nodiscard]] uint64_t next_ns() const noexcept;
   // Cuts those whose time is over; returns how many.
-  uint32_t expire(uint64_t now_ns);
+  uint32_t expire(uint64_t now_ns) noexcept;
 
  private:
   struct Door {
@@ -67,13 +67,14 @@ class Acceptor {
   void look_up_advertised();
   void admit(UniqueFd fd, const SocketAddress& from);
   void make_room(const SocketAddress& from);
+  void hear(Pending& pending) noexcept;
   void read_hello(Pending& pending);
   void take_hello(Pending& pending);
   void refuse(Pending& pending, Status status, const char* text);
   // Ends it without an answer.
-  void cut(Pending& pending, Status status, const std::string& why);
-  void drop(Pending& pending);
-  void note(Status status, const std::string& text);
+  void cut(Pending& pending, Status status, const char* why) noexcept;
+  void drop(Pending& pending) noexcept;
+  void note(Status status, const char* text) noexcept;
 
   const plugin::Host& host_;
   const Options& options_;

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/short_text.h"
 #include "towline/towline.h"
 
 namespace towline::tcp {
@@ -116,7 +118,7 @@ int32_t Backend::connect(uint32_t worker, const towline_identity& peer, const vo
   std::vector<std::string> endpoints;
   if (unpack_address({static_cast<const uint8_t*>(address), bytes}, endpoints) != nullptr)
     return TOWLINE_PROTOCOL;
-  auto made = std::make_unique<Connection>(*this, worker, cookie);
+  auto made = make_connection(worker, cookie);
   made->connect(peer, choose_candidates(host().self(), peer, endpoints), deadline_ns);
   *connection = made.release();
   return TOWLINE_OK;
@@ -137,7 +139,7 @@ uint32_t Backend::take_arrivals(uint32_t index) {
     try {
       take_arrival(index, std::move(arrival));
     } catch (const std::exception& error) {
-      host().log(1, fmt::format("taking a connection: {}", error.what()));
+      host().log(1, ShortText("taking a connection: {}", error.what()));
     }
   }
   return static_cast<uint32_t>(arrivals.size());
@@ -153,7 +155,7 @@ void Backend::take_arrival(uint32_t index, Arrival arrival) {
     send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
     return;
   }
-  auto made = std::make_unique<Connection>(*this, index, nullptr);
+  auto made = make_connection(index, nullptr);
   worker.accepted.emplace(id, made.get());
   try {
     if (made->accept(std::move(arrival))) {
@@ -177,7 +179,7 @@ uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
     try {
       done += take_arrivals(index);
     } catch (const std::exception& error) {
-      host().log(1, fmt::format("taking a connection: {}", error.what()));
+      host().log(1, ShortText("taking a connection: {}", error.what()));
     }
   }
   if (index == 0 && acceptor_ != nullptr && now_ns >= acceptor_->next_ns()) done += acceptor_->expire(now_ns);
@@ -187,7 +189,8 @@ uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
     if (connection == nullptr) continue;
     const uint32_t here = connection->progress(now_ns);
     done += here;
-    if (here != 0 || worker.active[i] == nullptr || !connection->quiet(now_ns) || connection->arm()) continue;
+    if (here != 0 || worker.active[i] != connection || !connection->quiet(now_ns) || connection->arm())
+      continue;
     connection->set_inactive();
     worker.active[i] = nullptr;
   }
@@ -243,9 +246,22 @@ void Backend::timer_ready(void* argument, uint32_t) {
 
 // ---- connections' lists
 
+// The lists have room for all connections of the worker: add_active() and retire() have no way to fail.
+std::unique_ptr<Connection> Backend::make_connection(uint32_t index, void* peer) {
+  Worker& worker = *workers_[index];
+  const std::size_t room = std::bit_ceil(worker.connections + 1);
+  worker.active.reserve(room);
+  worker.retired.reserve(room);
+  return std::make_unique<Connection>(*this, index, peer);
+}
+
 void Backend::add_active(Connection& connection) noexcept {
   std::vector<Connection*>& active = workers_[connection.worker()]->active;
-  active.push_back(&connection);
+  if (active.size() < active.capacity()) {
+    active.push_back(&connection);
+  } else {  // one that has become inactive in this pass left its place
+    *std::find(active.begin(), active.end(), nullptr) = &connection;
+  }
 }
 
 void Backend::retire(Connection& connection) noexcept {

@@ -45,6 +45,7 @@ class Backend : public plugin::BackendBase {
 
   // For connections.
   [[nodiscard]] const Options& options() const noexcept { return options_; }
+  void count_connection(uint32_t worker, int change) noexcept { workers_[worker]->connections += change; }
   void add_active(Connection& connection) noexcept;
   // Takes it out of every list and deletes it, at once or when progress() of its worker returns.
   void retire(Connection& connection) noexcept;
@@ -56,6 +57,7 @@ class Backend : public plugin::BackendBase {
   struct Worker {
     Inbox<Arrival> inbox;  // from worker 0
 
+    std::size_t connections = 0;
     std::vector<Connection*> active;  // null: retired during progress()
     std::unordered_map<Id, Connection*> accepted;
     std::vector<std::unique_ptr<Connection>> retired;
@@ -68,6 +70,7 @@ class Backend : public plugin::BackendBase {
   void deliver(Arrival arrival);
   uint32_t take_arrivals(uint32_t index);
   void take_arrival(uint32_t index, Arrival arrival);
+  std::unique_ptr<Connection> make_connection(uint32_t index, void* peer);
   void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
 
   const Options options_;

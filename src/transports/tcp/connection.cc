@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/short_text.h"
 #include "base/sync/spin.h"
 #include "framing/faulty_lane.h"
 #include "towline/towline.h"
@@ -43,9 +44,11 @@ void keep_for_good(framing::Connection* connection) noexcept {
 }  // namespace
 
 Connection::Connection(Backend& backend, uint32_t worker, void* peer)
-    : backend_(backend), worker_(worker), peer_(peer) {}
+    : backend_(backend), worker_(worker), peer_(peer) {
+  backend_.count_connection(worker_, 1);
+}
 
-Connection::~Connection() = default;
+Connection::~Connection() { backend_.count_connection(worker_, -1); }
 
 const plugin::Host& Connection::host() const noexcept { return backend_.host(); }
 
@@ -80,7 +83,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
   const Status status = connector_->step(now_ns);
   if (status == Status::kInProgress) return 0;
   if (status != Status::kOk) {
-    fail(status, connector_->text());
+    fail(status, connector_->text().c_str());
     return 1;
   }
   address_ = connector_->winner();
@@ -163,7 +166,7 @@ void Connection::add_lane(UniqueFd fd) {
   framed_->add_lane(std::move(lane));
 }
 
-void Connection::fail(Status status, const std::string& text) noexcept {
+void Connection::fail(Status status, const char* text) noexcept {
   failed_ = true;
   // The text may live in the connector.
   const std::unique_ptr<Connector> kept = std::move(connector_);
@@ -218,6 +221,7 @@ uint32_t Connection::step_more_lanes(uint64_t now_ns) {
 
 uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = 0;
+  const bool coming_up = connector_ != nullptr;
   try {
     if (connector_ != nullptr) done += step_connector(now_ns);
     if (framed_ == nullptr || disconnected_) return done;
@@ -225,10 +229,11 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
     if (!dials_.empty()) done += step_more_lanes(now_ns);
     if (wants_more_lanes()) dial_more_lanes(now_ns);
   } catch (const std::exception& error) {
-    if (connector_ != nullptr) {
-      fail(Status::kInternal, error.what());
+    if (coming_up) {  // the core does not know of a connection yet
+      framed_.reset();
+      fail(Status::kOutOfMemory, error.what());
     } else {
-      host().log(1, fmt::format("another socket to {}: {}", address_.text(), error.what()));
+      host().log(1, ShortText("another socket of a connection: {}", error.what()));
       dials_.clear();
     }
     return done + 1;

@@ -91,7 +91,7 @@ class Connection {
   uint32_t step_connector(uint64_t now_ns);
   void open(UniqueFd fd);
   void add_lane(UniqueFd fd);
-  void fail(Status status, const std::string& text) noexcept;
+  void fail(Status status, const char* text) noexcept;
   [[nodiscard]] bool wants_more_lanes() const noexcept;
   void dial_more_lanes(uint64_t now_ns);
   uint32_t step_more_lanes(uint64_t now_ns);
