@@ -166,6 +166,9 @@ void bind_blocks(nb::module_& module);
 void bind_directory(nb::module_& module);
 void bind_peer(nb::module_& module);
 void bind_transfer(nb::module_& module);
+void bind_plan(nb::module_& module);
+// A Result.
+nb::object make_result(const towline_result_t& result);
 
 // kDram.. by name, and back.
 uint32_t kind_of(nb::handle name);

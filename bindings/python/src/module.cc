@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   towline::python::bind_memory(module);
   towline::python::bind_peer(module);
   towline::python::bind_transfer(module);
+  towline::python::bind_plan(module);
   towline::python::bind_agent(module);
   towline::python::bind_directory(module);
 }

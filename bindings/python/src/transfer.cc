@@ -367,6 +367,8 @@ nb::object await(nb::handle self) {
 
 }  // namespace
 
+nb::object make_result(const towline_result_t& result) { return nb::cast(Result{result}); }
+
 void bind_transfer(nb::module_& module) {
   nb::class_<Result>(module, "Result")
       .def_prop_ro("status", [](const Result& result) { return status_object(result.status); })

@@ -3,15 +3,32 @@
     agent = towline.Agent("decode-0")
     region = agent.register(kv_cache)
     peer = await agent.connect("10.0.0.7:7777")
-    move = agent.read(mine, my_pages, theirs, their_pages, notice=b"req-17")
-    await move
+    await agent.copy(theirs[their_pages], mine[my_pages], notice=b"req-17")
 
 Any thread may call anything. What fails raises a subclass of `towline.Error`, which knows its `status`. Times are
 seconds. NumPy, torch and asyncio are imported when they are first needed.
 """
 
 from ._agent import Agent, Connecting
-from ._core import Blocks, BlockList, Counter, Directory, DirectoryCall, Memory, Notice, Peer, Region, RegionInfo, Replays, Result, Transfer, Watch
+from ._core import (
+    Blocks,
+    BlockList,
+    Counter,
+    Directory,
+    DirectoryCall,
+    GroupResult,
+    Memory,
+    Notice,
+    Peer,
+    Plan,
+    Post,
+    Region,
+    RegionInfo,
+    Replays,
+    Result,
+    Transfer,
+    Watch,
+)
 from ._core import version as __version__
 from ._errors import (
     AddressInUse,
@@ -59,6 +76,7 @@ __all__ = [
     "DirectoryCall",
     "Error",
     "Forked",
+    "GroupResult",
     "InvalidArgument",
     "IoError",
     "LimitExceeded",
@@ -73,6 +91,8 @@ __all__ = [
     "PeerLost",
     "PeerRestarted",
     "PermissionDenied",
+    "Plan",
+    "Post",
     "ProtocolError",
     "Region",
     "RegionInfo",

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._asyncio import Hub, Notices
+    from ._plan import Group, PickedBlocks
 
 atexit.register(_core._close_all)
+
+_KEPT_PLANS = 64  # of Agent.copy
 
 
 class Agent(_core.Agent):
@@ -59,6 +62,7 @@ class Agent(_core.Agent):
         super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
         self._hub_of_loops: Hub | None = None
         self._directories: dict[str, _core.Directory] = {}
+        self._plans: dict[tuple[int, int], _core.Plan] = {}  # the last used last
 
     def __enter__(self) -> Agent:
         return self
@@ -76,6 +80,7 @@ class Agent(_core.Agent):
             hub.detach()
         self._close()
         self._directories.clear()
+        self._plans.clear()
         if hub is not None:
             hub.wake_all()
 
@@ -232,6 +237,85 @@ class Agent(_core.Agent):
         return _core._write(
             self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
         )
+
+    # ---- plans, posts and groups
+
+    def plan(
+        self,
+        from_: _core.BlockList,
+        to: _core.BlockList,
+        *,
+        timeout: float | None = None,
+        backend: str | None = None,
+        usual_bytes: int = 0,
+    ) -> _core.Plan:
+        """Prepares moving blocks from one list to another, once: `plan.post(from_picks, to_picks)` moves some of them.
+
+        One of the lists is a peer's, or both are this agent's (memory and files). timeout: seconds from each post that
+        names none. backend: forces one. usual_bytes: of a post, for the choice of the backend.
+        """
+        return _core._plan(self, from_, to, timeout, backend, usual_bytes)
+
+    def copy(
+        self,
+        from_: _core.BlockList | PickedBlocks,
+        to: _core.BlockList | PickedBlocks,
+        *,
+        notice: bytes | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        priority: str = "bulk",
+        stream: Any = None,
+    ) -> _core.Post:
+        """Starts moving `theirs[their_pages]` to `mine[my_pages]`, or the other way round, pairwise in order.
+
+        `await agent.copy(..)`, or `agent.copy(..).result()` without asyncio. Cancelling the task cancels the copy and waits
+        until this side's memory is fenced. The plans of the last lists are kept for the next copy.
+
+        notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to add
+        to then. timeout: seconds. priority: "latency" goes before "bulk". stream: of a GPU, in whose order it moves.
+        """
+        from ._plan import picked
+
+        source, from_picks = picked(from_)
+        target, to_picks = picked(to)
+        return self._plan_of(source, target).post(
+            from_picks,
+            to_picks,
+            notice=notice,
+            counter=counter,
+            timeout=timeout,
+            priority=priority,
+            stream=stream,
+        )
+
+    def group(
+        self,
+        *,
+        notice: bytes | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        priority: str = "bulk",
+        awaitable: bool | None = None,
+    ) -> Group:
+        """Posts that end as one, in a `with` or `async with` block: its end closes the group and waits for its outcome, or,
+        after an exception, cancels it and waits until this side's memory is fenced.
+
+        notice, counter: to each peer of the members, after the last byte of the last one. timeout: seconds for all of it.
+        """
+        from ._plan import Group
+
+        return Group(self, notice, counter, timeout, priority, awaitable)
+
+    def _plan_of(self, from_: _core.BlockList, to: _core.BlockList) -> _core.Plan:
+        key = (id(from_), id(to))
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            plan = self.plan(from_, to)
+            if len(self._plans) >= _KEPT_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+        self._plans[key] = plan  # the plan keeps both lists, so their ids stay theirs
+        return plan
 
     # ---- notices and completions
 

@@ -152,6 +152,54 @@ async def _woken(move: _core.Transfer) -> None:
         hub.forget_transfer(move._id, future)
 
 
+async def wait_post(post: _core.Post) -> _core.Result:
+    """The result of a post. Cancelling the task cancels the post, and waits until this side's memory is fenced."""
+    try:
+        await _outcome(post)
+    except asyncio.CancelledError:
+        post.cancel()
+        await fence(post)
+        raise
+    return post._result()
+
+
+async def wait_group(group: _core._Group) -> None:
+    """The outcome of a group; raises if it failed. Cancelling the task is as for a post."""
+    try:
+        await _outcome(group)
+    except asyncio.CancelledError:
+        group.cancel()
+        await fence(group)
+        raise
+    group.poll()
+
+
+async def _outcome(what: Any) -> None:
+    if what._look() != Status.IN_PROGRESS:
+        return
+    if not what.awaitable:
+        await asyncio.get_running_loop().run_in_executor(None, _wait_quietly, what)
+    while what._look() == Status.IN_PROGRESS:
+        await _woken(what)
+
+
+def _wait_quietly(what: Any) -> None:
+    try:
+        what.wait()
+    except _errors.Error:  # raised where it is awaited
+        pass
+
+
+async def fence(what: Any) -> None:
+    """Not to be cancelled itself: memory that is still written must not be used again."""
+    fenced = asyncio.get_running_loop().run_in_executor(None, what.wait_fenced, "local")
+    while not fenced.done():
+        try:
+            await asyncio.shield(fenced)
+        except asyncio.CancelledError:
+            continue
+
+
 async def wait_call(call: _core.DirectoryCall) -> Any:
     """The result of a directory's call. Cancelling the task cancels the call."""
     if not call.done:

@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 from typing_extensions import Buffer
 
 from ._errors import Error, Status
+from ._plan import PickedBlocks
 
 version: str
 
@@ -46,6 +47,18 @@ def _read(
 ) -> Transfer: ...
 
 _write = _read
+
+def _plan(
+    agent: Agent, from_: BlockList, to: BlockList, timeout: float | None, backend: str | None, usual_bytes: int
+) -> Plan: ...
+def _make_group(
+    agent: Agent,
+    notice: Buffer | None,
+    counter: int | tuple[int, int] | None,
+    timeout: float | None,
+    priority: str,
+    awaitable: bool | None,
+) -> _Group: ...
 
 def _open_directory(agent: Agent, address: str) -> Directory: ...
 
@@ -203,6 +216,9 @@ class BlockList:
     @property
     def peer(self) -> Peer | None: ...
     def __len__(self) -> int: ...
+    def __getitem__(self, picks: Picks) -> PickedBlocks:
+        """Some of its blocks, in order, for Agent.copy(): None (all), a slice or range, integers, or an array of 4- or
+        8-byte integers, which is not copied."""
 
 @final
 class Peer:
@@ -269,6 +285,97 @@ class Transfer:
         """Replaces the notice of later posts. Raises Busy while in flight."""
     def route(self) -> dict[str, Any]:
         """Which backend moves the bytes, over what, why, and why others do not."""
+    _id: int
+    _agent: Agent
+    def _look(self) -> int: ...
+
+@final
+class Plan:
+    """Two lists and the way between them, to be posted with new picks each time, several at once. When nothing refers to
+    it any more, what is in flight is cancelled, and its memory fenced; a Post refers to its plan."""
+
+    @property
+    def from_(self) -> BlockList: ...
+    @property
+    def to(self) -> BlockList: ...
+    def post(
+        self,
+        from_picks: Picks = None,
+        to_picks: Picks = None,
+        *,
+        notice: Buffer | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        priority: Literal["bulk", "latency"] = "bulk",
+        stream: Any = None,
+        group: _Group | None = None,
+        awaitable: bool | None = None,
+    ) -> Post:
+        """Starts moving picked blocks, pairwise in order. Wrong picks raise, and say which. Without credit it waits, or
+        raises Again where an event loop runs. stream: of a GPU, as in Transfer.post_on()."""
+    def route(self) -> dict[str, Any]:
+        """Which backend moves the bytes, over what, why, and why others do not."""
+
+@final
+class Post:
+    """One run of a plan. `await post`, or `post.result()`. Dropping it lets it go on as long as its plan is there."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def awaitable(self) -> bool: ...
+    def poll(self) -> Status:
+        """OK or IN_PROGRESS; raises if it failed."""
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Status:
+        """Waits for the outcome. Raises if it failed, and TimedOut with the status IN_PROGRESS when the timeout came
+        first: then it is still in flight."""
+    def result(self, timeout: float | None = None) -> Result:
+        """The same, and what was moved."""
+    def wait_fenced(
+        self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
+    ) -> None:
+        """After a failure: waits until no byte of it can land, or be read, any more. Raises TimedOut."""
+    def cancel(self) -> None:
+        """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
+    def __await__(self) -> Generator[Any, None, Result]:
+        """result() for event loops. Cancelling the task cancels the post, and waits until this side is fenced."""
+    _id: int
+    _agent: Agent
+    _looked: bool
+    def _look(self) -> int: ...
+    def _result(self) -> Result: ...
+
+@final
+class GroupResult:
+    @property
+    def status(self) -> Status: ...
+    @property
+    def fenced_locally(self) -> bool: ...
+    @property
+    def fenced_remotely(self) -> bool: ...
+    @property
+    def members(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """What has certainly been moved."""
+    @property
+    def total_nbytes(self) -> int: ...
+    @property
+    def failed_member(self) -> int | None:
+        """The first to fail, in the order of joining."""
+
+@final
+class _Group:
+    @property
+    def awaitable(self) -> bool: ...
+    @property
+    def result(self) -> GroupResult: ...
+    def close(self) -> Status: ...
+    def poll(self) -> Status: ...
+    def wait(self, timeout: float | None = None) -> Status: ...
+    def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None: ...
+    def cancel(self) -> None: ...
     _id: int
     _agent: Agent
     def _look(self) -> int: ...

@@ -1,0 +1,496 @@
+// Plans, posts and groups. Plan.post() is the hot path: one call of the C API, and an object for its handle.
+#include <towline/plan.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "arrays.h"
+
+namespace towline::python {
+
+namespace {
+
+constexpr uint64_t kQuickBytes = 64 << 10;  // the most that is posted with the GIL held
+constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
+
+// Numbers posts and groups for event loops, far from those of transfers (transfer.cc).
+uint64_t last_id = uint64_t{1} << 62;
+
+struct Plan {
+  nb::object agent;
+  nb::object from;
+  nb::object to;
+  towline_plan_t* native = nullptr;
+  uint64_t from_blocks = 0;
+  uint64_t to_blocks = 0;
+  uint64_t timeout = 0;  // 0: the agent's default
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    if (native == nullptr || towline_plan_destroy(native, 0) >= 0) return;
+    const WithoutGil without_gil;
+    (void)towline_plan_destroy(native, kDropTimeoutNs);
+  }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    Py_VISIT(from.ptr());
+    Py_VISIT(to.ptr());
+    return 0;
+  }
+};
+
+struct Post {
+  nb::object plan;
+  towline_post_t* native = nullptr;
+  uint64_t bytes = 0;
+  uint64_t id = 0;
+  bool awaitable = false;
+  bool ended = false;   // its outcome was seen
+  bool looked = false;  // somebody cared for its outcome
+
+  Post() = default;
+  Post(const Post&) = delete;
+  Post& operator=(const Post&) = delete;
+  ~Post() { towline_post_release(native); }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(plan.ptr());
+    return 0;
+  }
+};
+
+struct Group {
+  nb::object agent;
+  nb::list plans;  // of its members: a plan that ends cancels its posts
+  towline_group_t* native = nullptr;
+  uint64_t id = 0;
+  bool awaitable = false;
+
+  Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  ~Group() { towline_group_release(native); }
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(agent.ptr());
+    Py_VISIT(plans.ptr());
+    return 0;
+  }
+};
+
+bool in_event_loop() {
+  static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
+  const nb::object events = nb::steal(PyImport_GetModule(name));
+  if (!events.is_valid()) {
+    PyErr_Clear();
+    return false;
+  }
+  return !events.attr("_get_running_loop")().is_none();
+}
+
+uint32_t priority_of(nb::handle name) {
+  if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), "bulk") == 0)
+    return TOWLINE_PRIORITY_BULK;
+  if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), "latency") == 0)
+    return TOWLINE_PRIORITY_LATENCY;
+  raise(TOWLINE_INVALID_ARGUMENT, "priority is 'bulk' or 'latency'");
+}
+
+uint32_t fences_of(nb::handle name) {
+  static constexpr const char* kNames[] = {"", "local", "remote", "both"};
+  for (uint32_t fences = 1; fences <= 3; ++fences)
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[fences]) == 0)
+      return fences;
+  raise(TOWLINE_INVALID_ARGUMENT, "fences is 'local', 'remote' or 'both'");
+}
+
+// The options of posts and groups that have the same names in both; holds the notice.
+template <class Options>
+void set_common(Options& options, std::string& its_notice, nb::handle notice, nb::handle counter,
+                nb::handle timeout, nb::handle priority) {
+  if (!notice.is_none()) {
+    const BytesView bytes(notice);
+    its_notice.assign(static_cast<const char*>(bytes.data()), bytes.size());
+    options.notice = its_notice.data();
+    options.notice_bytes = its_notice.size();
+  }
+  if (!counter.is_none()) {
+    options.counter_add = 1;
+    if (PyTuple_Check(counter.ptr())) {
+      if (PyTuple_GET_SIZE(counter.ptr()) != 2)
+        raise(TOWLINE_INVALID_ARGUMENT, "counter is a key or (key, amount)");
+      options.counter_key = unsigned_integer(counter[0], "a counter's key");
+      options.counter_add = unsigned_integer(counter[1], "a counter's amount");
+    } else {
+      options.counter_key = unsigned_integer(counter, "counter");
+    }
+  }
+  if (!timeout.is_none()) {
+    const uint64_t left = timeout_ns(timeout, 0);
+    const uint64_t now = now_ns();
+    options.deadline_ns = left > TOWLINE_FOREVER - now ? TOWLINE_FOREVER : now + left;
+  }
+  options.priority = priority_of(priority);
+}
+
+template <class Handle, class Ask>
+std::string text_of(Handle* handle, Ask ask) {
+  std::vector<char> room(1024);
+  size_t needed = 0;
+  do {
+    if (needed > room.size()) room.resize(needed + 1024);
+    check(ask(handle, room.data(), room.size(), &needed), "towline");
+  } while (needed > room.size());
+  return {room.data(), needed == 0 ? 0 : needed - 1};
+}
+
+// ---- plans
+
+nb::object make_plan(nb::handle agent, nb::handle from, nb::handle to, nb::handle timeout, nb::handle backend,
+                     nb::handle usual_bytes) {
+  auto* plan = new Plan;
+  nb::object made = nb::cast(plan, nb::rv_policy::take_ownership);
+  plan->agent = nb::borrow(agent);
+  plan->from = nb::borrow(from);
+  plan->to = nb::borrow(to);
+  plan->timeout = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
+  towline_block_list_t* const source = nb::cast<BlockList&>(from).native;
+  towline_block_list_t* const target = nb::cast<BlockList&>(to).native;
+  plan->from_blocks = towline_block_list_blocks(source);
+  plan->to_blocks = towline_block_list_blocks(target);
+  TOWLINE_INIT(towline_plan_options_t, options);
+  options.timeout_ns = plan->timeout;
+  options.usual_bytes = unsigned_integer(usual_bytes, "usual_bytes");
+  std::string its_backend;
+  if (!backend.is_none()) {
+    its_backend = bytes_of_text(backend, "backend");
+    options.backend = its_backend.c_str();
+  }
+  int32_t status = 0;
+  towline_plan_t* native = nullptr;
+  {
+    const AgentCall call(agent_of(agent));
+    status = towline_plan_create(call.native(), source, target, &options, &native);
+  }
+  check(status, "towline_plan_create");
+  plan->native = native;
+  return made;
+}
+
+int32_t post_once(towline_plan_t* plan, const towline_post_options_t& options, uint64_t bytes,
+                  towline_post_t** post) {
+  if (bytes <= kQuickBytes) return towline_plan_post(plan, &options, post);
+  const WithoutGil without_gil;
+  return towline_plan_post(plan, &options, post);
+}
+
+// Posts, and waits while there is no credit unless an event loop runs here.
+int32_t post_patiently(const Plan& plan, const towline_post_options_t& options, uint64_t bytes,
+                       towline_post_t** post, bool in_loop) {
+  Agent& agent = agent_of(plan.agent);
+  const Deadline own(plan.timeout != 0 ? plan.timeout : agent.default_timeout);
+  uint32_t turns = 0;
+  while (true) {
+    const int32_t status = post_once(plan.native, options, bytes, post);
+    if (status != TOWLINE_AGAIN || in_loop || own.passed()) return status;
+    {
+      const AgentCall call(agent);
+      if (towline_agent_progress(call.native()) <= 0) back_off(turns);
+    }
+    check_signals();
+  }
+}
+
+uint64_t block_bytes(const nb::object& list, uint64_t blocks) {
+  return blocks == 0 ? 0 : towline_block_list_bytes(nb::cast<BlockList&>(list).native) / blocks;
+}
+
+nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle notice, nb::handle counter,
+                nb::handle timeout, nb::handle priority, nb::handle stream, nb::handle group,
+                nb::handle awaitable) {
+  Plan& plan = nb::cast<Plan&>(self);
+  const bool in_loop = in_event_loop();
+  TOWLINE_INIT(towline_post_options_t, options);
+  std::string its_notice;
+  set_common(options, its_notice, notice, counter, timeout, priority);
+  const Picks sources(from, plan.from_blocks, "from");
+  const Picks targets(to, plan.to_blocks, "to");
+  if (sources.native() != nullptr) options.from = *sources.native();
+  if (targets.native() != nullptr) options.to = *targets.native();
+  if (!stream.is_none()) {
+    options.stream = stream_of(stream);
+    options.stream_kind = TOWLINE_STREAM_CUDA;
+  }
+  if (!group.is_none()) {
+    Group& its_group = nb::cast<Group&>(group);
+    options.group = its_group.native;
+    its_group.plans.append(self);
+  }
+  auto* made = new Post;
+  nb::object object = nb::cast(made, nb::rv_policy::take_ownership);
+  made->plan = nb::borrow(self);
+  made->awaitable =
+      group.is_none() && (awaitable.is_none() ? in_loop : PyObject_IsTrue(awaitable.ptr()) == 1);
+  made->id = ++last_id;
+  options.queue_completion = made->awaitable ? 1 : 0;
+  options.user_data = reinterpret_cast<void*>(made->id);
+  const uint64_t count = sources.native() == nullptr ? plan.from_blocks : sources.count();
+  const uint64_t bytes = count * block_bytes(plan.from, plan.from_blocks);
+  const int32_t status = post_patiently(plan, options, bytes, &made->native, in_loop);
+  if (status == TOWLINE_AGAIN)
+    raise(status, "the peer gives no credit, or too many posts of the plan are in flight");
+  check(status, "towline_plan_post");
+  made->bytes = bytes;
+  made->ended = status == TOWLINE_OK;
+  made->looked = made->ended;
+  return object;
+}
+
+// ---- posts
+
+[[noreturn]] void fail(const Post& post, int32_t status) {
+  const std::string why = text_of(post.native, towline_post_error);
+  raise(status, why.empty() ? towline_status_text(status) : why);
+}
+
+int32_t found(Post& post, int32_t status) {
+  post.looked = true;
+  post.ended = status != TOWLINE_IN_PROGRESS;
+  if (status < 0) fail(post, status);
+  return status;
+}
+
+int32_t look(Post& post) {
+  if (post.ended) return towline_post_poll(post.native);
+  const WithoutGil without_gil;
+  return towline_post_poll(post.native);
+}
+
+// Any of the two: `wait` is one call of the C API with a slice of the time.
+template <class Wait>
+int32_t wait_in_slices(const Deadline& deadline, int32_t goes_on, Wait&& wait) {
+  while (true) {
+    int32_t status = 0;
+    {
+      const WithoutGil without_gil;
+      status = wait(deadline.slice());
+    }
+    if (status != goes_on || deadline.passed()) return status;
+    check_signals();
+  }
+}
+
+[[noreturn]] void still_in_flight(const std::string& what) {
+  nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
+  error = error(nb::str((what + " is still in flight").c_str()), status_object(TOWLINE_IN_PROGRESS));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+void wait_out(Post& post, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  post.looked = true;
+  const int32_t status = wait_in_slices(
+      deadline, TOWLINE_IN_PROGRESS, [&](uint64_t slice) { return towline_post_wait(post.native, slice); });
+  if (status == TOWLINE_IN_PROGRESS) still_in_flight("a post of " + std::to_string(post.bytes) + " bytes");
+  found(post, status);
+}
+
+nb::object result_object(const Post& post) {
+  TOWLINE_INIT(towline_result_t, result);
+  check(towline_post_result(post.native, &result), "towline_post_result");
+  return make_result(result);
+}
+
+nb::object result(Post& post, nb::handle timeout) {
+  wait_out(post, timeout);
+  return result_object(post);
+}
+
+void wait_fenced(const Post& post, nb::handle fences, nb::handle timeout) {
+  const uint32_t wanted = fences_of(fences);
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
+    return towline_post_wait_fenced(post.native, wanted, slice);
+  });
+  if (status < 0) raise(status, "a post of " + std::to_string(post.bytes) + " bytes is not fenced yet");
+}
+
+nb::str show(const Post& post) {
+  TOWLINE_INIT(towline_result_t, result);
+  (void)towline_post_result(post.native, &result);
+  return nb::str("Post(bytes={}, status={})").format(post.bytes, towline_status_name(result.status));
+}
+
+nb::object await(nb::handle self) {
+  return nb::module_::import_("towline._asyncio").attr("wait_post")(self).attr("__await__")();
+}
+
+// ---- groups
+
+nb::object make_group(nb::handle agent, nb::handle notice, nb::handle counter, nb::handle timeout,
+                      nb::handle priority, nb::handle awaitable) {
+  auto* group = new Group;
+  nb::object made = nb::cast(group, nb::rv_policy::take_ownership);
+  group->agent = nb::borrow(agent);
+  group->awaitable = awaitable.is_none() ? in_event_loop() : PyObject_IsTrue(awaitable.ptr()) == 1;
+  group->id = ++last_id;
+  TOWLINE_INIT(towline_group_options_t, options);
+  std::string its_notice;
+  set_common(options, its_notice, notice, counter, timeout, priority);
+  options.queue_completion = group->awaitable ? 1 : 0;
+  options.user_data = reinterpret_cast<void*>(group->id);
+  int32_t status = 0;
+  {
+    const AgentCall call(agent_of(agent));
+    status = towline_group_create(call.native(), &options, &group->native);
+  }
+  check(status, "towline_group_create");
+  return made;
+}
+
+[[noreturn]] void fail(const Group& group, int32_t status) {
+  const std::string why = text_of(group.native, towline_group_error);
+  raise(status, why.empty() ? towline_status_text(status) : why);
+}
+
+nb::object close(const Group& group) {
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_group_close(group.native);
+  }
+  check(status, "towline_group_close");
+  return status_object(status);
+}
+
+int32_t look(const Group& group) {
+  const WithoutGil without_gil;
+  return towline_group_poll(group.native);
+}
+
+nb::object poll(const Group& group) {
+  const int32_t status = look(group);
+  if (status < 0) fail(group, status);
+  return status_object(status);
+}
+
+nb::object wait(const Group& group, nb::handle timeout) {
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  const int32_t status = wait_in_slices(
+      deadline, TOWLINE_IN_PROGRESS, [&](uint64_t slice) { return towline_group_wait(group.native, slice); });
+  if (status == TOWLINE_IN_PROGRESS) still_in_flight("a group");
+  if (status < 0) fail(group, status);
+  return status_object(status);
+}
+
+void wait_group_fenced(const Group& group, nb::handle fences, nb::handle timeout) {
+  const uint32_t wanted = fences_of(fences);
+  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
+  const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
+    return towline_group_wait_fenced(group.native, wanted, slice);
+  });
+  if (status < 0) raise(status, "a group is not fenced yet");
+}
+
+void cancel(const Group& group) {
+  const WithoutGil without_gil;
+  (void)towline_group_cancel(group.native);
+}
+
+struct GroupResult : towline_group_result_t {};
+
+GroupResult group_result(const Group& group) {
+  GroupResult result{{sizeof(towline_group_result_t)}};
+  check(towline_group_result(group.native, &result), "towline_group_result");
+  return result;
+}
+
+void bind_posts(nb::module_& module) {
+  nb::class_<Post>(module, "Post", nb::type_slots(collected<Post>), nb::is_weak_referenceable())
+      .def("poll", [](Post& post) { return status_object(found(post, look(post))); })
+      .def("done", [](Post& post) { return look(post) != TOWLINE_IN_PROGRESS; })
+      .def(
+          "wait",
+          [](Post& post, nb::handle timeout) {
+            wait_out(post, timeout);
+            return status_object(TOWLINE_OK);
+          },
+          nb::arg("timeout") = nb::none())
+      .def("result", &result, nb::arg("timeout") = nb::none())
+      .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
+      .def("cancel",
+           [](Post& post) {
+             post.looked = true;
+             const WithoutGil without_gil;
+             (void)towline_post_cancel(post.native);
+           })
+      .def_ro("nbytes", &Post::bytes)
+      .def_ro("awaitable", &Post::awaitable)
+      .def_ro("_looked", &Post::looked)
+      .def_ro("_id", &Post::id)
+      .def_prop_ro("_agent", [](const Post& post) { return nb::cast<Plan&>(post.plan).agent; })
+      .def("_look",
+           [](Post& post) {
+             post.looked = true;
+             return nb::int_(look(post));
+           })
+      .def("_result",
+           [](Post& post) {
+             found(post, look(post));
+             return result_object(post);
+           })
+      .def("__await__", &await)
+      .def("__repr__", &show);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Plan>(module, "Plan", nb::type_slots(collected<Plan>), nb::is_weak_referenceable())
+      .def("post", &post, nb::arg("from_picks").none() = nb::none(), nb::arg("to_picks").none() = nb::none(),
+           nb::kw_only(), nb::arg("notice").none() = nb::none(), nb::arg("counter").none() = nb::none(),
+           nb::arg("timeout").none() = nb::none(), nb::arg("priority") = "bulk",
+           nb::arg("stream").none() = nb::none(), nb::arg("group").none() = nb::none(),
+           nb::arg("awaitable").none() = nb::none())
+      .def("route",
+           [](const Plan& plan) {
+             const std::string json = text_of(plan.native, towline_plan_route);
+             return nb::module_::import_("json").attr("loads")(text(json.data(), json.size()));
+           })
+      .def_ro("from_", &Plan::from)
+      .def_ro("to", &Plan::to)
+      .def("__repr__",
+           [](const Plan& plan) { return nb::str("Plan({!r} -> {!r})").format(plan.from, plan.to); });
+  bind_posts(module);
+  nb::class_<GroupResult>(module, "GroupResult")
+      .def_prop_ro("status", [](const GroupResult& result) { return status_object(result.status); })
+      .def_prop_ro("fenced_locally", [](const GroupResult& result) { return (result.fences & 1) != 0; })
+      .def_prop_ro("fenced_remotely", [](const GroupResult& result) { return (result.fences & 2) != 0; })
+      .def_ro("members", &GroupResult::members)
+      .def_ro("nbytes", &GroupResult::bytes)
+      .def_ro("total_nbytes", &GroupResult::total_bytes)
+      .def_prop_ro("failed_member", [](const GroupResult& result) -> nb::object {
+        if (result.failed_member == UINT64_MAX) return nb::none();
+        return nb::int_(result.failed_member);
+      });
+  nb::class_<Group>(module, "_Group", nb::type_slots(collected<Group>), nb::is_weak_referenceable())
+      .def("close", &close)
+      .def("poll", &poll)
+      .def("wait", &wait, nb::arg("timeout") = nb::none())
+      .def("wait_fenced", &wait_group_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
+      .def("cancel", &cancel)
+      .def_prop_ro("result", &group_result)
+      .def_ro("awaitable", &Group::awaitable)
+      .def_ro("_id", &Group::id)
+      .def_ro("_agent", &Group::agent)
+      .def("_look", [](const Group& group) { return nb::int_(look(group)); });
+  module.def("_plan", &make_plan, nb::arg("agent"), nb::arg("from"), nb::arg("to"), nb::arg("timeout").none(),
+             nb::arg("backend").none(), nb::arg("usual_bytes"));
+  module.def("_make_group", &make_group, nb::arg("agent"), nb::arg("notice").none(),
+             nb::arg("counter").none(), nb::arg("timeout").none(), nb::arg("priority"),
+             nb::arg("awaitable").none());
+}
+
+}  // namespace towline::python

@@ -1,0 +1,123 @@
+"""Block lists by pages, and groups of posts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _core, _errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ._agent import Agent
+    from ._errors import Status
+
+
+class PickedBlocks(NamedTuple):
+    """Some blocks of a list, in order: `list[picks]`. The picks are not copied."""
+
+    list: _core.BlockList
+    picks: Any
+
+
+def pick(blocks: _core.BlockList, picks: Any) -> PickedBlocks:
+    """blocks[picks]: None, a slice or range, an integer, integers, or an array of 4- or 8-byte integers."""
+    if isinstance(picks, int) and not -len(blocks) <= picks < len(blocks):
+        raise IndexError(f"block {picks} of a list of {len(blocks)}")
+    return PickedBlocks(blocks, picks + len(blocks) if isinstance(picks, int) and picks < 0 else picks)
+
+
+def picked(what: _core.BlockList | PickedBlocks) -> tuple[_core.BlockList, Any]:
+    if isinstance(what, PickedBlocks):
+        return what.list, what.picks
+    if isinstance(what, _core.BlockList):
+        return what, None
+    raise _errors.InvalidArgument(f"a BlockList, or some of its blocks (list[picks]), not {type(what).__name__}")
+
+
+class Group:
+    """Posts that end as one. `with agent.group() as group: group.copy(theirs[pages], mine[pages])`."""
+
+    __slots__ = ("_agent", "_native")
+
+    def __init__(
+        self,
+        agent: Agent,
+        notice: bytes | None,
+        counter: int | tuple[int, int] | None,
+        timeout: float | None,
+        priority: str,
+        awaitable: bool | None,
+    ) -> None:
+        self._agent = agent
+        self._native = _core._make_group(agent, notice, counter, timeout, priority, awaitable)
+
+    def add(
+        self, plan: _core.Plan, from_picks: Any = None, to_picks: Any = None, *, stream: Any = None
+    ) -> _core.Post:
+        """Posts a member. Raises Again without credit: add it again. Any other error ends the group."""
+        return plan.post(from_picks, to_picks, stream=stream, group=self._native)
+
+    def copy(
+        self, from_: _core.BlockList | PickedBlocks, to: _core.BlockList | PickedBlocks, *, stream: Any = None
+    ) -> _core.Post:
+        """Posts a member, as Agent.copy() does."""
+        source, from_picks = picked(from_)
+        target, to_picks = picked(to)
+        return self.add(self._agent._plan_of(source, target), from_picks, to_picks, stream=stream)
+
+    def close(self) -> Status:
+        """No more members come. OK: all is done; IN_PROGRESS. Raises if it was closed before."""
+        return self._native.close()
+
+    def poll(self) -> Status:
+        return self._native.poll()
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """Waits for the outcome, and raises if it failed; TimedOut with the status IN_PROGRESS if the timeout is first."""
+        return self._native.wait(timeout)
+
+    def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None:
+        self._native.wait_fenced(fences, timeout)
+
+    def cancel(self) -> None:
+        """Ends it, and every member in flight. Wait for the fence before reusing the memory."""
+        self._native.cancel()
+
+    @property
+    def result(self) -> _core.GroupResult:
+        return self._native.result
+
+    def __await__(self) -> Generator[Any, None, None]:
+        from ._asyncio import wait_group
+
+        return wait_group(self._native).__await__()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+            self.wait()
+        else:
+            self.cancel()
+            self.wait_fenced("local")
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+            await self
+        else:
+            from ._asyncio import fence
+
+            self.cancel()
+            await fence(self._native)
+
+    def __repr__(self) -> str:
+        result = self.result
+        return f"Group(members={result.members}, status={result.status.name})"
