@@ -68,7 +68,6 @@ class LinkedList {
   T* first_ = nullptr;
 };
 
-using TransferHandle = detail::Handle<towline_transfer_t, detail::destroy>;
 using ListHandle = detail::Handle<towline_block_list_t, towline_block_list_destroy>;
 
 inline constexpr uint64_t kDefaultTimeoutNs = 30'000'000'000;  // Towline's

@@ -321,6 +321,46 @@ TEST_F(Plugins, TakeTheNameOfOneOfTowlinesWhereTheUserSaysSo) {
   nixlPluginManager::getInstance().unloadBackendPlugin("UCX");
 }
 
+// Towline as a plugin, as the real NIXL agent would load it; here by the agent that is at hand.
+TEST_F(Plugins, TowlineIsOneForTheRealAgent) {
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  Side here("towline-here", 1 << 16, nixlAgentConfig{}, false);
+  auto there = std::make_unique<Side>("towline-there", 1 << 16, nixlAgentConfig{}, false);
+  for (Side* side : {&here, there.get()}) {
+    ASSERT_EQ(side->agent->createBackend("TOWLINE", {{"timeout_ms", "5000"}}, side->backend), NIXL_SUCCESS)
+        << towline::nixl::last_error();
+    ASSERT_EQ(side->agent->registerMem(side->registered()), NIXL_SUCCESS);
+  }
+  here.load(*there);
+  here.fill('t');
+  nixl_opt_args_t args = with_notif("first");
+  nixlXferReqH* made =
+      request(here, NIXL_WRITE, here.blocks(16, 256), there->blocks(16, 256), there->name, &args);
+  ASSERT_NE(made, nullptr);
+  EXPECT_EQ(run(*here.agent, made), NIXL_SUCCESS);
+  EXPECT_TRUE(std::equal(here.memory.begin(), here.memory.begin() + 4096, there->memory.begin()));
+  args = with_notif("second");
+  EXPECT_EQ(run(*here.agent, made, &args), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*there->agent, here.name, 2, texts));
+  EXPECT_EQ(texts, (std::vector<std::string>{"first", "second"}));
+  // Within an agent, with a notification to itself.
+  args = with_notif("own");
+  nixlXferReqH* own =
+      request(here, NIXL_READ, here.blocks(1, 64), here.blocks(1, 64, 4096), here.name, &args);
+  ASSERT_NE(own, nullptr);
+  EXPECT_EQ(run(*here.agent, own), NIXL_SUCCESS);
+  ASSERT_TRUE(receives(*here.agent, here.name, 1, texts));
+  EXPECT_EQ(here.agent->genNotif("nobody", "x"), NIXL_ERR_BACKEND);
+  args = with_notif(std::string(65537, 'x'));
+  EXPECT_EQ(
+      here.agent->createXferReq(NIXL_READ, here.blocks(1, 64), there->blocks(1, 64), there->name, own, &args),
+      NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(there->agent->deregisterMem(there->registered()), NIXL_SUCCESS);
+  there.reset();
+  EXPECT_TRUE(eventually([&] { return run(*here.agent, made) == NIXL_ERR_REMOTE_DISCONNECT; }));
+}
+
 TEST_F(Plugins, GiveViewsOfMemory) {
   Moving side("mover-views");
   nixlMemViewH view = nullptr;

@@ -1,0 +1,30 @@
+// What libplugin_TOWLINE.so exports.
+#include <cstdio>
+
+#include "engine.h"
+
+namespace {
+
+nixlBackendEngine* create(const nixlBackendInitParams* init) {
+  try {
+    return new towline_plugin::Engine(init);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "towline in nixl: the backend could not be made: %s\n", error.what());
+    return nullptr;
+  }
+}
+
+nixlBackendPlugin plugin = {NIXL_PLUGIN_API_VERSION,
+                            create,
+                            [](nixlBackendEngine* engine) { delete engine; },
+                            [] { return "TOWLINE"; },
+                            [] { return TOWLINE_PLUGIN_VERSION; },
+                            [] { return towline_plugin::parameters(); },
+                            [] {
+                              return nixl_mem_list_t{DRAM_SEG, VRAM_SEG};
+                            }};
+
+}  // namespace
+
+extern "C" NIXL_PLUGIN_EXPORT nixlBackendPlugin* nixl_plugin_init() { return &plugin; }
+extern "C" NIXL_PLUGIN_EXPORT void nixl_plugin_fini() {}
