@@ -30,6 +30,7 @@ struct DomainTraits {
   uint64_t slice_bytes = 64 << 10;     // longer segments are cut
   uint64_t window_bytes = 4 << 20;     // under way per connection; more does not help
   uint64_t bandwidth_bytes_per_s = 0;  // 0: unknown
+  uint32_t record_bytes = 60 << 10;    // of a receive at most
   uint32_t immediate_bits = 0;         // that an immediate carries: 0 (none), 32 or 64
   bool ordered = true;                 // within a connection a send or immediate arrives after earlier writes
   bool completes_in_order = true;      // a completion covers unsignalled requests before it

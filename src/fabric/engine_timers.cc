@@ -176,6 +176,7 @@ Engine::State::State(EngineOptions given, std::vector<std::unique_ptr<Domain>> d
     const DomainTraits& traits = domain->traits();
     options.max_connections = std::min(options.max_connections, std::max(1u, traits.max_connections / 2));
     options.credits = std::clamp(options.credits, 2u, std::max(2u, traits.receive_depth - kSpareReceives));
+    options.record_bytes = std::min(options.record_bytes, std::max(64u, traits.record_bytes));
   }
   transfers.resize(std::max(1u, options.max_transfers));
   for (uint32_t i = 0; i < transfers.size(); ++i) {

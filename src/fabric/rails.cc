@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "fabric/loopback/shared.h"
 #include "fabric/ofi/ofi.h"
+#include "fabric/verbs/verbs.h"
 
 namespace towline::fabric {
 namespace {
@@ -28,6 +29,7 @@ struct Kind {
 
 constexpr Kind kKinds[] = {
     {"ofi:", make_ofi},
+    {"verbs:", [](std::string_view rest) { return make_verbs_domain(parse_verbs_options(rest)); }},
     {"loopback:", [](std::string_view rest) { return make_shared_loopback(std::string{rest}); }},
 };
 
@@ -38,7 +40,9 @@ std::unique_ptr<Domain> make_rail(std::string_view name) {
     if (name.starts_with(kind.prefix) && name.size() > kind.prefix.size())
       return kind.make(name.substr(kind.prefix.size()));
   fail(Status::kInvalidArgument,
-       "\"{}\" names no rail; write ofi:PROVIDER[/DEVICE][@ADDRESS] or loopback:NAME", name);
+       "\"{}\" names no rail; write verbs:DEVICE[/PORT][?gid=INDEX], ofi:PROVIDER[/DEVICE][@ADDRESS] or "
+       "loopback:NAME",
+       name);
 }
 
 }  // namespace towline::fabric

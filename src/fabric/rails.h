@@ -8,9 +8,10 @@
 
 namespace towline::fabric {
 
+// "verbs:DEVICE[/PORT][?gid=INDEX]": "verbs:mlx5_0/1".
 // "ofi:PROVIDER[/DEVICE][@ADDRESS]": "ofi:efa/rdmap0s6-rdm", "ofi:tcp;ofi_rxm@127.0.0.1", "ofi:shm".
 // "loopback:NAME": the other engines of this process that have it.
-// Throws Error: kInvalidArgument for other names, else as make_ofi_domain.
+// Throws Error: kInvalidArgument for other names, else as make_verbs_domain and make_ofi_domain.
 std::unique_ptr<Domain> make_rail(std::string_view name);
 
 }  // namespace towline::fabric

@@ -596,7 +596,7 @@ TEST_P(TransportTest, RouteSaysWhichBackendAndWhy) {
   EXPECT_NE(route.find("\"how\""), std::string::npos) << route;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::ValuesIn(kTransports),
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::ValuesIn(transports()),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <ostream>
@@ -123,6 +124,22 @@ inline const Transport kTransports[] = {
      .framed = true},
 };
 #endif
+
+// These, and rdma over the rails that RDMA_TEST_RAILS names, on machines that have some.
+inline std::vector<Transport> transports() {
+  std::vector<Transport> all(std::begin(kTransports), std::end(kTransports));
+#ifndef TOWLINE_CUDA_PLUGIN
+  if (const char* rails = std::getenv("RDMA_TEST_RAILS"); rails != nullptr) {
+    static const std::string config = "[rdma]\nrails = \"" + std::string(rails) + "\"\n";
+    all.push_back({.name = "rdma_named",
+                   .backends = "rdma",
+                   .config = config.c_str(),
+                   .shared_memory = false,
+                   .guards = false});
+  }
+#endif
+  return all;
+}
 
 // Page-aligned memory of either sort.
 class Buffer {

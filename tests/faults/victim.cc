@@ -1,5 +1,6 @@
 #include "victim.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -37,7 +38,7 @@ Victim::Victim(const VictimOptions& options) {
                                      options.backends.c_str(),
                                      options.config.c_str(),
                                      options.shared_memory ? "shared" : "private",
-                                     options.own_network ? "own" : "same",
+                                     options.own_network ? "own" : options.network.c_str(),
                                      options.kind == Kind::kVram ? "vram" : "dram",
                                      nullptr};
     execv("/proc/self/exe", const_cast<char* const*>(arguments));
@@ -99,6 +100,10 @@ int run_victim(int argc, char** argv) {
     if (unshare(CLONE_NEWNET) != 0) return 3;
     char byte = 'u';
     if (write(1, &byte, 1) != 1 || read(0, &byte, 1) != 1) return 3;
+  } else if (argv[7][0] != 0) {
+    const int network = open((std::string("/run/netns/") + argv[7]).c_str(), O_RDONLY);
+    if (network < 0 || setns(network, CLONE_NEWNET) != 0) return 3;
+    close(network);
   }
   try {
     Agent agent(argv[2], {.listen = argv[3], .backends = argv[4], .config = argv[5]});

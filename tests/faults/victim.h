@@ -20,6 +20,7 @@ struct VictimOptions {
   bool shared_memory = true;
   Kind kind = Kind::kDram;   // kVram: on a GPU made of host memory
   bool own_network = false;  // in a network namespace of its own; the caller joins it up
+  std::string network = {};  // in the network namespace of this name, as ip-netns(8) makes them
 };
 
 // Starts this very program again as the victim. It registers kVictimBytes and answers every notice with the

@@ -1,9 +1,14 @@
 // The transports that tests of bad days go over.
 #pragma once
 
+#include <cstdlib>
+#include <deque>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include "towline/towline.hpp"
+#include "victim.h"
 
 namespace towline::faults {
 
@@ -13,6 +18,20 @@ struct Way {
   const char* config;
   bool shared_memory;
   Kind kind = Kind::kDram;
+  const char* listen = "127.0.0.1:0";
+  // Of the other process, where it lives on what could be another host.
+  const char* there_config = nullptr;  // null: the same
+  const char* there_listen = nullptr;
+  const char* there_network = "";  // a network namespace's name
+
+  [[nodiscard]] VictimOptions victim(const std::string& more_config = {}) const {
+    return {.listen = there_listen != nullptr ? there_listen : listen,
+            .backends = backends,
+            .config = (there_config != nullptr ? there_config : config) + more_config,
+            .shared_memory = shared_memory,
+            .kind = kind,
+            .network = there_network};
+  }
 };
 
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
@@ -30,5 +49,30 @@ inline const Way kWays[] = {
     // GPU memory on both sides, by staging memory: as between hosts.
     {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
 };
+
+// Those, and rdma over rails of two hosts, which RDMA_TEST_RAILS and RDMA_TEST_RAILS_THERE name: there is the network
+// namespace RDMA_TEST_NETWORK_THERE, and the hosts' addresses are RDMA_TEST_HOST and RDMA_TEST_HOST_THERE.
+inline std::vector<Way> ways() {
+  std::vector<Way> all(std::begin(kWays), std::end(kWays));
+  const char* rails = std::getenv("RDMA_TEST_RAILS");
+  const char* rails_there = std::getenv("RDMA_TEST_RAILS_THERE");
+  if (rails == nullptr || rails_there == nullptr) return all;
+  static std::deque<std::string> texts;
+  const auto keep = [](std::string text) {
+    texts.push_back(std::move(text));
+    return texts.back().c_str();
+  };
+  const auto config = [&](const char* names) {
+    return keep("[rdma]\nrails = \"" + std::string(names) + "\"\n");
+  };
+  const auto port_of = [&](const char* variable) {
+    const char* host = std::getenv(variable);
+    return keep(std::string(host != nullptr ? host : "127.0.0.1") + ":0");
+  };
+  const char* network = std::getenv("RDMA_TEST_NETWORK_THERE");
+  all.push_back({"rdma_named", "rdma", config(rails), false, Kind::kDram, port_of("RDMA_TEST_HOST"),
+                 config(rails_there), port_of("RDMA_TEST_HOST_THERE"), network != nullptr ? network : ""});
+  return all;
+}
 
 }  // namespace towline::faults

@@ -31,7 +31,10 @@ Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner, const CarrierOpt
   t.context = this;
   t.now_ns = [](void* c) { return from(c).host_.now_ns(); };
   t.log = [](void* c, int32_t level, const char* text) { from(c).host_.log(level, text); };
-  t.fail = [](void* c, const char* text) { from(c).host_.fail(text); };
+  t.fail = [](void* c, const char* text) {
+    if (from(c).inner_ == nullptr) from(c).reason_ = text;
+    from(c).host_.fail(text);
+  };
   t.config = [](void* c, const char* key, const char* fallback) {
     const Carrier& self = from(c);
     if (self.options_.setting != nullptr)
@@ -74,9 +77,9 @@ Carrier::Carrier(const plugin::Host& host, CarrierOwner& owner, const CarrierOpt
   t.granted = [](void*, void*, uint64_t) {};
   const int32_t status = plugin_.open(&inner_host_, &inner_);
   if (status != TOWLINE_OK)
-    throw plugin::Failure(static_cast<Status>(status), std::string(options_.owner) + ": the transport " +
-                                                           plugin_.name +
-                                                           ", which carries its messages, does not open");
+    throw plugin::Failure(static_cast<Status>(status),
+                          std::string(options_.owner) + ": the transport " + plugin_.name +
+                              ", which carries its messages, does not open: " + reason_);
 }
 
 Carrier::~Carrier() { plugin_.close(inner_); }

@@ -79,6 +79,7 @@ class Carrier {
   CarrierOwner& owner_;
   towline_identity self_;
   towline_host_v1_t inner_host_;
+  std::string reason_;  // why it does not open
   const towline_connection_table_v1* connections_ = nullptr;
   const towline_data_table_v1* data_ = nullptr;
   towline_backend* inner_ = nullptr;
