@@ -16,7 +16,7 @@
 
 #include "contender.h"
 #include "rank.h"
-#include "support/quiet.h"
+#include "support/idle_machine.h"
 #include "support/table.h"
 #include "team.h"
 

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "link.h"
-#include "support/quiet.h"
+#include "support/idle_machine.h"
 #include "support/statistics.h"
 #include "support/table.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "support/quiet.h"
+#include "support/idle_machine.h"
 
 namespace bench {
 namespace {

@@ -24,8 +24,8 @@
 #include <optional>
 #include <thread>
 
+#include "support/idle_machine.h"
 #include "support/process.h"
-#include "support/quiet.h"
 #include "support/statistics.h"
 #include "support/table.h"
 

@@ -160,8 +160,8 @@ class ResolvedListBuilder {
   // one: most lists have no more.
   uint32_t number_of(const towline_region_ref& region) {
     auto& regions = list_.regions_;
-    const uint32_t few = std::min<uint32_t>(kFewRegions, static_cast<uint32_t>(regions.size()));
-    for (uint32_t i = 0; i < few; ++i)
+    const uint32_t searched = std::min<uint32_t>(kFewRegions, static_cast<uint32_t>(regions.size()));
+    for (uint32_t i = 0; i < searched; ++i)
       if (regions[i].key == region.key) return i;
     const auto next = static_cast<uint32_t>(regions.size());
     if (next >= kFewRegions) {

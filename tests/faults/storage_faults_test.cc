@@ -157,8 +157,10 @@ TEST(StorageFaults, WhereIoUringIsForbiddenOthersDoIt) {
   make_file(folder / "file", 1 << 20);
   EXPECT_EQ(in_child([&] { return works_without({SYS_io_uring_setup}, folder / "file", "\"aio\""); }), 0);
   // Direct I/O alone asks for it.
-  EXPECT_EQ(
-      in_child([&] { return works_without({SYS_io_setup}, folder / "file", "\"swift\":null", {true}); }), 0);
+  EXPECT_EQ(in_child([&] {
+              return works_without({SYS_io_setup}, folder / "file", "\"direct_queue\":null", {true});
+            }),
+            0);
   EXPECT_EQ(in_child([&] {
               return works_without({SYS_io_uring_setup, SYS_io_setup}, folder / "file", "\"queue\":null");
             }),

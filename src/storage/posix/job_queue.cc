@@ -134,7 +134,7 @@ JobQueue::JobQueue(const plugin::Host& host, uint32_t worker, const Settings& se
 
 JobQueue::~JobQueue() {
   if (queue_ != nullptr) host_.unwatch(worker_, queue_->fd());
-  if (swift_ != nullptr) host_.unwatch(worker_, swift_->fd());
+  if (direct_queue_ != nullptr) host_.unwatch(worker_, direct_queue_->fd());
 }
 
 void JobQueue::open_queue() {
@@ -159,15 +159,15 @@ void JobQueue::open_queue() {
 }
 
 // It is optional. A user who explicitly chose io_uring gets only io_uring.
-void JobQueue::open_swift_queue() {
-  swift_tried_ = true;
+void JobQueue::open_direct_queue() {
+  direct_queue_tried_ = true;
   if (settings_.engine != Engine::kAuto || settings_.sqpoll || settings_.register_files ||
       settings_.register_buffers || queue_ == nullptr || queue_->engine() != Engine::kUring)
     return;
   std::string reason;
-  swift_ = KernelQueue::open_aio(settings_, true, reason);
-  if (swift_ == nullptr) no_queue_ = "aio: " + reason;
-  if (swift_ != nullptr && !watch(*swift_)) swift_.reset();
+  direct_queue_ = KernelQueue::open_aio(settings_, true, reason);
+  if (direct_queue_ == nullptr) no_queue_ = "aio: " + reason;
+  if (direct_queue_ != nullptr && !watch(*direct_queue_)) direct_queue_.reset();
 }
 
 bool JobQueue::watch(const KernelQueue& queue) noexcept {
@@ -181,7 +181,7 @@ void JobQueue::get_ready(Prepared& prepared) {
     throw plugin::Failure(Status::kUnsupported, fmt::format("posix.engine = {} can't be had here: {}",
                                                             engine_name(engine), no_queue_));
   }
-  if (prepared.direct && !swift_tried_) open_swift_queue();
+  if (prepared.direct && !direct_queue_tried_) open_direct_queue();
   if (queue_ == nullptr) return;
   if (settings_.register_files) attach_files(prepared);
   const towline_list& local = *prepared.plan->local;
@@ -375,7 +375,7 @@ void JobQueue::close(const Connection& connection, Status status) noexcept {
   while (mine()) {
     if (progress() != 0) continue;
     if (in_kernel_ != 0)
-      (in_swift_ != 0 ? swift_ : queue_)->wait();
+      (in_direct_queue_ != 0 ? direct_queue_ : queue_)->wait();
     else
       sched_yield();
   }
@@ -567,11 +567,11 @@ void JobQueue::release(Operation& operation) noexcept {
 }
 
 void JobQueue::push(Operation& operation) noexcept {
-  operation.swift = swift_ != nullptr && operation.fd == operation.file->direct_fd() &&
-                    !operation.job->waits && !operation.file->always_waits();
-  if ((operation.swift ? swift_ : queue_)->push(operation)) {
+  operation.in_direct_queue = direct_queue_ != nullptr && operation.fd == operation.file->direct_fd() &&
+                              !operation.job->waits && !operation.file->always_waits();
+  if ((operation.in_direct_queue ? direct_queue_ : queue_)->push(operation)) {
     ++in_kernel_;
-    in_swift_ += operation.swift ? 1 : 0;
+    in_direct_queue_ += operation.in_direct_queue ? 1 : 0;
     return;
   }
   operation.next = again_;
@@ -579,7 +579,7 @@ void JobQueue::push(Operation& operation) noexcept {
 }
 
 void JobQueue::flush() noexcept {
-  if (swift_ != nullptr) swift_->flush();
+  if (direct_queue_ != nullptr) direct_queue_->flush();
   queue_->flush();
 }
 
@@ -625,7 +625,7 @@ uint32_t JobQueue::reap() noexcept {
     push(*operation);
     operation = rest;
   }
-  for (KernelQueue* queue : {swift_.get(), queue_.get()}) {
+  for (KernelQueue* queue : {direct_queue_.get(), queue_.get()}) {
     for (size_t count = queue != nullptr ? kReapAtOnce : 0; count == kReapAtOnce;) {
       count = queue->reap(ended, kReapAtOnce);
       in_kernel_ -= static_cast<uint32_t>(count);
@@ -639,10 +639,10 @@ uint32_t JobQueue::reap() noexcept {
 
 void JobQueue::ended(Operation& operation, int64_t result) noexcept {
   Job& job = *operation.job;
-  in_swift_ -= operation.swift ? 1 : 0;
+  in_direct_queue_ -= operation.in_direct_queue ? 1 : 0;
   // The thread that submitted it may have ended, which takes its operations along: they are begun again. The
   // kernel then says EFAULT as well, as it does of bad memory.
-  if (operation.swift && would_wait(result)) {
+  if (operation.in_direct_queue && would_wait(result)) {
     job.waits = true;
     if (result == -EOPNOTSUPP) operation.file->note_always_waits();
     result = -EAGAIN;
@@ -672,9 +672,9 @@ void JobQueue::on_ready(void* self, uint32_t) noexcept { (void)static_cast<JobQu
 
 std::string JobQueue::describe() const {
   return fmt::format(
-      R"({{"storage": "posix", "engine": "{}", "queue": {}, "swift": {}, "no_queue": "{}", "jobs": {}, "in_kernel": {}, "threads": {}}})",
+      R"({{"storage": "posix", "engine": "{}", "queue": {}, "direct_queue": {}, "no_queue": "{}", "jobs": {}, "in_kernel": {}, "threads": {}}})",
       engine_name(settings_.engine), queue_ != nullptr ? queue_->describe() : "null",
-      swift_ != nullptr ? swift_->describe() : "null", no_queue_, active_.size(), in_kernel_,
+      direct_queue_ != nullptr ? direct_queue_->describe() : "null", no_queue_, active_.size(), in_kernel_,
       pool_.threads());
 }
 

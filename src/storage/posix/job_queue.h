@@ -94,7 +94,7 @@ class JobQueue {
   void release(Operation& operation) noexcept;
   void attach_files(Prepared& prepared);
   void open_queue();
-  void open_swift_queue();
+  void open_direct_queue();
   [[nodiscard]] bool watch(const KernelQueue& queue) noexcept;
   static void on_ready(void* self, uint32_t events) noexcept;
 
@@ -104,17 +104,17 @@ class JobQueue {
   Pool& pool_;
 
   std::unique_ptr<KernelQueue> queue_;
-  std::unique_ptr<KernelQueue> swift_;  // of direct I/O, what need not wait
+  std::unique_ptr<KernelQueue> direct_queue_;  // kernel AIO, for direct I/O that need not wait
   std::unique_ptr<BatchReader> batch_;
   bool batch_tried_ = false;
   bool queue_tried_ = false;
-  bool swift_tried_ = false;
+  bool direct_queue_tried_ = false;
   std::string no_queue_;  // why there is no queue
   std::unique_ptr<Operation[]> operations_;
   Operation* free_operations_ = nullptr;
-  Operation* again_ = nullptr;  // found no room, or came short
-  uint32_t in_kernel_ = 0;      // by both queues
-  uint32_t in_swift_ = 0;       // of these
+  Operation* again_ = nullptr;    // found no room, or came short
+  uint32_t in_kernel_ = 0;        // by both queues
+  uint32_t in_direct_queue_ = 0;  // of these
 
   std::vector<std::unique_ptr<Job>> jobs_;  // all that were ever needed at once
   Job* free_jobs_ = nullptr;

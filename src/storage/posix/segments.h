@@ -39,7 +39,7 @@ struct Operation {
   int fd = -1;
   int buffer = -1;  // the kernel queue's number of the memory, when it is one piece
   bool write = false;
-  bool swift = false;  // in the kernel by the queue for what need not wait
+  bool in_direct_queue = false;  // in the kernel by the queue of direct I/O that need not wait
   uint8_t retries = 0;
   uint32_t local_region = 0;  // by the plan's number, of the first piece
   uint64_t offset = 0;        // in the file, of the first byte moved

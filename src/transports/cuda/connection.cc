@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/short_text.h"
 #include "transports/cuda/backend.h"
-#include "transports/cuda/quiet.h"
+#include "transports/cuda/begun_copies.h"
 
 namespace towline::cuda {
 

@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transports/cuda/backend.h"
+#include "transports/cuda/begun_copies.h"
 #include "transports/cuda/connection.h"
-#include "transports/cuda/quiet.h"
 
 namespace towline::cuda {
 

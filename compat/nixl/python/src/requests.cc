@@ -138,9 +138,9 @@ uintptr_t make(Agent& self, nixl_xfer_op_t operation, uintptr_t local, nb::handl
   const Picks mine(local_indices, "local");
   const Picks theirs(remote_indices, "remote");
   const Options options(backends, notification);
-  const bool few = mine.native().count <= kFewDescriptors && is_connected(remote_list->native);
+  const bool at_once = mine.native().count <= kFewDescriptors && is_connected(remote_list->native);
   nixlXferReqH* request = nullptr;
-  check(run(self, few, [&](nixlAgent& agent) {
+  check(run(self, at_once, [&](nixlAgent& agent) {
     return make_xfer_req(agent, operation, local_list->native, mine.native(), remote_list->native,
                          theirs.native(), request, options.get());
   }));

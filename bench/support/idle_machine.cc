@@ -1,4 +1,4 @@
-#include "quiet.h"
+#include "idle_machine.h"
 
 #include <chrono>
 #include <fstream>
