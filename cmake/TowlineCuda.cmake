@@ -21,9 +21,9 @@ function(towline_cuda_kernels target)
   list(TRANSFORM TOWLINE_CUDA_TARGETS PREPEND "-gencode=" OUTPUT_VARIABLE targets)
   add_custom_command(
     OUTPUT ${image}
-    COMMAND ${TOWLINE_NVCC} -O3 -std=c++20 -fatbin ${targets} -MD -MF ${image}.d -MT ${image} -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include
-            --expt-relaxed-constexpr --fmad=false ${arg_SOURCE} -o ${image}
-    DEPENDS ${arg_SOURCE}
+    COMMAND ${PROJECT_SOURCE_DIR}/scripts/compile-kernels ${TOWLINE_NVCC} ${arg_SOURCE} ${image} -O3 -std=c++20 -fatbin ${targets}
+            -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include --expt-relaxed-constexpr --fmad=false
+    DEPENDS ${arg_SOURCE} ${PROJECT_SOURCE_DIR}/scripts/compile-kernels
     DEPFILE ${image}.d
     COMMENT "Compiling ${arg_SOURCE} for GPUs"
     VERBATIM)

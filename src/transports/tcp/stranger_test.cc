@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "base/copy/crc32c.h"
@@ -170,6 +171,7 @@ TEST_F(StrangerTest, IsAnsweredSoManyRefusalsAndNoMore) {
   b->refusals.clear();
   std::size_t answered = 0;
   constexpr std::size_t kProbes = 600;
+  const auto began = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < kProbes; ++i) {
     stranger.reset(socket(target.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(stranger.get(), target.get(), target.size()), 0);
@@ -178,8 +180,10 @@ TEST_F(StrangerTest, IsAnsweredSoManyRefusalsAndNoMore) {
     say(pack(hello));
     answered += heard().empty() ? 0 : 1;
   }
+  // 256 at once, and 100 a second: on a busy machine the probes take so long that all may be answered.
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   EXPECT_GE(answered, 256u);
-  EXPECT_LT(answered, kProbes);
+  EXPECT_LE(static_cast<double>(answered), 256 + 100 * took.count() + 1);
   EXPECT_EQ(b->refusals.size(), kProbes) << "all are counted";
   EXPECT_LE(std::ranges::count_if(b->logged, [](const auto& line) { return line.first <= 1; }), 2)
       << "and few are logged";
