@@ -29,6 +29,10 @@ constexpr uint64_t kMaintenanceNs =
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
 constexpr uint32_t kPassesBeforePoll = 4;  // after a sleep
+// Crowds of strangers cause many events. Peers in the middle of transfers are served after a part of them.
+constexpr std::size_t kEventsAtOnce = 8;
+constexpr std::size_t kMostEvents = 64;
+constexpr uint64_t kMostEventsNs = 50 * kMicrosecondNs;
 constexpr uint32_t kPassesOfInterest = 64;
 constexpr uint32_t kMostThrows = 8;     // in a row, by one handler
 constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
@@ -298,21 +302,27 @@ bool Worker::time_to_poll() noexcept {
 uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   passes_since_poll_ = 0;
   next_poll_ns_ = now_ns_ + kPollNs;
-  std::array<PollEvent, 64> events;
-  const std::size_t count = poller_.wait(events, timeout_ns);
+  const uint64_t began_ns = monotonic_now_ns();
+  std::array<PollEvent, kEventsAtOnce> events;
   uint32_t done = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    // Meant for the sleeper, and readable until it has run: not an event, so no thread should keep spinning.
-    if (events[i].context == &kick_) continue;
-    ++done;
-    auto* watch = static_cast<Watch*>(events[i].context);
-    if (watch == nullptr) {
-      wake_.drain();
-    } else if (!watch->dead) {
-      call(*watch, events[i].events);
+  for (std::size_t handled = 0; handled < kMostEvents;) {
+    const std::size_t count = poller_.wait(events, timeout_ns);
+    for (std::size_t i = 0; i < count; ++i) {
+      // Meant for the sleeper, and readable until it has run: not an event, so no thread should keep spinning.
+      if (events[i].context == &kick_) continue;
+      ++done;
+      auto* watch = static_cast<Watch*>(events[i].context);
+      if (watch == nullptr) {
+        wake_.drain();
+      } else if (!watch->dead) {
+        call(*watch, events[i].events);
+      }
     }
+    dead_watches_.clear();
+    handled += count;
+    if (count < events.size() || monotonic_now_ns() - began_ns > kMostEventsNs) break;
+    timeout_ns = 0;
   }
-  dead_watches_.clear();
   return done;
 }
 

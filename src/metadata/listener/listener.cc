@@ -17,7 +17,7 @@ namespace towline::metadata {
 
 namespace {
 constexpr std::size_t kRequestReadBytes = 256u << 10;
-constexpr uint32_t kAcceptsPerTurn = 8;  // what else the worker does must not wait for more
+constexpr uint32_t kAcceptsPerTurn = 4;  // what else the worker does must not wait for more
 }  // namespace
 
 // A listening socket with its way back to the listener.

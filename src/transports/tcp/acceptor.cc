@@ -16,7 +16,7 @@ namespace towline::tcp {
 namespace {
 
 constexpr std::size_t kMaxPending = 256;  // half of them of one source
-constexpr uint32_t kAcceptsPerTurn = 8;   // what else the worker does must not wait for more
+constexpr uint32_t kAcceptsPerTurn = 4;   // what else the worker does must not wait for more
 
 }  // namespace
 
