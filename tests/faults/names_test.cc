@@ -157,6 +157,25 @@ TEST(Names, ARestartedPeerIsBelievedWhenItsOldProcessIsGone) {
   EXPECT_EQ(Side::run(side.read_from(*after, *victim)), Status::kOk) << last_error();
 }
 
+// Their names are theirs to choose, and there is room for a limited number of series.
+TEST(Names, PeersThatNobodyAskedForShareOneSeriesOfCounters) {
+  const Agent agent("asked", {.backends = "tcp"});
+  Memory memory(4096);
+  const Region region = agent.register_memory(dram(memory));
+  for (const char* name : {"uninvited-1", "uninvited-2"}) {
+    const Agent stranger(name, {.listen = "none", .backends = "tcp"});
+    const Peer peer = stranger.connect(agent.address());
+    Memory own(4096);
+    const Region mine = stranger.register_memory(dram(own));
+    const Transfer move = stranger.transfer(Op::write, stranger.block_list(Blocks::at(own.data(), 4096)),
+                                            peer.block_list(Blocks::at(memory.data(), 4096)));
+    ASSERT_EQ(Side::run(move), Status::kOk) << last_error();
+  }
+  const std::string counters = agent.counters();
+  EXPECT_NE(counters.find("strangers"), std::string::npos) << counters;
+  EXPECT_EQ(counters.find("uninvited"), std::string::npos) << counters;
+}
+
 TEST(Names, CrowdsOfStrangersTakeLittleMemoryAndDisturbNobody) {
   const Victim victim({.backends = "tcp", .config = {}});
   const Side side("side");
