@@ -47,7 +47,8 @@ TEST(MeshWithoutMemory, AnArrivalThatNeedsSomeIsClosed) {
       break;
     }
     uint8_t byte = 0;
-    EXPECT_EQ(rendezvous::receive_all(rank.get(), {&byte, 1}, in_time()), Status::kPeerLost) << "it is closed";
+    EXPECT_EQ(rendezvous::receive_all(rank.get(), {&byte, 1}, in_time()), Status::kPeerLost)
+        << "it is closed";
   }
   EXPECT_TRUE(mesh.complete()) << "the rank was taken once there was memory";
   EXPECT_FALSE(breaker.broken());
