@@ -133,6 +133,27 @@ nixl_capi_status_t nixl_capi_opt_args_get_notif_msg(nixl_capi_opt_args_t args, v
       args, data, len);
 }
 
+nixl_capi_status_t nixl_capi_opt_args_set_custom_param(nixl_capi_opt_args_t args, const void* data,
+                                                       size_t len) {
+  if (data == nullptr && len != 0) return NIXL_CAPI_ERROR_INVALID_PARAM;
+  return done(
+      [&] {
+        args->args.customParam = len == 0 ? nixl_blob_t{} : nixl_blob_t{static_cast<const char*>(data), len};
+      },
+      args);
+}
+
+nixl_capi_status_t nixl_capi_opt_args_get_custom_param(nixl_capi_opt_args_t args, void** data, size_t* len) {
+  return run(
+      [&] {
+        if (!args->args.customParam.empty()) return give(args->args.customParam, data, len);
+        *data = nullptr;
+        *len = 0;
+        return NIXL_CAPI_SUCCESS;
+      },
+      args, data, len);
+}
+
 nixl_capi_status_t nixl_capi_opt_args_set_has_notif(nixl_capi_opt_args_t args, bool has_notif) {
   return done(
       [&] {

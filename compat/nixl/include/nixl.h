@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,11 @@ class TOWLINE_NIXL_API nixlAgent {
   nixl_status_t makeXferReq(const nixl_xfer_op_t& operation, const nixlDlistH* local_side,
                             const std::vector<int>& local_indices, const nixlDlistH* remote_side,
                             const std::vector<int>& remote_indices, nixlXferReqH*& req_hndl,
+                            const nixl_opt_args_t* extra_params = nullptr) const;
+  // The same, as NIXL has it from 1.5.2 on.
+  nixl_status_t makeXferReq(const nixl_xfer_op_t& operation, const nixlDlistH& local_side,
+                            std::span<const int> local_indices, const nixlDlistH& remote_side,
+                            std::span<const int> remote_indices, nixlXferReqH*& req_hndl,
                             const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t createXferReq(const nixl_xfer_op_t& operation, const nixl_xfer_dlist_t& local_descs,
                               const nixl_xfer_dlist_t& remote_descs, const std::string& remote_agent,

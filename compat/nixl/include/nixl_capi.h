@@ -171,6 +171,11 @@ NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_set_notif_msg(nixl_capi_o
 // `data` is freed with free(); null for an empty one.
 NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_get_notif_msg(nixl_capi_opt_args_t args, void** data,
                                                                      size_t* len);
+NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_set_custom_param(nixl_capi_opt_args_t args,
+                                                                        const void* data, size_t len);
+// The same.
+NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_get_custom_param(nixl_capi_opt_args_t args,
+                                                                        void** data, size_t* len);
 NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_set_has_notif(nixl_capi_opt_args_t args,
                                                                      bool has_notif);
 NIXL_CAPI_EXPORT nixl_capi_status_t nixl_capi_opt_args_get_has_notif(nixl_capi_opt_args_t args,

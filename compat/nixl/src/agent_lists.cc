@@ -15,7 +15,7 @@ namespace {
 
 static_assert(sizeof(int) == 4, "indices are handed to Towline as they are");
 
-towline_picks_t picks_of(const std::vector<int>& indices) noexcept {
+towline_picks_t picks_of(std::span<const int> indices) noexcept {
   return {indices.data(), sizeof(int), 0, 0, 0, indices.size()};
 }
 
@@ -490,6 +490,14 @@ nixl_status_t nixlAgent::makeXferReq(const nixl_xfer_op_t& operation, const nixl
                                      const std::vector<int>& remote_indices, nixlXferReqH*& req_hndl,
                                      const nixl_opt_args_t* extra_params) const {
   return make_from_lists(*this, operation, local_side, picks_of(local_indices), remote_side,
+                         picks_of(remote_indices), req_hndl, extra_params);
+}
+
+nixl_status_t nixlAgent::makeXferReq(const nixl_xfer_op_t& operation, const nixlDlistH& local_side,
+                                     std::span<const int> local_indices, const nixlDlistH& remote_side,
+                                     std::span<const int> remote_indices, nixlXferReqH*& req_hndl,
+                                     const nixl_opt_args_t* extra_params) const {
+  return make_from_lists(*this, operation, &local_side, picks_of(local_indices), &remote_side,
                          picks_of(remote_indices), req_hndl, extra_params);
 }
 

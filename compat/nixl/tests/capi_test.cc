@@ -60,6 +60,12 @@ TEST(C, MovesBytesAndNotifications) {
   ASSERT_EQ(nixl_capi_create_opt_args(&args), NIXL_CAPI_SUCCESS);
   ASSERT_EQ(nixl_capi_opt_args_set_has_notif(args, true), NIXL_CAPI_SUCCESS);  // in either order
   ASSERT_EQ(nixl_capi_opt_args_set_notif_msg(args, "done", 4), NIXL_CAPI_SUCCESS);
+  void* kept = nullptr;
+  size_t kept_bytes = 0;
+  ASSERT_EQ(nixl_capi_opt_args_set_custom_param(args, "own", 3), NIXL_CAPI_SUCCESS);
+  ASSERT_EQ(nixl_capi_opt_args_get_custom_param(args, &kept, &kept_bytes), NIXL_CAPI_SUCCESS);
+  EXPECT_EQ((std::string{static_cast<const char*>(kept), kept_bytes}), "own");
+  std::free(kept);
   nixl_capi_xfer_req_t request = nullptr;
   ASSERT_EQ(nixl_capi_create_xfer_req(here.agent, NIXL_CAPI_XFER_OP_WRITE, here.blocks, there.blocks,
                                       "d-there", &request, args),

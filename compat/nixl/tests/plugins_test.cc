@@ -3,6 +3,7 @@
 #include <plugin_manager.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -149,6 +150,10 @@ TEST_F(Plugins, TakePreparedListsAndMergeAdjacentBlocks) {
   const char* memory = side.memory.data();
   EXPECT_EQ(std::memcmp(memory, memory + 8192 + 3 * 64, 3 * 64), 0);
   EXPECT_EQ(std::memcmp(memory + 5 * 64, memory + 8192, 64), 0);
+  const std::array<int, 1> first = {0};
+  nixlXferReqH* same = nullptr;  // by the call of 1.5.2
+  ASSERT_EQ(side.agent->makeXferReq(NIXL_WRITE, *from, first, *to, first, same), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releaseXferReq(same), NIXL_SUCCESS);
   EXPECT_EQ(side.agent->makeXferReq(NIXL_WRITE, from, {8}, to, {0}, made), NIXL_ERR_INVALID_PARAM);
   EXPECT_EQ(side.agent->makeXferReq(NIXL_WRITE, from, {-1}, to, {0}, made), NIXL_ERR_INVALID_PARAM);
 }
