@@ -21,6 +21,7 @@ inline constexpr std::size_t kMaxEndpointBytes = 512;  // what the ends of a con
 
 struct DomainTraits {
   std::string kind;                  // only domains of equal kind can talk: "loopback", "ofi:shm"
+  std::string device;                // the kernel's name of the RDMA device; empty: none
   std::string name;                  // for people: "ofi tcp;ofi_rxm eth0"
   uint32_t send_depth = 256;         // requests under way per connection
   uint32_t receive_depth = 64;       // receives posted per connection

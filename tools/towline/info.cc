@@ -38,6 +38,23 @@ std::string moves(const json& backend) {
   return text;
 }
 
+// Rails one by one; what else a backend tells, as it is.
+std::string details(const json& told) {
+  if (!told.is_object() || !told.contains("rails")) return "\n" + told.dump();
+  std::string text = "\nrails: " + told.value("chosen", "");
+  std::size_t number = 0;
+  for (const json& rail : told["rails"]) {
+    const int node = rail.value("numa_node", -1);
+    text += fmt::format("\n  {}: {}, {}{}, {} moved", number++, rail.value("name", "?"),
+                        rail.value("state", "?"), node < 0 ? "" : fmt::format(", NUMA node {}", node),
+                        format_size(rail.value("bytes", 0.0)));
+  }
+  for (const json& near : told.value("near", json::array()))
+    text +=
+        fmt::format("\n  nearest to {}: {}", near.value("to", "?"), join(near.value("rails", json::array())));
+  return text;
+}
+
 std::string render_backends(const json& backends, const Terminal& terminal) {
   using enum Table::Align;
   Table table{{{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"about", kWrap}}};
@@ -52,7 +69,7 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
     if (const std::string traits = join(backend.value("traits", json::array())); !traits.empty())
       about += "\n" + traits;
     about += moves(backend);
-    if (backend.contains("details")) about += "\n" + backend["details"].dump();
+    if (backend.contains("details")) about += details(backend["details"]);
     table.add({backend.value("name", "?"), usable ? terminal.green("yes") : terminal.red("no"),
                join(backend.value("kinds", json::array())), about});
   }

@@ -160,6 +160,8 @@ class OfiDomain final : public Domain {
     OfiLibrary& library = OfiLibrary::get();
     traits_.kind = "ofi:" + options.provider;
     traits_.name = fmt::format("ofi {} {}", options.provider, info_->domain_attr->name);
+    const std::string domain_name = info_->domain_attr->name;
+    if (options.provider == "efa") traits_.device = domain_name.substr(0, domain_name.find('-'));
     fid_fabric* fabric = nullptr;
     check_ofi(library.open_fabric(info_->fabric_attr, &fabric), "fi_fabric", traits_.name);
     fabric_.reset(fabric);

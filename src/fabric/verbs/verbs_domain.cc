@@ -106,6 +106,7 @@ VerbsDomain::VerbsDomain(const VerbsLibrary& library, const VerbsOptions& option
                  : gid.type == GidType::kRoceV2 ? "verbs:roce-v2"
                                                 : "verbs:roce-v1";
   traits_.name = fmt::format("verbs {} {}", device_.name(), gid.text());
+  traits_.device = options.device;
   traits_.send_depth = static_cast<uint32_t>(std::clamp(limits.max_qp_wr - 2, 8, 1024));
   traits_.receive_depth = 128;
   traits_.completion_depth = static_cast<uint32_t>(std::clamp(limits.max_cqe - 64, 256, 16384));

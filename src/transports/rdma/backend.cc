@@ -55,29 +55,44 @@ Backend::~Backend() {
   carrier_.reset();
 }
 
+// Of the rails that nobody named, those that can't be opened are left out.
+std::vector<std::unique_ptr<fabric::Domain>> Backend::open_rails() {
+  std::vector<std::unique_ptr<fabric::Domain>> rails;
+  for (std::size_t i = 0; i < settings_.rails.size();) {
+    try {
+      rails.push_back(fabric::make_rail(settings_.rails[i]));
+      ++i;
+    } catch (const core::Error& error) {
+      // A name that can't be meant is the setting's fault; a device that is not there is the machine's.
+      if (error.code() == Status::kInvalidArgument) fail(error.code(), "rdma.rails: {}", error.message());
+      if (!settings_.automatic || settings_.rails.size() == 1)
+        fail(Status::kUnsupported, "the rail {}: {}", settings_.rails[i], error.message());
+      settings_.why_rails += fmt::format("; not {}: {}", settings_.rails[i], error.message());
+      settings_.rails.erase(settings_.rails.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return rails;
+}
+
 // Each worker drives rails of its own, so that cores share nothing.
 void Backend::open_workers() {
   fabric::EngineOptions options;
   options.max_connections = settings_.connections;
   options.slice_bytes = settings_.slice_bytes;
   for (uint32_t i = 0; i < std::max(host().worker_count(), 1u); ++i) {
-    std::vector<std::unique_ptr<fabric::Domain>> rails;
-    for (const std::string& name : settings_.rails) {
-      try {
-        rails.push_back(fabric::make_rail(name));
-      } catch (const core::Error& error) {
-        // A name that can't be meant is the setting's fault; a device that is not there is the machine's.
-        if (error.code() == Status::kInvalidArgument) fail(error.code(), "rdma.rails: {}", error.message());
-        fail(Status::kUnsupported, "the rail {}: {}", name, error.message());
-      }
-    }
+    auto rails = open_rails();
     workers_.push_back(std::make_unique<Worker>());
     workers_.back()->engine = std::make_unique<WorkerEngine>(host(), options, std::move(rails));
     watch_rails(i);
   }
   const WorkerEngine& engine = *workers_.front()->engine;
+  const std::vector<fabric::RdmaPort> ports = fabric::read_rdma_ports();
   rails_text_ = engine.rails() == 1 ? "1 rail: " : fmt::format("{} rails: ", engine.rails());
   for (std::size_t rail = 0; rail < engine.rails(); ++rail) {
+    const std::string& device = engine.traits(rail).device;
+    const auto port = std::find_if(ports.begin(), ports.end(),
+                                   [&](const fabric::RdmaPort& known) { return known.device == device; });
+    places_.push_back(port == ports.end() ? fabric::PciPlace{} : port->place);
     rails_text_ += (rail == 0 ? "" : ", ") + printable(engine.traits(rail).name);
     const std::string& kind = engine.traits(rail).kind;
     if (contains(kinds_, kind)) continue;
@@ -104,6 +119,8 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
                          "rdma: only dram is registered; GPU memory goes through pinned memory beside it");
   auto region = std::make_unique<Registered>();
   region->region = args.region;
+  region->rails = fabric::rails_of_node(
+      places_, fabric::numa_node_of(reinterpret_cast<const void*>(args.region.address)));
   fabric::MemoryToRegister memory;
   memory.address = reinterpret_cast<void*>(args.region.address);
   memory.bytes = args.region.bytes;
@@ -339,7 +356,30 @@ std::string Backend::describe() const {
         rails.empty() ? "" : ", ", printable(traits.name), traits.numa_node, traits.bandwidth_bytes_per_s,
         of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried);
   }
-  return fmt::format(R"({{"chosen": "{:.200}", "rails": [{}]}})", printable(settings_.why_rails), rails);
+  return fmt::format(R"({{"chosen": "{:.300}", "rails": [{}], "near": [{}]}})",
+                     printable(settings_.why_rails), rails, describe_places());
+}
+
+// Which rails are nearest to which GPU and NUMA node.
+std::string Backend::describe_places() const {
+  std::string text;
+  const auto add = [&](const std::string& what, uint32_t mask) {
+    std::string numbers;
+    for (std::size_t rail = 0; rail < places_.size(); ++rail)
+      if ((mask >> rail & 1) != 0) numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", rail);
+    text += fmt::format(R"({}{{"to": "{}", "rails": [{}]}})", text.empty() ? "" : ", ", what, numbers);
+  };
+  const auto known = [](const fabric::PciPlace& place) { return !place.path.empty(); };
+  if (std::none_of(places_.begin(), places_.end(), known)) return text;
+  for (const fabric::PciPlace& gpu : fabric::read_gpus())
+    add("GPU " + gpu.address(), fabric::nearest_rails(places_, gpu));
+  std::vector<int32_t> nodes;
+  for (const fabric::PciPlace& place : places_)
+    if (std::find(nodes.begin(), nodes.end(), place.numa_node) == nodes.end())
+      nodes.push_back(place.numa_node);
+  for (const int32_t node : nodes)
+    if (node >= 0) add(fmt::format("NUMA node {}", node), fabric::rails_of_node(places_, node));
+  return text;
 }
 
 }  // namespace towline::rdma

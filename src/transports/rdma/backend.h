@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/containers/pass_list.h"
 #include "base/os/unique_fd.h"
+#include "fabric/topology.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/carrier/carrier.h"
 #include "transports/rdma/connection.h"
@@ -95,12 +96,15 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   static void nothing_to_do(void*, uint32_t) {}
   static void timer_ready(void* worker, uint32_t events);
   void open_workers();
+  std::vector<std::unique_ptr<fabric::Domain>> open_rails();
   void watch_rails(uint32_t index);
+  [[nodiscard]] std::string describe_places() const;
   void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
 
-  const Settings settings_;
+  Settings settings_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::string rails_text_;
+  std::vector<fabric::PciPlace> places_;  // of the rails
   std::vector<std::string> kinds_;
   std::vector<std::string> outside_kinds_;  // of rails that reach other processes only
   std::optional<carrier::Carrier> carrier_;

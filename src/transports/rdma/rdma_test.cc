@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "fabric/topology.h"
 #include "transports/rdma/plugin.h"
 #include "transports/rdma/wire.h"
 #include "transports/tcp/plugin.h"
@@ -218,6 +219,13 @@ TEST_F(RdmaTest, WhatAPeerSendsAgainstTheRulesEndsItsConnectionOnly) {
   };
   EXPECT_TRUE(turn_until({b.get(), &stranger}, answered));
   EXPECT_EQ(link->downs, 0u);
+}
+
+TEST(RdmaSettings, WithoutADeviceTheReasonIsTold) {
+  if (!fabric::choose_rails(fabric::read_rdma_ports()).rails.empty()) return;  // here it is used
+  const std::string why = refusal_of({}, Status::kUnsupported);
+  EXPECT_NE(why.find("this host has no"), std::string::npos) << why;
+  EXPECT_NE(why.find("rdma.rails"), std::string::npos) << why;
 }
 
 TEST(RdmaSettings, WhatIsWrongIsNamed) {

@@ -7,6 +7,7 @@
 
 #include "base/config/config.h"
 #include "fabric/domain.h"
+#include "fabric/topology.h"
 
 namespace towline::rdma {
 namespace {
@@ -34,11 +35,17 @@ std::vector<std::string> split(const std::string& text) {
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
   const std::string rails = host.config("rdma.rails", "auto");
-  if (rails == "auto") {
-    throw plugin::Failure(Status::kUnsupported, "no RDMA device is known here; rdma.rails names rails");
+  settings.automatic = rails == "auto";
+  if (settings.automatic) {
+    const fabric::RailChoice choice = fabric::choose_rails(fabric::read_rdma_ports());
+    if (choice.rails.empty())
+      throw plugin::Failure(Status::kUnsupported, choice.reason + " (rdma.rails names rails)");
+    settings.rails = choice.rails;
+    settings.why_rails = choice.reason;
+  } else {
+    settings.rails = split(rails);
+    settings.why_rails = "named by rdma.rails";
   }
-  settings.rails = split(rails);
-  settings.why_rails = "named by rdma.rails";
   if (settings.rails.empty() || settings.rails.size() > fabric::kMaxRails)
     refuse("rdma.rails", rails, fmt::format("auto, or 1 to {} rails with commas between", fabric::kMaxRails));
   const std::string connections = host.config("rdma.connections", "64");

@@ -11,6 +11,7 @@ namespace towline::rdma {
 
 struct Settings {
   std::vector<std::string> rails;  // names as fabric/rails.h takes them, at least one
+  bool automatic = false;          // chosen by what this host has
   std::string why_rails;           // for people: who chose them
   uint32_t connections = 64;       // of each rail, in each direction
   uint64_t slice_bytes = 0;        // 0: as the rail says

@@ -1,0 +1,56 @@
+// The RDMA devices and GPUs of this host, as the kernel describes them, and which of them are near each other.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace towline::fabric {
+
+// Where a device sits: the bridges above it, from the root, then itself ("0000:17:00.0").
+struct PciPlace {
+  std::vector<std::string> path;  // empty: not on PCI
+  int32_t numa_node = -1;         // -1: unknown
+
+  std::string address() const { return path.empty() ? std::string{} : path.back(); }
+};
+
+struct RdmaPort {
+  std::string device;  // "mlx5_0"
+  uint8_t port = 1;
+  std::string driver;  // "mlx5_core"
+  PciPlace place;
+  bool software = false;  // soft-RoCE and the like
+  bool active = false;
+  std::string state;  // "ACTIVE"
+  std::string rate;   // "400 Gb/sec (4X NDR)"
+
+  // As make_rail takes it.
+  std::string rail() const;
+};
+
+// root is the prefix of /sys, for tests. Whatever is missing or odd is left out, never an error.
+std::vector<RdmaPort> read_rdma_ports(const std::string& root = "");
+std::vector<PciPlace> read_gpus(
+    const std::string& root = "");  // NVIDIA's and AMD's display and 3D controllers
+
+// Steps from one device up to the bridge that both are below, and down again. Below no common bridge: 1000, and 1000
+// more on another NUMA node. UINT32_MAX: unknown.
+uint32_t pci_distance(const PciPlace& one, const PciPlace& other) noexcept;
+
+// The rails that are nearest, a bit each, of at most 32. All, where nothing is known.
+uint32_t nearest_rails(std::span<const PciPlace> rails, const PciPlace& device) noexcept;
+uint32_t rails_of_node(std::span<const PciPlace> rails, int32_t numa_node) noexcept;
+
+// Every active port of a real device; software devices are used only where they are named.
+struct RailChoice {
+  std::vector<std::string> rails;  // at most kMaxRails
+  std::string reason;              // for people: what was chosen, or why nothing was
+};
+RailChoice choose_rails(const std::vector<RdmaPort>& ports);
+
+// The NUMA node of the page at this address; -1: unknown.
+int32_t numa_node_of(const void* address) noexcept;
+
+}  // namespace towline::fabric
