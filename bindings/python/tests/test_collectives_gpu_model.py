@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 
 import numpy as np
@@ -119,3 +122,47 @@ def test_ranks_in_threads_exchange_on_streams(model, tmp_path):
     for thread in threads:
         thread.join()
     assert told == [(3.0, True, True)] * 2
+
+
+def _exchange(rank: int, folder: str, pipe) -> None:
+    model = gpu_model.Model()
+    with collectives.Communicator(
+        rank=rank, size=2, bootstrap=f"file:{folder}", backend=gpu_model.NAME, timeout=3
+    ) as made:
+        stream = model.stream()
+        array = np.ones(100_000, np.float32)
+        made.all_reduce(array, stream=stream)
+        model.drain(stream)
+        assert array[0] == 2
+        pipe.send("ready")
+        pipe.recv()
+        try:
+            work = made.all_reduce(array, async_op=True, stream=stream)
+            work.wait()
+            pipe.send("nothing")
+        except towline.Error as error:
+            model.drain(stream)  # which is not held up
+            pipe.send(str(error))
+
+
+@pytest.mark.parametrize(
+    "how, said", [(signal.SIGKILL, "rank 1's process is gone"), (signal.SIGSTOP, "rank 1 did not come")], ids=["killed", "stopped"]
+)
+def test_a_process_that_dies_or_stops_is_named(how, said, tmp_path):
+    """Memory that processes share: each keeps what it has mapped, whoever goes."""
+    context = multiprocessing.get_context("spawn")
+    pipes, ranks = [], []
+    for rank in range(2):
+        near, far = context.Pipe()
+        ranks.append(context.Process(target=_exchange, args=(rank, str(tmp_path), far), daemon=True))
+        ranks[-1].start()
+        pipes.append(near)
+    for pipe in pipes:
+        assert pipe.poll(60) and pipe.recv() == "ready"
+    os.kill(ranks[1].pid, how)
+    pipes[0].send("go on")
+    assert pipes[0].poll(60) and said in pipes[0].recv()
+    ranks[1].kill()
+    for rank in ranks:
+        rank.join(60)
+    assert ranks[0].exitcode == 0

@@ -33,6 +33,22 @@ def serve_on_model(pipe, rank: int, size: int, folder: str) -> None:
     serve(pipe, rank, size, folder)
 
 
+def serve_on_gpu(pipe, rank: int, size: int, folder: str) -> None:
+    """The same with every tensor on the first GPU."""
+    torch.cuda.set_device(0)
+    use("cuda")
+    serve(pipe, rank, size, folder)
+
+
+device = "cpu"  # of tensors
+
+
+def use(where: str) -> None:
+    global device
+    device = where
+    torch.set_default_device(where)
+
+
 def start(rank: int, size: int, file: str, backend: str = "towline") -> None:
     dist.init_process_group(
         backend, init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT)
@@ -50,18 +66,23 @@ def gloo():
 
 
 def some(rank: int, *shape: int, dtype=torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator("cpu").manual_seed(rank)
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, 2 if dtype == torch.bool else 50, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
+    return torch.randint(0, 2 if dtype == torch.bool else 50, shape, generator=generator, device="cpu").to(device, dtype)
 
 
 def both(operation) -> None:
     """Runs operation(group) -> tensors on either group, and compares."""
-    ours, theirs = operation(dist.group.WORLD), operation(gloo())
+    ours, mine = operation(dist.group.WORLD), device
+    use("cpu")
+    try:
+        theirs = operation(gloo())
+    finally:
+        use(mine)
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one.cpu(), other)
 
 
 def names(world) -> tuple:
@@ -297,6 +318,68 @@ def dropped_works(world) -> None:
         assert time.monotonic() < limit
 
 
+def beside_a_stream_of_a_gpu(world) -> None:
+    """An operation comes after what the current stream holds; wait() orders what follows and does not wait."""
+    size = world.size()
+    tensor, result = torch.zeros(300_000), torch.zeros(300_000)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # cycles
+    tensor.fill_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert not work.is_completed()
+    work.wait()
+    result.copy_(tensor)
+    assert not work.is_completed()  # the host is ahead of both
+    torch.cuda.synchronize()
+    assert (result == size).all() and work.is_completed() and work.is_success()
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        dist.all_reduce(result)
+    other.synchronize()
+    assert (result == size * size).all()
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda future: future.value()[0] * 2)
+    assert (doubled.wait() == 2 * size * size).all()
+
+
+def dropped_works_on_a_gpu(world) -> None:
+    """torch does not give an operation's memory to others before the operation has ended."""
+    tensor = torch.ones(3_000_000)
+    place = tensor.data_ptr()
+    dist.all_reduce(torch.zeros(1))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    others = [torch.ones(3_000_000) for _ in range(8)]
+    assert place not in {one.data_ptr() for one in others}
+    torch.cuda.synchronize()
+
+
+def captured(world) -> None:
+    """Operations of both kinds and messages in a CUDA graph."""
+    rank, size = world.rank(), world.size()
+    first, second, received = torch.ones(1000), torch.ones(200_000), torch.zeros(5000)
+    dist.all_reduce(torch.zeros(1))
+    dist.barrier()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(first)
+        work = dist.all_reduce(second, async_op=True)
+        first.mul_(2)
+        work.wait()
+        if size == 2:
+            batch = [dist.P2POp(dist.isend, first[:5], 1 - rank), dist.P2POp(dist.irecv, received[:5], 1 - rank)]
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert (first == float(2 * size) ** 3).all() and (second == float(size) ** 3).all()
+    assert size != 2 or (received[:5] == first[:5]).all()
+
+
 def messages_together(world) -> None:
     """A batch is one work, and uses one communicator of all ranks."""
     rank, size = world.rank(), world.size()
@@ -306,9 +389,9 @@ def messages_together(world) -> None:
     batch = [dist.P2POp(dist.isend, torch.full((200_000,), 10.0 * rank + peer), peer, group) for peer in others]
     batch += [dist.P2POp(dist.irecv, into[peer], peer, group) for peer in others]
     works = dist.batch_isend_irecv(batch)
-    assert len(works) == 1
-    works[0].wait()
-    assert works[0].is_completed() and works[0].is_success()
+    assert len(works) == 1 or not _torch_group.TAKES_BACKENDS
+    for work in works:
+        work.wait()
     for peer in others:
         assert (into[peer] == 10.0 * peer + rank).all()
     dist.destroy_process_group(group)
@@ -394,7 +477,7 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(7)
-        self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 8)
+        self.up, self.down = (torch.nn.Linear(*sides, device="cpu").to(device) for sides in ((16, 64), (64, 8)))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(batch)))
@@ -428,7 +511,7 @@ def fully_sharded(world) -> None:
     from torch.distributed.fsdp import fully_shard
 
     def run(group):
-        mesh = DeviceMesh.from_group(group, "cpu")
+        mesh = DeviceMesh.from_group(group, device)
         model = Model()
         for part in (model.up, model.down, model):
             fully_shard(part, mesh=mesh)
@@ -455,7 +538,7 @@ def tensor_parallel(world) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     expected, model = Model(), Model()
-    line = init_device_mesh("cpu", (world.size(),))
+    line = init_device_mesh(device, (world.size(),))
     model = parallelize_module(model, line, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     batch = some(1, 12, 16)
     output = model(batch)

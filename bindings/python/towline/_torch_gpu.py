@@ -165,12 +165,12 @@ class JointWork(AskedWork):
 class Communicators:
     """A group's communicators on its GPUs, made when they are first needed: torch may choose a GPU after it has made a group.
 
-    Making one is collective. Collectives, and messages that are issued together, use one of the whole group; other
-    messages use one of their two ranks, since the others may not be there.
+    Making one is collective. Collectives, and messages that are issued together, use one of the whole group. With
+    `in_pairs` other messages use one of their two ranks, since the others may not be there.
     """
 
-    def __init__(self, host: collectives.Communicator, store: Any) -> None:
-        self._host, self._store = host, store
+    def __init__(self, host: collectives.Communicator, store: Any, in_pairs: bool) -> None:
+        self._host, self._store, self._in_pairs = host, store, in_pairs
         self._rank, self._size, self._name = host.rank, host.size, host.name
         self.timeout = host.timeout
         self._hooks: list[Any] = []
@@ -187,7 +187,7 @@ class Communicators:
 
     def for_message(self, index: int, peer: int, together: bool) -> tuple[collectives.Communicator, int]:
         """The communicator, and the peer's rank in it."""
-        if together or self._size <= 2:
+        if together or self._size <= 2 or not self._in_pairs:
             return self.of_all(index), peer
         made = self._of_pairs.get((index, peer))
         if made is None:

@@ -575,5 +575,6 @@ def create(options: Any, backend_options: Any = None) -> Operations:
         store=store,
         timeout=options.timeout.total_seconds(),
     )
-    gpus = Communicators(communicator, store)
+    # torch before 2.15 does not say which messages are issued together.
+    gpus = Communicators(communicator, store, in_pairs=TAKES_BACKENDS)
     return PythonBackend(communicator, gpus, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator, gpus)
