@@ -3,6 +3,8 @@
 //
 //   towline_bench_fabric [runs]
 //
+// Then what share of their rates' sum several rails reach: on loopback rails held to fixed rates, by the virtual clock.
+//
 // Prints nanoseconds per page (median, least and most of the runs) and the allocations of a run after the first.
 #include <fmt/format.h>
 
@@ -15,6 +17,7 @@
 #include "base/random.h"
 #include "fabric/engine.h"
 #include "fabric/null/null_domain.h"
+#include "fabric/test_support.h"
 
 namespace {
 
@@ -146,6 +149,50 @@ void measure(const Case& what, int runs) {
   one.deregister_memory(memory);
 }
 
+// One WRITE of 64 KiB x 1,024; rates in GB/s. `kill`: the rail that dies when a third has moved; -1: none.
+void measure_rails(const char* name, const std::vector<double>& rates, int kill) {
+  using fabric::testing::Buffers;
+  using fabric::testing::World;
+  World world;
+  const auto count = static_cast<uint32_t>(rates.size());
+  for (int host = 0; host < 2; ++host) {
+    LoopbackOptions port;
+    port.traits.window_bytes = 2 << 20;  // as of verbs
+    world.add_host(count, port);
+  }
+  for (uint32_t rail = 0; rail < 2 * count; ++rail)
+    world.fabric.set_rate(rail, static_cast<uint64_t>(rates[rail % count] * 1e9));
+  constexpr uint64_t kPiece = 64 << 10;
+  Buffers buffers(world, 1'024 * kPiece);
+  const auto& outcomes = world.hosts[0]->outcomes;
+  const auto run = [&](uint64_t cookie) {
+    const uint64_t start_ns = world.now_ns;
+    if (world.hosts[0]->engine->submit(buffers.request(TransferOp::kWrite, kPiece, cookie)) !=
+        Status::kInProgress)
+      std::abort();
+    bool killed = kill < 0 || cookie == 1;
+    const auto done = [&] {
+      if (!killed && buffers.given >= buffers.source.size() / 3) {
+        world.fabric.kill(static_cast<uint32_t>(kill));
+        killed = true;
+      }
+      return outcomes.contains(cookie);
+    };
+    if (!world.until(done) || outcomes.at(cookie).result.status != Status::kOk) std::abort();
+    return static_cast<double>(world.now_ns - start_ns);
+  };
+  run(1);  // connects
+  std::fill(buffers.target.begin(), buffers.target.end(), uint8_t{0});
+  const double ns = run(2);
+  if (buffers.target != buffers.source) std::abort();
+  double sum = 0;
+  for (const double rate : rates) sum += rate;
+  // Of a rail that dies when a third has moved: two thirds go over the others.
+  if (kill >= 0) sum = 3 / (1 / sum + 2 / (sum - rates[static_cast<std::size_t>(kill)]));
+  const double reached = static_cast<double>(buffers.source.size()) / ns;
+  fmt::print("{:<44} {:>8.2f} {:>8.2f} {:>8.2f}\n", name, sum, reached, reached / sum);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -160,5 +207,11 @@ int main(int count, char** arguments) {
       {"1 rail, 1 page a transfer", 1, 1, 65'536, false, true},
   };
   for (const Case& what : kCases) measure(what, runs);
+  fmt::print("\n{:<44} {:>8} {:>8} {:>8}\n", "64 KiB x 1,024 over rails of fixed rates, GB/s", "sum",
+             "reached", "share");
+  measure_rails("1 rail of 10", {10}, -1);
+  measure_rails("4 rails of 10", {10, 10, 10, 10}, -1);
+  measure_rails("3 rails of 10, one of 5", {10, 10, 10, 5}, -1);
+  measure_rails("4 rails of 10, one dies under way", {10, 10, 10, 10}, 1);
   return 0;
 }
