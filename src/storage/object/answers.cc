@@ -16,7 +16,7 @@ namespace {
 
 using Next = Refusal::Next;
 
-// The meaning of S3's error codes. Other codes are judged by the HTTP status.
+// The meaning of error codes of S3, then of Azure. Other codes are judged by the HTTP status.
 struct Meaning {
   const char* code;
   Next next;
@@ -54,6 +54,25 @@ constexpr Meaning kMeanings[] = {
     {"QuotaExceeded", Next::kFail, Status::kNoSpace},
     {"XMinioStorageFull", Next::kFail, Status::kNoSpace},
     {"NotImplemented", Next::kFail, Status::kUnsupported},
+    {"BlobNotFound", Next::kFail, Status::kNotFound},
+    {"ContainerNotFound", Next::kFail, Status::kNotFound},
+    {"ResourceNotFound", Next::kFail, Status::kNotFound},
+    {"BlobAlreadyExists", Next::kFail, Status::kStale},  // if-none-match: *
+    {"ConditionNotMet", Next::kFail, Status::kStale},
+    {"TargetConditionNotMet", Next::kFail, Status::kStale},
+    {"InvalidBlockList", Next::kFail, Status::kStale},  // another writer's commit dropped our blocks
+    {"LeaseIdMissing", Next::kFail, Status::kBusy},
+    {"ContainerBeingDeleted", Next::kRetry, Status::kBusy},
+    {"ServerBusy", Next::kRetry, Status::kBusy},
+    {"OperationTimedOut", Next::kRetry, Status::kTimedOut},
+    {"Md5Mismatch", Next::kRetry, Status::kCorrupt},
+    {"AuthenticationFailed", Next::kFail, Status::kPermissionDenied},
+    {"AuthorizationFailure", Next::kFail, Status::kPermissionDenied},
+    {"AuthorizationPermissionMismatch", Next::kFail, Status::kPermissionDenied},
+    {"InvalidAuthenticationInfo", Next::kRenew, Status::kPermissionDenied},
+    {"ExpiredAuthenticationToken", Next::kRenew, Status::kPermissionDenied},
+    {"RequestBodyTooLarge", Next::kFail, Status::kLimitExceeded},
+    {"BlobImmutableDueToPolicy", Next::kFail, Status::kPermissionDenied},
 };
 
 void judge_by_status(long http_status, Refusal& refusal) {
@@ -135,6 +154,7 @@ Refusal decode_refusal(long http_status, const Headers& headers, std::string_vie
     refusal.message = shown(error.child("Message").text().get());
     refusal.region = shown(error.child("Region").text().get());
   }
+  if (refusal.code.empty()) refusal.code = shown(header(headers, "x-ms-error-code"));  // of HEAD
   for (const Meaning& meaning : kMeanings) {
     if (refusal.code != meaning.code) continue;
     refusal.next = meaning.next;
@@ -180,6 +200,27 @@ std::optional<Listing> decode_listing(std::string_view body) {
     listing.next = root.child("NextContinuationToken").text().get();
     if (listing.next.empty()) return std::nullopt;
   }
+  return listing;
+}
+
+std::optional<Listing> decode_azure_listing(std::string_view body) {
+  if (body.starts_with("\xef\xbb\xbf")) body.remove_prefix(3);
+  pugi::xml_document document;
+  const pugi::xml_node root = parse(document, body);
+  if (!is_named(root, "EnumerationResults")) return std::nullopt;
+  Listing listing;
+  for (const pugi::xml_node entry : root.child("Blobs").children("Blob")) {
+    const pugi::xml_node name = entry.child("Name");
+    const pugi::xml_node properties = entry.child("Properties");
+    const std::string key = name.text().get();
+    const auto bytes = decode_number(properties.child("Content-Length").text().get());
+    if (key.empty() || !bytes) return std::nullopt;
+    const bool encoded = std::strcmp(name.attribute("Encoded").value(), "true") == 0;
+    const auto modified = decode_time(properties.child("Last-Modified").text().get());
+    listing.objects.push_back({encoded ? percent_decode(key) : key, *bytes,
+                               modified && *modified > 0 ? static_cast<uint64_t>(*modified) * kSecondNs : 0});
+  }
+  listing.next = root.child("NextMarker").text().get();
   return listing;
 }
 
@@ -243,6 +284,27 @@ std::optional<TimedKeys> decode_assumed_role(std::string_view body) {
                found.child("SessionToken").text().get()};
   keys.expires = decode_time(found.child("Expiration").text().get()).value_or(0);
   if (keys.keys.access_key.empty() || keys.keys.secret_key.empty()) return std::nullopt;
+  return keys;
+}
+
+std::optional<TimedKeys> decode_azure_token(std::string_view body) {
+  const auto json = nlohmann::json::parse(body, nullptr, false);
+  if (!json.is_object()) return std::nullopt;
+  const auto token = json.find("access_token");
+  if (token == json.end() || !token->is_string() || token->get<std::string>().empty()) return std::nullopt;
+  TimedKeys keys;
+  keys.keys.session_token = token->get<std::string>();
+  // Seconds since 1970 or from now, as a number or a text.
+  const auto seconds = [&](const char* name) -> std::time_t {
+    const auto found = json.find(name);
+    if (found == json.end()) return 0;
+    if (found->is_number_unsigned()) return static_cast<std::time_t>(found->get<uint64_t>());
+    return found->is_string() ? static_cast<std::time_t>(decode_number(found->get<std::string>()).value_or(0))
+                              : 0;
+  };
+  keys.expires = seconds("expires_on");
+  if (keys.expires == 0 && seconds("expires_in") != 0)
+    keys.expires = std::time(nullptr) + seconds("expires_in");
   return keys;
 }
 

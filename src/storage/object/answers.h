@@ -1,4 +1,4 @@
-// Parses S3's answers and decides what to do. Pure functions that accept any bytes; pugixml reads XML.
+// Parses servers' answers and decides what to do. Pure functions that accept any bytes; pugixml reads XML.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,7 @@ struct Listing {
   std::string next;  // to go on; empty: that was all
 };
 std::optional<Listing> decode_listing(std::string_view body);
+std::optional<Listing> decode_azure_listing(std::string_view body);
 
 struct Upload {
   std::string key;
@@ -85,5 +86,7 @@ struct TimedKeys {
 // AssumeRoleWithWebIdentity's XML; instance metadata's JSON.
 std::optional<TimedKeys> decode_assumed_role(std::string_view body);
 std::optional<TimedKeys> decode_instance_keys(std::string_view body);
+// A managed identity's JSON: the token is `session_token`, and there are no keys.
+std::optional<TimedKeys> decode_azure_token(std::string_view body);
 
 }  // namespace towline::object

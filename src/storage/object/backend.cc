@@ -22,8 +22,8 @@ Environment process_environment() {
 
 }  // namespace
 
-Backend::Backend(const plugin::Host& host)
-    : OwnBackend(host), service_(this->host(), process_environment()), joins_(*this) {
+Backend::Backend(ServerKind kind, const plugin::Host& host)
+    : OwnBackend(host), service_(kind, this->host(), process_environment()), joins_(*this) {
   for (uint32_t i = 0; i < host.worker_count(); ++i) queues_.push_back(std::make_unique<JobQueue>(*this, i));
 }
 
@@ -58,9 +58,10 @@ uint64_t Backend::id_of(const towline_storage* storage) const noexcept {
 std::string Backend::describe(uint32_t worker) const {
   uint32_t under_way = 0;
   for (const auto& client : clients_) under_way += client->under_way();
-  const Endpoint endpoint = service_.endpoint("");
-  return nlohmann::json{{"storage", "object"},
-                        {"endpoint", endpoint.scheme + "://" + endpoint.host},
+  const bool known = service_.settings.kind == ServerKind::kS3 || service_.settings.endpoint.has_value();
+  const Endpoint endpoint = known ? service_.endpoint("") : Endpoint{};
+  return nlohmann::json{{"storage", service_.settings.kind == ServerKind::kS3 ? "object" : "azure"},
+                        {"endpoint", known ? endpoint.scheme + "://" + endpoint.host + endpoint.path : ""},
                         {"region", service_.settings.region},
                         {"credentials", service_.credentials.describe()},
                         {"jobs", queues_[worker]->jobs()},

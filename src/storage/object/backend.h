@@ -14,6 +14,7 @@
 #include "storage/object/job_queue.h"
 #include "storage/object/joins.h"
 #include "storage/object/object.h"
+#include "storage/object/protocol.h"
 #include "storage/object/reaper.h"
 #include "storing/own_backend.h"
 
@@ -23,9 +24,8 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
  public:
   using Connection = object::Connection;
   static constexpr storing::Names kNames = {"object", "objects"};
-  static constexpr const char* kStorageSchemes = "s3";
 
-  explicit Backend(const plugin::Host& host);
+  Backend(ServerKind kind, const plugin::Host& host);
   ~Backend();
 
   // ---- storage: any thread; these talk to the server
@@ -58,6 +58,8 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   void reap_old_uploads(const ObjectName& name);
   [[nodiscard]] std::string begin_upload(const Object& object);
 
+  [[nodiscard]] const Protocol& protocol() const noexcept { return *service_.protocol; }
+
   Service service_;
   mutable std::mutex objects_mutex_;
   std::map<uint64_t, std::unique_ptr<Object>> objects_;
@@ -71,6 +73,18 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
       reaper_;  // ends after the clients: their threads come back to it until they are joined
   std::vector<std::unique_ptr<Client>> clients_;
   std::atomic<uint32_t> turn_{0};
+};
+
+// One backend for each kind of server, since each has settings, credentials and a scheme of its own.
+class S3Backend final : public Backend {
+ public:
+  static constexpr const char* kStorageSchemes = "s3";
+  explicit S3Backend(const plugin::Host& host) : Backend(ServerKind::kS3, host) {}
+};
+class AzureBackend final : public Backend {
+ public:
+  static constexpr const char* kStorageSchemes = "az";
+  explicit AzureBackend(const plugin::Host& host) : Backend(ServerKind::kAzure, host) {}
 };
 
 }  // namespace towline::object

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/id.h"
 #include "storage/object/backend.h"
 #include "storage/object/checksum.h"
 #include "storage/object/upload.h"
@@ -59,7 +60,7 @@ Version Backend::look(const ObjectName& name) {
   service_.credentials.wait_until_ready(deadline_ns);
   Client& client = next_client();
   Call head;
-  make_head(head, name);
+  protocol().make_head(head, name);
   head.deadline_ns = deadline_ns;
   Answer answer = client.ask(head);
   if (!answer.ok() && answer.http_status != 0 && monotonic_now_ns() < deadline_ns) {
@@ -72,8 +73,9 @@ Version Backend::look(const ObjectName& name) {
     // It succeeds if the clock or the keys were the problem: those are corrected by now.
     answer = why.ok() ? client.ask(head) : std::move(why);
   }
-  if (answer.ok()) return version_of(answer.headers);
-  const bool absent = answer.code.empty() || answer.code == "NoSuchKey" || answer.code == "NotFound";
+  if (answer.ok()) return protocol().version_of(answer.headers);
+  const bool absent = answer.code.empty() || answer.code == "NoSuchKey" || answer.code == "BlobNotFound" ||
+                      answer.code == "NotFound";
   if (answer.status == Status::kNotFound && absent) return {.looked = true};
   throw plugin::Failure(answer.status, answer.code == "AccessDenied"
                                            ? answer.text + " (the key may also not be there)"
@@ -83,7 +85,7 @@ Version Backend::look(const ObjectName& name) {
 int32_t Backend::storage_open(const towline_storage_args& args, towline_storage** storage,
                               towline_storage_attributes& attributes) {
   if (args.uri == nullptr) refuse(Status::kUnsupported, "a descriptor is no object");
-  ObjectName name = parse_uri(args.uri);
+  ObjectName name = protocol().parse_uri(args.uri);
   start_clients();
   service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
   const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
@@ -121,9 +123,10 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
 }
 
 std::string Backend::begin_upload(const Object& object) {
+  if (!protocol().keeps_uploads()) return Id::random().to_hex();
   Call call;
   std::string upload_id;
-  make_create(call, object, service_.settings.checksum);
+  protocol().make_create(call, object, service_.settings.checksum);
   call.check = [&](const Answer& answer) { return check_created(answer, upload_id); };
   call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
   if (const Answer answer = next_client().ask(call); !answer.ok())
@@ -134,7 +137,7 @@ std::string Backend::begin_upload(const Object& object) {
 // Removes what killed writers left under this key.
 void Backend::reap_old_uploads(const ObjectName& name) {
   const uint64_t age_ns = service_.settings.reap_after_ns;
-  if (age_ns == UINT64_MAX) return;
+  if (age_ns == UINT64_MAX || !protocol().keeps_uploads()) return;
   Call call;
   call.method = "GET";
   call.name.bucket = name.bucket;
@@ -157,30 +160,27 @@ void Backend::reap_old_uploads(const ObjectName& name) {
 }
 
 int32_t Backend::storage_query(const char* uri, towline_storage_attributes& attributes) {
-  const ObjectName name = parse_uri(uri);
+  const ObjectName name = protocol().parse_uri(uri);
   start_clients();
   fill(look(name), attributes);
   return TOWLINE_OK;
 }
 
 int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found, void* argument) {
-  const ObjectName name = parse_prefix(prefix);
+  const ObjectName name = protocol().parse_prefix(prefix);
   start_clients();
   service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
   std::string next;
   do {  // each page has its own time
     Call call;
-    call.method = "GET";
-    call.name.bucket = name.bucket;
-    call.query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", name.key}};
-    if (!next.empty()) call.query.emplace_back("continuation-token", next);
+    protocol().make_list(call, name, next);
     call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
     const Answer answer = next_client().ask(call);
     if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
-    const auto listing = decode_listing(answer.body);
+    const auto listing = protocol().decode_list(answer.body);
     if (!listing) refuse(Status::kProtocol, fmt::format("{}: the listing makes no sense", shown(prefix)));
     for (const ListedObject& object : listing->objects) {
-      const std::string uri = ObjectName{name.bucket, object.key}.text();
+      const std::string uri = ObjectName{name.bucket, object.key, name.scheme}.text();
       const towline_storage_attributes attributes = {sizeof attributes, 1, TOWLINE_OBJECT, object.bytes,
                                                      object.modified_ns};
       if (found(argument, uri.c_str(), &attributes) != 0) return TOWLINE_OK;
@@ -213,14 +213,15 @@ int32_t Backend::storage_commit(towline_storage* storage) {
   if (object.committed) refuse(Status::kStale, object.name().text() + " has been committed already");
   check_parts(object, service_.settings);
   Call call;
-  make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum);
+  protocol().make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum);
   object.add_conditions(call.headers);
-  call.check = check_completed;
+  call.check = [this](Answer& done) { return protocol().check_completed(done); };
   call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
   const Answer answer = next_client().ask(call);
   Version version = {.looked = true, .exists = true};
   for (const auto& [number, part] : object.parts) version.bytes += part.bytes;
   if (service_.settings.checksum == Checksum::kCrc32c) version.crc32c = crc32c_text(joined_crc(object.parts));
+  if (protocol().tags_writes()) version.tag = object.upload_id;
   if (!answer.ok()) {
     // An attempt before may have done it, with its answer lost: then there is no such upload any more.
     if (!answer.uncertain && answer.code != "NoSuchUpload") throw plugin::Failure(answer.status, answer.text);
@@ -246,7 +247,7 @@ void Backend::storage_close(towline_storage* storage) noexcept {
     object = std::move(found->second);
     objects_.erase(found);
   }
-  if (object->upload_id.empty()) return;
+  if (object->upload_id.empty() || !protocol().keeps_uploads()) return;
   try {
     reaper_->add(object->name(), object->upload_id);
   } catch (const std::exception& error) {

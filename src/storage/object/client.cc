@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "storage/object/protocol.h"
 
 namespace towline::object {
 
@@ -33,7 +34,8 @@ http::Options http_options(const Settings& settings) {
 // Advice for a refusal, if there is any.
 std::string advice(const Service& service, const Refusal& refusal) {
   const std::string source = service.credentials.describe();
-  if (refusal.code == "NoSuchBucket") return "; make the bucket, or name another";
+  if (refusal.code == "NoSuchBucket" || refusal.code == "ContainerNotFound")
+    return "; make the bucket, or name another";
   if (refusal.next == Refusal::Next::kRenew) return fmt::format("; its credentials come from {}", source);
   if (refusal.status == Status::kPermissionDenied) return fmt::format("; credentials come from {}", source);
   if (refusal.next == Refusal::Next::kRedirect) return "; set object.region and object.endpoint";
@@ -50,10 +52,13 @@ bool asks_for_patience(long http_status) noexcept {
 
 // ---- shared by all clients
 
-Service::Service(const plugin::Host& host_services, const Environment& environment)
+Service::Service(ServerKind kind, const plugin::Host& host_services, const Environment& environment)
     : host(host_services),
-      settings(Settings::read(host_services, environment)),
+      settings(Settings::read(kind, host_services, environment)),
+      protocol(Protocol::make(kind)),
       credentials(settings, environment, host_services) {}
+
+Service::~Service() = default;
 
 std::string Service::region(const std::string& bucket) const {
   std::lock_guard lock(mutex_);
@@ -62,6 +67,10 @@ std::string Service::region(const std::string& bucket) const {
 }
 
 Endpoint Service::endpoint(const std::string& bucket) const {
+  if (settings.kind == ServerKind::kAzure && !settings.endpoint)
+    throw plugin::Failure(
+        Status::kInvalidArgument,
+        "no account is set: azure.account or azure.connection_string (or Azure's variables) name it");
   std::lock_guard lock(mutex_);
   const auto found = places_.find(bucket);
   const bool moved = found != places_.end();
@@ -260,38 +269,28 @@ void Client::begin(Call& call) {
   if (call.before) call.before();
 
   const Endpoint endpoint = service_.endpoint(call.name.bucket);
-  const Target target = make_target(endpoint, call.name.bucket, call.name.key, call.query);
-  call.where_ = target.host;
   const bool sends = call.body == nullptr && (call.method == "PUT" || call.method == "POST");
   call.text_body_ = sends ? std::make_unique<http::TextBody>(call.text) : nullptr;
-  http::Request request{.method = call.method, .url = target.url(endpoint), .headers = {}};
-  request.body = call.body != nullptr ? call.body : call.text_body_.get();
+  http::Body* const body = call.body != nullptr ? call.body : call.text_body_.get();
   std::string hash = call.payload_hash;
   if (hash.empty()) hash = call.body != nullptr ? kUnsignedPayload : sha256_hex(call.text);
-  const std::string time = signing_time(std::time(nullptr) + service_.clock_offset_s.load());
-  ToSign to_sign{.method = call.method,
-                 .path = target.path,
-                 .query = target.query,
-                 .headers = {call.headers.begin(), call.headers.end()},
-                 .payload_hash = hash,
-                 .region = {},
-                 .time = time};
-  to_sign.headers["x-amz-content-sha256"] = hash;
-  to_sign.headers["x-amz-date"] = time;
+  const std::string region = service_.region(call.name.bucket);
+  Outgoing request{.method = call.method,
+                   .target = make_target(endpoint, call.name.bucket, call.name.key, call.query),
+                   .headers = {call.headers.begin(), call.headers.end()},
+                   .body_bytes = body == nullptr ? 0 : body->bytes(),
+                   .payload_hash = hash,
+                   .now = std::time(nullptr) + service_.clock_offset_s.load(),
+                   .region = region};
+  call.where_ = request.target.host;
   call.keys_ = service_.credentials.now();
-  if (call.keys_ != nullptr && !call.keys_->session_token.empty())
-    to_sign.headers["x-amz-security-token"] = call.keys_->session_token;
-  for (const auto& [name, value] : to_sign.headers) request.headers.push_back(name + ": " + value);
-  if (call.keys_ != nullptr) {
-    const std::string region = service_.region(call.name.bucket);
-    to_sign.headers["host"] = target.host;
-    to_sign.region = region;
-    request.headers.push_back("authorization: " + authorization(*call.keys_, to_sign));
-  } else if (settings.credentials.source != Source::kNone) {
+  if (call.keys_ == nullptr && settings.credentials.source != Source::kNone)
     throw plugin::Failure(Status::kPermissionDenied,
                           "there are no credentials: " + service_.credentials.describe());
-  }
-  thread_.client().start(call.exchange_, std::move(request), call);
+  service_.protocol->sign(request, call.keys_.get(), settings);
+  http::Request sent{.method = call.method, .url = request.target.url(endpoint), .headers = {}, .body = body};
+  for (const auto& [name, value] : request.headers) sent.headers.push_back(name + ": " + value);
+  thread_.client().start(call.exchange_, std::move(sent), call);
 }
 
 void Client::release(Call& call) noexcept {
@@ -346,18 +345,17 @@ void Client::judge(Call& call) {
       return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
                                  : finish(call, call.refused_.status, call.refused_.text);
     case http::End::kNotSent:
-      return retry(
-          call, Status::kUnreachable,
-          fmt::format("it can't be reached{}: {}",
-                      service_.settings.proxy.empty() ? "" : " through object.proxy", exchange.error),
-          Trouble::kPasses);
+      return retry(call, Status::kUnreachable,
+                   fmt::format("it can't be reached{}: {}",
+                               service_.settings.proxy.empty() ? "" : " through " + service_.settings.name("proxy"), exchange.error),
+                   Trouble::kPasses);
     case http::End::kBroken:
       return retry(call, Status::kIo, "the connection broke: " + exchange.error, Trouble::kPasses);
     case http::End::kTimedOut:
       return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error, Trouble::kPasses);
     case http::End::kUntrusted:
       return finish(call, Status::kPermissionDenied,
-                    exchange.error + "; object.ca_file names the authority to be trusted");
+                    exchange.error + "; " + service_.settings.name("ca_file") + " names the authority to be trusted");
   }
 }
 

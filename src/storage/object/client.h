@@ -1,4 +1,4 @@
-// Requests to S3: signed, sent where the bucket is, tried again as long as that may help. Each client is one
+// Requests to a server of objects: signed, sent where the bucket is, tried again as long as that may help. Each client is one
 // thread with its own connections; all of an instance share the Service.
 //
 // A call goes through attempts. What an attempt's end means is decided in one place (Client::judge): done,
@@ -29,7 +29,7 @@ struct Answer {
   long http_status = 0;  // 0: none came
   Headers headers;
   std::string body;        // what no `takes` took
-  std::string code;        // S3's word for a refusal
+  std::string code;        // the server's word for a refusal
   std::string text;        // for people, when it failed: what, where, why, what to do
   bool uncertain = false;  // an attempt may have taken effect although no answer came
 
@@ -44,6 +44,7 @@ struct Verdict {
 };
 
 class Client;
+class Protocol;
 
 // One request with its attempts. The caller makes and keeps it; everything is called on the client's thread.
 class Call : private http::Receiver {
@@ -77,6 +78,7 @@ class Call : private http::Receiver {
 
  private:
   friend class Client;
+  class Protocol;
   enum class State { kIdle, kReady, kUnderWay, kWaiting };
 
   bool on_head(long status, const Headers& headers) noexcept override;
@@ -102,9 +104,10 @@ class Call : private http::Receiver {
 // State shared by all clients of an instance.
 class Service {
  public:
-  Service(const plugin::Host& host, const Environment& environment);
+  Service(ServerKind kind, const plugin::Host& host, const Environment& environment);
+  ~Service();
 
-  // Where a bucket is asked; any thread.
+  // Where a bucket is asked; any thread. Throws plugin::Failure if nothing says where.
   [[nodiscard]] Endpoint endpoint(const std::string& bucket) const;
   [[nodiscard]] std::string region(const std::string& bucket) const;
   // False: that is where we asked.
@@ -122,6 +125,7 @@ class Service {
 
   const plugin::Host host;
   const Settings settings;
+  const std::unique_ptr<const Protocol> protocol;
   Credentials credentials;
   std::atomic<uint64_t> retries{0};
 
@@ -173,6 +177,7 @@ class Client {
   [[nodiscard]] Timers& timers() noexcept { return thread_.timers(); }
   [[nodiscard]] Service& service() noexcept { return service_; }
   [[nodiscard]] const Settings& settings() const noexcept { return service_.settings; }
+  [[nodiscard]] const Protocol& protocol() const noexcept { return *service_.protocol; }
   [[nodiscard]] uint32_t under_way() const noexcept { return under_way_.load(std::memory_order_relaxed); }
 
  private:

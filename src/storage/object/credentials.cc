@@ -67,7 +67,10 @@ bool complete(const Keys& keys) noexcept { return !keys.access_key.empty() && !k
 
 Credentials::Credentials(const Settings& settings, const Environment& environment, const plugin::Host& host)
     : settings_(settings), host_(host) {
-  choose(environment);
+  if (settings.kind == ServerKind::kAzure)
+    choose_for_azure();
+  else
+    choose(environment);
 }
 
 Credentials::~Credentials() {
@@ -131,6 +134,22 @@ void Credentials::choose(const Environment& environment) {
   failure_ = "there are no credentials:" + looked_;
 }
 
+// The settings say already what there is; none of this sends a request.
+void Credentials::choose_for_azure() {
+  const CredentialSettings& given = settings_.credentials;
+  switch (given.source) {
+    case Source::kSettings:
+      return fixed(given.keys, "account key");
+    case Source::kInstance:
+      source_ = Source::kInstance;
+      source_name_ = "managed identity";
+      return;
+    default:
+      source_name_ = settings_.sas.empty() ? "none" : "shared access signature";
+      ready_ = true;
+  }
+}
+
 void Credentials::wait_until_ready(uint64_t deadline_ns) {
   std::unique_lock lock(mutex_);
   if (ready_) return;
@@ -192,6 +211,7 @@ std::string Credentials::describe() const {
 // ---- sources that are asked
 
 TimedKeys Credentials::fetch() const {
+  if (settings_.kind == ServerKind::kAzure) return ask_identity();
   return source_ == Source::kWebIdentity ? assume_role() : ask_instance();
 }
 
@@ -234,6 +254,20 @@ TimedKeys Credentials::ask_instance() const {
   if (answer.status != 200 || !keys)
     refuse(
         fmt::format("{} has no keys for the role {}: {} {}", url, shown(name), answer.status, answer.error));
+  return *keys;
+}
+
+TimedKeys Credentials::ask_identity() const {
+  const CredentialSettings& given = settings_.credentials;
+  std::string url =
+      given.metadata_url +
+      "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Fstorage.azure.com%2F";
+  if (!given.profile_name.empty()) url += "&client_id=" + percent_encode(given.profile_name, false);
+  const http::WholeAnswer answer = Asking(settings_, stop_).get(url, {"Metadata: true"});
+  const auto keys = decode_azure_token(answer.body);
+  if (answer.status != 200 || !keys)
+    refuse(
+        fmt::format("{} gives no token for storage: {} {}", given.metadata_url, answer.status, answer.error));
   return *keys;
 }
 

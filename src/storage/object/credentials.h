@@ -36,11 +36,13 @@ class Credentials {
 
  private:
   void choose(const Environment& environment);
+  void choose_for_azure();
   void fixed(Keys keys, const char* source);
   [[nodiscard]] bool read_profile_anew(const std::shared_ptr<const Keys>& expired);
   [[nodiscard]] TimedKeys fetch() const;  // throws plugin::Failure
   [[nodiscard]] TimedKeys assume_role() const;
   [[nodiscard]] TimedKeys ask_instance() const;
+  [[nodiscard]] TimedKeys ask_identity() const;
   void run() noexcept;
 
   const Settings& settings_;

@@ -15,9 +15,10 @@ constexpr size_t kMostKeyBytes = 1024;
 constexpr size_t kMostShown = 200;
 constexpr char kDigits[] = "0123456789ABCDEF";
 
-[[noreturn]] void refuse(std::string_view uri, const std::string& why) {
-  throw plugin::Failure(Status::kInvalidArgument,
-                        fmt::format("'{}': {}; an object is named \"s3://bucket/key\"", shown(uri), why));
+[[noreturn]] void refuse(std::string_view uri, const char* scheme, const std::string& why) {
+  throw plugin::Failure(
+      Status::kInvalidArgument,
+      fmt::format("'{}': {}; an object is named \"{}://bucket/key\"", shown(uri), why, scheme));
 }
 
 bool is_lower(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
@@ -65,26 +66,28 @@ int hex_digit(char c) {
 
 }  // namespace
 
-ObjectName parse_prefix(std::string_view uri) {
-  constexpr std::string_view kScheme = "s3://";
-  if (!uri.starts_with(kScheme)) refuse(uri, "two slashes are missing behind the scheme");
-  const std::string_view rest = uri.substr(kScheme.size());
+ObjectName parse_prefix(std::string_view uri, const char* scheme) {
+  const std::string begin = std::string(scheme) + "://";
+  if (!uri.starts_with(begin)) refuse(uri, scheme, "two slashes are missing behind the scheme");
+  const std::string_view rest = uri.substr(begin.size());
   const size_t slash = std::min(rest.find('/'), rest.size());
   ObjectName name;
+  name.scheme = scheme;
   name.bucket = rest.substr(0, slash);
   if (slash < rest.size()) name.key = rest.substr(slash + 1);
   if (!is_bucket(name.bucket))
-    refuse(uri, fmt::format("'{}' is no name of a bucket, which has 3 to 255 letters, digits, dots, dashes",
-                            shown(name.bucket)));
+    refuse(uri, scheme,
+           fmt::format("'{}' is no name of a bucket, which has 3 to 255 letters, digits, dots, dashes",
+                       shown(name.bucket)));
   if (name.key.size() > kMostKeyBytes)
-    refuse(uri, fmt::format("its key has {} bytes, {} is the most", name.key.size(), kMostKeyBytes));
-  if (!is_utf8(name.key)) refuse(uri, "its key is not UTF-8");
+    refuse(uri, scheme, fmt::format("its key has {} bytes, {} is the most", name.key.size(), kMostKeyBytes));
+  if (!is_utf8(name.key)) refuse(uri, scheme, "its key is not UTF-8");
   return name;
 }
 
-ObjectName parse_uri(std::string_view uri) {
-  ObjectName name = parse_prefix(uri);
-  if (name.key.empty()) refuse(uri, "it names no key");
+ObjectName parse_uri(std::string_view uri, const char* scheme) {
+  ObjectName name = parse_prefix(uri, scheme);
+  if (name.key.empty()) refuse(uri, scheme, "it names no key");
   return name;
 }
 
@@ -155,7 +158,7 @@ Endpoint Endpoint::parse(std::string_view url, std::string_view source) {
 
 Endpoint Endpoint::amazon(std::string_view region) {
   const std::string_view suffix = region.starts_with("cn-") ? ".cn" : "";
-  return {"https", fmt::format("s3.{}.amazonaws.com{}", region, suffix), Style::kVirtual};
+  return {"https", fmt::format("s3.{}.amazonaws.com{}", region, suffix), Style::kVirtual, ""};
 }
 
 Target make_target(const Endpoint& endpoint, const std::string& bucket, const std::string& key,
@@ -164,9 +167,9 @@ Target make_target(const Endpoint& endpoint, const std::string& bucket, const st
   const bool by_path = endpoint.style == Style::kPath ||
                        (endpoint.encrypted() && bucket.find('.') != std::string::npos) || bucket.empty();
   target.host = by_path ? endpoint.host : bucket + "." + endpoint.host;
-  target.path = "/";
+  target.path = endpoint.path + "/";
   if (by_path && !bucket.empty()) target.path += percent_encode(bucket, false);
-  if (!key.empty()) target.path += (target.path.size() > 1 ? "/" : "") + percent_encode(key, true);
+  if (!key.empty()) target.path += (target.path.ends_with('/') ? "" : "/") + percent_encode(key, true);
   std::vector<std::pair<std::string, std::string>> encoded;
   encoded.reserve(query.size());
   for (const auto& [name, value] : query)

@@ -1,4 +1,4 @@
-// Names: s3:// addresses, keys in URLs, the server of a bucket. Pure functions.
+// Names: addresses of objects, keys in URLs, the server of a bucket. Pure functions.
 #pragma once
 
 #include <string>
@@ -9,16 +9,17 @@
 namespace towline::object {
 
 struct ObjectName {
-  std::string bucket;
+  std::string bucket;  // Azure's word is container
   std::string key;
+  const char* scheme = "s3";
 
-  [[nodiscard]] std::string text() const { return "s3://" + bucket + "/" + key; }
+  [[nodiscard]] std::string text() const { return std::string(scheme) + "://" + bucket + "/" + key; }
 };
 
-// "s3://bucket/key", taken as it is: nothing is decoded. Throws plugin::Failure saying what is wrong with it.
-ObjectName parse_uri(std::string_view uri);
+// "scheme://bucket/key", taken as it is: nothing is decoded. Throws plugin::Failure saying what is wrong with it.
+ObjectName parse_uri(std::string_view uri, const char* scheme);
 // The same for a listing: the key may be empty.
-ObjectName parse_prefix(std::string_view uri);
+ObjectName parse_prefix(std::string_view uri, const char* scheme);
 
 // As S3 wants it in paths and queries: all but A-Z a-z 0-9 - . _ ~ becomes %XX.
 std::string percent_encode(std::string_view bytes, bool keep_slashes);
@@ -41,6 +42,7 @@ struct Endpoint {
   std::string scheme;  // "http", "https"
   std::string host;    // with the port where it is not the scheme's own
   Style style = Style::kPath;
+  std::string path{};  // before the bucket: "/account" of an emulator; "": none
 
   // Throws plugin::Failure; `source` says whose value it is.
   static Endpoint parse(std::string_view url, std::string_view source);

@@ -10,7 +10,7 @@ namespace {
 
 std::string refusal(const std::string& uri) {
   try {
-    (void)parse_uri(uri);
+    (void)parse_uri(uri, "s3");
     return {};
   } catch (const plugin::Failure& failure) {
     return failure.what();
@@ -18,12 +18,12 @@ std::string refusal(const std::string& uri) {
 }
 
 TEST(Names, AddressesAreTakenAsTheyAre) {
-  const ObjectName name = parse_uri("s3://my.bucket-1//a%20b?c#d/");
+  const ObjectName name = parse_uri("s3://my.bucket-1//a%20b?c#d/", "s3");
   EXPECT_EQ(name.bucket, "my.bucket-1");
   EXPECT_EQ(name.key, "/a%20b?c#d/");
   EXPECT_EQ(name.text(), "s3://my.bucket-1//a%20b?c#d/");
-  EXPECT_EQ(parse_prefix("s3://bucket").key, "");
-  EXPECT_EQ(parse_prefix("s3://bucket/").key, "");
+  EXPECT_EQ(parse_prefix("s3://bucket", "s3").key, "");
+  EXPECT_EQ(parse_prefix("s3://bucket/", "s3").key, "");
 }
 
 TEST(Names, BadAddressesAreRefusedWithTheReason) {

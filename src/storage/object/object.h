@@ -22,9 +22,9 @@ struct Version {
   uint64_t modified_ns = 0;
   std::string crc32c{};  // of all of it, as S3 writes it; empty: not known
   std::string sha256{};
+  std::string tag{};  // the name of the write that made it, where the server keeps one
 };
-Version version_of(const Headers& headers);
-// Is what the server has what was made, as far as that is known: by checksum or ETag, and by length?
+// Is what the server has what was made, as far as that is known: by tag, checksum or ETag, and by length?
 [[nodiscard]] bool is_what_was_made(const Version& there, const Version& made) noexcept;
 
 struct UploadedPart {
@@ -33,8 +33,16 @@ struct UploadedPart {
   std::string etag{};
   std::string crc32c{};  // of the part; empty: none was sent
   std::string sha256{};
+  std::string md5{};
   uint32_t crc = 0;
 };
+// A part to be: of new bytes, or copied from what is there.
+struct Piece {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  bool copied = false;
+};
+
 using Parts = std::map<uint32_t, UploadedPart>;  // by number
 
 class Object {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/copy/copy.h"
+#include "base/id.h"
 #include "storage/object/checksum.h"
 #include "storage/object/reaper.h"
 
@@ -64,10 +65,11 @@ void ObjectWrite::put(const Stretch& from) {
   body_ = SegmentsBody(from, stretch_.begin, stretch_.end);
   call_.method = "PUT";
   call_.name = object_.name();
-  call_.headers = {{"content-type", "application/octet-stream"}};
+  tag_ = protocol().tags_writes() ? Id::random().to_hex() : "";
+  protocol().make_put(call_, tag_);
   call_.effective = true;
   UploadedPart sums;
-  make_upload(call_, body_, checksum(), signs(), sums);
+  protocol().make_upload(call_, body_, checksum(), signs(), sums);
   object_.add_conditions(call_.headers);
   crc_ = sums.crc;
   crc_known_ = !sums.crc32c.empty();
@@ -133,16 +135,23 @@ bool ObjectWrite::begin_collecting() {
 // ---- a stretch of what is there
 
 void ObjectWrite::head() {
-  make_head(call_, object_.name());
+  protocol().make_head(call_, object_.name());
   lasting_ = false;
   call_.done = [this](const Answer& answer) {
     if (stopping_) return over();
     if (!answer.ok() && answer.status != Status::kNotFound) return failed(answer);
-    before_ = answer.ok() ? version_of(answer.headers) : Version{};
+    before_ = answer.ok() ? protocol().version_of(answer.headers) : Version{};
     const bool whole = stretch_.begin == 0 && stretch_.end >= before_.bytes;
     object_.set_version(before_);
     if (whole) return start();
     try {
+      if (!protocol().copies_parts())
+        throw plugin::Failure(
+            Status::kUnsupported,
+            fmt::format(
+                "bytes {} to {} of an object of {} bytes can't be written alone, since nothing is copied "
+                "within this server; write the object whole",
+                stretch_.begin, stretch_.end, before_.bytes));
       create(patch_pieces(stretch_.begin, stretch_.end, before_.bytes, client_.settings()));
     } catch (const plugin::Failure& failure) {
       failed(failure.status(), 0, object_.name().text() + ": " + failure.what());
@@ -154,8 +163,12 @@ void ObjectWrite::head() {
 // ---- in parts
 
 void ObjectWrite::create(std::vector<Piece> pieces) {
+  if (!protocol().keeps_uploads()) {
+    upload_id_ = Id::random().to_hex();
+    return add_parts(pieces, 1);
+  }
   copies_ = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.copied; });
-  make_create(call_, object_, checksum());
+  protocol().make_create(call_, object_, checksum());
   lasting_ = false;
   creating_ = true;
   call_.check = [this](const Answer& answer) { return check_created(answer, upload_id_); };
@@ -201,28 +214,22 @@ void ObjectWrite::ask(PartCall& part, const Piece& piece) {
   part.part = {};
   part.part.begin = piece.begin;
   part.part.bytes = piece.end - piece.begin;
-  make_part(call, object_, upload_id_, part.number);
+  protocol().make_part(call, object_, upload_id_, part.number);
   if (piece.copied) {
     call.body = nullptr;
     call.payload_hash.clear();
     call.cost = 0;
-    make_copy(call, object_, before_, piece);
-    call.check = [&part](Answer& answer) -> Verdict {
-      if (Verdict verdict = check_completed(answer); verdict.status != Status::kOk) return verdict;
+    protocol().make_copy(call, object_, before_, piece);
+    call.check = [&part, this](Answer& answer) -> Verdict {
+      if (Verdict verdict = protocol().check_completed(answer); verdict.status != Status::kOk) return verdict;
       part.part.etag = decode_etag(answer.body);
       return part.part.etag.empty() ? Verdict{Status::kProtocol, false, "the copied part has no ETag"}
                                     : Verdict{};
     };
   } else {
     part.body = SegmentsBody(memory_ != nullptr ? part.collected : stretch_, piece.begin, piece.end);
-    make_upload(call, part.body, checksum(), signs(), part.part);
-    call.check = [&part](const Answer& answer) -> Verdict {
-      part.part.etag = header(answer.headers, "etag");
-      const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
-      if (!part.part.crc32c.empty() && !theirs.empty() && theirs != part.part.crc32c)
-        return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
-      return part.part.etag.empty() ? Verdict{Status::kProtocol, false, "the part has no ETag"} : Verdict{};
-    };
+    protocol().make_upload(call, part.body, checksum(), signs(), part.part);
+    call.check = [&part, this](const Answer& answer) { return protocol().check_part(answer, part.part); };
   }
   call.done = [&part, this](Answer& answer) { part_done(part, answer); };
   client_.start(call);
@@ -252,14 +259,15 @@ void ObjectWrite::parts_done() {
 void ObjectWrite::complete() {
   call_.body = nullptr;
   call_.cost = 0;
-  make_complete(call_, object_, upload_id_, parts_, checksum());
+  tag_ = protocol().tags_writes() ? upload_id_ : "";
+  protocol().make_complete(call_, object_, upload_id_, parts_, checksum());
   object_.add_conditions(call_.headers);
   if (copies_ && !object_.conditional() && before_.exists)
     call_.headers.emplace_back("if-match", before_.etag);
   crc_known_ = checksum() == Checksum::kCrc32c;
   if (crc_known_) crc_ = joined_crc(parts_);
   lasting_ = true;
-  call_.check = check_completed;
+  call_.check = [this](Answer& answer) { return protocol().check_completed(answer); };
   call_.done = [this](Answer& answer) { wrote(answer); };
   client_.start(call_);
 }
@@ -272,6 +280,7 @@ Version ObjectWrite::made(const Answer& answer) const {
   version.bytes = std::max(stretch_.end, before_.bytes);
   if (answer.ok()) version.etag = etag_of(answer);
   if (crc_known_) version.crc32c = crc32c_text(crc_);
+  version.tag = tag_;
   return version;
 }
 
@@ -297,10 +306,10 @@ void ObjectWrite::settle(const Answer& answer) {
   call_.effective = false;
   call_.payload_hash.clear();
   call_.text.clear();
-  make_head(call_, object_.name());
+  protocol().make_head(call_, object_.name());
   call_.check = nullptr;
   call_.done = [this, lost = answer](const Answer& found) {
-    Version there = found.ok() ? version_of(found.headers) : Version{};
+    Version there = found.ok() ? protocol().version_of(found.headers) : Version{};
     if (is_what_was_made(there, made(lost))) return is_there(std::move(there));
     listener_.not_fenced();
     failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
@@ -342,7 +351,8 @@ void ObjectWrite::over() {
     if (part.under_way) client_.stop(part.call);
     part.under_way = false;
   }
-  if (!upload_id_.empty() && !object_.replaces()) reaper_.add(object_.name(), upload_id_);
+  if (!upload_id_.empty() && !object_.replaces() && protocol().keeps_uploads())
+    reaper_.add(object_.name(), upload_id_);
   listener_.one_over();
 }
 

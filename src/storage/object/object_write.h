@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "storage/object/part_memory.h"
+#include "storage/object/protocol.h"
 #include "storage/object/upload.h"
 
 namespace towline::object {
@@ -87,6 +88,7 @@ class ObjectWrite final : private Feeder {
   void failed(Status status, long http_status, const std::string& text);
   void failed(const Answer& answer) { failed(answer.status, answer.http_status, answer.text); }
   void over();
+  [[nodiscard]] const Protocol& protocol() const noexcept { return client_.protocol(); }
   // An upload that has checksums must have one of each part, and not every server gives those of parts that
   // it copies: with copies the new bytes are guarded by their hash in the signature alone.
   [[nodiscard]] Checksum checksum() const noexcept {
@@ -123,6 +125,7 @@ class ObjectWrite final : private Feeder {
   size_t next_collected_ = 0;        // the piece to be collected next
   std::deque<PartCall*> collected_;  // whole, in order, and not asked for yet
   bool puts_ = false;                // what is collected is all
+  std::string tag_;                  // of this write, where the server keeps one
   Parts parts_;
   uint32_t crc_ = 0;  // of the new object, where it is known
   bool crc_known_ = false;

@@ -1,4 +1,6 @@
 // The plugin: a backend's tables.
+#include <iterator>
+
 #include "storage/object/backend.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
@@ -10,14 +12,13 @@ using namespace towline::plugin;  // NOLINT: short names for the list
 constexpr towline_move_v1 kMoves[] = {
     move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_OBJECT), TOWLINE_WHERE_SAME_PROCESS)};
 
-}  // namespace
-
-extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
-  static const towline_plugin_v1_t plugin = describe<towline::object::Backend>(
+template <class Backend>
+towline_plugin_v1_t described(const char* name, const char* text) {
+  return describe<Backend>(
       {
-          .name = "object",
+          .name = name,
           .version = "0.1.0",
-          .text = "Objects of S3 and its like, over HTTP",
+          .text = text,
           .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_STORAGE,
           .moves = kMoves,
           .cost = 200,
@@ -25,5 +26,14 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
           .fence_reason = "the connection is closed; or the server answered, where it had got all of a WRITE",
       },
       [](char*, size_t) -> int32_t { return TOWLINE_OK; });
-  return number == 0 ? &plugin : nullptr;
+}
+
+}  // namespace
+
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
+  static const towline_plugin_v1_t plugins[] = {
+      described<towline::object::S3Backend>("object", "Objects of S3 and its like, over HTTP"),
+      described<towline::object::AzureBackend>("azure", "Blobs of Azure, over HTTP"),
+  };
+  return number < std::size(plugins) ? &plugins[number] : nullptr;
 }

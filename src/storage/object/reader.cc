@@ -8,6 +8,7 @@
 #include "base/copy/copy.h"
 #include "base/copy/crc32c.h"
 #include "storage/object/checksum.h"
+#include "storage/object/protocol.h"
 
 namespace towline::object {
 
@@ -129,7 +130,7 @@ void Reader::ask(Fetch& fetch) {
 }
 
 void Reader::learn(const Answer& answer, uint64_t bytes) {
-  Version whole = version_of(answer.headers);
+  Version whole = client.protocol().version_of(answer.headers);
   whole.bytes = bytes;
   job_.reading->learn(std::move(whole));
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 
-#include "storage/object/upload.h"
+#include "storage/object/protocol.h"
 
 namespace towline::object {
 
@@ -30,7 +30,7 @@ void Reaper::add(const ObjectName& name, const std::string& upload_id) {
 }
 
 void Reaper::ask(Orphans::iterator orphan) {
-  make_abort(orphan->call, orphan->name, orphan->upload_id);
+  client_.protocol().make_abort(orphan->call, orphan->name, orphan->upload_id);
   orphan->call.done = [this, orphan](const Answer& answer) { ended(orphan, answer); };
   client_.start(orphan->call);
 }

@@ -134,6 +134,12 @@ uint32_t SegmentsBody::crc() const noexcept {
   return crc;
 }
 
+std::string SegmentsBody::md5() const {
+  Md5 hash;
+  each([&](const std::byte* data, size_t count) { hash.add({data, count}); });
+  return hash.finish();
+}
+
 std::string SegmentsBody::sha256() const {
   Sha256 hash;
   each([&](const std::byte* data, size_t count) { hash.add({data, count}); });

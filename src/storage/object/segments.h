@@ -38,6 +38,7 @@ class SegmentsBody final : public http::Body {
 
   [[nodiscard]] uint32_t crc() const noexcept;
   [[nodiscard]] std::string sha256() const;  // 32 bytes
+  [[nodiscard]] std::string md5() const;     // 16 bytes
 
  private:
   template <class Take>

@@ -1,5 +1,5 @@
-// The configuration of one instance, keys "object.*"; README.md explains them. Where a setting is not given,
-// Amazon's own variables and profile file are asked.
+// The configuration of one instance, keys "object.*" or "azure.*"; README.md explains them. Where a setting is not
+// given, Amazon's or Azure's own variables are asked.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,9 @@ namespace towline::object {
 // Values of the process's environment.
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 
-enum class Checksum { kNone, kCrc32c, kSha256 };
+enum class ServerKind { kS3, kAzure };
+
+enum class Checksum { kNone, kCrc32c, kSha256, kMd5 };
 
 // Where credentials come from.
 enum class Source { kAuto, kSettings, kEnvironment, kProfile, kWebIdentity, kInstance, kNone };
@@ -38,8 +40,10 @@ struct CredentialSettings {
 };
 
 struct Settings {
+  ServerKind kind = ServerKind::kS3;
+  std::string sas;  // Azure: a shared access signature, added to every query
   std::string region;
-  std::optional<Endpoint> endpoint;  // none: Amazon's, by region
+  std::optional<Endpoint> endpoint;  // none: Amazon's, by region; Azure: nothing names the account
   Style style = Style::kAuto;
   std::string ca_file;
   std::string proxy;
@@ -63,8 +67,13 @@ struct Settings {
   Checksum checksum = Checksum::kCrc32c;
   std::optional<bool> sign_payload;  // none: where the line is not encrypted
 
+  // The full name of one of its keys, for messages.
+  [[nodiscard]] std::string name(const char* key) const {
+    return std::string(kind == ServerKind::kS3 ? "object." : "azure.") + key;
+  }
+
   // Throws plugin::Failure naming key and value.
-  static Settings read(const plugin::Host& host, const Environment& environment);
+  static Settings read(ServerKind kind, const plugin::Host& host, const Environment& environment);
 };
 
 }  // namespace towline::object

@@ -1,4 +1,4 @@
-// AWS Signature Version 4: proves who sends a request without sending the secret. Pure functions.
+// Signatures and digests. AWS Signature Version 4 proves who sends a request without sending the secret. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,22 @@ class Sha256 {
   Sha256& operator=(const Sha256&) = delete;
   void add(std::span<const std::byte> bytes) noexcept;
   [[nodiscard]] std::string finish();  // 32 bytes
+
+ private:
+  void* context_;
+};
+
+// HMAC-SHA-256, 32 bytes.
+std::string hmac_sha256(std::string_view key, std::string_view text);
+// MD5 of what comes in pieces: Azure checks what it receives by it.
+class Md5 {
+ public:
+  Md5();
+  ~Md5();
+  Md5(const Md5&) = delete;
+  Md5& operator=(const Md5&) = delete;
+  void add(std::span<const std::byte> bytes) noexcept;
+  [[nodiscard]] std::string finish();  // 16 bytes
 
  private:
   void* context_;

@@ -12,21 +12,6 @@ namespace {
 
 constexpr uint64_t kMib = 1 << 20;
 
-const char* algorithm(Checksum checksum) { return checksum == Checksum::kCrc32c ? "CRC32C" : "SHA256"; }
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&')
-      result += "&amp;";
-    else if (c == '<')
-      result += "&lt;";
-    else
-      result += c;
-  }
-  return result;
-}
-
 }  // namespace
 
 uint64_t part_size(uint64_t object_bytes, uint64_t wanted_bytes) {
@@ -73,86 +58,6 @@ std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes
   return pieces;
 }
 
-void make_create(Call& call, const Object& object, Checksum checksum) {
-  call.method = "POST";
-  call.name = object.name();
-  call.query = {{"uploads", ""}};
-  call.headers = {{"content-type", "application/octet-stream"}};
-  if (checksum != Checksum::kNone) {
-    call.headers.emplace_back("x-amz-checksum-algorithm", algorithm(checksum));
-    call.headers.emplace_back("x-amz-checksum-type",
-                              checksum == Checksum::kCrc32c ? "FULL_OBJECT" : "COMPOSITE");
-  }
-}
-
-void make_part(Call& call, const Object& object, const std::string& upload_id, uint32_t number) {
-  call.method = "PUT";
-  call.name = object.name();
-  call.query = {{"partNumber", std::to_string(number)}, {"uploadId", upload_id}};
-  call.headers.clear();
-}
-
-void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs, UploadedPart& part) {
-  call.body = &body;
-  call.cost = body.bytes();
-  std::string sha256;
-  if (signs || checksum == Checksum::kSha256) sha256 = body.sha256();
-  if (signs) call.payload_hash = to_hex(sha256);
-  if (checksum == Checksum::kSha256) {
-    part.sha256 = to_base64(sha256);
-    call.headers.emplace_back("x-amz-checksum-sha256", part.sha256);
-  } else if (checksum == Checksum::kCrc32c) {
-    part.crc = body.crc();
-    part.crc32c = crc32c_text(part.crc);
-    call.headers.emplace_back("x-amz-checksum-crc32c", part.crc32c);
-  }
-}
-
-void make_copy(Call& call, const Object& object, const Version& from, const Piece& piece) {
-  const ObjectName& name = object.name();
-  call.headers.emplace_back("x-amz-copy-source",
-                            "/" + percent_encode(name.bucket, false) + "/" + percent_encode(name.key, true));
-  call.headers.emplace_back("x-amz-copy-source-range",
-                            fmt::format("bytes={}-{}", piece.begin, piece.end - 1));
-  if (!from.etag.empty()) call.headers.emplace_back("x-amz-copy-source-if-match", from.etag);
-}
-
-void make_complete(Call& call, const Object& object, const std::string& upload_id, const Parts& parts,
-                   Checksum checksum) {
-  call.method = "POST";
-  call.name = object.name();
-  call.query = {{"uploadId", upload_id}};
-  call.headers = {{"content-type", "application/xml"}};
-  call.effective = true;
-  call.text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
-  for (const auto& [number, part] : parts) {
-    call.text += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>", number, escaped(part.etag));
-    if (!part.crc32c.empty())
-      call.text += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escaped(part.crc32c));
-    if (!part.sha256.empty())
-      call.text += fmt::format("<ChecksumSHA256>{}</ChecksumSHA256>", escaped(part.sha256));
-    call.text += "</Part>";
-  }
-  call.text += "</CompleteMultipartUpload>";
-  if (checksum == Checksum::kCrc32c) {
-    call.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
-    call.headers.emplace_back("x-amz-checksum-crc32c", crc32c_text(joined_crc(parts)));
-  }
-}
-
-void make_abort(Call& call, const ObjectName& name, const std::string& upload_id) {
-  call.method = "DELETE";
-  call.name = name;
-  call.query = {{"uploadId", upload_id}};
-}
-
-void make_head(Call& call, const ObjectName& name) {
-  call.method = "HEAD";
-  call.name = name;
-  call.query.clear();
-  call.headers = {{"x-amz-checksum-mode", "ENABLED"}};
-}
-
 uint32_t joined_crc(const Parts& parts) noexcept {
   uint32_t crc = 0;
   for (const auto& [number, part] : parts) crc = crc32c_join(crc, part.crc, part.bytes);
@@ -176,13 +81,6 @@ std::string why_not_there(const Answer& answer, const ObjectName& name) {
       "{}: the server says that the upload is complete, after an answer that got lost, and has another "
       "object there: write it again",
       name.text());
-}
-
-Verdict check_completed(Answer& answer) {
-  if (!carries_error(answer.body)) return {};
-  const Refusal refusal = decode_refusal(500, {}, answer.body);  // it came with 200
-  answer.code = refusal.code;
-  return {refusal.status, refusal.next == Refusal::Next::kRetry, refusal.code + ": " + refusal.message};
 }
 
 }  // namespace towline::object

@@ -13,13 +13,6 @@ namespace towline::object {
 inline constexpr uint64_t kMostParts = 10'000;
 inline constexpr uint64_t kMostCopyBytes = uint64_t{5} << 30;
 
-// A part to be: of new bytes, or copied from what is there.
-struct Piece {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  bool copied = false;
-};
-
 // The part size for an object of that size, so that the number of parts stays within the limit.
 uint64_t part_size(uint64_t object_bytes, uint64_t wanted_bytes);
 // [begin, end) of an object in parts of `size`; only the last one may be shorter, and `tail` is the least a
@@ -30,21 +23,9 @@ void cut(uint64_t begin, uint64_t end, uint64_t size, uint64_t least, bool follo
 // that.
 std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes, const Settings& settings);
 
-// Sets of a call what it is; its callbacks and deadline are the caller's.
-void make_create(Call& call, const Object& object, Checksum checksum);
-void make_part(Call& call, const Object& object, const std::string& upload_id, uint32_t number);
-// With the checksum, noted in `part`; `signs`: with the payload's hash in the signature.
-void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs, UploadedPart& part);
-void make_copy(Call& call, const Object& object, const Version& from, const Piece& piece);
-void make_complete(Call& call, const Object& object, const std::string& upload_id, const Parts& parts,
-                   Checksum checksum);
-void make_abort(Call& call, const ObjectName& name, const std::string& upload_id);
-void make_head(Call& call, const ObjectName& name);
-
 // The checksum of all parts in a row.
 uint32_t joined_crc(const Parts& parts) noexcept;
 [[nodiscard]] Verdict check_created(const Answer& answer, std::string& upload_id);
-[[nodiscard]] Verdict check_completed(Answer& answer);
 // The ETag of the object that a put or a complete made; "" if the answer has none.
 [[nodiscard]] std::string etag_of(const Answer& answer);
 // Why it failed where a look, after an answer that got lost, does not find what was written.
