@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "fabric/loopback/shared.h"
 #include "fabric/ofi/ofi.h"
+#include "fabric/ucx/ucx.h"
 #include "fabric/verbs/verbs.h"
 
 namespace towline::fabric {
@@ -22,6 +23,16 @@ std::unique_ptr<Domain> make_ofi(std::string_view rest) {
   return make_ofi_domain(options);
 }
 
+std::unique_ptr<Domain> make_ucx(std::string_view rest) {
+  UcxOptions options;
+  if (const auto slash = rest.find('/'); slash != std::string_view::npos) {
+    options.devices = rest.substr(slash + 1);
+    rest = rest.substr(0, slash);
+  }
+  options.transports = rest;
+  return make_ucx_domain(options);
+}
+
 struct Kind {
   std::string_view prefix;
   std::unique_ptr<Domain> (*make)(std::string_view rest);
@@ -30,6 +41,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {"ofi:", make_ofi},
     {"verbs:", [](std::string_view rest) { return make_verbs_domain(parse_verbs_options(rest)); }},
+    {"ucx:", make_ucx},
     {"loopback:", [](std::string_view rest) { return make_shared_loopback(std::string{rest}); }},
 };
 
@@ -40,7 +52,8 @@ std::unique_ptr<Domain> make_rail(std::string_view name) {
     if (name.starts_with(kind.prefix) && name.size() > kind.prefix.size())
       return kind.make(name.substr(kind.prefix.size()));
   fail(Status::kInvalidArgument,
-       "\"{}\" names no rail; write verbs:DEVICE[/PORT][?gid=INDEX], ofi:PROVIDER[/DEVICE][@ADDRESS] or "
+       "\"{}\" names no rail; write verbs:DEVICE[/PORT][?gid=INDEX], ofi:PROVIDER[/DEVICE][@ADDRESS], "
+       "ucx:TRANSPORTS[/DEVICES] or "
        "loopback:NAME",
        name);
 }

@@ -1,4 +1,5 @@
-// Engines of two processes over libfabric's providers: tcp;ofi_rxm and shm, with two rails each.
+// Engines of two processes over libfabric's providers tcp;ofi_rxm and shm, and over UCX's tcp and shm, with two rails
+// each.
 #include "fabric/ofi/ofi.h"
 
 #include <gtest/gtest.h>
@@ -18,6 +19,7 @@
 #include "base/os/unique_fd.h"
 #include "base/random.h"
 #include "fabric/engine.h"
+#include "fabric/rails.h"
 
 extern char** environ;
 
@@ -34,7 +36,8 @@ std::vector<std::unique_ptr<Domain>> two_rails(const std::string& provider) {
   options.provider = provider;
   if (provider.starts_with("tcp")) options.address = "127.0.0.1";
   std::vector<std::unique_ptr<Domain>> domains;
-  for (int i = 0; i < 2; ++i) domains.push_back(make_ofi_domain(options));
+  const bool ucx = provider.starts_with("ucx:");
+  for (int i = 0; i < 2; ++i) domains.push_back(ucx ? make_rail(provider) : make_ofi_domain(options));
   return domains;
 }
 
@@ -264,8 +267,11 @@ TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
   EXPECT_EQ(side_->results.rbegin()->second.status, Status::kPeerLost);
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses, ::testing::Values("tcp;ofi_rxm", "shm"),
-                         [](const auto& test) { return std::string{test.param}.substr(0, 3); });
+INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses,
+                         ::testing::Values("tcp;ofi_rxm", "shm", "ucx:tcp", "ucx:shm"), [](const auto& test) {
+                           const std::string name = test.param;
+                           return name.starts_with("ucx:") ? "Ucx" + name.substr(4) : name.substr(0, 3);
+                         });
 
 // The other process: checks the bytes that have arrived, and acknowledges.
 TEST(OfiChild, Serves) {
@@ -284,6 +290,20 @@ TEST(OfiChild, Serves) {
     messages = side.messages;
     side.acknowledge(messages);
   }
+}
+
+TEST(Ucx, UnknownTransportsAndDevicesAreNamed) {
+  const auto message = [](std::string_view name) -> std::string {
+    try {
+      (void)make_rail(name);
+    } catch (const core::Error& error) {
+      return error.message();
+    }
+    return "";
+  };
+  EXPECT_NE(message("ucx:no_such_transport").find("no_such_transport"), std::string::npos);
+  EXPECT_NE(message("ucx:tcp/eth77").find("eth77"), std::string::npos);
+  EXPECT_EQ(message("ucx:tcp"), "");
 }
 
 TEST(Ofi, UnknownProvidersAndDevicesAreNamed) {
