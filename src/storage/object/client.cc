@@ -345,17 +345,20 @@ void Client::judge(Call& call) {
       return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
                                  : finish(call, call.refused_.status, call.refused_.text);
     case http::End::kNotSent:
-      return retry(call, Status::kUnreachable,
-                   fmt::format("it can't be reached{}: {}",
-                               service_.settings.proxy.empty() ? "" : " through " + service_.settings.name("proxy"), exchange.error),
-                   Trouble::kPasses);
+      return retry(
+          call, Status::kUnreachable,
+          fmt::format("it can't be reached{}: {}",
+                      service_.settings.proxy.empty() ? "" : " through " + service_.settings.name("proxy"),
+                      exchange.error),
+          Trouble::kPasses);
     case http::End::kBroken:
       return retry(call, Status::kIo, "the connection broke: " + exchange.error, Trouble::kPasses);
     case http::End::kTimedOut:
       return retry(call, Status::kTimedOut, "nothing moved: " + exchange.error, Trouble::kPasses);
     case http::End::kUntrusted:
-      return finish(call, Status::kPermissionDenied,
-                    exchange.error + "; " + service_.settings.name("ca_file") + " names the authority to be trusted");
+      return finish(
+          call, Status::kPermissionDenied,
+          exchange.error + "; " + service_.settings.name("ca_file") + " names the authority to be trusted");
   }
 }
 

@@ -118,6 +118,27 @@ TEST_F(RdmaTest, AMessageFollowsTheBytes) {
   b->memory->remove(b->backend, theirs);
 }
 
+TEST_F(RdmaTest, UcxCarriesBytesBothWays) {
+  open("ucx:tcp", "ucx:tcp");
+  const towline_region_args here = region(*a, from);
+  const towline_region_args there = region(*b, to);
+  towline_registration* mine = add(*a, here);
+  towline_registration* theirs = add(*b, there);
+  towline_import* imported = nullptr;
+  ASSERT_EQ(import(there, &imported), Status::kOk) << a->failure;
+  FakePlan plan(there.region.key);
+  plan.add(from.data(), to.data(), kBytes);
+  EXPECT_EQ(move(plan, plan.plan(), mine, imported, TOWLINE_WRITE), Status::kOk);
+  EXPECT_EQ(to, from);
+  const std::vector<uint8_t> before = from;
+  std::fill(from.begin(), from.end(), uint8_t{0});
+  EXPECT_EQ(move(plan, plan.plan(), mine, imported, TOWLINE_READ), Status::kOk);
+  EXPECT_EQ(from, before);
+  a->memory->unimport(link->connection, imported);
+  a->memory->remove(a->backend, mine);
+  b->memory->remove(b->backend, theirs);
+}
+
 TEST_F(RdmaTest, GuardedMemoryIsRefusedWithTheReason) {
   open();
   towline_region_args there = region(*b, to, TOWLINE_REGION_GUARDED);
