@@ -174,19 +174,19 @@ TEST_F(RdmaTest, APeerWithOtherRailsIsNotConnectedTo) {
 }
 
 TEST_F(RdmaTest, AConnectionThatEndsEndsItsParts) {
-  open("loopback:slow?rate=1e6", "loopback:slow");
+  open("loopback:slow?rate=1e5", "loopback:slow");
   towline_registration* mine = add(*a, region(*a, from));
   const towline_region_args there = region(*b, to);
   towline_registration* theirs = add(*b, there);
   towline_import* imported = nullptr;
   ASSERT_EQ(import(there, &imported), Status::kOk) << a->failure;
   FakePlan plan(there.region.key);
-  plan.add(from.data(), to.data(), kBytes);  // a second
+  plan.add(from.data(), to.data(), kBytes);  // ten seconds
   const towline_prepare_args args = {sizeof args, plan.plan(), &mine, &imported, TOWLINE_WRITE, 0};
   towline_prepared* prepared = nullptr;
   ASSERT_EQ(a->data->prepare(link->connection, &args, &prepared), TOWLINE_OK);
   ASSERT_EQ(a->submit(prepared, 1, kBytes), Status::kInProgress);
-  for (int i = 0; i < 100; ++i) (void)turn([n = 0]() mutable { return ++n > 10; });
+  (void)turn([n = 0]() mutable { return ++n > 100; });
   b->close();
   ASSERT_TRUE(turn_until({a.get()}, [&] { return a->ended(1) && link->downs == 1; }));
   EXPECT_EQ(a->outcome(1), Status::kPeerLost);
