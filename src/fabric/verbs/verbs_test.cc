@@ -381,6 +381,31 @@ TEST_F(VerbsDevices, EndsOfAnotherSortAreRefusedAndTheSmallerMtuIsUsed) {
   }
 }
 
+TEST_F(VerbsDevices, WhatArrivedBeforeAnEndWasStoppedIsStillGiven) {
+  world.add_device("mlx5_0");
+  world.add_device("mlx5_1");
+  VerbsDomain here{FakeVerbs::library(), {"mlx5_0", 1, -1}};
+  VerbsDomain there{FakeVerbs::library(), {"mlx5_1", 1, -1}};
+  const auto end_here = here.open(0);
+  const auto end_there = there.open(0);
+  here.connect(0, end_there);
+  there.connect(0, end_here);
+  uint8_t buffer[64] = {};
+  const ReceiveRequest receive{7, reinterpret_cast<uint64_t>(buffer), 0, sizeof buffer};
+  ASSERT_EQ(there.post_receives(0, &receive, 1), 1u);
+  uint8_t record[8] = {1, 2, 3};
+  const WorkRequest send{
+      1, reinterpret_cast<uint64_t>(record), 0, 0, 0, 0, sizeof record, RequestKind::kSend, true};
+  ASSERT_EQ(here.post(0, &send, 1), 1u);
+  world.run();
+  there.stop(0);  // nobody has polled yet
+  Completion got[4];
+  ASSERT_EQ(there.poll(got, 4), 1u);
+  EXPECT_EQ(got[0].kind, CompletionKind::kReceive);
+  EXPECT_EQ(got[0].cookie, 7u);
+  EXPECT_EQ(buffer[2], 3);
+}
+
 TEST_F(VerbsDevices, HostileEndsAreRefused) {
   world.add_device("mlx5_0");
   VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
@@ -416,6 +441,7 @@ TEST(VerbsGid, RoutableVersion2Ipv4ComesFirstAndTheReasonSaysSo) {
                             gid(1, GidType::kRoceV2, {0xfe, 0x80}, 1), v4(2, GidType::kRoceV1, 10, 0),
                             gid(3, GidType::kRoceV2, {0x20, 0x01}, 1)};
   EXPECT_EQ(choose_gid(table, true, -1)->gid.index, 3u);
+  EXPECT_EQ(choose_gid({table[1], table[2]}, true, -1)->gid.index, 1u) << "version 2, though of the link";
   table.push_back(v4(4, GidType::kRoceV2, 10, 0));
   table.push_back(v4(5, GidType::kRoceV2, 169, 254));
   const auto chosen = choose_gid(table, true, -1);
