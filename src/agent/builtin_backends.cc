@@ -21,6 +21,7 @@ std::span<const BundledBackend> bundled_backends() noexcept {
   static constexpr BundledBackend kBundled[] = {
       {"cuda", "", true},
       {"object", "s3", false},
+      {"tcpx", "", false},
   };
   return kBundled;
 }

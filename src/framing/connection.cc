@@ -102,7 +102,7 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
   for (std::size_t i = 0; i < lanes_.size() && !down_; ++i) {
     LaneState& lane = *lanes_[i];
     if (lively && lane.in.state == InputState::kHeader) lane.lane->look_longer();
-    lane.out.blocked = lane.out.inline_used = false;
+    lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
     const uint32_t read = read_lane(lane);
     // What waits for this side's GPU is not read, and says that the peer is there.
     if ((read != 0 || lane.in.stalled) && !down_) host_.heard(peer_);
@@ -161,7 +161,7 @@ bool ConnectionCore::arm() noexcept {
   for (; asked < lanes_.size() && !work; ++asked) {
     LaneState& lane = *lanes_[asked];
     const bool output = has_output(lane);
-    work = lane.broken.status != Status::kOk || (output && !lane.out.blocked) || lane.lane->arm(output);
+    work = lane.broken.status != Status::kOk || (output && !waits_for_room(lane)) || lane.lane->arm(output);
   }
   armed_ = !work;
   if (work)
@@ -207,7 +207,7 @@ void ConnectionCore::release_everything() noexcept {
     lane->in.target.clear();
     lane->out.pins.release(host_);
     lane->out.frame.clear();
-    lane->out.frame_open = false;
+    lane->out.frame_open = lane->out.apart = false;
     lane->out.served = 0;
     lane->out.queue.clear();
   }
@@ -257,10 +257,10 @@ std::string ConnectionCore::describe() const {
   }
   std::string gpu = "null";
   if (landings_ != nullptr)
-    gpu =
-        fmt::format(R"({{"by": "host memory", "chunks": {}, "chunk_bytes": {}, "gathered_bytes": {}, )"
-                    R"("scattered_bytes": {}}})",
-                    kLandingSlots, kLandingSlotBytes, landings_->gathered_bytes, landings_->scattered_bytes);
+    gpu = fmt::format(R"({{"by": "host memory", "chunks": {}, "chunk_bytes": {}, "gathered_bytes": {}, )"
+                      R"("scattered_bytes": {}, "unpacked_bytes": {}}})",
+                      kLandingSlots, kLandingSlotBytes, landings_->gathered_bytes, landings_->scattered_bytes,
+                      landings_->unpacked_bytes);
   return fmt::format(
       R"({{"lanes": {}, "lane": [{}], "state": "{}", "parts": {}, "frames_sent": {}, "frames_received": {}, )"
       R"("bytes_sent": {}, "bytes_received": {}, "acks_sent": {}, "refused": {}, "checksum": {}, "gpu_memory": {}}})",

@@ -4,6 +4,7 @@
 //   core_send.cc     making frames and writing them
 //   core_receive.cc  reading lanes and taking frames apart
 //   core_owner.cc    what the owner of memory does: place WRITEs, answer READs
+//   core_payload.cc  payload that goes on a flow of its own (payload_flow.h)
 //   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
 #pragma once
 
@@ -92,11 +93,24 @@ class ConnectionCore {
   void finish_frame_out(LaneState& lane) noexcept;
   [[nodiscard]] static bool goes_in_two(const LaneState& lane) noexcept;
   bool flush_step(LaneState& lane, std::size_t& budget) noexcept;
+  bool flush_stream(LaneState& lane, std::size_t& budget) noexcept;
   void flush_inline(LaneState& lane) noexcept;
   uint32_t flush_lanes() noexcept;
   [[nodiscard]] bool has_output(const LaneState& lane) const noexcept;
   [[nodiscard]] bool has_work() const noexcept;
   void wake_if_needed() noexcept;
+
+  // core_payload.cc
+  [[nodiscard]] bool goes_apart(LaneState& lane, std::size_t bytes) const noexcept;
+  [[nodiscard]] bool may_emit_header(LaneState& lane, const Part* part) const noexcept;
+  void end_header(LaneState& lane, FrameHeader& header, bool apart,
+                  std::span<const uint8_t> message) noexcept;
+  static std::span<const uint8_t> message_of(Part& part) noexcept;
+  bool flush_payload(LaneState& lane, std::size_t& budget) noexcept;
+  [[nodiscard]] bool waits_for_room(const LaneState& lane) const noexcept;
+  IoResult fill_from_flow(LaneState& lane, std::size_t& asked) noexcept;
+  void receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept;
+  [[nodiscard]] Status begin_scatter(uint32_t index, int32_t& vendor_code) noexcept;
 
   // core_receive.cc
   uint32_t read_lane(LaneState& lane) noexcept;

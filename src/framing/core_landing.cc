@@ -228,6 +228,7 @@ void ConnectionCore::free_scatter(uint32_t index) noexcept {
   slot.state = ScatterSlot::State::kFree;
   slot.part = nullptr;
   slot.frame = nullptr;
+  if (slot.flow != nullptr) std::exchange(slot.flow, nullptr)->release(index);
   slot.pins.release(host_);
   landings_->free_scatter.push_back(index);
 }
@@ -238,7 +239,8 @@ bool ConnectionCore::opens_gathered(const LaneState& lane) const noexcept {
 }
 
 bool ConnectionCore::open_gathered(LaneState& lane) noexcept {
-  if (!opens_gathered(lane)) return false;
+  if (!opens_gathered(lane) || !may_emit_header(lane, landings_->gather[landings_->ready.front()].part))
+    return false;
   Output& out = lane.out;
   const uint32_t index = landings_->ready.front();
   landings_->ready.pop();
@@ -247,23 +249,16 @@ bool ConnectionCore::open_gathered(LaneState& lane) noexcept {
   FrameHeader header = new_header(lane, FrameType::kWrite);
   header.segment_count = static_cast<uint16_t>(slot.segment_count);
   header.payload_bytes = slot.bytes;
-  header.padding_bytes = padding(lane, preamble_bytes(header), slot.bytes);
+  const bool apart = goes_apart(lane, slot.bytes);
+  if (!apart) header.padding_bytes = padding(lane, preamble_bytes(header), slot.bytes);
   header.part = slot.wire_id;
   header.offset = slot.offset;
   out.frame.clear();
-  out.frame.append(out.preamble.get(), preamble_bytes(header));
+  if (!apart) out.frame.append(out.preamble.get(), preamble_bytes(header));
   out.frame.append(landings_->lander->slot(Way::kGather, index), slot.bytes);
-  if (slot.with_message) {
-    header.message_bytes = static_cast<uint32_t>(part.message.size());
-    out.frame.append(part.message.data(), part.message.size());
-    part.message_sent = true;
-  }
-  add_checksum(header, out.frame.pieces().subspan(1));
   std::memcpy(out.preamble.get() + kHeaderBytes, slot.segments.get(),
               slot.segment_count * sizeof(WireSegment));
-  encode_header(header, out.preamble.get());
-  out.ahead = out.queue.size();
-  out.frame_sequence = header.sequence;
+  end_header(lane, header, apart, slot.with_message ? message_of(part) : std::span<const uint8_t>{});
   out.slot = index;
   slot.state = GatherSlot::State::kSending;
   out.sent.push({header.sequence, slot.bytes, &part});
@@ -341,6 +336,7 @@ void ConnectionCore::gather_answers(LaneState& lane) noexcept {
     landings.free_gather.pop_back();
     slot.part = nullptr;
     slot.discarded = false;
+    slot.apart = answer.apart;
     slot.wire_id = answer.wire_id;
     slot.offset = answer.next;
     slot.bytes = static_cast<uint32_t>(bytes);
@@ -374,17 +370,15 @@ bool ConnectionCore::open_gathered_answer(LaneState& lane) noexcept {
       continue;
     }
     FrameHeader header = new_header(lane, FrameType::kData);
-    header.padding_bytes = padding(lane, kHeaderBytes, slot.bytes);
+    const bool apart = slot.apart && goes_apart(lane, slot.bytes);
+    if (!apart) header.padding_bytes = padding(lane, kHeaderBytes, slot.bytes);
     header.payload_bytes = slot.bytes;
     header.part = slot.wire_id;
     header.offset = slot.offset;
     out.frame.clear();
-    out.frame.append(out.preamble.get(), preamble_bytes(header));
+    if (!apart) out.frame.append(out.preamble.get(), preamble_bytes(header));
     out.frame.append(landings_->lander->slot(Way::kGather, index), slot.bytes);
-    add_checksum(header, out.frame.pieces().subspan(1));
-    encode_header(header, out.preamble.get());
-    out.ahead = out.queue.size();
-    out.frame_sequence = header.sequence;
+    end_header(lane, header, apart, {});
     out.served = slot.bytes;
     out.slot = index;
     slot.state = GatherSlot::State::kSending;
@@ -460,7 +454,7 @@ bool ConnectionCore::land_write(LaneState& lane, std::size_t count) noexcept {
   slot.bytes = in.header.payload_bytes;
   slot.part = nullptr;
   slot.lane = &lane;
-  in.target.append(landings_->lander->slot(Way::kScatter, in.slot), slot.bytes);
+  receive_into_slot(lane, slot);
   in.state = InputState::kPayload;
   return true;
 }
@@ -494,7 +488,7 @@ void ConnectionCore::land_written(LaneState& lane, bool good, std::span<const ui
   ++landings_->under_way;
   if (frame.status != Status::kOk) return scatter_ended(index, frame.status, 0);
   int32_t vendor_code = 0;
-  const Status begun = landings_->lander->begin(Way::kScatter, index, slot.device, slot.pieces, vendor_code);
+  const Status begun = begin_scatter(index, vendor_code);
   if (begun != Status::kOk) scatter_ended(index, begun, vendor_code);
 }
 
@@ -557,7 +551,7 @@ bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
   slot.lane = nullptr;
   slot.pieces.clear();
   for (std::size_t i = 0; i < count; ++i) add_piece(slot.pieces, segments_[i].local, segments_[i].length);
-  in.target.append(landings_->lander->slot(Way::kScatter, in.slot), bytes);
+  receive_into_slot(lane, slot);
   return true;
 }
 
@@ -573,7 +567,7 @@ void ConnectionCore::land_received_data(LaneState& lane, ReadRequest& request, b
   ++landings_->under_way;
   int32_t vendor_code = 0;
   Status status = Status::kCorrupt;
-  if (good) status = landings_->lander->begin(Way::kScatter, index, slot.device, slot.pieces, vendor_code);
+  if (good) status = begin_scatter(index, vendor_code);
   request.next += slot.bytes;
   lane.in.read_bytes -= slot.bytes;
   read_bytes_ -= slot.bytes;
@@ -586,6 +580,7 @@ void ConnectionCore::scatter_ended(uint32_t index, Status status, int32_t vendor
   ScatterSlot& slot = landings_->scatter[index];
   --landings_->under_way;
   if (status == Status::kOk) landings_->scattered_bytes += slot.bytes;
+  if (status == Status::kOk && slot.flow != nullptr) landings_->unpacked_bytes += slot.bytes;
   Part* const part = slot.part;
   LandedFrame* const frame = slot.frame;
   const uint64_t begin = slot.offset;

@@ -116,6 +116,7 @@ bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexce
   answer.segment = 0;
   answer.in_segment = 0;
   answer.place = ReadAnswer::Place::kUnknown;
+  answer.apart = (header.flags & kFlagApart) != 0;
   answer.serial = ++last_answer_serial_;
   answer.wire_id = header.part;
   answer.next = header.offset;
@@ -165,9 +166,10 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
     const uint32_t segment = answer.segment;
     const uint64_t in_segment = answer.in_segment;
     const std::size_t bytes = std::min<uint64_t>(lane.frame_bytes, answer.end - answer.next);
-    const uint32_t padded = padding(lane, kHeaderBytes, bytes);
+    const bool apart = answer.apart && goes_apart(lane, bytes);
+    const uint32_t padded = apart ? 0 : padding(lane, kHeaderBytes, bytes);
     out.frame.clear();
-    out.frame.append(out.preamble.get(), kHeaderBytes + padded);
+    if (!apart) out.frame.append(out.preamble.get(), kHeaderBytes + padded);
     const std::size_t count = cut_answer(answer, bytes);
     Status status = pin_segments({wire_segments_.data(), count}, TOWLINE_ACCESS_READ, out.frame, out.pins);
     if (status != Status::kOk && turns_to_gpu(lane, answer, status)) {
@@ -188,10 +190,7 @@ bool ConnectionCore::open_answer(LaneState& lane) noexcept {
     header.payload_bytes = static_cast<uint32_t>(bytes);
     header.part = answer.wire_id;
     header.offset = answer.next;
-    add_checksum(header, out.frame.pieces().subspan(1));
-    encode_header(header, out.preamble.get());
-    out.ahead = out.queue.size();
-    out.frame_sequence = header.sequence;
+    end_header(lane, header, apart, {});
     out.served = bytes;
     answer.next += bytes;
     if (answer.next == answer.end) {

@@ -61,6 +61,8 @@ bool ConnectionCore::take_told(LaneState& lane) noexcept {
 // One read: the bytes for the current state, and some of those that follow.
 IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
+  if (in.apart && (in.state == InputState::kPayload || in.state == InputState::kDrain))
+    return fill_from_flow(lane, asked);
   const std::size_t have = in.end - in.begin;
   const std::size_t ahead = in.bulk ? in.expected_preamble : lane.traits.read_ahead_bytes;
   std::size_t wanted = 0;
@@ -117,6 +119,10 @@ void ConnectionCore::take_apart(LaneState& lane) noexcept {
         more = have >= in.needed && begin_frame(lane);
         break;
       case InputState::kPayload: {
+        if (in.apart) {
+          more = in.payload_to_come() == 0 && end_payload(lane);
+          break;
+        }
         const std::size_t here = std::min(have, in.target.bytes());
         in.target.copy_in({in.staging.get() + in.begin, here});
         account(in, here);
@@ -125,6 +131,10 @@ void ConnectionCore::take_apart(LaneState& lane) noexcept {
         break;
       }
       case InputState::kDrain: {
+        if (in.apart) {
+          more = in.payload_left == 0 && end_payload(lane);
+          break;
+        }
         const std::size_t here = std::min(have, in.payload_left);
         in.begin += here;
         in.payload_left -= here;
@@ -153,10 +163,13 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
   if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
   in.begin += preamble;
   in.expected_preamble = preamble;
-  in.bulk = in.header.payload_bytes >= kBulkBytes;
   in.needed = kHeaderBytes;
   in.checksum = 0;
   in.refused = Status::kOk;
+  in.apart = in.header.payload_bytes != 0 && (in.header.flags & kFlagApart) != 0;
+  in.bulk = in.header.payload_bytes >= kBulkBytes && !in.apart;
+  if (in.apart && lane.lane->payload_flow() == nullptr)
+    return protocol_error(lane, "payload on a flow that this lane does not have");
   switch (in.header.type) {
     case FrameType::kWrite:
       return begin_write(lane, data) || stall(in, preamble);

@@ -234,6 +234,8 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   header.offset = offset;
   header.extent = length;
   if (part.urgent) header.flags |= kFlagUrgent;
+  if (const PayloadFlow* flow = lane.lane->payload_flow(); flow != nullptr && flow->open())
+    header.flags |= kFlagApart;
   describe_segments({segments_.data(), count}, part.regions, scratch_preamble_.get());
   encode_header(header, scratch_preamble_.get());
   const iovec piece = {scratch_preamble_.get(), bytes};
@@ -284,6 +286,7 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   Output& out = lane.out;
   if (from.empty() || out.sent.size() >= options_.most_uncounted_frames) return false;
   Part& part = *from.front();
+  if (!may_emit_header(lane, &part)) return false;
   const uint64_t offset = part.cursor->position();
   const std::size_t count = part.prepared->most_bytes == UINT64_MAX
                                 ? part.cursor->next(segments_.data(), options_.max_segments, lane.frame_bytes)
@@ -296,24 +299,18 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   if (part.chained && !only) header.flags |= kFlagChained;
   header.segment_count = static_cast<uint16_t>(count);
   header.payload_bytes = static_cast<uint32_t>(bytes);
-  header.padding_bytes = padding(lane, preamble_bytes(header), bytes);
+  const bool apart = goes_apart(lane, bytes);
+  if (!apart) header.padding_bytes = padding(lane, preamble_bytes(header), bytes);
   header.part = part.wire_id();
   header.offset = offset;
   out.frame.clear();
-  out.frame.append(out.preamble.get(), preamble_bytes(header));
+  if (!apart) out.frame.append(out.preamble.get(), preamble_bytes(header));
   for (std::size_t i = 0; i < count; ++i)
     out.frame.append(reinterpret_cast<const void*>(segments_[i].local),
                      static_cast<std::size_t>(segments_[i].length));
-  if (last && !part.message.empty() && (only || part.chained)) {
-    header.message_bytes = static_cast<uint32_t>(part.message.size());
-    out.frame.append(part.message.data(), part.message.size());
-    part.message_sent = true;
-  }
-  add_checksum(header, out.frame.pieces().subspan(1));
   describe_segments({segments_.data(), count}, part.regions, out.preamble.get());
-  encode_header(header, out.preamble.get());
-  out.ahead = out.queue.size();
-  out.frame_sequence = header.sequence;
+  const bool with_message = last && !part.message.empty() && (only || part.chained);
+  end_header(lane, header, apart, with_message ? message_of(part) : std::span<const uint8_t>{});
   track(lane, part, header.sequence, bytes);
   if (last) {
     from.remove(part);
@@ -336,6 +333,11 @@ bool ConnectionCore::goes_in_two(const LaneState& lane) noexcept {
 
 // One write. False if the lane has nothing to write, is full, or broke.
 bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
+  const bool moved = flush_stream(lane, budget);
+  return flush_payload(lane, budget) || moved;
+}
+
+bool ConnectionCore::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (out.blocked || lane.broken.status != Status::kOk) return false;
   const bool had_frame = out.frame_open;
@@ -343,19 +345,20 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   const uint64_t sent_before = statistics_.bytes_sent;
   emit_counts(lane);
   iovec front[2];
-  const std::size_t ahead = out.frame_open ? out.ahead : out.queue.size();
+  const bool with_frame = out.frame_open && !out.apart;
+  const std::size_t ahead = with_frame ? out.ahead : out.queue.size();
   const std::span<const iovec> queued{front, out.queue.front(ahead, front)};
-  std::size_t offered = ahead + (out.frame_open ? out.frame.bytes() : 0);
+  std::size_t offered = ahead + (with_frame ? out.frame.bytes() : 0);
   if (offered == 0 || out.blocked) return statistics_.bytes_sent != sent_before;
   IoResult result;
-  if (!had_frame && out.frame_open && ahead == 0 && goes_in_two(lane)) {
+  if (!had_frame && with_frame && ahead == 0 && goes_in_two(lane)) {
     std::array<iovec, kHeadPieces> head;
     const std::size_t count = out.frame.head(kHeadBytes, head);
     offered = 0;
     for (std::size_t i = 0; i < count; ++i) offered += head[i].iov_len;
     result = lane.lane->write({head.data(), count});
   } else {
-    result = lane.lane->write(out.frame_open ? out.frame.with_front(queued) : queued);
+    result = lane.lane->write(with_frame ? out.frame.with_front(queued) : queued);
   }
   if (result.status == Status::kAgain) {
     out.blocked = true;
@@ -369,7 +372,7 @@ bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   budget -= std::min(budget, result.bytes);
   const std::size_t from_queue = std::min(result.bytes, ahead);
   out.queue.pop(from_queue);
-  if (out.frame_open) {
+  if (with_frame) {
     out.ahead -= from_queue;
     out.frame.advance(result.bytes - from_queue);
     if (out.frame.empty()) finish_frame_out(lane);
@@ -391,7 +394,7 @@ void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
   Output& out = lane.out;
   out.pins.release(host_);
   if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
-  out.frame_open = false;
+  out.frame_open = out.apart = false;
   if (out.served != 0) host_.served(peer_, TOWLINE_SERVED_READ, std::exchange(out.served, 0));
 }
 

@@ -29,6 +29,8 @@ class FaultyLane final : public Lane {
   void abandon() noexcept override { inner_->abandon(); }
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] Traits traits() const noexcept override { return inner_->traits(); }
+  // Without faults.
+  [[nodiscard]] PayloadFlow* payload_flow() noexcept override { return inner_->payload_flow(); }
 
  private:
   using Method = IoResult (Lane::*)(std::span<const iovec>) noexcept;

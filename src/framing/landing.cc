@@ -24,12 +24,26 @@ class HostedLander final : public Lander {
                                             pieces.data(), static_cast<uint32_t>(pieces.size()),
                                             &vendor_code));
   }
+  Status reach(void* address, uint64_t bytes) noexcept override {
+    if (!unpacks()) return Status::kUnsupported;
+    return static_cast<Status>(table_.reach(landing_, address, bytes));
+  }
+  Status unpack(uint32_t index, uint64_t device, std::span<const LandingPiece> fragments,
+                std::span<const LandingPiece> pieces, int32_t& vendor_code) noexcept override {
+    if (!unpacks()) return Status::kUnsupported;
+    return static_cast<Status>(table_.unpack(landing_, index, device, fragments.data(),
+                                             static_cast<uint32_t>(fragments.size()), pieces.data(),
+                                             static_cast<uint32_t>(pieces.size()), &vendor_code));
+  }
   Status poll(Way way, uint32_t index, uint64_t now_ns, int32_t& vendor_code) noexcept override {
     return static_cast<Status>(
         table_.poll(landing_, static_cast<uint32_t>(way), index, now_ns, &vendor_code));
   }
 
  private:
+  // The host zeroes what an older plugin lacks.
+  [[nodiscard]] bool unpacks() const noexcept { return table_.reach != nullptr && table_.unpack != nullptr; }
+
   const towline_landing_table_v1& table_;
   towline_landing* const landing_;
   uint8_t* const memory_[2];

@@ -24,6 +24,7 @@
 
 #include "framing/byte_queue.h"
 #include "framing/part.h"
+#include "framing/payload_flow.h"
 #include "framing/pin_set.h"
 #include "framing/wire.h"
 #include "towline/plugin/backend.hpp"
@@ -52,6 +53,17 @@ class Lander {
   [[nodiscard]] virtual Status ready(uint64_t device) noexcept = 0;
   [[nodiscard]] virtual Status begin(Way way, uint32_t index, uint64_t device,
                                      std::span<const LandingPiece> pieces, int32_t& vendor_code) noexcept = 0;
+  // Makes memory of the host, in which payload arrives, reachable for the GPUs until this goes. Control path.
+  [[nodiscard]] virtual Status reach(void* /*address*/, uint64_t /*bytes*/) noexcept {
+    return Status::kUnsupported;
+  }
+  // As begin() of a scatter, from fragments that lie in the slot or in memory that reach() was told of.
+  [[nodiscard]] virtual Status unpack(uint32_t /*index*/, uint64_t /*device*/,
+                                      std::span<const LandingPiece> /*fragments*/,
+                                      std::span<const LandingPiece> /*pieces*/,
+                                      int32_t& /*vendor_code*/) noexcept {
+    return Status::kUnsupported;
+  }
   // kOk: ended; kInProgress; or why it failed.
   [[nodiscard]] virtual Status poll(Way way, uint32_t index, uint64_t now_ns,
                                     int32_t& vendor_code) noexcept = 0;
@@ -69,6 +81,7 @@ struct GatherSlot {
   enum class State : uint8_t { kFree, kGathering, kReady, kSending };
 
   State state = State::kFree;
+  bool apart = false;      // DATA whose request wants its payload apart
   bool discarded = false;  // DATA of an answer that ended with a NACK
   Status status = Status::kOk;
   Part* part = nullptr;  // of a WRITE; null: DATA
@@ -96,6 +109,7 @@ struct ScatterSlot {
   uint32_t bytes = 0;
   Part* part = nullptr;          // of DATA; null: of a WRITE of the peer's
   LaneState* lane = nullptr;     // of a WRITE
+  PayloadFlow* flow = nullptr;   // that it comes on as fragments; null: it lies in the slot
   LandedFrame* frame = nullptr;  // the same; null once its connection is down
   std::vector<LandingPiece> pieces;
   PinSet pins{kMaxSegments};  // of a WRITE
@@ -147,6 +161,7 @@ struct Landings {
   uint32_t under_way = 0;            // copies
   uint64_t gathered_bytes = 0;
   uint64_t scattered_bytes = 0;
+  uint64_t unpacked_bytes = 0;  // of those, from fragments
 };
 
 }  // namespace towline::framing

@@ -44,6 +44,8 @@ struct IoResult {
   }
 };
 
+class PayloadFlow;
+
 class Lane {
  public:
   // Hints to the engine; they change speed, never meaning.
@@ -94,6 +96,9 @@ class Lane {
   // Like close(), for a stream that is given up: drops written bytes that have not left this machine, if
   // possible, and tells the peer at once.
   virtual void abandon() noexcept { close(); }
+
+  // The stream that large payload goes on; null: payload goes with its header. The same as long as the lane lives.
+  [[nodiscard]] virtual PayloadFlow* payload_flow() noexcept { return nullptr; }
 
   // For people, a few words: "tcp 10.0.0.7:7777 -> 10.0.0.9:41002".
   [[nodiscard]] virtual std::string describe() const = 0;

@@ -50,6 +50,7 @@ struct ReadAnswer {
   enum class Place : uint8_t { kUnknown, kGpu, kHost };  // where what it wants lies; kHost: or nobody knows
 
   Place place = Place::kUnknown;
+  bool apart = false;  // its answers may go on the payload flow
   uint64_t serial = 0;
   uint64_t wire_id = 0;
   uint64_t next = 0;
@@ -115,6 +116,8 @@ struct Output {
   uint64_t served = 0;          // bytes of it, when it answers a read request
   uint32_t slot = kNoSlot;      // that its payload was gathered into
   bool blocked = false;         // the lane was full; tried again each pass
+  bool apart = false;           // the frame under way has its header queued, and its payload goes on the flow
+  bool flow_blocked = false;    // which was full
   bool inline_used =
       false;              // this pass has written a small frame at once (lanes with dear calls: one a pass)
   uint32_t sequence = 0;  // of the next frame
@@ -151,7 +154,8 @@ struct Input {
   FrameHeader header;
   IovList target;
   PinSet pins;
-  std::size_t payload_left = 0;       // to be drained
+  std::size_t payload_left = 0;       // to be drained, or collected from the payload flow
+  bool apart = false;                 // the payload under way comes on the payload flow
   std::size_t needed = kHeaderBytes;  // bytes in staging before there is anything to do
   uint32_t checksum = 0;
   Status refused = Status::kOk;                  // why this WRITE frame is being drained
@@ -175,13 +179,17 @@ struct Input {
   }
   // True if frames wait to be counted until bytes before them are placed.
   [[nodiscard]] bool landing() const noexcept { return landed != nullptr && !landed->empty(); }
+  // Of the frame under way, in kPayload.
+  [[nodiscard]] uint64_t payload_to_come() const noexcept {
+    return apart && slot != kNoSlot ? payload_left : target.bytes();
+  }
   [[nodiscard]] uint64_t left_of_frame() const noexcept {
     const uint64_t here = end - begin;
     switch (state) {
       case InputState::kHeader:
         return needed - here;
       case InputState::kPayload:
-        return target.bytes() + header.message_bytes;
+        return payload_to_come() + header.message_bytes;
       case InputState::kDrain:
         return payload_left + header.message_bytes;
       case InputState::kMessage:

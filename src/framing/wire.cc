@@ -6,10 +6,11 @@ namespace {
 constexpr uint16_t allowed_flags(FrameType type) noexcept {
   switch (type) {
     case FrameType::kWrite:
-      return kWriteFlags;
+      return kFlagChained | kFlagChecksum | kFlagApart;
     case FrameType::kRead:
-      return kFlagUrgent;
+      return kFlagUrgent | kFlagApart;
     case FrameType::kData:
+      return kFlagChecksum | kFlagApart;
     case FrameType::kMessage:
       return kFlagChecksum;
     default:
@@ -33,6 +34,8 @@ const char* check_fields(const FrameHeader& h) noexcept {
   if ((h.type == FrameType::kNack) != (h.status < 0) || h.status > 0)
     return "status does not fit the frame's type";
   if ((h.flags & kFlagChecksum) == 0 && h.payload_crc != 0) return "checksum without its flag";
+  if (placed && (h.flags & kFlagApart) != 0 && (h.padding_bytes != 0 || (h.flags & kFlagChecksum) != 0))
+    return "padding or a checksum of payload that goes apart";
   const uint64_t bytes = has_extent ? h.extent : h.payload_bytes;
   if (h.offset > UINT64_MAX - bytes) return "offset overflows";
   return nullptr;

@@ -17,6 +17,8 @@
 // by an earlier NACK. READs are answered on their lane in order of arrival, by DATA with consecutive offsets,
 // or a NACK for all the rest of one.
 //
+// Where a lane has a payload flow (payload_flow.h), a frame that says so has its payload there, without padding.
+//
 // Instead of an ACK, a lane may carry a count beside its bytes (lane.h); it is valid once everything written
 // before it has been handled.
 //
@@ -63,7 +65,7 @@ enum : uint16_t {
       1,  // WRITE: one of several frames of a part that all use this lane, with no other such part between
   kFlagChecksum = 2,  // payload_crc holds the CRC-32C of payload and message
   kFlagUrgent = 4,    // READ: to be answered before requests without it, as far as the owner likes
-  kWriteFlags = 3,
+  kFlagApart = 8,     // WRITE, DATA: the payload comes on the lane's payload flow; READ: its answers may
 };
 
 // As it lies on the wire. Decoded values are in a private copy, checked.

@@ -116,6 +116,33 @@ inline const Transport kTransports[] = {
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
+    // As tcp, with payload on a socket of its own, received as fragments.
+    {.name = "tcpx_emulated",
+     .backends = "tcpx",
+     .config =
+         "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\npool_bytes = \"256KiB\"\n",
+     .shared_memory = false,
+     .framed = true},
+    {.name = "tcpx_mapped",
+     .backends = "tcpx",
+     .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN
+               "\"]\n[tcpx]\nsource = \"mapped\"\nsockets = 4\nleast_bytes = \"4KiB\"\n",
+     .shared_memory = false,
+     .framed = true},
+    {.name = "tcpx_emulated_gpu",
+     .backends = "tcpx,cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
+               "\"]\n[tcpx]\nsource = \"emulated\"\nsockets = 4\n",
+     .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
+    {.name = "tcpx_mapped_gpu",
+     .backends = "tcpx,cuda",
+     .config =
+         "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"mapped\"\n",
+     .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
     {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
     {.name = "tcp_one_socket_checksum",
      .backends = "tcp",

@@ -48,6 +48,15 @@ inline const Way kWays[] = {
     {"rdma_ofi_shm", "rdma", "[rdma]\nrails = \"ofi:shm\"\n", false},
     // GPU memory on both sides, by staging memory: as between hosts.
     {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
+    // Payload on a socket of its own, received as fragments.
+    {"tcpx_emulated", "tcpx",
+     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\npool_bytes = \"1MiB\"\n",
+     false},
+    {"tcpx_mapped", "tcpx",
+     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"mapped\"\nsockets = 4\n", false},
+    {"tcpx_gpu", "tcpx,cuda",
+     "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\n",
+     true, Kind::kVram},
 };
 
 // Those, and rdma over rails of two hosts, which RDMA_TEST_RAILS and RDMA_TEST_RAILS_THERE name: there is the network

@@ -23,6 +23,7 @@ enum {                            // ways of a copy
 
 #define TOWLINE_LANDING_MOST_SLOT_BYTES (1u << 20)
 #define TOWLINE_LANDING_MOST_PIECES 1024
+#define TOWLINE_LANDING_MOST_POOLS 64
 
 typedef struct towline_landing_piece {
   uint64_t address;  // in GPU memory
@@ -54,6 +55,17 @@ typedef struct towline_landing_table_v1 {
   // moves any more.
   int32_t (*poll)(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
                   int32_t* vendor_code);
+
+  // Absent in older plugins: struct_size tells.
+
+  // Makes host memory that payload arrives in reachable for this landing's GPUs, until the landing closes; the caller
+  // keeps it that long. At most TOWLINE_LANDING_MOST_POOLS. Or a reason through host->fail. May block.
+  int32_t (*reach)(towline_landing* landing, void* address, uint64_t bytes);
+  // As a scatter of begin, from fragments in the slot or in memory of reach, to pieces of as many bytes: two lists that
+  // are cut differently, each of at most TOWLINE_LANDING_MOST_PIECES, in order, without gaps. poll tells its end.
+  int32_t (*unpack)(towline_landing* landing, uint32_t slot, uint64_t device,
+                    const towline_landing_piece* fragments, uint32_t fragment_count,
+                    const towline_landing_piece* pieces, uint32_t piece_count, int32_t* vendor_code);
 } towline_landing_table_v1;
 #define TOWLINE_LANDING_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_landing_table_v1, poll)
 

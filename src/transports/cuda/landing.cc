@@ -1,5 +1,7 @@
 #include "transports/cuda/landing.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/os/prefer_node.h"
 
@@ -72,14 +74,7 @@ Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_lan
     const auto& [address, bytes] = pieces[i];
     if (bytes > staging_end - staging)
       fail(Status::kInvalidArgument, "cuda: pieces of more than {} bytes", slot_bytes_);
-    for (uint64_t at = address; at < address + bytes; at = found.address + found.bytes) {
-      if (at >= found.address && at - found.address < found.bytes) continue;
-      found = device_.look_up(at);
-      if (found.where != Where::kGpu || found.gpu != gpu || found.bytes == 0)
-        fail(Status::kStale,
-             "cuda: there is no memory of GPU {} at {:#x} any more (freed, unmapped or put to sleep)", gpu,
-             at);
-    }
+    check_piece(gpu, pieces[i], found);
     if (way == TOWLINE_LANDING_GATHER)
       copier.add(slot, staging, address, bytes);
     else
@@ -87,6 +82,80 @@ Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_lan
     staging += bytes;
   }
   under_way_[way][slot] = &copier;
+  return copier.start(slot);
+}
+
+// Stale unless all of it is memory of that GPU. `found`: the allocation looked up last.
+void Landing::check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const {
+  const uint64_t end = piece.address + piece.bytes;
+  for (uint64_t at = piece.address; at < end; at = found.address + found.bytes) {
+    if (at >= found.address && at - found.address < found.bytes) continue;
+    found = device_.look_up(at);
+    if (found.where != Where::kGpu || found.gpu != gpu || found.bytes == 0)
+      fail(Status::kStale,
+           "cuda: there is no memory of GPU {} at {:#x} any more (freed, unmapped or put to sleep)", gpu, at);
+  }
+}
+
+void Landing::reach(void* address, uint64_t bytes) {
+  if (pools_.size() >= TOWLINE_LANDING_MOST_POOLS)
+    fail(Status::kLimitExceeded, "cuda: a connection has {} pools of fragments already", pools_.size());
+  const auto begin = reinterpret_cast<uint64_t>(address);
+  for (const Pool& pool : pools_)
+    if (pool.address == begin && pool.bytes == bytes) return;
+  auto pinned = device_.pin(begin, bytes);
+  const uint64_t delta = pinned->delta();
+  pools_.push_back({begin, bytes, delta, std::move(pinned)});
+}
+
+// Fragments come from a peer's packets by way of a transport: what lies elsewhere must not reach a kernel.
+uint64_t Landing::gpu_address(const towline_landing_piece& fragment) const {
+  const auto inside = [&](uint64_t address, uint64_t bytes) {
+    return fragment.address >= address && fragment.bytes <= bytes &&
+           fragment.address - address <= bytes - fragment.bytes;
+  };
+  if (inside(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes()))
+    return fragment.address + pinned_->delta();
+  for (const Pool& pool : pools_)
+    if (inside(pool.address, pool.bytes)) return fragment.address + pool.delta;
+  fail(Status::kInvalidArgument, "cuda: a fragment of {} bytes at {:#x} lies in no pool of this connection",
+       fragment.bytes, fragment.address);
+}
+
+// Both lists are walked at once; each stretch that is one piece of both becomes a piece of the kernel's list.
+Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
+                     std::span<const towline_landing_piece> pieces) {
+  if (slot >= slots_ || fragments.size() > TOWLINE_LANDING_MOST_PIECES ||
+      pieces.size() > TOWLINE_LANDING_MOST_PIECES)
+    fail(Status::kInvalidArgument, "cuda: {} fragments to {} pieces with slot {}", fragments.size(),
+         pieces.size(), slot);
+  PieceCopier& copier = this->copier(gpu, TOWLINE_LANDING_SCATTER);
+  copier.clear(slot);
+  Allocation found;
+  std::size_t next = 0;
+  uint64_t from = 0;
+  uint64_t left = 0;  // of the fragment under way
+  uint64_t room = slot_bytes_;
+  for (const towline_landing_piece& piece : pieces) {
+    check_piece(gpu, piece, found);
+    for (uint64_t done = 0; done < piece.bytes;) {
+      while (left == 0) {
+        if (next == fragments.size()) fail(Status::kInvalidArgument, "cuda: fewer fragments than pieces");
+        from = gpu_address(fragments[next]);
+        left = fragments[next++].bytes;
+      }
+      const uint64_t here = std::min(left, piece.bytes - done);
+      if (here > room) fail(Status::kInvalidArgument, "cuda: pieces of more than {} bytes", slot_bytes_);
+      copier.add(slot, piece.address + done, from, here);
+      done += here;
+      from += here;
+      left -= here;
+      room -= here;
+    }
+  }
+  if (left != 0 || next != fragments.size())
+    fail(Status::kInvalidArgument, "cuda: more fragments than pieces");
+  under_way_[TOWLINE_LANDING_SCATTER][slot] = &copier;
   return copier.start(slot);
 }
 
@@ -111,6 +180,27 @@ int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uin
                       const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept
     try {
   *vendor_code = from(landing).begin(way, slot, device, pieces, count);
+  return *vendor_code == 0 ? TOWLINE_OK : TOWLINE_IO;
+} catch (const core::Error& error) {
+  return from(landing).refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return from(landing).refuse(Status::kInternal, error.what());
+}
+
+int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept try {
+  from(landing).reach(address, bytes);
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return from(landing).refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return from(landing).refuse(Status::kInternal, error.what());
+}
+
+int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
+                       const towline_landing_piece* fragments, uint32_t fragment_count,
+                       const towline_landing_piece* pieces, uint32_t piece_count,
+                       int32_t* vendor_code) noexcept try {
+  *vendor_code = from(landing).unpack(slot, device, {fragments, fragment_count}, {pieces, piece_count});
   return *vendor_code == 0 ? TOWLINE_OK : TOWLINE_IO;
 } catch (const core::Error& error) {
   return from(landing).refuse(error.code(), error.message());

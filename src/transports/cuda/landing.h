@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "gpu/device.h"
 #include "memory/shared_memory.h"
@@ -56,11 +58,25 @@ class Landing {
   void ready(uint64_t gpu);  // throws Error
   // Throws Error, and then nothing was started. 0: begun.
   Code begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces, uint32_t count);
+  // As landing.h; throw Error.
+  void reach(void* address, uint64_t bytes);
+  Code unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
+              std::span<const towline_landing_piece> pieces);
   [[nodiscard]] Code poll(uint32_t way, uint32_t slot, uint64_t now_ns) noexcept;
   int32_t refuse(Status status, const std::string& text) const { return host_.refuse(status, text); }
 
  private:
+  // Host memory in which fragments may lie.
+  struct Pool {
+    uint64_t address = 0;
+    uint64_t bytes = 0;
+    uint64_t delta = 0;
+    std::unique_ptr<Pinned> pinned;  // null: the slots'
+  };
+
   PieceCopier& copier(uint64_t gpu, uint32_t way);
+  void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
+  [[nodiscard]] uint64_t gpu_address(const towline_landing_piece& fragment) const;
 
   const plugin::Host host_;
   Device& device_;
@@ -71,6 +87,7 @@ class Landing {
   const LandingBudget::Share share_;
   const std::unique_ptr<SharedMemory> memory_;
   const std::unique_ptr<Pinned> pinned_;
+  std::vector<Pool> pools_;
   std::map<std::pair<uint64_t, uint32_t>, std::unique_ptr<PieceCopier>> copiers_;  // by GPU and way
   std::array<std::array<PieceCopier*, TOWLINE_LANDING_MOST_SLOTS>, 2> under_way_ = {};
 };
@@ -98,6 +115,11 @@ void landing_close(towline_landing* landing) noexcept;
 int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
 int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
                       const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
+int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept;
+int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
+                       const towline_landing_piece* fragments, uint32_t fragment_count,
+                       const towline_landing_piece* pieces, uint32_t piece_count,
+                       int32_t* vendor_code) noexcept;
 int32_t landing_poll(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
                      int32_t* vendor_code) noexcept;
 

@@ -36,7 +36,9 @@ towline_plugin_v1_t describe_plugin(int32_t (*usable)(char* reason, size_t capac
                                                         landing_close,
                                                         landing_ready,
                                                         landing_begin,
-                                                        landing_poll};
+                                                        landing_poll,
+                                                        landing_reach,
+                                                        landing_unpack};
   result.query_table = [](const char* id, uint32_t version) noexcept -> const void* {
     if (version == 1 && std::strcmp(id, "landing") == 0) return &kLanding;
     return others(id, version);

@@ -15,8 +15,12 @@
 
 namespace towline::tcp {
 
-Backend::Backend(const plugin::Host& host)
-    : BackendBase(host), options_(Options::read(this->host())), sources_(options_.limits) {
+Backend::Backend(const plugin::Host& host, const char* name, Flows* flows)
+    : BackendBase(host),
+      name_(name),
+      flows_(flows),
+      options_(Options::read(this->host(), name)),
+      sources_(options_.limits) {
   for (uint32_t i = 0; i < std::max(this->host().worker_count(), 1u); ++i)
     workers_.push_back(std::make_unique<Worker>());
   if (options_.listen.empty() && options_.unix_dir.empty()) return;
@@ -46,7 +50,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();
   } else if (args.region.kind != TOWLINE_DRAM) {
-    return host().refuse(Status::kUnsupported, "tcp moves dram and vram only");
+    return host().refuse(Status::kUnsupported, fmt::format("{} moves dram and vram only", name_));
   }
   *registration =
       reinterpret_cast<towline_registration*>(this);  // nothing to keep: the core pins what frames name
@@ -106,7 +110,7 @@ int32_t Backend::probe(const towline_identity& peer, const void* address, size_t
   std::vector<std::string> endpoints;
   const char* problem = unpack_address({static_cast<const uint8_t*>(address), bytes}, endpoints);
   if (problem != nullptr)
-    return host().refuse(Status::kProtocol, fmt::format("the peer's tcp address: {}", problem));
+    return host().refuse(Status::kProtocol, fmt::format("the peer's {} address: {}", name_, problem));
   if (!choose_candidates(host().self(), peer, endpoints).empty()) return TOWLINE_OK;
   return host().refuse(Status::kUnreachable, "the peer has a Unix socket on another host only");
 }

@@ -17,6 +17,7 @@
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
 #include "transports/tcp/connection.h"
+#include "transports/tcp/flows.h"
 #include "transports/tcp/options.h"
 
 namespace towline::tcp {
@@ -25,7 +26,7 @@ class Backend : public plugin::BackendBase {
  public:
   using Connection = tcp::Connection;
 
-  explicit Backend(const plugin::Host& host);
+  explicit Backend(const plugin::Host& host) : Backend(host, "tcp", nullptr) {}
   ~Backend();
 
   // The tables; see v1.h.
@@ -46,12 +47,17 @@ class Backend : public plugin::BackendBase {
   // For connections.
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   void count_connection(uint32_t worker, int change) noexcept { workers_[worker]->connections += change; }
+  [[nodiscard]] Flows* flows() const noexcept { return flows_; }
   void add_active(Connection& connection) noexcept;
   // Takes it out of every list and deletes it, at once or when progress() of its worker returns.
   void retire(Connection& connection) noexcept;
   // Connected to this address: warns, once, where that leaves the host.
   void note_open(const SocketAddress& address, int fd);
   uint64_t next_fault_seed() noexcept { return fault_seeds_.fetch_add(1, std::memory_order_relaxed); }
+
+ protected:
+  // Of another name, under which its settings are found, and with flows, or null; they outlive it.
+  Backend(const plugin::Host& host, const char* name, Flows* flows);
 
  private:
   struct Worker {
@@ -73,6 +79,8 @@ class Backend : public plugin::BackendBase {
   std::unique_ptr<Connection> make_connection(uint32_t index, void* peer);
   void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
 
+  const char* const name_;
+  Flows* const flows_;
   const Options options_;
   Sources sources_;  // outlives the connections
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -91,6 +91,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
   UniqueFd fd = connector_->take();
   connector_.reset();
   open(std::move(fd));
+  if (backend_.flows() != nullptr) dial(1, 2, now_ns);
   host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
   return 1;
 }
@@ -122,14 +123,16 @@ bool Connection::accept(Arrival arrival) {
 void Connection::join(Arrival arrival) {
   const bool same = arrival.hello.self.incarnation[0] == hello_.self.incarnation[0] &&
                     arrival.hello.self.incarnation[1] == hello_.self.incarnation[1];
-  if (connector_side_ || !same || framed_ == nullptr || framed_->down() ||
+  const bool taken =
+      backend_.flows() != nullptr && (arrival.hello.lane >= kMaxLanes || placed_[arrival.hello.lane]);
+  if (connector_side_ || !same || framed_ == nullptr || framed_->down() || taken ||
       framed_->lane_count() >= kMaxLanes) {
     send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
     return;
   }
   if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) return;
   slots_.push_back(std::move(arrival.slot));
-  add_lane(std::move(arrival.fd));
+  place(arrival.hello.lane, std::move(arrival.fd));
   activate();
 }
 
@@ -150,20 +153,51 @@ void Connection::open(UniqueFd fd) {
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
   backend_.note_open(address_, fd.get());
-  add_lane(std::move(fd));
+  framing::Lane& lane = add_lane(std::move(fd));
+  placed_.set(0);
+  if (backend_.flows() != nullptr) first_lane_ = &lane;
 }
 
-void Connection::add_lane(UniqueFd fd) {
+// Returns it without faults.
+framing::Lane& Connection::add_lane(UniqueFd fd) {
   const Options& options = backend_.options();
-  std::unique_ptr<framing::Lane> lane =
-      std::make_unique<SocketLane>(host(), worker_, std::move(fd), framed_->lane_count() == 0,
-                                   options.frame_bytes_to(address_), options.congestion, stirred, this);
+  const bool first = framed_->lane_count() == 0;
+  const uint32_t frame_bytes = options.frame_bytes_to(address_);
+  std::unique_ptr<framing::Lane> lane;
+  if (backend_.flows() != nullptr)
+    lane = backend_.flows()->make_lane(host(), worker_, std::move(fd), first, frame_bytes, options.congestion,
+                                       stirred, this);
+  else
+    lane = std::make_unique<SocketLane>(host(), worker_, std::move(fd), first, frame_bytes,
+                                        options.congestion, stirred, this);
+  framing::Lane& plain = *lane;
   if (options.faults.any()) {
     framing::FaultOptions faults = options.faults;
     faults.seed += backend_.next_fault_seed();
     lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
   }
   framed_->add_lane(std::move(lane));
+  return plain;
+}
+
+// A further socket of the connection, of that number.
+void Connection::place(uint16_t number, UniqueFd fd) {
+  Flows* const flows = backend_.flows();
+  if (flows == nullptr) {
+    (void)add_lane(std::move(fd));
+    return;
+  }
+  placed_.set(number);
+  if (number == 1) return flows->attach(*first_lane_, std::move(fd));
+  const auto other = unpaired_.find(number ^ 1);
+  if (other == unpaired_.end()) {
+    unpaired_.emplace(number, std::move(fd));
+    return;
+  }
+  UniqueFd stream = std::move(other->second);
+  unpaired_.erase(other);
+  if (number % 2 == 0) std::swap(stream, fd);
+  flows->attach(add_lane(std::move(stream)), std::move(fd));
 }
 
 void Connection::fail(Status status, const char* text) noexcept {
@@ -183,30 +217,46 @@ bool Connection::wants_more_lanes() const noexcept {
 
 void Connection::dial_more_lanes(uint64_t now_ns) {
   more_lanes_tried_ = true;
+  const uint32_t lanes = backend_.options().sockets_to(address_);
+  const auto most = [](uint32_t number) {
+    return static_cast<uint16_t>(std::min<uint32_t>(number, kMaxLanes));
+  };
+  if (backend_.flows() == nullptr)
+    dial(1, most(lanes), now_ns);
+  else
+    dial(2, most(2 * lanes), now_ns);
+}
+
+// Sockets of these numbers.
+void Connection::dial(uint16_t begin, uint16_t end, uint64_t now_ns) {
   dials_deadline_ns_ = Deadline::after(now_ns, backend_.options().handshake_timeout_ns).ns();
-  for (uint32_t lane = 1; lane < backend_.options().sockets_to(address_); ++lane) {
-    dials_.push_back(std::make_unique<Dial>(host(), worker_, address_, backend_.options(), stirred, this));
-  }
+  for (uint16_t number = begin; number < end; ++number)
+    dials_.push_back(
+        {std::make_unique<Dial>(host(), worker_, address_, backend_.options(), stirred, this), number});
 }
 
 // The connection does without the lanes that don't come up.
 uint32_t Connection::step_more_lanes(uint64_t now_ns) {
   uint32_t done = 0;
   for (std::size_t i = 0; i < dials_.size(); ++i) {
-    Dial& dial = *dials_[i];
+    Dial& dial = *dials_[i].dial;
+    const uint16_t number = dials_[i].number;
     const Dial::State state = dial.step();
     if (state == Dial::State::kConnected) {
-      hello_.lane = static_cast<uint16_t>(i + 1 < kMaxLanes ? i + 1 : kMaxLanes - 1);
+      hello_.lane = number;
       dial.send_hello(hello_, now_ns);
     } else if (state == Dial::State::kAnswered) {
       const Reply& reply = dial.reply();
       const bool welcome = reply.status == TOWLINE_OK && reply.incarnation == hello_.target;
-      if (welcome) add_lane(dial.take());
+      if (welcome) place(number, dial.take());
       if (!welcome)
         host().log(2, fmt::format("another socket to {} was refused: {}", address_.text(), reply.text));
     } else if (state == Dial::State::kFailed || now_ns >= dials_deadline_ns_) {
       const std::string why = state == Dial::State::kFailed ? dial.text() : "no reply in time";
       host().log(2, fmt::format("another socket to {}: {}", address_.text(), why));
+      // The peer may have taken it and send payload there, which this side would wait for.
+      if (number == 1 && backend_.flows() != nullptr && dial.hello_sent_ns() != 0)
+        framed_->fail(Status::kPeerLost, "the socket for payload did not come up");
     } else {
       continue;
     }
@@ -286,8 +336,12 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
   Import* made = &any_frames;
   if (most_bytes != UINT64_MAX) made = new Import{most_bytes};
   *import = reinterpret_cast<towline_import*>(made);
-  std::snprintf(how, 64, "frames over %s%s", address_.is_unix() ? "a Unix socket" : "tcp",
-                args.region.kind == TOWLINE_VRAM ? ", by host memory of its owner" : "");
+  std::string text = address_.is_unix() ? "frames over a Unix socket" : "frames over tcp";
+  if (backend_.flows() != nullptr)
+    text += ", " + backend_.flows()->how();
+  else if (args.region.kind == TOWLINE_VRAM)
+    text += ", by host memory of its owner";
+  std::snprintf(how, 64, "%s", text.c_str());
   return TOWLINE_OK;
 }
 

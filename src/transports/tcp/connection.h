@@ -10,7 +10,9 @@
 // progress() on this worker returns.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
 #include "transports/tcp/dial.h"
+#include "transports/tcp/flows.h"
 #include "transports/tcp/sources.h"
 
 namespace towline::tcp {
@@ -90,9 +93,11 @@ class Connection {
   void wait_for_copies() noexcept;
   uint32_t step_connector(uint64_t now_ns);
   void open(UniqueFd fd);
-  void add_lane(UniqueFd fd);
+  framing::Lane& add_lane(UniqueFd fd);
+  void place(uint16_t number, UniqueFd fd);
   void fail(Status status, const char* text) noexcept;
   [[nodiscard]] bool wants_more_lanes() const noexcept;
+  void dial(uint16_t begin, uint16_t end, uint64_t now_ns);
   void dial_more_lanes(uint64_t now_ns);
   uint32_t step_more_lanes(uint64_t now_ns);
 
@@ -111,7 +116,14 @@ class Connection {
   std::vector<Sources::Slot> slots_;  // of accepted sockets
   std::unique_ptr<framing::Connection> framed_;
   std::unique_ptr<Connector> connector_;
-  std::vector<std::unique_ptr<Dial>> dials_;  // further lanes on their way
+  struct NumberedDial {
+    std::unique_ptr<Dial> dial;
+    uint16_t number = 0;
+  };
+  std::vector<NumberedDial> dials_;        // further sockets on their way
+  framing::Lane* first_lane_ = nullptr;    // without faults around it; with flows
+  std::bitset<kMaxLanes> placed_;          // numbers of sockets that came; with flows
+  std::map<uint16_t, UniqueFd> unpaired_;  // whose lane's other socket is still to come
   uint64_t dials_deadline_ns_ = 0;
 };
 

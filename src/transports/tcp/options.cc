@@ -13,31 +13,39 @@
 namespace towline::tcp {
 namespace {
 
-[[noreturn]] void refuse(const char* key, const std::string& value, const std::string& wanted) {
+// "tcp.listen", or the same setting of a backend with another name.
+struct Key {
+  const std::string& backend;
+  std::string operator()(const char* setting) const { return backend + "." + setting; }
+};
+
+[[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& wanted) {
   throw plugin::Failure(Status::kInvalidArgument,
                         fmt::format("{} = \"{}\": expected {}", key, value, wanted));
 }
 
-bool is_set(const plugin::Host& host, const char* key) { return !host.config(key, "").empty(); }
+bool is_set(const plugin::Host& host, const std::string& key) {
+  return !host.config(key.c_str(), "").empty();
+}
 
-uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback, uint64_t low,
+uint64_t read_bytes(const plugin::Host& host, const std::string& key, const char* fallback, uint64_t low,
                     uint64_t high) {
-  const std::string value = host.config(key, fallback);
+  const std::string value = host.config(key.c_str(), fallback);
   const std::optional<uint64_t> bytes = parse_bytes(value);
   if (!bytes || *bytes < low || *bytes > high)
     refuse(key, value, fmt::format("a size from {} to {} bytes", low, high));
   return *bytes;
 }
 
-uint64_t read_duration(const plugin::Host& host, const char* key, const char* fallback) {
-  const std::string value = host.config(key, fallback);
+uint64_t read_duration(const plugin::Host& host, const std::string& key, const char* fallback) {
+  const std::string value = host.config(key.c_str(), fallback);
   const std::optional<uint64_t> ns = parse_duration_ns(value);
   if (!ns || *ns == 0) refuse(key, value, "a time such as 5s");
   return *ns;
 }
 
-uint32_t read_number(const plugin::Host& host, const char* key, uint32_t low, uint32_t high) {
-  const std::string value = host.config(key, "");
+uint32_t read_number(const plugin::Host& host, const std::string& key, uint32_t low, uint32_t high) {
+  const std::string value = host.config(key.c_str(), "");
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   const bool whole = error == std::errc{} && end == value.data() + value.size();
@@ -46,8 +54,8 @@ uint32_t read_number(const plugin::Host& host, const char* key, uint32_t low, ui
   return number;
 }
 
-bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
-  const std::string value = host.config(key, fallback ? "true" : "false");
+bool read_bool(const plugin::Host& host, const std::string& key, bool fallback) {
+  const std::string value = host.config(key.c_str(), fallback ? "true" : "false");
   if (value == "true" || value == "yes" || value == "on" || value == "1") return true;
   if (value == "false" || value == "no" || value == "off" || value == "0") return false;
   refuse(key, value, "true or false");
@@ -55,7 +63,7 @@ bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
 
 // `read` throws Error without the key.
 template <class Read>
-void read_with(const char* key, const std::string& value, Read read) {
+void read_with(const std::string& key, const std::string& value, Read read) {
   try {
     read(value);
   } catch (const Error& error) {
@@ -65,11 +73,11 @@ void read_with(const char* key, const std::string& value, Read read) {
 
 // Of its own, or the hosts that the agent listens at, on other ports: one setting says who reaches the agent. A
 // Unix socket is reached from this host alone, and so is loopback.
-std::vector<Endpoint> read_listen(const plugin::Host& host) {
+std::vector<Endpoint> read_listen(const plugin::Host& host, const Key& key) {
   std::vector<Endpoint> endpoints;
-  if (const std::string own = host.config("tcp.listen", ""); !own.empty()) {
+  if (const std::string own = host.config(key("listen").c_str(), ""); !own.empty()) {
     if (own == "none") return endpoints;
-    read_with("tcp.listen", own, [&](const std::string& text) { endpoints = parse_endpoints(text, 0); });
+    read_with(key("listen"), own, [&](const std::string& text) { endpoints = parse_endpoints(text, 0); });
     return endpoints;
   }
   const std::string listen = host.config("listen", "127.0.0.1:0");
@@ -85,30 +93,31 @@ std::vector<Endpoint> read_listen(const plugin::Host& host) {
   return endpoints;
 }
 
-Options read_all(const plugin::Host& host) {
+Options read_all(const plugin::Host& host, const std::string& name) {
+  const Key key{name};
   Options options;
-  options.listen = read_listen(host);
+  options.listen = read_listen(host, key);
   options.any_user = read_bool(host, "listen.any_user", false);
   options.limits = Sources::default_limits();
-  if (is_set(host, "tcp.most_accepted"))
-    options.limits.sockets = read_number(host, "tcp.most_accepted", 1, 1u << 20);
+  if (is_set(host, key("most_accepted")))
+    options.limits.sockets = read_number(host, key("most_accepted"), 1, 1u << 20);
   options.limits.sockets_per_source = std::min(options.limits.sockets_per_source, options.limits.sockets);
-  if (is_set(host, "tcp.most_accepted_per_source"))
-    options.limits.sockets_per_source = read_number(host, "tcp.most_accepted_per_source", 1, 1u << 20);
-  read_with("tcp.port_range", host.config("tcp.port_range", ""),
+  if (is_set(host, key("most_accepted_per_source")))
+    options.limits.sockets_per_source = read_number(host, key("most_accepted_per_source"), 1, 1u << 20);
+  read_with(key("port_range"), host.config(key("port_range").c_str(), ""),
             [&](const std::string& text) { options.ports = parse_port_range(text); });
-  options.advertise = host.config("tcp.advertise", "");
-  options.unix_dir = host.config("tcp.unix_dir", "");
+  options.advertise = host.config(key("advertise").c_str(), "");
+  options.unix_dir = host.config(key("unix_dir").c_str(), "");
   while (options.unix_dir.size() > 1 && options.unix_dir.ends_with('/')) options.unix_dir.pop_back();
-  if (is_set(host, "tcp.sockets")) options.sockets = read_number(host, "tcp.sockets", 1, kMaxLanes);
-  options.bulk_bytes = read_bytes(host, "tcp.bulk_bytes", "1MiB", 0, UINT64_MAX);
-  if (is_set(host, "tcp.frame_bytes"))
-    options.frame_bytes = read_bytes(host, "tcp.frame_bytes", "", 4096, 16u << 20);
-  options.socket_buffer = read_bytes(host, "tcp.socket_buffer", "0", 0, 1u << 30);
-  options.congestion = host.config("tcp.congestion", "");
-  options.handshake_timeout_ns = read_duration(host, "tcp.handshake_timeout", "5s");
-  options.user_timeout_ns = read_duration(host, "tcp.user_timeout", "20s");
-  options.checksum = read_bool(host, "tcp.checksum", false);
+  if (is_set(host, key("sockets"))) options.sockets = read_number(host, key("sockets"), 1, kMaxLanes);
+  options.bulk_bytes = read_bytes(host, key("bulk_bytes"), "1MiB", 0, UINT64_MAX);
+  if (is_set(host, key("frame_bytes")))
+    options.frame_bytes = read_bytes(host, key("frame_bytes"), "", 4096, 16u << 20);
+  options.socket_buffer = read_bytes(host, key("socket_buffer"), "0", 0, 1u << 30);
+  options.congestion = host.config(key("congestion").c_str(), "");
+  options.handshake_timeout_ns = read_duration(host, key("handshake_timeout"), "5s");
+  options.user_timeout_ns = read_duration(host, key("user_timeout"), "20s");
+  options.checksum = read_bool(host, key("checksum"), false);
   options.faults = framing::parse_fault_options(host.config("faults", ""));
   return options;
 }
@@ -129,9 +138,9 @@ uint32_t Options::frame_bytes_to(const SocketAddress& peer) const noexcept {
   return peer.is_loopback() ? 2u << 20 : 1u << 20;
 }
 
-Options Options::read(const plugin::Host& host) {
+Options Options::read(const plugin::Host& host, const std::string& name) {
   try {
-    return read_all(host);
+    return read_all(host, name);
   } catch (const Error& error) {
     throw plugin::Failure(error.code(), error.message());
   }

@@ -35,7 +35,8 @@ struct Options {
   [[nodiscard]] uint32_t frame_bytes_to(const SocketAddress& peer) const noexcept;
 
   // Throws plugin::Failure, naming the value.
-  static Options read(const plugin::Host& host);
+  // `name`: of the backend, before the dot of each key.
+  static Options read(const plugin::Host& host, const std::string& name);
 };
 
 }  // namespace towline::tcp

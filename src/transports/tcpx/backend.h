@@ -1,0 +1,47 @@
+// One agent's tcpx: tcp's backend, whose lanes have a second socket for payload.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transports/tcp/backend.h"
+#include "transports/tcpx/ladder.h"
+#include "transports/tcpx/payload_socket.h"
+#include "transports/tcpx/settings.h"
+
+namespace towline::tcpx {
+
+class SourceFlows final : public tcp::Flows {
+ public:
+  explicit SourceFlows(const plugin::Host& host)
+      : settings_(Settings::read(host)), ladder_(climb(settings_)) {}
+
+  std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, UniqueFd stream,
+                                           bool first, uint32_t frame_bytes, const std::string& congestion,
+                                           towline_ready_fn ready, void* argument) override;
+  [[nodiscard]] std::string how() const override;
+  void attach(framing::Lane& lane, UniqueFd payload) override;
+  [[nodiscard]] const FlowTotals& totals() const noexcept { return totals_; }
+  [[nodiscard]] const Ladder& ladder() const noexcept { return ladder_; }
+
+ private:
+  const Settings settings_;
+  const Ladder ladder_;
+  FlowTotals totals_;
+};
+
+// Made before the base that uses it.
+struct HoldsFlows {
+  explicit HoldsFlows(const plugin::Host& host) : source_flows(host) {}
+  SourceFlows source_flows;
+};
+
+class Backend : private HoldsFlows, public tcp::Backend {
+ public:
+  explicit Backend(const plugin::Host& host) : HoldsFlows(host), tcp::Backend(host, "tcpx", &source_flows) {}
+
+  // JSON: which source is used, why not the others, and totals over all flows.
+  std::string describe();
+};
+
+}  // namespace towline::tcpx

@@ -1,0 +1,65 @@
+#include "transports/tcpx/flow_lane.h"
+
+#include <sys/epoll.h>
+
+#include <fmt/format.h>
+
+namespace towline::tcpx {
+
+FlowLane::FlowLane(const plugin::Host& host, uint32_t worker, UniqueFd stream, bool first,
+                   uint32_t frame_bytes, const std::string& congestion, towline_ready_fn ready,
+                   void* argument, uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
+    : host_(host),
+      worker_(worker),
+      ready_(ready),
+      argument_(argument),
+      stream_(host, worker, std::move(stream), first, frame_bytes, congestion, ready, argument),
+      payload_(least_bytes, keep_fragments, totals) {}
+
+framing::IoResult FlowLane::write(std::span<const iovec> pieces) noexcept {
+  std::size_t bytes = 0;
+  for (const iovec& piece : pieces) bytes += piece.iov_len;
+  const framing::IoResult result = stream_.write(pieces);
+  stream_wants_write_ = result.status == Status::kAgain || result.bytes < bytes;
+  return result;
+}
+
+// Each socket is watched for what the lane waits for on it: payload without its header would wake in vain, and so
+// would a socket that has room when the other has not.
+bool FlowLane::arm(bool want_write) noexcept {
+  if (stream_.arm(want_write && stream_wants_write_)) return true;
+  if (!payload_.open()) return false;
+  uint32_t wanted = payload_.wants_read() ? uint32_t{EPOLLIN} : 0;
+  if (want_write && payload_.wants_write()) wanted |= EPOLLOUT;
+  if (wanted == watched_) return false;
+  const int fd = payload_.descriptor();
+  const int32_t status = known_ ? host_.rewatch(worker_, fd, wanted, ready_, argument_)
+                                : host_.watch(worker_, fd, wanted, ready_, argument_);
+  if (status != TOWLINE_OK) return true;  // never sleep on a socket that can't wake us
+  known_ = true;
+  watched_ = wanted;
+  return false;
+}
+
+void FlowLane::unwatch() noexcept {
+  if (known_ && payload_.open()) host_.unwatch(worker_, payload_.descriptor());
+  known_ = false;
+}
+
+void FlowLane::close() noexcept {
+  unwatch();
+  payload_.close();
+  stream_.close();
+}
+
+void FlowLane::abandon() noexcept {
+  unwatch();
+  payload_.abandon();
+  stream_.abandon();
+}
+
+std::string FlowLane::describe() const {
+  return fmt::format("{}, {}", stream_.describe(), payload_.describe());
+}
+
+}  // namespace towline::tcpx

@@ -1,0 +1,65 @@
+#include "transports/tcpx/ladder.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "transports/tcpx/sources/copy.h"
+#include "transports/tcpx/sources/emulated.h"
+#include "transports/tcpx/sources/mapped.h"
+
+namespace towline::tcpx {
+namespace {
+
+using Make = std::unique_ptr<Provider> (*)(const Settings&);
+
+struct Known {
+  const char* name;
+  Make make;  // throws Error that says why not
+};
+
+constexpr Known kKnown[] = {
+    {"mapped",
+     [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},
+    {"copy", [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); }},
+    {"emulated",
+     [](const Settings& settings) -> std::unique_ptr<Provider> {
+       return std::make_unique<EmulatedProvider>(
+           EmulatedOptions{settings.pool_bytes, settings.seed, settings.odd});
+     }},
+};
+
+const Known* find(const std::string& name) {
+  const auto* const found = std::find_if(std::begin(kKnown), std::end(kKnown),
+                                         [&](const Known& known) { return known.name == name; });
+  return found == std::end(kKnown) ? nullptr : found;
+}
+
+}  // namespace
+
+bool is_source(const std::string& name) { return find(name) != nullptr; }
+
+std::string source_names() {
+  std::string names;
+  for (const Known& known : kKnown) names += names.empty() ? known.name : fmt::format(", {}", known.name);
+  return names;
+}
+
+Ladder climb(const Settings& settings) {
+  Ladder ladder;
+  std::string reasons;
+  for (const std::string& name : settings.sources) {
+    try {
+      ladder.provider = find(name)->make(settings);
+      ladder.rungs.push_back({name, ""});
+      return ladder;
+    } catch (const core::Error& error) {
+      ladder.rungs.push_back({name, error.message()});
+      reasons += fmt::format("; {}: {}", name, error.message());
+    }
+  }
+  throw plugin::Failure(Status::kUnsupported, "tcpx has no source of payload" + reasons);
+}
+
+}  // namespace towline::tcpx

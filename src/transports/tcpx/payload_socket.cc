@@ -1,0 +1,232 @@
+#include "transports/tcpx/payload_socket.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include <fmt/format.h>
+
+#include "base/copy/copy.h"
+#include "transports/tcpx/sources/copy.h"
+
+namespace towline::tcpx {
+
+using framing::IoResult;
+
+void PayloadSocket::attach(UniqueFd socket, std::unique_ptr<Source> source) {
+  linear_ = std::make_unique_for_overwrite<uint8_t[]>(kLinearBytes);
+  source_ = std::move(source);
+  socket_ = std::move(socket);
+}
+
+// The source may hold the socket for longer, for the sake of its tokens.
+void PayloadSocket::close() noexcept {
+  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_RDWR);
+  socket_.reset();
+}
+
+void PayloadSocket::abandon() noexcept {
+  if (!socket_.valid()) return;
+  const linger reset = {1, 0};
+  setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  close();
+}
+
+std::string PayloadSocket::describe() const {
+  if (source_ == nullptr) return "payload flow is coming up";
+  return fmt::format("payload by {}: {} fragments of {} bytes, {} linear, {} copied, {} dry, {} held",
+                     source_->name(), statistics_.fragments.load(), statistics_.fragment_bytes.load(),
+                     statistics_.linear_bytes.load(), statistics_.copied_bytes.load(), statistics_.dry.load(),
+                     held_);
+}
+
+IoResult PayloadSocket::write(std::span<const iovec> pieces) noexcept {
+  if (!socket_.valid()) return IoResult::closed();
+  msghdr message = {};
+  message.msg_iov = const_cast<iovec*>(pieces.data());
+  message.msg_iovlen = std::min<std::size_t>(pieces.size(), IOV_MAX);
+  std::size_t offered = 0;
+  for (const iovec& piece : pieces) offered += piece.iov_len;
+  const ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  wants_write_ = n < static_cast<ssize_t>(offered);
+  return n > 0 ? IoResult::moved(static_cast<std::size_t>(n)) : socket_failure(errno);
+}
+
+void PayloadSocket::count(std::atomic<uint64_t> FlowTotals::*which, uint64_t by) noexcept {
+  (statistics_.*which).fetch_add(by, std::memory_order_relaxed);
+  if (totals_ != nullptr) (totals_->*which).fetch_add(by, std::memory_order_relaxed);
+}
+
+void PayloadSocket::count_held(uint32_t more, uint32_t fewer) noexcept {
+  held_ += more - fewer;
+  count(&FlowTotals::held, uint64_t{more} - fewer);  // a sum of both signs comes out right
+}
+
+// ---- receiving
+
+Polled PayloadSocket::poll(std::size_t most) noexcept {
+  if (!socket_.valid()) return {source_ == nullptr ? IoResult::again() : IoResult::closed(), 0, false};
+  most = std::min(most, kLinearBytes);
+  Polled polled = source_->poll(linear_.get(), most, polled_);
+  wants_read_ = polled.io.status == Status::kAgain;
+  if (polled.dry) count(&FlowTotals::dry, 1);
+  if (polled.io.status != Status::kOk) return polled;
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < polled.count; ++i) taken += polled_[i].linear ? 0 : 1;
+  count_held(taken, 0);
+  if (const char* wrong = check(polled, most)) {
+    give_back({polled_.data(), polled.count});
+    return {IoResult::error(Status::kProtocol, 0, wrong), 0, false};
+  }
+  uint64_t linear = 0;
+  for (uint32_t i = 0; i < polled.count; ++i) linear += polled_[i].linear ? polled_[i].bytes : 0;
+  count(&FlowTotals::fragments, polled.count);
+  count(&FlowTotals::linear_bytes, linear);
+  count(&FlowTotals::fragment_bytes, polled.io.bytes - linear);
+  return polled;
+}
+
+// Drivers and kernels describe fragments: nothing outside of a pool is read for what they say.
+const char* PayloadSocket::check(const Polled& polled, std::size_t most) const noexcept {
+  const std::span<const Pool> pools = source_->pools();
+  std::size_t total = 0;
+  for (uint32_t i = 0; i < polled.count; ++i) {
+    const Fragment& fragment = polled_[i];
+    if (fragment.bytes > most - total) return "fragments longer than what was asked for";
+    total += fragment.bytes;
+    if (fragment.linear) continue;
+    if (fragment.pool >= pools.size()) return "a fragment of an unknown pool";
+    const Pool& pool = pools[fragment.pool];
+    if (fragment.bytes > pool.bytes || fragment.offset > pool.bytes - fragment.bytes)
+      return "a fragment beyond the end of its pool";
+  }
+  return total == polled.io.bytes ? nullptr : "fragments that don't add up to what was received";
+}
+
+// `linear`: where the next linear fragment begins.
+const uint8_t* PayloadSocket::bytes_of(const Fragment& fragment, std::size_t& linear) const noexcept {
+  if (!fragment.linear) return source_->pools()[fragment.pool].memory + fragment.offset;
+  linear += fragment.bytes;
+  return linear_.get() + linear - fragment.bytes;
+}
+
+void PayloadSocket::give_back(std::span<const Fragment> fragments) noexcept {
+  released_.clear();
+  for (const Fragment& fragment : fragments)
+    if (!fragment.linear) released_.push_back(fragment.token);  // within its capacity
+  count_held(0, static_cast<uint32_t>(released_.size()));
+  if (!released_.empty()) source_->release(released_);
+}
+
+IoResult PayloadSocket::read(std::span<const iovec> pieces) noexcept {
+  std::size_t most = 0;
+  for (const iovec& piece : pieces) most += piece.iov_len;
+  const Polled polled = poll(most);
+  if (polled.io.status != Status::kOk) return polled.io;
+  std::size_t linear = 0;
+  std::size_t at = 0;  // in the piece
+  for (uint32_t i = 0; i < polled.count; ++i) {
+    const uint8_t* from = bytes_of(polled_[i], linear);
+    for (std::size_t left = polled_[i].bytes; left != 0;) {
+      const std::size_t here = std::min(left, pieces.front().iov_len - at);
+      copy_bytes(static_cast<uint8_t*>(pieces.front().iov_base) + at, from, here);
+      from += here;
+      left -= here;
+      at += here;
+      if (at != pieces.front().iov_len) continue;
+      pieces = pieces.subspan(1);
+      at = 0;
+    }
+  }
+  give_back({polled_.data(), polled.count});
+  return polled.io;
+}
+
+IoResult PayloadSocket::drop(std::size_t bytes) noexcept {
+  const Polled polled = poll(bytes);
+  if (polled.io.status == Status::kOk) give_back({polled_.data(), polled.count});
+  return polled.io;
+}
+
+// ---- for GPU memory
+
+void PayloadSocket::offer(framing::Lander& lander) noexcept {
+  if (offered_ == &lander || source_ == nullptr) return;
+  offered_ = &lander;
+  reachable_ = keep_fragments_;
+  for (const Pool& pool : source_->pools())
+    reachable_ = reachable_ && pool.pinnable && lander.reach(pool.memory, pool.bytes) == Status::kOk;
+}
+
+bool PayloadSocket::holds_much() const noexcept { return held_ > source_->tokens() / 2; }
+
+IoResult PayloadSocket::collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept {
+  List& list = lists_[slot];
+  if (list.bytes == 0) list.staging = staging;
+  if (list.pieces.size() + kMostPolled > kMostPieces) copy_out(list);
+  const Polled polled = poll(bytes);
+  if (polled.dry) copy_out(list);
+  if (polled.io.status != Status::kOk) return polled.io;
+  if (!reachable_ || holds_much()) copy_out(list);
+  // What is left over the limit is held by frames that a GPU is copying.
+  const bool copies = !reachable_ || holds_much();
+  std::size_t linear = 0;
+  for (uint32_t i = 0; i < polled.count; ++i) {
+    const Fragment& fragment = polled_[i];
+    const uint8_t* const from = bytes_of(fragment, linear);
+    if (copies || fragment.linear) {
+      uint8_t* const to = list.staging + list.bytes;
+      copy_bytes(to, from, fragment.bytes);
+      if (!fragment.linear) count(&FlowTotals::copied_bytes, fragment.bytes);
+      keep(list, fragment, to);
+    } else {
+      keep(list, fragment, from);
+      list.tokens.push_back(fragment.token);  // within its capacity
+      count(&FlowTotals::kept_bytes, fragment.bytes);
+    }
+  }
+  if (copies) give_back({polled_.data(), polled.count});
+  return polled.io;
+}
+
+// Joined to the last piece where it goes on from there.
+void PayloadSocket::keep(List& list, const Fragment& fragment, const uint8_t* at) noexcept {
+  const auto address = reinterpret_cast<uint64_t>(at);
+  if (!list.pieces.empty() && list.pieces.back().address + list.pieces.back().bytes == address)
+    list.pieces.back().bytes += fragment.bytes;
+  else
+    list.pieces.push_back({address, fragment.bytes});  // within its capacity
+  list.bytes += fragment.bytes;
+}
+
+// All that is there of the frame, to where it lies in staging memory.
+void PayloadSocket::copy_out(List& list) noexcept {
+  if (list.tokens.empty() && list.pieces.size() <= 1) return;
+  uint8_t* to = list.staging;
+  for (const towline_landing_piece& piece : list.pieces) {
+    const auto* const from = reinterpret_cast<const uint8_t*>(piece.address);
+    if (from != to) {
+      copy_bytes(to, from, piece.bytes);
+      count(&FlowTotals::copied_bytes, piece.bytes);
+    }
+    to += piece.bytes;
+  }
+  list.pieces.clear();
+  list.pieces.push_back({reinterpret_cast<uint64_t>(list.staging), list.bytes});
+  count_held(0, static_cast<uint32_t>(list.tokens.size()));
+  source_->release(list.tokens);
+  list.tokens.clear();
+}
+
+void PayloadSocket::release(uint32_t slot) noexcept {
+  List& list = lists_[slot];
+  count_held(0, static_cast<uint32_t>(list.tokens.size()));
+  if (!list.tokens.empty()) source_->release(list.tokens);
+  list.tokens.clear();
+  list.pieces.clear();
+  list.bytes = 0;
+}
+
+}  // namespace towline::tcpx

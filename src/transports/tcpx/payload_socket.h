@@ -1,0 +1,110 @@
+// The payload flow of a lane: a socket whose payload a source hands over as fragments.
+//
+// What may be held is bounded: a frame for GPU memory keeps its fragments until the GPU has copied them out, but at
+// most half of a source's tokens are held in that way. Beyond that, and when the pool runs dry, fragments are copied
+// to the frame's staging memory and released at once. So a small pool makes transfers slower and never stops them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/os/unique_fd.h"
+#include "framing/landing.h"
+#include "framing/payload_flow.h"
+#include "transports/tcpx/sources/source.h"
+
+namespace towline::tcpx {
+
+// Totals of one flow, or of all flows of a backend. Written by the flows' workers, read by any thread.
+struct FlowTotals {
+  std::atomic<uint64_t> fragments{0};
+  std::atomic<uint64_t> fragment_bytes{0};  // that arrived in the pool
+  std::atomic<uint64_t> linear_bytes{0};    // that did not
+  std::atomic<uint64_t> kept_bytes{0};      // in fragments that were left to a GPU
+  std::atomic<uint64_t> copied_bytes{0};    // for GPU memory, that the processor copied to staging memory
+  std::atomic<uint64_t> dry{0};             // polls that found every token held
+  std::atomic<uint64_t> held{0};            // tokens, now
+};
+
+class PayloadSocket final : public framing::PayloadFlow {
+ public:
+  // `totals`: of the backend, or null; it outlives this.
+  PayloadSocket(uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
+      : least_bytes_(least_bytes), keep_fragments_(keep_fragments), totals_(totals) {
+    for (List& list : lists_) {
+      list.pieces.reserve(kMostPieces);
+      list.tokens.reserve(kMostPieces);
+    }
+    released_.reserve(kMostPieces);
+  }
+
+  // The socket is up. Control path.
+  void attach(UniqueFd socket, std::unique_ptr<Source> source);
+  // No byte moves any more; the pool stays.
+  void close() noexcept;
+  void abandon() noexcept;
+  [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
+  // Was the last read, or write, refused since nothing was there, or no room?
+  [[nodiscard]] bool wants_read() const noexcept { return wants_read_; }
+  [[nodiscard]] bool wants_write() const noexcept { return wants_write_; }
+  [[nodiscard]] const FlowTotals& statistics() const noexcept { return statistics_; }
+  [[nodiscard]] std::string describe() const;
+  [[nodiscard]] uint32_t held() const noexcept { return held_; }
+
+  [[nodiscard]] bool open() const noexcept override { return socket_.valid(); }
+  [[nodiscard]] uint32_t least_bytes() const noexcept override { return least_bytes_; }
+  framing::IoResult write(std::span<const iovec> pieces) noexcept override;
+  framing::IoResult read(std::span<const iovec> pieces) noexcept override;
+  framing::IoResult drop(std::size_t bytes) noexcept override;
+  framing::IoResult collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept override;
+  [[nodiscard]] std::span<const towline_landing_piece> fragments(uint32_t slot) const noexcept override {
+    return lists_[slot].pieces;
+  }
+  void release(uint32_t slot) noexcept override;
+  void offer(framing::Lander& lander) noexcept override;
+
+ private:
+  static constexpr std::size_t kMostPieces = TOWLINE_LANDING_MOST_PIECES;
+  static constexpr std::size_t kMostPolled = 128;  // fragments at a time
+  static constexpr std::size_t kLinearBytes = 256u << 10;
+
+  // What has arrived of a slot's frame.
+  struct List {
+    std::vector<towline_landing_piece> pieces;
+    std::vector<uint32_t> tokens;  // that the pieces in the pool are held by
+    uint64_t bytes = 0;
+    uint8_t* staging = nullptr;
+  };
+
+  [[nodiscard]] Polled poll(std::size_t most) noexcept;
+  [[nodiscard]] const char* check(const Polled& polled, std::size_t most) const noexcept;
+  [[nodiscard]] const uint8_t* bytes_of(const Fragment& fragment, std::size_t& linear) const noexcept;
+  void count(std::atomic<uint64_t> FlowTotals::*which, uint64_t by) noexcept;
+  void count_held(uint32_t more, uint32_t fewer) noexcept;
+  void give_back(std::span<const Fragment> fragments) noexcept;
+  void keep(List& list, const Fragment& fragment, const uint8_t* at) noexcept;
+  void copy_out(List& list) noexcept;
+  [[nodiscard]] bool holds_much() const noexcept;
+
+  const uint32_t least_bytes_;
+  const bool keep_fragments_;
+  UniqueFd socket_;
+  std::unique_ptr<Source> source_;
+  std::unique_ptr<uint8_t[]> linear_;
+  std::array<Fragment, kMostPolled> polled_;
+  std::array<List, framing::kLandingSlots> lists_;
+  std::vector<uint32_t> released_;  // scratch
+  framing::Lander* offered_ = nullptr;
+  bool reachable_ = false;  // the pools, for the GPUs
+  bool wants_read_ = false;
+  bool wants_write_ = false;
+  uint32_t held_ = 0;
+  FlowTotals* const totals_;
+  FlowTotals statistics_;
+};
+
+}  // namespace towline::tcpx

@@ -1,0 +1,44 @@
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/os/unique_fd.h"
+#include "towline/export.h"
+#include "towline/plugin/backend.hpp"
+#include "towline/towline.h"
+#include "transports/tcpx/backend.h"
+
+namespace {
+
+using namespace towline::plugin;  // NOLINT: short names for the list
+
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_DRAM, TOWLINE_VRAM),
+                                           kinds(TOWLINE_DRAM, TOWLINE_VRAM), TOWLINE_WHERE_ANY_HOST)};
+
+int32_t usable(char* reason, size_t capacity) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    if (towline::UniqueFd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)).valid()) return TOWLINE_OK;
+  }
+  const int error = errno;
+  std::snprintf(reason, capacity, "no TCP socket can be opened: %s", towline::errno_text(error).c_str());
+  return static_cast<int32_t>(towline::status_from_errno(error));
+}
+
+}  // namespace
+
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
+  static const towline_plugin_v1_t plugin = towline::plugin::describe<towline::tcpx::Backend>(
+      {.name = "tcpx",
+       .version = "0.1.0",
+       .text = "framed transfers over TCP, whose payload a NIC may put into the memory of a GPU",
+       .traits = TOWLINE_TRAIT_OWNER_CHECKED | TOWLINE_TRAIT_LANDS,
+       .moves = kMoves,
+       .cost = 95,
+       .worst_fence_ns = 20 * towline::kSecondNs,
+       .fence_reason = "acknowledgement, or the end of the connection within tcpx.user_timeout"},
+      usable);
+  return number == 0 ? &plugin : nullptr;
+}

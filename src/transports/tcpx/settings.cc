@@ -1,0 +1,96 @@
+#include "transports/tcpx/settings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/config/config.h"
+#include "transports/tcpx/ladder.h"
+
+namespace towline::tcpx {
+namespace {
+
+[[noreturn]] void refuse(const char* key, const std::string& value, const std::string& wanted) {
+  throw plugin::Failure(Status::kInvalidArgument,
+                        fmt::format("{} = \"{}\": expected {}", key, value, wanted));
+}
+
+uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback, uint64_t low,
+                    uint64_t high) {
+  const std::string value = host.config(key, fallback);
+  const std::optional<uint64_t> bytes = parse_bytes(value);
+  if (!bytes || *bytes < low || *bytes > high)
+    refuse(key, value, fmt::format("a size from {} to {} bytes", low, high));
+  return *bytes;
+}
+
+uint64_t read_number(const plugin::Host& host, const char* key, const char* fallback) {
+  const std::string value = host.config(key, fallback);
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size()) refuse(key, value, "a number");
+  return number;
+}
+
+bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
+  const std::string value = host.config(key, fallback ? "true" : "false");
+  if (value == "true" || value == "yes" || value == "on" || value == "1") return true;
+  if (value == "false" || value == "no" || value == "off" || value == "0") return false;
+  refuse(key, value, "true or false");
+}
+
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    std::string_view part = text.substr(0, comma);
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    if (!part.empty()) parts.emplace_back(part);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return parts;
+}
+
+std::vector<uint32_t> read_queues(const plugin::Host& host) {
+  const std::string value = host.config("tcpx.queues", "");
+  std::vector<uint32_t> queues;
+  for (const std::string& part : split(value)) {
+    uint32_t queue = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), queue);
+    if (error != std::errc{} || end != part.data() + part.size() || queue > 65535)
+      refuse("tcpx.queues", value, "numbers of receive queues, such as 14,15");
+    queues.push_back(queue);
+  }
+  if (queues.size() > 64) refuse("tcpx.queues", value, "at most 64 queues");
+  return queues;
+}
+
+}  // namespace
+
+const std::vector<std::string>& default_sources() {
+  static const std::vector<std::string> sources = {"mapped", "copy"};
+  return sources;
+}
+
+Settings Settings::read(const plugin::Host& host) {
+  Settings settings;
+  const std::string sources = host.config("tcpx.source", "auto");
+  settings.sources = sources == "auto" ? default_sources() : split(sources);
+  for (const std::string& name : settings.sources)
+    if (!is_source(name)) refuse("tcpx.source", sources, "auto, or names of " + source_names());
+  if (settings.sources.empty()) refuse("tcpx.source", sources, "auto, or names of " + source_names());
+  settings.least_bytes = static_cast<uint32_t>(read_bytes(host, "tcpx.least_bytes", "16KiB", 1, 1u << 30));
+  settings.pool_bytes = read_bytes(host, "tcpx.pool_bytes", "16MiB", 16u << 10, uint64_t{4} << 30);
+  settings.seed = read_number(host, "tcpx.seed", "1");
+  settings.odd = read_bool(host, "tcpx.odd", true);
+  settings.keep_fragments = read_bool(host, "tcpx.keep_fragments", true);
+  settings.interface = host.config("tcpx.interface", "");
+  settings.queues = read_queues(host);
+  return settings;
+}
+
+}  // namespace towline::tcpx

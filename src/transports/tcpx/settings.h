@@ -1,0 +1,29 @@
+// The configuration of one instance, keys "tcpx.*", beyond those that tcp has too; docs/tcpx.md explains them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "towline/plugin/backend.hpp"
+
+namespace towline::tcpx {
+
+struct Settings {
+  std::vector<std::string> sources;  // rungs of the ladder, best first
+  uint32_t least_bytes = 0;          // payload from this size on goes on the payload flow
+  uint64_t pool_bytes = 0;           // of a source that makes its own pool
+  uint64_t seed = 0;                 // emulated: what comes how
+  bool odd = true;                   // emulated: odd fragments
+  bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
+  std::string interface;         // devmem: the NIC
+  std::vector<uint32_t> queues;  // devmem: its receive queues that are ours
+
+  // Throws plugin::Failure, naming the value.
+  static Settings read(const plugin::Host& host);
+};
+
+// In the order in which they are tried where nothing is said: every one that a machine may have by itself.
+[[nodiscard]] const std::vector<std::string>& default_sources();
+
+}  // namespace towline::tcpx

@@ -1,0 +1,69 @@
+// A NIC that there is not: payload is received into pages of a pool of host memory in random order, in fragments of odd
+// lengths at odd offsets, with linear pieces between them and now and then only a few of them at a time, as a short
+// control buffer would. What comes is decided by a seed. For tests, and for machines whose NIC can't do it.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <vector>
+
+#include "base/os/memfd.h"
+#include "base/random.h"
+#include "transports/tcpx/sources/held_tokens.h"
+#include "transports/tcpx/sources/source.h"
+
+namespace towline::tcpx {
+
+struct EmulatedOptions {
+  uint64_t pool_bytes = 16u << 20;
+  uint64_t seed = 1;
+  bool odd = true;  // false: whole pages only, as a NIC with large packets would
+};
+
+class EmulatedSource final : public Source {
+ public:
+  static constexpr uint32_t kPageBytes = 4096;
+
+  EmulatedSource(int socket, const EmulatedOptions& options);
+
+  Polled poll(uint8_t* linear, std::size_t most, std::span<Fragment> out) noexcept override;
+  void release(std::span<const uint32_t> tokens) noexcept override;
+  [[nodiscard]] std::span<const Pool> pools() const noexcept override { return {&pool_, 1}; }
+  [[nodiscard]] uint32_t tokens() const noexcept override { return pages_; }
+  [[nodiscard]] const char* name() const noexcept override { return "emulated"; }
+  [[nodiscard]] uint64_t bad_releases() const noexcept override { return held_.bad(); }
+
+  [[nodiscard]] uint32_t free_pages() const noexcept { return static_cast<uint32_t>(free_.size()); }
+
+ private:
+  static constexpr std::size_t kMostPieces = 128;
+
+  Fragment next_fragment(std::size_t most) noexcept;
+  void take_back(const Fragment& fragment) noexcept;
+
+  const int socket_;
+  const EmulatedOptions options_;
+  const uint32_t pages_;
+  const Mapping memory_;
+  const Pool pool_;
+  Random random_;
+  HeldTokens held_;
+  std::vector<uint32_t> free_;  // pages, within its capacity
+};
+
+class EmulatedProvider final : public Provider {
+ public:
+  explicit EmulatedProvider(const EmulatedOptions& options) : options_(options) {}
+  [[nodiscard]] const char* name() const noexcept override { return "emulated"; }
+  std::unique_ptr<Source> make(int socket) override {
+    EmulatedOptions options = options_;
+    options.seed += made_++;
+    return std::make_unique<EmulatedSource>(socket, options);
+  }
+
+ private:
+  const EmulatedOptions options_;
+  uint64_t made_ = 0;
+};
+
+}  // namespace towline::tcpx

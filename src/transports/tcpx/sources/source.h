@@ -1,0 +1,74 @@
+// Where the payload of a socket arrives: as fragments of a pool of memory, or as ordinary ("linear") bytes. One
+// interface for every way in which a kernel, or a test, hands them over.
+//
+// Each fragment of a pool is held by a token until it is released; a pool whose fragments are all held receives
+// nothing more. So callers bound what they hold, and copy out what they must keep for longer.
+//
+// One thread at a time: the worker of the socket's connection. poll() and release() neither allocate nor throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "framing/lane.h"
+
+namespace towline::tcpx {
+
+// Memory in which fragments lie. `memory` is where this process's processors read it.
+struct Pool {
+  uint8_t* memory = nullptr;
+  uint64_t bytes = 0;
+  bool pinnable = false;  // a GPU can be made to reach it
+};
+
+struct Fragment {
+  uint64_t offset = 0;  // in its pool
+  uint32_t bytes = 0;
+  uint32_t token = 0;
+  uint16_t pool = 0;    // index into pools()
+  bool linear = false;  // it lies in the caller's buffer: no pool, no token
+};
+
+struct Polled {
+  framing::IoResult io;  // kOk: `bytes` of all fragments; kAgain: nothing came; kClosed; or why it failed
+  uint32_t count = 0;    // of fragments
+  bool dry = false;      // kAgain, since every fragment of the pool is held
+};
+
+class Source {
+ public:
+  Source() = default;
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+  virtual ~Source() = default;
+
+  // Takes at most `most` bytes off the socket, in at most out.size() fragments, in the stream's order. Linear ones lie
+  // side by side at the beginning of `linear`, which has room for `most`.
+  [[nodiscard]] virtual Polled poll(uint8_t* linear, std::size_t most, std::span<Fragment> out) noexcept = 0;
+  // In any order, each once. Tokens that are not held are ignored and counted.
+  virtual void release(std::span<const uint32_t> tokens) noexcept = 0;
+  [[nodiscard]] virtual std::span<const Pool> pools() const noexcept = 0;
+  // How many tokens can be held before nothing more arrives; UINT32_MAX: no limit.
+  [[nodiscard]] virtual uint32_t tokens() const noexcept = 0;
+  [[nodiscard]] virtual const char* name() const noexcept = 0;
+  // Of releases that named no held token.
+  [[nodiscard]] virtual uint64_t bad_releases() const noexcept { return 0; }
+};
+
+// Makes sources of one sort.
+class Provider {
+ public:
+  Provider() = default;
+  Provider(const Provider&) = delete;
+  Provider& operator=(const Provider&) = delete;
+  virtual ~Provider() = default;
+
+  [[nodiscard]] virtual const char* name() const noexcept = 0;
+  // Of a connected, non-blocking stream socket, which outlives the source. Throws Error.
+  virtual std::unique_ptr<Source> make(int socket) = 0;
+};
+
+}  // namespace towline::tcpx
