@@ -22,11 +22,11 @@ fn main() {
     let mut builder = bindgen::Builder::default()
         .header_contents(
             "towline_all.h",
-            "#include <towline/towline.h>\n#include <towline/storage.h>\n#include <towline/directory.h>\n\
+            "#include <towline/towline.h>\n#include <towline/plan.h>\n#include <towline/storage.h>\n#include <towline/directory.h>\n\
              #include <towline/limits.h>\n#include <towline/telemetry.h>\n",
         )
         .allowlist_item("(towline|TOWLINE)_.*")
-        .newtype_enum("towline_(status|kind|health|progress|op|sync)_t")
+        .newtype_enum("towline_(status|kind|health|progress|op|sync|priority)_t")
         .no_debug("towline_status_t")
         .prepend_enum_name(false)
         .derive_default(true)

@@ -35,6 +35,13 @@ impl Timeout {
         }
     }
 
+    /// A point in time of CLOCK_MONOTONIC, never 0, which would mean "the default".
+    pub(crate) fn monotonic_ns(self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        now_ns.saturating_add(self.nanoseconds()).max(1)
+    }
+
     /// Nanoseconds for calls where 0 means "the agent's default": a time that has passed is 1.
     pub(crate) fn nanoseconds_not_default(self) -> u64 {
         self.nanoseconds().max(1)

@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use towline::{Agent, Blocks, Memory, Op, RegionOptions, TransferOptions};
+//! use towline::{Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions};
 //!
 //! # fn main() -> towline::Result<()> {
 //! let prefill = Agent::new("prefill-0")?;
@@ -12,10 +12,9 @@
 //!
 //! let mine = prefill.block_list(&[Blocks::at(cache.address(), 4096).repeat(64, 4096)])?;
 //! let theirs = decode.block_list(&[Blocks::at(decode.regions()?[0].address, 4096).repeat(64, 4096)])?;
-//! let options = TransferOptions { notice: Some(b"req-17".to_vec()), ..Default::default() };
-//! let page = prefill.transfer(Op::WRITE, mine.pick(&[3, 1]), theirs.pick(&[10, 11]), &options)?;
-//! page.post()?;
-//! page.wait(Duration::from_secs(5))?;
+//! let plan = prefill.plan(&mine, &theirs, &PlanOptions::default())?; // once for each peer
+//! let pages = PostOptions { from: (&[3, 1]).into(), to: (&[10, 11]).into(), notice: b"req-17", ..Default::default() };
+//! plan.post(&pages)?.wait(Duration::from_secs(5))?; // for each request; or: plan.run(&pages).await?
 //! # Ok(()) }
 //! ```
 //!
@@ -47,11 +46,13 @@ mod error;
 mod memory;
 mod notice;
 mod peer;
+mod plan;
 mod reaper;
 mod region;
 mod storage;
 mod text;
 mod transfer;
+mod wake;
 
 pub use agent::{Agent, AgentOptions};
 pub use block_list::{BlockList, Blocks, Picks, Selection};
@@ -61,12 +62,13 @@ pub use error::{Error, Result};
 pub use memory::{Memory, MemoryOwner};
 pub use notice::Notice;
 pub use peer::{Peer, RegionInfo};
+pub use plan::{Group, GroupOptions, Plan, PlanOptions, Post, PostOptions};
 pub use region::{Access, Region, RegionOptions};
 pub use storage::{StorageInfo, StorageOptions};
 pub use transfer::{FailedRange, Fence, Outcome, Transfer, TransferOptions};
 
 pub use towline_sys as sys;
-pub use towline_sys::{Health, Kind, Op, Progress, Status, Sync as Durability};
+pub use towline_sys::{Health, Kind, Op, Priority, Progress, Status, Sync as Durability};
 
 /// The version of the loaded library: "0.1.0".
 pub fn version() -> &'static str {

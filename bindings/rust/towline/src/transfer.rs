@@ -1,13 +1,11 @@
 use std::future::poll_fn;
 use std::mem::ManuallyDrop;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use async_io::Timer;
-use atomic_waker::AtomicWaker;
 use towline_sys::{self as sys, Op, Status};
 
 use crate::agent::{Agent, AgentHandle};
@@ -16,6 +14,7 @@ use crate::deadline::Timeout;
 use crate::error::{check, check_quietly, Error, Result};
 use crate::reaper::{self, Corpse};
 use crate::text;
+use crate::wake::{self, Shared};
 
 /// How a transfer is made.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +43,16 @@ pub enum Fence {
     Remote,
     /// Both.
     Both,
+}
+
+impl Fence {
+    pub(crate) fn native(self) -> u32 {
+        match self {
+            Fence::Local => sys::TOWLINE_FENCE_LOCAL,
+            Fence::Remote => sys::TOWLINE_FENCE_REMOTE,
+            Fence::Both => sys::TOWLINE_FENCE_LOCAL | sys::TOWLINE_FENCE_REMOTE,
+        }
+    }
 }
 
 /// The blocks of a post that failed: `count` of them from position `first` in the order of the transfer's blocks.
@@ -95,19 +104,6 @@ struct Parts {
 unsafe impl Send for Parts {}
 unsafe impl Sync for Parts {}
 
-/// What the library's callback reaches. Each accepted post owns a reference, since the callback may come after another
-/// thread has seen the outcome and dropped the transfer.
-struct Shared {
-    waker: AtomicWaker,
-}
-
-unsafe extern "C" fn ended(completion: *const sys::towline_completion_t) {
-    // SAFETY: the reference that the post took.
-    let shared = unsafe { Arc::from_raw((*completion).user_data.cast::<Shared>()) };
-    // A waker is the application's code. A panic must not cross into C; there is nobody here to give it to.
-    let _ = catch_unwind(AssertUnwindSafe(|| shared.waker.wake()));
-}
-
 impl Agent {
     /// A transfer of blocks of `local` against blocks of `remote`, pairwise in order. `Op::READ` is from remote to local.
     /// Both sides must have the same number of bytes; block sizes may differ where one divides into the other.
@@ -125,7 +121,7 @@ impl Agent {
             }
         }
         let backend = text::optional("backend", &options.backend)?;
-        let shared = options.awaitable.then(|| Arc::new(Shared { waker: AtomicWaker::new() }));
+        let shared = options.awaitable.then(|| Arc::new(Shared::default()));
         let (counter_key, counter_add) = options.count.unwrap_or_default();
         let native = sys::towline_transfer_options_t {
             struct_size: std::mem::size_of::<sys::towline_transfer_options_t>(),
@@ -137,7 +133,7 @@ impl Agent {
             backend: text::pointer(&backend),
             threads: options.threads,
             user_data: shared.as_ref().map_or(ptr::null_mut(), |shared| Arc::as_ptr(shared).cast_mut().cast()),
-            callback: shared.as_ref().map(|_| ended as unsafe extern "C" fn(_)),
+            callback: shared.as_ref().map(|_| wake::ended as unsafe extern "C" fn(_)),
             ..Default::default()
         };
         let (local_picks, remote_picks) = (local.picks.native(), remote.picks.native());
@@ -235,14 +231,9 @@ impl Transfer {
 
     /// Waits until no byte of the transfer can land on the given side any more; `TIMED_OUT` if one still can.
     pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
-        let fences = match fence {
-            Fence::Local => sys::TOWLINE_FENCE_LOCAL,
-            Fence::Remote => sys::TOWLINE_FENCE_REMOTE,
-            Fence::Both => sys::TOWLINE_FENCE_LOCAL | sys::TOWLINE_FENCE_REMOTE,
-        };
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
-        let code = unsafe { sys::towline_transfer_wait_fenced(self.native(), fences, timeout_ns) };
+        let code = unsafe { sys::towline_transfer_wait_fenced(self.native(), fence.native(), timeout_ns) };
         check_quietly(code, "wait_fenced").map(drop)
     }
 
@@ -265,16 +256,7 @@ impl Transfer {
             sys::towline_result_t { struct_size: std::mem::size_of::<sys::towline_result_t>(), ..Default::default() };
         // SAFETY: the handle is valid.
         check(unsafe { sys::towline_transfer_result(self.native(), &mut native) })?;
-        let kept = native.failed.len().min(native.failed_ranges as usize);
-        Ok(Outcome {
-            status: Status(native.status),
-            bytes: native.bytes,
-            total_bytes: native.total_bytes,
-            fenced_locally: native.fences & sys::TOWLINE_FENCE_LOCAL != 0,
-            fenced_remotely: native.fences & sys::TOWLINE_FENCE_REMOTE != 0,
-            duration: Duration::from_nanos(native.ended_at_ns.saturating_sub(native.posted_at_ns)),
-            failed: native.failed[..kept].iter().map(FailedRange::from).collect(),
-        })
+        Ok(Outcome::from(&native))
     }
 
     /// The backend that moves the bytes, its path, the reason, and the reasons against others: JSON.
@@ -337,6 +319,21 @@ impl Corpse for Parts {
         // SAFETY: the handle is valid until a call succeeds, which is the last one.
         let code = unsafe { sys::towline_transfer_destroy(self.handle.as_ptr(), wait.as_nanos() as u64) };
         code != Status::TIMED_OUT.0
+    }
+}
+
+impl From<&sys::towline_result_t> for Outcome {
+    fn from(native: &sys::towline_result_t) -> Self {
+        let kept = native.failed.len().min(native.failed_ranges as usize);
+        Outcome {
+            status: Status(native.status),
+            bytes: native.bytes,
+            total_bytes: native.total_bytes,
+            fenced_locally: native.fences & sys::TOWLINE_FENCE_LOCAL != 0,
+            fenced_remotely: native.fences & sys::TOWLINE_FENCE_REMOTE != 0,
+            duration: Duration::from_nanos(native.ended_at_ns.saturating_sub(native.posted_at_ns)),
+            failed: native.failed[..kept].iter().map(FailedRange::from).collect(),
+        }
     }
 }
 
