@@ -1,14 +1,36 @@
 // The cuda transport on GPUs made of host memory: bad memory, bad GPUs, bad days.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
+#include <fstream>
 #include <thread>
 
 #include "cuda_fixture.h"
 
 namespace towline::conformance {
 namespace {
+
+// The abstract sockets that an agent listens at, to be connected to. Their names end with its incarnation's second half.
+std::vector<sockaddr_un> sockets_of(const Agent& agent) {
+  const std::string ending(agent.incarnation().substr(16));
+  std::vector<sockaddr_un> found;
+  std::ifstream all("/proc/net/unix");
+  for (std::string line; std::getline(all, line);) {
+    const size_t name = line.find('@');
+    if (name == line.npos || !line.ends_with(ending) || line.find(" 00010000 ") == line.npos) continue;
+    sockaddr_un& address = found.emplace_back();
+    address.sun_family = AF_UNIX;
+    line.copy(address.sun_path + 1, sizeof address.sun_path - 1, name + 1);
+  }
+  return found;
+}
 
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
   const auto refusal = [&](const MemoryView& view) {
@@ -210,6 +232,29 @@ TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
     regions.erase(regions.begin());  // the neighbour's page stays
     EXPECT_EQ(run(moves.front()), Status::kOk) << last_error();
   }
+}
+
+TEST_F(CudaTest, WhoAsksForMemoryWhenDescriptorsHaveRunOutIsTurnedAway) {
+  const std::vector<sockaddr_un> names = sockets_of(*right_);
+  ASSERT_GE(names.size(), 2u) << "messages and memory";
+  std::vector<pollfd> visitors;
+  for (size_t i = 0; i < names.size(); ++i)
+    visitors.push_back({::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), POLLRDHUP, 0});
+  const int lowest = ::dup(visitors[0].fd);
+  ::close(lowest);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit full{static_cast<rlim_t>(lowest), before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &full);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string_view name(names[i].sun_path + 1);
+    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    EXPECT_EQ(::connect(visitors[i].fd, reinterpret_cast<const sockaddr*>(&names[i]), bytes), 0) << errno;
+    EXPECT_EQ(::poll(&visitors[i], 1, 3000), 1) << name;
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+  for (const pollfd& visitor : visitors) ::close(visitor.fd);
+  EXPECT_EQ(run(make_move()), Status::kOk) << last_error();
 }
 
 TEST_F(CudaTest, BadSettingsAreNamed) {

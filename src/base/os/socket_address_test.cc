@@ -6,7 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <string>
+#include <vector>
+
 #include "base/error.h"
+#include "base/log.h"
 
 namespace towline {
 namespace {
@@ -170,6 +174,25 @@ TEST(ListeningSocket, ClosesConnectionsItHasNoDescriptorFor) {
   EXPECT_FALSE(socket.accept(nullptr, &error).valid());
   setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(error, EMFILE);
+}
+
+TEST(OpenPorts, AreSaidOnceUnlessOnlyThisHostReachesThem) {
+  const ListeningSocket inner(parse_endpoint("127.0.0.1:0"));
+  const ListeningSocket outer(parse_endpoint("*:0"));
+  const ListeningSocket* const inside[] = {&inner};
+  const ListeningSocket* const both[] = {&inner, &outer};
+  std::vector<std::string> lines;
+  set_log_sink([](void* to, LogLevel,
+                  std::string_view line) { static_cast<std::vector<std::string>*>(to)->emplace_back(line); },
+               &lines);
+  warn_of_open_ports("a test", inside);
+  EXPECT_TRUE(lines.empty());
+  warn_of_open_ports("a test", both);
+  warn_of_open_ports("a test", both);
+  set_log_sink(nullptr, nullptr);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find(outer.address().text()), std::string::npos) << lines[0];
+  EXPECT_EQ(lines[0].find(inner.address().text()), std::string::npos) << lines[0];
 }
 
 TEST(Advertised, PrefersWhatIsConfigured) {

@@ -17,6 +17,7 @@ namespace towline::cuda {
 namespace {
 
 constexpr size_t kMostVisitors = 64;
+constexpr uint32_t kMostAcceptsAtOnce = 64;
 constexpr uint64_t kOurName = 0x6d656d6f7279;  // "memory": the socket's name is another than the carrier's
 
 // The name of an agent's socket follows from its identity, so it need not be sent.
@@ -29,6 +30,7 @@ shm::Address service_of(const plugin::Host& host, const uint64_t incarnation[2])
 
 MemoryService::MemoryService(const plugin::Host& host, Find find) : host_(host), find_(std::move(find)) {
   const shm::Address address = service_of(host_, host_.self().incarnation);
+  spare_ = shm::open_spare();
   listener_ = shm::listen_on(address);
   if (!address.abstract) socket_file_ = address.name;
   if (host_.watch(0, listener_.get(), EPOLLIN, &plugin::ready<&MemoryService::accept_visitors>, this) !=
@@ -47,8 +49,13 @@ void MemoryService::broken(const char* why) noexcept {
 }
 
 void MemoryService::accept_visitors(uint32_t) {
-  for (;;) {
-    UniqueFd socket{accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  for (uint32_t i = 0; i < kMostAcceptsAtOnce; ++i) {
+    int error = 0;
+    UniqueFd socket = shm::accept_visitor(listener_.get(), spare_, error);
+    if (error == EMFILE) {
+      host_.log(1, "out of file descriptors, a process that asked for memory was turned away");
+      continue;
+    }
     if (!socket) return;
     if (visitors_.size() >= kMostVisitors) dismiss(*visitors_.front());
     auto visitor = std::make_unique<Visitor>(Visitor{this, std::move(socket)});

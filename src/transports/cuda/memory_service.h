@@ -47,6 +47,7 @@ class MemoryService {
   const Find find_;
   std::string socket_file_;  // to be removed at the end
   UniqueFd listener_;
+  UniqueFd spare_;  // given up for a moment when descriptors have run out, to turn a visitor away
   std::vector<std::unique_ptr<Visitor>> visitors_;
 };
 

@@ -28,8 +28,6 @@ void allow_process_vm(const plugin::Host& host) noexcept {
     host.log(2, "shm: Yama did not take PR_SET_PTRACER: " + errno_text(errno));
 }
 
-UniqueFd open_spare() noexcept { return UniqueFd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; }
-
 }  // namespace
 
 Backend::Backend(const plugin::Host& host) try

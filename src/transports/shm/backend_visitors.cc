@@ -1,6 +1,5 @@
 // Incoming connections until a worker has taken them over: worker 0 listens, reads and checks the hello, and
 // puts the connection into the inbox of its worker.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -26,13 +25,9 @@ constexpr uint32_t kMostAcceptsAtOnce = 64;
 
 void Backend::accept_visitors(uint32_t) {
   for (uint32_t i = 0; i < kMostAcceptsAtOnce; ++i) {
-    UniqueFd socket{accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-    if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
-      // Out of descriptors: turn the visitor away rather than be called again and again.
-      spare_.reset();
-      socket.reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      socket.reset();
-      spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    int error = 0;
+    UniqueFd socket = accept_visitor(listener_.get(), spare_, error);
+    if (error == EMFILE) {
       host().log(1, "shm: out of file descriptors, a connection was turned away");
       continue;
     }

@@ -1,6 +1,7 @@
 #include "transports/shm/endpoint.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -111,6 +112,22 @@ void sweep_dead_sockets(const std::string& directory) noexcept try {
   closedir(entries);
 } catch (...) {
   // Out of memory or descriptors: somebody will sweep later.
+}
+
+UniqueFd open_spare() noexcept { return UniqueFd{open("/dev/null", O_RDONLY | O_CLOEXEC)}; }
+
+UniqueFd accept_visitor(int listener, UniqueFd& spare, int& error) noexcept {
+  if (!spare) spare = open_spare();  // another thread may have taken its place the last time
+  UniqueFd socket{accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  error = socket ? 0 : errno;
+  if (error != EMFILE && error != ENFILE) return socket;
+  // The kernel looks for a descriptor before it looks for a visitor: there may be none.
+  spare.reset();
+  UniqueFd turned_away{accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  error = turned_away ? EMFILE : EAGAIN;
+  turned_away.reset();
+  spare = open_spare();
+  return {};
 }
 
 UniqueFd make_socket() {

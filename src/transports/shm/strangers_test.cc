@@ -1,9 +1,11 @@
 // Peers that do not keep to the rules: garbage, silence, memory that is not what it should be.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/os/memfd.h"
 #include "transports/shm/endpoint.h"
@@ -64,6 +66,33 @@ TEST(ShmStrangers, GarbageIsHungUpOnAndOthersAreServed) {
   TestAgent other(towline_shm_plugin(), "b");
   TestLink& link = other.connect(agent.identity(), agent.address());
   EXPECT_TRUE(turn_until({&agent, &other}, [&] { return link.up; }));
+}
+
+TEST(ShmStrangers, AVisitorWithoutADescriptorForItIsTurnedAway) {
+  Address address;
+  address.name = "towline-test-" + std::to_string(getpid());
+  const UniqueFd listener = listen_on(address);
+  UniqueFd spare = open_spare();
+  int error = 0;
+  EXPECT_FALSE(accept_visitor(listener.get(), spare, error));
+  EXPECT_EQ(error, EAGAIN);
+  const UniqueFd visitor = make_socket();
+  ASSERT_EQ(connect_to(visitor.get(), address), 0);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit full{static_cast<rlim_t>(UniqueFd{dup(spare.get())}.get()), before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &full);
+  EXPECT_FALSE(accept_visitor(listener.get(), spare, error));
+  EXPECT_EQ(error, EMFILE);
+  EXPECT_FALSE(accept_visitor(listener.get(), spare, error));
+  EXPECT_EQ(error, EAGAIN) << "nobody else is there";
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_TRUE(spare);
+  Packet packet;
+  EXPECT_EQ(receive_packet(visitor.get(), packet), Status::kClosed);
+  const UniqueFd next = make_socket();
+  ASSERT_EQ(connect_to(next.get(), address), 0);
+  EXPECT_TRUE(accept_visitor(listener.get(), spare, error));
 }
 
 TEST(ShmStrangers, RingMemoryThatIsNotWhatItShouldBeIsRefused) {
