@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <stop_token>
+#include <thread>
+#include <vector>
 
 #include "support.h"
 
@@ -156,6 +160,35 @@ TEST_F(Plugins, TakePreparedListsAndMergeAdjacentBlocks) {
   EXPECT_EQ(side.agent->releaseXferReq(same), NIXL_SUCCESS);
   EXPECT_EQ(side.agent->makeXferReq(NIXL_WRITE, from, {8}, to, {0}, made), NIXL_ERR_INVALID_PARAM);
   EXPECT_EQ(side.agent->makeXferReq(NIXL_WRITE, from, {-1}, to, {0}, made), NIXL_ERR_INVALID_PARAM);
+}
+
+// A block table that another thread refills: every index is used as it was checked, or refused.
+TEST_F(Plugins, IndicesAreUsedAsTheyWereCheckedWhileAnotherThreadWritesToThem) {
+  Moving side("mover-refilled");
+  nixlDlistH* list = nullptr;
+  ASSERT_EQ(side.agent->prepXferDlist(NIXL_INIT_AGENT, side.blocks(8, 64), list), NIXL_SUCCESS);
+  nixlDlistH* target = nullptr;
+  ASSERT_EQ(side.agent->prepXferDlist(side.name, side.blocks(8, 64), target), NIXL_SUCCESS);
+  std::vector<int> indices(2000);
+  for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int>(7 - i % 8);
+  const std::vector<int> others = indices;
+  const std::jthread writer([place = &indices[1000], one = indices[1000]](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      __atomic_store_n(place, 0x7ffffff0, __ATOMIC_RELAXED);
+      __atomic_store_n(place, one, __ATOMIC_RELAXED);
+    }
+  });
+  std::array<int, 2> seen{};  // refused, made
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while ((seen[0] < 50 || seen[1] < 50) && std::chrono::steady_clock::now() < end) {
+    nixlXferReqH* made = nullptr;
+    const nixl_status_t status = side.agent->makeXferReq(NIXL_WRITE, *list, indices, *target, others, made);
+    ASSERT_TRUE(status == NIXL_SUCCESS || status == NIXL_ERR_INVALID_PARAM) << status;
+    ++seen[status == NIXL_SUCCESS];
+    if (status == NIXL_SUCCESS) EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);
+  }
+  EXPECT_GT(seen[0], 0);
+  EXPECT_GT(seen[1], 0);
 }
 
 TEST_F(Plugins, ListsOfRemovedMemoryAreRefused) {
