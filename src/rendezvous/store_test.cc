@@ -2,8 +2,11 @@
 #include "rendezvous/store.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
+#include <algorithm>
 #include <fstream>
+#include <span>
 
 #include "base/error.h"
 #include "base/os/socket_address.h"
@@ -195,6 +198,26 @@ TEST(TcpStores, AskingForWhatIsNotThereDoesNotMakeIt) {
   std::thread waiting([&] { EXPECT_EQ(store->get("wanted", RawClient::soon()), Bytes(3, 'x')); });
   curious.send(RawClient::set("/wanted", "xxx"));
   waiting.join();
+}
+
+// Parsing every byte once takes milliseconds; beginning anew with each piece would take a minute.
+TEST(TcpStores, LookAtEachByteOfARequestInPiecesOnce) {
+  const std::string text = RawClient::set("large", std::string(4u << 20, 'x'));
+  const auto* const data = reinterpret_cast<const uint8_t*>(text.data());
+  const auto processor_ns = [] {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<uint64_t>(now.tv_sec) * kSecondNs + static_cast<uint64_t>(now.tv_nsec);
+  };
+  StoreRequestReader reader;
+  auto result = StoreRequestReader::Result::kMore;
+  const uint64_t before = processor_ns();
+  for (size_t at = 0; at < text.size() && processor_ns() - before < 5 * kSecondNs; at += 16) {
+    std::span<const uint8_t> piece(data + at, std::min<size_t>(16, text.size() - at));
+    result = reader.take(piece);
+  }
+  EXPECT_EQ(result, StoreRequestReader::Result::kWhole) << "not done after 5 s of a processor";
+  EXPECT_EQ(reader.request().value.size(), 4u << 20);
 }
 
 TEST(TcpStores, TakeRequestsInPiecesAndManyAtOnce) {
