@@ -32,6 +32,12 @@ std::vector<sockaddr_un> sockets_of(const Agent& agent) {
   return found;
 }
 
+void connect_to(int socket, const sockaddr_un& name) {
+  const size_t bytes = offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name.sun_path + 1);
+  EXPECT_EQ(::connect(socket, reinterpret_cast<const sockaddr*>(&name), static_cast<socklen_t>(bytes)), 0)
+      << errno;
+}
+
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
   const auto refusal = [&](const MemoryView& view) {
     return text_of([&] { (void)left_->register_memory(view); });
@@ -234,6 +240,23 @@ TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
   }
 }
 
+TEST_F(CudaTest, VisitorsThatSayNothingAreBoundedInNumberAndKeepNobodyOut) {
+  std::vector<int> silent;
+  for (const sockaddr_un& name : sockets_of(*right_)) {
+    for (int i = 0; i < 100; ++i) {
+      silent.push_back(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      connect_to(silent.back(), name);
+    }
+  }
+  ASSERT_GE(silent.size(), 200u) << "messages and memory";
+  EXPECT_EQ(run(make_move()), Status::kOk) << last_error();
+  for (size_t first = 0; first < silent.size(); first += 100) {
+    pollfd oldest{silent[first], POLLRDHUP, 0};
+    EXPECT_EQ(::poll(&oldest, 1, 20000), 1) << "the oldest of 100 is still there";
+  }
+  for (const int visitor : silent) ::close(visitor);
+}
+
 TEST_F(CudaTest, WhoAsksForMemoryWhenDescriptorsHaveRunOutIsTurnedAway) {
   const std::vector<sockaddr_un> names = sockets_of(*right_);
   ASSERT_GE(names.size(), 2u) << "messages and memory";
@@ -247,10 +270,8 @@ TEST_F(CudaTest, WhoAsksForMemoryWhenDescriptorsHaveRunOutIsTurnedAway) {
   const rlimit full{static_cast<rlim_t>(lowest), before.rlim_max};
   setrlimit(RLIMIT_NOFILE, &full);
   for (size_t i = 0; i < names.size(); ++i) {
-    const std::string_view name(names[i].sun_path + 1);
-    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    EXPECT_EQ(::connect(visitors[i].fd, reinterpret_cast<const sockaddr*>(&names[i]), bytes), 0) << errno;
-    EXPECT_EQ(::poll(&visitors[i], 1, 3000), 1) << name;
+    connect_to(visitors[i].fd, names[i]);
+    EXPECT_EQ(::poll(&visitors[i], 1, 3000), 1) << names[i].sun_path + 1;
   }
   setrlimit(RLIMIT_NOFILE, &before);
   for (const pollfd& visitor : visitors) ::close(visitor.fd);
