@@ -12,15 +12,12 @@ class Transfer final : private OwnRoute, public Post {
   Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
            std::shared_ptr<BlockList> remote, Plan plan, const PostOptions& options, uint32_t threads)
       : OwnRoute{Route(std::move(agent), op, std::move(local), std::move(remote))},
-        Post(its_route, std::move(plan), options, threads, as_handle()) {}
+        Post(its_route, std::move(plan), options, threads, reinterpret_cast<towline_transfer_t*>(this)) {}
 
   // Throws Error; see Route.
   void establish(std::string_view forced_backend, LateDeadline deadline) {
     its_route.establish(*this, forced_backend, deadline);
   }
-
- private:
-  towline_transfer_t* as_handle() noexcept { return reinterpret_cast<towline_transfer_t*>(this); }
 };
 
 #if defined(__GLIBC__) && defined(__x86_64__)

@@ -153,7 +153,7 @@ bool Connection::accept(Greeted greeted) {
 
 Proof Connection::own_proof() const noexcept {
   if (!backend_.settings().allows(Path::kProcessVm)) return {};
-  return {reinterpret_cast<uint64_t>(backend_.cookie()), reinterpret_cast<uint64_t>(probe_)};
+  return {reinterpret_cast<uint64_t>(backend_.cookie()), probe_.address()};
 }
 
 // Sets the peer's identity and the possible paths, once the peer has proved its identity.

@@ -26,6 +26,7 @@
 #include "transports/shm/direct_path.h"
 #include "transports/shm/mapping_cache.h"
 #include "transports/shm/packet_socket.h"
+#include "transports/shm/probe_cell.h"
 #include "transports/shm/ring_memory.h"
 #include "transports/shm/wire.h"
 
@@ -151,7 +152,7 @@ class Connection {
   PeerProcess process_;
   bool process_watched_ = false;
   int process_vm_error_ = 0;
-  alignas(16) uint64_t probe_[2] = {};  // the peer tries process_vm here
+  const ProbeCell probe_;  // the peer tries process_vm here, perhaps when this connection is gone
 
   // The connection's own resources come before those that use it.
   std::optional<RingMemory> ring_;
