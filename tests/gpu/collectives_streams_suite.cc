@@ -155,6 +155,7 @@ TEST_P(CollectivesBeside, GraphsHaveThem) {
     void* const graph = rank.gpu.end_record(stream);
     EXPECT_EQ(towline_work_wait(work, TOWLINE_FOREVER), TOWLINE_OK);
     towline_work_release(work);
+    meet(rank);
     const auto size = static_cast<float>(rank.size);
     rank.gpu.replay(graph, stream);
     rank.gpu.replay(graph, stream);

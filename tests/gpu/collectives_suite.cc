@@ -42,6 +42,13 @@ towline_collective_store_t MapStore::table() {
   return made;
 }
 
+void meet(Rank& rank) {
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = TOWLINE_OP_BARRIER;
+  EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+}
+
 std::string communicator_error(const towline_communicator_t* communicator) {
   char text[1024] = "";
   size_t needed = 0;
@@ -352,6 +359,7 @@ TEST_P(CollectivesOnGpu, GraphsReplayOperations) {
           << towline_last_error();
     }
     void* const graph = rank.gpu.end_record(stream);
+    meet(rank);
     float expected = 1;
     for (int i = 0; i < 3; ++i) {
       rank.gpu.replay(graph, stream);

@@ -60,6 +60,11 @@ class DriverPlatform final : public Platform {
                    "cuGraphInstantiateWithFlags")(&made, graph, 0),
                "cuGraphInstantiate");
     symbol<driver::Result (*)(driver::Graph)>("cuGraphDestroy")(graph);
+    // A first launch would upload it, which may wait for kernels of ranks that are ahead.
+    api_.check(symbol<driver::Result (*)(ReadyGraph, driver::Stream)>("cuGraphUpload")(
+                   made, static_cast<driver::Stream>(stream)),
+               "cuGraphUpload");
+    drain(stream);
     return made;
   }
   void replay(void* graph, void* stream) override {
