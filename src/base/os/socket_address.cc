@@ -110,12 +110,12 @@ int look_up(const std::string& host, uint16_t port, int flags, std::vector<Socke
   addrinfo* list = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (error != 0) return error;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> freed(list, &freeaddrinfo);
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
     if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6) {
       found.emplace_back(entry->ai_addr, entry->ai_addrlen);
     }
   }
-  freeaddrinfo(list);
   return found.empty() ? EAI_NONAME : 0;
 }
 
