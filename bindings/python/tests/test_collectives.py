@@ -153,7 +153,7 @@ def test_tensors_of_other_devices_are_refused_and_break_nothing(alone):
         lambda: alone.send(there, 0),
         lambda: alone.broadcast(there, 0, async_op=True),
     ):
-        with pytest.raises(towline.Unsupported, match="is on cuda:1: collectives take tensors in this host's memory"):
+        with pytest.raises(towline.Unsupported, match="is on cuda:1: .* take tensors in this host's memory"):
             call()
     assert alone.all_reduce(here) is None and here.tolist() == [0, 1]
 
