@@ -186,7 +186,7 @@ def test_stubs_are_shipped_and_complete():
     folder = pathlib.Path(towline.__file__).parent
     assert (folder / "py.typed").exists()
     classes = [node for node in ast.parse((folder / "_core.pyi").read_text()).body if isinstance(node, ast.ClassDef)]
-    assert {node.name for node in classes} == {name for name in vars(_core) if name.lstrip("_")[:1].isupper()}
+    assert {node.name for node in classes} == {name for name, value in vars(_core).items() if isinstance(value, type) and name.lstrip("_")[0].isupper()}
     for node in classes:
         stubbed = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         real = {name for name in vars(getattr(_core, node.name)) if not name.startswith("_")}
