@@ -290,8 +290,14 @@ TEST(Agents, EndWithRequestsListsAndPeersStillThere) {
   b->load(*a);
   nixlDlistH* list = nullptr;
   ASSERT_EQ(a->agent->prepXferDlist("ending-b", b->blocks(4, 64), list), NIXL_SUCCESS);
-  nixlXferReqH* forth = request(*a, NIXL_WRITE, a->blocks(1, 64 << 20), b->blocks(1, 64 << 20), "ending-b");
-  nixlXferReqH* back = request(*b, NIXL_READ, b->blocks(1, 4096), a->blocks(1, 4096), "ending-a");
+  // Of the first half forth, of the second back, so that neither writes what the other does.
+  const auto second = [](const Side& side) {
+    nixl_xfer_dlist_t half(DRAM_SEG);
+    half.emplace(side.address() + (32 << 20), 4096, uint64_t{0});
+    return half;
+  };
+  nixlXferReqH* forth = request(*a, NIXL_WRITE, a->blocks(1, 32 << 20), b->blocks(1, 32 << 20), "ending-b");
+  nixlXferReqH* back = request(*b, NIXL_READ, second(*b), second(*a), "ending-a");
   ASSERT_GE(a->agent->postXferReq(forth), 0);
   ASSERT_GE(b->agent->postXferReq(back), 0);
   a->agent.reset();  // with a transfer under way

@@ -5,6 +5,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <vector>
 
 #include "base/os/memfd.h"
@@ -57,13 +58,13 @@ class EmulatedProvider final : public Provider {
   [[nodiscard]] const char* name() const noexcept override { return "emulated"; }
   std::unique_ptr<Source> make(int socket) override {
     EmulatedOptions options = options_;
-    options.seed += made_++;
+    options.seed += made_.fetch_add(1, std::memory_order_relaxed);
     return std::make_unique<EmulatedSource>(socket, options);
   }
 
  private:
   const EmulatedOptions options_;
-  uint64_t made_ = 0;
+  std::atomic<uint64_t> made_{0};  // by any worker
 };
 
 }  // namespace towline::tcpx
