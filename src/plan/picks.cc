@@ -54,7 +54,7 @@ template <class Index>
 class GivenIndices {
  public:
   explicit GivenIndices(const void* first) noexcept : first_(static_cast<const uint8_t*>(first)) {}
-  Index load(uint64_t position) const noexcept {
+  Index load_given(uint64_t position) const noexcept {
     Index index = 0;
     std::memcpy(&index, first_ + position * sizeof(Index), sizeof(Index));
     return index;
@@ -75,15 +75,15 @@ template <class Index>
 // The indices as a range, if they are one: `picks` gets its start and step.
 template <class Index>
 bool find_range(GivenIndices<Index> given, uint64_t blocks, Picks& picks) noexcept {
-  const uint64_t start = given.load(0);
+  const uint64_t start = given.load_given(0);
   if (start >= blocks) return false;
   uint64_t step = 1;
   if (picks.count > 1) {
-    uint64_t last = given.load(1);
+    uint64_t last = given.load_given(1);
     step = last - start;
     if (step == 0 || step >= blocks) return false;
     for (uint64_t i = 2; i < picks.count; ++i) {
-      const uint64_t index = given.load(i);
+      const uint64_t index = given.load_given(i);
       if (index - last != step) return false;
       last = index;
     }
@@ -100,7 +100,7 @@ void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, cons
   if (find_range(given, blocks, picks)) return;
   uint32_t* const indices = memory.room_for(picks.count);
   for (uint64_t i = 0; i < picks.count; ++i) {
-    const Index index = given.load(i);
+    const Index index = given.load_given(i);
     if (index >= blocks) [[unlikely]]
       fail_outside(index, i, picks.count, blocks, side);
     indices[i] = static_cast<uint32_t>(index);
