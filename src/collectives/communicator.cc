@@ -68,10 +68,40 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
       fail(error.code(), "communicator {} did not form: {}", options.name, error.message());
     }
   }
-  std::shared_ptr<Communicator> made(
-      new Communicator(std::move(options), std::move(meeting), std::move(config)));
-  made->open();
-  return made;
+  return make(std::move(options), std::move(meeting), std::move(config));
+}
+
+// The backend "gpu" gives way to NCCL where it is asked to, or has to: between hosts, and beyond its number of ranks.
+// Every rank learns of that alike.
+std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
+                                                 std::shared_ptr<rendezvous::Store> store,
+                                                 std::shared_ptr<Config> config) {
+  constexpr const char* kSetting = "collectives.on_gpu";
+  const auto hint = options.hints.find("on_gpu");
+  std::string way = "gpu";
+  if (options.backend == "gpu")
+    way = hint != options.hints.end() ? hint->second : config->get_string(kSetting, "auto");
+  if (way != "gpu" && way != "nccl" && way != "auto")
+    fail(Status::kInvalidArgument, "{} = \"{}\": expected auto, gpu or nccl", kSetting, way);
+  if (way == "nccl") options.backend = "nccl";
+  std::string reason;
+  try {
+    std::shared_ptr<Communicator> made(new Communicator(options, store, config));
+    made->open();
+    return made;
+  } catch (const Error& error) {
+    if (way != "auto" || error.code() != Status::kUnsupported) throw;
+    reason = error.message();
+  }
+  options.backend = "nccl";
+  try {
+    std::shared_ptr<Communicator> made(
+        new Communicator(std::move(options), std::move(store), std::move(config)));
+    made->open();
+    return made;
+  } catch (const Error& error) {
+    fail(Status::kUnsupported, "{}; nor with NCCL: {}", reason, error.message());
+  }
 }
 
 Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
@@ -316,9 +346,7 @@ std::shared_ptr<Communicator> Communicator::split(const int32_t* ranks, size_t c
   }
   auto meeting = std::make_shared<rendezvous::PrefixStore>(
       store_, fmt::format("split/{}/{}/{}/", number, members, options.name));
-  std::shared_ptr<Communicator> made(new Communicator(std::move(options), std::move(meeting), config_));
-  made->open();
-  return made;
+  return make(std::move(options), std::move(meeting), config_);
 }
 
 // ---- Hooks

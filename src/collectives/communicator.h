@@ -123,6 +123,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
                std::shared_ptr<Config> config);
 
+  static std::shared_ptr<Communicator> make(CommunicatorOptions options,
+                                            std::shared_ptr<rendezvous::Store> store,
+                                            std::shared_ptr<Config> config);
   void open();
   Status usable_fast() const noexcept;
   void check_usable() const;      // throws Error

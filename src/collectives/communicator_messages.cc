@@ -37,11 +37,14 @@ Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<Owne
   recorder_.start(work->record, now);
   {
     const std::lock_guard lock(work->messages_mutex);
+    const bool together = work->batch.size() > 1 && table_->messages_together != nullptr;
+    if (together) table_->messages_together(backend_, 1);
     for (const auto& call : work->batch) {
       towline_collective_message* message = nullptr;
       table_->message_start(backend_, &call->get(), &message);
       work->messages.push_back(message);
     }
+    if (together) table_->messages_together(backend_, 0);
   }
   move_messages(*work);
   return work;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -101,6 +102,8 @@ class KernelDevice {
   [[nodiscard]] virtual const std::vector<Gpu>& gpus() const = 0;
   // The calling thread's, or 0.
   [[nodiscard]] virtual uint32_t current_gpu() const = 0;
+  // Runs it with the GPU as the calling thread's, for libraries that look for one there.
+  virtual void with_gpu(uint32_t gpu, const std::function<void()>& body) = 0;
   // Zeroed.
   virtual std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) = 0;
   // Another process's piece, mapped for this GPU.

@@ -173,6 +173,10 @@ class NvidiaKernels final : public KernelDevice {
     if (current_(&context) != driver::kSuccess || context == nullptr) return 0;
     return api_.context_get_device(&gpu) == driver::kSuccess ? static_cast<uint32_t>(gpu) : 0;
   }
+  void with_gpu(uint32_t gpu, const std::function<void()>& body) override {
+    const Current current(api_, nvidia_context(gpu));
+    body();
+  }
   std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) override {
     const Current current(api_, nvidia_context(gpu));
     driver::AllocationProperties properties;

@@ -94,4 +94,32 @@ void meet(Rank& rank);
 
 std::string communicator_error(const towline_communicator_t* communicator);
 
+// Small numbers, whose sums and products round.
+std::vector<uint8_t> values(uint32_t datatype, int rank, uint64_t count, uint64_t seed);
+bool can(uint32_t datatype, uint32_t reduction);
+
+struct Try {
+  uint32_t op = TOWLINE_OP_ALL_REDUCE;
+  uint32_t datatype = TOWLINE_FLOAT32;
+  uint32_t reduction = TOWLINE_SUM;
+  uint64_t count = 1;
+  int root = 0;
+  bool in_place = false;
+  uint64_t shift = 0;      // bytes
+  void* stream = nullptr;  // null: a blocking call
+};
+
+std::string name_of(const Try& what, const Rank& ranks);
+// The operation on the GPU and on the CPU: the same bits, and inputs that stay.
+void try_one(Rank& ranks, const Try& what);
+
+inline constexpr uint32_t kOperations[] = {
+    TOWLINE_OP_ALL_REDUCE,   TOWLINE_OP_REDUCE,         TOWLINE_OP_BROADCAST,        TOWLINE_OP_ALL_GATHER,
+    TOWLINE_OP_ALL_GATHER_V, TOWLINE_OP_REDUCE_SCATTER, TOWLINE_OP_REDUCE_SCATTER_V, TOWLINE_OP_GATHER,
+    TOWLINE_OP_SCATTER,      TOWLINE_OP_ALL_TO_ALL,     TOWLINE_OP_ALL_TO_ALL_V,     TOWLINE_OP_BARRIER};
+inline bool reduces(uint32_t op) {
+  return op == TOWLINE_OP_ALL_REDUCE || op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_REDUCE_SCATTER ||
+         op == TOWLINE_OP_REDUCE_SCATTER_V;
+}
+
 }  // namespace towline::gpu_test

@@ -115,6 +115,10 @@ typedef struct towline_collective_table_v1_t {
   // Orders later work of the stream after such a message. Any thread.
   int32_t (*message_precede)(towline_collective_backend* backend, towline_collective_message* message,
                              void* stream);
+
+  // begin 1, then message_start of several messages, then begin 0: these do not wait for one another. Null: none
+  // do. Called as message_start is.
+  int32_t (*messages_together)(towline_collective_backend* backend, int32_t begin);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

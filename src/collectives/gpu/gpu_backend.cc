@@ -23,65 +23,33 @@ constexpr uint64_t kEndWithinNs = 10 * kSecondNs;
 // Staged kernels move so much with a block before another one pays.
 constexpr uint64_t kBytesPerBlock = 8 << 10;
 
-uint64_t number_setting(const towline_collective_host_v1_t& host, const char* key, uint64_t fallback,
-                        uint64_t most) {
-  const std::string text = host.config(host.context, key, "");
-  if (text.empty()) return fallback;
-  char* end = nullptr;
-  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
-  if (*end != 0 || value > most)
-    fail(Status::kInvalidArgument, "{} = \"{}\": expected a number up to {}", key, text, most);
-  return value;
-}
-
 }  // namespace
 
 // ---- Life
 
 GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDevice& device,
                        const cuda::KernelSet& kernels)
-    : host_(args.host),
-      rank_(static_cast<uint32_t>(args.rank)),
-      size_(static_cast<uint32_t>(args.size)),
-      device_(device) {
+    : StreamBackend(args, device) {
   if (size_ > kMaxRanks)
     fail(Status::kUnsupported, "{} ranks: a communicator on GPUs has at most {}", size_, kMaxRanks);
-  device_.start();
-  gpu_ = static_cast<uint32_t>(number_setting(*host_, "collectives.gpu", device_.current_gpu(), 1 << 16));
-  if (gpu_ >= device_.gpus().size())
-    fail(Status::kInvalidArgument, "there is no GPU {}: this process sees {}", gpu_, device_.gpus().size());
   kernels_ = device_.load(gpu_, kernels);
   words_ = device_.make_words(gpu_, 4096);
   static_assert(sizeof(Report) <= 2048 && sizeof(Orders) <= 2048);
   report_ = static_cast<Report*>(words_->host());
   orders_ = reinterpret_cast<Orders*>(static_cast<uint8_t*>(words_->host()) + 2048);
 
-  const cuda::Noticeboard board{
-      [this](const std::string& key, std::span<const uint8_t> value) {
-        const int32_t status = host_->store_set(host_->context, key.c_str(), value.data(), value.size());
-        if (status < 0) fail(Status{status}, "the store did not take this rank's memory");
-      },
-      [this](const std::string& key, Deadline deadline) {
-        std::vector<uint8_t> value(4096);
-        size_t bytes = 0;
-        const int32_t status =
-            host_->store_get(host_->context, key.c_str(), deadline.ns(), value.data(), value.size(), &bytes);
-        if (status < 0) fail(Status{status}, "another rank's memory ({}) did not come", key);
-        value.resize(std::min(bytes, value.size()));
-        return value;
-      }};
   memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, segment_bytes(size_), words_, rank_, size_,
-                                                    board, Deadline::at(args.deadline_ns));
+                                                    board(), Deadline::at(args.deadline_ns));
   // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
   const uint32_t share = std::max(1u, device_.gpus()[gpu_].multiprocessors / memory_->ranks_on_gpu());
   max_blocks_ = static_cast<uint32_t>(
-      number_setting(*host_, "collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
+      number_setting("collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
     fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
-  marked_bytes_ = number_setting(*host_, "collectives.gpu_marked_bytes", kMarkedBytes, kMarkedBytes);
+  marked_bytes_ = number_setting("collectives.gpu_marked_bytes", kMarkedBytes, kMarkedBytes);
   // Their kernels' blocks fill a multiprocessor.
   marked_bytes_ = std::min(marked_bytes_, std::max<uint64_t>(1, max_blocks_ / 2) * kMarkedSlots * 8);
-  direct_ = memory_->together() && number_setting(*host_, "collectives.gpu_direct", 1, 1) != 0;
+  direct_ = memory_->together() && number_setting("collectives.gpu_direct", 1, 1) != 0;
 
   for (uint32_t rank = 0; rank < size_; ++rank) base_.segment[rank] = memory_->address(rank);
   for (uint32_t rank = 0; rank < size_; ++rank)
@@ -196,24 +164,6 @@ void GpuBackend::look() noexcept {
 }
 
 // ---- Building
-
-void GpuBackend::check_address(const void* address, const char* what) const {
-  if (address != nullptr && !device_.usable(gpu_, reinterpret_cast<uint64_t>(address)))
-    fail(Status::kInvalidArgument,
-         "{} at {} is neither memory of GPU {} nor pinned: kernels of this communicator cannot reach it",
-         what, address, gpu_);
-}
-
-void GpuBackend::check_memory(const towline_collective_t& call, const Call& parts) const {
-  if (call.inputs == nullptr)
-    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.input : call.input, "input");
-  else if (!parts.in.at.empty())
-    for (const uint8_t* part : parts.in.at) check_address(part, "a part of the input");
-  if (call.outputs == nullptr)
-    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.output : call.output, "output");
-  else if (!parts.out.at.empty())
-    for (const uint8_t* part : parts.out.at) check_address(part, "a part of the output");
-}
 
 uint32_t GpuBackend::blocks_for(uint64_t bytes) const noexcept {
   return static_cast<uint32_t>(

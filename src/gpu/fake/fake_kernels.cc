@@ -108,6 +108,7 @@ class FakeKernels final : public KernelDevice {
   void start() override {}
   [[nodiscard]] const std::vector<Gpu>& gpus() const override { return fake_device().gpus(); }
   [[nodiscard]] uint32_t current_gpu() const override { return 0; }
+  void with_gpu(uint32_t, const std::function<void()>& body) override { body(); }
   std::shared_ptr<SharedPiece> allocate(uint32_t, uint64_t bytes) override {
     if (faults().full()) fail(Status::kOutOfMemory, "fake GPU: no room for {} bytes", bytes);
     const uint64_t whole = (bytes + 4095) / 4096 * 4096;
