@@ -24,6 +24,18 @@ TOWLINE_API int32_t towline_exporter_start(towline_agent_t* agent, const char* a
 TOWLINE_API const char* towline_exporter_address(const towline_exporter_t* exporter);
 TOWLINE_API void towline_exporter_stop(towline_exporter_t* exporter);
 
+// Adds counters of the application's own to what the exporter serves. `source` is called whenever the counters are
+// read, on a thread of the exporter, and until towline_exporter_stop returns. It passes JSON to `take` before it
+// returns, an array of families; what is malformed is left out:
+//   {"name": "cache_hits_total", "help": "...", "type": "counter", "metrics": [{"labels": {"rank": "3"}, "value": 7}]}
+// Types are counter, gauge and histogram. A metric of a histogram has, in place of "value", "bounds" (upper bounds,
+// ascending), "counts" (of each bucket by itself, one more than there are bounds) and "sum".
+typedef void (*towline_counter_source_t)(void* context,
+                                         void (*take)(void* argument, const char* json, size_t bytes),
+                                         void* argument);
+TOWLINE_API int32_t towline_exporter_add(towline_exporter_t* exporter, towline_counter_source_t source,
+                                         void* context);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

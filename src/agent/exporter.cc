@@ -25,16 +25,6 @@ void log_of_exporter(void*, int32_t level, const char* text) {
 
 void note_failure(void*, const char* text) { exporter_failure = text == nullptr ? "" : text; }
 
-void collect(void* agent, void (*take)(void* argument, const char* json, size_t bytes), void* argument) {
-  std::string json = "[]";
-  try {
-    json = counters_json(static_cast<const Agent*>(agent));
-  } catch (const std::exception& error) {
-    TOWLINE_LOG_EVERY(kWarning, 60 * kSecondNs, "exporter: reading counters: {}", error.what());
-  }
-  take(argument, json.data(), json.size());
-}
-
 }  // namespace
 
 std::string counters_json(const Agent* agent) {
@@ -47,10 +37,43 @@ std::string counters_json(const Agent* agent) {
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+void Exporter::add(towline_counter_source_t source, void* context) {
+  const std::lock_guard lock(mutex_);
+  sources_.emplace_back(source, context);
+}
+
+// The agents' counters, and after them one object with the families of each source.
+std::string Exporter::collect_all() const {
+  std::string all = counters_json(agent_);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [source, context] : sources_) {
+    std::string families;
+    source(
+        context,
+        [](void* to, const char* json, size_t bytes) { static_cast<std::string*>(to)->assign(json, bytes); },
+        &families);
+    // What is no JSON would spoil all of it.
+    if (!nlohmann::json::accept(families)) continue;
+    all.pop_back();
+    all += (all.size() > 1 ? ",{\"families\":" : "{\"families\":") + families + "}]";
+  }
+  return all;
+}
+
+void Exporter::collect(void* exporter, void (*take)(void* argument, const char* json, size_t bytes),
+                       void* argument) {
+  std::string json = "[]";
+  try {
+    json = static_cast<const Exporter*>(exporter)->collect_all();
+  } catch (const std::exception& error) {
+    TOWLINE_LOG_EVERY(kWarning, 60 * kSecondNs, "exporter: reading counters: {}", error.what());
+  }
+  take(argument, json.data(), json.size());
+}
+
 Exporter::Exporter(const Config& config, const Agent* agent, const std::string& address) : agent_(agent) {
   table_ = load_table<towline_exporter_table_v1>(config, "prometheus", "exporter");
-  const towline_exporter_host_v1 host = {sizeof host, const_cast<Agent*>(agent_), log_of_exporter,
-                                         note_failure, collect};
+  const towline_exporter_host_v1 host = {sizeof host, this, log_of_exporter, note_failure, collect};
   exporter_failure.clear();
   char bound[256] = "";
   const int32_t status = table_.open(&host, address.c_str(), bound, sizeof bound, &instance_);

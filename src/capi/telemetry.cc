@@ -34,6 +34,15 @@ int32_t towline_exporter_start(towline_agent_t* agent, const char* address, towl
   });
 }
 
+int32_t towline_exporter_add(towline_exporter_t* exporter, towline_counter_source_t source, void* context) {
+  return capi::guard(__func__, [&] {
+    capi::need(exporter, "exporter");
+    capi::need(reinterpret_cast<const void*>(source), "source");
+    exporter->exporter.add(source, context);
+    return Status::kOk;
+  });
+}
+
 const char* towline_exporter_address(const towline_exporter_t* exporter) {
   return exporter == nullptr ? "" : exporter->exporter.address().c_str();
 }

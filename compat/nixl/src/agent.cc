@@ -76,7 +76,7 @@ nixlAgentData::nixlAgentData(const std::string& agent_name, const nixlAgentConfi
       timeout_ns(settings.timeout.count() > 0 ? static_cast<uint64_t>(settings.timeout.count())
                                               : kDefaultTimeoutNs),
       telemetry(wants_telemetry(settings, config)),
-      exporter(settings.exporter.empty() ? nullptr : share_exporter(settings.exporter)),
+      events(telemetry ? std::make_unique<Telemetry>(name, settings.output) : nullptr),
       agent(make_agent(name, config, settings)) {}
 
 nixlAgentData::~nixlAgentData() {
@@ -323,6 +323,12 @@ nixl_status_t deregister_own(nixlAgentData& data, const std::vector<nixlBackendH
   });
 }
 
+uint64_t bytes_of(const nixl_reg_dlist_t& descs) {
+  uint64_t bytes = 0;
+  for (const nixlBlobDesc& desc : descs) bytes += desc.len;
+  return bytes;
+}
+
 // Takes the plugins' engines out of `backends`.
 std::vector<Engine*> take_engines(std::vector<nixlBackendH*>& backends) {
   std::vector<Engine*> engines;
@@ -354,6 +360,7 @@ nixl_status_t nixlAgent::registerMem(const nixl_reg_dlist_t& descs, const nixl_o
     if (status == NIXL_SUCCESS) taken = true;
     if (status != NIXL_SUCCESS) failure = status;
   }
+  if (taken && data->events != nullptr) data->events->registered(bytes_of(descs));
   return taken ? NIXL_SUCCESS : failure;
 }
 
@@ -372,6 +379,7 @@ nixl_status_t nixlAgent::deregisterMem(const nixl_reg_dlist_t& descs, const nixl
   for (Engine* engine : engines) note(guard(kCall, [&] { return engine->remove(descs); }));
   if (!backends.empty()) note(deregister_own(*data, backends, descs));
   if (failure != NIXL_SUCCESS) return failure;
+  if (found && data->events != nullptr) data->events->deregistered(bytes_of(descs));
   return found ? NIXL_SUCCESS : fail(NIXL_ERR_NOT_FOUND, "{}: {}", kCall, std::string{last_error()});
 }
 

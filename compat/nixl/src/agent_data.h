@@ -20,7 +20,6 @@
 #include <towline/towline.hpp>
 #include "backends.h"
 #include "engine.h"
-#include "exporter.h"
 #include "inbox.h"
 #include "memory_table.h"
 #include "messages.h"
@@ -28,6 +27,7 @@
 #include "metadata_directory.h"
 #include "remotes.h"
 #include "settings.h"
+#include "telemetry.h"
 
 namespace towline::nixl {
 
@@ -114,9 +114,10 @@ class nixlXferReqH : public towline::nixl::Linked<nixlXferReqH> {
   bool has_notif = false;
   uint64_t long_number = 0;  // of its notification, when that is longer than a notice; else 0
   nixl_blob_t long_notif;
-  bool timed = false;              // telemetry is on
-  std::atomic<bool> told{false};   // the failure of the last post was reported
-  std::atomic<bool> ended{false};  // timed: its end has been seen
+  towline::nixl::Telemetry* events = nullptr;  // of the agent; null: telemetry is off
+  bool writes = false;                         // the operation
+  std::atomic<bool> told{false};               // the failure of the last post was reported
+  std::atomic<bool> ended{false};              // with telemetry: its end has been seen
   std::atomic<Pending> pending{Pending::kNone};
   std::atomic<int32_t> refused{0};  // a towline_status_t
   uint64_t retry_until_ns = 0;
@@ -229,8 +230,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   const towline::nixl::Settings settings;
   const uint64_t timeout_ns;
   const bool telemetry;
-  const towline::nixl::SharedExporter exporter;  // null: none
-  std::optional<towline::Agent> agent;           // destroyed first
+  const std::unique_ptr<towline::nixl::Telemetry> events;  // null: telemetry is off
+  std::optional<towline::Agent> agent;                     // destroyed first
 
   mutable std::mutex backends_mutex;
   std::map<std::string, std::unique_ptr<nixlBackendH>> backends;

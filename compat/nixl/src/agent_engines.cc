@@ -112,7 +112,8 @@ nixl_status_t nixlAgentData::make_engine_request(nixl_xfer_op_t operation, nixlB
   made->backend = backend;
   made->with = std::move(with);
   made->descs = static_cast<size_t>(local.metas.descCount());
-  made->timed = telemetry;
+  made->events = events.get();
+  made->writes = operation == NIXL_WRITE;
   made->engined =
       std::make_unique<EngineRequest>(operation, std::move(local), std::move(remote), remote_agent);
   made->engined->timeout_ns = timeout_ns;
@@ -233,11 +234,12 @@ nixl_status_t post_engine_request(nixlXferReqH& request, const nixl_opt_args_t* 
       engined.args.notifMsg = notif == nullptr ? nixl_blob_t{} : *notif;
     }
     request.ended.store(false, std::memory_order_relaxed);
-    if (!request.timed) return request.backend->engine->post(engined);
+    if (request.events == nullptr) return request.backend->engine->post(engined);
     request.started = std::chrono::steady_clock::now();
     const nixl_status_t status = request.backend->engine->post(engined);
     request.post_us.store(us_since(request.started), std::memory_order_relaxed);
     if (status == NIXL_SUCCESS) note_engine_end(request);
+    if (status < 0) request.events->failed(status);
     return status;
   });
 }
@@ -249,7 +251,10 @@ int64_t us_since(chrono_point_t begin) noexcept {
 
 void note_engine_end(nixlXferReqH& request) noexcept {
   if (request.ended.exchange(true, std::memory_order_acq_rel)) return;
-  request.transfer_us.store(us_since(request.started), std::memory_order_release);
+  const int64_t us = us_since(request.started);
+  request.transfer_us.store(us, std::memory_order_release);
+  request.events->transferred(request.writes, request.engined->bytes,
+                              request.post_us.load(std::memory_order_relaxed), us);
 }
 
 nixl_status_t check_engine_request(nixlXferReqH& request) noexcept {
@@ -258,7 +263,9 @@ nixl_status_t check_engine_request(nixlXferReqH& request) noexcept {
     return fail(NIXL_ERR_NOT_FOUND, "getXferStatus: the metadata of agent '{}' was invalidated",
                 request.engined->remote_agent);
   const nixl_status_t status = request.backend->engine->check(*request.engined);
-  if (status == NIXL_SUCCESS && request.timed) note_engine_end(request);
+  if (request.events == nullptr) return status;
+  if (status == NIXL_SUCCESS) note_engine_end(request);
+  if (status < 0 && before == NIXL_IN_PROG) request.events->failed(status);
   return status;
 }
 

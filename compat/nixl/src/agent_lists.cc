@@ -387,7 +387,8 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   made->backend = backend;
   made->with = std::move(with);
   made->descs = sides.descs;
-  made->timed = telemetry;
+  made->events = events.get();
+  made->writes = operation == NIXL_WRITE;
   made->timeout_ns = backend->timeout_ns != 0 ? backend->timeout_ns : timeout_ns;
   auto options = towline::detail::defaults<towline_transfer_options_t>();
   options.timeout_ns = made->timeout_ns;

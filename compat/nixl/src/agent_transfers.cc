@@ -122,6 +122,15 @@ nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
   return fail(mapped, "getXferStatus: {}{}", towline::status_text(towline::Status{status}), more);
 }
 
+// Counts a request that ended well.
+void count_end(const nixlXferReqH& request) noexcept {
+  auto result = towline::detail::defaults<towline_result_t>();
+  (void)towline_transfer_result(request.transfer, &result);
+  request.events->transferred(request.writes, result.total_bytes,
+                              request.post_us.load(std::memory_order_relaxed),
+                              request.transfer_us.load(std::memory_order_relaxed));
+}
+
 void note_end(nixlXferReqH& request) noexcept {
   if (request.ended.exchange(true, std::memory_order_acq_rel)) return;
   auto result = towline::detail::defaults<towline_result_t>();
@@ -133,6 +142,13 @@ void note_end(nixlXferReqH& request) noexcept {
   }
   request.transfer_us.store(std::max(us, request.post_us.load(std::memory_order_relaxed)),
                             std::memory_order_release);
+  count_end(request);
+}
+
+// Counts the failure of a call.
+nixl_status_t counted(const nixlXferReqH& request, nixl_status_t status) noexcept {
+  if (status < 0 && request.events != nullptr) request.events->failed(status);
+  return status;
 }
 
 nixl_status_t timed_post(nixlXferReqH& request) {
@@ -141,9 +157,10 @@ nixl_status_t timed_post(nixlXferReqH& request) {
   const int32_t status = towline_transfer_post(request.transfer);
   const auto took = Clock::now() - request.started;
   request.post_us.store(whole_us(took), std::memory_order_relaxed);
-  if (status != TOWLINE_OK) return slow_post(request, status);
+  if (status != TOWLINE_OK) return counted(request, slow_post(request, status));
   request.transfer_us.store(whole_us(took), std::memory_order_relaxed);
   request.ended.store(true, std::memory_order_release);
+  count_end(request);
   return NIXL_SUCCESS;
 }
 
@@ -185,7 +202,7 @@ nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args
     if (status != NIXL_SUCCESS) return status;
   }
   if (req_hndl->told.load(std::memory_order_relaxed)) req_hndl->told.store(false, std::memory_order_relaxed);
-  if (req_hndl->timed) [[unlikely]]
+  if (req_hndl->events != nullptr) [[unlikely]]
     return timed_post(*req_hndl);
   const int32_t status = towline_transfer_post(req_hndl->transfer);
   return status == TOWLINE_OK ? NIXL_SUCCESS : slow_post(*req_hndl, status);
@@ -196,9 +213,13 @@ nixl_status_t nixlAgent::getXferStatus(nixlXferReqH* req_hndl) const {
   if (req_hndl->engined != nullptr) [[unlikely]]
     return check_engine_request(*req_hndl);
   const int32_t status = poll(*req_hndl);
-  if (status < 0) [[unlikely]]
-    return failed_status(*req_hndl, status);
-  if (status == TOWLINE_OK && req_hndl->timed) [[unlikely]]
+  if (status < 0) [[unlikely]] {
+    // A failure counts once, however often it is polled.
+    const bool known = req_hndl->told.load(std::memory_order_relaxed);
+    const nixl_status_t failed = failed_status(*req_hndl, status);
+    return known ? failed : counted(*req_hndl, failed);
+  }
+  if (status == TOWLINE_OK && req_hndl->events != nullptr) [[unlikely]]
     note_end(*req_hndl);
   return status == TOWLINE_OK ? NIXL_SUCCESS : NIXL_IN_PROG;
 }
@@ -274,7 +295,7 @@ nixl_status_t nixlAgent::estimateXferCost(const nixlXferReqH* req_hndl, std::chr
 
 nixl_status_t nixlAgent::getXferTelemetry(const nixlXferReqH* req_hndl, nixl_xfer_telem_t& telemetry) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getXferTelemetry: the request is null");
-  if (!req_hndl->timed) {
+  if (req_hndl->events == nullptr) {
     return fail(NIXL_ERR_NO_TELEMETRY,
                 "getXferTelemetry: telemetry is off; set captureTelemetry or NIXL_TELEMETRY_ENABLE");
   }

@@ -1,8 +1,12 @@
 #include "settings.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <span>
@@ -78,14 +82,15 @@ class Source {
     into = *parsed;
   }
 
-  [[nodiscard]] uint16_t port(const char* name, uint16_t otherwise) const {
+  [[nodiscard]] size_t number(const char* name, size_t otherwise, size_t most) const {
     const Value value = get(name);
     if (value.text.empty()) return otherwise;
-    uint16_t port = 0;
+    size_t number = 0;
     const char* const end = value.text.data() + value.text.size();
-    const auto [stopped, error] = std::from_chars(value.text.data(), end, port);
-    if (error != std::errc{} || stopped != end) value.refuse(name, "a port from 0 to 65535");
-    return port;
+    const auto [stopped, error] = std::from_chars(value.text.data(), end, number);
+    if (error != std::errc{} || stopped != end || number > most)
+      value.refuse(name, fmt::format("a number from 0 to {}", most).c_str());
+    return number;
   }
 
  private:
@@ -115,21 +120,113 @@ void read_etcd(const Source& source, Settings& settings) {
   }
 }
 
-// NIXL's exporter of this name serves its events; ours serves Towline's counters at the same address. With
-// Towline's own setting each agent serves its own.
-void read_exporter(const Source& source, Settings& settings) {
-  const Value exporter = source.get("NIXL_TELEMETRY_EXPORTER");
-  if (settings.telemetry != true || exporter.text.empty()) return;
-  if (lower(exporter.text) != "prometheus") {
-    log(LogLevel::kInfo,
-        fmt::format("NIXL_TELEMETRY_EXPORTER is '{}', which is not here: only prometheus", exporter.text));
-    return;
+std::vector<std::string_view> split(std::string_view list) {
+  std::vector<std::string_view> parts;
+  while (!list.empty()) {
+    const size_t comma = list.find(',');
+    std::string_view part = list.substr(0, comma);
+    if (part.starts_with('\\')) part.remove_prefix(1);  // "exactly this one"
+    if (!part.empty()) parts.push_back(part);
+    list = comma == std::string_view::npos ? std::string_view{} : list.substr(comma + 1);
   }
-  if (!variable("TOWLINE_TELEMETRY_PROMETHEUS").empty()) return;
+  return parts;
+}
+
+// ---- Telemetry
+
+constexpr const char* kBounds = "strictly ascending positive numbers, such as 10,100,1000, at most 64";
+
+std::vector<double> read_bounds(const Source& source) {
+  const Value value = source.get("NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US");
+  if (value.text.empty()) {
+    return {10,    25,    50,    100,    250,    500,    1000,    2500,    5000,
+            10000, 25000, 50000, 100000, 250000, 500000, 1000000, 5000000, 10000000};
+  }
+  std::vector<double> bounds;
+  for (std::string_view part : split(value.text)) {
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    double bound = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), bound);
+    if (error != std::errc{} || end != part.data() + part.size() || !std::isfinite(bound) ||
+        bound <= (bounds.empty() ? 0 : bounds.back()) || bounds.size() == kMostBounds)
+      value.refuse("NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US", kBounds);
+    bounds.push_back(bound);
+  }
+  if (bounds.empty()) value.refuse("NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US", kBounds);
+  return bounds;
+}
+
+// The events that are exported, a bit each: all, or those that one of the patterns names.
+uint64_t read_enabled(const Source& source) {
+  const Value value = source.get("NIXL_TELEMETRY_ENABLED_METRICS");
+  uint64_t enabled = 0;
+  bool limited = false;
+  for (std::string_view part : split(value.text)) {
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    if (part.empty()) continue;
+    limited = true;
+    const std::string pattern{part};
+    const uint64_t before = enabled;
+    for (size_t event = 0; event < kEvents; ++event) {
+      const std::string name{
+          nixlEnumStrings::telemetryEventTypeStr(static_cast<nixl_telemetry_event_type_t>(event))};
+      if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) enabled |= uint64_t{1} << event;
+    }
+    if (enabled == before)
+      log(LogLevel::kWarning, fmt::format("NIXL_TELEMETRY_ENABLED_METRICS: '{}' names no metric", pattern));
+  }
+  return limited ? enabled : ~uint64_t{0};
+}
+
+void read_buffer(const Source& source, TelemetrySettings& output) {
+  output.exporter = TelemetryExporter::kBuffer;
+  output.directory = source.get("NIXL_TELEMETRY_DIR").text;
+  if (output.directory.empty())
+    throw std::runtime_error("NIXL_TELEMETRY_EXPORTER is 'BUFFER', and needs NIXL_TELEMETRY_DIR");
+  output.buffer_events = source.number("NIXL_TELEMETRY_BUFFER_SIZE", output.buffer_events, size_t{1} << 24);
+  if (output.buffer_events < 2 || !std::has_single_bit(output.buffer_events))
+    source.get("NIXL_TELEMETRY_BUFFER_SIZE").refuse("NIXL_TELEMETRY_BUFFER_SIZE", "a power of two from 2 on");
+}
+
+void read_prometheus(const Source& source, TelemetrySettings& output, bool of_all) {
   constexpr uint16_t kTheirPort = 9090;
+  constexpr size_t kMostSeconds = 7 * 86400;
+  output.exporter = of_all ? TelemetryExporter::kPrometheusOfAll : TelemetryExporter::kPrometheus;
   const bool local = source.flag("NIXL_TELEMETRY_PROMETHEUS_LOCAL").value_or(false);
-  settings.exporter = fmt::format("{}:{}", local ? "127.0.0.1" : "0.0.0.0",
-                                  source.port("NIXL_TELEMETRY_PROMETHEUS_PORT", kTheirPort));
+  output.address = fmt::format("{}:{}", local ? "127.0.0.1" : "0.0.0.0",
+                               source.number("NIXL_TELEMETRY_PROMETHEUS_PORT", kTheirPort, 65535));
+  output.bounds = read_bounds(source);
+  if (!of_all) return;
+  output.directory = source.get("NIXL_TELEMETRY_MULTIPROC_DIR").text;
+  if (output.directory.empty()) {
+    throw std::runtime_error(
+        "NIXL_TELEMETRY_EXPORTER is 'prometheus_mp', and needs NIXL_TELEMETRY_MULTIPROC_DIR: a directory "
+        "that all "
+        "processes share");
+  }
+  output.stale_s = static_cast<int64_t>(
+      source.number("NIXL_TELEMETRY_MP_STALE_TTL", static_cast<size_t>(output.stale_s), kMostSeconds));
+  const std::string rank = source.get("NIXL_TELEMETRY_RANK_ENV").text;
+  output.rank = variable(rank.empty() ? "LOCAL_RANK" : rank.c_str());
+}
+
+void read_telemetry(const Source& source, Settings& settings) {
+  settings.telemetry = source.flag("NIXL_TELEMETRY_ENABLE");
+  if (settings.telemetry == false) return;
+  const std::string exporter = lower(source.get("NIXL_TELEMETRY_EXPORTER").text);
+  if (exporter == "buffer" || (exporter.empty() && !source.get("NIXL_TELEMETRY_DIR").text.empty())) {
+    read_buffer(source, settings.output);
+  } else if (exporter == "prometheus" || exporter == "prometheus_mp") {
+    read_prometheus(source, settings.output, exporter == "prometheus_mp");
+  } else if (!exporter.empty() && exporter != "nop") {
+    log(LogLevel::kWarning,
+        fmt::format("NIXL_TELEMETRY_EXPORTER is '{}', which is not here: there are BUFFER, "
+                    "prometheus, prometheus_mp and NOP",
+                    exporter));
+  }
+  settings.output.enabled = read_enabled(source);
 }
 
 // Towline's transports by the names of UCX's equivalents, in the order in which they are tried. "cuda" moves GPU
@@ -144,18 +241,6 @@ constexpr Transport kTransports[] = {
     {"cuda", {"cuda", "gdr"}},
     {"tcp", {"tcp"}},
 };
-
-std::vector<std::string_view> split(std::string_view list) {
-  std::vector<std::string_view> parts;
-  while (!list.empty()) {
-    const size_t comma = list.find(',');
-    std::string_view part = list.substr(0, comma);
-    if (part.starts_with('\\')) part.remove_prefix(1);  // "exactly this one"
-    if (!part.empty()) parts.push_back(part);
-    list = comma == std::string_view::npos ? std::string_view{} : list.substr(comma + 1);
-  }
-  return parts;
-}
 
 bool named(const Transport& transport, std::span<const std::string_view> names) {
   return std::ranges::any_of(names, [&](std::string_view name) {
@@ -237,11 +322,10 @@ Settings Settings::read() {
   source.duration("TOWLINE_NIXL_TIMEOUT", settings.timeout);
   source.duration("TOWLINE_NIXL_METADATA_TIMEOUT", settings.metadata_timeout);
   settings.share = source.flag("TOWLINE_NIXL_SHARE").value_or(false);
-  settings.telemetry = source.flag("NIXL_TELEMETRY_ENABLE");
   const std::string plugins = source.get("TOWLINE_NIXL_PLUGINS").text;
   for (const std::string_view name : split(plugins)) settings.plugins.emplace_back(name);
   read_etcd(source, settings);
-  read_exporter(source, settings);
+  read_telemetry(source, settings);
   return settings;
 }
 

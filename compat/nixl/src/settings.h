@@ -8,8 +8,9 @@
 //                                   map it
 //   UCX_TLS                         without TOWLINE_NIXL_BACKENDS: the transports that it allows
 //   NIXL_TELEMETRY_ENABLE           figures of each request; overrides the agent's configuration
-//   NIXL_TELEMETRY_EXPORTER=prometheus, with _PROMETHEUS_PORT and _PROMETHEUS_LOCAL
-//                                   serves Towline's counters
+//   NIXL_TELEMETRY_EXPORTER, _DIR, _BUFFER_SIZE, _PROMETHEUS_PORT, _PROMETHEUS_LOCAL, _MULTIPROC_DIR,
+//   _MP_STALE_TTL, _RANK_ENV, _HISTOGRAM_BUCKETS_US, _ENABLED_METRICS
+//                                   what telemetry is published, and how (telemetry.h)
 //   NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*
 //                                   a metadata server (docs/directories.md)
 //   NIXL_PLUGIN_DIR                 where plugins of NIXL's interface lie
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "log.h"
+#include "telemetry.h"
 
 namespace towline::nixl {
 
@@ -37,9 +39,9 @@ struct Settings {
   std::optional<bool> telemetry;
   std::vector<std::string> plugins;  // names whose plugin goes before Towline's own backend
   bool has_etcd = false;
-  bool has_listen = false;  // TOWLINE_LISTEN says where
-  std::string towline;      // TOML for Towline's agent, over its environment and file
-  std::string exporter;     // where counters are served: "0.0.0.0:9090"
+  bool has_listen = false;   // TOWLINE_LISTEN says where
+  std::string towline;       // TOML for Towline's agent, over its environment and file
+  TelemetrySettings output;  // of telemetry, if the agent has it
 
   // Throws std::runtime_error that names the source, the key and what is expected.
   static Settings read();

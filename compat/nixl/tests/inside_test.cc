@@ -170,7 +170,8 @@ TOWLINE_NIXL_TIMEOUT = "5s"
   const Environment environment{this->environment("nixl.toml")};
   Settings settings = Settings::read();
   EXPECT_EQ(settings.telemetry, true);
-  EXPECT_EQ(settings.exporter, "127.0.0.1:9191");
+  EXPECT_EQ(settings.output.exporter, TelemetryExporter::kPrometheus);
+  EXPECT_EQ(settings.output.address, "127.0.0.1:9191");
   EXPECT_EQ(settings.timeout, std::chrono::seconds{5});
   EXPECT_TRUE(settings.has_etcd);
   EXPECT_EQ(settings.towline,
@@ -181,7 +182,7 @@ TOWLINE_NIXL_TIMEOUT = "5s"
                             {"TOWLINE_NIXL_TIMEOUT", "7s"}}};
   settings = Settings::read();
   EXPECT_EQ(settings.telemetry, false);
-  EXPECT_EQ(settings.exporter, "");  // telemetry is off
+  EXPECT_EQ(settings.output.exporter, TelemetryExporter::kNone);  // telemetry is off
   EXPECT_EQ(settings.timeout, std::chrono::seconds{7});
   EXPECT_TRUE(settings.has_etcd);
   EXPECT_EQ(settings.towline, "");  // Towline reads the environment itself
@@ -190,9 +191,7 @@ TOWLINE_NIXL_TIMEOUT = "5s"
 TEST_F(SettingsFile, IsFoundAtHome) {
   write(".nixl.cfg", "NIXL_TELEMETRY_ENABLE = 1\nNIXL_TELEMETRY_EXPORTER = \"Prometheus\"");
   const Environment environment{this->environment(nullptr)};
-  EXPECT_EQ(Settings::read().exporter, "0.0.0.0:9090");
-  const Environment ours{{{"TOWLINE_TELEMETRY_PROMETHEUS", "127.0.0.1:0"}}};
-  EXPECT_EQ(Settings::read().exporter, "");  // each agent serves its own
+  EXPECT_EQ(Settings::read().output.address, "0.0.0.0:9090");
 }
 
 TEST_F(SettingsFile, IsRefusedByNameAndPlace) {
@@ -209,7 +208,7 @@ TEST_F(SettingsFile, IsRefusedByNameAndPlace) {
   };
   says("broken.toml", "line 2");
   says("typed.toml", "NIXL_TELEMETRY_ENABLE should be text, a number, true or false");
-  says("bad.toml", "NIXL_TELEMETRY_PROMETHEUS_PORT is '70000', and should be a port");
+  says("bad.toml", "NIXL_TELEMETRY_PROMETHEUS_PORT is '70000', and should be a number from 0 to 65535");
   says("missing.toml", "could not be opened");
 }
 

@@ -132,6 +132,78 @@ MetricFamily latency_family(const std::map<Labels, Latencies>& values) {
   return result;
 }
 
+// ---- Families that applications add
+
+// At most this many buckets, so that a page stays small whatever an application says.
+constexpr std::size_t kMostBuckets = 256;
+
+bool read_value(const json& metric, MetricType type, ClientMetric& into) {
+  if (type != MetricType::Histogram) {
+    const auto value = metric.find("value");
+    if (value == metric.end() || !value->is_number()) return false;
+    (type == MetricType::Counter ? into.counter.value : into.gauge.value) = value->get<double>();
+    return true;
+  }
+  const auto bounds = metric.find("bounds");
+  const auto counts = metric.find("counts");
+  if (bounds == metric.end() || counts == metric.end() || !bounds->is_array() || !counts->is_array() ||
+      counts->size() != bounds->size() + 1 || counts->size() > kMostBuckets) {
+    return false;
+  }
+  uint64_t below = 0;
+  for (std::size_t i = 0; i < counts->size(); ++i) {
+    const json& count = (*counts)[i];
+    const bool last = i == bounds->size();
+    if (!count.is_number_unsigned() || (!last && !(*bounds)[i].is_number())) return false;
+    below += count.get<uint64_t>();
+    into.histogram.bucket.push_back(
+        {below, last ? std::numeric_limits<double>::infinity() : (*bounds)[i].get<double>()});
+  }
+  into.histogram.sample_count = below;
+  into.histogram.sample_sum = number(metric, "sum");
+  return true;
+}
+
+void add_own_family(const json& source, std::map<std::string, MetricFamily>& families) {
+  const std::string name = source.is_object() ? text(source, "name") : "";
+  const std::string kind = name.empty() ? "" : text(source, "type");
+  const auto metrics = name.empty() ? source.end() : source.find("metrics");
+  const bool known = kind == "counter" || kind == "gauge" || kind == "histogram";
+  if (!known || metrics == source.end() || !metrics->is_array()) return;
+  const MetricType type = kind == "counter" ? MetricType::Counter
+                          : kind == "gauge" ? MetricType::Gauge
+                                            : MetricType::Histogram;
+  MetricFamily& family =
+      families.try_emplace(name, MetricFamily{name, text(source, "help"), type, {}}).first->second;
+  if (family.type != type) return;
+  for (const json& metric : *metrics) {
+    if (!metric.is_object()) continue;
+    Labels labels;
+    if (const auto given = metric.find("labels"); given != metric.end() && given->is_object()) {
+      for (const auto& [label, value] : given->items())
+        if (value.is_string()) labels[label] = value.get<std::string>();
+    }
+    ClientMetric made = labelled(labels);
+    if (read_value(metric, type, made)) family.metric.push_back(std::move(made));
+  }
+}
+
+std::map<std::string, MetricFamily> own_families(const json& entries) {
+  std::map<std::string, MetricFamily> families;
+  if (!entries.is_array()) return families;
+  for (const json& entry : entries) {
+    const auto found = entry.is_object() ? entry.find("families") : entry.end();
+    if (found == entry.end() || !found->is_array()) continue;
+    for (const json& family : *found) add_own_family(family, families);
+  }
+  return families;
+}
+
+std::vector<MetricFamily> with_own(std::vector<MetricFamily> families, const json& entries) {
+  for (auto& [name, family] : own_families(entries)) families.push_back(std::move(family));
+  return families;
+}
+
 }  // namespace
 
 std::vector<MetricFamily> make_families(std::string_view counters) {
@@ -139,11 +211,11 @@ std::vector<MetricFamily> make_families(std::string_view counters) {
   Totals totals;
   if (agents.is_array()) {
     for (const json& agent : agents) {
-      if (agent.is_object()) add_agent(agent, totals);
+      if (agent.is_object() && !agent.contains("families")) add_agent(agent, totals);
     }
   }
   using enum MetricType;
-  return {
+  std::vector<MetricFamily> families = {
       family("towline_agent_info", "Which agents there are", Gauge, totals.info),
       family("towline_agent_start_time_seconds", "When the agent was made, in seconds since 1970", Gauge,
              totals.started),
@@ -157,6 +229,7 @@ std::vector<MetricFamily> make_families(std::string_view counters) {
       family("towline_series_overflow_total", "Series counted as peer \"other\" for want of room", Counter,
              totals.overflowed),
       latency_family(totals.latencies)};
+  return with_own(std::move(families), agents);
 }
 
 }  // namespace towline::telemetry

@@ -48,6 +48,31 @@ TEST(PrometheusFamilies, AgentsOfOneNameInOneProcessAreAddedUp) {
   EXPECT_EQ(bytes[0].counter.value, 2);
 }
 
+TEST(PrometheusFamilies, ApplicationsAddFamiliesOfTheirOwn) {
+  const auto families = make_families(R"([{"agent": "a", "pid": 7, "series": []},
+      {"families": [{"name": "hits_total", "help": "h", "type": "counter",
+                     "metrics": [{"labels": {"rank": "1"}, "value": 5}, {"value": "no"}, 7]},
+                    {"name": "took_us", "type": "histogram", "metrics": [
+                        {"bounds": [10, 20], "counts": [1, 2, 3], "sum": 99},
+                        {"bounds": [10], "counts": [1], "sum": 1}]},
+                    {"name": "", "type": "gauge", "metrics": []}, {"name": "x", "type": "?", "metrics": []}]},
+      {"families": [{"name": "hits_total", "type": "counter", "metrics": [{"labels": {"rank": "2"}, "value": 6}]},
+                    {"name": "hits_total", "type": "gauge", "metrics": [{"value": 1}]}]},
+      {"families": 5}])");
+  const auto& hits = find(families, "hits_total").metric;
+  ASSERT_EQ(hits.size(), 2u);
+  EXPECT_EQ(hits[0].counter.value, 5);
+  EXPECT_EQ(hits[0].label.at(0).value, "1");
+  EXPECT_EQ(hits[1].counter.value, 6);
+  const auto& took = find(families, "took_us").metric;
+  ASSERT_EQ(took.size(), 1u);
+  EXPECT_EQ(took[0].histogram.bucket.at(1).cumulative_count, 3u);
+  EXPECT_EQ(took[0].histogram.sample_count, 6u);
+  EXPECT_EQ(took[0].histogram.sample_sum, 99);
+  EXPECT_EQ(find(families, "towline_agent_info").metric.size(), 1u);
+  EXPECT_THROW((void)find(families, "x"), std::out_of_range);
+}
+
 TEST(PrometheusFamilies, WhatMakesNoSenseIsLeftOut) {
   for (const char* text :
        {"", "{", "5", "[5, {\"series\": 5}, {\"series\": [5, {\"errors\": 5, \"latency_buckets\": [5]}]}]"}) {
