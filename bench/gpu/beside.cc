@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "bench/product.h"
 #include "gpu.h"
-#include "product.h"
 #include "support/statistics.h"
 #include "support/table.h"
 #include "towline/towline.hpp"
@@ -45,7 +45,7 @@ const Case kCases[] = {
 struct Way {
   std::string name;
   std::string config;
-  Product::Share product;
+  tool::bench::Product::Share product;
 };
 
 double now_s() {
@@ -143,7 +143,7 @@ int measure_beside(const BesideOptions& options) {
   Rows rows{{"transfer", "pages", "way", "alone GB/s", "beside GB/s", "p50 us", "p99 us", "p99 of p50",
              "product alone", "beside", "loss %"}};
   for (const Way& way : ways) {
-    Product product(options.cublas, options.size, way.product);
+    tool::bench::Product product(0, options.cublas, options.size, way.product);
     product.run(true);
     const double begun = now_s();
     while (now_s() < begun + options.seconds) std::this_thread::yield();

@@ -64,14 +64,6 @@ __global__ void __launch_bounds__(1024)
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-__global__ void randomize(uint16_t* values, uint64_t count) {
-  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    const uint64_t hash = (i + 1) * 0x9e3779b97f4a7c15ull;
-    values[i] = static_cast<uint16_t>(0x3f80 | (hash >> 57) | (hash >> 40 & 0x8000));  // exponent 0
-  }
-}
-
 __global__ void compare_pages(const Pair* list, uint64_t pairs, uint64_t words, uint64_t* wrong) {
   for (uint64_t p = blockIdx.x; p < pairs; p += gridDim.x) {
     const auto* const to = reinterpret_cast<const uint64_t*>(list[p].to);
@@ -144,11 +136,6 @@ void stamp(uint64_t address, uint64_t bytes, uint64_t seed) {
 
 void fill(uint64_t address, uint64_t bytes, int byte) {
   check(cudaMemsetAsync(reinterpret_cast<void*>(address), byte, bytes, stream()), "cudaMemset");
-  synchronize();
-}
-
-void randomize_bf16(uint64_t address, uint64_t count) {
-  randomize<<<1024, 256, 0, stream()>>>(reinterpret_cast<uint16_t*>(address), count);
   synchronize();
 }
 

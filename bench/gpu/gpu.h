@@ -24,7 +24,6 @@ std::string export_handle(uint64_t address);  // 64 bytes
 uint64_t import_handle(const std::string& handle);
 void stamp(uint64_t address, uint64_t bytes, uint64_t seed);  // each word by its place
 void fill(uint64_t address, uint64_t bytes, int byte);
-void randomize_bf16(uint64_t address, uint64_t count);  // between 1 and 2, and their opposites
 void synchronize();
 void* native_stream();  // of this thread
 

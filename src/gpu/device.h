@@ -126,7 +126,8 @@ class Pinned {
 struct ReserveWish {
   uint32_t sms = 0;              // so many: the application takes the others
   uint32_t application_sms = 0;  // those that a context of so many, made by the application, leaves over
-  [[nodiscard]] bool any() const noexcept { return sms != 0 || application_sms != 0; }
+  uint64_t context = 0;          // those of this CUgreenCtx, which the application has made for us and keeps
+  [[nodiscard]] bool any() const noexcept { return sms != 0 || application_sms != 0 || context != 0; }
   auto operator<=>(const ReserveWish&) const = default;
 };
 struct Reserve {
@@ -171,7 +172,10 @@ class Lane {
   static constexpr uint64_t kStagingBytes = 8 << 20;
   virtual void make_staging() = 0;  // before the first; throws Error
   virtual Code relay(const CopyJob& job, uint32_t blocks, std::span<const Range> ranges) noexcept = 0;
-  [[nodiscard]] virtual uint64_t relays_under_way() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t relays_begun() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t relays_sent()
+      const noexcept = 0;  // of those, in order: their ranges are there
+  [[nodiscard]] uint64_t relays_under_way() const noexcept { return relays_begun() - relays_sent(); }
   // Ends with `value` in flag(slot) after all that was relayed.
   virtual Code mark(uint32_t slot, uint64_t value) noexcept = 0;
   // On which its kernels run; 0: on whichever are free.
@@ -243,6 +247,8 @@ class Device {
   virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;
   // Lets `gpu` reach memory of this process, however it was allocated. Throws Error if it can't, or must not.
   void reach(uint32_t gpu, uint64_t address, uint64_t bytes, Use use);
+  // The host and GPUs reach pinned memory at the same addresses.
+  [[nodiscard]] virtual bool same_addresses() const noexcept = 0;
   // False: they certainly have no path. No context is made by asking.
   [[nodiscard]] virtual bool may_reach(uint32_t gpu, const Uuid& other) const noexcept = 0;
   // Null: it is not pinned.

@@ -91,6 +91,9 @@ class Nvidia final : public Device {
                  "cuDeviceGetAttribute");
       gpu.name = name;
       gpu.multiprocessors = static_cast<uint32_t>(multiprocessors);
+      int same = 0;
+      same_addresses_ = api_.device_get_attribute(&same, driver::kAttributeHostPointers, i) == kSuccess &&
+                        same != 0 && same_addresses_;
       int node = -1;
       if (api_.device_get_attribute(&node, driver::kAttributeHostNode, i) == kSuccess && node >= 0)
         gpu.host_node = static_cast<uint32_t>(node);
@@ -100,6 +103,8 @@ class Nvidia final : public Device {
   }
 
   [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
+
+  [[nodiscard]] bool same_addresses() const noexcept override { return same_addresses_; }
 
   [[nodiscard]] bool in_use(uint32_t gpu) const noexcept override {
     unsigned flags = 0;
@@ -313,6 +318,7 @@ class Nvidia final : public Device {
     if (api_.green_stream_create == nullptr)
       fail(Status::kUnsupported, "cuda: the driver (CUDA {}.{}) has no green contexts: 12.5 is needed",
            api_.version / 1000, api_.version % 1000 / 10);
+    if (wish.context != 0) return given_green(gpu, wish.context);
     const unsigned wanted = wish.sms != 0 ? wish.sms : wish.application_sms;
     driver::Resource all;
     driver::Resource part;
@@ -333,6 +339,23 @@ class Nvidia final : public Device {
         api_.green_create(&green.context, descriptor, static_cast<int>(gpu), driver::kGreenDefaultStream),
         "cuGreenCtxCreate");
     return green;
+  }
+
+  Green given_green(uint32_t gpu, uint64_t given) const {
+    const auto green = reinterpret_cast<driver::GreenContext>(given);
+    driver::Context context = nullptr;
+    driver::Device device = -1;
+    driver::Resource resource;
+    api_.check(api_.context_of_green(&context, green), "cuda.green_context: cuCtxFromGreenCtx");
+    {
+      const Current current(api_, context);
+      api_.check(api_.context_get_device(&device), "cuda.green_context: cuCtxGetDevice");
+    }
+    if (device != static_cast<int>(gpu))
+      fail(Status::kUnsupported, "cuda: cuda.green_context is one of GPU {}, not of GPU {}", device, gpu);
+    api_.check(api_.green_get_resource(green, &resource, driver::kMultiprocessors),
+               "cuda.green_context: cuGreenCtxGetDevResource");
+    return {green, resource.multiprocessors};
   }
 
   void check_path(uint32_t gpu, uint32_t other) const {
@@ -403,6 +426,7 @@ class Nvidia final : public Device {
   const Api api_;
   mutable std::mutex mutex_;
   bool started_ = false;
+  bool same_addresses_ = true;
   std::vector<Gpu> gpus_;
   mutable std::vector<Kernels> contexts_;  // by ordinal
   std::map<std::pair<uint32_t, ReserveWish>, Reserved> reserved_;

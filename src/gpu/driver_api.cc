@@ -8,6 +8,8 @@ namespace {
 
 constexpr int kWanted = 12000;  // 12.0
 constexpr int kWithGreen = 12050;
+constexpr int kWithBatches = 12080;
+constexpr int kWithoutFailIndex = 13000;  // of a batch
 
 using GetProcAddress = Result (*)(const char*, void**, int, uint64_t, int*);
 
@@ -93,17 +95,21 @@ Api::Api(const char* file) : library(file) {
   load(vmm_get_access, "cuMemGetAccess");
   load(pool_set_access, "cuMemPoolSetAccess");
   load(pool_get_access, "cuMemPoolGetAccess");
-  const auto load_later = [&](auto& function, const char* name) {
+  const auto load_from = [&](int from, auto& function, const char* name) {
     void* address = nullptr;
     int found = 0;
-    if (version >= kWithGreen && find(name, &address, kWithGreen, 0, &found) == kSuccess)
+    if (version >= from && find(name, &address, from, 0, &found) == kSuccess)
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
-  load_later(device_get_resource, "cuDeviceGetDevResource");
-  load_later(split_multiprocessors, "cuDevSmResourceSplitByCount");
-  load_later(describe_resource, "cuDevResourceGenerateDesc");
-  load_later(green_create, "cuGreenCtxCreate");
-  load_later(green_stream_create, "cuGreenCtxStreamCreate");
+  load_from(kWithGreen, device_get_resource, "cuDeviceGetDevResource");
+  load_from(kWithGreen, split_multiprocessors, "cuDevSmResourceSplitByCount");
+  load_from(kWithGreen, describe_resource, "cuDevResourceGenerateDesc");
+  load_from(kWithGreen, green_create, "cuGreenCtxCreate");
+  load_from(kWithGreen, green_get_resource, "cuGreenCtxGetDevResource");
+  load_from(kWithGreen, context_of_green, "cuCtxFromGreenCtx");
+  load_from(kWithGreen, green_stream_create, "cuGreenCtxStreamCreate");
+  load_from(kWithBatches, memory_copy_batch_12, "cuMemcpyBatchAsync");
+  load_from(kWithoutFailIndex, memory_copy_batch, "cuMemcpyBatchAsync");
 }
 
 std::string Api::text(Result code) const {

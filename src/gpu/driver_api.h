@@ -34,8 +34,9 @@ inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;
-inline constexpr int kAttributeHostNode = 134;  // of NUMA; -1: not known. From CUDA 12.2 on
-inline constexpr int kFunctionThreads = 0;      // attribute: that a block may have
+inline constexpr int kAttributeHostPointers = 91;  // registered host memory is used at the host's addresses
+inline constexpr int kAttributeHostNode = 134;     // of NUMA; -1: not known. From CUDA 12.2 on
+inline constexpr int kFunctionThreads = 0;         // attribute: that a block may have
 
 enum PointerAttribute : int {
   kContextOf = 1,
@@ -110,6 +111,15 @@ struct Resource {
 static_assert(sizeof(Resource) == 144);
 inline constexpr int kMultiprocessors = 1;  // a Resource's type
 inline constexpr unsigned kGreenDefaultStream = 1;
+
+// Of a batch of copies, as cuda.h lays it out.
+struct CopyAttributes {
+  int source_order = 1;  // as the stream orders it
+  Location source_hint = {0, 0};
+  Location target_hint = {0, 0};
+  unsigned flags = 1;  // beside kernels, if it can be
+};
+static_assert(sizeof(CopyAttributes) == 24);
 
 struct Api {
   // Loads the driver, `file` in its place in tests; throws Error that says what is missing.
@@ -194,7 +204,14 @@ struct Api {
                                   unsigned) = nullptr;
   Result (*describe_resource)(ResourceDescriptor*, Resource*, unsigned) = nullptr;
   Result (*green_create)(GreenContext*, ResourceDescriptor, Device, unsigned) = nullptr;
+  Result (*green_get_resource)(GreenContext, Resource*, int) = nullptr;
+  Result (*context_of_green)(Context*, GreenContext) = nullptr;
   Result (*green_stream_create)(Stream*, GreenContext, unsigned, int) = nullptr;
+  // From CUDA 13.0 on, and as 12.8 has it. Null: the driver is older.
+  Result (*memory_copy_batch)(Pointer*, Pointer*, size_t*, size_t, CopyAttributes*, size_t*, size_t,
+                              Stream) = nullptr;
+  Result (*memory_copy_batch_12)(Pointer*, Pointer*, size_t*, size_t, CopyAttributes*, size_t*, size_t,
+                                 size_t*, Stream) = nullptr;
 };
 
 }  // namespace towline::cuda::driver

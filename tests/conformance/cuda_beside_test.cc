@@ -100,10 +100,46 @@ TEST_F(CudaBesideTest, WhatWasPinnedInSeveralPiecesIsSentPieceByPiece) {
   EXPECT_TRUE(gathered(kMany));
 }
 
-TEST_F(CudaBesideTest, AScatteredHostSideIsStoredByTheKernel) {
-  make("beside = \"model\"\n", Op::write, 32768, 1);
+TEST_F(CudaBesideTest, AScatteredHostSideIsWrittenByThreads) {
+  for (const Op op : {Op::write, Op::read}) {
+    for (const uint64_t page : {256, 1000, 4096, 32768, 40000}) {
+      gpu("reset");
+      make("beside = \"model\"\npin = \"first\"\nhost_threads = \"2\"\n", op, page, 1);
+      move_anew();
+      EXPECT_TRUE(gathered(moved_bytes())) << page;
+      move_anew();
+      move_anew();  // both ways are tried
+      move_anew();
+    }
+  }
+  EXPECT_NE(move_->route().find("scattered_by_threads_gb_per_s"), std::string::npos) << move_->route();
+}
+
+TEST_F(CudaBesideTest, WithoutThreadsAScatteredHostSideIsStoredByTheKernel) {
+  make("beside = \"model\"\nhost_threads = \"0\"\n", Op::write, 32768, 1);
   move_anew();
   EXPECT_FALSE(gathered(1));
+}
+
+TEST_F(CudaBesideTest, ACancelLeavesOutChunksThatThreadsWouldWrite) {
+  make("beside = \"model\"\n", Op::write, 32768, 1);
+  gpu("hold", 1);
+  ASSERT_EQ(move_->post(), Status::kInProgress) << last_error();
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  move_->cancel();
+  EXPECT_EQ(move_->wait(20s), Status::kCancelled);
+  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 50ms), Status::kTimedOut);
+  gpu("hold", 0);
+  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  move_anew();
+}
+
+TEST_F(CudaBesideTest, ABrokenGpuEndsCopiesThatThreadsWrite) {
+  make("beside = \"model\"\n", Op::write, 32768, 1);
+  move_anew();
+  gpu("break", 700);
+  EXPECT_EQ(run(*move_), Status::kIo);
+  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 20s), Status::kOk);
 }
 
 TEST_F(CudaBesideTest, TheSettingSaysWhoHasTheRightOfWay) {
@@ -155,6 +191,13 @@ TEST_F(CudaBesideTest, ReservedMultiprocessorsAreShownOrWhyThereAreNone) {
   EXPECT_TRUE(gathered(kMany)) << "where some are reserved, nothing has to be tried";
   EXPECT_NE(move_->route().find("\"reserved_sms\":1"), std::string::npos) << move_->route();
   EXPECT_NE(left_->info().find("\"reserved_sms\":1"), std::string::npos) << left_->info();
+  make("beside = \"auto\"\ngreen_context = \"0x2\"\n", Op::write, 32768, 64);
+  move_anew();
+  EXPECT_TRUE(gathered(2 * kMany)) << "in a context that the application gave";
+  EXPECT_NE(move_->route().find("\"reserved_sms\":2"), std::string::npos) << move_->route();
+  make("green_context = \"500\"\n", Op::write, 32768, 64);
+  move_anew();
+  EXPECT_NE(move_->route().find("INVALID_HANDLE"), std::string::npos) << move_->route();
   make("reserved_sms = \"4\"\n", Op::write, 32768, 64);
   move_anew();
   EXPECT_NE(move_->route().find("\"reserved_sms\":0"), std::string::npos) << move_->route();

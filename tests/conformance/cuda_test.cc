@@ -287,6 +287,8 @@ TEST_F(CudaTest, BadSettingsAreNamed) {
         {"beside = \"me\"\n", "cuda.beside"},
         {"reserved_sms = \"-8\"\n", "cuda.reserved_sms"},
         {"reserved_sms = \"8\"\napplication_sms = \"120\"\n", "cuda.application_sms"},
+        {"reserved_sms = \"8\"\ngreen_context = \"7\"\n", "cuda.green_context"},
+        {"green_context = \"0xyz\"\n", "cuda.green_context"},
         {"host_threads = \"-1\"\n", "cuda.host_threads"},
         {"copy_engine_bytes = \"many\"\n", "cuda.copy_engine_bytes"}}) {
     try {

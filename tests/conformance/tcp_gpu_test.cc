@@ -88,6 +88,15 @@ class TcpGpuTest : public CudaTest {
   }
 };
 
+TEST_F(TcpGpuTest, BesideAModelPagesAreGatheredAndSentByTheCopyEngine) {
+  peer_.reset();
+  left_ = std::make_unique<Agent>("left", over("tcp,cuda", "[cuda]\nbeside = \"model\"\n"));
+  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[cuda]\nbeside = \"model\"\n"));
+  gpu("reset");
+  (void)there_and_back(Kind::kVram, Kind::kVram);
+  EXPECT_TRUE(command_("gathered", 2 * 2048 * kPage, 0, 0)) << "those of both ways";
+}
+
 TEST_F(TcpGpuTest, GpuMemoryMovesToHostMemoryAndBackAndTheRouteSaysHow) {
   const std::string to_host = there_and_back(Kind::kVram, Kind::kDram);
   EXPECT_NE(to_host.find("\"backend\":\"tcp\""), std::string::npos) << to_host;

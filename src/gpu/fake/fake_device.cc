@@ -265,11 +265,12 @@ class FakeLane final : public Lane {
     std::vector<Range> sent(ranges.begin(), ranges.end());
     for (Range& range : sent) range.from += slot;
     ++relays_;
-    const Code code = copy(sent, kSlots, 0);
-    if (code == 0) faults().note_gathered(job.end - job.begin);
-    return code;
+    if (const Code code = copy(sent, kSlots, 0); code != 0) return code;
+    faults().note_gathered(job.end - job.begin);
+    return enqueue({{}, kSentFlag, relays_, {}});
   }
-  [[nodiscard]] uint64_t relays_under_way() const noexcept override { return 0; }
+  [[nodiscard]] uint64_t relays_begun() const noexcept override { return relays_; }
+  [[nodiscard]] uint64_t relays_sent() const noexcept override { return flag(kSentFlag); }
   Code mark(uint32_t slot, uint64_t value) noexcept override { return enqueue({{}, slot, value, {}}); }
   [[nodiscard]] uint32_t reserved_sms() const noexcept override { return reserved_; }
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
@@ -360,6 +361,8 @@ class FakeLane final : public Lane {
     changed_.notify_all();
   }
 
+  static constexpr uint32_t kSentFlag = kSlots + 1;  // kSlots: nobody's
+
   const uint32_t gpu_;
   const uint32_t reserved_;
   const bool by_hand_;
@@ -375,7 +378,7 @@ class FakeLane final : public Lane {
   bool running_ = false;
   bool stop_ = false;
   Code broken_ = 0;
-  std::array<std::atomic<uint64_t>, kSlots> flags_ = {};
+  std::array<std::atomic<uint64_t>, kSentFlag + 1> flags_ = {};
   std::thread thread_;
 };
 
@@ -488,6 +491,7 @@ class FakeDevice final : public Device {
   void start() override {}
   [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
   [[nodiscard]] bool in_use(uint32_t) const noexcept override { return true; }
+  [[nodiscard]] bool same_addresses() const noexcept override { return true; }
 
   [[nodiscard]] Allocation look_up(uint64_t address) const override {
     const Vma vma = find_vma(address);
@@ -559,6 +563,11 @@ class FakeDevice final : public Device {
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     if (!wish.any()) return {0, "not asked for"};
     const uint32_t all = gpus_[gpu].multiprocessors;
+    if (wish.context != 0) {
+      // Fakes of green contexts: their number is that of their multiprocessors.
+      if (wish.context > all) return {0, "fake GPU: CUDA_ERROR_INVALID_HANDLE (400)"};
+      return {static_cast<uint32_t>(wish.context), {}};
+    }
     if (wish.sms + wish.application_sms >= all)
       return {0, fmt::format("fake GPU: {} of {} multiprocessors leave none", wish.sms + wish.application_sms,
                              all)};

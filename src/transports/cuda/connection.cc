@@ -20,7 +20,6 @@ namespace {
 constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: check the lane's state
 // Stores to host memory at the link's rate stall all other memory traffic: this number of blocks stays below
 // that rate.
-constexpr uint32_t kPacedBlocks = 1;
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
 towline_connection* handle(Connection* connection) {
@@ -596,6 +595,8 @@ Connection::Job& Connection::make_job(Prepared& prepared, const towline_submit_a
   job.code = 0;
   job.moved = args.begin == args.end;
   job.gathered = nullptr;
+  job.scatter = nullptr;
+  job.chunks = 0;
   job.next = args.begin;
   job.queued = job.timed = job.paced = false;
   job.way = HostWay::kDirect;
@@ -627,6 +628,7 @@ void Connection::cancel(uint64_t cookie) noexcept {
 }
 
 bool Connection::over(const Job& job) noexcept {
+  if (job.scatter != nullptr) return job.queued && job.chunks == 0;
   if (job.gate == nullptr) return job.lane->flag(job.slot).load(std::memory_order_acquire) == job.value;
   return job.gate->ended() >= job.value || (job.status != Status::kOk && job.gate->quiet());
 }
@@ -643,6 +645,7 @@ void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
   job.asked_ns = now_ns;
   const Code code = job.lane->state();
   if (code == Lane::kBusy || code == 0) return;
+  if (job.scatter != nullptr) job.scatter->forget();
   job.moved = true;
   job.status = Status::kIo;
   job.code = code;
@@ -668,6 +671,8 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = 0;
   if (owner_ != nullptr) done += owner_->progress(now_ns);
   if (detour_ != nullptr) done += detour_->progress(now_ns);
+  for (auto& [which, lane] : lanes_)
+    if (lane.scatter != nullptr) done += lane.scatter->progress(*lane.lane);
   for (size_t i = 0; i < jobs_.size();) {
     Job& job = *jobs_[i];
     if (!job.moved) {
@@ -736,6 +741,8 @@ void Connection::give_up(Status status) noexcept {
   host().log(0, "a copy that was begun does not end: what it reaches stays mapped for good");
   if (owner_ != nullptr && !owner_->settled()) (void)owner_.release();
   if (detour_ != nullptr && !detour_->settled()) detour_.release()->give_up(status);
+  for (auto& [which, lane] : lanes_)
+    if (lane.scatter != nullptr) lane.scatter->forget();
   while (!jobs_.empty()) {
     std::unique_ptr<Job> job = std::move(jobs_.back());
     jobs_.pop_back();

@@ -25,6 +25,7 @@
 #include "transports/cuda/detour.h"
 #include "transports/cuda/detour_owner.h"
 #include "transports/cuda/host_pin.h"
+#include "transports/cuda/host_scatter.h"
 #include "transports/cuda/mapping_cache.h"
 #include "transports/cuda/memory_service.h"
 #include "transports/cuda/to_host.h"
@@ -162,6 +163,8 @@ class Connection final : private CarrierEvents {
     int32_t code = 0;
     bool moved = false;
     const ToHost* gathered = nullptr;  // it goes that way:
+    HostScatter* scatter = nullptr;    // and from a pool to its places
+    uint32_t chunks = 0;               // of the pool, not there yet
     uint64_t next = 0;                 // where the part that is not queued begins
     bool queued = false;               // all that will be
     bool timed = false;                // it had the lane for itself
@@ -171,10 +174,12 @@ class Connection final : private CarrierEvents {
     std::vector<uint8_t> message;
   };
   struct OneLane {
+    std::unique_ptr<HostScatter> scatter;  // once a plan needs it; what the lane sends to lives longer
     std::shared_ptr<Lane> lane;
     std::vector<uint32_t> free_slots;
     uint64_t last_value = 0;
-    WayChoice choice;  // of copies to the host
+    WayChoice choice;            // of copies to the host
+    WayChoice scattered_choice;  // of those whose host side lies scattered
   };
 
   void on_message(const void* data, size_t bytes) override;
@@ -211,6 +216,7 @@ class Connection final : private CarrierEvents {
   void job_begun() noexcept;
   int32_t refuse_code(const char* what, Code code) noexcept;
   [[nodiscard]] static bool over(const Job& job) noexcept;
+  void feed_scattered(Job& job) noexcept;
   void look_at(Job& job, uint64_t now_ns) noexcept;
   bool finish(Job& job) noexcept;
   void complete(Job& job) noexcept;

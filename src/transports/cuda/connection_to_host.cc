@@ -14,7 +14,6 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint32_t kGatherBlocks = 4;
 constexpr size_t kMostCuts = 8;  // two on each side, unless regions were pinned in yet more pieces
 
 }  // namespace
@@ -31,18 +30,30 @@ std::string Connection::describe_lane(std::pair<uint32_t, uint32_t> which, const
                                         : backend_.device().reserve(which.first, settings.reserve).why_not;
   return fmt::format(
       R"({{"by": "{} {}", "reserved_sms": {}, "none_reserved": {}, "beside": "{}", "large_to_host": "{}", )"
-      R"("gathered_gb_per_s": {:.1f}, "direct_gb_per_s": {:.1f}}})",
+      R"("gathered_gb_per_s": {:.1f}, "direct_gb_per_s": {:.1f}, )"
+      R"("scattered_to_host": "{}", "scattered_by_threads_gb_per_s": {:.1f}, "scattered_direct_gb_per_s": {:.1f}}})",
       which.second == TOWLINE_READ ? "pull by" : "push by",
       uuid_text(backend_.device().gpus()[which.first].uuid), lane.lane->reserved_sms(),
       nlohmann::json(why).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
       beside_name(settings.beside), way == HostWay::kGathered ? "gathered" : "direct",
-      lane.choice.gb_per_s(HostWay::kGathered), lane.choice.gb_per_s(HostWay::kDirect));
+      lane.choice.gb_per_s(HostWay::kGathered), lane.choice.gb_per_s(HostWay::kDirect),
+      settings.beside == Beside::kCopy                       ? "direct"
+      : lane.scattered_choice.better() == HostWay::kGathered ? "gathered"
+                                                             : "direct",
+      lane.scattered_choice.gb_per_s(HostWay::kGathered), lane.scattered_choice.gb_per_s(HostWay::kDirect));
 }
 
 void Connection::make_gathered(Prepared& prepared, const Ways& ways) {
   try {
-    prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.lane, prepared.pinned);
+    const bool threads = backend_.settings().host_threads != 0 && backend_.device().same_addresses();
+    prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.lane, prepared.pinned, threads);
+    if (prepared.gathered == nullptr || !prepared.gathered->scattered()) return;
+    OneLane& lane = lane_of(prepared.gpu, prepared.read ? TOWLINE_READ : TOWLINE_WRITE);
+    if (lane.scatter == nullptr)
+      lane.scatter = std::make_unique<HostScatter>(backend_.device(), backend_.team(),
+                                                   backend_.device().gpus()[prepared.gpu].host_node);
   } catch (const core::Error& error) {
+    prepared.gathered = nullptr;
     if (!std::exchange(told_of_staging_, true))
       host().log(1, "copies to the host go by the kernel, which may slow a model down: " + error.message());
   }
@@ -78,18 +89,34 @@ Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexce
 // Parts of a large copy go the same way, one that is tried out as well.
 void Connection::choose_way(const Prepared& prepared, OneLane& lane, Job& job) noexcept {
   const Settings& settings = backend_.settings();
-  const bool given = settings.beside == Beside::kModel || prepared.lane->reserved_sms() != 0;
+  if (prepared.gathered == nullptr) return;
+  // How fast the host's threads are depends on the machine: so scattered lists always try both.
+  const bool scattered = prepared.gathered->scattered();
+  const bool given = !scattered && (settings.beside == Beside::kModel || prepared.lane->reserved_sms() != 0);
   const uint64_t bytes = job.end - job.begin;
-  if (prepared.gathered == nullptr || bytes < (given ? ToHost::kLeastBytes : ToHost::kWorthTrying)) return;
-  job.way = given ? HostWay::kGathered : lane.choice.next();
+  if (bytes < (given ? ToHost::kLeastBytes : ToHost::kWorthTrying)) return;
+  job.way = given ? HostWay::kGathered : (scattered ? lane.scattered_choice : lane.choice).next();
   job.timed = lane.free_slots.size() == Lane::kSlots;
   job.began_ns = host().now_ns();
   if (job.way == HostWay::kGathered) job.gathered = prepared.gathered.get();
+  if (job.gathered != nullptr && scattered) job.scatter = lane.scatter.get();
   job.paced = job.way == HostWay::kDirect;
+}
+
+void Connection::feed_scattered(Job& job) noexcept {
+  while (job.status == Status::kOk && job.next < job.end && job.scatter->has_room()) {
+    const Code code =
+        job.scatter->relay(*job.gathered, *job.lane, kGatherBlocks, job.next, job.end, job.chunks);
+    if (code == 0) continue;
+    job.status = Status::kIo;
+    job.code = code;
+  }
+  job.queued = job.status != Status::kOk || job.next == job.end;
 }
 
 // Queues as many chunks as there is room for. After a cancel or a failure the rest is skipped.
 void Connection::feed(Job& job) noexcept {
+  if (job.scatter != nullptr) return feed_scattered(job);
   Lane& lane = *job.lane;
   while (job.status == Status::kOk && job.next < job.end && lane.relays_under_way() < ToHost::kChunksAhead) {
     const uint64_t before = job.next;
@@ -106,7 +133,8 @@ void Connection::feed(Job& job) noexcept {
 void Connection::note_time(const Job& job, uint64_t now_ns) noexcept {
   for (auto& [which, lane] : lanes_)
     if (lane.lane.get() == job.lane && now_ns > job.began_ns)
-      lane.choice.ended(job.way, job.end - job.begin, now_ns - job.began_ns);
+      (job.prepared->gathered->scattered() ? lane.scattered_choice : lane.choice)
+          .ended(job.way, job.end - job.begin, now_ns - job.began_ns);
 }
 
 }  // namespace towline::cuda

@@ -36,7 +36,7 @@ std::string Backend::describe() {
       result["gpus"].push_back(std::move(entry));
     }
   } else {
-    result["none_reserved"] = "not asked for (cuda.reserved_sms, cuda.application_sms)";
+    result["none_reserved"] = "not asked for (cuda.reserved_sms, cuda.application_sms, cuda.green_context)";
   }
   return result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -36,6 +36,8 @@ Landing::Landing(const plugin::Host& host, Device& device, const Settings& setti
       device_(device),
       after_default_stream_(settings.after_default_stream),
       blocks_(settings.host_blocks),
+      reserve_(settings.reserve),
+      model_first_(settings.beside == Beside::kModel && !settings.after_default_stream),
       slots_(slots),
       slot_bytes_(slot_bytes),
       share_(budget, 2 * uint64_t{slots} * slot_bytes),
@@ -48,9 +50,22 @@ void* Landing::memory(uint32_t way) const noexcept {
 
 PieceCopier& Landing::copier(uint64_t gpu, uint32_t way) {
   auto& mine = copiers_[{gpu, way}];
-  if (mine == nullptr)
-    mine = std::make_unique<PieceCopier>(device_, static_cast<uint32_t>(gpu), after_default_stream_, blocks_);
+  if (mine == nullptr) mine = make_copier(static_cast<uint32_t>(gpu), way);
   return *mine;
+}
+
+std::unique_ptr<PieceCopier> Landing::make_copier(uint32_t gpu, uint32_t way) {
+  const uint32_t reserved = reserve_.any() && !after_default_stream_ ? device_.reserve(gpu, reserve_).sms : 0;
+  const uint32_t blocks = reserved != 0 ? std::min(blocks_, reserved) : blocks_;
+  if (way == TOWLINE_LANDING_GATHER && model_first_) {
+    try {
+      return PieceCopier::make_gathering(device_, gpu, std::min(blocks, kGatherBlocks), reserve_);
+    } catch (const core::Error& error) {
+      host_.log(1, "copies to the host go by the kernel, paced: " + error.message());
+      return std::make_unique<PieceCopier>(device_, gpu, after_default_stream_, kPacedBlocks, reserve_);
+    }
+  }
+  return std::make_unique<PieceCopier>(device_, gpu, after_default_stream_, blocks, reserve_);
 }
 
 void Landing::ready(uint64_t gpu) {

@@ -75,6 +75,7 @@ class Landing {
   };
 
   PieceCopier& copier(uint64_t gpu, uint32_t way);
+  std::unique_ptr<PieceCopier> make_copier(uint32_t gpu, uint32_t way);
   void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
   [[nodiscard]] uint64_t gpu_address(const towline_landing_piece& fragment) const;
 
@@ -82,6 +83,8 @@ class Landing {
   Device& device_;
   const bool after_default_stream_;
   const uint32_t blocks_;
+  const ReserveWish reserve_;
+  const bool model_first_;  // kernels store nothing to host memory, unless there is no room to gather
   const uint32_t slots_;
   const uint32_t slot_bytes_;
   const LandingBudget::Share share_;

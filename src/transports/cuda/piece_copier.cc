@@ -22,12 +22,21 @@ PieceCopier::PieceCopier(CopyTeam& team, bool past_caches)
   }
 }
 
-PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks)
-    : lane_(device.make_lane(gpu, after_default)), blocks_(blocks), lists_(kDetourSlots) {
+PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks,
+                         const ReserveWish& wish)
+    : lane_(device.make_lane(gpu, after_default, wish)), blocks_(blocks), lists_(kDetourSlots) {
   for (List& list : lists_) {
     list.room = lane_->make_list(kMostPieces * sizeof(Piece));
     list.pieces = static_cast<Piece*>(list.room.host);
   }
+}
+
+std::unique_ptr<PieceCopier> PieceCopier::make_gathering(Device& device, uint32_t gpu, uint32_t blocks,
+                                                         const ReserveWish& wish) {
+  auto copier = std::make_unique<PieceCopier>(device, gpu, false, blocks, wish);
+  copier->lane_->make_staging();
+  copier->gathering_ = true;
+  return copier;
 }
 
 PieceCopier::~PieceCopier() {
@@ -44,6 +53,10 @@ void PieceCopier::clear(uint32_t slot) noexcept {
 
 void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept {
   List& list = lists_[slot];
+  if (gathering_) {
+    if (list.count == 0) list.to = to;
+    to = list.bytes;
+  }
   list.bits |= to | from | bytes | list.bytes;
   while (bytes != 0) {
     const uint64_t length = lane_ == nullptr ? bytes : std::min(bytes, kLongestPiece);
@@ -77,6 +90,11 @@ Code PieceCopier::start(uint32_t slot) noexcept {
   job.aligned = (list.bits & 15) == 0 ? 1 : 0;
   list.value = ++last_value_;
   list.asked_ns = 0;
+  if (gathering_) {
+    const Lane::Range range{list.to, 0, list.bytes};
+    const Code code = lane_->relay(job, useful_blocks(job, blocks_), {&range, 1});
+    return code != 0 ? code : lane_->mark(slot, list.value);
+  }
   return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
 }
 

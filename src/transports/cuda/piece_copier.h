@@ -21,7 +21,12 @@ class PieceCopier {
   // The host copies: addresses are its own. The team outlives it.
   PieceCopier(CopyTeam& team, bool past_caches);
   // Throws Error.
-  PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks);
+  PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks,
+              const ReserveWish& wish = {});
+  // Into contiguous host memory for each list, which must be wished for: gathered on the GPU and sent by the copy
+  // engine (to_host.h), so that no kernel stores to host memory. Throws Error.
+  static std::unique_ptr<PieceCopier> make_gathering(Device& device, uint32_t gpu, uint32_t blocks,
+                                                     const ReserveWish& wish);
   PieceCopier(const PieceCopier&) = delete;
   PieceCopier& operator=(const PieceCopier&) = delete;
   ~PieceCopier();
@@ -45,6 +50,7 @@ class PieceCopier {
     uint32_t count = 0;
     uint64_t bytes = 0;
     uint64_t bits = 0;  // of all addresses and lengths
+    uint64_t to = 0;    // where it begins, if it is gathered
     uint64_t value = 0;
     uint64_t asked_ns = 0;  // when the lane's state was last looked at
     Lane::List room;
@@ -55,6 +61,7 @@ class PieceCopier {
   CopyTeam* const team_ = nullptr;  // null: the lane's GPU
   std::unique_ptr<Lane> lane_;
   uint32_t blocks_ = 0;
+  bool gathering_ = false;
   uint64_t last_value_ = 0;
   std::vector<List> lists_;
   std::vector<Piece> host_pieces_;

@@ -65,6 +65,16 @@ ReserveWish read_reserve(const plugin::Host& host) {
   wish.sms = static_cast<uint32_t>(read_number(host, "cuda.reserved_sms", "0", 0, 1024, kWanted));
   wish.application_sms =
       static_cast<uint32_t>(read_number(host, "cuda.application_sms", "0", 0, 1024, kWanted));
+  const std::string context = host.config("cuda.green_context", "0");
+  const bool hex = context.starts_with("0x");
+  const char* const digits = context.data() + (hex ? 2 : 0);
+  const auto [end, error] =
+      std::from_chars(digits, context.data() + context.size(), wish.context, hex ? 16 : 10);
+  if (error != std::errc{} || end != context.data() + context.size())
+    refuse("cuda.green_context", context, "the value of a CUgreenCtx, such as 0x55d0c0a81200");
+  if (wish.context != 0 && (wish.sms != 0 || wish.application_sms != 0))
+    refuse("cuda.green_context", context,
+           "0, since cuda.reserved_sms or cuda.application_sms says already what is reserved");
   if (wish.sms != 0 && wish.application_sms != 0)
     refuse("cuda.application_sms", std::to_string(wish.application_sms),
            "0, since cuda.reserved_sms says already what is reserved");

@@ -29,6 +29,9 @@ enum class Beside : uint8_t {
   kCopy,   // copies take the kernel, at the link's full rate
 };
 
+inline constexpr uint32_t kGatherBlocks = 4;  // keep the copy engine busy
+inline constexpr uint32_t kPacedBlocks = 1;   // whose stores to host memory stall no other kernel
+
 const char* beside_name(Beside beside) noexcept;
 
 struct Settings {

@@ -18,24 +18,30 @@ Ways gathered(Ways ways) noexcept {
 
 }  // namespace
 
-ToHost::ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs)
+ToHost::ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs,
+               bool scattered)
     : chunk_(std::clamp(plan.bytes / 4 / kLeastChunk * kLeastChunk, kLeastChunk, Lane::kStagingBytes)),
       gather_(plan, gathered(ways), std::move(lane)),
-      runs_(std::move(runs)) {}
+      runs_(std::move(runs)),
+      scattered_(scattered) {}
 
 std::unique_ptr<ToHost> ToHost::make(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane,
-                                     std::span<const std::shared_ptr<const Pinned>> pinned) {
+                                     std::span<const std::shared_ptr<const Pinned>> pinned,
+                                     bool may_be_scattered) {
   if (plan.bytes < kLeastBytes) return nullptr;
-  std::vector<Run> runs = runs_of(plan, ways);
-  if (runs.empty()) return nullptr;
-  for (const auto& host : pinned) cut(runs, *host);
+  std::vector<Run> runs = runs_of(plan, ways, plan.bytes / kLeastMeanRun);
+  const bool scattered = runs.empty();
+  if (scattered && !may_be_scattered) return nullptr;
+  if (scattered)
+    runs = runs_of(plan, ways, SIZE_MAX);
+  else
+    for (const auto& host : pinned) cut(runs, *host);
   lane->make_staging();
-  return std::unique_ptr<ToHost>(new ToHost(plan, ways, std::move(lane), std::move(runs)));
+  return std::unique_ptr<ToHost>(new ToHost(plan, ways, std::move(lane), std::move(runs), scattered));
 }
 
-// Empty: they are too short.
-std::vector<ToHost::Run> ToHost::runs_of(const towline_plan& plan, const Ways& ways) {
-  const size_t most = plan.bytes / kLeastMeanRun;
+// Empty: there are more.
+std::vector<ToHost::Run> ToHost::runs_of(const towline_plan& plan, const Ways& ways, size_t most) {
   std::vector<Run> runs;
   uint64_t position = 0;
   towline_segment segments[kWindow];
@@ -72,11 +78,38 @@ void ToHost::cut(std::vector<Run>& runs, const Pinned& pinned) {
   runs.swap(parts);
 }
 
+std::vector<ToHost::Run>::const_iterator ToHost::run_at(uint64_t position) const noexcept {
+  return std::upper_bound(runs_.begin(), runs_.end(), position,
+                          [](uint64_t at, const Run& one) { return at < one.position; }) -
+         1;
+}
+
+uint64_t ToHost::end_of_chunk(uint64_t begin, uint64_t limit, uint32_t pieces) const noexcept {
+  const auto first = run_at(begin);
+  const auto last = static_cast<size_t>(runs_.end() - first) > pieces ? first + pieces : runs_.end();
+  return last == runs_.end() ? limit : std::min(limit, last->position);
+}
+
+Code ToHost::relay_to(Lane& lane, uint32_t blocks, uint64_t to, uint64_t begin, uint64_t end) const noexcept {
+  const CopyJob job = gather_.job(begin, end);
+  const Lane::Range range{to, 0, end - begin};
+  return lane.relay(job, useful_blocks(job, blocks), {&range, 1});
+}
+
+void ToHost::scatter(uint64_t begin, uint64_t end, uint64_t from, PieceCopier& copier,
+                     uint32_t slot) const noexcept {
+  uint64_t at = begin;
+  for (auto run = run_at(begin); at < end; ++run) {
+    const uint64_t skip = at - run->position;
+    const uint64_t bytes = std::min(run->bytes - skip, end - at);
+    copier.add(slot, run->to + skip, from + (at - begin), bytes);
+    at += bytes;
+  }
+}
+
 Code ToHost::relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept {
   const uint64_t limit = std::min(end, next + chunk_);
-  auto run = std::upper_bound(runs_.begin(), runs_.end(), next,
-                              [](uint64_t at, const Run& one) { return at < one.position; });
-  --run;
+  auto run = run_at(next);
   std::array<Lane::Range, kMostRanges> ranges;
   size_t count = 0;
   uint64_t at = next;

@@ -84,7 +84,8 @@ class Bench {
           {"rank", rank},
           {"listen", options_.listen.empty() ? local_address("target", rank)
                                              : address_of_rank("--listen", options_.listen, rank)},
-          {"memory_kind", options_.common.memory_kind},
+          {"memory_kind", options_.common.target_memory_kind.empty() ? options_.common.memory_kind
+                                                                     : options_.common.target_memory_kind},
           {"workers", workers}};
       targets_.push_back(
           &crew_.start(fmt::format("target {}", rank), "bench-target", configuration, environment()));
@@ -131,37 +132,67 @@ class Bench {
   std::vector<Child*> initiators_;
 };
 
+std::string memory_of(const InitiatorOptions& each) {
+  if (each.target_memory_kind.empty() || each.target_memory_kind == each.memory_kind) return each.memory_kind;
+  return fmt::format("{} against {}", each.memory_kind, each.target_memory_kind);
+}
+
+// Of the first initiator with a product: what all of them would add up to depends on whose GPUs they are.
+void add_product(json& joined, const std::vector<json>& measured) {
+  for (const json& one : measured) {
+    if (!one.contains("product") || one.at("product").is_null()) continue;
+    const json& product = one.at("product");
+    const double alone = product.at("tflops_alone");
+    const double beside = product.at("tflops_beside");
+    joined["product_tflops_alone"] = alone;
+    joined["product_tflops_beside"] = beside;
+    joined["product_loss"] = alone == 0 ? 0 : 1 - beside / alone;
+    double bytes_per_s = 0;
+    for (const json& other : measured)
+      bytes_per_s += other.at("product").at("bytes_per_s_alone").get<double>();
+    joined["bytes_per_s_alone"] = bytes_per_s;
+    return;
+  }
+}
+
 std::string render(const BenchOptions& options, const json& rows, const Terminal& terminal) {
   using enum Table::Align;
-  std::string text = terminal.bold(fmt::format(
-      "{}, {} initiator{}, {} target{}, {} memory, {}\n", options.common.pattern, options.common.initiators,
-      options.common.initiators == 1 ? "" : "s", options.targets, options.targets == 1 ? "" : "s",
-      options.common.memory_kind, rows.at(0).value("route", "")));
+  std::string text = terminal.bold(
+      fmt::format("{}, {} initiator{}, {} target{}, {} memory, {}\n", options.common.pattern,
+                  options.common.initiators, options.common.initiators == 1 ? "" : "s", options.targets,
+                  options.targets == 1 ? "" : "s", memory_of(options.common), rows.at(0).value("route", "")));
   if (const std::string price = rows.at(0).value("price", ""); !price.empty())
     text += terminal.dim(fmt::format("a transfer of the first row is {}\n", price));
-  Table table{{{"op", kLeft},
-               {"block"},
-               {"batch"},
-               {"threads"},
-               {"GB/s"},
-               {"p50"},
-               {"p99"},
-               {"max"},
-               {"a block"},
-               {"cpu/GB"},
-               {"target"},
-               {"check", kLeft}}};
+  std::vector<Table::Column> columns{{"op", kLeft}, {"block"}, {"batch"},   {"threads"}, {"GB/s"},  {"p50"},
+                                     {"p99"},       {"max"},   {"a block"}, {"cpu/GB"},  {"target"}};
+  const bool beside = !options.common.beside.what.empty();
+  if (beside) columns.insert(columns.end(), {{"alone GB/s"}, {"product TFLOP/s"}, {"beside"}, {"loss"}});
+  columns.push_back({"check", kLeft});
+  Table table{columns};
   for (const json& row : rows) {
     const uint64_t wrong = row.at("wrong_blocks");
     const std::string check = row.at("checked_blocks") == 0 ? terminal.dim("off")
                               : wrong == 0                  ? terminal.green("ok")
                                            : terminal.red(fmt::format("{} blocks wrong", wrong));
-    table.add({row.at("op"), format_size(row.at("size")), row.at("batch").dump(), row.at("threads").dump(),
-               fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() / 1e9),
-               format_duration(row.at("p50_s")), format_duration(row.at("p99_s")),
-               format_duration(row.at("max_s")), format_duration(row.at("block_s")),
-               format_duration(row.at("initiator_cpu_s_per_gb")),
-               format_duration(row.at("target_cpu_s_per_gb")), check});
+    std::vector<std::string> cells{row.at("op"),
+                                   format_size(row.at("size")),
+                                   row.at("batch").dump(),
+                                   row.at("threads").dump(),
+                                   fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() / 1e9),
+                                   format_duration(row.at("p50_s")),
+                                   format_duration(row.at("p99_s")),
+                                   format_duration(row.at("max_s")),
+                                   format_duration(row.at("block_s")),
+                                   format_duration(row.at("initiator_cpu_s_per_gb")),
+                                   format_duration(row.at("target_cpu_s_per_gb"))};
+    if (beside)
+      for (const std::string& cell : {fmt::format("{:.2f}", row.at("bytes_per_s_alone").get<double>() / 1e9),
+                                      fmt::format("{:.0f}", row.at("product_tflops_alone").get<double>()),
+                                      fmt::format("{:.0f}", row.at("product_tflops_beside").get<double>()),
+                                      fmt::format("{:.1f} %", row.at("product_loss").get<double>() * 100)})
+        cells.push_back(cell);
+    cells.push_back(check);
+    table.add(cells);
   }
   return text + table.render(terminal);
 }
@@ -236,6 +267,7 @@ json join_row(const Row& row, const std::vector<json>& measured, const std::vect
   joined["target_cpu_s_per_gb"] = target_cpu_s / (bytes / 1e9);
   joined["checked_blocks"] = blocks;
   joined["wrong_blocks"] = wrong;
+  add_product(joined, measured);
   joined["route"] = measured.empty() ? "" : replay::describe_route(measured.front().at("route"));
   joined["price"] = measured.empty() ? "" : replay::describe_price(measured.front().at("route"));
   return joined;

@@ -36,8 +36,8 @@ void add_storage_options(CLI::App& command, BenchOptions& options) {
   auto* folder =
       command.add_option("--storage", options.storage.folder, "Measure files made in this folder, not peers")
           ->type_name("FOLDER");
-  for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--backend", "--faults",
-                            "--listen", "--connect"})
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--target-memory",
+                            "--backend", "--faults", "--listen", "--connect"})
     folder->excludes(command.get_option(other));
   command.add_flag("--direct", options.storage.direct, "Past the page cache")->needs(folder);
   command.add_option("--sync", options.storage.sync, "What a write waits for: none, data or full (fsync)")
@@ -64,9 +64,9 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
                       "Measure collective operations, each result checked against float64: all, "
                       "or all_reduce, barrier ..")
           ->type_name("OP,..");
-  for (const char* other :
-       {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads", "--memory", "--backend",
-        "--span", "--sequential", "--warmup", "--spin", "--faults", "--listen", "--connect", "--storage"})
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads",
+                            "--memory", "--target-memory", "--backend", "--span", "--sequential", "--warmup",
+                            "--spin", "--faults", "--listen", "--connect", "--storage"})
     collective->excludes(command.get_option(other));
   command.add_option("--ranks", options.collective.ranks, "Processes, several numbers one after the other")
       ->delimiter(',')
@@ -87,6 +87,32 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
       ->type_name("PROGRAM")
       ->capture_default_str()
       ->needs(collective);
+}
+
+// A product on the GPU of each initiator.
+void add_beside_options(CLI::App& command, BenchOptions& options) {
+  BesideOptions& given = options.common.beside;
+  auto* beside =
+      command
+          .add_option(
+              "--beside", given.what,
+              "Measure each row alone, then beside a matrix product (bf16, cuBLAS) on the initiator's "
+              "GPU, and say what the product loses: gemm")
+          ->check(CLI::IsMember({"gemm"}));
+  for (const char* other : {"--storage", "--collective"}) beside->excludes(command.get_option(other));
+  command
+      .add_option("--beside-sms", given.sms,
+                  "Multiprocessors that the product leaves the rest of to copies (cuda.application_sms); by "
+                  "default it uses all")
+      ->type_name("N")
+      ->needs(beside);
+  command.add_option("--beside-size", given.size, "Of its square matrices")
+      ->check(CLI::Range(64, 65536))
+      ->capture_default_str()
+      ->needs(beside);
+  command.add_option("--cublas", given.cublas, "cuBLAS, if it is not found by itself")
+      ->type_name("FILE")
+      ->needs(beside);
 }
 
 // Sets the numbers of processes that the user left to the pattern.
@@ -139,6 +165,10 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
           "shared (peers map it), private (as malloc gives it), or vram: initiators take GPUs from the first "
           "on, targets from the last back")
       ->capture_default_str();
+  command
+      ->add_option("--target-memory", each.target_memory_kind,
+                   "The same of the targets, if it is another kind")
+      ->type_name("KIND");
   command->add_option("--backend", each.backend, "Force one backend; by default the router chooses")
       ->type_name("NAME");
   command->add_option("--span", texts->span, "Blocks of a thread lie at random over so much memory")
@@ -172,6 +202,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->type_name("HOST:PORT,..");
   add_storage_options(*command, *options);
   add_collective_options(*command, *options, texts->collective);
+  add_beside_options(*command, *options);
   command->add_flag("--json", common.json, "Print the results as JSON");
   command->footer(
       "Examples:\n"
@@ -184,6 +215,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
       "  towline bench --storage . --op mixed --sync data --files 4\n"
+      "  towline bench --memory vram --target-memory shared --op write --beside gemm\n"
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
@@ -211,6 +243,10 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
     if (texts->op != "both") options->ops = {texts->op};
     complete_storage(*options);
     (void)parse_buffer_kind(options->common.memory_kind);
+    if (!options->common.target_memory_kind.empty())
+      (void)parse_buffer_kind(options->common.target_memory_kind);
+    if (!options->common.beside.what.empty() && options->common.memory_kind != "vram")
+      throw Failure{"--beside runs on the GPU of an initiator: --memory vram is needed"};
     complete(*options, initiators->count() > 0, targets->count() > 0);
     run_bench(*options, common);
   });

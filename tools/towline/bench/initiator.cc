@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "bench/product.h"
 #include "bench/target.h"
 #include "buffer.h"
 #include "failure.h"
@@ -80,6 +81,9 @@ class Initiator {
     buffer_.emplace(parse_buffer_kind(options_.memory_kind), local_thread_bytes_ * most_threads_,
                     static_cast<int>(options_.rank));
     buffer_->push(0, buffer_->size());
+    if (!options_.beside.what.empty())
+      product_.emplace(static_cast<int>(buffer_->view().device), options_.beside.cublas, options_.beside.size,
+                       Product::Share{.sms = options_.beside.sms});
     region_.emplace(rank_.agent().register_memory(buffer_->view()));
     peers_.resize(targets_);
     for (const Share& share : shares(options_.rows.front())) join(share.target, addresses[share.target]);
@@ -299,11 +303,23 @@ class Initiator {
     }
   }
 
-  json measure(const Row& row) {
-    std::vector<ThreadTimes> times(row.threads);
+  // Its speed alone over `options_.seconds`; it goes on to run.
+  double start_product() {
+    product_->run(true);
+    const double begin_s = steady_seconds();
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::max(options_.seconds, 0.1)));
+    return product_->speed(begin_s, steady_seconds());
+  }
+
+  static double steady_seconds() {
+    return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
+  }
+
+  // All threads at once. Returns how long they took, in seconds.
+  double run_threads(const Row& row, std::vector<ThreadTimes>& times) {
+    times.assign(row.threads, {});
     for (ThreadTimes& one : times) one.samples.reserve(4096);
     std::barrier begin{static_cast<ptrdiff_t>(row.threads)};
-    const double cpu_before = cpu_seconds();
     const auto start = steady_clock::now();
     {
       std::vector<std::jthread> threads;
@@ -317,11 +333,31 @@ class Initiator {
       run_thread(0, times[0]);
     }
     const double wall_s = seconds_between(start, steady_clock::now());
+    for (const ThreadTimes& one : times) fail_if(one.failure, row);
+    return wall_s;
+  }
+
+  json measure(const Row& row) {
+    std::vector<ThreadTimes> times;
+    json product;
+    if (product_) {
+      const double wall_s = run_threads(row, times);
+      uint64_t iterations = 0;
+      for (const ThreadTimes& one : times) iterations += one.iterations;
+      product = {{"copies_per_s_alone", static_cast<double>(iterations) / wall_s},
+                 {"tflops_alone", start_product()}};
+    }
+    const double cpu_before = cpu_seconds();
+    const double begin_s = steady_seconds();
+    const double wall_s = run_threads(row, times);
     const double cpu_s = cpu_seconds() - cpu_before;
+    if (product_) {
+      product["tflops_beside"] = product_->speed(begin_s, steady_seconds());
+      product_->run(false);
+    }
     uint64_t iterations = 0;
     std::vector<double> samples;
     for (ThreadTimes& one : times) {
-      fail_if(one.failure, row);
       iterations += one.iterations;
       samples.insert(samples.end(), one.samples.begin(), one.samples.end());
     }
@@ -334,15 +370,24 @@ class Initiator {
     uint64_t request_bytes = 0;
     for (const Stream& stream : streams_)
       request_bytes += stream.thread == 0 ? stream.share.length * row.batch : 0;
+    if (product_)
+      product["bytes_per_s_alone"] =
+          product["copies_per_s_alone"].get<double>() * static_cast<double>(request_bytes);
     if (!streams_.empty()) route_ = streams_.front().transfer.route();  // with the prices as they are now
-    return {{"iterations", iterations}, {"bytes", iterations * request_bytes},      {"wall_s", wall_s},
-            {"cpu_s", cpu_s},           {"samples_s", thinned(std::move(samples))}, {"targets", targets},
-            {"route", route_}};
+    return {{"iterations", iterations},
+            {"bytes", iterations * request_bytes},
+            {"wall_s", wall_s},
+            {"cpu_s", cpu_s},
+            {"samples_s", thinned(std::move(samples))},
+            {"targets", targets},
+            {"route", route_},
+            {"product", product}};
   }
 
   InitiatorOptions options_;
   uint32_t most_threads_;
   std::optional<Buffer> buffer_;
+  std::optional<Product> product_;
   Rank rank_;
   uint32_t targets_ = 0;
   uint64_t local_thread_bytes_ = 0;

@@ -10,6 +10,15 @@
 
 namespace tool::bench {
 
+// Something that computes on the initiator's GPU while rows are measured.
+struct BesideOptions {
+  std::string what;    // "gemm", or empty: nothing
+  uint32_t sms = 0;    // a green context of so many multiprocessors is its own; 0: it uses all
+  std::string cublas;  // the library's file, if it is not found by itself
+  int size = 8192;     // of its square matrices
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BesideOptions, what, sms, cublas, size)
+
 struct InitiatorOptions {
   uint32_t rank = 0;
   uint32_t initiators = 1;
@@ -17,6 +26,7 @@ struct InitiatorOptions {
   std::vector<Row> rows;
   std::string listen;  // for targets to connect back
   std::string memory_kind = "shared";
+  std::string target_memory_kind;  // empty: the same
   std::string backend;
   uint64_t iterations = 0;  // 0: as many as fit in `seconds`, at least 3
   double seconds = 0.5;
@@ -26,10 +36,11 @@ struct InitiatorOptions {
   bool spin = false;        // poll instead of wait
   uint64_t span_bytes = 0;
   uint64_t seed = 1;
+  BesideOptions beside;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(InitiatorOptions, rank, initiators, pattern, rows, listen, memory_kind,
-                                   backend, iterations, seconds, warmup, check, sequential, spin, span_bytes,
-                                   seed)
+                                   target_memory_kind, backend, iterations, seconds, warmup, check,
+                                   sequential, spin, span_bytes, seed, beside)
 
 // The body of an initiator process. `configuration`: InitiatorOptions. Then, in turn with the parent:
 //   {"start": [target addresses]} -> {"ready"}, and for each row

@@ -1,0 +1,43 @@
+#include "bench/bench.h"
+
+#include <gtest/gtest.h>
+
+namespace tool::bench {
+namespace {
+
+nlohmann::json measured(double wall_s, uint64_t bytes) {
+  return {{"iterations", 10},
+          {"bytes", bytes},
+          {"wall_s", wall_s},
+          {"cpu_s", 0.5},
+          {"route", "{}"},
+          {"samples_s", {0.1, 0.2}},
+          {"targets", nlohmann::json::array()}};
+}
+
+const nlohmann::json kChecked = {{"blocks", 4}, {"wrong", 0}};
+const Row kRow{.op = "write", .size = 4096, .batch = 4};
+
+TEST(Bench, ARowWithoutAProductSaysNothingOfOne) {
+  const nlohmann::json row = join_row(kRow, {measured(2, 4'000'000'000)}, {kChecked});
+  EXPECT_DOUBLE_EQ(row.at("bytes_per_s").get<double>(), 2e9);
+  EXPECT_FALSE(row.contains("product_loss"));
+}
+
+TEST(Bench, AProductsLossIsOfItsOwnSpeedAlone) {
+  nlohmann::json one = measured(2, 4'000'000'000);
+  one["product"] = {{"tflops_alone", 800}, {"tflops_beside", 600}, {"bytes_per_s_alone", 3e9}};
+  const nlohmann::json row = join_row(kRow, {one, one}, {kChecked, kChecked});
+  EXPECT_DOUBLE_EQ(row.at("product_loss").get<double>(), 0.25);
+  EXPECT_DOUBLE_EQ(row.at("bytes_per_s_alone").get<double>(), 6e9);
+  EXPECT_DOUBLE_EQ(row.at("bytes_per_s").get<double>(), 4e9);
+}
+
+TEST(Bench, AProductThatEndedNotOnceLosesNothing) {
+  nlohmann::json one = measured(2, 4'000'000'000);
+  one["product"] = {{"tflops_alone", 0}, {"tflops_beside", 0}, {"bytes_per_s_alone", 3e9}};
+  EXPECT_DOUBLE_EQ(join_row(kRow, {one}, {kChecked}).at("product_loss").get<double>(), 0);
+}
+
+}  // namespace
+}  // namespace tool::bench
