@@ -183,7 +183,8 @@ TEST_F(Gpu, MemoryOfThisProcessIsReachedWhicheverWayItWasMade) {
   }
 }
 
-// Gathered in a few blocks and sent by the copy engine, on multiprocessors of its own and on any.
+// Gathered in a few blocks and sent by the copy engine, on multiprocessors of its own and on any. Pages that lie
+// scattered in host memory are put there by threads.
 TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
   const std::vector<uint8_t> sent = stamped(kBytes, 8);
@@ -196,9 +197,13 @@ TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
     std::vector<std::byte> host(kBytes + 100);
     const Region target = two.register_memory(dram(host.data() + 100, kBytes));
     const Peer peer = one.add_peer(two.metadata());
-    for (const uint64_t page : {1000, 4096, 32768}) {
+    for (const auto [page, run_bytes] : {std::pair<uint64_t, uint64_t>{1000, 1 << 20},
+                                         {4096, 1 << 20},
+                                         {32768, 1 << 20},
+                                         {1000, 1000},
+                                         {32768, 32768}}) {
       const auto count = static_cast<uint32_t>(kBytes / page);
-      const auto run_pages = static_cast<uint32_t>((uint64_t{1} << 20) / page);
+      const auto run_pages = static_cast<uint32_t>(run_bytes / page);
       std::vector<uint32_t> from(count);
       std::iota(from.begin(), from.end(), 0u);
       std::shuffle(from.begin(), from.end(), random);
