@@ -9,8 +9,8 @@
 #include <memory>
 #include <optional>
 
-#include "memory/shared_memory.h"
 #include "gpu/device.h"
+#include "memory/shared_memory.h"
 #include "transports/cuda/piece_copier.h"
 #include "transports/cuda/to_host.h"
 
