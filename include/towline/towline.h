@@ -84,9 +84,9 @@ TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* te
 // to query the size.
 TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, size_t* needed);
 // Adds the backends of a plugin to an agent that lives: `plugin` is its file, or the name of one that lies beside
-// the library or in plugin_path. Existing regions are registered with them, on this thread; peers that
-// know this agent learn of that from its new metadata. TOWLINE_ALREADY_EXISTS, or
-// TOWLINE_UNSUPPORTED with a text that says why it can't be taken.
+// the library or in plugin_path or is part of it ("ucx"), with settings: "ucx?transports=tcp&connections=8". Existing
+// regions are registered with them, on this thread; peers that know this agent learn of that from its new
+// metadata. TOWLINE_ALREADY_EXISTS, or TOWLINE_UNSUPPORTED with a text that says why it can't be taken.
 TOWLINE_API int32_t towline_agent_add_backend(towline_agent_t* agent, const char* plugin);
 // Counters of this agent as JSON (per peer, backend and direction), same size convention.
 TOWLINE_API int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity,

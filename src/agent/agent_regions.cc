@@ -222,9 +222,31 @@ void Agent::release_regions(const std::vector<std::shared_ptr<Region>>& staging)
 
 // ---- backends that come later
 
-void Agent::add_backend(const std::string& plugin) {
+namespace {
+
+// "ucx?transports=tcp&slice_bytes=64KiB" sets ucx.transports and ucx.slice_bytes. Returns "ucx".
+std::string take_settings(const std::string& plugin, Config& config) {
+  const auto mark = plugin.find('?');
+  const std::string name = plugin.substr(0, mark);
+  if (mark == std::string::npos || name.find_first_of("/.") != std::string::npos) return plugin;
+  for (std::size_t at = mark + 1; at < plugin.size();) {
+    const std::size_t end = std::min(plugin.find('&', at), plugin.size());
+    const std::string setting = plugin.substr(at, end - at);
+    const auto equal = setting.find('=');
+    if (equal == 0 || equal == std::string::npos)
+      fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", plugin, setting);
+    config.set(name + "." + setting.substr(0, equal), setting.substr(equal + 1));
+    at = end + 1;
+  }
+  return name;
+}
+
+}  // namespace
+
+void Agent::add_backend(const std::string& named) {
   check_usable();
   const std::lock_guard registering(registration_mutex_);
+  const std::string plugin = take_settings(named, options_.config);
   const auto locked = [this](auto&& call) {
     for (auto& worker : workers_) worker->lock();
     call();

@@ -92,7 +92,7 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
                          const towline_host_v1_t& services)
     : agent_(agent) {
   set_order({});
-  Backends found = discover(plugin_files);
+  Backends found = discover(wanted, plugin_files);
   const auto place = [&](const auto& backend) {
     return std::find(wanted.begin(), wanted.end(), backend->name);
   };
@@ -110,6 +110,8 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
     }
     std::string known;
     for (const auto& backend : found) known += (known.empty() ? "" : ", ") + backend->name;
+    for (const BuiltinBackend& builtin : builtin_backends())
+      if (!builtin.automatic) known += std::string(", ") + builtin.name;
     fail(Status::kNotFound, "there is no backend '{}'; known here: {}", name, known);
   }
   in_order_of_cost_ = wanted.empty();
@@ -163,11 +165,16 @@ void BackendHost::prepare(Backend& backend, const std::string& faults, const tow
   take(backend, *wrapped(agent_.config(), backend.offered, faults));
 }
 
-BackendHost::Backends BackendHost::discover(const std::vector<std::string>& plugins) {
+BackendHost::Backends BackendHost::discover(const std::vector<std::string>& wanted,
+                                            const std::vector<std::string>& plugins) {
   Backends found;
-  for (const BuiltinBackend builtin : builtin_backends()) {
+  for (const BuiltinBackend& builtin : builtin_backends()) {
+    if (!builtin.automatic && std::find(wanted.begin(), wanted.end(), builtin.name) == wanted.end()) {
+      not_wanted_.emplace_back(builtin.name);
+      continue;
+    }
     found.push_back(std::make_unique<Backend>());
-    load(*found.back(), builtin());
+    load(*found.back(), builtin.plugin());
   }
   for (const std::string& file : plugins) discover_in(file, found);
   return found;
@@ -177,7 +184,12 @@ void BackendHost::discover_in(const std::string& file, Backends& known) {
   try {
     std::vector<const towline_plugin_v1_t*> offered;
     std::optional<DynamicLibrary> library;
-    if (file.find_first_of("/.") == std::string::npos) {
+    const auto builtins = builtin_backends();
+    const auto builtin = std::find_if(builtins.begin(), builtins.end(),
+                                      [&](const BuiltinBackend& one) { return one.name == file; });
+    if (builtin != builtins.end()) {
+      offered = {builtin->plugin()};
+    } else if (file.find_first_of("/.") == std::string::npos) {
       offered = load_plugins(agent_.config(), file);
     } else {
       library.emplace(file);

@@ -124,7 +124,8 @@ class BackendHost {
  private:
   // Files, and names of plugins that are looked for where load_plugin() does.
   using Backends = std::vector<std::unique_ptr<Backend>>;
-  [[nodiscard]] Backends discover(const std::vector<std::string>& plugins);
+  [[nodiscard]] Backends discover(const std::vector<std::string>& wanted,
+                                  const std::vector<std::string>& plugins);
   // Those that one file offers; none whose name is taken already, by one of `known` or of this agent.
   void discover_in(const std::string& file, Backends& known);
   void load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept;

@@ -11,8 +11,13 @@ namespace towline {
 
 std::span<const BuiltinBackend> builtin_backends() noexcept {
   static constexpr BuiltinBackend kBuiltin[] = {
-      towline_memory_plugin, towline_shm_plugin,   towline_tcp_plugin,
-      towline_rdma_plugin,   towline_posix_plugin,
+      {"memory", towline_memory_plugin, true},
+      {"shm", towline_shm_plugin, true},
+      {"tcp", towline_tcp_plugin, true},
+      {"rdma", towline_rdma_plugin, true},
+      {"posix", towline_posix_plugin, true},
+      {"ucx", towline_ucx_plugin, false},
+      {"libfabric", towline_libfabric_plugin, false},
   };
   return kBuiltin;
 }

@@ -8,7 +8,11 @@
 
 namespace towline {
 
-using BuiltinBackend = const towline_plugin_v1_t* (*)();
+struct BuiltinBackend {
+  const char* name;
+  const towline_plugin_v1_t* (*plugin)();
+  bool automatic;  // else only if the agent's backends or the setting `plugins` name it
+};
 std::span<const BuiltinBackend> builtin_backends() noexcept;
 
 // The backends that come with Towline as plugins.

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "fabric/loopback/shared.h"
 #include "fabric/ofi/ofi.h"
+#include "fabric/topology.h"
 #include "fabric/ucx/ucx.h"
 #include "fabric/verbs/verbs.h"
 
@@ -25,6 +26,10 @@ std::unique_ptr<Domain> make_ofi(std::string_view rest) {
 
 std::unique_ptr<Domain> make_ucx(std::string_view rest) {
   UcxOptions options;
+  if (const auto mark = rest.find('?'); mark != std::string_view::npos) {
+    options.variables = rest.substr(mark + 1);
+    rest = rest.substr(0, mark);
+  }
   if (const auto slash = rest.find('/'); slash != std::string_view::npos) {
     options.devices = rest.substr(slash + 1);
     rest = rest.substr(0, slash);
@@ -53,9 +58,20 @@ std::unique_ptr<Domain> make_rail(std::string_view name) {
       return kind.make(name.substr(kind.prefix.size()));
   fail(Status::kInvalidArgument,
        "\"{}\" names no rail; write verbs:DEVICE[/PORT][?gid=INDEX], ofi:PROVIDER[/DEVICE][@ADDRESS], "
-       "ucx:TRANSPORTS[/DEVICES] or "
-       "loopback:NAME",
+       "ucx:TRANSPORTS[/DEVICES][?NAME=VALUE+...] or loopback:NAME",
        name);
+}
+
+std::vector<std::unique_ptr<Domain>> make_rails(std::string_view name) {
+  std::vector<std::unique_ptr<Domain>> rails;
+  if (name != "auto") {
+    rails.push_back(make_rail(name));
+    return rails;
+  }
+  const RailChoice choice = choose_rails(read_rdma_ports());
+  if (choice.rails.empty()) fail(Status::kUnsupported, "{} (rails can be named)", choice.reason);
+  for (const std::string& rail : choice.rails) rails.push_back(make_rail(rail));
+  return rails;
 }
 
 }  // namespace towline::fabric

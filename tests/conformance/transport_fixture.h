@@ -90,6 +90,13 @@ inline const Transport kTransports[] = {
      .config = "[rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1\"\n",
      .shared_memory = false,
      .guards = false},
+#ifndef __SANITIZE_THREAD__
+    {.name = "ucx_tcp",
+     .backends = "ucx",
+     .config = "[ucx]\ntransports = \"tcp\"\n",
+     .shared_memory = false,
+     .guards = false},
+#endif
     // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
     // through host memory.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},

@@ -46,6 +46,9 @@ inline const Way kWays[] = {
     {"rdma_ofi_tcp", "rdma", "[rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1, ofi:tcp;ofi_rxm@127.0.0.1\"\n",
      false},
     {"rdma_ofi_shm", "rdma", "[rdma]\nrails = \"ofi:shm\"\n", false},
+#ifndef __SANITIZE_THREAD__
+    {"ucx_tcp", "ucx", "[ucx]\ntransports = \"tcp\"\n", false},
+#endif
     // GPU memory on both sides, by staging memory: as between hosts.
     {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
     // Payload on a socket of its own, received as fragments.

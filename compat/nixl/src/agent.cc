@@ -1,5 +1,6 @@
 // nixlAgent: creation and end, backends, memory.
 #include <algorithm>
+#include <charconv>
 #include <stdexcept>
 
 #include <file/file_utils.h>
@@ -56,6 +57,15 @@ void apply_parameters(nixlBackendH& backend) {
     }
     backend.timeout_ns = static_cast<uint64_t>(timeout->count());
   }
+  // Those of UCX_MO, each with a worker of UCX: here it is an engine of the agent that has one.
+  if (const std::string text = given("num_ucx_engines"); !text.empty()) {
+    uint32_t engines = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), engines);
+    if (error != std::errc{} || end != text.data() + text.size() || engines == 0)
+      throw towline::Error{towline::Status::kInvalidArgument,
+                           "num_ucx_engines is '" + text + "', and should be a number above 0"};
+    backend.threads = std::min(engines, uint32_t{8});
+  }
   if (const std::string text = given("towline_threads"); !text.empty() && text != kAutomatic) {
     if (text.size() != 1 || text[0] < '1' || text[0] > '8') {
       throw towline::Error{towline::Status::kInvalidArgument,
@@ -63,6 +73,23 @@ void apply_parameters(nixlBackendH& backend) {
     }
     backend.threads = static_cast<uint32_t>(text[0] - '0');
   }
+}
+
+// Takes on the backend of Towline that `backend` asks for, if any. Throws Error.
+void use_library(const nixlAgentData& data, nixlBackendH& backend) {
+  const Library library =
+      library_for(backend.type, backend.parameters, data.settings.real_ucx, data.settings.ucx_tls);
+  if (library.name.empty()) return;
+  try {
+    data.agent->add_backend((library.name + library.settings).c_str());
+  } catch (const towline::Error& error) {
+    if (error.code() != towline::Status::kAlreadyExists) {
+      if (library.required) throw;
+      log(LogLevel::kWarning, fmt::format("engine_config is not used, nor UCX itself: {}", error.what()));
+      return;
+    }
+  }
+  backend.forced = library.name;
 }
 
 }  // namespace
@@ -254,6 +281,7 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
     all.merge(backend_parameters(*found));
     auto made = std::make_unique<nixlBackendH>(*found, std::move(all), std::move(memories));
     apply_parameters(*made);
+    if (found->role == Role::kTransport) use_library(*data, *made);
     if (found->role == Role::kObjects) {
       const uint64_t timeout_ns = made->timeout_ns != 0 ? made->timeout_ns : data->timeout_ns;
       made->objects = std::make_unique<ObjectStore>(data->name, made->parameters, timeout_ns);

@@ -10,6 +10,7 @@ namespace towline::nixl {
 namespace {
 
 constexpr const char* kBest = "Towline's best transport to each peer";
+constexpr const char* kLibrary = "the library of that name, which has to be installed";
 constexpr const char* kFileSystem = "Towline's storage backend for files";
 constexpr const char* kObjectStore = "Towline's plugin for objects, which needs libcurl";
 constexpr const char* kVendor = "it is not part of NIXL on Towline";
@@ -17,26 +18,61 @@ constexpr const char* kAskUcx = "ask for UCX, which here is Towline's best trans
 constexpr const char* kAskPosix = "ask for POSIX, which here takes GPU memory too where Towline does";
 
 constexpr BackendType kTypes[] = {
-    {"UCX", Role::kTransport, kBest},      {"POSIX", Role::kFiles, kFileSystem},
-    {"OBJ", Role::kObjects, kObjectStore}, {"LIBFABRIC", Role::kAbsent, kAskUcx},
-    {"MOONCAKE", Role::kAbsent, kAskUcx},  {"UCCL", Role::kAbsent, kAskUcx},
-    {"GPUNETIO", Role::kAbsent, kAskUcx},  {"GDS", Role::kAbsent, kAskPosix},
-    {"GDS_MT", Role::kAbsent, kAskPosix},  {"AZURE_BLOB", Role::kAbsent, kVendor},
-    {"HF3FS", Role::kAbsent, kVendor},     {"GUSLI", Role::kAbsent, kVendor},
-    {"INFINIA", Role::kAbsent, kVendor},
+    {"UCX", Role::kTransport, kBest},       {"POSIX", Role::kFiles, kFileSystem},
+    {"OBJ", Role::kObjects, kObjectStore},  {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
+    {"MOONCAKE", Role::kAbsent, kAskUcx},   {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
+    {"UCCL", Role::kAbsent, kAskUcx},       {"GPUNETIO", Role::kAbsent, kAskUcx},
+    {"GDS", Role::kAbsent, kAskPosix},      {"GDS_MT", Role::kAbsent, kAskPosix},
+    {"AZURE_BLOB", Role::kAbsent, kVendor}, {"HF3FS", Role::kAbsent, kVendor},
+    {"GUSLI", Role::kAbsent, kVendor},      {"INFINIA", Role::kAbsent, kVendor},
 };
 
 // NIXL's own parameters with their defaults, because programs set them without checking that they exist. They
 // are kept and have no effect.
 constexpr std::pair<const char*, const char*> kOfUcx[] = {
-    {"ucx_devices", ""}, {"num_workers", "1"}, {"ucx_error_handling_mode", "peer"}};
+    {"ucx_devices", ""}, {"num_workers", "1"}, {"ucx_error_handling_mode", "peer"}, {"engine_config", ""}};
 constexpr std::pair<const char*, const char*> kOfPosix[] = {{"use_aio", "false"},
                                                             {"use_uring", "false"},
                                                             {"use_posix_aio", "false"},
                                                             {"ios_pool_size", "65536"},
                                                             {"kernel_queue_size", "256"}};
 
+std::string with_plus(std::string text) {
+  std::ranges::replace(text, ',', '+');
+  std::erase(text, ' ');
+  return text;
+}
+
 }  // namespace
+
+Library library_for(const BackendType& type, const nixl_b_params_t& parameters, bool real_ucx,
+                    const std::string& ucx_tls) {
+  const auto given = [&](const char* key) {
+    const auto found = parameters.find(key);
+    return found == parameters.end() ? std::string{} : found->second;
+  };
+  const std::string forced = given("towline_transport");
+  const std::string options = given("engine_config");
+  Library library;
+  library.required = true;
+  if (forced == "libfabric" || (forced.empty() && type.library == "libfabric")) {
+    library.name = "libfabric";
+    return library;
+  }
+  const bool ucx = forced == "ucx" || (forced.empty() && (real_ucx || !type.library.empty()));
+  if (!ucx && (!forced.empty() || options.empty())) return {};
+  library.name = "ucx";
+  library.required = ucx;
+  const auto add = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    library.settings += library.settings.empty() ? '?' : '&';
+    library.settings += std::string(name) + "=" + with_plus(value);
+  };
+  if (ucx_tls != "all") add("transports", ucx_tls);
+  add("devices", given("ucx_devices"));
+  add("options", options);
+  return library;
+}
 
 const BackendType* find_backend_type(const std::string& name) noexcept {
   const auto* const found =
@@ -47,7 +83,7 @@ const BackendType* find_backend_type(const std::string& name) noexcept {
 std::vector<const BackendType*> backend_types() {
   std::vector<const BackendType*> types;
   for (const BackendType& type : kTypes) {
-    if (type.role != Role::kAbsent) types.push_back(&type);
+    if (type.role != Role::kAbsent && type.library.empty()) types.push_back(&type);
   }
   return types;
 }
@@ -56,7 +92,9 @@ nixl_b_params_t backend_parameters(const BackendType& type) {
   if (type.role == Role::kObjects) return object_parameters();
   if (type.role == Role::kFiles) return {std::begin(kOfPosix), std::end(kOfPosix)};
   if (type.role != Role::kTransport) return {};
-  nixl_b_params_t parameters{std::begin(kOfUcx), std::end(kOfUcx)};
+  nixl_b_params_t parameters;
+  if (type.library != "libfabric") parameters = {std::begin(kOfUcx), std::end(kOfUcx)};
+  if (type.name == std::string_view{"UCX_MO"}) parameters["num_ucx_engines"] = "";
   // Towline's own: the transport to use, the deadline of requests, the engines a request is split over.
   parameters.insert({{"towline_transport", ""}, {"towline_timeout", ""}, {"towline_threads", kAutomatic}});
   return parameters;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nixl_types.h>
@@ -26,15 +27,26 @@ enum class Role {
 struct BackendType {
   const char* name;
   Role role;
-  const char* what;  // description, or what is missing
+  const char* what;               // description, or what is missing
+  std::string_view library = {};  // the backend of Towline that carries all of its requests; empty: the best
 };
 
 // Null for a name that is not one of NIXL's.
 [[nodiscard]] const BackendType* find_backend_type(const std::string& name) noexcept;
-// Every type that may be available.
+// Every type that may be available, except those whose library has to be asked for.
 [[nodiscard]] std::vector<const BackendType*> backend_types();
 // The parameters that createBackend reads, with defaults.
 [[nodiscard]] nixl_b_params_t backend_parameters(const BackendType& type);
+
+// A backend of Towline that only those who ask for it get.
+struct Library {
+  std::string name;       // "" for none: "ucx", "libfabric"
+  std::string settings;   // "?transports=tcp&options=...", or ""
+  bool required = false;  // else the best transport is used where it is not here
+};
+// What these parameters of this type ask for. `real_ucx`: the user wants UCX for "UCX".
+[[nodiscard]] Library library_for(const BackendType& type, const nixl_b_params_t& parameters, bool real_ucx,
+                                  const std::string& ucx_tls);
 
 }  // namespace towline::nixl
 

@@ -310,8 +310,10 @@ Settings Settings::read() {
   }
   settings.has_listen = !variable("TOWLINE_LISTEN").empty();
   settings.backends = source.get("TOWLINE_NIXL_BACKENDS").text;
+  settings.real_ucx = source.flag("TOWLINE_NIXL_UCX").value_or(false);
+  settings.ucx_tls = variable("UCX_TLS");
   if (settings.backends.empty()) {
-    const std::string tls = variable("UCX_TLS");
+    const std::string& tls = settings.ucx_tls;
     settings.backends = transports_of_ucx_tls(tls);
     // The variable does not cover files.
     if (!settings.backends.empty()) settings.backends += ",posix";

@@ -7,6 +7,7 @@
 //   TOWLINE_NIXL_SHARE              1: registered memory is moved, in place, to where peers on this host can
 //                                   map it
 //   UCX_TLS                         without TOWLINE_NIXL_BACKENDS: the transports that it allows
+//   TOWLINE_NIXL_UCX                1: a backend UCX is carried by UCX itself, with UCX_TLS as it is
 //   NIXL_TELEMETRY_ENABLE           figures of each request; overrides the agent's configuration
 //   NIXL_TELEMETRY_EXPORTER, _DIR, _BUFFER_SIZE, _PROMETHEUS_PORT, _PROMETHEUS_LOCAL, _MULTIPROC_DIR,
 //   _MP_STALE_TTL, _RANK_ENV, _HISTOGRAM_BUCKETS_US, _ENABLED_METRICS
@@ -33,6 +34,8 @@ namespace towline::nixl {
 
 struct Settings {
   std::string backends;                // empty: Towline's own configuration decides
+  bool real_ucx = false;               // "UCX" is UCX
+  std::string ucx_tls;                 // the variable as it is
   std::chrono::nanoseconds timeout{};  // 0: Towline's default
   std::chrono::nanoseconds metadata_timeout = std::chrono::seconds{5};
   bool share = false;

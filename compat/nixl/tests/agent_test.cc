@@ -54,8 +54,8 @@ TEST(Backends, AreWhatIsHere) {
     EXPECT_EQ(second, nullptr);
   }
   nixlBackendH* backend = nullptr;
-  for (const char* absent : {"HF3FS", "AZURE_BLOB", "GDS", "GDS_MT", "MOONCAKE", "UCCL", "LIBFABRIC",
-                             "GPUNETIO", "NO_SUCH_THING"}) {
+  for (const char* absent :
+       {"HF3FS", "AZURE_BLOB", "GDS", "GDS_MT", "MOONCAKE", "UCCL", "GPUNETIO", "NO_SUCH_THING"}) {
     EXPECT_EQ(std::find(plugins.begin(), plugins.end(), absent), plugins.end()) << absent;
     EXPECT_EQ(agent.getPluginParams(absent, memories, parameters), NIXL_ERR_NOT_FOUND) << absent;
     EXPECT_EQ(agent.createBackend(absent, {}, backend), NIXL_ERR_NOT_FOUND) << absent;

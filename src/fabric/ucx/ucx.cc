@@ -82,10 +82,43 @@ std::string with_commas(std::string text) {
   return text;
 }
 
+// What UCX_TLS is to be. UCX's own names for shared memory stand for those transports too.
+std::string transports_of(const std::string& wanted) {
+  if (wanted == "auto") return kThroughKernel;
+  if (wanted.starts_with('^')) return with_commas(wanted) + "," + (kThroughKernel + 1);
+  std::string result;
+  for (std::size_t at = 0; at <= wanted.size();) {
+    const std::size_t end = std::min(wanted.find_first_of("+,", at), wanted.size());
+    const std::string one = wanted.substr(at, end - at);
+    const bool shared = one == "shm" || one == "sm" || one == "mm";
+    if (!one.empty()) result += (result.empty() ? "" : ",") + (shared ? std::string{"posix,sysv"} : one);
+    at = end + 1;
+  }
+  return result;
+}
+
+// Whether none of these transports has operations on remote memory of its own.
+bool in_software(const std::string& transports) {
+  if (transports == "auto" || transports.starts_with('^')) return true;
+  for (std::size_t at = 0; at <= transports.size();) {
+    const std::size_t end = std::min(transports.find_first_of("+,", at), transports.size());
+    const std::string one = transports.substr(at, end - at);
+    constexpr const char* kSoftware[] = {"", "tcp", "shm", "sm", "mm", "posix", "sysv", "self"};
+    if (std::none_of(std::begin(kSoftware), std::end(kSoftware),
+                     [&](const char* known) { return one == known; }))
+      return false;
+    at = end + 1;
+  }
+  return true;
+}
+
 class UcxDomain final : public Domain, private UcxOwner {
  public:
   explicit UcxDomain(const UcxOptions& options)
-      : ucx_(UcxLibrary::get()), id_(Id::random()), tells_failures_(options.transports != "shm") {
+      : ucx_(UcxLibrary::get()),
+        id_(Id::random()),
+        connection_{.tells_failures = options.transports != "shm",
+                    .by_messages = in_software(options.transports)} {
     open_context(options);
     traits_.kind = "ucx:" + options.transports;
     traits_.name = "ucx " + options.transports;
@@ -97,7 +130,7 @@ class UcxDomain final : public Domain, private UcxOwner {
     traits_.ordered = false;
     // An early failure names the transport that is not here.
     try {
-      (void)UcxConnection{*this, context_, 0, tells_failures_}.address();
+      (void)UcxConnection{*this, context_, 0, connection_}.address();
     } catch (...) {
       ucx_.ucp_cleanup(context_);
       throw;
@@ -106,7 +139,8 @@ class UcxDomain final : public Domain, private UcxOwner {
   }
   ~UcxDomain() override {
     connections_.clear();
-    for (const auto& [number, registered] : registrations_) ucx_.ucp_mem_unmap(context_, registered.memory);
+    for (const auto& [number, registered] : registrations_)
+      if (registered.memory != nullptr) ucx_.ucp_mem_unmap(context_, registered.memory);
     ucx_.ucp_cleanup(context_);
   }
 
@@ -122,14 +156,20 @@ class UcxDomain final : public Domain, private UcxOwner {
   void deregister_memory(const Registration& registration) noexcept override {
     const auto found = registrations_.find(registration.handle);
     if (found == registrations_.end()) return;
-    ucx_.ucp_mem_unmap(context_, found->second.memory);
+    // What a peer still reads from it would be read after this.
+    for (const auto& connection : connections_) {
+      if (connection == nullptr || !connection->serves(registration.handle)) continue;
+      connection->down(Status::kStale);
+      stop_one(*connection);
+    }
+    if (found->second.memory != nullptr) ucx_.ucp_mem_unmap(context_, found->second.memory);
     registrations_.erase(found);
   }
 
   std::vector<uint8_t> open(uint32_t number) override {
     if (number >= connections_.size()) connections_.resize(number + 1);
     auto connection =
-        std::make_unique<UcxConnection>(static_cast<UcxOwner&>(*this), context_, number, tells_failures_);
+        std::make_unique<UcxConnection>(static_cast<UcxOwner&>(*this), context_, number, connection_);
     auto address = connection->address();
     if (connection->event_fd() >= 0) {
       epoll_event event{};
@@ -143,8 +183,8 @@ class UcxDomain final : public Domain, private UcxOwner {
   void connect(uint32_t number, std::span<const uint8_t> other_end) override {
     connections_[number]->connect(other_end);
   }
-  void stop(uint32_t number) noexcept override {
-    UcxConnection& connection = *connections_[number];
+  void stop(uint32_t number) noexcept override { stop_one(*connections_[number]); }
+  void stop_one(UcxConnection& connection) noexcept {
     if (!connection.stopped() && connection.event_fd() >= 0)
       (void)epoll_ctl(wait_.get(), EPOLL_CTL_DEL, connection.event_fd(), nullptr);
     connection.stop();
@@ -165,44 +205,54 @@ class UcxDomain final : public Domain, private UcxOwner {
   std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
     for (const auto& connection : connections_)
       if (connection != nullptr) connection->progress();
+    if (lost_ && capacity != 0) {  // nobody can say any more what is complete
+      lost_ = false;
+      told_.clear();
+      completions[0] = {0, 0, 0, 0, Status::kOutOfMemory, CompletionKind::kDomainDown};
+      return 1;
+    }
     const std::size_t count = std::min(capacity, told_.size());
     std::copy_n(told_.begin(), count, completions);
     told_.erase(told_.begin(), told_.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
   }
 
+  bool recover() noexcept override { return true; }
+
   int event_fd() const noexcept override { return wait_.get(); }
   bool arm() noexcept override {
-    return told_.empty() && std::all_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-             return connection == nullptr || connection->arm();
-           });
+    return !lost_ && told_.empty() &&
+           std::all_of(connections_.begin(), connections_.end(),
+                       [](const auto& connection) { return connection == nullptr || connection->arm(); });
   }
 
  private:
-  struct Registered {
-    ucp_mem_h memory = nullptr;
-    std::vector<uint8_t> blob;  // empty: not for peers
-  };
-
-  void tell(const Completion& completion) noexcept override { told_.push_back(completion); }
-  const std::vector<uint8_t>* find_blob(uint64_t key) const noexcept override {
+  void tell(const Completion& completion) noexcept override try {
+    told_.push_back(completion);
+  } catch (const std::bad_alloc&) {
+    lost_ = true;
+  }
+  const UcxRegistered* find(uint64_t key) const noexcept override {
     const auto found = registrations_.find(key);
-    return found == registrations_.end() || found->second.blob.empty() ? nullptr : &found->second.blob;
+    return found == registrations_.end() ? nullptr : &found->second;
   }
 
   void open_context(const UcxOptions& options) {
     ucp_config_t* config = nullptr;
     check(ucx_.ucp_config_read(nullptr, nullptr, &config), "its configuration can't be read");
-    std::string transports = with_commas(options.transports);
-    if (transports == "auto") transports = kThroughKernel;
-    if (transports == "shm") transports = "posix,sysv";
-    ucs_status_t status = ucx_.ucp_config_modify(config, "TLS", transports.c_str());
+    ucs_status_t status = ucx_.ucp_config_modify(config, "TLS", transports_of(options.transports).c_str());
     if (status == UCS_OK && !options.devices.empty())
       status = ucx_.ucp_config_modify(config, "NET_DEVICES", with_commas(options.devices).c_str());
+    if (const std::string wrong = set_variables(config, options.variables); !wrong.empty()) {
+      ucx_.ucp_config_release(config);
+      fail(Status::kInvalidArgument, "UCX does not take \"{}\"; write NAME=VALUE, without UCX_", wrong);
+    }
     if (status == UCS_OK) {
       ucp_params_t parameters{};
       parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
-      parameters.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+      // Without RMA, UCX does not carry out what a peer asks for by its own means.
+      parameters.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+      if (!connection_.by_messages) parameters.features |= UCP_FEATURE_RMA;
       status = ucx_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &context_);
     }
     ucx_.ucp_config_release(config);
@@ -210,19 +260,34 @@ class UcxDomain final : public Domain, private UcxOwner {
       fail(Status::kNotFound, "UCX has no transport {}{}{} here: {}", options.transports,
            options.devices.empty() ? "" : " on ", options.devices, ucx_.error_text(status));
   }
+  void map(const MemoryToRegister& memory, UcxRegistered& registered);
+  // Returns the one that UCX does not take; empty: it took all.
+  std::string set_variables(ucp_config_t* config, std::string_view list) {
+    while (!list.empty()) {
+      const std::string one{list.substr(0, list.find('+'))};
+      list.remove_prefix(std::min(one.size() + 1, list.size()));
+      const auto equal = one.find('=');
+      if (equal == std::string::npos ||
+          ucx_.ucp_config_modify(config, one.substr(0, equal).c_str(), one.c_str() + equal + 1) != UCS_OK)
+        return one;
+    }
+    return {};
+  }
   void check(ucs_status_t status, const char* what) const {
     if (status != UCS_OK) fail(Status::kIo, "UCX: {}: {}", what, ucx_.error_text(status));
   }
 
   UcxLibrary& ucx_;
   const Id id_;
-  const bool tells_failures_;  // shared memory does not: the engine notices by its own means
+  const UcxConnection::Options
+      connection_;  // shared memory tells no failures: the engine notices by its own means
   DomainTraits traits_;
   ucp_context_h context_ = nullptr;
   UniqueFd wait_;
-  std::unordered_map<uint64_t, Registered> registrations_;  // by random numbers, which peers can't guess
+  std::unordered_map<uint64_t, UcxRegistered> registrations_;  // by random numbers, which peers can't guess
   std::vector<std::unique_ptr<UcxConnection>> connections_;
   std::deque<Completion> told_;
+  bool lost_ = false;  // a completion, for want of memory
 };
 
 Registration UcxDomain::register_memory(const MemoryToRegister& memory) {
@@ -230,11 +295,26 @@ Registration UcxDomain::register_memory(const MemoryToRegister& memory) {
     fail(Status::kInvalidArgument, "memory at {} of {} bytes can't be registered", memory.address,
          memory.bytes);
   if (memory.dmabuf_fd >= 0) fail(Status::kUnsupported, "ucx registers host memory only");
+  UcxRegistered registered;
+  registered.address = reinterpret_cast<uint64_t>(memory.address);
+  registered.bytes = memory.bytes;
+  registered.readable = memory.remote_read;
+  registered.writable = memory.remote_write;
+  if (!connection_.by_messages) map(memory, registered);
+  const uint64_t number = Id::random().lo;
+  Registration registration;
+  registration.remote_key = registration.handle = number;
+  registration.base = reinterpret_cast<uint64_t>(memory.address);
+  registrations_[number] = std::move(registered);
+  return registration;
+}
+
+// With UCX.
+void UcxDomain::map(const MemoryToRegister& memory, UcxRegistered& registered) {
   ucp_mem_map_params_t parameters{};
   parameters.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   parameters.address = memory.address;
   parameters.length = memory.bytes;
-  Registered registered;
   const ucs_status_t status = ucx_.ucp_mem_map(context_, &parameters, &registered.memory);
   if (status != UCS_OK)
     fail(Status::kIo, "UCX can't register {} bytes at {}: {}", memory.bytes, memory.address,
@@ -250,12 +330,6 @@ Registration UcxDomain::register_memory(const MemoryToRegister& memory) {
     registered.blob.assign(static_cast<uint8_t*>(blob), static_cast<uint8_t*>(blob) + bytes);
     ucx_.ucp_rkey_buffer_release(blob);
   }
-  const uint64_t number = Id::random().lo;
-  Registration registration;
-  registration.remote_key = registration.handle = number;
-  registration.base = reinterpret_cast<uint64_t>(memory.address);
-  registrations_[number] = std::move(registered);
-  return registration;
 }
 
 }  // namespace

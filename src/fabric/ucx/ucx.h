@@ -14,10 +14,12 @@ struct UcxOptions {
   // closing this end would not stop), "rc+tcp"; "auto": all but those.
   std::string transports = "auto";
   std::string devices;  // as in UCX_NET_DEVICES, with + between; empty: all
+  std::string
+      variables;  // more of UCX's own, without UCX_, with + between: "RNDV_THRESH=64k+ZCOPY_THRESH=8k"
 };
 
 // Throws Error: kUnsupported without the library or its headers, kNotFound where UCX has no such transport here,
-// with UCX's reason.
+// with UCX's reason, kInvalidArgument for a value that it does not take (names that it does not know it prints).
 std::unique_ptr<Domain> make_ucx_domain(const UcxOptions& options);
 
 }  // namespace towline::fabric

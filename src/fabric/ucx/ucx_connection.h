@@ -1,10 +1,14 @@
 // One connection over UCX: a worker of its own with one endpoint. So destroying the worker ends exactly one
 // connection, as it does with a queue pair, and nothing is placed over it any more.
 //
-// UCX's completions say that a buffer is free, not that bytes have arrived. So writes and reads are complete when
-// a flush of the endpoint is, and records when the peer has acknowledged them. Remote keys are blobs that do not
-// fit into a descriptor: the first request that uses a registration asks its owner for its blob, over the
-// connection, and waits.
+// Everything goes in active messages of UCX, with a header of ours. Over transports of software, writes and reads do
+// too: the owner checks what they name and copies them. UCX's own operations on remote memory check neither
+// ranges nor rights there, and UCX 1.13 ends the process of an owner whose peer is gone before it could answer. Over RDMA
+// transports (`by_messages` false) UCX's operations are used: they are complete when a flush of the endpoint is, and their
+// remote keys are blobs that do not fit into a descriptor, so the first request that uses a registration asks its owner
+// for its blob and waits.
+//
+// A message that the peer acknowledges has arrived: UCX's completions say only that a buffer is free.
 #pragma once
 
 #include <deque>
@@ -13,23 +17,37 @@
 #include <vector>
 
 #include "fabric/domain.h"
+#include "fabric/sequence_window.h"
 #include "fabric/ucx/ucx_library.h"
 
 namespace towline::fabric {
+
+struct UcxRegistered {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  bool readable = false;  // by peers
+  bool writable = false;
+  ucp_mem_h memory = nullptr;  // null: messages do
+  std::vector<uint8_t> blob;   // empty: not for peers, or messages do
+};
 
 // What connections need of their domain.
 class UcxOwner {
  public:
   virtual ~UcxOwner() = default;
   virtual void tell(const Completion& completion) noexcept = 0;
-  // The blob of a registration that peers may use; null: there is none of that number.
-  virtual const std::vector<uint8_t>* find_blob(uint64_t key) const noexcept = 0;
+  // Null: nothing has that number.
+  virtual const UcxRegistered* find(uint64_t key) const noexcept = 0;
 };
 
 class UcxConnection {
  public:
-  // tells_failures: its transports notice that a peer has died. Throws Error.
-  UcxConnection(UcxOwner& owner, ucp_context_h context, uint32_t number, bool tells_failures);
+  struct Options {
+    bool tells_failures = true;  // its transports notice that a peer has died
+    bool by_messages = true;     // writes and reads
+  };
+  // Throws Error.
+  UcxConnection(UcxOwner& owner, ucp_context_h context, uint32_t number, const Options& options);
   ~UcxConnection() { stop(); }
   UcxConnection(const UcxConnection&) = delete;
   UcxConnection& operator=(const UcxConnection&) = delete;
@@ -45,47 +63,86 @@ class UcxConnection {
   void progress() noexcept;
   // False: there is something to progress.
   bool arm() noexcept;
+  // The peer reads from this registration, or has asked for it.
+  bool serves(uint64_t key) const noexcept;
+  void down(Status status) noexcept;
 
  private:
+  static constexpr unsigned kMessage = 1;         // of UCX's active messages
+  static constexpr std::size_t kMaxAsked = 1024;  // by the peer, of each kind
+  static constexpr std::size_t kMaxUnsent = 4096;
+  static constexpr std::size_t kMaxBlobBytes = 4096;
+  static constexpr uint32_t kMaxServing = 64;
+  static constexpr uint64_t kChunkBytes = 32 << 10;  // of a write or read in one message
+
+  enum class Kind : uint32_t { kRecord, kWrite, kRead, kReadData, kAcknowledge, kRefuse, kAskBlob, kBlob };
+  // Of every message, as it lies in memory.
+  struct Header {
+    uint64_t number = 0;  // of records and writes, from 1 on; of a read; of all messages that have come
+    uint64_t key = 0;
+    uint64_t place = 0;  // an address at the owner; in a read, an offset
+    uint32_t length = 0;
+    Kind kind = Kind::kRecord;
+  };
   struct Entry {  // a request under way
     uint64_t cookie = 0;
-    uint64_t flush_mark = 0;  // complete once so many of its kind are
-    uint64_t send_mark = 0;
+    uint64_t flush_mark = 0;  // complete once so many operations of UCX are,
+    uint64_t number = 0;      // and these messages have arrived,
+    uint32_t read = 0;        // and this read, if not 0, has ended
     bool signalled = false;
   };
   struct Key {
     ucp_rkey_h key = nullptr;  // null: asked for
   };
-  struct Control {
-    UcxConnection* connection;
+  struct Read {  // ours
+    uint64_t local = 0;
+    uint32_t length = 0;
+    uint32_t arrived = 0;
+    bool used = false;
+  };
+  struct Ask {  // a read of the peer's
+    Header wanted;
+    uint32_t sent = 0;
+  };
+  struct Outgoing {  // a message that UCX has not sent yet
+    UcxConnection* connection = nullptr;
+    Header header;
+    uint64_t reads_from = 0;  // a registration of ours
     std::vector<uint8_t> bytes;
+    bool busy = false;
   };
 
-  static ucs_status_t on_data(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
-                              const ucp_am_recv_param_t* parameters);
-  static ucs_status_t on_control(void* self, const void* header, size_t header_bytes, void* data,
+  static ucs_status_t on_message(void* self, const void* header, size_t header_bytes, void* data,
                                  size_t bytes, const ucp_am_recv_param_t* parameters);
   static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
   static void on_flushed(void* request, ucs_status_t status, void* self);
-  static void on_control_sent(void* request, ucs_status_t status, void* control);
+  static void on_sent(void* request, ucs_status_t status, void* outgoing);
 
-  void take_handler(unsigned id, ucp_am_recv_callback_t function);
-  bool ready_for(const WorkRequest& request) noexcept;
-  void issue(const WorkRequest& request) noexcept;
-  void issue_waiting() noexcept;
-  void take_key(uint64_t key, std::span<const uint8_t> blob) noexcept;
-  void say(std::vector<uint8_t> message) noexcept;
-  void say_number(uint8_t kind, uint64_t number, const std::vector<uint8_t>* blob = nullptr) noexcept;
+  void take(const Header& header, std::span<const uint8_t> data);
+  void take_record(const Header& header, std::span<const uint8_t> data);
+  void take_write(const Header& header, std::span<const uint8_t> data);
+  void take_read_data(const Header& header, std::span<const uint8_t> data) noexcept;
+  void take_key(uint64_t key, std::span<const uint8_t> blob);
+  void number_came(uint64_t number) noexcept;
+  const UcxRegistered* allowed(const Header& header, bool write, Status& why) const noexcept;
+  bool ready_for(const WorkRequest& request);
+  void issue(const WorkRequest& request);
+  void issue_by_messages(const WorkRequest& request, Entry& entry);
+  void issue_waiting();
+  void serve();
+  void refuse(Status why);
+  // `data` stays until it is sent.
+  void send(const Header& header, const void* data = nullptr, std::size_t bytes = 0, uint64_t reads_from = 0,
+            std::vector<uint8_t> kept = {});
   void flush() noexcept;
   void complete() noexcept;
-  void down(Status status) noexcept;
   void check(ucs_status_ptr_t result) noexcept;
   void forget_keys() noexcept;
 
   UcxOwner& owner_;
   UcxLibrary& ucx_;
   const uint32_t number_;
-  const bool tells_failures_;
+  const Options options_;
   ucp_worker_h worker_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
   int event_fd_ = -1;
@@ -93,16 +150,21 @@ class UcxConnection {
   std::deque<WorkRequest> waiting_;  // for a key
   std::deque<Entry> issued_;
   std::deque<ReceiveRequest> receives_;
+  std::deque<Outgoing> outgoing_;  // never shrinks; in use while UCX has them
+  std::vector<Outgoing*> free_;
+  std::vector<Read> reads_;  // by number - 1
+  std::deque<Ask> asks_;
   std::unordered_map<uint64_t, Key> keys_;
-  std::vector<uint64_t> asked_;  // of us, not answered yet
-  uint64_t moves_issued_ = 0;    // writes and reads
+  std::vector<uint64_t> asked_;  // blobs, not answered yet
+  uint64_t moves_issued_ = 0;    // operations of UCX
   uint64_t moves_flushed_ = 0;
   uint64_t flush_mark_ = 0;
   bool flushing_ = false;
-  uint64_t sends_issued_ = 0;
-  uint64_t sends_acknowledged_ = 0;
-  uint64_t received_ = 0;
-  uint64_t acknowledged_ = 0;
+  uint64_t numbered_ = 0;  // the last record's or write's
+  uint64_t arrived_ = 0;   // those up to here are at the peer
+  SequenceWindow came_;    // those of the peer
+  uint64_t acknowledged_ = 1;
+  uint32_t serving_ = 0;  // messages of reads that UCX has not sent yet
 };
 
 }  // namespace towline::fabric

@@ -40,9 +40,10 @@ std::string printable(std::string_view text) {
   return result;
 }
 
-Backend::Backend(const plugin::Host& host) try : BackendBase(host), settings_(Settings::read(this->host())) {
+Backend::Backend(const plugin::Host& host, const Flavour& flavour) try
+    : BackendBase(host), flavour_(flavour), settings_(Settings::read(this->host(), flavour)) {
   open_workers();
-  carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this), tcp_carrier());
+  carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this), tcp_carrier(flavour));
 } catch (const core::Error& error) {
   throw plugin::Failure(error.code(), error.message());
 }
@@ -64,7 +65,8 @@ std::vector<std::unique_ptr<fabric::Domain>> Backend::open_rails() {
       ++i;
     } catch (const core::Error& error) {
       // A name that can't be meant is the setting's fault; a device that is not there is the machine's.
-      if (error.code() == Status::kInvalidArgument) fail(error.code(), "rdma.rails: {}", error.message());
+      if (error.code() == Status::kInvalidArgument)
+        fail(error.code(), "{}: {}", flavour_.key("rails"), error.message());
       if (!settings_.automatic || settings_.rails.size() == 1)
         fail(Status::kUnsupported, "the rail {}: {}", settings_.rails[i], error.message());
       settings_.why_rails += fmt::format("; not {}: {}", settings_.rails[i], error.message());
@@ -115,8 +117,8 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
                      size_t* token_bytes) try {
   *token_bytes = 0;
   if (args.region.kind != TOWLINE_DRAM)
-    return host().refuse(Status::kUnsupported,
-                         "rdma: only dram is registered; GPU memory goes through pinned memory beside it");
+    return refuse(Status::kUnsupported,
+                  "only dram is registered; GPU memory goes through pinned memory beside it");
   auto region = std::make_unique<Registered>();
   region->region = args.region;
   region->rails = fabric::rails_of_node(
@@ -139,7 +141,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   regions_[args.region.key] = std::move(region);
   return TOWLINE_OK;
 } catch (const core::Error& error) {
-  return host().refuse(error.code(), "rdma: " + error.message());
+  return refuse(error.code(), error.message());
 }
 
 // No peer reaches it any more, or those that did are gone.
@@ -188,7 +190,7 @@ int32_t Backend::address(void* address, size_t* bytes) {
   }
   mine.carrier.resize(carrier_bytes);
   const std::vector<uint8_t> packed = encode(mine);
-  if (packed.size() > *bytes) return host().refuse(Status::kLimitExceeded, "rdma: no room for the address");
+  if (packed.size() > *bytes) return refuse(Status::kLimitExceeded, "no room for the address");
   std::memcpy(address, packed.data(), packed.size());
   *bytes = packed.size();
   return TOWLINE_OK;
@@ -207,7 +209,7 @@ std::vector<std::string> Backend::kinds_for(const towline_identity& peer) const 
 
 int32_t Backend::probe(const towline_identity& peer, const void* address, size_t bytes) {
   const auto theirs = decode_address({static_cast<const uint8_t*>(address), bytes});
-  if (!theirs) return host().refuse(Status::kProtocol, "the peer's rdma address is malformed");
+  if (!theirs) return refuse(Status::kProtocol, "the peer's address is malformed");
   const std::vector<std::string> mine = kinds_for(peer);
   if (std::none_of(theirs->kinds.begin(), theirs->kinds.end(),
                    [&](const std::string& kind) { return contains(mine, kind); }))

@@ -37,7 +37,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   using Connection = rdma::Connection;
 
   // Throws plugin::Failure.
-  explicit Backend(const plugin::Host& host);
+  Backend(const plugin::Host& host, const Flavour& flavour);
   virtual ~Backend();
 
   int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
@@ -54,6 +54,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   [[nodiscard]] std::string describe() const;
 
   // For connections.
+  [[nodiscard]] const char* name() const noexcept { return flavour_.name; }
   [[nodiscard]] carrier::Carrier& carrier() noexcept { return *carrier_; }
   [[nodiscard]] WorkerEngine& engine(uint32_t worker) noexcept { return *workers_[worker]->engine; }
   [[nodiscard]] const std::string& rails_text() const noexcept { return rails_text_; }
@@ -99,8 +100,12 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   std::vector<std::unique_ptr<fabric::Domain>> open_rails();
   void watch_rails(uint32_t index);
   [[nodiscard]] std::string describe_places() const;
+  int32_t refuse(Status status, std::string_view text) const {
+    return host().refuse(status, fmt::format("{}: {}", name(), text));
+  }
   void set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept;
 
+  const Flavour& flavour_;
   Settings settings_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::string rails_text_;

@@ -102,8 +102,8 @@ uint64_t Connection::connection_id() const noexcept {
 }
 
 std::string Connection::describe() const {
-  return fmt::format(R"({{"transport": "rdma", "peer_rails": "{}", "imports": {}, "carrier": {}}})",
-                     no_rail_.empty() ? their_rails_ : "none", imports_.size(),
+  return fmt::format(R"({{"transport": "{}", "peer_rails": "{}", "imports": {}, "carrier": {}}})",
+                     backend_.name(), no_rail_.empty() ? their_rails_ : "none", imports_.size(),
                      backend_.carrier().describe(carried_));
 }
 
@@ -224,15 +224,18 @@ int32_t Connection::send(const void* message, size_t bytes) noexcept {
 
 // ---- regions
 
+int32_t Connection::refuse(Status status, const std::string& text) const {
+  return host().refuse(status, std::string(backend_.name()) + ": " + text);
+}
+
 int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** out,
                            char how[64]) {
-  if (!up_) return host().refuse(Status::kPeerLost, "rdma: the connection is down");
+  if (!up_) return refuse(Status::kPeerLost, "the connection is down");
   if (args.region.kind != TOWLINE_DRAM && args.region.kind != TOWLINE_VRAM)
-    return host().refuse(Status::kUnsupported, "rdma: only dram and vram are moved");
+    return refuse(Status::kUnsupported, "only dram and vram are moved");
   if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
-    return host().refuse(Status::kPermissionDenied,
-                         "rdma: the region is guarded, and a NIC asks its owner for no access");
-  if (!no_rail_.empty()) return host().refuse(Status::kUnreachable, "rdma: " + no_rail_);
+    return refuse(Status::kPermissionDenied, "the region is guarded, and a NIC asks its owner for no access");
+  if (!no_rail_.empty()) return refuse(Status::kUnreachable, no_rail_);
   auto* import = reinterpret_cast<Import*>(*out);
   if (import == nullptr) {
     auto made = std::make_unique<Import>();
@@ -245,10 +248,10 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
   if (!import->answered || engine_peer_.is_none()) return TOWLINE_AGAIN;
   if (import->status != Status::kOk) {
     const Status status = import->status;
-    const std::string reason = "rdma: the owner: " + import->reason;
+    const std::string reason = "the owner: " + import->reason;
     unimport(*out);
     *out = nullptr;
-    return host().refuse(status, reason);
+    return refuse(status, reason);
   }
   const std::string text = backend_.rails_text();
   std::snprintf(how, 64, "%s", text.c_str());
@@ -264,15 +267,14 @@ void Connection::unimport(towline_import* handle) noexcept {
 // ---- parts
 
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
-  if (!up_) return host().refuse(Status::kPeerLost, "rdma: the connection is down");
+  if (!up_) return refuse(Status::kPeerLost, "the connection is down");
   auto prepared = std::make_unique<Prepared>();
   prepared->connection = handle(this);
   prepared->plan = args.plan;
   prepared->op = args.op == TOWLINE_READ ? fabric::TransferOp::kRead : fabric::TransferOp::kWrite;
   for (uint64_t i = 0; i < args.plan->local->region_count; ++i) {
     if (args.local[i] == nullptr)
-      return host().refuse(Status::kUnsupported,
-                           "rdma: a local region was not registered with it when it was made");
+      return refuse(Status::kUnsupported, "a local region was not registered with it when it was made");
     const auto* region = reinterpret_cast<const Registered*>(args.local[i]);
     prepared->local.push_back(&region->memory[worker_]);
     prepared->rails &= region->rails;

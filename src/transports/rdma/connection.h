@@ -87,6 +87,7 @@ class Connection final : private carrier::CarrierEvents {
   void on_ask(const Ask& ask);
   void on_answer(const Answer& answer);
   int32_t begin(const Prepared& prepared, const towline_submit_args& args) noexcept;
+  int32_t refuse(Status status, const std::string& text) const;
   void say(std::vector<uint8_t> message);
   void say_hello();
   void leave_engine(bool lost, const char* why) noexcept;

@@ -24,8 +24,9 @@ FakeAgent::Settings rails(const std::string& names) {
   return {{"rdma.rails", names}, {"rdma.listen", "127.0.0.1:0"}};
 }
 
-std::string refusal_of(const FakeAgent::Settings& settings, Status status) {
-  const FakeAgent agent(towline_rdma_plugin(), "refused", settings);
+std::string refusal_of(const FakeAgent::Settings& settings, Status status,
+                       const towline_plugin_v1_t* plugin = towline_rdma_plugin()) {
+  const FakeAgent agent(plugin, "refused", settings);
   EXPECT_EQ(agent.status, status) << agent.failure;
   return agent.failure;
 }
@@ -33,8 +34,12 @@ std::string refusal_of(const FakeAgent::Settings& settings, Status status) {
 class RdmaTest : public ::testing::Test {
  protected:
   void open(const std::string& of_a = "loopback:unit", const std::string& of_b = "loopback:unit") {
-    a = std::make_unique<FakeAgent>(towline_rdma_plugin(), "a", rails(of_a));
-    b = std::make_unique<FakeAgent>(towline_rdma_plugin(), "b", rails(of_b));
+    open(towline_rdma_plugin(), rails(of_a), rails(of_b));
+  }
+  void open(const towline_plugin_v1_t* plugin, const FakeAgent::Settings& of_a,
+            const FakeAgent::Settings& of_b) {
+    a = std::make_unique<FakeAgent>(plugin, "a", of_a);
+    b = std::make_unique<FakeAgent>(plugin, "b", of_b);
     ASSERT_EQ(a->status, Status::kOk) << a->failure;
     ASSERT_EQ(b->status, Status::kOk) << b->failure;
     link = &a->connect(*b);
@@ -118,17 +123,29 @@ TEST_F(RdmaTest, AMessageFollowsTheBytes) {
   b->memory->remove(b->backend, theirs);
 }
 
-TEST_F(RdmaTest, UcxCarriesBytesBothWays) {
+// What UCX and libfabric carry is seen to arrive, both ways.
+struct Library {
+  const char* name;
+  const towline_plugin_v1_t* (*plugin)();
+  FakeAgent::Settings settings;
+  const char* rails;  // as import() tells
+};
+void PrintTo(const Library& library, std::ostream* out) { *out << library.name; }
+
+class RdmaLibraryTest : public RdmaTest, public ::testing::WithParamInterface<Library> {};
+
+TEST_P(RdmaLibraryTest, CarriesBytesBothWays) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "UCX has threads and signals of its own, which ThreadSanitizer can't follow";
+  GTEST_SKIP() << "UCX and libfabric have threads of their own, which ThreadSanitizer can't follow";
 #endif
-  open("ucx:tcp", "ucx:tcp");
+  open(GetParam().plugin(), GetParam().settings, GetParam().settings);
   const towline_region_args here = region(*a, from);
   const towline_region_args there = region(*b, to);
   towline_registration* mine = add(*a, here);
   towline_registration* theirs = add(*b, there);
   towline_import* imported = nullptr;
   ASSERT_EQ(import(there, &imported), Status::kOk) << a->failure;
+  EXPECT_NE(std::string(how).find(GetParam().rails), std::string::npos) << how;
   FakePlan plan(there.region.key);
   plan.add(from.data(), to.data(), kBytes);
   EXPECT_EQ(move(plan, plan.plan(), mine, imported, TOWLINE_WRITE), Status::kOk);
@@ -141,6 +158,28 @@ TEST_F(RdmaTest, UcxCarriesBytesBothWays) {
   a->memory->remove(a->backend, mine);
   b->memory->remove(b->backend, theirs);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Libraries, RdmaLibraryTest,
+    ::testing::Values(
+        Library{"rdma_over_ucx",
+                towline_rdma_plugin,
+                {{"rdma.rails", "ucx:tcp"}, {"rdma.listen", "127.0.0.1:0"}},
+                "ucx tcp"},
+        Library{"ucx",
+                towline_ucx_plugin,
+                {{"ucx.transports", "tcp"},
+                 {"ucx.options", "ZCOPY_THRESH=8k, RNDV_THRESH=64k"},
+                 {"ucx.listen", "127.0.0.1:0"}},
+                "ucx tcp"},
+        Library{"ucx_by_its_own_choice", towline_ucx_plugin, {{"ucx.listen", "127.0.0.1:0"}}, "ucx auto"},
+        Library{"libfabric",
+                towline_libfabric_plugin,
+                {{"libfabric.provider", "tcp;ofi_rxm"},
+                 {"libfabric.address", "127.0.0.1"},
+                 {"libfabric.listen", "127.0.0.1:0"}},
+                "ofi tcp"}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(RdmaTest, GuardedMemoryIsRefusedWithTheReason) {
   open();
@@ -264,6 +303,20 @@ TEST(RdmaSettings, WhatIsWrongIsNamed) {
   settings["rdma.slice_bytes"] = "3";
   EXPECT_NE(refusal_of(settings, kInvalidArgument).find("rdma.slice_bytes"), std::string::npos);
   EXPECT_NE(refusal_of(rails("ofi:nosuch"), kUnsupported).find("the rail ofi:nosuch"), std::string::npos);
+}
+
+TEST(RdmaSettings, UcxSaysWhatItDoesNotKnow) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "UCX and libfabric have threads of their own, which ThreadSanitizer can't follow";
+#endif
+  using enum Status;
+  const auto refusal = [](const char* key, const char* value, Status status) {
+    return refusal_of({{key, value}}, status, towline_ucx_plugin());
+  };
+  EXPECT_NE(refusal("ucx.transports", "nosuch", kUnsupported).find("no transport nosuch"), std::string::npos);
+  EXPECT_NE(refusal("ucx.options", "RNDV_THRESH=often", kInvalidArgument).find("\"RNDV_THRESH=often\""),
+            std::string::npos);
+  EXPECT_NE(refusal("ucx.connections", "many", kInvalidArgument).find("ucx.connections"), std::string::npos);
 }
 
 }  // namespace

@@ -7,12 +7,11 @@
 
 #include "base/config/config.h"
 #include "fabric/domain.h"
-#include "fabric/topology.h"
 
 namespace towline::rdma {
 namespace {
 
-[[noreturn]] void refuse(const char* key, const std::string& value, const std::string& wanted) {
+[[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& wanted) {
   throw plugin::Failure(Status::kInvalidArgument,
                         fmt::format("{} = \"{}\": expected {}", key, value, wanted));
 }
@@ -32,32 +31,36 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-Settings Settings::read(const plugin::Host& host) {
+Settings Settings::read(const plugin::Host& host, const Flavour& flavour) {
   Settings settings;
-  const std::string rails = host.config("rdma.rails", "auto");
+  const auto value = [&](const std::string& key, const char* otherwise) {
+    return host.config(key.c_str(), otherwise);
+  };
+  const std::string rails_key = flavour.key("rails");
+  const std::string rails = value(rails_key, "auto");
   settings.automatic = rails == "auto";
   if (settings.automatic) {
-    const fabric::RailChoice choice = fabric::choose_rails(fabric::read_rdma_ports());
-    if (choice.rails.empty())
-      throw plugin::Failure(Status::kUnsupported, choice.reason + " (rdma.rails names rails)");
-    settings.rails = choice.rails;
-    settings.why_rails = choice.reason;
+    DefaultRails found = flavour.default_rails(host);
+    settings.rails = std::move(found.names);
+    settings.why_rails = std::move(found.why);
   } else {
     settings.rails = split(rails);
-    settings.why_rails = "named by rdma.rails";
+    settings.why_rails = "named by " + rails_key;
   }
   if (settings.rails.empty() || settings.rails.size() > fabric::kMaxRails)
-    refuse("rdma.rails", rails, fmt::format("auto, or 1 to {} rails with commas between", fabric::kMaxRails));
-  const std::string connections = host.config("rdma.connections", "64");
+    refuse(rails_key, rails, fmt::format("auto, or 1 to {} rails with commas between", fabric::kMaxRails));
+  const std::string connections_key = flavour.key("connections");
+  const std::string connections = value(connections_key, "64");
   const auto [end, error] =
       std::from_chars(connections.data(), connections.data() + connections.size(), settings.connections);
   if (error != std::errc{} || end != connections.data() + connections.size() || settings.connections < 1 ||
       settings.connections > 4096)
-    refuse("rdma.connections", connections, "a number from 1 to 4096");
-  const std::string slice = host.config("rdma.slice_bytes", "0");
+    refuse(connections_key, connections, "a number from 1 to 4096");
+  const std::string slice_key = flavour.key("slice_bytes");
+  const std::string slice = value(slice_key, "0");
   const std::optional<uint64_t> bytes = parse_bytes(slice);
   if (!bytes || *bytes > (1u << 30) || (*bytes != 0 && *bytes < 512))
-    refuse("rdma.slice_bytes", slice, "a size from 512 to 1GiB, or 0");
+    refuse(slice_key, slice, "a size from 512 to 1GiB, or 0");
   settings.slice_bytes = *bytes;
   return settings;
 }

@@ -1,4 +1,4 @@
-// The configuration of one instance, keys "rdma.*"; README.md explains them.
+// The configuration of one instance, keys "rdma.*", "ucx.*" or "libfabric.*"; README.md explains them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "towline/plugin/backend.hpp"
+#include "transports/rdma/flavour.h"
 
 namespace towline::rdma {
 
@@ -17,7 +18,7 @@ struct Settings {
   uint64_t slice_bytes = 0;        // 0: as the rail says
 
   // Throws plugin::Failure: kInvalidArgument names the value, kUnsupported says why there is no rail.
-  static Settings read(const plugin::Host& host);
+  static Settings read(const plugin::Host& host, const Flavour& flavour);
 };
 
 }  // namespace towline::rdma

@@ -342,7 +342,7 @@ def test_plugins_tell_what_they_take(make_agent):
     assert agent.get_plugin_params("UVX") == {} and agent.get_plugin_mem_types("UVX") == []
 
 
-@pytest.mark.parametrize("backend", ["LIBFABRIC", "MOONCAKE", "UCCL", "GDS", "GDS_MT"])
+@pytest.mark.parametrize("backend", ["MOONCAKE", "UCCL", "GDS", "GDS_MT"])
 def test_plugins_that_are_not_here_are_not_listed_and_refused(make_agent, backend):
     agent = make_agent(backends=[])
     assert backend not in agent.get_plugin_list()

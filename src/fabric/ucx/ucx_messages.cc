@@ -1,0 +1,198 @@
+// What connections over UCX send one another, and what they do with it.
+#ifdef TOWLINE_HAVE_UCX
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/copy/copy.h"
+#include "fabric/ucx/ucx_connection.h"
+
+namespace towline::fabric {
+
+// --- Out -----------------------------------------------------------------------------------------------
+
+void UcxConnection::send(const Header& header, const void* data, std::size_t bytes, uint64_t reads_from,
+                         std::vector<uint8_t> kept) {
+  if (down_) return;
+  if (free_.empty()) {
+    free_.reserve(outgoing_.size() + 1);  // all fit back without memory
+    free_.push_back(&outgoing_.emplace_back());
+    outgoing_.back().connection = this;
+  }
+  Outgoing& outgoing = *free_.back();
+  free_.pop_back();
+  outgoing.header = header;
+  outgoing.reads_from = reads_from;
+  outgoing.bytes = std::move(kept);
+  outgoing.busy = true;
+  if (!outgoing.bytes.empty()) data = outgoing.bytes.data(), bytes = outgoing.bytes.size();
+  if (header.kind == Kind::kReadData) ++serving_;
+  ucp_request_param_t parameters{};
+  parameters.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  parameters.cb.send = on_sent;
+  parameters.user_data = &outgoing;
+  parameters.flags = UCP_AM_SEND_FLAG_EAGER;
+  const ucs_status_ptr_t result = ucx_.ucp_am_send_nbx(endpoint_, kMessage, &outgoing.header,
+                                                       sizeof outgoing.header, data, bytes, &parameters);
+  if (UCS_PTR_IS_PTR(result)) return;  // on_sent() is called
+  on_sent(nullptr, UCS_PTR_RAW_STATUS(result), &outgoing);
+}
+
+void UcxConnection::on_sent(void* request, ucs_status_t status, void* given) {
+  auto& outgoing = *static_cast<Outgoing*>(given);
+  UcxConnection& connection = *outgoing.connection;
+  if (request != nullptr) connection.ucx_.ucp_request_free(request);
+  if (outgoing.header.kind == Kind::kReadData) --connection.serving_;
+  outgoing.busy = false;
+  outgoing.reads_from = 0;
+  connection.free_.push_back(&outgoing);
+  if (status != UCS_OK) connection.down(status_of_ucx(status));
+}
+
+// Answers what the peer may not do. Peers that take no answers get none.
+void UcxConnection::refuse(Status why) {
+  if (outgoing_.size() - free_.size() > kMaxUnsent) return down(Status::kProtocol);
+  send({.number = static_cast<uint64_t>(static_cast<int64_t>(why)), .kind = Kind::kRefuse});
+}
+
+// The peer's reads, in turn.
+void UcxConnection::serve() {
+  while (!asks_.empty() && serving_ < kMaxServing && !down_) {
+    Ask& ask = asks_.front();
+    Status why = Status::kOk;
+    if (allowed(ask.wanted, false, why) == nullptr) {
+      refuse(why);
+      asks_.pop_front();
+      continue;
+    }
+    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes, ask.wanted.length - ask.sent));
+    send({.number = ask.wanted.number, .place = ask.sent, .length = bytes, .kind = Kind::kReadData},
+         reinterpret_cast<const void*>(ask.wanted.place + ask.sent), bytes, ask.wanted.key);
+    ask.sent += bytes;
+    if (ask.sent == ask.wanted.length) asks_.pop_front();
+  }
+}
+
+bool UcxConnection::serves(uint64_t key) const noexcept {
+  return std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [key](const Outgoing& outgoing) { return outgoing.busy && outgoing.reads_from == key; });
+}
+
+// --- In ------------------------------------------------------------------------------------------------
+
+ucs_status_t UcxConnection::on_message(void* self, const void* given, size_t header_bytes, void* data,
+                                       size_t bytes, const ucp_am_recv_param_t* parameters) {
+  auto& connection = *static_cast<UcxConnection*>(self);
+  if (connection.down_) return UCS_OK;
+  Header header;
+  if (header_bytes != sizeof header || (parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+    connection.down(Status::kProtocol);
+    return UCS_OK;
+  }
+  std::memcpy(&header, given, sizeof header);
+  try {
+    connection.take(header, {static_cast<const uint8_t*>(data), bytes});
+  } catch (const std::bad_alloc&) {
+    connection.down(Status::kOutOfMemory);
+  }
+  return UCS_OK;
+}
+
+void UcxConnection::take(const Header& header, std::span<const uint8_t> data) {
+  switch (header.kind) {
+    case Kind::kRecord:
+      return take_record(header, data);
+    case Kind::kWrite:
+      return take_write(header, data);
+    case Kind::kRead:
+      if (header.length == 0 || asks_.size() >= kMaxAsked) return down(Status::kProtocol);
+      asks_.push_back({.wanted = header});
+      return;
+    case Kind::kReadData:
+      return take_read_data(header, data);
+    case Kind::kAcknowledge:
+      if (header.number > numbered_) return down(Status::kProtocol);
+      arrived_ = std::max(arrived_, header.number);
+      return;
+    case Kind::kRefuse: {
+      const auto why = static_cast<Status>(static_cast<int64_t>(header.number));
+      const bool known =
+          why == Status::kStale || why == Status::kOutOfRange || why == Status::kPermissionDenied;
+      return down(known ? why : Status::kProtocol);
+    }
+    case Kind::kAskBlob:
+      if (asked_.size() >= kMaxAsked) return down(Status::kProtocol);
+      asked_.push_back(header.number);
+      return;
+    case Kind::kBlob:
+      return take_key(header.number, data);
+  }
+  down(Status::kProtocol);
+}
+
+// Each comes once, and none before those that are long acknowledged.
+void UcxConnection::number_came(uint64_t number) noexcept {
+  if (!came_.insert(number)) down(Status::kProtocol);
+}
+
+void UcxConnection::take_record(const Header& header, std::span<const uint8_t> data) {
+  if (receives_.empty() || data.size() > receives_.front().length) return down(Status::kProtocol);
+  number_came(header.number);
+  if (down_) return;
+  const ReceiveRequest receive = receives_.front();
+  receives_.pop_front();
+  if (!data.empty()) std::memcpy(reinterpret_cast<void*>(receive.address), data.data(), data.size());
+  owner_.tell({receive.cookie, 0, number_, static_cast<uint32_t>(data.size()), Status::kOk,
+               CompletionKind::kReceive});
+}
+
+// The registration that `header` names, if the peer may move all of it.
+const UcxRegistered* UcxConnection::allowed(const Header& header, bool write, Status& why) const noexcept {
+  const UcxRegistered* registered = owner_.find(header.key);
+  why = Status::kStale;
+  if (registered == nullptr) return nullptr;
+  why = Status::kPermissionDenied;
+  if (!(write ? registered->writable : registered->readable)) return nullptr;
+  why = Status::kOutOfRange;
+  if (header.place < registered->address || header.place - registered->address > registered->bytes ||
+      header.length > registered->bytes - (header.place - registered->address))
+    return nullptr;
+  why = Status::kOk;
+  return registered;
+}
+
+void UcxConnection::take_write(const Header& header, std::span<const uint8_t> data) {
+  if (data.size() != header.length) return down(Status::kProtocol);
+  Status why = Status::kOk;
+  if (allowed(header, true, why) == nullptr) return refuse(why);
+  number_came(header.number);
+  if (!down_) copy_bytes(reinterpret_cast<void*>(header.place), data.data(), data.size());
+}
+
+void UcxConnection::take_read_data(const Header& header, std::span<const uint8_t> data) noexcept {
+  if (header.number == 0 || header.number > reads_.size()) return down(Status::kProtocol);
+  Read& read = reads_[header.number - 1];
+  if (!read.used || data.size() > read.length - read.arrived || header.place > read.length - data.size())
+    return down(Status::kProtocol);
+  copy_bytes(reinterpret_cast<void*>(read.local + header.place), data.data(), data.size());
+  read.arrived += static_cast<uint32_t>(data.size());
+}
+
+void UcxConnection::take_key(uint64_t key, std::span<const uint8_t> blob) {
+  const auto known = keys_.find(key);
+  if (known == keys_.end() || known->second.key != nullptr) return;
+  if (blob.empty()) return down(Status::kStale);  // it is not registered any more
+  if (blob.size() < 8 || blob.size() > kMaxBlobBytes) return down(Status::kProtocol);
+  std::vector<uint8_t> padded{blob.begin(), blob.end()};
+  padded.resize(blob.size() + 1024);  // UCX does not know the size
+  if (ucx_.ucp_ep_rkey_unpack(endpoint_, padded.data(), &known->second.key) != UCS_OK) {
+    known->second.key = nullptr;
+    down(Status::kProtocol);
+  }
+}
+
+}  // namespace towline::fabric
+
+#endif  // TOWLINE_HAVE_UCX

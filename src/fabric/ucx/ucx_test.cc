@@ -1,0 +1,136 @@
+// The domain `ucx` by itself, over UCX's tcp within this process: what a peer may reach is checked by its owner.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+#include <optional>
+
+#include "base/clock.h"
+#include "fabric/rails.h"
+
+namespace towline::fabric {
+namespace {
+
+constexpr std::size_t kBytes = 256 << 10;
+
+class UcxDomainTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#if defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "UCX has threads of its own, which ThreadSanitizer can't follow";
+#endif
+    mine = make_rail("ucx:tcp");
+    theirs = make_rail("ucx:tcp");
+    const auto here = mine->open(3);
+    const auto there = theirs->open(5);
+    mine->connect(3, there);
+    theirs->connect(5, here);
+    std::iota(from.begin(), from.end(), uint8_t{1});
+    source = mine->register_memory({.address = from.data(), .bytes = kBytes});
+  }
+  Registration share(bool readable, bool writable) {
+    return theirs->register_memory(
+        {.address = to.data(), .bytes = kBytes, .remote_read = readable, .remote_write = writable});
+  }
+  std::size_t post(RequestKind kind, const Registration& target, uint64_t offset, uint32_t bytes) {
+    const WorkRequest request{.cookie = 77,
+                              .local = reinterpret_cast<uint64_t>(from.data()),
+                              .remote = target.base + offset,
+                              .local_key = source.local_key,
+                              .remote_key = target.remote_key,
+                              .immediate = 0,
+                              .length = bytes,
+                              .kind = kind,
+                              .signalled = true};
+    return mine->post(3, &request, 1);
+  }
+  // What this side is told first.
+  std::optional<Completion> outcome() {
+    const uint64_t end_ns = monotonic_now_ns() + 20 * kSecondNs;
+    std::array<Completion, 8> told{};
+    while (monotonic_now_ns() < end_ns) {
+      (void)theirs->poll(told.data(), told.size());
+      if (mine->poll(told.data(), 1) != 0) return told[0];
+    }
+    return std::nullopt;
+  }
+  void expect_refused(Status why) {
+    const auto told = outcome();
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->kind, CompletionKind::kConnectionDown);
+    EXPECT_EQ(told->status, why);
+  }
+
+  std::vector<uint8_t> from = std::vector<uint8_t>(kBytes);
+  std::vector<uint8_t> to = std::vector<uint8_t>(kBytes);
+  std::unique_ptr<Domain> mine;  // go before the memory
+  std::unique_ptr<Domain> theirs;
+  Registration source;
+};
+
+TEST_F(UcxDomainTest, WritesAndReadsArriveWhole) {
+  const Registration target = share(true, true);
+  ASSERT_EQ(post(RequestKind::kWrite, target, 0, kBytes), 1u);
+  auto told = outcome();
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->kind, CompletionKind::kRequest);
+  EXPECT_EQ(told->status, Status::kOk);
+  EXPECT_EQ(to, from);
+  std::fill(from.begin(), from.end(), uint8_t{0});
+  ASSERT_EQ(post(RequestKind::kRead, target, 100, kBytes - 100), 1u);
+  told = outcome();
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->status, Status::kOk);
+  EXPECT_TRUE(std::equal(to.begin() + 100, to.end(), from.begin()));
+}
+
+TEST_F(UcxDomainTest, WritesBeyondTheRegistrationAreRefused) {
+  const Registration target = share(true, true);
+  ASSERT_EQ(post(RequestKind::kWrite, target, kBytes - 4, 8), 1u);
+  expect_refused(Status::kOutOfRange);
+  EXPECT_EQ(to, std::vector<uint8_t>(kBytes));
+}
+
+TEST_F(UcxDomainTest, ReadsBeforeTheRegistrationAreRefused) {
+  const Registration target = share(true, true);
+  ASSERT_EQ(post(RequestKind::kRead, target, uint64_t{0} - 8, 8), 1u);
+  expect_refused(Status::kOutOfRange);
+}
+
+TEST_F(UcxDomainTest, RightsAreKept) {
+  const Registration target = share(true, false);
+  ASSERT_EQ(post(RequestKind::kWrite, target, 0, 64), 1u);
+  expect_refused(Status::kPermissionDenied);
+  EXPECT_EQ(to, std::vector<uint8_t>(kBytes));
+}
+
+TEST_F(UcxDomainTest, WhatIsNotRegisteredAnyMoreIsStale) {
+  const Registration target = share(true, true);
+  theirs->deregister_memory(target);
+  ASSERT_EQ(post(RequestKind::kWrite, target, 0, 64), 1u);
+  expect_refused(Status::kStale);
+  EXPECT_EQ(to, std::vector<uint8_t>(kBytes));
+}
+
+// UCX has the pages in its hands until they are sent.
+TEST_F(UcxDomainTest, DeregisteringMemoryThatIsBeingReadEndsTheConnection) {
+  const Registration target = share(true, true);
+  ASSERT_EQ(post(RequestKind::kWrite, target, 0, 64), 1u);  // connects
+  ASSERT_TRUE(outcome());
+  std::array<Completion, 8> told{};
+  for (int i = 0; i < 400; ++i) {  // this side does not poll, so what it asked for gets stuck
+    (void)post(RequestKind::kRead, target, 0, kBytes);
+    (void)theirs->poll(told.data(), told.size());
+  }
+  theirs->deregister_memory(target);
+  const uint64_t end_ns = monotonic_now_ns() + 20 * kSecondNs;
+  bool down = false;
+  while (!down && monotonic_now_ns() < end_ns) {
+    const std::size_t count = theirs->poll(told.data(), told.size());
+    for (std::size_t i = 0; i < count; ++i) down = down || told[i].kind == CompletionKind::kConnectionDown;
+  }
+  EXPECT_TRUE(down);
+}
+
+}  // namespace
+}  // namespace towline::fabric
