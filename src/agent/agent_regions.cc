@@ -177,13 +177,10 @@ std::string Agent::peer_holding(uint64_t key) {
   return {};
 }
 
+// Their gates are closed. A transfer that was added since then has nothing of the region: it is retired, so
+// Post::prepare_part refuses it.
 bool Agent::release_transfers_of(uint64_t key) {
-  // Again: a transfer may have been made while the region was retired. None is added before all have been
-  // checked, so that none is released with its gate open.
   std::lock_guard lock(control_mutex_);
-  posts_.for_each([&](Post& post) {
-    if (post.local().uses_region(key)) post.close_gate(static_cast<int32_t>(Status::kStale));
-  });
   InUse::publish();
   bool clean = true;
   posts_.for_each([&](Post& post) {

@@ -170,9 +170,13 @@ Status Post::prepare_part(Part& part) {
       registrations.add(nullptr);
       continue;
     }
-    const bool known = agent().regions().look_at(
-        key, [&](const Region& region) { registrations.add(registration_of(region, *backend_)); });
-    if (!known) {  // the list is older than that
+    // A list may be older than the deregistration of its region, which still exists while it is being deregistered.
+    bool usable = false;
+    (void)agent().regions().look_at(key, [&](const Region& region) {
+      usable = !region.retired;
+      registrations.add(registration_of(region, *backend_));
+    });
+    if (!usable) {
       set_failure_text(fmt::format("this agent has deregistered the region with key {}", key));
       return Status::kStale;
     }

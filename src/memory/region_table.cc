@@ -113,6 +113,7 @@ bool RegionTable::retire(uint64_t key) noexcept {
   const uint64_t before = slot->state.fetch_and(~kPublished, std::memory_order_acq_rel);
   if ((before & kPublished) == 0) return false;
   TOWLINE_CHECK(index_.erase(key), "region {:#x} is published but not in the index", key);
+  slot->region->retired = true;
   return true;
 }
 

@@ -35,7 +35,7 @@ struct RegionRegistration {
 
 // A registered region. `ref`, `file` and the rest do not change once published, except `registrations`, which
 // belong to the agent: it fills them before publishing, adds to them by RegionTable::change when a backend is
-// added, and empties them between retiring and removing.
+// added, and empties them between retiring and removing; and `retired`, which belongs to the table.
 struct Region {
   towline_region_ref ref = {};
   SharedRange shared;                             // where peers can map it; file null: they can't
@@ -43,6 +43,7 @@ struct Region {
   std::shared_ptr<InPlaceShare> in_place;         // TOWLINE_REGION_SHARE: undone when the last region lets go
   std::vector<RegionRegistration> registrations;  // by the agent's number of the backend
   std::shared_ptr<void> storage;                  // what the agent keeps for a file or the like; null: memory
+  bool retired = false;                           // its registrations may be gone: nothing new may use them
 };
 
 // Files, devices and objects, whose addresses are offsets and not pointers.
