@@ -473,6 +473,28 @@ def functional(world) -> None:
     torch.testing.assert_close(several[1] + 0, 2 * sum(everyone))
 
 
+def compiled(world) -> None:
+    """torch's functional collectives in torch.compile: one graph, and what it gives without."""
+    import torch.distributed._functional_collectives as funcol
+
+    size, group = world.size(), dist.group.WORLD
+    mine = some(world.rank(), size * 2, 3)
+
+    def step(tensor):
+        total = funcol.all_reduce(tensor, "sum", group)
+        gathered = funcol.all_gather_tensor(total * 2, 0, group)
+        scattered = funcol.reduce_scatter_tensor(gathered, "avg", 0, group)
+        swapped = funcol.all_to_all_single(scattered, None, None, group)
+        told = funcol.broadcast(swapped, 1, group)
+        several = funcol.all_reduce_coalesced([told, total], "sum", group)
+        in_place = told.clone()
+        dist.all_reduce(in_place, group=group)
+        return gathered.sum(), several[0], several[1], in_place
+
+    plain = step(mine)
+    torch.testing.assert_close(torch.compile(step, fullgraph=True, backend="aot_eager")(mine), plain)
+
+
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -229,7 +229,7 @@ def test_what_is_not_here_says_so(comm):
             call()
     assert not RdmaTransport.supported() and not functional.is_torch_compile_supported_and_enabled()
     assert not functional.is_torch_compile_supported_and_enabled(min_version="2.12", _current_version="2.15")
-    with pytest.raises(NotImplementedError, match="torch.compile"):
+    with pytest.raises(NotImplementedError, match="TORCHCOMMS_PATCH_FOR_COMPILE"):
         functional.collectives
     window.tensor_deregister()
 

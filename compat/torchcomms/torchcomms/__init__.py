@@ -1,7 +1,5 @@
 """torchcomms' Python surface on Towline: docs/migrating-from-torchcomms.md says what is the same and what is better."""
 
-import os
-import warnings
 from datetime import timedelta
 from importlib.metadata import entry_points
 
@@ -33,5 +31,7 @@ import torch.distributed  # noqa: E402, F401  before any module of ours, since i
 from . import functional, hooks, objcol  # noqa: E402
 from ._comms import *  # noqa: E402, F403
 
-if os.environ.get("TORCHCOMMS_PATCH_FOR_COMPILE") == "1":
-    warnings.warn("TORCHCOMMS_PATCH_FOR_COMPILE does nothing: this package has no operations for torch.compile", stacklevel=2)
+if functional.is_torch_compile_supported_and_enabled():
+    from .functional import _operations
+
+    _operations.install()
