@@ -53,6 +53,9 @@ int32_t rewatch(void* context, uint32_t worker, int fd, uint32_t events, towline
 }
 void unwatch(void* context, uint32_t worker, int fd) { agent_of(context).workers()[worker]->unwatch(fd); }
 void wake(void* context, uint32_t worker) { agent_of(context).workers()[worker]->wake(); }
+uint32_t urgent_waits(void* context, uint32_t worker) {
+  return agent_of(context).workers()[worker]->urgent_waits() ? 1 : 0;
+}
 
 // One that a newer or older backend filled in, as this library knows it.
 template <class T>
@@ -183,7 +186,8 @@ towline_host_v1_t host_services() noexcept {
           refused,
           granted,
           landing,
-          pin_landing};
+          pin_landing,
+          urgent_waits};
 }
 
 }  // namespace towline

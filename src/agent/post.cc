@@ -295,6 +295,7 @@ Status Post::start_parts() noexcept {
       if (i == 0) return Status::kAgain;
       if (part.worker->drive() == 0 && !spin.again()) control_pause(agent(), 0);
     }
+    if (options_.urgent) part.worker->hurry();
   }
   for (uint32_t i = 0; i < part_count_; ++i) {
     if (i == 0) parts_[i].worker->drive();

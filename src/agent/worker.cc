@@ -233,6 +233,7 @@ uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
 
 uint32_t Worker::drain_queue() noexcept {
   uint32_t done = 0;
+  if (urgent_waits()) urgent_waits_.store(false, std::memory_order_relaxed);
   while (!queue_.looks_empty()) {
     std::optional<Part*> part = queue_.try_pop();
     if (!part) break;

@@ -78,6 +78,9 @@ class Worker {
   void maintain_soon() noexcept { maintenance_due_.store(true, std::memory_order_release); }
   // Any thread: queues work for the next holder of the lock. False if the queue is full.
   [[nodiscard]] bool enqueue(Part* part) noexcept;
+  // An urgent part was queued: what the holder of the lock copies for long stops soon.
+  void hurry() noexcept { urgent_waits_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool urgent_waits() const noexcept { return urgent_waits_.load(std::memory_order_relaxed); }
 
   // Everything below: under the lock.
   int32_t watch(int fd, uint32_t events, towline_ready_fn ready, void* argument, bool again) noexcept;
@@ -157,6 +160,7 @@ class Worker {
   alignas(kNoSharingBytes) std::atomic<uint32_t> park_word_{0};
   std::atomic<bool> stop_{false};
 
+  std::atomic<bool> urgent_waits_{false};  // in queue_
   BoundedQueue<Part*, Consumers::kOne> queue_;
   Poller poller_;
   EventFd wake_;  // new work: the next thread that polls drains it and does the work

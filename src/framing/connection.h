@@ -24,6 +24,10 @@
 //    all bytes are placed.
 //  - Striping: a part of one frame uses the least loaded lane; frames of a larger one use any lane that has
 //    room. Reads are requested over the lane with the fewest bytes outstanding.
+//  - Urgent parts: on the express lane if there is one, else before others on every lane. While urgent parts are
+//    about, bulk is moved in pieces of at most kPieceBytes, and the express lane is read and written between two
+//    of them; a ring stops after 16 KiB when something urgent waits. Each pass still moves a piece of bulk per
+//    lane and direction, so bulk never starves.
 //  - A message attached to a WRITE is sent inside its last frame if all its frames use one lane (always so for
 //    a small part, and on a connection with one lane): no extra round trip. The owner drops it if any frame
 //    of the part was refused. For a striped part, and for READ, it is held here until the data is known to be
@@ -42,6 +46,7 @@
 #include "framing/landing.h"
 #include "framing/lane.h"
 #include "framing/refusal_budget.h"
+#include "framing/wire.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/plugin/v1.h"
 
@@ -63,6 +68,7 @@ struct ConnectionOptions {
   uint32_t max_held_message_bytes = 1u << 20;  // attached messages kept until their data is placed
   uint32_t pass_bytes = 4u << 20;              // moved per lane and direction in one progress()
   bool checksum = false;                       // CRC-32C over every payload we send
+  uint32_t features = kFeatures;  // that the peer named in the handshake; it is sent nothing else
   // An incomplete frame breaks the connection if no byte of it arrives for this long, or if it arrives at
   // less than 16 KiB/s on average.
   uint64_t frame_timeout_ns = 20'000'000'000;
@@ -93,7 +99,12 @@ class Connection {
 
   // Adds a lane at any time while up; the first one carries plain messages. Control path: allocates.
   void add_lane(std::unique_ptr<Lane> lane);
+  // The express lane: urgent parts of up to a frame go there and nothing else does, so that they never lie behind bulk
+  // in a stream. At most one, after the first lane, where the peer has kFeatureExpress and adds its end too.
+  void add_express_lane(std::unique_ptr<Lane> lane);
   [[nodiscard]] std::size_t lane_count() const noexcept;
+  // This side or the peer has sent an urgent part: an express lane would be used.
+  [[nodiscard]] bool has_seen_urgent() const noexcept;
 
   // v1.h's data table. Imports are not used: the plan's remote regions contain the keys. `most_frame_bytes`: how much
   // the owner of GPU memory can land at a time; the default is for other memory. Fails, with the reason passed to the

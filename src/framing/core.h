@@ -4,6 +4,7 @@
 //   core_send.cc     making frames and writing them
 //   core_receive.cc  reading lanes and taking frames apart
 //   core_owner.cc    what the owner of memory does: place WRITEs, answer READs
+//   core_express.cc  the lane of urgent parts
 //   core_payload.cc  payload that goes on a flow of its own (payload_flow.h)
 //   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
 #pragma once
@@ -33,7 +34,8 @@ class ConnectionCore {
   ~ConnectionCore();
 
   // As in Connection.
-  void add_lane(std::unique_ptr<Lane> lane);
+  LaneState& add_lane(std::unique_ptr<Lane> lane);
+  void add_express_lane(std::unique_ptr<Lane> lane);
   int32_t submit(const Prepared& prepared, const towline_submit_args& args) noexcept;
   int32_t send(const void* message, std::size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
@@ -69,6 +71,10 @@ class ConnectionCore {
   [[nodiscard]] towline_part_result result_of(const Part& part) const noexcept;
 
   // core_send.cc
+  [[nodiscard]] std::size_t bulk_lanes() const noexcept {
+    return lanes_.size() - (express_ != nullptr ? 1 : 0);
+  }
+  [[nodiscard]] bool fits_express(const Part& part) const noexcept;
   LaneState& least_loaded() noexcept;
   LaneState& least_read_from() noexcept;
   [[nodiscard]] static uint32_t padding(const LaneState& lane, std::size_t preamble,
@@ -88,6 +94,7 @@ class ConnectionCore {
   [[nodiscard]] bool may_read(const PartList& reading, std::size_t kept_requests) const noexcept;
   [[nodiscard]] bool can_open(const LaneState& lane) const noexcept;
   void open_frame(LaneState& lane) noexcept;
+  void open_express_frame(LaneState& lane) noexcept;
   bool open_write(LaneState& lane, PartList& from) noexcept;
   void track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept;
   void finish_frame_out(LaneState& lane) noexcept;
@@ -95,6 +102,8 @@ class ConnectionCore {
   bool flush_step(LaneState& lane, std::size_t& budget) noexcept;
   bool flush_stream(LaneState& lane, std::size_t& budget) noexcept;
   void flush_inline(LaneState& lane) noexcept;
+  [[nodiscard]] std::size_t pass_bytes(const LaneState& lane) const noexcept;
+  [[nodiscard]] std::size_t piece_bytes(const LaneState& lane) const noexcept;
   uint32_t flush_lanes() noexcept;
   [[nodiscard]] bool has_output(const LaneState& lane) const noexcept;
   [[nodiscard]] bool has_work() const noexcept;
@@ -115,6 +124,7 @@ class ConnectionCore {
   // core_receive.cc
   uint32_t read_lane(LaneState& lane) noexcept;
   IoResult fill(LaneState& lane, std::size_t& asked) noexcept;
+  IoResult fill_piece(LaneState& lane, std::size_t& asked) noexcept;
   void account(Input& in, std::size_t bytes) noexcept;
   void take_apart(LaneState& lane) noexcept;
   bool begin_frame(LaneState& lane) noexcept;
@@ -174,6 +184,11 @@ class ConnectionCore {
 
   // connection.cc
   void watch_frames(LaneState& lane, uint64_t now_ns) noexcept;
+  uint32_t attend(LaneState& lane, uint64_t now_ns) noexcept;
+  uint32_t attend_express(uint64_t now_ns) noexcept;
+  void express_ended() noexcept;
+  void note_urgent() noexcept { urgent_seen_ = urgent_noted_ = true; }
+  [[nodiscard]] bool urgent_waits() const noexcept;
   void break_lane(LaneState& lane, const IoResult& result, const char* doing) noexcept;
   void release_everything() noexcept;
 
@@ -182,6 +197,14 @@ class ConnectionCore {
   const ConnectionOptions options_;
   ConnectionStatistics statistics_;
   std::vector<std::unique_ptr<LaneState>> lanes_;
+  LaneState* express_ = nullptr;  // one of them, never the first
+  std::size_t first_turn_ = 0;    // index of the lane that is served first in this pass
+  bool urgent_seen_ = false;      // since the connection came up,
+  bool urgent_noted_ = false;     // and since the last pass
+  bool attentive_ = false;        // urgent parts came lately
+  uint64_t attentive_until_ns_ = 0;
+  uint32_t quiet_passes_ = 0;
+  uint64_t express_end_ns_ = kNoDeadline;  // until when the other lanes may go on after the peer closed it
   PartTable parts_;
   PartList urgent_;  // WRITEs that any lane takes frames of, before others
   PartList urgent_reading_;

@@ -26,6 +26,7 @@ int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_ar
   part->state = PartState::kProducing;
   part->is_read = prepared.op == TOWLINE_READ;
   part->urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
+  if (part->urgent) note_urgent();
   part->cookie = args.cookie;
   part->begin = args.begin;
   part->end = args.end;
@@ -43,8 +44,8 @@ int32_t ConnectionCore::submit_nothing(const towline_submit_args& args) noexcept
 }
 
 int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args) noexcept {
-  LaneState& lane = least_loaded();
   const bool direct = !part.prepared->lands;
+  LaneState& lane = fits_express(part) ? *express_ : least_loaded();
   if (part.bytes() <= options_.small_bytes && direct && !part.prepared->mixed &&
       write_small(part, lane, args))
     return code(Status::kInProgress);
@@ -57,13 +58,13 @@ int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args)
     pump_gathers();
     return code(Status::kInProgress);
   }
-  if (part.urgent) {
+  if (part.urgent && !lane.express) {
     urgent_.push(part);
     if (part.bytes() <= kInlineFrameBytes) flush_inline(lane);
   } else if (part.bytes() <= lane.frame_bytes) {
     lane.out.short_parts.push(part);
     if (part.bytes() <= kInlineFrameBytes) flush_inline(lane);
-  } else if (lanes_.size() == 1) {
+  } else if (bulk_lanes() == 1) {
     part.chained = true;
     lane.out.long_parts.push(part);
   } else {
@@ -108,6 +109,7 @@ bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_subm
   header.message_bytes = static_cast<uint32_t>(args.message_bytes);
   header.part = part.wire_id();
   header.offset = part.begin;
+  if (part.urgent && (options_.features & kFeatureUrgent) != 0) header.flags |= kFlagUrgent;
   add_checksum(header, {pieces.data() + 1, used - 1});
   encode_header(header, preamble);
   pieces[0] = {preamble, preamble_bytes(header)};
@@ -181,7 +183,8 @@ void ConnectionCore::settle(Part& part) noexcept {
 }
 
 bool ConnectionCore::send_held_message(Part& part) noexcept {
-  if (!emit_message(*lanes_.front(), part.message.data(), part.message.size())) return false;
+  LaneState& lane = part.urgent && express_ != nullptr ? *express_ : *lanes_.front();
+  if (!emit_message(lane, part.message.data(), part.message.size())) return false;
   part.message_sent = true;
   end_part(part);
   return true;
@@ -246,7 +249,7 @@ towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
   // be anywhere.
   uint64_t settled = part.begin;
   if (part.outstanding == 0) settled += part.produced;
-  if (part.outstanding != 0 && lanes_.size() == 1) settled += part.confirmed;
+  if (part.outstanding != 0 && (part.chained || lanes_.size() == 1)) settled += part.confirmed;
   result.failed_begin = settled;
   result.failed_end = part.end;
   if (part.failed_bytes != 0) {

@@ -7,7 +7,8 @@ namespace towline::framing {
 // A checksum would have to see bytes that lie where no processor reads them: such payload goes with its header.
 bool ConnectionCore::goes_apart(LaneState& lane, std::size_t bytes) const noexcept {
   const PayloadFlow* const flow = lane.lane->payload_flow();
-  return flow != nullptr && flow->open() && bytes >= flow->least_bytes() && !options_.checksum;
+  return flow != nullptr && flow->open() && bytes >= flow->least_bytes() && !options_.checksum &&
+         (options_.features & kFeatureApart) != 0;
 }
 
 // Is there room for the header of a WRITE of this part that goes apart?

@@ -21,8 +21,8 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
   uint32_t work = 0;
   uint32_t looks = kLooks;
   if (lane.in.stalled && !retry_stalled(lane)) return 0;
-  std::size_t budget = options_.pass_bytes;
-  while (!down_ && budget != 0) {
+  std::size_t budget = pass_bytes(lane);
+  while (!down_ && budget != 0 && !(lane.express && express_end_ns_ != kNoDeadline)) {
     if (lane.in.state == InputState::kHeader && lane.lane->looks_empty()) break;
     std::size_t asked = 0;
     const IoResult result = fill(lane, asked);
@@ -33,6 +33,10 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
         break;
       continue;
     }
+    if (result.status == Status::kClosed && lane.express) {
+      express_ended();
+      break;
+    }
     if (result.status != Status::kOk) {
       break_lane(lane, result, "reading");
       break;
@@ -41,7 +45,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
     statistics_.bytes_received += result.bytes;
     budget -= std::min(budget, result.bytes);
     take_apart(lane);
-    if (lane.in.stalled) break;
+    if (lane.in.stalled || (!lane.express && urgent_waits())) break;
     // The lane is empty. If polling is cheap, or more must follow, some bytes may have arrived meanwhile.
     const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
     if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
@@ -87,6 +91,8 @@ IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
     in.begin = 0;
     in.end = have;
   }
+  if (in.state == InputState::kPayload && in.target.bytes() > piece_bytes(lane))
+    return fill_piece(lane, asked);
   const iovec space = {in.staging.get() + in.end, std::min(wanted, kStagingBytes - in.end)};
   const std::size_t target_bytes = in.state == InputState::kPayload ? in.target.bytes() : 0;
   asked = target_bytes + space.iov_len;
@@ -161,6 +167,7 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
   if (const char* wrong = check_preamble(data, in.header)) return protocol_error(lane, wrong);
   if (in.header.sequence != in.received) return protocol_error(lane, "frame out of sequence");
   if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
+  if ((in.header.flags & kFlagUrgent) != 0) note_urgent();
   in.begin += preamble;
   in.expected_preamble = preamble;
   in.needed = kHeaderBytes;
@@ -185,6 +192,10 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
     case FrameType::kAck:
       return count_frame(lane);
     case FrameType::kBye:
+      if (lane.express) {
+        express_ended();
+        return false;
+      }
       break;
   }
   fail(Status::kPeerLost, "the peer said goodbye");

@@ -26,6 +26,7 @@ constexpr std::size_t kRequestsKept = 4;  // for urgent READs
 LaneState& ConnectionCore::least_loaded() noexcept {
   LaneState* best = lanes_.front().get();
   for (const auto& lane : lanes_) {
+    if (lane->express) continue;
     if (lane->out.unacked_bytes + lane->out.queue.size() < best->out.unacked_bytes + best->out.queue.size())
       best = lane.get();
   }
@@ -35,7 +36,7 @@ LaneState& ConnectionCore::least_loaded() noexcept {
 LaneState& ConnectionCore::least_read_from() noexcept {
   LaneState* best = lanes_.front().get();
   for (const auto& lane : lanes_)
-    if (lane->in.read_bytes < best->in.read_bytes) best = lane.get();
+    if (!lane->express && lane->in.read_bytes < best->in.read_bytes) best = lane.get();
   return *best;
 }
 
@@ -169,7 +170,7 @@ void ConnectionCore::emit_counts(LaneState& lane) noexcept {
 bool ConnectionCore::may_read(const PartList& reading, std::size_t kept_requests) const noexcept {
   if (reading.empty() || free_requests_.size() <= kept_requests) return false;
   const Part& part = *reading.front();
-  return read_bytes_ < options_.most_read_bytes || part.bytes() <= options_.small_bytes;
+  return read_bytes_ < options_.most_read_bytes || part.bytes() <= options_.small_bytes || fits_express(part);
 }
 
 bool ConnectionCore::reads_possible() const noexcept {
@@ -191,7 +192,8 @@ PartList* ConnectionCore::next_reading() noexcept {
 uint32_t ConnectionCore::pump_reads() noexcept {
   uint32_t made = 0;
   while (PartList* const reading = next_reading()) {
-    if (!request_read(*reading->front(), least_read_from())) break;
+    Part& part = *reading->front();
+    if (!request_read(part, fits_express(part) ? *express_ : least_read_from())) break;
     ++made;
   }
   return made;
@@ -233,9 +235,9 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   header.part = part.wire_id();
   header.offset = offset;
   header.extent = length;
-  if (part.urgent) header.flags |= kFlagUrgent;
+  if (part.urgent && (options_.features & kFeatureUrgent) != 0) header.flags |= kFlagUrgent;
   if (const PayloadFlow* flow = lane.lane->payload_flow(); flow != nullptr && flow->open())
-    header.flags |= kFlagApart;
+    if ((options_.features & kFeatureApart) != 0) header.flags |= kFlagApart;
   describe_segments({segments_.data(), count}, part.regions, scratch_preamble_.get());
   encode_header(header, scratch_preamble_.get());
   const iovec piece = {scratch_preamble_.get(), bytes};
@@ -247,6 +249,7 @@ bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
   if (out.sent.size() >= options_.most_uncounted_frames) return false;
+  if (lane.express) return !out.short_parts.empty() || !urgent_.empty();
   return !urgent_.empty() || !out.short_parts.empty() || !out.long_parts.empty() || !striped_.empty() ||
          opens_gathered(lane);
 }
@@ -254,6 +257,7 @@ bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
 // The next large frame, from the sources in turn.
 void ConnectionCore::open_frame(LaneState& lane) noexcept {
   Output& out = lane.out;
+  if (lane.express) return open_express_frame(lane);
   if (out.urgent_frames < kMostUrgent && open_write(lane, urgent_)) {
     out.frame_open = true;
     ++out.urgent_frames;
@@ -297,6 +301,7 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
 
   FrameHeader header = new_header(lane, FrameType::kWrite);
   if (part.chained && !only) header.flags |= kFlagChained;
+  if (part.urgent && (options_.features & kFeatureUrgent) != 0) header.flags |= kFlagUrgent;
   header.segment_count = static_cast<uint16_t>(count);
   header.payload_bytes = static_cast<uint32_t>(bytes);
   const bool apart = goes_apart(lane, bytes);
@@ -357,6 +362,11 @@ bool ConnectionCore::flush_stream(LaneState& lane, std::size_t& budget) noexcept
     offered = 0;
     for (std::size_t i = 0; i < count; ++i) offered += head[i].iov_len;
     result = lane.lane->write({head.data(), count});
+  } else if (with_frame && ahead == 0 && out.frame.bytes() > piece_bytes(lane)) {
+    const std::size_t count = out.frame.head(piece_bytes(lane), lane.pieces());
+    offered = 0;
+    for (std::size_t i = 0; i < count; ++i) offered += lane.pieces()[i].iov_len;
+    result = lane.lane->write(lane.pieces().first(count));
   } else {
     result = lane.lane->write(with_frame ? out.frame.with_front(queued) : queued);
   }
@@ -401,14 +411,15 @@ void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
 // Lanes take turns, a frame each, so that striped parts spread.
 uint32_t ConnectionCore::flush_lanes() noexcept {
   uint32_t work = 0;
-  std::size_t budget = options_.pass_bytes;
+  std::size_t budget = pass_bytes(*lanes_.front());
   for (bool moved = true; moved && budget != 0;) {
     moved = false;
-    for (const auto& lane : lanes_) {
-      if (!flush_step(*lane, budget)) continue;
+    for (std::size_t i = 0; i < lanes_.size() && budget != 0; ++i) {
+      if (!flush_step(*lanes_[(first_turn_ + i) % lanes_.size()], budget)) continue;
       moved = true;
       ++work;
     }
+    if (urgent_waits()) break;  // each lane has had a turn
   }
   return work;
 }

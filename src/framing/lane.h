@@ -46,6 +46,12 @@ struct IoResult {
 
 class PayloadFlow;
 
+// Asked between two steps of a long copy, whether something waits that is worth stopping for.
+struct Interrupt {
+  bool (*asked)(const void* context) noexcept = nullptr;
+  const void* context = nullptr;
+};
+
 class Lane {
  public:
   // Hints to the engine; they change speed, never meaning.
@@ -71,6 +77,11 @@ class Lane {
 
   // True if read() would find nothing, if checking is cheaper than reading. A hint: false if unknown.
   [[nodiscard]] virtual bool looks_empty() const noexcept { return false; }
+
+  // True if bytes or a count wait to be read, if looking is cheap; else false.
+  [[nodiscard]] virtual bool has_news() const noexcept { return false; }
+  // From now on a read or write that copies for long stops after a step when asked to. A hint.
+  virtual void stop_when(Interrupt) noexcept {}
 
   // Polls for a while, far less than a microsecond, if polling is cheap.
   virtual void look_longer() const noexcept {}

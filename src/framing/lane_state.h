@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
@@ -206,9 +208,15 @@ struct LaneState {
   Lane::Traits traits;
   uint32_t frame_bytes;  // of this lane, by its hint and the options
   uint32_t index = 0;
+  bool express = false;
   Output out;
   Input in;
   IoResult broken;  // not kOk: a write failed, and the next progress() fails the connection
+
+  // Scratch for one call: as many pieces as it needs of a large frame.
+  static constexpr std::size_t kMostPieces = 256;
+  [[nodiscard]] std::span<iovec> pieces() noexcept { return scratch; }
+  std::array<iovec, kMostPieces> scratch;
 
   // The count that may be told now: NACKs come first.
   [[nodiscard]] uint32_t count() const noexcept {

@@ -26,7 +26,7 @@ constexpr std::size_t kPublishesPerRing = 8;  // by the reader, of freed space
 constexpr uint32_t kLooksLonger = 160;        // polls of look_longer(), a tenth of a microsecond
 
 // Copies between a run of pieces and the (at most two) regions of a ring, and says so through publish(bytes)
-// after `step` bytes, then at longer and longer steps; returns the bytes copied.
+// after `step` bytes, then at longer and longer steps; returns the bytes copied. Ends early where publish answers true.
 template <class Byte, class Copy, class Publish, class Finish>
 std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>& regions, std::size_t step,
                          Copy copy, Publish publish, Finish finish) noexcept {
@@ -53,8 +53,8 @@ std::size_t copy_through(std::span<const iovec> pieces, const RingRegions<Byte>&
       unpublished += here;
       region = region.subspan(here);
       if (unpublished == step) {
-        publish(std::exchange(unpublished, 0));
         step = kPublishBytes;
+        if (publish(std::exchange(unpublished, 0))) return total;
       }
     }
   }
@@ -97,6 +97,9 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
         // Without a fence, which waits for the copy: a reader that falls asleep just now is woken at the end.
         producer_.commit(n);
         if (producer_.consumer_looks_asleep() && producer_.take_consumer_asleep()) wake_peer();
+        if (!must_stop()) return false;
+        if (producer_.take_consumer_asleep()) wake_peer();
+        return true;
       },
       [this](std::size_t n) {
         if (n != 0) producer_.commit(n);
@@ -125,7 +128,11 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
   };
   const std::size_t bytes = copy_through(
       pieces, regions, kPublishBytes,
-      [](uint8_t* data, const uint8_t* ring, std::size_t n) { copy_bytes(data, ring, n); }, give_back,
+      [](uint8_t* data, const uint8_t* ring, std::size_t n) { copy_bytes(data, ring, n); },
+      [&](std::size_t n) {
+        give_back(n);
+        return must_stop();
+      },
       give_back);
   // Prefetches the bytes after the requested ones: they arrive while those are handled.
   consumer_.expect_read(kMostExpected);

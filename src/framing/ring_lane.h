@@ -60,6 +60,10 @@ class RingLane final : public Lane {
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] bool looks_empty() const noexcept override;
+  [[nodiscard]] bool has_news() const noexcept override {
+    return !closed_ && (!consumer_.looks_empty() || consumer_.told() != last_told_);
+  }
+  void stop_when(Interrupt interrupt) noexcept override { interrupt_ = interrupt; }
   void look_longer() const noexcept override;
   [[nodiscard]] bool tell_count(uint32_t count) noexcept override;
   [[nodiscard]] std::optional<uint32_t> told_count() noexcept override;
@@ -75,6 +79,9 @@ class RingLane final : public Lane {
     if (wake_peer_.wake != nullptr) wake_peer_.wake(wake_peer_.context);
   }
 
+  [[nodiscard]] bool must_stop() const noexcept {
+    return interrupt_.asked != nullptr && interrupt_.asked(interrupt_.context);
+  }
   void expect_next_write() const noexcept;
 
   RingHeader* outgoing_;
@@ -83,6 +90,7 @@ class RingLane final : public Lane {
   SpscConsumer consumer_;
   WakeHook wake_peer_;
   std::string description_;
+  Interrupt interrupt_;
   std::size_t last_written_ = 0;
   uint32_t last_told_ = 0;  // by the peer
   bool looks_for_counts_ = false;

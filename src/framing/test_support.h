@@ -45,6 +45,7 @@ class FakeHost {
     table_.log = [](void*, int32_t, const char*) {};
     table_.fail = [](void*, const char*) {};
     table_.wake = [](void* c, uint32_t) { ++self(c).wakes; };
+    table_.urgent_waits = [](void* c, uint32_t) { return self(c).urgent_waits ? 1u : 0u; };
     table_.served = [](void*, void*, uint32_t, uint64_t) {};
     table_.heard = [](void*, void*) {};
     table_.granted = [](void*, void*, uint64_t) {};
@@ -114,6 +115,7 @@ class FakeHost {
   uint64_t completions = 0;
   uint64_t twice = 0;  // completions of a cookie that had one
   bool keep_results = true;
+  bool urgent_waits = false;
   std::function<void(std::string_view)> on_message;
   std::function<void(uint64_t, const towline_part_result&)> on_complete;
   uint64_t message_count = 0;

@@ -6,7 +6,7 @@ namespace {
 constexpr uint16_t allowed_flags(FrameType type) noexcept {
   switch (type) {
     case FrameType::kWrite:
-      return kFlagChained | kFlagChecksum | kFlagApart;
+      return kFlagChained | kFlagChecksum | kFlagUrgent | kFlagApart;
     case FrameType::kRead:
       return kFlagUrgent | kFlagApart;
     case FrameType::kData:

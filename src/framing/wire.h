@@ -23,7 +23,8 @@
 // before it has been handled.
 //
 // Versions: both ends of a lane use the same one (the transports' handshakes carry it); a header of another
-// version is refused.
+// version is refused. Abilities that came after version 2 are features: each end tells its own in the transport's
+// handshake, and is never sent what it did not name.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +41,13 @@ namespace towline::framing {
 
 inline constexpr uint16_t kMagic = 0x5754;  // "TW"
 inline constexpr uint8_t kWireVersion = 2;
+
+enum : uint32_t {             // what an end understands
+  kFeatureUrgent = 1u << 0,   // kFlagUrgent
+  kFeatureApart = 1u << 1,    // kFlagApart
+  kFeatureExpress = 1u << 2,  // one more lane for urgent parts alone
+};
+inline constexpr uint32_t kFeatures = kFeatureUrgent | kFeatureApart | kFeatureExpress;  // of this release
 
 // Limits that both ends hold each other to.
 inline constexpr uint32_t kMaxSegments = 1000;  // of a frame; with header and message within one writev
@@ -64,7 +72,8 @@ enum : uint16_t {
   kFlagChained =
       1,  // WRITE: one of several frames of a part that all use this lane, with no other such part between
   kFlagChecksum = 2,  // payload_crc holds the CRC-32C of payload and message
-  kFlagUrgent = 4,    // READ: to be answered before requests without it, as far as the owner likes
+  kFlagUrgent = 4,    // READ: to be answered before requests without it, as far as the owner likes;
+                      // WRITE: of an urgent part
   kFlagApart = 8,     // WRITE, DATA: the payload comes on the lane's payload flow; READ: its answers may
 };
 

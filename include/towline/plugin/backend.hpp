@@ -70,6 +70,9 @@ class Host {
     return table_.rewatch(table_.context, worker, fd, events, ready, argument);
   }
   void unwatch(uint32_t worker, int fd) const { table_.unwatch(table_.context, worker, fd); }
+  [[nodiscard]] bool urgent_waits(uint32_t worker) const noexcept {
+    return table_.urgent_waits != nullptr && table_.urgent_waits(table_.context, worker) != 0;
+  }
   void wake(uint32_t worker) const { table_.wake(table_.context, worker); }
   void complete(uint64_t cookie, const towline_part_result& result) const {
     table_.complete(table_.context, cookie, &result);

@@ -151,6 +151,9 @@ typedef struct towline_host_v1_t {
   // `device`: the GPU's ordinal.
   int32_t (*pin_landing)(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint32_t access,
                          uint64_t* device, void** pin);
+  // Non-zero: an urgent submit waits for this worker's lock. A backend that copies for long returns from progress soon.
+  // Cheap: to be asked every few microseconds.
+  uint32_t (*urgent_waits)(void* context, uint32_t worker);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 

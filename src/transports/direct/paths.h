@@ -34,6 +34,9 @@ class Paths {
   uint32_t run_framed(uint64_t now_ns) noexcept;
   // The engine stands on the stack: the connection must not end now.
   [[nodiscard]] bool in_framed() const noexcept { return in_framed_; }
+  // Once open.
+  [[nodiscard]] framing::Connection& framed() noexcept { return *framed_; }
+  [[nodiscard]] const framing::Connection& framed() const noexcept { return *framed_; }
   // It has ended the connection, and told the core so.
   [[nodiscard]] bool framed_down() const noexcept { return framed_->down(); }
   uint32_t run_jobs() noexcept { return jobs_.progress(); }

@@ -65,16 +65,22 @@ void Connection::start_engine() {
   options.worker = worker_;
   options.connection = handle(this);
   auto framed = std::make_unique<framing::Connection>(host(), peer_, options);
+  framed->add_lane(make_lane(ends_->outgoing(side_), ends_->incoming(side_), "ring in this process"));
+  framed->add_express_lane(make_lane(ends_->outgoing_express(side_), ends_->outgoing_express(1 - side_),
+                                     "express ring in this process"));
+  paths_.open(std::move(framed));
+  state_ = State::kUp;
+}
+
+std::unique_ptr<framing::Lane> Connection::make_lane(framing::RingView outgoing, framing::RingView incoming,
+                                                     const char* what) {
   std::unique_ptr<framing::Lane> lane = std::make_unique<framing::RingLane>(
-      ends_->outgoing(side_), ends_->incoming(side_),
-      framing::RingLane::WakeHook{&Connection::wake_peer, this}, "ring in this process");
+      outgoing, incoming, framing::RingLane::WakeHook{&Connection::wake_peer, this}, what);
   if (const framing::FaultOptions faults = backend_.next_faults(); faults.any())
     lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
   if (const Network* const network = current_network(); network != nullptr)
     lane = across_network(std::move(lane), network, ends_->incarnation(side_), ends_->incarnation(1 - side_));
-  framed->add_lane(std::move(lane));
-  paths_.open(std::move(framed));
-  state_ = State::kUp;
+  return lane;
 }
 
 void Connection::wake_peer(void* self) noexcept {

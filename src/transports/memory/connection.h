@@ -77,6 +77,8 @@ class Connection {
 
   static void wake_peer(void* self) noexcept;
   void start_engine();
+  std::unique_ptr<framing::Lane> make_lane(framing::RingView outgoing, framing::RingView incoming,
+                                           const char* what);
   uint32_t wait_for_answer(uint64_t now_ns) noexcept;
   uint32_t run_framed(uint64_t now_ns) noexcept;
   uint32_t read_letters() noexcept;

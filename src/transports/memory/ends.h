@@ -36,6 +36,7 @@ struct Letter {
 
 class Ends {
  public:
+  static constexpr uint32_t kExpressRingBytes = 64u << 10;
   enum class Answer { kNone, kAccepted, kRefused };
 
   // The incarnations of the connector and of the agent that it calls. Throws Error.
@@ -44,7 +45,7 @@ class Ends {
         id_(Id::random().lo),
         incarnations_{{connector[0], connector[1]}, {acceptor[0], acceptor[1]}} {
     constexpr std::align_val_t kAlignment{kNoSharingBytes};
-    const size_t bytes = 2 * framing::ring_bytes(ring_bytes);
+    const size_t bytes = 2 * (framing::ring_bytes(ring_bytes) + framing::ring_bytes(kExpressRingBytes));
     memory_.reset(static_cast<uint8_t*>(::operator new(bytes, kAlignment)));
     std::memset(memory_.get(), 0, bytes);
   }
@@ -57,6 +58,11 @@ class Ends {
     return framing::ring_view(memory_.get() + side * framing::ring_bytes(ring_bytes_), ring_bytes_);
   }
   [[nodiscard]] framing::RingView incoming(uint32_t side) const noexcept { return outgoing(1 - side); }
+  // Behind them, those of urgent parts.
+  [[nodiscard]] framing::RingView outgoing_express(uint32_t side) const noexcept {
+    uint8_t* const begin = memory_.get() + 2 * framing::ring_bytes(ring_bytes_);
+    return framing::ring_view(begin + side * framing::ring_bytes(kExpressRingBytes), kExpressRingBytes);
+  }
 
   // The end `side` is here, on this worker; wake() of the other end reaches it until it closes.
   void attach(uint32_t side, const plugin::Host& host, uint32_t worker) {

@@ -342,12 +342,13 @@ class TestPlan {
     const towline_prepare_args args = {sizeof args, &plan_, &registration_, imports_.data(), op_, 0};
     return static_cast<Status>(agent_.data().prepare(link.connection, &args, &prepared));
   }
-  Status submit(uint64_t cookie, const std::string& message = {}) {
-    return submit_range(cookie, 0, bytes_, message);
+  Status submit(uint64_t cookie, const std::string& message = {}, uint32_t flags = 0) {
+    return submit_range(cookie, 0, bytes_, message, flags);
   }
-  Status submit_range(uint64_t cookie, uint64_t begin, uint64_t end, const std::string& message = {}) {
+  Status submit_range(uint64_t cookie, uint64_t begin, uint64_t end, const std::string& message = {},
+                      uint32_t flags = 0) {
     const towline_submit_args args = {sizeof args,    cookie, begin, end,    message.data(),
-                                      message.size(), 0,      0,     nullptr};
+                                      message.size(), flags,  0,     nullptr};
     return static_cast<Status>(agent_.data().submit(prepared, &args));
   }
   void release() {

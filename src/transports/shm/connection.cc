@@ -107,6 +107,8 @@ void Connection::on_welcome(Packet& packet) {
     return fail(Status::kProtocol, "shm: the peer's welcome makes no sense");
   if (!std::equal(std::begin(welcome->incarnation), std::end(welcome->incarnation), identity_.incarnation))
     return fail(Status::kPeerRestarted, "shm: another agent answered under the peer's name");
+  features_ = welcome->features & framing::kFeatures;
+  connector_side_ = true;
   try {
     meet(identity_, welcome->proof);
     start_engine();
@@ -129,6 +131,7 @@ bool Connection::accept(Greeted greeted) {
   id_ = greeted.hello.connection;
   std::copy(std::begin(identity.incarnation), std::end(identity.incarnation), identity_.incarnation);
   ring_.emplace(RingMemory::adopt(greeted.memory.get(), greeted.hello.ring_bytes));
+  features_ = greeted.hello.features & framing::kFeatures;
   socket_.open(std::move(greeted.socket));
   meet(identity, greeted.hello.proof);
   if (const int32_t status = host().accepted(worker_, handle(this), identity, &peer_); status < 0) {
@@ -140,6 +143,7 @@ bool Connection::accept(Greeted greeted) {
     std::copy_n(host().self().incarnation, 2, welcome.incarnation);
     welcome.worker = worker_;
     welcome.proof = own_proof();
+    welcome.features = features_;
     const std::vector<uint8_t> packet = encode(welcome);
     start_engine();
     state_ = State::kUp;
@@ -175,12 +179,51 @@ void Connection::start_engine() {
   framing::ConnectionOptions options;
   options.worker = worker_;
   options.connection = handle(this);
+  options.features = features_;
   auto framed = std::make_unique<framing::Connection>(host(), peer_, options);
-  framed->add_lane(std::make_unique<framing::RingLane>(
-      ring_->outgoing(), ring_->incoming(), framing::RingLane::WakeHook{&Connection::wake_peer, this},
-      fmt::format("ring in shared memory, peer's pid {}", process_.pid)));
+  framed->add_lane(make_lane(*ring_, "ring"));
   paths_.open(std::move(framed));
   direct_.open(process_.pid, socket_.fd(), process_watched_ ? process_.pidfd.get() : -1);
+}
+
+std::unique_ptr<framing::Lane> Connection::make_lane(const RingMemory& ring, const char* what) {
+  return std::make_unique<framing::RingLane>(
+      ring.outgoing(), ring.incoming(), framing::RingLane::WakeHook{&Connection::wake_peer, this},
+      fmt::format("{} in shared memory, peer's pid {}", what, process_.pid));
+}
+
+// Once urgent parts are about. The connector makes the rings; the acceptor's urgent parts tell it so.
+void Connection::offer_express() noexcept {
+  express_tried_ = true;
+  try {
+    UniqueFd memory;
+    express_ring_.emplace(RingMemory::create(kExpressRingBytes, memory));
+    auto lane = make_lane(*express_ring_, "express ring");
+    const int fd = memory.get();
+    if (socket_.send(encode_bare(PacketType::kExpress), {&fd, 1}) == Status::kOk)
+      paths_.framed().add_express_lane(std::move(lane));
+  } catch (const std::exception& error) {
+    host().log(
+        2, ShortText("shm: no express rings for the connection to pid {}: {}", process_.pid, error.what()));
+  }
+}
+
+bool Connection::wants_express() const noexcept {
+  return connector_side_ && !express_tried_ && (features_ & framing::kFeatureExpress) != 0 &&
+         paths_.framed().has_seen_urgent();
+}
+
+void Connection::on_express(Packet& packet) {
+  if (connector_side_ || express_tried_ || packet.fd_count == 0 || state_ != State::kUp)
+    return fail(Status::kProtocol,
+                "shm: the peer offered express rings out of turn, or without their memory");
+  express_tried_ = true;
+  try {
+    express_ring_.emplace(RingMemory::adopt(packet.fds[0].get(), kExpressRingBytes));
+    paths_.framed().add_express_lane(make_lane(*express_ring_, "express ring"));
+  } catch (const std::exception& error) {
+    fail(Status::kProtocol, error.what());  // the peer uses them already
+  }
 }
 
 // A peer that has no room for it has packets to wake up for.
@@ -246,6 +289,8 @@ void Connection::on_packet(Packet& packet) {
       break;
     case PacketType::kGoodbye:
       return peer_gone("it said goodbye");
+    case PacketType::kExpress:
+      return on_express(packet);
     case PacketType::kWake:
     case PacketType::kHello:
       break;
@@ -316,6 +361,7 @@ uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
 uint32_t Connection::progress(uint64_t now_ns) noexcept {
   switch (state_) {
     case State::kUp: {
+      if (wants_express()) offer_express();
       uint32_t done = run_framed(now_ns);
       if (state_ == State::kUp) done += paths_.run_jobs();
       return done;

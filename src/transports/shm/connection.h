@@ -122,6 +122,10 @@ class Connection {
   // Packets.
   void receive_all();
   void on_packet(Packet& packet);
+  void offer_express() noexcept;
+  [[nodiscard]] bool wants_express() const noexcept;
+  void on_express(Packet& packet);
+  std::unique_ptr<framing::Lane> make_lane(const RingMemory& ring, const char* what);
   void on_descriptor_request(const DescriptorRequest& request);
   void answer_requests();
   void on_descriptor_answer(const DescriptorAnswer& answer, Packet& packet);
@@ -156,6 +160,10 @@ class Connection {
 
   // The connection's own resources come before those that use it.
   std::optional<RingMemory> ring_;
+  std::optional<RingMemory> express_ring_;  // once there are urgent parts, where both sides know of it
+  uint32_t features_ = 0;                   // that both sides have
+  bool connector_side_ = false;
+  bool express_tried_ = false;
   DirectPath direct_;
   direct::Paths paths_;
 

@@ -12,6 +12,7 @@ namespace towline::shm {
 
 inline constexpr uint32_t kMinRingBytes = 16u << 10;
 inline constexpr uint32_t kMaxRingBytes = 64u << 20;
+inline constexpr uint32_t kExpressRingBytes = 64u << 10;
 
 class RingMemory {
  public:

@@ -82,6 +82,7 @@ std::vector<uint8_t> encode(const Hello& hello) {
   put_proof(writer, hello.proof);
   writer.string16(std::string_view(hello.name).substr(0, kMaxNameBytes));
   writer.u64(hello.connection);
+  writer.u32(hello.features);
   return packet;
 }
 
@@ -92,6 +93,7 @@ std::vector<uint8_t> encode(const Welcome& welcome) {
   for (const uint64_t word : welcome.incarnation) writer.u64(word);
   writer.u32(welcome.worker);
   put_proof(writer, welcome.proof);
+  writer.u32(welcome.features);
   return packet;
 }
 
@@ -158,6 +160,7 @@ std::optional<Hello> decode_hello(std::span<const uint8_t> packet) {
   hello.proof = get_proof(reader);
   hello.name = reader.string16(kMaxNameBytes);
   if (header.version >= 2) hello.connection = reader.u64();
+  hello.features = header.version >= 3 ? reader.u32() : 0;
   if (hello.name.find('\0') != std::string::npos || identity.workers == 0 || hello.worker >= identity.workers)
     reader.fail();
   if (!complete(reader, header)) return std::nullopt;
@@ -171,6 +174,7 @@ std::optional<Welcome> decode_welcome(std::span<const uint8_t> packet) {
   for (uint64_t& word : welcome.incarnation) word = reader.u64();
   welcome.worker = reader.u32();
   welcome.proof = get_proof(reader);
+  welcome.features = header.version >= 3 ? reader.u32() : 0;
   if (!complete(reader, header)) return std::nullopt;
   return welcome;
 }

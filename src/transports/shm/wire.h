@@ -5,6 +5,7 @@
 //     HELLO {identity, proof} + memfd          ->
 //                                             <-  WELCOME {proof}                or REFUSE {status, text}
 //     DESCRIPTOR_REQUEST {key}                <-> DESCRIPTOR_ANSWER {where in the file} + fd
+//     EXPRESS + memfd                          ->         two more rings, for urgent parts
 //     WAKE                                    <->
 //     GOODBYE                                 <-> (a clean end; end of file is any end)
 //
@@ -23,13 +24,14 @@
 #include <string_view>
 #include <vector>
 
+#include "framing/wire.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
 
 namespace towline::shm {
 
 inline constexpr uint32_t kMagic = 0x4d534c54;  // "TLSM"
-inline constexpr uint16_t kVersion = 2;         // 2: a hello names its connection
+inline constexpr uint16_t kVersion = 3;         // 2: a hello names its connection; 3: features
 inline constexpr size_t kMaxPacketBytes = 1024;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr size_t kMaxTextBytes = 512;
@@ -44,6 +46,7 @@ enum class PacketType : uint16_t {
   kDescriptorAnswer = 5,
   kWake = 6,
   kGoodbye = 7,
+  kExpress = 8,  // to ends with kFeatureExpress
 };
 
 // Where the other side can try process_vm: a copy of our incarnation to read, a cell of 16 bytes to write.
@@ -60,7 +63,8 @@ struct Hello {
   uint32_t worker = 0;
   uint32_t ring_bytes = 0;  // of each of the two rings in the memfd
   Proof proof;
-  uint64_t connection = 0;  // random, by which both ends know it; 0: from version 1
+  uint64_t connection = 0;                 // random, by which both ends know it; 0: from version 1
+  uint32_t features = framing::kFeatures;  // of the sender (framing/wire.h); 0: from version 2
 
   [[nodiscard]] towline_identity as_identity() const noexcept {
     towline_identity result = identity;
@@ -73,6 +77,7 @@ struct Welcome {
   uint64_t incarnation[2] = {};
   uint32_t worker = 0;
   Proof proof;
+  uint32_t features = framing::kFeatures;  // as in Hello
 };
 
 struct Refuse {
@@ -100,7 +105,7 @@ std::vector<uint8_t> encode(const Refuse& refuse);
 std::vector<uint8_t> encode(const DescriptorRequest& request);
 std::vector<uint8_t> encode(const DescriptorAnswer& answer);
 
-// kWake and kGoodbye.
+// kWake, kGoodbye and kExpress.
 constexpr std::array<uint8_t, 8> encode_bare(PacketType type) noexcept {
   const auto low = [](uint32_t word, int byte) { return static_cast<uint8_t>(word >> (8 * byte)); };
   const auto number = static_cast<uint16_t>(type);

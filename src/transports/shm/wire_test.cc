@@ -75,11 +75,25 @@ TEST(ShmWire, AHelloOfTheFirstVersionNamesNoConnection) {
   std::vector<uint8_t> packet = encode(example_hello());
   packet[4] = 1;
   EXPECT_FALSE(decode_hello(packet)) << "it has a field that version 1 does not have";
-  packet.resize(packet.size() - sizeof(uint64_t));
+  packet.resize(packet.size() - sizeof(uint64_t) - sizeof(uint32_t));
   const auto hello = decode_hello(packet);
   ASSERT_TRUE(hello);
   EXPECT_EQ(hello->name, "prefill-0");
   EXPECT_EQ(hello->connection, 0u);
+  EXPECT_EQ(hello->features, 0u);
+}
+
+TEST(ShmWire, OnlyThirdVersionsHaveFeatures) {
+  EXPECT_EQ(decode_hello(encode(example_hello()))->features, framing::kFeatures);
+  std::vector<uint8_t> packet = encode(example_hello());
+  packet[4] = 2;
+  packet.resize(packet.size() - sizeof(uint32_t));
+  EXPECT_EQ(decode_hello(packet)->features, 0u);
+  EXPECT_EQ(decode_welcome(encode(Welcome{}))->features, framing::kFeatures);
+  packet = encode(Welcome{});
+  packet[4] = 2;
+  packet.resize(packet.size() - sizeof(uint32_t));
+  EXPECT_EQ(decode_welcome(packet)->features, 0u);
 }
 
 TEST(ShmWire, WorkersAndNamesThatMakeNoSenseAreRefused) {

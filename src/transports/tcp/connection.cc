@@ -88,6 +88,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
   }
   address_ = connector_->winner();
   hello_.connection = connector_->connection();  // by which further lanes join
+  features_ = connector_->features() & framing::kFeatures;
   UniqueFd fd = connector_->take();
   connector_.reset();
   open(std::move(fd));
@@ -98,6 +99,7 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
 
 bool Connection::accept(Arrival arrival) {
   hello_ = std::move(arrival.hello);
+  features_ = hello_.features & framing::kFeatures;
   slots_.push_back(std::move(arrival.slot));
   address_ = SocketAddress::peer_of(arrival.fd.get());
   const towline_identity identity = hello_.identity();
@@ -124,7 +126,8 @@ void Connection::join(Arrival arrival) {
   const bool same = arrival.hello.self.incarnation[0] == hello_.self.incarnation[0] &&
                     arrival.hello.self.incarnation[1] == hello_.self.incarnation[1];
   const bool taken =
-      backend_.flows() != nullptr && (arrival.hello.lane >= kMaxLanes || placed_[arrival.hello.lane]);
+      (backend_.flows() != nullptr && (arrival.hello.lane >= kMaxLanes || placed_[arrival.hello.lane])) ||
+      (arrival.hello.lane == kExpressLane && express_tried_);
   if (connector_side_ || !same || framed_ == nullptr || framed_->down() || taken ||
       framed_->lane_count() >= kMaxLanes) {
     send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
@@ -145,6 +148,7 @@ void Connection::open(UniqueFd fd) {
   framing_options.read_request_bytes =
       std::max(framing_options.read_request_bytes, framing_options.max_frame_bytes);
   framing_options.checksum = options.checksum;
+  framing_options.features = features_;
   framing_options.frame_timeout_ns = options.user_timeout_ns;
   if (!slots_.empty()) framing_options.refusals = slots_.front().accesses();
   framing_options.make_lander = [this](uint64_t device, Status& status) {
@@ -171,17 +175,31 @@ framing::Lane& Connection::add_lane(UniqueFd fd) {
     lane = std::make_unique<SocketLane>(host(), worker_, std::move(fd), first, frame_bytes,
                                         options.congestion, stirred, this);
   framing::Lane& plain = *lane;
-  if (options.faults.any()) {
-    framing::FaultOptions faults = options.faults;
-    faults.seed += backend_.next_fault_seed();
-    lane = std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
-  }
-  framed_->add_lane(std::move(lane));
+  framed_->add_lane(with_faults(std::move(lane)));
   return plain;
+}
+
+std::unique_ptr<framing::Lane> Connection::with_faults(std::unique_ptr<framing::Lane> lane) {
+  const Options& options = backend_.options();
+  if (!options.faults.any()) return lane;
+  framing::FaultOptions faults = options.faults;
+  faults.seed += backend_.next_fault_seed();
+  return std::make_unique<framing::FaultyLane>(std::move(lane), faults, [this] { return host().now_ns(); });
+}
+
+// The engine reads it as often as it must.
+void Connection::add_express_lane(UniqueFd fd) {
+  express_tried_ = true;
+  const Options& options = backend_.options();
+  framed_->add_express_lane(with_faults(std::make_unique<SocketLane>(host(), worker_, std::move(fd), true,
+                                                                     options.frame_bytes_to(address_),
+                                                                     options.congestion, stirred, this)));
 }
 
 // A further socket of the connection, of that number.
 void Connection::place(uint16_t number, UniqueFd fd) {
+  if (number == kExpressLane && (features_ & framing::kFeatureExpress) != 0)
+    return add_express_lane(std::move(fd));
   Flows* const flows = backend_.flows();
   if (flows == nullptr) {
     (void)add_lane(std::move(fd));
@@ -219,12 +237,18 @@ void Connection::dial_more_lanes(uint64_t now_ns) {
   more_lanes_tried_ = true;
   const uint32_t lanes = backend_.options().sockets_to(address_);
   const auto most = [](uint32_t number) {
-    return static_cast<uint16_t>(std::min<uint32_t>(number, kMaxLanes));
+    return static_cast<uint16_t>(std::min<uint32_t>(number, kExpressLane));
   };
   if (backend_.flows() == nullptr)
     dial(1, most(lanes), now_ns);
   else
     dial(2, most(2 * lanes), now_ns);
+}
+
+// Once urgent parts are about. The connector makes it; the acceptor's urgent parts tell it so.
+bool Connection::wants_express_lane() const noexcept {
+  return connector_side_ && !express_tried_ && (features_ & framing::kFeatureExpress) != 0 &&
+         framed_->has_seen_urgent();
 }
 
 // Sockets of these numbers.
@@ -278,6 +302,10 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
     if (framed_->down()) return framed_->settled() ? done : done + framed_->progress(now_ns);
     if (!dials_.empty()) done += step_more_lanes(now_ns);
     if (wants_more_lanes()) dial_more_lanes(now_ns);
+    if (wants_express_lane()) {
+      express_tried_ = true;
+      dial(kExpressLane, kExpressLane + 1, now_ns);
+    }
   } catch (const std::exception& error) {
     if (coming_up) {  // the core does not know of a connection yet
       framed_.reset();

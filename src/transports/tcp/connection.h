@@ -94,11 +94,14 @@ class Connection {
   uint32_t step_connector(uint64_t now_ns);
   void open(UniqueFd fd);
   framing::Lane& add_lane(UniqueFd fd);
+  void add_express_lane(UniqueFd fd);
+  std::unique_ptr<framing::Lane> with_faults(std::unique_ptr<framing::Lane> lane);
   void place(uint16_t number, UniqueFd fd);
   void fail(Status status, const char* text) noexcept;
   [[nodiscard]] bool wants_more_lanes() const noexcept;
   void dial(uint16_t begin, uint16_t end, uint64_t now_ns);
   void dial_more_lanes(uint64_t now_ns);
+  [[nodiscard]] bool wants_express_lane() const noexcept;
   uint32_t step_more_lanes(uint64_t now_ns);
 
   Backend& backend_;
@@ -109,8 +112,10 @@ class Connection {
   bool disconnected_ = false;
   bool failed_ = false;  // before it was up
   bool more_lanes_tried_ = false;
-  Hello hello_;            // as sent, or as received: names the connection
-  SocketAddress address_;  // of the peer, where lane 0 reached it
+  bool express_tried_ = false;  // to be dialled, or taken, once
+  uint32_t features_ = 0;       // that both sides have
+  Hello hello_;                 // as sent, or as received: names the connection
+  SocketAddress address_;       // of the peer, where lane 0 reached it
   uint64_t opened_ns_ = 0;
   uint32_t idle_passes_ = 0;
   std::vector<Sources::Slot> slots_;  // of accepted sockets

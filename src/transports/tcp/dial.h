@@ -82,6 +82,7 @@ class Connector {
   [[nodiscard]] const SocketAddress& winner() const noexcept { return winner_->to(); }
   // The connection's number in the answered hello.
   [[nodiscard]] const Id& connection() const noexcept { return hello_.connection; }
+  [[nodiscard]] uint32_t features() const noexcept { return winner_->reply().features; }  // of the peer
   UniqueFd take() { return winner_->take(); }
 
  private:

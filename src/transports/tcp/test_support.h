@@ -108,9 +108,10 @@ class FakeAgent {
     prepared_.push_back(prepared);
     return prepared;
   }
-  Status submit(towline_prepared* prepared, uint64_t cookie, uint64_t bytes, std::string_view message = {}) {
+  Status submit(towline_prepared* prepared, uint64_t cookie, uint64_t bytes, std::string_view message = {},
+                uint32_t flags = 0) {
     const towline_submit_args args = {sizeof args,    cookie, 0, bytes,  message.data(),
-                                      message.size(), 0,      0, nullptr};
+                                      message.size(), flags,  0, nullptr};
     return static_cast<Status>(data->submit(prepared, &args));
   }
   Status send(FakeLink& link, std::string_view message) {

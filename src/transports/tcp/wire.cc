@@ -79,6 +79,7 @@ std::vector<uint8_t> pack(const Hello& hello) {
     writer.u32(hello.self.workers);
     writer.string16(std::string_view(hello.name).substr(0, kMaxNameBytes));
     writer.string16(std::string_view(hello.target_name).substr(0, kMaxNameBytes));
+    writer.u32(hello.features);
   });
 }
 
@@ -88,6 +89,7 @@ std::vector<uint8_t> pack(const Reply& reply) {
     put_id(writer, reply.incarnation);
     writer.string16(std::string_view(reply.name).substr(0, kMaxNameBytes));
     writer.string16(std::string_view(reply.text).substr(0, kMaxReplyText));
+    writer.u32(reply.features);
   });
 }
 
@@ -109,6 +111,7 @@ const char* unpack(std::span<const uint8_t> packet, Hello& hello) {
   hello.name = reader.string16(kMaxNameBytes);
   hello.target_name.clear();
   if (reader.remaining() != 0) hello.target_name = reader.string16(kMaxNameBytes);
+  hello.features = reader.remaining() != 0 ? reader.u32() : 0;
   if (!reader.ok()) return "it is cut off";
   const bool nobody = hello.self.incarnation[0] == 0 && hello.self.incarnation[1] == 0;
   if (nobody || hello.connection.is_none() || !is_name(hello.name)) return "it does not say who connects";
@@ -125,6 +128,7 @@ const char* unpack(std::span<const uint8_t> packet, Reply& reply) {
   reply.incarnation = get_id(reader);
   reply.name = reader.string16(kMaxNameBytes);
   reply.text = reader.string16(kMaxReplyText);
+  reply.features = reader.remaining() != 0 ? reader.u32() : 0;
   if (!reader.ok()) return "it is cut off";
   const bool anonymous = !is_name(reply.name) || reply.incarnation.is_none();
   if (reply.status == TOWLINE_OK && anonymous) return "it does not say who answers";

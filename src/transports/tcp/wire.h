@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/id.h"
+#include "framing/wire.h"
 #include "towline/plugin/v1.h"
 
 namespace towline::tcp {
@@ -24,13 +25,14 @@ namespace towline::tcp {
 inline constexpr uint32_t kHelloMagic = 0x48545754;  // "TWTH"
 inline constexpr uint32_t kReplyMagic = 0x52545754;  // "TWTR"
 inline constexpr uint8_t kMajor = 1;
-inline constexpr uint8_t kMinor = 0;
+inline constexpr uint8_t kMinor = 1;  // 1: features
 inline constexpr std::size_t kPrefixBytes = 8;
 inline constexpr std::size_t kMaxPacketBytes = 1024;
 inline constexpr std::size_t kMaxReplyText = 512;
 inline constexpr std::size_t kMaxNameBytes = 255;
 inline constexpr uint16_t kMaxLanes = 64;
-inline constexpr std::size_t kMaxAddressBytes = 1024;  // of a backend, in the metadata
+inline constexpr uint16_t kExpressLane = kMaxLanes - 1;  // its number, between ends that know of it
+inline constexpr std::size_t kMaxAddressBytes = 1024;    // of a backend, in the metadata
 
 // From the connector. `self.name` is not used: the name is beside it.
 struct Hello {
@@ -41,6 +43,7 @@ struct Hello {
   uint32_t worker = 0;  // of the acceptor, modulo the number it has
   towline_identity self = plugin::sized<towline_identity>();
   std::string name;
+  uint32_t features = framing::kFeatures;  // of the sender (framing/wire.h); 0: an older one
 
   // `self` with the name in it, valid as long as this.
   [[nodiscard]] towline_identity identity() const noexcept;
@@ -53,6 +56,7 @@ struct Reply {
   Id incarnation;      // TOWLINE_OK: who is here
   std::string name;    // likewise
   std::string text;    // for people, when status is an error
+  uint32_t features = framing::kFeatures;  // as in Hello
 };
 
 std::vector<uint8_t> pack(const Hello& hello);
