@@ -62,24 +62,35 @@ inline const Way kWays[] = {
      true, Kind::kVram},
 };
 
-// Those, and rdma over rails of two hosts, which RDMA_TEST_RAILS and RDMA_TEST_RAILS_THERE name: there is the network
-// namespace RDMA_TEST_NETWORK_THERE, and the hosts' addresses are RDMA_TEST_HOST and RDMA_TEST_HOST_THERE.
+// Those, and what machines or guests have beside them, each between two hosts: the other is the network namespace
+// <NAME>_TEST_NETWORK_THERE, and their addresses are <NAME>_TEST_HOST and <NAME>_TEST_HOST_THERE. RDMA: over the rails
+// RDMA_TEST_RAILS and RDMA_TEST_RAILS_THERE. TCPX: by the source TCPX_TEST_SOURCE at the NICs TCPX_TEST_NIC and
+// TCPX_TEST_NIC_THERE.
 inline std::vector<Way> ways() {
   std::vector<Way> all(std::begin(kWays), std::end(kWays));
-  const char* rails = std::getenv("RDMA_TEST_RAILS");
-  const char* rails_there = std::getenv("RDMA_TEST_RAILS_THERE");
-  if (rails == nullptr || rails_there == nullptr) return all;
   static std::deque<std::string> texts;
   const auto keep = [](std::string text) {
     texts.push_back(std::move(text));
     return texts.back().c_str();
   };
-  const auto config = [&](const char* names) {
-    return keep("[rdma]\nrails = \"" + std::string(names) + "\"\n");
-  };
   const auto port_of = [&](const char* variable) {
     const char* host = std::getenv(variable);
     return keep(std::string(host != nullptr ? host : "127.0.0.1") + ":0");
+  };
+  if (const char* source = std::getenv("TCPX_TEST_SOURCE"); source != nullptr) {
+    const auto config = [&](const char* nic) {
+      return keep("plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"" + std::string(source) +
+                  "\"\nqueues = \"2,3\"\ninterface = \"" + std::getenv(nic) + "\"\n");
+    };
+    all.push_back({"tcpx_named", "tcpx", config("TCPX_TEST_NIC"), false, Kind::kDram,
+                   port_of("TCPX_TEST_HOST"), config("TCPX_TEST_NIC_THERE"), port_of("TCPX_TEST_HOST_THERE"),
+                   std::getenv("TCPX_TEST_NETWORK_THERE")});
+  }
+  const char* rails = std::getenv("RDMA_TEST_RAILS");
+  const char* rails_there = std::getenv("RDMA_TEST_RAILS_THERE");
+  if (rails == nullptr || rails_there == nullptr) return all;
+  const auto config = [&](const char* names) {
+    return keep("[rdma]\nrails = \"" + std::string(names) + "\"\n");
   };
   const char* network = std::getenv("RDMA_TEST_NETWORK_THERE");
   all.push_back({"rdma_named", "rdma", config(rails), false, Kind::kDram, port_of("RDMA_TEST_HOST"),

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "transports/tcpx/sources/copy.h"
+#include "transports/tcpx/sources/devmem.h"
 #include "transports/tcpx/sources/emulated.h"
 #include "transports/tcpx/sources/mapped.h"
 
@@ -19,7 +20,15 @@ struct Known {
   Make make;  // throws Error that says why not
 };
 
+NicOptions nic_options(const Settings& settings) {
+  return {settings.interface, settings.queues, settings.pool_bytes, settings.state_folder};
+}
+
 constexpr Known kKnown[] = {
+    {"devmem",
+     [](const Settings& settings) -> std::unique_ptr<Provider> {
+       return std::make_unique<DevmemProvider>(this_kernel(), nic_options(settings), make_pool_memory);
+     }},
     {"mapped",
      [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},
     {"copy", [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); }},

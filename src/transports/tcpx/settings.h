@@ -16,8 +16,9 @@ struct Settings {
   uint64_t seed = 0;                 // emulated: what comes how
   bool odd = true;                   // emulated: odd fragments
   bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
-  std::string interface;         // devmem: the NIC
-  std::vector<uint32_t> queues;  // devmem: its receive queues that are ours
+  std::string interface;         // the NIC that receives into device memory
+  std::vector<uint32_t> queues;  // its receive queues that are ours
+  std::string state_folder;      // where changes of the NIC are written down
 
   // Throws plugin::Failure, naming the value.
   static Settings read(const plugin::Host& host);

@@ -41,7 +41,7 @@ void name_interface(NetlinkRequest& request, std::string_view interface) noexcep
 
 std::span<const uint8_t> encode_find_family(std::span<uint8_t> out, uint32_t sequence,
                                             std::string_view name) noexcept {
-  NetlinkRequest request(out, GENL_ID_CTRL, 0, sequence, CTRL_CMD_GETFAMILY, 1);
+  NetlinkRequest request(out, GENL_ID_CTRL, NLM_F_ACK, sequence, CTRL_CMD_GETFAMILY, 1);
   request.text(CTRL_ATTR_FAMILY_NAME, name);
   return request.finish();
 }
@@ -50,7 +50,7 @@ std::span<const uint8_t> encode_bind_receive(std::span<uint8_t> out, uint16_t fa
                                              uint32_t interface, std::span<const uint32_t> queues,
                                              int memory) noexcept {
   if (queues.size() > kMostQueues) return {};
-  NetlinkRequest request(out, family, 0, sequence, netdev::kBindReceive, netdev::kVersion);
+  NetlinkRequest request(out, family, NLM_F_ACK, sequence, netdev::kBindReceive, netdev::kVersion);
   request.u32(netdev::binding::kInterface, interface);
   request.u32(netdev::binding::kDescriptor, static_cast<uint32_t>(memory));
   for (const uint32_t queue : queues) {
@@ -64,7 +64,7 @@ std::span<const uint8_t> encode_bind_receive(std::span<uint8_t> out, uint16_t fa
 
 std::span<const uint8_t> encode_bind_send(std::span<uint8_t> out, uint16_t family, uint32_t sequence,
                                           uint32_t interface, int memory) noexcept {
-  NetlinkRequest request(out, family, 0, sequence, netdev::kBindSend, netdev::kVersion);
+  NetlinkRequest request(out, family, NLM_F_ACK, sequence, netdev::kBindSend, netdev::kVersion);
   request.u32(netdev::binding::kInterface, interface);
   request.u32(netdev::binding::kDescriptor, static_cast<uint32_t>(memory));
   return request.finish();
@@ -84,7 +84,7 @@ std::span<const uint8_t> encode_list_pools(std::span<uint8_t> out, uint16_t fami
 
 std::span<const uint8_t> encode_get_rings(std::span<uint8_t> out, uint16_t family, uint32_t sequence,
                                           std::string_view interface) noexcept {
-  NetlinkRequest request(out, family, 0, sequence, ETHTOOL_MSG_RINGS_GET, ETHTOOL_GENL_VERSION);
+  NetlinkRequest request(out, family, NLM_F_ACK, sequence, ETHTOOL_MSG_RINGS_GET, ETHTOOL_GENL_VERSION);
   name_interface(request, interface);
   return request.finish();
 }

@@ -11,7 +11,8 @@
 
 namespace towline::tcpx {
 
-// Each writes one request into `out` and returns it; empty where it does not fit.
+// Each writes one request into `out` and returns it; empty where it does not fit. All are acknowledged: an end follows
+// the data of a reply.
 [[nodiscard]] std::span<const uint8_t> encode_find_family(std::span<uint8_t> out, uint32_t sequence,
                                                           std::string_view name) noexcept;
 // Memory, a dma-buf, for what arrives at these receive queues.

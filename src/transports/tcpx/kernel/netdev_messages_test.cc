@@ -39,7 +39,7 @@ TEST(NetdevMessages, ABindingNamesInterfaceMemoryAndQueues) {
   const auto* header = reinterpret_cast<const nlmsghdr*>(bytes.data());
   EXPECT_EQ(header->nlmsg_len, bytes.size());
   EXPECT_EQ(header->nlmsg_type, 33);
-  EXPECT_EQ(header->nlmsg_flags, NLM_F_REQUEST);
+  EXPECT_EQ(header->nlmsg_flags, NLM_F_REQUEST | NLM_F_ACK);
   NetlinkReply message;
   ASSERT_TRUE(next_reply(bytes, message));
   EXPECT_EQ(message.payload[0], 13);  // bind-rx

@@ -1,0 +1,57 @@
+#include "transports/tcpx/sources/devmem.h"
+
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace towline::tcpx {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+}  // namespace
+
+void check_nic_options(const NicOptions& options) {
+  if (options.interface.empty())
+    fail(Status::kUnsupported, "tcpx.interface names no NIC that receives into device memory");
+  if (options.queues.empty())
+    fail(Status::kUnsupported, "tcpx.queues names no receive queue of {} to take", options.interface);
+}
+
+// Its rule ends with it. Where no rule can be had, packets come by other queues, and their bytes are linear.
+class DevmemProvider::Steered final : public DeviceMemorySource {
+ public:
+  Steered(int socket, SharedPool& pool, Steering& steering)
+      : DeviceMemorySource(socket, kUpstream, pool, "devmem"), steering_(steering) {
+    try {
+      rule_ = steering_.steer(socket);
+    } catch (const core::Error& error) {
+      TOWLINE_LOG_EVERY(kWarning, 10'000'000'000, "tcpx: payload is copied by the processor: {}",
+                        error.message());
+    }
+  }
+  ~Steered() override {
+    if (rule_) steering_.end(*rule_);
+  }
+
+ private:
+  Steering& steering_;
+  std::optional<FlowRule> rule_;
+};
+
+DevmemProvider::DevmemProvider(Kernel& kernel, const NicOptions& options, const MakePoolMemory& make_memory)
+    : memory_((check_nic_options(options), make_memory(options.pool_bytes / kPageBytes * kPageBytes))),
+      nic_(kernel, options.interface),
+      steering_(nic_, options.queues, options.state_folder),
+      binding_(nic_.bind_receive(options.queues, memory_.dma_buf.get())) {
+  pool_.pool = {memory_.mapping.address(), memory_.mapping.bytes(), true};
+  pool_.number = binding_.number;
+  pool_.pages = static_cast<uint32_t>(memory_.mapping.bytes() / kPageBytes);
+}
+
+std::unique_ptr<Source> DevmemProvider::make(int socket) {
+  return std::make_unique<Steered>(socket, pool_, steering_);
+}
+
+}  // namespace towline::tcpx

@@ -1,0 +1,109 @@
+#include "transports/tcpx/sources/devmem.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "support/temporary_folder.h"
+#include "transports/tcpx/kernel/fake_kernel.h"
+#include "transports/tcpx/sources/test_support.h"
+
+namespace towline::tcpx {
+namespace {
+
+using testing::FakeKernel;
+
+class DevmemTest : public ::testing::Test {
+ protected:
+  static PoolMemory memory(uint64_t bytes) {
+    UniqueFd file = create_memfd("pool", bytes);
+    return {Mapping::map_shared(file.get(), bytes, MapAccess::kReadWrite), std::move(file)};
+  }
+  std::unique_ptr<DevmemProvider> open() { return std::make_unique<DevmemProvider>(kernel, options, memory); }
+  std::string why_not() {
+    try {
+      (void)open();
+      return "";
+    } catch (const core::Error& error) {
+      return error.message();
+    }
+  }
+
+  support::TemporaryFolder folder;
+  FakeKernel kernel;
+  NicOptions options = {"nic0", {2, 3}, 1u << 20, folder.path()};
+};
+
+TEST_F(DevmemTest, MemoryIsBoundToTheQueuesForAsLongAsItIsUsed) {
+  auto provider = open();
+  EXPECT_EQ(kernel.bindings.size(), 1u);
+  EXPECT_EQ(kernel.bound_queues, (std::vector<uint32_t>{2, 3}));
+  EXPECT_EQ(provider->pool().number, *kernel.bindings.begin());
+  provider.reset();
+  EXPECT_TRUE(kernel.bindings.empty());
+  EXPECT_EQ(kernel.rings.split, Split::kOff);
+}
+
+TEST_F(DevmemTest, ASourceHasARuleAndItsShareOfThePool) {
+  auto provider = open();
+  const auto [a, b] = testing::connected_sockets();
+  auto one = provider->make(b.get());
+  EXPECT_EQ(one->tokens(), 256u);
+  auto two = provider->make(a.get());
+  EXPECT_EQ(one->tokens(), 128u);
+  EXPECT_EQ(kernel.rules.size(), 2u);
+  one.reset();
+  two.reset();
+  EXPECT_TRUE(kernel.rules.empty());
+}
+
+// As where packets miss the queue: recvmsg() with the flag gives ordinary bytes, which no message speaks of.
+TEST_F(DevmemTest, WithoutARuleBytesAreLinear) {
+  kernel.rule_error = EOPNOTSUPP;
+  auto provider = open();
+  auto [writer, reader] = testing::connected_sockets();
+  auto source = provider->make(reader.get());
+  const auto sent = testing::pattern(1000);
+  write_fully(writer.get(), sent);
+  std::vector<uint8_t> linear(4096);
+  std::array<Fragment, 8> fragments;
+  Polled polled;
+  do {
+    polled = source->poll(linear.data(), linear.size(), fragments);
+  } while (polled.io.status == Status::kAgain);
+  ASSERT_EQ(polled.io.status, Status::kOk);
+  ASSERT_EQ(polled.count, 1u);
+  EXPECT_TRUE(fragments[0].linear);
+  EXPECT_TRUE(std::equal(sent.begin(), sent.end(), linear.begin()));
+}
+
+TEST_F(DevmemTest, TokensThatAreNotHeldAreIgnored) {
+  auto provider = open();
+  const auto [a, b] = testing::connected_sockets();
+  auto source = provider->make(b.get());
+  const uint32_t tokens[] = {1, 1, UINT32_MAX};
+  source->release(tokens);
+  EXPECT_EQ(source->bad_releases(), 3u);
+}
+
+TEST_F(DevmemTest, EveryReasonIsSaid) {
+  NicOptions whole = options;
+  options.interface = "";
+  EXPECT_NE(why_not().find("tcpx.interface"), std::string::npos) << why_not();
+  options = whole;
+  options.queues.clear();
+  EXPECT_NE(why_not().find("tcpx.queues"), std::string::npos) << why_not();
+  options = whole;
+  kernel.bind_error = EOPNOTSUPP;
+  kernel.bind_reason = "device does not support queue memory";
+  EXPECT_NE(why_not().find("device does not support queue memory"), std::string::npos) << why_not();
+  EXPECT_NE(why_not().find("queues 2, 3 of nic0"), std::string::npos) << why_not();
+  EXPECT_EQ(kernel.rings.split, Split::kOff);
+  kernel.bind_error = EPERM;
+  kernel.bind_reason = "";
+  EXPECT_NE(why_not().find("EPERM"), std::string::npos) << why_not();
+  kernel.has_netdev = false;
+  EXPECT_NE(why_not().find("Linux 6.12"), std::string::npos) << why_not();
+}
+
+}  // namespace
+}  // namespace towline::tcpx

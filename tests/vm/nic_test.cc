@@ -1,0 +1,242 @@
+// What only a kernel with a NIC that receives into device memory can show: the NIC, its rules, and sources alone.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "guest.h"
+#include "support/temporary_folder.h"
+#include "transports/tcpx/sources/devmem.h"
+#include "transports/tcpx/sources/test_support.h"
+
+namespace towline::tcpx {
+namespace {
+
+using namespace std::chrono_literals;
+using guest::enter;
+using testing::pattern;
+
+class GuestTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] NicOptions nic(int host, uint64_t pool_bytes = 8u << 20) const {
+    return {guest::kNic[host], {2, 3}, pool_bytes, folder_.path()};
+  }
+  std::unique_ptr<DevmemProvider> open(int host, uint64_t pool_bytes = 8u << 20) {
+    enter(host);
+    return std::make_unique<DevmemProvider>(this_kernel(), nic(host, pool_bytes), make_pool_memory);
+  }
+  support::TemporaryFolder folder_{"/tmp"};
+};
+
+struct Taken {
+  uint64_t bytes = 0;
+  uint64_t linear = 0;
+  uint64_t wrong = 0;  // fragments
+  uint64_t fragments = 0;
+};
+
+// Reads a stream to its end; `sent` is what each stretch of its length holds. Tokens are given back late, a few at once.
+Taken take_all(Source& source, int socket, const std::vector<uint8_t>& sent) {
+  Taken taken;
+  std::vector<uint8_t> linear(256u << 10);
+  std::vector<Fragment> fragments(128);
+  std::vector<uint32_t> tokens;
+  const auto compare = [&](const uint8_t* data, std::size_t bytes) {
+    while (bytes != 0) {
+      const std::size_t at = taken.bytes % sent.size();
+      const std::size_t here = std::min(bytes, sent.size() - at);
+      taken.wrong += std::memcmp(data, sent.data() + at, here) == 0 ? 0 : 1;
+      data += here;
+      bytes -= here;
+      taken.bytes += here;
+    }
+  };
+  for (;;) {
+    const Polled polled = source.poll(linear.data(), linear.size(), fragments);
+    if (polled.io.status == Status::kAgain) {
+      source.release(tokens);
+      tokens.clear();
+      pollfd wait = {socket, POLLIN, 0};
+      (void)::poll(&wait, 1, 1000);
+      continue;
+    }
+    if (polled.io.status != Status::kOk) {
+      EXPECT_EQ(polled.io.status, Status::kClosed) << (polled.io.detail != nullptr ? polled.io.detail : "");
+      source.release(tokens);
+      return taken;
+    }
+    std::size_t at = 0;
+    for (uint32_t i = 0; i < polled.count; ++i) {
+      const Fragment& fragment = fragments[i];
+      ++taken.fragments;
+      if (fragment.linear) {
+        taken.linear += fragment.bytes;
+        compare(linear.data() + at, fragment.bytes);
+        at += fragment.bytes;
+      } else {
+        compare(source.pools()[0].memory + fragment.offset, fragment.bytes);
+        tokens.push_back(fragment.token);
+      }
+    }
+    if (tokens.size() > 500) {
+      source.release(tokens);
+      tokens.clear();
+    }
+  }
+}
+
+TEST_F(GuestTest, AStreamArrivesInBoundMemoryAndEveryTokenIsReturned) {
+  constexpr uint64_t kBytes = 64u << 20;
+  auto provider = open(0);
+  auto [writer, reader] = guest::connect_hosts();
+  auto source = provider->make(reader.get());
+  const auto sent = pattern(1u << 20);
+  std::thread sender([&, fd = writer.get()] {
+    for (uint64_t done = 0; done < kBytes; done += sent.size()) write_fully(fd, sent);
+    ::shutdown(fd, SHUT_WR);
+  });
+  const Taken taken = take_all(*source, reader.get(), sent);
+  sender.join();
+  EXPECT_EQ(taken.bytes, kBytes);
+  EXPECT_EQ(taken.wrong, 0u);
+  EXPECT_EQ(taken.linear, 0u);
+  EXPECT_EQ(source->bad_releases(), 0u);
+  const auto& tokens = static_cast<const DeviceMemorySource&>(*source);
+  EXPECT_EQ(tokens.returned(), taken.fragments);
+  EXPECT_EQ(tokens.freed(), taken.fragments);
+  std::printf("%lu fragments\n", static_cast<unsigned long>(taken.fragments));
+}
+
+// A pool of which nearly everything is held: it can be filled again only if closing gave it back.
+TEST_F(GuestTest, ASourceThatEndsGivesItsTokensBack) {
+  constexpr uint64_t kPool = 1u << 20;
+  auto provider = open(0, kPool);
+  const auto sent = pattern(kPool);
+  for (int round = 0; round < 8; ++round) {
+    auto [writer, reader] = guest::connect_hosts();
+    auto source = provider->make(reader.get());
+    std::thread sender([&, fd = writer.get()] { (void)::send(fd, sent.data(), kPool / 4, MSG_NOSIGNAL); });
+    std::vector<uint8_t> linear(256u << 10);
+    std::vector<Fragment> fragments(128);
+    uint64_t got = 0;
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), 20 * kSecondNs);
+    while (got < kPool / 4) {
+      ASSERT_LT(monotonic_now_ns(), deadline.ns()) << "round " << round << ": " << got << " bytes";
+      const Polled polled = source->poll(linear.data(), linear.size(), fragments);
+      ASSERT_TRUE(polled.io.status == Status::kOk || polled.io.status == Status::kAgain);
+      got += polled.io.bytes;
+    }
+    reader.reset();  // the source keeps it open, since a GPU may still read
+    source.reset();
+    writer.reset();
+    sender.join();
+  }
+}
+
+TEST_F(GuestTest, SendsGoFromBoundMemory) {
+  constexpr uint64_t kBytes = 4u << 20;
+  enter(1);
+  const PoolMemory memory = make_pool_memory(kBytes);
+  Nic nic(this_kernel(), guest::kNic[1]);
+  const Binding binding = nic.bind_send(memory.dma_buf.get());
+  auto provider = open(0);
+  auto [writer, reader] = guest::connect_hosts();
+  auto source = provider->make(reader.get());
+  const auto sent = pattern(kBytes);
+  std::copy(sent.begin(), sent.end(), memory.mapping.address());
+  const int on = 1;
+  ASSERT_EQ(::setsockopt(writer.get(), SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on), 0);
+  ASSERT_EQ(::setsockopt(writer.get(), SOL_SOCKET, SO_BINDTODEVICE, guest::kNic[1], 5), 0);
+  std::thread sender([&, fd = writer.get()] {
+    uint32_t sends = 0;
+    uint32_t ended = 0;
+    for (uint64_t at = 0; at < kBytes;) {
+      alignas(8) uint8_t control[24];
+      iovec piece = {reinterpret_cast<void*>(at), std::min<uint64_t>(kBytes - at, 64u << 10)};
+      msghdr message = {};
+      message.msg_iov = &piece;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = encode_send(kUpstream, binding.number, 0, control);
+      const ssize_t n = ::sendmsg(fd, &message, MSG_ZEROCOPY);
+      ASSERT_GT(n, 0) << errno_text(errno);
+      at += static_cast<uint64_t>(n);
+      ++sends;
+    }
+    ::shutdown(fd, SHUT_WR);
+    while (ended < sends) {
+      uint8_t control[128];
+      msghdr message = {};
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      if (::recvmsg(fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
+        pollfd wait = {fd, 0, 0};
+        (void)::poll(&wait, 1, 100);
+        continue;
+      }
+      const auto range = decode_sends_ended({control, message.msg_controllen});
+      ASSERT_TRUE(range);
+      EXPECT_FALSE(range->copied);
+      ended += range->last - range->first + 1;
+    }
+  });
+  const Taken taken = take_all(*source, reader.get(), sent);
+  sender.join();
+  EXPECT_EQ(taken.bytes, kBytes);
+  EXPECT_EQ(taken.wrong, 0u);
+}
+
+TEST_F(GuestTest, ADeviceWithoutQueueMemoryIsRefusedWithTheReason) {
+  enter(0);
+  NicOptions options = nic(0);
+  options.interface = "v1";
+  try {
+    const DevmemProvider provider(this_kernel(), options, make_pool_memory);
+    FAIL() << "a veth took memory";
+  } catch (const core::Error& error) {
+    std::printf("%s\n", error.message().c_str());
+    EXPECT_NE(error.message().find("v1"), std::string::npos) << error.message();
+  }
+}
+
+TEST_F(GuestTest, WhatAKilledProcessLeftAtTheNicIsUndone) {
+  enter(0);
+  Nic nic_now(this_kernel(), guest::kNic[0]);
+  const Rings rings = nic_now.rings();
+  const auto spread = nic_now.spread();
+  int ready[2];
+  ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    auto provider = open(0);
+    auto [writer, reader] = guest::connect_hosts();
+    auto source = provider->make(reader.get());
+    (void)!::write(ready[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(nic_now.rules().size(), 1u);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(nic_now.rules().size(), 1u);
+  EXPECT_EQ(nic_now.rings().split, Split::kOn);
+  EXPECT_NE(nic_now.spread(), spread);
+  {
+    const auto provider = open(0);
+    EXPECT_TRUE(nic_now.rules().empty());
+  }
+  EXPECT_EQ(nic_now.rings().split, rings.split);
+  EXPECT_EQ(nic_now.spread(), spread);
+}
+
+}  // namespace
+}  // namespace towline::tcpx
