@@ -1,6 +1,6 @@
 // The host's half of gathered copies whose host side lies scattered: the copy engine sends chunks into a pool of
 // pinned memory, and threads of the host put each chunk's pieces into their places. So neither a kernel's stores
-// nor many short ranges of the copy engine are needed. The pool is small enough to stay in the last cache.
+// nor many short ranges of the copy engine are needed.
 //
 // One lane, one worker. Chunks end in the order in which they were begun.
 #pragma once
@@ -19,7 +19,7 @@ namespace towline::cuda {
 class HostScatter {
  public:
   static constexpr uint32_t kSlots = kDetourSlots;
-  static constexpr uint64_t kSlotBytes = kDetourSlotBytes;
+  static constexpr uint64_t kSlotBytes = 4 << 20;  // of 1 MiB, what goes on between two chunks takes as long as one
 
   // Takes the pool, near that NUMA node. Throws Error. The team outlives it.
   HostScatter(Device& device, CopyTeam& team, std::optional<uint32_t> node);

@@ -33,7 +33,7 @@ class PieceCopier {
 
   // An empty list, in place of the slot's.
   void clear(uint32_t slot) noexcept;
-  // At most kMostStretches calls and kDetourSlotBytes in all.
+  // At most kMostStretches calls, and by a GPU kDetourSlotBytes in all.
   void add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept;
   // 0: begun.
   [[nodiscard]] Code start(uint32_t slot) noexcept;

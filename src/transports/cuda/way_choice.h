@@ -27,11 +27,12 @@ class WayChoice {
     if (posts_ % kAgain != 0) return better;
     return better == HostWay::kDirect ? HostWay::kGathered : HostWay::kDirect;
   }
-  // For a copy that had the lane for itself.
+  // For a copy that had the lane for itself. The first of a way is forgotten: it starts threads, and touches memory for
+  // the first time.
   void ended(HostWay way, uint64_t bytes, uint64_t ns) noexcept {
     Known& mine = known(way);
     const double took = static_cast<double>(ns) / static_cast<double>(bytes);
-    mine.ns_per_byte = mine.count == 0 ? took : mine.ns_per_byte * 0.7 + took * 0.3;
+    mine.ns_per_byte = mine.count <= 1 ? took : mine.ns_per_byte * 0.7 + took * 0.3;
     ++mine.count;
   }
   [[nodiscard]] HostWay better() const noexcept {

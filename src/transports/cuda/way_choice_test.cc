@@ -28,6 +28,12 @@ TEST(WayChoiceTest, AWayThatWaitsForTheGpusOtherWorkIsLeft) {
   EXPECT_GE(count_direct(choice, 1000, 100, 400), 1000 - WayChoice::kTries - 1000 / WayChoice::kAgain);
 }
 
+TEST(WayChoiceTest, TheFirstTryOfAWayIsForgotten) {
+  WayChoice choice;
+  (void)count_direct(choice, 1, 100, 4000);
+  EXPECT_EQ(count_direct(choice, 20, 100, 90), WayChoice::kTries);
+}
+
 TEST(WayChoiceTest, AChangeIsNoticed) {
   WayChoice choice;
   (void)count_direct(choice, 1000, 100, 400);
