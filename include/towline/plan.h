@@ -25,16 +25,22 @@ typedef struct towline_plan_options_t {
   uint64_t timeout_ns;   // of posts without a deadline, from each post; 0: the agent's default
   const char* backend;   // force one backend by name; null: the router chooses
   uint64_t usual_bytes;  // of a post, for the choice of the backend; 0: 1 MiB, or the smaller list
+  uint32_t recut;     // non-zero: pair the bytes of picked blocks in order, whatever their lists' layouts say
+  uint32_t reserved;  // 0
 } towline_plan_options_t;
 
 // Exactly one of the lists is a peer's, or both are this agent's (memory and files, or memory alone). Finds the route;
 // may wait for a connection until the timeout. TOWLINE_NO_ROUTE and others name each backend and what is
-// against it; TOWLINE_MISMATCH: no number of blocks of one list is as long as a number of the other's.
+// against it; TOWLINE_MISMATCH: no number of blocks of one list is as long as a number of the other's, or the lists
+// have layouts (layout.h) of different elements or numbers of dimensions. Layouts with other counts than the other's are
+// refused by posts that pick nothing.
 TOWLINE_API int32_t towline_plan_create(towline_agent_t* agent, towline_block_list_t* from,
                                         towline_block_list_t* to, const towline_plan_options_t* options,
                                         towline_plan_t** plan);
 // The way and the ways not taken: JSON, size convention as towline_agent_info.
 TOWLINE_API int32_t towline_plan_route(towline_plan_t* plan, char* json, size_t capacity, size_t* needed);
+// How many of its posts are in flight, or held by the application.
+TOWLINE_API uint32_t towline_plan_in_use(towline_plan_t* plan);
 // Refuses posts, cancels what is in flight, waits for its local fence, frees. TOWLINE_TIMED_OUT: not freed, call
 // again. TOWLINE_BUSY: the application still holds posts of it; release them and call again.
 TOWLINE_API int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns);

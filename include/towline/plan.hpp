@@ -31,6 +31,7 @@ struct PlanOptions {
   std::chrono::nanoseconds timeout{};  // of posts without a deadline; 0: the agent's default
   std::string backend{};               // force one by name; empty: the router chooses
   uint64_t usual_bytes = 0;            // of a post, for the choice of the backend
+  bool recut = false;                  // pair the bytes of picked blocks in order, whatever layouts say
 };
 
 class Group;
@@ -184,6 +185,8 @@ class Plan {
       return towline_plan_route(handle_.get(), json, capacity, needed);
     });
   }
+  // How many of its posts are in flight, or held.
+  [[nodiscard]] uint32_t in_use() const noexcept { return towline_plan_in_use(handle_.get()); }
   [[nodiscard]] towline_plan_t* native() const noexcept { return handle_.get(); }
 
  private:
@@ -191,8 +194,11 @@ class Plan {
   friend class Group;
   explicit Plan(towline_plan_t* plan)
       : handle_(plan, [](towline_plan_t* handle) { detail::destroy(handle); }) {}
+  explicit Plan(detail::PlanHandle handle) noexcept : handle_(std::move(handle)) {}
   [[nodiscard]] Post post(const PostOptions& options, towline_group_t* group) const noexcept {
-    const towline_post_options_t native = detail::native(options, group);
+    return post(detail::native(options, group));
+  }
+  [[nodiscard]] Post post(const towline_post_options_t& native) const noexcept {
     towline_post_t* made = nullptr;
     const Status status = detail::status(towline_plan_post(handle_.get(), &native, &made));
     return made != nullptr ? Post{handle_, made} : Post{status};
@@ -217,6 +223,10 @@ class Group {
   [[nodiscard]] Post post(const Plan& plan, const PostOptions& options = {}) const noexcept {
     return plan.post(options, handle_.get());
   }
+  // Posts a member by layout, as Agent::copy does. Throws Error where no plan can be made.
+  [[nodiscard]] Status copy(const View& from, const View& to) const;
+  [[nodiscard]] Status copy(const View& from, const View& to, PostOptions options) const;
+  [[nodiscard]] Status copy(const View& from, const View& to, Stream stream) const;
   // No more members come. kOk: all is done; kInProgress; kInvalidArgument: it was closed before.
   Status close() const noexcept { return detail::status(towline_group_close(handle_.get())); }
   [[nodiscard]] Status poll() const noexcept { return detail::status(towline_group_poll(handle_.get())); }
@@ -241,8 +251,10 @@ class Group {
 
  private:
   friend class Agent;
-  explicit Group(towline_group_t* group) noexcept : handle_(group) {}
+  Group(towline_group_t* group, std::shared_ptr<detail::KeptPlans> plans) noexcept
+      : handle_(group), plans_(std::move(plans)) {}
   detail::Handle<towline_group_t, towline_group_release> handle_;
+  std::shared_ptr<detail::KeptPlans> plans_;
 };
 
 inline Plan Agent::plan(const BlockList& from, const BlockList& to, const PlanOptions& options) const {
@@ -250,6 +262,7 @@ inline Plan Agent::plan(const BlockList& from, const BlockList& to, const PlanOp
   native.timeout_ns = Deadline{options.timeout}.remaining_ns();
   native.backend = detail::or_null(options.backend);
   native.usual_bytes = options.usual_bytes;
+  native.recut = options.recut ? 1 : 0;
   towline_plan_t* plan = nullptr;
   detail::check(towline_plan_create(handle_.get(), from.native(), to.native(), &native, &plan));
   return Plan{plan};
@@ -282,7 +295,7 @@ inline Group Agent::group(const GroupOptions& options) const {
   native.callback = options.callback;
   towline_group_t* group = nullptr;
   detail::check(towline_group_create(handle_.get(), &native, &group));
-  return Group{group};
+  return Group{group, plans_};
 }
 
 inline Group Agent::group() const { return group(GroupOptions{}); }

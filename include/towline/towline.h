@@ -32,6 +32,7 @@ typedef struct towline_peer towline_peer_t;
 typedef struct towline_block_list towline_block_list_t;
 typedef struct towline_transfer towline_transfer_t;
 typedef struct towline_counter towline_counter_t;
+typedef struct towline_layout towline_layout_t;  // layout.h
 
 // "0.1.0".
 TOWLINE_API const char* towline_version(void);
@@ -121,6 +122,9 @@ typedef struct towline_region_options_t {
   uint32_t flags;   // TOWLINE_REGION_*
   uint32_t kind;    // towline_kind_t
   uint64_t device;  // GPU ordinal, file descriptor and so on; 0 for dram
+  // 1 to 255 bytes, of which peers are told; null: none. TOWLINE_ALREADY_EXISTS: another region of the agent has it.
+  const char* name;
+  const towline_layout_t* layout;  // of a region with a name; null: none
 } towline_region_options_t;
 
 // Memory that peers on this host can map: sealed shared memory, zeroed, page-aligned.

@@ -132,6 +132,8 @@ class Memory {
   return dram(bytes.data(), bytes.size());
 }
 
+class View;
+
 // Registered memory. The destructor deregisters it: tells peers and waits for work in flight.
 class Region {
  public:
@@ -146,10 +148,18 @@ class Region {
     return status;
   }
   explicit Region(towline_region_t* region) noexcept : handle_(region) {}  // takes it over
+  // Its elements, as the layout says that it was registered with: layout.hpp.
+  [[nodiscard]] View view() const;
+  template <class Index>
+  [[nodiscard]] View operator[](const Index& index) const;
   [[nodiscard]] towline_region_t* native() const noexcept { return handle_.get(); }
 
  private:
+  friend class Agent;
+  void keep_view(std::string name);
   detail::Handle<towline_region_t, detail::deregister> handle_;
+  std::string name_;
+  std::shared_ptr<const View> view_;  // of one with a name; ends before the region
 };
 
 class BlockList;
@@ -173,6 +183,8 @@ class BlockList {
  private:
   friend class Agent;
   friend class Peer;
+  friend class View;
+  explicit BlockList(towline_block_list_t* list) noexcept : handle_(list) {}
   BlockList(towline_agent_t* agent, towline_peer_t* peer, std::span<const Blocks> blocks) {
     towline_block_list_t* list = nullptr;
     detail::check(towline_block_list_create(agent, peer, blocks.data(), blocks.size(), &list));
@@ -217,6 +229,20 @@ class Peer {
     regions.resize(count);
     return regions;
   }
+
+  // What is known of its region with this name, and the name of one of regions(), "" without one.
+  [[nodiscard]] RegionInfo region_info(const std::string& name) const {
+    RegionInfo info{};
+    detail::check(towline_peer_region_find(handle_.get(), name.c_str(), &info));
+    return info;
+  }
+  [[nodiscard]] std::string region_name(uint64_t key) const {
+    std::array<char, TOWLINE_MAX_REGION_NAME_BYTES + 1> name{};
+    detail::check(towline_peer_region_name(handle_.get(), key, name.data(), name.size()));
+    return name.data();
+  }
+  // The elements of its region with this name: layout.hpp. Throws Error(kNotFound) with the names there are.
+  [[nodiscard]] View region(const std::string& name) const;
 
   // Fetches the peer's current metadata. Blocks until it has arrived.
   void refresh(Deadline deadline = std::chrono::seconds{30}) {
@@ -396,6 +422,10 @@ class Counter {
 class Plan;
 class Post;
 class Group;
+namespace detail {
+class KeptPlans;
+std::shared_ptr<KeptPlans> keep_plans(towline_agent_t* agent);
+}  // namespace detail
 struct PlanOptions;
 struct PostOptions;
 struct GroupOptions;
@@ -422,6 +452,7 @@ class Agent {
     }
     detail::check(towline_agent_create(name.c_str(), &native, &agent));
     handle_.reset(agent);
+    plans_ = detail::keep_plans(agent);
   }
 
   [[nodiscard]] std::string_view name() const noexcept { return towline_agent_name(handle_.get()); }
@@ -457,9 +488,13 @@ class Agent {
                    (options.share ? uint32_t{TOWLINE_REGION_SHARE} : 0);
     native.kind = static_cast<uint32_t>(memory.kind);
     native.device = memory.device;
+    native.name = detail::or_null(options.name);
+    native.layout = options.layout ? &*options.layout : nullptr;
     towline_region_t* region = nullptr;
     detail::check(towline_region_register(handle_.get(), memory.address, memory.bytes, &native, &region));
-    return Region{region};
+    Region registered{region};
+    if (!options.name.empty()) registered.keep_view(options.name);
+    return registered;
   }
 
   // This agent's metadata as a blob: with all its regions, or only some.
@@ -534,6 +569,10 @@ class Agent {
   // Starts one post of a plan of its own: plan() costs less where it is used again.
   [[nodiscard]] Post copy(const PickedBlocks& from, const PickedBlocks& to) const;
   [[nodiscard]] Post copy(const PickedBlocks& from, const PickedBlocks& to, PostOptions options) const;
+  // The same by layout. The plans of the last pairs of regions are kept for later copies, and so is a post's run
+  // when its handle is dropped. Throws Error(kMismatch) for views of other shapes.
+  [[nodiscard]] Post copy(const View& from, const View& to) const;
+  [[nodiscard]] Post copy(const View& from, const View& to, PostOptions options) const;
   [[nodiscard]] Group group() const;
   [[nodiscard]] Group group(const GroupOptions& options) const;
 
@@ -571,9 +610,11 @@ class Agent {
 
  private:
   detail::Handle<towline_agent_t, towline_agent_destroy> handle_;
+  std::shared_ptr<detail::KeptPlans> plans_;  // of copy(); ends before the agent
 };
 
 }  // namespace v0
 }  // namespace towline
 
-#include <towline/plan.hpp>  // IWYU pragma: export
+#include <towline/layout.hpp>  // IWYU pragma: export
+#include <towline/plan.hpp>    // IWYU pragma: export

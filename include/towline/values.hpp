@@ -2,13 +2,17 @@
 // Included by towline.hpp.
 #pragma once
 
+#include <towline/layout.h>
 #include <towline/status.h>
 #include <towline/towline.h>
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <ranges>
 #include <span>
 #include <stdexcept>
@@ -130,10 +134,38 @@ struct MemoryOptions {
   bool huge_pages = false;  // huge pages, or fail
 };
 
+// Elements of equal length in up to four nested dimensions, outermost first.
+struct Layout : towline_layout_t {
+  // Without gaps: Layout::dense(page_bytes, {layers, pages}).
+  [[nodiscard]] static Layout dense(uint64_t element_bytes, std::initializer_list<uint64_t> counts) {
+    return strided(element_bytes, counts, {});
+  }
+  // `strides` in bytes, one for each of `counts`.
+  [[nodiscard]] static Layout strided(uint64_t element_bytes, std::initializer_list<uint64_t> counts,
+                                      std::initializer_list<uint64_t> strides) {
+    if (counts.size() > TOWLINE_MAX_DIMENSIONS || (strides.size() != 0 && strides.size() != counts.size()))
+      throw Error{Status::kInvalidArgument, "Layout: at most four counts, and as many strides"};
+    Layout layout{};
+    layout.struct_size = sizeof(towline_layout_t);
+    layout.element_bytes = element_bytes;
+    layout.dimensions = static_cast<uint32_t>(counts.size());
+    std::ranges::copy(counts, layout.count);
+    std::ranges::copy(strides, layout.stride);
+    return layout;
+  }
+};
+
+// A paged cache: `layers` times `pages` pages.
+[[nodiscard]] inline Layout paged(uint64_t layers, uint64_t pages, uint64_t page_bytes) {
+  return Layout::dense(page_bytes, {layers, pages});
+}
+
 struct RegionOptions {
   Access access = Access::kAll;
   bool guarded = false;  // reached only through paths where this agent checks every access
   bool share = false;    // page-aligned private memory: move it in place onto shared memory, for peers to map
+  std::string name{};    // by which peers find it; empty: none
+  std::optional<Layout> layout{};  // of a region with a name
 };
 
 // Views: arguments that own nothing and live as long as the call

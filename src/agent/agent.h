@@ -247,6 +247,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Everything that a peer may know; with_storage: for this agent as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
   std::shared_ptr<Region> take_on(Region region);
+  // Throws Error(kAlreadyExists) if another region that peers can find has the name.
+  void check_name_is_free(const std::string& name);
   std::shared_ptr<Region> take_on_unpublished(Region region);
   [[nodiscard]] Backend& storage_backend(const char* uri);
   static void close_storage(Region& region) noexcept;
@@ -274,6 +276,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Regions and backends come and go one at a time. Before every worker's lock, and taken under none: while a
   // backend registers a terabyte, workers go on.
   std::mutex registration_mutex_;
+  std::map<std::string, uint64_t> region_names_;  // keys of the regions that have or had them
   std::mutex control_mutex_;
   PeerTable peers_;
   IntrusiveList<Post> posts_;

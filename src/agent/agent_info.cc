@@ -172,14 +172,14 @@ std::string Agent::info() {
     result["backends"].push_back(std::move(entry));
   }
   for (const auto& region : regions_->published()) {
-    result["regions"].push_back({{"key", region->ref.key},
-                                 {"kind", kind_name(region->ref.kind)},
-                                 {"device", region->ref.device},
-                                 {"address", region->ref.address},
-                                 {"bytes", region->ref.bytes},
-                                 {"access", region->ref.access},
-                                 {"flags", region->ref.flags},
-                                 {"shared", region->shared.file != nullptr}});
+    json& entry = result["regions"].emplace_back();
+    entry = {{"key", region->ref.key},       {"kind", kind_name(region->ref.kind)},
+             {"device", region->ref.device}, {"address", region->ref.address},
+             {"bytes", region->ref.bytes},   {"access", region->ref.access},
+             {"flags", region->ref.flags},   {"shared", region->shared.file != nullptr}};
+    if (region->label == nullptr) continue;
+    entry["name"] = region->label->name;
+    if (region->label->shaped()) entry["layout"] = describe(region->label->layout);
   }
   std::vector<PeerHold> peers;
   {

@@ -30,7 +30,8 @@ PeerHold Agent::meet(const metadata::PeerSummary& told, std::span<const uint8_t>
   Peer* peer = peers_.unsolicited(identity.incarnation);
   const bool grows = peer == nullptr || !blob.empty();
   const uint64_t bytes = peer == nullptr
-                             ? Peer::metadata_bytes(told.regions, blob.size() + Peer::address_bytes(told))
+                             ? Peer::metadata_bytes(told.regions, blob.size() + Peer::address_bytes(told) +
+                                                                      Peer::name_bytes(told))
                              : peer->metadata_bytes_with(told, blob.size());
   const bool room = !grows || peers_.make_room(peer, bytes, gone);
   const size_t revoked_before = revoked_.size();

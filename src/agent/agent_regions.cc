@@ -1,5 +1,7 @@
 // Agent: registered memory and the metadata that tells peers of it.
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 #include "agent/agent.h"
 #include "agent/host_services.h"
@@ -29,6 +31,30 @@ void check_unused_before_moving(const RegionTable& regions, const towline_region
   }
 }
 
+std::shared_ptr<const RegionLabel> label_from(const towline_region_options_t& options, uint64_t bytes) {
+  if (options.name == nullptr) {
+    if (options.layout != nullptr)
+      fail(Status::kInvalidArgument,
+           "options.layout is given, but options.name is not: peers find it by that");
+    return nullptr;
+  }
+  auto label = std::make_shared<RegionLabel>();
+  label->name = options.name;
+  if (!is_region_name(label->name))
+    fail(Status::kInvalidArgument, "a region's name has 1 to {} bytes, and options.name {}",
+         TOWLINE_MAX_REGION_NAME_BYTES, label->name.size());
+  if (options.layout == nullptr) return label;
+  const std::size_t size = options.layout->struct_size;
+  if (size < offsetof(towline_layout, stride) + sizeof(options.layout->stride))
+    fail(Status::kInvalidArgument, "options.layout->struct_size is {}; set it to sizeof the struct", size);
+  std::memcpy(&label->layout, options.layout, std::min(size, sizeof label->layout));
+  label->layout.struct_size = sizeof label->layout;
+  complete(label->layout);
+  if (const std::string why = wrong_with(label->layout, bytes); !why.empty())
+    fail(Status::kInvalidArgument, "the layout of region '{}' {}", label->name, why);
+  return label;
+}
+
 }  // namespace
 
 std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
@@ -45,6 +71,7 @@ std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
                 0};
   if (region.ref.access == 0) region.ref.access = TOWLINE_ACCESS_ALL;
   validate_region(region.ref, "region");
+  region.label = label_from(options, bytes);
   if (is_storage(options.kind))
     fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
   if (options.kind == TOWLINE_DRAM) {
@@ -67,9 +94,27 @@ std::shared_ptr<Region> Agent::add_private_region(void* address, uint64_t bytes)
 
 std::shared_ptr<Region> Agent::take_on(Region region) {
   const std::lock_guard registering(registration_mutex_);
+  if (region.label != nullptr) check_name_is_free(region.label->name);
   std::shared_ptr<Region> added = take_on_unpublished(std::move(region));
+  if (added->label != nullptr) region_names_[added->label->name] = added->ref.key;
   regions_->publish(added->ref.key);
   return added;
+}
+
+// A region that is being deregistered keeps no name.
+void Agent::check_name_is_free(const std::string& name) {
+  const auto named = region_names_.find(name);
+  if (named == region_names_.end()) {
+    if (region_names_.size() >= metadata::kMaxNamedRegions)
+      fail(Status::kLimitExceeded, "{} regions of agent '{}' have names: there is no room for '{}'",
+           region_names_.size(), options_.name, name);
+    return;
+  }
+  if (regions_->is_published(named->second))
+    fail(Status::kAlreadyExists,
+         "a region of agent '{}' is named '{}' already (key {:#x}): deregister it first, or choose another "
+         "name",
+         options_.name, name, named->second);
 }
 
 std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
@@ -150,6 +195,10 @@ Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t time
   const std::lock_guard registering(registration_mutex_);  // until it is gone: a backend may be coming
   unregister_from_backends(*region);
   forget_own_region(key);
+  if (region->label != nullptr) {
+    const auto named = region_names_.find(region->label->name);
+    if (named != region_names_.end() && named->second == key) region_names_.erase(named);
+  }
   return regions_->remove(key) ? Status::kOk : Status::kStale;
 }
 
@@ -307,6 +356,8 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
     if (is_storage(region->ref.kind) && !with_storage) continue;
     metadata::RegionMetadata entry;
     entry.region = region->ref;
+    if (region->label != nullptr)
+      self.names.push_back({static_cast<uint32_t>(self.regions.size()), *region->label});
     (void)regions_->look_at(region->ref.key, [&](const Region& present) {
       for (uint32_t i = 0; i < told.size(); ++i) {
         if (told[i] >= present.registrations.size() || present.registrations[told[i]].token.empty()) continue;

@@ -91,7 +91,7 @@ void Peer::offer(const metadata::PeerSummary& summary, std::span<const uint8_t> 
   if (summary.regions == 0) return;
   offers_.emplace_back(blob.begin(), blob.end());
   offered_regions_ += summary.regions;
-  offered_bytes_ += blob.size();
+  offered_bytes_ += blob.size() + name_bytes(summary);
 }
 
 // One reader at a time: the second one finds the regions already read.
@@ -132,8 +132,12 @@ void Peer::add_regions(const metadata::PeerMetadata& metadata) {
   Numbers numbers;
   for (const metadata::BackendMetadata& backend : metadata.backends)
     numbers.push_back(agent_.backends().number_of(backend.name));
-  for (const metadata::RegionMetadata& region : metadata.regions) {
+  auto name = metadata.names.begin();
+  for (uint32_t i = 0; i < metadata.regions.size(); ++i) {
+    const metadata::RegionMetadata& region = metadata.regions[i];
     const uint64_t key = region.region.key;
+    const RegionLabel* label = nullptr;
+    if (name != metadata.names.end() && name->region == i) label = &(name++)->label;
     if (const auto known = regions_.find(key); known != regions_.end()) {
       if (!unsolicited_) add_tokens(*known->second, region.tokens, numbers);
       continue;
@@ -142,8 +146,21 @@ void Peer::add_regions(const metadata::PeerMetadata& metadata) {
     auto made = make_region(region, numbers);
     if (made == nullptr) continue;
     made->order = ++last_order_;
+    if (label != nullptr) made->label = label_of(*label, made->ref.bytes);
     regions_.emplace(key, std::move(made));
   }
+}
+
+// A layout that does not fit the region is of no use here; the name is.
+std::shared_ptr<const RegionLabel> Peer::label_of(const RegionLabel& told, uint64_t region_bytes) const {
+  auto label = std::make_shared<RegionLabel>(told);
+  if (!label->shaped()) return label;
+  if (const std::string why = wrong_with(label->layout, region_bytes); !why.empty()) {
+    TOWLINE_LOG_EVERY(kInfo, 10 * kSecondNs, "the layout of region '{}' of peer '{}' is left out: it {}",
+                      label->name, name_, why);
+    label->layout = {};
+  }
+  return label;
 }
 
 std::shared_ptr<RemoteRegion> Peer::make_region(const metadata::RegionMetadata& region,
@@ -212,6 +229,24 @@ std::shared_ptr<RemoteRegion> Peer::region(uint64_t key) {
   return found == regions_.end() ? nullptr : found->second;
 }
 
+// The owner may have deregistered a region and registered another under its name, and this agent not have heard of the
+// first yet.
+std::shared_ptr<RemoteRegion> Peer::region(std::string_view name) {
+  std::shared_ptr<RemoteRegion> latest;
+  std::string names;
+  if (unsolicited_) read_offers();
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, region] : regions_) {
+    if (region->label == nullptr) continue;
+    if (region->label->name == name && (latest == nullptr || latest->order < region->order)) latest = region;
+    if (names.size() < 200) names += fmt::format("{}'{}'", names.empty() ? "" : ", ", region->label->name);
+  }
+  if (latest == nullptr)
+    fail(Status::kNotFound, "peer '{}' has no region named '{}'; it has {}", name_, name,
+         names.empty() ? "none with a name" : names);
+  return latest;
+}
+
 std::size_t Peer::region_count() const {
   std::lock_guard lock(mutex_);
   return regions_.size() + offered_regions_;
@@ -234,7 +269,8 @@ uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_
   const bool replaces = whole && !in_use();
   std::lock_guard lock(mutex_);
   return metadata_bytes(summary.regions + (whole ? 0 : offered_regions_) + (replaces ? 0 : regions_.size()),
-                        blob_bytes + (whole ? 0 : offered_bytes_) + address_bytes_ + address_bytes(summary));
+                        blob_bytes + name_bytes(summary) + (whole ? 0 : offered_bytes_) + address_bytes_ +
+                            address_bytes(summary));
 }
 
 // Of regions that are alike in all but their keys, addresses mean the latest: its owner may have deregistered the

@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,9 @@ struct Backend;
 // A region of a peer. Shared by the peer, block lists and links' imports.
 struct RemoteRegion {
   towline_region_ref ref = {};
-  uint64_t order = 0;             // later regions of the peer have higher ones
-  metadata::RegionTokens tokens;  // by this agent's index of the backend
+  uint64_t order = 0;                        // later regions of the peer have higher ones
+  std::shared_ptr<const RegionLabel> label;  // null: it has no name
+  metadata::RegionTokens tokens;             // by this agent's index of the backend
   // Those that came with later metadata, of backends that the peer had added meanwhile. It only grows.
   struct Later {
     metadata::RegionTokens tokens;
@@ -115,12 +117,17 @@ class Peer {
   [[nodiscard]] bool has_address(const std::string& backend) const;
   [[nodiscard]] std::vector<std::shared_ptr<RemoteRegion>> regions();
   [[nodiscard]] std::shared_ptr<RemoteRegion> region(uint64_t key);
+  // The latest with this name; throws Error(kNotFound) that lists the names there are.
+  [[nodiscard]] std::shared_ptr<RemoteRegion> region(std::string_view name);
   // Includes regions that have not been read yet.
   [[nodiscard]] std::size_t region_count() const;
   // The approximate size of regions, tokens and addresses, read or not.
   [[nodiscard]] uint64_t metadata_bytes() const;
   [[nodiscard]] static uint64_t metadata_bytes(std::size_t regions, uint64_t blob_bytes) noexcept {
     return regions * uint64_t{kRegionBytes} + blob_bytes;
+  }
+  [[nodiscard]] static uint64_t name_bytes(const metadata::PeerSummary& summary) noexcept {
+    return summary.names * uint64_t{kNameBytes};
   }
   [[nodiscard]] static uint64_t address_bytes(const metadata::PeerSummary& summary) noexcept;
   // The same once this has been offered as well.
@@ -193,6 +200,7 @@ class Peer {
   friend class PeerHold;
   using Numbers = std::vector<std::optional<uint32_t>>;  // this agent's, by the blob's number of a backend
   static constexpr std::size_t kRegionBytes = 256;
+  static constexpr std::size_t kNameBytes = 160;  // more, of a region with a name
 
   // The first link that `wanted` accepts, or null.
   template <class Wanted>
@@ -202,6 +210,8 @@ class Peer {
   void read_offers();
   void take_addresses(const metadata::PeerMetadata& metadata);
   // Null: it is invalid here.
+  [[nodiscard]] std::shared_ptr<const RegionLabel> label_of(const RegionLabel& told,
+                                                            uint64_t region_bytes) const;
   [[nodiscard]] std::shared_ptr<RemoteRegion> make_region(const metadata::RegionMetadata& region,
                                                           const Numbers& numbers) const;
   static void add_tokens(RemoteRegion& known, const metadata::RegionTokens& tokens, const Numbers& numbers);

@@ -71,8 +71,15 @@ class PostPlan final : public AfterEnding {
   // After retire() succeeded, or establish() threw.
   ~PostPlan();
 
+  // How many posts are in flight or held by the application.
+  [[nodiscard]] uint32_t in_use() noexcept { return made_.load(std::memory_order_acquire) - count_free(); }
+
   // Finds the route, for posts of about so many bytes. Throws Error; see Route.
   void establish(std::string_view backend, LateDeadline deadline, uint64_t bytes);
+
+  // Posts that pick nothing on either side are to be refused: why. "": they are taken.
+  void refuse_whole(std::string why) { why_not_whole_ = std::move(why); }
+  [[nodiscard]] const std::string& why_not_whole() const noexcept { return why_not_whole_; }
 
   // Starts a run. `post`: receives its handle, unless null. kOk: it is over already. An error: not accepted, as
   // with kAgain: too many posts are in flight or held, or credit is missing. Throws Error for picks that are wrong.
@@ -106,6 +113,7 @@ class PostPlan final : public AfterEnding {
 
   Route route_;
   const uint64_t timeout_ns_;
+  std::string why_not_whole_;
   std::atomic<bool> closing_{false};
   uint32_t retired_ = 0;           // posts, by retire()
   std::atomic<uint64_t> free_{0};  // the first one's index + 1, below a count of changes

@@ -46,8 +46,17 @@ class WireWriter {
   void string16(std::string_view text) { counted<uint16_t>(as_bytes(text)); }
   void string32(std::string_view text) { counted<uint32_t>(as_bytes(text)); }
 
-  // Overwrites four bytes written earlier, such as a length known only now. offset counts from the start.
-  void patch_u32(std::size_t offset, uint32_t value) noexcept {
+  // Overwrites bytes written earlier, such as a length known only now. offset counts from the start.
+  void patch_u16(std::size_t offset, uint16_t value) noexcept { patch(offset, value); }
+  void patch_u32(std::size_t offset, uint32_t value) noexcept { patch(offset, value); }
+
+  bool ok() const noexcept { return !failed_; }
+  std::size_t size() const noexcept { return size_; }  // bytes this writer wrote
+  std::span<const uint8_t> written() const noexcept { return {begin(), size_}; }
+
+ private:
+  template <class Value>
+  void patch(std::size_t offset, Value value) noexcept {
     if (failed_) return;
     if (offset > size_ || size_ - offset < sizeof value) {
       failed_ = true;
@@ -55,12 +64,6 @@ class WireWriter {
     }
     std::memcpy(begin() + offset, &value, sizeof value);
   }
-
-  bool ok() const noexcept { return !failed_; }
-  std::size_t size() const noexcept { return size_; }  // bytes this writer wrote
-  std::span<const uint8_t> written() const noexcept { return {begin(), size_}; }
-
- private:
   static std::span<const uint8_t> as_bytes(std::string_view text) noexcept {
     return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
   }

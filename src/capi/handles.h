@@ -40,6 +40,8 @@ struct towline_block_list final : towline::BlockList {
   using BlockList::add_remote_region;
 
   towline::ResolvedList own;
+  std::shared_ptr<const towline::RegionLabel>
+      label;                                 // of the region that all of it was made from; null: none
   const towline::Id agent;                   // its incarnation
   std::shared_ptr<towline::BlockList> self;  // until it is destroyed; transfers keep the list longer
 };
@@ -73,6 +75,14 @@ int32_t guard(const char* function, Call&& call) noexcept {
 inline void need(const void* pointer, const char* what) {
   if (pointer == nullptr) fail(Status::kInvalidArgument, "{} is null", what);
 }
+
+// The layout that the list was made with; null: none.
+[[nodiscard]] inline const towline_layout_t* layout_of(const towline_block_list_t& list) noexcept {
+  return list.label != nullptr && list.label->shaped() ? &list.label->layout : nullptr;
+}
+// Throws Error(kMismatch) for lists whose layouts have other elements or numbers of dimensions. "": all of one can be
+// moved to all of the other; else why not.
+[[nodiscard]] std::string check_layouts(const towline_block_list_t& one, const towline_block_list_t& other);
 
 // Throws Error for a list that is null or of another agent.
 void check_list(const Agent& agent, const towline_block_list_t* list, const char* what);

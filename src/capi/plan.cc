@@ -84,6 +84,8 @@ int32_t post_of(PostPlan& plan, const towline_post_options_t& given, PlannedPost
   if (given.stream_kind == TOWLINE_STREAM_NONE && given.stream != nullptr)
     fail(Status::kInvalidArgument, "options.stream is set, but options.stream_kind is TOWLINE_STREAM_NONE");
   const bool reading = plan.route().op() == TOWLINE_READ;
+  if (!plan.why_not_whole().empty() && picks_of(given.from) == nullptr && picks_of(given.to) == nullptr)
+    fail(Status::kMismatch, "{}", plan.why_not_whole());
   const PickPair picks = {picks_of(reading ? given.to : given.from),
                           picks_of(reading ? given.from : given.to)};
   void* const* const stream = given.stream_kind == TOWLINE_STREAM_NONE ? nullptr : &given.stream;
@@ -112,6 +114,7 @@ int32_t towline_plan_create(towline_agent_t* agent, towline_block_list_t* from, 
     if (remote->peer() == nullptr) remote = owner.as_remote(remote);
     auto made = std::make_unique<PostPlan>(agent->agent, reading ? TOWLINE_READ : TOWLINE_WRITE,
                                            std::move(local), std::move(remote), timeout_ns);
+    if (given.recut == 0) made->refuse_whole(capi::check_layouts(*from, *to));
     made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns),
                     given.usual_bytes);
     *plan = reinterpret_cast<towline_plan_t*>(made.release());
@@ -126,6 +129,8 @@ int32_t towline_plan_route(towline_plan_t* plan, char* json, size_t capacity, si
     return capi::give(text.data(), text.size(), true, json, capacity, needed);
   });
 }
+
+uint32_t towline_plan_in_use(towline_plan_t* plan) { return plan == nullptr ? 0 : of(plan).in_use(); }
 
 int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {

@@ -58,6 +58,9 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
            local->peer()->name());
     }
     const auto given = capi::take_options(options, "options");
+    if (const std::string why = capi::check_layouts(*local, *remote);
+        !why.empty() && local_picks == nullptr && remote_picks == nullptr)
+      fail(Status::kMismatch, "{}", why);
     const PostOptions wanted = post_options(given);
     const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
     std::shared_ptr<BlockList> target = remote->self;

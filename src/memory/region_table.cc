@@ -139,6 +139,12 @@ uint64_t RegionTable::pinned(uint64_t key) const noexcept {
   return slot == nullptr ? 0 : slot->state.load(std::memory_order_acquire) & kPinMask;
 }
 
+bool RegionTable::is_published(uint64_t key) const noexcept {
+  const ReadMostlyLock::Reader lock(lock_);
+  const Slot* const slot = find_slot(key);
+  return slot != nullptr && (slot->state.load(std::memory_order_relaxed) & kPublished) != 0;
+}
+
 std::shared_ptr<Region> RegionTable::find(uint64_t key) const {
   const ReadMostlyLock::Reader lock(lock_);
   const Slot* slot = find_slot(key);

@@ -22,6 +22,7 @@
 
 #include "base/sync/read_mostly_lock.h"
 #include "memory/region_index.h"
+#include "memory/region_label.h"
 #include "memory/shared_memory.h"
 
 namespace towline {
@@ -42,6 +43,7 @@ struct Region {
   std::string shared_reason;                      // why they can't, for people
   std::shared_ptr<InPlaceShare> in_place;         // TOWLINE_REGION_SHARE: undone when the last region lets go
   std::vector<RegionRegistration> registrations;  // by the agent's number of the backend
+  std::shared_ptr<const RegionLabel> label;       // null: it has no name
   std::shared_ptr<void> storage;                  // what the agent keeps for a file or the like; null: memory
   bool retired = false;                           // its registrations may be gone: nothing new may use them
 };
@@ -85,6 +87,8 @@ class RegionTable {
   // Pins held now; 0 for an unknown key. After retire() it only falls.
   [[nodiscard]] uint64_t pinned(uint64_t key) const noexcept;
 
+  // Found by peers: published, and not retired.
+  [[nodiscard]] bool is_published(uint64_t key) const noexcept;
   // Null if it does not exist (any more); also finds unpublished and retired ones.
   [[nodiscard]] std::shared_ptr<Region> find(uint64_t key) const;
   // The same region, which `look` reads under the table's lock. False if it does not exist.

@@ -1,4 +1,4 @@
-// The towline command: info, counters, bench, replay, cp, serve, completions.
+// The towline command: info, counters, bench, replay, cp, ls, serve, completions.
 
 #include <fmt/format.h>
 
@@ -15,6 +15,7 @@
 #include "cp/command.h"
 #include "failure.h"
 #include "info.h"
+#include "ls.h"
 #include "options.h"
 #include "process.h"
 #include "replay/command.h"
@@ -68,6 +69,7 @@ int run(int argc, char** argv) {
   tool::bench::add_bench_command(app, common);
   tool::replay::add_replay_command(app, common);
   tool::cp::add_cp_command(app, common);
+  tool::add_ls_command(app, common);
   tool::add_serve_command(app, common);
   tool::add_completions_command(app);
   const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };

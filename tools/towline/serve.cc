@@ -42,8 +42,11 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
   const Signals signals;
   uint64_t wanted = 0;
   std::vector<uint64_t> sizes;
+  std::vector<std::string> names;
   for (const std::string& text : options.memory) {
-    sizes.push_back(parse_size(text));
+    const size_t mark = text.rfind('=');
+    names.push_back(mark == std::string::npos ? "" : text.substr(0, mark));
+    sizes.push_back(parse_size(mark == std::string::npos ? text : text.substr(mark + 1)));
     wanted += sizes.back();
   }
   if (const uint64_t free = towline_memory_available(); wanted > free)
@@ -56,11 +59,12 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
   std::vector<towline::Region> regions;
   json places = json::array();
   for (const Buffer& buffer : buffers) {
-    regions.push_back(
-        agent.register_memory(towline::dram(buffer.data(), buffer.size()),
-                              {.access = access_of(options.access), .guarded = options.guarded}));
-    places.push_back({{"place", fmt::format("peer:{}#{}", agent.address(), regions.size() - 1)},
-                      {"bytes", buffer.size()}});
+    const std::string& name = names[regions.size()];
+    regions.push_back(agent.register_memory(
+        towline::dram(buffer.data(), buffer.size()),
+        {.access = access_of(options.access), .guarded = options.guarded, .name = name}));
+    const std::string which = name.empty() ? fmt::format("#{}", regions.size() - 1) : "/" + name;
+    places.push_back({{"place", fmt::format("peer:{}{}", agent.address(), which)}, {"bytes", buffer.size()}});
   }
   if (common.json) {
     fmt::print("{}\n",
@@ -82,7 +86,7 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
   auto* command = app.add_subcommand("serve", "Hold memory that peers read and write, for `towline cp`");
   auto options = std::make_shared<ServeOptions>();
   command->add_option("--memory", options->memory, "A region of memory; may be given several times")
-      ->type_name("SIZE")
+      ->type_name("[NAME=]SIZE")
       ->required();
   command->add_option("--name", options->name, "Of the agent")->capture_default_str();
   command->add_option("--listen", options->listen, "Where peers connect")
@@ -105,7 +109,7 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
       "port\n"
       "can use the memory.\n\n"
       "Examples:\n"
-      "  towline serve --memory 4GiB --listen 10.0.0.7:7700\n"
+      "  towline serve --memory kv=4GiB --listen 10.0.0.7:7700\n"
       "  towline serve --memory 1GiB --memory 1GiB --access read");
   command->callback([options, &common] { serve(*options, common); });
 }

@@ -14,6 +14,8 @@
 #include <towline/towline.hpp>
 #include <utility>
 
+#include "ls.h"
+
 namespace tool {
 namespace {
 
@@ -80,6 +82,19 @@ TEST(Serve, holds_regions_that_peers_use_and_ends_when_told_to) {
   const int status = serving.end(SIGTERM);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Serve, regions_have_names_that_ls_shows) {
+  Serving serving("--memory kv=1MiB --memory 64KiB");
+  ASSERT_TRUE(serving.said().is_object()) << serving.said();
+  const std::string address = serving.said().at("address");
+  EXPECT_EQ(serving.said().at("memory")[0].at("place"), "peer:" + address + "/kv");
+  const nlohmann::json listed = list_place("peer:" + address);
+  ASSERT_EQ(listed.size(), 2u);
+  EXPECT_EQ(listed[0].at("place"), "peer:" + address + "/kv");
+  EXPECT_EQ(listed[0].at("bytes"), 1 << 20);
+  EXPECT_EQ(listed[0].at("access"), "all");
+  EXPECT_EQ(listed[1].at("place"), "peer:" + address + "#1");
 }
 
 TEST(Serve, refuses_what_it_can_not_hold) {

@@ -69,4 +69,7 @@ class Picks {
   std::vector<uint64_t> copy_;
 };
 
+// An array's pages: one block for each index of the dimensions up to and including page_dim; None is 0 (blocks.cc).
+towline_blocks_t pages_of(const Array& array, nb::handle page_dim);
+
 }  // namespace towline::python

@@ -205,6 +205,10 @@ Blocks entry_of(nb::handle item, bool ours, nb::handle page_dim, uint32_t kind) 
 
 }  // namespace
 
+towline_blocks_t pages_of(const Array& array, nb::handle page_dim) {
+  return blocks_of_array(array, page_dim);
+}
+
 nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source, nb::handle page_dim,
                            nb::handle kind) {
   const bool ours = peer.is_none();
@@ -265,8 +269,9 @@ void bind_blocks(nb::module_& module) {
         if (blocks.device != 0) result += ", device=" + std::to_string(blocks.device);
         return nb::str((result + ")").c_str());
       });
-  nb::class_<BlockList>(module, "BlockList", nb::type_slots(collected<BlockList>))
-      .def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
+  nb::class_<BlockList> list(module, "BlockList", nb::type_slots(collected<BlockList>));
+  bind_layout(module, list);
+  list.def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("blocks", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("bytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
       .def_prop_ro("peer", [](const BlockList& list) { return list.peer; })

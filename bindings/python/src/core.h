@@ -195,6 +195,7 @@ struct Peer {
 struct Region {
   nb::object agent;
   nb::object owner;     // what was registered
+  nb::object name;      // a str, or null without one
   Py_buffer buffer{};   // keeps its memory where it is; obj null: none
   nb::object exported;  // keeps the memory of a DLPack tensor
   towline_region_t* native = nullptr;
@@ -203,6 +204,7 @@ struct Region {
   uint32_t kind = TOWLINE_DRAM;
   uint64_t device = 0;
   uint32_t calls = 0;  // under way without the GIL; deregister() refuses meanwhile
+  nb::object view;     // its elements, once somebody asked
   bool deregistering = false;
 
   Region() = default;
@@ -214,6 +216,7 @@ struct Region {
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(agent.ptr());
     Py_VISIT(owner.ptr());
+    Py_VISIT(view.ptr());
     return 0;
   }
 };
@@ -224,6 +227,7 @@ struct BlockList {
   nb::object agent;
   nb::object peer;  // None: the agent's own memory
   towline_block_list_t* native = nullptr;
+  uint64_t region_key = 0;  // of the region that all of it was made from; 0: none
 
   BlockList() = default;
   BlockList(const BlockList&) = delete;
@@ -237,5 +241,9 @@ struct BlockList {
 };
 nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source, nb::handle page_dim,
                            nb::handle kind);
+// All elements of a region of the agent, or of the peer's with this name (layout.cc).
+nb::object region_list(const Region& region);
+nb::object peer_region_list(nb::handle peer, nb::handle name);
+void bind_layout(nb::module_& module, nb::class_<BlockList>& list);
 
 }  // namespace towline::python

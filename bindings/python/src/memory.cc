@@ -1,6 +1,10 @@
 // Memory that peers can map, and registered regions.
 #include "arrays.h"
 
+#include <nanobind/stl/string.h>
+#include <towline/layout.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace towline::python {
@@ -77,9 +81,39 @@ bool is_address(nb::handle object) {
   return true;
 }
 
-// Finds the memory of an object to register; sets the region's owner.
-void take_memory(nb::handle object, Region& region, towline_region_options_t& options) {
+// From (element_bytes, counts[, strides]).
+void take_layout(nb::handle given, towline_layout_t& layout) {
+  const auto fail = [] {
+    raise(TOWLINE_INVALID_ARGUMENT,
+          "layout is a Layout: (element_bytes, counts[, strides]), up to four of each");
+  };
+  if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) < 2) fail();
+  layout.element_bytes = unsigned_integer(given[0], "element_bytes");
+  const auto take = [&](nb::handle numbers, uint64_t* to, const char* what) {
+    if (!PySequence_Check(numbers.ptr()) || PySequence_Size(numbers.ptr()) > TOWLINE_MAX_DIMENSIONS) fail();
+    uint32_t taken = 0;
+    for (nb::handle number : numbers) to[taken++] = unsigned_integer(number, what);
+    return taken;
+  };
+  layout.dimensions = take(given[1], layout.count, "a count of a layout");
+  if (PyTuple_GET_SIZE(given.ptr()) < 3 || given[2].is_none()) return;
+  if (take(given[2], layout.stride, "a stride of a layout") != layout.dimensions) fail();
+}
+
+void layout_of_pages(const Array& array, nb::handle page_dim, towline_layout_t& layout) {
+  const towline_blocks_t pages = pages_of(array, page_dim);
+  layout.element_bytes = pages.length;
+  layout.dimensions = pages.dimensions;
+  std::copy(pages.count, pages.count + pages.dimensions, layout.count);
+  std::copy(pages.stride, pages.stride + pages.dimensions, layout.stride);
+}
+
+// Finds the memory of an object to register; sets the region's owner, and the layout if page_dim is given.
+void take_memory(nb::handle object, Region& region, towline_region_options_t& options, nb::handle page_dim,
+                 towline_layout_t& layout) {
   if (is_address(object)) {
+    if (!page_dim.is_none())
+      raise(TOWLINE_INVALID_ARGUMENT, "page_dim is of arrays; memory by address has a layout");
     region.address = unsigned_integer(object[0], "address");
     region.bytes = unsigned_integer(object[1], "length");
     if (PyTuple_GET_SIZE(object.ptr()) == 3) options.device = unsigned_integer(object[2], "device");
@@ -96,6 +130,7 @@ void take_memory(nb::handle object, Region& region, towline_region_options_t& op
   if (array.read_only && (options.access & TOWLINE_ACCESS_WRITE) != 0) {
     raise(TOWLINE_PERMISSION_DENIED, "register: the memory is read-only: register it with access='read'");
   }
+  if (!page_dim.is_none()) layout_of_pages(array, page_dim, layout);
   region.address = array.address;
   region.bytes = array.items() * array.item_bytes;
   options.kind = array.kind;
@@ -106,7 +141,8 @@ void take_memory(nb::handle object, Region& region, towline_region_options_t& op
 }
 
 nb::object register_memory(nb::handle_t<Agent> self, nb::handle object, nb::handle access, bool guarded,
-                           bool share, nb::handle kind) {
+                           bool share, nb::handle kind, nb::handle name, nb::handle given_layout,
+                           nb::handle page_dim) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_region_options_t, options);
@@ -114,7 +150,19 @@ nb::object register_memory(nb::handle_t<Agent> self, nb::handle object, nb::hand
   options.flags =
       (guarded ? uint32_t{TOWLINE_REGION_GUARDED} : 0) | (share ? uint32_t{TOWLINE_REGION_SHARE} : 0);
   if (!kind.is_none()) options.kind = kind_of(kind);
-  take_memory(object, *region, options);
+  TOWLINE_INIT(towline_layout_t, layout);
+  take_memory(object, *region, options, page_dim, layout);
+  if (!given_layout.is_none()) {
+    if (layout.dimensions != 0) raise(TOWLINE_INVALID_ARGUMENT, "register: layout or page_dim, not both");
+    take_layout(given_layout, layout);
+  }
+  if (!given_layout.is_none() || !page_dim.is_none()) options.layout = &layout;
+  std::string its_name;
+  if (!name.is_none()) {
+    its_name = bytes_of_text(name, "name");
+    options.name = its_name.c_str();
+    region->name = nb::borrow(name);
+  }
   region->agent = nb::borrow(self);
   region->kind = options.kind;
   region->device = options.device;
@@ -128,6 +176,15 @@ nb::object register_memory(nb::handle_t<Agent> self, nb::handle object, nb::hand
   check(status, "towline_region_register");
   region->native = native;
   return result;
+}
+
+// Kept, since plans are kept by its list.
+nb::object view(nb::handle_t<Region> self) {
+  Region& region = nb::cast<Region&>(self);
+  (void)region.use();
+  if (!region.view.is_valid())
+    region.view = nb::module_::import_("towline._layout").attr("region_view")(self);
+  return region.view;
 }
 
 void deregister(Region& region, nb::handle timeout) {
@@ -227,15 +284,21 @@ void bind_memory(nb::module_& module) {
       .def_prop_ro("kind", [](const Region& one) { return kind_name(one.kind); })
       .def_prop_ro("owner", [](const Region& one) { return one.owner.is_valid() ? one.owner : nb::none(); })
       .def("deregister", &deregister, nb::arg("timeout") = nb::none())
+      .def_prop_ro("name", [](const Region& one) { return one.name.is_valid() ? one.name : nb::none(); })
+      .def("view", &view)
+      .def("__getitem__", [](nb::handle_t<Region> self, nb::handle picks) { return view(self)[picks]; })
       .def("__repr__", [](const Region& one) {
         if (one.native == nullptr) return nb::str("Region(deregistered)");
-        return nb::str("Region(key={}, address={:#x}, bytes={}, kind={!r})")
-            .format(towline_region_key(one.native), one.address, one.bytes, kind_name(one.kind));
+        const std::string named = one.name.is_valid() ? nb::cast<std::string>(nb::repr(one.name)) + ", " : "";
+        return nb::str("Region({}key={}, address={:#x}, bytes={}, kind={!r})")
+            .format(named.c_str(), towline_region_key(one.native), one.address, one.bytes,
+                    kind_name(one.kind));
       });
   bind_storage(module, region);
   module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("bytes"), nb::arg("huge"));
   module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
-             nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none());
+             nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none(), nb::arg("name").none(),
+             nb::arg("layout").none(), nb::arg("page_dim").none());
 }
 
 }  // namespace towline::python

@@ -2,13 +2,17 @@
 #include <algorithm>
 #include <vector>
 
+#include <towline/layout.h>
+
 #include "core.h"
 
 namespace towline::python {
 
 namespace {
 
-struct RegionInfo : towline_region_info_t {};
+struct RegionInfo : towline_region_info_t {
+  std::string name;
+};
 
 nb::list regions(const Peer& peer) {
   std::vector<towline_region_info_t> known(64);
@@ -19,8 +23,16 @@ nb::list regions(const Peer& peer) {
     check(towline_peer_regions(peer.use(), known.data(), &count), "towline_peer_regions");
   }
   nb::list list;
-  for (size_t i = 0; i < count; ++i) list.append(nb::cast(RegionInfo{known[i]}));
+  for (size_t i = 0; i < count; ++i) {
+    char name[TOWLINE_MAX_REGION_NAME_BYTES + 1] = "";
+    (void)towline_peer_region_name(peer.native, known[i].key, name, sizeof name);
+    list.append(nb::cast(RegionInfo{known[i], name}));
+  }
   return list;
+}
+
+nb::object region(nb::handle_t<Peer> self, nb::handle name) {
+  return nb::module_::import_("towline._layout").attr("peer_view")(self, name);
 }
 
 const char* health(const Peer& peer) {
@@ -104,6 +116,11 @@ towline_peer_t* Peer::use() const {
 void bind_peer(nb::module_& module) {
   nb::class_<RegionInfo>(module, "RegionInfo")
       .def_ro("key", &RegionInfo::key)
+      .def_prop_ro("name",
+                   [](const RegionInfo& region) -> nb::object {
+                     if (region.name.empty()) return nb::none();
+                     return text(region.name.c_str());
+                   })
       .def_ro("address", &RegionInfo::address)
       .def_ro("bytes", &RegionInfo::bytes)
       .def_ro("device", &RegionInfo::device)
@@ -120,6 +137,8 @@ void bind_peer(nb::module_& module) {
       .def_prop_ro("incarnation", [](const Peer& peer) { return text(towline_peer_incarnation(peer.use())); })
       .def_prop_ro("health", &health)
       .def("regions", &regions)
+      .def("region", &region, nb::arg("name"))
+      .def("__getitem__", &region, nb::arg("name"))
       .def(
           "block_list",
           [](nb::handle_t<Peer> self, nb::handle source, nb::handle kind) {

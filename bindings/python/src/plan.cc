@@ -148,7 +148,7 @@ std::string text_of(Handle* handle, Ask ask) {
 // ---- plans
 
 nb::object make_plan(nb::handle agent, nb::handle from, nb::handle to, nb::handle timeout, nb::handle backend,
-                     nb::handle usual_bytes) {
+                     nb::handle usual_bytes, bool recut) {
   auto* plan = new Plan;
   nb::object made = nb::cast(plan, nb::rv_policy::take_ownership);
   plan->agent = nb::borrow(agent);
@@ -162,6 +162,7 @@ nb::object make_plan(nb::handle agent, nb::handle from, nb::handle to, nb::handl
   TOWLINE_INIT(towline_plan_options_t, options);
   options.timeout_ns = plan->timeout;
   options.usual_bytes = unsigned_integer(usual_bytes, "usual_bytes");
+  options.recut = recut ? 1 : 0;
   std::string its_backend;
   if (!backend.is_none()) {
     its_backend = bytes_of_text(backend, "backend");
@@ -487,7 +488,7 @@ void bind_plan(nb::module_& module) {
       .def_ro("_agent", &Group::agent)
       .def("_look", [](const Group& group) { return nb::int_(look(group)); });
   module.def("_plan", &make_plan, nb::arg("agent"), nb::arg("from"), nb::arg("to"), nb::arg("timeout").none(),
-             nb::arg("backend").none(), nb::arg("usual_bytes"));
+             nb::arg("backend").none(), nb::arg("usual_bytes"), nb::arg("recut"));
   module.def("_make_group", &make_group, nb::arg("agent"), nb::arg("notice").none(),
              nb::arg("counter").none(), nb::arg("timeout").none(), nb::arg("priority"),
              nb::arg("awaitable").none());

@@ -33,17 +33,20 @@ from ._core import version as __version__
 from ._errors import (
     AddressInUse,
     Again,
+    AlreadyExists,
     Busy,
     Cancelled,
     Closed,
     Corrupt,
     Error,
     Forked,
+    Internal,
     InvalidArgument,
     IoError,
     LimitExceeded,
     Mismatch,
     NoRoute,
+    NoSpace,
     NotFound,
     OutOfMemory,
     OutOfRange,
@@ -58,12 +61,14 @@ from ._errors import (
     Unreachable,
     Unsupported,
 )
+from ._layout import Layout, View
 from ._storage import StorageInfo
 
 __all__ = [
     "AddressInUse",
     "Again",
     "Agent",
+    "AlreadyExists",
     "BlockList",
     "Blocks",
     "Busy",
@@ -77,12 +82,15 @@ __all__ = [
     "Error",
     "Forked",
     "GroupResult",
+    "Internal",
     "InvalidArgument",
     "IoError",
+    "Layout",
     "LimitExceeded",
     "Memory",
     "Mismatch",
     "NoRoute",
+    "NoSpace",
     "NotFound",
     "Notice",
     "OutOfMemory",
@@ -106,5 +114,6 @@ __all__ = [
     "Transfer",
     "Unreachable",
     "Unsupported",
+    "View",
     "Watch",
 ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._asyncio import Hub, Notices
+    from ._layout import Layout, View
     from ._plan import Group, PickedBlocks
 
 atexit.register(_core._close_all)
@@ -62,7 +63,7 @@ class Agent(_core.Agent):
         super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
         self._hub_of_loops: Hub | None = None
         self._directories: dict[str, _core.Directory] = {}
-        self._plans: dict[tuple[int, int], _core.Plan] = {}  # the last used last
+        self._plans: dict[tuple[Any, Any], _core.Plan] = {}  # the last used last
 
     def __enter__(self) -> Agent:
         return self
@@ -94,7 +95,16 @@ class Agent(_core.Agent):
         return _core._allocate(self, bytes, huge)
 
     def register(
-        self, obj: Any, *, access: str = "all", guarded: bool = False, share: bool = False, kind: str | None = None
+        self,
+        obj: Any,
+        *,
+        access: str = "all",
+        guarded: bool = False,
+        share: bool = False,
+        kind: str | None = None,
+        name: str | None = None,
+        layout: Layout | tuple[Any, ...] | None = None,
+        page_dim: int | None = None,
     ) -> _core.Region:
         """Lets peers reach memory: of an array, a tensor, a buffer, or (address, length[, device]).
 
@@ -102,9 +112,13 @@ class Agent(_core.Agent):
         access. share: moves page-aligned private memory onto shared memory in place, so that peers can map it; nobody may
         write to it meanwhile, nor while the last Region of it is deregistered, which moves it back.
 
+        name: by which peers find it, `peer[name]`; AlreadyExists if another region of the agent has it. page_dim: of an
+        array, the dimension whose elements are moved as a whole; or layout: the same said in bytes. Then `region[3, pages]`
+        are elements of it, and `peer[name][3, pages]` of the peer's.
+
         The Region keeps `obj` alive. Keep the Region: dropping it deregisters, as `region.deregister()` does.
         """
-        return _core._register(self, obj, access, guarded, share, kind)
+        return _core._register(self, obj, access, guarded, share, kind, name, layout, page_dim)
 
     # ---- storage
 
@@ -248,18 +262,21 @@ class Agent(_core.Agent):
         timeout: float | None = None,
         backend: str | None = None,
         usual_bytes: int = 0,
+        recut: bool = False,
     ) -> _core.Plan:
         """Prepares moving blocks from one list to another, once: `plan.post(from_picks, to_picks)` moves some of them.
 
         One of the lists is a peer's, or both are this agent's (memory and files). timeout: seconds from each post that
-        names none. backend: forces one. usual_bytes: of a post, for the choice of the backend.
+        names none. backend: forces one. usual_bytes: of a post, for the choice of the backend. recut: pairs the bytes
+        of picked blocks in order, whatever the layouts of their regions say; without it, layouts that don't match raise
+        Mismatch.
         """
-        return _core._plan(self, from_, to, timeout, backend, usual_bytes)
+        return _core._plan(self, from_, to, timeout, backend, usual_bytes, recut)
 
     def copy(
         self,
-        from_: _core.BlockList | PickedBlocks,
-        to: _core.BlockList | PickedBlocks,
+        from_: _core.BlockList | PickedBlocks | View,
+        to: _core.BlockList | PickedBlocks | View,
         *,
         notice: bytes | None = None,
         counter: int | tuple[int, int] | None = None,
@@ -275,10 +292,9 @@ class Agent(_core.Agent):
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to add
         to then. timeout: seconds. priority: "latency" goes before "bulk". stream: of a GPU, in whose order it moves.
         """
-        from ._plan import picked
+        from ._plan import pair
 
-        source, from_picks = picked(from_)
-        target, to_picks = picked(to)
+        source, from_picks, target, to_picks = pair(from_, to)
         return self._plan_of(source, target).post(
             from_picks,
             to_picks,
@@ -308,7 +324,7 @@ class Agent(_core.Agent):
         return Group(self, notice, counter, timeout, priority, awaitable)
 
     def _plan_of(self, from_: _core.BlockList, to: _core.BlockList) -> _core.Plan:
-        key = (id(from_), id(to))
+        key = (from_._identity, to._identity)
         plan = self._plans.pop(key, None)
         if plan is None:
             plan = self.plan(from_, to)

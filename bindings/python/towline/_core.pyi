@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 from typing_extensions import Buffer
 
 from ._errors import Error, Status
+from ._layout import Layout, View
 from ._plan import PickedBlocks
 
 version: str
@@ -19,7 +20,19 @@ def _status_list() -> list[tuple[str, int]]: ...
 def _install(status_type: type[Status], make: Callable[[int, str], Error]) -> None: ...
 def _close_all() -> None: ...
 def _allocate(agent: Agent, bytes: int, huge: bool) -> Memory: ...
-def _register(agent: Agent, object: Any, access: str, guarded: bool, share: bool, kind: str | None) -> Region: ...
+def _register(
+    agent: Agent,
+    object: Any,
+    access: str,
+    guarded: bool,
+    share: bool,
+    kind: str | None,
+    name: str | None,
+    layout: tuple[Any, ...] | None,
+    page_dim: int | None,
+) -> Region: ...
+def _region_list(region: Region) -> BlockList: ...
+def _peer_region_list(peer: Peer, name: str) -> BlockList: ...
 def _register_storage(
     agent: Agent, uri: str | None, fd: int, access: str | None, flags: int, sync: str, mode: int, bytes: int
 ) -> Region: ...
@@ -49,7 +62,13 @@ def _read(
 _write = _read
 
 def _plan(
-    agent: Agent, from_: BlockList, to: BlockList, timeout: float | None, backend: str | None, usual_bytes: int
+    agent: Agent,
+    from_: BlockList,
+    to: BlockList,
+    timeout: float | None,
+    backend: str | None,
+    usual_bytes: int,
+    recut: bool,
 ) -> Plan: ...
 def _make_group(
     agent: Agent,
@@ -161,6 +180,12 @@ class Region:
     def commit(self, timeout: float | None = None) -> None:
         """Of a file: waits for transfers in flight, 30 s by default, and makes all that was written durable; with
         replace=True the new file then takes the old one's place, once."""
+    @property
+    def name(self) -> str | None: ...
+    def view(self) -> View:
+        """All of its elements, by the layout that it was registered with."""
+    def __getitem__(self, picks: Any) -> View:
+        """Some of them: `region[layer, pages]`."""
     def deregister(self, timeout: float | None = None) -> None:
         """Tells peers and waits for work in flight, 30 s by default. Raises TimedOut when some peer has not let go."""
 
@@ -170,6 +195,8 @@ class RegionInfo:
 
     @property
     def key(self) -> int: ...
+    @property
+    def name(self) -> str | None: ...
     @property
     def address(self) -> int: ...
     @property
@@ -215,6 +242,12 @@ class BlockList:
     def bytes(self) -> int: ...
     @property
     def peer(self) -> Peer | None: ...
+    @property
+    def layout(self) -> Layout | None:
+        """Of the region that all of it was made from; None: it was made from blocks."""
+    @property
+    def _identity(self) -> Any: ...
+    def _select(self, choices: tuple[Any, ...]) -> memoryview: ...
     def __len__(self) -> int: ...
     def __getitem__(self, picks: Picks) -> PickedBlocks:
         """Some of its blocks, in order, for Agent.copy(): None (all), a slice or range, integers, or an array of 4- or
@@ -231,6 +264,10 @@ class Peer:
     @property
     def health(self) -> Literal["unknown", "alive", "suspect", "lost"]: ...
     def regions(self) -> list[RegionInfo]: ...
+    def region(self, name: str) -> View:
+        """The elements of its region with this name. Raises NotFound, with the names there are; refresh() fetches new ones."""
+    def __getitem__(self, name: str) -> View:
+        """The same: `peer["kv"][layer, pages]`."""
     def block_list(self, source: Any, *, kind: Kind = "dram") -> BlockList:
         """Blocks of the peer's memory: Blocks, (address, length[, device]), a list of these, or an array of rows."""
     def send(self, data: Buffer, *, timeout: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum, IntEnum
 
 from . import _core
@@ -39,6 +40,7 @@ class Again(Error, BlockingIOError):
     """No credit or space now; try again."""
 
     status = Status.AGAIN
+    errno = errno.EAGAIN
 
 
 class InvalidArgument(Error, ValueError):
@@ -59,10 +61,18 @@ class NotFound(Error, LookupError):
     status = Status.NOT_FOUND
 
 
+class AlreadyExists(Error, FileExistsError):
+    """There is such a thing already."""
+
+    status = Status.ALREADY_EXISTS
+    errno = errno.EEXIST
+
+
 class PermissionDenied(Error, PermissionError):
     """Not allowed."""
 
     status = Status.PERMISSION_DENIED
+    errno = errno.EACCES
 
 
 class Mismatch(Error, ValueError):
@@ -81,6 +91,13 @@ class OutOfMemory(Error, MemoryError):
     """Out of memory."""
 
     status = Status.OUT_OF_MEMORY
+
+
+class NoSpace(Error, OSError):
+    """No space is left where it should be written."""
+
+    status = Status.NO_SPACE
+    errno = errno.ENOSPC
 
 
 class Unsupported(Error, NotImplementedError):
@@ -108,12 +125,14 @@ class TimedOut(Error, TimeoutError):
     """
 
     status = Status.TIMED_OUT
+    errno = errno.ETIMEDOUT
 
 
 class PeerLost(Error, ConnectionError):
     """The peer is gone."""
 
     status = Status.PEER_LOST
+    errno = errno.ECONNRESET
 
 
 class PeerRestarted(PeerLost):
@@ -150,6 +169,7 @@ class IoError(Error, OSError):
     """Input or output failed."""
 
     status = Status.IO
+    errno = errno.EIO
 
 
 class Forked(Error):
@@ -174,19 +194,27 @@ class Unreachable(Error, ConnectionError):
     """The address can't be reached."""
 
     status = Status.UNREACHABLE
+    errno = errno.EHOSTUNREACH
 
 
 class AddressInUse(Error, OSError):
     """The address is in use."""
 
     status = Status.ADDRESS_IN_USE
+    errno = errno.EADDRINUSE
+
+
+class Internal(Error):
+    """A mistake in Towline."""
+
+    status = Status.INTERNAL
 
 
 _BY_STATUS = {
     kind.status: kind
     for kind in (
-        *(Again, InvalidArgument, OutOfRange, NotFound, PermissionDenied, Mismatch, LimitExceeded, OutOfMemory),
-        *(Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
+        *(Again, InvalidArgument, OutOfRange, NotFound, AlreadyExists, PermissionDenied, Mismatch, LimitExceeded),
+        *(OutOfMemory, NoSpace, Internal, Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
         *(NoRoute, Unreachable, AddressInUse, Short, ProtocolError),
     )
 }

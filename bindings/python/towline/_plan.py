@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _core, _errors
+from ._layout import View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +29,23 @@ def pick(blocks: _core.BlockList, picks: Any) -> PickedBlocks:
     return PickedBlocks(blocks, picks + len(blocks) if isinstance(picks, int) and picks < 0 else picks)
 
 
-def picked(what: _core.BlockList | PickedBlocks) -> tuple[_core.BlockList, Any]:
+def picked(what: _core.BlockList | PickedBlocks | View) -> tuple[_core.BlockList, Any]:
+    if isinstance(what, View):
+        return what.list, what.picks()
     if isinstance(what, PickedBlocks):
         return what.list, what.picks
     if isinstance(what, _core.BlockList):
         return what, None
-    raise _errors.InvalidArgument(f"a BlockList, or some of its blocks (list[picks]), not {type(what).__name__}")
+    raise _errors.InvalidArgument(f"a View, a BlockList, or some of its blocks (list[picks]), not {type(what).__name__}")
+
+
+def pair(
+    from_: _core.BlockList | PickedBlocks | View, to: _core.BlockList | PickedBlocks | View
+) -> tuple[_core.BlockList, Any, _core.BlockList, Any]:
+    """The lists and picks of both. Raises Mismatch for views of other shapes."""
+    if isinstance(from_, View) and isinstance(to, View) and from_.shape != to.shape:
+        raise _errors.Mismatch(f"copy: {from_!r} does not pair with {to!r}")
+    return *picked(from_), *picked(to)
 
 
 class Group:
@@ -60,11 +72,14 @@ class Group:
         return plan.post(from_picks, to_picks, stream=stream, group=self._native)
 
     def copy(
-        self, from_: _core.BlockList | PickedBlocks, to: _core.BlockList | PickedBlocks, *, stream: Any = None
+        self,
+        from_: _core.BlockList | PickedBlocks | View,
+        to: _core.BlockList | PickedBlocks | View,
+        *,
+        stream: Any = None,
     ) -> _core.Post:
         """Posts a member, as Agent.copy() does."""
-        source, from_picks = picked(from_)
-        target, to_picks = picked(to)
+        source, from_picks, target, to_picks = pair(from_, to)
         return self.add(self._agent._plan_of(source, target), from_picks, to_picks, stream=stream)
 
     def close(self) -> Status:

@@ -5,6 +5,7 @@
 // nothing. The bytes are described in README.md.
 #pragma once
 
+#include <towline/layout.h>
 #include <towline/plugin/plan.h>
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 
 #include "base/id.h"
 #include "base/os/host_identity.h"
+#include "memory/region_label.h"
 
 namespace towline::metadata {
 
@@ -25,6 +27,7 @@ inline constexpr std::size_t kMaxListenAddressBytes = 512;
 inline constexpr std::size_t kMaxBackends = 64;
 inline constexpr std::size_t kMaxBackendNameBytes = 64;
 inline constexpr std::size_t kMaxRegions = 1u << 20;
+inline constexpr std::size_t kMaxNamedRegions = 1u << 16;
 
 struct PeerIdentity {
   std::string name;  // 1 to kMaxNameBytes bytes of any kind but NUL
@@ -80,11 +83,23 @@ struct RegionMetadata {
   friend bool operator==(const RegionMetadata& a, const RegionMetadata& b) noexcept;
 };
 
+// The name of one of the blob's regions, and its layout if it has one.
+struct NamedRegion {
+  uint32_t region = 0;  // index into PeerMetadata::regions
+  RegionLabel label;
+
+  friend bool operator==(const NamedRegion& a, const NamedRegion& b) noexcept {
+    return a.region == b.region && a.label.name == b.label.name &&
+           same_layout(a.label.layout, b.label.layout);
+  }
+};
+
 struct PeerMetadata {
   PeerIdentity identity;
   std::vector<std::string> listen;  // addresses of the metadata listener, best first: "10.0.0.7:7777"
   std::vector<BackendMetadata> backends;
   std::vector<RegionMetadata> regions;
+  std::vector<NamedRegion> names;  // by rising region; no name comes twice
   bool partial = false;  // some of the regions only: to be added to what is known, never taken as the whole
 
   friend bool operator==(const PeerMetadata&, const PeerMetadata&) = default;
@@ -104,6 +119,7 @@ PeerMetadata decode(std::span<const uint8_t> blob);
 struct PeerSummary {
   PeerMetadata metadata;
   std::size_t regions = 0;  // that the blob says it has
+  std::size_t names = 0;    // of regions, the same
 };
 PeerSummary summarize(std::span<const uint8_t> blob);
 

@@ -38,6 +38,8 @@ PeerMetadata example() {
       entry.tokens.add(1, std::vector<uint8_t>{6});
     }
   }
+  metadata.names = {{1, {"kv", {sizeof(towline_layout_t), 4096, 2, 0, {32, 1024}, {1024 * 4096, 4096}}}},
+                    {4, {std::string(TOWLINE_MAX_REGION_NAME_BYTES, 'w'), {}}}};
   return metadata;
 }
 
@@ -87,6 +89,7 @@ TEST(Blob, GivesBackWhatWasEncoded) {
   EXPECT_EQ(decode(encode(metadata)), metadata);
   metadata.partial = true;
   metadata.regions.resize(1);
+  metadata.names.clear();
   EXPECT_EQ(decode(encode(metadata)), metadata);
   metadata.regions.clear();
   metadata.backends.clear();
@@ -98,6 +101,7 @@ TEST(Blob, KeepsExtremeRegions) {
   PeerMetadata metadata = example();
   const uint64_t most = UINT64_MAX;
   metadata.regions.clear();
+  metadata.names.clear();
   for (const auto& [key, address, bytes] :
        {std::tuple{most, uint64_t{0}, most}, std::tuple{uint64_t{0}, most, uint64_t{0}},
         std::tuple{uint64_t{UINT32_MAX}, most / 2, most / 2}}) {
@@ -110,6 +114,7 @@ TEST(Blob, KeepsExtremeRegions) {
 TEST(Blob, TakesAtMostSixtyBytesARegion) {
   PeerMetadata metadata = example();
   metadata.regions.clear();
+  metadata.names.clear();
   const std::size_t empty = encode(metadata).size();
   for (uint64_t i = 0; i < 1000; ++i) {
     metadata.regions.emplace_back().region = {
@@ -149,6 +154,7 @@ TEST(Blob, TakesMemoryInProportionToItsBytes) {
 #else
   PeerMetadata metadata = example();
   metadata.regions.clear();
+  metadata.names.clear();
   for (uint64_t i = 0; i < 20'000; ++i) {
     RegionMetadata& entry = metadata.regions.emplace_back();
     entry.region.key = i;
@@ -170,10 +176,85 @@ TEST(Blob, SummarizesWithoutReadingTheRegions) {
   PeerMetadata metadata = example();
   const PeerSummary summary = summarize(encode(metadata));
   EXPECT_EQ(summary.regions, metadata.regions.size());
+  EXPECT_EQ(summary.names, metadata.names.size());
   metadata.regions.clear();
+  metadata.names.clear();
   EXPECT_EQ(summary.metadata, metadata);
   const std::vector<uint8_t> whole = encode(example());
   EXPECT_THROW((void)summarize(std::span(whole).first(100)), Error);
+}
+
+// Bytes of the names' section, in a blob that is right otherwise.
+std::vector<uint8_t> with_names(const std::function<void(WireWriter&)>& write) {
+  return changed([&](std::vector<uint8_t>& blob) {
+    PeerMetadata plain = example();
+    plain.names.clear();
+    blob = encode(plain);
+    blob.resize(blob.size() - wire::kTrailerBytes);
+    std::vector<uint8_t> payload;
+    WireWriter writer(payload);
+    write(writer);
+    append_section(blob, static_cast<uint16_t>(wire::Section::kNames), 0, 0);
+    const auto bytes = static_cast<uint32_t>(payload.size());
+    std::memcpy(blob.data() + blob.size() - 4, &bytes, sizeof bytes);
+    blob.insert(blob.end(), payload.begin(), payload.end());
+  });
+}
+
+void put_name(WireWriter& writer, uint64_t region, std::string_view name, std::span<const uint8_t> layout) {
+  wire::put_varint(writer, region);
+  writer.string16(name);
+  writer.bytes16(layout);
+}
+
+TEST(Blob, TakesNamesWhoseLayoutIsOfAnotherVersionWithoutIt) {
+  const std::vector<uint8_t> strange = {wire::kLayoutVersion + 1, 9, 9, 9};
+  const PeerMetadata metadata = decode(with_names([&](WireWriter& writer) {
+    wire::put_varint(writer, 1);
+    put_name(writer, 2, "kv", strange);
+  }));
+  ASSERT_EQ(metadata.names.size(), 1u);
+  EXPECT_EQ(metadata.names[0].region, 2u);
+  EXPECT_EQ(metadata.names[0].label.name, "kv");
+  EXPECT_FALSE(metadata.names[0].label.shaped());
+}
+
+TEST(Blob, RefusesNamesThatCanNotBe) {
+  const auto status = [](const std::function<void(WireWriter&)>& write) {
+    return decode_status(with_names(write));
+  };
+  const std::vector<uint8_t> none;
+  const auto one = [&](uint64_t region, std::string_view name, std::span<const uint8_t> layout) {
+    return status([&](WireWriter& writer) {
+      wire::put_varint(writer, 1);
+      put_name(writer, region, name, layout);
+    });
+  };
+  EXPECT_EQ(one(0, "kv", none), Status::kOk);
+  EXPECT_EQ(one(5, "kv", none), Status::kProtocol);  // no such region
+  EXPECT_EQ(one(0, "", none), Status::kProtocol);
+  EXPECT_EQ(one(0, std::string_view("k\0v", 3), none), Status::kProtocol);
+  EXPECT_EQ(one(0, std::string(256, 'x'), none), Status::kProtocol);
+  const std::vector<std::vector<uint8_t>> wrong = {{wire::kLayoutVersion},
+                                                   {wire::kLayoutVersion, 1, 0},
+                                                   {wire::kLayoutVersion, 1, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+                                                   {wire::kLayoutVersion, 1, 1, 1},
+                                                   {wire::kLayoutVersion, 1, 1, 1, 1, 0}};
+  for (const auto& layout : wrong) EXPECT_EQ(one(0, "kv", layout), Status::kProtocol) << layout.size();
+  EXPECT_EQ(one(0, "kv", std::vector<uint8_t>(wire::kMaxLayoutBytes + 1, 2)), Status::kProtocol);
+  const auto two = [&](uint64_t first, uint64_t second, std::string_view name) {
+    return status([&](WireWriter& writer) {
+      wire::put_varint(writer, 2);
+      put_name(writer, first, "kv", none);
+      put_name(writer, second, name, none);
+    });
+  };
+  EXPECT_EQ(two(0, 1, "vk"), Status::kOk);
+  EXPECT_EQ(two(1, 1, "vk"), Status::kProtocol);
+  EXPECT_EQ(two(2, 1, "vk"), Status::kProtocol);
+  EXPECT_EQ(two(0, 1, "kv"), Status::kProtocol);  // one name for two regions
+  EXPECT_EQ(status([](WireWriter& writer) { wire::put_varint(writer, kMaxNamedRegions + 1); }),
+            Status::kLimitExceeded);
 }
 
 TEST(Blob, RefusesTruncationAtEveryByte) {
@@ -225,7 +306,7 @@ TEST(Blob, TakesFieldsAddedToASectionByANewerMinorVersion) {
   };
   EXPECT_EQ(decode_status(changed(lengthened)), Status::kProtocol);
   const auto newer = changed([&](auto& bytes) {
-    bytes[9] = 1;
+    bytes[9] = wire::kMinor + 1;
     lengthened(bytes);
   });
   EXPECT_EQ(decode(newer), example());

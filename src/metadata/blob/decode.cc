@@ -1,6 +1,7 @@
 #include <towline/plugin/v1.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/copy/crc32c.h"
 #include "base/error.h"
@@ -149,6 +150,48 @@ void read_regions(WireReader& reader, PeerMetadata& metadata) {
   }
 }
 
+// A layout of another version is left out, and so is one that is longer than this one knows.
+void read_layout(std::span<const uint8_t> bytes, towline_layout_t& layout) {
+  if (bytes.empty() || bytes[0] != wire::kLayoutVersion) return;
+  WireReader reader(bytes.subspan(1));
+  towline_layout_t read = {};
+  read.struct_size = sizeof read;
+  read.element_bytes = get_varint(reader);
+  read.dimensions = static_cast<uint32_t>(get_varint(reader, TOWLINE_MAX_DIMENSIONS));
+  for (uint32_t i = 0; i < read.dimensions; ++i) {
+    read.count[i] = get_varint(reader);
+    read.stride[i] = get_varint(reader);
+  }
+  if (!reader.ok() || read.dimensions == 0 || reader.remaining() != 0) malformed("a region's layout");
+  layout = read;
+}
+
+std::size_t read_name_count(WireReader& reader) {
+  return get_count(reader, "named regions", kMaxNamedRegions, wire::kLeastNameBytes);
+}
+
+void read_names(WireReader& reader, PeerMetadata& metadata, std::size_t regions) {
+  const std::size_t count = read_name_count(reader);
+  std::unordered_set<std::string_view> seen;
+  metadata.names.reserve(count);
+  uint64_t next_region = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    NamedRegion& named = metadata.names.emplace_back();
+    const uint64_t region = get_varint(reader, UINT32_MAX);
+    named.label.name = reader.string16(TOWLINE_MAX_REGION_NAME_BYTES);
+    const auto layout = reader.bytes16(wire::kMaxLayoutBytes);
+    if (!reader.ok() || region < next_region || region >= regions || !is_region_name(named.label.name))
+      malformed("the name of a region");
+    named.region = static_cast<uint32_t>(region);
+    next_region = region + 1;
+    read_layout(layout, named.label.layout);
+  }
+  for (const NamedRegion& named : metadata.names) {
+    if (!seen.insert(named.label.name).second)
+      fail(Status::kProtocol, "metadata blob: two regions are named '{}'", named.label.name);
+  }
+}
+
 // True when the section is one we know.
 bool read_section(wire::Section id, WireReader& reader, PeerMetadata& metadata) {
   switch (id) {
@@ -164,12 +207,15 @@ bool read_section(wire::Section id, WireReader& reader, PeerMetadata& metadata) 
     case wire::Section::kRegions:
       read_regions(reader, metadata);
       return true;
+    case wire::Section::kNames:
+      read_names(reader, metadata, metadata.regions.size());
+      return true;
   }
   return false;
 }
 
-// `regions`: null, or where to put their number instead of reading them.
-PeerMetadata read(std::span<const uint8_t> blob, std::size_t* regions) {
+// `counts`: null, or where to put the numbers of regions and names instead of reading them.
+PeerMetadata read(std::span<const uint8_t> blob, PeerSummary* counts) {
   const Header header = read_header(blob);
   PeerMetadata metadata;
   metadata.partial = (header.flags & wire::kPartial) != 0;
@@ -183,8 +229,10 @@ PeerMetadata read(std::span<const uint8_t> blob, std::size_t* regions) {
     if (!reader.ok() || id < next_id) malformed("the order of its sections");
     next_id = uint32_t{id} + 1;
     WireReader section(payload);
-    if (regions != nullptr && static_cast<wire::Section>(id) == wire::Section::kRegions) {
-      *regions = read_region_count(section);
+    if (counts != nullptr && static_cast<wire::Section>(id) == wire::Section::kRegions) {
+      counts->regions = read_region_count(section);
+    } else if (counts != nullptr && static_cast<wire::Section>(id) == wire::Section::kNames) {
+      counts->names = read_name_count(section);
     } else if (read_section(static_cast<wire::Section>(id), section, metadata)) {
       if (header.minor <= wire::kMinor && section.remaining() != 0) malformed("the end of a section");
     } else if ((flags & wire::kMustUnderstand) != 0) {
@@ -203,7 +251,7 @@ PeerMetadata decode(std::span<const uint8_t> blob) { return read(blob, nullptr);
 
 PeerSummary summarize(std::span<const uint8_t> blob) {
   PeerSummary summary;
-  summary.metadata = read(blob, &summary.regions);
+  summary.metadata = read(blob, &summary);
   return summary;
 }
 

@@ -47,6 +47,12 @@ void check(const PeerMetadata& metadata) {
     check_at_most("bytes of a backend's address", backend.address.size(), TOWLINE_MAX_ADDRESS_BYTES);
   }
   check_at_most("regions", metadata.regions.size(), kMaxRegions);
+  check_at_most("named regions", metadata.names.size(), kMaxNamedRegions);
+  for (const NamedRegion& named : metadata.names) {
+    if (!is_region_name(named.label.name) || named.region >= metadata.regions.size())
+      fail(Status::kInvalidArgument, "metadata with the name '{}' for region {} of {}", named.label.name,
+           named.region, metadata.regions.size());
+  }
 }
 
 void put_identity(WireWriter& writer, const PeerIdentity& identity) {
@@ -102,6 +108,28 @@ void put_regions(WireWriter& writer, const PeerMetadata& metadata) {
   }
 }
 
+void put_layout(WireWriter& writer, const towline_layout_t& layout) {
+  writer.u8(wire::kLayoutVersion);
+  put_varint(writer, layout.element_bytes);
+  put_varint(writer, layout.dimensions);
+  for (uint32_t i = 0; i < layout.dimensions; ++i) {
+    put_varint(writer, layout.count[i]);
+    put_varint(writer, layout.stride[i]);
+  }
+}
+
+void put_names(WireWriter& writer, const PeerMetadata& metadata) {
+  put_varint(writer, metadata.names.size());
+  for (const NamedRegion& named : metadata.names) {
+    put_varint(writer, named.region);
+    writer.string16(named.label.name);
+    const std::size_t length_at = writer.size();
+    writer.u16(0);
+    if (named.label.shaped()) put_layout(writer, named.label.layout);
+    writer.patch_u16(length_at, static_cast<uint16_t>(writer.size() - length_at - 2));
+  }
+}
+
 }  // namespace
 
 std::vector<uint8_t> encode(const PeerMetadata& metadata) {
@@ -127,6 +155,8 @@ std::vector<uint8_t> encode(const PeerMetadata& metadata) {
     }
   });
   put_section(writer, wire::Section::kRegions, [&] { put_regions(writer, metadata); });
+  if (!metadata.names.empty())
+    put_section(writer, wire::Section::kNames, [&] { put_names(writer, metadata); });
   writer.patch_u32(4, static_cast<uint32_t>(writer.size() + wire::kTrailerBytes));
   writer.u32(crc32c(writer.written()));
   if (!writer.ok())

@@ -17,7 +17,7 @@ namespace towline::metadata::wire {
 
 inline constexpr uint32_t kMagic = 0x4d4c5754;  // "TWLM"
 inline constexpr uint8_t kMajor = 1;
-inline constexpr uint8_t kMinor = 0;
+inline constexpr uint8_t kMinor = 1;
 inline constexpr std::size_t kHeaderBytes = 12;
 inline constexpr std::size_t kSectionHeaderBytes = 8;
 inline constexpr std::size_t kTrailerBytes = 4;
@@ -35,10 +35,17 @@ enum class Section : uint16_t {
   kListen = 2,
   kBackends = 3,
   kRegions = 4,
+  kNames = 5,  // since 1.1
 };
+
+// How a layout is written; a reader that does not know the version takes the name alone.
+inline constexpr uint8_t kLayoutVersion = 1;
+inline constexpr std::size_t kMaxLayoutBytes = 256;  // of any version
 
 // Fewest bytes of one region: eight fields and the number of tokens, one byte each.
 inline constexpr std::size_t kLeastRegionBytes = 9;
+// Fewest bytes of one name: the region's index, a name of one byte, no layout.
+inline constexpr std::size_t kLeastNameBytes = 6;
 
 // Integers of one to ten bytes, seven bits a byte, lowest first.
 inline void put_varint(WireWriter& writer, uint64_t value) {

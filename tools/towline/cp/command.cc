@@ -99,8 +99,9 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       "A PLACE is\n"
       "  file:PATH or PATH        a file\n"
       "  s3://BUCKET/KEY          an object; docs/storage.md says how its server is named\n"
-      "  peer:HOST:PORT[#N]       memory: the N-th region that the agent listening there has registered, 0\n"
-      "                           being the first; `towline serve` makes such a one\n"
+      "  peer:HOST:PORT[/NAME]    memory: the region of that name of the agent listening there, or its N-th "
+      "as\n"
+      "                           peer:HOST:PORT#N, 0 being the first; `towline serve` makes such ones\n"
       "Only one of the two may be a peer.\n\n"
       "A copy that was broken off goes on where it was when the same command is given again: which pieces "
       "are\n"
@@ -109,7 +110,7 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       "gone there from here, all is copied anew.\n\n"
       "Examples:\n"
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify   save a peer's memory\n"
-      "  towline cp /data/kv.bin peer:10.0.0.7:7700#1          load it into its second region\n"
+      "  towline cp /data/kv.bin peer:10.0.0.7:7700/kv         load it into its region kv    \n"
       "  towline cp peer:10.0.0.7:7700 s3://cache/kv           straight to an object\n"
       "  towline cp a.bin b.bin --rate 200MB                   a file, without taking the whole disk");
   command->callback([options, texts, &common] {

@@ -98,7 +98,11 @@ class Served {
         region_(agent_.register_memory(towline::dram(memory_))) {
     if (more == 0) return;
     other_ = std::make_unique<towline::Memory>(more);
-    other_region_ = std::make_unique<towline::Region>(agent_.register_memory(towline::dram(*other_)));
+    other_region_ =
+        std::make_unique<towline::Region>(agent_.register_memory(towline::dram(*other_), {.name = "other"}));
+  }
+  [[nodiscard]] std::string place(const std::string& name) const {
+    return "peer:" + std::string(agent_.address()) + "/" + name;
   }
   [[nodiscard]] std::string place(uint32_t region = 0) const {
     return "peer:" + std::string(agent_.address()) + "#" + std::to_string(region);
@@ -126,7 +130,14 @@ TEST(CpPlace, names_files_objects_and_peers) {
   EXPECT_EQ(parse_place("peer:unix:/run/x#12").address, "unix:/run/x");
   EXPECT_EQ(parse_place("peer:unix:/run/x#12").region, 12u);
   EXPECT_THROW((void)parse_place("peer:"), Failure);
-  EXPECT_THROW((void)parse_place("peer:host:1#x"), Failure);
+  EXPECT_EQ(parse_place("peer:host:1#x").name, "x");
+  EXPECT_EQ(parse_place("peer:host:1/kv/2").address, "host:1");
+  EXPECT_EQ(parse_place("peer:host:1/kv/2").name, "kv/2");
+  EXPECT_EQ(parse_place("peer:host:1/7").name, "7");
+  EXPECT_EQ(parse_place("peer:etcd://host:1/agent#kv").address, "etcd://host:1/agent");
+  EXPECT_EQ(parse_place("peer:etcd://host:1/agent#kv").name, "kv");
+  EXPECT_THROW((void)parse_place("peer:host:1#"), Failure);
+  EXPECT_THROW((void)parse_place("peer:host:1/"), Failure);
   EXPECT_THROW((void)parse_place(""), Failure);
   EXPECT_THROW((void)parse_place("file://host/a"), Failure);
 }
@@ -208,8 +219,10 @@ TEST(Cp, copies_a_peers_memory_to_a_file_and_back) {
       quiet_copy({.source = served.place(), .destination = folder / "saved", .verify = true});
   EXPECT_NE(saved.route.find("posix"), std::string::npos) << saved.route;
   EXPECT_TRUE(read_file(folder / "saved") == all);
+  EXPECT_NE(refusal({.source = served.place("vk"), .destination = folder / "x"}).find("it has 'other'"),
+            std::string::npos);
   const CopySummary loaded = quiet_copy({.source = folder / "saved",
-                                         .destination = served.place(1),
+                                         .destination = served.place("other"),
                                          .seek = 5,
                                          .piece_bytes = 1 << 20,
                                          .verify = true});

@@ -36,14 +36,23 @@ Place parse_place(std::string_view text) {
     place.kind = Place::Kind::kPeer;
     place.text = text;
     place.address = text.substr(kPeer.size());
-    if (const size_t mark = place.address.rfind('#'); mark != std::string::npos) {
-      const std::string number = place.address.substr(mark + 1);
-      if (!CLI::detail::lexical_cast(number, place.region) || number.empty())
-        throw Failure{fmt::format("{}: expected the number of a region after #; the first is 0", text)};
+    const bool by_host =
+        !place.address.starts_with("unix:") && place.address.find("://") == std::string::npos;
+    size_t mark = place.address.find('#');
+    if (mark == std::string::npos && by_host) mark = place.address.find('/');
+    if (mark != std::string::npos) {
+      const bool slash = place.address[mark] == '/';
+      const std::string region = place.address.substr(mark + 1);
+      if (region.empty())
+        throw Failure{
+            fmt::format("{}: expected the name of a region after {}, or its number after #; the first is 0",
+                        text, place.address[mark])};
+      if (slash || !CLI::detail::lexical_cast(region, place.region)) place.name = region;
       place.address.resize(mark);
     }
     if (place.address.empty())
-      throw Failure{fmt::format("{}: a peer is named peer:HOST:PORT or peer:HOST:PORT#REGION", text)};
+      throw Failure{fmt::format(
+          "{}: a peer is named peer:HOST:PORT, peer:HOST:PORT/NAME or peer:HOST:PORT#REGION", text)};
     return place;
   }
   if (text.empty()) throw Failure{"a place is empty: give file:PATH, s3://BUCKET/KEY or peer:HOST:PORT"};
@@ -65,14 +74,20 @@ Place parse_place(std::string_view text) {
 void OpenPlace::connect(const towline::Agent& agent, const Place& place, uint32_t access,
                         towline::Deadline deadline) {
   peer_ = agent.connect(place.address, deadline);
-  const std::vector<towline::RegionInfo> regions = peer_->regions();
-  if (place.region >= regions.size())
-    throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no #{}", peer_->name(),
-                              regions.size(), regions.size() == 1 ? "" : "s", place.region)};
-  memory_ = regions[place.region];
+  std::string which = fmt::format("#{}", place.region);
+  if (!place.name.empty()) {
+    which = fmt::format("'{}'", place.name);
+    memory_ = peer_->region_info(place.name);
+  } else {
+    const std::vector<towline::RegionInfo> regions = peer_->regions();
+    if (place.region >= regions.size())
+      throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no {}", peer_->name(),
+                                regions.size(), regions.size() == 1 ? "" : "s", which)};
+    memory_ = regions[place.region];
+  }
   if ((memory_.access & access) != access)
-    throw Failure{fmt::format("peer '{}' does not let others {} its region #{}", peer_->name(),
-                              access == TOWLINE_ACCESS_READ ? "read" : "write", place.region)};
+    throw Failure{fmt::format("peer '{}' does not let others {} its region {}", peer_->name(),
+                              access == TOWLINE_ACCESS_READ ? "read" : "write", which)};
   bytes_ = memory_.bytes;
   version_ = fmt::format("{} {:#x}", peer_->incarnation(), memory_.key);
 }

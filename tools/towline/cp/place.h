@@ -17,14 +17,15 @@ struct Place {
   std::string uri;      // storage: for register_storage
   std::string path;     // storage: path of a file; empty: not a file
   std::string address;  // peer: for connect
-  uint32_t region = 0;  // peer: index of the memory region, in order of registration
+  uint32_t region = 0;  // peer: index of the memory region, in order of registration, if it has no name
+  std::string name;     // peer: name of the memory region; empty: by index
 
   [[nodiscard]] bool is_peer() const { return kind == Kind::kPeer; }
   [[nodiscard]] bool is_object() const { return !is_peer() && path.empty(); }
 };
 
-// "peer:ADDRESS[#REGION]", where ADDRESS is any address that an agent connects to; "SCHEME:..." for storage;
-// a path without a scheme is a file. Throws Failure with the wrong text.
+// "peer:HOST:PORT[/NAME]" or "peer:ADDRESS[#REGION]", where ADDRESS is any address that an agent connects to and REGION
+// a region's name or number; "SCHEME:..." for storage; a path without a scheme is a file. Throws Failure with the wrong text.
 [[nodiscard]] Place parse_place(std::string_view text);
 
 // A place that is open: its bytes can be described to a transfer.
