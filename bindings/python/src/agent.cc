@@ -304,8 +304,7 @@ uint64_t wait_counter(Counter& counter, uint64_t threshold, nb::handle timeout) 
     if (status == TOWLINE_OK) return towline_counter_value(counter.native);
     if (status != TOWLINE_TIMED_OUT) check(status, "towline_counter_wait");
     check_signals();
-    if (deadline.passed())
-      raise(TOWLINE_TIMED_OUT, "the counter has not reached " + std::to_string(threshold) + " yet");
+    if (deadline.passed()) raise_not_yet("the counter has not reached " + std::to_string(threshold) + " yet");
   }
 }
 
@@ -323,6 +322,10 @@ void bind_agent(nb::module_& module) {
       .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
       .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
       .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none())
+      .def("wait_async",
+           [](nb::handle_t<Counter> counter, nb::args arguments, nb::kwargs keywords) {
+             return in_thread(counter, "wait", std::move(arguments), std::move(keywords));
+           })
       .def("__repr__", [](const Counter& counter) {
         return nb::str("Counter(key={}, value={})")
             .format(towline_counter_key(counter.native), towline_counter_value(counter.native));

@@ -23,6 +23,11 @@ namespace towline::python {
 
 // ---- errors.cc
 
+// The Python exception of `status`.
+nb::object make_exception(int32_t status, const std::string& message);
+[[noreturn]] void raise(nb::handle exception);
+// NotYet: a wait gave up on `what`, which goes on.
+[[noreturn]] void raise_not_yet(const std::string& what);
 // Throws the Python exception of `status`.
 [[noreturn]] void raise(int32_t status, const std::string& message);
 // Throws for a negative status, with the error message of `function` if it left one, else with `otherwise`.
@@ -169,6 +174,8 @@ void bind_transfer(nb::module_& module);
 void bind_plan(nb::module_& module);
 // A Result.
 nb::object make_result(const towline_result_t& result);
+// A coroutine that calls `method` of `self` on a thread of the event loop's executor.
+nb::object in_thread(nb::handle self, const char* method, nb::args arguments, nb::kwargs keywords);
 
 // kDram.. by name, and back.
 uint32_t kind_of(nb::handle name);

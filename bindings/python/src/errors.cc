@@ -27,11 +27,23 @@ void install(nb::handle status_type, nb::handle make) {
 
 }  // namespace
 
-void raise(int32_t status, const std::string& message) {
+nb::object make_exception(int32_t status, const std::string& message) {
   const std::string& said = message.empty() ? std::string(towline_status_text(status)) : message;
-  nb::object error = nb::handle(make_error)(status, text(said.data(), said.size()));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  return nb::handle(make_error)(status, text(said.data(), said.size()));
+}
+
+void raise(nb::handle exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
+}
+
+void raise(int32_t status, const std::string& message) { raise(make_exception(status, message)); }
+
+void raise_not_yet(const std::string& what) { raise(TOWLINE_IN_PROGRESS, what); }
+
+nb::object in_thread(nb::handle self, const char* method, nb::args arguments, nb::kwargs keywords) {
+  return nb::module_::import_("towline._asyncio")
+      .attr("in_thread")(self.attr(method), *arguments, **keywords);
 }
 
 void check(int32_t status, const char* function, const std::string& otherwise) {

@@ -275,6 +275,14 @@ void bind_memory(nb::module_& module) {
                  .format(reinterpret_cast<uintptr_t>(towline_memory_address(memory.native)), memory.bytes);
            })
       .def("numpy", &as_numpy, nb::arg("dtype") = "uint8", nb::arg("shape") = nb::none())
+      .def_prop_ro("nbytes", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
+      .def("__dlpack__",
+           [](nb::handle self, nb::kwargs keywords) {
+             return as_numpy(self, nb::str("uint8"), nb::none()).attr("__dlpack__")(**keywords);
+           })
+      .def("__dlpack_device__", [](nb::handle) { return nb::make_tuple(1, 0); })  // host memory
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Memory& memory, nb::args) { free_memory(memory); })
       .def("free", &free_memory);
   nb::class_<Region> region(module, "Region", nb::type_slots(collected<Region>));
   region.def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
@@ -285,6 +293,13 @@ void bind_memory(nb::module_& module) {
       .def_prop_ro("owner", [](const Region& one) { return one.owner.is_valid() ? one.owner : nb::none(); })
       .def("deregister", &deregister, nb::arg("timeout") = nb::none())
       .def_prop_ro("name", [](const Region& one) { return one.name.is_valid() ? one.name : nb::none(); })
+      .def_ro("nbytes", &Region::bytes)
+      .def("deregister_async",
+           [](nb::handle_t<Region> self, nb::args arguments, nb::kwargs keywords) {
+             return in_thread(self, "deregister", std::move(arguments), std::move(keywords));
+           })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Region& one, nb::args) { deregister(one, nb::none()); })
       .def("view", &view)
       .def("__getitem__", [](nb::handle_t<Region> self, nb::handle picks) { return view(self)[picks]; })
       .def("__repr__", [](const Region& one) {

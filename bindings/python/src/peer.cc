@@ -149,6 +149,14 @@ void bind_peer(nb::module_& module) {
       .def("add", &add, nb::arg("key"), nb::arg("amount") = 1, nb::kw_only(), nb::arg("timeout") = nb::none())
       .def("refresh", &refresh, nb::arg("timeout") = nb::none())
       .def("remove", &remove)
+      .def("send_async",
+           [](nb::handle_t<Peer> peer, nb::args arguments, nb::kwargs keywords) {
+             return in_thread(peer, "send", std::move(arguments), std::move(keywords));
+           })
+      .def("refresh_async",
+           [](nb::handle_t<Peer> peer, nb::args arguments, nb::kwargs keywords) {
+             return in_thread(peer, "refresh", std::move(arguments), std::move(keywords));
+           })
       .def("__repr__", [](const Peer& peer) {
         if (peer.native == nullptr) return nb::str("Peer(removed)");
         return nb::str("Peer({!r}, {!r})").format(text(towline_peer_name(peer.native)), health(peer));

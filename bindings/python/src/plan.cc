@@ -48,13 +48,26 @@ struct Post {
   uint64_t bytes = 0;
   uint64_t id = 0;
   bool awaitable = false;
-  bool ended = false;   // its outcome was seen
-  bool looked = false;  // somebody cared for its outcome
+  bool ended = false;     // its outcome was seen
+  bool looked = false;    // somebody cared for its outcome
+  bool in_group = false;  // its outcome is the group's
 
   Post() = default;
   Post(const Post&) = delete;
   Post& operator=(const Post&) = delete;
-  ~Post() { towline_post_release(native); }
+  ~Post() {
+    if (native != nullptr && forgotten()) warn();
+    towline_post_release(native);
+  }
+  // Nobody has asked for its outcome, which was not known when it was posted.
+  [[nodiscard]] bool forgotten() const noexcept { return !looked && !in_group; }
+  static void warn() noexcept {
+    if (interpreter_ends()) return;
+    const nb::error_scope kept;  // an exception may be under way
+    if (PyErr_WarnEx(PyExc_RuntimeWarning,
+                     "a copy was started, and nobody awaited it or asked for its result", 1) != 0)
+      PyErr_WriteUnraisable(nullptr);
+  }
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(plan.ptr());
     return 0;
@@ -233,6 +246,7 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   made->plan = nb::borrow(self);
   made->awaitable =
       group.is_none() && (awaitable.is_none() ? in_loop : PyObject_IsTrue(awaitable.ptr()) == 1);
+  made->in_group = !group.is_none();
   made->id = ++last_id;
   options.queue_completion = made->awaitable ? 1 : 0;
   options.user_data = reinterpret_cast<void*>(made->id);
@@ -250,9 +264,30 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
 
 // ---- posts
 
+nb::object result_object(const Post& post) {
+  TOWLINE_INIT(towline_result_t, result);
+  check(towline_post_result(post.native, &result), "towline_post_result");
+  return make_result(result);
+}
+
+nb::object peer_of(const Plan& plan) {
+  const BlockList& from = nb::cast<BlockList&>(plan.from);
+  return from.peer.is_none() ? nb::cast<BlockList&>(plan.to).peer : from.peer;
+}
+
+nb::object route_of(const Plan& plan) {
+  const std::string json = text_of(plan.native, towline_plan_route);
+  return nb::module_::import_("json").attr("loads")(text(json.data(), json.size()));
+}
+
 [[noreturn]] void fail(const Post& post, int32_t status) {
   const std::string why = text_of(post.native, towline_post_error);
-  raise(status, why.empty() ? towline_status_text(status) : why);
+  const Plan& plan = nb::cast<Plan&>(post.plan);
+  const nb::object error = make_exception(status, why);
+  error.attr("peer") = peer_of(plan);
+  error.attr("backend") = route_of(plan).attr("get")("backend");
+  error.attr("result") = result_object(post);
+  raise(error);
 }
 
 int32_t found(Post& post, int32_t status) {
@@ -282,12 +317,7 @@ int32_t wait_in_slices(const Deadline& deadline, int32_t goes_on, Wait&& wait) {
   }
 }
 
-[[noreturn]] void still_in_flight(const std::string& what) {
-  nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
-  error = error(nb::str((what + " is still in flight").c_str()), status_object(TOWLINE_IN_PROGRESS));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
-}
+[[noreturn]] void still_in_flight(const std::string& what) { raise_not_yet(what + " is still in flight"); }
 
 void wait_out(Post& post, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
@@ -296,12 +326,6 @@ void wait_out(Post& post, nb::handle timeout) {
       deadline, TOWLINE_IN_PROGRESS, [&](uint64_t slice) { return towline_post_wait(post.native, slice); });
   if (status == TOWLINE_IN_PROGRESS) still_in_flight("a post of " + std::to_string(post.bytes) + " bytes");
   found(post, status);
-}
-
-nb::object result_object(const Post& post) {
-  TOWLINE_INIT(towline_result_t, result);
-  check(towline_post_result(post.native, &result), "towline_post_result");
-  return make_result(result);
 }
 
 nb::object result(Post& post, nb::handle timeout) {
@@ -315,7 +339,9 @@ void wait_fenced(const Post& post, nb::handle fences, nb::handle timeout) {
   const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
     return towline_post_wait_fenced(post.native, wanted, slice);
   });
-  if (status < 0) raise(status, "a post of " + std::to_string(post.bytes) + " bytes is not fenced yet");
+  if (status == TOWLINE_TIMED_OUT)
+    raise_not_yet("a post of " + std::to_string(post.bytes) + " bytes is not fenced yet");
+  check(status, "towline_post_wait_fenced");
 }
 
 nb::str show(const Post& post) {
@@ -392,7 +418,8 @@ void wait_group_fenced(const Group& group, nb::handle fences, nb::handle timeout
   const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
     return towline_group_wait_fenced(group.native, wanted, slice);
   });
-  if (status < 0) raise(status, "a group is not fenced yet");
+  if (status == TOWLINE_TIMED_OUT) raise_not_yet("a group is not fenced yet");
+  check(status, "towline_group_wait_fenced");
 }
 
 void cancel(const Group& group) {
@@ -421,6 +448,10 @@ void bind_posts(nb::module_& module) {
           nb::arg("timeout") = nb::none())
       .def("result", &result, nb::arg("timeout") = nb::none())
       .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
+      .def("wait_fenced_async",
+           [](nb::handle_t<Post> post, nb::args arguments, nb::kwargs keywords) {
+             return in_thread(post, "wait_fenced", std::move(arguments), std::move(keywords));
+           })
       .def("cancel",
            [](Post& post) {
              post.looked = true;
@@ -455,11 +486,7 @@ void bind_plan(nb::module_& module) {
            nb::arg("timeout").none() = nb::none(), nb::arg("priority") = "bulk",
            nb::arg("stream").none() = nb::none(), nb::arg("group").none() = nb::none(),
            nb::arg("awaitable").none() = nb::none())
-      .def("route",
-           [](const Plan& plan) {
-             const std::string json = text_of(plan.native, towline_plan_route);
-             return nb::module_::import_("json").attr("loads")(text(json.data(), json.size()));
-           })
+      .def("route", &route_of)
       .def_ro("from_", &Plan::from)
       .def_ro("to", &Plan::to)
       .def("__repr__",

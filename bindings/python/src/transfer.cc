@@ -134,13 +134,7 @@ nb::object wait(Transfer& transfer, nb::handle timeout) {
     }
     if (status != TOWLINE_IN_PROGRESS) break;
     check_signals();
-    if (deadline.passed()) {
-      nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
-      error = error(nb::str((describe(transfer) + " is still in flight").c_str()),
-                    status_object(TOWLINE_IN_PROGRESS));
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-      throw nb::python_error();
-    }
+    if (deadline.passed()) raise_not_yet(describe(transfer) + " is still in flight");
   }
   return status_object(found(transfer, status));
 }
@@ -166,7 +160,7 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
     if (status >= 0) return;
     if (status != TOWLINE_TIMED_OUT) fail(transfer, status);
     check_signals();
-    if (deadline.passed()) raise(status, describe(transfer) + " is not fenced yet");
+    if (deadline.passed()) raise_not_yet(describe(transfer) + " is not fenced yet");
   }
 }
 

@@ -176,6 +176,17 @@ class Agent(_core.Agent):
         """
         return Connecting(self, address, timeout)
 
+    @property
+    def peers(self) -> list[_core.Peer]:
+        """All that are known, also those that came by themselves."""
+        found = []
+        for entry in self.info()["peers"]:
+            try:
+                found.append(self.peer(entry["incarnation"]))
+            except _errors.NotFound:  # gone meanwhile
+                pass
+        return found
+
     def directory(self, address: str) -> _core.Directory:
         """A directory where agents find one another, such as "etcd://host:port/namespace". It lives with this object."""
         return _core._open_directory(self, address)

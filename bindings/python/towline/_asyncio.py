@@ -8,6 +8,7 @@ are. There is no thread of its own, and no polling, but for agents whose caller 
 from __future__ import annotations
 
 import asyncio
+import functools
 import weakref
 from collections import deque
 from typing import Any
@@ -198,6 +199,11 @@ async def fence(what: Any) -> None:
             await asyncio.shield(fenced)
         except asyncio.CancelledError:
             continue
+
+
+async def in_thread(call: Any, *arguments: Any, **keywords: Any) -> Any:
+    """What a blocking call returns. Cancelling the task does not end the call."""
+    return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *arguments, **keywords))
 
 
 async def wait_call(call: _core.DirectoryCall) -> Any:

@@ -1,7 +1,7 @@
 """The extension module. Use the names through `towline`."""
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Literal, final
 
 from typing_extensions import Buffer
@@ -154,6 +154,13 @@ class Memory(Buffer):
     def __len__(self) -> int: ...
     def numpy(self, dtype: Any = "uint8", shape: Any = None) -> Any:
         """A NumPy array of it, which keeps it alive."""
+    @property
+    def nbytes(self) -> int: ...
+    def __dlpack__(self, **keywords: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __enter__(self) -> Memory: ...
+    def __exit__(self, *_: object) -> None:
+        """Frees it."""
     def free(self) -> None:
         """Frees it now. Raises BufferError while arrays or regions use it."""
 
@@ -182,6 +189,12 @@ class Region:
         replace=True the new file then takes the old one's place, once."""
     @property
     def name(self) -> str | None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def deregister_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+    def __enter__(self) -> Region: ...
+    def __exit__(self, *_: object) -> None:
+        """Deregisters it."""
     def view(self) -> View:
         """All of its elements, by the layout that it was registered with."""
     def __getitem__(self, picks: Any) -> View:
@@ -241,6 +254,8 @@ class BlockList:
     @property
     def bytes(self) -> int: ...
     @property
+    def nbytes(self) -> int: ...
+    @property
     def peer(self) -> Peer | None: ...
     @property
     def layout(self) -> Layout | None:
@@ -276,6 +291,8 @@ class Peer:
         """Adds to the peer's counter with this key."""
     def refresh(self, timeout: float | None = None) -> None:
         """Fetches the peer's present regions."""
+    def send_async(self, data: Buffer, *, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+    def refresh_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
     def remove(self) -> None:
         """Forgets the peer: everything in flight to it is cancelled."""
 
@@ -298,14 +315,14 @@ class Transfer:
     def poll(self) -> Status:
         """OK or IN_PROGRESS; raises if it failed."""
     def wait(self, timeout: float | None = None) -> Status:
-        """Waits for the end of the last post, and posts first if that never happened. Raises if it failed, and TimedOut
-        with the status IN_PROGRESS when the timeout came first: then it is still in flight."""
+        """Waits for the end of the last post, and posts first if that never happened. Raises if it failed, and NotYet
+        when the timeout came first: then it is still in flight."""
     def __await__(self) -> Generator[Any, None, Status]:
         """wait() for event loops."""
     def wait_fenced(
         self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
     ) -> None:
-        """After a failure: waits until no byte of it can land, or be read, any more. Raises TimedOut."""
+        """After a failure: waits until no byte of it can land, or be read, any more. Raises NotYet."""
     def post_on(self, stream: Any) -> Status:
         """Posts it as work of a GPU's stream (of torch, of CuPy, with `__cuda_stream__`, or by address): it comes after
         what the stream was given before, and what the stream is given later comes after it. IN_PROGRESS: posted, with an
@@ -365,14 +382,17 @@ class Post:
         """OK or IN_PROGRESS; raises if it failed."""
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> Status:
-        """Waits for the outcome. Raises if it failed, and TimedOut with the status IN_PROGRESS when the timeout came
-        first: then it is still in flight."""
+        """Waits for the outcome. Raises if it failed, and NotYet when the timeout came first: then
+        it is still in flight."""
     def result(self, timeout: float | None = None) -> Result:
         """The same, and what was moved."""
     def wait_fenced(
         self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
     ) -> None:
-        """After a failure: waits until no byte of it can land, or be read, any more. Raises TimedOut."""
+        """After a failure: waits until no byte of it can land, or be read, any more. Raises NotYet."""
+    def wait_fenced_async(
+        self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
+    ) -> Coroutine[Any, Any, None]: ...
     def cancel(self) -> None:
         """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
     def __await__(self) -> Generator[Any, None, Result]:
@@ -478,7 +498,8 @@ class Counter:
     @property
     def value(self) -> int: ...
     def wait(self, threshold: int, timeout: float | None = None) -> int:
-        """Waits until the value is at least the threshold, and gives the value. Raises TimedOut."""
+        """Waits until the value is at least the threshold, and gives the value. Raises NotYet."""
+    def wait_async(self, threshold: int, timeout: float | None = None) -> Coroutine[Any, Any, int]: ...
 
 @final
 class Directory:

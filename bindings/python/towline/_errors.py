@@ -7,6 +7,10 @@ from enum import Enum, IntEnum
 
 from . import _core
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class _Named(IntEnum):
     """Shown by name: print(await move) says Status.OK, not 0."""
@@ -26,11 +30,21 @@ class Error(RuntimeError):
     """What Towline raises. `status` says what kind of failure it is, the text what was tried and with which values."""
 
     status = Status.INTERNAL
+    peer: Any = None
+    """The Peer that the work was with."""
+    backend: str | None = None
+    """That moved the bytes."""
+    result: Any = None
+    """The Result of the post or transfer: what has moved, which blocks failed, which side is fenced."""
 
     def __init__(self, message: str = "", status: Status | None = None) -> None:
         super().__init__(message)
         if status is not None:
             self.status = status
+
+    def __reduce__(self) -> Any:
+        # Peers and results stay in the process that they belong to.
+        return type(self), (str(self), self.status), {"backend": self.backend}
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -119,13 +133,16 @@ class Cancelled(Error):
 
 
 class TimedOut(Error, TimeoutError):
-    """The deadline passed.
-
-    A wait that gave up on a transfer still in flight has the status IN_PROGRESS.
-    """
+    """The deadline passed, and the work has ended."""
 
     status = Status.TIMED_OUT
     errno = errno.ETIMEDOUT
+
+
+class NotYet(TimedOut):
+    """The wait gave up, and the work goes on: wait again, or cancel it."""
+
+    status = Status.IN_PROGRESS
 
 
 class PeerLost(Error, ConnectionError):
@@ -214,7 +231,7 @@ _BY_STATUS = {
     kind.status: kind
     for kind in (
         *(Again, InvalidArgument, OutOfRange, NotFound, AlreadyExists, PermissionDenied, Mismatch, LimitExceeded),
-        *(OutOfMemory, NoSpace, Internal, Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
+        *(NotYet, OutOfMemory, NoSpace, Internal, Unsupported, Busy, Cancelled, TimedOut, PeerLost, PeerRestarted, Stale, Corrupt, IoError, Forked, Closed),
         *(NoRoute, Unreachable, AddressInUse, Short, ProtocolError),
     )
 }

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 from . import _core
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any, NamedTuple
 
+    class Layout(NamedTuple):
+        element_bytes: int
+        counts: tuple[int, ...]
+        strides: tuple[int, ...] | None = None
 
-class Layout(NamedTuple):
-    """Elements of `element_bytes` in up to four nested dimensions, outermost first. strides: in bytes; None: no gaps."""
+else:
 
-    element_bytes: int
-    counts: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
+    class Layout(namedtuple("Layout", ("element_bytes", "counts", "strides"), defaults=(None,))):
+        """Elements of `element_bytes` in up to four nested dimensions, outermost first. strides: in bytes; None: no gaps."""
+
+        __slots__ = ()
 
 
 class View:

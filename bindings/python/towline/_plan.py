@@ -90,7 +90,7 @@ class Group:
         return self._native.poll()
 
     def wait(self, timeout: float | None = None) -> Status:
-        """Waits for the outcome, and raises if it failed; TimedOut with the status IN_PROGRESS if the timeout is first."""
+        """Waits for the outcome, and raises if it failed; NotYet if the timeout is first."""
         return self._native.wait(timeout)
 
     def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None:

@@ -19,7 +19,8 @@ namespace towline::cuda {
 class HostScatter {
  public:
   static constexpr uint32_t kSlots = kDetourSlots;
-  static constexpr uint64_t kSlotBytes = 4 << 20;  // of 1 MiB, what goes on between two chunks takes as long as one
+  static constexpr uint64_t kSlotBytes =
+      4 << 20;  // of 1 MiB, what goes on between two chunks takes as long as one
 
   // Takes the pool, near that NUMA node. Throws Error. The team outlives it.
   HostScatter(Device& device, CopyTeam& team, std::optional<uint32_t> node);
