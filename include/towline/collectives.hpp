@@ -1,7 +1,7 @@
 // Communicators for C++20: RAII over collectives.h.
 //
 //   towline::Communicator world;                     // rank and size from torchrun, MPI, PALS or Slurm
-//   world.all_reduce(in, out);                       // spans of float, double, integers; blocks
+//   world.all_reduce(in, out);                       // vectors, arrays or spans of float, double, integers; blocks
 //   towline::Work work = world.start(call);          // any towline_collective_t, beside the application
 //   work.wait();
 //
@@ -11,8 +11,10 @@
 #include <towline/collectives.h>
 #include <towline/towline.hpp>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -23,8 +25,14 @@ inline namespace v0 {
 
 namespace detail {
 
+// No type but these has one: what is moved as a whole, such as a half from a library, goes as its bytes.
+template <class T>
+inline constexpr bool kHasDatatype = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                                     (std::is_integral_v<T> && sizeof(T) <= 8);
+
 template <class T>
 constexpr uint32_t datatype_of() {
+  static_assert(kHasDatatype<T>, "elements are float, double, bool or an integer of up to 64 bits");
   if constexpr (std::is_same_v<T, float>) return TOWLINE_FLOAT32;
   if constexpr (std::is_same_v<T, double>) return TOWLINE_FLOAT64;
   if constexpr (std::is_same_v<T, bool>) return TOWLINE_BOOL;
@@ -34,6 +42,16 @@ constexpr uint32_t datatype_of() {
   if constexpr (std::is_integral_v<T> && sizeof(T) == 4) return kSigned ? TOWLINE_INT32 : TOWLINE_UINT32;
   return kSigned ? TOWLINE_INT64 : TOWLINE_UINT64;
 }
+
+// A contiguous range of elements: a vector, an array, a span.
+template <class R>
+concept Elements = std::ranges::contiguous_range<R> && std::ranges::sized_range<R>;
+template <class R>
+using ElementOf = std::remove_cv_t<std::ranges::range_value_t<R>>;
+// One that is written to.
+template <class R>
+concept WritableElements =
+    Elements<R> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
 
 }  // namespace detail
 
@@ -86,38 +104,56 @@ class Communicator {
 
   void barrier() const { detail::check(towline_barrier(communicator_.get(), nullptr, nullptr)); }
   // `in` and `out` may be the same memory.
-  template <class T>
-  void all_reduce(std::span<const T> in, std::span<T> out, uint32_t reduction = TOWLINE_SUM) const {
+  template <detail::Elements In, detail::WritableElements Out>
+  requires std::same_as<detail::ElementOf<In>, detail::ElementOf<Out>>
+  void all_reduce(const In& input, Out&& output, uint32_t reduction = TOWLINE_SUM) const {
+    using T = detail::ElementOf<In>;
+    const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
+    const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};
     need(in.size() == out.size(), "all_reduce: input and output differ in size");
     detail::check(towline_all_reduce(communicator_.get(), in.data(), out.data(), in.size(),
                                      detail::datatype_of<T>(), reduction, nullptr, nullptr));
   }
-  template <class T>
-  void broadcast(std::span<T> buffer, int root) const {
+  template <detail::WritableElements Buffer>
+  void broadcast(Buffer&& elements, int root) const {
+    using T = detail::ElementOf<Buffer>;
+    const std::span<T> buffer{std::ranges::data(elements), std::ranges::size(elements)};
     detail::check(towline_broadcast(communicator_.get(), buffer.data(), buffer.size(),
                                     detail::datatype_of<T>(), root, nullptr, nullptr));
   }
-  template <class T>
-  void all_gather(std::span<const T> in, std::span<T> out) const {
+  template <detail::Elements In, detail::WritableElements Out>
+  requires std::same_as<detail::ElementOf<In>, detail::ElementOf<Out>>
+  void all_gather(const In& input, Out&& output) const {
+    using T = detail::ElementOf<In>;
+    const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
+    const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};
     need(out.size() == in.size() * static_cast<size_t>(size()),
          "all_gather: the output has no room for all parts");
     detail::check(towline_all_gather(communicator_.get(), in.data(), out.data(), in.size(),
                                      detail::datatype_of<T>(), nullptr, nullptr));
   }
-  template <class T>
-  void reduce_scatter(std::span<const T> in, std::span<T> out, uint32_t reduction = TOWLINE_SUM) const {
+  template <detail::Elements In, detail::WritableElements Out>
+  requires std::same_as<detail::ElementOf<In>, detail::ElementOf<Out>>
+  void reduce_scatter(const In& input, Out&& output, uint32_t reduction = TOWLINE_SUM) const {
+    using T = detail::ElementOf<In>;
+    const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
+    const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};
     need(in.size() == out.size() * static_cast<size_t>(size()),
          "reduce_scatter: the input is not a part for each rank");
     detail::check(towline_reduce_scatter(communicator_.get(), in.data(), out.data(), out.size(),
                                          detail::datatype_of<T>(), reduction, nullptr, nullptr));
   }
-  template <class T>
-  void send(std::span<const T> in, int to, uint64_t tag = 0) const {
+  template <detail::Elements In>
+  void send(const In& input, int to, uint64_t tag = 0) const {
+    using T = detail::ElementOf<In>;
+    const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
     detail::check(towline_send(communicator_.get(), in.data(), in.size(), detail::datatype_of<T>(), to, tag,
                                nullptr, nullptr));
   }
-  template <class T>
-  void receive(std::span<T> out, int from, uint64_t tag = 0) const {
+  template <detail::WritableElements Out>
+  void receive(Out&& output, int from, uint64_t tag = 0) const {
+    using T = detail::ElementOf<Out>;
+    const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};
     detail::check(towline_recv(communicator_.get(), out.data(), out.size(), detail::datatype_of<T>(), from,
                                tag, nullptr, nullptr));
   }

@@ -375,6 +375,31 @@ void Agent::add_post(Post& post) {
   posts_.push(post);
 }
 
+// Transfers that were made before do not take the short way any more. Posts of plans look at each post.
+void Agent::set_limit(Pace& pace, uint64_t bytes_per_s) {
+  if (!limits_.set(pace, bytes_per_s)) return;
+  for_each_post([](Post& post) { post.limits_begin(); });
+}
+
+// Hooks count as a limit: nobody takes the short way.
+void Agent::set_hooks(const towline_hooks_t* hooks) {
+  constexpr std::size_t kMost = 64;
+  const towline_hooks_t* added = nullptr;
+  bool first = false;
+  {
+    const std::lock_guard lock(control_mutex_);
+    if (hooks != nullptr) {
+      if (all_hooks_.size() >= kMost)
+        fail(Status::kLimitExceeded, "the hooks of an agent are set {} times at most", kMost);
+      added = all_hooks_.emplace_back(std::make_unique<towline_hooks_t>(*hooks)).get();
+    }
+    const bool had = hooks_.exchange(added, std::memory_order_acq_rel) != nullptr;
+    if (added != nullptr && !had) first = limits_.count.fetch_add(1, std::memory_order_relaxed) == 0;
+    if (added == nullptr && had) limits_.count.fetch_sub(1, std::memory_order_relaxed);
+  }
+  if (first) for_each_post([](Post& post) { post.limits_begin(); });
+}
+
 void Agent::remove_post(Post& post) noexcept {
   std::lock_guard lock(control_mutex_);
   posts_.remove(post);

@@ -24,6 +24,7 @@
 #include "agent/fork_generation.h"
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
+#include "agent/pace.h"
 #include "agent/peer.h"
 #include "agent/peer_table.h"
 #include "agent/staging.h"
@@ -36,6 +37,7 @@
 #include "base/sync/wake.h"
 #include "memory/region_table.h"
 #include "telemetry/metrics.h"
+#include "towline/observe.h"
 #include "towline/storage.h"
 #include "towline/towline.h"
 
@@ -172,6 +174,14 @@ class Agent : public std::enable_shared_from_this<Agent> {
   }
   // Guards the route and captures of every post, which are seldom used: one leaf lock for all.
   [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
+  [[nodiscard]] Limits& limits() noexcept { return limits_; }
+  // Called around each run; null: none. Throws Error when they were changed too often.
+  void set_hooks(const towline_hooks_t* hooks);
+  [[nodiscard]] const towline_hooks_t* hooks() const noexcept {
+    return hooks_.load(std::memory_order_acquire);
+  }
+  // Limits what this agent's posts move. `pace`: the agent's, or of one of its peers or groups; 0: no limit.
+  void set_limit(Pace& pace, uint64_t bytes_per_s);
   // For a post that takes several submits.
   [[nodiscard]] uint64_t next_post_number() noexcept {
     return last_post_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -266,6 +276,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   const uint64_t fork_generation_;
   std::atomic<bool> closed_{false};
 
+  Limits limits_;
+  std::atomic<const towline_hooks_t*> hooks_{nullptr};
+  std::vector<std::unique_ptr<const towline_hooks_t>>
+      all_hooks_;  // that ever were; a run may be calling them
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RegionTable> regions_;
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -40,6 +40,8 @@ Group::Group(std::shared_ptr<Agent> agent, const PostOptions& options)
   watch_.worker->wake();
 }
 
+Group::~Group() { (void)agent_->limits().set(pace_, 0); }
+
 void Group::let_go() noexcept {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
 }

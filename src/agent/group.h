@@ -56,6 +56,8 @@ class Group final : public Ending {
   [[nodiscard]] uint64_t deadline_ns() const noexcept { return deadline_ns_; }
   [[nodiscard]] bool over() const noexcept { return ended_.load(std::memory_order_acquire); }
   [[nodiscard]] bool urgent() const noexcept { return options_.urgent; }
+  [[nodiscard]] Pace& pace() noexcept { return pace_; }
+  void set_limit(uint64_t bytes_per_s) { agent_->set_limit(pace_, bytes_per_s); }
 
   // ---- from workers
   void deliver() noexcept override;
@@ -64,6 +66,7 @@ class Group final : public Ending {
   void expire(Part& part) noexcept override;
 
  private:
+  Pace pace_;
   // A peer that is told, by a connection over which a member moved; and what is not known to be fenced there.
   struct Told {
     PeerHold peer;
@@ -76,7 +79,7 @@ class Group final : public Ending {
   };
 
   Group(std::shared_ptr<Agent> agent, const PostOptions& options);
-  ~Group() override = default;
+  ~Group() override;
   [[nodiscard]] bool wants_delivery() const noexcept override { return true; }
   [[nodiscard]] Status outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));

@@ -21,6 +21,7 @@ struct Part {
   Link* link = nullptr;
   uint64_t begin = 0;  // bytes of the plan
   uint64_t end = 0;
+  uint64_t slice_end = 0;  // of what is submitted of a paced post; else `end`
   towline_prepared* prepared = nullptr;
   uint32_t link_generation = 0;  // generation of `prepared`
   uint64_t attempt = 0;          // the link's attempt for which establishing waits; 0: none yet

@@ -65,6 +65,7 @@ Peer::Peer(Agent& agent, const metadata::PeerIdentity& identity, Origin origin)
       reach_(std::make_unique<std::atomic<Reach>[]>(kMaxBackends)) {}
 
 Peer::~Peer() {
+  (void)agent_.limits().set(pace_, 0);
   for (Link* link = first_link_.load(std::memory_order_relaxed); link != nullptr;)
     delete std::exchange(link, link->next());
 }

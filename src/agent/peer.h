@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/pace.h"
 #include "base/id.h"
 #include "base/sync/rcu_value.h"
 #include "memory/region_index.h"
@@ -96,6 +97,8 @@ class Peer {
   // kOk while usable; else kPeerRestarted, kStale (removed) or kClosed, for good.
   [[nodiscard]] Status ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   void end(Status why) noexcept;
+
+  [[nodiscard]] Pace& pace() noexcept { return pace_; }
 
   [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
   void set_health(uint32_t health) noexcept { health_.store(health, std::memory_order_relaxed); }
@@ -197,6 +200,7 @@ class Peer {
   }
 
  private:
+  Pace pace_;
   friend class PeerHold;
   using Numbers = std::vector<std::optional<uint32_t>>;  // this agent's, by the blob's number of a backend
   static constexpr std::size_t kRegionBytes = 256;

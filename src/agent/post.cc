@@ -58,8 +58,9 @@ Post::~Post() {
 
 void Post::bring(const PostOptions& options) {
   build_message(options, message_);
-  options_ = {options.user_data,    options.callback,   options.timeout_ns,       options.deadline_ns,
-              options.notice_bytes, options.has_notice, options.queue_completion, options.urgent};
+  options_ = {options.user_data,        options.callback,     options.timeout_ns,
+              options.deadline_ns,      options.notice_bytes, options.has_notice,
+              options.queue_completion, options.urgent,       options.pace};
   if (options_.timeout_ns == 0) options_.timeout_ns = agent().default_timeout_ns();
 }
 
@@ -194,8 +195,12 @@ Status Post::post_slow() noexcept {
     phase_.store(kReady, std::memory_order_release);
     return status;
   }
+  if (agent().hooks() != nullptr) call_begin();
   status = start_parts();
-  if (is_error(status)) take_back_post(before);
+  if (is_error(status)) {
+    if (hooked_) call_end(status);
+    take_back_post(before);
+  }
   return status;
 }
 
@@ -205,6 +210,8 @@ Status Post::begin_post(int32_t& outcome_before) noexcept {
   const uint64_t now_ns = agent().now_ns();
   const uint64_t deadline_ns =
       options_.deadline_ns != 0 ? options_.deadline_ns : Deadline::after(now_ns, options_.timeout_ns).ns();
+  if (paced_ || agent().limits().any()) paced_ = find_paced();
+  hooked_ = false;
   enter_post(now_ns, deadline_ns);
   return Status::kOk;
 }
@@ -239,6 +246,7 @@ void Post::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   if (part_count_ > 1) post_->number = agent().next_post_number();
   for (uint32_t i = 0; i < part_count_; ++i) {
     parts_[i].deadline_ns = deadline_ns;
+    parts_[i].slice_end = parts_[i].end;
     parts_[i].attempt = 0;
     parts_[i].message_only = false;
     parts_[i].refused = false;
@@ -270,7 +278,7 @@ Status Post::start_alone(Part& part) noexcept {
     status = establish_part(part, part.deadline_ns);
     if (is_error(status)) return status;
   }
-  const bool again_later = !usable(part);
+  const bool again_later = !usable(part) || (paced_ && !may_begin(part, agent().now_ns()));
   if (again_later)
     part.worker->establish_later(part);
   else
@@ -281,11 +289,14 @@ Status Post::start_alone(Part& part) noexcept {
 Status Post::start_parts() noexcept {
   if (staged_ != nullptr) return start_staged();
   Part& first = parts_[0];
+  // Once it can be over, it may belong to another run.
+  const bool urgent = options_.urgent;
+  const bool paced = paced_;
   if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
     const Status status = start_alone(first);
     first.worker->unlock();
     if (is_error(status)) return status;
-    if (status == Status::kInProgress) first.worker->wake();
+    if (status == Status::kInProgress || paced) first.worker->wake();
     return accepted();
   }
   for (uint32_t i = 0; i < part_count_; ++i) {
@@ -295,7 +306,7 @@ Status Post::start_parts() noexcept {
       if (i == 0) return Status::kAgain;
       if (part.worker->drive() == 0 && !spin.again()) control_pause(agent(), 0);
     }
-    if (options_.urgent) part.worker->hurry();
+    if (urgent) part.worker->hurry();
   }
   for (uint32_t i = 0; i < part_count_; ++i) {
     if (i == 0) parts_[i].worker->drive();
@@ -311,28 +322,30 @@ Status Post::accepted() const noexcept {
 }
 
 Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcept {
-  const bool message = part_count_ == 1 && has_message();
+  part.slice_end = paced_ && stream == nullptr ? end_of_slice(part) : part.end;
+  const bool message = part_count_ == 1 && has_message() && part.slice_end == part.end;
   const bool notice = message && options_.has_notice;
   if (notice && part.link->take_notice_credit(options_.notice_bytes) != Status::kOk) return Status::kAgain;
   if (options_.urgent) flags |= TOWLINE_SUBMIT_URGENT;
   const towline_submit_args args = {sizeof(towline_submit_args),
                                     reinterpret_cast<uint64_t>(&part),
                                     part.begin,
-                                    part.end,
+                                    part.slice_end,
                                     message ? message_.data() : nullptr,
                                     message ? message_.size() : 0,
                                     flags,
                                     0,
                                     post_.get()};
-  part.alone = !part.waited && stream == nullptr && part.link->idle();
+  part.alone = !paced_ && !part.waited && stream == nullptr && part.link->idle();
   part.submitted = true;
   part.link->part_started();
   part.worker->track(part);
   const int32_t status = stream == nullptr ? backend_->data->submit(part.prepared, &args)
                                            : backend_->data->stream_submit(part.prepared, &args, *stream);
+  if (paced_ && (status == TOWLINE_IN_PROGRESS || status == TOWLINE_OK)) charge(part.slice_end - part.begin);
   if (status == TOWLINE_IN_PROGRESS) return Status::kInProgress;
   if (status == TOWLINE_OK) {
-    part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, part.end - part.begin, 0, 0});
+    part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, part.slice_end - part.begin, 0, 0});
     return Status::kOk;
   }
   part.submitted = false;

@@ -18,10 +18,12 @@
 #include "agent/control_message.h"
 #include "agent/ending.h"
 #include "agent/fork_generation.h"
+#include "agent/pace.h"
 #include "agent/part.h"
 #include "agent/route.h"
 #include "base/sync/in_use.h"
 #include "plan/plan.h"
+#include "towline/observe.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
 #include "towline/towline.h"
@@ -50,6 +52,7 @@ struct PostOptions {
   void* user_data = nullptr;
   towline_callback_t callback = nullptr;
   Group* group = nullptr;
+  Pace* pace = nullptr;  // of the group
 };
 
 // The picked blocks of both sides; null: all.
@@ -144,6 +147,10 @@ class Post : public Ending {
   bool try_release(Part& part) noexcept;
   // The same when the agent closes: the backend waits for a graph's copy, up to its limit.
   void release_at_last(Part& part) noexcept;
+  // The agent's first limit: a transfer's posts take the long way from now on.
+  void limits_begin() noexcept {
+    if (handle_ != nullptr) close_gate(kRelink);
+  }
   void deliver() noexcept override;
 
   IntrusiveHook<Post> hook;  // the agent's, of all its posts
@@ -153,6 +160,10 @@ class Post : public Ending {
   // `bytes` more have arrived; a leg failed; bytes of the plan that did not arrive.
   void leg_moved(uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void leg_failed(Status status) noexcept;
+  // Limits of bandwidth, for a chunk.
+  [[nodiscard]] bool chunk_may_begin() noexcept;
+  void chunk_begins(uint64_t bytes) noexcept;
+  [[nodiscard]] bool paced() const noexcept { return paced_; }
   void note_failure(const towline_part_result& result) noexcept;
   [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
   [[nodiscard]] std::string backend_name() const;
@@ -162,7 +173,7 @@ class Post : public Ending {
 
  protected:  // for Leg and PostPlan
   [[nodiscard]] bool wants_delivery() const noexcept override {
-    return options_.callback != nullptr || options_.queue_completion;
+    return hooked_ || options_.callback != nullptr || options_.queue_completion;
   }
   // The short path: the bytes have been moved when the backend returns; no clock, lock, locked instruction or
   // allocation. False: not possible for this post, or it failed; then the long path does the work or reports
@@ -204,6 +215,23 @@ class Post : public Ending {
   // From busy to in progress, with nothing submitted yet; kAgain: no room for its completion.
   [[nodiscard]] Status begin_post(int32_t& outcome_before) noexcept;
   void take_back_post(int32_t outcome_before) noexcept;
+
+  // ---- limits (pace.h): a paced run goes in slices, one of a part at a time; post_pace.cc
+  template <class Visit>
+  void for_each_pace(Visit&& visit) noexcept;
+  [[nodiscard]] bool find_paced() noexcept;
+  // May the part's next slice begin? Else the worker comes back in time.
+  [[nodiscard]] bool may_begin(Part& part, uint64_t now_ns) noexcept;
+  [[nodiscard]] uint64_t end_of_slice(const Part& part) noexcept;
+  void charge(uint64_t bytes) noexcept;
+  void slice_ended(Part& part, towline_part_result result) noexcept;
+  void finish_part(Part& part, const towline_part_result& result) noexcept;
+  void restore_part(uint32_t index) noexcept;
+  // The application's hooks (observe.h). No locks held.
+  void call_begin() noexcept;
+  void call_end(Status status) noexcept;
+  [[nodiscard]] towline_operation_t describe_operation() const noexcept;
+
   // The phase is taken: gives it back unless it is posted.
   [[nodiscard]] Status post_on_taken(void* stream) noexcept;
   [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
@@ -251,6 +279,8 @@ class Post : public Ending {
 
   // Read by every post.
   std::atomic<int32_t> gate_{kRelink};
+  bool paced_ = false;                  // a limit applies to this run
+  bool hooked_ = false;                 // the application's hooks are called around this run
   bool immediate_tries_ = false;        // it may answer kAgain: then take the long path
   std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, no completion
   std::atomic<bool> last_was_immediate_{false};
@@ -273,6 +303,7 @@ class Post : public Ending {
     bool has_notice = false;
     bool queue_completion = false;
     bool urgent = false;
+    Pace* pace = nullptr;
   };
   Kept options_;
   std::vector<uint8_t> message_;  // DataMessage and notice; empty: none

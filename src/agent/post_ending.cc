@@ -44,6 +44,7 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
       status = establish_part(part, part.deadline_ns);
       part.refused = is_error(status) && status != Status::kAgain;
     }
+    if (status == Status::kOk && paced_ && !may_begin(part, now_ns)) return false;
     if (status == Status::kOk) status = submit_now(part);
     if (status == Status::kInProgress && part.submitted) return true;
     if (status == Status::kInProgress || status == Status::kAgain) return false;
@@ -91,6 +92,11 @@ void Post::part_ended(Part& part, const towline_part_result& result) noexcept {
     part.link->part_ended();
     part.worker->untrack(part);
   }
+  if (paced_ && part.slice_end < part.end) return slice_ended(part, result);
+  finish_part(part, result);
+}
+
+void Post::finish_part(Part& part, const towline_part_result& result) noexcept {
   if (part_count_ == 1) last_result_ = result;  // several parts end on several workers
   if (staged_ == nullptr)                       // legs counted them already
     bytes_.fetch_add(result.status == TOWLINE_OK ? part.end - part.begin : result.bytes,
@@ -138,6 +144,7 @@ void Post::all_parts_ended(Worker& worker) noexcept {
 }
 
 void Post::deliver() noexcept {
+  if (hooked_) call_end(final_status_);
   const std::shared_ptr<Agent> agent = route_.held_agent();  // it may be destroyed once its outcome is known
   const towline_completion_t completion = {options_.user_data, handle_, static_cast<int32_t>(final_status_),
                                            0, bytes_.load(std::memory_order_relaxed)};

@@ -131,6 +131,7 @@ Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptio
   PostOptions as_member = options;
   as_member.deadline_ns = group->deadline_ns();
   as_member.urgent = options.urgent || group->urgent();
+  as_member.pace = &group->pace();
   Status status = Status::kOk;
   try {
     status = post.post_with(picks, as_member, stream);

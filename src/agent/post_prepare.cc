@@ -99,6 +99,7 @@ bool Post::try_next_backend(Worker& worker) noexcept {
     parts_[i].link = nullptr;
     parts_[i].attempt = 0;
     parts_[i].refused = false;
+    if (paced_) restore_part(i);
   }
   for (uint32_t i = 0; i < part_count_; ++i) {  // not all can end before this worker's lock is given up
     Part& part = parts_[i];
@@ -212,6 +213,7 @@ void Post::take_short_way(Part& part) noexcept {
   short_way_.store(false, std::memory_order_relaxed);
   constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
   if (part_count_ != 1 || (part.prepared->flags & kShortWay) != kShortWay || wants_delivery()) return;
+  if (paced_ || agent().limits().any()) return;
   immediate_ = part.prepared;
   immediate_submit_ = backend_->data->submit;
   immediate_tries_ = (part.prepared->flags & TOWLINE_PREPARED_TRY) != 0;

@@ -80,7 +80,8 @@ Status Post::capture_or_post(Part& part, void* stream) noexcept {
     int32_t before = 0;
     status = begin_post(before);
     if (status == Status::kOk) {
-      status = submit_now(part, &stream);
+      // It goes in one piece.
+      status = paced_ && !may_begin(part, agent().now_ns()) ? Status::kAgain : submit_now(part, &stream);
       if (is_error(status)) take_back_post(before);
       return is_error(status) ? status : Status::kInProgress;
     }

@@ -278,7 +278,7 @@ uint32_t StagedTransfer::advance(Slot& slot, uint64_t now_ns) noexcept {
 }
 
 bool StagedTransfer::start_straight() noexcept {
-  if (straight_ == nullptr || not_straight_ != 0) return false;
+  if (straight_ == nullptr || not_straight_ != 0 || whole_.paced()) return false;
   Leg& far = *legs_.front().far;
   if (!far.borrow(straight_generation_)) return false;
   const uint64_t chunks = std::min(next_stretch_, chunks_ - next_chunk_);
@@ -326,6 +326,10 @@ uint32_t StagedTransfer::advance_straight(uint64_t now_ns) noexcept {
 uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
   const uint64_t begin = begin_in_leg(slot, filling);
   const uint64_t bytes = bytes_of(slot.chunk);
+  if (filling && !whole_.chunk_may_begin()) {
+    part_->worker->step_staged_soon();
+    return 0;
+  }
   // Meanwhile the worker moves the other leg of neighbouring chunks.
   const bool stores = filling != read_ && chunks_ > 1;
   uint32_t flags = stores && choice_.hand_over() ? uint32_t{TOWLINE_SUBMIT_HAND_OVER} : 0;
@@ -335,7 +339,10 @@ uint32_t StagedTransfer::start(Slot& slot, bool filling) noexcept {
     part_->worker->step_staged_soon();
     return 0;
   }
-  if (filling) ++next_chunk_;
+  if (filling) {
+    ++next_chunk_;
+    whole_.chunk_begins(bytes);
+  }
   slot.stage = filling ? Stage::kFilling : Stage::kDraining;
   if (is_error(status))
     chunk_failed(slot, filling,

@@ -201,6 +201,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   const uint64_t now_ns = read_clock();
   done += progress_backends(now_ns);
   if (poll_descriptors) done += handle_events(0);
+  if (now_ns >= next_step_ns_) next_step_ns_ = UINT64_MAX;
   if (establishing_ != nullptr) done += step_establishing(now_ns);
   if (!staged_.empty()) done += step_staged(now_ns);
   if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
@@ -368,7 +369,8 @@ void Worker::disarm() noexcept {
 }
 
 uint64_t Worker::sleep_limit_ns(uint64_t now_ns) const noexcept {
-  if (establishing_ != nullptr || staged_waits_) return kMillisecondNs;
+  if (establishing_ != nullptr || staged_waits_)
+    return std::min(kMillisecondNs, next_step_ns_ > now_ns ? next_step_ns_ - now_ns : 0);
   uint64_t limit = kNoDeadline;
   if (next_deadline_ns_ != UINT64_MAX) limit = next_deadline_ns_ > now_ns ? next_deadline_ns_ - now_ns : 0;
   const uint64_t beat_ns = agent_.tuning().heartbeat_ns / 2;

@@ -88,6 +88,10 @@ class Worker {
   void track(Part& part) noexcept;  // in flight: deadlines are watched
   void untrack(Part& part) noexcept;
   void establish_later(Part& part) noexcept;  // tried again in each pass until it is submitted or has failed
+  // Parts that wait to be tried again are tried at this time at the latest, of the agent's clock.
+  void step_at(uint64_t ns) noexcept {
+    if (ns < next_step_ns_) next_step_ns_ = ns;
+  }
   void add_staged(StagedTransfer& transfer) noexcept;  // makes progress in each pass until removed
   void remove_staged(StagedTransfer& transfer) noexcept;
   void step_staged_soon() noexcept { staged_waits_ = true; }  // in the next pass, even without an event
@@ -173,6 +177,7 @@ class Worker {
   std::vector<std::unique_ptr<Watch>> dead_watches_;
   IntrusiveList<Part> in_flight_;
   uint64_t next_deadline_ns_ = UINT64_MAX;
+  uint64_t next_step_ns_ = UINT64_MAX;
   Part* establishing_ = nullptr;  // through hook.next
   Part** establishing_tail_ = &establishing_;
   IntrusiveList<StagedTransfer> staged_;

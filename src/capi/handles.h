@@ -87,8 +87,8 @@ inline void need(const void* pointer, const char* what) {
 // Throws Error for a list that is null or of another agent.
 void check_list(const Agent& agent, const towline_block_list_t* list, const char* what);
 
-// Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error
-// for a size that no version had.
+// Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error for a size
+// that no version had, and for fields of a newer version that are not 0: they ask for something that would not be done.
 template <class Options>
 Options take_options(const Options* given, const char* what) {
   Options options = {};
@@ -98,6 +98,13 @@ Options take_options(const Options* given, const char* what) {
     fail(Status::kInvalidArgument, "{}.struct_size is {}; set it to sizeof the struct", what,
          given->struct_size);
   }
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = sizeof options; i < given->struct_size; ++i)
+    if (bytes[i] != 0)
+      fail(Status::kUnsupported,
+           "{} sets a field at byte {} that this version of the library does not have: it knows {} bytes of "
+           "the struct",
+           what, i, sizeof options);
   std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
   options.struct_size = sizeof options;
   return options;

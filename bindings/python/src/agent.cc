@@ -1,10 +1,12 @@
 // Agents: their life, the GIL, notices, counters.
 #include <pthread.h>
+#include <towline/pace.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <string_view>
 #include <vector>
 
 #include "core.h"
@@ -308,6 +310,17 @@ uint64_t wait_counter(Counter& counter, uint64_t threshold, nb::handle timeout) 
   }
 }
 
+void set_limit(const Agent& agent, uint64_t bytes_per_s, std::string_view priority) {
+  uint32_t which = TOWLINE_LIMIT_ALL;
+  if (priority == "bulk")
+    which = TOWLINE_LIMIT_BULK;
+  else if (priority == "latency")
+    which = TOWLINE_LIMIT_LATENCY;
+  else if (priority != "all")
+    raise(TOWLINE_INVALID_ARGUMENT, "priority is 'all', 'bulk' or 'latency'");
+  check(towline_agent_set_limit(agent.use(), which, bytes_per_s), "towline_agent_set_limit");
+}
+
 }  // namespace
 
 void bind_agent(nb::module_& module) {
@@ -363,6 +376,12 @@ void bind_agent(nb::module_& module) {
       .def("_put_aside", &put_aside)
       .def("_pull", &pull)
       .def("add_backend", &add_backend, nb::arg("plugin"))
+      .def(
+          "set_limit",
+          [](const Agent& agent, uint64_t bytes_per_s, const char* priority) {
+            set_limit(agent, bytes_per_s, priority);
+          },
+          nb::arg("bytes_per_s"), nb::arg("priority") = "all")
       .def("metadata", &metadata, nb::arg("regions") = nb::none())
       .def("add_peer", &add_peer, nb::arg("blob"))
       .def("_connect", &connect, nb::arg("address"), nb::arg("timeout").none())

@@ -1,4 +1,6 @@
 // Peers: their identity, their regions, messages to them.
+#include <towline/pace.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -148,6 +150,12 @@ void bind_peer(nb::module_& module) {
       .def("send", &send, nb::arg("data"), nb::kw_only(), nb::arg("timeout") = nb::none())
       .def("add", &add, nb::arg("key"), nb::arg("amount") = 1, nb::kw_only(), nb::arg("timeout") = nb::none())
       .def("refresh", &refresh, nb::arg("timeout") = nb::none())
+      .def(
+          "set_limit",
+          [](const Peer& peer, uint64_t bytes_per_s) {
+            check(towline_peer_set_limit(peer.use(), bytes_per_s), "towline_peer_set_limit");
+          },
+          nb::arg("bytes_per_s"))
       .def("remove", &remove)
       .def("send_async",
            [](nb::handle_t<Peer> peer, nb::args arguments, nb::kwargs keywords) {

@@ -1,4 +1,5 @@
 // Plans, posts and groups. Plan.post() is the hot path: one call of the C API, and an object for its handle.
+#include <towline/pace.h>
 #include <towline/plan.h>
 
 #include <algorithm>
@@ -509,6 +510,12 @@ void bind_plan(nb::module_& module) {
       .def("wait", &wait, nb::arg("timeout") = nb::none())
       .def("wait_fenced", &wait_group_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
       .def("cancel", &cancel)
+      .def(
+          "set_limit",
+          [](const Group& group, uint64_t bytes_per_s) {
+            check(towline_group_set_limit(group.native, bytes_per_s), "towline_group_set_limit");
+          },
+          nb::arg("bytes_per_s"))
       .def_prop_ro("result", &group_result)
       .def_ro("awaitable", &Group::awaitable)
       .def_ro("_id", &Group::id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -97,6 +98,29 @@ def test_a_group_is_told_once_when_all_is_there(make_agent, backend):
     assert group.result.nbytes == pair.mine.nbytes
     with pytest.raises(towline.InvalidArgument, match="closed before"):
         group.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_limits_hold_bytes_back(make_agent, backend):
+    pair = Pair(make_agent, backends=backend)
+    pair.mine[:] = 7
+    group = pair.near.group(timeout=TIMEOUT)
+    for limited in (pair.near, pair.peer, group):
+        limited.set_limit(10 * pair.mine.nbytes)
+        begun = time.monotonic()
+        if limited is group:
+            group.copy(pair.my_blocks, pair.their_blocks)
+            group.close()
+            group.wait(TIMEOUT)
+        else:
+            pair.near.copy(pair.my_blocks, pair.their_blocks).result(TIMEOUT)
+        assert time.monotonic() - begun >= 0.05, "a tenth of a second at the limit"
+        limited.set_limit(0)
+    assert np.array_equal(pair.mine, pair.theirs)
+    pair.near.set_limit(1, "latency")  # of others
+    pair.near.copy(pair.my_blocks, pair.their_blocks).result(TIMEOUT)
+    with pytest.raises(towline.InvalidArgument, match="'bulk'"):
+        pair.near.set_limit(1, "urgent")
 
 
 def test_a_refused_member_ends_its_group(pair):

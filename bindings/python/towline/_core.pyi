@@ -114,6 +114,8 @@ class Agent:
         """The next notice; None when none came within the timeout. None waits without end, 0 only looks."""
     def metadata(self, regions: Iterable[Region] | None = None) -> bytes:
         """What peers need to know of this agent: addresses, and all regions or these."""
+    def set_limit(self, bytes_per_s: int, priority: Literal["all", "bulk", "latency"] = "all") -> None:
+        """Limits what this agent's posts move together, or those of one priority; 0: no limit."""
     def add_backend(self, plugin: str | bytes | os.PathLike[str]) -> None:
         """Adds the backends of a plugin, by its file or by the name of one that comes with Towline, such as "object".
 
@@ -293,6 +295,8 @@ class Peer:
         """Fetches the peer's present regions."""
     def send_async(self, data: Buffer, *, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
     def refresh_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+    def set_limit(self, bytes_per_s: int) -> None:
+        """Limits what this agent's posts move to and from the peer; 0: no limit."""
     def remove(self) -> None:
         """Forgets the peer: everything in flight to it is cancelled."""
 
@@ -433,6 +437,7 @@ class _Group:
     def wait(self, timeout: float | None = None) -> Status: ...
     def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None: ...
     def cancel(self) -> None: ...
+    def set_limit(self, bytes_per_s: int) -> None: ...
     _id: int
     _agent: Agent
     def _look(self) -> int: ...

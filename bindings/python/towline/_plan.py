@@ -100,6 +100,10 @@ class Group:
         """Ends it, and every member in flight. Wait for the fence before reusing the memory."""
         self._native.cancel()
 
+    def set_limit(self, bytes_per_s: int) -> None:
+        """Limits what its members move together; 0: no limit."""
+        self._native.set_limit(bytes_per_s)
+
     @property
     def result(self) -> _core.GroupResult:
         return self._native.result
