@@ -112,6 +112,7 @@ impl Agent {
             timeout_ns: options.timeout.map_or(0, |time| Timeout::from(time).nanoseconds_not_default()),
             backend: text::pointer(&backend),
             usual_bytes: options.usual_bytes,
+            ..Default::default()
         };
         let mut plan = ptr::null_mut();
         // SAFETY: every pointer outlives the call; `plan` is written on success only.
