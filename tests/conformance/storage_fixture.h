@@ -36,9 +36,14 @@ struct Store {
   const char* config;  // TOML
   bool direct = false;
   bool is_object = false;
+  const char* scheme = "file";
 };
 
 inline void PrintTo(const Store& store, std::ostream* out) { *out << store.name; }
+
+// Backends over vendors' libraries, each with a fake of the library.
+#define TOWLINE_GDS "plugins = \"gds\"\n[gds]\nlibrary = \"" TOWLINE_FAKE_CUFILE "\"\n"
+#define TOWLINE_HF3FS "plugins = \"hf3fs\"\n[hf3fs]\nlibrary = \"" TOWLINE_FAKE_USRBIO "\"\n"
 
 // Every way bytes can take to a file today. A new backend, or a new path of one, joins here.
 inline const Store kStores[] = {
@@ -57,7 +62,13 @@ inline const Store kStores[] = {
     {"aio_direct", "[posix]\nengine = \"aio\"\nqueue_depth = 8\n", true},
     {"threads_direct", "[posix]\nengine = \"threads\"\n", true},
     {"pread_direct", "[posix]\nengine = \"pread\"\n", true},
-    {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true},
+    {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "s3"},
+    {"gcs", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "gs"},
+    {"gds", TOWLINE_GDS, false, false, "gds"},
+    {"gds_small_pieces", TOWLINE_GDS "batch = 4\npiece = \"64KiB\"\n", false, false, "gds"},
+    {"gds_calls", TOWLINE_GDS "mode = \"calls\"\n", false, false, "gds"},
+    {"hf3fs", TOWLINE_HF3FS, false, false, "hf3fs"},
+    {"hf3fs_small_pieces", TOWLINE_HF3FS "batch = 4\npiece = \"64KiB\"\n", false, false, "hf3fs"},
 };
 
 inline void write_file(const std::string& path, const std::vector<std::byte>& bytes) {
@@ -91,7 +102,8 @@ class Place {
 
 class FolderPlace final : public Place {
  public:
-  [[nodiscard]] std::string uri(const std::string& name) const override { return "file:" + path(name); }
+  explicit FolderPlace(std::string scheme = "file") : scheme_(std::move(scheme)) {}
+  [[nodiscard]] std::string uri(const std::string& name) const override { return scheme_ + ":" + path(name); }
   void put(const std::string& name, const std::vector<std::byte>& contents) override {
     write_file(path(name), contents);
   }
@@ -107,13 +119,16 @@ class FolderPlace final : public Place {
   [[nodiscard]] std::string path(const std::string& name) const { return folder_ / name; }
 
  private:
+  const std::string scheme_;
   support::TemporaryFolder folder_;
 };
 
 // Keys below a separate prefix, in the bucket of a server that all tests share. Throws if there is no server.
 class BucketPlace final : public Place {
  public:
-  BucketPlace() : prefix_("s3://bucket/" + std::to_string(++made_) + "/") {}
+  explicit BucketPlace(const std::string& scheme = "s3")
+      : backend_(scheme == "gs" ? "gcs" : "object"),
+        prefix_(scheme + "://bucket/" + std::to_string(++made_) + "/") {}
   [[nodiscard]] std::string uri(const std::string& name) const override { return prefix_ + name; }
   void put(const std::string& name, const std::vector<std::byte>& contents) override {
     std::vector<std::byte> copy = contents;
@@ -133,7 +148,9 @@ class BucketPlace final : public Place {
       found.push_back(entry.uri.substr(prefix_.size()));
     return found;
   }
-  [[nodiscard]] std::string config() const override { return support::S3Server::config(server().url()); }
+  [[nodiscard]] std::string config() const override {
+    return support::S3Server::config(server().url(), {}, backend_);
+  }
 
  private:
   static support::S3Server& server() {
@@ -152,6 +169,7 @@ class BucketPlace final : public Place {
   }
 
   static inline int made_ = 0;
+  const std::string backend_;
   const std::string prefix_;
   const Agent other_{"other", {.listen = "none", .config = config(), .default_timeout = 60s}};
 };
@@ -164,9 +182,9 @@ class StorageTest : public ::testing::TestWithParam<Store> {
   void SetUp() override {
     if (GetParam().is_object) {
       if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
-      place_ = std::make_unique<BucketPlace>();
+      place_ = std::make_unique<BucketPlace>(GetParam().scheme);
     } else {
-      auto folder = std::make_unique<FolderPlace>();
+      auto folder = std::make_unique<FolderPlace>(GetParam().scheme);
       folder_ = folder.get();
       place_ = std::move(folder);
     }

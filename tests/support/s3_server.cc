@@ -78,9 +78,11 @@ std::string S3Server::url() const {
   return (cert_file_.empty() ? "http://" : "https://") + loopback_address(port_);
 }
 
-std::string S3Server::config(const std::string& endpoint, const std::string& more) {
-  return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
-         "\"\nsecret_key = \"" + kSecretKey + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+std::string S3Server::config(const std::string& endpoint, const std::string& more,
+                             const std::string& backend) {
+  return "plugins = \"object\"\n[" + backend + "]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" +
+         kAccessKey + "\"\nsecret_key = \"" + kSecretKey +
+         "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
 }
 
 size_t S3Server::unfinished_uploads() const {

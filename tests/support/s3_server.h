@@ -27,7 +27,9 @@ class S3Server {
   [[nodiscard]] uint16_t port() const { return port_; }
   [[nodiscard]] std::string url() const;
   // TOML for an agent that is to reach this server through `endpoint` (itself, or a proxy before it).
-  [[nodiscard]] static std::string config(const std::string& endpoint, const std::string& more = {});
+  // `backend`: of the plugin's, "object" or "gcs".
+  [[nodiscard]] static std::string config(const std::string& endpoint, const std::string& more = {},
+                                          const std::string& backend = "object");
   // Multipart uploads that it still has parts of, in "bucket".
   [[nodiscard]] size_t unfinished_uploads() const;
   // Whether an object is a file of the same bytes, and which.

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "storage/object/s3_protocol.h"
 #include "storage/object/signer.h"
 
 namespace towline::object {
@@ -141,13 +140,6 @@ void AzureProtocol::make_complete(Call& call, const Object& object, const std::s
   call.text += "</BlockList>";
 }
 
-Verdict AzureProtocol::check_completed(Answer&) const { return {}; }
-
-// There is nothing to create, to copy or to abort: ObjectWrite and Backend ask keeps_uploads() and copies_parts().
-void AzureProtocol::make_create(Call&, const Object&, Checksum) const {}
-void AzureProtocol::make_copy(Call&, const Object&, const Version&, const Piece&) const {}
-void AzureProtocol::make_abort(Call&, const ObjectName&, const std::string&) const {}
-
 // ---- listings
 
 void AzureProtocol::make_list(Call& call, const ObjectName& prefix, const std::string& next) const {
@@ -160,11 +152,6 @@ void AzureProtocol::make_list(Call& call, const ObjectName& prefix, const std::s
 
 std::optional<Listing> AzureProtocol::decode_list(std::string_view body) const {
   return decode_azure_listing(body);
-}
-
-std::unique_ptr<Protocol> Protocol::make(ServerKind kind) {
-  if (kind == ServerKind::kAzure) return std::make_unique<AzureProtocol>();
-  return std::make_unique<S3Protocol>();
 }
 
 }  // namespace towline::object

@@ -11,8 +11,6 @@ std::string azure_text_to_sign(const Outgoing& request, const std::string& accou
 class AzureProtocol final : public Protocol {
  public:
   [[nodiscard]] const char* scheme() const noexcept override { return "az"; }
-  [[nodiscard]] bool keeps_uploads() const noexcept override { return false; }
-  [[nodiscard]] bool copies_parts() const noexcept override { return false; }
   [[nodiscard]] bool tags_writes() const noexcept override { return true; }
   void sign(Outgoing& request, const Keys* keys, const Settings& settings) const override;
   void make_put(Call& call, const std::string& tag) const override;
@@ -20,15 +18,11 @@ class AzureProtocol final : public Protocol {
                    UploadedPart& part) const override;
   void make_head(Call& call, const ObjectName& name) const override;
   [[nodiscard]] Version version_of(const Headers& headers) const override;
-  void make_create(Call& call, const Object& object, Checksum checksum) const override;
   void make_part(Call& call, const Object& object, const std::string& upload_id,
                  uint32_t number) const override;
-  void make_copy(Call& call, const Object& object, const Version& from, const Piece& piece) const override;
   [[nodiscard]] Verdict check_part(const Answer& answer, UploadedPart& part) const override;
   void make_complete(Call& call, const Object& object, const std::string& upload_id, const Parts& parts,
                      Checksum checksum) const override;
-  [[nodiscard]] Verdict check_completed(Answer& answer) const override;
-  void make_abort(Call& call, const ObjectName& name, const std::string& upload_id) const override;
   void make_list(Call& call, const ObjectName& prefix, const std::string& next) const override;
   [[nodiscard]] std::optional<Listing> decode_list(std::string_view body) const override;
 };

@@ -58,9 +58,9 @@ uint64_t Backend::id_of(const towline_storage* storage) const noexcept {
 std::string Backend::describe(uint32_t worker) const {
   uint32_t under_way = 0;
   for (const auto& client : clients_) under_way += client->under_way();
-  const bool known = service_.settings.kind == ServerKind::kS3 || service_.settings.endpoint.has_value();
+  const bool known = service_.settings.kind != ServerKind::kAzure || service_.settings.endpoint.has_value();
   const Endpoint endpoint = known ? service_.endpoint("") : Endpoint{};
-  return nlohmann::json{{"storage", service_.settings.kind == ServerKind::kS3 ? "object" : "azure"},
+  return nlohmann::json{{"storage", backend_name(service_.settings.kind)},
                         {"endpoint", known ? endpoint.scheme + "://" + endpoint.host + endpoint.path : ""},
                         {"region", service_.settings.region},
                         {"credentials", service_.credentials.describe()},

@@ -86,5 +86,10 @@ class AzureBackend final : public Backend {
   static constexpr const char* kStorageSchemes = "az";
   explicit AzureBackend(const plugin::Host& host) : Backend(ServerKind::kAzure, host) {}
 };
+class GcsBackend final : public Backend {
+ public:
+  static constexpr const char* kStorageSchemes = "gs";
+  explicit GcsBackend(const plugin::Host& host) : Backend(ServerKind::kGcs, host) {}
+};
 
 }  // namespace towline::object

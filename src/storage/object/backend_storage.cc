@@ -90,6 +90,10 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
   service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
   const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
   const bool conditional = (args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0;
+  if (conditional && !protocol().has_conditions())
+    refuse(Status::kUnsupported,
+           fmt::format("{}: a write here can't be made to depend on what is there (conditional)",
+                       shown(name.text())));
   Version version = {.exists = !makes, .bytes = args.bytes};
   if (needs_look(args)) {
     try {

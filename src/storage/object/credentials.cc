@@ -100,7 +100,8 @@ void Credentials::choose(const Environment& environment) {
   }
   if (may(Source::kSettings)) {
     if (complete(given.keys)) return fixed(given.keys, "settings");
-    missing("settings: object.access_key and object.secret_key are not both set");
+    looked_ += fmt::format("\n  settings: {} and {} are not both set", settings_.name("access_key"),
+                           settings_.name("secret_key"));
   }
   if (may(Source::kEnvironment)) {
     Keys keys = {environment("AWS_ACCESS_KEY_ID").value_or(""),

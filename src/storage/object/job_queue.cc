@@ -49,7 +49,7 @@ std::shared_ptr<Reading> JobQueue::reading_of(Prepared& prepared, const towline_
   const towline_post* const post = told ? args.post : nullptr;
   const uint64_t bytes = post != nullptr ? post->bytes : args.end - args.begin;
   const Object* checked = nullptr;
-  if (prepared.objects.size() == 1 && service().settings.checksum == Checksum::kCrc32c) {
+  if (prepared.objects.size() == 1 && service().settings.checks_reads()) {
     const Version version = prepared.objects[0]->version();
     const bool known = version.looked && !version.crc32c.empty() && bytes == version.bytes;
     // An object that was not looked up returns its checksum if it is read by a single request.

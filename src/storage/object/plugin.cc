@@ -34,6 +34,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
   static const towline_plugin_v1_t plugins[] = {
       described<towline::object::S3Backend>("object", "Objects of S3 and its like, over HTTP"),
       described<towline::object::AzureBackend>("azure", "Blobs of Azure, over HTTP"),
+      described<towline::object::GcsBackend>("gcs", "Objects of Google Cloud Storage, over HTTP"),
   };
   return number < std::size(plugins) ? &plugins[number] : nullptr;
 }

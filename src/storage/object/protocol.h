@@ -51,28 +51,30 @@ class Protocol {
   [[nodiscard]] virtual Version version_of(const Headers& headers) const = 0;
 
   // ---- uploads in parts
-  // The server gives out uploads' names, and keeps their parts until they are aborted. Else a writer makes a name, and
-  // the server forgets parts by itself.
-  [[nodiscard]] virtual bool keeps_uploads() const noexcept = 0;
-  // Parts can be copied from what is there.
-  [[nodiscard]] virtual bool copies_parts() const noexcept = 0;
-  virtual void make_create(Call& call, const Object& object, Checksum checksum) const = 0;
+  // The server gives out uploads' names, and keeps their parts until they are aborted: then make_create and make_abort
+  // are called. Else a writer makes a name, and the server forgets parts by itself.
+  [[nodiscard]] virtual bool keeps_uploads() const noexcept { return false; }
+  // Parts can be copied from what is there: then make_copy is called.
+  [[nodiscard]] virtual bool copies_parts() const noexcept { return false; }
+  // A write can be made to depend on the version that is there.
+  [[nodiscard]] virtual bool has_conditions() const noexcept { return true; }
+  virtual void make_create(Call&, const Object&, Checksum) const {}
   virtual void make_part(Call& call, const Object& object, const std::string& upload_id,
                          uint32_t number) const = 0;
-  virtual void make_copy(Call& call, const Object& object, const Version& from, const Piece& piece) const = 0;
+  virtual void make_copy(Call&, const Object&, const Version&, const Piece&) const {}
   // The verdict on a part that was sent; notes its ETag.
   [[nodiscard]] virtual Verdict check_part(const Answer& answer, UploadedPart& part) const = 0;
   virtual void make_complete(Call& call, const Object& object, const std::string& upload_id,
                              const Parts& parts, Checksum checksum) const = 0;
-  [[nodiscard]] virtual Verdict check_completed(Answer& answer) const = 0;
-  virtual void make_abort(Call& call, const ObjectName& name, const std::string& upload_id) const = 0;
+  [[nodiscard]] virtual Verdict check_completed(Answer&) const { return {}; }
+  virtual void make_abort(Call&, const ObjectName&, const std::string&) const {}
 
   // ---- listings
   virtual void make_list(Call& call, const ObjectName& prefix, const std::string& next) const = 0;
   [[nodiscard]] virtual std::optional<Listing> decode_list(std::string_view body) const = 0;
 
   // Whether writes are known by a tag rather than by a checksum.
-  [[nodiscard]] virtual bool tags_writes() const noexcept = 0;
+  [[nodiscard]] virtual bool tags_writes() const noexcept { return false; }
 };
 
 }  // namespace towline::object

@@ -5,12 +5,11 @@
 
 namespace towline::object {
 
-class S3Protocol final : public Protocol {
+class S3Protocol : public Protocol {
  public:
   [[nodiscard]] const char* scheme() const noexcept override { return "s3"; }
   [[nodiscard]] bool keeps_uploads() const noexcept override { return true; }
   [[nodiscard]] bool copies_parts() const noexcept override { return true; }
-  [[nodiscard]] bool tags_writes() const noexcept override { return false; }
   void sign(Outgoing& request, const Keys* keys, const Settings& settings) const override;
   void make_put(Call& call, const std::string& tag) const override;
   void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,

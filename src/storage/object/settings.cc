@@ -104,9 +104,10 @@ Settings read_s3_settings(const SettingsReader& reader, const Environment& envir
 }
 
 Settings Settings::read(ServerKind kind, const plugin::Host& host, const Environment& environment) {
-  const bool azure = kind == ServerKind::kAzure;
-  const SettingsReader reader(host, environment, azure ? "azure." : "object.");
-  Settings settings = azure ? read_azure_settings(reader) : read_s3_settings(reader, environment);
+  const SettingsReader reader(host, environment, std::string(backend_name(kind)) + ".");
+  Settings settings = kind == ServerKind::kAzure ? read_azure_settings(reader)
+                      : kind == ServerKind::kGcs ? read_gcs_settings(reader)
+                                                 : read_s3_settings(reader, environment);
   settings.kind = kind;
   read_common(reader, settings);
   return settings;

@@ -1,5 +1,5 @@
-// The configuration of one instance, keys "object.*" or "azure.*"; README.md explains them. Where a setting is not
-// given, Amazon's or Azure's own variables are asked.
+// The configuration of one instance, keys "object.*", "azure.*" or "gcs.*"; README.md explains them. Where a setting is not
+// given, Amazon's, Azure's or Google's own variables are asked.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,12 @@ namespace towline::object {
 // Values of the process's environment.
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 
-enum class ServerKind { kS3, kAzure };
+enum class ServerKind { kS3, kAzure, kGcs };
+
+// The name of the backend for such servers, and of its settings.
+[[nodiscard]] constexpr const char* backend_name(ServerKind kind) noexcept {
+  return kind == ServerKind::kS3 ? "object" : kind == ServerKind::kAzure ? "azure" : "gcs";
+}
 
 enum class Checksum { kNone, kCrc32c, kSha256, kMd5 };
 
@@ -67,9 +72,13 @@ struct Settings {
   Checksum checksum = Checksum::kCrc32c;
   std::optional<bool> sign_payload;  // none: where the line is not encrypted
 
+  // What is read whole is compared with the checksum that the server has of it.
+  [[nodiscard]] bool checks_reads() const noexcept {
+    return checksum == Checksum::kCrc32c || (kind == ServerKind::kGcs && checksum != Checksum::kNone);
+  }
   // The full name of one of its keys, for messages.
   [[nodiscard]] std::string name(const char* key) const {
-    return std::string(kind == ServerKind::kS3 ? "object." : "azure.") + key;
+    return std::string(backend_name(kind)) + "." + key;
   }
 
   // Throws plugin::Failure naming key and value.

@@ -97,5 +97,6 @@ inline std::string read_secret(const SettingsReader& reader, const char* key, co
 // Throws plugin::Failure naming key and value.
 Settings read_s3_settings(const SettingsReader& reader, const Environment& environment);
 Settings read_azure_settings(const SettingsReader& reader);
+Settings read_gcs_settings(const SettingsReader& reader);
 
 }  // namespace towline::object

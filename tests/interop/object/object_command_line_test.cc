@@ -63,6 +63,15 @@ class ObjectCommandLine : public ObjectTest {
   TemporaryFolder folder_;
 };
 
+TEST_F(ObjectCommandLine, MeasuresObjectsAndFindsEveryByte) {
+  const Ended ended = towline(
+      "bench --storage s3://bucket/measured --op read,write --sizes 64KiB --batches 4 --depths 2 --seconds "
+      "0.1 --json");
+  ASSERT_EQ(ended.code, 0) << ended.output;
+  EXPECT_NE(ended.output.find("object"), std::string::npos) << ended.output;
+  EXPECT_EQ(list_storage(*agent_, "s3://bucket/measured/towline-bench-").size(), 4u);  // of each row two
+}
+
 TEST_F(ObjectCommandLine, CopiesAFileToAnObjectAndBack) {
   const std::string from = make_file("from", 20'000'001, 1);
   const std::string back = folder_ / "back";

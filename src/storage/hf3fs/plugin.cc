@@ -1,0 +1,28 @@
+// The plugin: the backend's tables.
+#include "storage/hf3fs/hf3fs.h"
+#include "storing/calls/backend.h"
+
+namespace {
+
+using namespace towline::plugin;  // NOLINT: short names for the list
+
+constexpr towline_move_v1 kMoves[] = {
+    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_FILE), TOWLINE_WHERE_SAME_PROCESS)};
+
+}  // namespace
+
+extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
+  static const towline_plugin_v1_t plugin = describe<towline::calls::Backend<towline::hf3fs::Hf3fs>>(
+      {
+          .name = "hf3fs",
+          .version = "0.1.0",
+          .text = "Files of 3FS by its client's usrbio",
+          .traits = TOWLINE_TRAIT_ONE_SIDED | TOWLINE_TRAIT_STORAGE,
+          .moves = kMoves,
+          .cost = 45,
+          .worst_fence_ns = UINT64_MAX,
+          .fence_reason = "the 3FS client answered; it never touches the application's memory",
+      },
+      [](char*, size_t) -> int32_t { return TOWLINE_OK; });
+  return number == 0 ? &plugin : nullptr;
+}

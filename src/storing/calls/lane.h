@@ -1,0 +1,59 @@
+// What a library of a storage vendor is to the backend that calls it: files that it knows, and lanes, by which a thread
+// has it move pieces. The rest (cutting plans, threads, outcomes) is the same for all such libraries: see backend.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "storing/calls/plain_file.h"
+#include "towline/plugin/v1.h"
+
+namespace towline::calls {
+
+// One call's worth.
+struct Piece {
+  const PlainFile* file = nullptr;
+  void* handle = nullptr;  // what the library keeps of the file
+  uint64_t memory = 0;
+  uint64_t offset = 0;  // in the file
+  uint64_t bytes = 0;
+  uint64_t position = 0;  // in the plan
+  uint32_t kind = 0;      // towline_kind_t of the memory, and its device
+  uint32_t device = 0;
+  int64_t result = 0;  // bytes that were moved, or -errno
+  int32_t code = 0;    // the library's own, if it has one for a failure
+};
+
+// Belongs to one thread.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+  // Moves every piece and sets its result; may move a part of one. Returns when the library touches none of the memory
+  // any more.
+  virtual void move(bool write, std::span<Piece> pieces) noexcept = 0;
+};
+
+// Any thread may call any function. They throw plugin::Failure.
+class Library {
+ public:
+  virtual ~Library() = default;
+  [[nodiscard]] virtual const char* name() const noexcept = 0;
+  // Bits (1 << towline_kind_t) of the memory that it moves.
+  [[nodiscard]] virtual uint32_t kinds() const noexcept = 0;
+  [[nodiscard]] virtual std::unique_ptr<Lane> make_lane() = 0;
+  // A file is opened, and closed. The result is kept for the library.
+  virtual void* attach(const PlainFile& file) = 0;
+  virtual void detach(const PlainFile& file, void* handle) noexcept = 0;
+  // Memory other than the host's is registered. What can't be registered is moved nevertheless.
+  virtual void add_memory(const towline_region_ref&) noexcept {}
+  virtual void remove_memory(const towline_region_ref&) noexcept {}
+};
+
+struct PoolSettings {
+  uint32_t threads = 0;
+  uint32_t batch = 0;        // pieces that a lane gets at once
+  uint64_t piece_bytes = 0;  // at most, of one piece
+};
+
+}  // namespace towline::calls

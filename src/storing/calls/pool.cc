@@ -1,0 +1,118 @@
+#include "storing/calls/pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace towline::calls {
+
+Pool::~Pool() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Pool::start() {
+  const std::lock_guard lock(mutex_);
+  while (lanes_.size() < settings_.threads) {
+    lanes_.push_back(library_.make_lane());
+    Lane& lane = *lanes_.back();
+    try {
+      threads_.emplace_back([this, &lane] { run(lane); });
+    } catch (...) {
+      lanes_.pop_back();
+      throw;
+    }
+  }
+}
+
+void Pool::add(Job& job) {
+  const uint64_t worth = (job.end - job.begin + settings_.piece_bytes - 1) / settings_.piece_bytes;
+  const auto shares = static_cast<size_t>(std::clamp<uint64_t>(worth, 1, settings_.threads));
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.insert(waiting_.end(), shares, &job);
+    for (size_t i = 0; i < shares; ++i) job.add_share();
+  }
+  shares == 1 ? changed_.notify_one() : changed_.notify_all();
+}
+
+void Pool::run(Lane& lane) noexcept {
+  std::vector<Piece> pieces;
+  pieces.reserve(2 * size_t{settings_.batch} + 1);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    Job& job = *waiting_.front();
+    waiting_.pop_front();
+    lock.unlock();
+    job.work(lane, settings_, pieces);
+    if (job.give_share()) {
+      if (job.prepared.write && job.prepared.syncs) job.sync_files();
+      job.prepared.queue->finished(job);
+    }
+    lock.lock();
+  }
+}
+
+// ---- a worker's jobs
+
+void JobQueue::finished(Job& job) noexcept {
+  Job* first = finished_.load(std::memory_order_relaxed);
+  do {
+    job.finished_next = first;
+  } while (!finished_.compare_exchange_weak(first, &job, std::memory_order_seq_cst));
+  host_.wake(worker_);
+}
+
+int32_t JobQueue::submit(Prepared& prepared, const towline_submit_args& args,
+                         storing::OwnConnection* connection) noexcept try {
+  active_.reserve(active_.size() + 1);
+  auto job = std::make_unique<Job>(prepared, args, connection);
+  pool_.add(*job);  // from here on it can't be taken back
+  active_.push_back(std::move(job));
+  return TOWLINE_IN_PROGRESS;
+} catch (const std::exception&) {  // for want of memory
+  return TOWLINE_AGAIN;
+}
+
+void JobQueue::cancel(uint64_t cookie) noexcept {
+  for (const auto& job : active_) {
+    if (job->cookie == cookie) job->stop(Status::kCancelled);
+  }
+}
+
+uint32_t JobQueue::progress() noexcept {
+  if (finished_.load(std::memory_order_relaxed) == nullptr) return 0;
+  uint32_t done = 0;
+  for (Job* job = finished_.exchange(nullptr, std::memory_order_acq_rel); job != nullptr; ++done) {
+    Job* const next = job->finished_next;
+    over(*job);
+    job = next;
+  }
+  return done;
+}
+
+void JobQueue::over(Job& job) noexcept {
+  towline_part_result result = job.result();
+  job.connection->send_after(job.message, result);
+  const uint64_t cookie = job.cookie;
+  std::erase_if(active_, [&](const auto& active) { return active.get() == &job; });
+  host_.complete(cookie, result);
+}
+
+void JobQueue::close(const storing::OwnConnection* connection) noexcept {
+  const auto mine = [&](const auto& job) { return job->connection == connection; };
+  for (const auto& job : active_) {
+    if (mine(job)) job->stop(Status::kPeerLost);
+  }
+  while (std::any_of(active_.begin(), active_.end(), mine)) {
+    if (progress() == 0) sched_yield();
+  }
+}
+
+}  // namespace towline::calls

@@ -1,0 +1,211 @@
+// Backends over vendors' libraries on bad days: the library refuses, comes short, fails, or is not there.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "storage_fixture.h"
+
+namespace towline::conformance {
+namespace {
+
+// The library of a fake, in this process: the same one that the backend loads.
+class Fake {
+ public:
+  Fake(const char* file, const char* prefix)
+      : prefix_(prefix), handle_(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
+    EXPECT_NE(handle_, nullptr) << ::dlerror();  // NOLINT(concurrency-mt-unsafe)
+  }
+  ~Fake() { limit(SIZE_MAX); }
+  Fake(const Fake&) = delete;
+  Fake& operator=(const Fake&) = delete;
+
+  void fail(const char* what, int times) const { get<void(const char*, int)>("_fail")(what, times); }
+  void limit(size_t bytes) const { get<void(size_t)>("_limit")(bytes); }
+  template <class Function>
+  [[nodiscard]] Function* get(const std::string& name) const {
+    return reinterpret_cast<Function*>(::dlsym(handle_, (prefix_ + name).c_str()));
+  }
+
+ private:
+  const std::string prefix_;
+  void* const handle_;
+};
+
+struct Vendor {
+  const char* name;
+  const char* config;
+  const char* library;
+  const char* fake;
+  std::vector<const char*> refusals;  // calls without which a file can't be opened
+  std::vector<const char*> breaks;    // calls whose failure ends a transfer
+};
+
+const Vendor kVendors[] = {
+    {"gds", TOWLINE_GDS, TOWLINE_FAKE_CUFILE, "fake_cufile", {"handle"}, {"read", "batch_status"}},
+    {"hf3fs",
+     TOWLINE_HF3FS,
+     TOWLINE_FAKE_USRBIO,
+     "fake_usrbio",
+     {"iov", "ior", "register"},
+     {"prepare", "submit", "wait", "io"}},
+};
+
+void PrintTo(const Vendor& vendor, std::ostream* out) { *out << vendor.name; }
+
+class VendorTest : public ::testing::TestWithParam<Vendor> {
+ protected:
+  static constexpr uint64_t kBytes = 8 << 20;
+  static constexpr uint64_t kBlock = 64 << 10;
+
+  void SetUp() override {
+    contents_.resize(kBytes);
+    stamp_bytes(contents_.data(), kBytes, 7);
+    place_.put("file", contents_);
+    memory_.resize(kBytes);
+  }
+  [[nodiscard]] std::unique_ptr<Agent> make_agent(const std::string& more = {}) const {
+    AgentOptions options;
+    options.listen = "none";
+    options.config = std::string(GetParam().config) + more;
+    options.default_timeout = 30s;
+    return std::make_unique<Agent>("vendor", options);
+  }
+  // Every second block, backwards, so that pieces do not merge.
+  [[nodiscard]] Transfer transfer(const Agent& agent, Op op, const Region& file) const {
+    std::vector<uint64_t> picks;
+    for (uint64_t block = kBytes / kBlock; block-- > 0;) picks.push_back(block);
+    const BlockList mine = agent.block_list(
+        Blocks::at(memory_.data(), kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
+    const BlockList theirs = agent.block_list(
+        storage_blocks(file, 0, kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
+    return agent.transfer(op, mine, picks, theirs, picks);
+  }
+  static Status run(const Transfer& transfer) {
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(30s) : posted;
+  }
+
+  const Fake fake_{GetParam().library, GetParam().fake};
+  FolderPlace place_{GetParam().name};
+  std::vector<std::byte> contents_;
+  mutable std::vector<std::byte> memory_;
+};
+
+TEST_P(VendorTest, PiecesThatComeShortGoOn) {
+  const auto agent = make_agent();
+  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region file = register_storage(*agent, place_.uri("file"));
+  fake_.limit(10'000);
+  const Transfer read = transfer(*agent, Op::read, file);
+  ASSERT_EQ(run(read), Status::kOk);
+  EXPECT_TRUE(memory_ == contents_);
+  EXPECT_EQ(read.result().bytes, kBytes);
+  const Region copy = register_storage(*agent, place_.uri("copy"), {.create = true, .bytes = kBytes});
+  ASSERT_EQ(run(transfer(*agent, Op::write, copy)), Status::kOk);
+  EXPECT_TRUE(place_.get("copy") == contents_);
+}
+
+TEST_P(VendorTest, AFailureIsTheTransfersAndTheNextOneWorks) {
+  const auto agent = make_agent("batch = 8\n");
+  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region file = register_storage(*agent, place_.uri("file"));
+  const Transfer read = transfer(*agent, Op::read, file);
+  for (const char* what : GetParam().breaks) {
+    fake_.fail(what, 1);
+    EXPECT_TRUE(is_error(run(read))) << what;
+    EXPECT_LT(read.result().bytes, kBytes) << what;
+    fake_.fail(what, 0);
+    std::fill(memory_.begin(), memory_.end(), std::byte{});
+    EXPECT_EQ(run(read), Status::kOk) << what;
+    EXPECT_TRUE(memory_ == contents_) << what;
+  }
+}
+
+TEST_P(VendorTest, ARefusalNamesItselfAndTheNextTryWorks) {
+  for (const char* what : GetParam().refusals) {
+    const auto agent = make_agent();
+    fake_.fail(what, 1);
+    try {
+      (void)register_storage(*agent, place_.uri("file"));
+      ADD_FAILURE() << what;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(GetParam().name), std::string::npos) << error.what();
+    }
+    fake_.fail(what, 0);
+    EXPECT_NO_THROW((void)register_storage(*agent, place_.uri("file"))) << what;
+  }
+}
+
+TEST_P(VendorTest, ALibraryThatIsNotThereIsNamed) {
+  AgentOptions options;
+  options.listen = "none";
+  options.config = std::string("plugins = \"") + GetParam().name + "\"\n[" + GetParam().name +
+                   "]\nlibrary = \"/nowhere/lib.so\"\n";
+  try {
+    const Agent agent("vendor", options);
+    (void)register_storage(agent, place_.uri("file"));
+    ADD_FAILURE() << "it was opened";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("/nowhere/lib.so"), std::string::npos) << error.what();
+  }
+}
+
+TEST_P(VendorTest, ManyThreadsMoveAtOnce) {
+  const auto agent = make_agent("piece = \"32KiB\"\nbatch = 4\n");
+  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region file = register_storage(*agent, place_.uri("file"));
+  constexpr int kThreads = 4;
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      const uint64_t part = kBytes / kThreads;
+      const uint64_t begin = part * static_cast<uint64_t>(i);
+      const Transfer mine =
+          agent->transfer(Op::read, agent->block_list(Blocks::at(memory_.data() + begin, part)),
+                          agent->block_list(storage_blocks(file, begin, part)));
+      for (int round = 0; round < 10; ++round)
+        if (run(mine) != Status::kOk) ++failed;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_TRUE(memory_ == contents_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Vendors, VendorTest, ::testing::ValuesIn(kVendors),
+                         [](const auto& vendor) { return std::string(vendor.param.name); });
+
+// Where cuFile makes no batches, its plain calls move the bytes.
+TEST(GdsTest, BatchesThatAreRefusedAreDoneByCalls) {
+  const Fake fake(TOWLINE_FAKE_CUFILE, "fake_cufile");
+  FolderPlace place("gds");
+  std::vector<std::byte> contents(1 << 20);
+  stamp_bytes(contents.data(), contents.size(), 3);
+  place.put("file", contents);
+  for (const char* what : {"", "batch_set_up", "batch_submit"}) {
+    if (*what != 0) fake.fail(what, 1'000);
+    const unsigned before = fake.get<unsigned()>("_batches")();
+    AgentOptions options;
+    options.listen = "none";
+    options.config = TOWLINE_GDS "piece = \"64KiB\"\n";
+    const Agent agent("gds", options);
+    std::vector<std::byte> memory(contents.size());
+    const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+    const Region file = register_storage(agent, place.uri("file"));
+    const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), memory.size())),
+                                         agent.block_list(storage_blocks(file, 0, memory.size())));
+    Status status = read.post();
+    if (status == Status::kInProgress) status = read.wait(30s);
+    EXPECT_EQ(status, Status::kOk) << what;
+    EXPECT_TRUE(memory == contents) << what;
+    EXPECT_EQ(fake.get<unsigned()>("_batches")() != before, *what == 0) << what;
+    if (*what != 0) fake.fail(what, 0);
+  }
+  EXPECT_EQ(fake.get<size_t()>("_open_files")(), 0u);
+}
+
+}  // namespace
+}  // namespace towline::conformance
