@@ -30,7 +30,7 @@ declare -A needs=(
   [vllm]="msgspec pyzmq psutil numpy regex cloudpickle transformers pydantic cachetools py-cpuinfo cbor2 pybase64
     prometheus-client aiohttp requests einops pillow uvloop openai openai-harmony partial-json-parser"
   [dynamo]="msgspec pydantic safetensors numpy packaging pyyaml aiohttp pillow redis"
-  [sglang]="numpy")
+  [sglang]="numpy msgspec")
 pip install 'scikit-build-core>=0.10' 'nanobind>=2.4'
 failed=0
 for user in "${users[@]}"; do

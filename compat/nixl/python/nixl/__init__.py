@@ -1,6 +1,6 @@
 """Towline under the interface of NIXL: agents that register memory and move it between one another.
 
-A program that imports nixl, nixl_cu12 or nixl_cu13 runs on Towline without a changed line. What maps to what, and
+A program that imports nixl, nixl_cu12, nixl_cu13 or nixl_rocm runs on Towline without a changed line. What maps to what, and
 what behaves better, is in docs/migrating-from-nixl.md.
 """
 

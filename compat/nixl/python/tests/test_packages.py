@@ -29,7 +29,7 @@ nixlUnknownError nixlNotSupportedError nixlRemoteDisconnectError nixlCancelledEr
 """.split()
 
 
-@pytest.mark.parametrize("package", ["nixl", "nixl_cu12", "nixl_cu13"])
+@pytest.mark.parametrize("package", ["nixl", "nixl_cu12", "nixl_cu13", "nixl_rocm"])
 def test_each_package_is_the_same_one(package):
     for name in ("_api", "_bindings", "_utils", "logging"):
         assert importlib.import_module(f"{package}.{name}") is getattr(nixl, name)
@@ -43,7 +43,7 @@ def test_its_version_is_that_of_the_interface():
     """Programs look for the distribution of the package they import, and refuse to run on one that is too old."""
     from importlib.metadata import packages_distributions, version
 
-    for package in ("nixl", "nixl_cu12", "nixl_cu13"):
+    for package in ("nixl", "nixl_cu12", "nixl_cu13", "nixl_rocm"):
         assert [version(name).split(".")[:3] for name in packages_distributions()[package]] == [["1", "5", "1"]]
         assert importlib.import_module(package).__version__ == "1.5.1"
 
@@ -111,3 +111,22 @@ def test_log_level_comes_from_the_environment(level, seen):
     done = run_script("import nixl; nixl.nixl_agent('logged')", NIXL_LOG_LEVEL=level)
     assert ("NIXL INFO" in done.stdout and "logged" in done.stdout) == seen
     assert ("ignored" in done.stdout) == (level == "nonsense")
+
+
+def test_expert_parallelism_is_imported_and_says_that_it_is_missing():
+    done = run_script(
+        """
+        import sys
+        sys.modules["torch"] = None  # importing it fails
+        from nixl_ep import Buffer, Config, EventOverlap, ExpertParallelismMissing
+        for use in (lambda: Buffer(rank=0, low_latency_mode=True), lambda: Buffer.get_rdma_size_hint(128, 4096, 8, 64),
+                    lambda: Buffer.set_num_sms(20), lambda: Config(20, 6, 256), lambda: EventOverlap()):
+            try:
+                use()
+                raise SystemExit("it seemed to work")
+            except NotImplementedError as error:
+                assert isinstance(error, ExpertParallelismMissing) and "moe-a2a-backend" in str(error), error
+        print(issubclass(Buffer, object))
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
