@@ -33,9 +33,11 @@ void complete_storage(BenchOptions& options) {
 
 // Files instead of peers.
 void add_storage_options(CLI::App& command, BenchOptions& options) {
-  auto* folder =
-      command.add_option("--storage", options.storage.folder, "Measure files made in this folder, not peers")
-          ->type_name("FOLDER");
+  auto* folder = command
+                     .add_option("--storage", options.storage.folder,
+                                 "Measure files made in this folder (also gds:/folder, hf3fs:/folder), or "
+                                 "objects below s3://bucket/prefix, az:// or gs://, not peers")
+                     ->type_name("FOLDER");
   for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--target-memory",
                             "--backend", "--faults", "--listen", "--connect"})
     folder->excludes(command.get_option(other));

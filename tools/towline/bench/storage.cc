@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cerrno>
 #include <chrono>
@@ -30,26 +31,66 @@ using towline::Status;
 constexpr uint64_t kEpoch = 1;
 constexpr uint32_t kMostDepth = 1024;
 
-// A file without a name.
+// What --storage names: a folder, a folder of a backend of its own ("gds:/data"), or a prefix of objects.
+struct Place {
+  std::string text;
+  std::string scheme;  // empty: a plain folder
+  bool objects = false;
+
+  explicit Place(const std::string& given) : text(given) {
+    objects = given.find("://") != std::string::npos;
+    const size_t colon = given.find(':');
+    const std::string before = colon == std::string::npos ? "" : given.substr(0, colon);
+    if (objects || before == "gds" || before == "hf3fs") scheme = before;
+    if (scheme == "file") throw Failure{"--storage takes a folder without file:"};
+  }
+  // The plugin that serves it, as configuration.
+  [[nodiscard]] std::string config() const {
+    if (scheme.empty()) return {};
+    return fmt::format("plugins = \"{}\"\n", objects ? "object" : scheme);
+  }
+};
+
+// A file that has no name any more when it is open, or an object, which stays.
 class Scratch {
  public:
-  explicit Scratch(const std::string& folder) {
+  Scratch(const towline::Agent& agent, const Place& place, towline::StorageOptions options) {
+    if (place.objects) {
+      static std::atomic<uint64_t> made{0};
+      const bool slash = place.text.ends_with('/');
+      options.create = true;
+      options.direct = false;
+      region_.emplace(towline::register_storage(
+          agent, fmt::format("{}{}towline-bench-{}-{}", place.text, slash ? "" : "/", ::getpid(), made++),
+          options));
+      return;
+    }
+    const std::string folder = place.scheme.empty() ? place.text : place.text.substr(place.scheme.size() + 1);
     std::string path = folder + "/towline-bench-XXXXXX";
     fd_ = ::mkostemp(path.data(), O_CLOEXEC);
-    if (fd_ < 0)
-      throw Failure{fmt::format("--storage {}: {}{}", folder, std::strerror(errno),
-                                folder.find("://") != std::string::npos
-                                    ? "; it takes a folder, and measures files there and no objects"
-                                    : "")};
+    if (fd_ < 0) throw Failure{fmt::format("--storage {}: {}", folder, std::strerror(errno))};
+    try {
+      region_.emplace(place.scheme.empty()
+                          ? towline::register_storage(agent, fd_, options)
+                          : towline::register_storage(agent, place.scheme + ":" + path, options));
+    } catch (...) {
+      (void)::unlink(path.c_str());
+      ::close(fd_);
+      throw;
+    }
     (void)::unlink(path.c_str());
   }
-  ~Scratch() { ::close(fd_); }
+  ~Scratch() {
+    if (fd_ >= 0) ::close(fd_);
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] int fd() const { return fd_; }  // -1: an object
+  [[nodiscard]] const towline::Region& region() const { return *region_; }
 
  private:
   int fd_ = -1;
+  std::optional<towline::Region> region_;
 };
 
 towline::Sync parse_sync(const std::string& text) {
@@ -88,9 +129,9 @@ struct StorageRun::Driver {
     steady_clock::time_point posted_at{};
   };
 
-  std::vector<std::unique_ptr<Scratch>> scratch;
   std::optional<Buffer> buffer;
   std::vector<towline::Region> regions;
+  std::vector<std::unique_ptr<Scratch>> scratch;
   std::optional<towline::BlockList> mine;
   std::optional<towline::BlockList> theirs;
   std::vector<Request> requests;
@@ -180,15 +221,20 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
   const std::string& engine = options.engine;
   if (engine != "auto" && engine != "uring" && engine != "aio" && engine != "threads" && engine != "pread")
     throw Failure{fmt::format("no --engine '{}': auto, uring, aio, threads or pread", engine)};
+  const Place place(options.folder);
   agent_ = std::make_unique<towline::Agent>(
       "bench-storage",
-      towline::AgentOptions{.workers = std::clamp(row.row.threads, 1u, 8u),
-                            .listen = "none",
-                            .config = fmt::format("[posix]\nengine = \"{}\"\n", options.engine)});
+      towline::AgentOptions{
+          .workers = std::clamp(row.row.threads, 1u, 8u),
+          .listen = "none",
+          .config = place.config() + fmt::format("[posix]\nengine = \"{}\"\n", options.engine)});
   const uint64_t block = row.row.size;
   Row all = row.row;
   all.batch *= requests();
-  const uint64_t blocks_of_file = (area_blocks(all, options.span_bytes) + options.files - 1) / options.files;
+  // An object is written whole: each request has one of its own.
+  const uint64_t files = place.objects ? requests() : options.files;
+  const uint64_t blocks_of_file =
+      place.objects ? row.row.batch : (area_blocks(all, options.span_bytes) + files - 1) / files;
   for (uint32_t thread = 0; thread < row.row.threads; ++thread) {
     auto driver = std::make_unique<Driver>();
     driver->buffer.emplace(BufferKind::kPrivate, all.batch * block);
@@ -196,20 +242,20 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
     driver->mine.emplace(
         agent_->block_list(towline::Blocks::at(driver->buffer->data(), block).repeat(all.batch, block)));
     std::vector<towline::Blocks> blocks;
-    for (uint32_t i = 0; i < options.files; ++i) {
-      driver->scratch.push_back(std::make_unique<Scratch>(options.folder));
-      driver->regions.push_back(towline::register_storage(*agent_, driver->scratch.back()->fd(),
-                                                          {.access = towline::Access::kAll,
-                                                           .direct = options.direct,
-                                                           .sync = parse_sync(options.sync),
-                                                           .bytes = blocks_of_file * block}));
+    for (uint64_t i = 0; i < files; ++i) {
+      driver->scratch.push_back(
+          std::make_unique<Scratch>(*agent_, place,
+                                    towline::StorageOptions{.access = towline::Access::kAll,
+                                                            .direct = options.direct,
+                                                            .sync = parse_sync(options.sync),
+                                                            .bytes = blocks_of_file * block}));
       blocks.push_back(
-          towline::storage_blocks(driver->regions.back(), 0, block).repeat(blocks_of_file, block));
+          towline::storage_blocks(driver->scratch.back()->region(), 0, block).repeat(blocks_of_file, block));
     }
     driver->theirs.emplace(agent_->block_list(blocks));
-    const auto picks =
-        pick_blocks(all, blocks_of_file * options.files * block,
-                    {.seed = options.seed, .thread = thread, .sequential = options.sequential});
+    const auto picks = pick_blocks(
+        all, blocks_of_file * files * block,
+        {.seed = options.seed, .thread = thread, .sequential = options.sequential || place.objects});
     for (uint64_t i = 0; i < requests(); ++i) {
       Driver::Request request;
       request.first = i * row.row.batch;

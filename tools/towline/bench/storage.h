@@ -1,4 +1,4 @@
-// towline bench --storage: measures transfers between memory and files, in this process.
+// towline bench --storage: measures transfers between memory and files or objects, in this process.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@
 namespace tool::bench {
 
 struct StorageOptions {
-  std::string folder;  // files are made in it without a name, so none is left behind
+  std::string
+      folder;  // files are made in it without a name, so none is left behind; or "gds:/folder", "s3://..."
   bool direct = false;
   std::string sync = "none";    // sync policy of writes: none, data or full
   std::string engine = "auto";  // posix.engine
