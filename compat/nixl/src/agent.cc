@@ -198,8 +198,7 @@ nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   const bool files = std::ranges::find(all, FILE_SEG) != all.end();
   if (type.role == Role::kFiles && !files) return {};
   if (type.role == Role::kFiles) return all;  // GPU memory too, if this process uses it
-  if (type.role == Role::kObjects)
-    return ObjectStore::usable() ? nixl_mem_list_t{DRAM_SEG, OBJ_SEG} : nixl_mem_list_t{};
+  if (type.role == Role::kStore) return ObjectStore::memories(*find_store_type(type.name));
   if (type.role == Role::kAbsent || type.role == Role::kEngine) return {};
   std::erase(all, FILE_SEG);
   return all;
@@ -209,8 +208,7 @@ nixl_status_t nixlAgent::getAvailPlugins(std::vector<nixl_backend_t>& plugins) {
   return guard("getAvailPlugins", [&] {
     plugins.clear();
     for (const BackendType* type : backend_types()) {
-      // Listed by name, as NIXL lists its plugins. Loading is tried only when it is used.
-      if (type->role == Role::kObjects || !data->memories_of(*type).empty()) plugins.emplace_back(type->name);
+      if (!data->memories_of(*type).empty()) plugins.emplace_back(type->name);
     }
     for (const nixl_backend_t& name : nixlPluginManager::getInstance().getAvailBackendPluginNames()) {
       if (std::ranges::find(plugins, name) == plugins.end()) plugins.push_back(name);
@@ -282,9 +280,10 @@ nixl_status_t nixlAgent::createBackend(const nixl_backend_t& type, const nixl_b_
     auto made = std::make_unique<nixlBackendH>(*found, std::move(all), std::move(memories));
     apply_parameters(*made);
     if (found->role == Role::kTransport) use_library(*data, *made);
-    if (found->role == Role::kObjects) {
+    if (found->role == Role::kStore) {
       const uint64_t timeout_ns = made->timeout_ns != 0 ? made->timeout_ns : data->timeout_ns;
-      made->objects = std::make_unique<ObjectStore>(data->name, made->parameters, timeout_ns);
+      made->objects = std::make_unique<ObjectStore>(*find_store_type(found->name), data->name,
+                                                    made->parameters, timeout_ns);
     }
     return data->add_backend(std::move(made), backend, kCall);
   });
@@ -310,6 +309,19 @@ nixl_status_t nixlAgentData::add_backend(std::unique_ptr<nixlBackendH> made, nix
 
 namespace {
 
+// True for a store of such memory.
+bool keeps(const nixlBackendH& backend, nixl_mem_t type) {
+  return backend.objects != nullptr && backend.serves(type);
+}
+
+// True if the agent itself keeps such memory: all but what is stored where only stores are asked.
+bool is_own(const std::vector<nixlBackendH*>& backends, nixl_mem_t type) {
+  if (type == OBJ_SEG) return false;
+  return type != FILE_SEG || std::ranges::any_of(backends, [](const nixlBackendH* backend) {
+           return backend->objects == nullptr;
+         });
+}
+
 // Registers in Towline and its stores; nothing if they are none of the backends.
 nixl_status_t register_own(nixlAgentData& data, const std::vector<nixlBackendH*>& backends,
                            const nixl_reg_dlist_t& descs) {
@@ -323,12 +335,12 @@ nixl_status_t register_own(nixlAgentData& data, const std::vector<nixlBackendH*>
     size_t done = 0;
     try {
       for (; done < backends.size(); ++done)
-        if (backends[done]->objects != nullptr) backends[done]->objects->add(descs);
-      if (descs.getType() != OBJ_SEG)
+        if (keeps(*backends[done], descs.getType())) backends[done]->objects->add(descs);
+      if (is_own(backends, descs.getType()))
         data.memory.add(*data.agent, descs, {data.settings.share, data.timeout_ns});
     } catch (...) {
       while (done-- > 0)
-        if (backends[done]->objects != nullptr) (void)backends[done]->objects->remove(descs);
+        if (keeps(*backends[done], descs.getType())) (void)backends[done]->objects->remove(descs);
       throw;
     }
     return NIXL_SUCCESS;
@@ -339,13 +351,13 @@ nixl_status_t deregister_own(nixlAgentData& data, const std::vector<nixlBackendH
                              const nixl_reg_dlist_t& descs) {
   return guard("deregisterMem", [&] {
     nixl_status_t status = NIXL_SUCCESS;
-    if (descs.getType() != OBJ_SEG)
-      status = data.memory.remove(descs, {data.settings.share, data.timeout_ns});
+    const bool own = is_own(backends, descs.getType());
+    if (own) status = data.memory.remove(descs, {data.settings.share, data.timeout_ns});
     for (const nixlBackendH* backend : backends) {
-      if (backend->objects == nullptr) continue;
+      if (!keeps(*backend, descs.getType())) continue;
       const nixl_status_t here = backend->objects->remove(descs);
       // The store does not know memory that was registered before it was made.
-      if (status == NIXL_SUCCESS && (descs.getType() == OBJ_SEG || here != NIXL_ERR_NOT_FOUND)) status = here;
+      if (status == NIXL_SUCCESS && (!own || here != NIXL_ERR_NOT_FOUND)) status = here;
     }
     return status;
   });

@@ -29,7 +29,8 @@ bool nixlBackendH::carries_notifs() const noexcept {
 
 bool nixlAgentData::is_plugin(const nixl_backend_t& type) const {
   const BackendType* own = find_backend_type(type);
-  const bool here = own != nullptr && own->role != Role::kAbsent;
+  const bool here = own != nullptr && own->role != Role::kAbsent &&
+                    (own->role != Role::kStore || !ObjectStore::memories(*find_store_type(type)).empty());
   if (here && std::ranges::find(settings.plugins, type) == settings.plugins.end()) return false;
   return nixlPluginManager::getInstance().knows(type);
 }

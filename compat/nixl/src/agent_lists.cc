@@ -141,6 +141,10 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
     list.reset(made);
     return NIXL_SUCCESS;
   }
+  if (size_t other = 0; remote == nullptr && type == DRAM_SEG && !memory.has_devices(rows, other)) {
+    return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no memory registered on device {}", call,
+                other, rows.device(other));
+  }
   const int32_t status =
       create_list(agent->native(), remote == nullptr ? nullptr : remote->peer().native(), type, rows, &made);
   if (status < 0) return fail_list(remote.get(), status, call);

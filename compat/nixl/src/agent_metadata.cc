@@ -293,7 +293,9 @@ MetadataDirectory* nixlAgentData::directory(const char* call, nixl_status_t& sta
     if (opened_directory == nullptr) opened_directory = open_directory(*agent, settings);
     if (opened_directory != nullptr) return NIXL_SUCCESS;
     return fail(NIXL_ERR_INVALID_PARAM,
-                "{}: no ipAddr is given, and no metadata server is set (NIXL_ETCD_ENDPOINTS)", call);
+                "{}: no ipAddr is given, and no metadata server is set (NIXL_ETCD_ENDPOINTS, "
+                "NIXL_TCPSTORE_ENDPOINT)",
+                call);
   });
   return opened_directory.get();
 }

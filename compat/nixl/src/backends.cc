@@ -13,18 +13,19 @@ constexpr const char* kBest = "Towline's best transport to each peer";
 constexpr const char* kLibrary = "the library of that name, which has to be installed";
 constexpr const char* kFileSystem = "Towline's storage backend for files";
 constexpr const char* kObjectStore = "Towline's plugin for objects, which needs libcurl";
+constexpr const char* kCuFile = "Towline's plugin for GPUDirect Storage, which needs NVIDIA's libcufile.so.0";
+constexpr const char* kUsrbio = "Towline's plugin for 3FS, which needs its client's libhf3fs_api_shared.so";
 constexpr const char* kVendor = "it is not part of NIXL on Towline";
 constexpr const char* kAskUcx = "ask for UCX, which here is Towline's best transport to each peer";
-constexpr const char* kAskPosix = "ask for POSIX, which here takes GPU memory too where Towline does";
 
 constexpr BackendType kTypes[] = {
-    {"UCX", Role::kTransport, kBest},       {"POSIX", Role::kFiles, kFileSystem},
-    {"OBJ", Role::kObjects, kObjectStore},  {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
-    {"MOONCAKE", Role::kAbsent, kAskUcx},   {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
-    {"UCCL", Role::kAbsent, kAskUcx},       {"GPUNETIO", Role::kAbsent, kAskUcx},
-    {"GDS", Role::kAbsent, kAskPosix},      {"GDS_MT", Role::kAbsent, kAskPosix},
-    {"AZURE_BLOB", Role::kAbsent, kVendor}, {"HF3FS", Role::kAbsent, kVendor},
-    {"GUSLI", Role::kAbsent, kVendor},      {"INFINIA", Role::kAbsent, kVendor},
+    {"UCX", Role::kTransport, kBest},           {"POSIX", Role::kFiles, kFileSystem},
+    {"OBJ", Role::kStore, kObjectStore},        {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
+    {"MOONCAKE", Role::kAbsent, kAskUcx},       {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
+    {"UCCL", Role::kAbsent, kAskUcx},           {"GPUNETIO", Role::kAbsent, kAskUcx},
+    {"GDS", Role::kStore, kCuFile},             {"GDS_MT", Role::kStore, kCuFile},
+    {"AZURE_BLOB", Role::kStore, kObjectStore}, {"HF3FS", Role::kStore, kUsrbio},
+    {"GUSLI", Role::kAbsent, kVendor},          {"INFINIA", Role::kAbsent, kVendor},
 };
 
 // NIXL's own parameters with their defaults, because programs set them without checking that they exist. They
@@ -89,7 +90,7 @@ std::vector<const BackendType*> backend_types() {
 }
 
 nixl_b_params_t backend_parameters(const BackendType& type) {
-  if (type.role == Role::kObjects) return object_parameters();
+  if (type.role == Role::kStore) return find_store_type(type.name)->parameters();
   if (type.role == Role::kFiles) return {std::begin(kOfPosix), std::end(kOfPosix)};
   if (type.role != Role::kTransport) return {};
   nixl_b_params_t parameters;

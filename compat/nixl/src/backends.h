@@ -19,9 +19,9 @@ inline constexpr const char* kAutomatic = "auto";  // of towline_threads
 enum class Role {
   kTransport,  // other agents' memory, over Towline's best transport
   kFiles,      // this host's files, if Towline has a backend for them
-  kObjects,    // at an S3 server, if Towline's plugin for them is installed
-  kAbsent,     // a known name, not available
-  kEngine,     // a plugin of NIXL's interface
+  kStore,   // objects, or files by a vendor's library, if Towline's plugin for them and the library are here
+  kAbsent,  // a known name, not available
+  kEngine,  // a plugin of NIXL's interface
 };
 
 struct BackendType {
@@ -70,7 +70,7 @@ class nixlBackendH {
   const towline::nixl::BackendType& type;
   nixl_b_params_t parameters;
   nixl_mem_list_t memories;
-  std::unique_ptr<towline::nixl::ObjectStore> objects;  // for OBJ
+  std::unique_ptr<towline::nixl::ObjectStore> objects;  // for stores
   std::string forced;       // one of Towline's transports that every request uses; empty: the best
   uint64_t timeout_ns = 0;  // for requests; 0: the agent's
   uint32_t threads = 0;     // engines to split a request over; 0: automatic

@@ -46,11 +46,11 @@ bool read_path(const std::string& text, StorageOptions& options, std::string& pa
 }
 
 // A file by the path in its metadata, else by the descriptor that is its device.
-Region register_file(const Agent& agent, const nixlBlobDesc& desc) {
+Region register_file(const Agent& agent, const nixlBlobDesc& desc, const std::string& scheme) {
   StorageOptions options;
   options.bytes = desc.addr + desc.len;
   std::string path;
-  if (read_path(desc.metaInfo, options, path)) return register_storage(agent, "file:" + path, options);
+  if (read_path(desc.metaInfo, options, path)) return register_storage(agent, scheme + ":" + path, options);
   const int fd = static_cast<int>(desc.devId);
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0) {
@@ -63,18 +63,21 @@ Region register_file(const Agent& agent, const nixlBlobDesc& desc) {
   const int access = flags & O_ACCMODE;
   options.access = access == O_RDONLY ? Access::kRead : access == O_WRONLY ? Access::kWrite : Access::kAll;
   options.direct = (flags & O_DIRECT) != 0;
+  // Vendors' libraries open files by name, and this names the one that is open.
+  if (scheme != "file")
+    return register_storage(agent, fmt::format("{}:/proc/self/fd/{}", scheme, fd), options);
   return register_storage(agent, fd, options);
 }
 
 Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& desc,
                     const MemoryOptions& options) {
-  if (type == FILE_SEG) return register_file(agent, desc);
+  if (type == FILE_SEG) return register_file(agent, desc, options.scheme);
   if (type == OBJ_SEG) {
     StorageOptions object;
     object.access = Access::kAll;
     object.create = true;
     object.bytes = desc.addr + desc.len;
-    return register_storage(agent, uri_of_object(options.bucket, desc), object);
+    return register_storage(agent, uri_of_object(options, desc), object);
   }
   const MemoryView memory = {reinterpret_cast<void*>(desc.addr), desc.len, Kind{kind_of(type)},
                              type == DRAM_SEG ? 0 : desc.devId};
@@ -91,8 +94,8 @@ Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& des
 
 }  // namespace
 
-std::string uri_of_object(const std::string& bucket, const nixlBlobDesc& desc) {
-  return fmt::format("s3://{}/{}", bucket,
+std::string uri_of_object(const MemoryOptions& options, const nixlBlobDesc& desc) {
+  return fmt::format("{}://{}/{}", options.scheme, options.bucket,
                      desc.metaInfo.empty() ? std::to_string(desc.devId) : desc.metaInfo);
 }
 
@@ -108,8 +111,10 @@ void MemoryTable::add(const Agent& agent, const nixl_reg_dlist_t& descs, const M
   for (const nixlBlobDesc& desc : descs) made.push_back(register_one(agent, descs.getType(), desc, options));
   std::lock_guard lock(mutex_);
   size_t i = 0;
-  for (const nixlBlobDesc& desc : descs)
+  for (const nixlBlobDesc& desc : descs) {
+    if (descs.getType() == DRAM_SEG && desc.devId != 0) dram_devices_.store(true, std::memory_order_release);
     regions_.emplace(key_of(descs.getType(), desc), std::move(made[i++]));
+  }
 }
 
 nixl_status_t MemoryTable::remove(const nixl_reg_dlist_t& descs, const MemoryOptions& options) {
@@ -162,6 +167,18 @@ bool MemoryTable::storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<
     blocks[i].length = rows.length(i);
     blocks[i].device = towline_region_device(region->native());
     blocks[i].kind = kind_of(type);
+  }
+  return true;
+}
+
+bool MemoryTable::has_devices(const Rows& rows, size_t& missing) const {
+  bool plain = !dram_devices_.load(std::memory_order_acquire);
+  for (size_t i = 0; plain && i < rows.differing(); ++i) plain = rows.device(i) == 0;
+  if (plain) return true;
+  std::lock_guard lock(mutex_);
+  for (missing = 0; missing < rows.count; ++missing) {
+    if (covering({DRAM_SEG, rows.device(missing), rows.address(missing), rows.length(missing)}) == nullptr)
+      return false;
   }
   return true;
 }

@@ -1,6 +1,7 @@
 // An agent's registered memory, by NIXL's descriptors.
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <map>
 #include <mutex>
@@ -15,11 +16,12 @@ namespace towline::nixl {
 struct MemoryOptions {
   bool share = false;  // move page-aligned memory to where peers on this host can map it
   uint64_t timeout_ns = 0;
-  std::string bucket{};  // of objects
+  std::string bucket{};        // of objects
+  std::string scheme{"file"};  // of the URIs of files and objects
 };
 
 // The URI of a descriptor's object: the key is its metadata or, if that is empty, its device in digits.
-[[nodiscard]] std::string uri_of_object(const std::string& bucket, const nixlBlobDesc& desc);
+[[nodiscard]] std::string uri_of_object(const MemoryOptions& options, const nixlBlobDesc& desc);
 
 // NIXL's kind of memory as Towline's.
 [[nodiscard]] uint32_t kind_of(nixl_mem_t type) noexcept;
@@ -37,6 +39,9 @@ class MemoryTable {
   // registered.
   bool storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<towline_blocks_t>& blocks,
                       size_t& missing) const;
+  // False, with `missing`, for a row of host memory whose device is not that of the registered memory it lies in. Asks
+  // nothing of the rows while every device is 0.
+  bool has_devices(const Rows& rows, size_t& missing) const;
   void clear();
 
  private:
@@ -54,6 +59,7 @@ class MemoryTable {
 
   mutable std::mutex mutex_;
   std::multimap<Key, Region> regions_;
+  std::atomic<bool> dram_devices_{false};  // host memory has been registered on a device other than 0
 };
 
 }  // namespace towline::nixl

@@ -5,10 +5,13 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "log.h"
+#include "tcp_store.h"
 
 namespace towline::nixl {
 
@@ -65,9 +68,65 @@ class ServerDirectory final : public MetadataDirectory {
   std::map<std::string, Watch> watches_;  // by the agent they are of
 };
 
+// Keys are nixl/agents/{label}/{agent}. A store can't be watched: that something is gone is found when it is asked for.
+class StoreDirectory final : public MetadataDirectory {
+ public:
+  StoreDirectory(const Agent& agent, const Settings& settings)
+      : name_(agent.name()),
+        store_(settings.tcp_store, settings.tcp_store_connect_timeout, settings.tcp_store_timeout) {}
+  // What an agent published goes with it.
+  ~StoreDirectory() override {
+    try {
+      withdraw();
+    } catch (const Error& error) {
+      log(LogLevel::kInfo, error.what());
+    }
+  }
+
+  void publish(const std::string& label, const std::string& frame) override {
+    store_.set(key_of(name_, label), frame);
+    const std::lock_guard lock(mutex_);
+    labels_.insert(label);
+  }
+
+  std::string fetch(const std::string& name, const std::string& label,
+                    std::chrono::nanoseconds wait) override {
+    const auto until = std::chrono::steady_clock::now() + wait;
+    for (;;) {
+      if (auto frame = store_.get(key_of(name, label))) return std::move(*frame);
+      if (std::chrono::steady_clock::now() >= until)
+        throw Error{Status::kNotFound, "the TCPStore has no metadata of agent '" + name + "' under " + label};
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  void withdraw() override {
+    std::set<std::string> labels;
+    {
+      const std::lock_guard lock(mutex_);
+      labels.swap(labels_);
+    }
+    for (const std::string& label : labels) store_.remove(key_of(name_, label));
+  }
+
+  void poll(DirectoryListener&) noexcept override {}
+
+ private:
+  static constexpr std::chrono::milliseconds kPause{10};
+  static std::string key_of(const std::string& name, const std::string& label) {
+    return "nixl/agents/" + label + "/" + name;
+  }
+
+  const std::string name_;
+  TcpStore store_;
+  std::mutex mutex_;
+  std::set<std::string> labels_;  // published and not withdrawn
+};
+
 }  // namespace
 
 std::unique_ptr<MetadataDirectory> open_directory(const Agent& agent, const Settings& settings) {
+  if (!settings.tcp_store.empty()) return std::make_unique<StoreDirectory>(agent, settings);
   if (!settings.has_etcd) return nullptr;
   return std::make_unique<ServerDirectory>(agent, settings.metadata_timeout);
 }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -23,27 +25,42 @@ std::string value_of(const nixl_b_params_t& parameters, const char* key) {
 }
 
 // JSON's strings are TOML's.
-std::string setting(const char* key, const std::string& value) {
-  return fmt::format("object.{} = {}\n", key, nlohmann::json(value).dump());
+std::string setting_of(const char* backend, const char* key, const std::string& value) {
+  return fmt::format("{}.{} = {}\n", backend, key, nlohmann::json(value).dump());
+}
+std::string setting(const char* key, const std::string& value) { return setting_of("object", key, value); }
+
+// A number from 1 on as a setting, at most `most`; nothing for "".
+std::string number_setting(const nixl_b_params_t& parameters, const char* parameter, const char* backend,
+                           const char* key, unsigned long most) {
+  const std::string text = value_of(parameters, parameter);
+  if (text.empty()) return {};
+  if (text.size() > 12 || !std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; }) ||
+      std::stoul(text) == 0) {
+    throw Error{Status::kInvalidArgument,
+                fmt::format("{} is '{}', and should be a number above 0", parameter, text)};
+  }
+  return fmt::format("{}.{} = {}\n", backend, key, std::min(std::stoul(text), most));
 }
 
-AgentOptions options_for(const nixl_b_params_t& parameters, uint64_t timeout_ns) {
+AgentOptions options_for(const StoreType& type, const nixl_b_params_t& parameters, uint64_t timeout_ns) {
   AgentOptions options;
   options.listen = "none";
-  options.config = object_settings(parameters);
+  options.config = type.settings(parameters);
   options.default_timeout = std::chrono::nanoseconds{timeout_ns};
   return options;
 }
 
-bool serves_objects(const Agent& agent) {
+// Whether a backend of the agent serves what is stored, by its scheme: asking about something needs no server.
+bool serves(const StoreType& type, const Agent& agent) {
+  const char* const kind = type.stored == OBJ_SEG ? "object" : "file";
   const auto info = nlohmann::json::parse(agent.info());
-  return std::ranges::any_of(info.at("backends"), [](const auto& backend) {
+  return std::ranges::any_of(info.at("backends"), [&](const auto& backend) {
     const auto kinds = backend.value("kinds", nlohmann::json::array());
-    return backend.value("usable", false) && std::ranges::find(kinds, "object") != kinds.end();
+    const bool named = type.stored == OBJ_SEG || backend.value("name", "") == type.scheme;
+    return named && backend.value("usable", false) && std::ranges::find(kinds, kind) != kinds.end();
   });
 }
-
-}  // namespace
 
 nixl_b_params_t object_parameters() {
   return {{"access_key", ""},
@@ -84,38 +101,113 @@ std::string object_settings(const nixl_b_params_t& parameters) {
                 "req_checksum is '" + checksum + "', and should be 'required' or 'supported'"};
   }
   if (checksum == "required") text += setting("checksum", "none");
-  if (const std::string threads = value_of(parameters, "num_threads"); !threads.empty()) {
-    if (threads.size() > 4 || !std::ranges::all_of(threads, [](char c) { return c >= '0' && c <= '9'; }) ||
-        std::stoul(threads) == 0) {
-      throw Error{Status::kInvalidArgument,
-                  "num_threads is '" + threads + "', and should be a number above 0"};
-    }
-    text += fmt::format("object.threads = {}\n", std::min(std::stoul(threads), kMostObjectThreads));
-  }
-  return text;
+  return text + number_setting(parameters, "num_threads", "object", "threads", kMostObjectThreads);
 }
 
-ObjectStore::ObjectStore(const std::string& name, const nixl_b_params_t& parameters, uint64_t timeout_ns)
-    : bucket_(value_of(parameters, "bucket").empty() ? default_bucket() : value_of(parameters, "bucket")),
-      agent_(name, options_for(parameters, timeout_ns)),
-      options_{false, timeout_ns, bucket_} {}
+// ---- Azure's blobs
 
-bool ObjectStore::usable() {
-  static const bool found = [] {
+nixl_b_params_t azure_parameters() {
+  return {{"account_url", ""},
+          {"container_name", ""},
+          {"connection_string", ""},
+          {"ca_bundle", ""},
+          {"num_threads", ""}};
+}
+
+std::string azure_settings(const nixl_b_params_t& parameters) {
+  std::string text = "plugins = \"object\"\n";
+  text += setting_of("azure", "writes", "whole");
+  constexpr std::array<std::array<const char*, 2>, 3> kAlike = {
+      {{"account_url", "endpoint"}, {"connection_string", "connection_string"}, {"ca_bundle", "ca_file"}}};
+  for (const auto& [theirs, ours] : kAlike) {
+    if (const std::string value = value_of(parameters, theirs); !value.empty())
+      text += setting_of("azure", ours, value);
+  }
+  return text + number_setting(parameters, "num_threads", "azure", "threads", kMostObjectThreads);
+}
+
+// ---- files by vendors' libraries
+
+nixl_b_params_t gds_parameters() {
+  return {{"batch_pool_size", "16"}, {"batch_limit", "128"}, {"max_request_size", "16777216"}};
+}
+nixl_b_params_t gds_mt_parameters() { return {{"thread_count", ""}}; }
+
+std::string gds_settings(const nixl_b_params_t& parameters) {
+  constexpr unsigned long kMostBatch = 64;  // Towline's limits
+  constexpr unsigned long kMostPiece = 1ul << 30;
+  constexpr unsigned long kMostThreads = 64;
+  return "plugins = \"gds\"\n" + number_setting(parameters, "batch_limit", "gds", "batch", kMostBatch) +
+         number_setting(parameters, "max_request_size", "gds", "piece", kMostPiece) +
+         number_setting(parameters, "thread_count", "gds", "threads", kMostThreads);
+}
+
+nixl_b_params_t hf3fs_parameters() {
+  return {{"mount_point", "/mnt/3fs/"}, {"mem_config", "auto"}, {"iopool_size", "64"}};
+}
+
+std::string hf3fs_settings(const nixl_b_params_t& parameters) {
+  const std::string mount_point = value_of(parameters, "mount_point");
+  return "plugins = \"hf3fs\"\n" +
+         (mount_point.empty() ? "" : setting_of("hf3fs", "mount_point", mount_point));
+}
+
+constexpr StoreType kStoreTypes[] = {
+    {"OBJ", OBJ_SEG, "s3", "bucket", false, object_parameters, object_settings},
+    {"AZURE_BLOB", OBJ_SEG, "az", "container_name", false, azure_parameters, azure_settings},
+    {"GDS", FILE_SEG, "gds", nullptr, true, gds_parameters, gds_settings},
+    {"GDS_MT", FILE_SEG, "gds", nullptr, true, gds_mt_parameters, gds_settings},
+    {"HF3FS", FILE_SEG, "hf3fs", nullptr, false, hf3fs_parameters, hf3fs_settings},
+};
+
+std::string bucket_of(const StoreType& type, const nixl_b_params_t& parameters) {
+  if (type.bucket == nullptr) return {};
+  const std::string given = value_of(parameters, type.bucket);
+  return given.empty() && std::string_view{type.scheme} == "s3" ? default_bucket() : given;
+}
+
+}  // namespace
+
+const StoreType* find_store_type(const std::string& name) noexcept {
+  const auto* const found =
+      std::ranges::find_if(kStoreTypes, [&](const StoreType& type) { return name == type.name; });
+  return found == std::end(kStoreTypes) ? nullptr : found;
+}
+
+ObjectStore::ObjectStore(const StoreType& type, const std::string& name, const nixl_b_params_t& parameters,
+                         uint64_t timeout_ns)
+    : type_(type),
+      bucket_(bucket_of(type, parameters)),
+      agent_(name, options_for(type, parameters, timeout_ns)),
+      options_{false, timeout_ns, bucket_, type.scheme} {
+  if (!serves(type_, agent_))
+    throw Error{Status::kUnsupported,
+                fmt::format("Towline's backend for {}: files is not usable here", type_.scheme)};
+}
+
+nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
+  static std::mutex mutex;
+  static std::map<const StoreType*, bool> tried;
+  const std::lock_guard lock(mutex);
+  const auto [at, first] = tried.try_emplace(&type, false);
+  if (first) {
     try {
-      return serves_objects(Agent{"towline-nixl-objects", options_for({}, 0)});
+      at->second = serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});
     } catch (const Error& error) {
-      log(LogLevel::kInfo, fmt::format("objects: {}", error.what()));
-      return false;
+      log(LogLevel::kInfo, fmt::format("{}: {}", type.name, error.what()));
     }
-  }();
-  return found;
+  }
+  if (!at->second) return {};
+  if (type.gpu) return {DRAM_SEG, VRAM_SEG, type.stored};
+  return {DRAM_SEG, type.stored};
 }
 
 void ObjectStore::check_bucket() const {
-  if (bucket_.empty()) {
-    throw Error{Status::kInvalidArgument,
-                "OBJ was created without the parameter 'bucket', and AWS_DEFAULT_BUCKET is not set"};
+  if (type_.bucket != nullptr && bucket_.empty()) {
+    throw Error{
+        Status::kInvalidArgument,
+        fmt::format("{} was created without the parameter '{}'{}", type_.name, type_.bucket,
+                    std::string_view{type_.scheme} == "s3" ? ", and AWS_DEFAULT_BUCKET is not set" : "")};
   }
 }
 
@@ -126,7 +218,7 @@ void ObjectStore::add(const nixl_reg_dlist_t& descs) {
 
 int32_t ObjectStore::make_list(nixl_mem_t type, const Rows& rows, towline_block_list_t** list,
                                std::optional<size_t>& missing) const {
-  if (type != OBJ_SEG) {
+  if (type != type_.stored) {
     return towline_block_list_create_flat(agent_.native(), nullptr, kind_of(type), rows.addresses,
                                           rows.address_stride, rows.lengths, rows.other_stride, 0, rows.count,
                                           list);
@@ -142,7 +234,7 @@ int32_t ObjectStore::make_list(nixl_mem_t type, const Rows& rows, towline_block_
 
 nixl_query_resp_t ObjectStore::query(const nixlBlobDesc& desc) const {
   check_bucket();
-  const StorageInfo info = query_storage(agent_, uri_of_object(bucket_, desc));
+  const StorageInfo info = query_storage(agent_, uri_of_object(options_, desc));
   if (info.exists == 0) return std::nullopt;
   return nixl_b_params_t{{"size", std::to_string(info.bytes)}};
 }

@@ -1,6 +1,7 @@
-// Objects at an S3 server, for the backend OBJ.
+// Stores that NIXL knows by names of their own: objects (OBJ, AZURE_BLOB) and files by vendors' libraries (GDS, GDS_MT,
+// HF3FS). Files by system calls are the agent's own (POSIX).
 //
-// Towline's object backend takes its settings when its agent is created, NIXL's when the backend is created.
+// Towline's storage backends take their settings when their agent is created, NIXL's when the backend is created.
 // So each backend has a private agent, with the memory that was registered for it.
 #pragma once
 
@@ -13,18 +14,31 @@
 
 namespace towline::nixl {
 
-// The parameters that createBackend("OBJ") reads, by NIXL's names, with defaults.
-[[nodiscard]] nixl_b_params_t object_parameters();
-// The same as settings of Towline's object backend, TOML. Throws Error for an invalid value.
-[[nodiscard]] std::string object_settings(const nixl_b_params_t& parameters);
+struct StoreType {
+  const char* name;    // NIXL's
+  nixl_mem_t stored;   // OBJ_SEG or FILE_SEG
+  const char* scheme;  // of Towline's URIs
+  const char* bucket;  // the parameter that names it; null: there is none
+  bool gpu;            // it moves GPU memory too
+  // The parameters that createBackend reads, by NIXL's names, with defaults.
+  nixl_b_params_t (*parameters)();
+  // The same as settings of Towline's backend, TOML. Throws Error for an invalid value.
+  std::string (*settings)(const nixl_b_params_t& parameters);
+};
+// Null for a name that is none of them.
+[[nodiscard]] const StoreType* find_store_type(const std::string& name) noexcept;
 
 class ObjectStore {
  public:
   // Throws Error.
-  ObjectStore(const std::string& name, const nixl_b_params_t& parameters, uint64_t timeout_ns);
+  ObjectStore(const StoreType& type, const std::string& name, const nixl_b_params_t& parameters,
+              uint64_t timeout_ns);
 
-  // True if Towline's plugin for objects can be loaded. Tried once in a process.
-  static bool usable();
+  // The kinds of memory of such a store; empty if Towline's plugin for it can't be loaded, or its library is not here.
+  // Tried once in a process.
+  static nixl_mem_list_t memories(const StoreType& type);
+
+  [[nodiscard]] nixl_mem_t stored() const noexcept { return type_.stored; }
 
   [[nodiscard]] towline_agent_t* native() const noexcept { return agent_.native(); }
   // Registers memory, or objects: the key is the descriptor's metadata or, if that is empty, its device in
@@ -41,6 +55,7 @@ class ObjectStore {
  private:
   void check_bucket() const;
 
+  const StoreType& type_;
   const std::string bucket_;
   const Agent agent_;
   const MemoryOptions options_;

@@ -132,6 +132,18 @@ std::vector<std::string_view> split(std::string_view list) {
   return parts;
 }
 
+void read_tcp_store(const Source& source, Settings& settings) {
+  settings.tcp_store = source.get("NIXL_TCPSTORE_ENDPOINT").text;
+  if (settings.tcp_store.empty()) return;
+  if (settings.has_etcd)
+    throw std::runtime_error("NIXL_TCPSTORE_ENDPOINT and NIXL_ETCD_ENDPOINTS are both set; keep one");
+  constexpr size_t kMostMs = 86'400'000;
+  using std::chrono::milliseconds;
+  settings.tcp_store_connect_timeout =
+      milliseconds{source.number("NIXL_TCPSTORE_TIMEOUT_MS", 30'000, kMostMs)};
+  settings.tcp_store_timeout = milliseconds{source.number("NIXL_TCPSTORE_OP_TIMEOUT_MS", 5'000, kMostMs)};
+}
+
 // ---- Telemetry
 
 constexpr const char* kBounds = "strictly ascending positive numbers, such as 10,100,1000, at most 64";
@@ -327,6 +339,7 @@ Settings Settings::read() {
   const std::string plugins = source.get("TOWLINE_NIXL_PLUGINS").text;
   for (const std::string_view name : split(plugins)) settings.plugins.emplace_back(name);
   read_etcd(source, settings);
+  read_tcp_store(source, settings);
   read_telemetry(source, settings);
   return settings;
 }

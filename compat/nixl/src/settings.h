@@ -14,6 +14,8 @@
 //                                   what telemetry is published, and how (telemetry.h)
 //   NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*
 //                                   a metadata server (docs/directories.md)
+//   NIXL_TCPSTORE_ENDPOINT, NIXL_TCPSTORE_TIMEOUT_MS, NIXL_TCPSTORE_OP_TIMEOUT_MS
+//                                   torch's TCPStore as the metadata server
 //   NIXL_PLUGIN_DIR                 where plugins of NIXL's interface lie
 //   TOWLINE_NIXL_PLUGINS            names whose plugin is used although Towline has a backend of that name
 //   NIXL_LOG_LEVEL                  TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
@@ -42,6 +44,9 @@ struct Settings {
   std::optional<bool> telemetry;
   std::vector<std::string> plugins;  // names whose plugin goes before Towline's own backend
   bool has_etcd = false;
+  std::string tcp_store;  // host:port of torch's, in place of etcd
+  std::chrono::nanoseconds tcp_store_connect_timeout = std::chrono::seconds{30};
+  std::chrono::nanoseconds tcp_store_timeout = std::chrono::seconds{5};
   bool has_listen = false;   // TOWLINE_LISTEN says where
   std::string towline;       // TOML for Towline's agent, over its environment and file
   TelemetrySettings output;  // of telemetry, if the agent has it

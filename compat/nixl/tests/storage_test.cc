@@ -123,5 +123,103 @@ TEST_F(Files, CarryNoNotificationsAndReachNobodyElse) {
   EXPECT_EQ(run(*side.agent, across), NIXL_SUCCESS);
 }
 
+// ---- Files by vendors' libraries, here fakes of them.
+
+struct Library {
+  const char* backend;
+  const char* variable;
+  const char* file;
+  nixl_b_params_t parameters;
+};
+
+class VendorFiles : public testing::TestWithParam<Library> {
+ protected:
+  // NOLINTBEGIN(concurrency-mt-unsafe): no agent lives
+  void SetUp() override { ::setenv(GetParam().variable, GetParam().file, 1); }
+  void TearDown() override {
+    ::unsetenv(GetParam().variable);
+    std::remove(path.c_str());
+  }
+  // NOLINTEND(concurrency-mt-unsafe)
+  static nixl_reg_dlist_t file(uint64_t device, const std::string& info = "") {
+    nixl_reg_dlist_t list(FILE_SEG);
+    list.addDesc(nixlBlobDesc(0, 16 * 4096, device, info));
+    return list;
+  }
+  static nixl_xfer_dlist_t blocks(uint64_t device) {
+    nixl_xfer_dlist_t list(FILE_SEG);
+    for (size_t i = 0; i < 16; ++i) list.emplace((15 - i) * 4096, size_t{4096}, device);
+    return list;
+  }
+  std::string path = testing::TempDir() + "compat_nixl_vendor_" + std::to_string(getpid());
+};
+
+TEST_P(VendorFiles, AreWrittenAndReadByPathAndByDescriptor) {
+  Side side("vendor", 16 * 4096, nixlAgentConfig{}, false);
+  std::vector<nixl_backend_t> plugins;
+  ASSERT_EQ(side.agent->getAvailPlugins(plugins), NIXL_SUCCESS);
+  EXPECT_NE(std::find(plugins.begin(), plugins.end(), GetParam().backend), plugins.end());
+  ASSERT_EQ(side.agent->createBackend(GetParam().backend, GetParam().parameters, side.backend), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  ASSERT_EQ(side.agent->registerMem(side.registered()), NIXL_SUCCESS) << towline::nixl::last_error();
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_GE(fd, 0);
+  const auto by_descriptor = static_cast<uint64_t>(fd);
+  const uint64_t by_path = 1'000'000;
+  ASSERT_EQ(side.agent->registerMem(file(by_descriptor)), NIXL_SUCCESS) << towline::nixl::last_error();
+  ASSERT_EQ(side.agent->registerMem(file(by_path, "rw:" + path)), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  side.fill('a');
+  const std::vector<char> before = side.memory;
+  nixlXferReqH* write = request(side, NIXL_WRITE, side.blocks(16, 4096), blocks(by_descriptor), side.name);
+  ASSERT_NE(write, nullptr);
+  nixlBackendH* used = nullptr;
+  EXPECT_EQ(side.agent->queryXferBackend(write, used), NIXL_SUCCESS);
+  EXPECT_EQ(used, side.backend);
+  ASSERT_EQ(run(*side.agent, write), NIXL_SUCCESS);
+  std::fill(side.memory.begin(), side.memory.end(), '\0');
+  nixlDlistH* here = nullptr;
+  nixlDlistH* there = nullptr;
+  ASSERT_EQ(side.agent->prepXferDlist(NIXL_INIT_AGENT, side.blocks(16, 4096), here), NIXL_SUCCESS);
+  ASSERT_EQ(side.agent->prepXferDlist(side.name, blocks(by_path), there), NIXL_SUCCESS);
+  nixlXferReqH* read = nullptr;
+  ASSERT_EQ(side.agent->makeXferReq(NIXL_READ, here, {0, 5}, there, {0, 5}, read), NIXL_SUCCESS);
+  ASSERT_EQ(run(*side.agent, read), NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(&side.memory[0], &before[0], 4096), 0);
+  EXPECT_EQ(std::memcmp(&side.memory[5 * 4096], &before[5 * 4096], 4096), 0);
+  EXPECT_EQ(side.memory[4096], '\0');
+  for (nixlXferReqH* made : {write, read}) EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);
+  for (nixlDlistH* made : {here, there}) EXPECT_EQ(side.agent->releasedDlistH(made), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(file(by_descriptor)), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(file(by_path, "rw:" + path)), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(side.registered()), NIXL_SUCCESS);
+  close(fd);
+}
+
+TEST_P(VendorFiles, ParametersThatAreWrongAreRefused) {
+  const Side side("vendor-wrong", 4096, nixlAgentConfig{}, false);
+  nixl_b_params_t parameters;
+  nixl_mem_list_t memories;
+  ASSERT_EQ(side.agent->getPluginParams(GetParam().backend, memories, parameters), NIXL_SUCCESS);
+  EXPECT_NE(std::find(memories.begin(), memories.end(), FILE_SEG), memories.end());
+  for (const auto& [name, value] : GetParam().parameters) {
+    EXPECT_TRUE(parameters.contains(name)) << name;
+    if (name == "mount_point") continue;
+    nixlBackendH* made = nullptr;
+    EXPECT_NE(side.agent->createBackend(GetParam().backend, {{name, "many"}}, made), NIXL_SUCCESS) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Libraries, VendorFiles,
+    testing::Values(Library{"GDS",
+                            "TOWLINE_GDS_LIBRARY",
+                            TOWLINE_FAKE_CUFILE,
+                            {{"batch_limit", "8"}, {"max_request_size", "65536"}}},
+                    Library{"GDS_MT", "TOWLINE_GDS_LIBRARY", TOWLINE_FAKE_CUFILE, {{"thread_count", "2"}}},
+                    Library{
+                        "HF3FS", "TOWLINE_HF3FS_LIBRARY", TOWLINE_FAKE_USRBIO, {{"mount_point", "/tmp"}}}),
+    [](const auto& tested) { return std::string(tested.param.backend); });
+
 }  // namespace
 }  // namespace compat

@@ -356,5 +356,31 @@ TEST(Transfers, ManyThreadsMayUseOneAgent) {
   EXPECT_EQ(failures, 0);
 }
 
+// Host memory that was registered on a device is found on that device alone.
+TEST(Transfers, HostMemoryHasTheDeviceItWasRegisteredOn) {
+  Side side("devices");
+  std::vector<char> other(4096);
+  const auto address = reinterpret_cast<uintptr_t>(other.data());
+  nixl_reg_dlist_t registered(DRAM_SEG);
+  registered.addDesc(nixlBlobDesc(address, other.size(), 3, ""));
+  ASSERT_EQ(side.agent->registerMem(registered), NIXL_SUCCESS);
+  const auto prepare = [&](uintptr_t where, uint64_t device) {
+    nixl_xfer_dlist_t list(DRAM_SEG);
+    list.emplace(where, size_t{64}, device);
+    nixlDlistH* made = nullptr;
+    const nixl_status_t status = side.agent->prepXferDlist(NIXL_INIT_AGENT, list, made);
+    if (made != nullptr) {
+      EXPECT_EQ(side.agent->releasedDlistH(made), NIXL_SUCCESS);
+    }
+    return status;
+  };
+  EXPECT_EQ(prepare(address, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address + 128, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address, 0), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(prepare(side.address(), 0), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(side.address(), 3), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(side.agent->deregisterMem(registered), NIXL_SUCCESS);
+}
+
 }  // namespace
 }  // namespace compat
