@@ -19,13 +19,20 @@ constexpr const char* kVendor = "it is not part of NIXL on Towline";
 constexpr const char* kAskUcx = "ask for UCX, which here is Towline's best transport to each peer";
 
 constexpr BackendType kTypes[] = {
-    {"UCX", Role::kTransport, kBest},           {"POSIX", Role::kFiles, kFileSystem},
-    {"OBJ", Role::kStore, kObjectStore},        {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
-    {"MOONCAKE", Role::kAbsent, kAskUcx},       {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
-    {"UCCL", Role::kAbsent, kAskUcx},           {"GPUNETIO", Role::kAbsent, kAskUcx},
-    {"GDS", Role::kStore, kCuFile},             {"GDS_MT", Role::kStore, kCuFile},
-    {"AZURE_BLOB", Role::kStore, kObjectStore}, {"HF3FS", Role::kStore, kUsrbio},
-    {"GUSLI", Role::kAbsent, kVendor},          {"INFINIA", Role::kAbsent, kVendor},
+    {"UCX", Role::kTransport, kBest},
+    {"POSIX", Role::kFiles, kFileSystem},
+    {"OBJ", Role::kStore, kObjectStore},
+    {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
+    {"MOONCAKE", Role::kAbsent, kAskUcx},
+    {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
+    {"UCCL", Role::kAbsent, kAskUcx},
+    {"GPUNETIO", Role::kAbsent, kAskUcx},
+    {"GDS", Role::kStore, kCuFile},
+    {"GDS_MT", Role::kStore, kCuFile},
+    {"AZURE_BLOB", Role::kStore, kObjectStore},
+    {"HF3FS", Role::kStore, kUsrbio},
+    {"GUSLI", Role::kAbsent, kVendor},
+    {"INFINIA", Role::kAbsent, kVendor},
 };
 
 // NIXL's own parameters with their defaults, because programs set them without checking that they exist. They
