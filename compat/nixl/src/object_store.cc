@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <mutex>
+#include <set>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -187,17 +187,17 @@ ObjectStore::ObjectStore(const StoreType& type, const std::string& name, const n
 
 nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
   static std::mutex mutex;
-  static std::map<const StoreType*, bool> tried;
+  static std::set<const StoreType*> found;
   const std::lock_guard lock(mutex);
-  const auto [at, first] = tried.try_emplace(&type, false);
-  if (first) {
+  if (!found.contains(&type)) {
     try {
-      at->second = serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});
+      if (!serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)})) return {};
     } catch (const Error& error) {
       log(LogLevel::kInfo, fmt::format("{}: {}", type.name, error.what()));
+      return {};
     }
+    if (type.stored == OBJ_SEG) found.insert(&type);  // where a vendor's library is found may change
   }
-  if (!at->second) return {};
   if (type.gpu) return {DRAM_SEG, VRAM_SEG, type.stored};
   return {DRAM_SEG, type.stored};
 }

@@ -35,7 +35,6 @@ class ObjectStore {
               uint64_t timeout_ns);
 
   // The kinds of memory of such a store; empty if Towline's plugin for it can't be loaded, or its library is not here.
-  // Tried once in a process.
   static nixl_mem_list_t memories(const StoreType& type);
 
   [[nodiscard]] nixl_mem_t stored() const noexcept { return type_.stored; }
