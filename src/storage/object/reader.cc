@@ -110,7 +110,9 @@ void Reader::ask(Fetch& fetch) {
   call.method = "GET";
   call.name = object.name();
   call.cost = fetch.bytes;
-  call.before = [&fetch, &object, &reading] {
+  // Others tell their checksum unasked.
+  const bool asks = reading.checks() && client.settings().kind == ServerKind::kS3;
+  call.before = [&fetch, &object, &reading, asks] {
     fetch.call.headers.clear();
     fetch.whole = reading.checks() && !object.version().looked && !object.is_longer && fetch.offset == 0 &&
                   fetch.done == 0 && fetch.bytes == object.bytes();
@@ -118,7 +120,7 @@ void Reader::ask(Fetch& fetch) {
     if (!fetch.whole)
       fetch.call.headers.emplace_back(
           "range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1));
-    if (reading.checks()) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
+    if (asks) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
     if (std::string etag = reading.wanted_version(object); !etag.empty())
       fetch.call.headers.emplace_back("if-match", std::move(etag));
   };

@@ -97,9 +97,9 @@ TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticed) {
       fault.set_headers["x-goog-hash"] = "md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c=AAAAAA==";
     return fault;
   });
-  EXPECT_EQ(move(Op::read, 0, open("checked", {.bytes = 2 * kMib}), 0, 2 * kMib), Status::kCorrupt);
+  EXPECT_EQ(move(Op::read, 0, open("checked"), 0, 2 * kMib), Status::kCorrupt);
   use("checksum = \"none\"\n");
-  EXPECT_EQ(move(Op::read, 0, open("checked", {.bytes = 2 * kMib}), 0, 2 * kMib), Status::kOk);
+  EXPECT_EQ(move(Op::read, 0, open("checked"), 0, 2 * kMib), Status::kOk);
 }
 
 TEST_F(Gcs, AServerThatIsBusyIsAskedAgain) {
