@@ -15,6 +15,11 @@ namespace {
 // A smaller part would be done before another thread has woken up.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
 
+// Reading the clock twice takes longer than moving 64 bytes: once a price comes from so many reports, one short post in
+// 1,024 is timed, and before that one in 64.
+constexpr uint32_t kWellKnown = 64;
+constexpr uint32_t kTurnsPerTimed = 16;
+
 // The first short post of every 64th transfer is timed: programs make a transfer for each message.
 uint8_t first_time_at() noexcept {
   static thread_local uint32_t made = 0;
@@ -96,14 +101,14 @@ Status Post::post_long() noexcept {
 Status Post::post_taken() noexcept {
   if (gate_.load(std::memory_order_seq_cst) != kOpen || immediate_ == nullptr) return post_slow();
   if (has_message()) return post_with_message();
-  const bool timed = handle_ == nullptr && immediate_posts_.load(std::memory_order_relaxed) >= time_at_;
+  const bool timed =
+      handle_ == nullptr && immediate_posts_.load(std::memory_order_relaxed) >= time_at_ && is_to_be_timed();
   const uint64_t began_ns = timed ? agent().now_ns() : 0;
   const int32_t status = immediate_submit_(immediate_, &immediate_args_);
   if (status == TOWLINE_AGAIN && immediate_tries_) return post_slow();
   if (timed && status == TOWLINE_OK) {
     time_at_ = kImmediatePostsPerCount - 1;
-    if (agent().in_real_time() && prices_ != nullptr)
-      prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
+    prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
   }
   if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
     failed_count_ = 0;
@@ -139,12 +144,18 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
   return stream == nullptr ? post_taken() : post_on_taken(*stream);
 }
 
+bool Post::is_to_be_timed() const noexcept {
+  static thread_local uint32_t turns = 0;
+  if (prices_ == nullptr || !agent().in_real_time()) return false;
+  return time_at_ == 0 || prices_->samples(plan_.view().bytes) < kWellKnown || ++turns % kTurnsPerTimed == 0;
+}
+
 bool Post::post_timed() noexcept {
+  const bool timed = is_to_be_timed();
   time_at_ = kImmediatePostsPerCount - 1;
-  const uint64_t began_ns = agent().now_ns();
+  const uint64_t began_ns = timed ? agent().now_ns() : 0;
   if (immediate_submit_(immediate_, &immediate_args_) != TOWLINE_OK) return false;
-  if (agent().in_real_time() && prices_ != nullptr)
-    prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
+  if (timed) prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
   last_was_immediate_.store(true, std::memory_order_relaxed);
   outcome_.store(TOWLINE_OK, std::memory_order_release);
   count_immediate_post();

@@ -203,8 +203,9 @@ class Post : public Ending {
     immediate_posts_.store(immediate_posts_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return true;
   }
-  // The same, with a clock around it, and adds the posts to the counters.
+  // The same, with a clock around it if its turn has come, and adds the posts to the counters.
   [[gnu::noinline]] bool post_timed() noexcept;
+  [[nodiscard]] bool is_to_be_timed() const noexcept;
   [[gnu::noinline]] Status post_long() noexcept;
   // The phase is taken.
   [[nodiscard]] Status post_taken() noexcept;

@@ -3,7 +3,7 @@
 //
 // A price is the time of one transfer that has its connection to itself. It starts as the backend's declared cost,
 // and is kept as a factor to that, so that one figure serves every size of a class. Transfers whose times are known
-// report them; posts that read no clock are timed one in 64 (transfer.h). Reporting takes no lock and allocates
+// report them; posts that read no clock are timed one in 64 or fewer (post.cc). Reporting takes no lock and allocates
 // nothing; two threads that report at once may lose one report.
 #pragma once
 

@@ -29,8 +29,9 @@ constexpr uint64_t kMaintenanceNs =
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
 constexpr uint32_t kPassesBeforePoll = 4;  // after a sleep
-// Crowds of strangers cause many events. Peers in the middle of transfers are served after a part of them.
-constexpr std::size_t kEventsAtOnce = 8;
+// Crowds of strangers cause many events. Peers in the middle of transfers are served after a part of them. Each event that
+// was fetched must be handled, since some are edge-triggered: so few are fetched at once.
+constexpr std::size_t kEventsAtOnce = 2;
 constexpr std::size_t kMostEvents = 64;
 constexpr uint64_t kMostEventsNs = 50 * kMicrosecondNs;
 constexpr uint32_t kPassesOfInterest = 64;

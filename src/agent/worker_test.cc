@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
 
+#include <array>
 #include <chrono>
 #include <stdexcept>
 #include <utility>
@@ -49,6 +50,36 @@ TEST(Worker, AHandlerThatThrowsLosesItsDescriptorAndOthersAreServed) {
   EXPECT_LT(failed, 20);
   const Worker::Guard guard(worker);
   worker.unwatch(good.fd());
+}
+
+// As of a crowd of strangers: between two of them the worker serves its peers.
+TEST(Worker, EventsThatTakeLongAreHandledInSeveralPasses) {
+  static constexpr auto kLong = std::chrono::microseconds(100);
+  constexpr int kCrowd = 8;
+  const auto agent = quiet_agent();
+  Worker& worker = *agent->workers()[0];
+  std::array<EventFd, kCrowd> crowd;
+  int handled = 0;
+  {
+    const Worker::Guard guard(worker);
+    const auto slow = [](void* counter, uint32_t) {
+      ++*static_cast<int*>(counter);
+      const auto end = std::chrono::steady_clock::now() + kLong;
+      while (std::chrono::steady_clock::now() < end) continue;
+    };
+    for (EventFd& each : crowd)
+      ASSERT_EQ(worker.watch(each.fd(), EPOLLIN, slow, &handled, false), TOWLINE_OK);
+  }
+  for (EventFd& each : crowd) each.signal();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (handled < 2 * kCrowd && std::chrono::steady_clock::now() < until) {
+    const int before = handled;
+    worker.drive();
+    ASSERT_LE(handled, before + 2);
+  }
+  EXPECT_GE(handled, 2 * kCrowd);
+  const Worker::Guard guard(worker);
+  for (EventFd& each : crowd) worker.unwatch(each.fd());
 }
 
 TEST(Worker, ADescriptorWhoseWatchFailedIsNotWatchedAnyMore) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/os/socket_user.h"
@@ -17,7 +18,8 @@ namespace towline::metadata {
 
 namespace {
 constexpr std::size_t kRequestReadBytes = 256u << 10;
-constexpr uint32_t kAcceptsPerTurn = 4;  // what else the worker does must not wait for more
+constexpr uint32_t kAcceptsPerTurn = 4;  // what else the worker does must not wait for more,
+constexpr uint64_t kMostAcceptingNs = 25 * kMicrosecondNs;  // or longer
 }  // namespace
 
 // A listening socket with its way back to the listener.
@@ -104,7 +106,9 @@ uint32_t Listener::expire(uint64_t now_ns) {
 }
 
 void Listener::accept_from(ListeningSocket& socket) {
+  const uint64_t began_ns = monotonic_now_ns();
   for (uint32_t i = 0; i < kAcceptsPerTurn; ++i) {
+    if (i != 0 && monotonic_now_ns() - began_ns > kMostAcceptingNs) return;
     int error = 0;
     SocketAddress from;
     UniqueFd fd = socket.accept(&from, &error);

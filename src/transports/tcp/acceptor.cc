@@ -16,7 +16,8 @@ namespace towline::tcp {
 namespace {
 
 constexpr std::size_t kMaxPending = 256;  // half of them of one source
-constexpr uint32_t kAcceptsPerTurn = 4;   // what else the worker does must not wait for more
+constexpr uint32_t kAcceptsPerTurn = 4;   // what else the worker does must not wait for more,
+constexpr uint64_t kMostAcceptingNs = 25 * kMicrosecondNs;  // or longer
 
 }  // namespace
 
@@ -95,7 +96,9 @@ std::vector<std::string> Acceptor::endpoints() const {
 void Acceptor::door_ready(void* argument, uint32_t) {
   auto& door = *static_cast<Door*>(argument);
   Acceptor& acceptor = *door.owner;
+  const uint64_t began_ns = monotonic_now_ns();
   for (uint32_t i = 0; i < kAcceptsPerTurn; ++i) {
+    if (i != 0 && monotonic_now_ns() - began_ns > kMostAcceptingNs) return;
     int error = 0;
     SocketAddress from;
     UniqueFd fd = door.socket.accept(&from, &error);
