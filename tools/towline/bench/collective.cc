@@ -118,6 +118,20 @@ std::vector<std::string> parse_collectives(const std::string& text) {
   return operations;
 }
 
+void choose_memory(CollectiveOptions& options, const std::string& kind) {
+  const auto asked = [&](const char* peer) { return std::ranges::count(options.peers, peer) != 0; };
+  if (kind != "shared" && kind != "vram")
+    throw Failure{fmt::format("collective operations take --memory shared or vram, not {}", kind)};
+  options.vram = kind == "vram";
+  if (!options.vram) {
+    if (asked("nccl")) throw Failure{"nccl moves memory of GPUs: --memory vram is needed"};
+    return;
+  }
+  if (options.tcp) throw Failure{"--tcp is for host memory"};
+  if (options.peers == CollectiveOptions{}.peers) options.peers = {"nccl"};
+  if (asked("gloo") || asked("mpi")) throw Failure{"with --memory vram the peer is nccl, or none"};
+}
+
 std::vector<uint64_t> uneven_parts(uint64_t count, uint32_t ranks) {
   std::vector<uint64_t> parts;
   for (uint32_t rank = 0; rank < ranks; ++rank)

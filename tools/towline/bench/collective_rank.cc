@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <towline/collectives.hpp>
 
 #include "bench/collective.h"
+#include "bench/collective_gpu.h"
 #include "bench/collective_peer.h"
 #include "failure.h"
 #include "rank.h"
@@ -40,26 +42,18 @@ class CollectiveRank {
         size_(configuration.at("size")),
         parent_(parent) {
     const std::string folder = configuration.at("folder");
-    const std::string store = "file:" + folder + "/store";
-    towline_communicator_options_t options = {};
-    options.struct_size = sizeof options;
-    options.rank = static_cast<int32_t>(rank_);
-    options.size = static_cast<int32_t>(size_);
-    options.bootstrap = store.c_str();
-    options.flags = options_.tcp ? TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY : 0;
-    options.timeout_ns = 600'000'000'000;  // peers are slow to start
-    need(towline_communicator_create(&options, &world_), "forming");
-    need(towline_batch_create(world_, &batch_), "a batch");
+    store_ = "file:" + folder + "/store";
+    ours_ = std::make_unique<Contender>("cpu", store_, rank_, size_, "",
+                                        options_.tcp ? TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY : 0);
+    if (!ours_->problem().empty()) throw Failure{"forming: " + ours_->problem()};
+    world_ = ours_->world();
     const uint64_t largest = *std::ranges::max_element(options_.sizes) / sizeof(float);
     const uint64_t most = largest + size_;
     in_.resize(most);
     out_.resize(most);
     for (uint64_t i = 0; i < most; ++i) in_[i] = given(rank_, i);
+    if (options_.vram) start_gpu(most);
     start_peers(folder);
-  }
-  ~CollectiveRank() {
-    towline_batch_destroy(batch_);
-    towline_communicator_destroy(world_);
   }
   CollectiveRank(const CollectiveRank&) = delete;
 
@@ -78,10 +72,22 @@ class CollectiveRank {
     if (status < 0) throw Failure{fmt::format("{}: {}", what, towline_last_error())};
   }
 
+  void start_gpu(uint64_t floats) {
+    buffers_ = std::make_unique<GpuBuffers>(rank_, floats);
+    buffers_->put_in(in_);
+    on_gpu_ = std::make_unique<Contender>("gpu", store_, rank_, size_,
+                                          buffers_->config() + "on_gpu = \"gpu\"\n", 0);
+    if (!on_gpu_->problem().empty()) throw Failure{"forming: " + on_gpu_->problem()};
+  }
+
   // Ranks agree on which peers are installed.
   void start_peers(const std::string& folder) {
     nlohmann::json told = nlohmann::json::object();
     for (const std::string& kind : options_.peers) {
+      if (options_.vram) {
+        if (kind == "nccl") start_nccl(told);
+        continue;
+      }
       auto peer = std::make_unique<CollectivePeer>(
           kind, PeerPlace{folder, rank_, size_, options_.tcp, options_.python});
       need(towline_barrier(world_, nullptr, nullptr), "starting peers");
@@ -97,9 +103,22 @@ class CollectiveRank {
     if (rank_ == 0) parent_.send({{"peers", told}});
   }
 
-  // One of the contenders that are measured in turns: Towline, or a peer.
+  void start_nccl(nlohmann::json& told) {
+    nccl_ = std::make_unique<Contender>("nccl", store_, rank_, size_, buffers_->config(), 0);
+    if (slowest(nccl_->problem().empty() ? 0 : 1) == 0) {
+      told["nccl"] = {{"version", nccl_->version()}};
+      return;
+    }
+    const std::string why = nccl_->problem();
+    nccl_.reset();
+    told["nccl"] = {{"problem", why.empty() ? "it does not start on every rank" : why}};
+  }
+
+  // One of the contenders that are measured in turns: Towline, or a peer, which may be a communicator here as well.
   struct Track {
     CollectivePeer* peer = nullptr;
+    const Contender* here = nullptr;
+    std::string name;  // empty: Towline
     CollectiveJob job;
     uint64_t most = 0;  // samples; 0: it does not have the operation
     std::vector<double> times = {};
@@ -117,17 +136,23 @@ class CollectiveRank {
     Operation one;
     prepare(operation, size, one);
     const towline_collective_t& call = one.call;
-    const auto once = [&] { do_once(operation, one); };
+    const Contender& ours = options_.vram ? *on_gpu_ : *ours_;
 
     nlohmann::json row = {
         {"op", operation}, {"size", call.op == TOWLINE_OP_BARRIER ? 0 : size}, {"ranks", size_}};
     std::ranges::fill(out_, -1.0F);
-    once();
+    if (options_.vram) buffers_->put_out(out_);
+    do_once(operation, one, ours);
+    if (options_.vram) buffers_->get_out(out_);
     check(operation, one, row);
     std::vector<Track> tracks;
-    tracks.push_back({nullptr, {operation, call.count, one.sends, one.receives}});
-    for (const auto& peer : peers_) tracks.push_back({peer.get(), tracks[0].job});
-    for (Track& track : tracks) calibrate(track, once);
+    tracks.push_back({nullptr, &ours, "", {operation, call.count, one.sends, one.receives}});
+    if (nccl_ != nullptr) tracks.push_back({nullptr, nccl_.get(), "nccl", tracks[0].job});
+    for (const auto& peer : peers_) tracks.push_back({peer.get(), nullptr, peer->kind(), tracks[0].job});
+    const auto once_of = [&](const Track& track) {
+      return [&, here = track.here] { do_once(operation, one, *here); };
+    };
+    for (Track& track : tracks) calibrate(track, once_of(track));
     // Contenders take turns, block by block, since other programs may slow one down. After each round the
     // ranks agree on whether the time is over.
     for (bool going = true; going;) {
@@ -140,7 +165,7 @@ class CollectiveRank {
         going = true;
         track.job.samples =
             std::min<uint64_t>(std::max<uint64_t>(track.most / 20, 1), track.most - track.times.size());
-        const auto block = sample(track, once);
+        const auto block = sample(track, once_of(track));
         double spent = 0;
         for (const double time : block.value()) spent += time * static_cast<double>(track.job.batch);
         track.times.insert(track.times.end(), block->begin(), block->end());
@@ -155,7 +180,7 @@ class CollectiveRank {
                               TOWLINE_FLOAT64, TOWLINE_MAX, nullptr, nullptr),
            "collecting times");
       const Samples all(std::move(track.times));
-      nlohmann::json& into = track.peer == nullptr ? row : row["peers"][track.peer->kind()];
+      nlohmann::json& into = track.name.empty() ? row : row["peers"][track.name];
       into["samples"] = all.size();
       into["operations_of_a_sample"] = track.job.batch;
       into["p50_s"] = all.median();
@@ -186,8 +211,8 @@ class CollectiveRank {
     call.datatype = TOWLINE_FLOAT32;
     call.reduction = TOWLINE_SUM;
     call.count = op == TOWLINE_OP_BARRIER ? 0 : count;
-    call.input = in_.data();
-    call.output = out_.data();
+    call.input = options_.vram ? buffers_->in() : in_.data();
+    call.output = options_.vram ? buffers_->out() : out_.data();
     const std::vector<uint64_t> parts = uneven_parts(count, size_);
     if (op == TOWLINE_OP_ALL_GATHER_V) {
       one.sends = {parts[rank_]};
@@ -209,12 +234,12 @@ class CollectiveRank {
     one.receive.root = static_cast<int32_t>((rank_ + size_ - 1) % size_);
   }
 
-  void do_once(const std::string& operation, Operation& one) {
+  static void do_once(const std::string& operation, const Operation& one, const Contender& who) {
     if (one.call.op != TOWLINE_OP_SEND)
-      return need(towline_collective(world_, &one.call, nullptr, nullptr), operation);
-    need(towline_batch_add(batch_, &one.call), operation);
-    need(towline_batch_add(batch_, &one.receive), operation);
-    need(towline_batch_issue(batch_, nullptr, nullptr), operation);
+      return need(towline_collective(who.world(), &one.call, nullptr, nullptr), operation);
+    need(towline_batch_add(who.batch(), &one.call), operation);
+    need(towline_batch_add(who.batch(), &one.receive), operation);
+    need(towline_batch_issue(who.batch(), nullptr, nullptr), operation);
   }
 
   // Chooses the operations per sample and the number of samples, the same on all ranks.
@@ -327,8 +352,12 @@ class CollectiveRank {
   const uint32_t rank_;
   const uint32_t size_;
   Channel& parent_;
-  towline_communicator_t* world_ = nullptr;
-  towline_batch_t* batch_ = nullptr;
+  std::string store_;
+  std::unique_ptr<Contender> ours_;
+  towline_communicator_t* world_ = nullptr;  // its
+  std::unique_ptr<GpuBuffers> buffers_;      // with vram
+  std::unique_ptr<Contender> on_gpu_;
+  std::unique_ptr<Contender> nccl_;
   std::vector<std::unique_ptr<CollectivePeer>> peers_;
   std::vector<float> in_;
   std::vector<float> out_;

@@ -15,6 +15,19 @@ TEST(Collectives, AreTakenByNameOrAll) {
   EXPECT_THROW((void)parse_collectives("ponder"), Failure);
 }
 
+TEST(Collectives, MemoryOfGpusIsMeasuredBesideNccl) {
+  CollectiveOptions options;
+  choose_memory(options, "shared");
+  EXPECT_FALSE(options.vram);
+  choose_memory(options, "vram");
+  EXPECT_TRUE(options.vram);
+  EXPECT_EQ(options.peers, std::vector<std::string>{"nccl"});
+  EXPECT_THROW(choose_memory(options, "shared"), Failure);
+  EXPECT_THROW(choose_memory(options, "private"), Failure);
+  options.peers = {"gloo"};
+  EXPECT_THROW(choose_memory(options, "vram"), Failure);
+}
+
 TEST(Collectives, UnevenPartsSumUpToTheSame) {
   EXPECT_EQ(uneven_parts(10, 4), (std::vector<uint64_t>{5, 15, 5, 15}));
   EXPECT_EQ(uneven_parts(1, 3), (std::vector<uint64_t>{1, 1, 1}));

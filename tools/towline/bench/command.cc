@@ -67,8 +67,8 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
                       "or all_reduce, barrier ..")
           ->type_name("OP,..");
   for (const char* other : {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads",
-                            "--memory", "--target-memory", "--backend", "--span", "--sequential", "--warmup",
-                            "--spin", "--faults", "--listen", "--connect", "--storage"})
+                            "--target-memory", "--backend", "--span", "--sequential", "--warmup", "--spin",
+                            "--faults", "--listen", "--connect", "--storage"})
     collective->excludes(command.get_option(other));
   command.add_option("--ranks", options.collective.ranks, "Processes, several numbers one after the other")
       ->delimiter(',')
@@ -78,11 +78,13 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
   command.add_flag("--tcp", options.collective.tcp, "As if each rank were on a host of its own")
       ->needs(collective);
   command
-      .add_option("--peers", options.collective.peers,
-                  "Peers to measure beside Towline, if installed: gloo (of torch), mpi (Open MPI); none")
+      .add_option(
+          "--peers", options.collective.peers,
+          "Peers to measure beside Towline, if installed: gloo (of torch), mpi (Open MPI), or nccl with "
+          "--memory vram; none")
       ->delimiter(',')
       ->type_name("NAME,..")
-      ->check(CLI::IsMember({"gloo", "mpi", "none"}))
+      ->check(CLI::IsMember({"gloo", "mpi", "nccl", "none"}))
       ->capture_default_str()
       ->needs(collective);
   command.add_option("--python", options.collective.python, "A Python that has torch, for gloo")
@@ -220,6 +222,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --memory vram --target-memory shared --op write --beside gemm\n"
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
+      "  towline bench --collective all_reduce --memory vram --ranks 2 --sizes 4KiB,1MiB\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
       "processor time of the two sides for 10^9 bytes. Of collective operations times are the slowest "
@@ -238,6 +241,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       collective.iterations = options->common.iterations;
       collective.seconds = options->common.seconds;
       collective.check = options->common.check;
+      choose_memory(collective, options->common.memory_kind);
       std::erase(collective.peers, "none");
       run_collective_bench(collective, common);
       return;
