@@ -39,6 +39,26 @@ class Current {
   driver::CaptureMode mode_ = driver::kCaptureRelaxed;
 };
 
+// The same for calls that a capture elsewhere doesn't forbid (launches, records, waits of streams), and without a call of the
+// driver's where the context is current already, as it is in an application's thread.
+class CurrentForLaunch {
+ public:
+  CurrentForLaunch(const driver::Api& api, driver::Context context) noexcept : api_(api) {
+    driver::Context now = nullptr;
+    if (api.context_get_current(&now) != 0 || now != context) pushed_ = api.context_push(context) == 0;
+  }
+  CurrentForLaunch(const CurrentForLaunch&) = delete;
+  CurrentForLaunch& operator=(const CurrentForLaunch&) = delete;
+  ~CurrentForLaunch() {
+    driver::Context popped = nullptr;
+    if (pushed_) api_.context_pop(&popped);
+  }
+
+ private:
+  const driver::Api& api_;
+  bool pushed_ = false;
+};
+
 // The context is current.
 void load_kernels(const driver::Api& api, std::span<const unsigned char> image, Kernels& kernels);
 

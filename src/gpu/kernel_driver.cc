@@ -93,11 +93,11 @@ class DriverMoment final : public Moment {
     api_.event_destroy(event_);
   }
   Code record(void* stream) noexcept override {
-    const Current current(api_, context_);
+    const CurrentForLaunch current(api_, context_);
     return api_.event_record(event_, static_cast<driver::Stream>(stream));
   }
   Code precede(void* stream) noexcept override {
-    const Current current(api_, context_);
+    const CurrentForLaunch current(api_, context_);
     return api_.stream_wait_event(static_cast<driver::Stream>(stream), event_, 0);
   }
   [[nodiscard]] Code state() noexcept override {
@@ -144,7 +144,7 @@ class DriverKernels final : public LoadedKernels {
     }
   }
   Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
-    const Current current(api_, context_);
+    const CurrentForLaunch current(api_, context_);
     void* arguments[] = {const_cast<void*>(argument)};
     return api_.launch(functions_[kernel], blocks, 1, 1, threads_, 1, 1, 0,
                        static_cast<driver::Stream>(stream), arguments, nullptr);
@@ -159,10 +159,7 @@ class DriverKernels final : public LoadedKernels {
 
 class NvidiaKernels final : public KernelDevice {
  public:
-  NvidiaKernels()
-      : device_(nvidia_device()),
-        api_(nvidia_api()),
-        current_(api_.library.symbol<driver::Result (*)(driver::Context*)>("cuCtxGetCurrent")) {}
+  NvidiaKernels() : device_(nvidia_device()), api_(nvidia_api()) {}
 
   void start() override { device_.start(); }
   [[nodiscard]] const std::vector<Gpu>& gpus() const override { return device_.gpus(); }
@@ -170,7 +167,7 @@ class NvidiaKernels final : public KernelDevice {
     // Asking for the GPU of no context would be an error, which tools report.
     driver::Context context = nullptr;
     driver::Device gpu = 0;
-    if (current_(&context) != driver::kSuccess || context == nullptr) return 0;
+    if (api_.context_get_current(&context) != driver::kSuccess || context == nullptr) return 0;
     return api_.context_get_device(&gpu) == driver::kSuccess ? static_cast<uint32_t>(gpu) : 0;
   }
   void with_gpu(uint32_t gpu, const std::function<void()>& body) override {
@@ -239,7 +236,6 @@ class NvidiaKernels final : public KernelDevice {
  private:
   Device& device_;
   const Api& api_;
-  driver::Result (*const current_)(driver::Context*);
 };
 
 }  // namespace

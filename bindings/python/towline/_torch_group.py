@@ -21,10 +21,12 @@ from ._torch_gpu import Communicators, JointWork, StreamWork
 from ._torch_works import AskedWork, ask_the_work_behind
 
 NAME = "towline"
+# By torch's numbers. Numbers on both sides, since members of an enumeration take longer to look up than an operation to issue.
 _REDUCTIONS = {
-    getattr(c10d.ReduceOp, name): getattr(collectives.ReduceOp, name)
+    int(getattr(c10d.ReduceOp, name)): int(getattr(collectives.ReduceOp, name))
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
+_SUM, _PREMUL_SUM = c10d.ReduceOp.SUM, int(collectives.ReduceOp.PREMUL_SUM)
 _NO_TIMEOUT = timedelta(0)
 _BARRIER_TAG = 1 << 62  # of the messages of a monitored barrier
 _ANSWER_SECONDS = 10.0  # how much later than its time limit rank 0 may answer the others in one
@@ -130,10 +132,12 @@ def _seconds(options: Any) -> float | None:
 def _reduction(options: Any) -> tuple[int, float | None]:
     """The reduction of an operation, and its factor where it has one."""
     op = options.reduceOp
-    reduction = _REDUCTIONS.get(op.op if isinstance(op, c10d.ReduceOp) else op)
+    if op == _SUM:
+        return 0, None
+    reduction = _REDUCTIONS.get(int(getattr(op, "op", op)))
     if reduction is None:
         raise _errors.Unsupported(f"there is no reduction {op}")
-    if reduction != collectives.ReduceOp.PREMUL_SUM:
+    if reduction != _PREMUL_SUM:
         return reduction, None
     if not hasattr(op, "factor"):
         raise _errors.Unsupported("this version of torch does not say the factor of PREMUL_SUM")
@@ -203,14 +207,15 @@ class Operations:
 
         An operation of one tensor, which it changes, has no inputs. `into`: where the output is copied at the end.
         """
-        first = _first_tensor(output, inputs)
-        on_gpu = first is not None and _torch_gpu.gpu.holds(first)
-        index = _torch_gpu.gpu.index(first) if on_gpu else 0
+        first = output if isinstance(output, torch.Tensor) else _first_tensor(output, inputs)
+        gpu = _torch_gpu.gpu
+        on_gpu = first is not None and gpu.holds(first)
+        index = gpu.index(first) if on_gpu else 0
         communicator = self._gpus.of_all(index) if on_gpu else self._comm
         async_op = how["async_op"] = getattr(options, "asyncOp", True)
         how["timeout"] = _seconds(options)
         if on_gpu:
-            how["stream"] = _torch_gpu.gpu.stream(index)
+            how["stream"] = gpu.stream(index)
         copy = None if into is None else (into, output)
         operation = getattr(communicator, name)
         try:
@@ -226,7 +231,7 @@ class Operations:
         if async_op:
             return self._issued(_on_stream(index, work, outputs, copy) if on_gpu else _Work(work, outputs, copy))
         if on_gpu:
-            _torch_gpu.gpu.settle(index)
+            gpu.settle(index)
         if copy is not None:
             with torch.no_grad():
                 _copy_back(*copy)
@@ -257,6 +262,8 @@ class Operations:
 
     def allreduce(self, tensors: list, opts: Any = c10d.AllreduceOptions()) -> Any:
         op, factor = _reduction(opts)
+        if len(tensors) == 1:
+            return self._do("all_reduce", tensors[0], (), opts, tensors, op=op, factor=factor)
         return _last_of(self._do("all_reduce", tensor, (), opts, tensors, op=op, factor=factor) for tensor in tensors)
 
     def allreduce_coalesced(self, tensors: list, opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
