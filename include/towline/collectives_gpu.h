@@ -37,6 +37,34 @@ TOWLINE_API int32_t towline_collective_issue_beside(towline_communicator_t* comm
 // if it is known by then. TOWLINE_UNSUPPORTED: the work is of no operation on a stream.
 TOWLINE_API int32_t towline_work_wait_on(towline_work_t* work, void* stream);
 
+// Windows in memory of GPUs: of a communicator of the backend "gpu", towline_window_create takes memory of its GPU or
+// allocates it. Memory of a pool (towline_gpu_malloc in the library libtowline_collectives_gpu.so) is mapped by all ranks as
+// it is; other memory only by ranks of the same process and GPU.
+typedef enum towline_window_op_t {
+  TOWLINE_WINDOW_PUT = 0,          // from `address` to the rank's memory
+  TOWLINE_WINDOW_GET = 1,          // from the rank's memory to `address`
+  TOWLINE_WINDOW_SIGNAL = 2,       // after what the stream put before
+  TOWLINE_WINDOW_WAIT_SIGNAL = 3,  // later work of the stream comes after the rank's next signal
+} towline_window_op_t;
+
+typedef struct towline_window_call_t {
+  size_t struct_size;
+  uint32_t op;  // towline_window_op_t
+  int32_t rank;
+  uint64_t offset;
+  void* address;
+  uint64_t bytes;
+} towline_window_call_t;
+
+// Puts an operation of a window into a stream of the communicator's GPU and returns; also while the stream is captured.
+// A signal that does not come within the communicator's timeout breaks the communicator. TOWLINE_UNSUPPORTED: the window is
+// not in memory of a GPU.
+TOWLINE_API int32_t towline_window_issue(towline_window_t* window, const towline_window_call_t* call,
+                                         uint64_t timeout_ns, void* stream);
+// What kernels need of a window: writes a towline::device::Symmetric (towline/device/symmetric.cuh), `bytes` of which must be
+// its size. All slots but the last are the application's; they count from 0.
+TOWLINE_API int32_t towline_window_symmetric(towline_window_t* window, void* symmetric, size_t bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

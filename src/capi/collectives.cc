@@ -523,6 +523,37 @@ int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint6
   });
 }
 
+int32_t towline_window_issue(towline_window_t* window, const towline_window_call_t* call, uint64_t timeout_ns,
+                             void* stream) {
+  return capi::guard(__func__, [&] {
+    capi::need(call, "call");
+    if (call->struct_size != sizeof *call)
+      fail(Status::kInvalidArgument, "call.struct_size is {}; set it to sizeof the struct",
+           call->struct_size);
+    const bool moves = call->op == TOWLINE_WINDOW_PUT || call->op == TOWLINE_WINDOW_GET;
+    check_window(window, call->rank, moves ? call->offset : 0, moves ? call->bytes : 0);
+    const auto& table = window->communicator->table();
+    if (table.window_issue == nullptr)
+      fail(Status::kUnsupported, "the window is not in memory of a GPU: it has no operations on streams");
+    if (timeout_ns == 0) timeout_ns = window->communicator->timeout_ns();
+    window->communicator->check_backend(table.window_issue(window->window, call, timeout_ns, stream),
+                                        "window");
+    return Status::kOk;
+  });
+}
+
+int32_t towline_window_symmetric(towline_window_t* window, void* symmetric, size_t bytes) {
+  return capi::guard(__func__, [&] {
+    capi::need(symmetric, "symmetric");
+    check_window(window, 0, 0, 0);
+    const auto& table = window->communicator->table();
+    if (table.window_symmetric == nullptr)
+      fail(Status::kUnsupported, "the window is not in memory of a GPU: kernels can't use it");
+    window->communicator->check_backend(table.window_symmetric(window->window, symmetric, bytes), "window");
+    return Status::kOk;
+  });
+}
+
 // ---- Backends
 
 int32_t towline_collective_backend_register(const char* name, const void* table) {

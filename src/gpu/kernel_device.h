@@ -29,6 +29,8 @@ class SharedPiece {
   [[nodiscard]] virtual UniqueFd descriptor() const = 0;
   // Lets another GPU of this process reach it.
   virtual void let_reach(uint32_t gpu) = 0;
+  // The application's own memory, which stays its: it can't be shared by descriptor.
+  [[nodiscard]] virtual bool lent() const noexcept { return false; }
 };
 
 // Host memory that kernels read and write, zeroed.

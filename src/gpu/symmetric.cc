@@ -24,6 +24,9 @@ struct SymmetricMemory::Notice {
   uint64_t magic = 0;
   uint64_t key = 0;  // of the piece in its process
   uint64_t bytes = 0;
+  uint64_t offset = 0;  // of the part that the others may use
+  uint64_t length = 0;
+  uint64_t lent = 0;  // only ranks of its process and GPU can use it
   HostIdentity host;
   Uuid gpu = {};
   char socket[48] = {};  // abstract
@@ -31,7 +34,7 @@ struct SymmetricMemory::Notice {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x7473796d6d000001;
+constexpr uint64_t kMagic = 0x7473796d6d000002;
 
 struct Hello {
   uint64_t magic = kMagic;
@@ -126,6 +129,9 @@ SymmetricMemory::Notice SymmetricMemory::describe(uint32_t gpu) const {
   mine.magic = kMagic;
   mine.key = key_;
   mine.bytes = pieces_[rank_]->bytes();
+  mine.offset = offsets_[rank_];
+  mine.length = bytes_[rank_];
+  mine.lent = pieces_[rank_]->lent() ? 1 : 0;
   mine.host = read_host_identity();
   mine.gpu = device_.gpus()[gpu].uuid;
   name_.copy(mine.socket, sizeof mine.socket - 1);
@@ -135,9 +141,21 @@ SymmetricMemory::Notice SymmetricMemory::describe(uint32_t gpu) const {
 SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes,
                                  std::shared_ptr<Words> words, uint32_t rank, uint32_t size,
                                  const Noticeboard& board, Deadline deadline)
-    : device_(device), rank_(rank), size_(size), pieces_(size), words_(size) {
+    : SymmetricMemory(device, gpu, Part{device.allocate(gpu, bytes), 0, bytes}, std::move(words), rank, size,
+                      board, deadline, "gpu/") {
+  for (uint32_t other = 0; other < size_; ++other)
+    if (bytes_[other] != bytes)
+      fail(Status::kMismatch, "gpu: rank {} has other settings, or another build of Towline", other);
+}
+
+SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, std::shared_ptr<Words> words,
+                                 uint32_t rank, uint32_t size, const Noticeboard& board, Deadline deadline,
+                                 const std::string& prefix)
+    : device_(device), rank_(rank), size_(size), pieces_(size), offsets_(size), bytes_(size), words_(size) {
   static_assert(std::is_trivially_copyable_v<Notice>);
-  pieces_[rank_] = device_.allocate(gpu, bytes);
+  pieces_[rank_] = std::move(part.piece);
+  offsets_[rank_] = part.offset;
+  bytes_[rank_] = part.bytes;
   words_[rank_] = std::move(words);
   key_ = random_u64();
   {
@@ -146,30 +164,47 @@ SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t by
     std::erase_if(all.pieces, [](const auto& entry) { return entry.second.piece.expired(); });
     all.pieces[key_] = {pieces_[rank_], words_[rank_]};
   }
-  name_ = "towline-gpu-" + Id::random().to_hex();
-  listener_ = make_socket();
-  const SocketAddress address = SocketAddress::unix_socket("@" + name_);
-  if (::bind(listener_.get(), address.get(), address.size()) != 0 ||
-      ::listen(listener_.get(), static_cast<int>(size)) != 0)
-    fail_errno(errno, "gpu: cannot listen for other ranks");
-
+  listen();
   std::vector<Notice> notices(size);
   notices[rank] = describe(gpu);
   const auto* const raw = reinterpret_cast<const uint8_t*>(&notices[rank]);
-  board.set(fmt::format("gpu/{}", rank), {raw, sizeof(Notice)});
+  board.set(fmt::format("{}{}", prefix, rank), {raw, sizeof(Notice)});
   for (uint32_t other = 0; other < size; ++other) {
     if (other == rank) continue;
-    const std::vector<uint8_t> value = board.get(fmt::format("gpu/{}", other), deadline);
+    const std::vector<uint8_t> value = board.get(fmt::format("{}{}", prefix, other), deadline);
     if (value.size() != sizeof(Notice))
       fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", other);
     std::memcpy(&notices[other], value.data(), sizeof(Notice));
     notices[other].socket[sizeof notices[other].socket - 1] = 0;
-    if (notices[other].magic != kMagic || notices[other].bytes != notices[rank].bytes)
-      fail(Status::kMismatch, "gpu: rank {} has other settings, or another build of Towline", other);
+    if (notices[other].magic != kMagic)
+      fail(Status::kMismatch, "gpu: rank {} has another build of Towline", other);
     if (!notices[other].host.same_host(notices[rank].host))
       fail(Status::kUnsupported, "gpu: rank {} is on another host: ranks on GPUs must share one", other);
+    if (notices[other].offset > notices[other].bytes ||
+        notices[other].length > notices[other].bytes - notices[other].offset)
+      fail(Status::kProtocol, "gpu: rank {} tells of more memory than it has", other);
+    offsets_[other] = notices[other].offset;
+    bytes_[other] = notices[other].length;
   }
+  // Every rank sees alike that one's memory can't be shared.
+  for (uint32_t one = 0; one < size; ++one)
+    for (uint32_t other = 0; other < size; ++other)
+      if (notices[one].lent != 0 &&
+          (!notices[other].host.same_process(notices[one].host) || notices[other].gpu != notices[one].gpu))
+        fail(Status::kUnsupported,
+             "gpu: the memory of rank {} can't be shared with rank {}: allocate it from Towline's pool "
+             "(towline_gpu_malloc), or let the window allocate it",
+             one, other);
   swap(gpu, notices, deadline);
+}
+
+void SymmetricMemory::listen() {
+  name_ = "towline-gpu-" + Id::random().to_hex();
+  listener_ = make_socket();
+  const SocketAddress address = SocketAddress::unix_socket("@" + name_);
+  if (::bind(listener_.get(), address.get(), address.size()) != 0 ||
+      ::listen(listener_.get(), static_cast<int>(size_)) != 0)
+    fail_errno(errno, "gpu: cannot listen for other ranks");
 }
 
 SymmetricMemory::~SymmetricMemory() {

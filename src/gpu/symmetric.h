@@ -32,11 +32,22 @@ class SymmetricMemory {
   // `words` are this rank's, which ranks of its process may use as long as they have its memory.
   SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes, std::shared_ptr<Words> words,
                   uint32_t rank, uint32_t size, const Noticeboard& board, Deadline deadline);
+  // The same with a part of a piece that exists, of any size. Keys on the board begin with `prefix`.
+  struct Part {
+    std::shared_ptr<SharedPiece> piece;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, std::shared_ptr<Words> words, uint32_t rank,
+                  uint32_t size, const Noticeboard& board, Deadline deadline, const std::string& prefix);
   SymmetricMemory(const SymmetricMemory&) = delete;
   SymmetricMemory& operator=(const SymmetricMemory&) = delete;
   ~SymmetricMemory();
 
-  [[nodiscard]] uint64_t address(uint32_t rank) const noexcept { return pieces_[rank]->address(); }
+  [[nodiscard]] uint64_t address(uint32_t rank) const noexcept {
+    return pieces_[rank]->address() + offsets_[rank];
+  }
+  [[nodiscard]] uint64_t bytes(uint32_t rank) const noexcept { return bytes_[rank]; }
   // Null: of another process.
   [[nodiscard]] const Words* words(uint32_t rank) const noexcept { return words_[rank].get(); }
   // All ranks are threads of this process and use one GPU.
@@ -48,7 +59,8 @@ class SymmetricMemory {
 
  private:
   struct Notice;
-  Notice describe(uint32_t gpu) const;
+  [[nodiscard]] Notice describe(uint32_t gpu) const;
+  void listen();
   void swap(uint32_t gpu, std::span<const Notice> notices, Deadline deadline);
   void send_to(uint32_t rank, const Notice& notice, Deadline deadline);
 
@@ -56,6 +68,8 @@ class SymmetricMemory {
   const uint32_t rank_;
   const uint32_t size_;
   std::vector<std::shared_ptr<SharedPiece>> pieces_;
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t> bytes_;
   std::vector<std::shared_ptr<Words>> words_;
   std::vector<UniqueFd> sockets_;   // to ranks of other processes
   std::vector<UniqueFd> visitors_;  // theirs to this one

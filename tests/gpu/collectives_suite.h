@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/kernel_device.h"
 #include "towline/collectives_gpu.h"
 
 namespace towline::gpu_test {
@@ -33,6 +34,10 @@ class Platform {
   virtual void* end_record(void* stream) = 0;
   virtual void replay(void* graph, void* stream) = 0;
   virtual void free_graph(void* graph) = 0;
+  // Of the pool of memory that can be shared.
+  virtual void* pool_allocate(uint64_t bytes) = 0;
+  virtual void pool_release(void* memory) = 0;
+  virtual cuda::KernelDevice& device() = 0;
 };
 
 // Null, with the reason: there is no GPU here.

@@ -73,6 +73,14 @@ class DriverPlatform final : public Platform {
                    static_cast<ReadyGraph>(graph), static_cast<driver::Stream>(stream)),
                "cuGraphLaunch");
   }
+  void* pool_allocate(uint64_t bytes) override {
+    return plugin_.symbol<void* (*)(int64_t, int, void*)>("towline_gpu_malloc")(static_cast<int64_t>(bytes),
+                                                                                0, nullptr);
+  }
+  void pool_release(void* memory) override {
+    plugin_.symbol<void (*)(void*, int64_t, int, void*)>("towline_gpu_free")(memory, 0, 0, nullptr);
+  }
+  cuda::KernelDevice& device() override { return cuda::nvidia_kernel_device(); }
   void free_graph(void* graph) override {
     symbol<driver::Result (*)(ReadyGraph)>("cuGraphExecDestroy")(static_cast<ReadyGraph>(graph));
   }
@@ -95,6 +103,7 @@ class DriverPlatform final : public Platform {
 
   Cuda& cuda_;
   const driver::Api& api_;
+  DynamicLibrary plugin_{TOWLINE_COLLECTIVES_GPU_PLUGIN};
   std::mutex mutex_;
   Stream copies_;
 };

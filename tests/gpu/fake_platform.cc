@@ -2,6 +2,7 @@
 #include "gpu/fake_platform.h"
 
 #include "collectives/gpu/gpu_table.h"
+#include "collectives/gpu/memory_pool.h"
 #include "gpu/fake/fake_kernels.h"
 
 namespace towline::gpu_test {
@@ -14,6 +15,8 @@ class ModelPlatform final : public FakePlatform {
                   "gpu_model", &collectives::gpu::table_over(cuda::fake::fake_kernel_device)),
               TOWLINE_OK);
   }
+  void* pool_allocate(uint64_t bytes) override { return collectives::gpu::pool_allocate(device(), 0, bytes); }
+  void pool_release(void* memory) override { collectives::gpu::pool_free(memory); }
   [[nodiscard]] const char* backend() const override { return "gpu_model"; }
 };
 

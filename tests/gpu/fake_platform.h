@@ -6,6 +6,7 @@
 
 #include "gpu/collectives_suite.h"
 #include "gpu/fake/fake_device.h"
+#include "gpu/fake/fake_kernels.h"
 
 namespace towline::gpu_test {
 
@@ -29,6 +30,9 @@ class FakePlatform : public Platform {
   void replay(void* graph, void* stream) override {
     static_cast<cuda::fake::FakeStream*>(stream)->replay(*static_cast<cuda::fake::FakeStream::Graph*>(graph));
   }
+  void* pool_allocate(uint64_t) override { return nullptr; }
+  void pool_release(void*) override {}
+  cuda::KernelDevice& device() override { return cuda::fake::fake_kernel_device(); }
   void free_graph(void* graph) override { delete static_cast<cuda::fake::FakeStream::Graph*>(graph); }
 };
 

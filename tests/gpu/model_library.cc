@@ -1,6 +1,7 @@
 // GPUs made of host memory, for the Python packages' tests: the table of the backend over them, and streams. A program
 // registers the table under a name and gives a stream's address where it would give a GPU's.
 #include "collectives/gpu/gpu_table.h"
+#include "collectives/gpu/memory_pool.h"
 #include "gpu/fake/fake_device.h"
 #include "gpu/fake/fake_kernels.h"
 #include "towline/export.h"
@@ -13,6 +14,10 @@ TOWLINE_API const void* towline_gpu_model_table() {
   return &towline::collectives::gpu::table_over(towline::cuda::fake::fake_kernel_device);
 }
 TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
+// Of the pool; never freed.
+TOWLINE_API void* towline_gpu_model_malloc(uint64_t bytes) {
+  return towline::collectives::gpu::pool_allocate(towline::cuda::fake::fake_kernel_device(), 0, bytes);
+}
 // What it was given is done.
 TOWLINE_API void towline_gpu_model_drain(void* stream) { static_cast<FakeStream*>(stream)->drain(); }
 // Begins nothing meanwhile.

@@ -46,6 +46,11 @@ class Model:
     def stream(self) -> int:
         return self._library.towline_gpu_model_stream()
 
+    def allocate(self, size: int) -> int:
+        """Memory that processes share; the model's GPUs' pool."""
+        self._library.towline_gpu_model_malloc.restype = ctypes.c_void_p
+        return self._library.towline_gpu_model_malloc(ctypes.c_uint64(size))
+
     def drain(self, stream: int) -> None:
         self._library.towline_gpu_model_drain(ctypes.c_void_p(stream))
 
@@ -57,6 +62,7 @@ class ModelGpu(_torch_gpu.Gpu):
     """Every tensor is on this GPU. Its current stream is `current`; tests may put another in its place."""
 
     backend = NAME
+    real = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +95,23 @@ class ModelGpu(_torch_gpu.Gpu):
     def mark(self, index: int):
         stream = self.current
         return lambda: self.model.drain(stream)
+
+    def window(self, communicator, tensor: torch.Tensor):
+        size = tensor.numel() * tensor.element_size()
+        if size == 0:
+            return communicator.window(0), tensor
+        try:
+            return communicator.window((tensor.data_ptr(), size, "uint8")), tensor
+        except towline.Unsupported:
+            window = communicator.window(size)
+            mine = self.at(window.memory()).view(tensor.dtype).view(tensor.shape)
+            mine.copy_(tensor)
+            return window, mine
+
+    def at(self, memory) -> torch.Tensor:
+        raw = (ctypes.c_uint8 * memory.bytes).from_address(memory.address)
+        raw.keeps = memory
+        return torch.frombuffer(raw, dtype=torch.uint8)
 
     def future(self, index: int, order, outputs) -> torch.futures.Future:
         made: torch.futures.Future = torch.futures.Future()

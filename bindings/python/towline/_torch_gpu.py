@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _errors, collectives
+from . import _errors, collectives, gpu_memory
 from ._torch_works import AskedWork
 
 _NO_TIMEOUT = timedelta(0)
@@ -23,6 +23,7 @@ class Gpu:
     """torch's GPUs. Tests put memory of the host in their place."""
 
     backend = "gpu"
+    real = True
 
     def __init__(self) -> None:
         self._relays: dict[int, torch.cuda.Stream] = {}
@@ -54,6 +55,14 @@ class Gpu:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(index))
         return lambda: event.wait(torch.cuda.current_stream(index))
+
+    def window(self, communicator: collectives.Communicator, tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Collective: a window over the tensor, or over a copy if its memory can't be shared; and the tensor in it."""
+        return gpu_memory.window_of(communicator, tensor)
+
+    def at(self, memory: Any) -> torch.Tensor:
+        """The bytes of a window's memory."""
+        return torch.as_tensor(memory, device="cuda")
 
     def future(self, index: int, order: Callable[[], None], outputs: Any) -> torch.futures.Future:
         """One whose value is there at once, for streams that come after what order() puts before the current one."""

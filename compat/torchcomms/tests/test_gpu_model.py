@@ -15,8 +15,8 @@ torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "bindings/python/tests"))
 
 import gpu_model  # noqa: E402
-from towline import _torch_gpu, _torch_group  # noqa: E402
-from torchcomms import ReduceOp  # noqa: E402
+from towline import _torch_gpu, _torch_group, gpu_memory  # noqa: E402
+from torchcomms import ReduceOp, hooks  # noqa: E402
 from torchcomms._comms import WorkStatus  # noqa: E402
 
 pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
@@ -74,6 +74,60 @@ def in_groups(rank: int, folder: str) -> None:
     comm.finalize()
 
 
+def windows(rank: int, folder: str) -> None:
+    import ctypes
+
+    comm, gpu, other = make("ncclx", rank, folder), _torch_gpu.gpu, 1 - rank
+    address = gpu.model.allocate(4000)
+    pooled = torch.frombuffer((ctypes.c_uint8 * 4000).from_address(address), dtype=torch.float32)
+    own = torch.zeros(1000)
+    for tensor, stays in ((pooled, True), (own, False)):  # what can't be shared is copied
+        before = tensor.data_ptr()
+        window = comm.new_window(tensor)
+        assert (tensor.data_ptr() == before) is stays and tensor.numel() == 1000
+        window.put(torch.full((10,), rank + 1.0), other, 5, True).wait()
+        window.signal(other, True)
+        work = window.wait_signal(other, True, timeout=timedelta(seconds=60))
+        work.wait_blocking()
+        assert tensor[5:15].tolist() == [other + 1.0] * 10 and tensor[:5].sum() == 0
+        assert window.map_remote_tensor(other)[5] == rank + 1
+        with pytest.raises(RuntimeError, match="no hint 'fast'"):
+            window.signal(other, False, hints={"fast": "yes"})
+        table = gpu_memory.Table(window._window)
+        assert (table.rank, table.size) == (rank, SIZE) and table.memory[rank] == tensor.data_ptr()
+        handle = window.get_device_window(signal_count=8)
+        assert ctypes.string_at(handle, 8) == table.memory[0].to_bytes(8, "little")
+        with pytest.raises(RuntimeError, match="63 signals"):
+            window.get_device_window(signal_count=64)
+        buffer = window.register_local_buffer(own)
+        window.deregister_local_buffer(buffer)
+        with pytest.raises(RuntimeError, match="was not registered"):
+            window.deregister_local_buffer(buffer)
+        comm.barrier(False).wait_blocking()
+        window.tensor_deregister()
+    comm.finalize()
+
+
+def hooked(rank: int, folder: str) -> None:
+    import json
+
+    comm = make("ncclx", rank, folder)
+    recorder, checker = hooks.FlightRecorderHook(max_entries=10), hooks.NanCheckHook()
+    log = hooks.clog(output=f"{folder}/log{rank}", events=["ALL"])
+    for hook in (recorder, checker, log):
+        hook.register_with_comm(comm)
+    comm.all_reduce(torch.ones(5000), ReduceOp.SUM, False)
+    comm.all_reduce(torch.ones(5000), ReduceOp.SUM, True).wait_blocking()
+    with pytest.raises(RuntimeError, match="NaN in the input of all_reduce"):
+        comm.all_reduce(torch.full((8,), float("nan")), ReduceOp.SUM, False)
+    entries = json.loads(recorder.dump_json())["entries"]
+    assert [one["profiling_name"] for one in entries[:2]] == ["ncclx:all_reduce"] * 2
+    assert [one["state"] for one in entries[:2]] == ["completed"] * 2, entries
+    comm.finalize()
+    with open(f"{folder}/log{rank}") as lines:
+        assert sum("|Q|work_id=" in line for line in lines) >= 2
+
+
 def beside(rank: int, folder: str) -> None:
     comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
     gpu.settles = False
@@ -93,7 +147,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, hooked], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")

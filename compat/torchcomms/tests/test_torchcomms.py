@@ -272,6 +272,16 @@ def test_windows(comm):
     window.signal(0, False)
     window.wait_signal(0, False, timeout=timedelta(seconds=60))
     assert tensor[3] == 5 and window.map_remote_tensor(0)[3] == 5
+    late = window.wait_signal(0, True, timeout=timedelta(seconds=60))  # which holds nobody up
+    assert late.status == WorkStatus.INPROGRESS
+    window.signal(0, False)
+    late.wait()
+    assert late.status == WorkStatus.COMPLETED
+    work = window.wait_signal(0, True, timeout=timedelta(milliseconds=20))
+    with pytest.raises(RuntimeError, match="no signal came in time"):
+        work.wait()
+    with pytest.raises(RuntimeError, match="put: windows know no hint 'order'"):
+        window.put(torch.tensor([5.0]), 0, 3, False, hints={"order": "none"})
     assert (window.shape, window.dtype, window.get_size()) == ([8], torch.float32, 32)
 
 

@@ -2,55 +2,97 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from towline import Error
+from towline import Error, TimedOut, _torch_gpu, gpu_memory
 
 from . import _backends
+from ._gpu import EnqueuedWork
 from ._types import TorchCommWindowAttr
 from ._work import TorchWork
 
 
+class _LaterWork:
+    """An operation that goes on by itself, on the window's thread."""
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+    wait_blocking = wait
+
+    @property
+    def state(self) -> str:
+        if not self._future.done():
+            return "in_progress"
+        error = self._future.exception()
+        return "completed" if error is None else "timed_out" if isinstance(error, TimedOut) else "error"
+
+
 class TorchCommWindow:
-    """Registering and deregistering are collective. The tensor is moved onto shared memory, so it keeps its address."""
+    """Registering and deregistering are collective.
+
+    On the CPU the tensor is moved onto shared memory. On a GPU it stays where it is if the other ranks can reach it there: it
+    is of Towline's pool, or all ranks are of one process.
+    """
 
     def __init__(self, comm: Any) -> None:
         if not isinstance(comm._implementation, _backends.Native):
             raise RuntimeError(f"new_window not implemented by backend {comm.get_backend()}")
         self._comm, self._window, self._tensor, self._copy = comm, None, None, None
+        self._thread: ThreadPoolExecutor | None = None
+        self._on_gpu = comm.get_device().type == "cuda"
+        self._handles: dict[int, Any] = {}
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
         if self._window is not None:
             raise RuntimeError("the window has a tensor already")
-        if tensor.device.type != "cpu":
+        if not self._on_gpu and tensor.device.type != "cpu":
             raise RuntimeError(f"a window's tensor is in the CPU's memory, not on {tensor.device}")
         if not tensor.is_contiguous():
             raise RuntimeError("a window's tensor is contiguous")
+        communicator = self._comm._implementation.use()
+        size = tensor.numel() * tensor.element_size()
         try:
-            self._window = self._comm._implementation.use().window(tensor.numel() * tensor.element_size())
+            if self._on_gpu:
+                self._window, mine = _torch_gpu.gpu.window(communicator, tensor)
+            else:
+                self._window, mine = communicator.window(size), None
         except Error as error:
             raise RuntimeError(str(error)) from error
-        # The window's own memory takes the tensor's place: storage of any kind can be given, and all can reach it.
-        mine = self._view(self._comm.get_rank(), tensor.dtype, tensor.shape)
-        mine.copy_(tensor)
-        tensor.set_(mine)
+        if mine is None:
+            # The window's own memory takes the tensor's place: storage of any kind can be given, and all can reach it.
+            mine = self._view(self._comm.get_rank(), tensor.dtype, tensor.shape)
+            mine.copy_(tensor)
+        if mine is not tensor:
+            tensor.set_(mine)
+            self._copy = True
         self._tensor = tensor
 
     def _view(self, rank: int, dtype: torch.dtype, shape: Any) -> torch.Tensor:
         memory = self._window.memory(rank)
         if memory.bytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device=self._comm.get_device() if self._on_gpu else None)
+        if self._on_gpu:
+            return _torch_gpu.gpu.at(memory)[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
         return torch.frombuffer(memory, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
 
     def tensor_deregister(self) -> None:
         if self._window is None:
             return
         window, self._window = self._window, None
-        self._tensor.set_(self._tensor.clone())
-        self._tensor = None
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        if self._copy:
+            self._tensor.set_(self._tensor.clone())
+        self._tensor = self._copy = None
         try:
             window.close()
         except Error as error:
@@ -83,20 +125,36 @@ class TorchCommWindow:
         return self._tensor
 
     def put(self, tensor, dst_rank: int, target_offset_nelems: int, async_op: bool, hints=None, timeout=None) -> TorchWork:
-        return self._do("put", dst_rank, target_offset_nelems * tensor.element_size(), tensor)
+        offset = target_offset_nelems * tensor.element_size()
+        return self._do("put", async_op, hints, timeout, dst_rank, offset, tensor)
 
     def signal(self, dst_rank: int, async_op: bool, hints=None, timeout=None) -> TorchWork:
-        return self._do("signal", dst_rank)
+        return self._do("signal", async_op, hints, timeout, dst_rank)
 
     def wait_signal(self, peer_rank: int, async_op: bool, hints=None, timeout: timedelta | None = None) -> TorchWork:
-        return self._do("wait_signal", peer_rank, timeout.total_seconds() if timeout is not None else None)
+        return self._do("wait_signal", async_op, hints, timeout, peer_rank)
 
-    def _do(self, operation: str, *arguments: Any) -> TorchWork:
+    def _do(self, operation: str, async_op: bool, hints: Any, timeout: timedelta | None, *arguments: Any) -> TorchWork:
+        if hints:
+            raise RuntimeError(f"{operation}: windows know no hint {', '.join(map(repr, hints))}")
+        call = getattr(self._use(), operation)
+        seconds = timeout.total_seconds() if timeout is not None else None
+        how: dict[str, Any] = {"timeout": seconds} if operation == "wait_signal" or self._on_gpu else {}
+        if self._on_gpu:  # in the current stream, which goes on by itself
+            index = self._comm._implementation.index
+            how["stream"] = _torch_gpu.gpu.stream(index)
         try:
-            getattr(self._use(), operation)(*arguments)
+            if async_op and not self._on_gpu:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "torchcomms-window")
+                return TorchWork(_LaterWork(self._thread.submit(call, *arguments, **how)), timeout)
+            call(*arguments, **how)
         except Error as error:
             raise RuntimeError(str(error)) from error
-        return TorchWork()
+        if not self._on_gpu:
+            return TorchWork()
+        _torch_gpu.gpu.settle(index)
+        return TorchWork(EnqueuedWork(index), timeout, True)
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         self._use()
@@ -105,13 +163,31 @@ class TorchCommWindow:
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
         return TorchCommWindowAttr()
 
-    # ---- for kernels: there are none on the CPU
+    # ---- for kernels
 
     def get_device_window(self, signal_count: int = -1, counter_count: int = -1, barrier_count: int = 1) -> int:
-        raise RuntimeError("get_device_window: windows of the CPU have no side for kernels; use put, signal and wait_signal")
+        """The address of a towline::device::Symmetric in the GPU's memory: see towline/device/symmetric.cuh."""
+        if not self._on_gpu:
+            raise RuntimeError("get_device_window: windows of the CPU have no side for kernels; use put, signal and wait_signal")
+        if counter_count > 0:
+            raise RuntimeError("get_device_window: there are no counters; signals count")
+        raw = self._use().symmetric()
+        slots = gpu_memory.Table(self._use()).slots - 1
+        if max(signal_count, barrier_count) > slots:
+            raise RuntimeError(f"get_device_window: a window has {slots} signals for each pair of ranks, which barriers share")
+        held = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._comm.get_device() if _torch_gpu.gpu.real else "cpu")
+        self._handles[held.data_ptr()] = held
+        return held.data_ptr()
 
     def register_local_buffer(self, tensor: Any) -> int:
-        raise RuntimeError("register_local_buffer is for device windows; put takes any tensor of the CPU as it is")
+        """Kernels put from any memory of the GPU as it is: the handle is its address."""
+        if not self._on_gpu:
+            raise RuntimeError("register_local_buffer is for device windows; put takes any tensor of the CPU as it is")
+        self._handles[tensor.data_ptr()] = tensor
+        return tensor.data_ptr()
 
     def deregister_local_buffer(self, handle: int) -> None:
-        raise RuntimeError("deregister_local_buffer is for device windows; there is nothing to deregister")
+        if not self._on_gpu:
+            raise RuntimeError("deregister_local_buffer is for device windows; there is nothing to deregister")
+        if self._handles.pop(handle, None) is None:
+            raise RuntimeError(f"deregister_local_buffer: {handle:#x} was not registered")

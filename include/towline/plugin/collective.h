@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <towline/collectives.h>
+#include <towline/collectives_gpu.h>
 #include <towline/plugin/sized.h>
 
 #ifdef __cplusplus
@@ -119,6 +120,13 @@ typedef struct towline_collective_table_v1_t {
   // begin 1, then message_start of several messages, then begin 0: these do not wait for one another. Null: none
   // do. Called as message_start is.
   int32_t (*messages_together)(towline_collective_backend* backend, int32_t begin);
+
+  // Windows in memory of GPUs. Puts an operation into a stream; the call was checked. An error means that nothing was
+  // enqueued. Any thread.
+  int32_t (*window_issue)(towline_collective_window* window, const towline_window_call_t* call,
+                          uint64_t timeout_ns, void* stream);
+  // What kernels need of a window: towline::device::Symmetric, as bytes. Any thread.
+  int32_t (*window_symmetric)(towline_collective_window* window, void* symmetric, size_t bytes);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

@@ -40,6 +40,9 @@ std::string describe(const Header& header) {
   if (header.number == kFormingNumber) return "forming the communicator";
   if (header.op == kOpenWindowOp) return fmt::format("opening a window #{}", header.number);
   if (header.op == kCloseWindowOp) return fmt::format("closing a window #{}", header.number);
+  if (header.op == kPutOp) return fmt::format("moving {} bytes in a window", header.count);
+  if (header.op == kSignalOp) return fmt::format("signalling rank {}", header.root);
+  if (header.op == kWaitSignalOp) return fmt::format("waiting for a signal of rank {}", header.root);
   std::string text = fmt::format("{} #{}", op_name(header.op), header.number);
   if (header.op == TOWLINE_OP_BARRIER) return text;
   if (header.digest != 0) {

@@ -28,6 +28,9 @@ static_assert(sizeof(Header) == 32);
 // Operations beyond those of the C API, in headers only.
 constexpr uint8_t kOpenWindowOp = 200;
 constexpr uint8_t kCloseWindowOp = 201;
+constexpr uint8_t kPutOp = 202;
+constexpr uint8_t kSignalOp = 203;
+constexpr uint8_t kWaitSignalOp = 204;
 
 // The header of a step of opening or closing a window.
 inline Header window_header(uint8_t op, uint64_t number, uint8_t step) {

@@ -39,6 +39,7 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] std::string describe() const override;
 
  private:
+  friend class GpuWindow;
   struct Launch {
     Job job;
     uint32_t kernel;

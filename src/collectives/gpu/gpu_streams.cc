@@ -43,7 +43,9 @@ GpuBackend::Channel& GpuBackend::build_any(const towline_collective_t& call, uin
 
 void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph,
                         cuda::Moment* ended) {
-  put(channel, op_name(launch.job.mark.op), stream, graph, ended,
+  const char* const what =
+      launch.job.mark.op < kOps ? op_name(launch.job.mark.op) : "an operation of a window";
+  put(channel, what, stream, graph, ended,
       [&](void* in) { return kernels_->launch(launch.kernel, &launch.job, launch.blocks, in); });
 }
 

@@ -1,8 +1,11 @@
 #include "collectives/gpu/gpu_table.h"
 
+#include <cstring>
 #include <memory>
 
+#include "base/error.h"
 #include "collectives/gpu/gpu_backend.h"
+#include "collectives/gpu/gpu_window.h"
 #include "collectives/gpu/image.h"
 #include "collectives/gpu/operations.h"
 #include "collectives/streams/stream_table.h"
@@ -47,6 +50,96 @@ int32_t open_over(const towline_collective_open_args* args, towline_collective_b
   });
 }
 
+// Sets the reason of the break together with the status.
+Status said(GpuWindow& window, Status status) {
+  const StreamBackend& backend = window.backend();
+  if (is_error(status) && backend.breaker().broken())
+    backend.host()->fail(backend.host()->context, backend.breaker().breakage().text.c_str());
+  return status;
+}
+
+GpuWindow& window_of(towline_collective_window* handle) { return *reinterpret_cast<GpuWindow*>(handle); }
+const towline_collective_host_v1_t* host_of(towline_collective_window* handle) {
+  return window_of(handle).backend().host();
+}
+
+int32_t window_open(towline_collective_backend* handle, void* address, uint64_t bytes, uint64_t number,
+                    uint64_t deadline_ns, towline_collective_window** window) {
+  auto& backend = static_cast<GpuBackend&>(backend_of(handle));
+  return guarded(backend.host(), [&] {
+    *window = reinterpret_cast<towline_collective_window*>(
+        new GpuWindow(backend, address, bytes, number, Deadline::at(deadline_ns)));
+    return Status::kOk;
+  });
+}
+int32_t window_close(towline_collective_window* handle, uint64_t number, uint64_t deadline_ns) {
+  const std::unique_ptr<GpuWindow> window(&window_of(handle));
+  return guarded(window->backend().host(),
+                 [&] { return said(*window, window->close(number, Deadline::at(deadline_ns))); });
+}
+int32_t window_map(towline_collective_window* handle, int32_t rank, void** address, uint64_t* bytes) {
+  *address = window_of(handle).address(static_cast<uint32_t>(rank));
+  *bytes = window_of(handle).bytes(static_cast<uint32_t>(rank));
+  return TOWLINE_OK;
+}
+int32_t window_put(towline_collective_window* handle, int32_t rank, uint64_t offset, const void* from,
+                   uint64_t bytes) {
+  return guarded(host_of(handle), [&] {
+    GpuWindow& window = window_of(handle);
+    return said(window, window.put(static_cast<uint32_t>(rank), offset, from, bytes));
+  });
+}
+int32_t window_get(towline_collective_window* handle, int32_t rank, uint64_t offset, void* to,
+                   uint64_t bytes) {
+  return guarded(host_of(handle), [&] {
+    GpuWindow& window = window_of(handle);
+    return said(window, window.get(static_cast<uint32_t>(rank), offset, to, bytes));
+  });
+}
+int32_t window_signal(towline_collective_window* handle, int32_t rank) {
+  return guarded(host_of(handle), [&] {
+    return said(window_of(handle), window_of(handle).signal(static_cast<uint32_t>(rank)));
+  });
+}
+int32_t window_wait_signal(towline_collective_window* handle, int32_t rank, uint64_t deadline_ns) {
+  return guarded(host_of(handle), [&] {
+    GpuWindow& window = window_of(handle);
+    return said(window, window.wait_signal(static_cast<uint32_t>(rank), Deadline::at(deadline_ns)));
+  });
+}
+int32_t window_issue(towline_collective_window* handle, const towline_window_call_t* call,
+                     uint64_t timeout_ns, void* stream) {
+  return guarded(host_of(handle), [&] {
+    GpuWindow& window = window_of(handle);
+    if (window.backend().breaker().broken()) return said(window, window.backend().breaker().status());
+    window.issue(*call, timeout_ns, stream);
+    return Status::kOk;
+  });
+}
+int32_t window_symmetric(towline_collective_window* handle, void* symmetric, size_t bytes) {
+  return guarded(host_of(handle), [&] {
+    const device::Symmetric made = window_of(handle).symmetric();
+    if (bytes != sizeof made)
+      fail(Status::kInvalidArgument, "a Symmetric has {} bytes in this build, not {}", sizeof made, bytes);
+    std::memcpy(symmetric, &made, sizeof made);
+    return Status::kOk;
+  });
+}
+
+towline_collective_table_v1_t with_windows(OpenFunction open) {
+  towline_collective_table_v1_t made = make_stream_table(open);
+  made.window_open = window_open;
+  made.window_close = window_close;
+  made.window_map = window_map;
+  made.window_put = window_put;
+  made.window_get = window_get;
+  made.window_signal = window_signal;
+  made.window_wait_signal = window_wait_signal;
+  made.window_issue = window_issue;
+  made.window_symmetric = window_symmetric;
+  return made;
+}
+
 int32_t open_nvidia(const towline_collective_open_args* args, towline_collective_backend** backend) {
   return open_over(args, backend, cuda::nvidia_kernel_device);
 }
@@ -57,13 +150,13 @@ int32_t open_other(const towline_collective_open_args* args, towline_collective_
 }  // namespace
 
 const towline_collective_table_v1_t& nvidia_table() {
-  static const towline_collective_table_v1_t table = make_stream_table(open_nvidia);
+  static const towline_collective_table_v1_t table = with_windows(open_nvidia);
   return table;
 }
 
 const towline_collective_table_v1_t& table_over(cuda::KernelDevice& (*device)()) {
   device_of_table = device;
-  static const towline_collective_table_v1_t table = make_stream_table(open_other);
+  static const towline_collective_table_v1_t table = with_windows(open_other);
   return table;
 }
 

@@ -33,6 +33,10 @@ enum class Way : uint32_t {
   kSend = 6,
   kReceive = 7,
   kTell = 8,  // break, or leave
+  // Windows: in[0] to out[0]; the word in[0] counts up; the word in[0] is awaited, in[1] counts those that were.
+  kMove = 9,
+  kSignal = 10,
+  kAwait = 11,
 };
 
 // What ranks compare, and what a failure's message names.
@@ -122,7 +126,7 @@ struct Job {
   double factor;    // PREMUL_SUM
   uint64_t orders;  // the host's Orders
   uint64_t timeout_ns;
-  uint64_t bytes;  // of a part; all_reduce: of all
+  uint64_t bytes;  // of a part; all_reduce: of all; kAwait: with out[0], nanoseconds
   Way way;
   uint32_t rank;
   uint32_t size;

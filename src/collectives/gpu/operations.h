@@ -6,6 +6,7 @@
 
 #include "collectives/gpu/elements.h"
 #include "collectives/gpu/waiting.h"
+#include "collectives/gpu/window_operations.h"
 
 namespace towline::collectives::gpu {
 
@@ -437,6 +438,9 @@ TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
 
 TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   if (job.way == Way::kTell) return run_tell(job);
+  if (job.way == Way::kMove) return run_move(job, block, blocks);
+  if (job.way == Way::kSignal) return run_signal(job);
+  if (job.way == Way::kAwait) return run_await(job);
   if (job.way == Way::kSend || job.way == Way::kReceive) {
     if (device::thread() == 0) control_of(job, job.rank).current = job.mark;
     return job.way == Way::kSend ? run_send(job) : run_receive(job);

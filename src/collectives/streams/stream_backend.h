@@ -53,6 +53,7 @@ class StreamBackend {
   void precede(StreamMessage& message, void* stream);  // throws Error
   void take_back(std::unique_ptr<StreamMessage> message) noexcept;
   [[nodiscard]] const Breaker& breaker() const noexcept { return breaker_; }
+  [[nodiscard]] const towline_collective_host_v1_t* host() const noexcept { return host_; }
 
  protected:
   // Where the operations before the next one are.

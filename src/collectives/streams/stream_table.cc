@@ -156,6 +156,8 @@ towline_collective_table_v1_t make_stream_table(OpenFunction open) {
   return made;
 }
 
+StreamBackend& backend_of(towline_collective_backend* handle) { return *opened(handle).backend; }
+
 towline_collective_backend* hand_out(const towline_collective_open_args& args,
                                      std::unique_ptr<StreamBackend> backend) {
   return reinterpret_cast<towline_collective_backend*>(new Opened{args.host, std::move(backend)});

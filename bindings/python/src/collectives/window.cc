@@ -1,6 +1,8 @@
 // Windows: memory of every rank that other ranks put into and get from.
 #include "communicator.h"
 
+#include <towline/collectives_gpu.h>
+
 #include <utility>
 
 namespace towline::python {
@@ -13,6 +15,7 @@ struct Window {
   towline_window_t* native = nullptr;
   uint32_t calls = 0;
   uint32_t exports = 0;
+  bool on_gpu = false;
 
   Window() { held.keep_objects(); }
   Window(const Window&) = delete;
@@ -50,8 +53,11 @@ struct WindowMemory {
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
   auto& memory = *nb::inst_ptr<WindowMemory>(nb::handle(self));
-  if (window_of(memory.window).native == nullptr) {
-    PyErr_SetString(PyExc_BufferError, "the window is closed");
+  if (window_of(memory.window).native == nullptr || window_of(memory.window).on_gpu) {
+    PyErr_SetString(PyExc_BufferError,
+                    window_of(memory.window).on_gpu
+                        ? "the window is in memory of a GPU: take it by __cuda_array_interface__"
+                        : "the window is closed");
     return -1;
   }
   if (PyBuffer_FillInfo(view, self, memory.address, memory.bytes, 0, flags) != 0) return -1;
@@ -91,6 +97,7 @@ nb::object make(nb::handle self, nb::handle memory) {
   if (PyLong_Check(memory.ptr())) {
     bytes = nb::cast<uint64_t>(memory);
   } else {
+    window->held.take_gpus();
     const View view = window->held.writable_view(memory, "memory");
     address = view.data;
     bytes = view.count * view.item_bytes;
@@ -101,6 +108,8 @@ nb::object make(nb::handle self, nb::handle memory) {
     status = towline_window_create(call.native(), address, bytes, &window->native);
   }
   check(status, "towline_window_create");
+  char none = 0;  // of the wrong size, which only a GPU's window looks at
+  window->on_gpu = towline_window_symmetric(window->native, &none, 0) == TOWLINE_INVALID_ARGUMENT;
   ++communicator_of(self).windows;
   return result;
 }
@@ -135,6 +144,50 @@ nb::object memory(nb::handle self, nb::handle rank) {
   return give(made.release());
 }
 
+void issue(Window& window, uint32_t op, int rank, uint64_t offset, nb::handle tensor, nb::handle stream,
+           nb::handle timeout) {
+  Held held;
+  held.take_gpus();
+  towline_window_call_t call_made = {};
+  call_made.struct_size = sizeof call_made;
+  call_made.op = op;
+  call_made.rank = rank;
+  call_made.offset = offset;
+  if (!tensor.is_none()) {
+    const View view =
+        op == TOWLINE_WINDOW_GET ? held.writable_view(tensor, "tensor") : held.view(tensor, "tensor");
+    call_made.address = view.data;
+    call_made.bytes = view.count * view.item_bytes;
+  }
+  void* const native_stream = stream_of(stream);
+  const uint64_t nanoseconds = timeout_ns(timeout, 0);
+  call(window, "towline_window_issue", [&](towline_window_t* native) {
+    return towline_window_issue(native, &call_made, nanoseconds, native_stream);
+  });
+}
+
+// Of towline/device/symmetric.cuh; the library refuses another size.
+constexpr size_t kSymmetricBytes = 2 * 16 * sizeof(uint64_t) + sizeof(uint64_t) + 4 * sizeof(uint32_t);
+
+nb::bytes symmetric(Window& window) {
+  char made[kSymmetricBytes];
+  call(window, "towline_window_symmetric",
+       [&](towline_window_t* native) { return towline_window_symmetric(native, made, sizeof made); });
+  return nb::bytes(made, sizeof made);
+}
+
+nb::dict array_interface(const WindowMemory& memory) {
+  const Window& window = window_of(memory.window);
+  if (!window.on_gpu) throw nb::attribute_error("the window is not in memory of a GPU");
+  (void)window.use();
+  nb::dict made;
+  made["shape"] = nb::make_tuple(memory.bytes);
+  made["typestr"] = "|u1";
+  made["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(memory.address), false);
+  made["version"] = 3;
+  return made;
+}
+
 }  // namespace
 
 void bind_window(CommunicatorClass& communicator, nb::module_& module) {
@@ -142,7 +195,8 @@ void bind_window(CommunicatorClass& communicator, nb::module_& module) {
   nb::class_<WindowMemory>(module, "WindowMemory", nb::type_slots(memory_slots))
       .def_prop_ro("address",
                    [](const WindowMemory& one) { return reinterpret_cast<uintptr_t>(one.address); })
-      .def_prop_ro("bytes", [](const WindowMemory& one) { return one.bytes; });
+      .def_prop_ro("bytes", [](const WindowMemory& one) { return one.bytes; })
+      .def_prop_ro("__cuda_array_interface__", &array_interface);
   nb::class_<Window>(module, "Window", nb::type_slots(collected<Window>))
       .def(
           "bytes", [](const Window& window, int rank) { return towline_window_bytes(window.use(), rank); },
@@ -150,41 +204,57 @@ void bind_window(CommunicatorClass& communicator, nb::module_& module) {
       .def("memory", &memory, arg("rank").none() = nb::none())
       .def(
           "put",
-          [](Window& window, int rank, uint64_t offset, nb::handle tensor) {
+          [](Window& window, int rank, uint64_t offset, nb::handle tensor, nb::handle stream,
+             nb::handle timeout) {
+            if (!stream.is_none())
+              return issue(window, TOWLINE_WINDOW_PUT, rank, offset, tensor, stream, timeout);
             Held held;
+            if (window.on_gpu) held.take_gpus();
             const View view = held.view(tensor, "tensor");
             call(window, "towline_window_put", [&](towline_window_t* native) {
               return towline_window_put(native, rank, offset, view.data, view.count * view.item_bytes);
             });
           },
-          arg("rank"), arg("offset"), arg("tensor"))
+          arg("rank"), arg("offset"), arg("tensor"), arg("stream").none() = nb::none(),
+          arg("timeout").none() = nb::none())
       .def(
           "get",
-          [](Window& window, int rank, uint64_t offset, nb::handle tensor) {
+          [](Window& window, int rank, uint64_t offset, nb::handle tensor, nb::handle stream,
+             nb::handle timeout) {
+            if (!stream.is_none())
+              return issue(window, TOWLINE_WINDOW_GET, rank, offset, tensor, stream, timeout);
             Held held;
+            if (window.on_gpu) held.take_gpus();
             const View view = held.writable_view(tensor, "tensor");
             call(window, "towline_window_get", [&](towline_window_t* native) {
               return towline_window_get(native, rank, offset, view.data, view.count * view.item_bytes);
             });
           },
-          arg("rank"), arg("offset"), arg("tensor"))
+          arg("rank"), arg("offset"), arg("tensor"), arg("stream").none() = nb::none(),
+          arg("timeout").none() = nb::none())
       .def(
           "signal",
-          [](Window& window, int rank) {
+          [](Window& window, int rank, nb::handle stream, nb::handle timeout) {
+            if (!stream.is_none())
+              return issue(window, TOWLINE_WINDOW_SIGNAL, rank, 0, nb::none(), stream, timeout);
             call(window, "towline_window_signal",
                  [&](towline_window_t* native) { return towline_window_signal(native, rank); });
           },
-          arg("rank"))
+          arg("rank"), arg("stream").none() = nb::none(), arg("timeout").none() = nb::none())
       .def(
           "wait_signal",
-          [](Window& window, int rank, nb::handle timeout) {
+          [](Window& window, int rank, nb::handle timeout, nb::handle stream) {
+            if (!stream.is_none())
+              return issue(window, TOWLINE_WINDOW_WAIT_SIGNAL, rank, 0, nb::none(), stream, timeout);
             const uint64_t nanoseconds =
                 timeout_ns(timeout, towline_communicator_timeout(communicator_of(window.communicator).use()));
             call(window, "towline_window_wait_signal", [&](towline_window_t* native) {
               return towline_window_wait_signal(native, rank, nanoseconds);
             });
           },
-          arg("rank"), arg("timeout").none() = nb::none())
+          arg("rank"), arg("timeout").none() = nb::none(), arg("stream").none() = nb::none())
+      .def("symmetric", &symmetric)
+      .def_prop_ro("on_gpu", [](const Window& window) { return window.on_gpu; })
       .def("close", &close, arg("timeout").none() = nb::none());
   communicator.def("window", &make, arg("memory"));
 }

@@ -1,0 +1,63 @@
+#include "collectives/gpu/memory_pool.h"
+
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace towline::collectives::gpu {
+namespace {
+
+struct Pool {
+  std::mutex mutex;
+  std::map<uint64_t, std::shared_ptr<cuda::SharedPiece>> pieces;  // by their first address
+};
+// Never destroyed: the driver may go before it.
+Pool& pool() {
+  static Pool& of_process = *new Pool;
+  return of_process;
+}
+
+}  // namespace
+
+void* pool_allocate(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes) noexcept {
+  try {
+    device.start();
+    if (gpu >= device.gpus().size())
+      fail(Status::kInvalidArgument, "there is no GPU {}: this process sees {}", gpu, device.gpus().size());
+    std::shared_ptr<cuda::SharedPiece> piece = device.allocate(gpu, bytes);
+    const uint64_t address = piece->address();
+    Pool& all = pool();
+    const std::lock_guard lock(all.mutex);
+    all.pieces[address] = std::move(piece);
+    return reinterpret_cast<void*>(address);
+  } catch (const std::exception& error) {
+    TOWLINE_LOG(kError, "gpu: no shared memory of {} bytes on GPU {}: {}", bytes, gpu, error.what());
+    return nullptr;
+  }
+}
+
+void pool_free(void* address) noexcept {
+  std::shared_ptr<cuda::SharedPiece> gone;  // unmapped without the lock
+  Pool& all = pool();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.pieces.find(reinterpret_cast<uint64_t>(address));
+  if (found == all.pieces.end()) return;
+  gone = std::move(found->second);
+  all.pieces.erase(found);
+}
+
+PoolPart pool_find(uint64_t address, uint64_t bytes) {
+  Pool& all = pool();
+  const std::lock_guard lock(all.mutex);
+  auto found = all.pieces.upper_bound(address);
+  if (found == all.pieces.begin()) return {};
+  --found;
+  const cuda::SharedPiece& piece = *found->second;
+  const uint64_t offset = address - piece.address();
+  if (offset > piece.bytes() || bytes > piece.bytes() - offset) return {};
+  return {found->second, offset};
+}
+
+}  // namespace towline::collectives::gpu
