@@ -147,17 +147,47 @@ nixl_b_params_t parameters() {
   return {{"transports", ""}, {"timeout_ms", "30000"}, {"listen", ""}, {"config", ""}};
 }
 
+nixl_b_params_t tcpx_parameters() {
+  return {{"source", ""},    {"interface", ""},       {"queues", ""}, {"plugins", "tcpx"},
+          {"gpus", "false"}, {"timeout_ms", "30000"}, {"listen", ""}, {"config", ""}};
+}
+
+namespace {
+
+// TOML, of what the parameters of TCPX say.
+template <class Given>
+std::string tcpx_config(const Given& given) {
+  std::string plugins;
+  const std::string names = given("plugins");
+  for (size_t at = 0; at < names.size();) {
+    const size_t end = std::min(names.find(',', at), names.size());
+    plugins += (plugins.empty() ? "\"" : ", \"") + names.substr(at, end - at) + "\"";
+    at = end + 1;
+  }
+  std::string config = "plugins = [" + plugins + "]\n";
+  for (const char* key : {"source", "interface", "queues"})
+    if (const std::string value = given(key); !value.empty())
+      config += std::string("tcpx.") + key + " = \"" + value + "\"\n";
+  return config + given("config");  // whose tables follow
+}
+
+}  // namespace
+
 // ---- Life
 
-Engine::Engine(const nixlBackendInitParams* init) : nixlBackendEngine(init) {
-  const nixl_b_params_t known = parameters();
+Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) : nixlBackendEngine(init) {
   const auto given = [&](const char* key) {
     std::string value;
     return getInitParam(key, value) == NIXL_SUCCESS ? value : known.at(key);
   };
   towline::AgentOptions options;
-  options.backends = given("transports");
-  options.config = given("config");
+  if (known.contains("transports")) {
+    options.backends = given("transports");
+    options.config = given("config");
+  } else {
+    options.backends = given("gpus") == "true" ? "tcpx,cuda" : "tcpx";
+    options.config = tcpx_config(given);
+  }
   // As NIXL's own transports: reached from every network.
   options.listen = given("listen").empty() ? "*:0" : given("listen");
   timeout_ns_ = std::stoull(given("timeout_ms")) * 1'000'000;

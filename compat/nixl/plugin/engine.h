@@ -18,13 +18,15 @@
 
 namespace towline_plugin {
 
-// The parameters of the backend with their defaults.
+// The parameters of the backend TOWLINE with their defaults; those of TCPX, which moves bytes over tcpx alone.
 [[nodiscard]] nixl_b_params_t parameters();
+[[nodiscard]] nixl_b_params_t tcpx_parameters();
 
 class Engine final : public nixlBackendEngine {
  public:
-  // Throws towline::Error, or std::runtime_error for a parameter that can't be used.
-  explicit Engine(const nixlBackendInitParams* init);
+  // `known`: what the backend's parameters are. Throws towline::Error, or std::runtime_error for a parameter that
+  // can't be used.
+  Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known);
   ~Engine() override;
 
   bool supportsRemote() const override { return true; }

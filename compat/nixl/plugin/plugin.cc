@@ -1,4 +1,4 @@
-// What libplugin_TOWLINE.so exports.
+// What libplugin_TOWLINE.so exports, and libplugin_TCPX.so: TOWLINE_NIXL_NAME says which.
 #include <cstdio>
 
 #include "engine.h"
@@ -7,7 +7,7 @@ namespace {
 
 nixlBackendEngine* create(const nixlBackendInitParams* init) {
   try {
-    return new towline_plugin::Engine(init);
+    return new towline_plugin::Engine(init, towline_plugin::TOWLINE_NIXL_PARAMETERS());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "towline in nixl: the backend could not be made: %s\n", error.what());
     return nullptr;
@@ -17,9 +17,9 @@ nixlBackendEngine* create(const nixlBackendInitParams* init) {
 nixlBackendPlugin plugin = {NIXL_PLUGIN_API_VERSION,
                             create,
                             [](nixlBackendEngine* engine) { delete engine; },
-                            [] { return "TOWLINE"; },
+                            [] { return TOWLINE_NIXL_NAME; },
                             [] { return TOWLINE_PLUGIN_VERSION; },
-                            [] { return towline_plugin::parameters(); },
+                            [] { return towline_plugin::TOWLINE_NIXL_PARAMETERS(); },
                             [] {
                               return nixl_mem_list_t{DRAM_SEG, VRAM_SEG};
                             }};

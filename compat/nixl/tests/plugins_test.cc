@@ -412,6 +412,38 @@ TEST_F(Plugins, TowlineIsOneForTheRealAgent) {
   EXPECT_TRUE(eventually([&] { return run(*here.agent, made) == NIXL_ERR_REMOTE_DISCONNECT; }));
 }
 
+// And tcpx alone, under the name of the plugin that was planned for it.
+TEST_F(Plugins, TcpxIsOneForTheRealAgent) {
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  constexpr std::size_t kBlock = 65536;
+  Side here("tcpx-here", 8 * kBlock, nixlAgentConfig{}, false);
+  Side there("tcpx-there", 8 * kBlock, nixlAgentConfig{}, false);
+  for (Side* side : {&here, &there}) {
+    ASSERT_EQ(
+        side->agent->createBackend(
+            "TCPX", {{"plugins", TOWLINE_TCPX_PLUGIN}, {"source", "emulated"}, {"listen", "127.0.0.1:0"}},
+            side->backend),
+        NIXL_SUCCESS)
+        << towline::nixl::last_error();
+    ASSERT_EQ(side->agent->registerMem(side->registered()), NIXL_SUCCESS);
+  }
+  here.load(there);
+  for (const char letter : {'a', 'b', 'c'}) {
+    here.fill(letter);
+    nixl_opt_args_t args = with_notif("written");
+    nixlXferReqH* made =
+        request(here, NIXL_WRITE, here.blocks(8, kBlock), there.blocks(8, kBlock), there.name, &args);
+    ASSERT_NE(made, nullptr);
+    EXPECT_EQ(run(*here.agent, made), NIXL_SUCCESS);
+    EXPECT_EQ(here.memory, there.memory);
+    EXPECT_EQ(here.agent->releaseXferReq(made), NIXL_SUCCESS);
+  }
+  nixl_mem_list_t kinds;
+  nixl_b_params_t params;
+  ASSERT_EQ(here.agent->getPluginParams("TCPX", kinds, params), NIXL_SUCCESS);
+  EXPECT_TRUE(params.contains("source"));
+}
+
 TEST_F(Plugins, GiveViewsOfMemory) {
   Moving side("mover-views");
   nixlMemViewH view = nullptr;

@@ -20,7 +20,7 @@ def problems_of(library: str) -> list[str]:
         problems.append("has relocations in its code (TEXTREL)")
     for line in run("nm", "--dynamic", "--defined-only", "--extern-only", library).splitlines():
         symbol = line.split()[-1]
-        if not symbol.startswith(("tcpx_", "_ZTI", "_ZTS", "_ZNSt", "_ZSt", "_ZGR", "_ZN9__gnu_cxx", "_ZZNSt", "_ZNK", "_ZTV")):
+        if not symbol.startswith(("tcpx_", "__odr_asan", "_ZTI", "_ZTS", "_ZNSt", "_ZSt", "_ZGR", "_ZN9__gnu_cxx", "_ZZNSt", "_ZNK", "_ZTV")):
             problems.append(f"exports {symbol}")
     return problems
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "transports/tcpx/sources/copy.h"
 #include "transports/tcpx/sources/devmem.h"
+#include "transports/tcpx/sources/devmem_legacy.h"
 #include "transports/tcpx/sources/emulated.h"
 #include "transports/tcpx/sources/mapped.h"
 
@@ -28,6 +29,11 @@ constexpr Known kKnown[] = {
     {"devmem",
      [](const Settings& settings) -> std::unique_ptr<Provider> {
        return std::make_unique<DevmemProvider>(this_kernel(), nic_options(settings), make_pool_memory);
+     }},
+    {"devmem-legacy",
+     [](const Settings& settings) -> std::unique_ptr<Provider> {
+       return std::make_unique<DevmemLegacyProvider>(
+           DaemonOptions{settings.daemon_folder, settings.daemon_gpu});
      }},
     {"mapped",
      [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},

@@ -72,7 +72,7 @@ std::vector<uint32_t> read_queues(const plugin::Host& host) {
 }  // namespace
 
 const std::vector<std::string>& default_sources() {
-  static const std::vector<std::string> sources = {"devmem", "mapped", "copy"};
+  static const std::vector<std::string> sources = {"devmem", "devmem-legacy", "mapped", "copy"};
   return sources;
 }
 
@@ -90,6 +90,8 @@ Settings Settings::read(const plugin::Host& host) {
   settings.keep_fragments = read_bool(host, "tcpx.keep_fragments", true);
   settings.interface = host.config("tcpx.interface", "");
   settings.queues = read_queues(host);
+  settings.daemon_folder = host.config("tcpx.daemon_dir", "/run/tcpx");
+  settings.daemon_gpu = host.config("tcpx.daemon_gpu", "");
   settings.state_folder = host.config("tcpx.state_dir", "/run/towline/tcpx");
   return settings;
 }

@@ -18,6 +18,8 @@ struct Settings {
   bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
   std::string interface;         // the NIC that receives into device memory
   std::vector<uint32_t> queues;  // its receive queues that are ours
+  std::string daemon_folder;     // devmem-legacy: of the daemon's sockets
+  std::string daemon_gpu;        // devmem-legacy: whose memory
   std::string state_folder;      // where changes of the NIC are written down
 
   // Throws plugin::Failure, naming the value.

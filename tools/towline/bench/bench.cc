@@ -73,8 +73,11 @@ class Bench {
 
  private:
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> environment() const {
-    if (options_.faults.empty()) return {};
-    return {{"TOWLINE_FAULTS", options_.faults}};
+    std::vector<std::pair<std::string, std::string>> result;
+    if (!options_.faults.empty()) result.emplace_back("TOWLINE_FAULTS", options_.faults);
+    if (options_.common.backend == "tcpx") result.emplace_back("TOWLINE_PLUGINS", "tcpx");
+    if (!options_.source.empty()) result.emplace_back("TOWLINE_TCPX_SOURCE", options_.source);
+    return result;
   }
 
   void start_targets() {

@@ -23,6 +23,7 @@ struct BenchOptions {
   std::string listen;                // only serve as targets
   std::vector<std::string> connect;  // targets that run elsewhere
   std::string faults;
+  std::string source;      // of tcpx
   StorageOptions storage;  // with a folder: files instead of peers
   std::vector<uint32_t> depths{1};
   CollectiveOptions collective;  // with operations: collectives instead of transfers

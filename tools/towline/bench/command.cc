@@ -173,8 +173,15 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->add_option("--target-memory", each.target_memory_kind,
                    "The same of the targets, if it is another kind")
       ->type_name("KIND");
-  command->add_option("--backend", each.backend, "Force one backend; by default the router chooses")
-      ->type_name("NAME");
+  auto* backend =
+      command->add_option("--backend", each.backend, "Force one backend; by default the router chooses")
+          ->type_name("NAME");
+  command
+      ->add_option(
+          "--source", options->source,
+          "How tcpx receives payload: devmem, mapped, copy, emulated; by default the best that can be had")
+      ->type_name("NAME")
+      ->needs(backend);
   command->add_option("--span", texts->span, "Blocks of a thread lie at random over so much memory")
       ->type_name("SIZE")
       ->capture_default_str();
@@ -215,6 +222,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --sizes 64KiB --memory private         memory that peers cannot map\n"
       "  towline bench --pattern tp --targets 4 --op write    each block shared out over four ranks\n"
       "  towline bench --backend tcp --threads 1,2,4\n"
+      "  towline bench --backend tcpx --source mapped --sizes 1MiB\n"
       "  towline bench --listen '*:7800'                      on one host ...\n"
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"

@@ -7,6 +7,7 @@
 
 #include "support/fuzz_accepted.h"
 #include "transports/tcpx/kernel/control_messages.h"
+#include "transports/tcpx/kernel/daemon_messages.h"
 #include "transports/tcpx/kernel/flow_rules.h"
 #include "transports/tcpx/kernel/netdev_messages.h"
 
@@ -83,7 +84,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace towline::tcpx;
   if (size == 0) return 0;
   const std::span<const uint8_t> bytes{data + 1, size - 1};
-  switch (data[0] % 6) {
+  switch (data[0] % 7) {
     case 0:
       fragments(kUpstream, bytes);
       break;
@@ -104,6 +105,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
         const auto again = parse_rule(rule->text());
         if (again && *again == *rule) towline::fuzz::accepted();
       }
+      break;
+    case 6:
+      if (const auto text = decode_daemon_text(bytes)) {
+        (void)decode_daemon_memory_bytes(*text);
+        towline::fuzz::accepted();
+      }
+      if (const auto rule = decode_daemon_rule(bytes))
+        if (!encode_daemon_rule(rule->rule, rule->gpu).empty()) towline::fuzz::accepted();
       break;
   }
   return 0;

@@ -13,6 +13,8 @@
 
 namespace towline::tcpx {
 
+inline constexpr uint64_t kPoolPageBytes = 4096;
+
 // A pool that all sources of a provider receive into.
 struct SharedPool {
   Pool pool;

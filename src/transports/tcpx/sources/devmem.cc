@@ -6,11 +6,6 @@
 #include "base/log.h"
 
 namespace towline::tcpx {
-namespace {
-
-constexpr uint64_t kPageBytes = 4096;
-
-}  // namespace
 
 void check_nic_options(const NicOptions& options) {
   if (options.interface.empty())
@@ -41,13 +36,14 @@ class DevmemProvider::Steered final : public DeviceMemorySource {
 };
 
 DevmemProvider::DevmemProvider(Kernel& kernel, const NicOptions& options, const MakePoolMemory& make_memory)
-    : memory_((check_nic_options(options), make_memory(options.pool_bytes / kPageBytes * kPageBytes))),
+    : memory_(
+          (check_nic_options(options), make_memory(options.pool_bytes / kPoolPageBytes * kPoolPageBytes))),
       nic_(kernel, options.interface),
       steering_(nic_, options.queues, options.state_folder),
       binding_(nic_.bind_receive(options.queues, memory_.dma_buf.get())) {
   pool_.pool = {memory_.mapping.address(), memory_.mapping.bytes(), true};
   pool_.number = binding_.number;
-  pool_.pages = static_cast<uint32_t>(memory_.mapping.bytes() / kPageBytes);
+  pool_.pages = static_cast<uint32_t>(memory_.mapping.bytes() / kPoolPageBytes);
 }
 
 std::unique_ptr<Source> DevmemProvider::make(int socket) {
