@@ -115,6 +115,7 @@ void Agent::open() {
   regions_ = std::make_unique<RegionTable>();
   staging_ = std::make_unique<Staging>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
+  blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const BundledBackend& bundled : bundled_backends()) {
     const auto& wanted = options_.backends;
@@ -168,6 +169,7 @@ void Agent::close() noexcept {
     for (auto& worker : workers_) worker->forget_thread();
     (void)metadata_service_.release();
     (void)backends_.release();
+    (void)blocking_work_.release();
     for (auto& worker : workers_) (void)worker.release();
     peers_.abandon();
     (void)staging_.release();
@@ -195,6 +197,7 @@ void Agent::close() noexcept {
     while (!retire(*worker)) cpu_pause();
   }
   release_transfers();
+  blocking_work_->finish();
   const std::vector<std::shared_ptr<Region>> staging =
       staging_->end();  // before the lock, which joining takes
   const std::lock_guard registering(registration_mutex_);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "agent/backend_host.h"
+#include "agent/blocking_work.h"
 #include "agent/counter.h"
 #include "agent/fork_generation.h"
 #include "agent/inbox.h"
@@ -202,6 +203,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Metrics& metrics() noexcept { return *metrics_; }
   [[nodiscard]] const Metrics& metrics() const noexcept { return *metrics_; }
   [[nodiscard]] BackendHost& backends() noexcept { return *backends_; }
+  [[nodiscard]] BlockingWork& blocking_work() noexcept { return *blocking_work_; }
 
   // ---- called by host services, under the worker's lock
   Status accepted(Backend& backend, uint32_t worker, towline_connection* connection,
@@ -284,6 +286,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::unique_ptr<RegionTable> regions_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
+  std::unique_ptr<BlockingWork> blocking_work_;
   std::unique_ptr<MetadataService> metadata_service_;
   std::unique_ptr<Staging> staging_;
 

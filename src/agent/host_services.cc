@@ -160,6 +160,11 @@ int32_t pin_landing(void* context, uint64_t key, uint64_t address, uint64_t byte
   return TOWLINE_PERMISSION_DENIED;
 }
 
+int32_t run(void* context, uint32_t worker, void (*work)(void* argument), void* argument) {
+  Agent& agent = agent_of(context);
+  return static_cast<int32_t>(agent.blocking_work().add(*agent.workers()[worker], work, argument));
+}
+
 }  // namespace
 
 towline_host_v1_t host_services() noexcept {
@@ -187,7 +192,8 @@ towline_host_v1_t host_services() noexcept {
           granted,
           landing,
           pin_landing,
-          urgent_waits};
+          urgent_waits,
+          run};
 }
 
 }  // namespace towline

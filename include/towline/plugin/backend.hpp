@@ -120,6 +120,11 @@ class Host {
     if (table_.pin_landing == nullptr) return static_cast<int32_t>(Status::kPermissionDenied);
     return table_.pin_landing(table_.context, key, address, bytes, access, device, pin);
   }
+  // kUnsupported: an older Towline, which has no threads for it.
+  [[nodiscard]] Status run(uint32_t worker, void (*work)(void* argument), void* argument) const {
+    if (table_.run == nullptr) return Status::kUnsupported;
+    return static_cast<Status>(table_.run(table_.context, worker, work, argument));
+  }
   [[nodiscard]] const towline_host_v1_t* table() const { return &table_; }
 
  private:

@@ -19,7 +19,7 @@
 // called by a thread of the application, one at a time, under no worker's lock: they may block, and everything
 // else of the backend goes on meanwhile. One exception: a prepared plan with TOWLINE_PREPARED_CONCURRENT may be
 // submitted by any thread without a lock as long as the submit carries no message. No call may block, except
-// where said.
+// where said: an import or prepare that has to block gives that work to host->run.
 //
 // Done means there. submit either finishes the part at once (TOWLINE_OK: the bytes are visible), accepts it
 // (TOWLINE_IN_PROGRESS: host->complete follows exactly once, and after it no byte of the part can land where
@@ -154,6 +154,11 @@ typedef struct towline_host_v1_t {
   // Non-zero: an urgent submit waits for this worker's lock. A backend that copies for long returns from progress soon.
   // Cheap: to be asked every few microseconds.
   uint32_t (*urgent_waits)(void* context, uint32_t worker);
+  // For work that may block, such as mapping or pinning memory: calls work(argument) soon, on a thread of the
+  // agent's own and under no lock, and wakes the worker when it has returned. An import or prepare that needs the
+  // result answers TOWLINE_AGAIN meanwhile. `work` must not touch the connection, which may end before it; the
+  // backend stays open until it has returned. TOWLINE_AGAIN: too much waits, call again. Any thread.
+  int32_t (*run)(void* context, uint32_t worker, void (*work)(void* argument), void* argument);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 
@@ -206,7 +211,7 @@ typedef struct towline_memory_table_v1 {
   void (*remove)(towline_backend* backend, towline_registration* registration);
   // Imports a peer's region over a connection that is up. TOWLINE_AGAIN: the peer was asked, call again later
   // (the core calls again with the same `*import`, and calls unimport if an error leaves one there). `how`
-  // receives a few words for people, such as "mapped memfd".
+  // receives a few words for people, such as "mapped memfd". Does not block: host->run is for what would.
   int32_t (*import)(towline_connection* connection, const towline_region_args* args, const void* token,
                     size_t token_bytes, towline_import** import, char how[64]);
   void (*unimport)(towline_connection* connection, towline_import* import);
@@ -342,6 +347,7 @@ typedef struct towline_capture_runs {
 
 typedef struct towline_data_table_v1 {
   size_t struct_size;
+  // TOWLINE_AGAIN: not yet, since something that it needs is being made ready (host->run); the core calls again.
   int32_t (*prepare)(towline_connection* connection, const towline_prepare_args* args,
                      towline_prepared** prepared);
   void (*unprepare)(

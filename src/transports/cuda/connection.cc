@@ -163,7 +163,8 @@ Status Connection::ask_owner(Import& import, std::string& text) {
     import.started = true;
   }
   const Status status = import.request->step(import.region, text);
-  if (status == Status::kOk) import.parts = std::move(import.request->parts());
+  if (status == Status::kOk)
+    import.parts = std::make_shared<const std::vector<Shared>>(std::move(import.request->parts()));
   if (status != Status::kAgain) import.request.reset();
   // Memory that can't be given out is its owner's to copy.
   if (status != Status::kUnsupported || backend_.settings().detour == DetourUse::kNever) return status;
@@ -211,10 +212,10 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
     std::snprintf(how, 64, "through host memory: %s", import->detour.c_str());
     return TOWLINE_OK;
   }
-  const char* const way = import->direct                                          ? "this process"
-                          : import->parts.front().sharing == Sharing::kDescriptor ? "VMM descriptor"
-                          : import->parts.front().sharing == Sharing::kHandle     ? "cudaIpc"
-                                                                                  : "pinned memfd";
+  const char* const way = import->direct                                           ? "this process"
+                          : import->parts->front().sharing == Sharing::kDescriptor ? "VMM descriptor"
+                          : import->parts->front().sharing == Sharing::kHandle     ? "cudaIpc"
+                                                                                   : "pinned memfd";
   if (import->region.kind == TOWLINE_VRAM)
     std::snprintf(how, 64, "%s, %.16s", way, uuid_text(import->gpu).c_str());
   else
@@ -325,6 +326,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     why = reinterpret_cast<const Import*>(args.remote[i])->detour;
   if (why.empty()) {
     try {
+      if (!map_remote(args, choose_gpu(args))) return TOWLINE_AGAIN;
       prepare_here(args, *prepared);
     } catch (const core::Error& error) {
       if (!leads_nowhere(error) || backend_.settings().detour == DetourUse::kNever) throw;
@@ -340,6 +342,54 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   return TOWLINE_OK;
 } catch (const core::Error& error) {
   return host().refuse(error.code(), error.message());
+}
+
+// False: a thread of the agent's maps it, since that takes long; ask again. Throws what failed there.
+bool Connection::map_remote(const towline_prepare_args& args, uint32_t gpu) {
+  bool there = true;
+  for (uint64_t i = 0; i < args.plan->remote->region_count; ++i) {
+    auto& import = *reinterpret_cast<Import*>(args.remote[i]);
+    if (import.direct || import.parts == nullptr || import.mapped.contains(gpu)) continue;
+    const auto pending = import.pending.find(gpu);
+    if (pending == import.pending.end()) {
+      there = start_mapping(import, gpu) && there;
+    } else if (!pending->second->done.load(std::memory_order_acquire)) {
+      there = false;
+    } else {
+      const std::shared_ptr<PendingMapping> ended = std::move(pending->second);
+      import.pending.erase(pending);
+      if (ended->failure != nullptr) std::rethrow_exception(ended->failure);
+      import.mapped.emplace(gpu, std::move(ended->way));
+    }
+  }
+  return there;
+}
+
+// True: nothing is under way, and reach_remote has to map it.
+bool Connection::start_mapping(Import& import, uint32_t gpu) {
+  const bool writable = (import.region.access & TOWLINE_ACCESS_WRITE) != 0;
+  auto& pending = import.pending[gpu];
+  pending.reset(new PendingMapping{
+      backend_.mappings(), {incarnation_[0], incarnation_[1]}, gpu, import.parts, writable});
+  const auto work = [](void* argument) {
+    const std::unique_ptr<std::shared_ptr<PendingMapping>> held(
+        static_cast<std::shared_ptr<PendingMapping>*>(argument));
+    PendingMapping& mapping = **held;
+    try {
+      mapping.way = mapping.cache.map(mapping.incarnation, mapping.gpu, *mapping.parts, mapping.writable);
+    } catch (...) {
+      mapping.failure = std::current_exception();
+    }
+    mapping.done.store(true, std::memory_order_release);
+  };
+  auto held = std::make_unique<std::shared_ptr<PendingMapping>>(pending);
+  const Status status = host().run(worker_, work, held.get());
+  if (status == Status::kOk) {
+    (void)held.release();  // the work deletes it
+    return false;
+  }
+  import.pending.erase(gpu);
+  return status != Status::kAgain;
 }
 
 // How our GPU reaches the peer's memory. Throws Error.
@@ -361,7 +411,7 @@ void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepar
         const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;
         known = import.mapped
                     .emplace(prepared.gpu,
-                             backend_.mappings().map(incarnation_, prepared.gpu, import.parts, writable))
+                             backend_.mappings().map(incarnation_, prepared.gpu, *import.parts, writable))
                     .first;
       }
       delta = keep(known->second);

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <set>
@@ -48,6 +49,19 @@ struct Capture {
 // Whether to wait for memory to be pinned.
 enum class PinNow : uint8_t { kNo, kYes };
 
+// A peer's memory, as it is being mapped for one of our GPUs on a thread of the agent's, which holds it as well as
+// the import.
+struct PendingMapping {
+  MappingCache& cache;
+  const uint64_t incarnation[2];
+  const uint32_t gpu;
+  const std::shared_ptr<const std::vector<Shared>> parts;
+  const bool writable;
+  MappingCache::Way way = {};
+  std::exception_ptr failure = nullptr;
+  std::atomic<bool> done{false};  // from here on the thread leaves way and failure alone
+};
+
 // A peer's region as this connection reaches it. Mapped only when a plan says by which GPU.
 struct Import {
   towline_region_ref region = {};
@@ -55,11 +69,12 @@ struct Import {
   bool direct = false;  // it is memory of this process
   std::unique_ptr<MemoryRequest> request;
   bool started = false;
-  std::vector<Shared> parts;  // otherwise
-  std::string detour;         // not empty: through host memory only, and why
+  std::shared_ptr<const std::vector<Shared>> parts;  // otherwise
+  std::string detour;                                // not empty: through host memory only, and why
   // By GPU, from the first plan on: mapping takes 10 ms, too long for each transfer that is made and thrown
   // away.
   std::map<uint32_t, MappingCache::Way> mapped;
+  std::map<uint32_t, std::shared_ptr<PendingMapping>> pending;
   std::set<std::pair<uint32_t, Use>> reached;  // by which GPUs of ours it is, as it lies
 };
 
@@ -193,6 +208,8 @@ class Connection final : private CarrierEvents {
   [[nodiscard]] std::optional<uint32_t> node_near(const towline_prepare_args& args,
                                                   std::optional<uint32_t> gpu) const;
   void check_local(const towline_prepare_args& args) const;
+  [[nodiscard]] bool map_remote(const towline_prepare_args& args, uint32_t gpu);
+  [[nodiscard]] bool start_mapping(Import& import, uint32_t gpu);
   void reach_remote(const towline_prepare_args& args, Prepared& prepared);
   bool reach_local(const towline_prepare_args& args, Prepared& prepared, std::vector<uint64_t>& deltas,
                    std::string& why);

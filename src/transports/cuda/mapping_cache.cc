@@ -16,6 +16,26 @@ struct MappingCache::HostFile {
   std::unique_ptr<Pinned> pinned;
 };
 
+// Makes it without the lock, since others only look. If two threads make the same, the first one's is kept.
+template <class Thing, class Make>
+std::shared_ptr<const Thing> MappingCache::find_or_make(Known<Thing>& known, const Key& key, Make&& make) {
+  const auto look = [&] {
+    const std::lock_guard lock(mutex_);
+    const auto found = known.find(key);
+    return found == known.end() ? nullptr : found->second.lock();
+  };
+  std::shared_ptr<const Thing> thing = look();
+  if (thing != nullptr) return thing;
+  std::shared_ptr<const Thing> made = make();
+  const std::lock_guard lock(mutex_);
+  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const Thing>& slot = known[key];
+  thing = slot.lock();
+  if (thing != nullptr) return thing;
+  slot = made;
+  return made;
+}
+
 MappingCache::Way MappingCache::map(const uint64_t incarnation[2], uint32_t gpu,
                                     std::span<const Shared> parts, bool writable) {
   if (parts.front().sharing == Sharing::kHostFile) return map_host_file(gpu, parts.front(), writable);
@@ -25,14 +45,8 @@ MappingCache::Way MappingCache::map(const uint64_t incarnation[2], uint32_t gpu,
   for (const Shared& part : parts) ids = (ids ^ part.id) * 0x9e3779b97f4a7c15ULL;
   const Key key{
       {incarnation[0], incarnation[1]}, ids, begin, last.address + last.bytes - begin, {}, gpu, writable};
-  const std::lock_guard lock(mutex_);
-  std::erase_if(mapped_, [](const auto& entry) { return entry.second.expired(); });
-  auto& slot = mapped_[key];
-  std::shared_ptr<const Mapped> mapping = slot.lock();
-  if (mapping == nullptr) {
-    mapping = device_.map(gpu, parts, writable);
-    slot = mapping;
-  }
+  std::shared_ptr<const Mapped> mapping = find_or_make(
+      mapped_, key, [&]() -> std::shared_ptr<const Mapped> { return device_.map(gpu, parts, writable); });
   const uint64_t delta = mapping->address() - begin;
   return {std::move(mapping), delta};
 }
@@ -45,20 +59,16 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   const Key key{{}, 0, 0, 0, {status.st_dev, status.st_ino, begin}, gpu, writable};
   Key whole = key;
   whole.bytes = end - begin;
-  const std::lock_guard lock(mutex_);
-  std::erase_if(files_, [](const auto& entry) { return entry.second.expired(); });
-  auto& slot = files_[whole];
-  std::shared_ptr<const HostFile> file = slot.lock();
-  if (file == nullptr) {
-    auto made = std::make_shared<HostFile>();
-    made->mapping = Mapping::map_shared(part.fd.get(), end - begin, MapAccess::kReadWrite, begin);
-    made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin);
-    file = made;
-    slot = file;
-  }
+  const std::shared_ptr<const HostFile> file =
+      find_or_make(files_, whole, [&]() -> std::shared_ptr<const HostFile> {
+        auto made = std::make_shared<HostFile>();
+        made->mapping = Mapping::map_shared(part.fd.get(), end - begin, MapAccess::kReadWrite, begin);
+        made->pinned = device_.pin(reinterpret_cast<uint64_t>(made->mapping.address()), end - begin);
+        return made;
+      });
   const uint64_t here = reinterpret_cast<uint64_t>(file->mapping.address()) + (part.file_offset - begin) +
                         file->pinned->delta();
-  return {std::move(file), here - part.address};
+  return {file, here - part.address};
 }
 
 size_t MappingCache::live() const {

@@ -24,7 +24,7 @@ class MappingCache {
 
   explicit MappingCache(Device& device) : device_(device) {}
 
-  // Any thread. Throws Error.
+  // Any thread, and it may block: mapping takes 10 ms, and pinning a peer's host memory longer. Throws Error.
   Way map(const uint64_t incarnation[2], uint32_t gpu, std::span<const Shared> parts, bool writable);
   [[nodiscard]] size_t live() const;
 
@@ -44,11 +44,15 @@ class MappingCache {
   struct HostFile;
 
   Way map_host_file(uint32_t gpu, const Shared& part, bool writable);
+  template <class Thing>
+  using Known = std::map<Key, std::weak_ptr<const Thing>>;
+  template <class Thing, class Make>
+  std::shared_ptr<const Thing> find_or_make(Known<Thing>& known, const Key& key, Make&& make);
 
   Device& device_;
   mutable std::mutex mutex_;
-  std::map<Key, std::weak_ptr<const Mapped>> mapped_;
-  std::map<Key, std::weak_ptr<const HostFile>> files_;
+  Known<Mapped> mapped_;
+  Known<HostFile> files_;
 };
 
 }  // namespace towline::cuda
