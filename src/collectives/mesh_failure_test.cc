@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include "base/os/stream.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/tcp_mesh.h"
 #include "collectives/test_support.h"
-#include "rendezvous/sockets.h"
 #include "support/failing_new.h"
 
 namespace towline::collectives {
@@ -39,16 +39,15 @@ TEST(MeshWithoutMemory, AnArrivalThatNeedsSomeIsClosed) {
   const Endpoint endpoint = parse_endpoint(infos[0].endpoints.front());
   const auto hello = encode(MeshHello{0, 1, secret});
   for (int after = 0; after < 4 && !mesh.complete(); ++after) {
-    const UniqueFd rank = rendezvous::dial(endpoint, in_time(), false);
-    ASSERT_EQ(rendezvous::send_all(rank.get(), hello, in_time()), Status::kOk);
+    Stream rank = Stream::dial(endpoint, in_time(), Stream::Patience::kNone);
+    ASSERT_EQ(rank.write_all(hello, in_time()), Status::kOk);
     EXPECT_TRUE(serves(mesh, after)) << after;
     if (mesh.complete()) {
       EXPECT_GT(after, 0);
       break;
     }
     uint8_t byte = 0;
-    EXPECT_EQ(rendezvous::receive_all(rank.get(), {&byte, 1}, in_time()), Status::kPeerLost)
-        << "it is closed";
+    EXPECT_EQ(rank.read_all({&byte, 1}, in_time()), Status::kPeerLost) << "it is closed";
   }
   EXPECT_TRUE(mesh.complete()) << "the rank was taken once there was memory";
   EXPECT_FALSE(breaker.broken());

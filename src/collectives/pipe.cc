@@ -1,9 +1,6 @@
 #include "collectives/pipe.h"
 
-#include <sys/socket.h>
 #include <sys/uio.h>
-
-#include <cerrno>
 
 namespace towline::collectives {
 namespace {
@@ -20,13 +17,9 @@ size_t rest(PipePrefix& prefix, void* data, size_t data_bytes, size_t left, iove
   return count;
 }
 
-PipeStep outcome(ssize_t moved, size_t& left) noexcept {
-  if (moved > 0) {
-    left -= static_cast<size_t>(moved);
-    return PipeStep::kMoved;
-  }
-  if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return PipeStep::kBlocked;
-  return PipeStep::kLost;
+PipeStep outcome(const StreamResult& result, size_t& left) noexcept {
+  left -= result.bytes;
+  return result.moved() ? PipeStep::kMoved : result.blocked() ? PipeStep::kBlocked : PipeStep::kLost;
 }
 
 }  // namespace
@@ -34,19 +27,15 @@ PipeStep outcome(ssize_t moved, size_t& left) noexcept {
 PipeStep PipeSend::step() noexcept {
   if (done()) return PipeStep::kBlocked;
   iovec pieces[2];
-  msghdr message = {};
-  message.msg_iov = pieces;
-  message.msg_iovlen = rest(prefix_, const_cast<uint8_t*>(data_.data()), data_.size(), left_, pieces);
-  return outcome(::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), left_);
+  const size_t count = rest(prefix_, const_cast<uint8_t*>(data_.data()), data_.size(), left_, pieces);
+  return outcome(stream_->write({pieces, count}), left_);
 }
 
 PipeStep PipeReceive::step() noexcept {
   if (done()) return PipeStep::kBlocked;
   iovec pieces[2];
-  msghdr message = {};
-  message.msg_iov = pieces;
-  message.msg_iovlen = rest(prefix_, data_.data(), data_.size(), left_, pieces);
-  return outcome(::recvmsg(fd_, &message, MSG_DONTWAIT), left_);
+  const size_t count = rest(prefix_, data_.data(), data_.size(), left_, pieces);
+  return outcome(stream_->read({pieces, count}), left_);
 }
 
 }  // namespace towline::collectives

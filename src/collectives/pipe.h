@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/os/stream.h"
 #include "collectives/calls/call.h"
 
 namespace towline::collectives {
@@ -22,19 +23,19 @@ enum class PipeStep : uint8_t {
   kLost,     // the connection has ended
 };
 
-// fd < 0: nothing to do.
+// Over no stream: nothing to do.
 class PipeSend {
  public:
-  PipeSend(int fd, const Header& header, std::span<const uint8_t> data) noexcept
-      : fd_(fd),
+  PipeSend(Stream* stream, const Header& header, std::span<const uint8_t> data) noexcept
+      : stream_(stream),
         prefix_{header, data.size()},
         data_(data),
-        left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
+        left_(stream == nullptr ? 0 : sizeof prefix_ + data.size()) {}
   bool done() const noexcept { return left_ == 0; }
   PipeStep step() noexcept;
 
  private:
-  const int fd_;
+  Stream* const stream_;
   PipePrefix prefix_;
   const std::span<const uint8_t> data_;
   size_t left_;
@@ -42,8 +43,8 @@ class PipeSend {
 
 class PipeReceive {
  public:
-  PipeReceive(int fd, std::span<uint8_t> data) noexcept
-      : fd_(fd), data_(data), left_(fd < 0 ? 0 : sizeof prefix_ + data.size()) {}
+  PipeReceive(Stream* stream, std::span<uint8_t> data) noexcept
+      : stream_(stream), data_(data), left_(stream == nullptr ? 0 : sizeof prefix_ + data.size()) {}
   bool done() const noexcept { return left_ == 0; }
   // True if the prefix has arrived. If it is not the expected one, the data read so far is meaningless.
   bool headed() const noexcept { return left_ <= data_.size(); }
@@ -51,7 +52,7 @@ class PipeReceive {
   PipeStep step() noexcept;
 
  private:
-  const int fd_;
+  Stream* const stream_;
   PipePrefix prefix_;
   const std::span<uint8_t> data_;
   size_t left_;

@@ -1,9 +1,6 @@
 #include "collectives/tcp_mesh.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <thread>
 
@@ -12,7 +9,6 @@
 #include "collectives/interrupt.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/pipe.h"
-#include "rendezvous/sockets.h"
 
 namespace towline::collectives {
 namespace {
@@ -20,44 +16,27 @@ namespace {
 constexpr size_t kMostArriving = 1024;
 constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
 
-class SocketChannel final : public Channel {
+class StreamChannel final : public Channel {
  public:
-  SocketChannel(UniqueFd socket, int peer, Breaker& breaker)
-      : socket_(std::move(socket)), peer_(peer), breaker_(breaker) {}
-  size_t write(const void* data, size_t bytes) override {
-    for (;;) {
-      const ssize_t n = ::send(socket_.get(), data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (n >= 0) return static_cast<size_t>(n);
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) lost();
-      return 0;
-    }
-  }
-  size_t read(void* data, size_t bytes) override {
-    if (bytes == 0) return 0;
-    for (;;) {
-      const ssize_t n = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
-      if (n > 0) return static_cast<size_t>(n);
-      if (n < 0 && errno == EINTR) continue;
-      if (n == 0 || errno != EAGAIN) lost();
-      return 0;
-    }
-  }
-  bool can_write() override { return ready(POLLOUT); }
-  bool can_read() override { return ready(POLLIN); }
-  int fd() const override { return socket_.get(); }
+  StreamChannel(Stream stream, int peer, Breaker& breaker)
+      : stream_(std::move(stream)), peer_(peer), breaker_(breaker) {}
+  size_t write(const void* data, size_t bytes) override { return moved(stream_.write(data, bytes)); }
+  size_t read(void* data, size_t bytes) override { return bytes == 0 ? 0 : moved(stream_.read(data, bytes)); }
+  bool can_write() override { return stream_.ready(POLLOUT); }
+  bool can_read() override { return stream_.ready(POLLIN); }
+  int fd() const override { return stream_.fd(); }
 
  private:
-  bool ready(short events) const {
-    pollfd polled = {socket_.get(), events, 0};
-    return ::poll(&polled, 1, 0) > 0;
+  size_t moved(const StreamResult& result) {
+    if (result.over()) lost();
+    return result.bytes;
   }
   void lost() {
     breaker_.raise(Status::kPeerLost,
                    fmt::format("rank {} closed its connection while messages were expected", peer_));
   }
 
-  const UniqueFd socket_;
+  Stream stream_;
   const int peer_;
   Breaker& breaker_;
 };
@@ -72,7 +51,7 @@ TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
       pipes_(static_cast<size_t>(size)),
-      message_sockets_(static_cast<size_t>(size)),
+      message_streams_(static_cast<size_t>(size)),
       has_messages_(static_cast<size_t>(size)) {}
 
 TcpMesh::~TcpMesh() = default;
@@ -99,24 +78,23 @@ std::string TcpMesh::describe(int peer) const {
 
 // Between network namespaces of one machine congestion control is useless, and pacing (bbr) costs a timer for
 // every few segments.
-void TcpMesh::tune(int fd, int peer) const noexcept {
+void TcpMesh::tune(Stream& stream, int peer) const noexcept {
   const HostIdentity& mine = infos_[static_cast<size_t>(rank_)].host;
   const bool here = mine.same_host(infos_[static_cast<size_t>(peer)].host);
-  if (!congestion_.empty() || here)
-    rendezvous::set_congestion(fd, congestion_.empty() ? "reno" : congestion_);
+  if (!congestion_.empty() || here) stream.set_congestion(congestion_.empty() ? "reno" : congestion_);
 }
 
-UniqueFd TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
+Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
   std::string problems;
   for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
     try {
       const uint64_t now = monotonic_now_ns();
       const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, 5 * kSecondNs).ns()));
-      UniqueFd socket = rendezvous::dial(parse_endpoint(text), soon, false);
+      Stream stream = Stream::dial(parse_endpoint(text), soon, Stream::Patience::kNone);
       const std::vector<uint8_t> hello =
           encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
-      tune(socket.get(), peer);
-      if (!is_error(rendezvous::send_all(socket.get(), hello, soon))) return socket;
+      tune(stream, peer);
+      if (!is_error(stream.write_all(hello, soon))) return stream;
     } catch (const Error& error) {
       problems += (problems.empty() ? "" : "; ") + error.message();
     }
@@ -132,68 +110,68 @@ void TcpMesh::join(const std::vector<rendezvous::RankInfo>& infos, const Id& sec
     secret_ = secret;
   }
   if (rank_ == 0) return;
-  UniqueFd socket = dial_peer(0, Kind::kControl, deadline);
+  Stream stream = dial_peer(0, Kind::kControl, deadline);
   const std::lock_guard lock(mutex_);
-  controls_[0].socket = std::move(socket);
+  controls_[0].stream = std::move(stream);
 }
 
 bool TcpMesh::complete() {
   const std::lock_guard lock(mutex_);
   return rank_ != 0 || std::all_of(controls_.begin() + 1, controls_.end(),
-                                   [](const Control& control) { return control.socket.valid(); });
+                                   [](const Control& control) { return control.stream.valid(); });
 }
 
-int TcpMesh::pipe_to(int peer, const Header& header, Deadline deadline, Status& status) {
+Stream* TcpMesh::pipe_to(int peer, const Header& header, Deadline deadline, Status& status) {
   const auto i = static_cast<size_t>(peer);
   std::unique_lock lock(mutex_);
-  if (pipes_[i].valid()) return pipes_[i].get();
+  if (pipes_[i].valid()) return &pipes_[i];
   if (rank_ > peer) {
     lock.unlock();
     try {
-      UniqueFd socket = dial_peer(peer, Kind::kPipe, deadline);
+      Stream stream = dial_peer(peer, Kind::kPipe, deadline);
       lock.lock();
-      pipes_[i] = std::move(socket);
-      return pipes_[i].get();
+      pipes_[i] = std::move(stream);
+      return &pipes_[i];
     } catch (const Error& error) {
       status = breaker_.raise(Status::kPeerLost, error.message());
-      return -1;
+      return nullptr;
     }
   }
   while (!pipes_[i].valid()) {
     if (breaker_.broken()) {
       status = breaker_.status();
-      return -1;
+      return nullptr;
     }
     if (deadline.passed(monotonic_now_ns())) {
       lock.unlock();
       status = breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
                                                              rank_, collectives::describe(header), peer));
-      return -1;
+      return nullptr;
     }
     if (Interrupt::asked()) {
       lock.unlock();
       status = interrupted(header);
-      return -1;
+      return nullptr;
     }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
   }
-  return pipes_[i].get();
+  return &pipes_[i];
 }
 
 std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
   const auto i = static_cast<size_t>(peer);
   if (rank_ > peer) {
     try {
-      UniqueFd socket = dial_peer(peer, Kind::kMessages, Deadline::after(monotonic_now_ns(), 30 * kSecondNs));
-      return std::make_unique<SocketChannel>(std::move(socket), peer, breaker_);
+      Stream stream = dial_peer(peer, Kind::kMessages, Deadline::after(monotonic_now_ns(), 30 * kSecondNs));
+      return std::make_unique<StreamChannel>(std::move(stream), peer, breaker_);
     } catch (const Error& error) {
       breaker_.raise(Status::kPeerLost, error.message());
       return nullptr;
     }
   }
   const std::lock_guard lock(mutex_);
-  if (!message_sockets_[i].valid()) return nullptr;
-  return std::make_unique<SocketChannel>(std::move(message_sockets_[i]), peer, breaker_);
+  if (!message_streams_[i].valid()) return nullptr;
+  return std::make_unique<StreamChannel>(std::move(message_streams_[i]), peer, breaker_);
 }
 
 // ---- The watcher
@@ -201,11 +179,11 @@ std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
 void TcpMesh::poll_fds(std::vector<pollfd>& polled) {
   polled.push_back({socket_.fd(), POLLIN, 0});
   for (const Arriving& arriving : arriving_) {
-    if (arriving.bytes.size() < kMeshHelloBytes) polled.push_back({arriving.socket.get(), POLLIN, 0});
+    if (arriving.bytes.size() < kMeshHelloBytes) polled.push_back({arriving.stream.fd(), POLLIN, 0});
   }
   const std::lock_guard lock(mutex_);
   for (const Control& control : controls_)
-    if (control.socket.valid()) polled.push_back({control.socket.get(), POLLIN, 0});
+    if (control.stream.valid()) polled.push_back({control.stream.fd(), POLLIN, 0});
 }
 
 void TcpMesh::serve() {
@@ -214,13 +192,13 @@ void TcpMesh::serve() {
     Control& control = controls_[static_cast<size_t>(peer)];
     {
       const std::lock_guard lock(mutex_);
-      if (!control.socket.valid()) continue;
+      if (!control.stream.valid()) continue;
     }
     if (read_control(peer, control)) continue;
     const bool left = control.left;
     {
       const std::lock_guard lock(mutex_);
-      control.socket.reset();
+      control.stream.close();
     }
     if (left || breaker_.broken()) continue;
     Breakage lost{Status::kPeerLost,
@@ -242,9 +220,10 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
       if (silent == arriving_.end()) continue;
       arriving_.erase(silent);
     }
-    rendezvous::set_no_delay(socket.get());
+    Stream stream = Stream::accepted(std::move(socket));
+    stream.tune({});
     try {
-      arriving_.push_back({std::move(socket), {}, now_ns + hello_ns_});
+      arriving_.push_back({std::move(stream), {}, now_ns + hello_ns_});
     } catch (const std::bad_alloc&) {  // it is closed
     }
   }
@@ -263,37 +242,35 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
 bool TcpMesh::greet(Arriving& arriving) {
   if (arriving.bytes.size() < kMeshHelloBytes) {
     uint8_t buffer[kMeshHelloBytes];
-    const ssize_t got =
-        ::recv(arriving.socket.get(), buffer, kMeshHelloBytes - arriving.bytes.size(), MSG_DONTWAIT);
-    if (got == 0) return true;
-    if (got < 0) return errno != EAGAIN && errno != EINTR;
-    arriving.bytes.insert(arriving.bytes.end(), buffer, buffer + got);
+    const StreamResult got = arriving.stream.read(buffer, kMeshHelloBytes - arriving.bytes.size());
+    if (!got.moved()) return got.over();
+    arriving.bytes.insert(arriving.bytes.end(), buffer, buffer + got.bytes);
     if (arriving.bytes.size() < kMeshHelloBytes) return false;
   }
   const auto hello = decode_hello(arriving.bytes);
   if (!hello) return true;
   const std::lock_guard lock(mutex_);
   if (secret_.is_none()) return false;  // not known yet
-  if (hello->secret == secret_) take_in(std::move(arriving.socket), hello->kind, hello->rank);
+  if (hello->secret == secret_) take_in(std::move(arriving.stream), hello->kind, hello->rank);
   return true;
 }
 
 // Each connection is made once, by the rank that dials. Replacing it would close a descriptor that a thread
 // is using. mutex_ is held.
-bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
+bool TcpMesh::take_in(Stream stream, uint8_t kind, uint32_t peer) {
   if (peer >= static_cast<uint32_t>(size_) || static_cast<int>(peer) <= rank_) return false;
-  tune(socket.get(), static_cast<int>(peer));
+  tune(stream, static_cast<int>(peer));
   if (kind == static_cast<uint8_t>(Kind::kControl) && rank_ == 0) {
     if (controls_[peer].has_come) return false;
     controls_[peer].has_come = true;
-    controls_[peer].socket = std::move(socket);
+    controls_[peer].stream = std::move(stream);
   } else if (kind == static_cast<uint8_t>(Kind::kPipe)) {
     if (pipes_[peer].valid()) return false;
-    pipes_[peer] = std::move(socket);
+    pipes_[peer] = std::move(stream);
   } else if (kind == static_cast<uint8_t>(Kind::kMessages)) {
     if (has_messages_[peer]) return false;
     has_messages_[peer] = true;
-    message_sockets_[peer] = std::move(socket);
+    message_streams_[peer] = std::move(stream);
   } else {
     return false;
   }
@@ -305,14 +282,9 @@ bool TcpMesh::take_in(UniqueFd socket, uint8_t kind, uint32_t peer) {
 bool TcpMesh::read_control(int peer, Control& control) {
   for (;;) {
     uint8_t buffer[4096];
-    const ssize_t got = ::recv(control.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-    if (got == 0) return false;
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) return false;
-      return true;
-    }
-    control.bytes.insert(control.bytes.end(), buffer, buffer + got);
+    const StreamResult got = control.stream.read(buffer, sizeof buffer);
+    if (!got.moved()) return got.blocked();
+    control.bytes.insert(control.bytes.end(), buffer, buffer + got.bytes);
     size_t taken = 0;
     while (const auto frame = decode_control(std::span(control.bytes).subspan(taken), taken)) {
       if (frame->type == kMeshLeave) control.left = true;
@@ -339,10 +311,9 @@ bool TcpMesh::read_control(int peer, Control& control) {
 
 void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept try {
   const std::vector<uint8_t> frame = encode_control(type, reason);
-  const UniqueFd& socket = controls_[static_cast<size_t>(peer)].socket;
-  if (socket.valid())
-    (void)rendezvous::send_all(socket.get(), frame,
-                               Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
+  Stream& stream = controls_[static_cast<size_t>(peer)].stream;
+  if (stream.valid())
+    (void)stream.write_all(frame, Deadline::after(monotonic_now_ns(), 200 * kMillisecondNs));
 } catch (const std::exception& error) {  // the rank notices that this one has gone
   TOWLINE_LOG(kError, "telling rank {} why the communicator ends: {}", peer, error.what());
 }
@@ -387,9 +358,8 @@ bool TcpMesh::verdict_waits() {
   for (int turn = 0; turn < 100; ++turn) {
     {
       const std::lock_guard lock(mutex_);
-      const UniqueFd& socket = controls_[0].socket;
-      pollfd polled = {socket.get(), POLLIN, 0};
-      if (!socket.valid() || ::poll(&polled, 1, 0) <= 0) break;
+      const Stream& stream = controls_[0].stream;
+      if (!stream.valid() || !stream.ready(POLLIN)) break;
     }
     if (breaker_.broken()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the watcher is about to read it
@@ -412,10 +382,10 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
   moving_.clear();
   for (const Leg& leg : legs) {
     Status status = Status::kOk;
-    const int fd = pipe_to(leg.peer, header, deadline, status);
+    Stream* const pipe = pipe_to(leg.peer, header, deadline, status);
     if (is_error(status)) return status;
-    moving_.push_back({leg.peer, fd, PipeSend(leg.sends ? fd : -1, header, leg.out),
-                       PipeReceive(leg.sends ? -1 : fd, leg.in), leg.in.size(), leg.sends});
+    moving_.push_back({leg.peer, pipe, PipeSend(leg.sends ? pipe : nullptr, header, leg.out),
+                       PipeReceive(leg.sends ? nullptr : pipe, leg.in), leg.in.size(), leg.sends});
   }
   uint64_t idle_since_ns = 0;
   for (;;) {
@@ -447,8 +417,8 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
     polled_.clear();
     for (const Moving& leg : moving_)
       if (!leg.done())
-        polled_.push_back({leg.fd, static_cast<short>(leg.sending.done() ? POLLIN : POLLOUT), 0});
-    ::poll(polled_.data(), polled_.size(), rendezvous::poll_timeout_ms(deadline, 50));
+        polled_.push_back({leg.stream->fd(), static_cast<short>(leg.sending.done() ? POLLIN : POLLOUT), 0});
+    ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
     for (Moving& leg : moving_) leg.writable = true;
   }
 }
@@ -464,8 +434,7 @@ Status TcpMesh::step(const Header& header, Moving& leg, bool& moved) {
   const PipeStep sent = leg.writable ? leg.sending.step() : PipeStep::kBlocked;
   const PipeStep received = leg.receiving.step();
   if (sent == PipeStep::kBlocked && !leg.sending.done()) {
-    pollfd polled = {leg.fd, POLLOUT, 0};
-    leg.writable = ::poll(&polled, 1, 0) > 0;
+    leg.writable = leg.stream->ready(POLLOUT);
   }
   if (sent == PipeStep::kLost || received == PipeStep::kLost) {
     return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",

@@ -18,8 +18,7 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/os/socket_address.h"
-#include "base/os/unique_fd.h"
+#include "base/os/stream.h"
 #include "collectives/breaker.h"
 #include "collectives/calls/call.h"
 #include "collectives/messages.h"
@@ -78,29 +77,29 @@ class TcpMesh {
  private:
   enum class Kind : uint8_t { kControl = 0, kPipe = 1, kMessages = 2 };
   struct Arriving {
-    UniqueFd socket;
+    Stream stream;
     std::vector<uint8_t> bytes;
     uint64_t due_ns = 0;  // when its hello is due
   };
   struct Control {
-    UniqueFd socket;
+    Stream stream;
     std::vector<uint8_t> bytes;
     bool has_come = false;
     bool left = false;
   };
 
-  UniqueFd dial_peer(int peer, Kind kind, Deadline deadline);
-  int pipe_to(int peer, const Header& header, Deadline deadline, Status& status);
-  void tune(int fd, int peer) const noexcept;
+  Stream dial_peer(int peer, Kind kind, Deadline deadline);
+  Stream* pipe_to(int peer, const Header& header, Deadline deadline, Status& status);
+  void tune(Stream& stream, int peer) const noexcept;
   void take_arrivals(uint64_t now_ns);
   bool greet(Arriving& arriving);
-  bool take_in(UniqueFd socket, uint8_t kind, uint32_t peer);
+  bool take_in(Stream stream, uint8_t kind, uint32_t peer);
   bool read_control(int peer, Control& control);
   void decide(Breakage reason);
   Status compare(const Header& header, int from, const PipePrefix& theirs, uint64_t expected);
   struct Moving {
     int peer;
-    int fd;
+    Stream* stream;
     PipeSend sending;
     PipeReceive receiving;
     uint64_t expected;
@@ -128,9 +127,9 @@ class TcpMesh {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Control> controls_;  // rank 0: one for every rank; others: one to rank 0
-  std::vector<UniqueFd> pipes_;
-  std::vector<UniqueFd> message_sockets_;
-  std::vector<bool> has_messages_;  // a socket for messages has arrived, even if it was taken since
+  std::vector<Stream> pipes_;
+  std::vector<Stream> message_streams_;
+  std::vector<bool> has_messages_;  // a stream for messages has arrived, even if it was taken since
   bool agreed_ = false;
   Breakage agreement_;
 };

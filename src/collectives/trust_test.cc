@@ -6,11 +6,11 @@
 #include <atomic>
 
 #include "base/os/memfd.h"
+#include "base/os/stream.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/shm_group.h"
 #include "collectives/tcp_mesh.h"
 #include "collectives/test_support.h"
-#include "rendezvous/sockets.h"
 
 namespace towline::collectives {
 namespace {
@@ -38,9 +38,9 @@ struct Served {
   std::thread thread;
 };
 
-bool is_closed(int fd) {
+bool is_closed(Stream& stream) {
   uint8_t byte = 0;
-  return rendezvous::receive_all(fd, {&byte, 1}, soon()) == Status::kPeerLost;
+  return stream.read_all({&byte, 1}, soon()) == Status::kPeerLost;
 }
 
 TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
@@ -65,10 +65,11 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
   swap("before");
   for (const uint8_t kind : {0, 1, 7}) {  // control, pipe, none
     for (const uint32_t rank : {1u, 0u, 2u, ~0u}) {
-      const UniqueFd stranger = rendezvous::dial(parse_endpoint(infos[0].endpoints.front()), soon(), false);
+      Stream stranger =
+          Stream::dial(parse_endpoint(infos[0].endpoints.front()), soon(), Stream::Patience::kNone);
       const auto hello = encode(MeshHello{kind, rank, secret});
-      ASSERT_EQ(rendezvous::send_all(stranger.get(), hello, soon()), Status::kOk);
-      EXPECT_TRUE(is_closed(stranger.get()));
+      ASSERT_EQ(stranger.write_all(hello, soon()), Status::kOk);
+      EXPECT_TRUE(is_closed(stranger));
       swap(fmt::format("after a hello of kind {} as rank {}", kind, rank));
     }
   }
@@ -77,16 +78,15 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
 TEST(Mesh, WhoDoesNotSayWhoItIsIsDroppedInTime) {
   Served served(0, 2, 100 * kMillisecondNs);
   const auto endpoint = parse_endpoint(served.mesh.endpoints("").front());
-  const UniqueFd silent = rendezvous::dial(endpoint, soon(), false);
-  const UniqueFd half = rendezvous::dial(endpoint, soon(), false);
+  Stream silent = Stream::dial(endpoint, soon(), Stream::Patience::kNone);
+  Stream half = Stream::dial(endpoint, soon(), Stream::Patience::kNone);
   const auto hello = encode(MeshHello{1, 1, Id::random()});
-  ASSERT_EQ(rendezvous::send_all(half.get(), std::span(hello).first(10), soon()), Status::kOk);
-  const UniqueFd other = rendezvous::dial(endpoint, soon(), false);
-  ASSERT_EQ(rendezvous::send_all(other.get(), std::vector<uint8_t>(kMeshHelloBytes, 'x'), soon()),
-            Status::kOk);
-  EXPECT_TRUE(is_closed(silent.get()));
-  EXPECT_TRUE(is_closed(half.get()));
-  EXPECT_TRUE(is_closed(other.get()));
+  ASSERT_EQ(half.write_all(std::span(hello).first(10), soon()), Status::kOk);
+  Stream other = Stream::dial(endpoint, soon(), Stream::Patience::kNone);
+  ASSERT_EQ(other.write_all(std::vector<uint8_t>(kMeshHelloBytes, 'x'), soon()), Status::kOk);
+  EXPECT_TRUE(is_closed(silent));
+  EXPECT_TRUE(is_closed(half));
+  EXPECT_TRUE(is_closed(other));
 }
 
 // Two ranks' views of one piece of memory, as threads would have it.

@@ -9,11 +9,10 @@
 #include <span>
 
 #include "base/error.h"
-#include "base/os/socket_address.h"
+#include "base/os/stream.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/meeting.h"
 #include "rendezvous/ranks.h"
-#include "rendezvous/sockets.h"
 #include "rendezvous/store_requests.h"
 #include "rendezvous/tcp_store.h"
 #include "rendezvous/test_support.h"
@@ -119,7 +118,7 @@ TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
 class RawClient {
  public:
   explicit RawClient(uint16_t port, bool greets = true)
-      : socket_(dial({false, "127.0.0.1", port}, soon(), false)) {
+      : stream_(Stream::dial({false, "127.0.0.1", port}, soon(), Stream::Patience::kNone)) {
     if (greets) send(text(StoreQuery::kValidate) + number(kStoreMagic));
   }
   static Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
@@ -135,26 +134,25 @@ class RawClient {
   static std::string get(const std::string& key) { return text(StoreQuery::kGet) + field(key); }
 
   Status try_send(const std::string& bytes) {
-    return send_all(socket_.get(), {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, soon());
+    return stream_.write_all({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, soon());
   }
   void send(const std::string& bytes) { EXPECT_EQ(try_send(bytes), Status::kOk); }
   std::string receive(size_t bytes) {
     std::string there(bytes, 0);
-    EXPECT_EQ(receive_all(socket_.get(), {reinterpret_cast<uint8_t*>(there.data()), bytes}, soon()),
-              Status::kOk);
+    EXPECT_EQ(stream_.read_all({reinterpret_cast<uint8_t*>(there.data()), bytes}, soon()), Status::kOk);
     return there;
   }
   bool gives(size_t bytes) {
     std::vector<uint8_t> there(bytes);
-    return receive_all(socket_.get(), there, soon()) == Status::kOk;
+    return stream_.read_all(there, soon()) == Status::kOk;
   }
   bool is_dropped() {
     uint8_t byte = 0;
-    return receive_all(socket_.get(), {&byte, 1}, soon()) == Status::kPeerLost;
+    return stream_.read_all({&byte, 1}, soon()) == Status::kPeerLost;
   }
 
  private:
-  UniqueFd socket_;
+  Stream stream_;
 };
 
 uint64_t resident_bytes() {
@@ -309,8 +307,8 @@ TEST(TcpStores, HoldNoMoreThanTheyMay) {
 TEST(TcpStores, ListenAtTheAddressThatWasTold) {
   uint16_t port = TcpStoreServer("127.0.0.1:0").port();
   const auto store = open_tcp_store("127.0.0.1:" + std::to_string(port), true, RawClient::soon());
-  EXPECT_NO_THROW(dial({false, "127.0.0.1", port}, RawClient::soon(), false));
-  EXPECT_THROW(dial({false, "127.0.0.2", port}, RawClient::soon(), false), Error);
+  EXPECT_NO_THROW(Stream::dial({false, "127.0.0.1", port}, RawClient::soon(), Stream::Patience::kNone));
+  EXPECT_THROW(Stream::dial({false, "127.0.0.2", port}, RawClient::soon(), Stream::Patience::kNone), Error);
 }
 
 // Ranks that ended at any moment leave keys behind, which a process of another attempt, that counts anew, finds.

@@ -5,8 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/os/socket_address.h"
-#include "rendezvous/sockets.h"
+#include "base/os/stream.h"
 #include "rendezvous/store_requests.h"
 
 namespace towline::rendezvous {
@@ -45,7 +44,7 @@ class TcpStore final : public Store {
 
   Bytes get(const std::string& key, Deadline deadline) override {
     const std::lock_guard lock(mutex_);
-    if (!socket_) connect(deadline);
+    if (!stream_.valid()) connect(deadline);
     Bytes request = request_of(StoreQuery::kWait);
     put<uint64_t>(request, 1);
     put_field(request, "/" + key);
@@ -65,26 +64,25 @@ class TcpStore final : public Store {
   }
 
   std::string describe() const override { return "tcp://" + endpoint_; }
-  std::string local_host() const override { return SocketAddress::local_of(socket_.get()).endpoint().host; }
+  std::string local_host() const override { return SocketAddress::local_of(stream_.fd()).endpoint().host; }
 
  private:
   void connect(Deadline deadline) {
-    socket_ = dial(parse_endpoint(endpoint_), deadline, true);
+    stream_ = Stream::dial(parse_endpoint(endpoint_), deadline, Stream::Patience::kUntilDeadline);
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(hello, deadline);
   }
   void send(std::span<const uint8_t> bytes, Deadline deadline) {
-    if (!socket_) connect(deadline);
-    if (const Status status = send_all(socket_.get(), bytes, deadline); is_error(status)) lost(status, "");
+    if (!stream_.valid()) connect(deadline);
+    if (const Status status = stream_.write_all(bytes, deadline); is_error(status)) lost(status, "");
   }
   void receive(std::span<uint8_t> bytes, Deadline deadline, const std::string& key) {
-    if (const Status status = receive_all(socket_.get(), bytes, deadline); is_error(status))
-      lost(status, key);
+    if (const Status status = stream_.read_all(bytes, deadline); is_error(status)) lost(status, key);
   }
   // The connection has an unfinished request, so the next request uses a new one.
   [[noreturn]] void lost(Status status, const std::string& key) {
-    socket_.reset();
+    stream_.close();
     if (status == Status::kTimedOut && !key.empty())
       fail(status, "\"{}\" is not in the store at {} yet", key, endpoint_);
     fail(status, "the store at {} does not answer: {}", endpoint_, status_text(status));
@@ -93,7 +91,7 @@ class TcpStore final : public Store {
   const std::string endpoint_;
   const std::shared_ptr<TcpStoreServer> server_;  // if this rank serves
   std::mutex mutex_;
-  UniqueFd socket_;
+  Stream stream_;
 };
 
 // The address on which rank 0 listens for the endpoint that every rank has. A number is the only address to

@@ -5,8 +5,6 @@
 // client that is silent in the middle of a request or does not read its answers, and an exception ends only
 // the client that caused it.
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,9 +18,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/os/socket_address.h"
+#include "base/os/stream.h"
 #include "base/sync/wake.h"
-#include "rendezvous/sockets.h"
 #include "rendezvous/store_requests.h"
 #include "rendezvous/tcp_store.h"
 
@@ -42,7 +39,7 @@ constexpr uint64_t kMostReadAtOnce = 1u << 20;    // of one client, so that othe
 constexpr uint64_t kLogNs = 10 * kSecondNs;
 
 struct Client {
-  UniqueFd socket;
+  Stream stream;
   std::string host;
   StoreRequestReader reader;
   uint64_t counted_bytes = 0;  // its share of the bytes kept for all clients
@@ -98,7 +95,7 @@ struct TcpStoreServer::State {
     uint64_t due_ns = ~uint64_t{0};
     for (const Client& client : clients) {
       const int events = (client.reads() ? POLLIN : 0) | (client.out.empty() ? 0 : POLLOUT);
-      polled.push_back({client.socket.get(), static_cast<short>(events), 0});
+      polled.push_back({client.stream.fd(), static_cast<short>(events), 0});
       if (client.due_ns() != 0) due_ns = std::min(due_ns, client.due_ns());
     }
     const int timeout_ms = due_ns == ~uint64_t{0} ? -1 : poll_timeout_ms(Deadline::at(due_ns), 60'000);
@@ -127,7 +124,7 @@ struct TcpStoreServer::State {
     SocketAddress from;
     while (UniqueFd fd = socket.accept(&from, &error)) {
       try {
-        admit(std::move(fd), from.endpoint().host, now);
+        admit(Stream::accepted(std::move(fd)), from.endpoint().host, now);
       } catch (const std::exception& failure) {
         TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: taking a client: {}", failure.what());
       }
@@ -136,10 +133,10 @@ struct TcpStoreServer::State {
       TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: no descriptor is left for a client");
   }
 
-  void admit(UniqueFd fd, const std::string& host, uint64_t now) {
+  void admit(Stream stream, const std::string& host, uint64_t now) {
     std::list<Client> arrived(1);
     Client& client = arrived.front();
-    client.socket = std::move(fd);
+    client.stream = std::move(stream);
     client.host = host;
     client.request_due_ns = now + patience_ns;
     size_t& of_host = clients_of[host];  // nothing fails after this
@@ -149,7 +146,7 @@ struct TcpStoreServer::State {
                         of_host, host);
       return;
     }
-    set_no_delay(client.socket.get());
+    client.stream.tune({});
     clients.splice(clients.end(), arrived);
     ++of_host;
   }
@@ -176,12 +173,11 @@ struct TcpStoreServer::State {
   void receive(Client& client) {
     for (uint64_t total = 0; total < kMostReadAtOnce && !client.gone && client.reads();) {
       uint8_t buffer[65536];
-      const ssize_t got = ::recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) client.gone = true;
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return;
-      total += static_cast<uint64_t>(got);
-      handle_all(client, {buffer, static_cast<size_t>(got)});
+      const StreamResult got = client.stream.read(buffer, sizeof buffer);
+      if (got.over()) client.gone = true;
+      if (!got.moved()) return;
+      total += got.bytes;
+      handle_all(client, {buffer, got.bytes});
     }
   }
 
@@ -329,16 +325,13 @@ struct TcpStoreServer::State {
   void flush(Client& client) {
     while (!client.out.empty()) {
       const Bytes& bytes = *client.out.front();
-      const ssize_t sent = ::send(client.socket.get(), bytes.data() + client.sent_bytes,
-                                  bytes.size() - client.sent_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0) {
-        if (errno != EAGAIN) client.gone = true;
-        break;
-      }
+      const StreamResult sent =
+          client.stream.write(bytes.data() + client.sent_bytes, bytes.size() - client.sent_bytes);
+      if (sent.over()) client.gone = true;
+      if (!sent.moved()) break;
       client.answer_due_ns = 0;  // it reads its answers
-      client.sent_bytes += static_cast<uint64_t>(sent);
-      client.out_bytes -= static_cast<uint64_t>(sent);
+      client.sent_bytes += sent.bytes;
+      client.out_bytes -= sent.bytes;
       if (client.sent_bytes < bytes.size()) continue;
       client.out.pop_front();
       client.sent_bytes = 0;

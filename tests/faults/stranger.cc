@@ -70,10 +70,10 @@ int32_t Stranger::hello(const Target& target, bool caller_driven, const Id& self
   const std::vector<uint8_t> packet = tcp::pack(hello);
   if (!say(packet.data(), packet.size())) return TOWLINE_IO;
   tcp::PacketReader reader(tcp::kReplyMagic);
+  Stream stream = Stream::accepted(duplicate_fd(fd_.get()));
   for (;;) {
-    pollfd waiting = {fd_.get(), POLLIN, 0};
-    if (poll(&waiting, 1, 20'000) <= 0) return TOWLINE_IO;
-    const auto state = reader.receive(fd_.get());
+    if (stream.wait(POLLIN, Deadline::after(monotonic_now_ns(), 20 * kSecondNs)) == 0) return TOWLINE_IO;
+    const auto state = reader.receive(stream);
     if (state == tcp::PacketReader::State::kMore) continue;
     tcp::Reply reply;
     if (state != tcp::PacketReader::State::kWhole || tcp::unpack(reader.packet(), reply) != nullptr)

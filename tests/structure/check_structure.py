@@ -10,6 +10,7 @@ layer    a folder of src/ includes only the layers below it; a backend includes 
 public   include/towline stands on itself; bindings, compat, tools, examples and bench use <towline/...> only
 vendor   a vendor's headers stay in the folders of its backends
 getenv   the environment is read in src/base/config/
+stream   the stacks over TCP read and write connections through src/base/os/stream.h
 length   a file stays under 800 lines
 sleep    a test waits for what it needs, never for time to pass
 snippet  the README's C++ stands in one of the examples, which the tests build and run
@@ -59,6 +60,8 @@ VENDORS = {  # the headers, and the folders that may include them
     r"prometheus/": ["telemetry/prometheus"],
     r"(torch|ATen|c10)/": [],
 }
+# Where connections over TCP are; keys and encryption will be in the stream's own file alone.
+STREAMS = ("src/transports/tcp", "src/metadata/listener", "src/rendezvous", "src/collectives")
 MAX_LINES = 800
 
 CODE = {".h", ".hpp", ".cc", ".c", ".cu", ".cuh"}
@@ -66,6 +69,9 @@ SCRIPTS = {".py", ".sh", ".rs"}
 SKIPPED_FOLDERS = {"build", "install", "third_party", "target", "__pycache__", "corpus", "node_modules"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+SOCKET_CALL = re.compile(
+    r"(?:(?<!\w)::(?:send|connect|shutdown)|(?<![\w.>:])(?:::)?(?:sendmsg|sendto|recv|recvmsg|recvfrom|readv|writev|setsockopt))\s*\("
+)
 GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(")
 SLEEP = {  # by suffix; C++ and C otherwise. A declaration or a member called sleep does not count.
     ".py": re.compile(r"(?<!\w)sleep\s*\((?!0\))"),  # sleep(0) only yields
@@ -140,6 +146,7 @@ class Checker:
             if path.suffix in CODE:
                 yield from self.check_includes(path, text)
                 yield from self.check_getenv(path, text)
+                yield from self.check_streams(path, text)
             if is_test(path) and not path.stem.endswith("_bench"):
                 yield from self.check_sleep(path, text)
         yield from self.check_snippets()
@@ -168,6 +175,13 @@ class Checker:
             for number, line in enumerate(without_comments(text).splitlines(), 1):
                 if GETENV.search(line):
                     yield Finding(str(path), number, "getenv", "the environment is read in src/base/config/")
+
+    def check_streams(self, path: pathlib.Path, text: str) -> Iterator[Finding]:
+        if is_test(path) or not any(path.is_relative_to(folder) for folder in STREAMS):
+            return
+        for number, line in enumerate(without_comments(text).splitlines(), 1):
+            if SOCKET_CALL.search(line):
+                yield Finding(str(path), number, "stream", "a connection is read and written through base/os/stream.h")
 
     def check_sleep(self, path: pathlib.Path, text: str) -> Iterator[Finding]:
         pattern = SLEEP.get(path.suffix, CODE_SLEEP)

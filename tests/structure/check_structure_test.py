@@ -95,6 +95,12 @@ class StructureTest(unittest.TestCase):
     def test_environment_is_read_in_one_place(self):
         self.assert_found("src/agent/bad.cc", 'auto* value = std::getenv("X");\n', "getenv")
 
+    def test_connections_go_through_the_stream(self):
+        for call in ("::send(fd, data, 1, 0)", "recv(fd, data, 1, 0)", "::readv(fd, pieces, 2)", "setsockopt(fd, 1, 2, &on, 4)"):
+            self.assert_found("src/transports/tcp/bad.cc", f"auto n = {call};\n", "stream")
+        text = "int32_t Connection::send(int) {}\nauto n = lane.send(1);\n"
+        self.assertEqual(self.findings({"src/transports/tcp/good.cc": text}), [])
+
     def test_long_file(self):
         self.assert_found("src/agent/bad.cc", "\n" * 801, "length")
 

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -26,6 +27,22 @@ inline SourceKey source_of(const SocketAddress& from) noexcept {
     std::memcpy(&key[1], mapped ? address.s6_addr + 12 : address.s6_addr, mapped ? 4 : 8);
   }
   return key;
+}
+
+// Which of the connections that have not said what they want gives way to one more from there, oldest first: they
+// number `most`, half of them from one source, and the one that came first is the likeliest to be stuck. Null: there
+// is room. `source` tells where one comes from.
+template <class Connections, class Source>
+auto* gives_way(Connections& oldest_first, const SourceKey& from, std::size_t most, Source&& source) {
+  typename Connections::pointer oldest = nullptr;
+  std::size_t count = 0;
+  for (auto& one : oldest_first) {
+    if (source(one) != from) continue;
+    if (oldest == nullptr) oldest = &one;
+    ++count;
+  }
+  if (count >= most / 2) return oldest;
+  return oldest_first.size() < most ? nullptr : &oldest_first.front();
 }
 
 }  // namespace towline

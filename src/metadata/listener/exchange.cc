@@ -1,16 +1,14 @@
 #include "metadata/listener/exchange.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <ctime>
 #include <string>
 
 #include "base/error.h"
-#include "base/os/socket_address.h"
+#include "base/os/stream.h"
 #include "metadata/listener/wire.h"
 
 namespace towline::metadata {
@@ -19,39 +17,30 @@ namespace {
 constexpr std::size_t kMaxReplyBytes = 64u << 20;
 constexpr std::size_t kReplyReadBytes = 1u << 20;
 
-// Waits until the socket is ready; throws Error(kTimedOut) at the deadline.
-short wait_ready(int fd, short events, Deadline deadline, const std::string& what) {
-  for (;;) {
-    const uint64_t left = deadline.remaining_ns(monotonic_now_ns());
-    if (left == 0) fail(Status::kTimedOut, "{}: the deadline passed", what);
-    const uint64_t most = std::min(left, 3600 * kSecondNs);
-    const timespec timeout = {static_cast<time_t>(most / kSecondNs), static_cast<long>(most % kSecondNs)};
-    pollfd watched = {fd, events, 0};
-    const int ready = ppoll(&watched, 1, &timeout, nullptr);
-    if (ready > 0) return watched.revents;
-    if (ready < 0 && errno != EINTR) fail_errno(errno, "{}: poll", what);
-  }
+// Waits until the stream is ready; throws Error(kTimedOut) at the deadline.
+short wait_ready(const Stream& stream, short events, Deadline deadline, const std::string& what) {
+  const short found = stream.wait(events, deadline);
+  if (found == 0) fail(Status::kTimedOut, "{}: the deadline passed", what);
+  return found;
 }
 
-UniqueFd connect_to(const SocketAddress& address, Deadline deadline, const std::string& what) {
-  UniqueFd fd = open_stream_socket(address.family());
-  int error = start_connect(fd.get(), address);
-  if (error == EINPROGRESS) {
-    wait_ready(fd.get(), POLLOUT, deadline, what);
-    error = finish_connect(fd.get());
-  }
+Stream connect_to(const SocketAddress& address, Deadline deadline, const std::string& what) {
+  Stream stream;
+  const int error = Stream::connect(address, deadline, stream);
   // EAGAIN: a Unix socket whose queue is full, which only time cures.
   if (error == EAGAIN) fail(Status::kUnreachable, "{}: its queue of connections is full", what);
+  if (error == ETIMEDOUT && deadline.passed(monotonic_now_ns()))
+    fail(Status::kTimedOut, "{}: the deadline passed", what);
   if (error != 0) fail(Status::kUnreachable, "{}: {}", what, errno_text(error));
-  return fd;
+  return stream;
 }
 
 // The conversation on one connected socket: sends while it can, and receives all the while, since a refusal
 // may come before everything is sent.
 class Conversation {
  public:
-  Conversation(UniqueFd fd, std::span<const uint8_t> own, Deadline deadline, const std::string& what)
-      : fd_(std::move(fd)), own_(own), deadline_(deadline), what_(what) {
+  Conversation(Stream stream, std::span<const uint8_t> own, Deadline deadline, const std::string& what)
+      : stream_(std::move(stream)), own_(own), deadline_(deadline), what_(what) {
     wire::ExchangeHeader request;
     request.bytes = static_cast<uint32_t>(own.size());
     request_ = wire::pack(request);
@@ -60,7 +49,7 @@ class Conversation {
   std::vector<uint8_t> run() {
     while (!finished()) {
       const bool sending = sent_ < request_.size() + own_.size();
-      const short ready = wait_ready(fd_.get(), sending ? POLLIN | POLLOUT : POLLIN, deadline_, what_);
+      const short ready = wait_ready(stream_, sending ? POLLIN | POLLOUT : POLLIN, deadline_, what_);
       if (sending && (ready & POLLOUT) != 0) send();
       if ((ready & (POLLIN | POLLERR | POLLHUP)) != 0) receive();
     }
@@ -85,13 +74,9 @@ class Conversation {
     if (body_sent < own_.size()) {
       pieces[count++] = {const_cast<uint8_t*>(own_.data()) + body_sent, own_.size() - body_sent};
     }
-    msghdr message = {};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t n = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
-    if (n > 0) sent_ += static_cast<std::size_t>(n);
-    if (n < 0 && errno != EAGAIN && errno != EINTR)
-      sent_ = request_.size() + own_.size();  // the answer may say why
+    const StreamResult result = stream_.write({pieces, count});
+    sent_ += result.bytes;
+    if (result.over()) sent_ = request_.size() + own_.size();  // the answer may say why
   }
 
   void receive() {
@@ -100,14 +85,14 @@ class Conversation {
     if (!in_header) body_.resize(have + std::min<std::size_t>(reply_.bytes - have, kReplyReadBytes));
     uint8_t* const to = in_header ? header_.data() + header_bytes_ : body_.data() + have;
     const std::size_t want = in_header ? header_.size() - header_bytes_ : body_.size() - have;
-    const ssize_t n = recv(fd_.get(), to, want, 0);
-    const int error = errno;
-    if (!in_header) body_.resize(have + (n > 0 ? static_cast<std::size_t>(n) : 0));
-    if (n == 0) fail(Status::kProtocol, "{}: closed without a whole answer; is it a Towline agent?", what_);
-    if (n < 0 && (error == EAGAIN || error == EINTR)) return;
-    if (n < 0) fail(Status::kUnreachable, "{}: receiving: {}", what_, errno_text(error));
+    const StreamResult got = stream_.read(to, want);
+    if (!in_header) body_.resize(have + got.bytes);
+    if (got.blocked()) return;
+    if (got.kind == StreamResult::Kind::kEnded)
+      fail(Status::kProtocol, "{}: closed without a whole answer; is it a Towline agent?", what_);
+    if (got.over()) fail(Status::kUnreachable, "{}: receiving: {}", what_, errno_text(got.error));
     if (!in_header) return;
-    header_bytes_ += static_cast<std::size_t>(n);
+    header_bytes_ += got.bytes;
     if (header_bytes_ == header_.size()) check_reply();
   }
 
@@ -128,7 +113,7 @@ class Conversation {
     }
   }
 
-  UniqueFd fd_;
+  Stream stream_;
   std::span<const uint8_t> own_;
   Deadline deadline_;
   const std::string& what_;
@@ -157,14 +142,14 @@ std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t>
     const uint64_t now = monotonic_now_ns();
     const uint64_t share =
         deadline.is_never() ? kNoDeadline : deadline.remaining_ns(now) / (targets.size() - i);
-    UniqueFd fd;
+    Stream stream;
     try {
-      fd = connect_to(targets[i], last ? deadline : Deadline::after(now, share), what);
+      stream = connect_to(targets[i], last ? deadline : Deadline::after(now, share), what);
     } catch (const Error&) {
       if (last) throw;
       continue;
     }
-    return Conversation(std::move(fd), own, deadline, what).run();
+    return Conversation(std::move(stream), own, deadline, what).run();
   }
 }
 

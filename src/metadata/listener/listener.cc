@@ -1,12 +1,10 @@
 #include "metadata/listener/listener.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -39,15 +37,15 @@ struct Listener::Door {
 struct Listener::Client {
   enum class Phase { kReceiving, kSending, kDraining };
 
-  Client(Listener& listener, UniqueFd socket, const SocketAddress& from, uint64_t deadline) noexcept
-      : owner(listener), fd(std::move(socket)), source(source_of(from)), deadline_ns(deadline) {}
+  Client(Listener& listener, Stream accepted, const SocketAddress& from, uint64_t deadline) noexcept
+      : owner(listener), stream(std::move(accepted)), source(source_of(from)), deadline_ns(deadline) {}
   static void ready(void* argument, uint32_t events) {
     auto& client = *static_cast<Client*>(argument);
     client.owner.serve(client, events);
   }
 
   Listener& owner;
-  UniqueFd fd;
+  Stream stream;
   const SourceKey source;
   uint64_t deadline_ns;
   Clients::iterator self;
@@ -80,7 +78,7 @@ Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions
 
 Listener::~Listener() {
   for (const auto& door : doors_) host_.unwatch(door->socket.fd());
-  for (const Client& client : clients_) host_.unwatch(client.fd.get());
+  for (const Client& client : clients_) host_.unwatch(client.stream.fd());
 }
 
 std::vector<std::string> Listener::addresses() const {
@@ -111,14 +109,14 @@ void Listener::accept_from(ListeningSocket& socket) {
     if (i != 0 && monotonic_now_ns() - began_ns > kMostAcceptingNs) return;
     int error = 0;
     SocketAddress from;
-    UniqueFd fd = socket.accept(&from, &error);
+    Stream stream = Stream::accepted(socket.accept(&from, &error));
     if (error != 0) {
       note_refusal(status_from_errno(error));
       TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: accepting: {}", strerrordesc_np(error));
     }
-    if (!fd.valid()) return;
+    if (!stream.valid()) return;
     try {
-      admit(std::move(fd), from);
+      admit(std::move(stream), from);
     } catch (const std::exception& failure) {
       note_refusal(Status::kOutOfMemory);
       TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: taking a client: {}", failure.what());
@@ -126,8 +124,8 @@ void Listener::accept_from(ListeningSocket& socket) {
   }
 }
 
-void Listener::admit(UniqueFd fd, const SocketAddress& from) {
-  if (!options_.any_user && !comes_from_same_user(fd.get())) {
+void Listener::admit(Stream stream, const SocketAddress& from) {
+  if (!options_.any_user && !comes_from_same_user(stream.fd())) {
     note_refusal(Status::kPermissionDenied);
     TOWLINE_LOG_EVERY(
         kWarning, 10 * kSecondNs,
@@ -138,10 +136,10 @@ void Listener::admit(UniqueFd fd, const SocketAddress& from) {
   }
   make_room(from);
   const uint64_t deadline = Deadline::after(clock_, options_.client_timeout_ns).ns();
-  Client& client = clients_.emplace_back(*this, std::move(fd), from, deadline);
+  Client& client = clients_.emplace_back(*this, std::move(stream), from, deadline);
   client.self = std::prev(clients_.end());
   try {
-    host_.watch(client.fd.get(), EPOLLIN, Client::ready, &client);
+    host_.watch(client.stream.fd(), EPOLLIN, Client::ready, &client);
   } catch (...) {
     clients_.pop_back();
     throw;
@@ -150,16 +148,8 @@ void Listener::admit(UniqueFd fd, const SocketAddress& from) {
 
 // The client that came first is the likeliest to be stuck: an exchange takes milliseconds.
 void Listener::make_room(const SocketAddress& from) {
-  const SourceKey source = source_of(from);
-  const std::size_t most = std::max(options_.max_clients, 2u);
-  Client* oldest = nullptr;
-  std::size_t count = 0;
-  for (Client& client : clients_) {
-    if (client.source != source) continue;
-    if (oldest == nullptr) oldest = &client;
-    ++count;
-  }
-  if (count < most / 2) oldest = clients_.size() < most ? nullptr : &clients_.front();
+  Client* const oldest = gives_way(clients_, source_of(from), std::max(options_.max_clients, 2u),
+                                   [](const Client& client) { return client.source; });
   if (oldest != nullptr) drop(*oldest, Status::kLimitExceeded);
 }
 
@@ -177,8 +167,7 @@ void Listener::serve(Client& client, uint32_t events) {
       keep = (events & (EPOLLERR | EPOLLHUP)) == 0 && send(client);
     } else {
       char waste[4096];
-      const ssize_t n = recv(client.fd.get(), waste, sizeof waste, 0);
-      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return drop(client, Status::kOk);
+      if (client.stream.read(waste, sizeof waste).over()) return drop(client, Status::kOk);
     }
   } catch (const std::exception& failure) {
     TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: serving a client: {}", failure.what());
@@ -190,10 +179,10 @@ void Listener::serve(Client& client, uint32_t events) {
 // Reads one piece per turn, so that clients take turns. False: close it.
 bool Listener::receive(Client& client) {
   if (client.header_bytes < client.header.size()) {
-    const ssize_t n = recv(client.fd.get(), client.header.data() + client.header_bytes,
-                           client.header.size() - client.header_bytes, 0);
-    if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
-    client.header_bytes += static_cast<std::size_t>(n);
+    const StreamResult got = client.stream.read(client.header.data() + client.header_bytes,
+                                                client.header.size() - client.header_bytes);
+    if (!got.moved()) return got.blocked();
+    client.header_bytes += got.bytes;
     if (client.header_bytes < client.header.size()) return true;
     if (!wire::unpack(client.header, client.request)) return false;  // no agent: it gets no answer
     const bool acceptable =
@@ -204,12 +193,10 @@ bool Listener::receive(Client& client) {
   const std::size_t want = std::min<std::size_t>(client.request.bytes - have, kRequestReadBytes);
   if (held_bytes_ + want > options_.max_total_bytes) return answer(client);
   client.body.resize(have + want);
-  const ssize_t n = recv(client.fd.get(), client.body.data() + have, want, 0);
-  const int error = errno;
-  const std::size_t taken = n > 0 ? static_cast<std::size_t>(n) : 0;
-  client.body.resize(have + taken);
-  held_bytes_ += taken;
-  if (n <= 0) return n < 0 && (error == EAGAIN || error == EINTR);
+  const StreamResult got = client.stream.read(client.body.data() + have, want);
+  client.body.resize(have + got.bytes);
+  held_bytes_ += got.bytes;
+  if (!got.moved()) return got.blocked();
   return client.body.size() < client.request.bytes || answer(client);
 }
 
@@ -262,31 +249,27 @@ bool Listener::send(Client& client) {
       pieces[count++] = {const_cast<uint8_t*>(client.reply->data()) + body_sent,
                          client.reply->size() - body_sent};
     }
-    msghdr message = {};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t n = sendmsg(client.fd.get(), &message, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) {
-      host_.rewatch(client.fd.get(), EPOLLOUT, Client::ready, &client);
+    const StreamResult sent = client.stream.write({pieces, count});
+    if (sent.blocked()) {
+      host_.rewatch(client.stream.fd(), EPOLLOUT, Client::ready, &client);
       return true;
     }
-    if (n <= 0) return false;
-    client.sent += static_cast<std::size_t>(n);
+    if (sent.over()) return false;
+    client.sent += sent.bytes;
   }
   wire::ExchangeHeader answered;
   if (wire::unpack(client.header, answered) && answered.status == 0) ++served_;
   client.reply.reset();
   client.phase = Client::Phase::kDraining;
-  shutdown(client.fd.get(), SHUT_WR);
-  host_.rewatch(client.fd.get(), EPOLLIN, Client::ready, &client);
+  client.stream.end_writing();
+  host_.rewatch(client.stream.fd(), EPOLLIN, Client::ready, &client);
   return true;
 }
 
 void Listener::drop(Client& client, Status why) noexcept {
   if (why != Status::kOk) note_refusal(why);
   held_bytes_ -= client.body.size();
-  host_.unwatch(client.fd.get());
+  host_.unwatch(client.stream.fd());
   clients_.erase(client.self);
 }
 

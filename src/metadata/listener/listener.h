@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/os/socket_address.h"
 #include "base/os/source_key.h"
+#include "base/os/stream.h"
 
 namespace towline::metadata {
 
@@ -81,7 +82,7 @@ class Listener {
   using Clients = std::list<Client>;
 
   void accept_from(ListeningSocket& socket);
-  void admit(UniqueFd fd, const SocketAddress& from);
+  void admit(Stream stream, const SocketAddress& from);
   void make_room(const SocketAddress& from);
   void note_refusal(Status why) noexcept;
   void serve(Client& client, uint32_t events);

@@ -1,7 +1,6 @@
 #include "transports/tcp/acceptor.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +24,7 @@ Id incarnation_of(const towline_identity& identity) noexcept {
   return {identity.incarnation[0], identity.incarnation[1]};
 }
 
-bool send_reply(const plugin::Host& host, int fd, Status status, const std::string& text) {
+bool send_reply(const plugin::Host& host, Stream& stream, Status status, const std::string& text) {
   const towline_identity& self = host.self();
   Reply reply{static_cast<int32_t>(status), {}, {}, text};
   if (status == Status::kOk) {
@@ -33,8 +32,7 @@ bool send_reply(const plugin::Host& host, int fd, Status status, const std::stri
     reply.name = self.name == nullptr ? "" : self.name;
   }
   const std::vector<uint8_t> packet = pack(reply);
-  return ::send(fd, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(packet.size());
+  return stream.write(packet.data(), packet.size()).bytes == packet.size();
 }
 
 Acceptor::Acceptor(const plugin::Host& host, const Options& options, Sources& sources,
@@ -60,7 +58,7 @@ Acceptor::Acceptor(const plugin::Host& host, const Options& options, Sources& so
 Acceptor::~Acceptor() {
   for (const Door& door : doors_) host_.unwatch(0, door.socket.fd());
   for (const Pending& pending : pending_)
-    if (pending.watched) host_.unwatch(0, pending.fd.get());
+    if (pending.watched) host_.unwatch(0, pending.stream.fd());
 }
 
 void Acceptor::listen(const Endpoint& endpoint) {
@@ -101,21 +99,21 @@ void Acceptor::door_ready(void* argument, uint32_t) {
     if (i != 0 && monotonic_now_ns() - began_ns > kMostAcceptingNs) return;
     int error = 0;
     SocketAddress from;
-    UniqueFd fd = door.socket.accept(&from, &error);
+    Stream stream = Stream::accepted(door.socket.accept(&from, &error));
     if (error != 0)
       acceptor.note(status_from_errno(error),
                     ShortText("accepting a connection: {}", strerrordesc_np(error)));
-    if (!fd.valid()) return;
+    if (!stream.valid()) return;
     try {
-      acceptor.admit(std::move(fd), from);
+      acceptor.admit(std::move(stream), from);
     } catch (const std::exception& failure) {
       acceptor.note(Status::kOutOfMemory, ShortText("taking a connection: {}", failure.what()));
     }
   }
 }
 
-void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
-  if (!options_.any_user && !comes_from_same_user(fd.get())) {
+void Acceptor::admit(Stream stream, const SocketAddress& from) {
+  if (!options_.any_user && !comes_from_same_user(stream.fd())) {
     ++cut_;
     return note(
         Status::kPermissionDenied,
@@ -125,7 +123,7 @@ void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
   make_room(from);
   Pending& pending = pending_.emplace_back();
   pending.owner = this;
-  pending.fd = std::move(fd);
+  pending.stream = std::move(stream);
   pending.from = from;
   pending.deadline_ns = Deadline::after(host_.now_ns(), options_.handshake_timeout_ns).ns();
   pending.self = std::prev(pending_.end());
@@ -135,15 +133,8 @@ void Acceptor::admit(UniqueFd fd, const SocketAddress& from) {
 // One source has half of the places at most. The connection that came first is the likeliest to be stuck: a hello
 // is there within a round trip.
 void Acceptor::make_room(const SocketAddress& from) {
-  const SourceKey source = source_of(from);
-  Pending* oldest = nullptr;
-  std::size_t count = 0;
-  for (Pending& pending : pending_) {
-    if (source_of(pending.from) != source) continue;
-    if (oldest == nullptr) oldest = &pending;
-    ++count;
-  }
-  if (count < kMaxPending / 2) oldest = pending_.size() < kMaxPending ? nullptr : &pending_.front();
+  Pending* const oldest = gives_way(pending_, source_of(from), kMaxPending,
+                                    [](const Pending& pending) { return source_of(pending.from); });
   if (oldest != nullptr)
     cut(*oldest, Status::kLimitExceeded, "gave way to others before its hello was there");
 }
@@ -163,10 +154,10 @@ void Acceptor::hear(Pending& pending) noexcept {
 }
 
 void Acceptor::read_hello(Pending& pending) {
-  switch (pending.reader.receive(pending.fd.get())) {
+  switch (pending.reader.receive(pending.stream)) {
     case PacketReader::State::kMore:
       if (pending.watched) return;
-      pending.watched = host_.watch(0, pending.fd.get(), EPOLLIN, pending_ready, &pending) == TOWLINE_OK;
+      pending.watched = host_.watch(0, pending.stream.fd(), EPOLLIN, pending_ready, &pending) == TOWLINE_OK;
       if (!pending.watched) cut(pending, Status::kIo, "can't be watched");
       return;
     case PacketReader::State::kWhole:
@@ -197,14 +188,14 @@ void Acceptor::take_hello(Pending& pending) {
     return refuse(pending, Status::kLimitExceeded,
                   "too many connections: tcp.most_accepted and tcp.most_accepted_per_source limit them");
   }
-  tune_socket(pending.fd.get(), options_);
-  if (std::exchange(pending.watched, false)) host_.unwatch(0, pending.fd.get());
-  arrived_({std::move(pending.fd), std::move(hello), std::move(slot)});
+  tune(pending.stream, options_);
+  if (std::exchange(pending.watched, false)) host_.unwatch(0, pending.stream.fd());
+  arrived_({std::move(pending.stream), std::move(hello), std::move(slot)});
   pending_.erase(pending.self);
 }
 
 void Acceptor::refuse(Pending& pending, Status status, const char* text) {
-  if (sources_.note_refusal(pending.from, host_.now_ns())) send_reply(host_, pending.fd.get(), status, text);
+  if (sources_.note_refusal(pending.from, host_.now_ns())) send_reply(host_, pending.stream, status, text);
   cut(pending, status, ShortText("was refused: {}", text));
 }
 
@@ -219,7 +210,7 @@ void Acceptor::cut(Pending& pending, Status status, const char* why) noexcept {
 }
 
 void Acceptor::drop(Pending& pending) noexcept {
-  if (pending.watched) host_.unwatch(0, pending.fd.get());
+  if (pending.watched) host_.unwatch(0, pending.stream.fd());
   pending_.erase(pending.self);
 }
 

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/os/socket_address.h"
-#include "base/os/unique_fd.h"
+#include "base/os/stream.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
 #include "transports/tcp/sources.h"
@@ -20,9 +20,9 @@
 
 namespace towline::tcp {
 
-// A socket whose hello is in order and addressed to us.
+// A connection whose hello is in order and addressed to us.
 struct Arrival {
-  UniqueFd fd;
+  Stream stream;
   Hello hello;
   Sources::Slot slot;
 };
@@ -53,7 +53,7 @@ class Acceptor {
   };
   struct Pending {
     Acceptor* owner = nullptr;
-    UniqueFd fd;
+    Stream stream;
     SocketAddress from;
     uint64_t deadline_ns = 0;
     bool watched = false;
@@ -65,7 +65,7 @@ class Acceptor {
   static void pending_ready(void* pending, uint32_t events);
   void listen(const Endpoint& endpoint);
   void look_up_advertised();
-  void admit(UniqueFd fd, const SocketAddress& from);
+  void admit(Stream stream, const SocketAddress& from);
   void make_room(const SocketAddress& from);
   void hear(Pending& pending) noexcept;
   void read_hello(Pending& pending);
@@ -87,8 +87,8 @@ class Acceptor {
   detail::LogRateLimit log_limit_{10 * kSecondNs};
 };
 
-// Sends a whole reply on a new socket; false when it does not take it.
-bool send_reply(const plugin::Host& host, int fd, Status status, const std::string& text);
+// Sends a whole reply on a new connection; false when it does not take it.
+bool send_reply(const plugin::Host& host, Stream& stream, Status status, const std::string& text);
 
 Id incarnation_of(const towline_identity& identity) noexcept;
 

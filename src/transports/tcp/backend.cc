@@ -156,7 +156,7 @@ void Backend::take_arrival(uint32_t index, Arrival arrival) {
   if (arrival.hello.lane != 0 || known != worker.accepted.end()) {
     if (known != worker.accepted.end() && arrival.hello.lane != 0)
       return known->second->join(std::move(arrival));
-    send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
+    send_reply(host(), arrival.stream, Status::kNotFound, "there is no such connection");
     return;
   }
   auto made = make_connection(index, nullptr);

@@ -89,9 +89,9 @@ uint32_t Connection::step_connector(uint64_t now_ns) {
   address_ = connector_->winner();
   hello_.connection = connector_->connection();  // by which further lanes join
   features_ = connector_->features() & framing::kFeatures;
-  UniqueFd fd = connector_->take();
+  Stream stream = connector_->take();
   connector_.reset();
-  open(std::move(fd));
+  open(std::move(stream));
   if (backend_.flows() != nullptr) dial(1, 2, now_ns);
   host().connection_event(peer_, TOWLINE_CONNECTION_UP, Status::kOk, "");
   return 1;
@@ -101,19 +101,19 @@ bool Connection::accept(Arrival arrival) {
   hello_ = std::move(arrival.hello);
   features_ = hello_.features & framing::kFeatures;
   slots_.push_back(std::move(arrival.slot));
-  address_ = SocketAddress::peer_of(arrival.fd.get());
+  address_ = SocketAddress::peer_of(arrival.stream.fd());
   const towline_identity identity = hello_.identity();
   auto* const handle = reinterpret_cast<towline_connection*>(this);
   const auto status = static_cast<Status>(host().accepted(worker_, handle, identity, &peer_));
   if (is_error(status)) {
-    send_reply(host(), arrival.fd.get(), status, status_text(status));
+    send_reply(host(), arrival.stream, status, status_text(status));
     return false;
   }
   // The core owns it from here on: it gets every failure, and disconnects.
   try {
     // Without the reply the connector would take frames for it.
-    if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) shutdown(arrival.fd.get(), SHUT_RDWR);
-    open(std::move(arrival.fd));
+    if (!send_reply(host(), arrival.stream, Status::kOk, "")) arrival.stream.cut();
+    open(std::move(arrival.stream));
     activate();
   } catch (const std::exception& error) {
     framed_.reset();
@@ -130,16 +130,16 @@ void Connection::join(Arrival arrival) {
       (arrival.hello.lane == kExpressLane && express_tried_);
   if (connector_side_ || !same || framed_ == nullptr || framed_->down() || taken ||
       framed_->lane_count() >= kMaxLanes) {
-    send_reply(host(), arrival.fd.get(), Status::kNotFound, "there is no such connection");
+    send_reply(host(), arrival.stream, Status::kNotFound, "there is no such connection");
     return;
   }
-  if (!send_reply(host(), arrival.fd.get(), Status::kOk, "")) return;
+  if (!send_reply(host(), arrival.stream, Status::kOk, "")) return;
   slots_.push_back(std::move(arrival.slot));
-  place(arrival.hello.lane, std::move(arrival.fd));
+  place(arrival.hello.lane, std::move(arrival.stream));
   activate();
 }
 
-void Connection::open(UniqueFd fd) {
+void Connection::open(Stream stream) {
   const Options& options = backend_.options();
   framing::ConnectionOptions framing_options;
   framing_options.worker = worker_;
@@ -156,23 +156,23 @@ void Connection::open(UniqueFd fd) {
   };
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
-  backend_.note_open(address_, fd.get());
-  framing::Lane& lane = add_lane(std::move(fd));
+  backend_.note_open(address_, stream.fd());
+  framing::Lane& lane = add_lane(std::move(stream));
   placed_.set(0);
   if (backend_.flows() != nullptr) first_lane_ = &lane;
 }
 
 // Returns it without faults.
-framing::Lane& Connection::add_lane(UniqueFd fd) {
+framing::Lane& Connection::add_lane(Stream stream) {
   const Options& options = backend_.options();
   const bool first = framed_->lane_count() == 0;
   const uint32_t frame_bytes = options.frame_bytes_to(address_);
   std::unique_ptr<framing::Lane> lane;
   if (backend_.flows() != nullptr)
-    lane = backend_.flows()->make_lane(host(), worker_, std::move(fd), first, frame_bytes, options.congestion,
-                                       stirred, this);
+    lane = backend_.flows()->make_lane(host(), worker_, std::move(stream), first, frame_bytes,
+                                       options.congestion, stirred, this);
   else
-    lane = std::make_unique<SocketLane>(host(), worker_, std::move(fd), first, frame_bytes,
+    lane = std::make_unique<SocketLane>(host(), worker_, std::move(stream), first, frame_bytes,
                                         options.congestion, stirred, this);
   framing::Lane& plain = *lane;
   framed_->add_lane(with_faults(std::move(lane)));
@@ -188,34 +188,34 @@ std::unique_ptr<framing::Lane> Connection::with_faults(std::unique_ptr<framing::
 }
 
 // The engine reads it as often as it must.
-void Connection::add_express_lane(UniqueFd fd) {
+void Connection::add_express_lane(Stream stream) {
   express_tried_ = true;
   const Options& options = backend_.options();
-  framed_->add_express_lane(with_faults(std::make_unique<SocketLane>(host(), worker_, std::move(fd), true,
+  framed_->add_express_lane(with_faults(std::make_unique<SocketLane>(host(), worker_, std::move(stream), true,
                                                                      options.frame_bytes_to(address_),
                                                                      options.congestion, stirred, this)));
 }
 
 // A further socket of the connection, of that number.
-void Connection::place(uint16_t number, UniqueFd fd) {
+void Connection::place(uint16_t number, Stream stream) {
   if (number == kExpressLane && (features_ & framing::kFeatureExpress) != 0)
-    return add_express_lane(std::move(fd));
+    return add_express_lane(std::move(stream));
   Flows* const flows = backend_.flows();
   if (flows == nullptr) {
-    (void)add_lane(std::move(fd));
+    (void)add_lane(std::move(stream));
     return;
   }
   placed_.set(number);
-  if (number == 1) return flows->attach(*first_lane_, std::move(fd));
+  if (number == 1) return flows->attach(*first_lane_, std::move(stream));
   const auto other = unpaired_.find(number ^ 1);
   if (other == unpaired_.end()) {
-    unpaired_.emplace(number, std::move(fd));
+    unpaired_.emplace(number, std::move(stream));
     return;
   }
-  UniqueFd stream = std::move(other->second);
+  Stream headers = std::move(other->second);
   unpaired_.erase(other);
-  if (number % 2 == 0) std::swap(stream, fd);
-  flows->attach(add_lane(std::move(stream)), std::move(fd));
+  if (number % 2 == 0) std::swap(headers, stream);
+  flows->attach(add_lane(std::move(headers)), std::move(stream));
 }
 
 void Connection::fail(Status status, const char* text) noexcept {

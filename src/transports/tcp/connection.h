@@ -92,11 +92,11 @@ class Connection {
   void become_active() noexcept;
   void wait_for_copies() noexcept;
   uint32_t step_connector(uint64_t now_ns);
-  void open(UniqueFd fd);
-  framing::Lane& add_lane(UniqueFd fd);
-  void add_express_lane(UniqueFd fd);
+  void open(Stream stream);
+  framing::Lane& add_lane(Stream stream);
+  void add_express_lane(Stream stream);
   std::unique_ptr<framing::Lane> with_faults(std::unique_ptr<framing::Lane> lane);
-  void place(uint16_t number, UniqueFd fd);
+  void place(uint16_t number, Stream stream);
   void fail(Status status, const char* text) noexcept;
   [[nodiscard]] bool wants_more_lanes() const noexcept;
   void dial(uint16_t begin, uint16_t end, uint64_t now_ns);
@@ -125,10 +125,10 @@ class Connection {
     std::unique_ptr<Dial> dial;
     uint16_t number = 0;
   };
-  std::vector<NumberedDial> dials_;        // further sockets on their way
-  framing::Lane* first_lane_ = nullptr;    // without faults around it; with flows
-  std::bitset<kMaxLanes> placed_;          // numbers of sockets that came; with flows
-  std::map<uint16_t, UniqueFd> unpaired_;  // whose lane's other socket is still to come
+  std::vector<NumberedDial> dials_;      // further sockets on their way
+  framing::Lane* first_lane_ = nullptr;  // without faults around it; with flows
+  std::bitset<kMaxLanes> placed_;        // numbers of sockets that came; with flows
+  std::map<uint16_t, Stream> unpaired_;  // whose lane's other socket is still to come
   uint64_t dials_deadline_ns_ = 0;
 };
 

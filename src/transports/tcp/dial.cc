@@ -1,7 +1,6 @@
 #include "transports/tcp/dial.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,9 +21,9 @@ constexpr uint64_t kSilenceNs = 1000 * kMillisecondNs;  // connected but no repl
 Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, const Options& options,
            towline_ready_fn wake, void* argument)
     : host_(host), worker_(worker), to_(to), wake_(wake), argument_(argument) {
-  fd_ = open_stream_socket(to.family());
-  tune_socket(fd_.get(), options);
-  const int error = start_connect(fd_.get(), to_);
+  stream_ = Stream::open(to.family());
+  tune(stream_, options);
+  const int error = stream_.start_connect(to_);
   if (error == 0) {
     state_ = State::kConnected;
     watch(EPOLLIN);
@@ -36,7 +35,7 @@ Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, c
 }
 
 Dial::~Dial() {
-  if (watched_) host_.unwatch(worker_, fd_.get());
+  if (watched_) host_.unwatch(worker_, stream_.fd());
 }
 
 void Dial::ready(void* self, uint32_t) {
@@ -46,8 +45,8 @@ void Dial::ready(void* self, uint32_t) {
 }
 
 void Dial::watch(uint32_t events) {
-  const int32_t status = watched_ ? host_.rewatch(worker_, fd_.get(), events, ready, this)
-                                  : host_.watch(worker_, fd_.get(), events, ready, this);
+  const int32_t status = watched_ ? host_.rewatch(worker_, stream_.fd(), events, ready, this)
+                                  : host_.watch(worker_, stream_.fd(), events, ready, this);
   watched_ = watched_ || status == TOWLINE_OK;
   if (status != TOWLINE_OK) fail(static_cast<Status>(status), "its socket can't be watched");
 }
@@ -56,16 +55,16 @@ void Dial::fail(Status status, std::string text) {
   state_ = State::kFailed;
   status_ = status;
   text_ = std::move(text);
-  if (watched_) host_.unwatch(worker_, fd_.get());
+  if (watched_) host_.unwatch(worker_, stream_.fd());
   watched_ = false;
-  fd_.reset();
+  stream_.close();
 }
 
 Dial::State Dial::step() {
   if (!stirred_) return state_;
   stirred_ = false;
   if (state_ == State::kConnecting) {
-    if (const int error = finish_connect(fd_.get()); error != 0) {
+    if (const int error = stream_.finish_connect(); error != 0) {
       fail(Status::kUnreachable, errno_text(error));
     } else {
       state_ = State::kConnected;
@@ -79,16 +78,15 @@ Dial::State Dial::step() {
 
 void Dial::send_hello(const Hello& hello, uint64_t now_ns) {
   const std::vector<uint8_t> packet = pack(hello);
-  const ssize_t n = ::send(fd_.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n != static_cast<ssize_t>(packet.size())) {  // a new socket has room for it
-    return fail(Status::kUnreachable, n < 0 ? errno_text(errno) : "the hello was cut short");
-  }
+  const StreamResult sent = stream_.write(packet.data(), packet.size());
+  if (sent.bytes != packet.size())  // a new socket has room for it
+    return fail(Status::kUnreachable, sent.error != 0 ? errno_text(sent.error) : "the hello was cut short");
   hello_sent_ns_ = now_ns;
   state_ = State::kAwaiting;
 }
 
 void Dial::read_reply() {
-  switch (reader_.receive(fd_.get())) {
+  switch (reader_.receive(stream_)) {
     case PacketReader::State::kMore:
       return;
     case PacketReader::State::kGarbage:
@@ -104,10 +102,10 @@ void Dial::read_reply() {
   state_ = State::kAnswered;
 }
 
-UniqueFd Dial::take() {
-  if (watched_) host_.unwatch(worker_, fd_.get());
+Stream Dial::take() {
+  if (watched_) host_.unwatch(worker_, stream_.fd());
   watched_ = false;
-  return std::move(fd_);
+  return std::move(stream_);
 }
 
 Connector::Connector(const plugin::Host& host, uint32_t worker, std::vector<SocketAddress> candidates,

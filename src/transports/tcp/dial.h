@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/os/socket_address.h"
-#include "base/os/unique_fd.h"
+#include "base/os/stream.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
 #include "transports/tcp/wire.h"
@@ -41,7 +41,7 @@ class Dial {
   [[nodiscard]] Status status() const noexcept { return status_; }      // kFailed
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] uint64_t hello_sent_ns() const noexcept { return hello_sent_ns_; }
-  UniqueFd take();  // kAnswered: the socket, no longer watched
+  Stream take();  // kAnswered: no longer watched
 
  private:
   static void ready(void* self, uint32_t events);
@@ -54,7 +54,7 @@ class Dial {
   const SocketAddress to_;
   const towline_ready_fn wake_;
   void* const argument_;
-  UniqueFd fd_;
+  Stream stream_;
   bool watched_ = false;
   bool stirred_ = false;
   State state_ = State::kConnecting;
@@ -74,7 +74,7 @@ class Connector {
             const Options& options, Hello hello, std::string peer_name, uint64_t deadline_ns,
             towline_ready_fn wake, void* argument);
 
-  // kInProgress; kOk: take() has the socket; or why it failed, at the latest at the deadline.
+  // kInProgress; kOk: take() has the stream; or why it failed, at the latest at the deadline.
   Status step(uint64_t now_ns);
   // When step() has something to do though nothing stirs.
   [[nodiscard]] uint64_t next_ns() const noexcept;
@@ -83,7 +83,7 @@ class Connector {
   // The connection's number in the answered hello.
   [[nodiscard]] const Id& connection() const noexcept { return hello_.connection; }
   [[nodiscard]] uint32_t features() const noexcept { return winner_->reply().features; }  // of the peer
-  UniqueFd take() { return winner_->take(); }
+  Stream take() { return winner_->take(); }
 
  private:
   void start_next(uint64_t now_ns);

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "base/os/unique_fd.h"
+#include "base/os/stream.h"
 #include "framing/lane.h"
 #include "towline/plugin/backend.hpp"
 
@@ -22,14 +22,14 @@ class Flows {
   virtual ~Flows() = default;
 
   // As SocketLane's constructor. Control path, any worker.
-  virtual std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, UniqueFd stream,
+  virtual std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, Stream stream,
                                                    bool first, uint32_t frame_bytes,
                                                    const std::string& congestion, towline_ready_fn ready,
                                                    void* argument) = 0;
   // How payload is received, a few words for people.
   [[nodiscard]] virtual std::string how() const = 0;
   // Gives a lane that make_lane() made its payload flow. Throws Error, and then the lane has none.
-  virtual void attach(framing::Lane& lane, UniqueFd payload) = 0;
+  virtual void attach(framing::Lane& lane, Stream payload) = 0;
 };
 
 }  // namespace towline::tcp

@@ -5,28 +5,28 @@
 // only when it has to be. A socket that has been read for a while leaves epoll until then: otherwise each
 // arrival would notify epoll, inside the sender's system call.
 //
-// Possible extensions: TLS is a lane around this one; io_uring and MSG_ZEROCOPY replace the two system calls
-// in read() and write() under the rules in framing/lane.h.
+// Secure connections come in below it, in base/os/stream.h. A possible extension: io_uring and MSG_ZEROCOPY replace
+// the two system calls of the stream, under the rules in framing/lane.h.
 #pragma once
 
 #include <cstdint>
 
-#include "base/os/unique_fd.h"
+#include "base/os/stream.h"
 #include "framing/lane.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
 
 namespace towline::tcp {
 
-// Sets what every connected socket gets; what the kernel refuses is left as it is.
-void tune_socket(int fd, const Options& options) noexcept;
+// Sets what every connection gets.
+void tune(Stream& stream, const Options& options) noexcept;
 
 class SocketLane final : public framing::Lane {
  public:
   // `ready` with `argument` is called on the worker when the socket has something while it is watched. The
   // host outlives it. `congestion`: as in Options. A lane that is not the first of its connection is read
   // less often while nothing comes.
-  SocketLane(const plugin::Host& host, uint32_t worker, UniqueFd fd, bool first, uint32_t frame_bytes,
+  SocketLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
              const std::string& congestion, towline_ready_fn ready, void* argument);
   ~SocketLane() override { close(); }
 
@@ -44,7 +44,7 @@ class SocketLane final : public framing::Lane {
  private:
   const plugin::Host& host_;
   const uint32_t worker_;
-  UniqueFd fd_;
+  Stream stream_;
   const bool first_;
   const uint32_t frame_bytes_;
   const towline_ready_fn ready_;

@@ -266,21 +266,21 @@ TEST_F(TcpTest, RefusesAccessThatTheOwnerDoesNotGrant) {
 UniqueFd connect_by_hand(FakeAgent& a, const FakeAgent& b, FakeLink*& link) {
   ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
   link = &a.connect(b.identity, address_of({socket.address().text()}));
-  UniqueFd fd;
+  Stream stream;
   PacketReader reader(kHelloMagic);
   const auto heard = [&] {
     int error = 0;
     SocketAddress from;
-    if (!fd.valid()) fd = socket.accept(&from, &error);
-    return fd.valid() && reader.receive(fd.get()) == PacketReader::State::kWhole;
+    if (!stream.valid()) stream = Stream::accepted(socket.accept(&from, &error));
+    return stream.valid() && reader.receive(stream) == PacketReader::State::kWhole;
   };
   EXPECT_TRUE(turn_until({&a}, heard));
   const std::vector<uint8_t> reply =
       pack(Reply{TOWLINE_OK, {b.identity.incarnation[0], b.identity.incarnation[1]}, "b", ""});
-  EXPECT_EQ(::send(fd.get(), reply.data(), reply.size(), 0), static_cast<ssize_t>(reply.size()));
+  EXPECT_EQ(stream.write(reply.data(), reply.size()).bytes, reply.size());
   FakeLink* const made = link;
   EXPECT_TRUE(turn_until({&a}, [made] { return made->ups == 1; }));
-  return fd;
+  return std::move(stream).release();
 }
 
 // 0: in order; else the errno.

@@ -139,17 +139,16 @@ const char* unpack(std::span<const uint8_t> packet, Reply& reply) {
   return nullptr;
 }
 
-PacketReader::State PacketReader::receive(int fd) noexcept {
+PacketReader::State PacketReader::receive(Stream& stream) noexcept {
   while (have_ < want_) {
-    const ssize_t n = recv(fd, bytes_.data() + have_, want_ - have_, MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return State::kMore;
-    if (n <= 0) {
-      error_ = n < 0 ? errno : 0;
+    const StreamResult got = stream.read(bytes_.data() + have_, want_ - have_);
+    if (got.blocked()) return State::kMore;
+    if (got.over()) {
+      error_ = got.error;
       return State::kClosed;
     }
     const bool in_prefix = have_ < kPrefixBytes;
-    have_ += static_cast<std::size_t>(n);
+    have_ += got.bytes;
     if (std::memcmp(bytes_.data(), &magic_, std::min(have_, sizeof magic_)) != 0) return State::kGarbage;
     if (!in_prefix || have_ < kPrefixBytes) continue;
     uint16_t bytes = 0;

@@ -72,7 +72,7 @@ class PacketReader {
   enum class State { kMore, kWhole, kGarbage, kClosed };
 
   explicit PacketReader(uint32_t magic) noexcept : magic_(magic) {}
-  State receive(int fd) noexcept;
+  State receive(Stream& stream) noexcept;
   [[nodiscard]] std::span<const uint8_t> packet() const noexcept { return {bytes_.data(), have_}; }
   [[nodiscard]] int error() const noexcept {
     return error_;

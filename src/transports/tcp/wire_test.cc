@@ -85,19 +85,19 @@ TEST(Handshake, RefusesFieldsThatCanNotBe) {
 TEST(PacketReader, ReadsOnePacketByteByByteAndNotOneMore) {
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-  const UniqueFd near(fds[0]);
+  Stream near = Stream::accepted(UniqueFd(fds[0]));
   const UniqueFd far(fds[1]);
   const std::vector<uint8_t> packet = pack(example());
   PacketReader reader(kHelloMagic);
   for (std::size_t i = 0; i < packet.size(); ++i) {
-    EXPECT_EQ(reader.receive(near.get()), PacketReader::State::kMore);
+    EXPECT_EQ(reader.receive(near), PacketReader::State::kMore);
     ASSERT_EQ(write(far.get(), &packet[i], 1), 1);
   }
   ASSERT_EQ(write(far.get(), "next", 4), 4);
-  EXPECT_EQ(reader.receive(near.get()), PacketReader::State::kWhole);
+  EXPECT_EQ(reader.receive(near), PacketReader::State::kWhole);
   EXPECT_TRUE(std::equal(packet.begin(), packet.end(), reader.packet().begin(), reader.packet().end()));
   char next[5] = "";
-  EXPECT_EQ(read(near.get(), next, 4), 4);
+  EXPECT_EQ(read(near.fd(), next, 4), 4);
   EXPECT_STREQ(next, "next");
 }
 
@@ -105,12 +105,12 @@ TEST(PacketReader, SeesGarbageAtTheFirstWrongByteAndTheEnd) {
   const auto state_after = [](std::string_view bytes, bool close) {
     int fds[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-    const UniqueFd near(fds[0]);
+    Stream near = Stream::accepted(UniqueFd(fds[0]));
     UniqueFd far(fds[1]);
     EXPECT_EQ(write(far.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
     if (close) far.reset();
     PacketReader reader(kHelloMagic);
-    return reader.receive(near.get());
+    return reader.receive(near);
   };
   EXPECT_EQ(state_after("G", false), PacketReader::State::kGarbage);
   EXPECT_EQ(state_after("TWT", false), PacketReader::State::kMore);

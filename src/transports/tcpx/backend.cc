@@ -7,7 +7,7 @@
 namespace towline::tcpx {
 
 std::unique_ptr<framing::Lane> SourceFlows::make_lane(const plugin::Host& host, uint32_t worker,
-                                                      UniqueFd stream, bool first, uint32_t frame_bytes,
+                                                      Stream stream, bool first, uint32_t frame_bytes,
                                                       const std::string& congestion, towline_ready_fn ready,
                                                       void* argument) {
   return std::make_unique<FlowLane>(host, worker, std::move(stream), first, frame_bytes, congestion, ready,
@@ -16,7 +16,8 @@ std::unique_ptr<framing::Lane> SourceFlows::make_lane(const plugin::Host& host, 
 
 std::string SourceFlows::how() const { return std::string("payload by ") + ladder_.provider->name(); }
 
-void SourceFlows::attach(framing::Lane& lane, UniqueFd payload) {
+void SourceFlows::attach(framing::Lane& lane, Stream stream) {
+  UniqueFd payload = std::move(stream).release();
   auto source = ladder_.provider->make(payload.get());
   static_cast<FlowLane&>(lane).attach(std::move(payload), std::move(source));
 }

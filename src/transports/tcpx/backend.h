@@ -16,11 +16,11 @@ class SourceFlows final : public tcp::Flows {
   explicit SourceFlows(const plugin::Host& host)
       : settings_(Settings::read(host)), ladder_(climb(settings_)) {}
 
-  std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, UniqueFd stream,
+  std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, Stream stream,
                                            bool first, uint32_t frame_bytes, const std::string& congestion,
                                            towline_ready_fn ready, void* argument) override;
   [[nodiscard]] std::string how() const override;
-  void attach(framing::Lane& lane, UniqueFd payload) override;
+  void attach(framing::Lane& lane, Stream payload) override;
   [[nodiscard]] const FlowTotals& totals() const noexcept { return totals_; }
   [[nodiscard]] const Ladder& ladder() const noexcept { return ladder_; }
 

@@ -6,9 +6,9 @@
 
 namespace towline::tcpx {
 
-FlowLane::FlowLane(const plugin::Host& host, uint32_t worker, UniqueFd stream, bool first,
-                   uint32_t frame_bytes, const std::string& congestion, towline_ready_fn ready,
-                   void* argument, uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
+FlowLane::FlowLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
+                   const std::string& congestion, towline_ready_fn ready, void* argument,
+                   uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
     : host_(host),
       worker_(worker),
       ready_(ready),

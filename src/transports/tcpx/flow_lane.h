@@ -12,7 +12,7 @@ namespace towline::tcpx {
 class FlowLane final : public framing::Lane {
  public:
   // As SocketLane.
-  FlowLane(const plugin::Host& host, uint32_t worker, UniqueFd stream, bool first, uint32_t frame_bytes,
+  FlowLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
            const std::string& congestion, towline_ready_fn ready, void* argument, uint32_t least_bytes,
            bool keep_fragments, FlowTotals* totals);
   ~FlowLane() override { close(); }
