@@ -250,9 +250,11 @@ void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   backend.connection = &taken.connection;
   backend.data = &taken.data;
   backend.storage = stores ? &taken.storage : nullptr;
-  const bool lands = taken.plugin.query_table("landing", 1) != nullptr;
-  if (lands) taken.landing = plugin_table<towline_landing_table_v1>(taken.plugin, "landing");
-  backend.landing = lands ? &taken.landing : nullptr;
+  backend.landing = nullptr;
+  if (taken.memory.landing == nullptr) return;
+  taken.landing = take_table(taken.memory.landing, TOWLINE_LANDING_TABLE_V1_MINIMUM,
+                             fmt::format("the landing of {}", backend.name));
+  backend.landing = &taken.landing;
 }
 
 // ---- one more

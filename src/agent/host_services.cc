@@ -1,6 +1,9 @@
 #include "agent/host_services.h"
 
+#include <cstring>
+
 #include "agent/agent.h"
+#include "agent/builtin_backends.h"
 #include "agent/link.h"
 #include "agent/post.h"
 #include "base/log.h"
@@ -165,6 +168,12 @@ int32_t run(void* context, uint32_t worker, void (*work)(void* argument), void* 
   return static_cast<int32_t>(agent.blocking_work().add(*agent.workers()[worker], work, argument));
 }
 
+const towline_plugin_v1_t* builtin(void*, const char* name) {
+  for (const BuiltinBackend& each : builtin_backends())
+    if (std::strcmp(each.name, name) == 0) return each.plugin();
+  return nullptr;
+}
+
 }  // namespace
 
 towline_host_v1_t host_services() noexcept {
@@ -193,7 +202,8 @@ towline_host_v1_t host_services() noexcept {
           landing,
           pin_landing,
           urgent_waits,
-          run};
+          run,
+          builtin};
 }
 
 }  // namespace towline

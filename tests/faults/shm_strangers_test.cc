@@ -20,7 +20,7 @@
 #include "base/os/memfd.h"
 #include "metadata/blob/blob.h"
 #include "towline/towline.hpp"
-#include "transports/shm/endpoint.h"
+#include "transports/shm/packet_socket.h"
 #include "transports/shm/ring_memory.h"
 #include "transports/shm/test_support.h"
 

@@ -125,6 +125,10 @@ class Host {
     if (table_.run == nullptr) return Status::kUnsupported;
     return static_cast<Status>(table_.run(table_.context, worker, work, argument));
   }
+  // Null: none of that name, or an older Towline.
+  [[nodiscard]] const towline_plugin_v1_t* builtin(const char* name) const {
+    return table_.builtin == nullptr ? nullptr : table_.builtin(table_.context, name);
+  }
   [[nodiscard]] const towline_host_v1_t* table() const { return &table_; }
 
  private:
@@ -310,6 +314,10 @@ struct Tables {
     }
     return nullptr;
   }
+  static constexpr auto landing_slot() noexcept -> const towline_landing_table_v1* {
+    if constexpr (requires { B::kLanding; }) return B::kLanding;
+    return nullptr;
+  }
   static constexpr auto id_slot() noexcept -> decltype(towline_connection_table_v1::id) {
     if constexpr (requires { &C::connection_id; })
       return [](towline_connection* c) noexcept { return connection(c)->connection_id(); };
@@ -384,7 +392,7 @@ struct Tables {
 
   static const void* query(const char* id, uint32_t version) noexcept {
     static constexpr towline_memory_table_v1 kMemory = {
-        sizeof(towline_memory_table_v1), add, remove, import, unimport, reach_slot()};
+        sizeof(towline_memory_table_v1), add, remove, import, unimport, reach_slot(), landing_slot()};
     static constexpr towline_connection_table_v1 kConnection = {sizeof(towline_connection_table_v1),
                                                                 address,
                                                                 probe,

@@ -1,4 +1,4 @@
-// The plugin table "landing", version 1: for backends that copy between GPU memory of this process and host memory.
+// Landing, an optional slot of the table "memory": for backends that copy between GPU memory of this process and host memory.
 // Others use it through towline_host_v1_t.landing: a backend that moves bytes by the processor, such as tcp, gathers
 // GPU memory into staging memory before it sends, and scatters what it received.
 //

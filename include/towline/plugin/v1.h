@@ -95,6 +95,7 @@ enum {                        // connection events
 
 typedef void (*towline_ready_fn)(void* argument, uint32_t epoll_events);
 struct towline_landing_table_v1;
+struct towline_plugin_v1_t;
 
 // The core's services for a backend. Callable on a worker's thread under its lock unless stated otherwise.
 typedef struct towline_host_v1_t {
@@ -159,6 +160,9 @@ typedef struct towline_host_v1_t {
   // result answers TOWLINE_AGAIN meanwhile. `work` must not touch the connection, which may end before it; the
   // backend stays open until it has returned. TOWLINE_AGAIN: too much waits, call again. Any thread.
   int32_t (*run)(void* context, uint32_t worker, void (*work)(void* argument), void* argument);
+  // A transport that is built into Towline ("shm", "tcp"), for a backend that opens an instance of it to carry its own
+  // messages. Null: there is none of that name. Any thread.
+  const struct towline_plugin_v1_t* (*builtin)(void* context, const char* name);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)
 
@@ -224,6 +228,10 @@ typedef struct towline_memory_table_v1 {
   // from being released meanwhile, and must wait for nothing but the copy: the owner of the memory may be
   // waiting.
   int32_t (*reach)(towline_connection* connection, towline_import* import, uint64_t* address);
+
+  // Optional, for backends that copy between GPU memory of this process and host memory (landing.h). Others get it
+  // through host->landing.
+  const struct towline_landing_table_v1* landing;
 } towline_memory_table_v1;
 #define TOWLINE_MEMORY_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_memory_table_v1, unimport)
 

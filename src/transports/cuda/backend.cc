@@ -51,7 +51,7 @@ Backend::Backend(const plugin::Host& host, Device& device) try
       mappings_(device),
       team_(settings_.host_threads),
       workers_(host.worker_count()) {
-  carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this), shm_carrier());
+  carrier_.emplace(this->host(), static_cast<CarrierOwner&>(*this), shm_carrier(this->host()));
   service_.emplace(this->host(), [this](const Ask& ask) { return find_part(ask); });
   const std::lock_guard lock(neighbours_mutex);
   const towline_identity& self = this->host().self();

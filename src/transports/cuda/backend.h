@@ -56,7 +56,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   // nothing is. info.cc.
   [[nodiscard]] std::string describe();
 
-  // The table "landing".
+  // Landing, for other backends.
   int32_t landing_check(const towline_region_ref& region) noexcept;
   int32_t landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes, Landing*& landing) noexcept;
 

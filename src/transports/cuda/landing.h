@@ -95,6 +95,19 @@ class Landing {
   std::array<std::array<PieceCopier*, TOWLINE_LANDING_MOST_SLOTS>, 2> under_way_ = {};
 };
 
+// The slots that need no backend.
+void landing_close(towline_landing* landing) noexcept;
+int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
+int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
+                      const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
+int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept;
+int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
+                       const towline_landing_piece* fragments, uint32_t fragment_count,
+                       const towline_landing_piece* pieces, uint32_t piece_count,
+                       int32_t* vendor_code) noexcept;
+int32_t landing_poll(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
+                     int32_t* vendor_code) noexcept;
+
 // The table for backends of class B, which derives from Backend (backend.h).
 template <class B>
 struct LandingTable {
@@ -111,19 +124,15 @@ struct LandingTable {
     *landing = reinterpret_cast<towline_landing*>(made);
     return TOWLINE_OK;
   }
+  static constexpr towline_landing_table_v1 kTable = {sizeof(towline_landing_table_v1),
+                                                      check,
+                                                      open,
+                                                      landing_close,
+                                                      landing_ready,
+                                                      landing_begin,
+                                                      landing_poll,
+                                                      landing_reach,
+                                                      landing_unpack};
 };
-
-// The slots that need no backend.
-void landing_close(towline_landing* landing) noexcept;
-int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
-int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
-                      const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
-int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept;
-int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
-                       const towline_landing_piece* fragments, uint32_t fragment_count,
-                       const towline_landing_piece* pieces, uint32_t piece_count,
-                       int32_t* vendor_code) noexcept;
-int32_t landing_poll(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
-                     int32_t* vendor_code) noexcept;
 
 }  // namespace towline::cuda

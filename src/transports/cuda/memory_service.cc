@@ -9,8 +9,8 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/os/packets.h"
 #include "base/short_text.h"
-#include "transports/shm/endpoint.h"
 
 namespace towline::cuda {
 
@@ -21,17 +21,17 @@ constexpr uint32_t kMostAcceptsAtOnce = 64;
 constexpr uint64_t kOurName = 0x6d656d6f7279;  // "memory": the socket's name is another than the carrier's
 
 // The name of an agent's socket follows from its identity, so it need not be sent.
-shm::Address service_of(const plugin::Host& host, const uint64_t incarnation[2]) {
+packets::Address service_of(const plugin::Host& host, const uint64_t incarnation[2]) {
   const uint64_t name[2] = {incarnation[0] ^ kOurName, incarnation[1]};
-  return shm::socket_name(name, host.config("shm.socket_dir", ""));
+  return packets::socket_name(name, host.config("shm.socket_dir", ""));
 }
 
 }  // namespace
 
 MemoryService::MemoryService(const plugin::Host& host, Find find) : host_(host), find_(std::move(find)) {
-  const shm::Address address = service_of(host_, host_.self().incarnation);
-  spare_ = shm::open_spare();
-  listener_ = shm::listen_on(address);
+  const packets::Address address = service_of(host_, host_.self().incarnation);
+  spare_ = packets::open_spare();
+  listener_ = packets::listen_on(address);
   if (!address.abstract) socket_file_ = address.name;
   if (host_.watch(0, listener_.get(), EPOLLIN, &plugin::ready<&MemoryService::accept_visitors>, this) !=
       TOWLINE_OK)
@@ -51,7 +51,7 @@ void MemoryService::broken(const char* why) noexcept {
 void MemoryService::accept_visitors(uint32_t) {
   for (uint32_t i = 0; i < kMostAcceptsAtOnce; ++i) {
     int error = 0;
-    UniqueFd socket = shm::accept_visitor(listener_.get(), spare_, error);
+    UniqueFd socket = packets::accept_visitor(listener_.get(), spare_, error);
     if (error == EMFILE) {
       host_.log(1, "out of file descriptors, a process that asked for memory was turned away");
       continue;
@@ -72,14 +72,14 @@ void MemoryService::dismiss(Visitor& visitor) noexcept {
 }
 
 void MemoryService::hear(Visitor& visitor) {
-  shm::Packet packet;
-  const Status received = shm::receive_packet(visitor.socket.get(), packet);
+  packets::Packet packet;
+  const Status received = packets::receive_packet(visitor.socket.get(), packet);
   if (received == Status::kAgain) return;
   const std::optional<Ask> ask = received == Status::kOk ? decode_ask(packet.span()) : std::nullopt;
   if (!ask) return dismiss(visitor);
   Answer answer;
   try {
-    const uid_t user = shm::peer_user(visitor.socket.get());
+    const uid_t user = packets::peer_user(visitor.socket.get());
     const towline_identity& self = host_.self();
     if (user != geteuid())
       fail(Status::kPermissionDenied, "it is asked for by user {}, the owner runs as {}", user, geteuid());
@@ -99,7 +99,7 @@ void MemoryService::hear(Visitor& visitor) {
   const std::vector<uint8_t> bytes = encode(answer);
   const auto fds = fd >= 0 ? std::span<const int>{&fd, 1} : std::span<const int>{};
   // One answer at a time is in flight, so a socket without room for it does not follow the protocol.
-  if (shm::send_packet(visitor.socket.get(), bytes, fds) != Status::kOk) dismiss(visitor);
+  if (packets::send_packet(visitor.socket.get(), bytes, fds) != Status::kOk) dismiss(visitor);
 }
 
 // ---- the asker's side
@@ -111,9 +111,9 @@ void MemoryRequest::stop() noexcept {
 }
 
 Status MemoryRequest::start(const uint64_t incarnation[2], uint64_t key, std::string& text) {
-  const shm::Address address = service_of(host_, incarnation);
-  socket_ = shm::make_socket();
-  if (const int error = shm::connect_to(socket_.get(), address); error != 0) {
+  const packets::Address address = service_of(host_, incarnation);
+  socket_ = packets::make_socket();
+  if (const int error = packets::connect_to(socket_.get(), address); error != 0) {
     socket_.reset();
     if (error == EAGAIN) return Status::kAgain;
     text = fmt::format("asking for the peer's memory at \"{}\": {}", address.name, errno_text(error));
@@ -131,7 +131,7 @@ Status MemoryRequest::start(const uint64_t incarnation[2], uint64_t key, std::st
 }
 
 Status MemoryRequest::ask(std::string& text) {
-  const Status sent = shm::send_packet(socket_.get(), encode(ask_), {});
+  const Status sent = packets::send_packet(socket_.get(), encode(ask_), {});
   if (sent == Status::kOk) return sent;
   text = "the peer closed the socket it gives memory out on";
   return Status::kUnreachable;
@@ -139,8 +139,8 @@ Status MemoryRequest::ask(std::string& text) {
 
 Status MemoryRequest::step(const towline_region_ref& region, std::string& text) {
   for (;;) {
-    shm::Packet packet;
-    const Status received = shm::receive_packet(socket_.get(), packet);
+    packets::Packet packet;
+    const Status received = packets::receive_packet(socket_.get(), packet);
     if (received == Status::kAgain) return received;
     if (received != Status::kOk) {
       text = "the peer closed the socket before it answered";

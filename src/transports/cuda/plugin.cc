@@ -12,6 +12,9 @@ namespace {
 
 class NvidiaBackend : public towline::cuda::Backend {
  public:
+  static constexpr const towline_landing_table_v1* kLanding =
+      &towline::cuda::LandingTable<NvidiaBackend>::kTable;
+
   explicit NvidiaBackend(const towline::plugin::Host& host) : Backend(host, towline::cuda::nvidia_device()) {}
 };
 

@@ -1,12 +1,9 @@
 // The description shared by the real plugin and the tests' plugin over fake GPUs.
 #pragma once
 
-#include <cstring>
-
 #include "base/clock.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
-#include "transports/cuda/landing.h"
 
 namespace towline::cuda {
 
@@ -25,25 +22,9 @@ inline constexpr plugin::Description kDescription = {
     .fence_reason = "a copy that was begun runs to its end, at the speed of NVLink or PCIe",
 };
 
-// With the table "landing".
 template <class B>
 towline_plugin_v1_t describe_plugin(int32_t (*usable)(char* reason, size_t capacity)) {
-  towline_plugin_v1_t result = plugin::describe<B>(kDescription, usable);
-  static const auto others = result.query_table;
-  static constexpr towline_landing_table_v1 kLanding = {sizeof(towline_landing_table_v1),
-                                                        LandingTable<B>::check,
-                                                        LandingTable<B>::open,
-                                                        landing_close,
-                                                        landing_ready,
-                                                        landing_begin,
-                                                        landing_poll,
-                                                        landing_reach,
-                                                        landing_unpack};
-  result.query_table = [](const char* id, uint32_t version) noexcept -> const void* {
-    if (version == 1 && std::strcmp(id, "landing") == 0) return &kLanding;
-    return others(id, version);
-  };
-  return result;
+  return plugin::describe<B>(kDescription, usable);
 }
 
 }  // namespace towline::cuda

@@ -7,9 +7,26 @@
 
 #include "base/os/unique_fd.h"
 #include "towline/plugin/backend.hpp"
-#include "transports/shm/endpoint.h"
+#include "transports/shm/wire.h"
 
 namespace towline::shm {
+
+using packets::accept_visitor;
+using packets::connect_to;
+using packets::kMaxPacketFds;
+using packets::listen_on;
+using packets::make_socket;
+using packets::make_timer;
+using packets::open_spare;
+using packets::Packet;
+using packets::peer_process;
+using packets::peer_user;
+using packets::PeerProcess;
+using packets::receive_packet;
+using packets::send_packet;
+using packets::socket_alive;
+using packets::socket_name;
+using packets::sweep_dead_sockets;
 
 // The worker, under its lock.
 class PacketSocket {

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "base/os/memfd.h"
-#include "transports/shm/endpoint.h"
+#include "transports/shm/packet_socket.h"
 #include "transports/shm/ring_memory.h"
 #include "transports/shm/test_support.h"
 

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/os/packets.h"
 #include "framing/wire.h"
 #include "towline/plugin/v1.h"
 #include "towline/status.h"
@@ -32,7 +33,7 @@ namespace towline::shm {
 
 inline constexpr uint32_t kMagic = 0x4d534c54;  // "TLSM"
 inline constexpr uint16_t kVersion = 3;         // 2: a hello names its connection; 3: features
-inline constexpr size_t kMaxPacketBytes = 1024;
+using packets::kMaxPacketBytes;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr size_t kMaxTextBytes = 512;
 // How many descriptors one side may ask for before it has the answers. More end the connection.
@@ -125,10 +126,7 @@ std::optional<DescriptorRequest> decode_descriptor_request(std::span<const uint8
 std::optional<DescriptorAnswer> decode_descriptor_answer(std::span<const uint8_t> packet);
 
 // How others reach an instance: what address() writes into the metadata.
-struct Address {
-  bool abstract = true;  // a name in the abstract namespace of one network namespace; else a path
-  std::string name;
-};
+using packets::Address;
 
 std::vector<uint8_t> encode(const Address& address);
 std::optional<Address> decode_address(std::span<const uint8_t> bytes);

@@ -11,6 +11,9 @@ namespace {
 
 class FakeBackend : public towline::cuda::Backend {
  public:
+  static constexpr const towline_landing_table_v1* kLanding =
+      &towline::cuda::LandingTable<FakeBackend>::kTable;
+
   explicit FakeBackend(const towline::plugin::Host& host)
       : Backend(host, towline::cuda::fake::fake_device()) {}
 };

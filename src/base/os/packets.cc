@@ -1,4 +1,4 @@
-#include "transports/shm/endpoint.h"
+#include "base/os/packets.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 #define SO_PEERPIDFD 77
 #endif
 
-namespace towline::shm {
+namespace towline::packets {
 
 namespace {
 
@@ -44,16 +44,17 @@ socklen_t fill(sockaddr_un& socket_address, const Address& address) noexcept {
 void bind_to(int socket, const Address& address) {
   sockaddr_un socket_address;
   const socklen_t length = fill(socket_address, address);
-  if (length == 0) fail(Status::kInvalidArgument, "shm: socket name \"{}\" is too long", address.name);
+  if (length == 0)
+    fail(Status::kInvalidArgument, "packet socket: socket name \"{}\" is too long", address.name);
   if (bind(socket, reinterpret_cast<sockaddr*>(&socket_address), length) != 0)
-    fail_errno(errno, "shm: bind to \"{}\"", address.name);
+    fail_errno(errno, "packet socket: bind to \"{}\"", address.name);
 }
 
 ucred credentials_of(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    fail_errno(errno, "shm: credentials of the peer");
+    fail_errno(errno, "packet socket: credentials of the peer");
   return credentials;
 }
 
@@ -89,11 +90,11 @@ UniqueFd listen_on(const Address& address) {
     unlink(first.name.c_str());
   }
   bind_to(socket.get(), first);
-  if (listen(socket.get(), kBacklog) != 0) fail_errno(errno, "shm: listen on \"{}\"", address.name);
+  if (listen(socket.get(), kBacklog) != 0) fail_errno(errno, "packet socket: listen on \"{}\"", address.name);
   if (!address.abstract && rename(first.name.c_str(), address.name.c_str()) != 0) {
     const int error = errno;
     unlink(first.name.c_str());
-    fail_errno(error, "shm: rename \"{}\" to \"{}\"", first.name, address.name);
+    fail_errno(error, "packet socket: rename \"{}\" to \"{}\"", first.name, address.name);
   }
   return socket;
 }
@@ -132,7 +133,7 @@ UniqueFd accept_visitor(int listener, UniqueFd& spare, int& error) noexcept {
 
 UniqueFd make_socket() {
   UniqueFd result{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-  if (!result) fail_errno(errno, "shm: socket");
+  if (!result) fail_errno(errno, "packet socket: socket");
   return result;
 }
 
@@ -241,13 +242,13 @@ bool socket_alive(int socket) noexcept {
 
 UniqueFd make_timer(uint64_t delay_ns, uint64_t interval_ns) {
   UniqueFd timer{timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)};
-  if (!timer) fail_errno(errno, "shm: timer");
+  if (!timer) fail_errno(errno, "packet socket: timer");
   const auto spec = [](uint64_t ns) {
     return timespec{static_cast<time_t>(ns / kSecondNs), static_cast<long>(ns % kSecondNs)};
   };
   const itimerspec setting{spec(interval_ns), spec(delay_ns == 0 ? 1 : delay_ns)};
-  if (timerfd_settime(timer.get(), 0, &setting, nullptr) != 0) fail_errno(errno, "shm: set timer");
+  if (timerfd_settime(timer.get(), 0, &setting, nullptr) != 0) fail_errno(errno, "packet socket: set timer");
   return timer;
 }
 
-}  // namespace towline::shm
+}  // namespace towline::packets

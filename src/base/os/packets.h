@@ -1,5 +1,5 @@
-// The system's side of the socket between two shm ends: names, packets with descriptors, the peer's identity.
-// Nothing here blocks or keeps state.
+// Unix sockets that carry packets with descriptors between processes of one host: names, packets, and who is at the
+// other end. Nothing here blocks or keeps state.
 #pragma once
 
 #include <sys/types.h>
@@ -12,9 +12,15 @@
 
 #include "base/os/unique_fd.h"
 #include "towline/status.h"
-#include "transports/shm/wire.h"
 
-namespace towline::shm {
+namespace towline::packets {
+
+inline constexpr size_t kMaxPacketBytes = 1024;
+
+struct Address {
+  bool abstract = true;  // a name in the abstract namespace of one network namespace; else a path
+  std::string name;
+};
 
 // The name an instance listens on: abstract unless `directory` is given, then a socket file in it. Throws
 // Error when the path is too long for a socket.
@@ -77,4 +83,4 @@ bool socket_alive(int socket) noexcept;
 
 // A one-shot timer; readable after `delay_ns`, then every `interval_ns` when not 0. Throws Error.
 UniqueFd make_timer(uint64_t delay_ns, uint64_t interval_ns);
-}  // namespace towline::shm
+}  // namespace towline::packets
