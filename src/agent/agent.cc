@@ -16,7 +16,6 @@
 #include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/os/futex.h"
 #include "base/os/host_identity.h"
 #include "base/sync/in_use.h"
 
@@ -27,7 +26,6 @@ std::atomic<uint64_t> process_fork_generation{0};
 namespace {
 
 constexpr uint32_t kMostWorkers = 8;
-constexpr std::size_t kCompletionCapacity = 1 << 16;
 constexpr uint64_t kUnsolicitedPeers = 1024;
 constexpr uint64_t kUnsolicitedBytes = 8 << 20;
 constexpr uint64_t kAgentCloseNs = 5 * kSecondNs;
@@ -81,8 +79,7 @@ Agent::Agent(AgentOptions options)
       incarnation_text_(incarnation_.to_hex()),
       fork_generation_(fork_generation()),
       peers_({options_.config.get_u64("peer.unsolicited", kUnsolicitedPeers, 1, UINT32_MAX),
-              options_.config.get_bytes("peer.unsolicited_bytes", kUnsolicitedBytes)}),
-      completions_(kCompletionCapacity) {
+              options_.config.get_bytes("peer.unsolicited_bytes", kUnsolicitedBytes)}) {
   count_forks();
   choose_copies();
   options_.config.set("listen", options_.listen);  // backends read it there
@@ -112,7 +109,7 @@ void Agent::open() {
       "log.level", {"off", "error", "warning", "info", "debug", "trace"}, "warning");
   set_log_level(log_level_from_name(level).value_or(LogLevel::kWarning));
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
-  regions_ = std::make_unique<RegionTable>();
+  regions_ = std::make_unique<OwnRegions>(*this);
   staging_ = std::make_unique<Staging>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
@@ -200,14 +197,14 @@ void Agent::close() noexcept {
   blocking_work_->finish();
   const std::vector<std::shared_ptr<Region>> staging =
       staging_->end();  // before the lock, which joining takes
-  const std::lock_guard registering(registration_mutex_);
-  release_regions(staging);
+  const auto registering = regions_->hold();
+  regions_->end(staging);
   // Calls that began before may still run; they use backends only under one of these locks, or while they
   // register.
   for (auto& worker : workers_) worker->lock();
   backends_->close();
   for (auto& worker : workers_) worker->unlock();
-  notify_activity();
+  activity_.notify();
 }
 
 // Under one lock, since otherwise another thread could connect again, or accept a connection. False: a thread
@@ -281,30 +278,6 @@ uint32_t Agent::progress() noexcept {
   return done;
 }
 
-void Agent::notify_activity() noexcept {
-  activity_.fetch_add(1, std::memory_order_seq_cst);
-  if (activity_waiters_.load(std::memory_order_seq_cst) != 0) futex_wake_all(activity_);
-  if (event_fd_used_.load(std::memory_order_acquire) &&
-      !event_signaled_.exchange(true, std::memory_order_acq_rel)) {
-    event_fd_.signal();
-  }
-}
-
-int Agent::event_fd() noexcept {
-  event_fd_used_.store(true, std::memory_order_seq_cst);
-  if (has_activity()) notify_activity();
-  return event_fd_.fd();
-}
-
-bool Agent::has_activity() const noexcept { return !inbox_.looks_empty() || !completions_.looks_empty(); }
-
-void Agent::settle_event_fd() noexcept {
-  if (!event_fd_used_.load(std::memory_order_relaxed) || has_activity()) return;
-  event_fd_.drain();
-  event_signaled_.store(false, std::memory_order_seq_cst);
-  if (has_activity()) notify_activity();
-}
-
 template <class Done>
 bool Agent::wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
                        uint64_t timeout_ns) noexcept {
@@ -320,40 +293,17 @@ bool Agent::wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uin
 Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
   Status status = Status::kOk;
   const auto done = [&] {
-    if (has_activity()) return true;
+    if (activity_.there()) return true;
     status = usable();
     return status != Status::kOk;
   };
-  if (!wait_until(done, activity_, activity_waiters_, timeout_ns)) return Status::kTimedOut;
-  return has_activity() ? Status::kOk : status;
-}
-
-// ---- completions
-
-bool Agent::reserve_completion() noexcept {
-  if (completions_reserved_.fetch_add(1, std::memory_order_relaxed) < kCompletionCapacity) return true;
-  release_completion();
-  return false;
-}
-
-void Agent::push_completion(const towline_completion_t& completion) noexcept {
-  const bool pushed = completions_.try_push(completion);
-  TOWLINE_DCHECK(pushed, "a completion was reserved");
-  (void)pushed;
-  notify_activity();
+  if (!wait_until(done, activity_.word(), activity_.waiters(), timeout_ns)) return Status::kTimedOut;
+  return activity_.there() ? Status::kOk : status;
 }
 
 size_t Agent::pull_completions(towline_completion_t* completions, size_t capacity) noexcept {
-  if (completions_.looks_empty()) progress();
-  size_t count = 0;
-  while (count < capacity) {
-    const auto completion = completions_.try_pop();
-    if (!completion) break;
-    completions[count++] = *completion;
-    release_completion();
-  }
-  settle_event_fd();
-  return count;
+  if (activity_.no_completions()) progress();
+  return activity_.pull_completions(completions, capacity);
 }
 
 // ---- counters
@@ -425,7 +375,7 @@ NoticeNode* Agent::receive_notice() noexcept {
   }
   if (node != nullptr) first = node->worker;
   just_given = node == nullptr ? nullptr : this;
-  settle_event_fd();
+  activity_.settle();
   return node;
 }
 

@@ -2,10 +2,10 @@
 //
 // This class connects the parts, each with its own file: worker (progress), peer and link (other agents and
 // connections to them), route (which way), post (one run), transfer and post_plan (what applications have of both),
-// group (posts that end as one), staging (memory between legs), regions (registered memory), inbox (notices),
-// backend_host (plugins).
+// group (posts that end as one), staging (memory between legs), own_regions (registered memory), inbox (notices),
+// activity (what applications wait for), backend_host (plugins), blocking_work (what of them may block).
 //
-// Locks, in the order they may nest: registration_mutex_, a worker's lock, then control_mutex_, then leaves (peer,
+// Locks, in the order they may nest: registration (own_regions), a worker's lock, then control_mutex_, then leaves (peer,
 // region table, inbox, group, routes' details). No callback of the application runs under any.
 #pragma once
 
@@ -19,12 +19,14 @@
 #include <string>
 #include <vector>
 
+#include "agent/activity.h"
 #include "agent/backend_host.h"
 #include "agent/blocking_work.h"
 #include "agent/counter.h"
 #include "agent/fork_generation.h"
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
+#include "agent/own_regions.h"
 #include "agent/pace.h"
 #include "agent/peer.h"
 #include "agent/peer_table.h"
@@ -34,9 +36,6 @@
 #include "base/config/config.h"
 #include "base/containers/slab.h"
 #include "base/id.h"
-#include "base/sync/mpsc_queue.h"
-#include "base/sync/wake.h"
-#include "memory/region_table.h"
 #include "telemetry/metrics.h"
 #include "towline/observe.h"
 #include "towline/storage.h"
@@ -118,24 +117,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
   template <class Ready>
   bool drive_until(Ready&& ready, uint64_t deadline_ns);
   Status wait_activity(uint64_t timeout_ns) noexcept;
-  [[nodiscard]] int event_fd() noexcept;
-  // A notice or completion can be pulled. Any thread.
-  void notify_activity() noexcept;
 
   // ---- memory
-  std::shared_ptr<Region> add_region(void* address, uint64_t bytes, const towline_region_options_t& options);
-  // Memory of the agent itself: registered with backends, but not found by lists and not in metadata.
-  std::shared_ptr<Region> add_private_region(void* address, uint64_t bytes);
   [[nodiscard]] Staging& staging() noexcept { return *staging_; }
-  // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
-  Status remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
-  // Opens and registers the storage at the URI with the backend of its scheme; agent_storage.cc.
-  std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
-  void query_storage(const char* uri, towline_storage_info_t& info);
-  void list_storage(const char* prefix, towline_storage_found_t found, void* argument);
-  void commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns);
   [[nodiscard]] Id incarnation() const noexcept { return incarnation_; }
-  [[nodiscard]] RegionTable& regions() noexcept { return *regions_; }
+  [[nodiscard]] OwnRegions& own_regions() noexcept { return *regions_; }
+  [[nodiscard]] RegionTable& regions() noexcept { return regions_->table(); }
 
   // Loads a plugin's file, or the plugin of that name, and takes its backends on: the regions there are are
   // registered with them, and peers whose metadata names them are reached by them. Throws Error.
@@ -166,12 +153,18 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // ---- posts
   // A list of this agent's regions as the far side of a transfer: this agent as its own peer.
   std::shared_ptr<BlockList> as_remote(const std::shared_ptr<BlockList>& list);
+  void forget_own_region(uint64_t key) noexcept;
   void add_post(Post& post);
   void remove_post(Post& post) noexcept;
+  // Calls use(posts) while none is added or removed.
+  template <class Use>
+  auto with_posts(Use&& use) {
+    std::lock_guard lock(control_mutex_);
+    return use(posts_);
+  }
   template <class Visit>
   void for_each_post(Visit&& visit) {
-    std::lock_guard lock(control_mutex_);
-    posts_.for_each(visit);
+    with_posts([&](IntrusiveList<Post>& posts) { posts.for_each(visit); });
   }
   // Guards the route and captures of every post, which are seldom used: one leaf lock for all.
   [[nodiscard]] std::mutex& transfer_details_mutex() noexcept { return transfer_details_mutex_; }
@@ -187,14 +180,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] uint64_t next_post_number() noexcept {
     return last_post_.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  // Reserved at post, filled at the end, pulled by the application.
-  [[nodiscard]] bool reserve_completion() noexcept;
-  void release_completion() noexcept { completions_reserved_.fetch_sub(1, std::memory_order_relaxed); }
-  void push_completion(const towline_completion_t& completion) noexcept;
+  // Makes progress once if there is none.
   size_t pull_completions(towline_completion_t* completions, size_t capacity) noexcept;
 
   // ---- notices and counters
   [[nodiscard]] Inbox& inbox() noexcept { return inbox_; }
+  [[nodiscard]] Activity& activity() noexcept { return activity_; }
   // Null if there is none; then it makes progress once.
   [[nodiscard]] NoticeNode* receive_notice() noexcept;
   void give_back_notice(NoticeNode* node) noexcept;
@@ -231,11 +222,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void release_transfers() noexcept;
   [[nodiscard]] static bool retire(Worker& worker) noexcept;
   [[nodiscard]] uint64_t deadline_after(uint64_t timeout_ns) const noexcept;
-  [[nodiscard]] bool has_activity() const noexcept;
   template <class Done>
   [[nodiscard]] bool wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
                                 uint64_t timeout_ns) noexcept;
-  void settle_event_fd() noexcept;
   Peer& learn(const metadata::PeerMetadata& metadata, bool may_ask);
   // Finds or makes the unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).
   PeerHold meet(const metadata::PeerSummary& told, std::span<const uint8_t> blob);
@@ -250,23 +239,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // An established connection for messages; connects if there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
   [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
-  // These under registration_mutex_ and no worker's lock: backends may block.
-  void register_with_backends(Region& region);
-  [[nodiscard]] RegionRegistration register_with(const Backend& backend, const Region& region);
-  void unregister_from_backends(Region& region);
-  void release_regions(const std::vector<std::shared_ptr<Region>>& staging) noexcept;
-  void ask_peers_to_let_go(const Region& region);
   // Everything that a peer may know; with_storage: for this agent as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
-  std::shared_ptr<Region> take_on(Region region);
-  // Throws Error(kAlreadyExists) if another region that peers can find has the name.
-  void check_name_is_free(const std::string& name);
-  std::shared_ptr<Region> take_on_unpublished(Region region);
-  [[nodiscard]] Backend& storage_backend(const char* uri);
-  static void close_storage(Region& region) noexcept;
-  void forget_own_region(uint64_t key) noexcept;
-  [[nodiscard]] std::string peer_holding(uint64_t key);
-  [[nodiscard]] bool release_transfers_of(uint64_t key);
 
   AgentOptions options_;
   const Clock* clock_;
@@ -283,17 +257,13 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<const towline_hooks_t>>
       all_hooks_;  // that ever were; a run may be calling them
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<RegionTable> regions_;
+  std::unique_ptr<OwnRegions> regions_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
   std::unique_ptr<BlockingWork> blocking_work_;
   std::unique_ptr<MetadataService> metadata_service_;
   std::unique_ptr<Staging> staging_;
 
-  // Regions and backends come and go one at a time. Before every worker's lock, and taken under none: while a
-  // backend registers a terabyte, workers go on.
-  std::mutex registration_mutex_;
-  std::map<std::string, uint64_t> region_names_;  // keys of the regions that have or had them
   std::mutex control_mutex_;
   PeerTable peers_;
   IntrusiveList<Post> posts_;
@@ -301,19 +271,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::pair<const Peer*, std::shared_ptr<RemoteRegion>>> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer
-  std::atomic<uint64_t> last_device_{0};  // numbers given to storage regions
   std::atomic<uint64_t> last_post_{0};
 
   Inbox inbox_;
+  Activity activity_{inbox_};
   CounterTable counters_;
-  MpmcQueue<towline_completion_t> completions_;
-  std::atomic<uint64_t> completions_reserved_{0};
-
-  EventFd event_fd_;
-  std::atomic<bool> event_fd_used_{false};
-  std::atomic<bool> event_signaled_{false};
-  std::atomic<uint32_t> activity_{0};
-  std::atomic<uint32_t> activity_waiters_{0};
 };
 
 // Sleeps briefly if nothing was done; for control-path waits that poll.

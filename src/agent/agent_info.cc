@@ -122,17 +122,17 @@ json describe_staging(const std::vector<Staging::Use>& pools, const StagingSetti
   json all = {{"limit_bytes", settings.bytes},
               {"chunk_bytes", settings.chunk_bytes},
               {"bytes", 0},
-              {"lanes", 0},
-              {"lanes_in_use", 0},
+              {"sets", 0},
+              {"sets_in_use", 0},
               {"transfers", 0}};
   json entries = json::array();
   for (const Staging::Use& pool : pools) {
     const json entry = {{"memory", pool.name},
                         {"bytes", pool.bytes},
-                        {"lanes", pool.lanes},
-                        {"lanes_in_use", pool.lanes_in_use},
+                        {"sets", pool.sets},
+                        {"sets_in_use", pool.sets_in_use},
                         {"transfers", pool.transfers}};
-    for (const char* sum : {"bytes", "lanes", "lanes_in_use", "transfers"})
+    for (const char* sum : {"bytes", "sets", "sets_in_use", "transfers"})
       all[sum] = all[sum].get<uint64_t>() + entry[sum].get<uint64_t>();
     entries.push_back(entry);
   }
@@ -171,7 +171,7 @@ std::string Agent::info() {
     if (json details = ask_backend(*backend); details.is_object()) entry["details"] = std::move(details);
     result["backends"].push_back(std::move(entry));
   }
-  for (const auto& region : regions_->published()) {
+  for (const auto& region : regions_->table().published()) {
     json& entry = result["regions"].emplace_back();
     entry = {{"key", region->ref.key},       {"kind", kind_name(region->ref.kind)},
              {"device", region->ref.device}, {"address", region->ref.address},

@@ -27,7 +27,7 @@ Group::Group(std::shared_ptr<Agent> agent, const PostOptions& options)
   build_message(options, message_);
   outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_relaxed);
   ended_.store(false, std::memory_order_relaxed);
-  if (options_.queue_completion && !agent_->reserve_completion())
+  if (options_.queue_completion && !agent_->activity().reserve_completion())
     fail(Status::kAgain, "too many completions wait to be pulled");
   if (!watched_) return;
   watch_.owner = this;
@@ -251,7 +251,7 @@ void Group::deliver() noexcept {
   outcome_.store(static_cast<int32_t>(status), std::memory_order_seq_cst);
   wake_waiters();
   let_go();
-  if (queued) agent->push_completion(completion);
+  if (queued) agent->activity().push_completion(completion);
   if (callback != nullptr) callback(&completion);
 }
 

@@ -414,7 +414,7 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
   std::memcpy(node->data(), notice, bytes);
   received_->add_notice(worker_.index());
   agent.inbox().push(node);
-  agent.notify_activity();
+  agent.activity().notify();
 }
 
 // ---- revocations

@@ -216,7 +216,7 @@ Status Post::post_slow() noexcept {
 }
 
 Status Post::begin_post(int32_t& outcome_before) noexcept {
-  if (options_.queue_completion && !agent().reserve_completion()) return Status::kAgain;
+  if (options_.queue_completion && !agent().activity().reserve_completion()) return Status::kAgain;
   outcome_before = outcome_.load(std::memory_order_relaxed);
   const uint64_t now_ns = agent().now_ns();
   const uint64_t deadline_ns =
@@ -231,7 +231,7 @@ Status Post::begin_post(int32_t& outcome_before) noexcept {
 void Post::take_back_post(int32_t outcome_before) noexcept {
   ended_.store(true, std::memory_order_relaxed);
   outcome_.store(outcome_before, std::memory_order_release);
-  if (options_.queue_completion) agent().release_completion();
+  if (options_.queue_completion) agent().activity().release_completion();
   phase_.store(kReady, std::memory_order_release);
 }
 

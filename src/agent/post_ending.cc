@@ -151,7 +151,7 @@ void Post::deliver() noexcept {
   const towline_callback_t callback = options_.callback;
   const bool queued = options_.queue_completion;
   publish(nullptr);  // from here on the application may post again or destroy it
-  if (queued) agent->push_completion(completion);
+  if (queued) agent->activity().push_completion(completion);
   if (callback != nullptr) callback(&completion);
 }
 

@@ -54,11 +54,11 @@ StagedTransfer::StagedTransfer(Post& whole, const Plan& plan, uint32_t op,
       collects_(chunks_ > 1 && has_objects(read_ ? *local : *remote)),
       post_(std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes_})),
       staging_(whole.agent().staging()),
-      lane_(staging_.join(place)) {
+      set_(staging_.join(place)) {
   try {
     check_local_access(*local, op);
     const auto slots = static_cast<uint32_t>(std::min<uint64_t>(staging_.settings().depth, chunks_));
-    const Bounce bounce{lane_.region(), lane_.region().address, chunk_bytes_, slots};
+    const Bounce bounce{set_.region(), set_.region().address, chunk_bytes_, slots};
     StagedObjects staged =
         collects_ ? stage_objects(plan, op, bounce) : StagedObjects{stage_plan(plan, op, bounce), {}};
     near_ = whole.agent().as_remote(local);
@@ -71,7 +71,7 @@ StagedTransfer::StagedTransfer(Post& whole, const Plan& plan, uint32_t op,
                        make_leg(std::move(plans.far), op, remote)});
     }
   } catch (...) {
-    staging_.leave(lane_);
+    staging_.leave(set_);
     throw;
   }
 }
@@ -91,7 +91,7 @@ StagedTransfer::~StagedTransfer() {
     legs.near->end_for_good();
     legs.far->end_for_good();
   }
-  staging_.leave(lane_);
+  staging_.leave(set_);
 }
 
 void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) {
@@ -160,7 +160,7 @@ StagedTransfer::Description StagedTransfer::describe() const {
   const Legs& legs = legs_.front();
   return {read_ ? legs.far.get() : legs.near.get(),
           read_ ? legs.near.get() : legs.far.get(),
-          staging_name(lane_.place()),
+          staging_name(set_.place()),
           slots_.size() * chunk_bytes_,
           chunk_bytes_,
           slots_.size(),
@@ -176,7 +176,7 @@ uint64_t StagedTransfer::bytes_of(uint64_t chunk) const noexcept {
 
 void StagedTransfer::begin(Part& part) noexcept {
   part_ = &part;
-  has_lane_ = reached_ = failed_ = stop_asked_ = stopped_ = timed_ = false;
+  has_set_ = reached_ = failed_ = stop_asked_ = stopped_ = timed_ = false;
   next_chunk_ = 0;
   stretch_ = not_straight_ = 0;
   straight_bytes_.store(0, std::memory_order_relaxed);
@@ -205,8 +205,8 @@ uint32_t StagedTransfer::step(uint64_t now_ns) noexcept {
     stopped_ = true;
     abandon_legs();
   }
-  if (!has_lane_ && !failed_) has_lane_ = lane_.take(this);
-  if (!has_lane_) {
+  if (!has_set_ && !failed_) has_set_ = set_.take(this);
+  if (!has_set_) {
     if (failed_)
       finish();
     else
@@ -439,7 +439,7 @@ void StagedTransfer::abandon_legs() noexcept {
 // Nothing is in flight. Call it last: a waiting thread may destroy this object once the lock is free.
 void StagedTransfer::finish() noexcept {
   Part& part = *std::exchange(part_, nullptr);
-  if (has_lane_) lane_.release();
+  if (has_set_) set_.release();
   part.worker->remove_staged(*this);
   if (!failed_) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);

@@ -1,10 +1,10 @@
 // Moves a transfer that no backend can do in one step, such as between a peer's memory and a file of this
-// agent, or GPU memory and a path that takes host memory only: in chunks through a lane of staging memory, two
+// agent, or GPU memory and a path that takes host memory only: in chunks through a set of chunks of staging memory, two
 // steps each.
 //
 //   idle --fill--> filling --> full --drain--> draining --> idle
 //
-// Each slot of the lane goes through these states independently, so that one chunk is filled while another is
+// Each slot of the set goes through these states independently, so that one chunk is filled while another is
 // drained; chunks start in order. A step is a *leg* (leg.h) between staging memory and one side, with its own backend, posted a range at a time. READ fills from the far side (the peer) and drains to
 // the near side (this agent's storage or GPU memory), WRITE the other way round.
 //
@@ -161,7 +161,7 @@ class StagedTransfer {
   const bool collects_;                       // objects are written, in more than one chunk
   const std::shared_ptr<towline_post> post_;  // of the legs
   Staging& staging_;
-  Staging::Lane& lane_;
+  Staging::ChunkSet& set_;
   std::vector<Legs> legs_;  // as many as slots
   std::vector<Slot> slots_;
   std::vector<Object> objects_;       // that are collected, in the order of the chunks
@@ -173,7 +173,7 @@ class StagedTransfer {
 
   // State of the current post.
   Part* part_ = nullptr;  // null: not in flight
-  bool has_lane_ = false;
+  bool has_set_ = false;
   bool reached_ = false;     // the far side was reached
   bool failed_ = false;      // no chunk starts any more
   bool stop_asked_ = false;  // and chunks in flight are stopped

@@ -50,50 +50,50 @@ Staging::Pool& Staging::pool_at(StagingPlace place) {
     found = find();
   }
   if (found != pools_.end()) return **found;
-  const uint64_t lane_bytes = settings_.chunk_bytes * settings_.depth;
-  const uint64_t count = settings_.bytes / lane_bytes;
+  const uint64_t set_bytes = settings_.chunk_bytes * settings_.depth;
+  const uint64_t count = settings_.bytes / set_bytes;
   auto pool = std::make_unique<Pool>();
   pool->place = place;
-  pool->memory = Mapping::map_private(count * lane_bytes);
+  pool->memory = Mapping::map_private(count * set_bytes);
   for (uint64_t i = 0; i < count; ++i) {
-    pool->lanes.push_back(std::make_unique<Lane>());
-    pool->lanes.back()->place_ = place;
+    pool->sets.push_back(std::make_unique<ChunkSet>());
+    pool->sets.back()->place_ = place;
   }
   pools_.push_back(std::move(pool));
   return *pools_.back();
 }
 
-Staging::Lane& Staging::join(const StagingPlace& place) {
+Staging::ChunkSet& Staging::join(const StagingPlace& place) {
   const std::lock_guard lock(mutex_);
   Pool& pool = pool_at(place);
   const auto least =
-      std::min_element(pool.lanes.begin(), pool.lanes.end(),
+      std::min_element(pool.sets.begin(), pool.sets.end(),
                        [](const auto& one, const auto& other) { return one->members_ < other->members_; });
-  Lane& lane = **least;
-  if (lane.region_ == nullptr) {
+  ChunkSet& set = **least;
+  if (set.region_ == nullptr) {
     const uint64_t bytes = settings_.chunk_bytes * settings_.depth;
-    const auto number = static_cast<uint64_t>(least - pool.lanes.begin());
-    lane.region_ =
-        agent_.add_private_region(static_cast<uint8_t*>(pool.memory.address()) + number * bytes, bytes);
+    const auto number = static_cast<uint64_t>(least - pool.sets.begin());
+    set.region_ = agent_.own_regions().add_private(
+        static_cast<uint8_t*>(pool.memory.address()) + number * bytes, bytes);
   }
-  ++lane.members_;
-  return lane;
+  ++set.members_;
+  return set;
 }
 
-void Staging::leave(Lane& lane) noexcept {
+void Staging::leave(ChunkSet& set) noexcept {
   const std::lock_guard lock(mutex_);
-  --lane.members_;
+  --set.members_;
 }
 
 std::vector<Staging::Use> Staging::use() const {
   const std::lock_guard lock(mutex_);
   std::vector<Use> all;
   for (const auto& pool : pools_) {
-    Use use = {staging_name(pool->place), 0, pool->lanes.size(), 0, 0};
-    for (const auto& lane : pool->lanes) {
-      use.bytes += lane->region_ != nullptr ? lane->region_->ref.bytes : 0;
-      use.lanes_in_use += lane->taken() ? 1 : 0;
-      use.transfers += lane->members_;
+    Use use = {staging_name(pool->place), 0, pool->sets.size(), 0, 0};
+    for (const auto& set : pool->sets) {
+      use.bytes += set->region_ != nullptr ? set->region_->ref.bytes : 0;
+      use.sets_in_use += set->taken() ? 1 : 0;
+      use.transfers += set->members_;
     }
     all.push_back(std::move(use));
   }
@@ -104,8 +104,8 @@ std::vector<std::shared_ptr<Region>> Staging::end() noexcept {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Region>> regions;
   for (const auto& pool : pools_) {
-    for (const auto& lane : pool->lanes)
-      if (lane->region_ != nullptr) regions.push_back(lane->region_);
+    for (const auto& set : pool->sets)
+      if (set->region_ != nullptr) regions.push_back(set->region_);
   }
   return regions;
 }

@@ -1,10 +1,10 @@
 // Memory that bytes pass through when no backend moves them in one step, such as from a peer's memory to a file.
 //
 // It comes in *pools* by where it helps: huge pages for whatever the processor and disks move, pinned memory for what
-// a GPU moves. A pool is allocated when the first transfer needs it, and never grows. It is cut into *lanes* of a few
-// chunks each; a lane is a region of its own, registered with every backend when the first transfer joins it. A
-// transfer belongs to one lane for its lifetime, so that its plans are made once, and uses it alone while in flight;
-// other transfers of the lane wait their turn. Peers do not know this memory and can't reach it.
+// a GPU moves. A pool is allocated when the first transfer needs it, and never grows. It is cut into *sets* of a few
+// chunks each; a set is a region of its own, registered with every backend when the first transfer joins it. A
+// transfer belongs to one set for its lifetime, so that its plans are made once, and uses it alone while in flight;
+// other transfers of the set wait their turn. Peers do not know this memory and can't reach it.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class Agent;
 struct StagingSettings {
   uint64_t bytes;        // staging.bytes: of a pool
   uint64_t chunk_bytes;  // staging.chunk
-  uint32_t depth;        // staging.depth: chunks of a lane
+  uint32_t depth;        // staging.depth: chunks of a set
   bool straight;         // staging.straight: cached data is read directly into mapped memory
 };
 
@@ -34,7 +34,7 @@ StagingSettings read_staging_settings(const Config& config);
 
 enum class StagingKind : uint8_t {
   kPages,   // huge pages where the kernel has them
-  kPinned,  // the GPU's backend pins a lane with the first plan that uses it
+  kPinned,  // the GPU's backend pins a set with the first plan that uses it
 };
 
 inline constexpr uint64_t kAnyGpu = UINT64_MAX;
@@ -51,7 +51,7 @@ std::string staging_name(const StagingPlace& place);
 
 class Staging {
  public:
-  class Lane {
+  class ChunkSet {
    public:
     // Takes it for `holder`; false: another holder has it. Any thread, like release().
     [[nodiscard]] bool take(const void* holder) noexcept {
@@ -77,27 +77,27 @@ class Staging {
 
   [[nodiscard]] const StagingSettings& settings() const noexcept { return settings_; }
 
-  // Joins the lane with the fewest members; the first calls allocate. Throws Error. Control path.
-  Lane& join(const StagingPlace& place);
-  void leave(Lane& lane) noexcept;
+  // Joins the set with the fewest members; the first calls allocate. Throws Error. Control path.
+  ChunkSet& join(const StagingPlace& place);
+  void leave(ChunkSet& set) noexcept;
 
   struct Use {
     std::string name;
     uint64_t bytes;  // registered
-    uint64_t lanes;
-    uint64_t lanes_in_use;
+    uint64_t sets;
+    uint64_t sets_in_use;
     uint64_t transfers;
   };
   [[nodiscard]] std::vector<Use> use() const;  // of each pool
 
-  // The agent closes: no transfer is in flight, and none will be made. Returns the lanes' regions.
+  // The agent closes: no transfer is in flight, and none will be made. Returns the sets' regions.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> end() noexcept;
 
  private:
   struct Pool {
     StagingPlace place;
     Mapping memory;
-    std::vector<std::unique_ptr<Lane>> lanes;
+    std::vector<std::unique_ptr<ChunkSet>> sets;
   };
   Pool& pool_at(StagingPlace place);
 

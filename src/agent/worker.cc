@@ -101,7 +101,7 @@ void Worker::finished(Ending& ending) noexcept {
 uint32_t Worker::drive() noexcept {
   if (!try_lock()) return 0;
   driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // under the lock
-  if (armed_) {
+  if (arming_ == Arming::kAsleep) {
     // The sleeper must arm again once this thread stops driving: wake it from epoll now.
     disarm();
     kick_.signal();
@@ -198,9 +198,14 @@ uint64_t Worker::read_clock() noexcept {
 
 uint32_t Worker::pass(bool poll_descriptors) noexcept {
   if (retired_) return 0;
+  const bool woken = std::exchange(woken_, false);
+  if (!woken && arming_ == Arming::kLeft) disarm();
   uint32_t done = drain_queue();
   const uint64_t now_ns = read_clock();
-  done += progress_backends(now_ns);
+  done += progress_backends(now_ns, woken ? Until::kOneHadWork : Until::kAllHadATurn);
+  // What the thread slept for goes out first. All that a pass does besides is not in the processor's caches, and waits
+  // for the next one.
+  if (woken && done != 0) return done;
   if (poll_descriptors) done += handle_events(0);
   if (now_ns >= next_step_ns_) next_step_ns_ = UINT64_MAX;
   if (establishing_ != nullptr) done += step_establishing(now_ns);
@@ -217,7 +222,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
 
 // Consecutive passes serve the backend in use. A backend without work for a while and without a part is
 // checked only when the pass's clock has been read again, which is within a microsecond.
-uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
+uint32_t Worker::progress_backends(uint64_t now_ns, Until until) noexcept {
   uint32_t done = 0;
   for (const Backend* const each : agent_.backends().backends()) {
     const Backend& backend = *each;
@@ -229,6 +234,7 @@ uint32_t Worker::progress_backends(uint64_t now_ns) noexcept {
     const uint32_t here = backend.data->progress(backend.handle, index_, now_ns);
     interest.empty_passes = here == 0 ? interest.empty_passes + 1 : 0;
     done += here;
+    if (here != 0 && until == Until::kOneHadWork) break;
   }
   return done;
 }
@@ -351,7 +357,7 @@ void Worker::call(Watch& watch, uint32_t events) noexcept {
 }
 
 bool Worker::arm() noexcept {
-  armed_ = true;
+  arming_ = Arming::kAsleep;
   bool work = false;
   for (const auto& backend : agent_.backends().backends()) {
     if (backend->open() && backend->data->arm(backend->handle, index_) != 0) work = true;
@@ -362,8 +368,8 @@ bool Worker::arm() noexcept {
 }
 
 void Worker::disarm() noexcept {
-  if (!armed_) return;
-  armed_ = false;
+  if (arming_ == Arming::kNone) return;
+  arming_ = Arming::kNone;
   for (const auto& backend : agent_.backends().backends()) {
     if (backend->open()) backend->data->disarm(backend->handle, index_);
   }
@@ -416,7 +422,11 @@ void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   if (woken && event.context == &kick_) kick_.drain();
   sleeping_.store(false, std::memory_order_seq_cst);
   if (!try_lock()) return;
-  disarm();
+  woken_ = woken && arming_ == Arming::kAsleep;
+  if (woken_)
+    arming_ = Arming::kLeft;
+  else
+    disarm();
   passes_since_poll_ = woken ? kPassesPerPoll - kPassesBeforePoll : kPassesPerPoll;
   next_poll_ns_ = 0;
   unlock();

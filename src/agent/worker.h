@@ -128,6 +128,12 @@ class Worker {
     uint32_t throws = 0;  // in a row
   };
 
+  enum class Arming : uint8_t {
+    kNone,
+    kAsleep,  // the backends wake the thread that sleeps
+    kLeft,    // that thread is awake; the next pass that is not its first disarms them
+  };
+
   // A worker's state of one backend.
   struct Interest {
     uint32_t in_flight = 0;     // parts there
@@ -136,7 +142,8 @@ class Worker {
   };
 
   uint32_t pass(bool poll_descriptors) noexcept;  // under the lock
-  uint32_t progress_backends(uint64_t now_ns) noexcept;
+  enum class Until : uint8_t { kAllHadATurn, kOneHadWork };
+  uint32_t progress_backends(uint64_t now_ns, Until until) noexcept;
   uint64_t read_clock() noexcept;
   uint32_t drain_queue() noexcept;
   uint32_t step_establishing(uint64_t now_ns) noexcept;
@@ -169,7 +176,8 @@ class Worker {
   Poller poller_;
   EventFd wake_;  // new work: the next thread that polls drains it and does the work
   EventFd kick_;  // the sleeper in epoll must arm again: only the sleeper drains it
-  bool armed_ = false;
+  Arming arming_ = Arming::kNone;
+  bool woken_ = false;  // the next pass is the first after a sleep that something ended
   bool retired_ = false;
   uint32_t passes_since_poll_ = 0;
   uint64_t next_poll_ns_ = 0;

@@ -121,7 +121,7 @@ int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd) {
     capi::need(agent, "agent");
     capi::need(fd, "fd");
     agent->agent->check_usable();
-    *fd = agent->agent->event_fd();
+    *fd = agent->agent->activity().event_fd();
     return Status::kOk;
   });
 }

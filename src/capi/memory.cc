@@ -81,7 +81,7 @@ int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t 
     capi::need(agent, "agent");
     capi::need(region, "region");
     const auto given = capi::take_options(options, "options");
-    *region = new towline_region{agent->agent, agent->agent->add_region(address, bytes, given)};
+    *region = new towline_region{agent->agent, agent->agent->own_regions().add(address, bytes, given)};
     return Status::kOk;
   });
 }
@@ -91,7 +91,7 @@ int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns)
     if (region == nullptr) return Status::kOk;
     if (region->agent->usable() == Status::kOk) {
       std::string why;
-      const Status status = region->agent->remove_region(region->region, timeout_ns, why);
+      const Status status = region->agent->own_regions().remove(region->region, timeout_ns, why);
       if (status == Status::kTimedOut) fail(status, "the region is still in use: {}", why);
     }
     delete region;

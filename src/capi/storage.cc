@@ -14,7 +14,7 @@ int32_t towline_storage_register(towline_agent_t* agent, const char* uri,
     capi::need(region, "region");
     auto given = capi::take_options(options, "options");
     if (options == nullptr) given.fd = -1;
-    *region = new towline_region{agent->agent, agent->agent->add_storage(uri, given)};
+    *region = new towline_region{agent->agent, agent->agent->own_regions().add_storage(uri, given)};
     return Status::kOk;
   });
 }
@@ -25,7 +25,7 @@ int32_t towline_storage_query(towline_agent_t* agent, const char* uri, towline_s
     capi::need(uri, "uri");
     capi::need(info, "info");
     towline_storage_info_t found = {};
-    agent->agent->query_storage(uri, found);
+    agent->agent->own_regions().query_storage(uri, found);
     found.struct_size = info->struct_size;
     std::memcpy(info, &found, std::min(info->struct_size, sizeof found));
     return Status::kOk;
@@ -38,7 +38,7 @@ int32_t towline_storage_list(towline_agent_t* agent, const char* prefix, towline
     capi::need(agent, "agent");
     capi::need(prefix, "prefix");
     if (found == nullptr) fail(Status::kInvalidArgument, "found is null");
-    agent->agent->list_storage(prefix, found, argument);
+    agent->agent->own_regions().list_storage(prefix, found, argument);
     return Status::kOk;
   });
 }
@@ -46,7 +46,7 @@ int32_t towline_storage_list(towline_agent_t* agent, const char* prefix, towline
 int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
     capi::need(region, "region");
-    region->agent->commit_storage(region->region, timeout_ns);
+    region->agent->own_regions().commit_storage(region->region, timeout_ns);
     return Status::kOk;
   });
 }

@@ -76,7 +76,7 @@ AgentWindow::AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t 
   if (address != nullptr && bytes != 0) {
     towline_region_options_t options = {};
     options.struct_size = sizeof options;
-    region_ = agent_->add_region(address, bytes, options);
+    region_ = agent_->own_regions().add(address, bytes, options);
   }
   for (Rank& rank : ranks_) {
     rank.counter_here = agent_->remote_counters().create(0);
@@ -92,7 +92,7 @@ AgentWindow::~AgentWindow() {
   if (close(Deadline::at(0), why) != Status::kOk || !left_over_.empty()) agent_->close();
   left_over_.clear();
   if (staging_region_ != nullptr && !agent_->closed())
-    (void)agent_->remove_region(staging_region_, kSecondNs, why);
+    (void)agent_->own_regions().remove(staging_region_, kSecondNs, why);
 }
 
 // ---- Opening
@@ -129,7 +129,7 @@ void AgentWindow::open(size_t rank, std::span<const uint8_t> offer) {
 Status AgentWindow::close(Deadline deadline, std::string& why) {
   if (region_ == nullptr || agent_->closed()) return Status::kOk;
   const uint64_t left = deadline.remaining_ns(monotonic_now_ns());
-  const Status status = agent_->remove_region(region_, left, why);
+  const Status status = agent_->own_regions().remove(region_, left, why);
   if (status == Status::kOk) region_.reset();
   return status;
 }
@@ -204,7 +204,7 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
   try {
     if (staging_region_ == nullptr) {
       staging_ = SharedMemory::allocate(kSlots * kPieceBytes, 0);
-      staging_region_ = agent_->add_private_region(staging_->address(), kSlots * kPieceBytes);
+      staging_region_ = agent_->own_regions().add_private(staging_->address(), kSlots * kPieceBytes);
     }
     size_t slot = 0;
     for (uint64_t begin = 0; begin < bytes; begin += kPieceBytes, slot = (slot + 1) % kSlots) {

@@ -42,8 +42,8 @@ Status TcpGroup::swap(const Call& call, int step, std::span<const uint8_t> out, 
                         ranks_[static_cast<size_t>(back(step))], in, call.deadline);
 }
 Status TcpGroup::exchange(const Call& call) {
-  const Status status = mesh_.exchange_all(call.header, legs_, call.deadline);
-  legs_.clear();
+  const Status status = mesh_.exchange_all(call.header, messages_, call.deadline);
+  messages_.clear();
   return status;
 }
 Status TcpGroup::send(const Call& call, int to, std::span<const uint8_t> out) {

@@ -42,8 +42,8 @@ class TcpGroup {
   Status swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in);
   // Performs all moves recorded with give() and take() at once.
   Status exchange(const Call& call);
-  void give(int to, std::span<const uint8_t> out) { legs_.push_back({rank(to), true, out, {}}); }
-  void take(int from, std::span<uint8_t> in) { legs_.push_back({rank(from), false, {}, in}); }
+  void give(int to, std::span<const uint8_t> out) { messages_.push_back({rank(to), true, out, {}}); }
+  void take(int from, std::span<uint8_t> in) { messages_.push_back({rank(from), false, {}, in}); }
   int rank(int index) const { return ranks_[static_cast<size_t>(index)]; }
   Status send(const Call& call, int to, std::span<const uint8_t> out);
   Status receive(const Call& call, int from, std::span<uint8_t> in);
@@ -60,7 +60,7 @@ class TcpGroup {
   std::vector<uint8_t> received_;
   std::vector<uint8_t> result_;
   std::vector<const void*> sources_;
-  std::vector<TcpMesh::Leg> legs_;
+  std::vector<TcpMesh::Message> messages_;
   Parts in_;
   Parts out_;
 };

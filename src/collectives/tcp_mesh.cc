@@ -371,33 +371,34 @@ bool TcpMesh::verdict_waits() {
 
 Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> out, int from,
                          std::span<uint8_t> in, Deadline deadline) {
-  Leg legs[2];
+  Message messages[2];
   size_t count = 0;
-  if (to >= 0) legs[count++] = {to, true, out, {}};
-  if (from >= 0) legs[count++] = {from, false, {}, in};
-  return exchange_all(header, {legs, count}, deadline);
+  if (to >= 0) messages[count++] = {to, true, out, {}};
+  if (from >= 0) messages[count++] = {from, false, {}, in};
+  return exchange_all(header, {messages, count}, deadline);
 }
 
-Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, Deadline deadline) {
+Status TcpMesh::exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline) {
   moving_.clear();
-  for (const Leg& leg : legs) {
+  for (const Message& message : messages) {
     Status status = Status::kOk;
-    Stream* const pipe = pipe_to(leg.peer, header, deadline, status);
+    Stream* const pipe = pipe_to(message.peer, header, deadline, status);
     if (is_error(status)) return status;
-    moving_.push_back({leg.peer, pipe, PipeSend(leg.sends ? pipe : nullptr, header, leg.out),
-                       PipeReceive(leg.sends ? nullptr : pipe, leg.in), leg.in.size(), leg.sends});
+    moving_.push_back({message.peer, pipe, PipeSend(message.sends ? pipe : nullptr, header, message.out),
+                       PipeReceive(message.sends ? nullptr : pipe, message.in), message.in.size(),
+                       message.sends});
   }
   uint64_t idle_since_ns = 0;
   for (;;) {
     bool moved = false;
     bool may_write = false;
     const Moving* waiting = nullptr;  // waits for the first receive, else for a send
-    for (Moving& leg : moving_) {
-      if (leg.done()) continue;
-      if (const Status status = step(header, leg, moved); is_error(status)) return status;
-      if (leg.done()) continue;
-      may_write = may_write || (leg.writable && !leg.sending.done());
-      if (waiting == nullptr || (waiting->receiving.done() && !leg.receiving.done())) waiting = &leg;
+    for (Moving& moving : moving_) {
+      if (moving.done()) continue;
+      if (const Status status = step(header, moving, moved); is_error(status)) return status;
+      if (moving.done()) continue;
+      may_write = may_write || (moving.writable && !moving.sending.done());
+      if (waiting == nullptr || (waiting->receiving.done() && !moving.receiving.done())) waiting = &moving;
     }
     if (waiting == nullptr) return Status::kOk;
     if (moved) {
@@ -415,11 +416,12 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Leg> legs, De
     if (idle_since_ns == 0) idle_since_ns = now;
     if (may_write || now - idle_since_ns < spin_ns_) continue;
     polled_.clear();
-    for (const Moving& leg : moving_)
-      if (!leg.done())
-        polled_.push_back({leg.stream->fd(), static_cast<short>(leg.sending.done() ? POLLIN : POLLOUT), 0});
+    for (const Moving& moving : moving_)
+      if (!moving.done())
+        polled_.push_back(
+            {moving.stream->fd(), static_cast<short>(moving.sending.done() ? POLLIN : POLLOUT), 0});
     ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
-    for (Moving& leg : moving_) leg.writable = true;
+    for (Moving& moving : moving_) moving.writable = true;
   }
 }
 
@@ -430,20 +432,21 @@ Status TcpMesh::interrupted(const Header& header) {
 
 // Moves as many bytes as possible now. A full socket is tried again when the kernel says that a good part of
 // it is free: filling every gap at once would send many small segments.
-Status TcpMesh::step(const Header& header, Moving& leg, bool& moved) {
-  const PipeStep sent = leg.writable ? leg.sending.step() : PipeStep::kBlocked;
-  const PipeStep received = leg.receiving.step();
-  if (sent == PipeStep::kBlocked && !leg.sending.done()) {
-    leg.writable = leg.stream->ready(POLLOUT);
+Status TcpMesh::step(const Header& header, Moving& moving, bool& moved) {
+  const PipeStep sent = moving.writable ? moving.sending.step() : PipeStep::kBlocked;
+  const PipeStep received = moving.receiving.step();
+  if (sent == PipeStep::kBlocked && !moving.sending.done()) {
+    moving.writable = moving.stream->ready(POLLOUT);
   }
   if (sent == PipeStep::kLost || received == PipeStep::kLost) {
-    return breaker_.raise(Status::kPeerLost, fmt::format("{} closed its connection during {}",
-                                                         describe(leg.peer), collectives::describe(header)));
+    return breaker_.raise(Status::kPeerLost,
+                          fmt::format("{} closed its connection during {}", describe(moving.peer),
+                                      collectives::describe(header)));
   }
   moved = moved || sent == PipeStep::kMoved || received == PipeStep::kMoved;
-  if (leg.compared || !leg.receiving.headed()) return Status::kOk;
-  leg.compared = true;
-  return compare(header, leg.peer, leg.receiving.prefix(), leg.expected);
+  if (moving.compared || !moving.receiving.headed()) return Status::kOk;
+  moving.compared = true;
+  return compare(header, moving.peer, moving.receiving.prefix(), moving.expected);
 }
 
 Status TcpMesh::compare(const Header& header, int from, const PipePrefix& theirs, uint64_t expected) {

@@ -62,14 +62,14 @@ class TcpMesh {
                   Deadline deadline);
 
   // A message to or from a rank; an empty one is a message, too.
-  struct Leg {
+  struct Message {
     int peer = -1;
     bool sends = false;
     std::span<const uint8_t> out = {};
     std::span<uint8_t> in = {};
   };
-  // Moves all legs at once, each as far as its connection allows: no leg waits while another could continue.
-  Status exchange_all(const Header& header, std::span<const Leg> legs, Deadline deadline);
+  // Moves all messages at once, each as far as its connection allows: none waits while another could continue.
+  Status exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline);
 
   // ---- The message engine. Null until the other side has dialled.
   std::unique_ptr<Channel> message_channel(int peer);
@@ -107,7 +107,7 @@ class TcpMesh {
     bool writable = true;
     bool done() const noexcept { return sending.done() && receiving.done(); }
   };
-  Status step(const Header& header, Moving& leg, bool& moved);
+  Status step(const Header& header, Moving& moving, bool& moved);
   Status interrupted(const Header& header);
   void tell(int peer, uint8_t type, const Breakage& reason) noexcept;
   std::string describe(int peer) const;

@@ -1,12 +1,11 @@
-// Agent: registered memory and the metadata that tells peers of it.
+#include "agent/own_regions.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "agent/agent.h"
-#include "agent/host_services.h"
 #include "agent/link.h"
-#include "agent/metadata_service.h"
 #include "agent/opened_storage.h"
 #include "agent/post.h"
 #include "base/error.h"
@@ -57,9 +56,9 @@ std::shared_ptr<const RegionLabel> label_from(const towline_region_options_t& op
 
 }  // namespace
 
-std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
-                                          const towline_region_options_t& options) {
-  check_usable();
+std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
+                                        const towline_region_options_t& options) {
+  agent_.check_usable();
   Region region;
   region.ref = {0,
                 reinterpret_cast<uint64_t>(address),
@@ -76,7 +75,7 @@ std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
     fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
   if (options.kind == TOWLINE_DRAM) {
     if ((options.flags & TOWLINE_REGION_SHARE) != 0) {
-      check_unused_before_moving(*regions_, region.ref);
+      check_unused_before_moving(table_, region.ref);
       region.in_place = share_in_place(address, bytes);
     }
     region.shared = find_shared_range(address, bytes, region.shared_reason);
@@ -84,7 +83,7 @@ std::shared_ptr<Region> Agent::add_region(void* address, uint64_t bytes,
   return take_on(std::move(region));
 }
 
-std::shared_ptr<Region> Agent::add_private_region(void* address, uint64_t bytes) {
+std::shared_ptr<Region> OwnRegions::add_private(void* address, uint64_t bytes) {
   Region region;
   region.ref = {0, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
   region.shared = find_shared_range(address, bytes, region.shared_reason);
@@ -92,57 +91,57 @@ std::shared_ptr<Region> Agent::add_private_region(void* address, uint64_t bytes)
   return take_on_unpublished(std::move(region));
 }
 
-std::shared_ptr<Region> Agent::take_on(Region region) {
+std::shared_ptr<Region> OwnRegions::take_on(Region region) {
   const std::lock_guard registering(registration_mutex_);
   if (region.label != nullptr) check_name_is_free(region.label->name);
   std::shared_ptr<Region> added = take_on_unpublished(std::move(region));
-  if (added->label != nullptr) region_names_[added->label->name] = added->ref.key;
-  regions_->publish(added->ref.key);
+  if (added->label != nullptr) names_[added->label->name] = added->ref.key;
+  table_.publish(added->ref.key);
   return added;
 }
 
 // A region that is being deregistered keeps no name.
-void Agent::check_name_is_free(const std::string& name) {
-  const auto named = region_names_.find(name);
-  if (named == region_names_.end()) {
-    if (region_names_.size() >= metadata::kMaxNamedRegions)
+void OwnRegions::check_name_is_free(const std::string& name) {
+  const auto named = names_.find(name);
+  if (named == names_.end()) {
+    if (names_.size() >= metadata::kMaxNamedRegions)
       fail(Status::kLimitExceeded, "{} regions of agent '{}' have names: there is no room for '{}'",
-           region_names_.size(), options_.name, name);
+           names_.size(), agent_.name(), name);
     return;
   }
-  if (regions_->is_published(named->second))
+  if (table_.is_published(named->second))
     fail(Status::kAlreadyExists,
          "a region of agent '{}' is named '{}' already (key {:#x}): deregister it first, or choose another "
          "name",
-         options_.name, name, named->second);
+         agent_.name(), name, named->second);
 }
 
-std::shared_ptr<Region> Agent::take_on_unpublished(Region region) {
-  std::shared_ptr<Region> added = regions_->add(std::move(region));
+std::shared_ptr<Region> OwnRegions::take_on_unpublished(Region region) {
+  std::shared_ptr<Region> added = table_.add(std::move(region));
   register_with_backends(*added);
   const bool taken =
       std::any_of(added->registrations.begin(), added->registrations.end(),
                   [](const RegionRegistration& entry) { return entry.registration != nullptr; });
   if (!taken) {
     std::string reasons;
-    for (const auto& backend : backends_->backends()) {
+    for (const auto& backend : agent_.backends().backends()) {
       reasons += fmt::format(
           "\n  {}: {}", backend->name,
           backend->open() ? added->registrations[backend->index].reason : backend->why_not_open());
     }
-    regions_->remove(added->ref.key);
+    table_.remove(added->ref.key);
     fail(Status::kUnsupported, "no backend takes this memory:{}", reasons);
   }
   return added;
 }
 
-void Agent::register_with_backends(Region& region) {
-  region.registrations.resize(backends_->most_numbers());
-  for (const Backend* const backend : backends_->backends())
+void OwnRegions::register_with_backends(Region& region) {
+  region.registrations.resize(agent_.backends().most_numbers());
+  for (const Backend* const backend : agent_.backends().backends())
     region.registrations[backend->index] = register_with(*backend, region);
 }
 
-RegionRegistration Agent::register_with(const Backend& backend, const Region& region) {
+RegionRegistration OwnRegions::register_with(const Backend& backend, const Region& region) {
   RegionRegistration entry;
   if (!backend.open()) return entry;
   if ((backend.kinds & (1u << region.ref.kind)) == 0) {
@@ -170,51 +169,51 @@ RegionRegistration Agent::register_with(const Backend& backend, const Region& re
   return entry;
 }
 
-Status Agent::remove_region(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {
+Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {
   const uint64_t key = region->ref.key;
-  const uint64_t deadline_ns = deadline_after(timeout_ns);
-  const bool first = regions_->retire(key);
-  for_each_post([&](Post& post) {
+  const uint64_t deadline_ns = Deadline::after(agent_.now_ns(), timeout_ns).ns();
+  const bool first = table_.retire(key);
+  agent_.for_each_post([&](Post& post) {
     const bool own_target = post.remote().peer() != nullptr &&
-                            post.remote().peer()->incarnation() == incarnation_ &&
+                            post.remote().peer()->incarnation() == agent_.incarnation() &&
                             post.remote().uses_region(key);
     if (post.local().uses_region(key) || own_target) post.close_gate(static_cast<int32_t>(Status::kStale));
   });
   if (first) ask_peers_to_let_go(*region);
   why.clear();
-  const bool gone = drive_until(
+  const bool gone = agent_.drive_until(
       [&] {
         why.clear();
         if (!release_transfers_of(key)) why = "a transfer of this agent is still in flight";
         if (why.empty()) why = peer_holding(key);
-        if (why.empty() && regions_->pinned(key) != 0) why = "a peer's access is under way";
+        if (why.empty() && table_.pinned(key) != 0) why = "a peer's access is under way";
         return why.empty();
       },
       deadline_ns);
   if (!gone) return Status::kTimedOut;
   const std::lock_guard registering(registration_mutex_);  // until it is gone: a backend may be coming
   unregister_from_backends(*region);
-  forget_own_region(key);
+  agent_.forget_own_region(key);
   if (region->label != nullptr) {
-    const auto named = region_names_.find(region->label->name);
-    if (named != region_names_.end() && named->second == key) region_names_.erase(named);
+    const auto named = names_.find(region->label->name);
+    if (named != names_.end() && named->second == key) names_.erase(named);
   }
-  return regions_->remove(key) ? Status::kOk : Status::kStale;
+  return table_.remove(key) ? Status::kOk : Status::kStale;
 }
 
 // Storage is known only to this agent.
-void Agent::ask_peers_to_let_go(const Region& region) {
-  for (auto& worker : workers_) {
+void OwnRegions::ask_peers_to_let_go(const Region& region) {
+  for (auto& worker : agent_.workers()) {
     Worker::Guard guard(*worker);
     for (Link* link : std::vector<Link*>(worker->links())) {
-      if (is_storage(region.ref.kind) && link->peer().incarnation() != incarnation_) continue;
+      if (is_storage(region.ref.kind) && link->peer().incarnation() != agent_.incarnation()) continue;
       if (link->talks()) link->ask_revoke(region.ref.key);
     }
   }
 }
 
-std::string Agent::peer_holding(uint64_t key) {
-  for (auto& worker : workers_) {
+std::string OwnRegions::peer_holding(uint64_t key) {
+  for (auto& worker : agent_.workers()) {
     Worker::Guard guard(*worker);
     for (const Link* link : worker->links()) {
       if (!link->revocation_pending(key)) continue;
@@ -228,27 +227,28 @@ std::string Agent::peer_holding(uint64_t key) {
 
 // Their gates are closed. A transfer that was added since then has nothing of the region: it is retired, so
 // Post::prepare_part refuses it.
-bool Agent::release_transfers_of(uint64_t key) {
-  std::lock_guard lock(control_mutex_);
-  InUse::publish();
-  bool clean = true;
-  posts_.for_each([&](Post& post) {
-    if (!post.local().uses_region(key)) return;
-    for (uint32_t i = 0; i < post.part_count(); ++i) {
-      Part& part = post.parts()[i];
-      if (!part.worker->try_lock()) {
-        clean = false;
-        continue;
+bool OwnRegions::release_transfers_of(uint64_t key) {
+  return agent_.with_posts([key](auto& posts) {
+    InUse::publish();
+    bool clean = true;
+    posts.for_each([&](Post& post) {
+      if (!post.local().uses_region(key)) return;
+      for (uint32_t i = 0; i < post.part_count(); ++i) {
+        Part& part = post.parts()[i];
+        if (!part.worker->try_lock()) {
+          clean = false;
+          continue;
+        }
+        if (part.prepared != nullptr && !post.try_release(part)) clean = false;
+        part.worker->unlock();
       }
-      if (part.prepared != nullptr && !post.try_release(part)) clean = false;
-      part.worker->unlock();
-    }
+    });
+    return clean;
   });
-  return clean;
 }
 
-void Agent::unregister_from_backends(Region& region) {
-  for (const Backend* const backend : backends_->backends()) {
+void OwnRegions::unregister_from_backends(Region& region) {
+  for (const Backend* const backend : agent_.backends().backends()) {
     if (backend->index >= region.registrations.size()) continue;
     RegionRegistration& entry = region.registrations[backend->index];
     if (entry.registration == nullptr || !backend->open()) continue;
@@ -258,115 +258,22 @@ void Agent::unregister_from_backends(Region& region) {
   close_storage(region);
 }
 
-void Agent::release_regions(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
+void OwnRegions::register_all_with(const Backend& backend) {
+  for (const auto& region : table_.all()) {
+    RegionRegistration entry = register_with(backend, *region);
+    (void)table_.change(region->ref.key, [&](Region& present) {
+      if (present.registrations.size() <= backend.index) present.registrations.resize(backend.index + 1);
+      present.registrations[backend.index] = std::move(entry);
+    });
+  }
+}
+
+void OwnRegions::end(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
   for (const auto& region : staging) unregister_from_backends(*region);
-  for (const auto& region : regions_->published()) {
-    regions_->retire(region->ref.key);
+  for (const auto& region : table_.published()) {
+    table_.retire(region->ref.key);
     unregister_from_backends(*region);
   }
-}
-
-// ---- backends that come later
-
-namespace {
-
-// "ucx?transports=tcp&slice_bytes=64KiB" sets ucx.transports and ucx.slice_bytes. Returns "ucx".
-std::string take_settings(const std::string& plugin, Config& config) {
-  const auto mark = plugin.find('?');
-  const std::string name = plugin.substr(0, mark);
-  if (mark == std::string::npos || name.find_first_of("/.") != std::string::npos) return plugin;
-  for (std::size_t at = mark + 1; at < plugin.size();) {
-    const std::size_t end = std::min(plugin.find('&', at), plugin.size());
-    const std::string setting = plugin.substr(at, end - at);
-    const auto equal = setting.find('=');
-    if (equal == 0 || equal == std::string::npos)
-      fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", plugin, setting);
-    config.set(name + "." + setting.substr(0, equal), setting.substr(equal + 1));
-    at = end + 1;
-  }
-  return name;
-}
-
-}  // namespace
-
-void Agent::add_backend(const std::string& named) {
-  check_usable();
-  const std::lock_guard registering(registration_mutex_);
-  const std::string plugin = take_settings(named, options_.config);
-  const auto locked = [this](auto&& call) {
-    for (auto& worker : workers_) worker->lock();
-    call();
-    for (auto& worker : workers_) worker->unlock();
-  };
-  for (Backend* const backend :
-       backends_->load_more(plugin, options_.config.get_string("faults"), host_services())) {
-    locked([&] { backends_->open_loaded(*backend); });
-    backends_->check_open(*backend);
-    for (const auto& region : regions_->all()) {
-      RegionRegistration entry = register_with(*backend, *region);
-      (void)regions_->change(region->ref.key, [&](Region& present) {
-        if (present.registrations.size() <= backend->index) present.registrations.resize(backend->index + 1);
-        present.registrations[backend->index] = std::move(entry);
-      });
-    }
-    backends_->put_in_order(*backend, options_.backends.empty());
-    for (auto& worker : workers_) worker->wake();
-  }
-}
-
-// ---- metadata
-
-std::vector<uint8_t> Agent::metadata(const std::vector<uint64_t>* keys) {
-  check_usable();
-  Worker::Guard guard(*workers_[0]);
-  return metadata_locked(keys);
-}
-
-std::vector<uint8_t> Agent::metadata_locked(const std::vector<uint64_t>* keys) {
-  return metadata::encode(describe_self(keys, false));
-}
-
-metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, bool with_storage) {
-  metadata::PeerMetadata self;
-  self.identity.name = name();
-  self.identity.incarnation = incarnation_;
-  self.identity.host = {{identity_.host[0], identity_.host[1]},
-                        static_cast<uint32_t>(identity_.pid),
-                        identity_.pid_namespace,
-                        identity_.network_namespace,
-                        identity_.start_time};
-  self.identity.caller_driven = identity_.caller_driven != 0;
-  self.identity.workers = identity_.workers;
-  self.partial = keys != nullptr;
-  if (metadata_service_ != nullptr) self.listen = metadata_service_->addresses();
-  std::vector<uint8_t> address(TOWLINE_MAX_ADDRESS_BYTES);
-  std::vector<uint32_t> told;  // the backends' own numbers, in the blob's order
-  for (const auto& backend : backends_->backends()) {
-    if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
-    size_t bytes = address.size();
-    if (backend->connection->address(backend->handle, address.data(), &bytes) != TOWLINE_OK) continue;
-    if (bytes == 0 || bytes > address.size()) continue;
-    told.push_back(backend->index);
-    self.backends.push_back({backend->name,
-                             backend->plugin->version,
-                             {address.begin(), address.begin() + static_cast<ptrdiff_t>(bytes)}});
-  }
-  for (const auto& region : regions_->published()) {
-    if (keys != nullptr && std::find(keys->begin(), keys->end(), region->ref.key) == keys->end()) continue;
-    if (is_storage(region->ref.kind) && !with_storage) continue;
-    metadata::RegionMetadata entry;
-    entry.region = region->ref;
-    if (region->label != nullptr)
-      self.names.push_back({static_cast<uint32_t>(self.regions.size()), *region->label});
-    (void)regions_->look_at(region->ref.key, [&](const Region& present) {
-      for (uint32_t i = 0; i < told.size(); ++i) {
-        if (told[i] >= present.registrations.size() || present.registrations[told[i]].token.empty()) continue;
-        entry.tokens.add(i, present.registrations[told[i]].token);
-      }
-    });
-    self.regions.push_back(std::move(entry));
-  }
-  return self;
 }
 
 }  // namespace towline

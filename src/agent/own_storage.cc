@@ -1,11 +1,11 @@
-// Agent: files and the like as regions, and this agent as its own peer, which is how they are reached.
+// OwnRegions: files and the like as regions.
 #include <algorithm>
 #include <string_view>
 
 #include "agent/agent.h"
-#include "agent/block_list.h"
 #include "agent/builtin_backends.h"
 #include "agent/opened_storage.h"
+#include "agent/own_regions.h"
 #include "agent/post.h"
 #include "base/error.h"
 
@@ -92,14 +92,14 @@ towline_storage* storage_of(const Region& region, const Backend& backend) noexce
 
 // ---- regions of storage
 
-Backend& Agent::storage_backend(const char* uri) {
+Backend& OwnRegions::storage_backend(const char* uri) {
   const std::string_view text = uri == nullptr ? "file:" : uri;
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos || colon == 0)
     fail(Status::kInvalidArgument, "'{}' has no scheme: a file is named \"file:/path\"", text);
   const std::string_view scheme = text.substr(0, colon);
   std::string known;
-  for (const auto& backend : backends_->backends()) {
+  for (const auto& backend : agent_.backends().backends()) {
     if (backend->plugin == nullptr || !backend->has_trait(TOWLINE_TRAIT_STORAGE)) continue;
     if (!backend->open()) {
       known += fmt::format("\n  {}: {}", backend->name, backend->why_not_open());
@@ -116,8 +116,8 @@ Backend& Agent::storage_backend(const char* uri) {
   fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}", scheme, known);
 }
 
-std::shared_ptr<Region> Agent::add_storage(const char* uri, const towline_storage_options_t& options) {
-  check_usable();
+std::shared_ptr<Region> OwnRegions::add_storage(const char* uri, const towline_storage_options_t& options) {
+  agent_.check_usable();
   const towline_storage_args args = checked_args(uri, options);
   if (uri == nullptr && args.fd < 0)
     fail(Status::kInvalidArgument, "uri is null and options.fd is {}: one of them is needed", args.fd);
@@ -134,8 +134,8 @@ std::shared_ptr<Region> Agent::add_storage(const char* uri, const towline_storag
   return take_on(std::move(region));
 }
 
-void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
-  check_usable();
+void OwnRegions::query_storage(const char* uri, towline_storage_info_t& info) {
+  agent_.check_usable();
   Backend& backend = storage_backend(uri);
   towline_storage_attributes attributes = {};
   attributes.struct_size = sizeof attributes;
@@ -145,8 +145,8 @@ void Agent::query_storage(const char* uri, towline_storage_info_t& info) {
   info = info_of(attributes);
 }
 
-void Agent::list_storage(const char* prefix, towline_storage_found_t found, void* argument) {
-  check_usable();
+void OwnRegions::list_storage(const char* prefix, towline_storage_found_t found, void* argument) {
+  agent_.check_usable();
   Backend& backend = storage_backend(prefix);
   if (backend.storage->list == nullptr)
     fail(Status::kUnsupported, "{} can't list its contents; s3: can", backend.name);
@@ -168,8 +168,8 @@ void Agent::list_storage(const char* prefix, towline_storage_found_t found, void
   if (status != TOWLINE_OK) fail_as(status, backend);
 }
 
-void Agent::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns) {
-  check_usable();
+void OwnRegions::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns) {
+  agent_.check_usable();
   auto* opened = static_cast<OpenedStorage*>(region->storage.get());
   if (opened == nullptr) fail(Status::kInvalidArgument, "the region is memory: only storage is committed");
   if (opened->replaces()) {
@@ -177,51 +177,23 @@ void Agent::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeo
     const auto uses = [key](const Post& post) {
       return post.local().uses_region(key) || post.remote().uses_region(key);
     };
-    for_each_post([&](Post& post) {
+    agent_.for_each_post([&](Post& post) {
       if (uses(post)) post.close_gate(static_cast<int32_t>(Status::kStale));
     });
-    const bool idle = drive_until(
+    const bool idle = agent_.drive_until(
         [&] {
           bool ready = true;
-          for_each_post([&](Post& post) { ready = ready && (!uses(post) || post.ready()); });
+          agent_.for_each_post([&](Post& post) { ready = ready && (!uses(post) || post.ready()); });
           return ready;
         },
-        deadline_after(timeout_ns));
+        Deadline::after(agent_.now_ns(), timeout_ns).ns());
     if (!idle) fail(Status::kTimedOut, "a transfer of the region is still in flight");
   }
   opened->commit();
 }
 
-void Agent::close_storage(Region& region) noexcept {
+void OwnRegions::close_storage(Region& region) noexcept {
   if (auto* opened = static_cast<OpenedStorage*>(region.storage.get()); opened != nullptr) opened->close();
-}
-
-// ---- this agent as its own peer
-
-std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& list) {
-  Peer* self = own_peer_.load(std::memory_order_acquire);
-  if (self != nullptr && self->ended() != Status::kOk) self = nullptr;
-  std::vector<uint64_t> unknown;
-  for (const towline_region_ref& ref : list->resolved().regions()) {
-    if (self == nullptr || self->region(ref.key) == nullptr) unknown.push_back(ref.key);
-  }
-  if (!unknown.empty()) {
-    Worker::Guard guard(*workers_[0]);
-    self = &learn(describe_self(&unknown, true), false);
-    own_peer_.store(self, std::memory_order_release);
-  }
-  RemoteRegions regions;
-  for (const towline_region_ref& ref : list->resolved().regions()) {
-    std::shared_ptr<RemoteRegion> region = self->region(ref.key);
-    if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
-    regions.push_back(std::move(region));
-  }
-  return std::make_shared<BlockList>(std::shared_ptr<const ResolvedList>(list, &list->resolved()), self,
-                                     std::move(regions));
-}
-
-void Agent::forget_own_region(uint64_t key) noexcept {
-  if (Peer* self = own_peer_.load(std::memory_order_acquire); self != nullptr) (void)self->forget_region(key);
 }
 
 }  // namespace towline

@@ -1,0 +1,137 @@
+// Agent: what it tells others of itself, itself as its own peer, and backends that come later.
+#include <algorithm>
+
+#include "agent/agent.h"
+#include "agent/block_list.h"
+#include "agent/host_services.h"
+#include "agent/metadata_service.h"
+#include "base/error.h"
+
+namespace towline {
+
+// ---- metadata
+
+std::vector<uint8_t> Agent::metadata(const std::vector<uint64_t>* keys) {
+  check_usable();
+  Worker::Guard guard(*workers_[0]);
+  return metadata_locked(keys);
+}
+
+std::vector<uint8_t> Agent::metadata_locked(const std::vector<uint64_t>* keys) {
+  return metadata::encode(describe_self(keys, false));
+}
+
+metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, bool with_storage) {
+  metadata::PeerMetadata self;
+  self.identity.name = name();
+  self.identity.incarnation = incarnation_;
+  self.identity.host = {{identity_.host[0], identity_.host[1]},
+                        static_cast<uint32_t>(identity_.pid),
+                        identity_.pid_namespace,
+                        identity_.network_namespace,
+                        identity_.start_time};
+  self.identity.caller_driven = identity_.caller_driven != 0;
+  self.identity.workers = identity_.workers;
+  self.partial = keys != nullptr;
+  if (metadata_service_ != nullptr) self.listen = metadata_service_->addresses();
+  std::vector<uint8_t> address(TOWLINE_MAX_ADDRESS_BYTES);
+  std::vector<uint32_t> told;  // the backends' own numbers, in the blob's order
+  for (const auto& backend : backends_->backends()) {
+    if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
+    size_t bytes = address.size();
+    if (backend->connection->address(backend->handle, address.data(), &bytes) != TOWLINE_OK) continue;
+    if (bytes == 0 || bytes > address.size()) continue;
+    told.push_back(backend->index);
+    self.backends.push_back({backend->name,
+                             backend->plugin->version,
+                             {address.begin(), address.begin() + static_cast<ptrdiff_t>(bytes)}});
+  }
+  for (const auto& region : regions().published()) {
+    if (keys != nullptr && std::find(keys->begin(), keys->end(), region->ref.key) == keys->end()) continue;
+    if (is_storage(region->ref.kind) && !with_storage) continue;
+    metadata::RegionMetadata entry;
+    entry.region = region->ref;
+    if (region->label != nullptr)
+      self.names.push_back({static_cast<uint32_t>(self.regions.size()), *region->label});
+    (void)regions().look_at(region->ref.key, [&](const Region& present) {
+      for (uint32_t i = 0; i < told.size(); ++i) {
+        if (told[i] >= present.registrations.size() || present.registrations[told[i]].token.empty()) continue;
+        entry.tokens.add(i, present.registrations[told[i]].token);
+      }
+    });
+    self.regions.push_back(std::move(entry));
+  }
+  return self;
+}
+
+// ---- this agent as its own peer
+
+std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& list) {
+  Peer* self = own_peer_.load(std::memory_order_acquire);
+  if (self != nullptr && self->ended() != Status::kOk) self = nullptr;
+  std::vector<uint64_t> unknown;
+  for (const towline_region_ref& ref : list->resolved().regions()) {
+    if (self == nullptr || self->region(ref.key) == nullptr) unknown.push_back(ref.key);
+  }
+  if (!unknown.empty()) {
+    Worker::Guard guard(*workers_[0]);
+    self = &learn(describe_self(&unknown, true), false);
+    own_peer_.store(self, std::memory_order_release);
+  }
+  RemoteRegions regions;
+  for (const towline_region_ref& ref : list->resolved().regions()) {
+    std::shared_ptr<RemoteRegion> region = self->region(ref.key);
+    if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
+    regions.push_back(std::move(region));
+  }
+  return std::make_shared<BlockList>(std::shared_ptr<const ResolvedList>(list, &list->resolved()), self,
+                                     std::move(regions));
+}
+
+void Agent::forget_own_region(uint64_t key) noexcept {
+  if (Peer* self = own_peer_.load(std::memory_order_acquire); self != nullptr) (void)self->forget_region(key);
+}
+
+// ---- backends that come later
+
+namespace {
+
+// "ucx?transports=tcp&slice_bytes=64KiB" sets ucx.transports and ucx.slice_bytes. Returns "ucx".
+std::string take_settings(const std::string& plugin, Config& config) {
+  const auto mark = plugin.find('?');
+  const std::string name = plugin.substr(0, mark);
+  if (mark == std::string::npos || name.find_first_of("/.") != std::string::npos) return plugin;
+  for (std::size_t at = mark + 1; at < plugin.size();) {
+    const std::size_t end = std::min(plugin.find('&', at), plugin.size());
+    const std::string setting = plugin.substr(at, end - at);
+    const auto equal = setting.find('=');
+    if (equal == 0 || equal == std::string::npos)
+      fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", plugin, setting);
+    config.set(name + "." + setting.substr(0, equal), setting.substr(equal + 1));
+    at = end + 1;
+  }
+  return name;
+}
+
+}  // namespace
+
+void Agent::add_backend(const std::string& named) {
+  check_usable();
+  const auto registering = regions_->hold();
+  const std::string plugin = take_settings(named, options_.config);
+  const auto locked = [this](auto&& call) {
+    for (auto& worker : workers_) worker->lock();
+    call();
+    for (auto& worker : workers_) worker->unlock();
+  };
+  for (Backend* const backend :
+       backends_->load_more(plugin, options_.config.get_string("faults"), host_services())) {
+    locked([&] { backends_->open_loaded(*backend); });
+    backends_->check_open(*backend);
+    regions_->register_all_with(*backend);
+    backends_->put_in_order(*backend, options_.backends.empty());
+    for (auto& worker : workers_) worker->wake();
+  }
+}
+
+}  // namespace towline

@@ -1,0 +1,76 @@
+// This agent's own regions: memory and storage as backends know them, from registration until no peer, no transfer and no
+// backend uses them any more.
+//
+// Regions and backends come and go one at a time, under one lock that is taken before every worker's lock and under
+// none: while a backend registers a terabyte, workers go on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memory/region_table.h"
+#include "towline/storage.h"
+#include "towline/towline.h"
+
+namespace towline {
+
+class Agent;
+struct Backend;
+
+class OwnRegions {
+ public:
+  explicit OwnRegions(Agent& agent) : agent_(agent) {}
+  OwnRegions(const OwnRegions&) = delete;
+  OwnRegions& operator=(const OwnRegions&) = delete;
+
+  // These throw Error.
+  std::shared_ptr<Region> add(void* address, uint64_t bytes, const towline_region_options_t& options);
+  // Memory of the agent itself: registered with backends, but not found by lists and not in metadata.
+  std::shared_ptr<Region> add_private(void* address, uint64_t bytes);
+  // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
+  Status remove(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
+
+  // Storage; own_storage.cc. Opens and registers what is at the URI with the backend of its scheme.
+  std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
+  void query_storage(const char* uri, towline_storage_info_t& info);
+  void list_storage(const char* prefix, towline_storage_found_t found, void* argument);
+  void commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns);
+
+  // Nothing is registered, and no backend added, while this lives.
+  [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(registration_mutex_); }
+  // Under hold(): registers all regions with a backend that has come.
+  void register_all_with(const Backend& backend);
+  // Under hold(), when the agent closes: ends all of them, and those of staging memory.
+  void end(const std::vector<std::shared_ptr<Region>>& staging) noexcept;
+
+  [[nodiscard]] RegionTable& table() noexcept { return table_; }
+
+ private:
+  // These under hold().
+  std::shared_ptr<Region> take_on_unpublished(Region region);
+  // Throws Error(kAlreadyExists) if another region that peers can find has the name.
+  void check_name_is_free(const std::string& name);
+  void register_with_backends(Region& region);
+  [[nodiscard]] RegionRegistration register_with(const Backend& backend, const Region& region);
+  void unregister_from_backends(Region& region);
+
+  std::shared_ptr<Region> take_on(Region region);
+  void ask_peers_to_let_go(const Region& region);
+  [[nodiscard]] std::string peer_holding(uint64_t key);
+  [[nodiscard]] bool release_transfers_of(uint64_t key);
+  [[nodiscard]] Backend& storage_backend(const char* uri);
+  static void close_storage(Region& region) noexcept;
+
+  Agent& agent_;
+  RegionTable table_;
+  std::mutex registration_mutex_;
+  std::map<std::string, uint64_t> names_;  // keys of the regions that have or had them
+  std::atomic<uint64_t> last_device_{0};  // numbers given to storage regions
+};
+
+}  // namespace towline
