@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "framing/core.h"
 
 namespace towline::framing {
 namespace {
@@ -74,7 +73,7 @@ LaneState::LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& opti
   traits.payload_alignment = std::bit_floor(std::clamp(traits.payload_alignment, 1u, kMaxPaddingBytes));
 }
 
-ConnectionCore::ConnectionCore(const plugin::Host& host, void* peer, const ConnectionOptions& options)
+Connection::Connection(const plugin::Host& host, void* peer, const ConnectionOptions& options)
     : host_(host),
       peer_(peer),
       options_(within_limits(options)),
@@ -88,22 +87,21 @@ ConnectionCore::ConnectionCore(const plugin::Host& host, void* peer, const Conne
   for (uint32_t i = kReadCredits; i-- > 0;) free_answers_.push_back(i);
 }
 
-ConnectionCore::~ConnectionCore() { release_everything(); }
+Connection::~Connection() { release_everything(); }
 
-LaneState& ConnectionCore::add_lane(std::unique_ptr<Lane> lane) {
+LaneState& Connection::append_lane(std::unique_ptr<Lane> lane) {
   auto state = std::make_unique<LaneState>(std::move(lane), options_);
   state->index = static_cast<uint32_t>(lanes_.size());
   state->lane->look_for_counts();
   if (down_) state->lane->close();
   state->lane->stop_when(
-      {[](const void* self) noexcept { return static_cast<const ConnectionCore*>(self)->urgent_waits(); },
-       this});
+      {[](const void* self) noexcept { return static_cast<const Connection*>(self)->urgent_waits(); }, this});
   lanes_.push_back(std::move(state));
   return *lanes_.back();
 }
 
 // Reads the lane and looks after what it read. The connection may be down afterwards.
-uint32_t ConnectionCore::attend(LaneState& lane, uint64_t now_ns) noexcept {
+uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
   const uint32_t read = read_lane(lane);
   // What waits for this side's GPU is not read, and says that the peer is there.
@@ -113,7 +111,7 @@ uint32_t ConnectionCore::attend(LaneState& lane, uint64_t now_ns) noexcept {
   return read;
 }
 
-uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
+uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t work = ended_.empty() ? 0 : deliver_ended();
   if (landings_ != nullptr && landings_->under_way != 0) work += poll_landings(now_ns);
   const bool lively = now_ns - last_activity_ns_ < kLivelyNs;
@@ -147,7 +145,7 @@ uint32_t ConnectionCore::progress(uint64_t now_ns) noexcept {
 
 // Breaks the connection over frames that begin and do not end: incoming ones, and answers that the peer does
 // not read.
-void ConnectionCore::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
+void Connection::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
   const auto look = [&](FrameWatch& watch, bool under_way, uint32_t sequence, uint64_t left,
                         const char* doing) {
     if (!under_way) return watch.none();
@@ -163,7 +161,7 @@ void ConnectionCore::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
   look(lane.out.watch, out.frame_open && out.served != 0, out.frame_sequence, out.frame.bytes(), "writing");
 }
 
-uint64_t ConnectionCore::frame_deadline_ns() const noexcept {
+uint64_t Connection::frame_deadline_ns() const noexcept {
   uint64_t next_ns = down_ ? kNoDeadline : express_end_ns_;
   for (const auto& lane : lanes_) {
     if (down_) break;
@@ -174,7 +172,7 @@ uint64_t ConnectionCore::frame_deadline_ns() const noexcept {
 }
 
 // Reads and messages that found no room wait for a lane that has output.
-bool ConnectionCore::arm() noexcept {
+bool Connection::arm() noexcept {
   if (!ended_.empty() || !settled()) return true;  // a GPU's copy ends without waking anybody
   if (down_) return false;
   bool work = false;
@@ -191,14 +189,14 @@ bool ConnectionCore::arm() noexcept {
   return work;
 }
 
-void ConnectionCore::disarm() noexcept {
+void Connection::disarm() noexcept {
   armed_ = false;
   if (down_) return;
   for (const auto& lane : lanes_) lane->lane->disarm();
 }
 
 // After a call from outside the worker: a sleeping worker does not know of the work that the call left.
-void ConnectionCore::wake_if_needed() noexcept {
+void Connection::wake_if_needed() noexcept {
   if (!armed_) return;
   bool work = !ended_.empty() || !settled();
   for (const auto& lane : lanes_) work = work || lane->broken.status != Status::kOk || has_output(*lane);
@@ -207,7 +205,7 @@ void ConnectionCore::wake_if_needed() noexcept {
   host_.wake(options_.worker);
 }
 
-void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const char* doing) noexcept {
+void Connection::break_lane(LaneState& lane, const IoResult& result, const char* doing) noexcept {
   const bool closed = result.status == Status::kClosed;
   const Status status = closed ? Status::kPeerLost : result.status;
   try {
@@ -221,7 +219,7 @@ void ConnectionCore::break_lane(LaneState& lane, const IoResult& result, const c
 }
 
 // Nothing is read into, or written from, registered memory after this.
-void ConnectionCore::release_everything() noexcept {
+void Connection::release_everything() noexcept {
   drop_landings();
   for (const auto& lane : lanes_) {
     lane->lane->close();  // unless it was abandoned
@@ -235,7 +233,7 @@ void ConnectionCore::release_everything() noexcept {
   }
 }
 
-void ConnectionCore::fail(Status status, const char* text) noexcept {
+void Connection::fail(Status status, const char* text) noexcept {
   if (down_) return;
   down_ = true;
   for (const auto& lane : lanes_) lane->lane->abandon();
@@ -245,7 +243,7 @@ void ConnectionCore::fail(Status status, const char* text) noexcept {
   host_.connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
 }
 
-void ConnectionCore::close() noexcept {
+void Connection::close() noexcept {
   if (!down_) {
     FrameHeader header;
     header.type = FrameType::kBye;
@@ -261,7 +259,7 @@ void ConnectionCore::close() noexcept {
   deliver_ended();
 }
 
-bool ConnectionCore::idle() const noexcept {
+bool Connection::idle() const noexcept {
   if (parts_.live() != 0 || !settled()) return false;
   return std::all_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
     return !has_output(*lane) && lane->in.state == InputState::kHeader && lane->in.begin == lane->in.end &&
@@ -269,9 +267,7 @@ bool ConnectionCore::idle() const noexcept {
   });
 }
 
-bool ConnectionCore::settled() const noexcept { return landings_ == nullptr || landings_->under_way == 0; }
-
-std::string ConnectionCore::describe() const {
+std::string Connection::describe() const {
   std::string lanes;
   for (const auto& lane : lanes_) {
     if (!lanes.empty()) lanes += ", ";
@@ -291,26 +287,16 @@ std::string ConnectionCore::describe() const {
       statistics_.refused, options_.checksum, gpu);
 }
 
-// ---- The public face
-// ---------------------------------------------------------------------------------------------
-
-Connection::Connection(const plugin::Host& host, void* peer, const ConnectionOptions& options)
-    : core_(std::make_unique<ConnectionCore>(host, peer, options)) {}
-Connection::~Connection() = default;
-
-void Connection::add_lane(std::unique_ptr<Lane> lane) { (void)core_->add_lane(std::move(lane)); }
-void Connection::add_express_lane(std::unique_ptr<Lane> lane) { core_->add_express_lane(std::move(lane)); }
-bool Connection::has_seen_urgent() const noexcept { return core_->urgent_seen_; }
-std::size_t Connection::lane_count() const noexcept { return core_->lanes_.size(); }
+// ---- v1.h's data table
 
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** prepared,
                             uint64_t most_frame_bytes) {
   if (args.op != TOWLINE_READ && args.op != TOWLINE_WRITE) return static_cast<int32_t>(Status::kUnsupported);
   auto made = std::make_unique<Prepared>();
-  made->base = {sizeof made->base, 0, 0, core_->options_.connection, args.plan};
-  made->core = core_.get();
+  made->base = {sizeof made->base, 0, 0, options_.connection, args.plan};
+  made->connection = this;
   made->op = args.op;
-  if (const Status status = core_->prepare_landing(*made, most_frame_bytes); status != Status::kOk)
+  if (const Status status = prepare_landing(*made, most_frame_bytes); status != Status::kOk)
     return static_cast<int32_t>(status);
   *prepared = &made.release()->base;
   return 0;
@@ -322,25 +308,7 @@ void Connection::unprepare(towline_prepared* prepared) noexcept {
 
 int32_t Connection::submit(towline_prepared* prepared, const towline_submit_args& args) noexcept {
   const Prepared& own = *reinterpret_cast<Prepared*>(prepared);
-  return own.core->submit(own, args);
+  return own.connection->submit_part(own, args);
 }
-
-int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
-  return core_->send(message, bytes);
-}
-void Connection::cancel(uint64_t cookie) noexcept { core_->cancel(cookie); }
-uint32_t Connection::progress(uint64_t now_ns) noexcept { return core_->progress(now_ns); }
-bool Connection::arm() noexcept { return core_->arm(); }
-void Connection::disarm() noexcept { core_->disarm(); }
-void Connection::fail(Status status, const char* text) noexcept { core_->fail(status, text); }
-void Connection::close() noexcept { core_->close(); }
-bool Connection::settled() const noexcept { return core_->settled(); }
-void Connection::give_up() noexcept { core_->give_up(); }
-bool Connection::down() const noexcept { return core_->down_; }
-bool Connection::idle() const noexcept { return core_->idle(); }
-uint64_t Connection::last_activity_ns() const noexcept { return core_->last_activity_ns_; }
-uint64_t Connection::frame_deadline_ns() const noexcept { return core_->frame_deadline_ns(); }
-const ConnectionStatistics& Connection::statistics() const noexcept { return core_->statistics_; }
-std::string Connection::describe() const { return core_->describe(); }
 
 }  // namespace towline::framing

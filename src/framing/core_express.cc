@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 namespace {
@@ -16,39 +16,39 @@ constexpr std::size_t kMostExpressBytes = 1u << 20;  // of a part, and of what i
 
 }  // namespace
 
-void ConnectionCore::add_express_lane(std::unique_ptr<Lane> lane) {
+void Connection::add_express_lane(std::unique_ptr<Lane> lane) {
   TOWLINE_CHECK(express_ == nullptr && !lanes_.empty(), "an express lane is one, after the first lane");
-  LaneState& added = add_lane(std::move(lane));
+  LaneState& added = append_lane(std::move(lane));
   added.lane->stop_when({});
   added.express = true;
   express_ = &added;
 }
 
 // Bulk stops at the next step for it.
-bool ConnectionCore::urgent_waits() const noexcept {
+bool Connection::urgent_waits() const noexcept {
   return (express_ != nullptr && express_->lane->has_news()) || host_.urgent_waits(options_.worker);
 }
 
 // The express lane takes parts of one frame. Larger ones use all lanes: they need throughput.
-bool ConnectionCore::fits_express(const Part& part) const noexcept {
+bool Connection::fits_express(const Part& part) const noexcept {
   return express_ != nullptr && part.urgent && !part.prepared->lands &&
          part.bytes() <= std::min<uint64_t>(express_->frame_bytes, kMostExpressBytes);
 }
 
 // Moved on a lane in one direction in a pass. Calls of the system can't be interrupted.
-std::size_t ConnectionCore::pass_bytes(const LaneState& lane) const noexcept {
+std::size_t Connection::pass_bytes(const LaneState& lane) const noexcept {
   return attentive_ && express_ != nullptr && !lane.traits.calls_are_cheap
              ? std::min<std::size_t>(kPieceBytes, options_.pass_bytes)
              : options_.pass_bytes;
 }
 
-std::size_t ConnectionCore::piece_bytes(const LaneState& lane) const noexcept {
+std::size_t Connection::piece_bytes(const LaneState& lane) const noexcept {
   return attentive_ && express_ != nullptr && !lane.traits.calls_are_cheap ? kPieceBytes : SIZE_MAX;
 }
 
 // Parts that were made for the express lane, and answers to requests on it, in turn; then frames of larger urgent
 // parts.
-void ConnectionCore::open_express_frame(LaneState& lane) noexcept {
+void Connection::open_express_frame(LaneState& lane) noexcept {
   Output& out = lane.out;
   const bool answer_first = out.turn++ % 2 == 0;
   out.frame_open = (answer_first && open_answer(lane)) || open_write(lane, out.short_parts) ||
@@ -57,11 +57,11 @@ void ConnectionCore::open_express_frame(LaneState& lane) noexcept {
 
 // The peer ends all lanes together, and what it said before on the first one may still be on its way: the connection
 // ends with that lane, or soon if only this one was lost.
-void ConnectionCore::express_ended() noexcept { express_end_ns_ = host_.now_ns() + kAfterExpressNs; }
+void Connection::express_ended() noexcept { express_end_ns_ = host_.now_ns() + kAfterExpressNs; }
 
 // Reads the express lane, and answers at once: the rest of the pass may take long. While nothing urgent comes and the
 // connection is idle, it is looked at seldom, since a look may be a system call.
-uint32_t ConnectionCore::attend_express(uint64_t now_ns) noexcept {
+uint32_t Connection::attend_express(uint64_t now_ns) noexcept {
   constexpr uint32_t kPatience = 64;
   constexpr uint32_t kSeldom = 16;
   if (!attentive_ && quiet_passes_ > kPatience && quiet_passes_ % kSeldom != 0) return 0;
@@ -77,7 +77,7 @@ uint32_t ConnectionCore::attend_express(uint64_t now_ns) noexcept {
 }
 
 // A piece of the payload alone.
-IoResult ConnectionCore::fill_piece(LaneState& lane, std::size_t& asked) noexcept {
+IoResult Connection::fill_piece(LaneState& lane, std::size_t& asked) noexcept {
   const std::size_t count = lane.in.target.head(piece_bytes(lane), lane.pieces());
   asked = 0;
   for (std::size_t i = 0; i < count; ++i) asked += lane.pieces()[i].iov_len;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/copy/copy.h"
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 namespace {
@@ -49,7 +49,7 @@ Landings::Landings(std::unique_ptr<Lander> made) : lander(std::move(made)) {
   }
 }
 
-Status ConnectionCore::make_landings(uint64_t device) noexcept {
+Status Connection::make_landings(uint64_t device) noexcept {
   if (landings_ != nullptr) return Status::kOk;
   if (!options_.make_lander) return Status::kUnsupported;
   const uint64_t now_ns = host_.now_ns();
@@ -69,7 +69,7 @@ Status ConnectionCore::make_landings(uint64_t device) noexcept {
 }
 
 // The same, for the GPU that a peer's segment lies on.
-Status ConnectionCore::find_landings(const WireSegment& segment, uint32_t access) noexcept {
+Status Connection::find_landings(const WireSegment& segment, uint32_t access) noexcept {
   uint64_t device = 0;
   void* pin = nullptr;
   const int32_t result =
@@ -80,7 +80,7 @@ Status ConnectionCore::find_landings(const WireSegment& segment, uint32_t access
 }
 
 // The GPUs that a plan needs on this side, and the cut of its frames.
-Status ConnectionCore::prepare_landing(Prepared& prepared, uint64_t most_frame_bytes) noexcept {
+Status Connection::prepare_landing(Prepared& prepared, uint64_t most_frame_bytes) noexcept {
   const towline_plan& plan = *prepared.base.plan;
   const auto regions = [](const towline_list& list) {
     return std::span(list.regions, static_cast<std::size_t>(list.region_count));
@@ -107,7 +107,7 @@ Status ConnectionCore::prepare_landing(Prepared& prepared, uint64_t most_frame_b
 }
 
 // The next segments of a part, in segments_: no further than its local, and its remote memory, is of one place.
-std::size_t ConnectionCore::next_segments(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept {
+std::size_t Connection::next_segments(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept {
   const Prepared& prepared = *part.prepared;
   most_bytes = std::min(most_bytes, prepared.most_bytes);
   if (!prepared.mixed) return cursor.next(segments_.data(), options_.max_segments, most_bytes);
@@ -131,14 +131,14 @@ std::size_t ConnectionCore::next_segments(Part& part, plugin::Cursor& cursor, ui
 
 // ---- sending
 
-uint32_t ConnectionCore::pump_gathers() noexcept {
+uint32_t Connection::pump_gathers() noexcept {
   if (landings_ == nullptr) return 0;
   uint32_t begun = 0;
   for (; !gathered_.empty() && !landings_->free_gather.empty(); ++begun) begin_gather(*gathered_.front());
   return begun;
 }
 
-void ConnectionCore::begin_gather(Part& part) noexcept {
+void Connection::begin_gather(Part& part) noexcept {
   Landings& landings = *landings_;
   const uint32_t index = landings.free_gather.back();
   landings.free_gather.pop_back();
@@ -185,7 +185,7 @@ void ConnectionCore::begin_gather(Part& part) noexcept {
   if (status != Status::kOk) gather_ended(index, status, vendor_code);
 }
 
-void ConnectionCore::gather_ended(uint32_t index, Status status, int32_t vendor_code) noexcept {
+void Connection::gather_ended(uint32_t index, Status status, int32_t vendor_code) noexcept {
   Landings& landings = *landings_;
   GatherSlot& slot = landings.gather[index];
   --landings.under_way;
@@ -215,7 +215,7 @@ void ConnectionCore::gather_ended(uint32_t index, Status status, int32_t vendor_
   settle(*part);
 }
 
-void ConnectionCore::free_gather(uint32_t index) noexcept {
+void Connection::free_gather(uint32_t index) noexcept {
   GatherSlot& slot = landings_->gather[index];
   slot.state = GatherSlot::State::kFree;
   slot.part = nullptr;
@@ -223,7 +223,7 @@ void ConnectionCore::free_gather(uint32_t index) noexcept {
   landings_->free_gather.push_back(index);
 }
 
-void ConnectionCore::free_scatter(uint32_t index) noexcept {
+void Connection::free_scatter(uint32_t index) noexcept {
   ScatterSlot& slot = landings_->scatter[index];
   slot.state = ScatterSlot::State::kFree;
   slot.part = nullptr;
@@ -233,12 +233,12 @@ void ConnectionCore::free_scatter(uint32_t index) noexcept {
   landings_->free_scatter.push_back(index);
 }
 
-bool ConnectionCore::opens_gathered(const LaneState& lane) const noexcept {
+bool Connection::opens_gathered(const LaneState& lane) const noexcept {
   return landings_ != nullptr && !landings_->ready.empty() &&
          lane.out.sent.size() < options_.most_uncounted_frames;
 }
 
-bool ConnectionCore::open_gathered(LaneState& lane) noexcept {
+bool Connection::open_gathered(LaneState& lane) noexcept {
   if (!opens_gathered(lane) || !may_emit_header(lane, landings_->gather[landings_->ready.front()].part))
     return false;
   Output& out = lane.out;
@@ -269,8 +269,8 @@ bool ConnectionCore::open_gathered(LaneState& lane) noexcept {
 // ---- answering READs
 
 // As pin_segments, of GPU memory. All of it must be on one GPU: peers cut what they ask for accordingly.
-Status ConnectionCore::pin_landing(std::span<const WireSegment> segments, uint32_t access, PinSet& pins,
-                                   std::vector<LandingPiece>& pieces, uint64_t& device) noexcept {
+Status Connection::pin_landing(std::span<const WireSegment> segments, uint32_t access, PinSet& pins,
+                               std::vector<LandingPiece>& pieces, uint64_t& device) noexcept {
   pieces.clear();
   Status status = Status::kOk;
   for (std::size_t i = 0; i < segments.size() && status == Status::kOk;) {
@@ -298,7 +298,7 @@ Status ConnectionCore::pin_landing(std::span<const WireSegment> segments, uint32
 }
 
 // Is there an answer that open_answer() could make a frame of now?
-bool ConnectionCore::answer_opens(const LaneState& lane) const noexcept {
+bool Connection::answer_opens(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if (!out.gathers.empty()) return landings_->gather[out.gathers.front()].state == GatherSlot::State::kReady;
   if (out.answers.empty()) return false;
@@ -307,7 +307,7 @@ bool ConnectionCore::answer_opens(const LaneState& lane) const noexcept {
 }
 
 // Gathers for the lane's oldest requests, as far as there are slots.
-void ConnectionCore::gather_answers(LaneState& lane) noexcept {
+void Connection::gather_answers(LaneState& lane) noexcept {
   Output& out = lane.out;
   Landings& landings = *landings_;
   while (!out.answers.empty() && !landings.free_gather.empty() && !out.gathers.full()) {
@@ -357,7 +357,7 @@ void ConnectionCore::gather_answers(LaneState& lane) noexcept {
 }
 
 // The next DATA frame from a slot. False: there is none, or it is being gathered.
-bool ConnectionCore::open_gathered_answer(LaneState& lane) noexcept {
+bool Connection::open_gathered_answer(LaneState& lane) noexcept {
   Output& out = lane.out;
   while (!out.gathers.empty() && may_emit(lane, kHeaderBytes)) {
     const uint32_t index = out.gathers.front();
@@ -388,7 +388,7 @@ bool ConnectionCore::open_gathered_answer(LaneState& lane) noexcept {
 }
 
 // The ordinary pin of an answer failed: does it want GPU memory?
-bool ConnectionCore::turns_to_gpu(LaneState& lane, ReadAnswer& answer, Status& status) noexcept {
+bool Connection::turns_to_gpu(LaneState& lane, ReadAnswer& answer, Status& status) noexcept {
   if (status != Status::kPermissionDenied || !options_.make_lander ||
       answer.place != ReadAnswer::Place::kUnknown)
     return false;
@@ -405,7 +405,7 @@ bool ConnectionCore::turns_to_gpu(LaneState& lane, ReadAnswer& answer, Status& s
 }
 
 // All that is left of its request.
-void ConnectionCore::refuse_gathered_answer(LaneState& lane, const GatherSlot& slot) noexcept {
+void Connection::refuse_gathered_answer(LaneState& lane, const GatherSlot& slot) noexcept {
   note_refusal(lane, slot.status);
   emit_nack(lane, slot.wire_id, slot.offset, slot.answer_end - slot.offset, slot.status);
   for (GatherSlot& other : landings_->gather)
@@ -419,7 +419,7 @@ void ConnectionCore::refuse_gathered_answer(LaneState& lane, const GatherSlot& s
 // ---- receiving
 
 // False: it still waits.
-bool ConnectionCore::retry_stalled(LaneState& lane) noexcept {
+bool Connection::retry_stalled(LaneState& lane) noexcept {
   Input& in = lane.in;
   if (landings_->free_scatter.empty() || (in.landing() && in.landed->full())) return false;
   in.stalled = false;
@@ -428,7 +428,7 @@ bool ConnectionCore::retry_stalled(LaneState& lane) noexcept {
 }
 
 // A WRITE frame whose regions are on a GPU: its segments are in wire_segments_. False: it has to wait for a slot.
-bool ConnectionCore::land_write(LaneState& lane, std::size_t count) noexcept {
+bool Connection::land_write(LaneState& lane, std::size_t count) noexcept {
   Input& in = lane.in;
   in.refused = landings_ == nullptr ? find_landings(wire_segments_[0], TOWLINE_ACCESS_WRITE) : Status::kOk;
   if (in.refused == Status::kOk && in.header.payload_bytes > kLandingSlotBytes)
@@ -460,7 +460,7 @@ bool ConnectionCore::land_write(LaneState& lane, std::size_t count) noexcept {
 }
 
 // A WRITE frame was received into a slot, or behind one that is still being scattered.
-void ConnectionCore::land_written(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
+void Connection::land_written(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
   Input& in = lane.in;
   LandedFrame& frame = in.landed->push();
   frame.sequence = in.header.sequence;
@@ -493,7 +493,7 @@ void ConnectionCore::land_written(LaneState& lane, bool good, std::span<const ui
 }
 
 // Counts the frames whose bytes are where they belong, in order.
-void ConnectionCore::end_landed(LaneState& lane) noexcept {
+void Connection::end_landed(LaneState& lane) noexcept {
   Input& in = lane.in;
   while (in.landing() && in.landed->front().slot == kNoSlot && !down_) {
     LandedFrame& frame = in.landed->front();
@@ -517,7 +517,7 @@ void ConnectionCore::end_landed(LaneState& lane) noexcept {
 }
 
 // DATA of a plan with GPU memory here. False: it waits for a slot, or broke the protocol.
-bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
+bool Connection::land_data(LaneState& lane, ReadRequest& request) noexcept {
   Input& in = lane.in;
   const plugin::Cursor before = *request.cursor;
   const std::size_t count = request.cursor->next(segments_.data(), segments_.size(), in.header.payload_bytes);
@@ -556,7 +556,7 @@ bool ConnectionCore::land_data(LaneState& lane, ReadRequest& request) noexcept {
 }
 
 // Its part goes on waiting for the copy when the request has been settled.
-void ConnectionCore::land_received_data(LaneState& lane, ReadRequest& request, bool good) noexcept {
+void Connection::land_received_data(LaneState& lane, ReadRequest& request, bool good) noexcept {
   Part& part = *request.part;
   const uint32_t index = std::exchange(lane.in.slot, kNoSlot);
   ScatterSlot& slot = landings_->scatter[index];
@@ -576,7 +576,7 @@ void ConnectionCore::land_received_data(LaneState& lane, ReadRequest& request, b
   if (status != Status::kOk) scatter_ended(index, status, vendor_code);
 }
 
-void ConnectionCore::scatter_ended(uint32_t index, Status status, int32_t vendor_code) noexcept {
+void Connection::scatter_ended(uint32_t index, Status status, int32_t vendor_code) noexcept {
   ScatterSlot& slot = landings_->scatter[index];
   --landings_->under_way;
   if (status == Status::kOk) landings_->scattered_bytes += slot.bytes;
@@ -604,7 +604,7 @@ void ConnectionCore::scatter_ended(uint32_t index, Status status, int32_t vendor
 
 // ---- both
 
-uint32_t ConnectionCore::poll_landings(uint64_t now_ns) noexcept {
+uint32_t Connection::poll_landings(uint64_t now_ns) noexcept {
   Landings& landings = *landings_;
   uint32_t ended = 0;
   for (uint32_t i = 0; i < kLandingSlots && landings.under_way != 0; ++i) {
@@ -630,12 +630,12 @@ uint32_t ConnectionCore::poll_landings(uint64_t now_ns) noexcept {
 }
 
 // The connection is down, and a copy of the part has ended.
-void ConnectionCore::copy_ended(Part& part) noexcept {
+void Connection::copy_ended(Part& part) noexcept {
   if (part.copies == 0) end_part(part);
 }
 
 // The connection goes down: slots that no GPU uses are free again, the others once it has done with them.
-void ConnectionCore::drop_landings() noexcept {
+void Connection::drop_landings() noexcept {
   for (const auto& lane : lanes_) {
     lane->in.slot = lane->out.slot = kNoSlot;
     lane->in.stalled = false;
@@ -653,7 +653,7 @@ void ConnectionCore::drop_landings() noexcept {
   }
 }
 
-void ConnectionCore::give_up() noexcept {
+void Connection::give_up() noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.state != PartState::kEnded) end_part(part);
   });

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <new>
 
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 namespace {
@@ -13,8 +13,8 @@ constexpr uint32_t kMostUrgentAnswers = 7;  // put before others, in a row
 
 // Pins the regions and appends the addresses of the segments. Neighbours in one region are pinned by one call
 // over their whole span: a region is one range, so the span lies inside it exactly if every segment does.
-Status ConnectionCore::pin_segments(std::span<const WireSegment> segments, uint32_t access, IovList& target,
-                                    PinSet& pins) noexcept {
+Status Connection::pin_segments(std::span<const WireSegment> segments, uint32_t access, IovList& target,
+                                PinSet& pins) noexcept {
   for (std::size_t i = 0; i < segments.size();) {
     uint64_t low = segments[i].address;
     uint64_t high = low + segments[i].length;
@@ -37,7 +37,7 @@ Status ConnectionCore::pin_segments(std::span<const WireSegment> segments, uint3
 
 // A frame is placed whole or not at all.
 // False: not yet.
-bool ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexcept {
+bool Connection::begin_write(LaneState& lane, const uint8_t* preamble) noexcept {
   Input& in = lane.in;
   if (in.landing() && in.landed->full()) {
     in.stalled = true;
@@ -63,7 +63,7 @@ bool ConnectionCore::begin_write(LaneState& lane, const uint8_t* preamble) noexc
   return true;
 }
 
-void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
+void Connection::end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
   Input& in = lane.in;
   if (in.slot != kNoSlot || in.landing()) return land_written(lane, good, message);
   in.pins.release(host_);
@@ -83,7 +83,7 @@ void ConnectionCore::end_write(LaneState& lane, bool good, std::span<const uint8
     host_.message(peer_, message.data(), message.size());
 }
 
-void ConnectionCore::refuse_write(LaneState& lane, const Refusal& refusal) noexcept {
+void Connection::refuse_write(LaneState& lane, const Refusal& refusal) noexcept {
   if (lane.out.refusals.full()) {
     protocol_error(lane, "more uncounted frames than allowed");
     return;
@@ -93,14 +93,14 @@ void ConnectionCore::refuse_write(LaneState& lane, const Refusal& refusal) noexc
 }
 
 // Also called while frames are written: the next progress() ends the connection.
-void ConnectionCore::note_refusal(LaneState& lane, Status status) noexcept {
+void Connection::note_refusal(LaneState& lane, Status status) noexcept {
   ++statistics_.refused;
   host_.refused(options_.worker, peer_, status);
   if (options_.refusals == nullptr || options_.refusals->take(host_.now_ns())) return;
   lane.broken = IoResult::error(Status::kProtocol, 0, "too many of the peer's accesses were refused");
 }
 
-bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexcept {
+bool Connection::begin_read(LaneState& lane, const uint8_t* preamble) noexcept {
   if (free_answers_.empty()) return protocol_error(lane, "more read requests than credits");
   const uint32_t index = free_answers_.back();
   ReadAnswer& answer = answers_[index];
@@ -134,7 +134,7 @@ bool ConnectionCore::begin_read(LaneState& lane, const uint8_t* preamble) noexce
 }
 
 // Cuts the next frame's worth off a read request's segments; returns how many pieces it has.
-std::size_t ConnectionCore::cut_answer(ReadAnswer& answer, uint64_t frame_bytes) noexcept {
+std::size_t Connection::cut_answer(ReadAnswer& answer, uint64_t frame_bytes) noexcept {
   std::size_t count = 0;
   while (frame_bytes != 0 && answer.segment < answer.segment_count) {
     const WireSegment& segment = answer.segments[answer.segment];
@@ -152,7 +152,7 @@ std::size_t ConnectionCore::cut_answer(ReadAnswer& answer, uint64_t frame_bytes)
 
 // The next DATA frame of the lane's oldest read request. Requests that the host refuses are answered by a
 // NACK.
-bool ConnectionCore::open_answer(LaneState& lane) noexcept {
+bool Connection::open_answer(LaneState& lane) noexcept {
   Output& out = lane.out;
   if (landings_ != nullptr) {
     gather_answers(lane);

@@ -1,7 +1,7 @@
 // Parts: submit, cancel, results, and completions to the host. part.h lists the states.
 #include <algorithm>
 
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 namespace {
@@ -14,7 +14,7 @@ constexpr int32_t code(Status status) noexcept { return static_cast<int32_t>(sta
 
 }  // namespace
 
-int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_args& args) noexcept {
+int32_t Connection::submit_part(const Prepared& prepared, const towline_submit_args& args) noexcept {
   if (down_) return code(Status::kPeerLost);
   const towline_plan& plan = *prepared.base.plan;
   if (args.begin > args.end || args.end > plan.bytes) return code(Status::kInvalidArgument);
@@ -39,11 +39,11 @@ int32_t ConnectionCore::submit(const Prepared& prepared, const towline_submit_ar
   return result;
 }
 
-int32_t ConnectionCore::submit_nothing(const towline_submit_args& args) noexcept {
+int32_t Connection::submit_nothing(const towline_submit_args& args) noexcept {
   return args.message_bytes == 0 ? code(Status::kOk) : send(args.message, args.message_bytes);
 }
 
-int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args) noexcept {
+int32_t Connection::start_write(Part& part, const towline_submit_args& args) noexcept {
   const bool direct = !part.prepared->lands;
   LaneState& lane = fits_express(part) ? *express_ : least_loaded();
   if (part.bytes() <= options_.small_bytes && direct && !part.prepared->mixed &&
@@ -73,7 +73,7 @@ int32_t ConnectionCore::start_write(Part& part, const towline_submit_args& args)
   return code(Status::kInProgress);
 }
 
-int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) noexcept {
+int32_t Connection::start_read(Part& part, const towline_submit_args& args) noexcept {
   if (!hold_message(part, args)) {
     parts_.release(part);
     return code(Status::kAgain);
@@ -84,7 +84,7 @@ int32_t ConnectionCore::start_read(Part& part, const towline_submit_args& args) 
 }
 
 // Sends the whole part as one frame with its message: into the lane, and the rest into its queue.
-bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept {
+bool Connection::write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept {
   if (lane.out.sent.size() >= options_.most_uncounted_frames || lane.broken.status != Status::kOk)
     return false;
   const std::size_t most = std::min<std::size_t>(kInlineSegments, options_.max_segments);
@@ -119,7 +119,7 @@ bool ConnectionCore::write_small(Part& part, LaneState& lane, const towline_subm
   return true;
 }
 
-bool ConnectionCore::hold_message(Part& part, const towline_submit_args& args) noexcept {
+bool Connection::hold_message(Part& part, const towline_submit_args& args) noexcept {
   if (args.message_bytes == 0) return true;
   if (held_message_bytes_ + args.message_bytes > options_.max_held_message_bytes) return false;
   try {
@@ -136,7 +136,7 @@ bool ConnectionCore::hold_message(Part& part, const towline_submit_args& args) n
 // ones. Until then a WRITE's bytes may land there and a READ's here, and the owner may be reading: only its
 // last answer fences both sides. A READ could end here at once and drop late data, but then this side would
 // not know when the owner stops using the memory.
-void ConnectionCore::cancel(uint64_t cookie) noexcept {
+void Connection::cancel(uint64_t cookie) noexcept {
   if (down_) return;
   Part* found = nullptr;
   parts_.for_each_live([&](Part& part) {
@@ -148,15 +148,15 @@ void ConnectionCore::cancel(uint64_t cookie) noexcept {
   wake_if_needed();
 }
 
-void ConnectionCore::stop_producing(Part& part) noexcept {
+void Connection::stop_producing(Part& part) noexcept {
   if (part.state != PartState::kProducing) return;
   part.list->remove(part);
   part.state = PartState::kWaiting;
   settle(part);
 }
 
-void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uint64_t end,
-                                  int32_t vendor_code) noexcept {
+void Connection::note_failure(Part& part, Status status, uint64_t begin, uint64_t end,
+                              int32_t vendor_code) noexcept {
   if (part.failed_bytes == 0) {
     part.failed_begin = begin;
     part.failed_end = end;
@@ -170,7 +170,7 @@ void ConnectionCore::note_failure(Part& part, Status status, uint64_t begin, uin
 }
 
 // Call when a frame or request of the part was settled, or no more will be made.
-void ConnectionCore::settle(Part& part) noexcept {
+void Connection::settle(Part& part) noexcept {
   if (part.state != PartState::kWaiting || part.outstanding != 0) return;
   const bool complete = part.status == Status::kOk && part.produced == part.bytes();
   if (!complete || part.message.empty() || part.message_sent) {
@@ -182,7 +182,7 @@ void ConnectionCore::settle(Part& part) noexcept {
   send_held_message(part);
 }
 
-bool ConnectionCore::send_held_message(Part& part) noexcept {
+bool Connection::send_held_message(Part& part) noexcept {
   LaneState& lane = part.urgent && express_ != nullptr ? *express_ : *lanes_.front();
   if (!emit_message(lane, part.message.data(), part.message.size())) return false;
   part.message_sent = true;
@@ -190,13 +190,13 @@ bool ConnectionCore::send_held_message(Part& part) noexcept {
   return true;
 }
 
-uint32_t ConnectionCore::retry_messages() noexcept {
+uint32_t Connection::retry_messages() noexcept {
   uint32_t sent = 0;
   while (!messages_.empty() && send_held_message(*messages_.front())) ++sent;
   return sent;
 }
 
-void ConnectionCore::end_part(Part& part) noexcept {
+void Connection::end_part(Part& part) noexcept {
   if (part.list != nullptr) part.list->remove(part);
   part.state = PartState::kEnded;
   held_message_bytes_ -= part.message.size();
@@ -204,7 +204,7 @@ void ConnectionCore::end_part(Part& part) noexcept {
   ended_.push(part);
 }
 
-void ConnectionCore::end_all(Status status) noexcept {
+void Connection::end_all(Status status) noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.state == PartState::kEnded) return;
     // Everything had arrived, but the message was not sent, which is still a failure.
@@ -216,7 +216,7 @@ void ConnectionCore::end_all(Status status) noexcept {
   });
 }
 
-uint32_t ConnectionCore::deliver_ended() noexcept {
+uint32_t Connection::deliver_ended() noexcept {
   if (delivering_) return 0;
   delivering_ = true;
   uint32_t count = 0;
@@ -234,7 +234,7 @@ uint32_t ConnectionCore::deliver_ended() noexcept {
 // Local memory is fenced once a part has ended: its frames and requests are settled, or their lanes are
 // closed. The peer's memory is fenced if nothing of the part is outstanding; only a broken connection leaves
 // something outstanding.
-towline_part_result ConnectionCore::result_of(const Part& part) const noexcept {
+towline_part_result Connection::result_of(const Part& part) const noexcept {
   auto result = plugin::sized<towline_part_result>();
   Status status = part.status;
   const bool complete = part.produced == part.bytes() && part.outstanding == 0;

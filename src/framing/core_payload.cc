@@ -1,30 +1,30 @@
 // Payload on a flow of its own: the header of a frame is queued on the lane like any small frame, and its payload goes
 // out and comes in beside it.
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 
 // A checksum would have to see bytes that lie where no processor reads them: such payload goes with its header.
-bool ConnectionCore::goes_apart(LaneState& lane, std::size_t bytes) const noexcept {
+bool Connection::goes_apart(LaneState& lane, std::size_t bytes) const noexcept {
   const PayloadFlow* const flow = lane.lane->payload_flow();
   return flow != nullptr && flow->open() && bytes >= flow->least_bytes() && !options_.checksum &&
          (options_.features & kFeatureApart) != 0;
 }
 
 // Is there room for the header of a WRITE of this part that goes apart?
-bool ConnectionCore::may_emit_header(LaneState& lane, const Part* part) const noexcept {
+bool Connection::may_emit_header(LaneState& lane, const Part* part) const noexcept {
   if (lane.lane->payload_flow() == nullptr) return true;
   return may_emit(lane, kHeaderBytes + options_.max_segments * sizeof(WireSegment) + part->message.size());
 }
 
-std::span<const uint8_t> ConnectionCore::message_of(Part& part) noexcept {
+std::span<const uint8_t> Connection::message_of(Part& part) noexcept {
   part.message_sent = true;
   return part.message;
 }
 
 // Ends the header of the frame that goes out next; its segments are in the preamble, and its payload in out.frame.
-void ConnectionCore::end_header(LaneState& lane, FrameHeader& header, bool apart,
-                                std::span<const uint8_t> message) noexcept {
+void Connection::end_header(LaneState& lane, FrameHeader& header, bool apart,
+                            std::span<const uint8_t> message) noexcept {
   Output& out = lane.out;
   uint8_t* const preamble = out.preamble.get();
   header.message_bytes = static_cast<uint32_t>(message.size());
@@ -45,7 +45,7 @@ void ConnectionCore::end_header(LaneState& lane, FrameHeader& header, bool apart
 }
 
 // One write. False if there is nothing to write on the flow, it is full, or it broke.
-bool ConnectionCore::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
+bool Connection::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (!out.apart || out.flow_blocked || lane.broken.status != Status::kOk) return false;
   const std::size_t offered = out.frame.bytes();
@@ -67,14 +67,14 @@ bool ConnectionCore::flush_payload(LaneState& lane, std::size_t& budget) noexcep
 }
 
 // With output: all of it waits for the peer to read.
-bool ConnectionCore::waits_for_room(const LaneState& lane) const noexcept {
+bool Connection::waits_for_room(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if (!out.apart) return out.blocked;
   const bool stream_has_output = !out.queue.empty() || !out.refusals.empty() || lane.in.ack_due;
   return out.flow_blocked && (out.blocked || !stream_has_output);
 }
 
-IoResult ConnectionCore::fill_from_flow(LaneState& lane, std::size_t& asked) noexcept {
+IoResult Connection::fill_from_flow(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
   PayloadFlow& flow = *lane.lane->payload_flow();
   if (in.state == InputState::kPayload && in.slot == kNoSlot) {
@@ -95,7 +95,7 @@ IoResult ConnectionCore::fill_from_flow(LaneState& lane, std::size_t& asked) noe
   return result;
 }
 
-void ConnectionCore::receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept {
+void Connection::receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept {
   Input& in = lane.in;
   in.payload_left = slot.bytes;
   if (!in.apart) {
@@ -107,7 +107,7 @@ void ConnectionCore::receive_into_slot(LaneState& lane, ScatterSlot& slot) noexc
 }
 
 // From the slot, or from the fragments that its payload came as.
-Status ConnectionCore::begin_scatter(uint32_t index, int32_t& vendor_code) noexcept {
+Status Connection::begin_scatter(uint32_t index, int32_t& vendor_code) noexcept {
   ScatterSlot& slot = landings_->scatter[index];
   Lander& lander = *landings_->lander;
   if (slot.flow == nullptr) return lander.begin(Way::kScatter, index, slot.device, slot.pieces, vendor_code);

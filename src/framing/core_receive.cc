@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 
@@ -17,7 +17,7 @@ constexpr uint32_t kLooks = 100;  // polls of an empty lane for the rest of a fr
 
 }  // namespace
 
-uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
+uint32_t Connection::read_lane(LaneState& lane) noexcept {
   uint32_t work = 0;
   uint32_t looks = kLooks;
   if (lane.in.stalled && !retry_stalled(lane)) return 0;
@@ -55,7 +55,7 @@ uint32_t ConnectionCore::read_lane(LaneState& lane) noexcept {
 }
 
 // Takes the peer's count that was sent beside the stream.
-bool ConnectionCore::take_told(LaneState& lane) noexcept {
+bool Connection::take_told(LaneState& lane) noexcept {
   const std::optional<uint32_t> told = lane.lane->told_count();
   if (!told) return false;
   if (!take_ack(lane, *told)) protocol_error(lane, "more frames counted than were sent");
@@ -63,7 +63,7 @@ bool ConnectionCore::take_told(LaneState& lane) noexcept {
 }
 
 // One read: the bytes for the current state, and some of those that follow.
-IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
+IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
   if (in.apart && (in.state == InputState::kPayload || in.state == InputState::kDrain))
     return fill_from_flow(lane, asked);
@@ -106,7 +106,7 @@ IoResult ConnectionCore::fill(LaneState& lane, std::size_t& asked) noexcept {
 }
 
 // The first `bytes` of the target hold their payload now.
-void ConnectionCore::account(Input& in, std::size_t bytes) noexcept {
+void Connection::account(Input& in, std::size_t bytes) noexcept {
   if ((in.header.flags & kFlagChecksum) == 0) {
     in.target.advance(bytes);
     return;
@@ -116,7 +116,7 @@ void ConnectionCore::account(Input& in, std::size_t bytes) noexcept {
   });
 }
 
-void ConnectionCore::take_apart(LaneState& lane) noexcept {
+void Connection::take_apart(LaneState& lane) noexcept {
   Input& in = lane.in;
   for (bool more = true; more && !down_;) {
     const std::size_t have = in.end - in.begin;
@@ -155,7 +155,7 @@ void ConnectionCore::take_apart(LaneState& lane) noexcept {
 }
 
 // False when bytes are missing, or the connection is down.
-bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
+bool Connection::begin_frame(LaneState& lane) noexcept {
   Input& in = lane.in;
   const uint8_t* const data = in.staging.get() + in.begin;
   if (const char* wrong = decode_header(data, in.header)) return protocol_error(lane, wrong);
@@ -203,14 +203,14 @@ bool ConnectionCore::begin_frame(LaneState& lane) noexcept {
 }
 
 // The frame that has begun waits for a slot, with its preamble where it was; or the connection is down.
-bool ConnectionCore::stall(Input& in, std::size_t preamble) noexcept {
+bool Connection::stall(Input& in, std::size_t preamble) noexcept {
   if (!in.stalled) return false;
   in.begin -= preamble;
   in.needed = preamble;
   return false;
 }
 
-bool ConnectionCore::end_payload(LaneState& lane) noexcept {
+bool Connection::end_payload(LaneState& lane) noexcept {
   Input& in = lane.in;
   if (in.header.message_bytes != 0) {
     in.state = InputState::kMessage;
@@ -225,7 +225,7 @@ bool ConnectionCore::end_payload(LaneState& lane) noexcept {
 }
 
 // Ends a message, of a WRITE or standalone.
-bool ConnectionCore::end_message(LaneState& lane) noexcept {
+bool Connection::end_message(LaneState& lane) noexcept {
   Input& in = lane.in;
   const std::span<const uint8_t> message{in.staging.get() + in.begin, in.header.message_bytes};
   const bool good =
@@ -241,7 +241,7 @@ bool ConnectionCore::end_message(LaneState& lane) noexcept {
   return !down_ && count_frame(lane);
 }
 
-bool ConnectionCore::count_frame(LaneState& lane) noexcept {
+bool Connection::count_frame(LaneState& lane) noexcept {
   Input& in = lane.in;
   in.state = InputState::kHeader;
   in.received = in.header.sequence + 1;
@@ -258,7 +258,7 @@ bool ConnectionCore::count_frame(LaneState& lane) noexcept {
 // The peer can't have counted frames whose bytes are still being sent from local memory. An older count is
 // not an error: a count beside the stream can overtake one in a frame whose header waits for room, and the
 // other way round.
-bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
+bool Connection::take_ack(LaneState& lane, uint32_t ack) noexcept {
   Output& out = lane.out;
   const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;
   if (static_cast<int32_t>(ack - out.acked) <= 0) return true;
@@ -276,7 +276,7 @@ bool ConnectionCore::take_ack(LaneState& lane, uint32_t ack) noexcept {
 }
 
 // Of our oldest read request on this lane, or of a WRITE frame that is not counted yet.
-bool ConnectionCore::take_nack(LaneState& lane) noexcept {
+bool Connection::take_nack(LaneState& lane) noexcept {
   const FrameHeader& header = lane.in.header;
   const uint64_t end = header.offset + header.extent;
   const auto status = static_cast<Status>(header.status);
@@ -301,7 +301,7 @@ bool ConnectionCore::take_nack(LaneState& lane) noexcept {
 
 // Owners answer in order, but for urgent requests: the one that the frame belongs to becomes the first. False: there
 // is none.
-bool ConnectionCore::find_request(LaneState& lane) noexcept {
+bool Connection::find_request(LaneState& lane) noexcept {
   Input& in = lane.in;
   for (std::size_t i = 0; i < in.reads.size(); ++i) {
     const ReadRequest& request = requests_[in.reads[i]];
@@ -312,7 +312,7 @@ bool ConnectionCore::find_request(LaneState& lane) noexcept {
   return false;
 }
 
-bool ConnectionCore::begin_data(LaneState& lane) noexcept {
+bool Connection::begin_data(LaneState& lane) noexcept {
   Input& in = lane.in;
   if (in.reads.empty()) return protocol_error(lane, "data that was not asked for");
   const bool found = find_request(lane);
@@ -331,7 +331,7 @@ bool ConnectionCore::begin_data(LaneState& lane) noexcept {
   return true;
 }
 
-void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
+void Connection::end_data(LaneState& lane, bool good) noexcept {
   ReadRequest& request = requests_[lane.in.reads.front()];
   if (lane.in.slot != kNoSlot) return land_received_data(lane, request, good);
   const uint64_t bytes = lane.in.header.payload_bytes;
@@ -344,7 +344,7 @@ void ConnectionCore::end_data(LaneState& lane, bool good) noexcept {
 }
 
 // The oldest read request of the lane has been answered, or the rest of it refused.
-void ConnectionCore::settle_request(LaneState& lane, Status status) noexcept {
+void Connection::settle_request(LaneState& lane, Status status) noexcept {
   const uint32_t index = lane.in.reads.front();
   ReadRequest& request = requests_[index];
   const uint64_t left = request.end - request.next;
@@ -362,7 +362,7 @@ void ConnectionCore::settle_request(LaneState& lane, Status status) noexcept {
   settle(*part);
 }
 
-bool ConnectionCore::protocol_error(LaneState& lane, const char* what) noexcept {
+bool Connection::protocol_error(LaneState& lane, const char* what) noexcept {
   const FrameHeader& header = lane.in.header;
   try {
     fail(Status::kProtocol,

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "framing/core.h"
+#include "framing/connection.h"
 
 namespace towline::framing {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::size_t kRequestsKept = 4;  // for urgent READs
 
 }  // namespace
 
-LaneState& ConnectionCore::least_loaded() noexcept {
+LaneState& Connection::least_loaded() noexcept {
   LaneState* best = lanes_.front().get();
   for (const auto& lane : lanes_) {
     if (lane->express) continue;
@@ -33,7 +33,7 @@ LaneState& ConnectionCore::least_loaded() noexcept {
   return *best;
 }
 
-LaneState& ConnectionCore::least_read_from() noexcept {
+LaneState& Connection::least_read_from() noexcept {
   LaneState* best = lanes_.front().get();
   for (const auto& lane : lanes_)
     if (!lane->express && lane->in.read_bytes < best->in.read_bytes) best = lane.get();
@@ -50,20 +50,20 @@ void describe_segments(std::span<const towline_segment> segments, const towline_
   }
 }
 
-void ConnectionCore::add_checksum(FrameHeader& header, std::span<const iovec> payload) const noexcept {
+void Connection::add_checksum(FrameHeader& header, std::span<const iovec> payload) const noexcept {
   if (!options_.checksum) return;
   header.flags |= kFlagChecksum;
   header.payload_crc = checksum_of(payload);
 }
 
 // The padding between a preamble of `preamble` bytes and its payload.
-uint32_t ConnectionCore::padding(const LaneState& lane, std::size_t preamble, std::size_t payload) noexcept {
+uint32_t Connection::padding(const LaneState& lane, std::size_t preamble, std::size_t payload) noexcept {
   if (payload < kAlignedFrom) return 0;
   return static_cast<uint32_t>(-preamble & (lane.traits.payload_alignment - 1));
 }
 
 // Takes the next sequence number: the frame must follow.
-FrameHeader ConnectionCore::new_header(LaneState& lane, FrameType type) noexcept {
+FrameHeader Connection::new_header(LaneState& lane, FrameType type) noexcept {
   FrameHeader header;
   header.type = type;
   header.sequence = lane.out.sequence++;
@@ -73,12 +73,12 @@ FrameHeader ConnectionCore::new_header(LaneState& lane, FrameType type) noexcept
   return header;
 }
 
-bool ConnectionCore::may_emit(const LaneState& lane, std::size_t bytes) const noexcept {
+bool Connection::may_emit(const LaneState& lane, std::size_t bytes) const noexcept {
   return lane.out.queue.room() >= bytes;
 }
 
 // Queues or writes a whole frame, copying it. may_emit() has confirmed that there is room.
-void ConnectionCore::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
+void Connection::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
   Output& out = lane.out;
   std::size_t written = 0;
   if (out.nothing_queued() && !out.blocked && (lane.traits.calls_are_cheap || !out.inline_used)) {
@@ -101,7 +101,7 @@ void ConnectionCore::emit(LaneState& lane, std::span<const iovec> pieces, std::s
   }
 }
 
-bool ConnectionCore::emit_plain(LaneState& lane, FrameHeader header) noexcept {
+bool Connection::emit_plain(LaneState& lane, FrameHeader header) noexcept {
   if (!may_emit(lane, kHeaderBytes)) return false;
   const FrameHeader fresh = new_header(lane, header.type);
   header.sequence = fresh.sequence;
@@ -113,8 +113,8 @@ bool ConnectionCore::emit_plain(LaneState& lane, FrameHeader header) noexcept {
   return true;
 }
 
-bool ConnectionCore::emit_nack(LaneState& lane, uint64_t part, uint64_t offset, uint64_t bytes,
-                               Status status) noexcept {
+bool Connection::emit_nack(LaneState& lane, uint64_t part, uint64_t offset, uint64_t bytes,
+                           Status status) noexcept {
   FrameHeader header;
   header.type = FrameType::kNack;
   header.part = part;
@@ -124,7 +124,7 @@ bool ConnectionCore::emit_nack(LaneState& lane, uint64_t part, uint64_t offset, 
   return emit_plain(lane, header);
 }
 
-bool ConnectionCore::emit_message(LaneState& lane, const void* message, std::size_t bytes) noexcept {
+bool Connection::emit_message(LaneState& lane, const void* message, std::size_t bytes) noexcept {
   if (lane.broken.status != Status::kOk || !may_emit(lane, kHeaderBytes + bytes)) return false;
   FrameHeader header = new_header(lane, FrameType::kMessage);
   header.message_bytes = static_cast<uint32_t>(bytes);
@@ -136,7 +136,7 @@ bool ConnectionCore::emit_message(LaneState& lane, const void* message, std::siz
   return true;
 }
 
-int32_t ConnectionCore::send(const void* message, std::size_t bytes) noexcept {
+int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
   if (down_) return static_cast<int32_t>(Status::kPeerLost);
   if (bytes > kMaxMessageBytes) return static_cast<int32_t>(Status::kLimitExceeded);
   if (bytes == 0) return static_cast<int32_t>(Status::kInvalidArgument);
@@ -147,7 +147,7 @@ int32_t ConnectionCore::send(const void* message, std::size_t bytes) noexcept {
 }
 
 // NACKs first, each before the count passes it, then the count if no frame has carried it.
-void ConnectionCore::emit_counts(LaneState& lane) noexcept {
+void Connection::emit_counts(LaneState& lane) noexcept {
   BoundedQueue<Refusal>& refusals = lane.out.refusals;
   while (!refusals.empty()) {
     const Refusal& refusal = refusals.front();
@@ -167,18 +167,18 @@ void ConnectionCore::emit_counts(LaneState& lane) noexcept {
   if (emit_plain(lane, header)) ++statistics_.acks_sent;
 }
 
-bool ConnectionCore::may_read(const PartList& reading, std::size_t kept_requests) const noexcept {
+bool Connection::may_read(const PartList& reading, std::size_t kept_requests) const noexcept {
   if (reading.empty() || free_requests_.size() <= kept_requests) return false;
   const Part& part = *reading.front();
   return read_bytes_ < options_.most_read_bytes || part.bytes() <= options_.small_bytes || fits_express(part);
 }
 
-bool ConnectionCore::reads_possible() const noexcept {
+bool Connection::reads_possible() const noexcept {
   return may_read(urgent_reading_, 0) || may_read(reading_, kRequestsKept);
 }
 
 // Null: nothing can be asked for now.
-PartList* ConnectionCore::next_reading() noexcept {
+PartList* Connection::next_reading() noexcept {
   const bool others = may_read(reading_, kRequestsKept);
   if (may_read(urgent_reading_, 0) && (!others || urgent_reads_ < kMostUrgent)) {
     urgent_reads_ = others ? urgent_reads_ + 1 : 0;
@@ -189,7 +189,7 @@ PartList* ConnectionCore::next_reading() noexcept {
 }
 
 // Parts take turns, so that a small READ does not wait for a large one.
-uint32_t ConnectionCore::pump_reads() noexcept {
+uint32_t Connection::pump_reads() noexcept {
   uint32_t made = 0;
   while (PartList* const reading = next_reading()) {
     Part& part = *reading->front();
@@ -199,7 +199,7 @@ uint32_t ConnectionCore::pump_reads() noexcept {
   return made;
 }
 
-bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
+bool Connection::request_read(Part& part, LaneState& lane) noexcept {
   const uint32_t index = free_requests_.back();
   ReadRequest& request = requests_[index];
   request.cursor = part.cursor;  // it will scatter the answer
@@ -245,7 +245,7 @@ bool ConnectionCore::request_read(Part& part, LaneState& lane) noexcept {
   return true;
 }
 
-bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
+bool Connection::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
   if (out.sent.size() >= options_.most_uncounted_frames) return false;
@@ -255,7 +255,7 @@ bool ConnectionCore::can_open(const LaneState& lane) const noexcept {
 }
 
 // The next large frame, from the sources in turn.
-void ConnectionCore::open_frame(LaneState& lane) noexcept {
+void Connection::open_frame(LaneState& lane) noexcept {
   Output& out = lane.out;
   if (lane.express) return open_express_frame(lane);
   if (out.urgent_frames < kMostUrgent && open_write(lane, urgent_)) {
@@ -286,7 +286,7 @@ void ConnectionCore::open_frame(LaneState& lane) noexcept {
   if (!out.frame_open) out.frame_open = open_write(lane, urgent_);
 }
 
-bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
+bool Connection::open_write(LaneState& lane, PartList& from) noexcept {
   Output& out = lane.out;
   if (from.empty() || out.sent.size() >= options_.most_uncounted_frames) return false;
   Part& part = *from.front();
@@ -324,25 +324,25 @@ bool ConnectionCore::open_write(LaneState& lane, PartList& from) noexcept {
   return true;
 }
 
-void ConnectionCore::track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept {
+void Connection::track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept {
   lane.out.sent.push({sequence, static_cast<uint32_t>(bytes), &part});
   lane.out.unacked_bytes += bytes;
   ++part.outstanding;
   part.produced += bytes;
 }
 
-bool ConnectionCore::goes_in_two(const LaneState& lane) noexcept {
+bool Connection::goes_in_two(const LaneState& lane) noexcept {
   const std::size_t bytes = lane.out.frame.bytes();
   return !lane.traits.calls_are_cheap && bytes >= kInTwoFrom && bytes <= kInTwoUpTo;
 }
 
 // One write. False if the lane has nothing to write, is full, or broke.
-bool ConnectionCore::flush_step(LaneState& lane, std::size_t& budget) noexcept {
+bool Connection::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   const bool moved = flush_stream(lane, budget);
   return flush_payload(lane, budget) || moved;
 }
 
-bool ConnectionCore::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
+bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (out.blocked || lane.broken.status != Status::kOk) return false;
   const bool had_frame = out.frame_open;
@@ -392,7 +392,7 @@ bool ConnectionCore::flush_stream(LaneState& lane, std::size_t& budget) noexcept
 }
 
 // From submit: writes one frame if nothing is queued before it. The next pass writes the rest.
-void ConnectionCore::flush_inline(LaneState& lane) noexcept {
+void Connection::flush_inline(LaneState& lane) noexcept {
   Output& out = lane.out;
   if (out.blocked || out.inline_used || !out.nothing_queued()) return;
   out.inline_used = true;
@@ -400,7 +400,7 @@ void ConnectionCore::flush_inline(LaneState& lane) noexcept {
   (void)flush_step(lane, budget);
 }
 
-void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
+void Connection::finish_frame_out(LaneState& lane) noexcept {
   Output& out = lane.out;
   out.pins.release(host_);
   if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
@@ -409,7 +409,7 @@ void ConnectionCore::finish_frame_out(LaneState& lane) noexcept {
 }
 
 // Lanes take turns, a frame each, so that striped parts spread.
-uint32_t ConnectionCore::flush_lanes() noexcept {
+uint32_t Connection::flush_lanes() noexcept {
   uint32_t work = 0;
   std::size_t budget = pass_bytes(*lanes_.front());
   for (bool moved = true; moved && budget != 0;) {
@@ -424,12 +424,12 @@ uint32_t ConnectionCore::flush_lanes() noexcept {
   return work;
 }
 
-bool ConnectionCore::has_output(const LaneState& lane) const noexcept {
+bool Connection::has_output(const LaneState& lane) const noexcept {
   return !lane.out.nothing_queued() || !lane.out.refusals.empty() || lane.in.ack_due || can_open(lane);
 }
 
 // True if there is work that does not depend on reading.
-bool ConnectionCore::has_work() const noexcept {
+bool Connection::has_work() const noexcept {
   if (!ended_.empty() || !messages_.empty() || reads_possible()) return true;
   return std::any_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
     return lane->broken.status != Status::kOk || has_output(*lane);

@@ -11,10 +11,10 @@
 
 #include "base/clock.h"
 #include "framing/byte_queue.h"
-#include "framing/connection.h"
 #include "framing/iov_list.h"
 #include "framing/landing.h"
 #include "framing/lane.h"
+#include "framing/options.h"
 #include "framing/part.h"
 #include "framing/pin_set.h"
 #include "framing/wire.h"

@@ -12,13 +12,13 @@
 
 namespace towline::framing {
 
-class ConnectionCore;
+class Connection;
 class PartList;
 
 // The result of prepare(); begins with the common part of every backend's prepared plan.
 struct Prepared {
   towline_prepared base = plugin::sized<towline_prepared>();
-  ConnectionCore* core = nullptr;
+  Connection* connection = nullptr;
   uint32_t op = 0;
   // Where GPU memory is part of it; else as they stand here:
   bool lands = false;  // on this side

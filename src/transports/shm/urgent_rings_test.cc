@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "framing/wire.h"
-#include "transports/shm/endpoint.h"
+#include "transports/shm/packet_socket.h"
 #include "transports/shm/ring_memory.h"
 #include "transports/shm/test_support.h"
 #include "transports/shm/wire.h"

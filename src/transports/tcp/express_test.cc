@@ -88,42 +88,42 @@ TEST_F(ExpressSocket, AnOlderAcceptorIsSentNeitherFlagsNorASecondSocket) {
   ASSERT_EQ(::bind(listener.get(), any.get(), any.size()), 0);
   ASSERT_EQ(::listen(listener.get(), 8), 0);
   FakeLink& link = a->connect(b->identity, address_of({SocketAddress::local_of(listener.get()).text()}));
-  UniqueFd old;
+  Stream old;
   PacketReader reader{kHelloMagic};
   ASSERT_TRUE(turn_until({a.get()}, [&] {
-    if (!old.valid()) old.reset(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    return old.valid() && reader.receive(old.get()) == PacketReader::State::kWhole;
+    if (!old.valid()) old = Stream::accepted(UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    return old.valid() && reader.receive(old) == PacketReader::State::kWhole;
   }));
   Reply reply;
   reply.incarnation = {b->identity.incarnation[0], b->identity.incarnation[1]};
   reply.name = "b";
   const std::vector<uint8_t> packet = as_older(pack(reply));
-  ASSERT_EQ(send(old.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
+  ASSERT_EQ(old.write(packet.data(), packet.size()).bytes, packet.size());
   ASSERT_TRUE(turn_until({a.get()}, [&] { return link.ups + link.downs != 0; }));
   ASSERT_EQ(link.ups, 1u) << link.text;
   ASSERT_EQ(submit(*a, link, TOWLINE_READ, 1), Status::kInProgress);
-  EXPECT_EQ(next_header(old.get(), *a).flags, 0);
+  EXPECT_EQ(next_header(old.fd(), *a).flags, 0);
   for (int i = 0; i < 100; ++i) a->turn();
   EXPECT_LT(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC), 0) << "a second socket came";
 }
 
 TEST_F(ExpressSocket, AnOlderConnectorIsSentNoFlags) {
   const SocketAddress to = resolve(parse_endpoint(endpoints_of(*b)[0]), soon()).front();
-  const UniqueFd old(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::connect(old.get(), to.get(), to.size()), 0);
+  Stream old;
+  ASSERT_EQ(Stream::connect(to, soon(), old), 0);
   Hello hello;
   hello.target = {b->identity.incarnation[0], b->identity.incarnation[1]};
   hello.connection = {1, 2};
   hello.self = a->identity;
   hello.name = "older";
   const std::vector<uint8_t> packet = as_older(pack(hello));
-  ASSERT_EQ(send(old.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
+  ASSERT_EQ(old.write(packet.data(), packet.size()).bytes, packet.size());
   PacketReader reader{kReplyMagic};
   ASSERT_TRUE(
-      turn_until({b.get()}, [&] { return reader.receive(old.get()) == PacketReader::State::kWhole; }));
+      turn_until({b.get()}, [&] { return reader.receive(old) == PacketReader::State::kWhole; }));
   ASSERT_TRUE(turn_until({b.get()}, [&] { return b->accepted_link() != nullptr; }));
   ASSERT_EQ(submit(*b, *b->accepted_link(), TOWLINE_READ, 1), Status::kInProgress);
-  EXPECT_EQ(next_header(old.get(), *b).flags, 0);
+  EXPECT_EQ(next_header(old.fd(), *b).flags, 0);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/id.h"
+#include "base/os/stream.h"
 #include "framing/wire.h"
 #include "towline/plugin/v1.h"
 
