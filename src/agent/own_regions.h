@@ -70,7 +70,7 @@ class OwnRegions {
   RegionTable table_;
   std::mutex registration_mutex_;
   std::map<std::string, uint64_t> names_;  // keys of the regions that have or had them
-  std::atomic<uint64_t> last_device_{0};  // numbers given to storage regions
+  std::atomic<uint64_t> last_device_{0};   // numbers given to storage regions
 };
 
 }  // namespace towline

@@ -357,6 +357,7 @@ void Worker::call(Watch& watch, uint32_t events) noexcept {
 }
 
 bool Worker::arm() noexcept {
+  disarm();  // what its last sleep left
   arming_ = Arming::kAsleep;
   bool work = false;
   for (const auto& backend : agent_.backends().backends()) {

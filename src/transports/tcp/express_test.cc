@@ -91,7 +91,8 @@ TEST_F(ExpressSocket, AnOlderAcceptorIsSentNeitherFlagsNorASecondSocket) {
   Stream old;
   PacketReader reader{kHelloMagic};
   ASSERT_TRUE(turn_until({a.get()}, [&] {
-    if (!old.valid()) old = Stream::accepted(UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    if (!old.valid())
+      old = Stream::accepted(UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
     return old.valid() && reader.receive(old) == PacketReader::State::kWhole;
   }));
   Reply reply;
@@ -119,8 +120,7 @@ TEST_F(ExpressSocket, AnOlderConnectorIsSentNoFlags) {
   const std::vector<uint8_t> packet = as_older(pack(hello));
   ASSERT_EQ(old.write(packet.data(), packet.size()).bytes, packet.size());
   PacketReader reader{kReplyMagic};
-  ASSERT_TRUE(
-      turn_until({b.get()}, [&] { return reader.receive(old) == PacketReader::State::kWhole; }));
+  ASSERT_TRUE(turn_until({b.get()}, [&] { return reader.receive(old) == PacketReader::State::kWhole; }));
   ASSERT_TRUE(turn_until({b.get()}, [&] { return b->accepted_link() != nullptr; }));
   ASSERT_EQ(submit(*b, *b->accepted_link(), TOWLINE_READ, 1), Status::kInProgress);
   EXPECT_EQ(next_header(old.fd(), *b).flags, 0);
