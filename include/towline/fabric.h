@@ -39,9 +39,9 @@ typedef int (*towline_fabric_changed_fn)(void* context, uint64_t old_value, uint
 typedef struct towline_fabric_options {
   size_t struct_size;
   const char* const*
-      rails;           // "ofi:PROVIDER[/DEVICE][@ADDRESS]", such as "ofi:efa" or "ofi:tcp;ofi_rxm@10.0.0.7"
-  size_t rail_count;   // 1 to 16
-  const char* listen;  // of control messages; null: "127.0.0.1:0"
+      rails;  // "ofi:efa", "ofi:tcp;ofi_rxm@10.0.0.7", "verbs:mlx5_0/1", "ucx:tcp"; "auto": all RDMA ports
+  size_t rail_count;                     // 1 to 16
+  const char* listen;                    // of control messages; null: "127.0.0.1:0"
   towline_fabric_message_fn on_message;  // null: messages are dropped
   towline_fabric_lost_fn on_lost;
   void* context;
@@ -250,6 +250,9 @@ typedef struct towline_fabric_rail {
   uint32_t down;
   int32_t numa_node;  // -1: unknown
 } towline_fabric_rail_t;
+// This host's GPUs, RDMA ports and NUMA nodes as JSON, with the rails that are nearest to each GPU and node, and what the
+// rail "auto" stands for. `needed` receives the whole size with NUL.
+TOWLINE_API int32_t towline_fabric_topology(char* json, size_t capacity, size_t* needed);
 // Fills the first `capacity` rails; `count` receives the number of all. rail_bytes: sizeof(towline_fabric_rail_t).
 TOWLINE_API int32_t towline_fabric_rails(towline_fabric_t* engine, towline_fabric_rail_t* rails,
                                          size_t rail_bytes, size_t capacity, size_t* count);

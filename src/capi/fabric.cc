@@ -3,6 +3,7 @@
 
 #include "capi/fabric_handles.h"
 #include "fabric/rails.h"
+#include "fabric/topology.h"
 
 using namespace towline;  // NOLINT: C entry points
 
@@ -61,7 +62,7 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
     std::vector<std::unique_ptr<fabric::Domain>> rails;
     for (size_t i = 0; i < options.rail_count; ++i) {
       capi::need(options.rails[i], "a rail's name");
-      rails.push_back(fabric::make_rail(options.rails[i]));
+      for (auto& rail : fabric::make_rails(options.rails[i])) rails.push_back(std::move(rail));
     }
     auto holder = std::make_unique<towline_fabric>();
     if (options.watcher_cpu != nullptr) holder->watcher_cpu = *options.watcher_cpu;
@@ -72,6 +73,13 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
 }
 
 void towline_fabric_destroy(towline_fabric_t* engine) { delete engine; }
+
+int32_t towline_fabric_topology(char* json, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    const std::string text = fabric::describe_topology();
+    return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
 
 int32_t towline_fabric_address(towline_fabric_t* engine, void* out, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {

@@ -425,6 +425,7 @@ void Engine::State::finish(Rail& rail, Connection& connection, Entry& entry) noe
     rail.counters.bytes += entry.slice.length;
     transfer.done += entry.slice.length;
   }
+  transfer.stalls = 0;
   if (entry.kind != EntryKind::kData) {
     transfer.record_done = true;
   }
@@ -462,7 +463,7 @@ void Engine::State::release(Transfer& transfer) noexcept {
   transfer.peer = kNone;
   transfer.exhausted = transfer.wants_record = transfer.record_posted = transfer.record_done = false;
   transfer.retried = transfer.mixed = transfer.ending = transfer.cancel = false;
-  transfer.sole = 0;
+  transfer.sole = transfer.stalls = 0;
   transfer.segment = transfer.segments_held = 0;
   transfer.issued = transfer.done = transfer.sequence = 0;
   transfer.fence_deadline_ns = kNoDeadline;

@@ -46,6 +46,7 @@ struct Transfer {
   bool record_posted = false;
   bool record_done = false;
   bool queued = false;
+  uint32_t stalls = 0;  // connections that were given up in a row, while the peer answered
   bool retried = false;
   bool mixed = false;   // its slices took more than one connection
   bool ending = false;  // its outcome is told, its fence is not
@@ -225,6 +226,7 @@ struct Engine::State {
   void tick() noexcept;
   void check_deadlines() noexcept;
   void check_connections() noexcept;
+  void break_stalled(Connection& connection) noexcept;
   void check_peers() noexcept;
   void recover_rails() noexcept;
   void fail_peer(Peer& peer, Status status, const std::string& why) noexcept;

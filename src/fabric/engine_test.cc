@@ -137,6 +137,32 @@ TEST(FabricEngine, ASilentPeerIsLostInTimeAndWhatWentToItEndsWithTheLocalFenceOn
   EXPECT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kPeerLost);
 }
 
+// As over networks that do not tell that a remote key is not valid any more.
+TEST(FabricEngine, WhatNoConnectionCarriesEndsThoughThePeerAnswers) {
+  World world;
+  EngineOptions options;
+  options.stall_ns = 50 * kMillisecondNs;
+  TestHost& one = world.add_host(1, {}, options);
+  world.add_host(1, {}, options);
+  Buffers buffers{world, kMiB};
+  LoopbackFaults faults;
+  faults.drop = 1;
+  faults.again_after_ns = 3600 * kSecondNs;
+  world.fabric.set_faults(faults);
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kInProgress);
+  const uint64_t begin_ns = world.now_ns;
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }, 20 * kSecondNs, 10'000));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kIo);
+  EXPECT_LE(world.now_ns - begin_ns, kSecondNs);
+  EXPECT_TRUE(one.losses.empty());
+  // The peer is used as before.
+  world.fabric.set_faults({});
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096, 2)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 2; }, 20 * kSecondNs, 10'000));
+  EXPECT_EQ(one.outcomes[2].result.status, Status::kOk);
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
 TEST(FabricEngine, APeerThatAnswersOverAStalledConnectionGetsAnotherOne) {
   World world;
   EngineOptions options;

@@ -8,6 +8,10 @@
 
 namespace towline::fabric {
 
+namespace {
+constexpr uint32_t kMostStalls = 4;
+}  // namespace
+
 void Engine::State::tick() noexcept {
   next_tick_ns = now_ns + options.tick_ns;
   if (now_ns >= next_deadline_ns) check_deadlines();
@@ -63,7 +67,7 @@ void Engine::State::check_connections() noexcept {
       } else if (connection.under_way() != 0) {
         const uint64_t silent_ns = now_ns - connection.last_progress_ns;
         if (silent_ns >= 2 * options.stall_ns) {
-          break_connection(connection, Status::kTimedOut);
+          break_stalled(connection);
         } else if (silent_ns >= options.stall_ns && now_ns - peer.pinged_at_ns >= options.stall_ns / 2) {
           peer.pinged_at_ns = now_ns;
           send_control(peer, connection, ControlType::kPing);
@@ -72,6 +76,27 @@ void Engine::State::check_connections() noexcept {
     }
   }
   drain_broken();
+}
+
+// What it carried goes over other connections; but not for ever, if nothing moves over any of them though the peer
+// answers: some networks tell nobody that a remote key is not valid any more.
+void Engine::State::break_stalled(Connection& connection) noexcept {
+  const uint32_t peer = connection.peer;
+  const auto carries = [&](uint64_t at) {
+    const Entry& entry = connection.at(at);
+    return entry.done || entry.kind == EntryKind::kCredit ? kNone : entry.slice.transfer;
+  };
+  for (uint64_t at = connection.head; at != connection.tail; ++at) {
+    const uint32_t index = carries(at);
+    bool counted = index == kNone;
+    for (uint64_t before = connection.head; before != at && !counted; ++before)
+      counted = carries(before) == index;
+    if (!counted) ++transfers[index].stalls;
+  }
+  break_connection(connection, Status::kTimedOut);
+  for (Transfer& transfer : transfers)
+    if (transfer.peer == peer && transfer.stalls >= kMostStalls && !transfer.ending)
+      end(transfer, Status::kIo);
 }
 
 void Engine::State::check_peers() noexcept {

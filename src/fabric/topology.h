@@ -50,6 +50,13 @@ struct RailChoice {
 };
 RailChoice choose_rails(const std::vector<RdmaPort>& ports);
 
+// GPUs, RDMA ports and NUMA nodes as JSON, with the rails that are nearest to each GPU and node:
+//   {"gpus": [{"address", "numa_node", "near": [RAIL..]}],
+//    "ports": [{"rail", "device", "port", "address", "numa_node", "driver", "state", "rate", "software", "chosen"}],
+//    "numa_nodes": [{"id", "near": [RAIL..]}], "choice": "what rails = auto takes, or why nothing"}
+// Near are rails of ports that are chosen.
+std::string describe_topology(const std::string& root = "");
+
 // The NUMA node of the page at this address; -1: unknown.
 int32_t numa_node_of(const void* address) noexcept;
 

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 namespace towline::fabric {
 namespace {
@@ -68,6 +69,29 @@ class Topology : public ::testing::Test {
 
   fs::path root_;
 };
+
+TEST_F(Topology, IsDescribedWithTheRailsThatServeEachGpuAndNode) {
+  add_host();
+  add_nic("mlx5_9", "pci0000:a0/0000:a0:01.0/0000:a1:00.0", 1, "1: DOWN");
+  const auto told = nlohmann::json::parse(describe_topology(root_));
+  ASSERT_EQ(told["gpus"].size(), 2u);
+  EXPECT_EQ(told["gpus"][0]["address"], "0000:13:00.0");
+  EXPECT_EQ(told["gpus"][0]["near"], nlohmann::json::array({"verbs:mlx5_0/1"}));
+  EXPECT_EQ(told["gpus"][1]["near"], nlohmann::json::array({"verbs:mlx5_2/1"}));
+  ASSERT_EQ(told["numa_nodes"].size(), 2u);
+  EXPECT_EQ(told["numa_nodes"][1]["near"], nlohmann::json::array({"verbs:mlx5_2/1", "verbs:mlx5_3/1"}));
+  ASSERT_EQ(told["ports"].size(), 5u);
+  EXPECT_EQ(told["ports"][4]["device"], "mlx5_9");
+  EXPECT_EQ(told["ports"][4]["chosen"], false);
+  EXPECT_EQ(told["ports"][3]["chosen"], true);
+  EXPECT_EQ(told["ports"][3]["rate"], "400 Gb/sec (4X NDR)");
+}
+
+TEST_F(Topology, OfAHostWithoutDevicesSaysWhy) {
+  const auto told = nlohmann::json::parse(describe_topology(root_));
+  EXPECT_TRUE(told["gpus"].empty() && told["ports"].empty() && told["numa_nodes"].empty());
+  EXPECT_NE(told["choice"].get<std::string>().find("this host has no"), std::string::npos) << told;
+}
 
 TEST_F(Topology, EachGpuGetsTheNicBelowItsSwitch) {
   add_host();

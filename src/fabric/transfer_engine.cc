@@ -20,6 +20,7 @@ TransferEngine::TransferEngine(std::vector<std::unique_ptr<Domain>> domains, Tra
     : options_(std::move(options)) {
   options_.engine.record_bytes += kMessageHeader;
   engine_ = std::make_unique<Engine>(options_.engine, std::move(domains), static_cast<EngineHost&>(*this));
+  memories_ = std::make_unique<Registrations>(*engine_);
   carrier_ = std::make_unique<Carrier>(*engine_, options_.carrier);
   counters_.reserve(1024);
   wake_ = UniqueFd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -42,7 +43,7 @@ TransferEngine::~TransferEngine() {
     if (slot->used && !slot->is_over() && slot->parent == nullptr) tell(*slot, Status::kClosed);
   carrier_.reset();
   engine_->close();
-  for (const auto& memory : memories_) engine_->deregister_memory(*memory);
+  memories_.reset();
   engine_.reset();
   deliver(held);
 }
@@ -287,26 +288,16 @@ void TransferEngine::disconnect(Handle peer) {
 
 const LocalMemory* TransferEngine::register_memory(const MemoryToRegister& memory) {
   const auto held = lock();
-  memories_.push_back(std::make_unique<LocalMemory>(engine_->register_memory(memory)));
-  if (memory.dmabuf_fd >= 0) device_memories_.push_back(memories_.back().get());
-  return memories_.back().get();
-}
-
-bool TransferEngine::is_host(const LocalMemory& memory) const noexcept {
-  return std::find(device_memories_.begin(), device_memories_.end(), &memory) == device_memories_.end();
+  return memories_->add(memory);
 }
 
 void TransferEngine::deregister_memory(const LocalMemory* memory) {
   const auto held = lock();
-  const auto found = std::find_if(memories_.begin(), memories_.end(),
-                                  [&](const auto& known) { return known.get() == memory; });
-  if (found == memories_.end()) fail(Status::kNotFound, "this memory is not registered here");
+  if (!memories_->contains(memory)) fail(Status::kNotFound, "this memory is not registered here");
   for (const auto& slot : slots_)
     if (slot->used && !slot->fenced && slot->uses(memory))
       fail(Status::kBusy, "a transfer that is not fenced uses this memory");
-  engine_->deregister_memory(**found);
-  std::erase(device_memories_, memory);
-  memories_.erase(found);
+  memories_->remove(memory);
 }
 
 void TransferEngine::keep(Mapping memory) {

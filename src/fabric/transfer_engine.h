@@ -18,6 +18,7 @@
 #include "base/os/memfd.h"
 #include "base/os/unique_fd.h"
 #include "fabric/carrier.h"
+#include "fabric/registrations.h"
 
 namespace towline::fabric {
 
@@ -212,8 +213,7 @@ class TransferEngine final : private EngineHost {
              std::span<const uint8_t> payload) noexcept;
   bool start_granted(Slot& send) noexcept;
   Slot* find_used(uint64_t number, SlotKind kind) noexcept;
-  // False: memory of a device, which this process can't read and write by itself.
-  bool is_host(const LocalMemory& memory) const noexcept;
+  bool is_host(const LocalMemory& memory) const noexcept { return memories_->is_host(memory); }
   Status submit_message(Handle peer, std::vector<uint8_t>& message) noexcept;
   void reply(Handle peer, std::vector<uint8_t> message) noexcept;
   void send_replies() noexcept;
@@ -227,8 +227,7 @@ class TransferEngine final : private EngineHost {
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<uint32_t> free_slots_;
   std::vector<uint32_t> stalled_;  // transfers to many peers, some of which did not fit into the engine
-  std::vector<std::unique_ptr<LocalMemory>> memories_;
-  std::vector<const LocalMemory*> device_memories_;
+  std::unique_ptr<Registrations> memories_;
   std::vector<Mapping> kept_;
   std::vector<std::unique_ptr<Group>> groups_;
   uint32_t last_group_ = 0;

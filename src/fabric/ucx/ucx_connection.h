@@ -130,7 +130,8 @@ class UcxConnection {
   void issue_by_messages(const WorkRequest& request, Entry& entry);
   void issue_waiting();
   void serve();
-  void refuse(Status why);
+  void refuse(const Header& refused, Status why);
+  void take_refusal(const Header& header);
   // `data` stays until it is sent.
   void send(const Header& header, const void* data = nullptr, std::size_t bytes = 0, uint64_t reads_from = 0,
             std::vector<uint8_t> kept = {});

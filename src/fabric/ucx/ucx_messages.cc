@@ -52,9 +52,24 @@ void UcxConnection::on_sent(void* request, ucs_status_t status, void* given) {
 }
 
 // Answers what the peer may not do. Peers that take no answers get none.
-void UcxConnection::refuse(Status why) {
+void UcxConnection::refuse(const Header& refused, Status why) {
   if (outgoing_.size() - free_.size() > kMaxUnsent) return down(Status::kProtocol);
-  send({.number = static_cast<uint64_t>(static_cast<int64_t>(why)), .kind = Kind::kRefuse});
+  send({.number = refused.number,
+        .key = refused.kind == Kind::kRead ? 1u : 0u,
+        .place = static_cast<uint64_t>(static_cast<int64_t>(why)),
+        .kind = Kind::kRefuse});
+}
+
+// The request fails with the reason, so that it is not tried again, and the connection with it.
+void UcxConnection::take_refusal(const Header& header) {
+  Status why{static_cast<int32_t>(static_cast<int64_t>(header.place))};
+  if (why != Status::kStale && why != Status::kOutOfRange && why != Status::kPermissionDenied)
+    why = Status::kProtocol;
+  const auto meant = std::find_if(issued_.begin(), issued_.end(), [&](const Entry& entry) {
+    return header.key != 0 ? entry.read == header.number : entry.read == 0 && entry.number >= header.number;
+  });
+  if (meant != issued_.end()) owner_.tell({meant->cookie, 0, number_, 0, why, CompletionKind::kRequest});
+  down(why);
 }
 
 // The peer's reads, in turn.
@@ -63,7 +78,7 @@ void UcxConnection::serve() {
     Ask& ask = asks_.front();
     Status why = Status::kOk;
     if (allowed(ask.wanted, false, why) == nullptr) {
-      refuse(why);
+      refuse(ask.wanted, why);
       asks_.pop_front();
       continue;
     }
@@ -116,12 +131,8 @@ void UcxConnection::take(const Header& header, std::span<const uint8_t> data) {
       if (header.number > numbered_) return down(Status::kProtocol);
       arrived_ = std::max(arrived_, header.number);
       return;
-    case Kind::kRefuse: {
-      const auto why = static_cast<Status>(static_cast<int64_t>(header.number));
-      const bool known =
-          why == Status::kStale || why == Status::kOutOfRange || why == Status::kPermissionDenied;
-      return down(known ? why : Status::kProtocol);
-    }
+    case Kind::kRefuse:
+      return take_refusal(header);
     case Kind::kAskBlob:
       if (asked_.size() >= kMaxAsked) return down(Status::kProtocol);
       asked_.push_back(header.number);
@@ -166,7 +177,7 @@ const UcxRegistered* UcxConnection::allowed(const Header& header, bool write, St
 void UcxConnection::take_write(const Header& header, std::span<const uint8_t> data) {
   if (data.size() != header.length) return down(Status::kProtocol);
   Status why = Status::kOk;
-  if (allowed(header, true, why) == nullptr) return refuse(why);
+  if (allowed(header, true, why) == nullptr) return refuse(header, why);
   number_came(header.number);
   if (!down_) copy_bytes(reinterpret_cast<void*>(header.place), data.data(), data.size());
 }
@@ -183,7 +194,11 @@ void UcxConnection::take_read_data(const Header& header, std::span<const uint8_t
 void UcxConnection::take_key(uint64_t key, std::span<const uint8_t> blob) {
   const auto known = keys_.find(key);
   if (known == keys_.end() || known->second.key != nullptr) return;
-  if (blob.empty()) return down(Status::kStale);  // it is not registered any more
+  if (blob.empty()) {  // it is not registered any more
+    if (!waiting_.empty())
+      owner_.tell({waiting_.front().cookie, 0, number_, 0, Status::kStale, CompletionKind::kRequest});
+    return down(Status::kStale);
+  }
   if (blob.size() < 8 || blob.size() > kMaxBlobBytes) return down(Status::kProtocol);
   std::vector<uint8_t> padded{blob.begin(), blob.end()};
   padded.resize(blob.size() + 1024);  // UCX does not know the size
