@@ -152,6 +152,15 @@ def test_words_are_watched_until_the_function_says_so(pair):
     assert seen.empty()
 
 
+def test_words_leave_nothing_behind(pair):
+    for _ in range(600):  # more than an engine has at once
+        pair.two.watch(lambda old, new: True).unwatch()
+    kept = pair.two.watch(lambda old, new: True)
+    assert pair.two._native.watches == 1
+    kept.unwatch()
+    assert pair.two._native.watches == 0 and not pair.two._functions
+
+
 def test_what_a_dropped_transfer_uses_stays_until_it_is_fenced(make):
     pair = Pair(make)
     pair.one.send(pair.peer, pair.mine, 4 * PAGE)  # dropped: nobody receives it yet

@@ -8,6 +8,8 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -39,9 +41,18 @@ class FabricEvents {
   std::deque<FabricEvent> events_;
 };
 
+struct FabricEngine;
+
+// What the callback of a watched word gets.
+struct FabricWatch {
+  FabricEngine* engine;
+  uint64_t token;
+};
+
 struct FabricEngine {
   towline_fabric_t* native = nullptr;
   FabricEvents events;
+  std::map<uint32_t, std::unique_ptr<FabricWatch>> watches;  // by the word's index; with the GIL
   uint32_t calls = 0;  // in progress without the GIL; close() waits for them
   bool closing = false;
   pid_t pid = 0;

@@ -200,14 +200,9 @@ nb::list rails(FabricEngine& engine) {
   return list;
 }
 
-struct WatchContext {
-  FabricEngine* engine;
-  uint64_t token;
-};
-
-// (index, address here, address for GPUs). Contexts live as long as the engine's queue: few, and never many.
+// (index, address here, address for GPUs).
 nb::tuple watch(FabricEngine& engine, bool gpus, uint64_t token) {
-  auto context = std::make_unique<WatchContext>(WatchContext{&engine, token});
+  auto watched = std::make_unique<FabricWatch>(FabricWatch{&engine, token});
   towline_fabric_word_t word{};
   int32_t status = 0;
   {
@@ -215,19 +210,21 @@ nb::tuple watch(FabricEngine& engine, bool gpus, uint64_t token) {
     status = towline_fabric_watch(
         call.native(), gpus ? 1 : 0,
         [](void* given, uint64_t before, uint64_t now) {
-          const auto& watched = *static_cast<WatchContext*>(given);
-          watched.engine->events.push(
-              {.kind = FabricEvent::kChanged, .token = watched.token, .first = before, .second = now});
+          const auto& told = *static_cast<FabricWatch*>(given);
+          told.engine->events.push(
+              {.kind = FabricEvent::kChanged, .token = told.token, .first = before, .second = now});
           return 1;
         },
-        context.get(), &word);
+        watched.get(), &word);
   }
   check(status, "towline_fabric_watch");
-  (void)context.release();
+  engine.watches[word.index] = std::move(watched);
   return nb::make_tuple(word.index, reinterpret_cast<uint64_t>(word.host), word.gpu);
 }
 
+// Another thread may be given the same index as soon as it is free, so the watch is taken out before that.
 void unwatch(FabricEngine& engine, uint32_t index) {
+  auto watched = engine.watches.extract(index);
   int32_t status = 0;
   {
     const FabricCall call(engine);
@@ -270,5 +267,6 @@ NB_MODULE(_fabric, module) {
   engine.def("rails", &rails);
   engine.def("watch", &watch);
   engine.def("unwatch", &unwatch);
+  engine.def_prop_ro("watches", [](const FabricEngine& watching) { return watching.watches.size(); });
   bind_fabric_transfers(engine);
 }
