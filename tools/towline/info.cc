@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <towline/fabric.h>
 #include <CLI/CLI.hpp>
 #include <towline/towline.hpp>
 
@@ -84,6 +85,30 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
   return text + fences.render(terminal);
 }
 
+// GPUs, NICs and NUMA nodes, and which rails serve what.
+std::string render_fabric(const json& fabric, const Terminal& terminal) {
+  const json gpus = fabric.value("gpus", json::array());
+  const json ports = fabric.value("ports", json::array());
+  if (gpus.empty() && ports.empty()) return {};
+  const auto node_of = [](const json& device) {
+    const int node = device.value("numa_node", -1);
+    return node < 0 ? std::string{} : fmt::format("NUMA node {}", node);
+  };
+  using enum Table::Align;
+  Table table{{{"device", kLeft}, {"at", kLeft}, {"", kLeft}, {"", kWrap}}};
+  for (const json& gpu : gpus)
+    table.add({"GPU", gpu.value("address", "?"), node_of(gpu),
+               "nearest rails: " + join(gpu.value("near", json::array()))});
+  for (const json& port : ports)
+    table.add({port.value("device", "?"), port.value("address", ""), node_of(port),
+               fmt::format("{}, {}; {}", port.value("state", "?"), port.value("rate", "?"),
+                           port.value("chosen", false) ? "rail " + port.value("rail", "?") : "not used")});
+  for (const json& node : fabric.value("numa_nodes", json::array()))
+    table.add({fmt::format("node {}", node.value("id", 0)), "", "",
+               "rails of its memory: " + join(node.value("near", json::array()))});
+  return terminal.bold("Fabric") + ": " + fabric.value("choice", "") + "\n" + table.render(terminal) + "\n";
+}
+
 std::string render_topology(const json& topology, const Terminal& terminal) {
   std::string text = terminal.bold("Machine") + "\n";
   text += fmt::format("  processors  {} online, {} for this process\n", topology.value("online_cpus", 0),
@@ -108,6 +133,7 @@ std::string render_info(const json& info, const Terminal& terminal) {
   if (const auto listen = info.value("listen", json::array()); !listen.empty()) {
     text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
   }
+  text += render_fabric(info.value("fabric", json::object()), terminal);
   return text + render_topology(info.value("topology", json::object()), terminal);
 }
 
@@ -117,7 +143,13 @@ void add_info_command(CLI::App& app, CommonOptions& common) {
   command->add_flag("--json", common.json, "Print all of it as JSON");
   command->callback([&common] {
     const towline::Agent agent{"towline-info"};
-    const json info = json::parse(agent.info());
+    json info = json::parse(agent.info());
+    size_t needed = 0;
+    if (towline_fabric_topology(nullptr, 0, &needed) >= 0) {
+      std::string fabric(needed, '\0');
+      if (towline_fabric_topology(fabric.data(), fabric.size(), &needed) >= 0)
+        info["fabric"] = json::parse(fabric.c_str(), nullptr, false);
+    }
     if (common.json) {
       fmt::print("{}\n", info.dump(2));
     } else {

@@ -19,6 +19,21 @@ TEST(Info, SaysWhyABackendIsNotUsable) {
   EXPECT_NE(text.find("2 online, 1 for this process"), std::string::npos) << text;
 }
 
+TEST(Info, DrawsDevicesAndTheRailsThatServeThem) {
+  const auto info = nlohmann::json::parse(R"({"fabric": {"choice": "1 active port",
+      "gpus": [{"address": "0000:13:00.0", "numa_node": 1, "near": ["verbs:mlx5_0/1"]}],
+      "ports": [{"rail": "verbs:mlx5_0/1", "device": "mlx5_0", "address": "0000:14:00.0", "numa_node": 1,
+                 "state": "ACTIVE", "rate": "400 Gb/sec", "chosen": true},
+                {"rail": "verbs:mlx5_1/1", "device": "mlx5_1", "state": "DOWN", "rate": "", "chosen": false}],
+      "numa_nodes": [{"id": 1, "near": ["verbs:mlx5_0/1"]}]}})");
+  const std::string text = render_info(info, Terminal{stdout, false});
+  EXPECT_NE(text.find("0000:13:00.0"), std::string::npos) << text;
+  EXPECT_NE(text.find("nearest rails: verbs:mlx5_0/1"), std::string::npos) << text;
+  EXPECT_NE(text.find("ACTIVE, 400 Gb/sec; rail verbs:mlx5_0/1"), std::string::npos) << text;
+  EXPECT_NE(text.find("DOWN, ; not used"), std::string::npos) << text;
+  EXPECT_NE(text.find("rails of its memory"), std::string::npos) << text;
+}
+
 TEST(Info, LivesWithWhatItDoesNotKnow) {
   EXPECT_FALSE(render_info(nlohmann::json::object(), Terminal{stdout, false}).empty());
 }

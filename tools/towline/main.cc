@@ -8,6 +8,7 @@
 #include "bench/bench.h"
 #include "bench/collective.h"
 #include "bench/collective_peer.h"
+#include "bench/fabric.h"
 #include "bench/initiator.h"
 #include "bench/target.h"
 #include "completions.h"
@@ -38,6 +39,8 @@ int run_as_worker(const std::string& work) {
   if (work == "bench-collective-rank") return tool::run_worker(tool::bench::run_collective_rank);
   if (const std::string_view peer = "bench-mpi-peer:"; work.starts_with(peer))
     return tool::bench::run_mpi_peer(work.substr(peer.size()));
+  if (work == "bench-fabric-owner") return tool::run_worker(tool::bench::run_fabric_owner);
+  if (work == "bench-fabric-mover") return tool::run_worker(tool::bench::run_fabric_mover);
   if (work == "bench-target") return tool::run_worker(tool::bench::run_target);
   throw tool::Failure{"no such worker: " + work};
 }

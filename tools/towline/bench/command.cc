@@ -3,6 +3,7 @@
 #include <string>
 
 #include "bench/bench.h"
+#include "bench/fabric.h"
 #include "buffer.h"
 #include "failure.h"
 #include "units.h"
@@ -16,6 +17,7 @@ struct Texts {
   std::string span = "256MiB";
   std::string seconds = "500ms";
   std::string collective;
+  std::vector<std::string> rails;
 };
 
 // Fills in the options that rows of files share with rows between processes.
@@ -119,6 +121,38 @@ void add_beside_options(CLI::App& command, BenchOptions& options) {
       ->needs(beside);
 }
 
+// Engines of the fabric instead of agents.
+void add_fabric_options(CLI::App& command, std::vector<std::string>& rails) {
+  auto* fabric =
+      command
+          .add_option("--fabric", rails,
+                      "Measure the TransferEngine over these rails: auto (every RDMA port), verbs:mlx5_0, "
+                      "'ofi:tcp;ofi_rxm' ..")
+          ->delimiter(',')
+          ->type_name("RAIL,..");
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--threads", "--memory", "--backend",
+                            "--sequential", "--spin", "--faults", "--storage", "--collective"})
+    fabric->excludes(command.get_option(other));
+}
+
+void run_fabric(const BenchOptions& options, const std::vector<std::string>& rails, const std::string& op,
+                const CommonOptions& common) {
+  FabricBenchOptions fabric;
+  fabric.rails = rails;
+  fabric.listen = options.listen;
+  if (options.connect.size() > 1) throw Failure{"--fabric measures one pair: give --connect once"};
+  if (!options.connect.empty()) fabric.connect = options.connect.front();
+  fabric.span_bytes = options.common.span_bytes;
+  fabric.iterations = options.common.iterations;
+  fabric.seconds = options.common.seconds;
+  fabric.warmup = options.common.warmup;
+  fabric.check = options.common.check;
+  const std::vector<std::string> ops =
+      op == "both" ? std::vector<std::string>{"write", "read"} : std::vector<std::string>{op};
+  fabric.rows = fabric_rows(ops, options.sizes, options.batches, fabric.span_bytes);
+  run_fabric_bench(fabric, common);
+}
+
 // Sets the numbers of processes that the user left to the pattern.
 void complete(BenchOptions& options, bool initiators_given, bool targets_given) {
   const Pattern pattern = parse_pattern(options.common.pattern);
@@ -213,6 +247,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->type_name("HOST:PORT,..");
   add_storage_options(*command, *options);
   add_collective_options(*command, *options, texts->collective);
+  add_fabric_options(*command, texts->rails);
   add_beside_options(*command, *options);
   command->add_flag("--json", common.json, "Print the results as JSON");
   command->footer(
@@ -231,6 +266,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
       "  towline bench --collective all_reduce --memory vram --ranks 2 --sizes 4KiB,1MiB\n"
+      "  towline bench --fabric auto --sizes 4KiB,64KiB       engines without agents, over every RDMA port\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
       "processor time of the two sides for 10^9 bytes. Of collective operations times are the slowest "
@@ -254,6 +290,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       run_collective_bench(collective, common);
       return;
     }
+    if (!texts->rails.empty()) return run_fabric(*options, texts->rails, texts->op, common);
     if (texts->op != "both") options->ops = {texts->op};
     complete_storage(*options);
     (void)parse_buffer_kind(options->common.memory_kind);
