@@ -1,6 +1,7 @@
 // `towline ls`: the regions of a peer, or the files and objects of a store.
 #pragma once
 
+#include <CLI/App.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 
