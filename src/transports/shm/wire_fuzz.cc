@@ -14,7 +14,7 @@ void round_trip(std::span<const uint8_t> bytes, Decode decode) {
   const auto taken = decode(bytes);
   if (!taken) return;
   towline::fuzz::accepted();
-  if (!decode(encode(*taken))) std::abort();
+  if (!decode(towline::shm::encode(*taken))) std::abort();
 }
 
 }  // namespace
