@@ -241,9 +241,10 @@ static void disarm(towline_backend* b, uint32_t worker) {
 /* ---- the plugins */
 
 /* A table of a release that has more than the frozen one, or not all of it. What lies behind a table's own end
- * is nobody's business: calling it ends the process. */
+ * is nobody's business: calling it ends the process. The first two are slots that the library has got since the
+ * frozen release (landing, repick): this plugin has none of them. */
 #define NOWHERE \
-  { (void*)1, (void*)1, (void*)1, (void*)1, (void*)1, (void*)1 }
+  { NULL, NULL, (void*)1, (void*)1, (void*)1, (void*)1 }
 #define TABLE(type)  \
   static struct {    \
     type table;      \
