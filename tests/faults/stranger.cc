@@ -13,6 +13,7 @@
 #include "metadata/blob/blob.h"
 #include "metadata/listener/exchange.h"
 #include "towline/towline.h"
+#include "transports/tcp/packet_reader.h"
 #include "transports/tcp/wire.h"
 
 namespace towline::faults {

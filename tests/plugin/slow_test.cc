@@ -28,9 +28,7 @@ class Slow : public ::testing::Test {
   }
   ~Slow() override { let_go(); }
 
-  void let_go() {
-    reinterpret_cast<void (*)()>(dlsym(library_, "slow_let_go"))();
-  }
+  void let_go() { reinterpret_cast<void (*)()>(dlsym(library_, "slow_let_go"))(); }
 
   // By the slow backend. Returns when the bytes are there.
   void move_slowly() {

@@ -114,7 +114,8 @@ TEST_F(LinkEndingsTest, OneThatWasEndedBeforeItCameUpPlacesNothing) {
   constexpr uint64_t kBytes = 4096;
   std::vector<uint8_t> memory(kBytes);
   const auto region = agent->own_regions().add(
-      memory.data(), kBytes, {sizeof(towline_region_options_t), TOWLINE_ACCESS_ALL, 0, 0, 0, nullptr, nullptr});
+      memory.data(), kBytes,
+      {sizeof(towline_region_options_t), TOWLINE_ACCESS_ALL, 0, 0, 0, nullptr, nullptr});
   FakeAgent peer(towline_tcp_plugin(), "peer", kLocal, 2);
   FakeLink& talk = connect(peer, 0);
 

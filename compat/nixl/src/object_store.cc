@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <set>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "log.h"

@@ -15,6 +15,7 @@
 #include "base/os/stream.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
+#include "transports/tcp/packet_reader.h"
 #include "transports/tcp/sources.h"
 #include "transports/tcp/wire.h"
 

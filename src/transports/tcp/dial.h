@@ -11,6 +11,7 @@
 #include "base/os/stream.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
+#include "transports/tcp/packet_reader.h"
 #include "transports/tcp/wire.h"
 
 namespace towline::tcp {

@@ -8,6 +8,7 @@
 #include "base/copy/crc32c.h"
 #include "base/os/socket_address.h"
 #include "framing/wire.h"
+#include "transports/tcp/packet_reader.h"
 #include "transports/tcp/tcp_fixture.h"
 
 namespace towline::tcp {

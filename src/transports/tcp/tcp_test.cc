@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/os/socket_address.h"
 #include "transports/tcp/backend.h"
+#include "transports/tcp/packet_reader.h"
 #include "transports/tcp/plugin.h"
 #include "transports/tcp/tcp_fixture.h"
 #include "transports/tcp/wire.h"

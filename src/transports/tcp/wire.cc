@@ -12,7 +12,6 @@
 namespace towline::tcp {
 namespace {
 
-constexpr std::size_t kChecksumBytes = 4;
 constexpr uint8_t kAddressVersion = 1;
 constexpr uint8_t kLandingVersion = 1;
 constexpr std::size_t kMaxEndpointBytes = 256;
@@ -137,26 +136,6 @@ const char* unpack(std::span<const uint8_t> packet, Reply& reply) {
     if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
   }
   return nullptr;
-}
-
-PacketReader::State PacketReader::receive(Stream& stream) noexcept {
-  while (have_ < want_) {
-    const StreamResult got = stream.read(bytes_.data() + have_, want_ - have_);
-    if (got.blocked()) return State::kMore;
-    if (got.over()) {
-      error_ = got.error;
-      return State::kClosed;
-    }
-    const bool in_prefix = have_ < kPrefixBytes;
-    have_ += got.bytes;
-    if (std::memcmp(bytes_.data(), &magic_, std::min(have_, sizeof magic_)) != 0) return State::kGarbage;
-    if (!in_prefix || have_ < kPrefixBytes) continue;
-    uint16_t bytes = 0;
-    std::memcpy(&bytes, bytes_.data() + 6, sizeof bytes);
-    if (bytes < kPrefixBytes + kChecksumBytes || bytes > bytes_.size()) return State::kGarbage;
-    want_ = bytes;
-  }
-  return State::kWhole;
 }
 
 std::vector<uint8_t> pack_address(std::span<const std::string> endpoints) {

@@ -9,7 +9,6 @@
 // one leaves out.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,7 +16,6 @@
 #include <vector>
 
 #include "base/id.h"
-#include "base/os/stream.h"
 #include "framing/wire.h"
 #include "towline/plugin/v1.h"
 
@@ -28,6 +26,8 @@ inline constexpr uint32_t kReplyMagic = 0x52545754;  // "TWTR"
 inline constexpr uint8_t kMajor = 1;
 inline constexpr uint8_t kMinor = 1;  // 1: features
 inline constexpr std::size_t kPrefixBytes = 8;
+inline constexpr std::size_t kChecksumBytes = 4;
+inline constexpr std::size_t kLeastPacketBytes = kPrefixBytes + kChecksumBytes;
 inline constexpr std::size_t kMaxPacketBytes = 1024;
 inline constexpr std::size_t kMaxReplyText = 512;
 inline constexpr std::size_t kMaxNameBytes = 255;
@@ -66,26 +66,6 @@ std::vector<uint8_t> pack(const Reply& reply);
 // Null when good, else what is wrong with it, for people. `packet` is whole.
 [[nodiscard]] const char* unpack(std::span<const uint8_t> packet, Hello& hello);
 [[nodiscard]] const char* unpack(std::span<const uint8_t> packet, Reply& reply);
-
-// Reads one packet from a non-blocking socket, and never a byte more.
-class PacketReader {
- public:
-  enum class State { kMore, kWhole, kGarbage, kClosed };
-
-  explicit PacketReader(uint32_t magic) noexcept : magic_(magic) {}
-  State receive(Stream& stream) noexcept;
-  [[nodiscard]] std::span<const uint8_t> packet() const noexcept { return {bytes_.data(), have_}; }
-  [[nodiscard]] int error() const noexcept {
-    return error_;
-  }  // kClosed: the errno, or 0 for the end of the stream
-
- private:
-  uint32_t magic_;
-  std::array<uint8_t, kMaxPacketBytes> bytes_;
-  std::size_t have_ = 0;
-  std::size_t want_ = kPrefixBytes;
-  int error_ = 0;
-};
 
 // A backend's address in the metadata: u8 version 1, then the endpoints as counted texts, best first. At most
 // kMaxAddressBytes: the last ones are left out if necessary.

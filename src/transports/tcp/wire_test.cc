@@ -1,4 +1,5 @@
 #include "transports/tcp/wire.h"
+#include "transports/tcp/packet_reader.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

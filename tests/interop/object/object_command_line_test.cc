@@ -65,7 +65,8 @@ class ObjectCommandLine : public ObjectTest {
 
 TEST_F(ObjectCommandLine, MeasuresObjectsAndFindsEveryByte) {
   const Ended ended = towline(
-      "bench --storage s3://bucket/measured --op both --sizes 64KiB --batches 4 --depths 2 --time 100ms --json");
+      "bench --storage s3://bucket/measured --op both --sizes 64KiB --batches 4 --depths 2 --time 100ms "
+      "--json");
   ASSERT_EQ(ended.code, 0) << ended.output;
   EXPECT_NE(ended.output.find("object"), std::string::npos) << ended.output;
   EXPECT_EQ(list_storage(*agent_, "s3://bucket/measured/towline-bench-").size(), 4u);  // of each row two
