@@ -65,6 +65,7 @@ TEST_P(CollectivesBeside, OneStartsAfterItsStreamAndTheStreamGoesOnAfterIt) {
       Buffer b(rank.gpu, count * 4);
       Buffer c(rank.gpu, count * 4);
       fill(rank, a, count, 1);
+      meet(rank);
       float expected = 1;
       for (int turn = 0; turn < 20; ++turn) {
         // a to b in the stream, b to c beside it, c to a in the stream again.
@@ -93,6 +94,7 @@ TEST_P(CollectivesBeside, OperationsKeepTheOrderOfIssueWhicheverStreamTheyAreIn)
     Buffer in(rank.gpu, kLarge * 4);
     Buffer out(rank.gpu, kLarge * 4);
     fill(rank, in, kLarge, 2);
+    meet(rank);
     std::vector<towline_work_t*> works;
     for (int i = 0; i < 30; ++i) {
       const towline_collective_t call = reduce_call(in, out, i % 3 == 0 ? kSmall : kLarge);
@@ -121,6 +123,7 @@ TEST_P(CollectivesBeside, AWorkEndsWithoutAnybodyWaiting) {
     void* const stream = rank.gpu.make_stream();
     Buffer buffer(rank.gpu, kSmall * 4);
     fill(rank, buffer, kSmall, 1);
+    meet(rank);
     towline_work_t* const work = beside(rank, reduce_call(buffer, buffer, kSmall), stream);
     std::atomic<bool> told{false};
     EXPECT_EQ(
