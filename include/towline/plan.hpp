@@ -302,3 +302,6 @@ inline Group Agent::group() const { return group(GroupOptions{}); }
 
 }  // namespace v0
 }  // namespace towline
+
+// Copies by view, which need all of the above.
+#include <towline/layout.hpp>  // IWYU pragma: export

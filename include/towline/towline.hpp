@@ -616,5 +616,4 @@ class Agent {
 }  // namespace v0
 }  // namespace towline
 
-#include <towline/layout.hpp>  // IWYU pragma: export
-#include <towline/plan.hpp>    // IWYU pragma: export
+#include <towline/plan.hpp>  // IWYU pragma: export

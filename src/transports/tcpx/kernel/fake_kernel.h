@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "transports/tcpx/kernel/kernel.h"
 #include "transports/tcpx/kernel/netdev_messages.h"
 
