@@ -256,7 +256,7 @@ inline View Peer::region(const std::string& name) const {
 inline Post Agent::copy(const View& from, const View& to, PostOptions options) const {
   const detail::PlanHandle plan = plans_->plan(from, to);
   const towline_post_options_t native = detail::KeptPlans::options(from, to, std::move(options), nullptr);
-  return Plan{plan}.post(native);
+  return Plan{plan}.post_native(native);
 }
 inline Post Agent::copy(const View& from, const View& to) const { return copy(from, to, PostOptions{}); }
 

@@ -196,9 +196,9 @@ class Plan {
       : handle_(plan, [](towline_plan_t* handle) { detail::destroy(handle); }) {}
   explicit Plan(detail::PlanHandle handle) noexcept : handle_(std::move(handle)) {}
   [[nodiscard]] Post post(const PostOptions& options, towline_group_t* group) const noexcept {
-    return post(detail::native(options, group));
+    return post_native(detail::native(options, group));
   }
-  [[nodiscard]] Post post(const towline_post_options_t& native) const noexcept {
+  [[nodiscard]] Post post_native(const towline_post_options_t& native) const noexcept {
     towline_post_t* made = nullptr;
     const Status status = detail::status(towline_plan_post(handle_.get(), &native, &made));
     return made != nullptr ? Post{handle_, made} : Post{status};
