@@ -11,26 +11,36 @@
 namespace towline::conformance {
 namespace {
 
-// A coroutine that starts at once and that nobody waits for but by `done`.
+// A coroutine that starts at once and that nobody waits for but by `done`, which outlives it: who waits may destroy the
+// coroutine while the thread that ended it still tells others.
 struct Task {
+  using Done = std::shared_ptr<std::atomic<bool>>;
   struct promise_type {
+    // Once it is suspended for good, and not before.
+    struct Ended {
+      [[nodiscard]] static bool await_ready() noexcept { return false; }
+      static void await_suspend(std::coroutine_handle<promise_type> ended) noexcept {
+        const Done done = ended.promise().done;
+        done->store(true, std::memory_order_release);
+        done->notify_all();
+      }
+      static void await_resume() noexcept {}
+    };
     Task get_return_object() { return Task{std::coroutine_handle<promise_type>::from_promise(*this)}; }
     std::suspend_never initial_suspend() noexcept { return {}; }
-    std::suspend_always final_suspend() noexcept {
-      done.store(true, std::memory_order_release);
-      done.notify_all();
-      return {};
-    }
+    Ended final_suspend() noexcept { return {}; }
     void return_void() {}
     void unhandled_exception() { std::terminate(); }
-    std::atomic<bool> done{false};
+    Done done = std::make_shared<std::atomic<bool>>(false);
   };
-  explicit Task(std::coroutine_handle<promise_type> its_handle) : handle(its_handle) {}
+  explicit Task(std::coroutine_handle<promise_type> its_handle)
+      : handle(its_handle), done(its_handle.promise().done) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
   ~Task() { handle.destroy(); }
-  void wait() const { handle.promise().done.wait(false, std::memory_order_acquire); }
+  void wait() const { done->wait(false, std::memory_order_acquire); }
   std::coroutine_handle<promise_type> handle;
+  Done done;
 };
 
 class CoroutineTest : public TransportTest {};
@@ -66,8 +76,8 @@ class Loop {
     loop.ready_.push_back(go_on);
     loop.came_.notify_one();
   }
-  void run_until(const std::coroutine_handle<Task::promise_type>& handle) {
-    while (!handle.promise().done.load(std::memory_order_acquire)) {
+  void run_until(const Task& task) {
+    while (!task.done->load(std::memory_order_acquire)) {
       std::unique_lock lock(mutex_);
       if (!came_.wait_for(lock, 20s, [&] { return !ready_.empty(); })) return;
       const std::coroutine_handle<> next = ready_.front();
@@ -100,7 +110,7 @@ TEST_P(CoroutineTest, ItGoesOnWhereItIsTold) {
   Loop loop;
   std::vector<std::thread::id> threads;
   const Task task = notice_thread(plan, {&Loop::give, &loop}, threads);
-  loop.run_until(task.handle);
+  loop.run_until(task);
   ASSERT_EQ(threads.size(), 50u);
   for (const std::thread::id thread : threads) EXPECT_EQ(thread, std::this_thread::get_id());
 }

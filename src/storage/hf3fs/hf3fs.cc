@@ -57,10 +57,12 @@ void Hf3fs::detach(const calls::PlainFile& file, void*) noexcept { api_.deregist
 
 Hf3fsLane::Hf3fsLane(const Api& api, LaneSettings settings) : api_(api), settings_(std::move(settings)) {
   completions_.resize(settings_.entries);
-  if (const int error = open(); error != 0)
-    throw plugin::Failure(status_from_errno(error),
-                          fmt::format("hf3fs: the 3FS client at {} gives no rings: {} (hf3fs.mount_point)",
-                                      settings_.mount_point, errno_text(error)));
+  const int error = open();
+  if (error == 0) return;
+  close();  // of what there is, since there will be no destructor
+  throw plugin::Failure(status_from_errno(error),
+                        fmt::format("hf3fs: the 3FS client at {} gives no rings: {} (hf3fs.mount_point)",
+                                    settings_.mount_point, errno_text(error)));
 }
 
 Hf3fsLane::~Hf3fsLane() { close(); }
