@@ -82,9 +82,12 @@ class VendorTest : public ::testing::TestWithParam<Vendor> {
         storage_blocks(file, 0, kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
     return agent.transfer(op, mine, picks, theirs, picks);
   }
+  // Until its memory is its own again: a failure is told before all parts have ended.
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
-    return posted == Status::kInProgress ? transfer.wait(30s) : posted;
+    const Status outcome = posted == Status::kInProgress ? transfer.wait(30s) : posted;
+    EXPECT_EQ(transfer.wait_fenced(Fence::kBoth, 30s), Status::kOk);
+    return outcome;
   }
 
   const Fake fake_{GetParam().library, GetParam().fake};
