@@ -61,6 +61,17 @@ class CudaBesideTest : public CudaTest {
     ASSERT_EQ(run(*move_), Status::kOk) << last_error();
     ASSERT_TRUE(arrived());
   }
+  void cancel_while_the_gpu_stands_still() {
+    gpu("hold", 1);
+    ASSERT_EQ(move_->post(), Status::kInProgress) << last_error();
+    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+    move_->cancel();
+    EXPECT_EQ(move_->wait(20s), Status::kCancelled);
+    EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 50ms), Status::kTimedOut);
+    gpu("hold", 0);
+    EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 20s), Status::kOk);
+    move_anew();
+  }
   [[nodiscard]] bool arrived() const {
     for (size_t i = 0; i < on_host_.size(); ++i)
       if (std::memcmp(host_memory_.data() + shift_ + on_host_[i] * page_,
@@ -123,15 +134,7 @@ TEST_F(CudaBesideTest, WithoutThreadsAScatteredHostSideIsStoredByTheKernel) {
 
 TEST_F(CudaBesideTest, ACancelLeavesOutChunksThatThreadsWouldWrite) {
   make("beside = \"model\"\n", Op::write, 32768, 1);
-  gpu("hold", 1);
-  ASSERT_EQ(move_->post(), Status::kInProgress) << last_error();
-  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
-  move_->cancel();
-  EXPECT_EQ(move_->wait(20s), Status::kCancelled);
-  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 50ms), Status::kTimedOut);
-  gpu("hold", 0);
-  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 20s), Status::kOk);
-  move_anew();
+  cancel_while_the_gpu_stands_still();
 }
 
 TEST_F(CudaBesideTest, ABrokenGpuEndsCopiesThatThreadsWrite) {
@@ -165,15 +168,7 @@ TEST_F(CudaBesideTest, WithoutRoomForStagingTheKernelStores) {
 
 TEST_F(CudaBesideTest, ACancelLeavesOutWhatIsNotQueuedYet) {
   make("beside = \"model\"\n", Op::write, 32768, 64);
-  gpu("hold", 1);
-  ASSERT_EQ(move_->post(), Status::kInProgress) << last_error();
-  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
-  move_->cancel();
-  EXPECT_EQ(move_->wait(20s), Status::kCancelled);
-  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 50ms), Status::kTimedOut);
-  gpu("hold", 0);
-  EXPECT_EQ(move_->wait_fenced(Fence::kBoth, 20s), Status::kOk);
-  move_anew();
+  cancel_while_the_gpu_stands_still();
 }
 
 TEST_F(CudaBesideTest, ARefusalInTheMiddleEndsOnlyItsTransfer) {

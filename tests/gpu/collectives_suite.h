@@ -93,7 +93,7 @@ struct Rank {
 // Runs the body as every rank and waits.
 void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Rank&)>& body);
 
-// A barrier of all ranks, which waits. Before the first replay of a graph: what another rank does until it has one
+// A barrier of all ranks, which waits. Before the first operation or replay of a graph: what another rank does until it has one
 // (allocating, instantiating) may wait for the kernels of those that are ahead.
 void meet(Rank& rank);
 

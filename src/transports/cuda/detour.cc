@@ -6,10 +6,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/os/prefer_node.h"
 #include "base/short_text.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/connection.h"
+#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
 
@@ -20,15 +20,13 @@ constexpr std::size_t kMostJobs = 256;
 constexpr size_t kWindow = 64;
 constexpr uint32_t kBothFences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
-std::unique_ptr<SharedMemory> allocate_near(std::optional<uint32_t> node) {
-  const PreferNode prefer(node);
-  return SharedMemory::allocate(kPoolBytes, 0);
-}
-
 }  // namespace
 
 Detour::Detour(Backend& backend, Connection& connection, std::optional<uint32_t> node)
-    : backend_(backend), connection_(connection), memory_(allocate_near(node)), slots_(kDetourSlots) {
+    : backend_(backend),
+      connection_(connection),
+      memory_(allocate_near(node, kPoolBytes)),
+      slots_(kDetourSlots) {
   jobs_.reserve(kMostJobs);
   free_.reserve(kMostJobs);
   stretches_.reserve(kMostStretches);

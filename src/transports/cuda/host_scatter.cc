@@ -2,18 +2,9 @@
 
 #include <algorithm>
 
-#include "base/os/prefer_node.h"
+#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
-
-namespace {
-
-std::unique_ptr<SharedMemory> allocate_near(std::optional<uint32_t> node, uint64_t bytes) {
-  const PreferNode prefer(node);
-  return SharedMemory::allocate(bytes, 0);
-}
-
-}  // namespace
 
 HostScatter::HostScatter(Device& device, CopyTeam& team, std::optional<uint32_t> node)
     : memory_(allocate_near(node, kSlots * kSlotBytes)),

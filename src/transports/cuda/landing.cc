@@ -3,16 +3,15 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/os/prefer_node.h"
+#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
 
 namespace {
 
-std::unique_ptr<SharedMemory> allocate_near(Device& device, uint64_t gpu, uint64_t bytes) {
+std::optional<uint32_t> node_of(Device& device, uint64_t gpu) {
   device.check_gpu(gpu);
-  const PreferNode prefer(device.gpus()[gpu].host_node);
-  return SharedMemory::allocate(bytes, 0);
+  return device.gpus()[gpu].host_node;
 }
 
 Landing& from(towline_landing* landing) noexcept { return *reinterpret_cast<Landing*>(landing); }
@@ -41,7 +40,7 @@ Landing::Landing(const plugin::Host& host, Device& device, const Settings& setti
       slots_(slots),
       slot_bytes_(slot_bytes),
       share_(budget, 2 * uint64_t{slots} * slot_bytes),
-      memory_(allocate_near(device, gpu, 2 * uint64_t{slots} * slot_bytes)),
+      memory_(allocate_near(node_of(device, gpu), 2 * uint64_t{slots} * slot_bytes)),
       pinned_(device.pin(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes())) {}
 
 void* Landing::memory(uint32_t way) const noexcept {
