@@ -1,4 +1,4 @@
-// What a TransferEngine costs before the first byte moves: registering an arena's tensors, and meeting many peers.
+// Measures how long a TransferEngine takes before the first byte moves: registering an arena's tensors, and meeting many peers.
 //
 //   towline_bench_fabric_startup [tensors] [hosts]
 //

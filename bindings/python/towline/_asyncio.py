@@ -202,7 +202,7 @@ async def fence(what: Any) -> None:
 
 
 async def in_thread(call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """What a blocking call returns. Cancelling the task does not end the call."""
+    """Runs a blocking call on a thread of the executor and returns its result. Cancelling the task does not end the call."""
     return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *arguments, **keywords))
 
 

@@ -274,7 +274,7 @@ class Window:
     def wait_signal(self, rank: int, timeout: Timeout = None, stream: Stream | None = None) -> None:
         """For the next signal of that rank; then its puts before are there."""
     def symmetric(self) -> bytes:
-        """What kernels need of a window: towline::device::Symmetric (towline/device/symmetric.cuh)."""
+        """The bytes that kernels need of a window: towline::device::Symmetric (towline/device/symmetric.cuh)."""
     @property
     def on_gpu(self) -> bool: ...
     def close(self, timeout: Timeout = None) -> None:

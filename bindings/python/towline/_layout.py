@@ -65,7 +65,7 @@ class View:
 
     @property
     def layout(self) -> Layout | None:
-        """Of the whole region."""
+        """The layout of the whole region."""
         return self._list.layout
 
     @property

@@ -43,7 +43,7 @@ class FabricEvents {
 
 struct FabricEngine;
 
-// What the callback of a watched word gets.
+// The argument of a watched word's callback.
 struct FabricWatch {
   FabricEngine* engine;
   uint64_t token;
