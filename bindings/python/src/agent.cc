@@ -229,7 +229,9 @@ nb::object add_peer(nb::handle_t<Agent> self, nb::handle blob) {
 }
 
 // Connects in attempts of growing length; the last one takes all the time that is left. So a signal is seen
-// after at most about the time that has already passed, and a slow peer gets enough time to answer.
+// after at most about the time that has already passed, and a slow peer gets enough time to answer. An attempt
+// that used up its time says what it waited for (a peer, a server, a name not yet published: three statuses);
+// only one that ended sooner failed.
 nb::object connect(nb::handle_t<Agent> self, nb::handle address, nb::handle timeout) {
   constexpr uint64_t kFirstAttemptNs = 1'000'000'000;
   constexpr uint64_t kLongestAttemptNs = 30'000'000'000;
@@ -240,12 +242,13 @@ nb::object connect(nb::handle_t<Agent> self, nb::handle address, nb::handle time
   for (uint64_t attempt = kFirstAttemptNs;; attempt = std::min(2 * attempt, kLongestAttemptNs)) {
     const uint64_t left = deadline.left();
     const bool last = left <= 2 * attempt;
+    const Deadline attempt_deadline(attempt);
     {
       const AgentCall call(agent_of(self));
       status = towline_peer_connect(call.native(), where.c_str(),
                                     last ? std::max<uint64_t>(left, 1) : attempt, &peer);
     }
-    if (status != TOWLINE_TIMED_OUT || last) break;
+    if (status == TOWLINE_OK || last || !attempt_deadline.passed()) break;
     check_signals();
   }
   check(status, "towline_peer_connect");

@@ -8,6 +8,7 @@ import concurrent.futures
 import shutil
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -64,6 +65,34 @@ def test_agents_meet_by_name(make_agent, address):
             await near.directory(address).fetch("far")
 
     run(main())
+
+
+def test_a_name_that_is_published_late_is_waited_for(make_agent, address):
+    """Later than the first of the attempts that connecting consists of, which end in NotFound."""
+    near, far = make_agent("near"), make_agent("far")
+
+    async def main():
+        meeting = asyncio.ensure_future(_await(near.connect(f"{address}/far")))
+        await asyncio.sleep(1.3)
+        assert not meeting.done()
+        await far.publish(address)
+        assert (await meeting).incarnation == far.incarnation
+
+    run(main())
+
+
+def test_a_server_that_does_not_answer_is_waited_for(make_agent):
+    """An attempt in which no server answered ends in Unreachable."""
+    agent = make_agent()
+    with pytest.raises(towline.Unreachable):
+        agent.connect(f"etcd://127.0.0.1:{free_port()}/late/far", timeout=0.2).wait()
+    with socket.socket() as silent:  # takes connections and answers nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        started = time.monotonic()
+        with pytest.raises(towline.Unreachable):
+            agent.connect(f"etcd://127.0.0.1:{silent.getsockname()[1]}/late/far", timeout=2.5).wait()
+        assert time.monotonic() - started >= 2.4
 
 
 async def _await(awaitable):
