@@ -32,7 +32,7 @@ struct Host final : EngineHost {
   void fenced(uint64_t, uint32_t) noexcept override {}
   void counted(Handle, uint32_t, uint32_t) noexcept override {}
   void received(Handle, std::span<const uint8_t>) noexcept override {}
-  void lost(Handle, Status, const std::string&) noexcept override { std::abort(); }
+  void lost(Handle, Status, std::string_view) noexcept override { std::abort(); }
   void send_control(Handle, std::span<const uint8_t> message) noexcept override {
     letters.emplace_back(message.begin(), message.end());
   }

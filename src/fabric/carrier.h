@@ -2,7 +2,8 @@
 // that an application hands over, and takes peers that know this side's ticket.
 //
 // The ticket is 128 random bits in the address: knowing an address is the right to connect. It crosses the
-// network in clear, as everything else here does. Strangers are bounded in number, bytes and time.
+// network in clear, as everything else here does. Strangers are bounded in number, bytes and time: beyond the bound,
+// half of which one source may have, the oldest gives way. Where memory runs out, the connection that needed it ends.
 //
 // On the engine's thread only.
 #pragma once
@@ -22,13 +23,15 @@ struct CarrierAddress {
   std::vector<Endpoint> endpoints;  // tried in this order
   EngineAddress engine;
 };
+inline constexpr std::size_t kMaxCarrierEndpoints = 8;
+inline constexpr std::size_t kMaxCarrierBytes = kMaxAddressBytes + 4096;
 std::vector<uint8_t> encode(const CarrierAddress& address);
 std::optional<CarrierAddress> decode_carrier_address(std::span<const uint8_t> bytes);
 
 struct CarrierOptions {
   std::string listen = "127.0.0.1:0";
   std::size_t max_links = 16384;
-  std::size_t max_strangers = 64;  // connections that have not shown the ticket
+  std::size_t max_strangers = 512;  // connections that have not shown the ticket
   uint64_t hello_ns = 5 * kSecondNs;
   std::size_t max_unsent_bytes = 64 << 10;  // per peer; messages beyond are dropped
 };

@@ -31,7 +31,7 @@ struct Node final : EngineHost {
   void fenced(uint64_t, uint32_t) noexcept override {}
   void counted(Handle, uint32_t immediate, uint32_t count) noexcept override { counts[immediate] += count; }
   void received(Handle, std::span<const uint8_t>) noexcept override {}
-  void lost(Handle, Status, const std::string& why) noexcept override { losses.push_back(why); }
+  void lost(Handle, Status, std::string_view why) noexcept override { losses.emplace_back(why); }
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {
     if (carrier != nullptr) carrier->send(peer, message);
   }

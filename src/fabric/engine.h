@@ -104,7 +104,7 @@ class EngineHost {
   virtual void fenced(uint64_t cookie, uint32_t fences) noexcept = 0;
   virtual void counted(Handle peer, uint32_t immediate, uint32_t count) noexcept = 0;
   virtual void received(Handle peer, std::span<const uint8_t> message) noexcept = 0;
-  virtual void lost(Handle peer, Status status, const std::string& why) noexcept = 0;
+  virtual void lost(Handle peer, Status status, std::string_view why) noexcept = 0;
   // To the peer's engine, whose host gives it to on_control(). May be lost, repeated, reordered.
   virtual void send_control(Handle peer, std::span<const uint8_t> message) noexcept = 0;
 };
@@ -143,7 +143,7 @@ class Engine {
   // Ends what is under way to it with kClosed.
   void remove_peer(Handle peer) noexcept;
   // The host knows that it is gone: ends what is under way with kPeerLost.
-  void peer_lost(Handle peer, const std::string& why) noexcept;
+  void peer_lost(Handle peer, std::string_view why) noexcept;
   // Ends all connections and tells nobody; memory may be deregistered then. Only destruction may follow.
   void close() noexcept;
   void on_control(Handle peer, std::span<const uint8_t> message) noexcept;

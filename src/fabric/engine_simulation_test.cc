@@ -145,7 +145,7 @@ class Simulation {
     void received(Handle, std::span<const uint8_t> message) noexcept override {
       simulation.on_message(index, message);
     }
-    void lost(Handle, Status, const std::string& why) noexcept override {
+    void lost(Handle, Status, std::string_view why) noexcept override {
       simulation.fail("host {} lost a peer: {}", index, why);
     }
     void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {

@@ -229,7 +229,7 @@ struct Engine::State {
   void break_stalled(Connection& connection) noexcept;
   void check_peers() noexcept;
   void recover_rails() noexcept;
-  void fail_peer(Peer& peer, Status status, const std::string& why) noexcept;
+  void fail_peer(Peer& peer, Status status, std::string_view why) noexcept;
   bool busy() const noexcept;
 
   Peer* find(Handle peer) noexcept;

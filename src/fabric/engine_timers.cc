@@ -127,7 +127,7 @@ void Engine::State::recover_rails() noexcept {
 }
 
 // Ends everything with the peer. Its memory is not known to be fenced; ours is, as the connections are closed.
-void Engine::State::fail_peer(Peer& peer, Status status, const std::string& why) noexcept {
+void Engine::State::fail_peer(Peer& peer, Status status, std::string_view why) noexcept {
   if (peer.lost) return;
   peer.lost = true;
   const bool nested = in_progress;
@@ -360,7 +360,7 @@ void Engine::remove_peer(Handle handle) noexcept {
   s.free_peers.push_back(peer->index);
 }
 
-void Engine::peer_lost(Handle handle, const std::string& why) noexcept {
+void Engine::peer_lost(Handle handle, std::string_view why) noexcept {
   if (Peer* peer = state_->find(handle)) state_->fail_peer(*peer, Status::kPeerLost, why);
 }
 

@@ -36,7 +36,7 @@ struct TestHost final : EngineHost {
   void received(Handle, std::span<const uint8_t> message) noexcept override {
     messages.emplace_back(message.begin(), message.end());
   }
-  void lost(Handle, Status, const std::string& why) noexcept override { losses.push_back(why); }
+  void lost(Handle, Status, std::string_view why) noexcept override { losses.emplace_back(why); }
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {
     if (!mute) letters.push_back({peer, {message.begin(), message.end()}});
   }

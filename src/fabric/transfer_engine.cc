@@ -254,9 +254,10 @@ void TransferEngine::received(Handle peer, std::span<const uint8_t> message) noe
   }
 }
 
-void TransferEngine::lost(Handle peer, Status, const std::string& why) noexcept {
+void TransferEngine::lost(Handle peer, Status, std::string_view why) noexcept {
   end_with_peer(peer, Status::kPeerLost);
-  if (options_.on_lost) events_.push_back({.kind = Event::Kind::kLost, .peer = peer, .why = why});
+  if (options_.on_lost)
+    events_.push_back({.kind = Event::Kind::kLost, .peer = peer, .why = std::string{why}});
 }
 
 void TransferEngine::send_control(Handle peer, std::span<const uint8_t> message) noexcept {

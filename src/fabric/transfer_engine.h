@@ -169,7 +169,7 @@ class TransferEngine final : private EngineHost {
   void fenced(uint64_t cookie, uint32_t fences) noexcept override;
   void counted(Handle peer, uint32_t immediate, uint32_t count) noexcept override;
   void received(Handle peer, std::span<const uint8_t> message) noexcept override;
-  void lost(Handle peer, Status status, const std::string& why) noexcept override;
+  void lost(Handle peer, Status status, std::string_view why) noexcept override;
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override;
 
   // transfer_engine.cc: the thread and what the engine tells.

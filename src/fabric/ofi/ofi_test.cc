@@ -62,7 +62,7 @@ struct Side final : EngineHost {
     bytes_received += message.size();
     ++messages;
   }
-  void lost(Handle, Status, const std::string&) noexcept override { ++losses; }
+  void lost(Handle, Status, std::string_view) noexcept override { ++losses; }
   void send_control(Handle, std::span<const uint8_t> message) noexcept override { say('C', message); }
 
   void say(char letter, std::span<const uint8_t> bytes) noexcept {

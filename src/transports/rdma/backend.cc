@@ -2,8 +2,6 @@
 
 #include <sched.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -43,7 +41,8 @@ std::string printable(std::string_view text) {
 Backend::Backend(const plugin::Host& host, const Flavour& flavour) try
     : BackendBase(host), flavour_(flavour), settings_(Settings::read(this->host(), flavour)) {
   open_workers();
-  carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this), tcp_carrier(flavour));
+  carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this),
+                   tcp_carrier(this->host(), flavour));
 } catch (const core::Error& error) {
   throw plugin::Failure(error.code(), error.message());
 }
@@ -51,7 +50,7 @@ Backend::Backend(const plugin::Host& host, const Flavour& flavour) try
 Backend::~Backend() {
   for (uint32_t i = 0; i < workers_.size(); ++i) {
     for (const int fd : workers_[i]->watched) host().unwatch(i, fd);
-    if (workers_[i]->timer.valid()) host().unwatch(i, workers_[i]->timer.get());
+    if (workers_[i]->alarm.is_open()) host().unwatch(i, workers_[i]->alarm.fd());
   }
   carrier_.reset();
 }
@@ -311,26 +310,14 @@ void Backend::poll_for_a_while(uint32_t index) noexcept {
 
 void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept {
   Worker& worker = *workers_[index];
-  if (next_ns == worker.timer_ns) return;
-  if (!worker.timer.valid()) {
-    worker.timer.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    if (!worker.timer.valid()) return;  // the core's own wake-ups have to do
-    if (host().watch(index, worker.timer.get(), EPOLLIN, timer_ready, &worker) != TOWLINE_OK)
-      return worker.timer.reset();
+  if (worker.alarm.is_set_to(next_ns)) return;
+  if (!worker.alarm.is_open()) {
+    if (!worker.alarm.open()) return;  // the core's own wake-ups have to do
+    const auto rung = [](void* alarm, uint32_t) { static_cast<Alarm*>(alarm)->take(); };
+    if (host().watch(index, worker.alarm.fd(), EPOLLIN, rung, &worker.alarm) != TOWLINE_OK)
+      return worker.alarm.close();
   }
-  itimerspec when = {};  // zero stops it
-  if (next_ns != kNoDeadline) {
-    const uint64_t left = next_ns - now_ns;
-    when.it_value = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
-  }
-  timerfd_settime(worker.timer.get(), 0, &when, nullptr);
-  worker.timer_ns = next_ns;
-}
-
-void Backend::timer_ready(void* argument, uint32_t) {
-  auto& worker = *static_cast<Worker*>(argument);
-  uint64_t expirations = 0;
-  if (read(worker.timer.get(), &expirations, sizeof expirations) > 0) worker.timer_ns = kNoDeadline;
+  worker.alarm.set(next_ns, now_ns);
 }
 
 // ---- for people

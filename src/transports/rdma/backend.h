@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/containers/pass_list.h"
-#include "base/os/unique_fd.h"
+#include "base/os/alarm.h"
 #include "fabric/topology.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/carrier/carrier.h"
@@ -75,8 +75,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
     std::vector<Connection*> eager;
     std::unique_ptr<WorkerEngine> engine;
     std::vector<int> watched;
-    UniqueFd timer;
-    uint64_t timer_ns = kNoDeadline;
+    Alarm alarm;                 // wakes the worker when something's time is over
     uint64_t poll_until_ns = 0;  // a peer has bytes under way that wake nobody
     bool armed = false;
   };
@@ -95,7 +94,6 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
                       carrier::CarrierEvents** events) override;
   static void nothing_to_do(void*, uint32_t) {}
-  static void timer_ready(void* worker, uint32_t events);
   void open_workers();
   std::vector<std::unique_ptr<fabric::Domain>> open_rails();
   void watch_rails(uint32_t index);

@@ -7,6 +7,14 @@
 
 namespace towline::rdma {
 
-carrier::CarrierOptions tcp_carrier(const Flavour& flavour) noexcept;
+// Throws plugin::Failure when this Towline has none.
+inline carrier::CarrierOptions tcp_carrier(const plugin::Host& host, const Flavour& flavour) {
+  const towline_plugin_v1_t* const tcp = host.builtin("tcp");
+  if (tcp == nullptr)
+    throw plugin::Failure(
+        Status::kUnsupported,
+        std::string(flavour.name) + ": this Towline has no tcp transport to carry its messages");
+  return {.plugin = tcp, .owner = flavour.name, .mark = flavour.mark, .setting = flavour.carrier_setting};
+}
 
 }  // namespace towline::rdma

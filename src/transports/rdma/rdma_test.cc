@@ -38,6 +38,7 @@ class RdmaTest : public ::testing::Test {
   }
   void open(const towline_plugin_v1_t* plugin, const FakeAgent::Settings& of_a,
             const FakeAgent::Settings& of_b) {
+    FakeAgent::builtin = towline_tcp_plugin();
     a = std::make_unique<FakeAgent>(plugin, "a", of_a);
     b = std::make_unique<FakeAgent>(plugin, "b", of_b);
     ASSERT_EQ(a->status, Status::kOk) << a->failure;

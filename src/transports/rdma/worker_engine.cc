@@ -59,6 +59,7 @@ Handle WorkerEngine::add_peer(const fabric::EngineAddress& address, Connection& 
   const std::lock_guard lock(mutex_);
   const Handle peer = engine_.add_peer(address);
   if (known_.size() <= peer.index) known_.resize(peer.index + 1);
+  losses_.reserve(known_.size());
   known_[peer.index] = {peer, &connection};
   return peer;
 }
@@ -84,8 +85,12 @@ void WorkerEngine::send_control(Handle peer, std::span<const uint8_t> message) n
   if (Connection* connection = connection_of(peer)) connection->send_control(message);
 }
 
-void WorkerEngine::lost(Handle peer, Status, const std::string& why) noexcept {
-  losses_.push_back({peer, why});
+void WorkerEngine::lost(Handle peer, Status, std::string_view why) noexcept {
+  Loss& loss = losses_.emplace_back(Loss{peer, {}});  // add_peer() has made room
+  try {
+    loss.why = why;
+  } catch (const std::bad_alloc&) {  // without a reason
+  }
 }
 
 // ---- parts

@@ -84,7 +84,7 @@ class WorkerEngine final : private fabric::EngineHost {
   void fenced(uint64_t cookie, uint32_t fences) noexcept override;
   void counted(Handle, uint32_t, uint32_t) noexcept override {}         // counters and notices
   void received(Handle, std::span<const uint8_t>) noexcept override {}  // go over the carrier
-  void lost(Handle peer, Status status, const std::string& why) noexcept override;
+  void lost(Handle peer, Status status, std::string_view why) noexcept override;
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override;
 
   struct Queue {

@@ -1,8 +1,6 @@
 #include "transports/tcp/backend.h"
 
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -34,7 +32,7 @@ Backend::Backend(const plugin::Host& host, const char* name, Flows* flows)
 
 Backend::~Backend() {
   for (uint32_t i = 0; i < workers_.size(); ++i) {
-    if (workers_[i]->timer.valid()) host().unwatch(i, workers_[i]->timer.get());
+    if (workers_[i]->alarm.is_open()) host().unwatch(i, workers_[i]->alarm.fd());
   }
 }
 
@@ -226,26 +224,14 @@ void Backend::disarm(uint32_t index) noexcept {
 // Handshakes end by their deadlines also when nothing else wakes the worker.
 void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept {
   Worker& worker = *workers_[index];
-  if (next_ns == worker.timer_ns) return;
-  if (!worker.timer.valid()) {
-    worker.timer.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    if (!worker.timer.valid()) return;  // the core's own wake-ups have to do
-    const int32_t status = host().watch(index, worker.timer.get(), EPOLLIN, timer_ready, &worker);
-    if (status != TOWLINE_OK) return worker.timer.reset();
+  if (worker.alarm.is_set_to(next_ns)) return;
+  if (!worker.alarm.is_open()) {
+    if (!worker.alarm.open()) return;  // the core's own wake-ups have to do
+    const auto rung = [](void* alarm, uint32_t) { static_cast<Alarm*>(alarm)->take(); };
+    if (host().watch(index, worker.alarm.fd(), EPOLLIN, rung, &worker.alarm) != TOWLINE_OK)
+      return worker.alarm.close();
   }
-  itimerspec when = {};  // zero stops it
-  if (next_ns != kNoDeadline) {
-    const uint64_t left = next_ns - now_ns;
-    when.it_value = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
-  }
-  timerfd_settime(worker.timer.get(), 0, &when, nullptr);
-  worker.timer_ns = next_ns;
-}
-
-void Backend::timer_ready(void* argument, uint32_t) {
-  auto& worker = *static_cast<Worker*>(argument);
-  uint64_t expirations = 0;
-  if (read(worker.timer.get(), &expirations, sizeof expirations) > 0) worker.timer_ns = kNoDeadline;
+  worker.alarm.set(next_ns, now_ns);
 }
 
 // ---- connections' lists

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/id.h"
-#include "base/os/unique_fd.h"
+#include "base/os/alarm.h"
 #include "base/sync/inbox.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/acceptor.h"
@@ -68,11 +68,9 @@ class Backend : public plugin::BackendBase {
     std::unordered_map<Id, Connection*> accepted;
     std::vector<std::unique_ptr<Connection>> retired;
     bool in_progress = false;
-    UniqueFd timer;                   // wakes the worker when a handshake's time is over
-    uint64_t timer_ns = kNoDeadline;  // when it will
+    Alarm alarm;  // wakes the worker when something's time is over
   };
 
-  static void timer_ready(void* worker, uint32_t events);
   void deliver(Arrival arrival);
   uint32_t take_arrivals(uint32_t index);
   void take_arrival(uint32_t index, Arrival arrival);

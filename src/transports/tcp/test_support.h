@@ -156,6 +156,9 @@ class FakeAgent {
     return nullptr;
   }
 
+  // What the core gives to a transport that asks for another one.
+  static inline const towline_plugin_v1_t* builtin = nullptr;
+
   towline_identity identity = plugin::sized<towline_identity>();
   const towline_memory_table_v1* memory = nullptr;
   const towline_connection_table_v1* connections = nullptr;
@@ -270,6 +273,7 @@ class FakeAgent {
       if (link.on_message) return link.on_message(text);
       link.messages.emplace_back(text);
     };
+    table_.builtin = [](void*, const char*) { return builtin; };
     table_.accepted = [](void* c, uint32_t worker, towline_connection* connection,
                          const towline_identity* who, void** peer) {
       FakeAgent& agent = self(c);
