@@ -30,7 +30,9 @@ int main() try {
   const towline::Region kv = prefill.register_memory(
       towline::dram(produced), {.name = "kv", .layout = towline::paged(kLayers, my_pages, kPageBytes)});
   const towline::Region its_kv = decode.register_memory(
-      towline::dram(cache), {.name = "kv", .layout = towline::paged(kLayers, their_pages, kPageBytes)});
+      towline::dram(cache), {.access = towline::Access::kWrite,
+                             .name = "kv",
+                             .layout = towline::paged(kLayers, their_pages, kPageBytes)});
 
   const towline::Peer peer = prefill.connect(decode.address());
   const towline::View there = peer.region("kv");

@@ -60,7 +60,8 @@ void open(Side& side, const AllToAll& options, int gpus) {
       side.agent->register_memory({.address = reinterpret_cast<void*>(side.address),
                                    .bytes = bytes,
                                    .kind = towline::Kind::kVram,
-                                   .device = static_cast<uint64_t>(side.gpu)}));
+                                   .device = static_cast<uint64_t>(side.gpu)},
+                                  {.access = towline::Access::kAll}));
 }
 
 void connect(Side& side, const std::vector<Side>& sides, const AllToAll& options) {

@@ -70,9 +70,10 @@ class Copies {
   Copies(const BesideOptions& options, const Way& way, const Case& one, uint64_t near_gpu, uint64_t far_gpu,
          void* host)
       : near_("near", agent_options(options, way)), far_("far", agent_options(options, way)) {
-    regions_.push_back(near_.register_memory(vram(near_gpu)));
-    regions_.push_back(far_.register_memory(one.host ? towline::dram(static_cast<std::byte*>(host), kHostSpan)
-                                                     : vram(far_gpu)));
+    regions_.push_back(near_.register_memory(vram(near_gpu), {.access = towline::Access::kAll}));
+    regions_.push_back(far_.register_memory(
+        one.host ? towline::dram(static_cast<std::byte*>(host), kHostSpan) : vram(far_gpu),
+        {.access = towline::Access::kAll}));
     peer_ = std::make_unique<towline::Peer>(near_.add_peer(far_.metadata()));
     const uint64_t far_span = one.host ? kHostSpan : kSpan;
     const auto mine = near_.block_list(

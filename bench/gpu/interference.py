@@ -64,7 +64,7 @@ def main() -> None:
     for blocks, pages in ((blocks, pages) for blocks in args.blocks for pages in args.pages):
         near = towline.Agent("near", listen="none", config={"cuda.blocks": str(blocks)})
         far = towline.Agent("far", listen="none")
-        regions = [near.register(mine), far.register(theirs)]
+        regions = [near.register(mine, access="rw"), far.register(theirs, access="rw")]
         peer = near.add_peer(far.metadata())
         picks = torch.randperm(len(mine))[:pages]
         there = towline.Blocks(theirs.data_ptr(), PAGE, (len(theirs), PAGE), kind="vram", device=last)

@@ -90,7 +90,8 @@ int serve(const Options& options) {
   const auto region = agent.register_memory({.address = reinterpret_cast<void*>(address),
                                              .bytes = options.span,
                                              .kind = towline::Kind::kVram,
-                                             .device = static_cast<uint64_t>(gpu)});
+                                             .device = static_cast<uint64_t>(gpu)},
+                                            {.access = towline::Access::kAll});
   const auto blob = agent.metadata();
   std::cout << hex({reinterpret_cast<const char*>(blob.data()), blob.size()}) << ' '
             << hex(gpu::export_handle(address)) << ' ' << address << ' ' << gpu << std::endl;
@@ -348,7 +349,8 @@ bool add_pageable(Rows& rows, const Target& target, const std::string& pin, uint
     std::memset(memory[1].get(), 0, bytes);
     for (const bool read : {false, true}) {
       auto* const host = static_cast<std::byte*>(memory[read ? 1 : 0].get());
-      const auto region = agent.register_memory(towline::dram(host, bytes));
+      const auto region =
+          agent.register_memory(towline::dram(host, bytes), {.access = towline::Access::kAll});
       const auto here = agent.block_list(towline::blocks_of(host, bytes, kPage));
       const double begun = now_s();
       const auto move =
@@ -406,8 +408,10 @@ int measure(const char* self, const Options& options) {
   const uint64_t local = gpu::allocate(options.span);
   auto* const host = static_cast<std::byte*>(gpu::allocate_pinned(options.host_span));
   const auto region = agent.register_memory(
-      {.address = reinterpret_cast<void*>(local), .bytes = options.span, .kind = towline::Kind::kVram});
-  const auto host_region = agent.register_memory(towline::dram(host, options.host_span));
+      {.address = reinterpret_cast<void*>(local), .bytes = options.span, .kind = towline::Kind::kVram},
+      {.access = towline::Access::kAll});
+  const auto host_region =
+      agent.register_memory(towline::dram(host, options.host_span), {.access = towline::Access::kAll});
   towline::Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata)));
   const uint64_t mapped = gpu::import_handle(target.handle);
   gpu::stamp(local, options.span, 1);

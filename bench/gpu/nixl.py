@@ -41,7 +41,7 @@ class Side:
         self.memory = torch.zeros(span, dtype=torch.uint8, device=f"cuda:{gpu}")
         torch.cuda.synchronize(gpu)
         self.agent = towline.Agent(name, listen="none")
-        self.region = self.agent.register(self.memory)
+        self.region = self.agent.register(self.memory, access="rw")
         self.nixl = None
         try:
             from nixl_cu13._api import nixl_agent, nixl_agent_config
@@ -98,7 +98,7 @@ def measure(args) -> None:
     side = Side("initiator", 0, args.span, args.threads)
     theirs = json.loads(target.stdout.readline())
     host = torch.zeros(args.host_span, dtype=torch.uint8).pin_memory()
-    host_region = side.agent.register(host)
+    host_region = side.agent.register(host, access="rw")
     peer = side.agent.add_peer(base64.b64decode(theirs["towline"]))
     other = None
     if side.nixl and theirs["nixl"]:

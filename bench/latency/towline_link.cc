@@ -20,7 +20,7 @@ class TowlineLink final : public Link {
         agent_(initiator ? "latency-initiator" : "latency-target",
                {.progress = progress, .listen = "127.0.0.1:0"}),
         memory_(2 * kPage),
-        region_(agent_.register_memory(towline::dram(memory_))) {}
+        region_(agent_.register_memory(towline::dram(memory_), {.access = towline::Access::kAll})) {}
 
   Json describe() override {
     const auto blob = agent_.metadata();

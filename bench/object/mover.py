@@ -49,7 +49,7 @@ class Towline:
                 # As the CRT client does it; by default bytes that go over an unencrypted line are signed.
                 f'multipart = {PART}\npart = {PART}\nsign_payload = "never"\n',
             )
-            self.agents[concurrency] = (agent, agent.register(self.array))
+            self.agents[concurrency] = (agent, agent.register(self.array, access="rw"))
         return self.agents[concurrency][0]
 
     def prepare(self, op: str, size: int, count: int) -> None:

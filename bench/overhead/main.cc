@@ -48,7 +48,7 @@ int run_target() {
   Channel initiator(STDIN_FILENO, STDOUT_FILENO);
   towline::Agent agent("overhead-target", {.listen = "127.0.0.1:0"});
   towline::Memory memory(kSpan);
-  const auto region = agent.register_memory(towline::dram(memory));
+  const auto region = agent.register_memory(towline::dram(memory), {.access = towline::Access::kAll});
   initiator.send({{"agent", agent.address()}, {"address", reinterpret_cast<std::uint64_t>(memory.data())}});
   try {
     initiator.receive();
@@ -89,7 +89,7 @@ class Pair {
       : hello_(target.channel().receive()),
         agent("overhead", {.progress = towline::Progress::kCaller, .listen = "127.0.0.1:0"}),
         memory(kSpan),
-        region(agent.register_memory(towline::dram(memory))),
+        region(agent.register_memory(towline::dram(memory), {.access = towline::Access::kAll})),
         peer(agent.connect(hello_.at("agent"))),
         here(agent.block_list(towline::Blocks::at(memory.data(), kBlock).repeat(kBlocksInSpan, kBlock))),
         there(peer.block_list(towline::Blocks::at(hello_.at("address").get<std::uint64_t>(), kBlock)

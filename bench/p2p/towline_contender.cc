@@ -57,7 +57,7 @@ class TowlineContender final : public PairedContender {
   void connect(const Json& target) override {
     const auto progress = style_.threads > 1 ? towline::Progress::kHosted : towline::Progress::kCaller;
     towline::Agent agent("bench-initiator", agent_options(style_, progress));
-    auto region = agent.register_memory(towline::dram(local(), span()));
+    auto region = agent.register_memory(towline::dram(local(), span()), {.access = towline::Access::kAll});
     auto peer = agent.connect(target.at("agent"));
     remote_ = target.at("address");
     ends_.emplace(Ends{std::move(agent), std::move(region), std::move(peer)});
@@ -96,7 +96,8 @@ class TowlineResponder final : public Responder {
       : agent_("bench-target", agent_options(style, towline::Progress::kHosted)) {
     if (style.shared) shared_.emplace(memory.span);
     base_ = style.shared ? shared_->data() : memory.anonymous();
-    region_.emplace(agent_.register_memory(towline::dram(base_, memory.span), {.guarded = style.guarded}));
+    region_.emplace(agent_.register_memory(towline::dram(base_, memory.span),
+                                           {.access = towline::Access::kAll, .guarded = style.guarded}));
   }
   Json setup(const Json&) override {
     return {{"agent", agent_.address()}, {"address", reinterpret_cast<std::uint64_t>(base_)}};

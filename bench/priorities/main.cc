@@ -79,8 +79,8 @@ int main(int count, char** arguments) {
     const towline::Memory there{bulk_bytes + kPageBytes};
     const towline::Agent left{"left", options};
     const towline::Agent right{"right", options};
-    const auto mine = left.register_memory(towline::dram(here));
-    const auto theirs = right.register_memory(towline::dram(there));
+    const auto mine = left.register_memory(towline::dram(here), {.access = towline::Access::kAll});
+    const auto theirs = right.register_memory(towline::dram(there), {.access = towline::Access::kAll});
     const auto peer = left.connect(right.address());
     const auto blocks = [](const towline::Memory& memory, uint64_t offset, uint64_t bytes) {
       return std::vector{towline::Blocks::at(reinterpret_cast<uint64_t>(memory.data()) + offset, bytes)};

@@ -81,8 +81,8 @@ int run_target() {
   const Memory pages = shared ? Memory() : Memory::anonymous(bytes);
   void* const memory = shared ? mappable->data() : pages.data();
   std::memset(memory, 0x5a, bytes);
-  const towline::Region region =
-      agent.register_memory(shared ? towline::dram(*mappable) : towline::dram(memory, bytes));
+  const towline::Region region = agent.register_memory(
+      shared ? towline::dram(*mappable) : towline::dram(memory, bytes), {.access = towline::Access::kAll});
   parent.send({{"address", agent.address()},
                {"memory", reinterpret_cast<std::uint64_t>(memory)},
                {"process", static_cast<std::int64_t>(getpid())}});
@@ -105,7 +105,7 @@ struct Stager {
   Stager(const std::string& name, const Options& options, const std::string& backend, std::uint64_t bytes)
       : agent(name, {.listen = "none", .backends = backend + ",posix", .config = options.config}),
         memory(bytes),
-        region(agent.register_memory(towline::dram(memory))) {
+        region(agent.register_memory(towline::dram(memory), {.access = towline::Access::kAll})) {
     std::memset(memory.data(), 0xa5, bytes);
   }
 

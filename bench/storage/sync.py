@@ -30,7 +30,7 @@ class Bench:
         self.fd = os.open(self.path, os.O_RDWR)
         self.data = np.arange(most * BLOCK, dtype=np.uint64).view(np.uint8)[: most * BLOCK]
         self.agent = towline.Agent("sync", listen="none")
-        self.region = self.agent.register(self.data)
+        self.region = self.agent.register(self.data, access="rw")
         self.file = self.agent.register_storage(self.path, access="all", sync="data")
         self.threads = ThreadPoolExecutor(most)
         mine = self.agent.block_list(self.region.blocks(0, BLOCK, (most, BLOCK)))

@@ -24,7 +24,8 @@ class TowlineStore final : public StoreContender {
     towline::Agent agent("bench", {.progress = towline::Progress::kCaller,
                                    .listen = "none",
                                    .config = "[posix]\nengine = \"" + engine_ + "\"\n"});
-    auto memory = agent.register_memory(towline::dram(store().memory(), store().span()));
+    auto memory = agent.register_memory(towline::dram(store().memory(), store().span()),
+                                        {.access = towline::Access::kAll});
     auto file = towline::register_storage(agent, "file:" + store().path(),
                                           {.access = towline::Access::kAll, .direct = store().direct()});
     ends_.emplace(Ends{std::move(agent), std::move(memory), std::move(file)});

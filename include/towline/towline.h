@@ -104,6 +104,7 @@ typedef enum towline_kind_t {
 } towline_kind_t;
 
 enum {
+  TOWLINE_ACCESS_NONE = 0,   // for this agent's use only: peers are not told of it, and can't reach it
   TOWLINE_ACCESS_READ = 1,   // peers may READ
   TOWLINE_ACCESS_WRITE = 2,  // peers may WRITE
   TOWLINE_ACCESS_ALL = 3,
@@ -118,7 +119,7 @@ enum {
 
 typedef struct towline_region_options_t {
   size_t struct_size;
-  uint32_t access;  // TOWLINE_ACCESS_*; 0: all
+  uint32_t access;  // TOWLINE_ACCESS_*: what peers may do
   uint32_t flags;   // TOWLINE_REGION_*
   uint32_t kind;    // towline_kind_t
   uint64_t device;  // GPU ordinal, file descriptor and so on; 0 for dram
@@ -134,7 +135,8 @@ TOWLINE_API uint64_t towline_memory_bytes(const towline_memory_t* memory);
 TOWLINE_API int32_t towline_memory_free(towline_memory_t* memory);
 
 // Registers [address, address + bytes). The memory must stay valid until deregistered. Overlapping
-// registrations are allowed; each has its own access rights.
+// registrations are allowed; each has its own access rights. Without access the region serves the near side of
+// transfers: the memory that this agent's own READs fill and its WRITEs send.
 TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t bytes,
                                             const towline_region_options_t* options,
                                             towline_region_t** region);
@@ -152,8 +154,8 @@ typedef enum towline_health_t {
   TOWLINE_HEALTH_LOST = 3,     // gone or unreachable; a later post tries again if it is the same incarnation
 } towline_health_t;
 
-// This agent's public metadata as a blob: addresses, and all regions, or only those of `regions` when `count`
-// > 0. Same size convention as towline_agent_info.
+// This agent's public metadata as a blob: addresses, and all regions with access, or only those of `regions` when
+// `count` > 0 (TOWLINE_PERMISSION_DENIED: one of those has none). Same size convention as towline_agent_info.
 TOWLINE_API int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions,
                                            size_t count, void* blob, size_t capacity, size_t* needed);
 // Adds a peer from a blob, or adds the blob's regions to a known peer (same incarnation). A blob with another

@@ -96,12 +96,24 @@ enum class Kind : uint32_t {
   kObject = TOWLINE_OBJECT,
 };
 
-// What peers may do with a region.
+// What peers may do with a region. Access::kRead | Access::kWrite is Access::kAll.
 enum class Access : uint32_t {
+  kNone = TOWLINE_ACCESS_NONE,  // for this agent's use only: peers are not told of it, and can't reach it
   kRead = TOWLINE_ACCESS_READ,
   kWrite = TOWLINE_ACCESS_WRITE,
   kAll = TOWLINE_ACCESS_ALL,
 };
+[[nodiscard]] constexpr Access operator|(Access a, Access b) noexcept {
+  return static_cast<Access>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
+}
+[[nodiscard]] constexpr Access operator&(Access a, Access b) noexcept {
+  return static_cast<Access>(static_cast<uint32_t>(a) & static_cast<uint32_t>(b));
+}
+[[nodiscard]] constexpr Access operator~(Access a) noexcept {
+  return static_cast<Access>(~static_cast<uint32_t>(a) & TOWLINE_ACCESS_ALL);
+}
+constexpr Access& operator|=(Access& a, Access b) noexcept { return a = a | b; }
+constexpr Access& operator&=(Access& a, Access b) noexcept { return a = a & b; }
 
 enum class Progress : uint32_t { kHosted = TOWLINE_PROGRESS_HOSTED, kCaller = TOWLINE_PROGRESS_CALLER };
 
@@ -161,10 +173,10 @@ struct Layout : towline_layout_t {
 }
 
 struct RegionOptions {
-  Access access = Access::kAll;
-  bool guarded = false;  // reached only through paths where this agent checks every access
-  bool share = false;    // page-aligned private memory: move it in place onto shared memory, for peers to map
-  std::string name{};    // by which peers find it; empty: none
+  Access access = Access::kNone;  // what peers may do
+  bool guarded = false;           // reached only through paths where this agent checks every access
+  bool share = false;  // page-aligned private memory: move it in place onto shared memory, for peers to map
+  std::string name{};  // by which peers find it; empty: none
   std::optional<Layout> layout{};  // of a region with a name
 };
 

@@ -239,8 +239,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // An established connection for messages; connects if there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
   [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
-  // Everything that a peer may know; with_storage: for this agent as its own peer.
-  [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool with_storage);
+  // Everything that a peer may know; for_self: what this agent needs of these regions, as its own peer.
+  [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool for_self);
+  [[nodiscard]] std::vector<std::shared_ptr<Region>> described(const std::vector<uint64_t>* keys,
+                                                               bool for_self);
 
   AgentOptions options_;
   const Clock* clock_;

@@ -13,6 +13,14 @@ namespace towline {
 
 std::vector<uint8_t> Agent::metadata(const std::vector<uint64_t>* keys) {
   check_usable();
+  for (const uint64_t key : keys != nullptr ? *keys : std::vector<uint64_t>{}) {
+    const std::shared_ptr<Region> region = regions().find(key);
+    if (region == nullptr || region->ref.access != TOWLINE_ACCESS_NONE) continue;
+    fail(Status::kPermissionDenied,
+         "region {:#x} at [{:#x}, {:#x}) was registered without access, for this agent's use only, so that "
+         "peers can't be told of it: register it with read or write access",
+         key, region->ref.address, region->ref.address + region->ref.bytes);
+  }
   Worker::Guard guard(*workers_[0]);
   return metadata_locked(keys);
 }
@@ -21,7 +29,23 @@ std::vector<uint8_t> Agent::metadata_locked(const std::vector<uint64_t>* keys) {
   return metadata::encode(describe_self(keys, false));
 }
 
-metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, bool with_storage) {
+std::vector<std::shared_ptr<Region>> Agent::described(const std::vector<uint64_t>* keys, bool for_self) {
+  std::vector<std::shared_ptr<Region>> described;
+  if (for_self) {
+    for (const uint64_t key : *keys)
+      if (auto region = regions().find(key); region != nullptr && regions().is_published(key))
+        described.push_back(std::move(region));
+    return described;
+  }
+  described = regions().published();
+  std::erase_if(described, [keys](const auto& region) {
+    const bool asked = keys == nullptr || std::ranges::find(*keys, region->ref.key) != keys->end();
+    return !asked || !region->for_peers();
+  });
+  return described;
+}
+
+metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, bool for_self) {
   metadata::PeerMetadata self;
   self.identity.name = name();
   self.identity.incarnation = incarnation_;
@@ -37,7 +61,7 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
   std::vector<uint8_t> address(TOWLINE_MAX_ADDRESS_BYTES);
   std::vector<uint32_t> told;  // the backends' own numbers, in the blob's order
   for (const auto& backend : backends_->backends()) {
-    if (!backend->open() || (backend->storage != nullptr && !with_storage)) continue;
+    if (!backend->open() || (backend->storage != nullptr && !for_self)) continue;
     size_t bytes = address.size();
     if (backend->connection->address(backend->handle, address.data(), &bytes) != TOWLINE_OK) continue;
     if (bytes == 0 || bytes > address.size()) continue;
@@ -46,9 +70,7 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
                              backend->plugin->version,
                              {address.begin(), address.begin() + static_cast<ptrdiff_t>(bytes)}});
   }
-  for (const auto& region : regions().published()) {
-    if (keys != nullptr && std::find(keys->begin(), keys->end(), region->ref.key) == keys->end()) continue;
-    if (is_storage(region->ref.kind) && !with_storage) continue;
+  for (const auto& region : described(keys, for_self)) {
     metadata::RegionMetadata entry;
     entry.region = region->ref;
     if (region->label != nullptr)
@@ -69,9 +91,15 @@ metadata::PeerMetadata Agent::describe_self(const std::vector<uint64_t>* keys, b
 std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& list) {
   Peer* self = own_peer_.load(std::memory_order_acquire);
   if (self != nullptr && self->ended() != Status::kOk) self = nullptr;
+  std::vector<towline_region_ref> refs;
   std::vector<uint64_t> unknown;
+  bool renamed = false;
   for (const towline_region_ref& ref : list->resolved().regions()) {
-    if (self == nullptr || self->region(ref.key) == nullptr) unknown.push_back(ref.key);
+    const std::shared_ptr<Region> region = regions_->for_self(ref.key);
+    if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
+    refs.push_back(region->ref);
+    renamed = renamed || region->ref.key != ref.key;
+    if (self == nullptr || self->region(region->ref.key) == nullptr) unknown.push_back(region->ref.key);
   }
   if (!unknown.empty()) {
     Worker::Guard guard(*workers_[0]);
@@ -79,13 +107,14 @@ std::shared_ptr<BlockList> Agent::as_remote(const std::shared_ptr<BlockList>& li
     own_peer_.store(self, std::memory_order_release);
   }
   RemoteRegions regions;
-  for (const towline_region_ref& ref : list->resolved().regions()) {
+  for (const towline_region_ref& ref : refs) {
     std::shared_ptr<RemoteRegion> region = self->region(ref.key);
     if (region == nullptr) fail(Status::kStale, "the region with key {} has been deregistered", ref.key);
     regions.push_back(std::move(region));
   }
-  return std::make_shared<BlockList>(std::shared_ptr<const ResolvedList>(list, &list->resolved()), self,
-                                     std::move(regions));
+  std::shared_ptr<const ResolvedList> same(list, &list->resolved());
+  if (renamed) same = ResolvedList::renamed(list->resolved(), refs);
+  return std::make_shared<BlockList>(std::move(same), self, std::move(regions));
 }
 
 void Agent::forget_own_region(uint64_t key) noexcept {

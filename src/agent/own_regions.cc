@@ -68,7 +68,6 @@ std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
                 options.access,
                 options.flags & (TOWLINE_REGION_GUARDED | TOWLINE_REGION_SHARE),
                 0};
-  if (region.ref.access == 0) region.ref.access = TOWLINE_ACCESS_ALL;
   validate_region(region.ref, "region");
   region.label = label_from(options, bytes);
   if (is_storage(options.kind))
@@ -169,6 +168,35 @@ RegionRegistration OwnRegions::register_with(const Backend& backend, const Regio
   return entry;
 }
 
+std::shared_ptr<Region> OwnRegions::for_self(uint64_t key) {
+  const std::lock_guard registering(registration_mutex_);
+  std::shared_ptr<Region> region = table_.find(key);
+  if (region == nullptr || !table_.is_published(key)) return nullptr;
+  if (region->ref.access != TOWLINE_ACCESS_NONE) return region;
+  std::shared_ptr<Region>& twin = twins_[key];
+  if (twin != nullptr) return twin;
+  try {
+    Region same;
+    same.ref = region->ref;
+    same.ref.access = TOWLINE_ACCESS_ALL;
+    same.shared = region->shared;
+    same.shared_reason = region->shared_reason;
+    same.hidden = true;
+    twin = take_on_unpublished(std::move(same));
+  } catch (...) {
+    twins_.erase(key);
+    throw;
+  }
+  table_.publish(twin->ref.key);
+  return twin;
+}
+
+std::shared_ptr<Region> OwnRegions::twin_of(uint64_t key) {
+  const std::lock_guard registering(registration_mutex_);
+  const auto found = twins_.find(key);
+  return found == twins_.end() ? nullptr : found->second;
+}
+
 Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why) {
   const uint64_t key = region->ref.key;
   const uint64_t deadline_ns = Deadline::after(agent_.now_ns(), timeout_ns).ns();
@@ -181,6 +209,13 @@ Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeou
   });
   if (first) ask_peers_to_let_go(*region);
   why.clear();
+  if (const std::shared_ptr<Region> twin = twin_of(key); twin != nullptr) {
+    const uint64_t now_ns = agent_.now_ns();
+    const Status status = remove(twin, deadline_ns > now_ns ? deadline_ns - now_ns : 0, why);
+    if (status == Status::kTimedOut) return status;
+    const std::lock_guard registering(registration_mutex_);
+    twins_.erase(key);
+  }
   const bool gone = agent_.drive_until(
       [&] {
         why.clear();
@@ -201,12 +236,12 @@ Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeou
   return table_.remove(key) ? Status::kOk : Status::kStale;
 }
 
-// Storage is known only to this agent.
+// Storage, and regions without access, are known only to this agent.
 void OwnRegions::ask_peers_to_let_go(const Region& region) {
   for (auto& worker : agent_.workers()) {
     Worker::Guard guard(*worker);
     for (Link* link : std::vector<Link*>(worker->links())) {
-      if (is_storage(region.ref.kind) && link->peer().incarnation() != agent_.incarnation()) continue;
+      if (!region.for_peers() && link->peer().incarnation() != agent_.incarnation()) continue;
       if (link->talks()) link->ask_revoke(region.ref.key);
     }
   }
@@ -273,6 +308,10 @@ void OwnRegions::end(const std::vector<std::shared_ptr<Region>>& staging) noexce
   for (const auto& region : table_.published()) {
     table_.retire(region->ref.key);
     unregister_from_backends(*region);
+  }
+  for (const auto& [key, twin] : twins_) {
+    table_.retire(twin->ref.key);
+    unregister_from_backends(*twin);
   }
 }
 

@@ -35,6 +35,10 @@ class OwnRegions {
   // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
   Status remove(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
 
+  // The region by which the agent, as its own peer, reaches the one with this key: that one, or, if it was registered
+  // without access, another one of the same memory, whose key nobody else learns. Null: it is not published (any more).
+  std::shared_ptr<Region> for_self(uint64_t key);
+
   // Storage; own_storage.cc. Opens and registers what is at the URI with the backend of its scheme.
   std::shared_ptr<Region> add_storage(const char* uri, const towline_storage_options_t& options);
   void query_storage(const char* uri, towline_storage_info_t& info);
@@ -59,6 +63,7 @@ class OwnRegions {
   [[nodiscard]] RegionRegistration register_with(const Backend& backend, const Region& region);
   void unregister_from_backends(Region& region);
 
+  [[nodiscard]] std::shared_ptr<Region> twin_of(uint64_t key);
   std::shared_ptr<Region> take_on(Region region);
   void ask_peers_to_let_go(const Region& region);
   [[nodiscard]] std::string peer_holding(uint64_t key);
@@ -69,8 +74,9 @@ class OwnRegions {
   Agent& agent_;
   RegionTable table_;
   std::mutex registration_mutex_;
-  std::map<std::string, uint64_t> names_;  // keys of the regions that have or had them
-  std::atomic<uint64_t> last_device_{0};   // numbers given to storage regions
+  std::map<uint64_t, std::shared_ptr<Region>> twins_;  // by the key of the region without access
+  std::map<std::string, uint64_t> names_;              // keys of the regions that have or had them
+  std::atomic<uint64_t> last_device_{0};               // numbers given to storage regions
 };
 
 }  // namespace towline

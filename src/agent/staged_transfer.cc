@@ -20,9 +20,14 @@ namespace {
 constexpr uint64_t kLongestStretch = 8 << 20;
 constexpr uint32_t kChunksNotTried = 16;  // after a stretch that was not cached
 
+// For files and objects, whose access says what this agent may do.
 void check_local_access(const BlockList& local, uint32_t op) {
   const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_WRITE : TOWLINE_ACCESS_READ;
-  if ((local.resolved().common_access() & needed) == needed) return;
+  const auto regions = local.resolved().regions();
+  if (std::all_of(regions.begin(), regions.end(), [needed](const towline_region_ref& region) {
+        return !is_storage(region.kind) || (region.access & needed) == needed;
+      }))
+    return;
   fail(Status::kPermissionDenied, "the transfer {} a local region that was registered without {} access",
        op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
 }

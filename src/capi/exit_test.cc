@@ -18,8 +18,8 @@ struct Alive {
   alignas(4096) std::array<std::byte, 4096> source{}, target{};
   Agent writer{"writer"};
   Agent owner{"owner"};
-  Region from = writer.register_memory(dram(source));
-  Region to = owner.register_memory(dram(target));
+  Region from = writer.register_memory(dram(source), {.access = Access::kAll});
+  Region to = owner.register_memory(dram(target), {.access = Access::kAll});
   Peer peer = writer.connect(owner.address());
   BlockList mine = writer.block_list(Blocks::at(source.data(), source.size()));
   BlockList theirs = peer.block_list(Blocks::at(target.data(), target.size()));

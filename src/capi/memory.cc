@@ -29,7 +29,13 @@ towline_block_list_t* make_list(const towline_agent_t& handle, const towline_pee
     if (peer->ended() != Status::kOk)
       fail(peer->ended(), "peer '{}': {}", peer->name(), status_text(peer->ended()));
     peer->with_known_regions([&](const KnownRegions& known) {
-      made->own.fill(blocks, known.index);
+      try {
+        made->own.fill(blocks, known.index);
+      } catch (const Error& error) {
+        if (error.code() != Status::kOutOfRange) throw;
+        fail(error.code(), "{}. Peer '{}' tells of regions that it registered with read or write access",
+             error.message(), peer->name());
+      }
       for (const towline_region_ref& ref : made->own.regions()) {
         const std::shared_ptr<RemoteRegion>& region = known.by_key.find(ref.key)->second;
         if (region->revoked.load(std::memory_order_acquire))

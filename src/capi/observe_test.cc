@@ -74,8 +74,8 @@ class Hooks : public ::testing::Test {
   std::vector<Seen> seen;
   Agent left{"left", {.listen = "none", .backends = "memory"}};
   Agent right{"right", {.listen = "none", .backends = "memory"}};
-  Region mine = left.register_memory(dram(here.data(), here.size()));
-  Region theirs = right.register_memory(dram(there.data(), there.size()));
+  Region mine = left.register_memory(dram(here.data(), here.size()), {.access = Access::kAll});
+  Region theirs = right.register_memory(dram(there.data(), there.size()), {.access = Access::kAll});
   Peer peer = left.add_peer(right.metadata());
   BlockList from = left.block_list(std::vector{Blocks::at(here.data(), here.size())});
   BlockList to = peer.block_list(std::vector{Blocks::at(there.data(), there.size())});

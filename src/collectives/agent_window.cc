@@ -76,6 +76,7 @@ AgentWindow::AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t 
   if (address != nullptr && bytes != 0) {
     towline_region_options_t options = {};
     options.struct_size = sizeof options;
+    options.access = TOWLINE_ACCESS_ALL;
     region_ = agent_->own_regions().add(address, bytes, options);
   }
   for (Rank& rank : ranks_) {

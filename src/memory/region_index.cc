@@ -52,8 +52,8 @@ Problem problem_of(const towline_region_ref& region) {
                                              region.address, region.bytes)};
   if (region.kind == TOWLINE_DRAM && region.device != 0)
     return invalid("is dram on device {}: dram has device 0 only", region.device);
-  if (region.access == 0 || (region.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
-    return invalid("has access {:#x}: 1 is read, 2 is write, 3 is both", region.access);
+  if ((region.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
+    return invalid("has access {:#x}: 0 is none for peers, 1 is read, 2 is write, 3 is both", region.access);
   if ((region.flags & ~kKnownFlags) != 0)
     return invalid("has flags {:#x}, of which {:#x} are not known", region.flags,
                    region.flags & ~kKnownFlags);
@@ -70,7 +70,7 @@ void validate_region(const towline_region_ref& region, const std::string& what) 
 bool keep_what_is_known(towline_region_ref& region) {
   region.flags &= kKnownFlags;
   region.access &= TOWLINE_ACCESS_ALL;
-  return problem_of(region).status == Status::kOk;
+  return region.access != TOWLINE_ACCESS_NONE && problem_of(region).status == Status::kOk;
 }
 
 RegionIndex::RegionIndex(std::span<const towline_region_ref> regions) {

@@ -78,7 +78,6 @@ uint32_t RegionTable::take_slot() {
 }
 
 std::shared_ptr<Region> RegionTable::add(Region region) {
-  if (region.ref.access == 0) region.ref.access = TOWLINE_ACCESS_ALL;
   validate_region(region.ref, "region");
   auto added = std::make_shared<Region>(std::move(region));
   const std::lock_guard lock(lock_);
@@ -102,7 +101,7 @@ void RegionTable::publish(uint64_t key) {
   TOWLINE_CHECK(slot != nullptr, "no region has key {:#x}", key);
   const uint64_t state = slot->state.load(std::memory_order_relaxed);
   TOWLINE_CHECK((state & kPublished) == 0, "region {:#x} is published already", key);
-  index_.insert(slot->region->ref);
+  if (!slot->region->hidden) index_.insert(slot->region->ref);
   slot->state.store(state | kPublished, std::memory_order_release);
 }
 
@@ -112,7 +111,8 @@ bool RegionTable::retire(uint64_t key) noexcept {
   if (slot == nullptr) return false;
   const uint64_t before = slot->state.fetch_and(~kPublished, std::memory_order_acq_rel);
   if ((before & kPublished) == 0) return false;
-  TOWLINE_CHECK(index_.erase(key), "region {:#x} is published but not in the index", key);
+  TOWLINE_CHECK(slot->region->hidden || index_.erase(key), "region {:#x} is published but not in the index",
+                key);
   slot->region->retired = true;
   return true;
 }
@@ -170,7 +170,8 @@ std::vector<std::shared_ptr<Region>> RegionTable::published() const {
   result.reserve(index_.size());
   for (uint32_t index = 0; index < made_; ++index) {
     const Slot& slot = *slot_at(index);
-    if ((slot.state.load(std::memory_order_relaxed) & kPublished) != 0) result.push_back(slot.region);
+    const bool published = (slot.state.load(std::memory_order_relaxed) & kPublished) != 0;
+    if (published && !slot.region->hidden) result.push_back(slot.region);
   }
   return result;
 }

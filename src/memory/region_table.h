@@ -34,6 +34,11 @@ struct RegionRegistration {
   std::string reason;            // why it does not take it, for people
 };
 
+// Files, devices and objects, whose addresses are offsets and not pointers.
+[[nodiscard]] constexpr bool is_storage(uint32_t kind) noexcept {
+  return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
+}
+
 // A registered region. `ref`, `file` and the rest do not change once published, except `registrations`, which
 // belong to the agent: it fills them before publishing, adds to them by RegionTable::change when a backend is
 // added, and empties them between retiring and removing; and `retired`, which belongs to the table.
@@ -45,13 +50,14 @@ struct Region {
   std::vector<RegionRegistration> registrations;  // by the agent's number of the backend
   std::shared_ptr<const RegionLabel> label;       // null: it has no name
   std::shared_ptr<void> storage;                  // what the agent keeps for a file or the like; null: memory
+  bool hidden = false;                            // pinned by its key, but in no list of regions
   bool retired = false;                           // its registrations may be gone: nothing new may use them
-};
 
-// Files, devices and objects, whose addresses are offsets and not pointers.
-[[nodiscard]] constexpr bool is_storage(uint32_t kind) noexcept {
-  return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
-}
+  // Peers are told of it and may reach it.
+  [[nodiscard]] bool for_peers() const noexcept {
+    return ref.access != TOWLINE_ACCESS_NONE && !is_storage(ref.kind) && !hidden;
+  }
+};
 
 // The key of what is not registered, in a list of such memory: no region has it.
 inline constexpr uint64_t kNotRegistered = 0;
@@ -111,7 +117,7 @@ class RegionTable {
   }
   // All there are, published or not, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> all() const;
-  // All that are published, by ascending slot.
+  // All that are published and not hidden, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
   [[nodiscard]] uint64_t size() const noexcept;  // published
 

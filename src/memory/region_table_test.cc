@@ -13,7 +13,7 @@
 namespace towline {
 namespace {
 
-Region make_region(uint64_t address, uint64_t bytes, uint32_t access = 0) {
+Region make_region(uint64_t address, uint64_t bytes, uint32_t access = TOWLINE_ACCESS_ALL) {
   Region region;
   region.ref.address = address;
   region.ref.bytes = bytes;
@@ -21,7 +21,8 @@ Region make_region(uint64_t address, uint64_t bytes, uint32_t access = 0) {
   return region;
 }
 
-uint64_t add_published(RegionTable& table, uint64_t address, uint64_t bytes, uint32_t access = 0) {
+uint64_t add_published(RegionTable& table, uint64_t address, uint64_t bytes,
+                       uint32_t access = TOWLINE_ACCESS_ALL) {
   const uint64_t key = table.add(make_region(address, bytes, access))->ref.key;
   table.publish(key);
   return key;
@@ -148,6 +149,30 @@ TEST(RegionTable, gives_keys_that_can_not_be_guessed_from_others) {
       if (key != here) EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kStale);
     }
   }
+}
+
+TEST(RegionTable, gives_nobody_a_region_without_access_whatever_the_key) {
+  RegionTable table;
+  const uint64_t key = add_published(table, 0x10000, 0x1000, TOWLINE_ACCESS_NONE);
+  for (const uint32_t access : {1u, 2u, 3u})
+    EXPECT_EQ(try_pin(table, key, 0x10000, 16, access), Status::kPermissionDenied);
+  EXPECT_EQ(try_pin(table, key, 0x10000, 16, 0), Status::kInvalidArgument);
+  EXPECT_FALSE(table.find(key)->for_peers());
+  EXPECT_NE(RegionTable::Reader(table).index().find(TOWLINE_DRAM, 0, 0x10000, 16), nullptr);
+}
+
+TEST(RegionTable, pins_a_hidden_region_by_its_key_and_finds_it_in_no_list) {
+  RegionTable table;
+  Region hidden = make_region(0x10000, 0x1000);
+  hidden.hidden = true;
+  const uint64_t key = table.add(std::move(hidden))->ref.key;
+  table.publish(key);
+  EXPECT_EQ(try_pin(table, key, 0x10000, 16, 3), Status::kOk);
+  EXPECT_TRUE(table.published().empty());
+  EXPECT_EQ(RegionTable::Reader(table).index().find(TOWLINE_DRAM, 0, 0x10000, 16), nullptr);
+  EXPECT_TRUE(table.retire(key));
+  EXPECT_EQ(try_pin(table, key, 0x10000, 16, 3), Status::kStale);
+  EXPECT_TRUE(table.remove(key));
 }
 
 TEST(RegionTable, shows_regions_from_publishing_to_retiring) {

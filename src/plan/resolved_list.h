@@ -55,6 +55,10 @@ class ResolvedList {
   static std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
                                                          std::span<const towline_region_ref> regions);
 
+  // The same blocks in the same memory, which these regions name as `of`'s do, one for each.
+  static std::shared_ptr<const ResolvedList> renamed(const ResolvedList& of,
+                                                     std::span<const towline_region_ref> regions);
+
   ResolvedList() = default;  // empty
   ResolvedList(const ResolvedList&) = delete;
   ResolvedList& operator=(const ResolvedList&) = delete;

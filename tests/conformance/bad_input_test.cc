@@ -36,7 +36,7 @@ class BadInput : public ::testing::Test {
   BadInput()
       : agent_("bad-input", {.listen = "127.0.0.1:0"}),
         memory_(kBytes, false),
-        region_(agent_.register_memory(dram(memory_.data(), kBytes))),
+        region_(agent_.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll})),
         self_(agent_.add_peer(agent_.metadata())),
         mine_(agent_.block_list(blocks_of(memory_.data(), kBytes, 4096))),
         theirs_(self_.block_list(blocks_of(memory_.data(), kBytes, 4096))) {}
@@ -125,16 +125,21 @@ TEST_F(BadInput, APortInUseIsNamed) {
 }
 
 TEST_F(BadInput, RegionsCheckTheirRange) {
-  expect_error(Status::kInvalidArgument, "", [&] { (void)agent_.register_memory(dram(memory_.data(), 0)); });
-  expect_error(Status::kInvalidArgument, "", [&] { (void)agent_.register_memory(dram(nullptr, 4096)); });
-  EXPECT_THROW((void)agent_.register_memory(dram(memory_.data(), uint64_t{1} << 63)), Error);
-  EXPECT_THROW((void)agent_.register_memory(dram(memory_.data(), UINT64_MAX)), Error);
-  EXPECT_THROW((void)agent_.register_memory({memory_.data(), 4096, Kind::kVram, 0}), Error);
+  expect_error(Status::kInvalidArgument, "",
+               [&] { (void)agent_.register_memory(dram(memory_.data(), 0), {.access = Access::kAll}); });
+  expect_error(Status::kInvalidArgument, "",
+               [&] { (void)agent_.register_memory(dram(nullptr, 4096), {.access = Access::kAll}); });
+  EXPECT_THROW(
+      (void)agent_.register_memory(dram(memory_.data(), uint64_t{1} << 63), {.access = Access::kAll}), Error);
+  EXPECT_THROW((void)agent_.register_memory(dram(memory_.data(), UINT64_MAX), {.access = Access::kAll}),
+               Error);
+  EXPECT_THROW((void)agent_.register_memory({memory_.data(), 4096, Kind::kVram, 0}, {.access = Access::kAll}),
+               Error);
 }
 
 TEST_F(BadInput, OverlappingRegionsEachKeepTheirRights) {
   const Region inner = agent_.register_memory(dram(memory_.data() + 4096, 8192), {.access = Access::kRead});
-  const Region same = agent_.register_memory(dram(memory_.data(), kBytes));
+  const Region same = agent_.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   EXPECT_NE(inner.key(), region_.key());
   EXPECT_NE(same.key(), region_.key());
 }
@@ -142,13 +147,17 @@ TEST_F(BadInput, OverlappingRegionsEachKeepTheirRights) {
 TEST_F(BadInput, MemoryThatMayBeInUseIsNotMoved) {
   const Buffer memory(16 * 4096, false);
   {
-    const Region plain = agent_.register_memory(dram(memory.data() + 4096, 4096));
-    expect_error(Status::kBusy, "overlaps",
-                 [&] { (void)agent_.register_memory(dram(memory.data(), memory.size()), {.share = true}); });
+    const Region plain = agent_.register_memory(dram(memory.data() + 4096, 4096), {.access = Access::kAll});
+    expect_error(Status::kBusy, "overlaps", [&] {
+      (void)agent_.register_memory(dram(memory.data(), memory.size()),
+                                   {.access = Access::kAll, .share = true});
+    });
   }
-  const Region shared = agent_.register_memory(dram(memory.data(), memory.size()), {.share = true});
-  const Region within = agent_.register_memory(dram(memory.data() + 4096, 4096));
-  EXPECT_NO_THROW((void)agent_.register_memory(dram(memory.data(), memory.size()), {.share = true}));
+  const Region shared =
+      agent_.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll, .share = true});
+  const Region within = agent_.register_memory(dram(memory.data() + 4096, 4096), {.access = Access::kAll});
+  EXPECT_NO_THROW((void)agent_.register_memory(dram(memory.data(), memory.size()),
+                                               {.access = Access::kAll, .share = true}));
 }
 
 TEST_F(BadInput, BlockListsNameTheEntryThatIsWrong) {
@@ -231,7 +240,7 @@ TEST_F(BadInput, UnreachableAndSilentAddressesSaySo) {
 
 TEST_F(BadInput, ListsOfMemoryThatIsDeregisteredAreStale) {
   const Buffer memory(8192, false);
-  Region region = agent_.register_memory(dram(memory.data(), memory.size()));
+  Region region = agent_.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const BlockList gone = agent_.block_list(Blocks::at(memory.data(), 4096));
   ASSERT_EQ(region.deregister(5s), Status::kOk);
   try {
@@ -245,7 +254,7 @@ TEST_F(BadInput, ListsOfMemoryThatIsDeregisteredAreStale) {
 TEST_F(BadInput, HandlesOutliveTheirAgentAndSayClosed) {
   auto agent = std::make_unique<Agent>("short-lived", AgentOptions{.listen = "127.0.0.1:0"});
   const Buffer memory(8192, false);
-  Region region = agent->register_memory(dram(memory.data(), memory.size()));
+  Region region = agent->register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent->add_peer(agent->metadata());
   const BlockList here = agent->block_list(Blocks::at(memory.data(), 4096));
   const BlockList there = self.block_list(Blocks::at(memory.data() + 4096, 4096));
@@ -259,7 +268,7 @@ TEST_F(BadInput, HandlesOutliveTheirAgentAndSayClosed) {
 TEST_F(BadInput, ListsAreOfTheirAgentAloneAlsoWhenItIsGone) {
   auto agent = std::make_unique<Agent>("short-lived", AgentOptions{.listen = "127.0.0.1:0"});
   const Buffer memory(8192, false);
-  Region region = agent->register_memory(dram(memory.data(), memory.size()));
+  Region region = agent->register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const BlockList here = agent->block_list(Blocks::at(memory.data(), 4096));
   const auto refused = [&] {
     expect_error(Status::kInvalidArgument, "the local list belongs to another agent", [&] {
@@ -283,7 +292,7 @@ TEST_F(BadInput, InAForkedChildHandlesAnswerForked) {
   if (child == 0) {
     bool right = move.post() == Status::kForked && self_.send("x") == Status::kForked;
     try {
-      (void)agent_.register_memory(dram(memory_.data(), 4096));
+      (void)agent_.register_memory(dram(memory_.data(), 4096), {.access = Access::kAll});
       right = false;
     } catch (const Error& error) {
       right = right && error.code() == Status::kForked;

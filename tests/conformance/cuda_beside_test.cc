@@ -26,8 +26,9 @@ class CudaBesideTest : public CudaTest {
     shift_ = shift;
     const Agent& gpus = op == Op::write ? *left_ : *right_;
     const Agent& hosts = op == Op::write ? *right_ : *left_;
-    regions_.push_back(gpus.register_memory(vram(gpu_memory_)));
-    regions_.push_back(hosts.register_memory(dram(host_memory_.data() + shift, kMany)));
+    regions_.push_back(gpus.register_memory(vram(gpu_memory_), {.access = Access::kAll}));
+    regions_.push_back(
+        hosts.register_memory(dram(host_memory_.data() + shift, kMany), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
     const auto pages = static_cast<uint32_t>(kMany / page);
     on_gpu_.resize(pages);

@@ -50,7 +50,7 @@ TEST_F(CudaDetourTest, WhatTurnsOutToHaveNoPathWhenItIsMappedGoesThatWayToo) {
   gpu("separate", 1);
   const Buffer ours(kPage * kPages, true);
   gpu("place", reinterpret_cast<uint64_t>(ours.data()), ours.size(), 1);
-  const Region here = left_->register_memory(vram(ours, 1));
+  const Region here = left_->register_memory(vram(ours, 1), {.access = Access::kAll});
   const Transfer move =
       left_->transfer(Op::read, left_->block_list(pages(ours, 1)), peer_->block_list(pages(right_memory_)));
   EXPECT_NE(move.route().find("no path between the GPUs"), std::string::npos) << move.route();
@@ -91,8 +91,8 @@ TEST_F(CudaDetourTest, AnOwnerThatSaysNeverRefusesEachTransfer) {
 
 TEST_F(CudaDetourTest, PrivateHostMemoryOfAPeerIsCopiedByItsOwner) {
   const Buffer theirs(kPage * kPages, false);
-  const Region here = left_->register_memory(vram(left_memory_));
-  const Region there = right_->register_memory(dram(theirs.data(), theirs.size()));
+  const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
+  const Region there = right_->register_memory(dram(theirs.data(), theirs.size()), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   stamp(left_memory_.data(), left_memory_.size(), 3);
   const Transfer write = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
@@ -112,9 +112,9 @@ TEST_F(CudaDetourTest, RegionsOnSeveralGpusOfTheOwnerGoInOneTransfer) {
   const Buffer second(kPage * kPages, true);
   gpu("place", reinterpret_cast<uint64_t>(second.data()), second.size(), 1);
   stamp(left_memory_.data(), left_memory_.size(), 5);
-  const Region here = left_->register_memory(vram(left_memory_));
-  const Region there = right_->register_memory(vram(right_memory_));
-  const Region other = right_->register_memory(vram(second, 1));
+  const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(right_memory_), {.access = Access::kAll});
+  const Region other = right_->register_memory(vram(second, 1), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   const BlockList theirs = peer.block_list(std::vector{pages(right_memory_), pages(second, 1)});
   std::vector<uint32_t> picks;
@@ -134,8 +134,8 @@ TEST_F(CudaDetourTest, MuchMoreThanTheMemoryInBetweenAndOddPiecesArriveWhole) {
   constexpr uint64_t kBytes = 20 << 20;
   const Buffer mine(kBytes, true);
   const Buffer theirs(kBytes, true);
-  const Region here = left_->register_memory(vram(mine));
-  const Region there = right_->register_memory(vram(theirs));
+  const Region here = left_->register_memory(vram(mine), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(theirs), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   for (const uint64_t piece : {uint64_t{100}, uint64_t{4096}, uint64_t{3} << 20}) {
     stamp(mine.data(), kBytes, piece);

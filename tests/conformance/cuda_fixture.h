@@ -65,8 +65,10 @@ class CudaTest : public ::testing::Test {
   }
   // A connected pair of regions, and the transfer between them.
   Transfer make_move(TransferOptions transfer_options = {}) {
-    left_region_ = std::make_unique<Region>(left_->register_memory(vram(left_memory_)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(vram(right_memory_)));
+    left_region_ =
+        std::make_unique<Region>(left_->register_memory(vram(left_memory_), {.access = Access::kAll}));
+    right_region_ =
+        std::make_unique<Region>(right_->register_memory(vram(right_memory_), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
     return left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
                            peer_->block_list(pages(right_memory_)), transfer_options);
@@ -81,8 +83,8 @@ class CudaTest : public ::testing::Test {
   std::string there_and_back(const Buffer& ours) {
     const uint64_t bytes = ours.size();
     const Buffer theirs(bytes, true);
-    const Region here = left_->register_memory(dram(ours.data(), ours.size()));
-    const Region there = right_->register_memory(vram(theirs));
+    const Region here = left_->register_memory(dram(ours.data(), ours.size()), {.access = Access::kAll});
+    const Region there = right_->register_memory(vram(theirs), {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
     const BlockList mine = left_->block_list(blocks_of(ours.data(), ours.size(), kPage));
     const BlockList far = peer.block_list(pages(theirs));

@@ -20,8 +20,10 @@ class CudaPoolTest : public CudaTest {
   void make_write(uint64_t bytes = kLarge) {
     ours_ = std::make_unique<Buffer>(bytes, false);
     theirs_ = std::make_unique<Buffer>(bytes, true);
-    left_region_ = std::make_unique<Region>(left_->register_memory(dram(ours_->data(), bytes)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(vram(*theirs_)));
+    left_region_ = std::make_unique<Region>(
+        left_->register_memory(dram(ours_->data(), bytes), {.access = Access::kAll}));
+    right_region_ =
+        std::make_unique<Region>(right_->register_memory(vram(*theirs_), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
     write_ = left_->transfer(Op::write, left_->block_list(blocks_of(ours_->data(), bytes, kPage)),
                              peer_->block_list(pages(*theirs_)));
@@ -181,8 +183,8 @@ TEST_F(CudaPoolTest, OddPiecesGoThroughThePoolWhole) {
   restart("pin = \"never\"\n");
   const Buffer mine(kLarge, false);
   const Buffer theirs(kLarge, true);
-  const Region here = left_->register_memory(dram(mine.data(), kLarge));
-  const Region there = right_->register_memory(vram(theirs));
+  const Region here = left_->register_memory(dram(mine.data(), kLarge), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(theirs), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   for (const uint64_t piece : {uint64_t{100}, uint64_t{4096}, uint64_t{3} << 20}) {
     const uint64_t count = kLarge / piece;

@@ -260,7 +260,7 @@ TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
 
   const Agent plain("plain", {.listen = "none", .backends = "memory"});
   const Memory memory(kPage);
-  const Region region = plain.register_memory(dram(memory));
+  const Region region = plain.register_memory(dram(memory), {.access = Access::kAll});
   const BlockList list = plain.block_list(blocks_of(memory.data(), kPage, kPage));
   const Transfer other = plain.transfer(Op::write, list, list);
   EXPECT_EQ(post_on(other, stream_), Status::kUnsupported);

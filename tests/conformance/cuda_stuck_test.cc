@@ -97,8 +97,10 @@ TEST_F(CudaStuckTest, ALostPeersFenceWaitsForACopyThroughHostMemoryWhileTheWorke
 
 TEST_F(CudaStuckTest, AnOwnersRegionWaitsForACopyThatALostPeerAskedFor) {
   restart("through_host = \"always\"\n");
-  left_region_ = std::make_unique<Region>(left_->register_memory(vram(left_memory_)));
-  right_region_ = std::make_unique<Region>(right_->register_memory(vram(right_memory_)));
+  left_region_ =
+      std::make_unique<Region>(left_->register_memory(vram(left_memory_), {.access = Access::kAll}));
+  right_region_ =
+      std::make_unique<Region>(right_->register_memory(vram(right_memory_), {.access = Access::kAll}));
   peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
   {
     const Transfer read = left_->transfer(Op::read, left_->block_list(pages(left_memory_)),

@@ -40,7 +40,7 @@ void connect_to(int socket, const sockaddr_un& name) {
 
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
   const auto refusal = [&](const MemoryView& view) {
-    return text_of([&] { (void)left_->register_memory(view); });
+    return text_of([&] { (void)left_->register_memory(view, {.access = Access::kAll}); });
   };
   EXPECT_NE(refusal(vram(left_memory_, 7)).find("there is no GPU 7"), std::string::npos);
   EXPECT_NE(refusal(vram(left_memory_, 1)).find("lies on GPU 0"), std::string::npos);
@@ -51,8 +51,8 @@ TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
 }
 
 TEST_F(CudaTest, MemoryTakenAwayUnderARegionIsFoundBeforeItIsUsed) {
-  const Region here = left_->register_memory(vram(left_memory_));
-  const Region there = right_->register_memory(vram(right_memory_));
+  const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(right_memory_), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   gpu("forget", reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size());
   const auto attempt = [&] {
@@ -85,8 +85,9 @@ TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
   constexpr uint64_t kBytes = kPart * kParts - 9 * kPage;
   {
     stamp(left_memory_.data(), left_memory_.size(), 3);
-    const Region here = left_->register_memory(vram(left_memory_));
-    const Region there = right_->register_memory({.address = data, .bytes = kBytes, .kind = Kind::kVram});
+    const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
+    const Region there = right_->register_memory({.address = data, .bytes = kBytes, .kind = Kind::kVram},
+                                                 {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
     const Transfer move =
         left_->transfer(Op::write, left_->block_list(Blocks::at(left_memory_.data(), kBytes, Kind::kVram)),
@@ -99,11 +100,11 @@ TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
 }
 
 TEST_F(CudaTest, PlainHostMemoryIsPinnedForTheGpu) {
-  const Region there = right_->register_memory(vram(right_memory_));
+  const Region there = right_->register_memory(vram(right_memory_), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   const Buffer host(kPage * kPages, false);
   stamp(host.data(), host.size(), 4);
-  const Region here = left_->register_memory(dram(host.data(), host.size()));
+  const Region here = left_->register_memory(dram(host.data(), host.size()), {.access = Access::kAll});
   ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(blocks_of(host.data(), host.size(), kPage)),
                                 peer.block_list(pages(right_memory_)))),
             Status::kOk)
@@ -200,8 +201,8 @@ TEST_F(CudaTest, AnotherGpusMemoryIsReachedWhicheverWayItWasMade) {
     std::memset(right_memory_.data(), 0, right_memory_.size());
     const Agent one = agent("one");
     const Agent two = agent("two");
-    const Region here = one.register_memory(vram(left_memory_));
-    const Region there = two.register_memory(vram(right_memory_, 1));
+    const Region here = one.register_memory(vram(left_memory_), {.access = Access::kAll});
+    const Region there = two.register_memory(vram(right_memory_, 1), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
     const Transfer move = one.transfer(Op::write, one.block_list(pages(left_memory_)),
                                        peer.block_list(pages(right_memory_, 1)));
@@ -216,7 +217,7 @@ TEST_F(CudaTest, AnotherGpusMemoryIsReachedWhicheverWayItWasMade) {
 TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
   constexpr uint64_t kBytes = 6 * kPage;
   const Buffer host(4 * kBytes, false);
-  const Region there = right_->register_memory(vram(right_memory_));
+  const Region there = right_->register_memory(vram(right_memory_), {.access = Access::kAll});
   for (const char* engine : {"copy_engine_bytes = \"1GiB\"\n", "copy_engine_bytes = \"4KiB\"\n"}) {
     restart(engine);
     const Peer peer = left_->add_peer(right_->metadata());
@@ -225,7 +226,7 @@ TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
     std::vector<Transfer> moves;
     for (uint64_t i = 0; i < 3; ++i) {  // each begins and ends within a page
       std::byte* const at = host.data() + 100 + i * kBytes;
-      regions.push_back(left_->register_memory(dram(at, kBytes)));
+      regions.push_back(left_->register_memory(dram(at, kBytes), {.access = Access::kAll}));
       std::memset(right_memory_.data(), 0, right_memory_.size());
       moves.push_back(
           left_->transfer(Op::write, left_->block_list(Blocks::at(at, kBytes)),

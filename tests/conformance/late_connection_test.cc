@@ -24,8 +24,8 @@ struct Pair {
         there("there", {.workers = 2, .listen = "127.0.0.1:0", .backends = backends, .config = kConfig}),
         mine(kBytes, std::byte{1}),
         theirs(kBytes, std::byte{2}),
-        my_region(here.register_memory(dram(mine.data(), mine.size()))),
-        their_region(there.register_memory(dram(theirs.data(), theirs.size()))),
+        my_region(here.register_memory(dram(mine.data(), mine.size()), {.access = Access::kAll})),
+        their_region(there.register_memory(dram(theirs.data(), theirs.size()), {.access = Access::kAll})),
         peer(here.add_peer(there.metadata())) {}
 
   Transfer transfer(TransferOptions options) {

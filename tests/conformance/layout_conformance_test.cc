@@ -14,12 +14,12 @@ class LayoutTest : public TransportTest {
   void SetUp() override {
     TransportTest::SetUp();
     stamp(left_memory_->data(), left_memory_->size(), 1);
-    mine_ = std::make_unique<Region>(
-        left_->register_memory(view(left_memory_->data(), left_memory_->size()),
-                               {.name = "kv", .layout = paged(kLayers, kMyPages, kBlock)}));
-    theirs_ = std::make_unique<Region>(
-        right_->register_memory(view(right_memory_->data(), right_memory_->size()),
-                                {.name = "kv", .layout = paged(kLayers, kTheirPages, kBlock)}));
+    mine_ = std::make_unique<Region>(left_->register_memory(
+        view(left_memory_->data(), left_memory_->size()),
+        {.access = Access::kAll, .name = "kv", .layout = paged(kLayers, kMyPages, kBlock)}));
+    theirs_ = std::make_unique<Region>(right_->register_memory(
+        view(right_memory_->data(), right_memory_->size()),
+        {.access = Access::kAll, .name = "kv", .layout = paged(kLayers, kTheirPages, kBlock)}));
     (void)left_->add_peer(right_->metadata());
   }
   void TearDown() override {
@@ -110,9 +110,9 @@ TEST_P(LayoutTest, OtherShapesAreRefusedUnlessRecut) {
   EXPECT_NE(counts.find("4 x 8"), std::string::npos) << counts;
   EXPECT_NE(counts.find("4 x 16"), std::string::npos) << counts;
 
-  const Region other =
-      right_->register_memory(view(right_memory_->data(), right_memory_->size()),
-                              {.name = "half pages", .layout = paged(kLayers, kMyPages * 2, kBlock / 2)});
+  const Region other = right_->register_memory(
+      view(right_memory_->data(), right_memory_->size()),
+      {.access = Access::kAll, .name = "half pages", .layout = paged(kLayers, kMyPages * 2, kBlock / 2)});
   (void)left_->add_peer(right_->metadata());
   const View halves = peer_->region("half pages");
   const std::string elements =
@@ -160,12 +160,15 @@ TEST_P(LayoutTest, IndicesOutOfRangeAreNamed) {
 
 TEST_P(LayoutTest, ANameIsGivenOnceAtATime) {
   const MemoryView memory = view(right_memory_->data(), right_memory_->size());
-  const std::string why =
-      why_not(Status::kAlreadyExists, [&] { (void)right_->register_memory(memory, {.name = "kv"}); });
+  const std::string why = why_not(Status::kAlreadyExists, [&] {
+    (void)right_->register_memory(memory, {.access = Access::kAll, .name = "kv"});
+  });
   EXPECT_NE(why.find("is named 'kv' already"), std::string::npos) << why;
   ASSERT_EQ(theirs_->deregister(20s), Status::kOk);
   theirs_ = std::make_unique<Region>(right_->register_memory(
-      memory, {.name = "kv", .layout = Layout::strided(kBlock, {2, 3}, {64 * kBlock, 2 * kBlock})}));
+      memory, {.access = Access::kAll,
+               .name = "kv",
+               .layout = Layout::strided(kBlock, {2, 3}, {64 * kBlock, 2 * kBlock})}));
   (void)left_->add_peer(right_->metadata());
   const View later = there();  // the later one, whether or not the end of the first is known here
   EXPECT_EQ(later.shape(), (std::vector<uint64_t>{2, 3}));
@@ -182,7 +185,7 @@ TEST_P(LayoutTest, WrongLayoutsAreRefusedWithWhatIsWrong) {
   const MemoryView memory = view(left_memory_->data(), kBlock * 16);
   const auto refused = [&](const std::string& name, const Layout& layout, std::string_view what) {
     const std::string why = why_not(Status::kInvalidArgument, [&] {
-      (void)left_->register_memory(memory, {.name = name, .layout = layout});
+      (void)left_->register_memory(memory, {.access = Access::kAll, .name = name, .layout = layout});
     });
     EXPECT_NE(why.find(what), std::string::npos) << why;
   };

@@ -67,8 +67,9 @@ class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
         "right",
         AgentOptions{
             .listen = "127.0.0.1:0", .backends = GetParam().there, .config = config, .default_timeout = 20s});
-    left_region_ = std::make_unique<Region>(left_->register_memory(vram(mine_)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(dram(theirs_->data(), kBytes)));
+    left_region_ = std::make_unique<Region>(left_->register_memory(vram(mine_), {.access = Access::kAll}));
+    right_region_ = std::make_unique<Region>(
+        right_->register_memory(dram(theirs_->data(), kBytes), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
   }
   [[nodiscard]] BlockList ours() const { return left_->block_list(pages(mine_)); }
@@ -265,7 +266,7 @@ TEST_P(LegsTest, StagingMemoryThatCanNotBePinnedStillServes) {
 
 TEST_P(LegsTest, WithoutAWayToTheStagingMemoryBothReasonsAreGiven) {
   const Agent other("other", {.listen = "127.0.0.1:0", .backends = "tcp"});
-  const Region there = other.register_memory(dram(theirs_->data(), kBytes));
+  const Region there = other.register_memory(dram(theirs_->data(), kBytes), {.access = Access::kAll});
   const Peer unreached = left_->add_peer(other.metadata());
   const std::string text = text_of([&] {
     (void)left_->transfer(Op::write, ours(), unreached.block_list(Blocks::at(theirs_->data(), kBytes)));

@@ -36,8 +36,8 @@ class PricesTest : public ::testing::TestWithParam<PricedPath> {
   const Buffer theirs_{bytes_, true};
   const Agent left_{"left", options()};
   const Agent right_{"right", options()};
-  const Region here_ = left_.register_memory(dram(mine_.data(), bytes_));
-  const Region there_ = right_.register_memory(dram(theirs_.data(), bytes_));
+  const Region here_ = left_.register_memory(dram(mine_.data(), bytes_), {.access = Access::kAll});
+  const Region there_ = right_.register_memory(dram(theirs_.data(), bytes_), {.access = Access::kAll});
   const Peer peer_ = left_.add_peer(right_.metadata());
   const BlockList ours_ = left_.block_list(Blocks::at(mine_.data(), bytes_));
   const BlockList at_peer_ = peer_.block_list(Blocks::at(theirs_.data(), bytes_));

@@ -158,7 +158,8 @@ class BucketPlace final : public Place {
     return server;
   }
   void move(Op op, std::vector<std::byte>& contents, const Region& object) const {
-    const Region memory = other_.register_memory(dram(contents.data(), contents.size()));
+    const Region memory =
+        other_.register_memory(dram(contents.data(), contents.size()), {.access = Access::kAll});
     const Transfer transfer =
         other_.transfer(op, other_.block_list(Blocks::at(contents.data(), contents.size())),
                         other_.block_list(storage_blocks(object, 0, contents.size())));
@@ -191,7 +192,8 @@ class StorageTest : public ::testing::TestWithParam<Store> {
     agent_ = std::make_unique<Agent>("store", agent_options());
     // Not aligned to anything on purpose: direct I/O has to cope.
     memory_.resize(kBytes + 4096);
-    region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
+    region_ = std::make_unique<Region>(
+        agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
     why_not_ = reason_against();
     if (!why_not_.empty()) GTEST_SKIP() << why_not_;
   }

@@ -49,7 +49,8 @@ class StorageGpuTest : public ::testing::TestWithParam<bool> {  // direct files?
   Buffer memory_{kBytes, true};
   Agent agent_{"stager",
                {.listen = "none", .backends = "cuda,posix", .config = kConfig, .default_timeout = 60s}};
-  Region region_ = agent_.register_memory({.address = memory_.data(), .bytes = kBytes, .kind = Kind::kVram});
+  Region region_ = agent_.register_memory({.address = memory_.data(), .bytes = kBytes, .kind = Kind::kVram},
+                                          {.access = Access::kAll});
 };
 
 INSTANTIATE_TEST_SUITE_P(All, StorageGpuTest, ::testing::Bool(),
@@ -149,8 +150,8 @@ TEST(GpuMemoryAndObjects, GoToOneAnother) {
                                          bucket.config().substr(bucket.config().find('\n') + 1),
                                .default_timeout = 60s});
   const Buffer memory{kBytes, true};
-  const Region region =
-      agent.register_memory({.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram});
+  const Region region = agent.register_memory(
+      {.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram}, {.access = Access::kAll});
   const BlockList ours = agent.block_list(Blocks::at(memory.data(), kBytes, Kind::kVram));
   const auto run = [](const Transfer& transfer) {
     const Status posted = transfer.post();
@@ -192,8 +193,8 @@ TEST(GpuMemoryAndObjects, OfAPeerGoToOneAnother) {
                               .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n",
                               .default_timeout = 60s});
   const Buffer memory{kBytes, true};
-  const Region region =
-      owner.register_memory({.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram});
+  const Region region = owner.register_memory(
+      {.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram}, {.access = Access::kAll});
   const Peer peer = agent.add_peer(owner.metadata());
   const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes, Kind::kVram));
   const Region object = register_storage(agent, bucket.uri("gpu"), {.create = true, .bytes = kBytes});

@@ -69,7 +69,8 @@ class StagingTest : public ::testing::TestWithParam<Way> {
     owner_ = std::make_unique<Agent>("owner", theirs);
     agent_ = std::make_unique<Agent>("stager", mine);
     region_ = std::make_unique<Region>(owner_->register_memory(
-        {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind}));
+        {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind},
+        {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(agent_->add_peer(owner_->metadata()));
   }
   // The stager first: a caller-driven one would not detach from the peer's memory when asked.
@@ -466,7 +467,8 @@ TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
     EXPECT_TRUE(std::all_of(memory_->data(), memory_->data() + kBytes,
                             [](std::byte value) { return value == std::byte{0x5a}; }));
     region_ = std::make_unique<Region>(owner_->register_memory(
-        {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind}));
+        {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind},
+        {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(agent_->add_peer(owner_->metadata()));
   }
 }
@@ -494,7 +496,7 @@ TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
       "stager",
       {.listen = "127.0.0.1:0", .backends = "tcp,object", .config = bucket.config(), .default_timeout = 60s});
   const Memory memory(kBytes);
-  const Region region = owner.register_memory(dram(memory));
+  const Region region = owner.register_memory(dram(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(owner.metadata());
   const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes));
   const auto run = [](const Transfer& transfer) {

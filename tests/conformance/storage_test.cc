@@ -461,7 +461,7 @@ TEST_P(StorageTest, ACallerDrivenAgentStoresToo) {
   const Agent agent("driven", options);
   make_file("driven", kBytes, 28, false);
   const Region file = register_storage(agent, place_->uri("driven"), {.direct = GetParam().direct});
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
                                        agent.block_list(storage_blocks(file, 0, kBytes)));
   ASSERT_EQ(run(read), Status::kOk);
@@ -476,7 +476,7 @@ TEST_P(StorageTest, WorkSplitOverWorkersArrivesWhole) {
   const Region file =
       register_storage(agent, place_->uri("split"),
                        {.access = Access::kAll, .direct = GetParam().direct, .sync = Sync::kData});
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), kBytes));
   const BlockList theirs = agent.block_list(storage_blocks(file, 0, kBytes));
   ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.threads = 3})), Status::kOk);

@@ -98,7 +98,8 @@ class VendorTest : public ::testing::TestWithParam<Vendor> {
 
 TEST_P(VendorTest, PiecesThatComeShortGoOn) {
   const auto agent = make_agent();
-  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region memory =
+      agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
   const Region file = register_storage(*agent, place_.uri("file"));
   fake_.limit(10'000);
   const Transfer read = transfer(*agent, Op::read, file);
@@ -112,7 +113,8 @@ TEST_P(VendorTest, PiecesThatComeShortGoOn) {
 
 TEST_P(VendorTest, AFailureIsTheTransfersAndTheNextOneWorks) {
   const auto agent = make_agent("batch = 8\n");
-  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region memory =
+      agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
   const Region file = register_storage(*agent, place_.uri("file"));
   const Transfer read = transfer(*agent, Op::read, file);
   for (const char* what : GetParam().breaks) {
@@ -157,7 +159,8 @@ TEST_P(VendorTest, ALibraryThatIsNotThereIsNamed) {
 
 TEST_P(VendorTest, ManyThreadsMoveAtOnce) {
   const auto agent = make_agent("piece = \"32KiB\"\nbatch = 4\n");
-  const Region memory = agent->register_memory(dram(memory_.data(), memory_.size()));
+  const Region memory =
+      agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
   const Region file = register_storage(*agent, place_.uri("file"));
   constexpr int kThreads = 4;
   std::vector<std::thread> threads;
@@ -196,7 +199,7 @@ TEST(GdsTest, BatchesThatAreRefusedAreDoneByCalls) {
     options.config = TOWLINE_GDS "piece = \"64KiB\"\n";
     const Agent agent("gds", options);
     std::vector<std::byte> memory(contents.size());
-    const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+    const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
     const Region file = register_storage(agent, place.uri("file"));
     const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), memory.size())),
                                          agent.block_list(storage_blocks(file, 0, memory.size())));

@@ -48,8 +48,8 @@ class TcpGpuTest : public CudaTest {
   std::string there_and_back(Kind here, Kind there) {
     const Buffer mine(kPage * 2048, false);
     const Buffer theirs(kPage * 2048, false);
-    const Region my_region = left_->register_memory(view_of(mine, here));
-    const Region their_region = right_->register_memory(view_of(theirs, there));
+    const Region my_region = left_->register_memory(view_of(mine, here), {.access = Access::kAll});
+    const Region their_region = right_->register_memory(view_of(theirs, there), {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
     const BlockList local = left_->block_list(pages_of(mine, here));
     const BlockList remote = peer.block_list(pages_of(theirs, there));
@@ -116,7 +116,8 @@ TEST_F(TcpGpuTest, AnAgentWithoutGpusReachesAPeersGpu) {
 
 TEST_F(TcpGpuTest, GpuMemoryIsRefusedWithTheReasonWhereNothingCopiesIt) {
   const Agent alone("alone", {.listen = "127.0.0.1:0", .backends = "tcp"});
-  const std::string text = text_of([&] { (void)alone.register_memory(vram(left_memory_)); });
+  const std::string text =
+      text_of([&] { (void)alone.register_memory(vram(left_memory_), {.access = Access::kAll}); });
   EXPECT_NE(text.find("no open backend of this agent copies GPU memory (cuda does)"), std::string::npos)
       << text;
 }
@@ -127,8 +128,8 @@ TEST_F(TcpGpuTest, CudaIsPreferredWhereItReachesTheMemory) {
   right_ = std::make_unique<Agent>("right", over(""));
   const Buffer mine(64 << 20, true);
   const Buffer theirs(64 << 20, true);
-  const Region here = left_->register_memory(vram(mine));
-  const Region there = right_->register_memory(vram(theirs));
+  const Region here = left_->register_memory(vram(mine), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(theirs), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   const Transfer near =
       left_->transfer(Op::write, left_->block_list(pages(mine)), peer.block_list(pages(theirs)));
@@ -150,10 +151,10 @@ TEST_F(TcpGpuTest, ListsOfHostMemoryAndTwoGpusGoInOneTransfer) {
   const Buffer second(kPage * kPages, false);
   const Buffer host(kPage * kPages, false);
   gpu("place", reinterpret_cast<uint64_t>(second.data()), second.size(), 1);
-  const Region here = left_->register_memory(vram(left_memory_));
-  const Region there = right_->register_memory(vram(right_memory_));
-  const Region other = right_->register_memory(vram(second, 1));
-  const Region plain = right_->register_memory(view_of(host, Kind::kDram));
+  const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
+  const Region there = right_->register_memory(vram(right_memory_), {.access = Access::kAll});
+  const Region other = right_->register_memory(vram(second, 1), {.access = Access::kAll});
+  const Region plain = right_->register_memory(view_of(host, Kind::kDram), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   const BlockList theirs =
       peer.block_list(std::vector{pages(right_memory_), pages(second, 1), pages_of(host, Kind::kDram)});
@@ -213,7 +214,7 @@ TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
   right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[cuda]\nlanding_bytes = \"20MiB\"\n"));
   const Agent other("other", over("tcp,cuda"));
   const Buffer memory(kPage * kPages, false);
-  const Region region = other.register_memory(vram(memory));
+  const Region region = other.register_memory(vram(memory), {.access = Access::kAll});
   std::optional<Transfer> first = make_move();
   ASSERT_EQ(run(*first), Status::kOk) << last_error();
   const Peer peer = other.add_peer(right_->metadata());
@@ -312,7 +313,7 @@ TEST_F(TcpGpuTest, AnAgentThatEndsWhileItsGpuStandsStillReportsNoFence) {
 }
 
 TEST_F(TcpGpuTest, GuardedRegionsAndRightsAreCheckedForEachFrame) {
-  const Region here = left_->register_memory(vram(left_memory_));
+  const Region here = left_->register_memory(vram(left_memory_), {.access = Access::kAll});
   const Region there =
       right_->register_memory(vram(right_memory_), {.access = Access::kRead, .guarded = true});
   const Peer peer = left_->add_peer(right_->metadata());

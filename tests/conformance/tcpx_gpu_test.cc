@@ -30,8 +30,8 @@ class TcpxGpuTest : public ::testing::Test {
     const auto pages = [](const Buffer& memory) {
       return Blocks::at(memory.data(), kPage, Kind::kVram).repeat(kPages, kPage);
     };
-    const Region my_region = left.register_memory(view(mine));
-    const Region their_region = right.register_memory(view(theirs));
+    const Region my_region = left.register_memory(view(mine), {.access = Access::kAll});
+    const Region their_region = right.register_memory(view(theirs), {.access = Access::kAll});
     const Peer peer = left.add_peer(right.metadata());
     std::vector<uint32_t> forward(kPages);
     for (uint32_t i = 0; i < kPages; ++i) forward[i] = i;

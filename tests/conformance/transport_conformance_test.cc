@@ -321,7 +321,8 @@ TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
   }
   const Buffer memory(kBlock, GetParam().shared_memory);
   stamp(memory.data(), memory.size(), 11);
-  const Region guarded = right_->register_memory(view(memory.data(), memory.size()), {.guarded = true});
+  const Region guarded =
+      right_->register_memory(view(memory.data(), memory.size()), {.access = Access::kAll, .guarded = true});
   const Peer peer = left_->add_peer(right_->metadata());
   const BlockList there = peer.block_list(at(memory.data(), kBlock));
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
@@ -368,7 +369,7 @@ TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
   late_options.default_timeout = 20s;
   const Agent late("late", late_options);
   const Buffer late_memory(kBlock, GetParam().shared_memory);
-  const Region late_region = late.register_memory(view(late_memory.data(), kBlock));
+  const Region late_region = late.register_memory(view(late_memory.data(), kBlock), {.access = Access::kAll});
   ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk);
   ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
   std::memset(right_memory_->data(), 0x5a, right_memory_->size());
@@ -410,7 +411,7 @@ TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhi
     for (const uint32_t before = tries; tries - before < more;) std::this_thread::yield();
   };
   for (int round = 0; round < 8; ++round) {
-    Region region = right_->register_memory(view(right_memory_->data(), kBlock));
+    Region region = right_->register_memory(view(right_memory_->data(), kBlock), {.access = Access::kAll});
     wait_for_tries(round % 3);
     EXPECT_EQ(region.deregister(20s), Status::kOk) << last_error();
     std::memset(right_memory_->data(), 0x5a, kBlock);
@@ -433,7 +434,7 @@ TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
         "owner",
         AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
     const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
-    Region region = owner->register_memory(view(memory.data(), memory.size()));
+    Region region = owner->register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
     const Peer peer = left_->add_peer(owner->metadata());
     const Transfer move =
         left_->transfer(Op::write, mine(), peer.block_list(cut(memory.data(), memory.size(), kBlock)));
@@ -455,7 +456,7 @@ TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   for (int round = 0; round < 8; ++round) {
     const Buffer memory(kBlock, GetParam().shared_memory);
-    Region region = right_->register_memory(view(memory.data(), memory.size()));
+    Region region = right_->register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
     const Transfer move = left_->transfer(Op::write, here, peer.block_list(at(memory.data(), kBlock)));
     std::atomic<uint32_t> posts{0};
@@ -527,7 +528,7 @@ TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
   Agent third("third",
               {.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
   const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
-  Region region = third.register_memory(view(memory.data(), memory.size()));
+  Region region = third.register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer other = left_->add_peer(third.metadata());
   const Transfer to_right = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
   const Transfer to_third =
@@ -569,8 +570,8 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
   right_ = std::make_unique<Agent>(
       "right",
       AgentOptions{.listen = "127.0.0.1:0", .backends = GetParam().backends, .config = GetParam().config});
-  right_region_ =
-      std::make_unique<Region>(right_->register_memory(view(right_memory_->data(), right_memory_->size())));
+  right_region_ = std::make_unique<Region>(
+      right_->register_memory(view(right_memory_->data(), right_memory_->size()), {.access = Access::kAll}));
   const Peer again = left_->add_peer(right_->metadata());
   EXPECT_NE(again.incarnation(), peer_->incarnation());
   EXPECT_EQ(old.post(), Status::kPeerRestarted);
@@ -581,7 +582,8 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
 TEST_P(TransportTest, APeersRegionsComeInTheOrderOfRegistration) {
   std::vector<Region> more;
   for (uint64_t i = 0; i < 8; ++i)
-    more.push_back(right_->register_memory(view(right_memory_->data() + (8 - i) * kBlock, kBlock)));
+    more.push_back(right_->register_memory(view(right_memory_->data() + (8 - i) * kBlock, kBlock),
+                                           {.access = Access::kAll}));
   peer_->refresh();
   const std::vector<RegionInfo> regions = peer_->regions();
   ASSERT_EQ(regions.size(), more.size() + 1);

@@ -216,7 +216,7 @@ inline std::string unusable() {
           "probe",
           {.listen = "none", .backends = "cuda", .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n"});
       const Memory memory(4096);
-      (void)agent.register_memory(dram(memory));
+      (void)agent.register_memory(dram(memory), {.access = Access::kAll});
       return {};
     } catch (const Error& error) {
       return error.what();
@@ -253,8 +253,10 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
     right_region_.reset();
     left_ = std::make_unique<Agent>("left", left_options);
     right_ = std::make_unique<Agent>("right", right_options);
-    left_region_ = std::make_unique<Region>(left_->register_memory(view(left_memory_->data(), bytes)));
-    right_region_ = std::make_unique<Region>(right_->register_memory(view(right_memory_->data(), bytes)));
+    left_region_ = std::make_unique<Region>(
+        left_->register_memory(view(left_memory_->data(), bytes), {.access = Access::kAll}));
+    right_region_ = std::make_unique<Region>(
+        right_->register_memory(view(right_memory_->data(), bytes), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
   }
 

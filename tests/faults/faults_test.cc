@@ -52,7 +52,8 @@ class Survivor {
                             .config = way.config + more_config}),
         memory_(kVictimBytes),
         kind_(way.kind),
-        region_(agent_.register_memory({.address = memory_.data(), .bytes = kVictimBytes, .kind = kind_})) {}
+        region_(agent_.register_memory({.address = memory_.data(), .bytes = kVictimBytes, .kind = kind_},
+                                       {.access = Access::kAll})) {}
 
   Transfer write_to(const Peer& peer, const Victim& victim, const TransferOptions& options = {}) const {
     return agent_.transfer(Op::write, agent_.block_list(blocks_at(memory_.data())),
@@ -262,7 +263,7 @@ TEST(Limits, OutOfDescriptorsIsAClearErrorAndTheFirstAgentGoesOn) {
   EXPECT_TRUE(in_child([] {
     Agent first("first", {.listen = "127.0.0.1:0"});
     Memory memory(1 << 20);
-    const Region region = first.register_memory(dram(memory));
+    const Region region = first.register_memory(dram(memory), {.access = Access::kAll});
     const Peer self = first.add_peer(first.metadata());
     const Transfer move = first.transfer(Op::write, first.block_list(Blocks::at(memory.data(), 4096)),
                                          self.block_list(Blocks::at(memory.data() + 4096, 4096)));
@@ -339,10 +340,10 @@ TEST(TwoHosts, ANetworkThatComesLateIsGivenOut) {
     const Agent early("early", {.listen = "*:0", .backends = "tcp"});
     if (!early.address().empty() || !shell("ip link set lo up")) return false;
     Memory memory(1 << 20);
-    const Region region = early.register_memory(dram(memory));
+    const Region region = early.register_memory(dram(memory), {.access = Access::kAll});
     const Agent other("other", {.listen = "*:0", .backends = "tcp"});
     Memory own(1 << 20);
-    const Region own_region = other.register_memory(dram(own));
+    const Region own_region = other.register_memory(dram(own), {.access = Access::kAll});
     const Peer peer = other.connect(early.address());
     const Transfer move = other.transfer(Op::write, other.block_list(Blocks::at(own.data(), 1 << 20)),
                                          peer.block_list(Blocks::at(memory.data(), 1 << 20)));

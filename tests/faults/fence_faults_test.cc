@@ -43,7 +43,7 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
                                           "[peer]\nheartbeat = \"50ms\"\nsuspect = \"150ms\"\nlost = "
                                           "\"400ms\"\n"});
   Memory memory(kVictimBytes);
-  const Region region = writer.register_memory(dram(memory));
+  const Region region = writer.register_memory(dram(memory), {.access = Access::kAll});
   const Peer peer = writer.connect(owner.address());
   const BlockList mine = writer.block_list(blocks_of(memory.data(), kVictimBytes, kBlock));
   const BlockList theirs =

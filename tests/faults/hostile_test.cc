@@ -125,7 +125,7 @@ class Client {
   explicit Client(const Victim& victim)
       : agent_("client", {.listen = "none", .backends = "tcp"}),
         memory_(kPage),
-        region_(agent_.register_memory(dram(memory_))),
+        region_(agent_.register_memory(dram(memory_), {.access = Access::kAll})),
         peer_(agent_.connect(victim.address())),
         move_(agent_.transfer(
             Op::write, agent_.block_list(Blocks::at(memory_.data(), kPage)),

@@ -76,8 +76,8 @@ class Legs : public ::testing::TestWithParam<const char*> {  // shm's path
                 .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n" + path() +
                           "[staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}};
   Memory memory_{kVictimBytes};
-  Region region_ =
-      agent_.register_memory({.address = memory_.data(), .bytes = kVictimBytes, .kind = Kind::kVram});
+  Region region_ = agent_.register_memory(
+      {.address = memory_.data(), .bytes = kVictimBytes, .kind = Kind::kVram}, {.access = Access::kAll});
 };
 
 INSTANTIATE_TEST_SUITE_P(All, Legs, ::testing::Values("mapped", "ring"),

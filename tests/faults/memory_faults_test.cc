@@ -43,7 +43,7 @@ class Party {
       shared_.emplace(kBytes);
     else
       plain_.resize(kBytes);
-    region_.emplace(agent_.register_memory(dram(memory())));
+    region_.emplace(agent_.register_memory(dram(memory()), {.access = Access::kAll}));
   }
 
   [[nodiscard]] Agent& agent() noexcept { return agent_; }

@@ -55,7 +55,7 @@ struct Side {
   explicit Side(const std::string& name, const std::string& backends = "tcp")
       : agent(name, {.listen = "127.0.0.1:0", .backends = backends}),
         memory(1 << 20),
-        region(agent.register_memory(dram(memory))) {}
+        region(agent.register_memory(dram(memory), {.access = Access::kAll})) {}
 
   Transfer read_from(const Peer& peer, const Victim& victim) const {
     const auto* there = reinterpret_cast<const void*>(victim.memory());
@@ -161,12 +161,12 @@ TEST(Names, ARestartedPeerIsBelievedWhenItsOldProcessIsGone) {
 TEST(Names, PeersThatNobodyAskedForShareOneSeriesOfCounters) {
   const Agent agent("asked", {.backends = "tcp"});
   Memory memory(4096);
-  const Region region = agent.register_memory(dram(memory));
+  const Region region = agent.register_memory(dram(memory), {.access = Access::kAll});
   for (const char* name : {"uninvited-1", "uninvited-2"}) {
     const Agent stranger(name, {.listen = "none", .backends = "tcp"});
     const Peer peer = stranger.connect(agent.address());
     Memory own(4096);
-    const Region mine = stranger.register_memory(dram(own));
+    const Region mine = stranger.register_memory(dram(own), {.access = Access::kAll});
     const Transfer move = stranger.transfer(Op::write, stranger.block_list(Blocks::at(own.data(), 4096)),
                                             peer.block_list(Blocks::at(memory.data(), 4096)));
     ASSERT_EQ(Side::run(move), Status::kOk) << last_error();

@@ -97,8 +97,9 @@ class Owner {
   static int serve(const HeldWay& way, int from, int to) {
     const Agent agent("owner", {.listen = "none", .backends = way.backends, .config = config_of(way)});
     std::vector<std::byte> memory(kFenceBytes);
-    const Region region = agent.register_memory(
-        {.address = memory.data(), .bytes = kFenceBytes, .kind = way.kind}, {.guarded = true});
+    const Region region =
+        agent.register_memory({.address = memory.data(), .bytes = kFenceBytes, .kind = way.kind},
+                              {.access = Access::kAll, .guarded = true});
     const auto address = reinterpret_cast<uint64_t>(memory.data());
     const std::vector<std::byte> blob = agent.metadata();
     const uint64_t bytes = blob.size();
@@ -157,8 +158,8 @@ class HeldBack : public ::testing::TestWithParam<HeldWay> {
                 {.listen = "none", .backends = GetParam().backends, .config = config_of(GetParam())}};
   std::vector<std::byte> old_ = std::vector<std::byte>(kFenceBytes, std::byte{0xaa});
   std::vector<std::byte> fresh_ = std::vector<std::byte>(kFenceBytes, std::byte{0xbb});
-  Region old_region_ = writer_.register_memory(dram(old_.data(), kFenceBytes));
-  Region fresh_region_ = writer_.register_memory(dram(fresh_.data(), kFenceBytes));
+  Region old_region_ = writer_.register_memory(dram(old_.data(), kFenceBytes), {.access = Access::kAll});
+  Region fresh_region_ = writer_.register_memory(dram(fresh_.data(), kFenceBytes), {.access = Access::kAll});
   Peer peer_ = writer_.add_peer(owner_.metadata());
 };
 

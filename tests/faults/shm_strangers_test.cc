@@ -324,7 +324,7 @@ TEST(ShmStrangersOfAProcess, APeerThatCutsItsFileOffEndsNobodyElse) {
     const Agent agent(
         "reader", {.listen = "none", .backends = "shm", .config = "[shm]\npaths = \"mapped,process_vm\"\n"});
     Memory memory(kBytes);
-    const Region region = agent.register_memory(dram(memory));
+    const Region region = agent.register_memory(dram(memory), {.access = Access::kAll});
     const Peer owner = agent.add_peer(blob);
     const auto* theirs = reinterpret_cast<const void*>(introduction_of(blob).regions[0].address);
     const Transfer move = agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), kBytes)),
@@ -351,7 +351,7 @@ TEST(ShmStrangersOfAProcess, APeerThatCutsItsFileOffEndsNobodyElse) {
   ASSERT_NE(mapped, MAP_FAILED);
   // It gives away what others should not map.
   const Agent owner("owner", {.listen = "none", .backends = "shm", .config = "[shm]\nmap_unsealed = true\n"});
-  const Region region = owner.register_memory(dram(mapped, kBytes));
+  const Region region = owner.register_memory(dram(mapped, kBytes), {.access = Access::kAll});
   const std::vector<std::byte> blob = owner.metadata();
   const size_t bytes = blob.size();
   process.tell(&bytes, sizeof bytes);

@@ -45,7 +45,7 @@ class Stager {
                           .backends = backends + ",posix",
                           .config = "[staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}),
         memory_(kVictimBytes),
-        region_(agent_.register_memory(dram(memory_))) {
+        region_(agent_.register_memory(dram(memory_), {.access = Access::kAll})) {
     stamp(memory_);
   }
 

@@ -38,7 +38,7 @@ class Station {
         memory_(kBytes),
         direct_(way.direct) {
     stamp();
-    region_.emplace(agent_.register_memory(dram(memory_.data(), memory_.size())));
+    region_.emplace(agent_.register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
     mine_.emplace(agent_.block_list(blocks_of(memory_.data(), memory_.size(), kBlock)));
     healthy_.emplace(register_storage(agent_, "file:" + folder + "/healthy",
                                       {.create = true, .truncate = true, .bytes = kBytes}));
@@ -162,7 +162,7 @@ TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
   const Agent agent("stager", options);
   std::vector<std::byte> memory(2 * kPieces * kBlock);
   for (uint64_t i = 0; i < memory.size(); ++i) memory[i] = std::byte(i / kBlock + 1);
-  const Region region = owner.register_memory(dram(memory.data(), memory.size()));
+  const Region region = owner.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer peer = agent.add_peer(owner.metadata());
   const std::string paths[] = {disk.file(), folder / "healthy"};
   std::vector<Region> files;
@@ -380,7 +380,8 @@ TEST(StorageDevices, BlockDevicesAreReadAndWrittenAtAnyOffset) {
       for (uint64_t block = 0; block < kBlocks; ++block) EXPECT_TRUE(station.holds(block)) << block;
       // Neither offset, length nor address fits a sector.
       std::vector<std::byte> odd(10'001, std::byte{0xee});
-      const Region region = station.agent().register_memory(dram(odd.data(), odd.size()));
+      const Region region =
+          station.agent().register_memory(dram(odd.data(), odd.size()), {.access = Access::kAll});
       const auto mine = station.agent().block_list(Blocks::at(odd.data() + 1, 10'000));
       const auto theirs = station.agent().block_list(storage_blocks(disk, 70'001, 10'000));
       EXPECT_EQ(run(station.agent().transfer(Op::write, mine, theirs)), Status::kOk);

@@ -136,7 +136,7 @@ std::string works_without(std::initializer_list<long> calls, const std::string& 
   const Agent agent("confined", quiet());
   for (const bool direct : ways) {
     std::vector<std::byte> memory(1 << 20, std::byte{7});
-    const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+    const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
     const Region file = register_storage(agent, "file:" + path, {.access = Access::kAll, .direct = direct});
     const BlockList mine = agent.block_list(Blocks::at(memory.data(), memory.size()));
     const BlockList theirs = agent.block_list(storage_blocks(file, 0, memory.size()));
@@ -169,7 +169,8 @@ TEST(StorageFaults, WhereIoUringIsForbiddenOthersDoIt) {
               if (!forbid({SYS_io_uring_setup})) return "seccomp is not to be had";
               const Agent agent("forced", quiet("[posix]\nengine = \"uring\"\n"));
               std::vector<std::byte> memory(4096);
-              const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+              const Region region =
+                  agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
               const Region file = register_storage(agent, "file:" + (folder / "file"));
               try {
                 (void)agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), 4096)),
@@ -193,7 +194,7 @@ TEST(StorageFaults, AFullDiskIsAnErrorOfThatTransferOnly) {
     SCOPED_TRACE(engine);
     const Agent agent("full", quiet("[posix]\nengine = \"" + std::string(engine) + "\"\n"));
     std::vector<std::byte> memory(4 << 20, std::byte{9});
-    const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+    const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
     const Region file = register_storage(agent, "file:" + (small / "file"),
                                          {.create = true, .truncate = true, .bytes = 4 << 20});
     const Region fine =
@@ -234,7 +235,8 @@ TEST(StorageFaults, AFileAtTheProcesssLimitIsAnErrorOfThatTransferOnly) {
                   if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return "setrlimit";
                   const size_t bytes = 2 * kLimit;
                   std::vector<std::byte> memory(bytes);
-                  const Region region = agent.register_memory(dram(memory.data(), bytes));
+                  const Region region =
+                      agent.register_memory(dram(memory.data(), bytes), {.access = Access::kAll});
                   // Its size is no matter of writing: a file as long can't be made.
                   const Region file =
                       register_storage(agent, "file:" + (folder / "file"),
@@ -281,7 +283,8 @@ TEST(StorageFaults, AProcessKilledWhileItReplacesLeavesTheOldOrTheNew) {
     if (child == 0) {
       const Agent agent("replacer", quiet());
       std::vector<std::byte> memory(kBytes);
-      const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+      const Region region =
+          agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
       const BlockList mine = agent.block_list(Blocks::at(memory.data(), kBytes));
       for (uint8_t version = 1;; ++version) {
         std::fill(memory.begin(), memory.end(), std::byte{version});

@@ -35,7 +35,7 @@ class Owner {
   explicit Owner(const std::string& config = {})
       : agent_("owner", {.listen = "127.0.0.1:0", .backends = "tcp", .config = config}),
         memory_(kBytes),
-        region_(agent_.register_memory(dram(memory_))),
+        region_(agent_.register_memory(dram(memory_), {.access = Access::kAll})),
         target_(agent_.metadata()) {}
 
   // A peer connects, and its bytes arrive.
@@ -43,7 +43,7 @@ class Owner {
     const Agent peer_agent("peer", {.listen = "none", .backends = "tcp"});
     Memory own(kBytes);
     own.data()[17] = std::byte{42};
-    const Region own_region = peer_agent.register_memory(dram(own));
+    const Region own_region = peer_agent.register_memory(dram(own), {.access = Access::kAll});
     const Peer owner = peer_agent.connect(agent_.address());
     const Transfer move =
         peer_agent.transfer(Op::write, peer_agent.block_list(Blocks::at(own.data(), kBytes)),

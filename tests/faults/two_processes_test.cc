@@ -31,7 +31,8 @@ class TwoProcesses : public ::testing::TestWithParam<Way> {
                {.listen = GetParam().listen, .backends = GetParam().backends, .config = GetParam().config}),
         memory_(2 * kPages * kPage),
         region_(agent_.register_memory(
-            {.address = memory_.data(), .bytes = memory_.size(), .kind = GetParam().kind})),
+            {.address = memory_.data(), .bytes = memory_.size(), .kind = GetParam().kind},
+            {.access = Access::kAll})),
         peer_(agent_.connect(victim_.address())) {}
 
   [[nodiscard]] BlockList mine(uint64_t first_page, uint64_t block = kPage) const {

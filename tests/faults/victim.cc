@@ -120,7 +120,8 @@ int run_victim(int argc, char** argv) {
     const Region region =
         agent.register_memory({.address = memory,
                                .bytes = kVictimBytes,
-                               .kind = std::string(argv[8]) == "vram" ? Kind::kVram : Kind::kDram});
+                               .kind = std::string(argv[8]) == "vram" ? Kind::kVram : Kind::kDram},
+                              {.access = Access::kAll});
     std::printf("%s %llu\n", agent.address().c_str(),
                 static_cast<unsigned long long>(reinterpret_cast<uint64_t>(memory)));
     std::fflush(stdout);

@@ -30,7 +30,7 @@ TEST_P(Detour, AKilledOwnerEndsTheTransfer) {
   Target target(other_, kBytes, GetParam());
   GpuMemory memory(*cuda_, 0, kBytes, GetParam());
   const Agent agent("initiator", over_cuda(kThroughHost));
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Transfer write =
       agent.transfer(Op::write, agent.block_list(at(memory.address(), kBytes, 0)),
@@ -100,7 +100,7 @@ TEST_F(Gpu, HostMemoryThatIsMovedAgainIsPinnedMeanwhile) {
   std::vector<uint8_t> host(kBytes);
   const Agent agent("initiator", over_cuda());
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
-  const Region region = agent.register_memory(dram(host.data(), kBytes));
+  const Region region = agent.register_memory(dram(host.data(), kBytes), {.access = Access::kAll});
   const BlockList mine = agent.block_list(blocks_of(host.data(), kBytes, kPage));
   const BlockList theirs =
       peer.block_list(at(target.address(), kPage, target.gpu()).repeat(kBytes / kPage, kPage));
@@ -144,7 +144,7 @@ TEST_F(Files, OurGpusMemoryGoesToAFileAndComesBack) {
   const support::TemporaryFolder folder;
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
   const Agent agent("owner", options());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Region file = open(agent, folder);
   const BlockList stored = agent.block_list(storage_blocks(file, 0, kBytes));
   const BlockList ours = agent.block_list(at(memory.address(), kBytes, 0));
@@ -161,7 +161,7 @@ TEST_F(Files, APeersGpuMemoryGoesToAFileAndComesBack) {
   Target target(other_, kBytes, Sort::kPlain);
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);  // the agent uses a GPU
   const Agent agent("initiator", options());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Region file = open(agent, folder);
   const BlockList stored = agent.block_list(storage_blocks(file, 0, kBytes));

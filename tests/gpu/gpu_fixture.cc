@@ -14,7 +14,7 @@ std::string Gpu::move_pages(const AgentOptions& options, Sort sort) const {
   Target target(other_, kBytes, sort);
   GpuMemory memory(*cuda_, 0, kBytes, sort);
   const Agent agent("initiator", options);
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   std::mt19937 random(1);
   std::string route;

@@ -47,7 +47,7 @@ class Gds : public Gpu {
 TEST_F(Gds, FilesReachGpuMemoryInOneStep) {
   const Agent agent("gds", over_gds());
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Region file = register_storage(agent, "gds:" + (folder_ / "file"), {.create = true, .bytes = kBytes});
   memory.put(stamped(1));
   const auto mine = agent.block_list(at(memory.address(), 4096, 0).repeat(kBytes / 4096, 4096));
@@ -69,7 +69,7 @@ TEST_F(Gds, FilesReachGpuMemoryInOneStep) {
 TEST_F(Gds, ReadsTakeWhatCuFilesOwnCallsTake) {
   const Agent agent("gds", over_gds());
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const std::string path = folder_ / "file";
   const Region file = register_storage(agent, "gds:" + path, {.create = true, .bytes = kBytes});
   const auto mine = agent.block_list(at(memory.address(), kBytes, 0));

@@ -22,7 +22,7 @@ class Streams : public Gpu, public ::testing::WithParamInterface<Sort> {
     memory_ = std::make_unique<GpuMemory>(*cuda_, 0, kBytes, GetParam());
     spare_ = std::make_unique<GpuMemory>(*cuda_, 0, kBytes, Sort::kPlain);
     agent_ = std::make_unique<Agent>("initiator", over_cuda());
-    region_ = std::make_unique<Region>(agent_->register_memory(view(*memory_)));
+    region_ = std::make_unique<Region>(agent_->register_memory(view(*memory_), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(agent_->add_peer(std::as_bytes(std::span(target_->metadata()))));
     stream_ = std::make_unique<Stream>(*cuda_, 0);
   }

@@ -25,7 +25,7 @@ TEST_P(OverTcp, AKilledOwnerEndsTheTransfer) {
   Target target(other_, kBytes, GetParam());
   GpuMemory memory(*cuda_, 0, kBytes, GetParam());
   const Agent agent("initiator", over_tcp());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Transfer write =
       agent.transfer(Op::write, agent.block_list(at(memory.address(), kBytes, 0)),

@@ -23,7 +23,7 @@ TEST_P(Processes, AnyAddressAndLengthMovesExactly) {
   Target target(other_, kBytes, GetParam());
   GpuMemory memory(*cuda_, 0, kBytes, GetParam());
   const Agent agent("initiator", over_cuda());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   for (const uint64_t length : {1, 3, 16, 63, 1001, 4097, 40000}) {
     for (const uint64_t shift : {0, 1, 4, 8, 16}) {
@@ -54,7 +54,7 @@ TEST_P(Processes, HeadsAreRecutOnTheWay) {
   Target target(other_, kBytes, GetParam());
   GpuMemory memory(*cuda_, 0, kBytes, GetParam());
   const Agent agent("initiator", over_cuda());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   target.stamp(9);
   const std::vector<uint8_t> theirs = stamped(kBytes, 9);
@@ -86,7 +86,7 @@ TEST_P(Processes, HostMemoryMovesToAPeersGpuAndBackWithoutIt) {
   const BlockList theirs =
       peer.block_list(at(target.address(), 4096, target.gpu()).repeat(kBytes / 4096, 4096));
   for (const std::span<std::byte> host : {shared.bytes(), std::span(plain)}) {
-    const Region region = agent.register_memory(dram(host));
+    const Region region = agent.register_memory(dram(host), {.access = Access::kAll});
     const BlockList mine = agent.block_list(blocks_of(host.data(), host.size(), 4096));
     const std::vector<uint8_t> sent = stamped(kBytes, 5);
     std::memcpy(host.data(), sent.data(), kBytes);
@@ -106,7 +106,7 @@ TEST_P(Processes, HostMemoryMovesToAPeersGpuAndBackWithoutIt) {
 TEST_P(Processes, AKilledPeerEndsTransfersAndTheGpuGoesOn) {
   GpuMemory memory(*cuda_, 0, kBytes, GetParam());
   const Agent agent("initiator", over_cuda());
-  const Region region = agent.register_memory(view(memory));
+  const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   {
     Target target(other_, kBytes, GetParam());
     const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
@@ -143,8 +143,8 @@ TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
   const Agent two("two", over_cuda());
   cuda_->use(other_);
   const cuda::driver::Context before = cuda_->current();
-  const Region region = one.register_memory(view(left));
-  const Region target = two.register_memory(view(right));
+  const Region region = one.register_memory(view(left), {.access = Access::kAll});
+  const Region target = two.register_memory(view(right), {.access = Access::kAll});
   const Peer peer = one.add_peer(two.metadata());
   const Transfer move = one.transfer(
       Op::write, one.block_list(at(left.address(), 65536, 0).repeat(256, 65536)),
@@ -170,8 +170,8 @@ TEST_F(Gpu, MemoryOfThisProcessIsReachedWhicheverWayItWasMade) {
     left.put(stamped(kBytes, 3));
     const Agent one("one", over_cuda());
     const Agent two("two", over_cuda());
-    const Region region = one.register_memory(view(left));
-    const Region target = two.register_memory(view(right));
+    const Region region = one.register_memory(view(left), {.access = Access::kAll});
+    const Region target = two.register_memory(view(right), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
     const Transfer move =
         one.transfer(Op::write, one.block_list(at(left.address(), 65536, 0).repeat(kBytes / 65536, 65536)),
@@ -193,9 +193,9 @@ TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
   for (const char* settings : {"beside = \"model\"\n", "beside = \"model\"\nreserved_sms = \"8\"\n"}) {
     const Agent one("one", over_cuda(std::string("[cuda]\npin = \"first\"\n") + settings));
     const Agent two("two", over_cuda("[cuda]\npin = \"first\"\n"));
-    const Region region = one.register_memory(view(memory));
+    const Region region = one.register_memory(view(memory), {.access = Access::kAll});
     std::vector<std::byte> host(kBytes + 100);
-    const Region target = two.register_memory(dram(host.data() + 100, kBytes));
+    const Region target = two.register_memory(dram(host.data() + 100, kBytes), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
     for (const auto [page, run_bytes] : {std::pair<uint64_t, uint64_t>{1000, 1 << 20},
                                          {4096, 1 << 20},
@@ -237,13 +237,13 @@ TEST_F(Gpu, RegionsThatShareAPageAreBothPinnedAndMoved) {
     const Agent one(
         "one", over_cuda(std::string("[cuda]\npin = \"first\"\ncopy_engine_bytes = \"") + engine + "\"\n"));
     const Agent two("two", over_cuda());
-    const Region target = two.register_memory(view(memory));
+    const Region target = two.register_memory(view(memory), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
     std::vector<Region> regions;
     for (uint64_t i = 0; i < 3; ++i) {
       std::byte* const begin = host.data() + 100 + i * kPart;
       memory.put(std::vector<uint8_t>(kBytes));
-      regions.push_back(one.register_memory(dram(begin, kPart)));
+      regions.push_back(one.register_memory(dram(begin, kPart), {.access = Access::kAll}));
       const Transfer move = one.transfer(Op::write, one.block_list(Blocks::at(begin, kPart)),
                                          peer.block_list(at(memory.address(), kPart, 0)));
       ASSERT_EQ(run(move), Status::kOk) << engine << i << ": " << last_error();
@@ -266,7 +266,8 @@ TEST_F(Gpu, EveryGpuWritesToEveryOtherAtOnce) {
     memory.push_back(std::make_unique<GpuMemory>(*cuda_, i % cuda_->gpus(), kBytes, Sort::kPlain));
     memory.back()->put(stamped(kBytes, i));
     agents.push_back(std::make_unique<Agent>("gpu-" + std::to_string(i), over_cuda()));
-    regions.push_back(std::make_unique<Region>(agents.back()->register_memory(view(*memory.back()))));
+    regions.push_back(std::make_unique<Region>(
+        agents.back()->register_memory(view(*memory.back()), {.access = Access::kAll})));
   }
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Transfer> moves;
@@ -304,8 +305,8 @@ TEST_F(Gpu, ACopyCanBeOrderedAfterTheDefaultStream) {
   GpuMemory right(*cuda_, other_, kLarge, Sort::kPlain);
   const Agent one("one", over_cuda("[cuda]\nafter_default_stream = \"true\"\n"));
   const Agent two("two", over_cuda());
-  const Region region = one.register_memory(view(left));
-  const Region target = two.register_memory(view(right));
+  const Region region = one.register_memory(view(left), {.access = Access::kAll});
+  const Region target = two.register_memory(view(right), {.access = Access::kAll});
   const Peer peer = one.add_peer(two.metadata());
   const Transfer move = one.transfer(Op::write, one.block_list(at(left.address(), kLarge, 0)),
                                      peer.block_list(at(right.address(), kLarge, other_)));
@@ -333,7 +334,7 @@ TEST_F(Gpu, WhatIsNoGpuMemoryIsRefusedClearly) {
   std::vector<std::byte> host(4096);
   const auto refusal = [&](MemoryView view) -> std::string {
     try {
-      const Region region = agent.register_memory(view);
+      const Region region = agent.register_memory(view, {.access = Access::kAll});
       return "taken";
     } catch (const Error& error) {
       return error.what();

@@ -94,8 +94,9 @@ int Target::serve(int, char** argv) {
   const Agent agent("target", {.listen = "127.0.0.1:0",
                                .backends = "cuda,tcp",
                                .config = "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n"});
-  const Region region = agent.register_memory(
-      {.address = memory.pointer(), .bytes = bytes, .kind = Kind::kVram, .device = gpu});
+  const Region region =
+      agent.register_memory({.address = memory.pointer(), .bytes = bytes, .kind = Kind::kVram, .device = gpu},
+                            {.access = Access::kAll});
   std::cout << memory.address() << ' ';
   for (const std::byte byte : agent.metadata()) {
     char digits[3];

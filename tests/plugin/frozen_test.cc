@@ -32,7 +32,7 @@ class SelfCopy {
   SelfCopy(const std::string& variant, const std::string& backend, const std::string& more = "")
       : agent_("host", {.listen = "none", .backends = backend, .config = settings(variant, more)}),
         memory_(2 * kBytes),
-        region_(agent_.register_memory(dram(memory_.data(), memory_.size()))),
+        region_(agent_.register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll})),
         self_(agent_.add_peer(agent_.metadata())) {}
 
   // The first half to the second and back, page by page, with a notice.
@@ -103,7 +103,7 @@ TEST(FrozenPlugin, AResultThatSaysNothingEndsItsPartWithAnError) {
   const Agent agent("host",
                     {.listen = "none", .backends = "frozen_later", .config = settings("no_result_size")});
   std::vector<std::byte> memory(8192);
-  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
   const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
                                        self.block_list(Blocks::at(memory.data() + 4096, 4096)));
@@ -170,9 +170,9 @@ TEST(Registering, ThatBlocksStopsNeitherHeartbeatsNorPosts) {
   std::vector<std::byte> memory(8192, std::byte{7});
   std::vector<std::byte> theirs(8192);
   std::thread first([&] { EXPECT_TRUE(pipe.release(20s)); });
-  const Region ours = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region ours = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   first.join();
-  const Region there = peer.register_memory(dram(theirs.data(), theirs.size()));
+  const Region there = peer.register_memory(dram(theirs.data(), theirs.size()), {.access = Access::kAll});
   const Peer to = agent.add_peer(peer.metadata());
   const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 8192)),
                                        to.block_list(Blocks::at(theirs.data(), 8192)));
@@ -185,7 +185,7 @@ TEST(Registering, ThatBlocksStopsNeitherHeartbeatsNorPosts) {
   std::vector<std::byte> more(8192);
   std::atomic<bool> registered{false};
   std::thread registering([&] {
-    const Region region = agent.register_memory(dram(more.data(), more.size()));
+    const Region region = agent.register_memory(dram(more.data(), more.size()), {.access = Access::kAll});
     registered = true;
   });
   // For two seconds, four times what the peer waits for a sign of life.
@@ -212,7 +212,7 @@ TEST(AddingABackend, ToAnAgentThatLivesReachesItsRegionsAndPeers) {
   const Agent agent("host", {.listen = "none", .backends = "tcp", .config = kHeartbeats + tokens});
   std::vector<std::byte> memory(8192);
   std::memset(memory.data(), 5, 4096);
-  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
   const auto make = [&](const TransferOptions& options) {
     return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
@@ -247,7 +247,7 @@ TEST(AddingABackend, KnowsWhatPeersSaidOfItBeforeItWasThere) {
   const std::string tokens = "frozen.token_bytes = 1000\n";
   const Agent agent("host", {.listen = "none", .backends = "memory", .config = tokens});
   std::vector<std::byte> memory(8192);
-  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   agent.add_backend(file_of("as_it_is").c_str());
   const auto blob = agent.metadata();
 
@@ -255,7 +255,7 @@ TEST(AddingABackend, KnowsWhatPeersSaidOfItBeforeItWasThere) {
   // copies within one agent; but it has looked at the address that the blob gives.
   const Agent reader("reader", {.listen = "none", .backends = "tcp", .config = kHeartbeats + tokens});
   const Peer peer = reader.add_peer(blob);
-  const Region mine = reader.register_memory(dram(memory.data(), memory.size()));
+  const Region mine = reader.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   reader.add_backend(file_of("as_it_is").c_str());
   try {
     (void)reader.transfer(Op::write, reader.block_list(Blocks::at(memory.data(), 4096)),

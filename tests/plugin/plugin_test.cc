@@ -18,7 +18,7 @@ TEST(Plugin, AnOutOfTreeBackendMovesBlocksAndNotices) {
   const Agent agent("host", {.listen = "none", .backends = "selfcopy", .config = plugins(SELFCOPY)});
   std::vector<std::byte> memory(1 << 16);
   for (size_t i = 0; i < memory.size() / 2; ++i) memory[i] = static_cast<std::byte>(i * 31);
-  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
   const BlockList here = agent.block_list(blocks_of(memory.data(), memory.size(), 4096));
   const BlockList there = self.block_list(blocks_of(memory.data(), memory.size(), 4096));
@@ -41,7 +41,7 @@ TEST(Plugin, AnOutOfTreeBackendMovesBlocksAndNotices) {
 TEST(Plugin, TheRouterTakesTheCheapestThatReaches) {
   const Agent agent("host", {.listen = "none", .config = plugins(SELFCOPY)});
   std::vector<std::byte> memory(8192);
-  const Region region = agent.register_memory(dram(memory.data(), memory.size()));
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
   const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
                                        self.block_list(Blocks::at(memory.data() + 4096, 4096)));

@@ -23,7 +23,7 @@ class Slow : public ::testing::Test {
   Slow() : library_(dlopen(SLOW_PLUGIN, RTLD_NOW)) {
     gate_ = reinterpret_cast<SlowGate* (*)()>(dlsym(library_, "slow_gate"))();
     for (size_t i = 0; i < memory_.size() / 2; ++i) memory_[i] = static_cast<std::byte>(i * 7);
-    region_ = agent_->register_memory(dram(memory_.data(), memory_.size()));
+    region_ = agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
     self_ = agent_->add_peer(agent_->metadata());
   }
   ~Slow() override { let_go(); }
@@ -86,7 +86,8 @@ TEST_F(Slow, OthersGoOnWhileARegistrationBlocks) {
   gate_->held = kSlowAdd;
   std::vector<std::byte> more(4096);
   std::optional<Region> added;
-  std::thread registering([&] { added = agent_->register_memory(dram(more.data(), more.size())); });
+  std::thread registering(
+      [&] { added = agent_->register_memory(dram(more.data(), more.size()), {.access = Access::kAll}); });
   EXPECT_TRUE(comes_in(kSlowAdd));
   others_go_on();
   EXPECT_NE(gate_->inside.load() & kSlowAdd, 0u) << "the registration had ended before";

@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"
+#include "support/open_to_peers.h"
 
 namespace towline {
 namespace {
@@ -79,9 +80,9 @@ class Simulation {
     side.agent = Agent::create(std::move(options));
     side.handle.agent = side.agent;
     side.memory.assign(kBlock * kBlocks, 0);
-    ASSERT_EQ(
-        towline_region_register(&side.handle, side.memory.data(), side.memory.size(), nullptr, &side.region),
-        TOWLINE_OK);
+    ASSERT_EQ(towline_region_register(&side.handle, side.memory.data(), side.memory.size(),
+                                      testing::open_to_peers(), &side.region),
+              TOWLINE_OK);
   }
 
   void introduce(uint32_t index) {

@@ -8,6 +8,7 @@
 
 #include "capi/handles.h"
 #include "simulated_agent.h"
+#include "support/open_to_peers.h"
 
 namespace towline {
 namespace {
@@ -54,9 +55,9 @@ class DeregistrationTest : public ::testing::Test {
     register_memory(side);
   }
   static void register_memory(Side& side) {
-    ASSERT_EQ(
-        towline_region_register(&side.handle, side.memory.data(), kRegisteredBytes, nullptr, &side.region),
-        TOWLINE_OK)
+    ASSERT_EQ(towline_region_register(&side.handle, side.memory.data(), kRegisteredBytes,
+                                      testing::open_to_peers(), &side.region),
+              TOWLINE_OK)
         << towline_last_error();
   }
   [[nodiscard]] towline_block_list_t* list(towline_peer_t* peer, const std::vector<uint8_t>& memory) {

@@ -11,6 +11,7 @@
 
 #include "capi/handles.h"
 #include "simulated_agent.h"
+#include "support/open_to_peers.h"
 #include "towline/pace.h"
 #include "towline/plan.h"
 
@@ -62,7 +63,8 @@ class PaceSimulation : public ::testing::TestWithParam<bool> {
     options.config.set("peer.lost", "60s");
     side.agent = Agent::create(std::move(options));
     side.handle.agent = side.agent;
-    ASSERT_EQ(towline_region_register(&side.handle, side.memory.data(), kMemoryBytes, nullptr, &side.region),
+    ASSERT_EQ(towline_region_register(&side.handle, side.memory.data(), kMemoryBytes,
+                                      testing::open_to_peers(), &side.region),
               TOWLINE_OK);
   }
   towline_block_list_t* list(towline_peer_t* peer, const std::vector<uint8_t>& memory) {

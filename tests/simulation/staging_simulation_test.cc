@@ -16,6 +16,7 @@
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"
+#include "support/open_to_peers.h"
 #include "towline/storage.h"
 
 namespace towline {
@@ -44,7 +45,8 @@ class StagingRun {
     owner_.agent = open("owner", "memory", seed);
     stager_.agent = open("stager", "memory,posix", seed + 1);
     memory_.resize(kBytes);
-    EXPECT_EQ(towline_region_register(&owner_, memory_.data(), kBytes, nullptr, &region_), TOWLINE_OK);
+    EXPECT_EQ(towline_region_register(&owner_, memory_.data(), kBytes, testing::open_to_peers(), &region_),
+              TOWLINE_OK);
     towline_storage_options_t options{};
     options.struct_size = sizeof options;
     options.access = TOWLINE_ACCESS_ALL;

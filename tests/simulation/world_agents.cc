@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "support/open_to_peers.h"
 #include "towline/storage.h"
 #include "world.h"
 
@@ -112,6 +113,7 @@ void World::start(uint32_t index) {
   } else {
     towline_region_options_t region{};
     region.struct_size = sizeof region;
+    region.access = TOWLINE_ACCESS_ALL;
     region.kind = agent.own_kind == Own::kVram ? TOWLINE_VRAM : TOWLINE_DRAM;
     ASSERT_EQ(towline_region_register(&agent.handle, agent.own.data(), kBytes, &region, &agent.own_region),
               TOWLINE_OK)
@@ -123,9 +125,9 @@ void World::start(uint32_t index) {
 
 void World::share(uint32_t index) {
   SimulatedAgent& agent = agents_[index];
-  ASSERT_EQ(
-      towline_region_register(&agent.handle, agent.shared.data(), kBytes, nullptr, &agent.shared_region),
-      TOWLINE_OK)
+  ASSERT_EQ(towline_region_register(&agent.handle, agent.shared.data(), kBytes, testing::open_to_peers(),
+                                    &agent.shared_region),
+            TOWLINE_OK)
       << towline_last_error();
   agent.registration = ++registrations_;
 }

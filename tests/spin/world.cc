@@ -1,4 +1,5 @@
 #include "spin/world.h"
+#include "support/open_to_peers.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -148,8 +149,8 @@ void World::open(Place& place, Random& random) {
   ++place.generation;
   ++agents_made;
   towline_region_t* region = nullptr;
-  if (towline_region_register(place.agent, place.memory->data(), place.memory->bytes(), nullptr, &region) !=
-      TOWLINE_OK)
+  if (towline_region_register(place.agent, place.memory->data(), place.memory->bytes(),
+                              testing::open_to_peers(), &region) != TOWLINE_OK)
     give_up(towline_last_error());
   place.region = region;
 }
@@ -193,8 +194,8 @@ void World::register_anew(uint32_t index) {
   deregister(old);
   const std::shared_lock lock(place.mutex);
   towline_region_t* region = nullptr;
-  if (towline_region_register(place.agent, place.memory->data(), place.memory->bytes(), nullptr, &region) !=
-      TOWLINE_OK)
+  if (towline_region_register(place.agent, place.memory->data(), place.memory->bytes(),
+                              testing::open_to_peers(), &region) != TOWLINE_OK)
     give_up(towline_last_error());
   towline_region_t* none = nullptr;
   if (!place.region.compare_exchange_strong(none, region)) deregister(region);

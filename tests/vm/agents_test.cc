@@ -46,8 +46,10 @@ void AgentsTest::move_a_gigabyte(const std::string& source) {
   const Agent sender("sender", over(1, "copy"));
   std::vector<std::byte> mine(kRequest * kRequests);
   std::vector<std::byte> theirs(kRequest * kRequests);
-  const Region my_region = sender.register_memory({.address = mine.data(), .bytes = mine.size()});
-  const Region their_region = receiver.register_memory({.address = theirs.data(), .bytes = theirs.size()});
+  const Region my_region =
+      sender.register_memory({.address = mine.data(), .bytes = mine.size()}, {.access = Access::kAll});
+  const Region their_region =
+      receiver.register_memory({.address = theirs.data(), .bytes = theirs.size()}, {.access = Access::kAll});
   const Peer peer = sender.add_peer(receiver.metadata());
   const Transfer transfer = sender.transfer(
       Op::write, sender.block_list(Blocks::at(mine.data(), kRequest).repeat(kRequests, kRequest)),

@@ -25,7 +25,7 @@ def serve(pipe) -> None:
 
     with towline.Agent("peer", listen="127.0.0.1:0") as agent:
         memory = agent.allocate(1024 * PAGE_BYTES)
-        region = agent.register(memory)
+        region = agent.register(memory, access="rw")
         pipe.send((agent.metadata(), region.address))
         pipe.recv()
 
@@ -62,7 +62,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
     with towline.Agent("bench", listen="none") as agent:
         peer = agent.add_peer(blob)
         memory = agent.allocate(PAGES * 64)
-        region = agent.register(memory)
+        region = agent.register(memory, access="rw")
         mine = agent.block_list(towline.Blocks(region.address, 64, (PAGES, 64)))
         theirs = peer.block_list(towline.Blocks(address, 64, (PAGES, 64)))
         pages = agent.block_list(towline.Blocks(region.address, PAGE_BYTES, (1024, PAGE_BYTES)))

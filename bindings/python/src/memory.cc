@@ -248,11 +248,13 @@ const char* kind_name(uint32_t kind) noexcept {
 }
 
 uint32_t access_of(nb::handle name) {
-  for (uint32_t access = 1; access <= 3; ++access) {
-    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), access_name(access)) == 0)
-      return access;
-  }
-  raise(TOWLINE_INVALID_ARGUMENT, "access is 'read', 'write' or 'all'");
+  static constexpr const char* kShort[] = {"", "r", "w", "rw"};
+  const auto is = [&](const char* text) {
+    return PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), text) == 0;
+  };
+  for (uint32_t access = 0; access <= 3; ++access)
+    if (is(access_name(access)) || (access != 0 && is(kShort[access]))) return access;
+  raise(TOWLINE_INVALID_ARGUMENT, "access is 'none', 'read' ('r'), 'write' ('w') or 'all' ('rw')");
 }
 
 const char* access_name(uint32_t access) noexcept {

@@ -28,7 +28,7 @@ nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_storage_options_t, options);
-  options.access = access.is_none() ? 0 : access_of(access);
+  options.access = access.is_none() ? uint32_t{TOWLINE_ACCESS_NONE} : access_of(access);
   options.flags = flags;
   options.sync = sync_of(sync);
   const uint64_t permissions = unsigned_integer(mode, "mode");

@@ -41,8 +41,8 @@ class Pair:
         self.far = make_agent("far", **options)
         self.mine = stamped(pages, page_bytes, 0)
         self.theirs = stamped(pages, page_bytes, 1000)
-        self.my_region = self.near.register(self.mine)
-        self.their_region = self.far.register(self.theirs)
+        self.my_region = self.near.register(self.mine, access="rw")
+        self.their_region = self.far.register(self.theirs, access="rw")
         self.peer = self.near.add_peer(self.far.metadata())
         self.my_blocks = self.near.block_list(self.mine)
         self.their_blocks = self.peer.block_list(
@@ -73,7 +73,7 @@ def _serve(pipe, pages: int, page_bytes: int, options: dict) -> None:
     memory = agent.allocate(pages * page_bytes)
     array = memory.numpy("uint32", (pages, -1))
     array[:] = stamped(pages, page_bytes, 1000)
-    region = agent.register(memory)
+    region = agent.register(memory, access="rw")
     counter = agent.counter()
     pipe.send((agent.address, agent.metadata(), region.address, counter.key))
     while (command := pipe.recv()) is not None:

@@ -25,7 +25,7 @@ def test_transfers_are_awaited(make_agent, server, backend):
     async def main():
         peer = await agent.connect(server.address)
         pages = np.zeros((server.pages, server.page_bytes), np.uint8)
-        region = agent.register(pages)
+        region = agent.register(pages, access="rw")
         mine, theirs = agent.block_list(pages), peer.block_list(server.blocks)
         moves = [agent.read(mine, [i], theirs, [i], backend=backend) for i in range(server.pages)]
         assert all(move.awaitable for move in moves)
@@ -45,7 +45,7 @@ def test_transfer_made_before_the_loop_is_awaited(make_agent, server, backend):
     agent = make_agent("client")
     peer = agent.add_peer(server.blob)
     pages = np.zeros((server.pages, server.page_bytes), np.uint8)
-    region = agent.register(pages)
+    region = agent.register(pages, access="rw")
     move = agent.read(agent.block_list(pages), None, peer.block_list(server.blocks), None, backend=backend)
     assert not move.awaitable
 
@@ -109,8 +109,8 @@ def test_agent_serves_one_loop_after_another(pair):
 def test_caller_driven_agent_is_driven_by_its_loop(make_agent):
     near, far = make_agent("near", progress="caller"), make_agent("far")
     memory = np.zeros((2, 4096), np.uint8)
-    region = near.register(memory)
-    back = far.register(memory)
+    region = near.register(memory, access="rw")
+    back = far.register(memory, access="rw")
     peer = near.add_peer(far.metadata())
 
     async def main():
@@ -150,7 +150,7 @@ def test_cancelling_the_task_cancels_the_transfer(make_agent, awaitable):
     """Nobody drives the far agent, so that the transfer can't end by itself."""
     near, far = make_agent("near"), make_agent("far", progress="caller")
     mine, theirs = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    regions = near.register(mine), far.register(theirs)
+    regions = near.register(mine, access="rw"), far.register(theirs, access="rw")
     peer = near.add_peer(far.metadata())
     my_blocks = near.block_list(mine, page_dim=0)
     their_blocks = peer.block_list(towline.Blocks(regions[1].address, theirs.nbytes))
@@ -188,7 +188,7 @@ def test_loop_keeps_no_agent_open():
         agent = towline.Agent("short", listen="none")
         alive = weakref.ref(agent)
         memory = bytearray(4096)
-        region = agent.register(memory)
+        region = agent.register(memory, access="rw")
         blocks = agent.block_list((region.address, 4096))
         await agent.write(blocks, None, blocks, None)
         waiting = asyncio.ensure_future(anext(agent.notices()))

@@ -52,7 +52,7 @@ def run(main):
 def test_agents_meet_by_name(make_agent, address):
     near, far = make_agent("near"), make_agent("far")
     memory = bytearray(8192)
-    region = far.register(memory)
+    region = far.register(memory, access="rw")
 
     async def main():
         meeting = asyncio.ensure_future(_await(near.connect(f"{address}/far")))  # before it is published

@@ -22,7 +22,7 @@ class Store:
         self.agent = make_agent("store", listen="none")
         self.folder = folder
         self.array = stamped(PAGES, PAGE_BYTES, 0)
-        self.region = self.agent.register(self.array)
+        self.region = self.agent.register(self.array, access="rw")
         self.mine = self.agent.block_list(self.array)
 
     def pages(self, file: towline.Region) -> towline.BlockList:

@@ -69,7 +69,7 @@ def test_blocks_end_what_they_hold(make_agent):
     agent = make_agent()
     with agent.allocate(4096) as memory:
         assert memory.nbytes == 4096
-        with agent.register(memory) as region:
+        with agent.register(memory, access="rw") as region:
             assert region.nbytes == 4096
         assert repr(region) == "Region(deregistered)"
     assert repr(memory) == "Memory(freed)"

@@ -38,7 +38,7 @@ def cache(device: int, seed: int, *shape: int):
 
 
 def pages_of(near, far, mine, theirs, regions):
-    regions += [near.register(mine), far.register(theirs)]
+    regions += [near.register(mine, access="rw"), far.register(theirs, access="rw")]
     peer = near.add_peer(far.metadata())
     page = mine[0].numel() * mine.element_size()
     return near.block_list(mine), peer.block_list(blocks_of(theirs, page, (len(theirs), page)))
@@ -115,7 +115,7 @@ def test_heads_are_recut_for_another_layout_and_tensor_parallel_degree(pair) -> 
     head = DIM * 2
     for rank in range(2):
         mine = cache(0, 6, PAGES, half, TOKENS, DIM)
-        regions = [near.register(mine), far.register(theirs)]
+        regions = [near.register(mine, access="rw"), far.register(theirs, access="rw")]
         peer = near.add_peer(far.metadata())
         here = near.block_list(
             blocks_of(mine, head, (PAGES, half * TOKENS * head), (half, TOKENS * head), (TOKENS, head))
@@ -153,7 +153,7 @@ def test_cupy_and_array_interfaces(pair) -> None:
         with cupy.cuda.Device(0):
             cupy.cuda.Stream.null.synchronize()
             stream = cupy.cuda.Stream(non_blocking=True)
-        regions = [near.register(array), far.register(theirs)]
+        regions = [near.register(array, access="rw"), far.register(theirs, access="rw")]
         assert (regions[0].kind, regions[0].device, regions[0].bytes) == ("vram", 0, 4 << 20)
         peer = near.add_peer(far.metadata())
         move = near.write(
@@ -170,7 +170,7 @@ def test_cupy_and_array_interfaces(pair) -> None:
 def test_a_tensor_goes_to_a_file_and_comes_back(make_agent, tmp_path) -> None:
     agent = make_agent("owner", listen="none")
     mine = cache(0, 9, 512, 16384)
-    region = agent.register(mine)
+    region = agent.register(mine, access="rw")
     file = agent.register_storage(tmp_path / "pages", create=True, bytes=region.bytes)
     page = region.bytes // 512
     ours = agent.block_list(mine)
@@ -220,7 +220,7 @@ def test_a_tensor_of_another_process_is_written(make_agent, environment) -> None
         address, pointer = theirs.stdout.readline().split()
         near = make_agent("near")
         mine = cache(0, 9, 64, 524288)
-        region = near.register(mine)
+        region = near.register(mine, access="rw")
         peer = near.connect(address).wait()
         there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
         move = near.write(near.block_list(mine), None, there, None)
@@ -239,7 +239,7 @@ OTHER = """
     agent = towline.Agent("other", listen="127.0.0.1:0")
     tensor = torch.zeros(64, 524288, dtype=torch.int16, device="cuda:0")
     torch.cuda.synchronize()
-    region = agent.register(tensor)
+    region = agent.register(tensor, access="rw")
     print(agent.address, tensor.data_ptr(), flush=True)
     for line in sys.stdin:
         print(int(tensor.long().sum()), flush=True)

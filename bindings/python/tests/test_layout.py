@@ -19,8 +19,8 @@ class Caches:
         self.far = make_agent("far", **options)
         self.mine = np.arange(LAYERS * MY_PAGES * WORDS, dtype=np.uint32).reshape(LAYERS, MY_PAGES, WORDS)
         self.theirs = np.zeros((LAYERS, THEIR_PAGES, WORDS), np.uint32)
-        self.kv = self.near.register(self.mine, name="kv", page_dim=1)
-        self.their_kv = self.far.register(self.theirs, name="kv", page_dim=1)
+        self.kv = self.near.register(self.mine, name="kv", page_dim=1, access="rw")
+        self.their_kv = self.far.register(self.theirs, name="kv", page_dim=1, access="rw")
         self.peer = self.near.add_peer(self.far.metadata())
         self.there = self.peer["kv"]
 
@@ -84,11 +84,11 @@ def test_what_does_not_match_is_said(caches):
     with pytest.raises(towline.NotFound, match="has no region named 'vk'; it has 'kv'"):
         caches.peer["vk"]
     with pytest.raises(towline.AlreadyExists, match="is named 'kv' already"):
-        caches.near.register(caches.mine, name="kv")
+        caches.near.register(caches.mine, name="kv", access="rw")
     with pytest.raises(towline.InvalidArgument, match="options.name is not"):
-        caches.near.register(caches.mine, page_dim=1)
+        caches.near.register(caches.mine, page_dim=1, access="rw")
     other = np.zeros((LAYERS, THEIR_PAGES, WORDS // 2), np.uint32)
-    region = caches.near.register(other, name="halves", page_dim=1)
+    region = caches.near.register(other, name="halves", page_dim=1, access="rw")
     with pytest.raises(towline.Mismatch, match="their elements don't pair"):
         caches.near.plan(region.view().list, caches.there.list)
     plan = caches.near.plan(caches.there.list, region.view().list, recut=True)
@@ -100,11 +100,11 @@ def test_what_does_not_match_is_said(caches):
 def test_a_layout_can_be_given_in_bytes(make_agent):
     agent = make_agent()
     memory = agent.allocate(4096 * 16)
-    region = agent.register(memory, name="rings", layout=towline.Layout(1024, (4, 2), (8192, 4096)))
+    region = agent.register(memory, name="rings", layout=towline.Layout(1024, (4, 2), (8192, 4096)), access="rw")
     assert region.view().layout.strides == (8192, 4096)
-    dense = agent.register(memory, name="dense", layout=(1024, (4, 2)))
+    dense = agent.register(memory, name="dense", layout=(1024, (4, 2)), access="rw")
     assert dense.view().layout.strides == (2048, 1024)
     with pytest.raises(towline.InvalidArgument, match="ends beyond the region's 65536 bytes"):
-        agent.register(memory, name="more", layout=(4096, (17,)))
+        agent.register(memory, name="more", layout=(4096, (17,)), access="rw")
     with pytest.raises(towline.InvalidArgument, match="layout is a Layout"):
-        agent.register(memory, name="odd", layout=(4096,))
+        agent.register(memory, name="odd", layout=(4096,), access="rw")

@@ -44,7 +44,7 @@ class CopiesForDlpack(ByDlpack):
 def test_region_keeps_what_dlpack_exported(make_agent):
     agent = make_agent()
     exporter = CopiesForDlpack(np.full(4096, 7, np.uint8))
-    region = agent.register(exporter)
+    region = agent.register(exporter, access="rw")
     gc.collect()
     assert exporter.copy() is not None and region.address == exporter.copy().ctypes.data
     region.deregister()
@@ -54,7 +54,7 @@ def test_region_keeps_what_dlpack_exported(make_agent):
 @pytest.mark.parametrize("wrap", [lambda array: array, ByDlpack, ByInterface, memoryview], ids=["numpy", "dlpack", "interface", "buffer"])
 def test_memory_and_indices_come_in_many_forms(pair, wrap):
     pages = np.zeros((4, 1024), np.uint32)
-    region = pair.near.register(wrap(pages))
+    region = pair.near.register(wrap(pages), access="rw")
     assert (region.address, region.bytes) == (pages.ctypes.data, pages.nbytes)
     mine = pair.near.block_list(wrap(pages))
     assert (mine.blocks, mine.bytes) == (4, pages.nbytes)
@@ -66,7 +66,7 @@ def test_torch_tensors_register():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     with towline.Agent("torch", listen="none") as agent:
         cache = torch.zeros(8, 16, dtype=torch.bfloat16)
-        region = agent.register(cache)
+        region = agent.register(cache, access="rw")
         blocks = agent.block_list(cache)
         assert (blocks.blocks, blocks.bytes, region.bytes) == (8, 256, 256)
         cache[1] = 3
@@ -95,14 +95,14 @@ class FakeTensor:
 
 def test_tensors_are_taken_as_torch_shows_them(pair):
     pages = FakeTensor(np.zeros((4, 1024), np.uint32))
-    region = pair.near.register(pages)
+    region = pair.near.register(pages, access="rw")
     assert region.owner is pages
     indices = FakeTensor(np.array([3, 1], np.int64))
     pair.near.read(pair.near.block_list(pages), indices, pair.their_blocks, [5, 6]).wait(TIMEOUT)
     assert (pages.array[3] == 1005).all() and (pages.array[1] == 1006).all()
     pages.device.type = "meta"
     with pytest.raises(towline.Unsupported, match="meta"):
-        pair.near.register(pages)
+        pair.near.register(pages, access="rw")
 
 
 def test_allocated_memory_is_a_buffer(make_agent):
@@ -127,7 +127,7 @@ def test_region_keeps_its_object_alive_until_it_is_deregistered(make_agent):
     agent = make_agent()
     array = np.zeros(4096, np.uint8)
     alive = weakref.ref(array)
-    region = agent.register(array)
+    region = agent.register(array, access="rw")
     assert region.owner is array and region.key != 0
     del array
     gc.collect()
@@ -138,7 +138,7 @@ def test_region_keeps_its_object_alive_until_it_is_deregistered(make_agent):
     with pytest.raises(towline.Stale):
         region.key
     pinned = bytearray(4096)
-    region = agent.register(pinned)
+    region = agent.register(pinned, access="rw")
     with pytest.raises(BufferError):
         pinned.extend(b"more")  # would move it
     del region
@@ -157,18 +157,18 @@ def test_deregistered_memory_is_refused(pair):
 def test_read_only_memory_is_for_reading(make_agent):
     agent = make_agent()
     with pytest.raises(PermissionError, match="read-only"):
-        agent.register(bytes(4096))
+        agent.register(bytes(4096), access="rw")
     assert agent.register(bytes(4096), access="read").bytes == 4096
     anonymous = mmap.mmap(-1, 8192)
-    assert agent.register(anonymous, guarded=True).bytes == 8192
+    assert agent.register(anonymous, guarded=True, access="rw").bytes == 8192
 
 
 def test_memory_with_holes_is_refused(make_agent):
     agent = make_agent()
     array = np.zeros((8, 8))
     with pytest.raises(ValueError, match="holes"):
-        agent.register(array[:, :4])
-    assert agent.register(array.T).bytes == array.nbytes
+        agent.register(array[:, :4], access="rw")
+    assert agent.register(array.T, access="rw").bytes == array.nbytes
     with pytest.raises(ValueError, match="contiguous"):
         agent.block_list(array[:, ::2])
 
@@ -176,7 +176,7 @@ def test_memory_with_holes_is_refused(make_agent):
 def test_agent_ends_with_the_last_object_made_from_it():
     agent = towline.Agent("short", listen="none")
     alive = weakref.ref(agent)
-    region = agent.register(bytearray(4096))
+    region = agent.register(bytearray(4096), access="rw")
     agent.region = region  # a cycle, which the collector sees
     blocks = agent.block_list((region.address, 8))
     move = agent.write(blocks, None, blocks, None)
@@ -188,7 +188,7 @@ def test_agent_ends_with_the_last_object_made_from_it():
 
 def test_metadata_of_chosen_regions(make_agent):
     owner, user = make_agent("owner"), make_agent("user")
-    regions = [owner.register(bytearray(4096)) for _ in range(3)]
+    regions = [owner.register(bytearray(4096), access="rw") for _ in range(3)]
     peer = user.add_peer(owner.metadata([regions[1]]))
     assert [(info.key, info.address, info.bytes) for info in peer.regions()] == [
         (regions[1].key, regions[1].address, 4096)
@@ -196,7 +196,7 @@ def test_metadata_of_chosen_regions(make_agent):
     assert peer.regions()[0].access == "all" and not peer.regions()[0].guarded
     user.add_peer(owner.metadata())
     assert sorted(info.key for info in peer.regions()) == sorted(region.key for region in regions)
-    late = owner.register(bytearray(4096))
+    late = owner.register(bytearray(4096), access="rw")
     peer.refresh()
     assert late.key in [info.key for info in peer.regions()]
 
@@ -205,3 +205,22 @@ def test_pages_come_back_stamped(make_agent):
     pair = Pair(make_agent, pages=256, page_bytes=65536)
     pair.read().wait(TIMEOUT)
     assert np.array_equal(pair.mine, pair.theirs)
+
+
+def test_a_region_is_its_agents_own_unless_it_says_what_peers_may_do(pair):
+    private, open_to = np.zeros(8192, np.uint8), {"r": "read", "w": "write", "rw": "all", "read": "read"}
+    own = pair.far.register(private)
+    opened = [pair.far.register(np.zeros(64, np.uint8), access=given) for given in open_to]
+    peer = pair.near.add_peer(pair.far.metadata())
+    known = {region.key: region.access for region in peer.regions()}
+    assert [known[region.key] for region in opened] == list(open_to.values())
+    assert own.key not in known
+    with pytest.raises(towline.OutOfRange, match="read or write access"):
+        peer.block_list(towline.Blocks(own.address, 4096))
+    with pytest.raises(towline.PermissionDenied, match="without access"):
+        pair.far.metadata([own])
+    mine = pair.far.block_list([private[:4096]])  # its own agent copies as it likes
+    there = pair.far.block_list([private[4096:]])
+    private[:4096] = 7
+    assert pair.far.copy(mine, there).result(timeout=30).bytes == 4096
+    assert (private == 7).all()

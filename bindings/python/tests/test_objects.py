@@ -66,7 +66,7 @@ def agent(make_agent, endpoint):
 @pytest.fixture
 def pages(agent):
     array = stamped(PAGES, PAGE_BYTES, 0)
-    region = agent.register(array)
+    region = agent.register(array, access="rw")
     yield array
     del region
 
@@ -125,7 +125,7 @@ def test_an_agent_that_lives_learns_of_objects(make_agent, endpoint):
     settings = "\n".join(f'{name} = "{value}"' for name, value in {"endpoint": endpoint, **KEYS}.items())
     late = make_agent("late", listen="none", config=f"[object]\n{settings}\n")
     array = stamped(PAGES, PAGE_BYTES, 0)
-    region = late.register(array)
+    region = late.register(array, access="rw")
     with pytest.raises(towline.Unsupported):
         late.register_storage("s3://bucket/late", create=True, bytes=BYTES)
     late.add_backend("object")

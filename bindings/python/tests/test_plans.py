@@ -75,7 +75,7 @@ def test_copies_are_awaited_together(make_agent, server, backend):
     async def main():
         peer = await agent.connect(server.address)
         pages = np.zeros((server.pages, server.page_bytes), np.uint8)
-        region = agent.register(pages)
+        region = agent.register(pages, access="rw")
         mine, theirs = agent.block_list(pages), peer.block_list(server.blocks)
         results = await asyncio.gather(*(agent.copy(theirs[i], mine[i]) for i in range(server.pages)))
         assert [result.status for result in results] == [towline.Status.OK] * server.pages
@@ -140,7 +140,7 @@ def test_a_group_is_awaited(make_agent, server):
     async def main():
         peer = await agent.connect(server.address)
         pages = np.zeros((server.pages, server.page_bytes), np.uint8)
-        region = agent.register(pages)
+        region = agent.register(pages, access="rw")
         mine, theirs = agent.block_list(pages), peer.block_list(server.blocks)
         async with agent.group(timeout=TIMEOUT, priority="latency") as group:
             for i in range(server.pages):

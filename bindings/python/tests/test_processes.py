@@ -13,7 +13,7 @@ MAKE_AGENT = """
 import threading, towline
 agent = towline.Agent("leaver", listen="127.0.0.1:0")
 memory = bytearray(1 << 20)
-region = agent.register(memory)
+region = agent.register(memory, access="rw")
 blocks = agent.block_list((region.address, 4096))
 move = agent.write(blocks, None, blocks, None)
 move.wait()
@@ -121,7 +121,7 @@ def test_forked_child_is_told_and_disturbs_nothing():
 import os, sys
 child = os.fork()
 if child == 0:
-    for call in (move.post, agent.info, lambda: agent.receive(0), lambda: agent.register(bytearray(8))):
+    for call in (move.post, agent.info, lambda: agent.receive(0), lambda: agent.register(bytearray(8), access="rw")):
         try:
             call()
             os._exit(1)
@@ -129,7 +129,7 @@ if child == 0:
             pass
     agent.close()
     with towline.Agent("child", listen="none") as own:
-        own.register(bytearray(4096)).deregister()
+        own.register(bytearray(4096), access="rw").deregister()
     del move, region, blocks, agent
     sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -146,7 +146,7 @@ def test_killed_peer_is_noticed(make_agent):
     agent = make_agent("survivor")
     peer = agent.add_peer(server.blob)
     memory = agent.allocate(4096)
-    region = agent.register(memory)
+    region = agent.register(memory, access="rw")
     move = agent.read(agent.block_list((region.address, 4096)), None, peer.block_list(server.blocks), [0], backend="tcp")
     assert move.wait(TIMEOUT) == towline.Status.OK
     server.process.kill()

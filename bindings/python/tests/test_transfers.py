@@ -14,7 +14,7 @@ from conftest import BACKENDS, TIMEOUT, Pair, stamped
 
 def local_pages(agent: towline.Agent, server):
     pages = stamped(server.pages, server.page_bytes, 0)
-    return pages, agent.register(pages), agent.block_list(pages)
+    return pages, agent.register(pages, access="rw"), agent.block_list(pages)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -107,7 +107,7 @@ def test_index_arrays_are_not_copied(make_agent):
     pages = 4_000_000
     pair = Pair(make_agent, pages=4, page_bytes=4096)
     memory = np.zeros(pages, np.uint8)
-    region = pair.near.register(memory)
+    region = pair.near.register(memory, access="rw")
     blocks = pair.near.block_list(towline.Blocks(region.address, 1, (pages, 1)))
     indices = np.arange(pages, dtype=np.int64)
     pair.near.write(blocks, indices, blocks, indices)
@@ -145,7 +145,7 @@ def test_unequal_blocks_are_cut(make_agent):
 def test_block_lists_from_arrays_and_tuples(make_agent):
     agent = make_agent()
     cache = np.zeros((2, 8, 16, 4), np.float16)  # keys and values, pages, tokens, dimensions
-    region = agent.register(cache)
+    region = agent.register(cache, access="rw")
     assert agent.block_list(cache).blocks == 2
     pages = agent.block_list(cache, page_dim=1)
     assert (pages.blocks, pages.bytes, len(pages)) == (16, cache.nbytes, 16)
@@ -161,7 +161,7 @@ def test_block_lists_from_arrays_and_tuples(make_agent):
         assert (listed.blocks, listed.bytes) == (2000, 64000)
     assert agent.block_list(np.zeros((1, 2), np.int64) + [region.address, 8]).bytes == 8
     tokens = np.zeros((5, 2), np.int64)
-    agent_region = agent.register(tokens)
+    agent_region = agent.register(tokens, access="rw")
     assert agent.block_list(tokens, page_dim=0).bytes == tokens.nbytes
     assert agent_region.bytes == tokens.nbytes
 

@@ -1,7 +1,7 @@
 """Towline moves AI state between memories, across processes and hosts.
 
     agent = towline.Agent("decode-0")
-    region = agent.register(kv_cache)
+    region = agent.register(kv_cache, access="read")
     peer = await agent.connect("10.0.0.7:7777")
     await agent.copy(theirs[their_pages], mine[my_pages], notice=b"req-17")
 

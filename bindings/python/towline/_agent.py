@@ -98,7 +98,7 @@ class Agent(_core.Agent):
         self,
         obj: Any,
         *,
-        access: str = "all",
+        access: str = "none",
         guarded: bool = False,
         share: bool = False,
         kind: str | None = None,
@@ -108,7 +108,8 @@ class Agent(_core.Agent):
     ) -> _core.Region:
         """Lets peers reach memory: of an array, a tensor, a buffer, or (address, length[, device]).
 
-        access: what peers may do, "read", "write" or "all". guarded: only through paths where this agent checks every
+        access: what peers may do: "none", "read", "write" or "all" ("r", "w", "rw"). Without it the region is for this
+        agent's use: what its reads fill and its writes send; peers can't reach it. guarded: only through paths where this agent checks every
         access. share: moves page-aligned private memory onto shared memory in place, so that peers can map it; nobody may
         write to it meanwhile, nor while the last Region of it is deregistered, which moves it back.
 

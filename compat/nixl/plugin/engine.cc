@@ -219,7 +219,7 @@ nixl_status_t Engine::registerMem(const nixlBlobDesc& mem, const nixl_mem_t& kin
     view.bytes = mem.len;
     view.kind = static_cast<towline::Kind>(kind_of(kind));
     view.device = kind == DRAM_SEG ? 0 : mem.devId;
-    made->region = agent_->register_memory(view);
+    made->region = agent_->register_memory(view, {.access = towline::Access::kAll});
     out = made.release();
     return NIXL_SUCCESS;
   });

@@ -83,13 +83,13 @@ Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& des
                              type == DRAM_SEG ? 0 : desc.devId};
   if (options.share && type == DRAM_SEG && page_aligned(desc)) {
     try {
-      return agent.register_memory(memory, {.share = true});
+      return agent.register_memory(memory, {.access = Access::kAll, .share = true});
     } catch (const Error& error) {
       log(LogLevel::kInfo,
           fmt::format("{:#x} with {} bytes stays where it is: {}", desc.addr, desc.len, error.what()));
     }
   }
-  return agent.register_memory(memory);
+  return agent.register_memory(memory, {.access = Access::kAll});
 }
 
 }  // namespace

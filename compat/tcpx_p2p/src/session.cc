@@ -156,7 +156,8 @@ uint64_t Session::register_memory(void* address, uint64_t bytes, int32_t gpu) {
   memory.region = agent_->register_memory({.address = address,
                                            .bytes = bytes,
                                            .kind = kind_of(gpu),
-                                           .device = gpu < 0 ? 0 : static_cast<uint64_t>(gpu)});
+                                           .device = gpu < 0 ? 0 : static_cast<uint64_t>(gpu)},
+                                          {.access = towline::Access::kAll});
   const Lock lock(mutex_);
   if (memories_.size() >= kMostMemories)
     throw Error{Status::kLimitExceeded, "65536 memories are registered, as many as can be"};

@@ -87,11 +87,28 @@ bool Backend::peers_may_write(uint64_t address, uint64_t bytes) const noexcept {
   return false;
 }
 
+// With a descriptor of its file, peers would also have memory that this agent keeps to itself. Under regions_mutex_.
+bool Backend::file_has_own_memory(const towline_region_ref& given, const SharedRange& range) const noexcept {
+  const uint64_t begin = given.address - range.offset;
+  const uint64_t end = begin + file_bytes(range.file->fd());
+  for (const auto& [key, entry] : regions_) {
+    const towline_region_ref& region = entry->args.region;
+    if (region.access != TOWLINE_ACCESS_NONE) continue;
+    const bool in_file = region.address < end && begin < region.address + region.bytes;
+    const bool given_too =
+        region.address >= given.address && region.address + region.bytes <= given.address + given.bytes;
+    if (in_file && !given_too) return true;
+  }
+  return false;
+}
+
 // Empty when a descriptor may go to those who reach the region. With it they have the whole file, and all
 // rights to it: a descriptor for reading is opened anew for writing through /proc. So a file that is given
 // for reading is sealed against writers.
 std::string Backend::why_not_given(const towline_region_ref& region, const SharedRange& range) {
   const int fd = range.file->fd();
+  if (file_has_own_memory(region, range))
+    return "its file has memory that was registered without access; register that from memory of its own";
   const bool sealed = sealed_against_writing(fd);
   if ((region.access & TOWLINE_ACCESS_WRITE) != 0) {
     if (sealed) return "other memory of its file was given to peers to read, which sealed the file";
@@ -116,14 +133,14 @@ DescriptorAnswer Backend::find_descriptor(uint64_t key, int* fd, std::shared_ptr
   const std::lock_guard lock(regions_mutex_);
   const auto found = regions_.find(key);
   if (found == regions_.end() || !host().may_be_reached(found->second->args.region))
-    return refuse(Status::kStale, "the owner has deregistered the region");
-  if (!settings_.allows(Path::kMapped))
-    return refuse(Status::kPermissionDenied, "the owner's shm.paths leaves it out");
+    return refuse(Status::kStale, "the owner has deregistered the region, or keeps it to itself");
   const towline_region_args& region = found->second->args;
-  if ((region.region.flags & TOWLINE_REGION_GUARDED) != 0)
-    return refuse(Status::kPermissionDenied, "guarded");
   answer.address = region.region.address;
   answer.bytes = region.region.bytes;
+  if (!settings_.allows(Path::kMapped))
+    return refuse(Status::kPermissionDenied, "the owner's shm.paths leaves it out");
+  if ((region.region.flags & TOWLINE_REGION_GUARDED) != 0)
+    return refuse(Status::kPermissionDenied, "guarded");
   SharedRange& range = found->second->range;
   std::string reason;
   if (range.file == nullptr)

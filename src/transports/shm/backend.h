@@ -85,6 +85,8 @@ class Backend : public plugin::BackendBase {
   };
 
   [[nodiscard]] bool peers_may_write(uint64_t address, uint64_t bytes) const noexcept;
+  [[nodiscard]] bool file_has_own_memory(const towline_region_ref& given,
+                                         const SharedRange& range) const noexcept;
   [[nodiscard]] std::string why_not_given(const towline_region_ref& region, const SharedRange& range);
   void accept_visitors(uint32_t events);
   void hear(Visitor& visitor);

@@ -40,10 +40,11 @@ struct Import {
   size_t path = 0;       // index into Settings::paths, of the one being tried
   uint64_t request = 0;  // that the owner was sent; 0: none
   bool answered = false;
-  bool stale = false;   // the owner has deregistered it
-  std::string reasons;  // why the paths before would not do
-  bool ring = false;    // reached through the framed engine
-  RegionWay way;        // otherwise
+  bool stale = false;         // the owner has deregistered it, or keeps it to itself
+  bool owner_agrees = false;  // on address and size
+  std::string reasons;        // why the paths before would not do
+  bool ring = false;          // reached through the framed engine
+  RegionWay way;              // otherwise
   MappedRegion mapped;
 };
 

@@ -122,6 +122,10 @@ Status Connection::try_path(Import& import) {
         return Status::kUnsupported;
       }
       if (const Status asked = ask_owner(import); asked != Status::kOk) return asked;
+      if (!import.owner_agrees) {
+        add_reason(import.reasons, "process_vm", "the owner knows the region otherwise");
+        return Status::kUnsupported;
+      }
       int error = process_vm_error_;
       if (error == 0) error = try_range(process_.pid, import.region.address, import.region.bytes);
       if (error == 0) return Status::kOk;
@@ -160,6 +164,8 @@ void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& pa
   Import& import = *asked;
   import.answered = true;
   import.stale = answer.status == Status::kStale;
+  import.owner_agrees = answer.bytes == 0 ||  // an older owner, which does not say why not
+                        (answer.address == import.region.address && answer.bytes == import.region.bytes);
   if (!backend_.settings().allows(Path::kMapped)) return;
   if (answer.status != Status::kOk)
     add_reason(import.reasons, "mapped", answer.text);
@@ -172,7 +178,7 @@ void Connection::on_descriptor_answer(const DescriptorAnswer& answer, Packet& pa
 
 void Connection::map_answer(Import& import, const DescriptorAnswer& answer, UniqueFd fd) {
   const towline_region_ref& region = import.region;
-  if (answer.address != region.address || answer.bytes != region.bytes)
+  if (!import.owner_agrees)
     return add_reason(import.reasons, "mapped", "the owner knows the region otherwise");
   try {
     const bool writable = (region.access & TOWLINE_ACCESS_WRITE) != 0;

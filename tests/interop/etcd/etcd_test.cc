@@ -92,8 +92,8 @@ TEST_F(EtcdDirectory, AFetchedPeerIsReachedWithoutFurtherHelp) {
   Memory source(1 << 16);
   Memory target(1 << 16);
   for (size_t i = 0; i < source.size(); ++i) source.data()[i] = static_cast<std::byte>(i * 7);
-  const Region mine = near.register_memory(dram(source));
-  const Region theirs = far.register_memory(dram(target));
+  const Region mine = near.register_memory(dram(source), {.access = Access::kAll});
+  const Region theirs = far.register_memory(dram(target), {.access = Access::kAll});
   const Directory published(far, address());
   published.publish().get();
   const Directory directory(near, address());
@@ -133,8 +133,8 @@ TEST_F(EtcdDirectory, PartsOfTheMetadataHaveLabels) {
   const Agent far = make_agent("far");
   Memory first(8192);
   Memory second(4096);
-  const Region one = far.register_memory(dram(first));
-  const Region two = far.register_memory(dram(second));
+  const Region one = far.register_memory(dram(first), {.access = Access::kAll});
+  const Region two = far.register_memory(dram(second), {.access = Access::kAll});
   const Directory directory(far, address());
   directory.publish({.label = "second", .regions = {&two}}).get();
   const Directory asking(near, address());

@@ -29,7 +29,8 @@ class Blobs : public ObjectTest {
     region_.reset();
     agent_.reset();
     agent_ = std::make_unique<Agent>("blobs", options_for(config));
-    region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
+    region_ = std::make_unique<Region>(
+        agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
   }
   [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
     return register_storage(*agent_, "az://bucket/" + key, options);
@@ -164,7 +165,8 @@ TEST_F(Blobs, AReadOfABlobThatIsReplacedMeanwhileIsStale) {
   const Region blob = open("moving");
   const Agent other("other", options_for(AzureServer::config(azure_->port())));
   std::vector<std::byte> contents(20 * kMib);
-  const Region theirs = other.register_memory(dram(contents.data(), contents.size()));
+  const Region theirs =
+      other.register_memory(dram(contents.data(), contents.size()), {.access = Access::kAll});
   const Region same = register_storage(other, "az://bucket/moving",
                                        {.create = true, .truncate = true, .bytes = contents.size()});
   std::atomic<bool> replaced{false};
@@ -304,7 +306,7 @@ TEST_F(Blobs, APeersMemoryGoesToABlobInOneTransfer) {
   const Agent owner("owner", {.config = ""});
   std::vector<std::byte> cache(12 * kMib);
   stamp_bytes(cache.data(), cache.size(), 18);
-  const Region region = owner.register_memory(dram(cache.data(), cache.size()));
+  const Region region = owner.register_memory(dram(cache.data(), cache.size()), {.access = Access::kAll});
   AgentOptions options = options_for(AzureServer::config(azure_->port()));
   const Agent agent("writer", options);
   const Peer peer = agent.connect(owner.address());

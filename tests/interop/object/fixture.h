@@ -60,7 +60,8 @@ class ObjectTest : public ::testing::Test {
     region_.reset();
     agent_.reset();
     agent_ = std::make_unique<Agent>("objects", options_for(config_for(endpoint, more)));
-    region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
+    region_ = std::make_unique<Region>(
+        agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
   }
 
   [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
@@ -88,7 +89,7 @@ class ObjectTest : public ::testing::Test {
     const Agent agent("maker", options_for(config_for(server_->url())));
     std::vector<std::byte> contents(bytes);
     stamp_bytes(contents.data(), bytes, seed);
-    const Region region = agent.register_memory(dram(contents.data(), bytes));
+    const Region region = agent.register_memory(dram(contents.data(), bytes), {.access = Access::kAll});
     const Region object =
         register_storage(agent, "s3://bucket/" + key, {.create = true, .truncate = true, .bytes = bytes});
     ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(contents.data(), bytes)),

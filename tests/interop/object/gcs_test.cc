@@ -36,7 +36,8 @@ class Gcs : public ObjectTest {
     // The server's region; Google takes "auto".
     agent_ = std::make_unique<Agent>(
         "gcs", options_for(S3Server::config(proxy_->url(), more + "region = \"us-east-1\"\n", "gcs")));
-    region_ = std::make_unique<Region>(agent_->register_memory(dram(memory_.data(), memory_.size())));
+    region_ = std::make_unique<Region>(
+        agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
   }
   [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
     return register_storage(*agent_, "gs://bucket/" + key, options);

@@ -90,7 +90,7 @@ TEST_F(ObjectCommandLine, CopiesAPeersMemoryToAnObjectAndBack) {
   const Agent owner("owner", {.listen = "127.0.0.1:0"});
   Memory memory(kMemory);
   stamp_bytes(memory.data(), kMemory, 2);
-  const Region region = owner.register_memory(dram(memory));
+  const Region region = owner.register_memory(dram(memory), {.access = Access::kAll});
   const std::string peer = "peer:" + std::string(owner.address());
   const std::string bytes = " --bytes " + std::to_string(kMemory);
   Ended ended = towline("cp " + peer + " s3://bucket/copied/memory --verify" + bytes);

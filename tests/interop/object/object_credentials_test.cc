@@ -53,7 +53,7 @@ class ObjectCredentials : public ObjectTest {
   void expect_works(const std::string& config, const std::string& source) {
     make_object("credited", 1000, 1);
     const Agent agent("credited", options_for(config));
-    const Region memory = agent.register_memory(dram(memory_.data(), 1000));
+    const Region memory = agent.register_memory(dram(memory_.data(), 1000), {.access = Access::kAll});
     const Region object = register_storage(agent, "s3://bucket/credited");
     const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), 1000)),
                                          agent.block_list(storage_blocks(object, 0, 1000)));
@@ -126,7 +126,7 @@ TEST_F(ObjectCredentials, TheyAreWaitedForWhereTheFirstRequestIsAWrite) {
   const Agent agent("writer",
                     options_for(bare(server_->url(), "credentials = \"instance\"\nmetadata_endpoint = \"" +
                                                          metadata.url() + "\"\n")));
-  const Region memory = agent.register_memory(dram(memory_.data(), 1000));
+  const Region memory = agent.register_memory(dram(memory_.data(), 1000), {.access = Access::kAll});
   const Region object =
       register_storage(agent, "s3://bucket/first-write", {.create = true, .truncate = true, .bytes = 1000});
   EXPECT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(memory_.data(), 1000)),

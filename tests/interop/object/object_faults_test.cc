@@ -343,7 +343,7 @@ TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
       options_for(config_for(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\nthreads = 1\n"));
   options.workers = 3;
   const Agent agent("sharing", options);
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const Region object = register_storage(agent, "s3://bucket/shared");
   const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
                                        agent.block_list(storage_blocks(object, 0, kBytes)), {.threads = 3});
@@ -376,7 +376,7 @@ class ObjectChunks : public ObjectFaults {
         config_for(proxy_->url(), "concurrency = 1\nthreads = 1\n[staging]\nchunk = \"1MiB\"\ndepth = 4\n"));
     options.listen = "127.0.0.1:0";
     stager_.emplace("stager", options);
-    theirs_.emplace(owner_->register_memory(dram(memory_.data(), kBytes)));
+    theirs_.emplace(owner_->register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll}));
     peer_.emplace(stager_->add_peer(owner_->metadata()));
   }
   [[nodiscard]] Transfer load(const Region& object) const {

@@ -39,7 +39,7 @@ TEST_F(ObjectsWithoutMemory, PostsAreRefusedAndTheAgentEnds) {
   options.progress = Progress::kCaller;  // so that a post does everything on this thread
   auto agent = std::make_unique<Agent>("scarce", options);
   {
-    const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
+    const Region memory = agent->register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
     const BlockList mine = agent->block_list(Blocks::at(memory_.data(), 20 * kMib));
     const Region object = register_storage(*agent, "s3://bucket/scarce", {.access = Access::kAll});
     const BlockList theirs = agent->block_list(storage_blocks(object, 0, 20 * kMib));

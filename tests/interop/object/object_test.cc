@@ -134,7 +134,7 @@ TEST_F(Objects, WorkSplitOverWorkersArrivesWhole) {
   AgentOptions options = options_for(config_for(server_->url()));
   options.workers = 3;
   const Agent agent("split", options);
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const Region object = register_storage(agent, "s3://bucket/split", {.create = true, .bytes = 20 * kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), 20 * kMib));
   const BlockList theirs = agent.block_list(storage_blocks(object, 0, 20 * kMib));
@@ -150,7 +150,7 @@ TEST_F(Objects, ACallerDrivenAgentStoresToo) {
   AgentOptions options = options_for(config_for(server_->url()));
   options.progress = Progress::kCaller;
   const Agent agent("driven", options);
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes));
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const Region object = register_storage(agent, "s3://bucket/driven", {.create = true, .bytes = kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), kMib));
   const BlockList theirs = agent.block_list(storage_blocks(object, 0, kMib));

@@ -22,8 +22,8 @@ void run(const std::string& address) {
   const Agent far("far", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Memory mine(kBytes);
   const Memory theirs(kBytes);
-  const Region near_region = near.register_memory(dram(mine));
-  const Region far_region = far.register_memory(dram(theirs));
+  const Region near_region = near.register_memory(dram(mine), {.access = Access::kAll});
+  const Region far_region = far.register_memory(dram(theirs), {.access = Access::kAll});
   const auto blob = far.metadata();
   const Peer peer = near.add_peer(blob);
   const Transfer move = near.transfer(Op::write, near.block_list(blocks_of(mine.data(), kBytes, 4096)),

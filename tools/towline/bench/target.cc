@@ -77,7 +77,7 @@ class Target {
     lent_.erase(sender);
     Buffer buffer{kind_, bytes, gpu_};
     buffer.push(0, bytes);
-    towline::Region region = rank_.agent().register_memory(buffer.view());
+    towline::Region region = rank_.agent().register_memory(buffer.view(), {.access = towline::Access::kAll});
     const uint64_t base = buffer.address();
     lent_.emplace(sender, Lent{std::move(buffer), std::move(region)});
     return {{"base", base}};

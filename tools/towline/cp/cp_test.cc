@@ -95,11 +95,11 @@ class Served {
   explicit Served(uint64_t bytes, uint64_t more = 0)
       : agent_("served", {.listen = "127.0.0.1:0"}),
         memory_(bytes),
-        region_(agent_.register_memory(towline::dram(memory_))) {
+        region_(agent_.register_memory(towline::dram(memory_), {.access = towline::Access::kAll})) {
     if (more == 0) return;
     other_ = std::make_unique<towline::Memory>(more);
-    other_region_ =
-        std::make_unique<towline::Region>(agent_.register_memory(towline::dram(*other_), {.name = "other"}));
+    other_region_ = std::make_unique<towline::Region>(
+        agent_.register_memory(towline::dram(*other_), {.access = towline::Access::kAll, .name = "other"}));
   }
   [[nodiscard]] std::string place(const std::string& name) const {
     return "peer:" + std::string(agent_.address()) + "/" + name;

@@ -63,7 +63,7 @@ class PrefillRank {
         buffer_(parse_buffer_kind(setup_.memory_kind), layout_.bytes(), -1 - static_cast<int>(number_)),
         rank_(fmt::format("prefill-{}", number_),
               agent_options(setup_, configuration.at("listen").get<std::string>()), parent),
-        region_(rank_.agent().register_memory(buffer_.view())),
+        region_(rank_.agent().register_memory(buffer_.view(), {.access = towline::Access::kAll})),
         pool_(layout_.pages, shape_.page_tokens, mix(setup_.seed, number_)),
         mover_(rank_.agent(), move_options(setup_)),
         patience_(std::chrono::seconds{setup_.patience_s}) {

@@ -3,15 +3,15 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use towline::{sys, Agent, Blocks, Memory, Op, RegionOptions, TransferOptions};
+use towline::{sys, Access, Agent, Blocks, Memory, Op, RegionOptions, TransferOptions};
 
 const POSTS: u32 = 200_000;
 const ROUNDS: usize = 21;
 
 fn main() -> towline::Result<()> {
     let (writer, owner) = (Agent::new("writer")?, Agent::new("owner")?);
-    let source = writer.register(Memory::allocate(4096)?, &RegionOptions::default())?;
-    let target = owner.register(Memory::allocate(4096)?, &RegionOptions::default())?;
+    let source = writer.register(Memory::allocate(4096)?, &RegionOptions::with_access(Access::ALL))?;
+    let target = owner.register(Memory::allocate(4096)?, &RegionOptions::with_access(Access::ALL))?;
     let peer = writer.connect(&owner.address()?, Duration::from_secs(5))?;
     println!("bytes  C ns (min max)          Rust ns (min max)       difference of the medians");
     for bytes in [64, 4096] {

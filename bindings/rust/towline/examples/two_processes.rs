@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use futures_lite::future::block_on;
-use towline::{Agent, Blocks, Memory, Op, RegionOptions, Result, TransferOptions};
+use towline::{Access, Agent, Blocks, Memory, Op, RegionOptions, Result, TransferOptions};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// Owns the pages: prints its address, waits for the notice, and looks at what arrived.
 fn decode() -> Result<()> {
     let agent = Agent::new("decode-0")?;
-    let cache = agent.register(Memory::allocate((PAGE * PAGES) as usize)?, &RegionOptions::default())?;
+    let cache = agent.register(Memory::allocate((PAGE * PAGES) as usize)?, &RegionOptions::with_access(Access::ALL))?;
     println!("{}", agent.address()?);
     let _ = std::io::stdout().flush();
 
@@ -36,7 +36,7 @@ fn prefill(address: &str) -> Result<()> {
     let agent = Agent::new("prefill-0")?;
     let mut memory = Memory::allocate((PAGE * PAGES) as usize)?;
     memory.as_mut_slice().fill(7);
-    let cache = agent.register(memory, &RegionOptions::default())?;
+    let cache = agent.register(memory, &RegionOptions::with_access(Access::ALL))?;
 
     let peer = agent.connect(address, SOON)?;
     let mine = agent.block_list(&[Blocks::at(cache.address(), PAGE).repeat(PAGES, PAGE)])?;

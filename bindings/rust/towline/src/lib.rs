@@ -3,11 +3,11 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use towline::{Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions};
+//! use towline::{Access, Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions};
 //!
 //! # fn main() -> towline::Result<()> {
 //! let prefill = Agent::new("prefill-0")?;
-//! let cache = prefill.register(Memory::allocate(64 * 4096)?, &RegionOptions::default())?;
+//! let cache = prefill.register(Memory::allocate(64 * 4096)?, &RegionOptions::with_access(Access::ALL))?;
 //! let decode = prefill.connect("10.0.0.8:7777", Duration::from_secs(5))?;
 //!
 //! let mine = prefill.block_list(&[Blocks::at(cache.address(), 4096).repeat(64, 4096)])?;

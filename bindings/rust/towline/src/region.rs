@@ -16,6 +16,8 @@ use crate::reaper::{self, Corpse};
 pub struct Access(pub(crate) u32);
 
 impl Access {
+    /// Nothing: the region is for this agent's use, and peers are not told of it.
+    pub const NONE: Access = Access(sys::TOWLINE_ACCESS_NONE);
     /// Peers may READ.
     pub const READ: Access = Access(sys::TOWLINE_ACCESS_READ);
     /// Peers may WRITE.
@@ -24,7 +26,15 @@ impl Access {
     pub const ALL: Access = Access(sys::TOWLINE_ACCESS_ALL);
 }
 
-/// How memory is registered.
+impl std::ops::BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// How memory is registered. By default peers can't reach it.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions {
     /// What peers may do.
@@ -33,9 +43,16 @@ pub struct RegionOptions {
     pub guarded: bool,
 }
 
+impl RegionOptions {
+    /// Memory with which peers may do this.
+    pub fn with_access(access: Access) -> Self {
+        RegionOptions { access, ..Default::default() }
+    }
+}
+
 impl Default for RegionOptions {
     fn default() -> Self {
-        RegionOptions { access: Access::ALL, guarded: false }
+        RegionOptions { access: Access::NONE, guarded: false }
     }
 }
 

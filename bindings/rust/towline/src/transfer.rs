@@ -357,7 +357,7 @@ impl std::fmt::Debug for Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocks, Memory, RegionOptions};
+    use crate::{Access, Blocks, Memory, RegionOptions};
 
     const WAIT: Duration = Duration::from_secs(10);
 
@@ -366,8 +366,9 @@ mod tests {
     #[test]
     fn every_reference_that_a_post_takes_comes_back() {
         let (writer, owner) = (Agent::new("writer").unwrap(), Agent::new("owner").unwrap());
-        let source = writer.register(Memory::allocate(4096).unwrap(), &RegionOptions::default()).unwrap();
-        let target = owner.register(Memory::allocate(4096).unwrap(), &RegionOptions::default()).unwrap();
+        let source =
+            writer.register(Memory::allocate(4096).unwrap(), &RegionOptions::with_access(Access::ALL)).unwrap();
+        let target = owner.register(Memory::allocate(4096).unwrap(), &RegionOptions::with_access(Access::ALL)).unwrap();
         let peer = writer.connect(&owner.address().unwrap(), WAIT).unwrap();
         let mine = writer.block_list(&[Blocks::at(source.address(), 4096)]).unwrap();
         let theirs = peer.block_list(&[Blocks::at(target.address(), 4096)]).unwrap();

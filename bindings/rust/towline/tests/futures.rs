@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_lite::future::{block_on, zip};
-use towline::{Agent, BlockList, Blocks, Memory, Op, Peer, Region, RegionOptions, Status, TransferOptions};
+use towline::{Access, Agent, BlockList, Blocks, Memory, Op, Peer, Region, RegionOptions, Status, TransferOptions};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
@@ -28,8 +28,10 @@ async fn pair() -> Pair {
     let owner = Agent::new("owner").unwrap();
     let mut memory = Memory::allocate((PAGE * PAGES) as usize).unwrap();
     memory.as_mut_slice().fill(9);
-    let source = writer.register(memory, &RegionOptions::default()).unwrap();
-    let target = owner.register(Memory::allocate((PAGE * PAGES) as usize).unwrap(), &RegionOptions::default()).unwrap();
+    let source = writer.register(memory, &RegionOptions::with_access(Access::ALL)).unwrap();
+    let target = owner
+        .register(Memory::allocate((PAGE * PAGES) as usize).unwrap(), &RegionOptions::with_access(Access::ALL))
+        .unwrap();
     let peer = writer.connect_async(&owner.address().unwrap(), SOON).await.unwrap();
     let pages = |address| [Blocks::at(address, PAGE).repeat(PAGES, PAGE)];
     let mine = writer.block_list(&pages(source.address())).unwrap();

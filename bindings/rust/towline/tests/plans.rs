@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_lite::future::{block_on, zip};
 use towline::{
-    Agent, Blocks, GroupOptions, Memory, Plan, PlanOptions, PostOptions, Priority, Region, RegionOptions, Status,
-    Timeout,
+    Access, Agent, Blocks, GroupOptions, Memory, Plan, PlanOptions, PostOptions, Priority, Region, RegionOptions,
+    Status, Timeout,
 };
 
 const PAGE: usize = 4096;
@@ -26,8 +26,9 @@ fn pair(backend: &str) -> Pair {
     for (page, bytes) in memory.as_mut_slice().chunks_mut(PAGE).enumerate() {
         bytes.fill(page as u8 + 1);
     }
-    let source = writer.register(memory, &RegionOptions::default()).unwrap();
-    let target = owner.register(Memory::allocate(PAGE * PAGES).unwrap(), &RegionOptions::default()).unwrap();
+    let source = writer.register(memory, &RegionOptions::with_access(Access::ALL)).unwrap();
+    let target =
+        owner.register(Memory::allocate(PAGE * PAGES).unwrap(), &RegionOptions::with_access(Access::ALL)).unwrap();
     let peer = writer.connect(&owner.address().unwrap(), SOON).unwrap();
     let pages = |address| [Blocks::at(address, PAGE as u64).repeat(PAGES as u64, PAGE as u64)];
     let mine = writer.block_list(&pages(source.address())).unwrap();

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use towline::{Agent, Blocks, Memory, Op, RegionOptions, Status, Timeout, TransferOptions};
+use towline::{Access, Agent, Blocks, Memory, Op, RegionOptions, Status, Timeout, TransferOptions};
 
 const BYTES: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(10);
@@ -16,7 +16,8 @@ fn child() {
         return;
     }
     let agent = Agent::new("child").unwrap();
-    let _region = agent.register(Memory::allocate(BYTES as usize).unwrap(), &RegionOptions::default()).unwrap();
+    let _region =
+        agent.register(Memory::allocate(BYTES as usize).unwrap(), &RegionOptions::with_access(Access::ALL)).unwrap();
     println!("\naddress {}", agent.address().unwrap());
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -43,7 +44,9 @@ fn a_killed_peer_ends_what_is_in_flight_and_memory_comes_back() {
     for backend in ["tcp", "shm"] {
         let (mut child, address) = start();
         let agent = Agent::new("parent").unwrap();
-        let region = agent.register(Memory::allocate(BYTES as usize).unwrap(), &RegionOptions::default()).unwrap();
+        let region = agent
+            .register(Memory::allocate(BYTES as usize).unwrap(), &RegionOptions::with_access(Access::ALL))
+            .unwrap();
         let peer = agent.connect(&address, SOON).unwrap();
         let blocks = |address| [Blocks::at(address, 4096).repeat(BYTES / 4096, 4096)];
         let mine = agent.block_list(&blocks(region.address())).unwrap();

@@ -36,7 +36,7 @@ fn pair_with(owner: &AgentOptions, target: &RegionOptions) -> Pair {
     for (page, bytes) in memory.as_mut_slice().chunks_mut(PAGE).enumerate() {
         bytes.fill(page as u8 + 1);
     }
-    let source = writer.register(memory, &RegionOptions::default()).unwrap();
+    let source = writer.register(memory, &RegionOptions::with_access(Access::ALL)).unwrap();
     let target = owner.register(Memory::allocate(PAGE * PAGES).unwrap(), target).unwrap();
     let peer = writer.connect(&owner.address().unwrap(), SOON).unwrap();
     let mine = writer.block_list(&pages_of(source.address())).unwrap();
@@ -45,7 +45,7 @@ fn pair_with(owner: &AgentOptions, target: &RegionOptions) -> Pair {
 }
 
 fn pair() -> Pair {
-    pair_with(&AgentOptions::default(), &RegionOptions::default())
+    pair_with(&AgentOptions::default(), &RegionOptions::with_access(Access::ALL))
 }
 
 fn page(region: &Region, number: usize) -> Vec<u8> {
@@ -148,6 +148,19 @@ fn a_connection_that_can_not_be_made_ends_by_its_deadline() {
 }
 
 #[test]
+fn a_region_is_its_agents_own_by_default() {
+    let owner = Agent::new("owner").unwrap();
+    let visitor = Agent::new("visitor").unwrap();
+    let own = owner.register(vec![0u8; PAGE], &RegionOptions::default()).unwrap();
+    let both = RegionOptions::with_access(Access::READ | Access::WRITE);
+    let open = owner.register(vec![0u8; PAGE], &both).unwrap();
+    let peer = visitor.add_peer(&owner.metadata(&[]).unwrap()).unwrap();
+    assert!(peer.block_list(&[Blocks::at(open.address(), PAGE as u64)]).is_ok());
+    let refused = peer.block_list(&[Blocks::at(own.address(), PAGE as u64)]).unwrap_err();
+    assert_eq!(refused.status(), Status::OUT_OF_RANGE);
+}
+
+#[test]
 fn access_rights_hold() {
     let read_only = RegionOptions { access: Access::READ, ..Default::default() };
     let pair = pair_with(&AgentOptions::default(), &read_only);
@@ -181,7 +194,8 @@ impl Drop for Watched {
 fn a_region_keeps_its_memory_and_frees_it_when_it_is_deregistered() {
     let agent = Agent::new("owner").unwrap();
     let freed = Arc::new(AtomicBool::new(false));
-    let region = agent.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::default()).unwrap();
+    let region =
+        agent.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::with_access(Access::ALL)).unwrap();
     assert!(!freed.load(Ordering::SeqCst));
     region.deregister(SOON).map_err(|(_, error)| error).unwrap();
     assert!(freed.load(Ordering::SeqCst));
@@ -191,7 +205,8 @@ fn a_region_keeps_its_memory_and_frees_it_when_it_is_deregistered() {
 fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
     let pair = pair();
     let freed = Arc::new(AtomicBool::new(false));
-    let region = pair.owner.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::default()).unwrap();
+    let region =
+        pair.owner.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::with_access(Access::ALL)).unwrap();
     pair.peer.refresh(SOON).unwrap();
     let theirs = pair.peer.block_list(&[Blocks::at(region.address(), PAGE as u64)]).unwrap();
     let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), &theirs, &TransferOptions::default()).unwrap();
