@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Iterable, Mapping
-    from typing import Any
+    from typing import Any, Literal
 
     from ._asyncio import Hub, Notices
     from ._layout import Layout, View
@@ -70,6 +70,15 @@ class Agent(_core.Agent):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Agent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """close() on a thread of the executor: it may wait for peers."""
+        from ._asyncio import in_thread
+
+        await in_thread(self.close)
 
     def __repr__(self) -> str:
         return "Agent(closed)" if self.closed else f"Agent({self.name!r}, {self.address!r})"
@@ -155,7 +164,10 @@ class Agent(_core.Agent):
 
     def query_storage(self, what: str | os.PathLike[str]) -> StorageInfo | None:
         """What is at a path or URI; None when nothing is."""
-        found = _core._query_storage(self, place_of(what)[0])
+        uri, _ = place_of(what)
+        if uri is None:
+            raise _errors.InvalidArgument("query_storage: a path or a URI, not an open file")
+        found = _core._query_storage(self, uri)
         return None if found is None else StorageInfo(*found)
 
     def list_storage(self, prefix: str, limit: int | None = None) -> list[tuple[str, StorageInfo]]:
@@ -293,7 +305,7 @@ class Agent(_core.Agent):
         notice: bytes | None = None,
         counter: int | tuple[int, int] | None = None,
         timeout: float | None = None,
-        priority: str = "bulk",
+        priority: Literal["bulk", "latency"] = "bulk",
         stream: Any = None,
     ) -> _core.Post:
         """Starts moving `theirs[their_pages]` to `mine[my_pages]`, or the other way round, pairwise in order.

@@ -95,7 +95,7 @@ class Hub:
         agent = self._agent()
         self._notices = deque(future for future in self._notices if not future.done())
         self._driving = agent is not None and not agent.closed and bool(self._transfers or self._notices)
-        if self._driving:
+        if agent is not None and self._driving:
             agent.progress()
             loop.call_soon(self._drive, loop)
 

@@ -6,9 +6,11 @@ from typing import Any, Literal, Protocol
 from typing_extensions import Buffer
 
 from . import Agent
-from ._errors import Error, Status
+from ._errors import Error
+from ._status import Status
 
 Tensor = Any  # torch's, NumPy's, buffers, DLPack, (address, elements, type)
+_Bytes = bytes  # where a class has a member of that name
 Timeout = float | None  # seconds; None: the communicator's
 Hints = dict[str, Any] | None
 # Of torch or CuPy, or any with __cuda_stream__, or an address: the operation is enqueued there, and its tensors are a GPU's.
@@ -273,7 +275,7 @@ class Window:
     def signal(self, rank: int, stream: Stream | None = None, timeout: Timeout = None) -> None: ...
     def wait_signal(self, rank: int, timeout: Timeout = None, stream: Stream | None = None) -> None:
         """For the next signal of that rank; then its puts before are there."""
-    def symmetric(self) -> bytes:
+    def symmetric(self) -> _Bytes:
         """The bytes that kernels need of a window: towline::device::Symmetric (towline/device/symmetric.cuh)."""
     @property
     def on_gpu(self) -> bool: ...

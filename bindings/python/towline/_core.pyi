@@ -6,7 +6,8 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer
 
-from ._errors import Error, Status
+from ._errors import Error
+from ._status import Status
 from ._layout import Layout, View
 from ._plan import PickedBlocks
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ._errors import Error, Status
+from ._errors import Error
+from ._status import Status
 
 def status_text(status: int) -> str: ...
 def _status_list() -> list[tuple[str, int]]: ...

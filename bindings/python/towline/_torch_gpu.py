@@ -88,7 +88,8 @@ class StreamWork(AskedWork):
     def __init__(self, index: int, work: collectives.Work, outputs: list[Any], copy: Callable[[], None] | None = None) -> None:
         super().__init__()
         self._index, self._work, self._outputs = index, work, outputs
-        self._copy, self._copied = copy, None
+        self._copy = copy
+        self._copied: Any = None
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:

@@ -394,7 +394,7 @@ class Operations:
         deadline = time.monotonic() + limit
         others = range(1, self._comm.size)
         token = torch.zeros(1, dtype=torch.uint8)
-        arriving = {rank: self._comm.recv(torch.zeros_like(token), rank, **how) for rank in others}
+        arriving: dict[int, Any] = {rank: self._comm.recv(torch.zeros_like(token), rank, **how) for rank in others}
         for rank in others:
             self._comm.send(token, rank, **how)
         absent = []
@@ -406,12 +406,15 @@ class Operations:
         if absent:
             who = f"Ranks {', '.join(map(str, absent))}" if wait_all_ranks else f"Rank {absent[0]}"
             self._fail_barrier(f"[Rank 0]: {who} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
-        for work in [self._comm.send(token, rank, **how) for rank in others]:
+        sent: list[Any] = [self._comm.send(token, rank, **how) for rank in others]
+        for work in sent:
             work.wait()
 
     def _report_to_first(self, limit: float, how: dict[str, Any], wait_all_ranks: bool) -> None:
         rank, token = self._comm.rank, torch.zeros(1, dtype=torch.uint8)
         self._comm.send(token, 0, **how)
+        has_come: Any
+        answer: Any
         has_come, answer = (self._comm.recv(torch.zeros_like(token), 0, **how) for _ in range(2))
         if not self._has_come(has_come, limit):
             self._fail_barrier(f"[Rank {rank}]: Rank 0 failed to pass monitoredBarrier in {limit * 1000:.0f} ms")

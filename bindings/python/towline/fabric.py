@@ -31,6 +31,7 @@ from ._errors import Status
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
+    from typing import Any
 
 __all__ = ["Engine", "Memory", "Remote", "Transfer", "Word"]
 
@@ -51,7 +52,7 @@ def _close_all() -> None:
 Remote = _fabric.Remote  # Remote(descriptor): memory of a peer
 
 
-def _place(memory: object, writable: bool) -> tuple[int, int, object]:
+def _place(memory: Any, writable: bool) -> tuple[int, int, object]:
     """Address, bytes, and what keeps the memory where it is."""
     if isinstance(memory, tuple):
         address, size = memory
@@ -66,7 +67,7 @@ def _place(memory: object, writable: bool) -> tuple[int, int, object]:
     return view.address, view.nbytes, view
 
 
-def _indices(pages: object) -> tuple[object, _fabric.View]:
+def _indices(pages: Any) -> tuple[object, _fabric.View]:
     if not isinstance(pages, array.array) or pages.itemsize != 4:
         if hasattr(pages, "astype"):
             pages = pages.astype("uint32", casting="same_kind" if pages.dtype.kind == "u" else "unsafe", copy=True)

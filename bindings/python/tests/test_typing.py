@@ -1,0 +1,89 @@
+"""The package, its stubs and the examples as a type checker sees them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import towline
+from towline import _collectives, _core
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "bindings" / "python" / "towline"
+
+
+def check(*what: pathlib.Path, cache: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", f"--cache-dir={cache}", f"--config-file={PACKAGE.parent / 'pyproject.toml'}", *what],
+        env={**os.environ, "MYPYPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_package_and_the_examples_are_clean(tmp_path):
+    done = check(PACKAGE, *sorted((ROOT / "examples").glob("*.py")), cache=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_call_is_found(tmp_path):
+    program = tmp_path / "wrong.py"
+    program.write_text(
+        "import towline\n"
+        "agent = towline.Agent('a')\n"
+        "agent.register(b'', acces='rw')\n"
+        "agent.copy(1, 2)\n"
+        "towline.Status.NOTHING\n"
+    )
+    found = check(program, cache=tmp_path / "cache").stdout
+    assert [line.split(":")[1] for line in found.splitlines() if ": error:" in line] == ["3", "4", "4", "5"], found
+
+
+def stubbed(module: str) -> dict[str, set[str]]:
+    """The public names of each class of a stub, inherited ones left out."""
+    classes = [node for node in ast.parse((PACKAGE / f"{module}.pyi").read_text()).body if isinstance(node, ast.ClassDef)]
+    return {
+        node.name: {
+            name
+            for member in node.body
+            for name in (
+                [member.name]
+                if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef))
+                else [member.target.id]
+                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
+                else []
+            )
+        }
+        for node in classes
+    }
+
+
+@pytest.mark.parametrize("module", [_core, _collectives], ids=lambda module: module.__name__)
+def test_the_stubs_have_every_public_member(module):
+    stub = stubbed(module.__name__.rpartition(".")[2])
+    missing = []
+    for name, kind in vars(module).items():
+        if not isinstance(kind, type) or name.startswith("_"):
+            continue
+        known = stub.get(name)
+        if known is None:
+            missing.append(name)
+            continue
+        missing += [f"{name}.{member}" for member in vars(kind) if not member.startswith("_") and member not in known]
+        missing += [f"{name}.{member} (not there)" for member in known if not hasattr(kind, member) and member[0] != "_"]
+    assert not missing
+
+
+def test_type_checkers_know_the_librarys_statuses():
+    (status,) = (node for node in ast.parse((PACKAGE / "_status.pyi").read_text()).body if isinstance(node, ast.ClassDef))
+    known = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in status.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert known == {status.name: status.value for status in towline.Status}
