@@ -34,7 +34,7 @@ Status Engine::submit(const TransferRequest& request, Handle* id) noexcept {
   s.next_deadline_ns = std::min(s.next_deadline_ns, request.deadline_ns);
   if (id != nullptr) *id = {index, transfer.generation};
   s.enqueue(*peer, transfer);
-  if (!s.in_progress) s.pump(*peer);
+  if (!s.in_progress && !s.cancels) s.pump(*peer);
   return Status::kInProgress;
 }
 
@@ -76,7 +76,9 @@ void Engine::State::pump(Peer& peer) noexcept {
   uint32_t blocked = 0;
   while (peer.queue_head != kNone && blocked < kMaxBlocked && blocked < peer.queue_length) {
     Transfer& transfer = transfers[peer.queue_head];
-    const bool issued = transfer.data_to_issue() ? issue(peer, transfer) : issue_record(peer, transfer);
+    bool issued = false;
+    if (!transfer.no_memory)
+      issued = transfer.data_to_issue() ? issue(peer, transfer) : issue_record(peer, transfer);
     blocked = issued ? 0 : blocked + 1;
     if (!transfer.queued) continue;
     dequeue(peer, transfer);
@@ -332,10 +334,16 @@ void Engine::State::take_back(Connection& connection, std::size_t count) noexcep
 }
 
 // Per transfer at most as many as its connections can have under way: new slices wait for those to post again.
+// A transfer whose slice finds no memory ends.
 void Engine::State::push_retry(Transfer& transfer, const Slice& slice) noexcept {
   if (free_retry == kNone) {
-    free_retry = static_cast<uint32_t>(retry_pool.size());
-    retry_pool.emplace_back();
+    try {
+      retry_pool.emplace_back();
+    } catch (const std::bad_alloc&) {
+      transfer.no_memory = cancels = true;
+      return;
+    }
+    free_retry = static_cast<uint32_t>(retry_pool.size() - 1);
   }
   const uint32_t index = free_retry;
   free_retry = retry_pool[index].next;
@@ -441,6 +449,7 @@ void Engine::State::settle(Transfer& transfer) noexcept {
     release(transfer);
     return host.fenced(cookie, kFencedBoth);
   }
+  if (transfer.no_memory) return;  // progress() ends it
   if (transfer.data_to_issue() || (transfer.wants_record && !transfer.record_done))
     return enqueue(peer, transfer);
   TransferResult result;
@@ -462,7 +471,7 @@ void Engine::State::release(Transfer& transfer) noexcept {
   transfer.generation = generation == 0 ? 1 : generation;
   transfer.peer = kNone;
   transfer.exhausted = transfer.wants_record = transfer.record_posted = transfer.record_done = false;
-  transfer.retried = transfer.mixed = transfer.ending = transfer.cancel = false;
+  transfer.retried = transfer.mixed = transfer.ending = transfer.cancel = transfer.no_memory = false;
   transfer.sole = transfer.stalls = 0;
   transfer.segment = transfer.segments_held = 0;
   transfer.issued = transfer.done = transfer.sequence = 0;
@@ -503,6 +512,7 @@ void Engine::State::failed_range(const Transfer& transfer, TransferResult& resul
     end = std::max(end, to);
   };
   if (!transfer.exhausted) missing(transfer.issued, transfer.request.bytes);
+  if (transfer.no_memory) missing(0, transfer.request.bytes);
   for (uint32_t at = transfer.retry_head; at != kNone; at = retry_pool[at].next)
     missing(retry_pool[at].slice.offset, retry_pool[at].slice.offset + retry_pool[at].slice.length);
   for (Rail& rail : rails) {
@@ -620,7 +630,8 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
   if (s.cancels) {
     s.cancels = false;
     for (Transfer& transfer : s.transfers)
-      if (transfer.peer != kNone && transfer.cancel) s.end(transfer, Status::kCancelled);
+      if (transfer.peer != kNone && (transfer.cancel || transfer.no_memory))
+        s.end(transfer, transfer.no_memory ? Status::kOutOfMemory : Status::kCancelled);
   }
   if (now_ns >= s.next_tick_ns) s.tick();
   for (std::size_t i = 0; i < s.active.size();) {

@@ -15,6 +15,13 @@ uint64_t make_id(uint64_t number, uint32_t rail, uint32_t index) noexcept {
   return number << 24 | uint64_t{rail} << 16 | index;
 }
 
+// Why a connection can't be had; says it where people look.
+Status refusal_of(const Rail& rail, const std::exception& error) noexcept {
+  const auto* const known = dynamic_cast<const core::Error*>(&error);
+  TOWLINE_LOG_EVERY(kWarning, kSecondNs, "fabric: {}: {}", rail.domain->traits().name, error.what());
+  return known != nullptr ? known->code() : Status::kOutOfMemory;
+}
+
 }  // namespace
 
 // --- Opening -------------------------------------------------------------------------------------------
@@ -52,9 +59,10 @@ bool Engine::State::open_path(Peer& peer, uint32_t number) noexcept {
   if (connection == nullptr) return false;
   try {
     prepare(*connection);
+    peer.unused.reserve(std::min<uint64_t>(SequenceWindow::kSpan, transfers.size()));
     connection->endpoint = rail.domain->open(connection->number);
-  } catch (const core::Error& error) {
-    TOWLINE_LOG_EVERY(kWarning, kSecondNs, "fabric: {}: {}", rail.domain->traits().name, error.message());
+  } catch (const std::exception& error) {
+    peer.last_refusal = refusal_of(rail, error);
     return false;
   }
   const auto index = static_cast<uint32_t>(connection - rail.connections.data());
@@ -240,10 +248,8 @@ void Engine::State::on_connect(Peer& peer, const ControlMessage& message) noexce
       connection->remote_rail = message.initiator_rail;
       accept(peer, *connection, message);
       return;
-    } catch (const core::Error& error) {
-      refusal.status = error.code();
-      TOWLINE_LOG_EVERY(kWarning, kSecondNs, "fabric: {}: {}", rails[number].domain->traits().name,
-                        error.message());
+    } catch (const std::exception& error) {
+      refusal.status = refusal_of(rails[number], error);
     }
   }
   host.send_control(peer.handle(), encode(refusal));
@@ -276,12 +282,10 @@ void Engine::State::on_accept(Connection& connection, const ControlMessage& mess
     if (message.credits == 0 || message.record_bytes < options.record_bytes)
       fail(Status::kProtocol, "the peer takes {} records of {} bytes", message.credits, message.record_bytes);
     rails[connection.rail].domain->connect(connection.number, message.endpoint);
-  } catch (const core::Error& error) {
-    TOWLINE_LOG_EVERY(kWarning, kSecondNs, "fabric: {}: {}", rails[connection.rail].domain->traits().name,
-                      error.message());
-    peer.last_refusal = error.code();
+  } catch (const std::exception& error) {
+    peer.last_refusal = refusal_of(rails[connection.rail], error);
     connection.failed_path = true;
-    return break_connection(connection, error.code());
+    return break_connection(connection, peer.last_refusal);
   }
   connection.granted = message.credits;
   connection.state = ConnectionState::kReady;

@@ -51,7 +51,8 @@ struct Transfer {
   bool mixed = false;   // its slices took more than one connection
   bool ending = false;  // its outcome is told, its fence is not
   bool cancel = false;
-  uint64_t sole = 0;  // the connection that all its slices took so far
+  bool no_memory = false;  // a slice to post again was forgotten: progress() ends it
+  uint64_t sole = 0;       // the connection that all its slices took so far
   uint32_t outstanding = 0;
   uint32_t next = kNone;  // in the peer's queue, or in the free list
   uint32_t previous = kNone;
@@ -129,10 +130,12 @@ struct Peer {
   uint32_t queue_tail = kNone;
   uint32_t queue_length = 0;
   uint64_t last_sequence = 0;
-  uint64_t confirmed = 1;        // the peer has taken all records before this
-  std::vector<uint64_t> unused;  // sequences that a transfer was given and never needed
-  SequenceWindow seen;           // of the records taken
-  uint64_t told_base = 1;        // what the peer knows of seen.base()
+  uint64_t confirmed = 1;  // the peer has taken all records before this
+  std::vector<uint64_t>
+      unused;              // sequences that a transfer was given and never needed; with its first connection
+                           // it gets room for all
+  SequenceWindow seen;     // of the records taken
+  uint64_t told_base = 1;  // what the peer knows of seen.base()
   uint64_t unanswered_since_ns = 0;
   uint64_t pinged_at_ns = 0;
   uint64_t no_path_since_ns = 0;

@@ -323,20 +323,22 @@ Handle Engine::add_peer(const EngineAddress& address) {
   if (!reachable)
     fail(Status::kNoRoute, "the peer's rails ({}) are of no kind that is here ({})",
          address.rails.front().kind, s.rails.front().domain->traits().kind);
+  Peer made;
+  made.address = address;
+  made.paths.resize(std::max(address.rails.size(), s.rails.size()));
   if (s.free_peers.empty()) {
-    s.free_peers.push_back(static_cast<uint32_t>(s.peers.size()));
+    // What works on a peer, or ends it, finds room.
+    const std::size_t room = std::bit_ceil(s.peers.size() + 1);
+    s.active.reserve(room);
+    s.free_peers.reserve(room);
     s.peers.push_back(std::make_unique<Peer>());
-    s.active.reserve(s.peers.size());
+    s.free_peers.push_back(static_cast<uint32_t>(s.peers.size() - 1));
   }
-  const uint32_t index = s.free_peers.back();
+  made.index = s.free_peers.back();
   s.free_peers.pop_back();
-  const uint32_t generation = s.peers[index]->generation_before + 1;
-  *s.peers[index] = Peer{};
-  Peer& peer = *s.peers[index];
-  peer.index = index;
-  peer.generation = peer.generation_before = generation == 0 ? 1 : generation;
-  peer.address = address;
-  peer.paths.resize(std::max(address.rails.size(), s.rails.size()));
+  Peer& peer = *s.peers[made.index];
+  made.generation = made.generation_before = std::max(peer.generation_before + 1, 1u);
+  peer = std::move(made);
   return peer.handle();
 }
 

@@ -29,9 +29,9 @@ Id take_id(WireReader& in) noexcept {
 
 }  // namespace
 
-std::vector<uint8_t> encode(const ControlMessage& message) {
-  std::vector<uint8_t> bytes;
-  WireWriter out{bytes, kMaxControlBytes};
+ControlBytes encode(const ControlMessage& message) noexcept {
+  ControlBytes bytes;
+  WireWriter out{std::span<uint8_t>{bytes.data}};
   out.u32(kControlMagic);
   out.u8(kControlVersion);
   out.u8(static_cast<uint8_t>(message.type));
@@ -62,10 +62,11 @@ std::vector<uint8_t> encode(const ControlMessage& message) {
     case ControlType::kPong:
       break;
   }
-  return out.ok() ? bytes : std::vector<uint8_t>{};
+  bytes.size = out.ok() ? out.size() : 0;
+  return bytes;
 }
 
-std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes) {
+std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes) noexcept {
   if (bytes.size() > kMaxControlBytes) return std::nullopt;
   WireReader in{bytes};
   if (in.u32() != kControlMagic || in.u8() != kControlVersion) return std::nullopt;
@@ -82,12 +83,12 @@ std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes) {
       message.initiator_rail = in.u8();
       message.responder_rail = in.u8();
       message.record_bytes = in.u32();
-      message.endpoint = copy(in.bytes16());
+      message.endpoint = in.bytes16();
       break;
     case ControlType::kAccept:
       message.credits = in.u32();
       message.record_bytes = in.u32();
-      message.endpoint = copy(in.bytes16());
+      message.endpoint = in.bytes16();
       break;
     case ControlType::kRefuse: {
       const int32_t status = in.i32();

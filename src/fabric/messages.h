@@ -40,13 +40,22 @@ struct ControlMessage {
   uint32_t credits = 0;         // kAccept: receives posted for records
   uint32_t record_bytes = 0;    // kConnect, kAccept: the longest record that the sender takes
   Status status = Status::kOk;  // kRefuse
-  std::vector<uint8_t> endpoint;     // kConnect, kAccept
-  uint64_t seen_base = 1;            // kClosed
-  SequenceWindow::Bits seen_bits{};  // kClosed
+  std::span<const uint8_t> endpoint;  // kConnect, kAccept; lies where the message was decoded from
+  uint64_t seen_base = 1;             // kClosed
+  SequenceWindow::Bits seen_bits{};   // kClosed
 };
 
-std::vector<uint8_t> encode(const ControlMessage& message);
-std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes);
+// Made without memory: an engine that has none left can still say what it has to.
+struct ControlBytes {
+  std::array<uint8_t, kMaxControlBytes> data;
+  std::size_t size = 0;
+
+  operator std::span<const uint8_t>() const noexcept {  // NOLINT(google-explicit-constructor)
+    return {data.data(), size};
+  }
+};
+ControlBytes encode(const ControlMessage& message) noexcept;
+std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes) noexcept;
 
 // An engine as its peers know it.
 struct RailAddress {

@@ -1,0 +1,214 @@
+// What the engine promises when memory runs out: what needed it ends or is tried again, nothing else.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "fabric/engine.h"
+#include "support/failing_new.h"
+
+namespace towline::fabric::engine_memory_test {
+namespace {
+
+// A port that moves nothing, needs no memory, and tells what the test says.
+struct Port final : Domain {
+  const DomainTraits& traits() const noexcept override { return known; }
+  std::vector<uint8_t> address() const override { return {}; }
+  Registration register_memory(const MemoryToRegister&) override { return {}; }
+  void deregister_memory(const Registration&) noexcept override {}
+  std::vector<uint8_t> open(uint32_t number) override {
+    opened = number;
+    return {};
+  }
+  void connect(uint32_t, std::span<const uint8_t>) override {}
+  void stop(uint32_t) noexcept override {}
+  void release(uint32_t) noexcept override {}
+  std::size_t post(uint32_t, const WorkRequest* requests, std::size_t count) noexcept override {
+    posted += count;
+    last = requests[count - 1].cookie;
+    return count;
+  }
+  std::size_t post_receives(uint32_t, const ReceiveRequest*, std::size_t count) noexcept override {
+    return count;
+  }
+  std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
+    if (!tells || capacity == 0) return 0;
+    tells = false;
+    completions[0] = next;
+    return 1;
+  }
+  void tell(CompletionKind kind, Status status) noexcept {
+    next = {last, 0, opened, 0, status, kind};
+    tells = true;
+  }
+
+  DomainTraits known;
+  Completion next = {};
+  bool tells = false;
+  uint32_t opened = 0;
+  std::size_t posted = 0;
+  uint64_t last = 0;
+};
+
+struct Side final : EngineHost {
+  Side() {
+    auto made = std::make_unique<Port>();
+    port = made.get();
+    port->known.kind = "stub";
+    std::vector<std::unique_ptr<Domain>> domains;
+    domains.push_back(std::move(made));
+    engine = std::make_unique<Engine>(EngineOptions{}, std::move(domains), *this);
+  }
+  void complete(uint64_t, const TransferResult& told) noexcept override {
+    result = told;
+    ++completions;
+  }
+  void fenced(uint64_t, uint32_t) noexcept override {}
+  void counted(Handle, uint32_t, uint32_t) noexcept override {}
+  void received(Handle, std::span<const uint8_t>) noexcept override {}
+  void lost(Handle, Status, std::string_view) noexcept override { ++losses; }
+  void send_control(Handle, std::span<const uint8_t> message) noexcept override {
+    if (letters == std::size(held)) return;
+    std::copy(message.begin(), message.end(), held[letters].data.begin());
+    held[letters++].size = message.size();
+  }
+
+  Port* port = nullptr;
+  std::unique_ptr<Engine> engine;
+  Handle peer;
+  std::array<ControlBytes, 16> held;
+  std::size_t letters = 0;
+  TransferResult result;
+  int completions = 0;
+  int losses = 0;
+};
+
+class FabricMemory : public ::testing::Test {
+ protected:
+  FabricMemory() {
+    one_.peer = one_.engine->add_peer(two_.engine->address());
+    two_.peer = two_.engine->add_peer(one_.engine->address());
+    memory_ = one_.engine->register_memory({bytes_.data(), bytes_.size(), true, true});
+    remote_ = Engine::describe(memory_);
+  }
+  ~FabricMemory() override { support::stop_failing(); }
+
+  static void deliver(Side& from, Side& to) {
+    for (std::size_t i = 0; i < from.letters; ++i) to.engine->on_control(to.peer, from.held[i]);
+    from.letters = 0;
+  }
+  void turn() {
+    now_ns_ += kMillisecondNs;
+    one_.engine->progress(now_ns_);
+    deliver(one_, two_);
+    two_.engine->progress(now_ns_);
+    deliver(two_, one_);
+  }
+  // One slice for each piece.
+  void submit() {
+    given_ = 0;
+    TransferRequest request;
+    request.peer = one_.peer;
+    request.op = TransferOp::kWrite;
+    request.segments = {next, this};
+    request.local = &local_pointer_;
+    request.remote = &remote_pointer_;
+    request.bytes = kPieces * kPiece;
+    ASSERT_EQ(one_.engine->submit(request), Status::kInProgress);
+  }
+  static std::size_t next(void* context, towline_segment* out, std::size_t capacity) {
+    auto& self = *static_cast<FabricMemory*>(context);
+    std::size_t count = 0;
+    for (; count < capacity && self.given_ < kPieces; ++count, ++self.given_)
+      out[count] = {self.memory_.address, self.memory_.address, kPiece, 0, 0};
+    return count;
+  }
+  template <class Done>
+  bool until(Done&& done) {
+    for (int i = 0; i < 1'000 && !done(); ++i) turn();
+    return done();
+  }
+
+  static constexpr std::size_t kPieces = 8;
+  static constexpr uint64_t kPiece = 64;
+  std::array<uint8_t, 64> bytes_ = {};
+  Side one_;
+  Side two_;
+  LocalMemory memory_;
+  RemoteMemory remote_;
+  const LocalMemory* local_pointer_ = &memory_;
+  const RemoteMemory* remote_pointer_ = &remote_;
+  std::size_t given_ = 0;
+  uint64_t now_ns_ = kSecondNs;
+};
+
+TEST_F(FabricMemory, ASliceThatCannotBeKeptForRetryEndsItsTransferAlone) {
+  submit();
+  ASSERT_TRUE(until([&] { return one_.port->posted == kPieces; }));
+  one_.port->tell(CompletionKind::kConnectionDown, Status::kIo);
+  support::fail_allocations();
+  turn();  // closes both ends, and learns what has to be posted again
+  one_.engine->progress(now_ns_);
+  EXPECT_TRUE(support::stop_failing());
+  ASSERT_EQ(one_.completions, 1);
+  EXPECT_EQ(one_.result.status, Status::kOutOfMemory);
+  EXPECT_EQ(one_.result.fences, kFencedBoth);
+  EXPECT_EQ(one_.result.failed_begin, 0u);
+  EXPECT_EQ(one_.result.failed_end, kPieces * kPiece);
+  EXPECT_EQ(one_.losses, 0);
+
+  submit();
+  ASSERT_TRUE(until([&] { return one_.port->posted == 2 * kPieces; }));
+  one_.port->tell(CompletionKind::kRequest, Status::kOk);
+  ASSERT_TRUE(until([&] { return one_.completions == 2; }));
+  EXPECT_EQ(one_.result.status, Status::kOk);
+}
+
+TEST_F(FabricMemory, AConnectionThatFindsNoneIsTriedAgain) {
+  submit();
+  support::fail_allocations();
+  for (int i = 0; i < 100; ++i) turn();
+  EXPECT_TRUE(support::stop_failing());
+  EXPECT_EQ(one_.port->posted, 0u);
+  ASSERT_TRUE(until([&] { return one_.port->posted == kPieces; }));
+  EXPECT_EQ(one_.completions + one_.losses, 0);
+}
+
+TEST_F(FabricMemory, APeerThatHasNoneRefusesTheConnection) {
+  submit();
+  one_.engine->progress(now_ns_ += kMillisecondNs);
+  support::fail_allocations();
+  deliver(one_, two_);
+  EXPECT_TRUE(support::stop_failing());
+  ASSERT_EQ(two_.letters, 1u);
+  const auto refusal = decode_control(two_.held[0]);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->type, ControlType::kRefuse);
+  EXPECT_EQ(refusal->status, Status::kOutOfMemory);
+  ASSERT_TRUE(until([&] { return one_.port->posted == kPieces; }));
+}
+
+// Whichever allocation fails: no outcome is told twice, and all goes well afterwards.
+TEST_F(FabricMemory, NoSingleFailureStopsATransfer) {
+  for (int after = 0; after < 12; ++after) {
+    SCOPED_TRACE(after);
+    const int before = one_.completions;
+    const std::size_t posted = one_.port->posted;
+    submit();
+    support::fail_allocations(after, 1);
+    turn();
+    turn();
+    support::stop_failing();
+    ASSERT_TRUE(until([&] { return one_.port->posted == posted + kPieces; }));
+    one_.port->tell(CompletionKind::kRequest, Status::kOk);
+    ASSERT_TRUE(until([&] { return one_.completions == before + 1; }));
+    EXPECT_EQ(one_.result.status, Status::kOk);
+    // The next one connects anew.
+    one_.port->tell(CompletionKind::kConnectionDown, Status::kIo);
+    turn();
+    two_.port->tell(CompletionKind::kConnectionDown, Status::kIo);
+    turn();
+  }
+}
+
+}  // namespace
+}  // namespace towline::fabric::engine_memory_test
