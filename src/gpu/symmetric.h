@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/os/unique_fd.h"
 #include "gpu/kernel_device.h"
+#include "gpu/symmetric_wire.h"
 
 namespace towline::cuda {
 
@@ -58,11 +59,12 @@ class SymmetricMemory {
   [[nodiscard]] std::optional<uint32_t> lost() noexcept;
 
  private:
-  struct Notice;
-  [[nodiscard]] Notice describe(uint32_t gpu) const;
+  [[nodiscard]] PieceNotice describe(uint32_t gpu) const;
   void listen();
-  void swap(uint32_t gpu, std::span<const Notice> notices, Deadline deadline);
-  void send_to(uint32_t rank, const Notice& notice, Deadline deadline);
+  void swap(uint32_t gpu, std::span<const PieceNotice> notices, Deadline deadline);
+  void send_to(uint32_t rank, const PieceNotice& notice, Deadline deadline);
+  void receive(uint32_t gpu, std::span<const PieceNotice> notices, uint32_t missing, Deadline deadline);
+  bool take_piece(uint32_t gpu, std::span<const PieceNotice> notices, UniqueFd& visitor);
 
   KernelDevice& device_;
   const uint32_t rank_;
