@@ -262,6 +262,7 @@ struct Engine::State {
   uint32_t busy_connections = 0;  // connecting or closing
   uint64_t now_ns = 0;
   uint64_t next_tick_ns = 0;
+  uint64_t next_peer_check_ns = 0;
   uint64_t next_deadline_ns = kNoDeadline;
   uint64_t turn_events = 0;
   uint64_t turns = 1;

@@ -16,7 +16,11 @@ void Engine::State::tick() noexcept {
   next_tick_ns = now_ns + options.tick_ns;
   if (now_ns >= next_deadline_ns) check_deadlines();
   if (busy_connections != 0 || transfers_in_use != 0) check_connections();
-  if (transfers_in_use != 0 || busy_connections != 0) check_peers();
+  if ((transfers_in_use != 0 || busy_connections != 0) && now_ns >= next_peer_check_ns) {
+    // Ten thousand may be known: they are looked at as often as their deadlines need it.
+    next_peer_check_ns = now_ns + std::min(options.lost_ns, options.give_up_ns) / 256;
+    check_peers();
+  }
   recover_rails();
 }
 
