@@ -53,7 +53,7 @@ VENDORS = {  # the headers, and the folders that may include them
     r"nccl": ["collectives"],
     r"cufile": ["storage/gds"],
     r"(infiniband/|rdma/rdma_|rdma/ib_)": ["fabric/verbs"],
-    r"rdma/fi_|rdma/fabric": ["fabric/ofi"],
+    r"rdma/fi_|rdma/fabric": ["fabric/ofi", "bench/fabric"],
     r"(ucp|uct|ucs)/": ["fabric/ucx", "bench/fabric"],
     r"(aws|Aws)/": ["storage/object"],
     r"curl/": ["http"],
