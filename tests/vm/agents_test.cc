@@ -77,6 +77,8 @@ void AgentsTest::move_a_gigabyte(const std::string& source) {
 }
 
 TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverDevmem) { move_a_gigabyte("devmem"); }
+TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverZcrx) { move_a_gigabyte("zcrx"); }
+TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverZcrxWithoutANic) { move_a_gigabyte("zcrx-copy"); }
 
 }  // namespace
 }  // namespace towline::guest

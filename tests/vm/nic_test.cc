@@ -15,6 +15,7 @@
 #include "guest.h"
 #include "support/temporary_folder.h"
 #include "transports/tcpx/sources/devmem.h"
+#include "transports/tcpx/sources/zcrx.h"
 #include "transports/tcpx/sources/test_support.h"
 
 namespace towline::tcpx {
@@ -64,7 +65,7 @@ Taken take_all(Source& source, int socket, const std::vector<uint8_t>& sent) {
     if (polled.io.status == Status::kAgain) {
       source.release(tokens);
       tokens.clear();
-      pollfd wait = {socket, POLLIN, 0};
+      pollfd wait = {source.wakes_by() >= 0 ? source.wakes_by() : socket, POLLIN, 0};
       (void)::poll(&wait, 1, 1000);
       continue;
     }
@@ -139,6 +140,48 @@ TEST_F(GuestTest, ASourceThatEndsGivesItsTokensBack) {
     writer.reset();
     sender.join();
   }
+}
+
+// Sends 64 MiB to a source of this provider.
+void stream_to(Provider& provider) {
+  constexpr uint64_t kBytes = 64u << 20;
+  auto [writer, reader] = guest::connect_hosts();
+  auto source = provider.make(reader.get());
+  const auto sent = pattern(1u << 20);
+  std::thread sender([&, fd = writer.get()] {
+    for (uint64_t done = 0; done < kBytes; done += sent.size()) write_fully(fd, sent);
+    ::shutdown(fd, SHUT_WR);
+  });
+  const Taken taken = take_all(*source, reader.get(), sent);
+  sender.join();
+  EXPECT_EQ(taken.bytes, kBytes);
+  EXPECT_EQ(taken.wrong, 0u);
+  EXPECT_EQ(taken.linear, 0u);
+  EXPECT_EQ(source->bad_releases(), 0u);
+  std::printf("%s: %lu fragments\n", source->name(), static_cast<unsigned long>(taken.fragments));
+}
+
+// A pool of 2 MiB: every page is used many times.
+TEST_F(GuestTest, AStreamArrivesInAnAreaOfIoUringByTheNicAndTheNicIsGivenBack) {
+  enter(0);
+  Nic nic_now(this_kernel(), guest::kNic[0]);
+  const Rings rings = nic_now.rings();
+  const auto spread = nic_now.spread();
+  for (int round = 0; round < 2; ++round) {
+    ZcrxProvider provider(this_kernel(), nic(0, 2u << 20));
+    EXPECT_EQ(nic_now.rings().split, Split::kOn);
+    stream_to(provider);
+    EXPECT_TRUE(nic_now.rules().empty());
+  }
+  EXPECT_EQ(nic_now.rings().split, rings.split);
+  EXPECT_EQ(nic_now.spread(), spread);
+}
+
+TEST_F(GuestTest, AStreamArrivesInAnAreaOfIoUringByTheKernel) {
+  enter(0);
+  ZcrxProvider provider(
+      2u << 20, [](std::span<uint8_t> area, uint32_t refills) { return open_zcrx_ring(area, {0, 0, refills}); });
+  stream_to(provider);
 }
 
 TEST_F(GuestTest, SendsGoFromBoundMemory) {

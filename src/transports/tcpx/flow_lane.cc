@@ -29,21 +29,27 @@ framing::IoResult FlowLane::write(std::span<const iovec> pieces) noexcept {
 bool FlowLane::arm(bool want_write) noexcept {
   if (stream_.arm(want_write && stream_wants_write_)) return true;
   if (!payload_.open()) return false;
-  uint32_t wanted = payload_.wants_read() ? uint32_t{EPOLLIN} : 0;
-  if (want_write && payload_.wants_write()) wanted |= EPOLLOUT;
-  if (wanted == watched_) return false;
-  const int fd = payload_.descriptor();
-  const int32_t status = known_ ? host_.rewatch(worker_, fd, wanted, ready_, argument_)
-                                : host_.watch(worker_, fd, wanted, ready_, argument_);
+  const uint32_t read = payload_.wants_read() ? uint32_t{EPOLLIN} : 0;
+  const uint32_t write = want_write && payload_.wants_write() ? uint32_t{EPOLLOUT} : 0;
+  const int readable = payload_.read_descriptor();
+  if (readable == payload_.descriptor()) return watch(readable, read | write, socket_);
+  const bool both = watch(readable, read, source_);
+  return watch(payload_.descriptor(), write, socket_) || both;
+}
+
+bool FlowLane::watch(int fd, uint32_t wanted, Watched& watched) noexcept {
+  if (wanted == watched.events) return false;
+  const int32_t status = watched.known ? host_.rewatch(worker_, fd, wanted, ready_, argument_)
+                                       : host_.watch(worker_, fd, wanted, ready_, argument_);
   if (status != TOWLINE_OK) return true;  // never sleep on a socket that can't wake us
-  known_ = true;
-  watched_ = wanted;
+  watched = {true, wanted};
   return false;
 }
 
 void FlowLane::unwatch() noexcept {
-  if (known_ && payload_.open()) host_.unwatch(worker_, payload_.descriptor());
-  known_ = false;
+  if (source_.known) host_.unwatch(worker_, payload_.read_descriptor());
+  if (socket_.known && payload_.open()) host_.unwatch(worker_, payload_.descriptor());
+  source_ = socket_ = {};
 }
 
 void FlowLane::close() noexcept {

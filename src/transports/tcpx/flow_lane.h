@@ -33,6 +33,13 @@ class FlowLane final : public framing::Lane {
   [[nodiscard]] framing::PayloadFlow* payload_flow() noexcept override { return &payload_; }
 
  private:
+  // A descriptor of the payload flow's in the host's epoll.
+  struct Watched {
+    bool known = false;
+    uint32_t events = 0;
+  };
+
+  [[nodiscard]] bool watch(int fd, uint32_t wanted, Watched& watched) noexcept;
   void unwatch() noexcept;
 
   const plugin::Host& host_;
@@ -42,8 +49,8 @@ class FlowLane final : public framing::Lane {
   tcp::SocketLane stream_;
   PayloadSocket payload_;
   bool stream_wants_write_ = false;
-  bool known_ = false;    // the payload socket, to the host's epoll
-  uint32_t watched_ = 0;  // its events
+  Watched socket_;
+  Watched source_;  // where the source wakes us by something else
 };
 
 }  // namespace towline::tcpx

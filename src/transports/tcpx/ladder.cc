@@ -10,6 +10,7 @@
 #include "transports/tcpx/sources/devmem_legacy.h"
 #include "transports/tcpx/sources/emulated.h"
 #include "transports/tcpx/sources/mapped.h"
+#include "transports/tcpx/sources/zcrx.h"
 
 namespace towline::tcpx {
 namespace {
@@ -30,6 +31,10 @@ constexpr Known kKnown[] = {
      [](const Settings& settings) -> std::unique_ptr<Provider> {
        return std::make_unique<DevmemProvider>(this_kernel(), nic_options(settings), make_pool_memory);
      }},
+    {"zcrx",
+     [](const Settings& settings) -> std::unique_ptr<Provider> {
+       return std::make_unique<ZcrxProvider>(this_kernel(), nic_options(settings));
+     }},
     {"devmem-legacy",
      [](const Settings& settings) -> std::unique_ptr<Provider> {
        return std::make_unique<DevmemLegacyProvider>(
@@ -37,6 +42,12 @@ constexpr Known kKnown[] = {
      }},
     {"mapped",
      [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},
+    {"zcrx-copy",
+     [](const Settings& settings) -> std::unique_ptr<Provider> {
+       return std::make_unique<ZcrxProvider>(settings.pool_bytes, [](std::span<uint8_t> area, uint32_t refills) {
+         return open_zcrx_ring(area, {0, 0, refills});
+       });
+     }},
     {"copy", [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); }},
     {"emulated",
      [](const Settings& settings) -> std::unique_ptr<Provider> {

@@ -48,6 +48,11 @@ class PayloadSocket final : public framing::PayloadFlow {
   void close() noexcept;
   void abandon() noexcept;
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
+  // What is readable when payload may have come: the socket, or a descriptor of its source's.
+  [[nodiscard]] int read_descriptor() const noexcept {
+    const int own = source_ != nullptr ? source_->wakes_by() : -1;
+    return own >= 0 ? own : socket_.get();
+  }
   // Was the last read, or write, refused since nothing was there, or no room?
   [[nodiscard]] bool wants_read() const noexcept { return wants_read_; }
   [[nodiscard]] bool wants_write() const noexcept { return wants_write_; }

@@ -72,7 +72,7 @@ std::vector<uint32_t> read_queues(const plugin::Host& host) {
 }  // namespace
 
 const std::vector<std::string>& default_sources() {
-  static const std::vector<std::string> sources = {"devmem", "devmem-legacy", "mapped", "copy"};
+  static const std::vector<std::string> sources = {"devmem", "zcrx", "devmem-legacy", "mapped", "copy"};
   return sources;
 }
 

@@ -54,6 +54,8 @@ class Source {
   // How many tokens can be held before nothing more arrives; UINT32_MAX: no limit.
   [[nodiscard]] virtual uint32_t tokens() const noexcept = 0;
   [[nodiscard]] virtual const char* name() const noexcept = 0;
+  // A descriptor that is readable when there may be something to poll for; -1: the socket itself.
+  [[nodiscard]] virtual int wakes_by() const noexcept { return -1; }
   // Of releases that named no held token.
   [[nodiscard]] virtual uint64_t bad_releases() const noexcept { return 0; }
 };

@@ -1,6 +1,7 @@
 // Every source that a machine has by itself gives the stream's bytes, in order, in fragments that hold still until they
 // are released.
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <deque>
@@ -14,8 +15,10 @@
 #include "base/random.h"
 #include "transports/tcpx/sources/copy.h"
 #include "transports/tcpx/sources/emulated.h"
+#include "transports/tcpx/sources/fake_zcrx_ring.h"
 #include "transports/tcpx/sources/mapped.h"
 #include "transports/tcpx/sources/test_support.h"
+#include "transports/tcpx/sources/zcrx.h"
 
 namespace towline::tcpx {
 namespace {
@@ -29,8 +32,30 @@ struct Kind {
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
+// With the ring and the thread that it stands on.
+class ZcrxAlone final : public Source {
+ public:
+  explicit ZcrxAlone(int socket)
+      : provider_(256u << 10, testing::fake_zcrx_ring(seen_)), source_(provider_.make(socket)) {}
+  Polled poll(uint8_t* linear, std::size_t most, std::span<Fragment> out) noexcept override {
+    return source_->poll(linear, most, out);
+  }
+  void release(std::span<const uint32_t> tokens) noexcept override { source_->release(tokens); }
+  [[nodiscard]] std::span<const Pool> pools() const noexcept override { return source_->pools(); }
+  [[nodiscard]] uint32_t tokens() const noexcept override { return source_->tokens(); }
+  [[nodiscard]] const char* name() const noexcept override { return source_->name(); }
+  [[nodiscard]] uint64_t bad_releases() const noexcept override { return source_->bad_releases(); }
+  [[nodiscard]] int wakes_by() const noexcept override { return source_->wakes_by(); }
+
+ private:
+  testing::ZcrxSeen seen_;
+  ZcrxProvider provider_;
+  std::unique_ptr<Source> source_;
+};
+
 const Kind kKinds[] = {
     {"copy", [](int socket) { return std::make_unique<CopySource>(socket); }},
+    {"zcrx", [](int socket) { return std::make_unique<ZcrxAlone>(socket); }},
     {"mapped", [](int socket) { return std::make_unique<MappedSource>(socket); }},
     {"emulated",
      [](int socket) {
@@ -85,7 +110,13 @@ TEST_P(SourceTest, GivesEveryByteOnceInOrderAndFragmentsHoldStill) {
     const std::size_t most = random.between(1, linear.size());
     const Polled polled = source->poll(linear.data(), most, fragments);
     if (polled.dry) give_back(held.size() / 2);
-    if (polled.io.status == Status::kAgain) continue;
+    if (polled.io.status == Status::kAgain) {
+      pollfd wake = {source->wakes_by() >= 0 ? source->wakes_by() : reader.get(), POLLIN, 0};
+      if (!polled.dry) {
+        ASSERT_EQ(::poll(&wake, 1, 60'000), 1) << "nothing woke the reader";
+      }
+      continue;
+    }
     open = polled.io.status == Status::kOk;
     EXPECT_TRUE(open || polled.io.status == Status::kClosed)
         << status_text(polled.io.status) << " " << polled.io.vendor_code;
