@@ -15,8 +15,8 @@
 #include "guest.h"
 #include "support/temporary_folder.h"
 #include "transports/tcpx/sources/devmem.h"
-#include "transports/tcpx/sources/zcrx.h"
 #include "transports/tcpx/sources/test_support.h"
+#include "transports/tcpx/sources/zcrx.h"
 
 namespace towline::tcpx {
 namespace {
@@ -179,8 +179,9 @@ TEST_F(GuestTest, AStreamArrivesInAnAreaOfIoUringByTheNicAndTheNicIsGivenBack) {
 
 TEST_F(GuestTest, AStreamArrivesInAnAreaOfIoUringByTheKernel) {
   enter(0);
-  ZcrxProvider provider(
-      2u << 20, [](std::span<uint8_t> area, uint32_t refills) { return open_zcrx_ring(area, {0, 0, refills}); });
+  ZcrxProvider provider(2u << 20, [](std::span<uint8_t> area, uint32_t refills) {
+    return open_zcrx_ring(area, {0, 0, refills});
+  });
   stream_to(provider);
 }
 

@@ -196,6 +196,9 @@ Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) 
   agent_.emplace(localAgent, options);
   memories_ = towline::nixl::memories_of_info(agent_->info());
   std::erase(memories_, FILE_SEG);
+  if (memories_.empty())
+    throw towline::Error{Status::kUnsupported, "no transport of '" + options.backends +
+                                                   "' can be used here: the warnings of its loading say why"};
 }
 
 Engine::~Engine() = default;

@@ -444,6 +444,16 @@ TEST_F(Plugins, TcpxIsOneForTheRealAgent) {
   EXPECT_TRUE(params.contains("source"));
 }
 
+// Not a backend that can move nothing.
+TEST_F(Plugins, TcpxWithoutItsPluginIsRefused) {
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  nixlAgent agent("tcpx-alone", nixlAgentConfig{});
+  nixlBackendH* backend = nullptr;
+  EXPECT_EQ(agent.createBackend(
+                "TCPX", {{"plugins", "/nowhere/libtowline_tcpx.so"}, {"listen", "127.0.0.1:0"}}, backend),
+            NIXL_ERR_BACKEND);
+}
+
 TEST_F(Plugins, GiveViewsOfMemory) {
   Moving side("mover-views");
   nixlMemViewH view = nullptr;

@@ -44,9 +44,10 @@ constexpr Known kKnown[] = {
      [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},
     {"zcrx-copy",
      [](const Settings& settings) -> std::unique_ptr<Provider> {
-       return std::make_unique<ZcrxProvider>(settings.pool_bytes, [](std::span<uint8_t> area, uint32_t refills) {
-         return open_zcrx_ring(area, {0, 0, refills});
-       });
+       return std::make_unique<ZcrxProvider>(settings.pool_bytes,
+                                             [](std::span<uint8_t> area, uint32_t refills) {
+                                               return open_zcrx_ring(area, {0, 0, refills});
+                                             });
      }},
     {"copy", [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); }},
     {"emulated",

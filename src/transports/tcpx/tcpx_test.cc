@@ -122,6 +122,43 @@ TEST_F(TcpxTest, SmallPayloadGoesWithItsHeader) {
   EXPECT_EQ(number(describe(*b, *b->accepted_link()), "fragments"), 0u);
 }
 
+// More requests than the answers' windows hold, through a pool that is always dry: each answer finds its request.
+TEST_F(TcpxTest, ManyReadsAtOnceAllEnd) {
+  open({{"tcpx.source", "emulated"}, {"tcpx.pool_bytes", "32KiB"}});
+  wait_for_flow();
+  constexpr std::size_t kReads = 64;
+  constexpr std::size_t kEach = kBytes / kReads;
+  std::iota(remote.begin(), remote.end(), uint8_t{5});
+  for (std::size_t i = 0; i < remote.size(); i += 197) remote[i] = static_cast<uint8_t>(i >> 9);
+  std::vector<std::unique_ptr<FakePlan>> plans;
+  for (uint64_t i = 0; i < kReads; ++i) {
+    plans.push_back(std::make_unique<FakePlan>(key));
+    plans.back()->add(local.data() + i * kEach, remote.data() + i * kEach, kEach);
+    ASSERT_EQ(a->submit(a->prepare(*link, plans.back()->plan(), TOWLINE_READ), i + 1, kEach),
+              Status::kInProgress);
+  }
+  ASSERT_TRUE(turn([&] {
+    for (uint64_t i = 0; i < kReads; ++i)
+      if (!a->ended(i + 1)) return false;
+    return true;
+  }));
+  for (uint64_t i = 0; i < kReads; ++i) EXPECT_EQ(a->outcome(i + 1), Status::kOk);
+  EXPECT_EQ(local, remote);
+}
+
+TEST_F(TcpxTest, ANoticeOfAnyBytesArrivesWholeAfterTheData) {
+  open({{"tcpx.source", "emulated"}});
+  wait_for_flow();
+  const std::string notice("\0\x01 all \0 of it \xff\0", 16);
+  FakePlan plan(key);
+  plan.add(local.data(), remote.data(), kBytes);
+  ASSERT_EQ(a->submit(a->prepare(*link, plan.plan(), TOWLINE_WRITE), 1, plan.bytes(), notice),
+            Status::kInProgress);
+  bool after = false;
+  b->accepted_link()->on_message = [&](std::string_view text) { after = text == notice && remote == local; };
+  ASSERT_TRUE(turn([&] { return a->ended(1) && after; }));
+}
+
 TEST_F(TcpxTest, ManySeeds) {
   for (int seed = 0; seed < 8; ++seed) {
     open({{"tcpx.source", "emulated"},

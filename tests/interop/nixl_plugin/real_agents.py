@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""real_agents.py PLUGIN [--figures]: Towline's plugin in the agent of NIXL's published wheel, in two processes.
+"""real_agents.py PLUGIN [TCPX] [--figures]: Towline's plugin in the agent of NIXL's published wheel, in two processes.
 
-PLUGIN is libplugin_TOWLINE.so. The wheel is looked for in TOWLINE_NIXL_WHEEL, the folder that `pip install --target`
+PLUGIN is libplugin_TOWLINE.so, or libplugin_TCPX.so with TCPX, the plugin of Towline's that it needs. The wheel is looked for in TOWLINE_NIXL_WHEEL, the folder that `pip install --target`
 made of nixl-cu12 or nixl-cu13, else among the installed packages. Exits 77, with the reason, where there is none.
 
 With --figures it prints, for lists of 4 KiB blocks, the time of a WRITE through NIXL's agent, and through Towline alone if
@@ -10,6 +10,8 @@ TOWLINE_PYTHON names the folder of its package.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import importlib.util
 import multiprocessing as mp
 import os
@@ -39,18 +41,21 @@ def find_wheel() -> str | None:
     return None
 
 
-def make_agent(package: str, name: str):
+def make_agent(package: str, backend: str, name: str):
     api = importlib.import_module(package)
     agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-    agent.create_backend("TOWLINE", {"timeout_ms": "5000"})
+    parameters = {"timeout_ms": "5000"}
+    if backend == "TCPX":
+        parameters |= {"source": "emulated", "listen": "127.0.0.1:0"}
+    agent.create_backend(backend, parameters)
     return agent
 
 
-def owner(package: str, pipe) -> None:
+def owner(package: str, backend: str, pipe) -> None:
     """Registers memory, and answers with what became of it."""
     import numpy as np
 
-    agent = make_agent(package, "owner")
+    agent = make_agent(package, backend, "owner")
     memory = np.zeros(BLOCK * MOST, np.uint8)
     registered = agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
     pipe.send((agent.get_agent_metadata(), memory.ctypes.data))
@@ -61,6 +66,8 @@ def owner(package: str, pipe) -> None:
             break
         if asked == "bytes":
             pipe.send(memory[: 4 * BLOCK].tobytes())
+        if asked == "all":
+            pipe.send(hashlib.sha256(memory).hexdigest())
         if asked == "notifs":
             until = time.monotonic() + 10
             while not seen and time.monotonic() < until:
@@ -83,11 +90,11 @@ def run(agent, handle) -> None:
     assert state == "DONE", state
 
 
-def check(package: str, pipe, figures: bool) -> None:
+def check(package: str, backend: str, pipe, figures: bool) -> None:
     import numpy as np
 
-    agent = make_agent(package, "caller")
-    kinds = agent.get_backend_mem_types("TOWLINE")
+    agent = make_agent(package, backend, "caller")
+    kinds = agent.get_backend_mem_types(backend)
     assert "DRAM_SEG" in kinds, kinds
     metadata, there = pipe.recv()
     assert agent.add_remote_agent(metadata) in (b"owner", "owner")
@@ -101,7 +108,7 @@ def check(package: str, pipe, figures: bool) -> None:
 
     # A WRITE of four blocks, the last first, with a notification after them.
     handle = agent.initialize_xfer("WRITE", *lists(4), "owner", b"four blocks")
-    assert agent.query_xfer_backend(handle) == "TOWLINE"
+    assert agent.query_xfer_backend(handle) == backend
     run(agent, handle)
     pipe.send("notifs")
     assert pipe.recv() == [b"four blocks"]
@@ -126,6 +133,18 @@ def check(package: str, pipe, figures: bool) -> None:
     agent.send_notif("owner", b"alone")
     pipe.send("notifs")
     assert pipe.recv() == [b"alone"]
+
+    # 16 MiB at once: over tcpx, its payload flows.
+    mine[:] = (np.arange(BLOCK * MOST) * 7 % 253).astype(np.uint8)
+    whole = [(mine.ctypes.data, mine.nbytes, 0)]
+    handle = agent.initialize_xfer(
+        "WRITE", agent.get_xfer_descs(whole, "DRAM"), agent.get_xfer_descs([(there, mine.nbytes, 0)], "DRAM"), "owner", b"all"
+    )
+    run(agent, handle)
+    pipe.send("notifs")
+    assert pipe.recv() == [b"all"]
+    pipe.send("all")
+    assert pipe.recv() == hashlib.sha256(mine).hexdigest()
     print("moved: WRITE and READ, lists by both calls, notifications, a second run")
 
     if figures:
@@ -165,16 +184,21 @@ def main() -> int:
     if package is None:
         print("skipped: NIXL's published wheel is not here; set TOWLINE_NIXL_WHEEL to a folder with it")
         return SKIPPED
-    plugin = Path(sys.argv[1]).resolve()
+    plugin, *beside = (Path(name).resolve() for name in sys.argv[1:] if not name.startswith("--"))
+    backend = plugin.stem.removeprefix("libplugin_")
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(plugin, Path(folder) / plugin.name)
+        for file in beside:
+            to = Path(folder) / "towline" / "plugins"
+            to.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, to / file.name)
         os.environ["NIXL_PLUGIN_DIR"] = folder
         context = mp.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=owner, args=(package, theirs))
+        process = context.Process(target=owner, args=(package, backend, theirs))
         process.start()
         try:
-            check(package, ours, "--figures" in sys.argv)
+            check(package, backend, ours, "--figures" in sys.argv)
             process.join(20)
             assert process.exitcode == 0, f"the owner's exit code is {process.exitcode}"
         finally:

@@ -25,8 +25,8 @@ class RefillRing {
     if (!std::has_single_bit(entries) || !fits(offsets.head, sizeof(uint32_t), alignof(uint32_t)) ||
         !fits(offsets.tail, sizeof(uint32_t), alignof(uint32_t)) ||
         !fits(offsets.entries, uint64_t{entries} * sizeof(zcrx::Refill), alignof(zcrx::Refill)))
-      fail(Status::kProtocol, "the kernel placed a refill ring of {} entries outside of its {} bytes", entries,
-           region.size());
+      fail(Status::kProtocol, "the kernel placed a refill ring of {} entries outside of its {} bytes",
+           entries, region.size());
     head_ = reinterpret_cast<uint32_t*>(region.data() + offsets.head);
     tail_ = reinterpret_cast<uint32_t*>(region.data() + offsets.tail);
     ring_ = reinterpret_cast<zcrx::Refill*>(region.data() + offsets.entries);

@@ -11,9 +11,10 @@ inline constexpr unsigned kControl = 36;        // io_uring_register(): a Contro
 inline constexpr uint8_t kReceive = 58;         // an operation; its length bounds nothing where it is 0
 inline constexpr uint32_t kOwnMemory = 1;       // flag of a Region: the caller's memory
 inline constexpr uint32_t kDmaBuf = 1;          // flag of an Area
-inline constexpr uint32_t kWithoutNic = 2;      // flag of a Registration: the kernel copies every byte into the area
-inline constexpr uint32_t kTakeRefills = 0;     // what a Control asks for
-inline constexpr unsigned kAreaShift = 48;      // from here on an offset names its area
+inline constexpr uint32_t kWithoutNic =
+    2;  // flag of a Registration: the kernel copies every byte into the area
+inline constexpr uint32_t kTakeRefills = 0;  // what a Control asks for
+inline constexpr unsigned kAreaShift = 48;   // from here on an offset names its area
 inline constexpr uint32_t kMostRefills = 32768;
 
 // How a page of the area is given back.

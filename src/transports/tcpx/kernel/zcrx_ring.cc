@@ -115,10 +115,12 @@ void KernelZcrxRing::register_queue(std::span<uint8_t> area, const ZcrxQueue& qu
     const int error = errno;
     if (has_nic_)
       fail_errno(error,
-                 "registering queue {} for io_uring's zero-copy receive (needs Linux 6.15, CAP_NET_ADMIN and a driver "
+                 "registering queue {} for io_uring's zero-copy receive (needs Linux 6.15, CAP_NET_ADMIN and "
+                 "a driver "
                  "that takes memory for its queues)",
                  queue.queue);
-    fail_errno(error, "registering io_uring's zero-copy receive without a NIC (needs Linux 7.1 and CAP_NET_ADMIN)");
+    fail_errno(error,
+               "registering io_uring's zero-copy receive without a NIC (needs Linux 7.1 and CAP_NET_ADMIN)");
   }
   id_ = call.id;
   refills_.emplace(region_.span(), call.offsets, call.entries, memory.token);

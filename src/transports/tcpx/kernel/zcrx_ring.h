@@ -19,7 +19,8 @@ struct ZcrxCompletion {
 };
 
 // Where in the area a completion's bytes lie. Empty: not in it.
-[[nodiscard]] std::optional<uint64_t> place_in_area(const ZcrxCompletion& completion, uint64_t area_bytes) noexcept;
+[[nodiscard]] std::optional<uint64_t> place_in_area(const ZcrxCompletion& completion,
+                                                    uint64_t area_bytes) noexcept;
 
 // All but poke() is for the one thread that made it: the kernel lets no other in.
 class ZcrxRing {

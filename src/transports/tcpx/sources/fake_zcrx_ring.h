@@ -34,7 +34,10 @@ class FakeZcrxRing final : public ZcrxRing {
   using Distort = std::function<void(ZcrxCompletion&)>;
 
   FakeZcrxRing(std::span<uint8_t> area, ZcrxSeen& seen, Distort distort)
-      : area_(area), seen_(seen), distort_(std::move(distort)), poke_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      : area_(area),
+        seen_(seen),
+        distort_(std::move(distort)),
+        poke_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         out_(area.size() / kPage) {
     for (uint32_t page = 0; page < out_.size(); ++page) free_.push_back(page);
   }
@@ -103,7 +106,8 @@ class FakeZcrxRing final : public ZcrxRing {
       }
       std::swap(free_[random_.between(0, free_.size() - 1)], free_.back());
       const uint32_t page = free_.back();
-      const ssize_t n = ::recv(socket, area_.data() + std::size_t{page} * kPage, random_.between(1, kPage), MSG_DONTWAIT);
+      const ssize_t n =
+          ::recv(socket, area_.data() + std::size_t{page} * kPage, random_.between(1, kPage), MSG_DONTWAIT);
       if (n == 0) return end(user, 0);
       if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
       if (n < 0) return end(user, -errno);

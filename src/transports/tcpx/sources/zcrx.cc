@@ -13,14 +13,17 @@ namespace {
 
 OpenZcrxRing ring_at(Kernel& kernel, const NicOptions& options) {
   return [&kernel, &options](std::span<uint8_t> area, uint32_t refills) {
-    return open_zcrx_ring(area, {kernel.interface_number(options.interface), options.queues.front(), refills});
+    return open_zcrx_ring(area,
+                          {kernel.interface_number(options.interface), options.queues.front(), refills});
   };
 }
 
 }  // namespace
 
 ZcrxProvider::ZcrxProvider(uint64_t pool_bytes, const OpenZcrxRing& open)
-    : name_("zcrx-copy"), pump_(pool_bytes, open), pool_{pump_.area().address(), pump_.area().bytes(), true} {}
+    : name_("zcrx-copy"),
+      pump_(pool_bytes, open),
+      pool_{pump_.area().address(), pump_.area().bytes(), true} {}
 
 ZcrxProvider::ZcrxProvider(Kernel& kernel, const NicOptions& options)
     : name_("zcrx"),

@@ -24,7 +24,9 @@ class ZcrxProvider final : public Provider {
   [[nodiscard]] const char* name() const noexcept override { return name_; }
   std::unique_ptr<Source> make(int socket) override;
 
-  [[nodiscard]] uint32_t pages() const noexcept { return static_cast<uint32_t>(pool_.bytes / ZcrxPump::kPageBytes); }
+  [[nodiscard]] uint32_t pages() const noexcept {
+    return static_cast<uint32_t>(pool_.bytes / ZcrxPump::kPageBytes);
+  }
 
  private:
   friend class ZcrxSource;

@@ -127,7 +127,8 @@ void ZcrxPump::obey() noexcept {
     command.closed->leaving = true;
     command.closed->wants_arm = command.closed->waits_for_pages = false;
     for (std::size_t i = 0; i < channels_.size(); ++i)
-      if (channels_[i].get() == command.closed && channels_[i]->armed) ring_->cancel(static_cast<uint32_t>(i));
+      if (channels_[i].get() == command.closed && channels_[i]->armed)
+        ring_->cancel(static_cast<uint32_t>(i));
   }
 }
 

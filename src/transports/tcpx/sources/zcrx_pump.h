@@ -33,11 +33,11 @@ struct ZcrxChannel {
   static constexpr int32_t kOpen = 0;
   static constexpr int32_t kClosed = 1;
 
-  const UniqueFd wake;                 // an eventfd; set when something was said here
-  NumberQueue arrived;                 // slots; the pump pushes
-  NumberQueue returned;                // slots; the source pushes
-  std::atomic<int32_t> end{kOpen};     // a negated errno, or kClosed; after the last slot that arrived
-  std::atomic<bool> starved{false};    // the kernel has no page for what arrived
+  const UniqueFd wake;               // an eventfd; set when something was said here
+  NumberQueue arrived;               // slots; the pump pushes
+  NumberQueue returned;              // slots; the source pushes
+  std::atomic<int32_t> end{kOpen};   // a negated errno, or kClosed; after the last slot that arrived
+  std::atomic<bool> starved{false};  // the kernel has no page for what arrived
 
   // The pump's alone.
   UniqueFd socket;

@@ -57,8 +57,9 @@ TEST_F(RefillRingTest, AHeadThatCannotBeIsAFullRing) {
 
 TEST_F(RefillRingTest, PartsOutsideOfTheRegionAreRefused) {
   for (const zcrx::Offsets& wrong :
-       {zcrx::Offsets{128, 4, 64, 0, {}}, zcrx::Offsets{0, UINT32_MAX, 64, 0, {}}, zcrx::Offsets{2, 4, 64, 0, {}},
-        zcrx::Offsets{0, 4, 80, 0, {}}, zcrx::Offsets{0, 4, UINT32_MAX - 7, 0, {}}})
+       {zcrx::Offsets{128, 4, 64, 0, {}}, zcrx::Offsets{0, UINT32_MAX, 64, 0, {}},
+        zcrx::Offsets{2, 4, 64, 0, {}}, zcrx::Offsets{0, 4, 80, 0, {}},
+        zcrx::Offsets{0, 4, UINT32_MAX - 7, 0, {}}})
     EXPECT_THROW(RefillRing(region, wrong, 4, 0), core::Error);
   EXPECT_THROW(RefillRing(region, offsets, 3, 0), core::Error);
   EXPECT_THROW(RefillRing(region, offsets, 1u << 31, 0), core::Error);
@@ -122,7 +123,8 @@ TEST_F(ZcrxTest, APoolThatIsHeldIsDryAndGoesOnWhenPagesComeBack) {
     if (polled.io.status != Status::kOk) break;
     for (uint32_t i = 0; i < polled.count; ++i) {
       const uint8_t* const at = source->pools()[0].memory + fragments[i].offset;
-      wrong += std::equal(at, at + fragments[i].bytes, sent.begin() + static_cast<std::ptrdiff_t>(got)) ? 0 : 1;
+      wrong +=
+          std::equal(at, at + fragments[i].bytes, sent.begin() + static_cast<std::ptrdiff_t>(got)) ? 0 : 1;
       got += fragments[i].bytes;
       held.push_back(fragments[i].token);
     }
@@ -185,7 +187,8 @@ TEST_F(ZcrxTest, ASourceThatEndsGivesItsPagesBack) {
 }
 
 TEST_F(ZcrxTest, ACompletionOutsideOfTheAreaEndsTheConnection) {
-  ZcrxProvider provider(kPool, fake_zcrx_ring(seen, [](ZcrxCompletion& completion) { completion.offset += kPool; }));
+  ZcrxProvider provider(kPool,
+                        fake_zcrx_ring(seen, [](ZcrxCompletion& completion) { completion.offset += kPool; }));
   auto [writer, reader] = connected_sockets();
   const auto source = provider.make(reader.get());
   write_fully(writer.get(), pattern(100));
@@ -220,11 +223,13 @@ TEST_F(ZcrxTest, AKernelThatRefusesIsNamedWithItsReason) {
 TEST_F(ZcrxTest, TheKernelsOwnRingMovesBytesOrSaysWhyNot) {
   std::optional<ZcrxProvider> provider;
   try {
-    provider.emplace(kPool,
-                     [](std::span<uint8_t> area, uint32_t refills) { return open_zcrx_ring(area, {0, 0, refills}); });
+    provider.emplace(kPool, [](std::span<uint8_t> area, uint32_t refills) {
+      return open_zcrx_ring(area, {0, 0, refills});
+    });
   } catch (const core::Error& error) {
     const std::string& why = error.message();
-    EXPECT_TRUE(why.find("needs Linux") != std::string::npos || why.find("liburing") != std::string::npos) << why;
+    EXPECT_TRUE(why.find("needs Linux") != std::string::npos || why.find("liburing") != std::string::npos)
+        << why;
     return;
   }
   auto [writer, reader] = connected_sockets();
