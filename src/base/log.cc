@@ -9,6 +9,7 @@
 #include <exception>
 #include <iterator>
 #include <mutex>
+#include <new>
 
 #include "base/clock.h"
 
@@ -25,9 +26,11 @@ struct Sink {
   void* context = nullptr;
 };
 
-// Never destroyed, so that messages work until the very end of the process.
+// Never destroyed, so that messages work until the very end of the process; and without memory, so that they work when
+// there is none.
 Sink& current_sink() noexcept {
-  static Sink& sink = *new Sink;
+  alignas(Sink) static unsigned char storage[sizeof(Sink)];
+  static Sink& sink = *new (storage) Sink;
   return sink;
 }
 
