@@ -130,7 +130,7 @@ void run_rank(int rank, int size, const char* backend, const char* config, Store
     const int operations = bytes <= (1 << 20) ? 400 : 20;
     towline_collective_t call = {};
     call.struct_size = sizeof call;
-    call.op = TOWLINE_OP_ALL_REDUCE;
+    call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
     call.count = bytes / 4;
     call.input = reinterpret_cast<void*>(in);
     call.output = reinterpret_cast<void*>(out);

@@ -51,7 +51,7 @@ class TowlineContender final : public Contender {
   const char* name() const override { return shared_ ? "towline" : "towline_tcp"; }
   bool run(const std::string& operation, const float* in, float* out, size_t count) override {
     if (operation != last_) {
-      for (uint32_t op = TOWLINE_OP_BARRIER; op <= TOWLINE_OP_ALL_TO_ALL; ++op)
+      for (uint32_t op = TOWLINE_COLLECTIVE_BARRIER; op <= TOWLINE_COLLECTIVE_ALL_TO_ALL; ++op)
         if (operation == towline_collective_op_name(op)) op_ = op;
       last_ = operation;
     }
@@ -60,7 +60,7 @@ class TowlineContender final : public Contender {
     call.op = op_;
     call.datatype = TOWLINE_FLOAT32;
     call.count = count;
-    call.input = op_ == TOWLINE_OP_BROADCAST ? out : in;
+    call.input = op_ == TOWLINE_COLLECTIVE_BROADCAST ? out : in;
     call.output = out;
     need(towline_collective(world_, &call, nullptr, nullptr));
     return true;

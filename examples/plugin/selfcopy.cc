@@ -115,8 +115,9 @@ class SelfBackend : public plugin::BackendBase {
 
 int32_t usable(char*, size_t) { return TOWLINE_OK; }
 
-constexpr towline_move_v1 kMoves[] = {plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_DRAM),
-                                                   plugin::kinds(TOWLINE_DRAM), TOWLINE_WHERE_SAME_PROCESS)};
+constexpr towline_move_v1 kMoves[] = {plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_MEMORY_DRAM),
+                                                   plugin::kinds(TOWLINE_MEMORY_DRAM),
+                                                   TOWLINE_WHERE_SAME_PROCESS)};
 
 }  // namespace
 

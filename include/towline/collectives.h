@@ -3,10 +3,10 @@
 //   towline_communicator_t* world;
 //   towline_communicator_create(NULL, &world);  // rank and size from torchrun, MPI or Slurm
 //   // Done when it returns:
-//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, NULL);
+//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_REDUCE_SUM, NULL, NULL);
 //   // Runs beside the application:
 //   towline_work_t* work;
-//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_SUM, NULL, &work);
+//   towline_all_reduce(world, in, out, 1024, TOWLINE_FLOAT32, TOWLINE_REDUCE_SUM, NULL, &work);
 //   towline_work_wait(work, TOWLINE_FOREVER);
 //   towline_work_release(work);
 //
@@ -62,36 +62,36 @@ TOWLINE_API const char* towline_datatype_name(uint32_t datatype);
 // the result is bitwise the same on every rank and in every run. MIN and MAX of a NaN are NaN. Integers wrap
 // around. Bools: SUM, MAX and BOR are "any", PRODUCT, MIN and BAND "all".
 typedef enum towline_reduction_t {
-  TOWLINE_SUM = 0,
-  TOWLINE_PRODUCT = 1,
-  TOWLINE_MIN = 2,
-  TOWLINE_MAX = 3,
-  TOWLINE_BAND = 4,  // bitwise; integers and bools
-  TOWLINE_BOR = 5,
-  TOWLINE_BXOR = 6,
-  TOWLINE_AVG = 7,         // the sum divided by the number of ranks; integers: towards zero; no bools
-  TOWLINE_PREMUL_SUM = 8,  // the sum of inputs times each rank's own `factor`; no bools
+  TOWLINE_REDUCE_SUM = 0,
+  TOWLINE_REDUCE_PRODUCT = 1,
+  TOWLINE_REDUCE_MIN = 2,
+  TOWLINE_REDUCE_MAX = 3,
+  TOWLINE_REDUCE_BAND = 4,  // bitwise; integers and bools
+  TOWLINE_REDUCE_BOR = 5,
+  TOWLINE_REDUCE_BXOR = 6,
+  TOWLINE_REDUCE_AVG = 7,         // the sum divided by the number of ranks; integers: towards zero; no bools
+  TOWLINE_REDUCE_PREMUL_SUM = 8,  // the sum of inputs times each rank's own `factor`; no bools
 } towline_reduction_t;
 
 // "sum"; "unknown".
 TOWLINE_API const char* towline_reduction_name(uint32_t reduction);
 
 typedef enum towline_collective_op_t {
-  TOWLINE_OP_BARRIER = 0,
-  TOWLINE_OP_ALL_REDUCE = 1,
-  TOWLINE_OP_REDUCE = 2,
-  TOWLINE_OP_BROADCAST = 3,
-  TOWLINE_OP_ALL_GATHER = 4,
-  TOWLINE_OP_ALL_GATHER_V = 5,
-  TOWLINE_OP_REDUCE_SCATTER = 6,
-  TOWLINE_OP_REDUCE_SCATTER_V = 7,
-  TOWLINE_OP_GATHER = 8,
-  TOWLINE_OP_SCATTER = 9,
-  TOWLINE_OP_ALL_TO_ALL = 10,
-  TOWLINE_OP_ALL_TO_ALL_V = 11,
-  TOWLINE_OP_SEND = 12,
-  TOWLINE_OP_RECV = 13,
-  TOWLINE_OP_BATCH = 14,
+  TOWLINE_COLLECTIVE_BARRIER = 0,
+  TOWLINE_COLLECTIVE_ALL_REDUCE = 1,
+  TOWLINE_COLLECTIVE_REDUCE = 2,
+  TOWLINE_COLLECTIVE_BROADCAST = 3,
+  TOWLINE_COLLECTIVE_ALL_GATHER = 4,
+  TOWLINE_COLLECTIVE_ALL_GATHER_V = 5,
+  TOWLINE_COLLECTIVE_REDUCE_SCATTER = 6,
+  TOWLINE_COLLECTIVE_REDUCE_SCATTER_V = 7,
+  TOWLINE_COLLECTIVE_GATHER = 8,
+  TOWLINE_COLLECTIVE_SCATTER = 9,
+  TOWLINE_COLLECTIVE_ALL_TO_ALL = 10,
+  TOWLINE_COLLECTIVE_ALL_TO_ALL_V = 11,
+  TOWLINE_COLLECTIVE_SEND = 12,
+  TOWLINE_COLLECTIVE_RECV = 13,
+  TOWLINE_COLLECTIVE_BATCH = 14,
 } towline_collective_op_t;
 
 // "all_reduce"; "unknown".
@@ -381,121 +381,39 @@ TOWLINE_API int32_t towline_collective_backend_load(const char* name, const char
 // The known names, comma-separated; size convention as towline_agent_info.
 TOWLINE_API int32_t towline_collective_backends(char* text, size_t capacity, size_t* needed);
 
+// The operations by name: towline_collective with the members that each uses.
+
+TOWLINE_API int32_t towline_barrier(towline_communicator_t* communicator,
+                                    const towline_collective_options_t* options, towline_work_t** work);
+TOWLINE_API int32_t towline_all_reduce(towline_communicator_t* communicator, const void* input, void* output,
+                                       uint64_t count, uint32_t datatype, uint32_t reduction,
+                                       const towline_collective_options_t* options, towline_work_t** work);
+TOWLINE_API int32_t towline_reduce(towline_communicator_t* communicator, const void* input, void* output,
+                                   uint64_t count, uint32_t datatype, uint32_t reduction, int32_t root,
+                                   const towline_collective_options_t* options, towline_work_t** work);
+TOWLINE_API int32_t towline_broadcast(towline_communicator_t* communicator, void* buffer, uint64_t count,
+                                      uint32_t datatype, int32_t root,
+                                      const towline_collective_options_t* options, towline_work_t** work);
+// `count` elements of each rank.
+TOWLINE_API int32_t towline_all_gather(towline_communicator_t* communicator, const void* input, void* output,
+                                       uint64_t count, uint32_t datatype,
+                                       const towline_collective_options_t* options, towline_work_t** work);
+// `count` elements for each rank.
+TOWLINE_API int32_t towline_reduce_scatter(towline_communicator_t* communicator, const void* input,
+                                           void* output, uint64_t count, uint32_t datatype,
+                                           uint32_t reduction, const towline_collective_options_t* options,
+                                           towline_work_t** work);
+// `count` elements for each rank.
+TOWLINE_API int32_t towline_all_to_all(towline_communicator_t* communicator, const void* input, void* output,
+                                       uint64_t count, uint32_t datatype,
+                                       const towline_collective_options_t* options, towline_work_t** work);
+TOWLINE_API int32_t towline_send(towline_communicator_t* communicator, const void* input, uint64_t count,
+                                 uint32_t datatype, int32_t peer, uint64_t tag,
+                                 const towline_collective_options_t* options, towline_work_t** work);
+TOWLINE_API int32_t towline_recv(towline_communicator_t* communicator, void* output, uint64_t count,
+                                 uint32_t datatype, int32_t peer, uint64_t tag,
+                                 const towline_collective_options_t* options, towline_work_t** work);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif
-
-// The operations by name, for C
-
-#ifdef __cplusplus
-#define TOWLINE_COLLECTIVE_ZERO_ \
-  {}
-#else
-#define TOWLINE_COLLECTIVE_ZERO_ \
-  { 0 }
-#endif
-#define TOWLINE_COLLECTIVE_CALL_(op_, datatype_)        \
-  towline_collective_t call = TOWLINE_COLLECTIVE_ZERO_; \
-  call.struct_size = sizeof call;                       \
-  call.op = (op_);                                      \
-  call.datatype = (datatype_)
-
-static inline int32_t towline_barrier(towline_communicator_t* communicator,
-                                      const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_BARRIER, TOWLINE_UINT8);
-  return towline_collective(communicator, &call, options, work);
-}
-
-static inline int32_t towline_all_reduce(towline_communicator_t* communicator, const void* input,
-                                         void* output, uint64_t count, uint32_t datatype, uint32_t reduction,
-                                         const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_REDUCE, datatype);
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  call.reduction = reduction;
-  return towline_collective(communicator, &call, options, work);
-}
-
-static inline int32_t towline_reduce(towline_communicator_t* communicator, const void* input, void* output,
-                                     uint64_t count, uint32_t datatype, uint32_t reduction, int32_t root,
-                                     const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_REDUCE, datatype);
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  call.reduction = reduction;
-  call.root = root;
-  return towline_collective(communicator, &call, options, work);
-}
-
-static inline int32_t towline_broadcast(towline_communicator_t* communicator, void* buffer, uint64_t count,
-                                        uint32_t datatype, int32_t root,
-                                        const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_BROADCAST, datatype);
-  call.input = buffer;
-  call.output = buffer;
-  call.count = count;
-  call.root = root;
-  return towline_collective(communicator, &call, options, work);
-}
-
-// `count` elements of each rank.
-static inline int32_t towline_all_gather(towline_communicator_t* communicator, const void* input,
-                                         void* output, uint64_t count, uint32_t datatype,
-                                         const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_GATHER, datatype);
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  return towline_collective(communicator, &call, options, work);
-}
-
-// `count` elements for each rank.
-static inline int32_t towline_reduce_scatter(towline_communicator_t* communicator, const void* input,
-                                             void* output, uint64_t count, uint32_t datatype,
-                                             uint32_t reduction, const towline_collective_options_t* options,
-                                             towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_REDUCE_SCATTER, datatype);
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  call.reduction = reduction;
-  return towline_collective(communicator, &call, options, work);
-}
-
-// `count` elements for each rank.
-static inline int32_t towline_all_to_all(towline_communicator_t* communicator, const void* input,
-                                         void* output, uint64_t count, uint32_t datatype,
-                                         const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_ALL_TO_ALL, datatype);
-  call.input = input;
-  call.output = output;
-  call.count = count;
-  return towline_collective(communicator, &call, options, work);
-}
-
-static inline int32_t towline_send(towline_communicator_t* communicator, const void* input, uint64_t count,
-                                   uint32_t datatype, int32_t peer, uint64_t tag,
-                                   const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_SEND, datatype);
-  call.input = input;
-  call.count = count;
-  call.root = peer;
-  call.tag = tag;
-  return towline_collective(communicator, &call, options, work);
-}
-
-static inline int32_t towline_recv(towline_communicator_t* communicator, void* output, uint64_t count,
-                                   uint32_t datatype, int32_t peer, uint64_t tag,
-                                   const towline_collective_options_t* options, towline_work_t** work) {
-  TOWLINE_COLLECTIVE_CALL_(TOWLINE_OP_RECV, datatype);
-  call.output = output;
-  call.count = count;
-  call.root = peer;
-  call.tag = tag;
-  return towline_collective(communicator, &call, options, work);
-}
-
-#undef TOWLINE_COLLECTIVE_CALL_
-#undef TOWLINE_COLLECTIVE_ZERO_

@@ -106,7 +106,7 @@ class Communicator {
   // `in` and `out` may be the same memory.
   template <detail::Elements In, detail::WritableElements Out>
   requires std::same_as<detail::ElementOf<In>, detail::ElementOf<Out>>
-  void all_reduce(const In& input, Out&& output, uint32_t reduction = TOWLINE_SUM) const {
+  void all_reduce(const In& input, Out&& output, uint32_t reduction = TOWLINE_REDUCE_SUM) const {
     using T = detail::ElementOf<In>;
     const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
     const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};
@@ -134,7 +134,7 @@ class Communicator {
   }
   template <detail::Elements In, detail::WritableElements Out>
   requires std::same_as<detail::ElementOf<In>, detail::ElementOf<Out>>
-  void reduce_scatter(const In& input, Out&& output, uint32_t reduction = TOWLINE_SUM) const {
+  void reduce_scatter(const In& input, Out&& output, uint32_t reduction = TOWLINE_REDUCE_SUM) const {
     using T = detail::ElementOf<In>;
     const std::span<const T> in{std::ranges::data(input), std::ranges::size(input)};
     const std::span<T> out{std::ranges::data(output), std::ranges::size(output)};

@@ -1,6 +1,6 @@
 // Collectives in the order of a GPU's streams, and in CUDA graphs: communicators of the backend "gpu".
 //
-//   towline_collective_t call = {.struct_size = sizeof call, .op = TOWLINE_OP_ALL_REDUCE, ...};
+//   towline_collective_t call = {.struct_size = sizeof call, .op = TOWLINE_COLLECTIVE_ALL_REDUCE, ...};
 //   towline_collective_issue(world, &call, NULL, stream);  // returns at once
 //
 // Buffers are memory of the communicator's GPU, or pinned host memory. docs/gpu-collectives.md has the rules.

@@ -100,9 +100,10 @@ typedef struct towline_directory_entry_t {
 } towline_directory_entry_t;
 
 // The entries that a successful get found, in order of keys: `count` is the capacity on entry and the total
-// number on return. They are valid as long as the call.
+// number on return. They are valid as long as the call. `entry_bytes`: sizeof(towline_directory_entry_t).
 TOWLINE_API int32_t towline_directory_call_entries(const towline_directory_call_t* call,
-                                                   towline_directory_entry_t* entries, size_t* count);
+                                                   towline_directory_entry_t* entries, size_t entry_bytes,
+                                                   size_t* count);
 // The peer that a successful fetch added; each success adds a reference.
 TOWLINE_API int32_t towline_directory_call_peer(const towline_directory_call_t* call, towline_peer_t** peer);
 // Frees the handle; cancels the call if it is still in progress.
@@ -111,9 +112,9 @@ TOWLINE_API void towline_directory_call_release(towline_directory_call_t* call);
 // Watches
 
 typedef enum towline_directory_event_kind_t {
-  TOWLINE_EVENT_PUT = 1,     // the key exists with this value
-  TOWLINE_EVENT_GONE = 2,    // the key is gone; no value
-  TOWLINE_EVENT_SYNCED = 3,  // everything that existed when the watch began has been delivered; no key
+  TOWLINE_WATCH_PUT = 1,     // the key exists with this value
+  TOWLINE_WATCH_GONE = 2,    // the key is gone; no value
+  TOWLINE_WATCH_SYNCED = 3,  // everything that existed when the watch began has been delivered; no key
 } towline_directory_event_kind_t;
 
 typedef struct towline_directory_event_t {
@@ -122,7 +123,7 @@ typedef struct towline_directory_event_t {
   towline_directory_entry_t entry;  // valid until the next event is taken, or the watch released
 } towline_directory_event_t;
 
-// Delivers the keys under the prefix, then TOWLINE_EVENT_SYNCED, then changes. A watch continues when servers
+// Delivers the keys under the prefix, then TOWLINE_WATCH_SYNCED, then changes. A watch continues when servers
 // restart or change. If the directory no longer knows what happened meanwhile, the watch reads the state
 // again and delivers the difference. Events wait until they are taken; those of one key are merged into the
 // latest.

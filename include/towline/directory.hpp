@@ -43,9 +43,10 @@ class DirectoryCall {
   [[nodiscard]] std::vector<DirectoryEntry> get_entries() const {
     get();
     size_t count = 0;
-    detail::check(towline_directory_call_entries(handle_.get(), nullptr, &count));
+    detail::check(towline_directory_call_entries(handle_.get(), nullptr, sizeof(DirectoryEntry), &count));
     std::vector<DirectoryEntry> entries(count);
-    detail::check(towline_directory_call_entries(handle_.get(), entries.data(), &count));
+    detail::check(
+        towline_directory_call_entries(handle_.get(), entries.data(), sizeof(DirectoryEntry), &count));
     return entries;
   }
   // The value of a key.
@@ -71,9 +72,9 @@ class DirectoryCall {
 };
 
 enum class EventKind : uint32_t {
-  kPut = TOWLINE_EVENT_PUT,
-  kGone = TOWLINE_EVENT_GONE,
-  kSynced = TOWLINE_EVENT_SYNCED,
+  kPut = TOWLINE_WATCH_PUT,
+  kGone = TOWLINE_WATCH_GONE,
+  kSynced = TOWLINE_WATCH_SYNCED,
 };
 
 struct DirectoryEvent : towline_directory_event_t {

@@ -1,5 +1,5 @@
 // Transfers in the order of a GPU's streams, and in CUDA graphs. Only for transfers that the backend "cuda"
-// moves in one part (threads 1); docs/gpu.md lists them.
+// moves in one part (workers 1); docs/gpu.md lists them.
 //
 // `stream` is a CUstream or cudaStream_t of the GPU that moves the bytes (the transfer's own vram, see
 // docs/gpu.md), of its primary context; null is that GPU's default stream. No call here waits for a GPU.

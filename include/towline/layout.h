@@ -33,9 +33,9 @@ TOWLINE_API int32_t towline_region_list(const towline_region_t* region, towline_
 // regions that the peer has registered since.
 TOWLINE_API int32_t towline_peer_region_list(const towline_peer_t* peer, const char* name,
                                              towline_block_list_t** list);
-// What is known of the peer's region with this name.
+// What is known of the peer's region with this name. `info_bytes`: sizeof(towline_region_info_t).
 TOWLINE_API int32_t towline_peer_region_find(const towline_peer_t* peer, const char* name,
-                                             towline_region_info_t* info);
+                                             towline_region_info_t* info, size_t info_bytes);
 // The name of the peer's region with this key, "" without one. `capacity` of TOWLINE_MAX_REGION_NAME_BYTES + 1 always
 // suffices.
 TOWLINE_API int32_t towline_peer_region_name(const towline_peer_t* peer, uint64_t key, char* name,
@@ -44,10 +44,10 @@ TOWLINE_API int32_t towline_peer_region_name(const towline_peer_t* peer, uint64_
 TOWLINE_API int32_t towline_block_list_layout(const towline_block_list_t* list, towline_layout_t* layout);
 // The indices of blocks that are picked in each dimension of the list's layout: every combination, the last dimension
 // counting fastest. `picks` has one entry for each of the layout's `dimensions`; one that is all zero picks everything.
-// Writes at most `capacity` indices; `needed` receives how many there are.
+// Writes at most `capacity` indices; `needed` receives how many there are. `pick_bytes`: sizeof(towline_picks_t).
 TOWLINE_API int32_t towline_block_list_select(const towline_block_list_t* list, const towline_picks_t* picks,
-                                              size_t dimensions, uint32_t* indices, size_t capacity,
-                                              size_t* needed);
+                                              size_t pick_bytes, size_t dimensions, uint32_t* indices,
+                                              size_t capacity, size_t* needed);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -84,8 +84,8 @@ class View {
     for (uint32_t i = 0; i < dimensions(); ++i) chosen[i] = choices_[i].picks;
     indices.resize(blocks());
     size_t needed = 0;
-    detail::check(towline_block_list_select(list().native(), chosen.data(), dimensions(), indices.data(),
-                                            indices.size(), &needed));
+    detail::check(towline_block_list_select(list().native(), chosen.data(), sizeof(towline_picks_t),
+                                            dimensions(), indices.data(), indices.size(), &needed));
     return indices;
   }
 

@@ -1,13 +1,13 @@
 // Storage: files, block devices and objects as regions of an agent.
 //
-// A file is registered like memory and its region is used like memory: its kind is TOWLINE_FILE (or
-// TOWLINE_BLOCK, TOWLINE_OBJECT), its address is 0, and `device` is a number that the agent assigned. A
+// A file is registered like memory and its region is used like memory: its kind is TOWLINE_MEMORY_FILE (or
+// TOWLINE_MEMORY_BLOCK, TOWLINE_MEMORY_OBJECT), its address is 0, and `device` is a number that the agent assigned. A
 // transfer moves bytes between a list of dram, its local list, and a list of such regions, its remote list:
 // both are this agent's own, no peer is needed. READ is from storage to memory.
 //
 //   towline_region_t* file;
 //   towline_storage_register(agent, "file:/data/kv.bin", NULL, &file);
-//   towline_blocks_t page = {.address = 4096, .length = 4096, .kind = TOWLINE_FILE,
+//   towline_blocks_t page = {.address = 4096, .length = 4096, .kind = TOWLINE_MEMORY_FILE,
 //                            .device = towline_region_device(file)};
 //
 // Registering, querying, listing and committing call the file system or the server, and block as long as it
@@ -50,7 +50,7 @@ typedef struct towline_storage_options_t {
 typedef struct towline_storage_info_t {
   size_t struct_size;
   uint32_t exists;       // 0: it does not exist, and the rest is 0
-  uint32_t kind;         // TOWLINE_FILE, TOWLINE_BLOCK or TOWLINE_OBJECT
+  uint32_t kind;         // TOWLINE_MEMORY_FILE, TOWLINE_MEMORY_BLOCK or TOWLINE_MEMORY_OBJECT
   uint64_t bytes;        // size
   uint64_t modified_ns;  // since 1970
 } towline_storage_info_t;
@@ -78,11 +78,6 @@ TOWLINE_API int32_t towline_storage_list(towline_agent_t* agent, const char* pre
 // transfers in flight up to `timeout_ns`. A replacement can be committed once: older transfers then answer
 // TOWLINE_STALE, new ones may READ. Deregistering without a commit drops the replacement.
 TOWLINE_API int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns);
-
-// Describes the region: key, address, bytes, device, kind, access.
-TOWLINE_API int32_t towline_region_info(const towline_region_t* region, towline_region_info_t* info);
-// The number that blocks of this region have in `device`.
-TOWLINE_API uint64_t towline_region_device(const towline_region_t* region);
 
 #ifdef __cplusplus
 }  // extern "C"

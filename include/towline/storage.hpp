@@ -101,7 +101,7 @@ inline void commit_storage(const Region& region, Deadline deadline = std::chrono
 
 [[nodiscard]] inline RegionInfo region_info(const Region& region) {
   RegionInfo info{};
-  detail::check(towline_region_info(region.native(), &info));
+  detail::check(towline_region_info(region.native(), &info, sizeof info));
   return info;
 }
 

@@ -10,9 +10,9 @@ extern "C" {
 typedef struct towline_exporter towline_exporter_t;
 
 // The counters of every agent on this host that this user may read, even of agents that hang: a JSON array of
-// the objects that towline_agent_counters returns, with "latency_sum_ns" and "latency_buckets" ([upper bound
+// the objects that towline_agent_metrics returns, with "latency_sum_ns" and "latency_buckets" ([upper bound
 // in ns, count]) in each series. Size convention as towline_agent_info. Takes no agent.
-TOWLINE_API int32_t towline_host_counters(char* json, size_t capacity, size_t* needed);
+TOWLINE_API int32_t towline_host_metrics(char* json, size_t capacity, size_t* needed);
 
 // Serves counters at http://`address`/metrics in Prometheus's text format, until it is stopped: those of one
 // agent, or with null of every agent on this host. `address`: "host:port", "[v6]:port"; port 0 takes any free
@@ -30,10 +30,10 @@ TOWLINE_API void towline_exporter_stop(towline_exporter_t* exporter);
 //   {"name": "cache_hits_total", "help": "...", "type": "counter", "metrics": [{"labels": {"rank": "3"}, "value": 7}]}
 // Types are counter, gauge and histogram. A metric of a histogram has, in place of "value", "bounds" (upper bounds,
 // ascending), "counts" (of each bucket by itself, one more than there are bounds) and "sum".
-typedef void (*towline_counter_source_t)(void* context,
-                                         void (*take)(void* argument, const char* json, size_t bytes),
-                                         void* argument);
-TOWLINE_API int32_t towline_exporter_add(towline_exporter_t* exporter, towline_counter_source_t source,
+typedef void (*towline_metric_source_t)(void* context,
+                                        void (*take)(void* argument, const char* json, size_t bytes),
+                                        void* argument);
+TOWLINE_API int32_t towline_exporter_add(towline_exporter_t* exporter, towline_metric_source_t source,
                                          void* context);
 
 #ifdef __cplusplus

@@ -3,7 +3,8 @@
 // Conventions. Functions that can fail return a status; zero or positive is success. After a failure
 // towline_last_error() returns, for this thread, a message that says what was tried, with which values, and
 // what to do. Option structs begin with `struct_size`: set it to sizeof, zero the rest for defaults
-// (TOWLINE_INIT does both). Any thread may call anything. Objects are freed by their own _destroy function;
+// (TOWLINE_INIT does both). Functions
+// that take an array of structs, or fill one in, are given sizeof of its elements. Any thread may call anything. Objects are freed by their own _destroy function;
 // destroying an agent ends everything made from it, and objects still held then answer TOWLINE_CLOSED. Times
 // are in nanoseconds; a timeout of TOWLINE_FOREVER waits without limit, 0 only polls.
 #pragma once
@@ -49,7 +50,7 @@ typedef enum towline_progress_t {
 typedef struct towline_agent_options_t {
   size_t struct_size;
   uint32_t progress;  // towline_progress_t
-  uint32_t workers;   // progress engines, 1 to 8; 0: 1
+  uint32_t workers;   // threads that make progress, 1 to 8; 0: 1
   // "host:port[,host:port]": the addresses of every port of the agent. The metadata listener uses these
   // ports, tcp uses other ports of the same hosts. Default: "127.0.0.1:0", for peers of this host. "*:0": any
   // address; "none": opens no port.
@@ -70,7 +71,7 @@ TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
 TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);
 // 32 hexadecimal digits, new for every agent made.
 TOWLINE_API const char* towline_agent_incarnation(const towline_agent_t* agent);
-// One pass of every progress engine; returns the number of events handled. Needed only with
+// One pass of every worker; returns the number of events handled. Needed only with
 // TOWLINE_PROGRESS_CALLER.
 TOWLINE_API int32_t towline_agent_progress(towline_agent_t* agent);
 // A file descriptor that is readable while notices or queued completions wait to be pulled. Owned by the
@@ -78,8 +79,10 @@ TOWLINE_API int32_t towline_agent_progress(towline_agent_t* agent);
 TOWLINE_API int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd);
 // Sleeps until a notice or queued completion is available or the timeout passes (TOWLINE_TIMED_OUT).
 TOWLINE_API int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns);
-// The address peers connect to ("10.0.0.7:7777"); empty when the agent does not listen.
-TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity);
+// The address peers connect to ("10.0.0.7:7777"); empty when the agent does not listen. Size convention as
+// towline_agent_info.
+TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity,
+                                          size_t* needed);
 // Backends with traits and, if not usable, the reason; regions, peers with health, topology: JSON text.
 // Writes at most `capacity` bytes with NUL; `needed` receives the full size. Use capacity 0 and a null buffer
 // to query the size.
@@ -90,17 +93,17 @@ TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_
 // metadata. TOWLINE_ALREADY_EXISTS, or TOWLINE_UNSUPPORTED with a text that says why it can't be taken.
 TOWLINE_API int32_t towline_agent_add_backend(towline_agent_t* agent, const char* plugin);
 // Counters of this agent as JSON (per peer, backend and direction), same size convention.
-TOWLINE_API int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity,
-                                           size_t* needed);
+TOWLINE_API int32_t towline_agent_metrics(towline_agent_t* agent, char* json, size_t capacity,
+                                          size_t* needed);
 
 // Memory
 
 typedef enum towline_kind_t {
-  TOWLINE_DRAM = 0,
-  TOWLINE_VRAM = 1,
-  TOWLINE_FILE = 2,
-  TOWLINE_BLOCK = 3,
-  TOWLINE_OBJECT = 4,
+  TOWLINE_MEMORY_DRAM = 0,
+  TOWLINE_MEMORY_VRAM = 1,
+  TOWLINE_MEMORY_FILE = 2,
+  TOWLINE_MEMORY_BLOCK = 3,
+  TOWLINE_MEMORY_OBJECT = 4,
 } towline_kind_t;
 
 enum {
@@ -202,9 +205,14 @@ typedef struct towline_region_info_t {
 } towline_region_info_t;
 
 // The known regions of the peer, in the order of registration as long as it has deregistered none; `count` is
-// the capacity on entry and the total number on return.
+// the capacity on entry and the total number on return. `region_bytes`: sizeof(towline_region_info_t).
 TOWLINE_API int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions,
-                                         size_t* count);
+                                         size_t region_bytes, size_t* count);
+// Describes an own region, of memory or storage. `info_bytes`: sizeof(towline_region_info_t).
+TOWLINE_API int32_t towline_region_info(const towline_region_t* region, towline_region_info_t* info,
+                                        size_t info_bytes);
+// The number that blocks of this region have in `device`.
+TOWLINE_API uint64_t towline_region_device(const towline_region_t* region);
 
 // Block lists
 
@@ -225,9 +233,10 @@ typedef struct towline_blocks_t {
 
 // A validated list over this agent's own regions (peer null) or a peer's. Block indices count through the
 // entries. Every block must lie in one registered region; the error names the first that does not.
+// `block_bytes`: sizeof(towline_blocks_t).
 TOWLINE_API int32_t towline_block_list_create(towline_agent_t* agent, towline_peer_t* peer,
-                                              const towline_blocks_t* blocks, size_t count,
-                                              towline_block_list_t** list);
+                                              const towline_blocks_t* blocks, size_t block_bytes,
+                                              size_t count, towline_block_list_t** list);
 // The same from `count` plain blocks: addresses and lengths as arrays, read with the given byte strides (so
 // that rows of an N x 3 array need no copy).
 TOWLINE_API int32_t towline_block_list_create_flat(towline_agent_t* agent, towline_peer_t* peer,
@@ -277,7 +286,7 @@ typedef struct towline_transfer_options_t {
   uint64_t counter_add;
   uint64_t timeout_ns;        // from each post; 0: the agent's default
   const char* backend;        // force one backend by name; null: the router chooses
-  uint32_t threads;           // engines to split the work over, 0 or 1: one
+  uint32_t workers;           // to split the work over, 0 or 1: one
   uint32_t queue_completion;  // non-zero: queue a completion at the agent
   void* user_data;            // returned with completions and callbacks
   towline_callback_t callback;

@@ -187,7 +187,8 @@ class BlockList {
   explicit BlockList(towline_block_list_t* list) noexcept : handle_(list) {}
   BlockList(towline_agent_t* agent, towline_peer_t* peer, std::span<const Blocks> blocks) {
     towline_block_list_t* list = nullptr;
-    detail::check(towline_block_list_create(agent, peer, blocks.data(), blocks.size(), &list));
+    detail::check(
+        towline_block_list_create(agent, peer, blocks.data(), sizeof(Blocks), blocks.size(), &list));
     handle_.reset(list);
   }
   // From plain blocks: addresses[i], lengths[i].
@@ -221,10 +222,10 @@ class Peer {
   [[nodiscard]] std::vector<RegionInfo> regions() const {
     std::vector<RegionInfo> regions;
     size_t count = 0;
-    detail::check(towline_peer_regions(handle_.get(), nullptr, &count));
+    detail::check(towline_peer_regions(handle_.get(), nullptr, sizeof(RegionInfo), &count));
     while (count > regions.size()) {
       regions.resize(count);
-      detail::check(towline_peer_regions(handle_.get(), regions.data(), &count));
+      detail::check(towline_peer_regions(handle_.get(), regions.data(), sizeof(RegionInfo), &count));
     }
     regions.resize(count);
     return regions;
@@ -233,7 +234,7 @@ class Peer {
   // What is known of its region with this name, and the name of one of regions(), "" without one.
   [[nodiscard]] RegionInfo region_info(const std::string& name) const {
     RegionInfo info{};
-    detail::check(towline_peer_region_find(handle_.get(), name.c_str(), &info));
+    detail::check(towline_peer_region_find(handle_.get(), name.c_str(), &info, sizeof info));
     return info;
   }
   [[nodiscard]] std::string region_name(uint64_t key) const {
@@ -287,7 +288,7 @@ struct TransferOptions {
   uint64_t counter_add = 0;
   std::chrono::nanoseconds timeout{};  // from each post; 0: the agent's default
   std::string backend{};               // force one by name; empty: the router chooses
-  uint32_t threads = 0;                // engines to split the work over; 0: one
+  uint32_t workers = 0;                // engines to split the work over; 0: one
   bool queue_completion = false;       // queue a completion at the agent: Agent::pull
   void* user_data = nullptr;           // returned with completions and callbacks
   towline_callback_t callback = nullptr;
@@ -462,9 +463,9 @@ class Agent {
   }
   // The address for peers, "10.0.0.7:7777"; empty if the agent does not listen.
   [[nodiscard]] std::string address() const {
-    std::array<char, 1024> text{};
-    detail::check(towline_agent_address(handle_.get(), text.data(), text.size()));
-    return text.data();
+    return detail::read_text([this](char* text, size_t capacity, size_t* needed) {
+      return towline_agent_address(handle_.get(), text, capacity, needed);
+    });
   }
   // One more backend, by its plugin's file or name; existing regions are registered with it.
   void add_backend(const char* file) const { detail::check(towline_agent_add_backend(handle_.get(), file)); }
@@ -475,9 +476,9 @@ class Agent {
     });
   }
   // Counters per peer, backend and direction: JSON.
-  [[nodiscard]] std::string counters() const {
+  [[nodiscard]] std::string metrics() const {
     return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
-      return towline_agent_counters(handle_.get(), json, capacity, needed);
+      return towline_agent_metrics(handle_.get(), json, capacity, needed);
     });
   }
   // Registers memory, which must stay valid until the region ends.
@@ -548,7 +549,7 @@ class Agent {
     native.counter_add = options.counter_add;
     native.timeout_ns = Deadline{options.timeout}.remaining_ns();
     native.backend = detail::or_null(options.backend);
-    native.threads = options.threads;
+    native.workers = options.workers;
     native.queue_completion = options.queue_completion ? 1 : 0;
     native.user_data = options.user_data;
     native.callback = options.callback;

@@ -89,11 +89,11 @@ inline constexpr std::chrono::seconds kDestructorTimeout{30};
 enum class Op : uint32_t { read = TOWLINE_READ, write = TOWLINE_WRITE };
 
 enum class Kind : uint32_t {
-  kDram = TOWLINE_DRAM,
-  kVram = TOWLINE_VRAM,
-  kFile = TOWLINE_FILE,
-  kBlock = TOWLINE_BLOCK,
-  kObject = TOWLINE_OBJECT,
+  kDram = TOWLINE_MEMORY_DRAM,
+  kVram = TOWLINE_MEMORY_VRAM,
+  kFile = TOWLINE_MEMORY_FILE,
+  kBlock = TOWLINE_MEMORY_BLOCK,
+  kObject = TOWLINE_MEMORY_OBJECT,
 };
 
 // What peers may do with a region. Access::kRead | Access::kWrite is Access::kAll.

@@ -106,7 +106,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] uint64_t default_timeout_ns() const noexcept { return options_.default_timeout_ns; }
   [[nodiscard]] std::string address() const;
   [[nodiscard]] std::string info();
-  [[nodiscard]] std::string counters();
+  [[nodiscard]] std::string metrics_json();
 
   // ---- progress
   uint32_t progress() noexcept;  // one pass of every worker; application threads

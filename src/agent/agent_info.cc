@@ -202,7 +202,7 @@ std::string Agent::info() {
   return dump(result);
 }
 
-std::string Agent::counters() {
+std::string Agent::metrics_json() {
   check_usable();
   return dump(json(read_snapshot(*metrics_)));
 }

@@ -37,7 +37,7 @@ std::string counters_json(const Agent* agent) {
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-void Exporter::add(towline_counter_source_t source, void* context) {
+void Exporter::add(towline_metric_source_t source, void* context) {
   const std::lock_guard lock(mutex_);
   sources_.emplace_back(source, context);
 }

@@ -26,7 +26,7 @@ class Exporter {
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;
   // From now on the source's families are served too.
-  void add(towline_counter_source_t source, void* context);
+  void add(towline_metric_source_t source, void* context);
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
   // For a child of fork, where its threads do not exist: ends nothing.
   void forget() noexcept { instance_ = nullptr; }
@@ -38,7 +38,7 @@ class Exporter {
 
   const Agent* const agent_;
   mutable std::mutex mutex_;
-  std::vector<std::pair<towline_counter_source_t, void*>> sources_;
+  std::vector<std::pair<towline_metric_source_t, void*>> sources_;
   towline_exporter_table_v1 table_ = {};
   towline_exporter_instance* instance_ = nullptr;
   std::string address_;

@@ -111,7 +111,7 @@ int32_t pin(void* context, uint64_t key, uint64_t address, uint64_t bytes, uint3
             void** pin) {
   const Backend& backend = backend_of(context);
   const bool vram =
-      (backend.remote_kinds & (1u << TOWLINE_VRAM)) != 0 && !backend.has_trait(TOWLINE_TRAIT_LANDS);
+      (backend.remote_kinds & (1u << TOWLINE_MEMORY_VRAM)) != 0 && !backend.has_trait(TOWLINE_TRAIT_LANDS);
   access = (access & TOWLINE_ACCESS_ALL) | (vram ? kPinVram : 0);
   return static_cast<int32_t>(agent_of(context).regions().pin(key, address, bytes, access, pointer, pin));
 }
@@ -155,7 +155,7 @@ int32_t pin_landing(void* context, uint64_t key, uint64_t address, uint64_t byte
   if (status != Status::kOk) return static_cast<int32_t>(status);
   bool vram = false;
   const auto look = [&](const Region& region) {
-    vram = region.ref.kind == TOWLINE_VRAM;
+    vram = region.ref.kind == TOWLINE_MEMORY_VRAM;
     *device = region.ref.device;
   };
   if (regions.look_at(key, look) && vram) return TOWLINE_OK;

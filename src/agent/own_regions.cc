@@ -22,7 +22,7 @@ void check_unused_before_moving(const RegionTable& regions, const towline_region
     const towline_region_ref& there = region->ref;
     const bool apart =
         moved.address >= there.address + there.bytes || there.address >= moved.address + moved.bytes;
-    if (there.kind != TOWLINE_DRAM || apart || region->shared.file != nullptr) continue;
+    if (there.kind != TOWLINE_MEMORY_DRAM || apart || region->shared.file != nullptr) continue;
     fail(Status::kBusy,
          "[{:#x}, {:#x}) can't be moved onto shared memory: the region [{:#x}, {:#x}) with key {} overlaps "
          "it and may be in use; deregister that first, or register it to be shared as well",
@@ -72,7 +72,7 @@ std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
   region.label = label_from(options, bytes);
   if (is_storage(options.kind))
     fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
-  if (options.kind == TOWLINE_DRAM) {
+  if (options.kind == TOWLINE_MEMORY_DRAM) {
     if ((options.flags & TOWLINE_REGION_SHARE) != 0) {
       check_unused_before_moving(table_, region.ref);
       region.in_place = share_in_place(address, bytes);
@@ -84,7 +84,8 @@ std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
 
 std::shared_ptr<Region> OwnRegions::add_private(void* address, uint64_t bytes) {
   Region region;
-  region.ref = {0, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
+  region.ref = {0, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0,
+                0};
   region.shared = find_shared_range(address, bytes, region.shared_reason);
   const std::lock_guard registering(registration_mutex_);
   return take_on_unpublished(std::move(region));

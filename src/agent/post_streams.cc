@@ -29,7 +29,7 @@ Status Post::streams_serve() const noexcept {
     return Status::kUnsupported;
   }
   if (part_count_ != 1) {
-    set_failure_text("the transfer is split over several workers: make it with threads = 1");
+    set_failure_text("the transfer is split over several workers: make it with workers = 1");
     return Status::kUnsupported;
   }
   return Status::kOk;

@@ -87,7 +87,7 @@ void Route::fail_without_route(uint64_t bytes, const std::string& legs, LateDead
   std::string reasons;
   for (const Way& way : ways(bytes))
     if (!way.reason.empty()) reasons += fmt::format("\n  {}: {}", way.backend->name, way.reason);
-  if (local_->view().region_count != 0 && local_->view().regions[0].kind != TOWLINE_DRAM)
+  if (local_->view().region_count != 0 && local_->view().regions[0].kind != TOWLINE_MEMORY_DRAM)
     reasons += "\n  in two steps, through staging memory: " + legs;
   Status why = unreachable && others_ != nullptr && !others_->rejected.empty() ? Status::kUnreachable
                                                                                : Status::kNoRoute;

@@ -12,8 +12,8 @@ namespace towline {
 namespace {
 
 constexpr double kClearly = 0.75;  // a measured price is lower: at most so much of the other
-constexpr uint32_t kDramOnly = 1u << TOWLINE_DRAM;
-constexpr uint32_t kVramOnly = 1u << TOWLINE_VRAM;
+constexpr uint32_t kDramOnly = 1u << TOWLINE_MEMORY_DRAM;
+constexpr uint32_t kVramOnly = 1u << TOWLINE_MEMORY_VRAM;
 
 uint32_t kinds_of(const BlockList& list) noexcept {
   uint32_t kinds = 0;
@@ -215,7 +215,8 @@ LegsPlan plan_legs(Peer& peer, const Need& need, const std::vector<const Backend
   if ((need.local & kVramOnly) != 0 && gpu_near) {
     plan.staging.kind = StagingKind::kPinned;
     for (uint64_t i = 0; i < local.view().region_count; ++i)
-      if (local.view().regions[i].kind == TOWLINE_VRAM) plan.staging.gpu = local.view().regions[i].device;
+      if (local.view().regions[i].kind == TOWLINE_MEMORY_VRAM)
+        plan.staging.gpu = local.view().regions[i].device;
   } else if ((need.remote & kVramOnly) != 0 && gpu_far) {
     plan.staging.kind = StagingKind::kPinned;
   }

@@ -43,7 +43,9 @@ class Planner : public ::testing::Test {
     PriceRow& row = prices_of(backend, cost).row(TOWLINE_WHERE_SAME_PROCESS, need.op, false);
     for (uint32_t i = 0; i < count; ++i) row.report(need.bytes, took_ns);
   }
-  static Need dram(uint64_t bytes) { return {TOWLINE_WRITE, 1u << TOWLINE_DRAM, 1u << TOWLINE_DRAM, bytes}; }
+  static Need dram(uint64_t bytes) {
+    return {TOWLINE_WRITE, 1u << TOWLINE_MEMORY_DRAM, 1u << TOWLINE_MEMORY_DRAM, bytes};
+  }
   using Names = std::vector<std::string>;
 };
 
@@ -96,13 +98,13 @@ TEST_F(Planner, LegsWithinTheAgentGoByDeclaredCost) {
 TEST_F(Planner, MessagesGoByDeclaredCost) { EXPECT_EQ(order({}, {}).front(), "memory"); }
 
 TEST_F(Planner, TheLegsOfATransferMeetInHostMemory) {
-  const Need whole = {TOWLINE_READ, 1u << TOWLINE_VRAM, 1u << TOWLINE_OBJECT, 5};
+  const Need whole = {TOWLINE_READ, 1u << TOWLINE_MEMORY_VRAM, 1u << TOWLINE_MEMORY_OBJECT, 5};
   EXPECT_EQ(near_leg(whole).op, TOWLINE_WRITE);
-  EXPECT_EQ(near_leg(whole).local, 1u << TOWLINE_DRAM);
-  EXPECT_EQ(near_leg(whole).remote, 1u << TOWLINE_VRAM);
+  EXPECT_EQ(near_leg(whole).local, 1u << TOWLINE_MEMORY_DRAM);
+  EXPECT_EQ(near_leg(whole).remote, 1u << TOWLINE_MEMORY_VRAM);
   EXPECT_EQ(far_leg(whole).op, TOWLINE_READ);
-  EXPECT_EQ(far_leg(whole).local, 1u << TOWLINE_DRAM);
-  EXPECT_EQ(far_leg(whole).remote, 1u << TOWLINE_OBJECT);
+  EXPECT_EQ(far_leg(whole).local, 1u << TOWLINE_MEMORY_DRAM);
+  EXPECT_EQ(far_leg(whole).remote, 1u << TOWLINE_MEMORY_OBJECT);
 }
 
 }  // namespace

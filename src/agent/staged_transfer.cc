@@ -40,7 +40,7 @@ bool has_region(const BlockList& list, Is&& is) noexcept {
 }
 
 bool has_objects(const BlockList& list) noexcept {
-  return has_region(list, [](uint32_t kind) { return kind == TOWLINE_OBJECT; });
+  return has_region(list, [](uint32_t kind) { return kind == TOWLINE_MEMORY_OBJECT; });
 }
 
 }  // namespace

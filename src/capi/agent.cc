@@ -131,11 +131,11 @@ int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
   return static_cast<int32_t>(agent->agent->wait_activity(timeout_ns));
 }
 
-int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity) {
+int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
     const std::string address = agent->agent->address();
-    return capi::give(address.data(), address.size(), true, text, capacity, nullptr);
+    return capi::give(address.data(), address.size(), true, text, capacity, needed);
   });
 }
 
@@ -156,10 +156,10 @@ int32_t towline_agent_add_backend(towline_agent_t* agent, const char* plugin) {
   });
 }
 
-int32_t towline_agent_counters(towline_agent_t* agent, char* json, size_t capacity, size_t* needed) {
+int32_t towline_agent_metrics(towline_agent_t* agent, char* json, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
-    const std::string text = agent->agent->counters();
+    const std::string text = agent->agent->metrics_json();
     return capi::give(text.data(), text.size(), true, json, capacity, needed);
   });
 }

@@ -326,7 +326,7 @@ int32_t towline_batch_add(towline_batch_t* batch, const towline_collective_t* ca
     capi::need(batch, "batch");
     towline_collective_t copy;
     const towline_collective_t& taken = take_call(call, copy);
-    if (taken.op != TOWLINE_OP_SEND && taken.op != TOWLINE_OP_RECV)
+    if (taken.op != TOWLINE_COLLECTIVE_SEND && taken.op != TOWLINE_COLLECTIVE_RECV)
       fail(Status::kInvalidArgument, "a batch takes sends and receives, not {}",
            collectives::op_name(taken.op));
     batch->communicator->check_call(taken);
@@ -382,7 +382,7 @@ int32_t towline_work_source(const towline_work_t* work) {
   return work == nullptr || !of(work)->ended() ? TOWLINE_ANY_RANK : of(work)->source;
 }
 uint32_t towline_work_op(const towline_work_t* work) {
-  return work == nullptr ? uint32_t{TOWLINE_OP_BARRIER} : of(work)->op();
+  return work == nullptr ? uint32_t{TOWLINE_COLLECTIVE_BARRIER} : of(work)->op();
 }
 
 int32_t towline_work_on(towline_work_t* work, uint32_t event, towline_work_fn function, void* context) {

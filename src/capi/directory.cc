@@ -169,14 +169,17 @@ const char* towline_directory_call_error(const towline_directory_call_t* call) {
 }
 
 int32_t towline_directory_call_entries(const towline_directory_call_t* call,
-                                       towline_directory_entry_t* entries, size_t* count) {
+                                       towline_directory_entry_t* entries, size_t entry_bytes,
+                                       size_t* count) {
   return capi::guard(__func__, [&] {
     capi::need(call, "call");
     capi::need(count, "count");
+    capi::check_element(entry_bytes, capi::kLeastDirectoryEntryBytes, "entry_bytes");
     const std::vector<DirectoryEntry>& found = call->call->entries();
     const size_t capacity = entries == nullptr ? 0 : *count;
     *count = found.size();
-    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) entries[i] = view(found[i]);
+    for (size_t i = 0; i < std::min(capacity, found.size()); ++i)
+      capi::give_element(entries, entry_bytes, i, view(found[i]));
     return Status::kOk;
   });
 }

@@ -44,7 +44,7 @@ class DirectoryStore final : public rendezvous::Store {
     call.wait();
     towline_directory_entry_t entry = {};
     size_t count = 1;
-    check(towline_directory_call_entries(call.get(), &entry, &count));
+    check(towline_directory_call_entries(call.get(), &entry, sizeof entry, &count));
     if (count == 0) fail(Status::kNotFound, "{} gave nothing for {}", address_, key);
     const auto* from = static_cast<const uint8_t*>(entry.value);
     return {from, from + entry.bytes};

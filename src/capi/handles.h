@@ -3,10 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
@@ -108,6 +111,48 @@ Options take_options(const Options* given, const char* what) {
   std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
   options.struct_size = sizeof options;
   return options;
+}
+
+// Elements of arrays that the caller owns have the size that they have in its version of the headers. These are the
+// sizes of the first version, which every caller has.
+inline constexpr size_t kLeastRegionInfoBytes = 48;
+inline constexpr size_t kLeastDirectoryEntryBytes = 32;
+inline constexpr size_t kMostElementBytes = 4096;
+
+inline void check_element(size_t bytes, size_t least, const char* what) {
+  if (bytes < least || bytes > kMostElementBytes)
+    fail(Status::kInvalidArgument, "{} is {}; give sizeof the struct", what, bytes);
+}
+
+// Writes element `index` as far as the caller knows the struct; fields of a newer version are 0. The size has been
+// checked.
+template <class Element>
+void give_element(void* array, size_t element_bytes, size_t index, const Element& value) noexcept {
+  auto* const at = static_cast<unsigned char*>(array) + index * element_bytes;
+  std::memcpy(at, &value, std::min(element_bytes, sizeof value));
+  if (element_bytes > sizeof value) std::memset(at + sizeof value, 0, element_bytes - sizeof value);
+}
+
+// The caller's elements; `copies` holds them if its version of the struct is another. Throws Error as take_options.
+template <class Element>
+std::span<const Element> take_elements(const Element* given, size_t element_bytes, size_t count,
+                                       std::vector<Element>& copies, const char* what) {
+  if (element_bytes == sizeof(Element)) return {given, count};
+  // The first version of these structs is the present one.
+  check_element(element_bytes, sizeof(Element), what);
+  copies.resize(count);
+  const auto* at = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = 0; i < count; ++i, at += element_bytes) {
+    std::memcpy(&copies[i], at, sizeof(Element));
+    if (std::any_of(at + sizeof(Element), at + element_bytes, [](unsigned char byte) { return byte != 0; }))
+      fail(Status::kUnsupported, "{}[{}] sets a field that this version of the library does not have", what,
+           i);
+  }
+  return copies;
+}
+
+[[nodiscard]] inline towline_region_info_t describe(const towline_region_ref& ref) noexcept {
+  return {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
 }
 
 // Text and blobs of unknown size: writes what fits (text with NUL) and the whole size. Without `needed` all

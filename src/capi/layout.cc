@@ -96,13 +96,15 @@ int32_t towline_peer_region_list(const towline_peer_t* peer, const char* name, t
   });
 }
 
-int32_t towline_peer_region_find(const towline_peer_t* peer, const char* name, towline_region_info_t* info) {
+int32_t towline_peer_region_find(const towline_peer_t* peer, const char* name, towline_region_info_t* info,
+                                 size_t info_bytes) {
   return capi::guard(__func__, [&] {
     capi::need(peer, "peer");
     capi::need(name, "name");
     capi::need(info, "info");
-    const towline_region_ref& ref = living(*peer).region(std::string_view(name))->ref;
-    *info = {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
+    capi::check_element(info_bytes, capi::kLeastRegionInfoBytes, "info_bytes");
+    capi::give_element(info, info_bytes, 0,
+                       capi::describe(living(*peer).region(std::string_view(name))->ref));
     return Status::kOk;
   });
 }
@@ -135,14 +137,20 @@ int32_t towline_block_list_layout(const towline_block_list_t* list, towline_layo
 }
 
 int32_t towline_block_list_select(const towline_block_list_t* list, const towline_picks_t* picks,
-                                  size_t dimensions, uint32_t* indices, size_t capacity, size_t* needed) {
+                                  size_t pick_bytes, size_t dimensions, uint32_t* indices, size_t capacity,
+                                  size_t* needed) {
   return capi::guard(__func__, [&] {
     capi::need(list, "list");
     if (dimensions != 0) capi::need(picks, "picks");
     const towline_layout_t* const layout = capi::layout_of(*list);
     if (layout == nullptr) fail(Status::kNotFound, "the list was not made from a region with a layout");
     const std::span<uint32_t> room(indices, indices == nullptr ? 0 : capacity);
-    const uint64_t count = select_elements(*layout, std::span{picks, dimensions}, room);
+    if (dimensions > TOWLINE_MAX_DIMENSIONS)
+      fail(Status::kInvalidArgument, "{} dimensions; there are at most {}", dimensions,
+           TOWLINE_MAX_DIMENSIONS);
+    std::vector<towline_picks_t> copies;
+    const uint64_t count =
+        select_elements(*layout, capi::take_elements(picks, pick_bytes, dimensions, copies, "picks"), room);
     if (needed == nullptr && room.size() < count)
       fail(Status::kNoSpace, "{} indices are needed, there is room for {}", count, room.size());
     if (needed != nullptr) *needed = count;

@@ -109,13 +109,29 @@ uint64_t towline_region_key(const towline_region_t* region) {
   return region == nullptr ? 0 : region->region->ref.key;
 }
 
+int32_t towline_region_info(const towline_region_t* region, towline_region_info_t* info, size_t info_bytes) {
+  return capi::guard(__func__, [&] {
+    capi::need(region, "region");
+    capi::need(info, "info");
+    capi::check_element(info_bytes, capi::kLeastRegionInfoBytes, "info_bytes");
+    capi::give_element(info, info_bytes, 0, capi::describe(region->region->ref));
+    return Status::kOk;
+  });
+}
+
+uint64_t towline_region_device(const towline_region_t* region) {
+  return region == nullptr ? 0 : region->region->ref.device;
+}
+
 int32_t towline_block_list_create(towline_agent_t* agent, towline_peer_t* peer,
-                                  const towline_blocks_t* blocks, size_t count, towline_block_list_t** list) {
+                                  const towline_blocks_t* blocks, size_t block_bytes, size_t count,
+                                  towline_block_list_t** list) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
     capi::need(list, "list");
     if (count != 0) capi::need(blocks, "blocks");
-    *list = make_list(*agent, peer, std::span{blocks, count});
+    std::vector<towline_blocks_t> copies;
+    *list = make_list(*agent, peer, capi::take_elements(blocks, block_bytes, count, copies, "blocks"));
     return Status::kOk;
   });
 }

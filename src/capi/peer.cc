@@ -86,17 +86,17 @@ uint32_t towline_peer_health(const towline_peer_t* peer) {
   return peer == nullptr ? uint32_t{TOWLINE_HEALTH_UNKNOWN} : peer->peer->health();
 }
 
-int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions, size_t* count) {
+int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* regions, size_t region_bytes,
+                             size_t* count) {
   return capi::guard(__func__, [&] {
     capi::need(peer, "peer");
     capi::need(count, "count");
+    capi::check_element(region_bytes, capi::kLeastRegionInfoBytes, "region_bytes");
     const auto known = peer->peer->regions();
     const size_t capacity = regions == nullptr ? 0 : *count;
     *count = known.size();
-    for (size_t i = 0; i < std::min(capacity, known.size()); ++i) {
-      const towline_region_ref& ref = known[i]->ref;
-      regions[i] = {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
-    }
+    for (size_t i = 0; i < std::min(capacity, known.size()); ++i)
+      capi::give_element(regions, region_bytes, i, capi::describe(known[i]->ref));
     return Status::kOk;
   });
 }

@@ -51,18 +51,4 @@ int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns) {
   });
 }
 
-int32_t towline_region_info(const towline_region_t* region, towline_region_info_t* info) {
-  return capi::guard(__func__, [&] {
-    capi::need(region, "region");
-    capi::need(info, "info");
-    const towline_region_ref& ref = region->region->ref;
-    *info = {ref.key, ref.address, ref.bytes, ref.device, ref.kind, ref.access, ref.flags, 0};
-    return Status::kOk;
-  });
-}
-
-uint64_t towline_region_device(const towline_region_t* region) {
-  return region == nullptr ? 0 : region->region->ref.device;
-}
-
 }  // extern "C"

@@ -12,7 +12,7 @@ struct towline_exporter {
 
 extern "C" {
 
-int32_t towline_host_counters(char* json, size_t capacity, size_t* needed) {
+int32_t towline_host_metrics(char* json, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     const std::string text = counters_json(nullptr);
     return capi::give(text.data(), text.size(), true, json, capacity, needed);
@@ -34,7 +34,7 @@ int32_t towline_exporter_start(towline_agent_t* agent, const char* address, towl
   });
 }
 
-int32_t towline_exporter_add(towline_exporter_t* exporter, towline_counter_source_t source, void* context) {
+int32_t towline_exporter_add(towline_exporter_t* exporter, towline_metric_source_t source, void* context) {
   return capi::guard(__func__, [&] {
     capi::need(exporter, "exporter");
     capi::need(reinterpret_cast<const void*>(source), "source");

@@ -67,7 +67,7 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
     if (target->peer() == nullptr) target = owner.as_remote(target);
     Plan plan = Plan::compile(local->own, local_picks, target->resolved(), remote_picks, op);
     auto made = std::make_unique<Transfer>(agent->agent, op, local->self, std::move(target), std::move(plan),
-                                           wanted, given.threads);
+                                           wanted, given.workers);
     owner.add_post(*made);
     try {
       made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns));

@@ -12,9 +12,10 @@ class Checker {
       : call_(call), rank_(rank), size_(size), element_(datatype_bytes(call.datatype)) {}
 
   void check() const {
-    if (call_.op >= TOWLINE_OP_BATCH) fail(Status::kInvalidArgument, "unknown operation {}", call_.op);
+    if (call_.op >= TOWLINE_COLLECTIVE_BATCH)
+      fail(Status::kInvalidArgument, "unknown operation {}", call_.op);
     if (element_ == 0) fail(Status::kInvalidArgument, "{}: unknown datatype {}", name(), call_.datatype);
-    const bool any = call_.op == TOWLINE_OP_RECV && call_.root == TOWLINE_ANY_RANK;
+    const bool any = call_.op == TOWLINE_COLLECTIVE_RECV && call_.root == TOWLINE_ANY_RANK;
     if (has_root(call_.op) && !any && (call_.root < 0 || call_.root >= size_))
       fail(Status::kOutOfRange, "{}: no rank {} among {}", name(), call_.root, size_);
     if (reduces(call_.op) && !can_reduce(call_.datatype, call_.reduction))
@@ -57,51 +58,51 @@ class Checker {
   void check_buffers() const {
     const bool is_root = rank_ == call_.root;
     switch (call_.op) {
-      case TOWLINE_OP_ALL_REDUCE:
+      case TOWLINE_COLLECTIVE_ALL_REDUCE:
         need(call_.input, "input", call_.count);
         need(call_.output, "output", call_.count);
         break;
-      case TOWLINE_OP_REDUCE:
+      case TOWLINE_COLLECTIVE_REDUCE:
         need(call_.input, "input", call_.count);
         if (is_root) need(call_.output, "output", call_.count);
         break;
-      case TOWLINE_OP_BROADCAST:
+      case TOWLINE_COLLECTIVE_BROADCAST:
         need(is_root && call_.input != nullptr ? call_.input
              : call_.output != nullptr         ? call_.output
                                                : call_.input,
              is_root ? "input" : "output", call_.count);
         break;
-      case TOWLINE_OP_ALL_GATHER:
+      case TOWLINE_COLLECTIVE_ALL_GATHER:
         need(call_.input, "input", call_.count);
         outputs(nullptr);
         break;
-      case TOWLINE_OP_ALL_GATHER_V:
+      case TOWLINE_COLLECTIVE_ALL_GATHER_V:
         need_counts(call_.output_counts, "output_counts");
         need(call_.input, "input", call_.output_counts[rank_]);
         outputs(call_.output_counts);
         break;
-      case TOWLINE_OP_REDUCE_SCATTER:
+      case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
         inputs(nullptr);
         need(call_.output, "output", call_.count);
         break;
-      case TOWLINE_OP_REDUCE_SCATTER_V:
+      case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
         need_counts(call_.input_counts, "input_counts");
         inputs(call_.input_counts);
         need(call_.output, "output", call_.input_counts[rank_]);
         break;
-      case TOWLINE_OP_GATHER:
+      case TOWLINE_COLLECTIVE_GATHER:
         need(call_.input, "input", call_.count);
         if (is_root) outputs(nullptr);
         break;
-      case TOWLINE_OP_SCATTER:
+      case TOWLINE_COLLECTIVE_SCATTER:
         if (is_root) inputs(nullptr);
         need(call_.output, "output", call_.count);
         break;
-      case TOWLINE_OP_ALL_TO_ALL:
+      case TOWLINE_COLLECTIVE_ALL_TO_ALL:
         inputs(nullptr);
         outputs(nullptr);
         break;
-      case TOWLINE_OP_ALL_TO_ALL_V:
+      case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
         need_counts(call_.input_counts, "input_counts");
         need_counts(call_.output_counts, "output_counts");
         inputs(call_.input_counts);
@@ -110,10 +111,10 @@ class Checker {
           fail(Status::kInvalidArgument, "{}: sends {} elements to itself, but expects {}", name(),
                call_.input_counts[rank_], call_.output_counts[rank_]);
         break;
-      case TOWLINE_OP_SEND:
+      case TOWLINE_COLLECTIVE_SEND:
         need(call_.input, "input", call_.count);
         break;
-      case TOWLINE_OP_RECV:
+      case TOWLINE_COLLECTIVE_RECV:
         need(call_.output, "output", call_.count);
         break;
       default:

@@ -278,8 +278,8 @@ void Communicator::broken(Status status, const std::string& text) {
     }
   }
   if (!aborted_hooks_called_.exchange(true)) {
-    call_hooks(TOWLINE_HOOK_ABORT, nullptr, TOWLINE_OP_BARRIER, nullptr, 0, static_cast<int32_t>(status),
-               nullptr, text.c_str(), false);
+    call_hooks(TOWLINE_HOOK_ABORT, nullptr, TOWLINE_COLLECTIVE_BARRIER, nullptr, 0,
+               static_cast<int32_t>(status), nullptr, text.c_str(), false);
   }
 }
 
@@ -405,7 +405,7 @@ void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, u
 
 void Communicator::check_call(const towline_collective_t& call) const {
   collectives::check_call(call, options_.rank, options_.size);
-  if (call.op == TOWLINE_OP_RECV && call.root == TOWLINE_ANY_RANK && !has_sources())
+  if (call.op == TOWLINE_COLLECTIVE_RECV && call.root == TOWLINE_ANY_RANK && !has_sources())
     fail(Status::kUnsupported, "recv: backend {} can't receive from any rank; name one", options_.backend);
 }
 
@@ -442,23 +442,24 @@ Status Communicator::perform(const towline_collective_t& given, Deadline deadlin
   backend_text.clear();
   const uint64_t number = number_++;
   int32_t status = TOWLINE_OK;
-  if (reduces(given.op) && given.reduction == TOWLINE_PREMUL_SUM && table_->issue == nullptr) {
+  if (reduces(given.op) && given.reduction == TOWLINE_REDUCE_PREMUL_SUM && table_->issue == nullptr) {
     // Each rank has its own factor. It is applied here, so that ranks exchange a plain sum.
     OwnedCall owned(given, options_.size);
     towline_collective_t call = owned.get();
     const uint64_t element = datatype_bytes(call.datatype);
     std::vector<const void*> parts;
-    if (call.op == TOWLINE_OP_REDUCE_SCATTER || call.op == TOWLINE_OP_REDUCE_SCATTER_V) {
+    if (call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V) {
       uint64_t total = 0;
       for (int rank = 0; rank < options_.size; ++rank)
-        total += call.input_counts != nullptr && call.op == TOWLINE_OP_REDUCE_SCATTER_V
+        total += call.input_counts != nullptr && call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V
                      ? call.input_counts[rank]
                      : call.count;
       scaled_.resize(total * element);
       uint64_t at = 0;
       uint64_t behind = 0;
       for (int rank = 0; rank < options_.size; ++rank) {
-        const uint64_t count = call.op == TOWLINE_OP_REDUCE_SCATTER_V ? call.input_counts[rank] : call.count;
+        const uint64_t count =
+            call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V ? call.input_counts[rank] : call.count;
         const auto* from =
             call.inputs != nullptr
                 ? static_cast<const uint8_t*>(call.inputs[rank])
@@ -496,7 +497,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
   const Interrupt interrupt(options);
   if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
   Status status = Status::kOk;
-  if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
+  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
     std::vector<std::unique_ptr<OwnedCall>> calls;
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
     status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
@@ -542,7 +543,7 @@ Work* Communicator::start(const towline_collective_t& call, const towline_collec
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
   if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
   Work* work = nullptr;
-  if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
+  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
     std::vector<std::unique_ptr<OwnedCall>> calls;
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
     work = begin_messages(call.op, std::move(calls), timeout_ns, deadline, op_id);
@@ -638,8 +639,8 @@ void Communicator::interrupt(const std::string& what) {
 Status Communicator::wait(Work& work, uint64_t timeout_ns) {
   const Deadline until = Deadline::after(monotonic_now_ns(), timeout_ns);
   work.call_all(TOWLINE_WORK_WAIT_PRE);
-  if (work.streamed || work.op() == TOWLINE_OP_SEND || work.op() == TOWLINE_OP_RECV ||
-      work.op() == TOWLINE_OP_BATCH) {
+  if (work.streamed || work.op() == TOWLINE_COLLECTIVE_SEND || work.op() == TOWLINE_COLLECTIVE_RECV ||
+      work.op() == TOWLINE_COLLECTIVE_BATCH) {
     wait_for_messages(work, until);
   } else {
     // With a time limit the operation stays with the communicator's thread, since it could outlast the limit

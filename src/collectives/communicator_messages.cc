@@ -19,7 +19,7 @@ thread_local const Communicator* moves_messages = nullptr;
 
 std::string describe(const towline_collective_t& call) {
   return fmt::format("{} of {} {} {} {} (tag {})", op_name(call.op), call.count, datatype_name(call.datatype),
-                     call.op == TOWLINE_OP_SEND ? "to" : "from",
+                     call.op == TOWLINE_COLLECTIVE_SEND ? "to" : "from",
                      call.root == TOWLINE_ANY_RANK ? "any rank" : fmt::format("rank {}", call.root),
                      call.tag);
 }
@@ -69,7 +69,7 @@ bool Communicator::move_messages(Work& work) {
       outcome = Status::kInProgress;
       continue;
     }
-    if (status == TOWLINE_OK && work.op() == TOWLINE_OP_RECV && has_sources())
+    if (status == TOWLINE_OK && work.op() == TOWLINE_COLLECTIVE_RECV && has_sources())
       work.source = table_->message_source(backend_, work.messages[i]);
     table_->message_release(backend_, work.messages[i]);
     work.messages[i] = nullptr;
@@ -188,12 +188,13 @@ Status Communicator::run_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
   const Interrupt interrupt(options);
   if (hooked)
-    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_OP_BATCH, options, op_id, 0, nullptr, nullptr, false);
-  const Status status = run_messages(std::move(calls), TOWLINE_OP_BATCH, timeout_ns,
+    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, 0, nullptr, nullptr,
+               false);
+  const Status status = run_messages(std::move(calls), TOWLINE_COLLECTIVE_BATCH, timeout_ns,
                                      Deadline::after(monotonic_now_ns(), timeout_ns), op_id, text);
   if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_OP_BATCH, options, op_id, static_cast<int32_t>(status),
-               nullptr, nullptr, false);
+    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id,
+               static_cast<int32_t>(status), nullptr, nullptr, false);
   return status;
 }
 
@@ -205,13 +206,14 @@ Work* Communicator::start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
   const uint64_t op_id = next_op_id();
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
   if (hooked)
-    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_OP_BATCH, options, op_id, 0, nullptr, nullptr, true);
-  Work* work = begin_messages(TOWLINE_OP_BATCH, std::move(calls), timeout_ns,
+    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, 0, nullptr, nullptr,
+               true);
+  Work* work = begin_messages(TOWLINE_COLLECTIVE_BATCH, std::move(calls), timeout_ns,
                               Deadline::after(monotonic_now_ns(), timeout_ns), op_id);
   watch_messages(work);
   if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_OP_BATCH, options, op_id, TOWLINE_IN_PROGRESS, work,
-               nullptr, true);
+    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, TOWLINE_IN_PROGRESS,
+               work, nullptr, true);
   return work;
 }
 

@@ -30,7 +30,7 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
     begin_backend_call();
     status = work == nullptr ? table_->issue(backend_, &call, number_, timeout_ns, stream)
                              : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
-    if (status >= 0 && call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) ++number_;
+    if (status >= 0 && call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) ++number_;
   }
   if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
   check_backend(status, op_name(call.op));

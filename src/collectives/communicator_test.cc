@@ -31,7 +31,7 @@ std::string expect_to_break(const World& world, Status expected,
     EXPECT_EQ(status, expected) << text;
     // Later operations return the same error.
     std::string later;
-    EXPECT_EQ(ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, later), expected);
+    EXPECT_EQ(ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, later), expected);
     EXPECT_EQ(later, text);
     EXPECT_EQ(ranks.error(&later), expected);
     EXPECT_EQ(later, text);
@@ -57,7 +57,7 @@ class Breaking : public testing::TestWithParam<int> {  // ranks per host
     for (auto& buffer : buffers) buffer.resize(100000);
     return expect_to_break(world(), Status::kMismatch, [&](Communicator& ranks, std::string& text) {
       float* data = buffers[ranks.rank()].data();
-      towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1000, data, data);
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1000, data, data);
       if (ranks.rank() == 1) differ(call);
       return ranks.run(call, nullptr, text);
     });
@@ -73,8 +73,9 @@ TEST_P(Breaking, OtherSizesAreNamedOnBothSides) {
 
 TEST_P(Breaking, OtherTypesReductionsAndOperationsAreNamed) {
   EXPECT_NE(disagree([](auto& call) { call.datatype = TOWLINE_INT32; }).find("int32"), std::string::npos);
-  EXPECT_NE(disagree([](auto& call) { call.reduction = TOWLINE_MAX; }).find("(max)"), std::string::npos);
-  EXPECT_NE(disagree([](auto& call) { call.op = TOWLINE_OP_BROADCAST; }).find("broadcast"),
+  EXPECT_NE(disagree([](auto& call) { call.reduction = TOWLINE_REDUCE_MAX; }).find("(max)"),
+            std::string::npos);
+  EXPECT_NE(disagree([](auto& call) { call.op = TOWLINE_COLLECTIVE_BROADCAST; }).find("broadcast"),
             std::string::npos);
 }
 
@@ -87,7 +88,7 @@ TEST_P(Breaking, OtherRootsAreNamed) {
   const std::string text =
       expect_to_break(world(), Status::kMismatch, [&](Communicator& ranks, std::string& why) {
         float value = 0;
-        towline_collective_t call = call_of(TOWLINE_OP_BROADCAST, TOWLINE_FLOAT32, 1, &value, &value);
+        towline_collective_t call = call_of(TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_FLOAT32, 1, &value, &value);
         call.root = ranks.rank() == 0 ? 0 : 1;
         // A root needs nothing of the others.
         Status status = ranks.run(call, nullptr, why);
@@ -99,7 +100,8 @@ TEST_P(Breaking, OtherRootsAreNamed) {
 
 // One host's ranks name a root there, the other's one of their own, and neither is its host's first rank.
 TEST(BetweenHosts, OtherRootsAreNamedWhoeverSpeaksForAHost) {
-  for (const uint32_t op : {TOWLINE_OP_BROADCAST, TOWLINE_OP_REDUCE, TOWLINE_OP_GATHER, TOWLINE_OP_SCATTER}) {
+  for (const uint32_t op : {TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_COLLECTIVE_REDUCE,
+                            TOWLINE_COLLECTIVE_GATHER, TOWLINE_COLLECTIVE_SCATTER}) {
     for (const uint64_t count : {3, 5000}) {
       for (const int other_root : {0, 1}) {
         SCOPED_TRACE(fmt::format("{} of {}, root {} or 3", op_name(op), count, other_root));
@@ -129,7 +131,7 @@ TEST_P(Breaking, CountsThatDoNotFitAreNamed) {
         if (ranks.rank() == 2) receives[0] = 1;
         float in[6] = {};
         float out[6] = {};
-        towline_collective_t call = call_of(TOWLINE_OP_ALL_TO_ALL_V, TOWLINE_FLOAT32, 0, in, out);
+        towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_TO_ALL_V, TOWLINE_FLOAT32, 0, in, out);
         call.input_counts = sends;
         call.output_counts = receives;
         return ranks.run(call, nullptr, why);
@@ -141,9 +143,9 @@ TEST_P(Breaking, AMessageOfAnotherSizeIsNamed) {
   const std::string text =
       expect_to_break(world(2), Status::kMismatch, [&](Communicator& ranks, std::string& why) {
         std::vector<float> data(50000);
-        towline_collective_t call = ranks.rank() == 0
-                                        ? call_of(TOWLINE_OP_SEND, TOWLINE_FLOAT32, 50000, data.data())
-                                        : call_of(TOWLINE_OP_RECV, TOWLINE_FLOAT32, 10, nullptr, data.data());
+        towline_collective_t call =
+            ranks.rank() == 0 ? call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_FLOAT32, 50000, data.data())
+                              : call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_FLOAT32, 10, nullptr, data.data());
         call.root = 1 - ranks.rank();
         return ranks.run(call, nullptr, why);
       });
@@ -163,7 +165,7 @@ TEST_P(Breaking, AnAbortReachesRanksInOperationsAndIdleOnes) {
           ranks.abort("enough");
           return ranks.error(&why);
         }
-        if (ranks.rank() == 1) return ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, why);
+        if (ranks.rank() == 1) return ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, why);
         eventually([&] { return ranks.error(&why) != Status::kOk; });
         return ranks.error(&why);
       });
@@ -183,7 +185,7 @@ TEST_P(Breaking, ATimeoutSaysWhoIsMissing) {
         options.struct_size = sizeof options;
         options.timeout_ns = 200 * kMillisecondNs;
         --waiting;
-        return ranks.run(call_of(TOWLINE_OP_BARRIER), &options, why);
+        return ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), &options, why);
       });
   EXPECT_NE(text.find("timed out in barrier #0"), std::string::npos) << text;
 }
@@ -196,7 +198,7 @@ TEST_P(Breaking, AMessageThatNeverComesTimesOut) {
           return ranks.error(&why);
         }
         float value = 0;
-        towline_collective_t call = call_of(TOWLINE_OP_RECV, TOWLINE_FLOAT32, 1, nullptr, &value);
+        towline_collective_t call = call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_FLOAT32, 1, nullptr, &value);
         call.root = 1;
         call.tag = 77;
         towline_collective_options_t options = {};
@@ -255,23 +257,26 @@ TEST(Communicator, WrongArgumentsBreakNothing) {
     };
     if (ranks.rank() == 0) {
       refused(call_of(99), Status::kInvalidArgument);
-      refused(call_of(TOWLINE_OP_ALL_REDUCE, 99, 1, data, data), Status::kInvalidArgument);
-      refused(call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 4, nullptr, data), Status::kInvalidArgument);
-      refused(call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, UINT64_MAX, data, data), Status::kOutOfRange);
-      towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 4, data, data);
-      call.reduction = TOWLINE_BAND;
+      refused(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 99, 1, data, data), Status::kInvalidArgument);
+      refused(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 4, nullptr, data),
+              Status::kInvalidArgument);
+      refused(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, UINT64_MAX, data, data),
+              Status::kOutOfRange);
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 4, data, data);
+      call.reduction = TOWLINE_REDUCE_BAND;
       refused(call, Status::kUnsupported);
-      call = call_of(TOWLINE_OP_BROADCAST, TOWLINE_FLOAT32, 4, data, data);
+      call = call_of(TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_FLOAT32, 4, data, data);
       call.root = 2;
       refused(call, Status::kOutOfRange);
-      refused(call_of(TOWLINE_OP_ALL_GATHER_V, TOWLINE_FLOAT32, 0, data, data), Status::kInvalidArgument);
-      call = call_of(TOWLINE_OP_ALL_TO_ALL_V, TOWLINE_FLOAT32, 0, data, data);
+      refused(call_of(TOWLINE_COLLECTIVE_ALL_GATHER_V, TOWLINE_FLOAT32, 0, data, data),
+              Status::kInvalidArgument);
+      call = call_of(TOWLINE_COLLECTIVE_ALL_TO_ALL_V, TOWLINE_FLOAT32, 0, data, data);
       const uint64_t two[] = {2, 2};
       const uint64_t one[] = {1, 1};
       call.input_counts = two;
       call.output_counts = one;
       refused(call, Status::kInvalidArgument);
-      call = call_of(TOWLINE_OP_SEND, TOWLINE_FLOAT32, 1, data);
+      call = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_FLOAT32, 1, data);
       call.root = -1;
       refused(call, Status::kOutOfRange);
     }
@@ -301,7 +306,8 @@ TEST_P(LateRank, IsWaitedForAndNamed) {
     std::vector<float> data(100'000, 1);
     do_barrier(ranks);
     if (ranks.rank() == 1) eventually([] { return warned.load(); });
-    do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, data.size(), data.data(), data.data()));
+    do_run(ranks,
+           call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, data.size(), data.data(), data.data()));
     EXPECT_EQ(std::ranges::count(data, 2.0F), 100'000);
     do_barrier(ranks);
   });
@@ -328,7 +334,7 @@ TEST(Communicator, AClosedRankIsToldApartFromALostOne) {
     }
     eventually([&] { return closed.load(); });
     std::string text;
-    EXPECT_EQ(ranks->run(call_of(TOWLINE_OP_BARRIER), nullptr, text), Status::kPeerLost);
+    EXPECT_EQ(ranks->run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, text), Status::kPeerLost);
     EXPECT_NE(text.find("rank 0 closed the communicator before barrier"), std::string::npos) << text;
     ranks->close();
   });
@@ -337,12 +343,13 @@ TEST(Communicator, AClosedRankIsToldApartFromALostOne) {
 TEST(Communicator, AFinalizedOneTakesNoMore) {
   run_ranks(World{}, [](Communicator& ranks) {
     float value = 1;
-    Work* work = ranks.start(call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value), nullptr);
+    Work* work =
+        ranks.start(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value), nullptr);
     ranks.finalize();
     EXPECT_EQ(work->outcome(), Status::kOk);
     work->release();
     std::string text;
-    EXPECT_EQ(ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, text), Status::kClosed);
+    EXPECT_EQ(ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, text), Status::kClosed);
     EXPECT_NE(text.find("finalized"), std::string::npos);
     ranks.finalize();
   });
@@ -355,7 +362,7 @@ TEST(Communicator, AChildOfForkIsTurnedAway) {
     const pid_t child = ::fork();
     if (child == 0) {
       std::string text;
-      const Status status = ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, text);
+      const Status status = ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, text);
       ::_exit(status == Status::kForked && text.find("parent") != std::string::npos ? 0 : 1);
     }
     int status = -1;
@@ -377,14 +384,14 @@ TEST(Communicator, SplitsIntoGroupsWithTheirOwnRanks) {
     ASSERT_NE(half, nullptr);
     EXPECT_EQ(half->rank(), even ? ranks.rank() / 2 : (ranks.rank() == 3 ? 0 : 1));
     int64_t value = ranks.rank();
-    do_run(*half, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_INT64, 1, &value, &value));
+    do_run(*half, call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_INT64, 1, &value, &value));
     EXPECT_EQ(value, even ? 2 : 4);
     // Only rank 1 and 2; others stay out. Both communicators are used at once.
     const int32_t middle[] = {1, 2};
     const bool in = ranks.rank() == 1 || ranks.rank() == 2;
     const auto pair = ranks.split(middle, in ? 2 : 0, "pair", 0);
     EXPECT_EQ(pair != nullptr, in);
-    Work* work = ranks.start(call_of(TOWLINE_OP_BARRIER), nullptr);
+    Work* work = ranks.start(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr);
     if (pair != nullptr) {
       EXPECT_EQ(pair->name(), "pair");
       do_barrier(*pair);
@@ -422,8 +429,8 @@ TEST(Work, TellsItsStatesInOrderAndItsEndOnce) {
     std::atomic<int> waited{0};
     const auto count = [](void* context, towline_work_t*) { ++*static_cast<std::atomic<int>*>(context); };
     std::vector<float> data(1000, 1);
-    Work* work =
-        ranks.start(call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1000, data.data(), data.data()), nullptr);
+    Work* work = ranks.start(
+        call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1000, data.data(), data.data()), nullptr);
     work->on(TOWLINE_WORK_START, count, &started);
     work->on(TOWLINE_WORK_END, count, &ended);
     work->on(TOWLINE_WORK_WAIT_PRE, count, &waited);
@@ -446,7 +453,7 @@ TEST(Work, AWaitThatIsTooShortLeavesItGoing) {
   std::atomic<bool> go{false};
   run_ranks(World{}, [&](Communicator& ranks) {
     if (ranks.rank() == 1) eventually([&] { return go.load(); });
-    Work* work = ranks.start(call_of(TOWLINE_OP_BARRIER), nullptr);
+    Work* work = ranks.start(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr);
     if (ranks.rank() == 0) {
       EXPECT_EQ(ranks.wait(*work, 0), Status::kInProgress);
       EXPECT_EQ(ranks.wait(*work, 20 * kMillisecondNs), Status::kInProgress);
@@ -461,11 +468,12 @@ TEST(Work, WhatNobodyWaitsForIsDoneAllTheSame) {
   run_ranks(World{}, [](Communicator& ranks) {
     std::vector<float> in(100000, static_cast<float>(ranks.rank()));
     std::vector<float> out(100000, -1);
-    towline_collective_t send = call_of(TOWLINE_OP_SEND, TOWLINE_FLOAT32, in.size(), in.data());
-    towline_collective_t receive = call_of(TOWLINE_OP_RECV, TOWLINE_FLOAT32, out.size(), nullptr, out.data());
+    towline_collective_t send = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_FLOAT32, in.size(), in.data());
+    towline_collective_t receive =
+        call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_FLOAT32, out.size(), nullptr, out.data());
     send.root = receive.root = 1 - ranks.rank();
     Work* works[] = {ranks.start(receive, nullptr), ranks.start(send, nullptr),
-                     ranks.start(call_of(TOWLINE_OP_BARRIER), nullptr)};
+                     ranks.start(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr)};
     for (Work* work : works) {
       eventually([&] { return work->ended(); });
       EXPECT_EQ(work->outcome(), Status::kOk);
@@ -507,10 +515,11 @@ TEST(Hooks, SeeEveryOperationAndTheBreak) {
         &seen);
     do_barrier(ranks);
     float value = 0;
-    Work* work = ranks.start(call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value), nullptr);
+    Work* work =
+        ranks.start(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value), nullptr);
     EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk);
     work->release();
-    EXPECT_EQ(seen.pre, (std::vector<uint32_t>{TOWLINE_OP_BARRIER, TOWLINE_OP_ALL_REDUCE}));
+    EXPECT_EQ(seen.pre, (std::vector<uint32_t>{TOWLINE_COLLECTIVE_BARRIER, TOWLINE_COLLECTIVE_ALL_REDUCE}));
     EXPECT_EQ(seen.post, (std::vector<int32_t>{TOWLINE_OK, TOWLINE_IN_PROGRESS}));
     EXPECT_TRUE(std::ranges::is_sorted(seen.ids));
     ranks.remove_hook(pre);
@@ -551,7 +560,7 @@ TEST(Hooks, CannotCloseTheirCommunicatorWhichGoesOnUntilTheyReturned) {
     do_barrier(ranks);  // on the caller's thread
     EXPECT_EQ(seen.refused, 1);
     ranks.remove_hook(pre);
-    Work* work = ranks.start(call_of(TOWLINE_OP_BARRIER), nullptr);
+    Work* work = ranks.start(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr);
     work->on(
         TOWLINE_WORK_END, [](void* context, towline_work_t*) { static_cast<Seen*>(context)->try_to_close(); },
         &seen);
@@ -569,7 +578,7 @@ TEST(Hooks, CannotCloseTheirCommunicatorWhichGoesOnUntilTheyReturned) {
 TEST(FlightRecorder, KeepsTheLastOperationsInTorchsFormat) {
   run_ranks(World{}, [](Communicator& ranks) {
     float value = 0;
-    do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value));
+    do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value));
     do_barrier(ranks);
     const auto dump = nlohmann::json::parse(ranks.recorder().dump(ranks.name(), ranks.rank(), ranks.size()));
     EXPECT_EQ(dump["version"], "2.10");
@@ -606,9 +615,9 @@ TEST(Fake, EndsAtOnceForAnyNumberOfRanks) {
   const auto ranks = join(world, 7, store, "fake");
   float in = 3;
   std::vector<float> out(64);
-  do_run(*ranks, call_of(TOWLINE_OP_ALL_GATHER, TOWLINE_FLOAT32, 1, &in, out.data()));
+  do_run(*ranks, call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, 1, &in, out.data()));
   EXPECT_EQ(out, std::vector<float>(64, 3));
-  Work* work = ranks->start(call_of(TOWLINE_OP_BARRIER), nullptr);
+  Work* work = ranks->start(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr);
   EXPECT_EQ(ranks->wait(*work, TOWLINE_FOREVER), Status::kOk);
   work->release();
   EXPECT_THROW((void)ranks->open_window(nullptr, 4096), Error);

@@ -222,8 +222,8 @@ void CpuBackend::share_memory(Deadline deadline) {
   wake_.signal();
   // No rank continues before all have finished with the store: a rank that serves it may close at once.
   Call call;
-  call.op = TOWLINE_OP_BARRIER;
-  call.header.op = TOWLINE_OP_BARRIER;
+  call.op = TOWLINE_COLLECTIVE_BARRIER;
+  call.header.op = TOWLINE_COLLECTIVE_BARRIER;
   call.header.number = kFormingNumber;
   call.deadline = deadline;
   const Status status = run(call);
@@ -402,27 +402,27 @@ Status CpuBackend::run(Call& call) {
 
 Status CpuBackend::run_on_host(const Call& call, ShmGroup& group) {
   switch (call.op) {
-    case TOWLINE_OP_BARRIER:
+    case TOWLINE_COLLECTIVE_BARRIER:
       return group.barrier(call);
-    case TOWLINE_OP_ALL_REDUCE:
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
       return group.all_reduce(call);
-    case TOWLINE_OP_REDUCE:
+    case TOWLINE_COLLECTIVE_REDUCE:
       return group.reduce(call);
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       return group.broadcast(call);
-    case TOWLINE_OP_ALL_GATHER:
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       return group.all_gather(call);
-    case TOWLINE_OP_REDUCE_SCATTER:
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       return group.reduce_scatter(call);
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       return group.gather(call);
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       return group.scatter(call);
-    case TOWLINE_OP_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
       return group.all_to_all(call);
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       return group.all_to_all_v(call);
     default:
       return breaker_.raise(Status::kInternal, "the operation is unknown");
@@ -436,7 +436,7 @@ Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t byt
   const auto size = static_cast<size_t>(size_);
   std::vector<uint64_t> sizes(size);
   Call call;
-  call.op = TOWLINE_OP_ALL_GATHER;
+  call.op = TOWLINE_COLLECTIVE_ALL_GATHER;
   call.header = header;
   call.deadline = deadline;
   call.out.resize(size);

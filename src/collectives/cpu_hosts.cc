@@ -89,26 +89,26 @@ Status CpuBackend::run_between_hosts(Call& call) {
     call.compared = true;
   }
   switch (call.op) {
-    case TOWLINE_OP_BARRIER:
+    case TOWLINE_COLLECTIVE_BARRIER:
       return alone ? all_->barrier(call) : barrier_between_hosts(call);
-    case TOWLINE_OP_ALL_REDUCE:
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
       return alone ? all_->all_reduce(call) : all_reduce_between_hosts(call);
-    case TOWLINE_OP_REDUCE:
+    case TOWLINE_COLLECTIVE_REDUCE:
       return alone ? all_->reduce(call) : reduce_between_hosts(call);
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       return alone ? all_->broadcast(call) : broadcast_between_hosts(call);
-    case TOWLINE_OP_ALL_GATHER:
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       return alone ? all_->all_gather(call) : all_gather_between_hosts(call);
-    case TOWLINE_OP_REDUCE_SCATTER:
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       return alone ? all_->reduce_scatter(call) : reduce_scatter_between_hosts(call);
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       return alone ? all_->gather(call) : gather_between_hosts(call);
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       return alone ? all_->scatter(call) : scatter_between_hosts(call);
-    case TOWLINE_OP_ALL_TO_ALL:
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       return alone ? all_->all_to_all(call) : all_to_all_between_hosts(call);
     default:
       return breaker_.raise(Status::kInternal, "the operation is unknown");
@@ -143,7 +143,7 @@ Status CpuBackend::all_reduce_between_hosts(Call& call) {
 Status CpuBackend::all_reduce_by_leaders(const Call& call) {
   Call part = call;
   part.root = 0;
-  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  if (call.reduction == TOWLINE_REDUCE_AVG) part.reduction = TOWLINE_REDUCE_SUM;
   if (const Status status = group_->reduce(part); is_error(status)) return status;
   if (TcpGroup* group = leaders(-1)) {
     part.input = call.output;
@@ -171,7 +171,7 @@ Status CpuBackend::all_reduce_by_columns(const Call& call) {
     part.in.bytes[i] = part.out.bytes[i] = i < columns_ ? std::min(share, call.bytes - begin) : 0;
   }
   part.output = part.out.at[mine];
-  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  if (call.reduction == TOWLINE_REDUCE_AVG) part.reduction = TOWLINE_REDUCE_SUM;
   if (const Status status = group_->reduce_scatter(part); is_error(status)) return status;
   if (column_ != nullptr) {
     Call across = call;
@@ -197,7 +197,7 @@ Status CpuBackend::reduce_between_hosts(Call& call) {
     part.input = call.input + begin;
     part.output = rank_ == call.root ? call.output + begin : scratch_.data();
     part.root = leader_of_host(call.root);
-    if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+    if (call.reduction == TOWLINE_REDUCE_AVG) part.reduction = TOWLINE_REDUCE_SUM;
     if (const Status status = group_->reduce(part); is_error(status)) return status;
     if (group == nullptr) continue;
     part.input = part.output;
@@ -313,7 +313,7 @@ Status CpuBackend::reduce_scatter_between_hosts(Call& call) {
   scratch_.resize(sum(column.bytes));
   uint64_t at = 0;
   Call part = call;
-  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  if (call.reduction == TOWLINE_REDUCE_AVG) part.reduction = TOWLINE_REDUCE_SUM;
   part.in.resize(columns_);
   for (size_t host = 0; host < hosts_.size(); ++host) {
     for (size_t i = 0; i < columns_; ++i) {
@@ -356,7 +356,7 @@ Status CpuBackend::reduce_scatter_by_leaders(const Call& call) {
   part.bytes = total;
   part.input = scratch_.data();
   part.output = scratch_.data() + total;
-  if (call.reduction == TOWLINE_AVG) part.reduction = TOWLINE_SUM;
+  if (call.reduction == TOWLINE_REDUCE_AVG) part.reduction = TOWLINE_REDUCE_SUM;
   if (const Status status = group_->reduce(part); is_error(status)) return status;
   uint8_t* const mine = scratch_.data();  // the host's row
   if (TcpGroup* group = leaders(-1)) {
@@ -447,7 +447,7 @@ CpuBackend::Rows CpuBackend::rows_of(uint64_t bytes) {
 // themselves, as leaders do between hosts, so that no rank waits for a root that disagrees.
 Status CpuBackend::straight_with_root(const Call& call) {
   const std::vector<int>& members = hosts_[my_host_];
-  const bool gathers = call.op == TOWLINE_OP_GATHER;
+  const bool gathers = call.op == TOWLINE_COLLECTIVE_GATHER;
   const bool with_root = host_of_[static_cast<size_t>(call.root)] == my_host_;
   const auto among_us = [&] {
     Call part = call;
@@ -493,7 +493,7 @@ Status CpuBackend::all_to_all_between_hosts(Call& call) {
     local.out.bytes[i] = call.out.bytes[rank];
   }
   const Status status =
-      call.op == TOWLINE_OP_ALL_TO_ALL_V ? group_->all_to_all_v(local) : group_->all_to_all(local);
+      call.op == TOWLINE_COLLECTIVE_ALL_TO_ALL_V ? group_->all_to_all_v(local) : group_->all_to_all(local);
   return is_error(status) ? status : all_->all_to_all(call, members);
 }
 

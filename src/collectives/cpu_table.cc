@@ -55,7 +55,7 @@ int32_t message_start(towline_collective_backend* self, const towline_collective
                       towline_collective_message** message) {
   return guarded(self->host, [&] {
     auto* made = new towline_collective_message;
-    made->message.is_send = call->op == TOWLINE_OP_SEND;
+    made->message.is_send = call->op == TOWLINE_COLLECTIVE_SEND;
     made->message.peer = call->root;
     made->message.tag = call->tag;
     made->message.datatype = call->datatype;

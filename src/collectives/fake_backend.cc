@@ -41,33 +41,33 @@ int32_t perform(towline_collective_backend* handle, const towline_collective_t* 
   take_apart(*given, backend->rank, backend->size, number, Deadline::at(deadline_ns), call);
   const auto me = static_cast<size_t>(backend->rank);
   switch (call.op) {
-    case TOWLINE_OP_ALL_REDUCE:
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       move_bytes(call.output, call.input, call.bytes);
       break;
-    case TOWLINE_OP_REDUCE:
+    case TOWLINE_COLLECTIVE_REDUCE:
       if (backend->rank == call.root) move_bytes(call.output, call.input, call.bytes);
       break;
-    case TOWLINE_OP_ALL_GATHER:
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       for (size_t rank = 0; rank < call.out.at.size(); ++rank)
         move_bytes(call.out.at[rank], call.input, std::min(call.out.bytes[rank], call.bytes));
       break;
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       if (backend->rank == call.root) {
         for (size_t rank = 0; rank < call.out.at.size(); ++rank)
           move_bytes(call.out.at[rank], call.input, call.bytes);
       }
       break;
-    case TOWLINE_OP_REDUCE_SCATTER:
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       move_bytes(call.output, call.in.at[me], call.in.bytes[me]);
       break;
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       if (backend->rank == call.root) move_bytes(call.output, call.in.at[me], call.bytes);
       break;
-    case TOWLINE_OP_ALL_TO_ALL:
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       for (size_t rank = 0; rank < call.out.at.size(); ++rank)
         move_bytes(call.out.at[rank], call.in.at[rank], std::min(call.out.bytes[rank], call.in.bytes[rank]));
       break;

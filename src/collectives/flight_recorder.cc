@@ -19,7 +19,7 @@ const char* scalar_name(uint32_t datatype) {
 }
 
 bool is_message(uint32_t op) {
-  return op == TOWLINE_OP_SEND || op == TOWLINE_OP_RECV || op == TOWLINE_OP_BATCH;
+  return op == TOWLINE_COLLECTIVE_SEND || op == TOWLINE_COLLECTIVE_RECV || op == TOWLINE_COLLECTIVE_BATCH;
 }
 
 }  // namespace

@@ -48,10 +48,11 @@ TEST_P(Operations, AllReduceGivesEveryoneTheSum) {
     for (const uint64_t count : kCounts) {
       const std::vector<float> in = values(ranks.rank(), count);
       std::vector<float> out(count, -1);
-      do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, count, in.data(), out.data()));
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, count, in.data(), out.data()));
       EXPECT_EQ(in, values(ranks.rank(), count));
       std::vector<float> in_place = in;
-      do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, count, in_place.data(), in_place.data()));
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, count, in_place.data(),
+                            in_place.data()));
       for (uint64_t i = 0; i < count; ++i) {
         float sum = 0;
         for (int rank = 0; rank < ranks.size(); ++rank) sum += value(rank, i);
@@ -68,15 +69,15 @@ TEST_P(Operations, AveragesAndWeightedSumsAreOfAllRanks) {
       std::vector<double> in(count, ranks.rank() + 1.0);
       std::vector<double> out(count);
       towline_collective_t call =
-          call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT64, count, in.data(), out.data());
-      call.reduction = TOWLINE_AVG;
+          call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT64, count, in.data(), out.data());
+      call.reduction = TOWLINE_REDUCE_AVG;
       do_run(ranks, call);
       EXPECT_EQ(out, std::vector<double>(count, (ranks.size() + 1) / 2.0));
-      call.reduction = TOWLINE_PREMUL_SUM;
+      call.reduction = TOWLINE_REDUCE_PREMUL_SUM;
       call.factor = ranks.rank() == 0 ? 10 : 1;
       do_run(ranks, call);
       EXPECT_EQ(out, std::vector<double>(count, ranks.size() * (ranks.size() + 1) / 2.0 + 9));
-      call.reduction = TOWLINE_MAX;
+      call.reduction = TOWLINE_REDUCE_MAX;
       do_run(ranks, call);
       EXPECT_EQ(out, std::vector<double>(count, ranks.size()));
     }
@@ -89,7 +90,8 @@ TEST_P(Operations, ReduceLeavesOtherRanksAlone) {
       for (int root = 0; root < ranks.size(); ++root) {
         const std::vector<float> in = values(ranks.rank(), count);
         std::vector<float> out(count, -1);
-        towline_collective_t call = call_of(TOWLINE_OP_REDUCE, TOWLINE_FLOAT32, count, in.data(), out.data());
+        towline_collective_t call =
+            call_of(TOWLINE_COLLECTIVE_REDUCE, TOWLINE_FLOAT32, count, in.data(), out.data());
         call.root = root;
         if (ranks.rank() != root) call.output = nullptr;
         do_run(ranks, call);
@@ -111,7 +113,7 @@ TEST_P(Operations, BroadcastGivesEveryoneTheRoots) {
       for (int root = 0; root < ranks.size(); ++root) {
         std::vector<float> buffer = values(ranks.rank(), count);
         towline_collective_t call =
-            call_of(TOWLINE_OP_BROADCAST, TOWLINE_FLOAT32, count, buffer.data(), buffer.data());
+            call_of(TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_FLOAT32, count, buffer.data(), buffer.data());
         call.root = root;
         do_run(ranks, call);
         ASSERT_EQ(buffer, values(root, count));
@@ -136,26 +138,27 @@ TEST_P(Operations, GathersPutEveryPartInItsPlace) {
         right.insert(right.end(), part.begin(), part.end());
       }
       std::vector<float> out(n * count, -1);
-      do_run(ranks, call_of(TOWLINE_OP_ALL_GATHER, TOWLINE_FLOAT32, count, in.data(), out.data()));
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, count, in.data(), out.data()));
       ASSERT_EQ(out, right);
       // In place: the own part is where it is to be.
       out.assign(n * count, -1);
       float* mine = out.data() + static_cast<uint64_t>(ranks.rank()) * count;
       std::copy(in.begin(), in.end(), mine);
-      do_run(ranks, call_of(TOWLINE_OP_ALL_GATHER, TOWLINE_FLOAT32, count, mine, out.data()));
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, count, mine, out.data()));
       ASSERT_EQ(out, right);
       // Into a list of buffers.
       std::vector<std::vector<float>> parts(n, std::vector<float>(count));
       std::vector<void*> list;
       for (auto& part : parts) list.push_back(part.data());
-      towline_collective_t call = call_of(TOWLINE_OP_ALL_GATHER, TOWLINE_FLOAT32, count, in.data(), nullptr);
+      towline_collective_t call =
+          call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, count, in.data(), nullptr);
       call.outputs = list.data();
       do_run(ranks, call);
       for (int rank = 0; rank < ranks.size(); ++rank)
         ASSERT_EQ(parts[static_cast<size_t>(rank)], values(rank, count));
       for (int root = 0; root < ranks.size(); ++root) {
         out.assign(n * count, -1);
-        call = call_of(TOWLINE_OP_GATHER, TOWLINE_FLOAT32, count, in.data(),
+        call = call_of(TOWLINE_COLLECTIVE_GATHER, TOWLINE_FLOAT32, count, in.data(),
                        ranks.rank() == root ? out.data() : nullptr);
         call.root = root;
         do_run(ranks, call);
@@ -179,7 +182,8 @@ TEST_P(Operations, GathersOfDifferentCountsFollowThem) {
       }
       const std::vector<float> in = values(ranks.rank(), counts[static_cast<size_t>(ranks.rank())]);
       std::vector<float> out(right.size(), -1);
-      towline_collective_t call = call_of(TOWLINE_OP_ALL_GATHER_V, TOWLINE_FLOAT32, 0, in.data(), out.data());
+      towline_collective_t call =
+          call_of(TOWLINE_COLLECTIVE_ALL_GATHER_V, TOWLINE_FLOAT32, 0, in.data(), out.data());
       call.output_counts = counts.data();
       do_run(ranks, call);
       ASSERT_EQ(out, right);
@@ -195,7 +199,7 @@ TEST_P(Operations, ScatterGivesEachItsPart) {
         const std::vector<float> in = ranks.rank() == root ? values(root, n * count) : std::vector<float>();
         std::vector<float> out(count, -1);
         towline_collective_t call =
-            call_of(TOWLINE_OP_SCATTER, TOWLINE_FLOAT32, count, in.data(), out.data());
+            call_of(TOWLINE_COLLECTIVE_SCATTER, TOWLINE_FLOAT32, count, in.data(), out.data());
         call.root = root;
         do_run(ranks, call);
         ASSERT_EQ(out, values(root, count, static_cast<uint64_t>(ranks.rank()) * count));
@@ -210,7 +214,8 @@ TEST_P(Operations, ReduceScatterGivesEachItsSumAndKeepsTheInput) {
     for (const uint64_t count : kCounts) {
       const std::vector<float> in = values(ranks.rank(), n * count);
       std::vector<float> out(count, -1);
-      do_run(ranks, call_of(TOWLINE_OP_REDUCE_SCATTER, TOWLINE_FLOAT32, count, in.data(), out.data()));
+      do_run(ranks,
+             call_of(TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_FLOAT32, count, in.data(), out.data()));
       ASSERT_EQ(in, values(ranks.rank(), n * count));
       for (uint64_t i = 0; i < count; ++i) {
         float sum = 0;
@@ -229,9 +234,9 @@ TEST_P(Operations, ReduceScatterGivesEachItsSumAndKeepsTheInput) {
     for (uint64_t i = 0; i < total; ++i) in[i] = value(ranks.rank(), i);
     std::vector<float> out(mine, -1);
     towline_collective_t call =
-        call_of(TOWLINE_OP_REDUCE_SCATTER_V, TOWLINE_FLOAT32, 0, in.data(), out.data());
+        call_of(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, TOWLINE_FLOAT32, 0, in.data(), out.data());
     call.input_counts = counts.data();
-    call.reduction = TOWLINE_MAX;
+    call.reduction = TOWLINE_REDUCE_MAX;
     do_run(ranks, call);
     for (uint64_t i = 0; i < mine; ++i) {
       float most = 0;
@@ -250,7 +255,7 @@ TEST_P(Operations, AllToAllSwapsParts) {
     for (const uint64_t count : counts) {
       const std::vector<float> in = values(ranks.rank(), n * count);
       std::vector<float> out(n * count, -1);
-      do_run(ranks, call_of(TOWLINE_OP_ALL_TO_ALL, TOWLINE_FLOAT32, count, in.data(), out.data()));
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_TO_ALL, TOWLINE_FLOAT32, count, in.data(), out.data()));
       for (uint64_t from = 0; from < n; ++from) {
         const std::vector<float> got(out.begin() + static_cast<ptrdiff_t>(from * count),
                                      out.begin() + static_cast<ptrdiff_t>((from + 1) * count));
@@ -285,7 +290,8 @@ TEST_P(Operations, AllToAllOfDifferentCountsFollowsThem) {
       for (size_t other = 0; other < n; ++other)
         for (uint64_t i = 0; i < sends[other]; ++i)
           in[send_at[other] + i] = static_cast<int32_t>(me * 1000 + other * 100 + i % 97);
-      towline_collective_t call = call_of(TOWLINE_OP_ALL_TO_ALL_V, TOWLINE_INT32, 0, in.data(), out.data());
+      towline_collective_t call =
+          call_of(TOWLINE_COLLECTIVE_ALL_TO_ALL_V, TOWLINE_INT32, 0, in.data(), out.data());
       call.input_counts = sends.data();
       call.output_counts = receives.data();
       call.input_offsets = send_at.data();
@@ -310,7 +316,8 @@ TEST_P(Operations, ResultsAreTheSameBitsInEveryRunAndOnEveryRank) {
             Bfloat16::narrow(std::sin(static_cast<float>(i * 13 + static_cast<size_t>(ranks.rank()) * 7)));
       auto& out = results[static_cast<size_t>(ranks.rank())];
       out.resize(in.size());
-      do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_BFLOAT16, in.size(), in.data(), out.data()));
+      do_run(ranks,
+             call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_BFLOAT16, in.size(), in.data(), out.data()));
     });
     for (const auto& result : results) EXPECT_EQ(result, results[0]);
     return results[0];
@@ -328,7 +335,7 @@ TEST_P(Operations, SendsAndReceivesMatchByTagAndKeepTheirOrder) {
       std::vector<std::vector<float>> in(3, std::vector<float>(count, -1));
       for (uint64_t i = 0; i < 3; ++i) {
         out[i].assign(count, static_cast<float>(ranks.rank() * 10) + static_cast<float>(i));
-        towline_collective_t send = call_of(TOWLINE_OP_SEND, TOWLINE_FLOAT32, count, out[i].data());
+        towline_collective_t send = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_FLOAT32, count, out[i].data());
         send.root = next;
         send.tag = i == 2 ? 5 : 9;
         works.push_back(ranks.start(send, nullptr));
@@ -336,7 +343,7 @@ TEST_P(Operations, SendsAndReceivesMatchByTagAndKeepTheirOrder) {
       // The last one sent is received first.
       for (const size_t i : {size_t{2}, size_t{0}, size_t{1}}) {
         towline_collective_t receive =
-            call_of(TOWLINE_OP_RECV, TOWLINE_FLOAT32, count, nullptr, in[i].data());
+            call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_FLOAT32, count, nullptr, in[i].data());
         receive.root = before;
         receive.tag = i == 2 ? 5 : 9;
         do_run(ranks, receive);
@@ -357,13 +364,13 @@ TEST_P(Operations, ABatchOfExchangesWaitsForNobodyInParticular) {
     const std::vector<int64_t> out(30000, ranks.rank());
     std::vector<std::unique_ptr<OwnedCall>> calls;
     for (int other = 0; other < ranks.size(); ++other) {
-      towline_collective_t call = call_of(TOWLINE_OP_SEND, TOWLINE_INT64, out.size(), out.data());
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_INT64, out.size(), out.data());
       call.root = other;
       calls.push_back(std::make_unique<OwnedCall>(call, ranks.size()));
     }
     for (int other = 0; other < ranks.size(); ++other) {
-      towline_collective_t call =
-          call_of(TOWLINE_OP_RECV, TOWLINE_INT64, out.size(), nullptr, in[static_cast<size_t>(other)].data());
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT64, out.size(), nullptr,
+                                          in[static_cast<size_t>(other)].data());
       call.root = other;
       calls.push_back(std::make_unique<OwnedCall>(call, ranks.size()));
     }
@@ -380,7 +387,8 @@ TEST_P(Operations, WhatIsIssuedWithoutWaitingRunsInOrder) {
     std::vector<Work*> works;
     for (int i = 0; i < 10; ++i)
       works.push_back(ranks.start(
-          call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, 1000, buffer.data(), buffer.data()), nullptr));
+          call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1000, buffer.data(), buffer.data()),
+          nullptr));
     do_barrier(ranks);  // comes after them
     float right = 1;
     for (int i = 0; i < 10; ++i) right *= static_cast<float>(ranks.size());

@@ -140,7 +140,7 @@ template <class T, class Op>
 void plain(const ReduceArgs& args) {
   T* to = static_cast<T*>(args.to);
   const auto* const* from = reinterpret_cast<const T* const*>(args.from);
-  const bool average = args.reduction == TOWLINE_AVG;
+  const bool average = args.reduction == TOWLINE_REDUCE_AVG;
   if (args.sources == 2 && !average) {
     if (args.streaming)
       two_streaming<T, Op>(to, from[0], from[1], args.count);
@@ -219,7 +219,7 @@ void widened(const ReduceArgs& args) {
     widen<Format>(sums, from[0] + begin, count);
     for (uint32_t source = 1; source < args.sources; ++source)
       combine<Format, Op>(sums, from[source] + begin, count);
-    if (args.reduction == TOWLINE_AVG) divide(sums, count, args.divisor);
+    if (args.reduction == TOWLINE_REDUCE_AVG) divide(sums, count, args.divisor);
     narrow<Format>(to + begin, sums, count);
   }
 }
@@ -243,23 +243,23 @@ void bools(const ReduceArgs& args) {
 template <class T>
 ReduceFn plain_for(uint32_t reduction) {
   switch (reduction) {
-    case TOWLINE_SUM:
-    case TOWLINE_AVG:
-    case TOWLINE_PREMUL_SUM:
+    case TOWLINE_REDUCE_SUM:
+    case TOWLINE_REDUCE_AVG:
+    case TOWLINE_REDUCE_PREMUL_SUM:
       return plain<T, Sum>;
-    case TOWLINE_PRODUCT:
+    case TOWLINE_REDUCE_PRODUCT:
       return plain<T, Product>;
-    case TOWLINE_MIN:
+    case TOWLINE_REDUCE_MIN:
       return plain<T, Min>;
-    case TOWLINE_MAX:
+    case TOWLINE_REDUCE_MAX:
       return plain<T, Max>;
     default:
       break;
   }
   if constexpr (std::is_integral_v<T>) {
-    if (reduction == TOWLINE_BAND) return plain<T, Band>;
-    if (reduction == TOWLINE_BOR) return plain<T, Bor>;
-    if (reduction == TOWLINE_BXOR) return plain<T, Bxor>;
+    if (reduction == TOWLINE_REDUCE_BAND) return plain<T, Band>;
+    if (reduction == TOWLINE_REDUCE_BOR) return plain<T, Bor>;
+    if (reduction == TOWLINE_REDUCE_BXOR) return plain<T, Bxor>;
   }
   return nullptr;
 }
@@ -267,15 +267,15 @@ ReduceFn plain_for(uint32_t reduction) {
 template <class Format>
 ReduceFn widened_for(uint32_t reduction) {
   switch (reduction) {
-    case TOWLINE_SUM:
-    case TOWLINE_AVG:
-    case TOWLINE_PREMUL_SUM:
+    case TOWLINE_REDUCE_SUM:
+    case TOWLINE_REDUCE_AVG:
+    case TOWLINE_REDUCE_PREMUL_SUM:
       return widened<Format, Sum>;
-    case TOWLINE_PRODUCT:
+    case TOWLINE_REDUCE_PRODUCT:
       return widened<Format, Product>;
-    case TOWLINE_MIN:
+    case TOWLINE_REDUCE_MIN:
       return widened<Format, Min>;
-    case TOWLINE_MAX:
+    case TOWLINE_REDUCE_MAX:
       return widened<Format, Max>;
     default:
       return nullptr;
@@ -284,15 +284,15 @@ ReduceFn widened_for(uint32_t reduction) {
 
 ReduceFn bools_for(uint32_t reduction) {
   switch (reduction) {
-    case TOWLINE_SUM:
-    case TOWLINE_MAX:
-    case TOWLINE_BOR:
+    case TOWLINE_REDUCE_SUM:
+    case TOWLINE_REDUCE_MAX:
+    case TOWLINE_REDUCE_BOR:
       return bools<Bor>;
-    case TOWLINE_PRODUCT:
-    case TOWLINE_MIN:
-    case TOWLINE_BAND:
+    case TOWLINE_REDUCE_PRODUCT:
+    case TOWLINE_REDUCE_MIN:
+    case TOWLINE_REDUCE_BAND:
       return bools<Band>;
-    case TOWLINE_BXOR:
+    case TOWLINE_REDUCE_BXOR:
       return bools<Bxor>;
     default:
       return nullptr;

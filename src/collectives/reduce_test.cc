@@ -119,22 +119,22 @@ double expected(const std::vector<double>& values, uint32_t datatype, uint32_t r
   for (size_t i = 1; i < values.size(); ++i) {
     const double v = values[i];
     switch (reduction) {
-      case TOWLINE_PRODUCT:
+      case TOWLINE_REDUCE_PRODUCT:
         result *= v;
         break;
-      case TOWLINE_MIN:
+      case TOWLINE_REDUCE_MIN:
         result = std::min(result, v);
         break;
-      case TOWLINE_MAX:
+      case TOWLINE_REDUCE_MAX:
         result = std::max(result, v);
         break;
-      case TOWLINE_BAND:
+      case TOWLINE_REDUCE_BAND:
         result = static_cast<double>(static_cast<int64_t>(result) & static_cast<int64_t>(v));
         break;
-      case TOWLINE_BOR:
+      case TOWLINE_REDUCE_BOR:
         result = static_cast<double>(static_cast<int64_t>(result) | static_cast<int64_t>(v));
         break;
-      case TOWLINE_BXOR:
+      case TOWLINE_REDUCE_BXOR:
         result = static_cast<double>(static_cast<int64_t>(result) ^ static_cast<int64_t>(v));
         break;
       default:
@@ -142,8 +142,8 @@ double expected(const std::vector<double>& values, uint32_t datatype, uint32_t r
         break;
     }
   }
-  if (datatype == TOWLINE_BOOL && (reduction == TOWLINE_SUM)) result = result != 0 ? 1 : 0;
-  if (reduction == TOWLINE_AVG) {
+  if (datatype == TOWLINE_BOOL && (reduction == TOWLINE_REDUCE_SUM)) result = result != 0 ? 1 : 0;
+  if (reduction == TOWLINE_REDUCE_AVG) {
     result /= static_cast<double>(values.size());
     if (!is_floating(datatype)) result = std::trunc(result);
   }
@@ -201,14 +201,14 @@ TEST(Reduce, SmallFloatsAreRoundedOnceAfterAddingInFloat32) {
   const uint16_t one = Bfloat16::narrow(1.0f);
   const void* from[] = {&big, &one, &one};
   uint16_t sum = 0;
-  reduce({&sum, from, 3, TOWLINE_BFLOAT16, TOWLINE_SUM, 3, 1});
+  reduce({&sum, from, 3, TOWLINE_BFLOAT16, TOWLINE_REDUCE_SUM, 3, 1});
   EXPECT_EQ(Bfloat16::widen(sum), 258.0f);
 }
 
 TEST(Reduce, MinAndMaxOfANanAreNan) {
   const float nan = NAN;
   const float one = 1;
-  for (const uint32_t reduction : {TOWLINE_MIN, TOWLINE_MAX}) {
+  for (const uint32_t reduction : {TOWLINE_REDUCE_MIN, TOWLINE_REDUCE_MAX}) {
     float result = 0;
     const void* first[] = {&nan, &one};
     reduce({&result, first, 2, TOWLINE_FLOAT32, reduction, 2, 1});

@@ -22,7 +22,7 @@ towline_collective_t rooted(uint32_t op, uint64_t count, const float* in, float*
 
 // Whether a rank needs nothing of the others.
 bool goes_on(uint32_t op, bool root) {
-  return root == (op == TOWLINE_OP_BROADCAST || op == TOWLINE_OP_SCATTER);
+  return root == (op == TOWLINE_COLLECTIVE_BROADCAST || op == TOWLINE_COLLECTIVE_SCATTER);
 }
 
 float value(int operation, int rank, uint64_t i) {
@@ -36,27 +36,29 @@ void do_rooted(Communicator& ranks, uint32_t op, uint64_t count, int root, int o
   std::vector<float> in(n * count);
   std::vector<float> out(n * count, -1);
   for (uint64_t i = 0; i < in.size(); ++i) in[i] = value(operation, ranks.rank(), i);
-  if (op == TOWLINE_OP_BROADCAST) out = in;
-  do_run(ranks, rooted(op, count, op == TOWLINE_OP_BROADCAST ? out.data() : in.data(), out.data(), root));
+  if (op == TOWLINE_COLLECTIVE_BROADCAST) out = in;
+  do_run(ranks,
+         rooted(op, count, op == TOWLINE_COLLECTIVE_BROADCAST ? out.data() : in.data(), out.data(), root));
   const auto expect = [&](uint64_t i, float right) {
     ASSERT_EQ(out[i], right) << op_name(op) << " #" << operation << " of " << count << ", root " << root;
   };
   for (uint64_t i = 0; i < count; ++i) {
-    if (op == TOWLINE_OP_BROADCAST) expect(i, value(operation, root, i));
-    if (op == TOWLINE_OP_SCATTER)
+    if (op == TOWLINE_COLLECTIVE_BROADCAST) expect(i, value(operation, root, i));
+    if (op == TOWLINE_COLLECTIVE_SCATTER)
       expect(i, value(operation, root, static_cast<uint64_t>(ranks.rank()) * count + i));
     if (!is_root) continue;
     float sum = 0;
     for (int rank = 0; rank < ranks.size(); ++rank) {
       sum += value(operation, rank, i);
-      if (op == TOWLINE_OP_GATHER) expect(static_cast<uint64_t>(rank) * count + i, value(operation, rank, i));
+      if (op == TOWLINE_COLLECTIVE_GATHER)
+        expect(static_cast<uint64_t>(rank) * count + i, value(operation, rank, i));
     }
-    if (op == TOWLINE_OP_REDUCE) expect(i, sum);
+    if (op == TOWLINE_COLLECTIVE_REDUCE) expect(i, sum);
   }
 }
 
-constexpr uint32_t kRooted[] = {TOWLINE_OP_BROADCAST, TOWLINE_OP_REDUCE, TOWLINE_OP_GATHER,
-                                TOWLINE_OP_SCATTER};
+constexpr uint32_t kRooted[] = {TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_COLLECTIVE_REDUCE,
+                                TOWLINE_COLLECTIVE_GATHER, TOWLINE_COLLECTIVE_SCATTER};
 
 class Loose : public testing::TestWithParam<uint32_t> {};
 
@@ -196,7 +198,7 @@ TEST_P(Disagreeing, AreToldInTheNextOperationsThatMeet) {
   expect_told([](Communicator& ranks, std::string& text) {
     Status status = Status::kOk;
     for (int i = 0; i < 2 && status == Status::kOk; ++i)
-      status = ranks.run(call_of(TOWLINE_OP_BARRIER), nullptr, text);
+      status = ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), nullptr, text);
     return status;
   });
 }
@@ -207,7 +209,7 @@ TEST_P(Disagreeing, AreToldByAndByWhereAllFollowingOnesAreLoose) {
     for (int i = 0; i < kMany && status == Status::kOk; ++i) {
       float in[3] = {};
       float out[3] = {};
-      status = ranks.run(rooted(TOWLINE_OP_REDUCE, 1, in, out, 1), nullptr, text);
+      status = ranks.run(rooted(TOWLINE_COLLECTIVE_REDUCE, 1, in, out, 1), nullptr, text);
     }
     return status;
   });
@@ -220,10 +222,10 @@ TEST_P(Disagreeing, AreToldWhereNoOperationFollows) {
   });
 }
 
-constexpr uint32_t kB = TOWLINE_OP_BROADCAST;
-constexpr uint32_t kR = TOWLINE_OP_REDUCE;
-constexpr uint32_t kG = TOWLINE_OP_GATHER;
-constexpr uint32_t kS = TOWLINE_OP_SCATTER;
+constexpr uint32_t kB = TOWLINE_COLLECTIVE_BROADCAST;
+constexpr uint32_t kR = TOWLINE_COLLECTIVE_REDUCE;
+constexpr uint32_t kG = TOWLINE_COLLECTIVE_GATHER;
+constexpr uint32_t kS = TOWLINE_COLLECTIVE_SCATTER;
 INSTANTIATE_TEST_SUITE_P(Ways, Disagreeing,
                          testing::Values(Disagreement{"two_roots_of_a_broadcast", {kB, kB, kB}, {0, 1, 0}},
                                          Disagreement{"every_one_its_own_root", {kS, kS, kS}, {0, 1, 2}},
@@ -250,7 +252,8 @@ TEST(LooseAmongOthers, ResultsAreRightInAnyOrder) {
         if (choice == 0) do_barrier(ranks);
         if (choice == 1) {
           std::vector<float> data(count, 1);
-          do_run(ranks, call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, count, data.data(), data.data()));
+          do_run(ranks,
+                 call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, count, data.data(), data.data()));
           ASSERT_EQ(data, std::vector<float>(count, static_cast<float>(ranks.size())));
         }
         // Long rows of one kind let ranks run far ahead.

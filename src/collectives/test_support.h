@@ -87,6 +87,8 @@ inline void do_run(Communicator& communicator, const towline_collective_t& call)
   ASSERT_EQ(status, Status::kOk) << op_name(call.op) << ": " << text;
 }
 
-inline void do_barrier(Communicator& communicator) { do_run(communicator, call_of(TOWLINE_OP_BARRIER)); }
+inline void do_barrier(Communicator& communicator) {
+  do_run(communicator, call_of(TOWLINE_COLLECTIVE_BARRIER));
+}
 
 }  // namespace towline::collectives

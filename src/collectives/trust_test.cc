@@ -54,7 +54,7 @@ TEST(Mesh, ASecondHelloOfARankIsRefusedAndTheFirstGoesOn) {
   second.mesh.join(infos, secret, soon());
   eventually([&] { return first.mesh.complete(); });
   Header header;
-  header.op = TOWLINE_OP_BARRIER;
+  header.op = TOWLINE_COLLECTIVE_BARRIER;
   const auto swap = [&](const std::string& what) {
     std::thread other(
         [&] { EXPECT_EQ(second.mesh.exchange(header, 0, {}, 0, {}, soon()), Status::kOk) << what; });
@@ -145,7 +145,8 @@ TEST(SharedMemory, APlaceOutsideOfWhatARankGaveIsNotRead) {
   constexpr int kOperations = 37;
   uint8_t data[2][100] = {};
   const auto broadcast = [&](int index, uint64_t number) {
-    towline_collective_t call = call_of(TOWLINE_OP_BROADCAST, TOWLINE_UINT8, 100, data[index], data[index]);
+    towline_collective_t call =
+        call_of(TOWLINE_COLLECTIVE_BROADCAST, TOWLINE_UINT8, 100, data[index], data[index]);
     Call taken;
     take_apart(call, index, 2, number, soon(), taken);
     return pair.groups[index]->broadcast(taken);

@@ -20,8 +20,8 @@ class Works : public testing::TestWithParam<int> {  // ranks per host
 };
 
 towline_collective_t sum_of(float* data, uint64_t count) {
-  towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, TOWLINE_FLOAT32, count, data, data);
-  call.reduction = TOWLINE_SUM;
+  towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, count, data, data);
+  call.reduction = TOWLINE_REDUCE_SUM;
   return call;
 }
 
@@ -76,8 +76,8 @@ TEST_P(Works, FunctionsOfMessagesMayWaitForMessages) {
       auto& self = *static_cast<Second*>(context);
       int32_t given = self.ranks->rank();
       int32_t taken = -1;
-      towline_collective_t send = call_of(TOWLINE_OP_SEND, TOWLINE_INT32, 1, &given);
-      towline_collective_t receive = call_of(TOWLINE_OP_RECV, TOWLINE_INT32, 1, nullptr, &taken);
+      towline_collective_t send = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_INT32, 1, &given);
+      towline_collective_t receive = call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT32, 1, nullptr, &taken);
       send.root = receive.root = 1 - self.ranks->rank();
       Work* sending = self.ranks->start(send, nullptr);
       Work* receiving = self.ranks->start(receive, nullptr);
@@ -94,8 +94,8 @@ TEST_P(Works, FunctionsOfMessagesMayWaitForMessages) {
     second.ranks = &ranks;
     int32_t value = 7;
     towline_collective_t call = ranks.rank() == 0
-                                    ? call_of(TOWLINE_OP_SEND, TOWLINE_INT32, 1, &value)
-                                    : call_of(TOWLINE_OP_RECV, TOWLINE_INT32, 1, nullptr, &value);
+                                    ? call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_INT32, 1, &value)
+                                    : call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT32, 1, nullptr, &value);
     call.root = 1 - ranks.rank();
     call.tag = 5;
     Work* work = ranks.start(call, nullptr);
@@ -107,7 +107,7 @@ TEST_P(Works, FunctionsOfMessagesMayWaitForMessages) {
 }
 
 TEST_P(Works, AnApplicationMayInterruptWhatItWaitsFor) {
-  for (const uint32_t op : {TOWLINE_OP_BARRIER, TOWLINE_OP_RECV}) {
+  for (const uint32_t op : {TOWLINE_COLLECTIVE_BARRIER, TOWLINE_COLLECTIVE_RECV}) {
     std::atomic<int> asked{0};
     std::atomic<bool> told{false};
     run_ranks(world(), [&](Communicator& ranks) {
@@ -126,8 +126,9 @@ TEST_P(Works, AnApplicationMayInterruptWhatItWaitsFor) {
       };
       options.interrupt_context = &asked;
       int32_t value = 0;
-      towline_collective_t call = call_of(op, TOWLINE_INT32, op == TOWLINE_OP_RECV ? 1 : 0, nullptr, &value);
-      call.root = op == TOWLINE_OP_RECV ? 1 : 0;
+      towline_collective_t call =
+          call_of(op, TOWLINE_INT32, op == TOWLINE_COLLECTIVE_RECV ? 1 : 0, nullptr, &value);
+      call.root = op == TOWLINE_COLLECTIVE_RECV ? 1 : 0;
       EXPECT_EQ(ranks.run(call, &options, text), Status::kCancelled) << text;
       EXPECT_NE(text.find(fmt::format("rank 0 was interrupted in {}", op_name(op))), std::string::npos)
           << text;
@@ -142,7 +143,7 @@ TEST_P(Works, AReceiveFromAnyRankTakesWhatComesAndSaysFromWhom) {
     const int me = ranks.rank();
     if (me != 1) {
       int32_t value = me;
-      towline_collective_t call = call_of(TOWLINE_OP_SEND, TOWLINE_INT32, 1, &value);
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_INT32, 1, &value);
       call.root = 1;
       do_run(ranks, call);
       call.tag = 9;
@@ -153,7 +154,7 @@ TEST_P(Works, AReceiveFromAnyRankTakesWhatComesAndSaysFromWhom) {
     std::vector<int> sources;
     for (int i = 0; i < 3; ++i) {
       int32_t value = -1;
-      towline_collective_t call = call_of(TOWLINE_OP_RECV, TOWLINE_INT32, 1, nullptr, &value);
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT32, 1, nullptr, &value);
       call.root = TOWLINE_ANY_RANK;
       Work* work = ranks.start(call, nullptr);
       EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk) << work->error();
@@ -166,7 +167,7 @@ TEST_P(Works, AReceiveFromAnyRankTakesWhatComesAndSaysFromWhom) {
     // One that names its rank still gets what that rank sent.
     for (const int from : {3, 0, 2}) {
       int32_t value = -1;
-      towline_collective_t call = call_of(TOWLINE_OP_RECV, TOWLINE_INT32, 1, nullptr, &value);
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT32, 1, nullptr, &value);
       call.root = from;
       call.tag = 9;
       do_run(ranks, call);
@@ -181,8 +182,8 @@ TEST_P(Works, AReceiveOfAnotherTypeIsNamed) {
     float sent = 1;
     int32_t received = 0;
     towline_collective_t call = ranks.rank() == 0
-                                    ? call_of(TOWLINE_OP_SEND, TOWLINE_FLOAT32, 1, &sent)
-                                    : call_of(TOWLINE_OP_RECV, TOWLINE_INT32, 1, nullptr, &received);
+                                    ? call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_FLOAT32, 1, &sent)
+                                    : call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_INT32, 1, nullptr, &received);
     call.root = 1 - ranks.rank();
     std::string text;
     Status status = ranks.run(call, nullptr, text);

@@ -141,7 +141,7 @@ void DirectoryWatch::put_seen(const towline_directory_item& item) {
     return end_locked(Status::kLimitExceeded,
                       fmt::format("there are more than {} keys under the prefix", kMostKeys));
   }
-  queue(TOWLINE_EVENT_PUT,
+  queue(TOWLINE_WATCH_PUT,
         {std::move(key), std::string(static_cast<const char*>(item.value), item.value_bytes), item.revision});
 }
 
@@ -149,7 +149,7 @@ void DirectoryWatch::gone_seen(std::string_view key, uint64_t revision) {
   const auto known = known_.find(key);
   if (known == known_.end()) return;
   known_.erase(known);
-  queue(TOWLINE_EVENT_GONE, {std::string(key), "", revision});
+  queue(TOWLINE_WATCH_GONE, {std::string(key), "", revision});
 }
 
 void DirectoryWatch::synced() {
@@ -162,7 +162,7 @@ void DirectoryWatch::synced() {
     known = next;
   }
   if (std::exchange(synced_told_, true)) return;
-  waiting_.push_back({TOWLINE_EVENT_SYNCED, {}});
+  waiting_.push_back({TOWLINE_WATCH_SYNCED, {}});
   news_.notify_all();
 }
 

@@ -21,7 +21,7 @@ uint64_t chunk_bytes(uint64_t bytes) noexcept {
   return std::clamp<uint64_t>(bytes / kChunksOfAPart, kLeastChunkBytes, kLandingSlotBytes);
 }
 
-bool on_gpu(const towline_region_ref& region) noexcept { return region.kind == TOWLINE_VRAM; }
+bool on_gpu(const towline_region_ref& region) noexcept { return region.kind == TOWLINE_MEMORY_VRAM; }
 
 bool one_place(const towline_region_ref& a, const towline_region_ref& b) noexcept {
   return a.kind == b.kind && (!on_gpu(a) || a.device == b.device);

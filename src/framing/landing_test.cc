@@ -177,8 +177,9 @@ class LandingTest : public ::testing::TestWithParam<Lanes> {
   uint64_t key_ = 0;
 };
 
-constexpr uint32_t kKinds[][2] = {
-    {TOWLINE_VRAM, TOWLINE_VRAM}, {TOWLINE_VRAM, TOWLINE_DRAM}, {TOWLINE_DRAM, TOWLINE_VRAM}};
+constexpr uint32_t kKinds[][2] = {{TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM},
+                                  {TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_DRAM},
+                                  {TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM}};
 
 #if defined(__SANITIZE_THREAD__)
 constexpr uint64_t kEveryBytes = 4 << 20;  // each byte costs a hundred times as much
@@ -194,7 +195,7 @@ TEST_P(LandingTest, EveryByteArrivesBothWaysWhateverLiesOnAGpu) {
       options.checksum = checksum;
       options.max_frame_bytes = 2 << 20;  // more than a slot
       join(options);
-      make_memory(kEveryBytes, kinds[1] == TOWLINE_VRAM);
+      make_memory(kEveryBytes, kinds[1] == TOWLINE_MEMORY_VRAM);
       for (const uint32_t block : {4096u, 3u << 20}) {
         gpu_a_.polls = gpu_b_.polls = block % 5;
         for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
@@ -224,7 +225,7 @@ TEST_P(LandingTest, APageGoesInOneFrameWithItsMessage) {
   make_memory(4096);
   gpu_b_.polls = 3;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 4096);
   bool there = false;
   at_message_ = [&] { there = same(4096); };
@@ -237,12 +238,12 @@ TEST_P(LandingTest, APageGoesInOneFrameWithItsMessage) {
 }
 
 TEST_P(LandingTest, AMessageComesWhenTheLastByteIsOnTheGpu) {
-  for (const uint32_t local : {TOWLINE_VRAM, TOWLINE_DRAM}) {
+  for (const uint32_t local : {TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_DRAM}) {
     join();
     make_memory(12 << 20);
     gpu_b_.polls = 7;
     FakePlan plan{key_};
-    plan.set_kinds(local, TOWLINE_VRAM);
+    plan.set_kinds(local, TOWLINE_MEMORY_VRAM);
     fill(plan, 65536);
     messages_.clear();
     bool there = false;
@@ -260,7 +261,7 @@ TEST_P(LandingTest, AFrameIsCountedOnlyWhenTheGpuHasItAndItsRegionStaysPinnedUnt
   make_memory(1 << 20);
   gpu_b_.held = true;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_DRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 65536);
   ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 1, plan.bytes(), "after"), Status::kInProgress);
   turns();
@@ -281,7 +282,7 @@ TEST_P(LandingTest, WithoutAFreeSlotFramesWaitAndNothingGrows) {
   make_memory(40 << 20);
   gpu_b_.held = true;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 1 << 20);
   towline_prepared* const write = prepare(plan, TOWLINE_WRITE);
   for (uint64_t cookie = 1; cookie <= 3; ++cookie)
@@ -316,7 +317,7 @@ TEST_P(LandingTest, FramesThatWaitForOurGpuAreNoSilenceOfThePeers) {
   make_memory(40 << 20);
   gpu_b_.held = true;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_DRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 1 << 20);
   ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 1, plan.bytes()), Status::kInProgress);
   turns(1000);
@@ -338,7 +339,7 @@ TEST_P(LandingTest, ACopyThatFailsHereEndsItsPartAndNamesTheRange) {
     make_memory(8 << 20);
     (at_begin ? gpu_a_.fail_begin_at : gpu_a_.fail_end_at) = 3;
     FakePlan plan{key_};
-    plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
     fill(plan, 1 << 20);
     towline_prepared* const write = prepare(plan, TOWLINE_WRITE);
     const Status posted = submit(write, 1, plan.bytes(), "lost");
@@ -365,10 +366,10 @@ TEST_P(LandingTest, AReadsCopyThatFailsHereEndsItsPart) {
   make_memory(8 << 20);
   gpu_a_.fail_end_at = 3;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_VRAM, TOWLINE_DRAM);
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_DRAM);
   key_ = b_->host.add(remote_.data(), remote_.size());
   FakePlan read_plan{key_};
-  read_plan.set_kinds(TOWLINE_VRAM, TOWLINE_DRAM);
+  read_plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_DRAM);
   fill(read_plan, 1 << 20);
   towline_prepared* const read = prepare(read_plan, TOWLINE_READ);
   ASSERT_EQ(submit(read, 1, read_plan.bytes()), Status::kInProgress);
@@ -391,7 +392,7 @@ TEST_P(LandingTest, ACopyThatFailsAtTheOwnerIsRefusedInOrderAndDropsTheMessage) 
       gpu_b_.polls = 2;
       (at_begin ? gpu_b_.fail_begin_at : gpu_b_.fail_end_at) = 3;
       FakePlan plan{key_};
-      plan.set_kinds(TOWLINE_DRAM, TOWLINE_VRAM);
+      plan.set_kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM);
       fill(plan, 1 << 20);
       towline_prepared* const prepared = prepare(plan, op);
       ASSERT_EQ(submit(prepared, 1, plan.bytes(), "lost"), Status::kInProgress);
@@ -421,7 +422,7 @@ TEST_P(LandingTest, ACancelledPartEndsWhenTheGpusHaveDoneWithIt) {
       FakeGpu& gpu = here ? gpu_a_ : gpu_b_;
       gpu.held = true;
       FakePlan plan{key_};
-      plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+      plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
       fill(plan, 1 << 20);
       ASSERT_EQ(submit(prepare(plan, op), 1, plan.bytes(), "lost"), Status::kInProgress);
       turns(100);
@@ -444,7 +445,7 @@ TEST_P(LandingTest, ALostPeersPartHasItsFenceWhenTheGpuHasDoneWithIt) {
     join();
     make_memory(1 << 20);  // fewer chunks than slots, so that the lane is read on
     FakePlan plan{key_};
-    plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
     fill(plan, 256 << 10);
     gpu_a_.held = true;
     ASSERT_EQ(submit(prepare(plan, op), 1, plan.bytes()), Status::kInProgress);
@@ -471,7 +472,7 @@ TEST_P(LandingTest, AnOwnersPinsOutliveTheConnectionUntilTheGpuHasDone) {
     join();
     make_memory(40 << 20);
     FakePlan plan{key_};
-    plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
     fill(plan, 1 << 20);
     gpu_b_.held = true;
     ASSERT_EQ(submit(prepare(plan, op), 1, plan.bytes()), Status::kInProgress);
@@ -497,7 +498,7 @@ TEST_P(LandingTest, AConnectionThatIsGivenUpReportsNoFence) {
   join();
   make_memory(4 << 20);
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 1 << 20);
   gpu_a_.held = true;
   ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 1, plan.bytes()), Status::kInProgress);
@@ -515,7 +516,7 @@ TEST_P(LandingTest, ARegionThatIsDeregisteredMeanwhileIsRefusedFromThereOn) {
     join();
     make_memory(40 << 20);
     FakePlan plan{key_};
-    plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
     fill(plan, 1 << 20);
     gpu_b_.held = true;
     ASSERT_EQ(submit(prepare(plan, op), 1, plan.bytes()), Status::kInProgress);
@@ -536,7 +537,7 @@ TEST_P(LandingTest, AnOwnerWithoutRoomRefusesAndOneWithoutGpusToo) {
   make_memory(1 << 20);
   gpu_b_.no_room = true;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_DRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 65536);
   uint64_t cookie = 0;
   for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
@@ -564,7 +565,7 @@ TEST_P(LandingTest, APlanIsRefusedHereWithoutRoomOrGpus) {
   make_memory(4096);
   gpu_a_.no_room = true;
   FakePlan plan{key_};
-  plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 4096);
   const towline_prepare_args args = {sizeof args, plan.plan(), nullptr, nullptr, TOWLINE_WRITE, 0};
   towline_prepared* prepared = nullptr;
@@ -584,11 +585,11 @@ TEST_P(LandingTest, ListsOfSeveralPlacesAreCutBetweenThem) {
   const uint64_t other_gpu = b_->host.add_gpu(remote_.data(), remote_.size(), 1);
   for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
     FakePlan plan{key_};
-    plan.set_kinds(TOWLINE_VRAM, TOWLINE_VRAM);
-    plan.add_local_region(TOWLINE_DRAM, 0);
-    plan.add_local_region(TOWLINE_VRAM, 1);
-    plan.add_remote_region(host_key, TOWLINE_DRAM, 0);
-    plan.add_remote_region(other_gpu, TOWLINE_VRAM, 1);
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
+    plan.add_local_region(TOWLINE_MEMORY_DRAM, 0);
+    plan.add_local_region(TOWLINE_MEMORY_VRAM, 1);
+    plan.add_remote_region(host_key, TOWLINE_MEMORY_DRAM, 0);
+    plan.add_remote_region(other_gpu, TOWLINE_MEMORY_VRAM, 1);
     for (uint32_t i = 0; i < kBlocks; ++i)
       plan.add(local_.data() + i * kBlock, remote_.data() + (kBlocks - 1 - i) * kBlock, kBlock, i / 7 % 3,
                i / 5 % 3);
@@ -621,7 +622,7 @@ TEST_P(LandingTest, FramesThatNoSlotHoldsOrOfTwoGpusAreRefused) {
             1 << 20);
   const uint64_t other = b_->host.add_gpu(remote_.data(), remote_.size(), 1);
   FakePlan two{key_};
-  two.add_remote_region(other, TOWLINE_DRAM, 0);
+  two.add_remote_region(other, TOWLINE_MEMORY_DRAM, 0);
   for (uint32_t i = 0; i < 2; ++i)
     two.add(local_.data(), reinterpret_cast<uint8_t*>(reinterpret_cast<uint64_t>(remote_.data()) | kGpuBit),
             4096, 0, i);
@@ -634,7 +635,7 @@ TEST_P(LandingTest, FramesThatNoSlotHoldsOrOfTwoGpusAreRefused) {
   EXPECT_EQ(gpu_b_.copies, 0u);
   // Once more with room for GPU memory there.
   FakePlan page{key_};
-  page.set_kinds(TOWLINE_DRAM, TOWLINE_VRAM);
+  page.set_kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM);
   page.add(local_.data(), remote_.data(), 4096);
   ASSERT_EQ(submit(prepare(page, TOWLINE_WRITE), 3, 4096), Status::kInProgress);
   run(3);

@@ -154,8 +154,8 @@ class FakeHost {
 class FakePlan {
  public:
   explicit FakePlan(uint64_t remote_key, uint32_t access = TOWLINE_ACCESS_ALL) {
-    local_regions_ = {{0, 0, UINT64_MAX, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0}};
-    remote_regions_ = {{remote_key, 0, UINT64_MAX, 0, TOWLINE_DRAM, access, 0, 0}};
+    local_regions_ = {{0, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0, 0}};
+    remote_regions_ = {{remote_key, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, access, 0, 0}};
   }
   // Where both sides of region 0 are.
   void set_kinds(uint32_t local, uint32_t remote) {
@@ -176,7 +176,7 @@ class FakePlan {
            uint32_t remote_region = 0) {
     runs_.push_back({static_cast<uint32_t>(local_.size()), static_cast<uint32_t>(local_.size()), 1, 0});
     const auto bit = [](const towline_region_ref& region) {
-      return region.kind == TOWLINE_VRAM ? kGpuBit : 0;
+      return region.kind == TOWLINE_MEMORY_VRAM ? kGpuBit : 0;
     };
     local_.push_back(
         {reinterpret_cast<uint64_t>(local) | bit(local_regions_[local_region]), length, local_region});

@@ -42,15 +42,15 @@ Problem invalid(fmt::format_string<Values...> text, Values&&... values) {
 
 Problem problem_of(const towline_region_ref& region) {
   if (region.bytes == 0) return invalid("at {:#x} has 0 bytes: give it at least one", region.address);
-  if (region.kind > TOWLINE_OBJECT)
+  if (region.kind > TOWLINE_MEMORY_OBJECT)
     return invalid("has memory kind {}: the kinds are 0 (dram) to {} (object)", region.kind,
-                   static_cast<uint32_t>(TOWLINE_OBJECT));
-  if (region.address == 0 && (region.kind == TOWLINE_DRAM || region.kind == TOWLINE_VRAM))
+                   static_cast<uint32_t>(TOWLINE_MEMORY_OBJECT));
+  if (region.address == 0 && (region.kind == TOWLINE_MEMORY_DRAM || region.kind == TOWLINE_MEMORY_VRAM))
     return invalid("has a null address");
   if (region.bytes > kAddressEnd || region.address > kAddressEnd - region.bytes)
     return {Status::kOutOfRange, fmt::format("at {:#x} with {} bytes ends beyond 2^63: is the size right?",
                                              region.address, region.bytes)};
-  if (region.kind == TOWLINE_DRAM && region.device != 0)
+  if (region.kind == TOWLINE_MEMORY_DRAM && region.device != 0)
     return invalid("is dram on device {}: dram has device 0 only", region.device);
   if ((region.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
     return invalid("has access {:#x}: 0 is none for peers, 1 is read, 2 is write, 3 is both", region.access);

@@ -15,11 +15,11 @@ namespace {
 
 towline_region_ref region(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access = 3,
                           uint32_t flags = 0) {
-  return {key, address, bytes, 0, TOWLINE_DRAM, access, flags, 0};
+  return {key, address, bytes, 0, TOWLINE_MEMORY_DRAM, access, flags, 0};
 }
 
 uint64_t find_key(const RegionIndex& index, uint64_t address, uint64_t bytes, uint32_t preferred = 3) {
-  const towline_region_ref* found = index.find(TOWLINE_DRAM, 0, address, bytes, preferred);
+  const towline_region_ref* found = index.find(TOWLINE_MEMORY_DRAM, 0, address, bytes, preferred);
   return found == nullptr ? 0 : found->key;
 }
 
@@ -61,8 +61,8 @@ TEST(RegionIndex, finds_a_region_that_covers_the_whole_range) {
   EXPECT_EQ(find_key(index, 1050, 100), 0U);  // neighbours do not add up
   EXPECT_EQ(find_key(index, 999, 1), 0U);
   EXPECT_EQ(find_key(index, 1200, 1), 0U);
-  EXPECT_EQ(index.find(TOWLINE_VRAM, 0, 1000, 1), nullptr);
-  EXPECT_EQ(index.find(TOWLINE_DRAM, 1, 1000, 1), nullptr);
+  EXPECT_EQ(index.find(TOWLINE_MEMORY_VRAM, 0, 1000, 1), nullptr);
+  EXPECT_EQ(index.find(TOWLINE_MEMORY_DRAM, 1, 1000, 1), nullptr);
 }
 
 TEST(RegionIndex, is_not_fooled_by_values_near_the_end_of_numbers) {
@@ -79,13 +79,13 @@ TEST(RegionIndex, prefers_rights_then_unguarded_whatever_the_order) {
                                                    region(3, 0x1000, 0x1000, 3, TOWLINE_REGION_GUARDED)};
   RegionIndex index(regions);
   EXPECT_EQ(find_key(index, 0x1800, 16), 3U);
-  EXPECT_FALSE(index.one_class(TOWLINE_DRAM, 0));
+  EXPECT_FALSE(index.one_class(TOWLINE_MEMORY_DRAM, 0));
   EXPECT_TRUE(index.erase(3));
   EXPECT_EQ(find_key(index, 0x1800, 16, TOWLINE_ACCESS_READ), 1U);
   EXPECT_EQ(find_key(index, 0x1800, 16, TOWLINE_ACCESS_WRITE), 2U);
   EXPECT_FALSE(index.erase(3));
   EXPECT_TRUE(index.erase(2));
-  EXPECT_TRUE(index.one_class(TOWLINE_DRAM, 0));
+  EXPECT_TRUE(index.one_class(TOWLINE_MEMORY_DRAM, 0));
 }
 
 TEST(RegionIndex, chooses_as_a_look_at_all_regions_would) {
@@ -151,7 +151,7 @@ TEST(RegionIndex, refuses_regions_that_make_no_sense) {
   odd = region(1, 1000, 1);
   odd.device = 1;
   EXPECT_EQ(refusal(odd), Status::kInvalidArgument);
-  odd.kind = TOWLINE_FILE;
+  odd.kind = TOWLINE_MEMORY_FILE;
   odd.address = 0;
   EXPECT_EQ(refusal(odd), Status::kOk);
   EXPECT_THROW(RegionIndex(std::vector{region(1, 1000, 1), region(1, 2000, 1)}), Error);
@@ -159,12 +159,12 @@ TEST(RegionIndex, refuses_regions_that_make_no_sense) {
 
 TEST(RegionIndex, says_what_lies_near) {
   RegionIndex index(std::vector{region(1, 0x1000, 0x100), region(2, 0x3000, 0x100)});
-  const std::string near = index.describe_near(TOWLINE_DRAM, 0, 0x2000);
+  const std::string near = index.describe_near(TOWLINE_MEMORY_DRAM, 0, 0x2000);
   EXPECT_NE(near.find("[0x1000, 0x1100)"), std::string::npos) << near;
   EXPECT_NE(near.find("[0x3000, 0x3100)"), std::string::npos) << near;
-  EXPECT_NE(index.describe_near(TOWLINE_VRAM, 0, 0x2000).find("no region"), std::string::npos);
-  EXPECT_FALSE(index.describe_near(TOWLINE_DRAM, 0, 0).empty());
-  EXPECT_FALSE(index.describe_near(TOWLINE_DRAM, 0, UINT64_MAX).empty());
+  EXPECT_NE(index.describe_near(TOWLINE_MEMORY_VRAM, 0, 0x2000).find("no region"), std::string::npos);
+  EXPECT_FALSE(index.describe_near(TOWLINE_MEMORY_DRAM, 0, 0).empty());
+  EXPECT_FALSE(index.describe_near(TOWLINE_MEMORY_DRAM, 0, UINT64_MAX).empty());
 }
 
 }  // namespace

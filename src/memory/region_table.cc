@@ -88,7 +88,7 @@ std::shared_ptr<Region> RegionTable::add(Region region) {
   slot.key.store(added->ref.key = key, std::memory_order_relaxed);
   slot.address = added->ref.address;
   slot.bytes = added->ref.bytes;
-  slot.vram = added->ref.kind == TOWLINE_VRAM;
+  slot.vram = added->ref.kind == TOWLINE_MEMORY_VRAM;
   slot.access = is_storage(added->ref.kind) ? 0 : added->ref.access;
   slot.region = added;
   slot.state.store(uint64_t{generation} << 32, std::memory_order_release);

@@ -36,7 +36,7 @@ struct RegionRegistration {
 
 // Files, devices and objects, whose addresses are offsets and not pointers.
 [[nodiscard]] constexpr bool is_storage(uint32_t kind) noexcept {
-  return kind == TOWLINE_FILE || kind == TOWLINE_BLOCK || kind == TOWLINE_OBJECT;
+  return kind == TOWLINE_MEMORY_FILE || kind == TOWLINE_MEMORY_BLOCK || kind == TOWLINE_MEMORY_OBJECT;
 }
 
 // A registered region. `ref`, `file` and the rest do not change once published, except `registrations`, which

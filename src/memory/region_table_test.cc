@@ -59,7 +59,7 @@ TEST(RegionTable, pins_what_lies_inside_with_the_rights_given) {
 TEST(RegionTable, gives_memory_of_a_gpu_only_to_who_can_address_it) {
   RegionTable table;
   Region region = make_region(0x10000, 0x1000);
-  region.ref.kind = TOWLINE_VRAM;
+  region.ref.kind = TOWLINE_MEMORY_VRAM;
   const uint64_t key = table.add(std::move(region))->ref.key;
   table.publish(key);
   EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kPermissionDenied);
@@ -68,7 +68,7 @@ TEST(RegionTable, gives_memory_of_a_gpu_only_to_who_can_address_it) {
 
 TEST(RegionTable, never_takes_an_offset_into_storage_for_a_pointer) {
   RegionTable table;
-  for (const uint32_t kind : {TOWLINE_FILE, TOWLINE_BLOCK, TOWLINE_OBJECT}) {
+  for (const uint32_t kind : {TOWLINE_MEMORY_FILE, TOWLINE_MEMORY_BLOCK, TOWLINE_MEMORY_OBJECT}) {
     Region region = make_region(0, uint64_t{1} << 48);
     region.ref.kind = kind;
     region.ref.device = 1;
@@ -114,7 +114,7 @@ TEST(RegionTable, keeps_a_region_until_its_pins_are_given_back) {
   EXPECT_TRUE(table.retire(key));
   EXPECT_FALSE(table.retire(key));
   EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kStale);
-  EXPECT_EQ(RegionTable::Reader(table).index().find(TOWLINE_DRAM, 0, 0x10000, 16), nullptr);
+  EXPECT_EQ(RegionTable::Reader(table).index().find(TOWLINE_MEMORY_DRAM, 0, 0x10000, 16), nullptr);
   EXPECT_FALSE(table.remove(key));
   EXPECT_NE(table.find(key), nullptr);
   RegionTable::unpin(pin);
@@ -158,7 +158,7 @@ TEST(RegionTable, gives_nobody_a_region_without_access_whatever_the_key) {
     EXPECT_EQ(try_pin(table, key, 0x10000, 16, access), Status::kPermissionDenied);
   EXPECT_EQ(try_pin(table, key, 0x10000, 16, 0), Status::kInvalidArgument);
   EXPECT_FALSE(table.find(key)->for_peers());
-  EXPECT_NE(RegionTable::Reader(table).index().find(TOWLINE_DRAM, 0, 0x10000, 16), nullptr);
+  EXPECT_NE(RegionTable::Reader(table).index().find(TOWLINE_MEMORY_DRAM, 0, 0x10000, 16), nullptr);
 }
 
 TEST(RegionTable, pins_a_hidden_region_by_its_key_and_finds_it_in_no_list) {
@@ -169,7 +169,7 @@ TEST(RegionTable, pins_a_hidden_region_by_its_key_and_finds_it_in_no_list) {
   table.publish(key);
   EXPECT_EQ(try_pin(table, key, 0x10000, 16, 3), Status::kOk);
   EXPECT_TRUE(table.published().empty());
-  EXPECT_EQ(RegionTable::Reader(table).index().find(TOWLINE_DRAM, 0, 0x10000, 16), nullptr);
+  EXPECT_EQ(RegionTable::Reader(table).index().find(TOWLINE_MEMORY_DRAM, 0, 0x10000, 16), nullptr);
   EXPECT_TRUE(table.retire(key));
   EXPECT_EQ(try_pin(table, key, 0x10000, 16, 3), Status::kStale);
   EXPECT_TRUE(table.remove(key));

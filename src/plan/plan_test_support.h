@@ -52,7 +52,7 @@ inline std::vector<Block> expand(const std::vector<towline_blocks_t>& entries) {
 
 inline towline_region_ref region(uint64_t key, uint64_t address, uint64_t bytes, uint32_t access = 3,
                                  uint32_t flags = 0) {
-  return {key, address, bytes, 0, TOWLINE_DRAM, access, flags, 0};
+  return {key, address, bytes, 0, TOWLINE_MEMORY_DRAM, access, flags, 0};
 }
 
 inline towline_blocks_t entry(uint64_t address, uint64_t length,

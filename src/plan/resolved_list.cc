@@ -55,9 +55,9 @@ void simplify(towline_extent& extent) noexcept {
 
 // Throws unless the entry makes sense by itself.
 towline_extent extent_of(const towline_blocks_t& entry, uint64_t index) {
-  if (entry.kind > TOWLINE_OBJECT)
+  if (entry.kind > TOWLINE_MEMORY_OBJECT)
     fail(Status::kInvalidArgument, "entry {} has memory kind {}: the kinds are 0 (dram) to {} (object)",
-         index, entry.kind, static_cast<uint32_t>(TOWLINE_OBJECT));
+         index, entry.kind, static_cast<uint32_t>(TOWLINE_MEMORY_OBJECT));
   if (entry.length == 0)
     fail(Status::kInvalidArgument, "entry {} at {:#x} has blocks of 0 bytes", index, entry.address);
   if (entry.dimensions > TOWLINE_MAX_DIMENSIONS)
@@ -329,9 +329,9 @@ void ResolvedListBuilder::from_flat(const FlatBlocks& blocks) {
   if (blocks.addresses == nullptr || blocks.lengths == nullptr)
     fail(Status::kInvalidArgument, "{} blocks, but the array of {} is null", blocks.count,
          blocks.addresses == nullptr ? "addresses" : "lengths");
-  if (blocks.kind > TOWLINE_OBJECT)
+  if (blocks.kind > TOWLINE_MEMORY_OBJECT)
     fail(Status::kInvalidArgument, "memory kind {}: the kinds are 0 (dram) to {} (object)", blocks.kind,
-         static_cast<uint32_t>(TOWLINE_OBJECT));
+         static_cast<uint32_t>(TOWLINE_MEMORY_OBJECT));
   if (blocks.count == 1)
     return one_block(blocks.kind, blocks.device, load_strided(blocks.addresses, 0, 0),
                      load_strided(blocks.lengths, 0, 0));

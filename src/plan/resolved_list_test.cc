@@ -219,7 +219,7 @@ TEST(ResolvedList, names_the_first_entry_that_is_wrong) {
                  "block 1 of entry 1");
   expect_refused({good, entry(kBase - 1, 16)}, index, Status::kOutOfRange, "block 0 of entry 1");
   bad = good;
-  bad.kind = TOWLINE_VRAM;
+  bad.kind = TOWLINE_MEMORY_VRAM;
   expect_refused({bad}, index, Status::kOutOfRange, "no region of kind 1");
   bad = good;
   bad.device = 3;
@@ -331,11 +331,11 @@ TEST(ResolvedList, notices_the_one_page_among_shuffled_ones_that_overlaps) {
 
 TEST(ResolvedList, tells_overlap_apart_by_address_space) {
   std::vector<towline_region_ref> regions = {region(1, kBase, 4096), region(2, kBase, 4096)};
-  regions[1].kind = TOWLINE_VRAM;
+  regions[1].kind = TOWLINE_MEMORY_VRAM;
   std::vector<towline_blocks_t> entries = {entry(kBase, 64), entry(kBase, 64)};
   const RegionIndex index(regions);
   EXPECT_TRUE(ResolvedList::from_blocks(entries, index)->overlaps());
-  entries[1].kind = TOWLINE_VRAM;
+  entries[1].kind = TOWLINE_MEMORY_VRAM;
   EXPECT_FALSE(ResolvedList::from_blocks(entries, index)->overlaps());
 }
 

@@ -36,7 +36,7 @@ class OwnBackend : public plugin::BackendBase {
   int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
               size_t* token_bytes) {
     *token_bytes = 0;
-    if (args.region.kind != TOWLINE_DRAM) {
+    if (args.region.kind != TOWLINE_MEMORY_DRAM) {
       if (args.storage == nullptr)
         return refuse_by_name(Status::kUnsupported, "{}: this region does not belong to any of its {}");
       const uint64_t id = self().id_of(args.storage);

@@ -45,7 +45,7 @@ int32_t OwnConnection::read_token(const void* token, size_t bytes, uint64_t& id)
 
 int32_t OwnConnection::check_local_list(const towline_plan& plan) const {
   for (uint64_t i = 0; i < plan.local->region_count; ++i) {
-    if (plan.local->regions[i].kind != TOWLINE_DRAM)
+    if (plan.local->regions[i].kind != TOWLINE_MEMORY_DRAM)
       return host_.refuse(
           Status::kUnsupported,
           fmt::format("{}: the local list must be memory: {} go through it", names_.backend, names_.stored));

@@ -1,4 +1,4 @@
-// An agent's counters, kept in shared memory from the start: `towline counters` or any process of the same
+// An agent's counters, kept in shared memory from the start: `towline metrics` or any process of the same
 // user reads them while they change, without a question asked and also after the agent hangs. Others can't
 // write them.
 //

@@ -51,7 +51,7 @@ class LateConnection : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(LateConnection, ABackendThatComesToNothingIsFollowedByTheNext) {
   Pair pair("shm,tcp");
-  Transfer transfer = pair.transfer({.threads = GetParam()});
+  Transfer transfer = pair.transfer({.workers = GetParam()});
   ASSERT_NE(transfer.route().find("\"backend\":\"shm\""), std::string::npos) << transfer.route();
   ASSERT_EQ(run(transfer), Status::kOk) << transfer.route();
   EXPECT_EQ(std::memcmp(pair.mine.data(), pair.theirs.data(), kBytes), 0);
@@ -65,7 +65,7 @@ TEST_P(LateConnection, ABackendThatComesToNothingIsFollowedByTheNext) {
 
 TEST_P(LateConnection, TheOneThatWasAskedForIsNotReplaced) {
   Pair pair("shm,tcp");
-  Transfer transfer = pair.transfer({.backend = "shm", .threads = GetParam()});
+  Transfer transfer = pair.transfer({.backend = "shm", .workers = GetParam()});
   EXPECT_EQ(run(transfer), Status::kUnsupported) << transfer.route();
   EXPECT_NE(transfer.route().find("\"backend\":\"shm\""), std::string::npos);
   EXPECT_EQ(run(transfer), Status::kUnsupported);
@@ -73,7 +73,7 @@ TEST_P(LateConnection, TheOneThatWasAskedForIsNotReplaced) {
 
 TEST_P(LateConnection, WithoutAnotherTheLastOnesErrorIsTheOutcome) {
   Pair pair("shm");
-  Transfer transfer = pair.transfer({.threads = GetParam()});
+  Transfer transfer = pair.transfer({.workers = GetParam()});
   EXPECT_EQ(run(transfer), Status::kUnsupported) << transfer.route();
 }
 

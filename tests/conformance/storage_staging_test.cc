@@ -309,7 +309,7 @@ TEST_P(StagingTest, WhatIsCachedGoesStraightIntoMappedMemory) {
   }
   EXPECT_EQ(straight_bytes(save), -1);
   // What its peer was sent is counted there, whichever way it went.
-  const std::string counters = agent_->counters();
+  const std::string counters = agent_->metrics();
   EXPECT_NE(counters.find(std::to_string(3 * kBytes)), std::string::npos) << counters;
 }
 

@@ -479,10 +479,10 @@ TEST_P(StorageTest, WorkSplitOverWorkersArrivesWhole) {
   const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), kBytes));
   const BlockList theirs = agent.block_list(storage_blocks(file, 0, kBytes));
-  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.threads = 3})), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.workers = 3})), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kBytes, 29), kBytes);
   stamp_bytes(memory_.data(), kBytes, 30);
-  ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.threads = 3})), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.workers = 3})), Status::kOk);
   EXPECT_EQ(first_difference(place_->get("split").data(), kBytes, 30), kBytes);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 // What an agent's counters say that peers moved by themselves, in one direction.
 uint64_t served(const Agent& agent, const std::string& direction) {
-  const nlohmann::json counters = nlohmann::json::parse(agent.counters());
+  const nlohmann::json counters = nlohmann::json::parse(agent.metrics());
   uint64_t bytes = 0;
   for (const auto& series : counters.at("series"))
     if (series["direction"] == direction) bytes += series["served_bytes"].get<uint64_t>();
@@ -189,7 +189,7 @@ TEST_P(TransportTest, OddAddressesAndLengthsMoveExactly) {
 
 TEST_P(TransportTest, WorkSplitOverTwoEnginesJoinsBeforeItsNotice) {
   start({.workers = 2}, {.workers = 2}, uint64_t{16} << 20);
-  const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "joined", .threads = 2});
+  const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "joined", .workers = 2});
   for (uint64_t round = 0; round < 5; ++round) {
     stamp(left_memory_->data(), left_memory_->size(), round);
     ASSERT_EQ(run(move), Status::kOk) << last_error();

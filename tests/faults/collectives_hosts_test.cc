@@ -78,7 +78,7 @@ int32_t run(towline_communicator_t* ranks, uint32_t op, const std::vector<float>
   call.struct_size = sizeof call;
   call.op = op;
   call.datatype = TOWLINE_FLOAT32;
-  call.reduction = TOWLINE_SUM;
+  call.reduction = TOWLINE_REDUCE_SUM;
   call.root = root;
   call.count = count;
   call.input = in.data();
@@ -108,14 +108,14 @@ int every_operation(towline_communicator_t* ranks, int rank, uint64_t count, int
   };
   const auto part_of_rank = [&](uint64_t i) { return given(static_cast<int>(i / count), i % count); };
   const std::vector<Case> cases = {
-      {TOWLINE_OP_ALL_REDUCE, true, count, count, total},
-      {TOWLINE_OP_REDUCE, false, count, count, total},
-      {TOWLINE_OP_BROADCAST, true, count, count, [&](uint64_t i) { return given(root, i); }},
-      {TOWLINE_OP_ALL_GATHER, true, count * kRanks, count, part_of_rank},
-      {TOWLINE_OP_GATHER, false, count * kRanks, count, part_of_rank},
-      {TOWLINE_OP_REDUCE_SCATTER, true, count, count, [&](uint64_t i) { return total(mine + i); }},
-      {TOWLINE_OP_SCATTER, true, count, count, [&](uint64_t i) { return given(root, mine + i); }},
-      {TOWLINE_OP_ALL_TO_ALL, true, count * kRanks, count,
+      {TOWLINE_COLLECTIVE_ALL_REDUCE, true, count, count, total},
+      {TOWLINE_COLLECTIVE_REDUCE, false, count, count, total},
+      {TOWLINE_COLLECTIVE_BROADCAST, true, count, count, [&](uint64_t i) { return given(root, i); }},
+      {TOWLINE_COLLECTIVE_ALL_GATHER, true, count * kRanks, count, part_of_rank},
+      {TOWLINE_COLLECTIVE_GATHER, false, count * kRanks, count, part_of_rank},
+      {TOWLINE_COLLECTIVE_REDUCE_SCATTER, true, count, count, [&](uint64_t i) { return total(mine + i); }},
+      {TOWLINE_COLLECTIVE_SCATTER, true, count, count, [&](uint64_t i) { return given(root, mine + i); }},
+      {TOWLINE_COLLECTIVE_ALL_TO_ALL, true, count * kRanks, count,
        [&](uint64_t i) { return given(static_cast<int>(i / count), mine + i % count); }},
   };
   for (const Case& one : cases) {
@@ -249,8 +249,8 @@ bool cut_in_the_middle() {
     options.timeout_ns = 3'000'000'000;
     int32_t status = TOWLINE_OK;
     for (int i = 0; status == TOWLINE_OK; ++i) {
-      status = towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32, TOWLINE_MAX,
-                                  &options, nullptr);
+      status = towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32,
+                                  TOWLINE_REDUCE_MAX, &options, nullptr);
       if (i == 3) meeting.mark("going" + std::to_string(rank));
     }
     if (status != TOWLINE_TIMED_OUT && status != TOWLINE_PEER_LOST) return 3;

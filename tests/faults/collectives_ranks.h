@@ -82,7 +82,7 @@ inline int result_of(pid_t child) {
 inline bool all_reduce(towline_communicator_t* communicator, int size) {
   std::vector<float> data(100000, 1);
   const int32_t status = towline_all_reduce(communicator, data.data(), data.data(), data.size(),
-                                            TOWLINE_FLOAT32, TOWLINE_SUM, nullptr, nullptr);
+                                            TOWLINE_FLOAT32, TOWLINE_REDUCE_SUM, nullptr, nullptr);
   return status == TOWLINE_OK && data.front() == static_cast<float>(size) &&
          data.back() == static_cast<float>(size);
 }

@@ -83,8 +83,8 @@ TEST_P(Collectives, ALateRankIsWaitedFor) {
       if (rank == 2) be_late(late / 2);
       std::vector<float> data(1000, 1);
       towline_work_t* work = nullptr;
-      if (towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32, TOWLINE_SUM,
-                             nullptr, &work) != TOWLINE_OK)
+      if (towline_all_reduce(ranks, data.data(), data.data(), data.size(), TOWLINE_FLOAT32,
+                             TOWLINE_REDUCE_SUM, nullptr, &work) != TOWLINE_OK)
         return 3;
       if (!all_reduce(ranks, 3)) return 4;
       if (towline_work_wait(work, TOWLINE_FOREVER) != TOWLINE_OK || data.front() != 3) return 5;

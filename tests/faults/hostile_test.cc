@@ -95,7 +95,7 @@ class Malice {
     foreign.backends.push_back({"tcp", "9", tcp::pack_address(std::vector<std::string>{"127.0.0.1:9"})});
     for (uint64_t region = 1; region <= 50; ++region) {
       metadata::RegionMetadata entry;
-      entry.region = {region << 32, region << 20, 1 << 20, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
+      entry.region = {region << 32, region << 20, 1 << 20, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
       foreign.regions.push_back(entry);
     }
     return metadata::encode(foreign);

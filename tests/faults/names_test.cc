@@ -171,7 +171,7 @@ TEST(Names, PeersThatNobodyAskedForShareOneSeriesOfCounters) {
                                             peer.block_list(Blocks::at(memory.data(), 4096)));
     ASSERT_EQ(Side::run(move), Status::kOk) << last_error();
   }
-  const std::string counters = agent.counters();
+  const std::string counters = agent.metrics();
   EXPECT_NE(counters.find("strangers"), std::string::npos) << counters;
   EXPECT_EQ(counters.find("uninvited"), std::string::npos) << counters;
 }

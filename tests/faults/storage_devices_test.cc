@@ -370,10 +370,10 @@ TEST(StorageDevices, BlockDevicesAreReadAndWrittenAtAnyOffset) {
     if (!device.why_not().empty()) GTEST_SKIP() << "no loop device: " << device.why_not();
     on_every_way(folder.path(), [&](Station& station) {
       const StorageInfo info = query_storage(station.agent(), "file:" + device.name());
-      EXPECT_EQ(info.kind, static_cast<uint32_t>(TOWLINE_BLOCK));
+      EXPECT_EQ(info.kind, static_cast<uint32_t>(TOWLINE_MEMORY_BLOCK));
       EXPECT_EQ(info.bytes, kBytes);
       const Region disk = station.open(device.name());
-      EXPECT_EQ(region_info(disk).kind, static_cast<uint32_t>(TOWLINE_BLOCK));
+      EXPECT_EQ(region_info(disk).kind, static_cast<uint32_t>(TOWLINE_MEMORY_BLOCK));
       EXPECT_EQ(run(station.transfer(Op::write, disk)), Status::kOk);
       station.clear();
       EXPECT_EQ(run(station.transfer(Op::read, disk)), Status::kOk);

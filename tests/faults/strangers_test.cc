@@ -257,7 +257,7 @@ TEST(Strangers, AreCountedWhereTheyAreRefused) {
   const auto until = Clock::now() + 5s;
   while (guesser.count_frames(FrameType::kNack) == 0 && Clock::now() < until) std::this_thread::yield();
   EXPECT_EQ(guesser.count_frames(FrameType::kNack), 1u);
-  const std::string counters = owner.agent_.counters();
+  const std::string counters = owner.agent_.metrics();
   EXPECT_NE(counters.find("strangers"), std::string::npos) << counters;
   EXPECT_NE(counters.find("PEER_RESTARTED"), std::string::npos) << counters;
   EXPECT_NE(counters.find("STALE"), std::string::npos) << counters;

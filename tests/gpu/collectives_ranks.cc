@@ -46,7 +46,7 @@ towline_collective_store_t MapStore::table() {
 void meet(Rank& rank) {
   towline_collective_t call = {};
   call.struct_size = sizeof call;
-  call.op = TOWLINE_OP_BARRIER;
+  call.op = TOWLINE_COLLECTIVE_BARRIER;
   EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
 }
 
@@ -139,8 +139,9 @@ std::vector<uint8_t> values(uint32_t datatype, int rank, uint64_t count, uint64_
 
 bool can(uint32_t datatype, uint32_t reduction) {
   const bool floating = datatype <= TOWLINE_FLOAT8_E5M2;
-  if (reduction >= TOWLINE_BAND && reduction <= TOWLINE_BXOR) return !floating;
-  return datatype != TOWLINE_BOOL || (reduction != TOWLINE_AVG && reduction != TOWLINE_PREMUL_SUM);
+  if (reduction >= TOWLINE_REDUCE_BAND && reduction <= TOWLINE_REDUCE_BXOR) return !floating;
+  return datatype != TOWLINE_BOOL ||
+         (reduction != TOWLINE_REDUCE_AVG && reduction != TOWLINE_REDUCE_PREMUL_SUM);
 }
 
 // ---- One operation, on the GPU and on the CPU
@@ -165,29 +166,29 @@ void try_one(Rank& ranks, const Try& what) {
     return total;
   };
   switch (what.op) {
-    case TOWLINE_OP_ALL_GATHER:
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       out *= size;
       break;
-    case TOWLINE_OP_REDUCE_SCATTER:
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       in *= size;
       break;
-    case TOWLINE_OP_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
       in *= size;
       out *= size;
       break;
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       for (uint64_t rank = 0; rank < size; ++rank) out_counts.push_back(what.count * (rank % 3) + rank);
       in = out_counts[me];
       out = sum(out_counts);
       break;
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       for (uint64_t rank = 0; rank < size; ++rank) in_counts.push_back(what.count * (rank % 3) + rank);
       in = sum(in_counts);
       out = in_counts[me];
       break;
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       for (uint64_t rank = 0; rank < size; ++rank) {
         in_counts.push_back(what.count * ((me + 2 * rank) % 3) + me);
         out_counts.push_back(what.count * ((rank + 2 * me) % 3) + rank);

@@ -15,7 +15,7 @@ constexpr uint64_t kLarge = 90000;  // kernels of many blocks
 towline_collective_t reduce_call(const Buffer& from, const Buffer& to, uint64_t count) {
   towline_collective_t call = {};
   call.struct_size = sizeof call;
-  call.op = TOWLINE_OP_ALL_REDUCE;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
   call.count = count;
   call.input = from.at();
   call.output = to.at();
@@ -72,7 +72,7 @@ TEST_P(CollectivesBeside, OneStartsAfterItsStreamAndTheStreamGoesOnAfterIt) {
         const towline_collective_t first = reduce_call(a, b, count);
         const towline_collective_t second = reduce_call(b, c, count);
         towline_collective_t third = reduce_call(c, a, count);
-        third.reduction = TOWLINE_AVG;
+        third.reduction = TOWLINE_REDUCE_AVG;
         ASSERT_EQ(towline_collective_issue(rank.on_gpu, &first, nullptr, stream), TOWLINE_OK);
         towline_work_t* const work = beside(rank, second, stream);
         come_after(work, stream);
@@ -197,11 +197,11 @@ TEST_P(CollectivesBeside, SendsFromOneStreamDoNotWaitForOneAnother) {
       const int peer = (rank.rank + i) % rank.size;
       buffers.push_back(std::make_unique<Buffer>(rank.gpu, kCount * 4));
       fill(rank, *buffers.back(), kCount, static_cast<float>(100 * rank.rank + peer));
-      message(TOWLINE_OP_SEND, peer);
+      message(TOWLINE_COLLECTIVE_SEND, peer);
     }
     for (int i = 1; i < rank.size; ++i) {
       buffers.push_back(std::make_unique<Buffer>(rank.gpu, kCount * 4));
-      message(TOWLINE_OP_RECV, (rank.rank + i) % rank.size);
+      message(TOWLINE_COLLECTIVE_RECV, (rank.rank + i) % rank.size);
     }
     for (towline_work_t* const work : works) {
       EXPECT_EQ(towline_work_wait(work, TOWLINE_FOREVER), TOWLINE_OK) << towline_last_error();
@@ -266,9 +266,9 @@ TEST(CollectivesBesideFail, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
     void* const streams[] = {rank.gpu.make_stream(), rank.gpu.make_stream()};
     for (int turn = 0; turn < 50; ++turn) {
       towline_collective_t call = reduce_call(a, a, kLarge);
-      call.reduction = TOWLINE_MAX;
+      call.reduction = TOWLINE_REDUCE_MAX;
       towline_collective_t other = reduce_call(b, b, kLarge);
-      other.reduction = TOWLINE_MAX;
+      other.reduction = TOWLINE_REDUCE_MAX;
       const bool swapped = (rank.rank + turn) % 2 == 1;
       for (const bool first : {!swapped, swapped})
         EXPECT_EQ(first ? towline_collective_issue(rank.on_gpu, &call, nullptr, streams[0])

@@ -48,7 +48,7 @@ TEST_P(CollectivesOnGpu, EveryOperationGivesWhatTheCpuGives) {
 TEST_P(CollectivesOnGpu, EveryTypeAndReductionGivesTheCpusBits) {
   run_on_gpus(ranks(), true, [](Rank& rank) {
     for (uint32_t datatype = 0; datatype <= TOWLINE_BOOL; ++datatype) {
-      for (uint32_t reduction = 0; reduction <= TOWLINE_PREMUL_SUM; ++reduction) {
+      for (uint32_t reduction = 0; reduction <= TOWLINE_REDUCE_PREMUL_SUM; ++reduction) {
         if (!can(datatype, reduction) || testing::Test::HasFailure()) continue;
         for (const uint64_t count : {33, 6007}) {
           Try what;
@@ -61,7 +61,7 @@ TEST_P(CollectivesOnGpu, EveryTypeAndReductionGivesTheCpusBits) {
           what.in_place = true;
           if (count == 33) try_one(rank, what);
           what.in_place = false;
-          what.op = TOWLINE_OP_REDUCE_SCATTER;
+          what.op = TOWLINE_COLLECTIVE_REDUCE_SCATTER;
           what.count = count;
           try_one(rank, what);
         }
@@ -103,7 +103,7 @@ TEST_P(CollectivesOnGpu, GraphsReplayOperations) {
     for (const auto& [buffer, count] : {std::pair{&small, kSmall}, std::pair{&large, kLarge}}) {
       towline_collective_t call = {};
       call.struct_size = sizeof call;
-      call.op = TOWLINE_OP_ALL_REDUCE;
+      call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
       call.count = count;
       call.input = call.output = buffer->at();
       EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK)
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
 towline_collective_t reduce_call(Buffer& buffer, uint64_t count) {
   towline_collective_t call = {};
   call.struct_size = sizeof call;
-  call.op = TOWLINE_OP_ALL_REDUCE;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
   call.count = count;
   call.input = call.output = buffer.at();
   return call;
@@ -201,11 +201,12 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
     uint32_t datatypes[2];
     uint32_t ops[2];
   };
-  const Pair pairs[] = {{{64, 65}, {0, 0}, {1, 1}},
-                        {{64, 64}, {TOWLINE_FLOAT32, TOWLINE_INT32}, {1, 1}},
-                        {{64, 100000}, {0, 0}, {1, 1}},
-                        {{64, 64}, {0, 0}, {TOWLINE_OP_ALL_REDUCE, TOWLINE_OP_BROADCAST}},
-                        {{100000, 100000}, {0, 0}, {TOWLINE_OP_ALL_REDUCE, TOWLINE_OP_BARRIER}}};
+  const Pair pairs[] = {
+      {{64, 65}, {0, 0}, {1, 1}},
+      {{64, 64}, {TOWLINE_FLOAT32, TOWLINE_INT32}, {1, 1}},
+      {{64, 100000}, {0, 0}, {1, 1}},
+      {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_BROADCAST}},
+      {{100000, 100000}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_BARRIER}}};
   for (const Pair& pair : pairs) {
     run_on_gpus({2, "", 60'000'000'000}, false, [&](Rank& rank) {
       const auto mine = static_cast<size_t>(rank.rank);
@@ -255,7 +256,7 @@ TEST(CollectivesOnGpuFail, PartsThatDoNotFitAreAMismatch) {
       const uint64_t expected[2][2] = {{10, 30}, {21, 40}};
       towline_collective_t call = {};
       call.struct_size = sizeof call;
-      call.op = TOWLINE_OP_ALL_TO_ALL_V;
+      call.op = TOWLINE_COLLECTIVE_ALL_TO_ALL_V;
       call.input = buffer.at();
       call.output = other.at();
       call.input_counts = sent[rank.rank];

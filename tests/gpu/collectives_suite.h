@@ -104,9 +104,9 @@ std::vector<uint8_t> values(uint32_t datatype, int rank, uint64_t count, uint64_
 bool can(uint32_t datatype, uint32_t reduction);
 
 struct Try {
-  uint32_t op = TOWLINE_OP_ALL_REDUCE;
+  uint32_t op = TOWLINE_COLLECTIVE_ALL_REDUCE;
   uint32_t datatype = TOWLINE_FLOAT32;
-  uint32_t reduction = TOWLINE_SUM;
+  uint32_t reduction = TOWLINE_REDUCE_SUM;
   uint64_t count = 1;
   int root = 0;
   bool in_place = false;
@@ -119,12 +119,13 @@ std::string name_of(const Try& what, const Rank& ranks);
 void try_one(Rank& ranks, const Try& what);
 
 inline constexpr uint32_t kOperations[] = {
-    TOWLINE_OP_ALL_REDUCE,   TOWLINE_OP_REDUCE,         TOWLINE_OP_BROADCAST,        TOWLINE_OP_ALL_GATHER,
-    TOWLINE_OP_ALL_GATHER_V, TOWLINE_OP_REDUCE_SCATTER, TOWLINE_OP_REDUCE_SCATTER_V, TOWLINE_OP_GATHER,
-    TOWLINE_OP_SCATTER,      TOWLINE_OP_ALL_TO_ALL,     TOWLINE_OP_ALL_TO_ALL_V,     TOWLINE_OP_BARRIER};
+    TOWLINE_COLLECTIVE_ALL_REDUCE,       TOWLINE_COLLECTIVE_REDUCE,       TOWLINE_COLLECTIVE_BROADCAST,
+    TOWLINE_COLLECTIVE_ALL_GATHER,       TOWLINE_COLLECTIVE_ALL_GATHER_V, TOWLINE_COLLECTIVE_REDUCE_SCATTER,
+    TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, TOWLINE_COLLECTIVE_GATHER,       TOWLINE_COLLECTIVE_SCATTER,
+    TOWLINE_COLLECTIVE_ALL_TO_ALL,       TOWLINE_COLLECTIVE_ALL_TO_ALL_V, TOWLINE_COLLECTIVE_BARRIER};
 inline bool reduces(uint32_t op) {
-  return op == TOWLINE_OP_ALL_REDUCE || op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_REDUCE_SCATTER ||
-         op == TOWLINE_OP_REDUCE_SCATTER_V;
+  return op == TOWLINE_COLLECTIVE_ALL_REDUCE || op == TOWLINE_COLLECTIVE_REDUCE ||
+         op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V;
 }
 
 }  // namespace towline::gpu_test

@@ -120,15 +120,15 @@ size_t bytes_of(int type) {
 uint32_t ours(int op) {
   switch (op) {
     case nccl::kProduct:
-      return TOWLINE_PRODUCT;
+      return TOWLINE_REDUCE_PRODUCT;
     case nccl::kMax:
-      return TOWLINE_MAX;
+      return TOWLINE_REDUCE_MAX;
     case nccl::kMin:
-      return TOWLINE_MIN;
+      return TOWLINE_REDUCE_MIN;
     case nccl::kAverage:
-      return TOWLINE_AVG;
+      return TOWLINE_REDUCE_AVG;
     default:
-      return TOWLINE_SUM;
+      return TOWLINE_REDUCE_SUM;
   }
 }
 

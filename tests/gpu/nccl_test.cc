@@ -37,8 +37,8 @@ Ranks of(int size, uint64_t timeout_ns = 60'000'000'000) { return {size, kLibrar
 // What NCCL has: no bitwise operations, no 16-bit integers.
 bool nccl_can(uint32_t datatype, uint32_t reduction) {
   if (!can(datatype, reduction) || datatype == TOWLINE_INT16 || datatype == TOWLINE_UINT16) return false;
-  if (reduction == TOWLINE_BXOR) return false;
-  return datatype == TOWLINE_BOOL || (reduction != TOWLINE_BAND && reduction != TOWLINE_BOR);
+  if (reduction == TOWLINE_REDUCE_BXOR) return false;
+  return datatype == TOWLINE_BOOL || (reduction != TOWLINE_REDUCE_BAND && reduction != TOWLINE_REDUCE_BOR);
 }
 
 towline_collective_t call_of(uint32_t op, uint64_t count, void* input, void* output) {
@@ -81,14 +81,14 @@ TEST_P(CollectivesOverNccl, EveryOperationGivesWhatTheCpuGives) {
 TEST_P(CollectivesOverNccl, EveryTypeAndReductionThatNcclHasGivesTheCpusBits) {
   run_on_gpus(of(GetParam()), true, [](Rank& rank) {
     for (uint32_t datatype = 0; datatype <= TOWLINE_BOOL; ++datatype) {
-      for (uint32_t reduction = 0; reduction <= TOWLINE_PREMUL_SUM; ++reduction) {
+      for (uint32_t reduction = 0; reduction <= TOWLINE_REDUCE_PREMUL_SUM; ++reduction) {
         if (!nccl_can(datatype, reduction) || testing::Test::HasFailure()) continue;
         Try what;
         what.datatype = datatype;
         what.reduction = reduction;
         what.count = 1000;
         try_one(rank, what);
-        what.op = TOWLINE_OP_REDUCE_SCATTER;
+        what.op = TOWLINE_COLLECTIVE_REDUCE_SCATTER;
         try_one(rank, what);
       }
     }
@@ -110,12 +110,12 @@ TEST_P(CollectivesOverNccl, PartsMayLieAnywhereOnOneRankAndSideBySideOnAnother) 
       inputs.push_back(parts.back()->at());
     }
     Buffer one(rank.gpu, kCount * 4);
-    towline_collective_t call = call_of(TOWLINE_OP_REDUCE_SCATTER, kCount, nullptr, one.at());
+    towline_collective_t call = call_of(TOWLINE_COLLECTIVE_REDUCE_SCATTER, kCount, nullptr, one.at());
     call.inputs = inputs.data();
     ASSERT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
     EXPECT_EQ(one.get(), floats(kCount, static_cast<float>(rank.size * (rank.rank + 1))));
     one.put(floats(kCount, static_cast<float>(10 + rank.rank)));
-    call = call_of(TOWLINE_OP_ALL_GATHER, kCount, one.at(), whole.at());
+    call = call_of(TOWLINE_COLLECTIVE_ALL_GATHER, kCount, one.at(), whole.at());
     if (rank.rank == 0) {
       call.output = nullptr;
       call.outputs = outputs.data();
@@ -134,7 +134,8 @@ TEST_P(CollectivesOverNccl, GraphsReplayOperations) {
     buffer.put(floats(kCount, 1));
     void* const stream = rank.gpu.make_stream();
     rank.gpu.record(stream);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, kCount, buffer.at(), buffer.at());
+    const towline_collective_t call =
+        call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, kCount, buffer.at(), buffer.at());
     ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK)
         << towline_last_error();
     void* const graph = rank.gpu.end_record(stream);
@@ -158,9 +159,9 @@ TEST_P(CollectivesOverNccl, ABatchGoesBothWaysAtOnce) {
     const int before = (rank.rank + rank.size - 1) % rank.size;
     towline_batch_t* batch = nullptr;
     ASSERT_EQ(towline_batch_create(rank.on_gpu, &batch), TOWLINE_OK);
-    towline_collective_t send = call_of(TOWLINE_OP_SEND, kCount, mine.at(), nullptr);
+    towline_collective_t send = call_of(TOWLINE_COLLECTIVE_SEND, kCount, mine.at(), nullptr);
     send.root = next;
-    towline_collective_t receive = call_of(TOWLINE_OP_RECV, kCount, nullptr, theirs.at());
+    towline_collective_t receive = call_of(TOWLINE_COLLECTIVE_RECV, kCount, nullptr, theirs.at());
     receive.root = before;
     ASSERT_EQ(towline_batch_add(batch, &send), TOWLINE_OK);
     ASSERT_EQ(towline_batch_add(batch, &receive), TOWLINE_OK);
@@ -175,7 +176,7 @@ TEST_P(CollectivesOverNccl, OperationsBesideAStreamKeepTheirOrder) {
     Buffer buffer(rank.gpu, 400);
     buffer.put(floats(100, 1));
     void* const stream = rank.gpu.make_stream();
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     towline_work_t* work = nullptr;
     ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
     ASSERT_EQ(towline_collective_issue_beside(rank.on_gpu, &call, nullptr, stream, &work), TOWLINE_OK);
@@ -195,9 +196,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CollectivesOverNccl, testing::Values(1, 2, 3));
 TEST(NcclCommunicators, AskForTheOtherBackendWhereNcclCannot) {
   run_on_gpus(of(2), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     call.datatype = TOWLINE_INT32;
-    call.reduction = TOWLINE_BXOR;
+    call.reduction = TOWLINE_REDUCE_BXOR;
     void* const stream = rank.gpu.make_stream();
     EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_UNSUPPORTED);
     EXPECT_NE(std::string(towline_last_error()).find("NCCL has no bxor of int32: the backend gpu has"),
@@ -325,7 +326,7 @@ TEST(NcclCommunicators, NameARankThatNeverComes) {
   std::atomic<int> failed{0};
   run_on_gpus(of(3, 1'500'000'000), false, [&](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     // Rank 2 is at no operation, and learns of the failure at its next.
     while (rank.rank == 2 && failed < 2) std::this_thread::yield();
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_TIMED_OUT);
@@ -339,7 +340,7 @@ TEST(NcclCommunicators, NameRanksThatDisagree) {
   run_on_gpus(of(2), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 800);
     const towline_collective_t call =
-        call_of(TOWLINE_OP_ALL_REDUCE, rank.rank == 0 ? 100 : 200, buffer.at(), buffer.at());
+        call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, rank.rank == 0 ? 100 : 200, buffer.at(), buffer.at());
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
     EXPECT_EQ(communicator_error(rank.on_gpu),
               "ranks disagree: rank 0 is at all_reduce #0 of 100 float32 (sum), rank 1 at all_reduce #0 of "
@@ -351,7 +352,7 @@ TEST(NcclCommunicators, NameRanksThatDisagree) {
 TEST(NcclCommunicators, AnAbortEndsWaitingRanks) {
   run_on_gpus(of(2), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     meet(rank);
     if (rank.rank == 0) {
       EXPECT_EQ(towline_communicator_abort(rank.on_gpu, "enough"), TOWLINE_OK);
@@ -364,7 +365,7 @@ TEST(NcclCommunicators, AnAbortEndsWaitingRanks) {
 TEST(NcclCommunicators, ARankThatLeftIsNamed) {
   run_on_gpus(of(2), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     meet(rank);
     if (rank.rank == 0) return;
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_PEER_LOST);
@@ -375,7 +376,7 @@ TEST(NcclCommunicators, ARankThatLeftIsNamed) {
 TEST(NcclCommunicators, AnErrorThatNcclNoticesEndsTheOperationOnEveryRank) {
   run_on_gpus(of(2), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     meet(rank);
     if (rank.rank == 1) of_fake<void (*)(int, int)>("towline_fake_nccl_set_error")(1, 6);
     const int32_t status = rank.rank == 0 ? towline_collective(rank.on_gpu, &call, nullptr, nullptr) : 0;
@@ -390,7 +391,7 @@ TEST(NcclCommunicators, AnErrorThatNcclNoticesEndsTheOperationOnEveryRank) {
 TEST(NcclCommunicators, AnOperationThatNcclRefusesBreaksTheCommunicator) {
   run_on_gpus(of(1), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
-    const towline_collective_t call = call_of(TOWLINE_OP_ALL_REDUCE, 100, buffer.at(), buffer.at());
+    const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     of_fake<void (*)(int)>("towline_fake_nccl_refuse")(2);
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_IO);
     EXPECT_EQ(communicator_error(rank.on_gpu), "rank 0: NCCL failed in all_reduce: unhandled system error");

@@ -103,7 +103,7 @@ class Simulation {
     blocks.count[0] = kBlocks;
     blocks.stride[0] = kBlock;
     towline_block_list_t* made = nullptr;
-    EXPECT_EQ(towline_block_list_create(&side.handle, peer, &blocks, 1, &made), TOWLINE_OK)
+    EXPECT_EQ(towline_block_list_create(&side.handle, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
     return made;
   }

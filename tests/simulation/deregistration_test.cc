@@ -65,7 +65,7 @@ class DeregistrationTest : public ::testing::Test {
     blocks.address = reinterpret_cast<uint64_t>(memory.data());
     blocks.length = kRegisteredBytes;
     towline_block_list_t* made = nullptr;
-    EXPECT_EQ(towline_block_list_create(&mine_.handle, peer, &blocks, 1, &made), TOWLINE_OK)
+    EXPECT_EQ(towline_block_list_create(&mine_.handle, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
     return made;
   }

@@ -114,7 +114,7 @@ class StalledPeers {
     blocks.count[0] = kMoves;
     blocks.stride[0] = kShare;
     towline_block_list_t* made = nullptr;
-    EXPECT_EQ(towline_block_list_create(&side.handle, peer, &blocks, 1, &made), TOWLINE_OK)
+    EXPECT_EQ(towline_block_list_create(&side.handle, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
     return made;
   }

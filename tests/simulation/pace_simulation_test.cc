@@ -75,7 +75,7 @@ class PaceSimulation : public ::testing::TestWithParam<bool> {
     blocks.count[0] = kMemoryBytes / 4096;
     blocks.stride[0] = 4096;
     towline_block_list_t* made = nullptr;
-    EXPECT_EQ(towline_block_list_create(&mine_.handle, peer, &blocks, 1, &made), TOWLINE_OK)
+    EXPECT_EQ(towline_block_list_create(&mine_.handle, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
     return made;
   }

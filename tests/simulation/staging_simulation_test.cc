@@ -56,8 +56,8 @@ class StagingRun {
     const std::vector<uint8_t> blob = owner_.agent->metadata(nullptr);
     EXPECT_EQ(towline_peer_add(&stager_, blob.data(), blob.size(), &peer_), TOWLINE_OK)
         << towline_last_error();
-    ours_ = list(nullptr, 0, TOWLINE_FILE, towline_region_device(file_));
-    theirs_ = list(peer_, reinterpret_cast<uint64_t>(memory_.data()), TOWLINE_DRAM, 0);
+    ours_ = list(nullptr, 0, TOWLINE_MEMORY_FILE, towline_region_device(file_));
+    theirs_ = list(peer_, reinterpret_cast<uint64_t>(memory_.data()), TOWLINE_MEMORY_DRAM, 0);
   }
   ~StagingRun() {
     for (StagedMove& move : moves_)
@@ -109,7 +109,7 @@ class StagingRun {
     blocks.count[0] = kBytes / kFileBlock;
     blocks.stride[0] = kFileBlock;
     towline_block_list_t* made = nullptr;
-    EXPECT_EQ(towline_block_list_create(&stager_, peer, &blocks, 1, &made), TOWLINE_OK)
+    EXPECT_EQ(towline_block_list_create(&stager_, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
     return made;
   }

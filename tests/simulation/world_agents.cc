@@ -109,12 +109,12 @@ void World::start(uint32_t index) {
     storage.fd = agent.file;
     ASSERT_EQ(towline_storage_register(&agent.handle, nullptr, &storage, &agent.own_region), TOWLINE_OK)
         << towline_last_error();
-    agent.mine = list(index, nullptr, 0, TOWLINE_FILE, towline_region_device(agent.own_region));
+    agent.mine = list(index, nullptr, 0, TOWLINE_MEMORY_FILE, towline_region_device(agent.own_region));
   } else {
     towline_region_options_t region{};
     region.struct_size = sizeof region;
     region.access = TOWLINE_ACCESS_ALL;
-    region.kind = agent.own_kind == Own::kVram ? TOWLINE_VRAM : TOWLINE_DRAM;
+    region.kind = agent.own_kind == Own::kVram ? TOWLINE_MEMORY_VRAM : TOWLINE_MEMORY_DRAM;
     ASSERT_EQ(towline_region_register(&agent.handle, agent.own.data(), kBytes, &region, &agent.own_region),
               TOWLINE_OK)
         << towline_last_error();
@@ -143,7 +143,8 @@ towline_block_list_t* World::list(uint32_t index, towline_peer_t* peer, uint64_t
   blocks.count[0] = kBytes / kBlock;
   blocks.stride[0] = kBlock;
   towline_block_list_t* made = nullptr;
-  EXPECT_EQ(towline_block_list_create(&agents_[index].handle, peer, &blocks, 1, &made), TOWLINE_OK)
+  EXPECT_EQ(towline_block_list_create(&agents_[index].handle, peer, &blocks, sizeof blocks, 1, &made),
+            TOWLINE_OK)
       << towline_last_error();
   return made;
 }
@@ -159,7 +160,8 @@ void World::introduce(uint32_t who, uint32_t to) {
   ASSERT_EQ(towline_peer_add(&agents_[who].handle, blob.data(), blob.size(), &known.peer), TOWLINE_OK)
       << towline_last_error();
   if (other.registration == 0) return;  // it shares nothing now
-  known.theirs = list(who, known.peer, reinterpret_cast<uint64_t>(other.shared.data()), TOWLINE_DRAM, 0);
+  known.theirs =
+      list(who, known.peer, reinterpret_cast<uint64_t>(other.shared.data()), TOWLINE_MEMORY_DRAM, 0);
   known.registration = other.registration;
 }
 

@@ -68,7 +68,7 @@ void Spinner::agent_call() {
       call(towline_agent_info(place.agent, text.data(), text.size(), &needed));
       break;
     case 1:
-      call(towline_agent_counters(place.agent, text.data(), text.size(), &needed));
+      call(towline_agent_metrics(place.agent, text.data(), text.size(), &needed));
       break;
     case 2:
       call(towline_agent_event_fd(place.agent, &fd));
@@ -158,7 +158,7 @@ void Spinner::peer_call() {
       if (below(0.3)) call(towline_peer_refresh(peer, random_.below(100'000'000)));
       break;
     case 2:
-      call(towline_peer_regions(peer, regions.data(), &count));
+      call(towline_peer_regions(peer, regions.data(), sizeof regions.front(), &count));
       (void)towline_peer_health(peer);
       (void)std::strlen(towline_peer_name(peer));
       (void)std::strlen(towline_peer_incarnation(peer));
@@ -246,7 +246,7 @@ void Spinner::bad_call() {
     blocks.stride[i] = odd();
   }
   towline_block_list_t* list = nullptr;
-  if (call(towline_block_list_create(place.agent, nullptr, &blocks, 1, &list)) == TOWLINE_OK)
+  if (call(towline_block_list_create(place.agent, nullptr, &blocks, sizeof blocks, 1, &list)) == TOWLINE_OK)
     towline_block_list_destroy(list);
   std::array<uint8_t, 64> noise;
   for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random_());
@@ -338,9 +338,9 @@ bool Spinner::make(Move& move, Place& from, Place& to, towline_peer_t* peer) {
   towline_block_list_t* mine = nullptr;
   towline_block_list_t* theirs = nullptr;
   blocks.address = reinterpret_cast<uint64_t>(from.memory->area(move.area));
-  call(towline_block_list_create(from.agent, nullptr, &blocks, 1, &mine));
+  call(towline_block_list_create(from.agent, nullptr, &blocks, sizeof blocks, 1, &mine));
   blocks.address = reinterpret_cast<uint64_t>(to.memory->area(move.area));
-  call(towline_block_list_create(from.agent, peer, &blocks, 1, &theirs));
+  call(towline_block_list_create(from.agent, peer, &blocks, sizeof blocks, 1, &theirs));
   bool made = mine != nullptr && theirs != nullptr;
   if (made) {
     const towline_picks_t local = {move.local_picks.data(), 4, 0, 0, 0, move.local_picks.size()};
@@ -352,7 +352,7 @@ bool Spinner::make(Move& move, Place& from, Place& to, towline_peer_t* peer) {
     const uint64_t number = 0;
     options.notice = move.has_notice ? &number : nullptr;
     options.notice_bytes = move.has_notice ? sizeof number : 0;
-    options.threads = static_cast<uint32_t>(random_.below(4));
+    options.workers = static_cast<uint32_t>(random_.below(4));
     options.queue_completion = below(0.3) ? 1 : 0;
     options.callback = called_back ? count_end : nullptr;
     options.timeout_ns = below(0.2) ? 1 + random_.below(2'000'000) : 0;

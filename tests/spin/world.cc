@@ -143,7 +143,7 @@ void World::open(Place& place, Random& random) {
   const std::string name = "agent-" + std::to_string(random.below(options_.agents + 1));
   if (towline_agent_create(name.c_str(), &options, &place.agent) != TOWLINE_OK) give_up(towline_last_error());
   char address[256] = {};
-  if (towline_agent_address(place.agent, address, sizeof address) != TOWLINE_OK)
+  if (towline_agent_address(place.agent, address, sizeof address, nullptr) != TOWLINE_OK)
     give_up(towline_last_error());
   place.address = address;
   ++place.generation;

@@ -1,4 +1,4 @@
-// The towline command: info, counters, bench, replay, cp, ls, serve, completions.
+// The towline command: info, metrics, bench, replay, cp, ls, serve, completions.
 
 #include <fmt/format.h>
 
@@ -12,11 +12,11 @@
 #include "bench/initiator.h"
 #include "bench/target.h"
 #include "completions.h"
-#include "counters.h"
 #include "cp/command.h"
 #include "failure.h"
 #include "info.h"
 #include "ls.h"
+#include "metrics.h"
 #include "options.h"
 #include "process.h"
 #include "replay/command.h"
@@ -53,7 +53,7 @@ int run(int argc, char** argv) {
   app.footer(
       "Examples:\n"
       "  towline info\n"
-      "  towline counters --watch\n"
+      "  towline metrics --watch\n"
       "  towline bench --sizes 64KiB,1MiB\n"
       "  towline replay --requests 24\n"
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify\n"
@@ -68,7 +68,7 @@ int run(int argc, char** argv) {
     common.errors = tool::Terminal{stderr, colour};
   });
   tool::add_info_command(app, common);
-  tool::add_counters_command(app, common);
+  tool::add_metrics_command(app, common);
   tool::bench::add_bench_command(app, common);
   tool::replay::add_replay_command(app, common);
   tool::cp::add_cp_command(app, common);

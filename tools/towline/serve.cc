@@ -50,7 +50,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
     wanted += sizes.back();
   }
   if (const uint64_t free = towline_memory_available(); wanted > free)
-    throw Failure{fmt::format("--memory: {} in all, but this host or the cgroup has only {} free",
+    throw Failure{fmt::format("--region: {} in all, but this host or the cgroup has only {} free",
                               format_size(static_cast<double>(wanted)),
                               format_size(static_cast<double>(free)))};
   std::deque<Buffer> buffers;
@@ -85,7 +85,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
 void add_serve_command(CLI::App& app, CommonOptions& common) {
   auto* command = app.add_subcommand("serve", "Hold memory that peers read and write, for `towline cp`");
   auto options = std::make_shared<ServeOptions>();
-  command->add_option("--memory", options->memory, "A region of memory; may be given several times")
+  command->add_option("--region", options->memory, "A region of memory; may be given several times")
       ->type_name("[NAME=]SIZE")
       ->required();
   command->add_option("--name", options->name, "Of the agent")->capture_default_str();
@@ -94,7 +94,7 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--advertise", options->advertise, "The address that peers are told instead")
       ->type_name("HOST[:PORT]");
-  command->add_option("--memory-kind", options->kind, "shared (peers map it) or private (as malloc gives it)")
+  command->add_option("--memory", options->kind, "shared (peers map it) or private (as malloc gives it)")
       ->capture_default_str();
   command->add_option("--access", options->access, "What peers may do: read, write or all")
       ->check(CLI::IsMember({"read", "write", "all"}))
@@ -109,8 +109,8 @@ void add_serve_command(CLI::App& app, CommonOptions& common) {
       "port\n"
       "can use the memory.\n\n"
       "Examples:\n"
-      "  towline serve --memory kv=4GiB --listen 10.0.0.7:7700\n"
-      "  towline serve --memory 1GiB --memory 1GiB --access read");
+      "  towline serve --region kv=4GiB --listen 10.0.0.7:7700\n"
+      "  towline serve --region 1GiB --region 1GiB --access read");
   command->callback([options, &common] { serve(*options, common); });
 }
 

@@ -67,7 +67,7 @@ class Serving {
 };
 
 TEST(Serve, holds_regions_that_peers_use_and_ends_when_told_to) {
-  Serving serving("--memory 1MiB --memory 64KiB --access read");
+  Serving serving("--region 1MiB --region 64KiB --access read");
   ASSERT_TRUE(serving.said().is_object()) << serving.said();
   ASSERT_EQ(serving.said().at("memory").size(), 2u);
   const std::string address = serving.said().at("address");
@@ -85,7 +85,7 @@ TEST(Serve, holds_regions_that_peers_use_and_ends_when_told_to) {
 }
 
 TEST(Serve, regions_have_names_that_ls_shows) {
-  Serving serving("--memory kv=1MiB --memory 64KiB");
+  Serving serving("--region kv=1MiB --region 64KiB");
   ASSERT_TRUE(serving.said().is_object()) << serving.said();
   const std::string address = serving.said().at("address");
   EXPECT_EQ(serving.said().at("memory")[0].at("place"), "peer:" + address + "/kv");
@@ -99,7 +99,7 @@ TEST(Serve, regions_have_names_that_ls_shows) {
 
 TEST(Serve, refuses_what_it_can_not_hold) {
   for (const char* kind : {"shared", "private"}) {
-    Serving serving(std::string{"--memory 1000TiB --memory-kind "} + kind);
+    Serving serving(std::string{"--region 1000TiB --memory "} + kind);
     const int status = serving.end(0);
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 1);

@@ -358,8 +358,8 @@ void bind_agent(nb::module_& module) {
                    [](const Agent& agent) { return text(towline_agent_incarnation(agent.use())); })
       .def_prop_ro("address",
                    [](const Agent& agent) {
-                     std::array<char, 512> address{};
-                     check(towline_agent_address(agent.use(), address.data(), address.size()),
+                     std::array<char, 1024> address{};
+                     check(towline_agent_address(agent.use(), address.data(), address.size(), nullptr),
                            "towline_agent_address");
                      return text(address.data());
                    })
@@ -372,8 +372,8 @@ void bind_agent(nb::module_& module) {
       // The handle of the C API, for Towline's other extension modules.
       .def_prop_ro("_native", [](const Agent& agent) { return reinterpret_cast<uintptr_t>(agent.use()); })
       .def("_info", [](Agent& agent) { return read_json(agent, "towline_agent_info", towline_agent_info); })
-      .def("_counters",
-           [](Agent& agent) { return read_json(agent, "towline_agent_counters", towline_agent_counters); })
+      .def("_metrics",
+           [](Agent& agent) { return read_json(agent, "towline_agent_metrics", towline_agent_metrics); })
       .def("progress", &progress)
       .def("receive", &receive, nb::arg("timeout") = nb::none())
       .def("_put_aside", &put_aside)

@@ -104,7 +104,7 @@ bool Array::take_torch(nb::handle object) {
   const nb::object where = object.attr("device");
   const std::string device_type = as_string(where.attr("type"));
   if (device_type == "cuda") {
-    kind = TOWLINE_VRAM;
+    kind = TOWLINE_MEMORY_VRAM;
     device = where.attr("index").is_none() ? 0 : static_cast<uint64_t>(integer(where.attr("index")));
   } else if (device_type != "cpu") {
     raise(TOWLINE_UNSUPPORTED, "memory of torch device '" + device_type + "' is not supported");
@@ -121,7 +121,7 @@ bool Array::take_cuda_interface(nb::handle object) {
   if (!nb::hasattr(object, "__cuda_array_interface__") ||
       !read_interface(nb::cast<nb::dict>(object.attr("__cuda_array_interface__"))))
     return false;
-  kind = TOWLINE_VRAM;
+  kind = TOWLINE_MEMORY_VRAM;
   device = gpu_of(address);
   return true;
 }
@@ -163,7 +163,7 @@ bool Array::take_dlpack(nb::handle object) {
   if (type == nb::dlpack::dtype_code::Bool) code = 'b';
   const int32_t where = tensor.device_type();
   if (where == kDlpackCuda || where == kDlpackCudaManaged) {
-    kind = TOWLINE_VRAM;
+    kind = TOWLINE_MEMORY_VRAM;
     device = static_cast<uint64_t>(tensor.device_id());
   } else if (where != kDlpackCpu && where != kDlpackCudaHost) {
     raise(TOWLINE_UNSUPPORTED, "memory of DLPack device type " + std::to_string(where) + " is not supported");
@@ -276,7 +276,7 @@ void Picks::take_sequence(nb::handle sequence) {
 
 void Picks::take_array() {
   const std::string name = std::string(side_) + " picks: ";
-  if (array_.kind != TOWLINE_DRAM)
+  if (array_.kind != TOWLINE_MEMORY_DRAM)
     raise(TOWLINE_INVALID_ARGUMENT, name + "the array of indices must be in host memory");
   if (array_.code == 'b')
     raise(TOWLINE_INVALID_ARGUMENT, name + "a mask is no array of indices: take its flatnonzero()");

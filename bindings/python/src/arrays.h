@@ -20,7 +20,7 @@ struct Array {
   std::vector<int64_t> strides;  // in bytes
   char code = 0;                 // 'i' and 'u' integers, 'b' booleans, 0 anything else
   bool read_only = false;
-  uint32_t kind = TOWLINE_DRAM;
+  uint32_t kind = TOWLINE_MEMORY_DRAM;
   uint64_t device = 0;
 
   Array() = default;

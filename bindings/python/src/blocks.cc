@@ -121,14 +121,15 @@ class Maker {
     uint64_t count = 0;
     for (const Blocks& entry : blocks) count += entry.dimensions == 0 ? 1 : 0;
     return make(count, "towline_block_list_create", [&](towline_agent_t* agent, towline_block_list_t** list) {
-      return towline_block_list_create(agent, native_peer_, blocks.data(), blocks.size(), list);
+      return towline_block_list_create(agent, native_peer_, blocks.data(), sizeof(towline_blocks_t),
+                                       blocks.size(), list);
     });
   }
 
   // Rows of (address, length[, device]), read where they are.
   nb::object from_rows(const Array& rows, uint32_t kind) {
     const auto count = static_cast<uint64_t>(rows.shape[0]);
-    if (rows.kind != TOWLINE_DRAM)
+    if (rows.kind != TOWLINE_MEMORY_DRAM)
       raise(TOWLINE_INVALID_ARGUMENT, "the array of addresses must be in host memory");
     if (rows.strides[0] < 0 || rows.strides[1] < 0 || rows.address % 8 != 0 || rows.strides[0] % 8 != 0 ||
         rows.strides[1] % 8 != 0) {
@@ -265,7 +266,8 @@ void bind_blocks(nb::module_& module) {
         for (uint32_t i = 0; i < blocks.dimensions; ++i) {
           result += ", (" + std::to_string(blocks.count[i]) + ", " + std::to_string(blocks.stride[i]) + ")";
         }
-        if (blocks.kind != TOWLINE_DRAM) result += std::string(", kind='") + kind_name(blocks.kind) + "'";
+        if (blocks.kind != TOWLINE_MEMORY_DRAM)
+          result += std::string(", kind='") + kind_name(blocks.kind) + "'";
         if (blocks.device != 0) result += ", device=" + std::to_string(blocks.device);
         return nb::str((result + ")").c_str());
       });

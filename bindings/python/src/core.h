@@ -208,7 +208,7 @@ struct Region {
   towline_region_t* native = nullptr;
   uint64_t address = 0;
   uint64_t bytes = 0;
-  uint32_t kind = TOWLINE_DRAM;
+  uint32_t kind = TOWLINE_MEMORY_DRAM;
   uint64_t device = 0;
   uint32_t calls = 0;  // under way without the GIL; deregister() refuses meanwhile
   nb::object view;     // its elements, once somebody asked

@@ -198,9 +198,10 @@ nb::str info(Directory& directory) {
 
 nb::object result(DirectoryCall& call) {
   size_t count = 0;
-  check(towline_directory_call_entries(call.native, nullptr, &count), "towline_directory_call_entries");
+  check(towline_directory_call_entries(call.native, nullptr, sizeof(towline_directory_entry_t), &count),
+        "towline_directory_call_entries");
   std::vector<towline_directory_entry_t> entries(count);
-  check(towline_directory_call_entries(call.native, entries.data(), &count),
+  check(towline_directory_call_entries(call.native, entries.data(), sizeof entries.front(), &count),
         "towline_directory_call_entries");
   switch (call.gives) {
     case Gives::kValue:

@@ -53,12 +53,14 @@ nb::object select(const BlockList& list, nb::tuple choices) {
     if (picks.back()->native() != nullptr) native[i] = *picks.back()->native();
   }
   size_t needed = 0;
-  check(towline_block_list_select(list.native, native.data(), native.size(), nullptr, 0, &needed),
+  check(towline_block_list_select(list.native, native.data(), sizeof(towline_picks_t), native.size(), nullptr,
+                                  0, &needed),
         "towline_block_list_select");
   nb::object room = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(needed * 4)));
   if (!room.is_valid()) throw nb::python_error();
   auto* const indices = reinterpret_cast<uint32_t*>(PyBytes_AS_STRING(room.ptr()));
-  check(towline_block_list_select(list.native, native.data(), native.size(), indices, needed, &needed),
+  check(towline_block_list_select(list.native, native.data(), sizeof(towline_picks_t), native.size(), indices,
+                                  needed, &needed),
         "towline_block_list_select");
   return nb::steal(PyMemoryView_FromObject(room.ptr())).attr("cast")("I");
 }
@@ -83,7 +85,8 @@ nb::object peer_region_list(nb::handle peer, nb::handle name) {
   const Peer& its_peer = nb::cast<Peer&>(peer);
   const std::string its_name = bytes_of_text(name, "name");
   towline_region_info_t info = {};
-  check(towline_peer_region_find(its_peer.use(), its_name.c_str(), &info), "towline_peer_region_find");
+  check(towline_peer_region_find(its_peer.use(), its_name.c_str(), &info, sizeof info),
+        "towline_peer_region_find");
   towline_block_list_t* list = nullptr;
   check(towline_peer_region_list(its_peer.use(), its_name.c_str(), &list), "towline_peer_region_list");
   return own(its_peer.agent, nb::borrow(peer), list, info.key);

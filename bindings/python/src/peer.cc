@@ -19,10 +19,12 @@ struct RegionInfo : towline_region_info_t {
 nb::list regions(const Peer& peer) {
   std::vector<towline_region_info_t> known(64);
   size_t count = known.size();
-  check(towline_peer_regions(peer.use(), known.data(), &count), "towline_peer_regions");
+  check(towline_peer_regions(peer.use(), known.data(), sizeof(towline_region_info_t), &count),
+        "towline_peer_regions");
   while (count > known.size()) {
     known.resize(count);
-    check(towline_peer_regions(peer.use(), known.data(), &count), "towline_peer_regions");
+    check(towline_peer_regions(peer.use(), known.data(), sizeof(towline_region_info_t), &count),
+          "towline_peer_regions");
   }
   nb::list list;
   for (size_t i = 0; i < count; ++i) {

@@ -48,7 +48,7 @@ nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb
   check(status, "towline_storage_register");
   region->native = native;
   towline_region_info_t info{};
-  check(towline_region_info(native, &info), "towline_region_info");
+  check(towline_region_info(native, &info, sizeof info), "towline_region_info");
   region->address = info.address;
   region->bytes = info.bytes;
   region->kind = info.kind;

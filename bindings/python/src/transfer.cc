@@ -294,7 +294,7 @@ void set_counter(towline_transfer_options_t& options, nb::handle counter) {
 
 nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::handle my_picks,
                   const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                  nb::handle timeout, nb::handle backend, nb::handle threads, nb::handle awaitable) {
+                  nb::handle timeout, nb::handle backend, nb::handle workers, nb::handle awaitable) {
   auto* transfer = new Transfer;
   nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
   transfer->agent = nb::borrow(agent);
@@ -305,8 +305,8 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
   TOWLINE_INIT(towline_transfer_options_t, options);
   set_counter(options, counter);
   options.timeout_ns = transfer->timeout;
-  options.threads =
-      static_cast<uint32_t>(std::min<uint64_t>(unsigned_integer(threads, "threads"), UINT32_MAX));
+  options.workers =
+      static_cast<uint32_t>(std::min<uint64_t>(unsigned_integer(workers, "workers"), UINT32_MAX));
   options.queue_completion = transfer->awaitable ? 1 : 0;
   options.user_data = reinterpret_cast<void*>(transfer->id);
   std::string its_backend;
@@ -342,8 +342,8 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
 template <uint32_t op>
 nb::object make(nb::handle_t<Agent> agent, const BlockList& mine, nb::handle my_picks,
                 const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                nb::handle timeout, nb::handle backend, nb::handle threads, nb::handle awaitable) {
-  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads,
+                nb::handle timeout, nb::handle backend, nb::handle workers, nb::handle awaitable) {
+  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers,
                 awaitable);
 }
 
@@ -351,7 +351,7 @@ template <class Function>
 void bind_make(nb::module_& module, const char* name, Function function) {
   module.def(name, function, nb::arg("agent"), nb::arg("mine"), nb::arg("my_picks").none(), nb::arg("theirs"),
              nb::arg("their_picks").none(), nb::arg("notice").none(), nb::arg("counter").none(),
-             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("threads"),
+             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("workers"),
              nb::arg("awaitable").none());
 }
 

@@ -227,7 +227,7 @@ def test_transfers_that_do_not_fit(make_agent, pair):
 
 @pytest.mark.parametrize(
     "options",
-    [{"counter": "x"}, {"counter": -1}, {"counter": 1.5}, {"counter": (1,)}, {"counter": (1, "x")}, {"threads": -1}],
+    [{"counter": "x"}, {"counter": -1}, {"counter": 1.5}, {"counter": (1,)}, {"counter": (1, "x")}, {"workers": -1}],
     ids=repr,
 )
 def test_bad_options_of_transfers(pair, options):
@@ -298,6 +298,6 @@ def test_removed_peer_is_stale(pair):
 def test_what_is_can_be_asked(pair):
     pair.write(backend="tcp").wait(TIMEOUT)
     assert {"shm", "tcp"} <= {backend["name"] for backend in pair.near.info()["backends"]}
-    assert pair.near.counters()
+    assert pair.near.metrics()
     assert pair.peer.health == "alive" and pair.peer.incarnation == pair.far.incarnation
     assert "near" in repr(pair.near) and "far" in repr(pair.peer)

@@ -243,18 +243,18 @@ class Agent(_core.Agent):
         counter: int | tuple[int, int] | None = None,
         timeout: float | None = None,
         backend: str | None = None,
-        threads: int = 1,
+        workers: int = 1,
         awaitable: bool | None = None,
     ) -> _core.Transfer:
         """Prepares moving picked blocks of theirs into picked blocks of mine, pairwise in order.
 
         picks: None (all), a slice or range, integers, or an array of 4- or 8-byte integers, which is not copied.
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to
-        add to then. timeout: seconds from each post. backend: forces one. threads: workers to split the work over.
+        add to then. timeout: seconds from each post. backend: forces one. workers: how many to split the work over.
         awaitable: whether its end wakes an event loop; by default when it is made inside of one.
         """
         return _core._read(
-            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
+            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers, awaitable
         )
 
     def write(
@@ -268,12 +268,12 @@ class Agent(_core.Agent):
         counter: int | tuple[int, int] | None = None,
         timeout: float | None = None,
         backend: str | None = None,
-        threads: int = 1,
+        workers: int = 1,
         awaitable: bool | None = None,
     ) -> _core.Transfer:
         """Prepares moving picked blocks of mine into picked blocks of theirs; for the rest, see read()."""
         return _core._write(
-            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, threads, awaitable
+            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers, awaitable
         )
 
     # ---- plans, posts and groups
@@ -373,11 +373,11 @@ class Agent(_core.Agent):
 
         return json.loads(self._info())
 
-    def counters(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Bytes, transfers, errors and latencies by peer, backend and direction."""
         import json
 
-        return json.loads(self._counters())
+        return json.loads(self._metrics())
 
     def _hub(self) -> Hub:
         """The way from this agent's events to event loops."""

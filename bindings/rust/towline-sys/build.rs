@@ -74,7 +74,7 @@ struct Names;
 
 const PREFIXES: [(&str, &str); 7] = [
     ("towline_status_t", "TOWLINE_"),
-    ("towline_kind_t", "TOWLINE_"),
+    ("towline_kind_t", "TOWLINE_MEMORY_"),
     ("towline_op_t", "TOWLINE_"),
     ("towline_health_t", "TOWLINE_HEALTH_"),
     ("towline_progress_t", "TOWLINE_PROGRESS_"),

@@ -46,7 +46,9 @@ uint64_t now_ns() noexcept {
       std::chrono::nanoseconds{std::chrono::steady_clock::now().time_since_epoch()}.count());
 }
 
-uint32_t kind_of(nixl_mem_t kind) noexcept { return kind == VRAM_SEG ? TOWLINE_VRAM : TOWLINE_DRAM; }
+uint32_t kind_of(nixl_mem_t kind) noexcept {
+  return kind == VRAM_SEG ? TOWLINE_MEMORY_VRAM : TOWLINE_MEMORY_DRAM;
+}
 
 nixl_status_t to_nixl(int32_t status) noexcept {
   switch (Status{status}) {
@@ -109,9 +111,9 @@ towline_block_list_t* make_list(towline_agent_t* agent, towline_peer_t* peer,
   const auto count = static_cast<size_t>(metas.descCount());
   if (count == 0) throw towline::Error{Status::kInvalidArgument, "the list is empty"};
   const uint32_t kind = kind_of(metas.getType());
-  const uint64_t device = kind == TOWLINE_DRAM ? 0 : metas[0].devId;
+  const uint64_t device = kind == TOWLINE_MEMORY_DRAM ? 0 : metas[0].devId;
   const bool one_device =
-      kind == TOWLINE_DRAM ||
+      kind == TOWLINE_MEMORY_DRAM ||
       std::all_of(metas.begin(), metas.end(), [&](const auto& desc) { return desc.devId == device; });
   towline_block_list_t* list = nullptr;
   if (one_device) {
@@ -127,7 +129,8 @@ towline_block_list_t* make_list(towline_agent_t* agent, towline_peer_t* peer,
     blocks[i].device = metas[i].devId;
     blocks[i].kind = kind;
   }
-  towline::detail::check(towline_block_list_create(agent, peer, blocks.data(), count, &list));
+  towline::detail::check(
+      towline_block_list_create(agent, peer, blocks.data(), sizeof blocks[0], count, &list));
   return list;
 }
 

@@ -39,7 +39,7 @@ int32_t create_list(towline_agent_t* agent, towline_peer_t* peer, nixl_mem_t typ
     blocks[i].device = rows.device(i);
     blocks[i].kind = kind;
   }
-  return towline_block_list_create(agent, peer, blocks.data(), blocks.size(), list);
+  return towline_block_list_create(agent, peer, blocks.data(), sizeof(towline_blocks_t), blocks.size(), list);
 }
 
 constexpr size_t kStridedColumns = 5;
@@ -136,8 +136,8 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
     if (!memory.storage_blocks(type, rows, blocks, missing)) {
       return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered file", call, missing);
     }
-    towline::detail::check(
-        towline_block_list_create(agent->native(), nullptr, blocks.data(), blocks.size(), &made));
+    towline::detail::check(towline_block_list_create(agent->native(), nullptr, blocks.data(),
+                                                     sizeof(towline_blocks_t), blocks.size(), &made));
     list.reset(made);
     return NIXL_SUCCESS;
   }
@@ -183,7 +183,7 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   towline_block_list_t* made = nullptr;
   const int32_t status =
       towline_block_list_create(agent->native(), remote == nullptr ? nullptr : remote->peer().native(),
-                                blocks.data(), blocks.size(), &made);
+                                blocks.data(), sizeof(towline_blocks_t), blocks.size(), &made);
   if (status < 0) return fail_list(remote.get(), status, call);
   list.reset(made);
   of = std::move(remote);
@@ -396,7 +396,7 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   made->timeout_ns = backend->timeout_ns != 0 ? backend->timeout_ns : timeout_ns;
   auto options = towline::detail::defaults<towline_transfer_options_t>();
   options.timeout_ns = made->timeout_ns;
-  options.threads = backend->threads;
+  options.workers = backend->threads;
   options.backend = towline::detail::or_null(backend->forced);
   std::string notice;
   if (const nixl_blob_t* notif = notif_of(extra_params)) {
@@ -411,13 +411,13 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   };
   const bool may_split = backend->threads == 0 && made->with != nullptr && is_large(sides);
   if (may_split && sides.host_memory && made->with->host_copy() == Remote::HostCopy::kYes)
-    options.threads = kSplitEngines;
+    options.workers = kSplitEngines;
   const int32_t status = create(&made->transfer);
   if (status == TOWLINE_STALE && made->with != nullptr && made->with->leaves())
     return fail(NIXL_ERR_REMOTE_DISCONNECT, "{}: agent '{}' has left", call, made->with->peer().name());
   if (status < 0) return fail(to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
-  if (may_split && options.threads == 0 && copied_in_host(*made, sides.host_memory)) {
-    options.threads = kSplitEngines;
+  if (may_split && options.workers == 0 && copied_in_host(*made, sides.host_memory)) {
+    options.workers = kSplitEngines;
     towline_transfer_t* split = nullptr;
     if (create(&split) >= 0) {
       (void)towline_transfer_destroy(made->transfer, 0);  // never posted: ends at once

@@ -439,7 +439,7 @@ nixl_status_t agent_info(const nixlAgent& agent, std::string& json) {
 
 nixl_status_t agent_counters(const nixlAgent& agent, std::string& json) {
   return guard("agent_counters", [&] {
-    json = AgentAccess::data(agent).agent->counters();
+    json = AgentAccess::data(agent).agent->metrics();
     return NIXL_SUCCESS;
   });
 }

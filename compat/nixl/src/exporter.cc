@@ -8,7 +8,7 @@
 
 namespace towline::nixl {
 
-SharedExporter start_exporter(const std::string& address, towline_counter_source_t source, void* context) {
+SharedExporter start_exporter(const std::string& address, towline_metric_source_t source, void* context) {
   towline_exporter_t* started = nullptr;
   if (towline_exporter_start(nullptr, address.c_str(), &started) < 0) {
     log(LogLevel::kWarning,

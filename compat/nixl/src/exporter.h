@@ -15,7 +15,7 @@ using SharedExporter = std::shared_ptr<towline_exporter_t>;
 
 // Serves every agent's counters on this host under Towline's names, and `source` if it is not null. Null, with a line in
 // the log, if the address can't be used.
-[[nodiscard]] SharedExporter start_exporter(const std::string& address, towline_counter_source_t source,
+[[nodiscard]] SharedExporter start_exporter(const std::string& address, towline_metric_source_t source,
                                             void* context);
 
 // What one process serves at one address: its agents' counts under NIXL's names, and Towline's of the whole host.

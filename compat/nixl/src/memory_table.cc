@@ -100,7 +100,8 @@ std::string uri_of_object(const MemoryOptions& options, const nixlBlobDesc& desc
 }
 
 uint32_t kind_of(nixl_mem_t type) noexcept {
-  constexpr uint32_t kKinds[] = {TOWLINE_DRAM, TOWLINE_VRAM, TOWLINE_BLOCK, TOWLINE_OBJECT, TOWLINE_FILE};
+  constexpr uint32_t kKinds[] = {TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_BLOCK,
+                                 TOWLINE_MEMORY_OBJECT, TOWLINE_MEMORY_FILE};
   return type >= DRAM_SEG && type <= FILE_SEG ? kKinds[type] : UINT32_MAX;
 }
 

@@ -229,7 +229,8 @@ int32_t ObjectStore::make_list(nixl_mem_t type, const Rows& rows, towline_block_
     missing = first;
     return TOWLINE_NOT_FOUND;
   }
-  return towline_block_list_create(agent_.native(), nullptr, blocks.data(), blocks.size(), list);
+  return towline_block_list_create(agent_.native(), nullptr, blocks.data(), sizeof(towline_blocks_t),
+                                   blocks.size(), list);
 }
 
 nixl_query_resp_t ObjectStore::query(const nixlBlobDesc& desc) const {

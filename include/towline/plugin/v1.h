@@ -549,7 +549,7 @@ typedef struct towline_exporter_host_v1 {
   void* context;
   void (*log)(void* context, int32_t level, const char* text);
   void (*fail)(void* context, const char* text);  // sets the reason why open fails; the text is copied
-  // Passes the current counters, in the form of towline_host_counters, to `take` before it returns. Any
+  // Passes the current counters, in the form of towline_host_metrics, to `take` before it returns. Any
   // thread.
   void (*collect)(void* context, void (*take)(void* argument, const char* json, size_t bytes),
                   void* argument);

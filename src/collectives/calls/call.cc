@@ -44,10 +44,10 @@ std::string describe(const Header& header) {
   if (header.op == kSignalOp) return fmt::format("signalling rank {}", header.root);
   if (header.op == kWaitSignalOp) return fmt::format("waiting for a signal of rank {}", header.root);
   std::string text = fmt::format("{} #{}", op_name(header.op), header.number);
-  if (header.op == TOWLINE_OP_BARRIER) return text;
+  if (header.op == TOWLINE_COLLECTIVE_BARRIER) return text;
   if (header.digest != 0) {
     text += fmt::format(" of {} with counts {:016x}", datatype_name(header.datatype), header.digest);
-  } else if (header.op == TOWLINE_OP_ALL_TO_ALL_V) {
+  } else if (header.op == TOWLINE_COLLECTIVE_ALL_TO_ALL_V) {
     text += fmt::format(" of {}", datatype_name(header.datatype));
   } else {
     text += fmt::format(" of {} {}", header.count, datatype_name(header.datatype));
@@ -92,44 +92,44 @@ void take_apart(const towline_collective_t& call, int rank, int size, uint64_t n
             call.count, call.output_offsets);
   };
   switch (call.op) {
-    case TOWLINE_OP_BARRIER:
+    case TOWLINE_COLLECTIVE_BARRIER:
       result.header = {};
       result.header.number = number;
       result.bytes = 0;
       break;
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       if (call.output == nullptr) result.output = static_cast<uint8_t*>(const_cast<void*>(call.input));
       if (call.input == nullptr || rank != call.root) result.input = result.output;
       break;
-    case TOWLINE_OP_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
       outputs(nullptr);
       break;
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       outputs(call.output_counts);
       result.bytes = result.out.bytes[static_cast<size_t>(rank)];
       result.header.count = 0;
       result.header.digest = digest_of(call.output_counts, size);
       break;
-    case TOWLINE_OP_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
       inputs(nullptr);
       break;
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       inputs(call.input_counts);
       result.bytes = result.in.bytes[static_cast<size_t>(rank)];
       result.header.count = 0;
       result.header.digest = digest_of(call.input_counts, size);
       break;
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       if (rank == call.root) outputs(nullptr);
       break;
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       if (rank == call.root) inputs(nullptr);
       break;
-    case TOWLINE_OP_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
       inputs(nullptr);
       outputs(nullptr);
       break;
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       inputs(call.input_counts);
       outputs(call.output_counts);
       result.header.count = 0;

@@ -38,12 +38,12 @@ const char* op_name(uint32_t op) noexcept { return op < kOps ? kOpNames[op] : "u
 bool can_reduce(uint32_t datatype, uint32_t reduction) noexcept {
   if (datatype >= kDatatypes || reduction >= kReductions) return false;
   switch (reduction) {
-    case TOWLINE_BAND:
-    case TOWLINE_BOR:
-    case TOWLINE_BXOR:
+    case TOWLINE_REDUCE_BAND:
+    case TOWLINE_REDUCE_BOR:
+    case TOWLINE_REDUCE_BXOR:
       return !is_floating(datatype);
-    case TOWLINE_AVG:
-    case TOWLINE_PREMUL_SUM:
+    case TOWLINE_REDUCE_AVG:
+    case TOWLINE_REDUCE_PREMUL_SUM:
       return datatype != TOWLINE_BOOL;
     default:
       return true;

@@ -43,33 +43,35 @@ template <class E>
 TOWLINE_DEVICE_CALL typename E::Sum combine_so(typename E::Sum a, typename E::Sum b, uint32_t reduction) {
   using T = typename E::Sum;
   if constexpr (std::is_same_v<E, BoolElement>) {
-    if (reduction == TOWLINE_PRODUCT || reduction == TOWLINE_MIN || reduction == TOWLINE_BAND) return a & b;
-    return reduction == TOWLINE_BXOR ? a ^ b : a | b;
+    if (reduction == TOWLINE_REDUCE_PRODUCT || reduction == TOWLINE_REDUCE_MIN ||
+        reduction == TOWLINE_REDUCE_BAND)
+      return a & b;
+    return reduction == TOWLINE_REDUCE_BXOR ? a ^ b : a | b;
   } else if constexpr (std::is_integral_v<T>) {
     using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
     switch (reduction) {
-      case TOWLINE_PRODUCT:
+      case TOWLINE_REDUCE_PRODUCT:
         return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
-      case TOWLINE_MIN:
+      case TOWLINE_REDUCE_MIN:
         return b < a ? b : a;
-      case TOWLINE_MAX:
+      case TOWLINE_REDUCE_MAX:
         return b > a ? b : a;
-      case TOWLINE_BAND:
+      case TOWLINE_REDUCE_BAND:
         return static_cast<T>(a & b);
-      case TOWLINE_BOR:
+      case TOWLINE_REDUCE_BOR:
         return static_cast<T>(a | b);
-      case TOWLINE_BXOR:
+      case TOWLINE_REDUCE_BXOR:
         return static_cast<T>(a ^ b);
       default:
         return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     }
   } else {
     switch (reduction) {
-      case TOWLINE_PRODUCT:
+      case TOWLINE_REDUCE_PRODUCT:
         return a * b;
-      case TOWLINE_MIN:
+      case TOWLINE_REDUCE_MIN:
         return (b < a || b != b) ? b : a;
-      case TOWLINE_MAX:
+      case TOWLINE_REDUCE_MAX:
         return (b > a || b != b) ? b : a;
       default:
         return a + b;
@@ -78,7 +80,8 @@ TOWLINE_DEVICE_CALL typename E::Sum combine_so(typename E::Sum a, typename E::Su
 }
 
 TOWLINE_DEVICE bool is_sum(uint32_t reduction) {
-  return reduction == TOWLINE_SUM || reduction == TOWLINE_AVG || reduction == TOWLINE_PREMUL_SUM;
+  return reduction == TOWLINE_REDUCE_SUM || reduction == TOWLINE_REDUCE_AVG ||
+         reduction == TOWLINE_REDUCE_PREMUL_SUM;
 }
 
 template <class E>
@@ -107,7 +110,7 @@ TOWLINE_DEVICE_CALL T average(T sum, uint32_t ranks) {
 // The result of all ranks' values.
 template <class E>
 TOWLINE_DEVICE typename E::Bits finish(typename E::Sum sum, uint32_t reduction, uint32_t ranks) {
-  if (reduction == TOWLINE_AVG) sum = average(sum, ranks);
+  if (reduction == TOWLINE_REDUCE_AVG) sum = average(sum, ranks);
   return E::narrow(sum);
 }
 

@@ -173,10 +173,12 @@ uint32_t GpuBackend::blocks_for(uint64_t bytes) const noexcept {
 // The same on every rank: from what all know of the operation.
 void GpuBackend::choose(Launch& launch) const {
   Job& job = launch.job;
-  const bool scaled = job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM;
-  const bool marks = job.mark.op == TOWLINE_OP_ALL_REDUCE || job.mark.op == TOWLINE_OP_ALL_GATHER;
+  const bool scaled = job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM;
+  const bool marks =
+      job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE || job.mark.op == TOWLINE_COLLECTIVE_ALL_GATHER;
   const bool direct = direct_ && !scaled;
-  if (job.mark.op == TOWLINE_OP_BARRIER || (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
+  if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
+      (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
@@ -184,7 +186,7 @@ void GpuBackend::choose(Launch& launch) const {
     job.way = Way::kMarked;
     launch.kernel += kSmallKernels;
     launch.blocks = static_cast<uint32_t>(((job.bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
-  } else if (job.mark.op == TOWLINE_OP_ALL_REDUCE) {
+  } else if (job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE) {
     job.way = direct ? Way::kTwoShot : Way::kStagedTwo;
     launch.blocks = blocks_for(job.bytes / size_);
   } else {
@@ -237,51 +239,51 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
     job.receives = 1;
   };
   switch (call.op) {
-    case TOWLINE_OP_ALL_REDUCE:
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
       job.bytes = bytes;
       job.in[0] = input;
       job.out[0] = output;
       break;
-    case TOWLINE_OP_REDUCE:
+    case TOWLINE_COLLECTIVE_REDUCE:
       job.shared = 1;
       job.peer = root;
       job.in[root] = input;
       job.in_bytes[root] = bytes;
       if (is_root) take_from(rank_);
       break;
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       job.shared = 1;
       job.peer = root;
       if (is_root) give_all(bytes);
       if (!is_root || output != input) take_from(root);
       break;
-    case TOWLINE_OP_ALL_GATHER:
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       job.shared = 1;
       job.peer = rank_;
-      job.bytes = call.op == TOWLINE_OP_ALL_GATHER ? bytes : UINT64_MAX;
+      job.bytes = call.op == TOWLINE_COLLECTIVE_ALL_GATHER ? bytes : UINT64_MAX;
       give_all(bytes);
       take_parts();
       break;
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       job.shared = 1;
       job.peer = root;
       job.in[root] = input;
       job.in_bytes[root] = bytes;
       if (is_root) take_parts();
       break;
-    case TOWLINE_OP_REDUCE_SCATTER:
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       give_parts();
       take_from(rank_);
       break;
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       if (is_root) give_parts();
       take_from(root);
       break;
-    case TOWLINE_OP_ALL_TO_ALL:
-    case TOWLINE_OP_ALL_TO_ALL_V:
-      job.compare = call.op == TOWLINE_OP_ALL_TO_ALL_V ? 1 : 0;
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
+      job.compare = call.op == TOWLINE_COLLECTIVE_ALL_TO_ALL_V ? 1 : 0;
       give_parts();
       take_parts();
       break;

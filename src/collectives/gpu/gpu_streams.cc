@@ -11,14 +11,14 @@
 
 namespace towline::collectives::gpu {
 void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const {
-  const bool sends = call.op == TOWLINE_OP_SEND;
+  const bool sends = call.op == TOWLINE_COLLECTIVE_SEND;
   if (call.root < 0) fail(Status::kUnsupported, "recv from any rank: communicators on GPUs need a rank");
   check_address(sends ? call.input : call.output, sends ? "input" : "output");
   Job& job = launch.job;
   job = base_;
   job.timeout_ns = timeout_ns;
   // Sender and receiver agree on what there is, not on which of them they are.
-  job.mark = {0, call.count, 0, call.tag, TOWLINE_OP_SEND, call.datatype, 0, 0};
+  job.mark = {0, call.count, 0, call.tag, TOWLINE_COLLECTIVE_SEND, call.datatype, 0, 0};
   job.digest = digest_of(job.mark);
   job.mark.op = call.op;
   job.mark.root = call.root;
@@ -33,12 +33,12 @@ void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeou
 
 GpuBackend::Channel& GpuBackend::build_any(const towline_collective_t& call, uint64_t number,
                                            uint64_t timeout_ns, Launch& launch) {
-  if (call.op != TOWLINE_OP_SEND && call.op != TOWLINE_OP_RECV) {
+  if (call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) {
     build(call, number, timeout_ns, launch);
     return collectives_;
   }
   build_message(call, timeout_ns, launch);
-  return channel_to(static_cast<uint32_t>(call.root), call.op == TOWLINE_OP_SEND);
+  return channel_to(static_cast<uint32_t>(call.root), call.op == TOWLINE_COLLECTIVE_SEND);
 }
 
 void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph,
@@ -85,7 +85,8 @@ Status GpuBackend::perform(const towline_collective_t& call, uint64_t number, De
 }
 
 void GpuBackend::start(const towline_collective_t& call, StreamMessage& message) {
-  Channel& channel = channel_to(static_cast<uint32_t>(std::max(0, call.root)), call.op == TOWLINE_OP_SEND);
+  Channel& channel =
+      channel_to(static_cast<uint32_t>(std::max(0, call.root)), call.op == TOWLINE_COLLECTIVE_SEND);
   Launch made;
   build_message(call, UINT64_MAX, made);
   message.ended = device_.make_moment(gpu_);

@@ -64,7 +64,7 @@ GpuWindow::GpuWindow(GpuBackend& backend, void* address, uint64_t bytes, uint64_
 Status GpuWindow::close(uint64_t number, Deadline deadline) {
   towline_collective_t barrier = {};
   barrier.struct_size = sizeof barrier;
-  barrier.op = TOWLINE_OP_BARRIER;
+  barrier.op = TOWLINE_COLLECTIVE_BARRIER;
   return backend_.perform(barrier, number, deadline);
 }
 

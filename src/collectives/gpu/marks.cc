@@ -41,10 +41,11 @@ uint32_t digest_of(const Mark& mark) {
 
 std::string text_of(const Mark& mark) {
   const Header header = header_of(mark);
-  if (mark.op != TOWLINE_OP_SEND && mark.op != TOWLINE_OP_RECV) return collectives::describe(header);
+  if (mark.op != TOWLINE_COLLECTIVE_SEND && mark.op != TOWLINE_COLLECTIVE_RECV)
+    return collectives::describe(header);
   return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(mark.op), mark.count,
-                     datatype_name(mark.datatype), mark.op == TOWLINE_OP_SEND ? "to" : "from", mark.root,
-                     mark.tag);
+                     datatype_name(mark.datatype), mark.op == TOWLINE_COLLECTIVE_SEND ? "to" : "from",
+                     mark.root, mark.tag);
 }
 
 }  // namespace towline::collectives::gpu

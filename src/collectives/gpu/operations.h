@@ -32,7 +32,7 @@ struct NoElement {
 template <class E>
 TOWLINE_DEVICE void contribute(const Job& job, uint64_t to, uint64_t from, uint64_t bytes) {
   if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
-    if (job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM)
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM)
       return scale_range<E>(to, from, bytes / sizeof(typename E::Bits), job.factor);
   }
   device::copy(to, from, bytes);
@@ -102,7 +102,7 @@ template <class E>
 TOWLINE_DEVICE uint64_t scaled8(const Job& job, uint64_t value) {
   if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
     using Bits = typename E::Bits;
-    if (job.reduces != 0 && job.mark.reduction == TOWLINE_PREMUL_SUM) {
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM) {
       Bits lanes[8 / sizeof(Bits)];
       memcpy(lanes, &value, 8);
       TOWLINE_UNROLL

@@ -160,8 +160,8 @@ void NcclBackend::check(Result result, const char* what) {
 NcclBackend::Mark NcclBackend::prepare(const towline_collective_t& call, uint64_t number) {
   check_supported(call, api_.version);
   Mark mark;
-  if (call.op == TOWLINE_OP_SEND || call.op == TOWLINE_OP_RECV) {
-    const bool sends = call.op == TOWLINE_OP_SEND;
+  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
+    const bool sends = call.op == TOWLINE_COLLECTIVE_SEND;
     check_address(sends ? call.input : call.output, sends ? "input" : "output");
     mark.message = 1;
     return mark;

@@ -51,19 +51,19 @@ int type_of(uint32_t datatype) {
 int reduction_of(uint32_t datatype, uint32_t reduction) {
   const bool boolean = datatype == TOWLINE_BOOL;
   switch (reduction) {
-    case TOWLINE_SUM:
+    case TOWLINE_REDUCE_SUM:
       return boolean ? kMax : kSum;
-    case TOWLINE_PRODUCT:
+    case TOWLINE_REDUCE_PRODUCT:
       return boolean ? kMin : kProduct;
-    case TOWLINE_MIN:
+    case TOWLINE_REDUCE_MIN:
       return kMin;
-    case TOWLINE_MAX:
+    case TOWLINE_REDUCE_MAX:
       return kMax;
-    case TOWLINE_AVG:
+    case TOWLINE_REDUCE_AVG:
       return kAverage;
-    case TOWLINE_BOR:
+    case TOWLINE_REDUCE_BOR:
       return boolean ? kMax : kNone;
-    case TOWLINE_BAND:
+    case TOWLINE_REDUCE_BAND:
       return boolean ? kMin : kNone;
     default:
       return kNone;
@@ -150,7 +150,7 @@ class Caller {
 }  // namespace
 
 void check_supported(const towline_collective_t& call, int version) {
-  if (call.op == TOWLINE_OP_RECV && call.root < 0)
+  if (call.op == TOWLINE_COLLECTIVE_RECV && call.root < 0)
     fail(Status::kUnsupported, "recv from any rank: NCCL needs a rank");
   if (!reduces(call.op)) return;
   if (type_of(call.datatype) == kNone)
@@ -158,7 +158,7 @@ void check_supported(const towline_collective_t& call, int version) {
   if ((call.datatype == TOWLINE_FLOAT8_E4M3 || call.datatype == TOWLINE_FLOAT8_E5M2) && version < kWithFloat8)
     fail(Status::kUnsupported, "this NCCL ({}.{}) does not reduce {}: 2.24 and the backend gpu do",
          version / 10000, version / 100 % 100, datatype_name(call.datatype));
-  if (call.reduction != TOWLINE_PREMUL_SUM && reduction_of(call.datatype, call.reduction) == kNone)
+  if (call.reduction != TOWLINE_REDUCE_PREMUL_SUM && reduction_of(call.datatype, call.reduction) == kNone)
     fail(Status::kUnsupported, "NCCL has no {} of {}: the backend gpu has", reduction_name(call.reduction),
          datatype_name(call.datatype));
 }
@@ -171,7 +171,7 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
   const bool is_root = rank == call.root;
   int reduction = kSum;
   int type = kUint8;
-  const bool scaled = reduces(call.op) && call.reduction == TOWLINE_PREMUL_SUM;
+  const bool scaled = reduces(call.op) && call.reduction == TOWLINE_REDUCE_PREMUL_SUM;
   if (reduces(call.op)) {
     type = type_of(call.datatype);
     if (scaled) {
@@ -184,26 +184,26 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
   }
   const uint64_t count = bytes / parts.element;
   switch (call.op) {
-    case TOWLINE_OP_BARRIER:
+    case TOWLINE_COLLECTIVE_BARRIER:
       caller.take(api.all_reduce(room(1), room(1), 1, kUint8, kMax, comm, stream));
       break;
-    case TOWLINE_OP_ALL_REDUCE:
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
       caller.take(api.all_reduce(parts.input, parts.output, count, type, reduction, comm, stream));
       break;
-    case TOWLINE_OP_REDUCE:
+    case TOWLINE_COLLECTIVE_REDUCE:
       caller.take(api.reduce(parts.input, parts.output, count, type, reduction, call.root, comm, stream));
       break;
-    case TOWLINE_OP_BROADCAST:
+    case TOWLINE_COLLECTIVE_BROADCAST:
       caller.take(api.broadcast(parts.input, parts.output, bytes, kUint8, call.root, comm, stream));
       break;
-    case TOWLINE_OP_ALL_GATHER: {
+    case TOWLINE_COLLECTIVE_ALL_GATHER: {
       const bool flat = side_by_side(parts.out, bytes);
       void* const to = flat ? parts.out.at[0] : room(bytes * parts.out.at.size());
       caller.take(api.all_gather(parts.input, to, bytes, kUint8, comm, stream));
       if (!flat) caller.copy(parts.out, static_cast<uint8_t*>(to), false, rank);
       break;
     }
-    case TOWLINE_OP_ALL_GATHER_V:
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
       caller.group([&] {
         for (int peer = 0; peer < size; ++peer) {
           const auto i = static_cast<size_t>(peer);
@@ -213,14 +213,14 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
         }
       });
       break;
-    case TOWLINE_OP_REDUCE_SCATTER: {
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER: {
       const bool flat = side_by_side(parts.in, bytes);
       void* const from = flat ? parts.in.at[0] : room(bytes * parts.in.at.size());
       if (!flat) caller.copy(parts.in, static_cast<uint8_t*>(from), true, rank);
       caller.take(api.reduce_scatter(from, parts.output, count, type, reduction, comm, stream));
       break;
     }
-    case TOWLINE_OP_REDUCE_SCATTER_V:
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
       caller.group([&] {
         for (int peer = 0; peer < size; ++peer) {
           const auto i = static_cast<size_t>(peer);
@@ -232,7 +232,7 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
         }
       });
       break;
-    case TOWLINE_OP_GATHER:
+    case TOWLINE_COLLECTIVE_GATHER:
       caller.group([&] {
         const bool in_place = is_root && parts.input == parts.out.at[me];
         if (!in_place) caller.send(parts.input, bytes, call.root);
@@ -241,7 +241,7 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
           if (peer != rank || !in_place) caller.receive(parts.out.at[static_cast<size_t>(peer)], bytes, peer);
       });
       break;
-    case TOWLINE_OP_SCATTER:
+    case TOWLINE_COLLECTIVE_SCATTER:
       caller.group([&] {
         const bool in_place = is_root && parts.output == parts.in.at[me];
         if (!in_place) caller.receive(parts.output, bytes, call.root);
@@ -250,8 +250,8 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
           if (peer != rank || !in_place) caller.send(parts.in.at[static_cast<size_t>(peer)], bytes, peer);
       });
       break;
-    case TOWLINE_OP_ALL_TO_ALL:
-    case TOWLINE_OP_ALL_TO_ALL_V:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
       caller.group([&] {
         for (int peer = 0; peer < size; ++peer) {
           const auto i = static_cast<size_t>(peer);
@@ -270,7 +270,7 @@ Result enqueue(const Api& api, Comm comm, const towline_collective_t& call, cons
 Result enqueue_message(const Api& api, Comm comm, const towline_collective_t& call, Stream stream) {
   Caller caller(api, comm, stream);
   const uint64_t bytes = call.count * datatype_bytes(call.datatype);
-  if (call.op == TOWLINE_OP_SEND)
+  if (call.op == TOWLINE_COLLECTIVE_SEND)
     caller.send(call.input, bytes, call.root);
   else
     caller.receive(call.output, bytes, call.root);

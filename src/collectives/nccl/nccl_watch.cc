@@ -135,7 +135,7 @@ void NcclBackend::follow(const towline_collective_t& call, const Mark& mark, Dea
   if (mark.message != 0)
     running->text =
         fmt::format("{} of {} {} {} rank {}", op_name(call.op), call.count, datatype_name(call.datatype),
-                    call.op == TOWLINE_OP_SEND ? "to" : "from", call.root);
+                    call.op == TOWLINE_COLLECTIVE_SEND ? "to" : "from", call.root);
   running->begun_ns = monotonic_now_ns();
   running->deadline = deadline;
   running->told = false;

@@ -64,12 +64,12 @@ void StreamBackend::check_address(const void* address, const char* what) const {
 
 void StreamBackend::check_memory(const towline_collective_t& call, const Call& parts) const {
   if (call.inputs == nullptr)
-    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.input : call.input, "input");
+    check_address(parts.op == TOWLINE_COLLECTIVE_BROADCAST ? parts.input : call.input, "input");
   else if (!parts.in.at.empty())
     for (const uint8_t* part : parts.in.at) check_address(part, "a part of the input");
   if (call.outputs == nullptr && call.output == call.input && call.inputs == nullptr) return;  // looked at
   if (call.outputs == nullptr)
-    check_address(parts.op == TOWLINE_OP_BROADCAST ? parts.output : call.output, "output");
+    check_address(parts.op == TOWLINE_COLLECTIVE_BROADCAST ? parts.output : call.output, "output");
   else if (!parts.out.at.empty())
     for (const uint8_t* part : parts.out.at) check_address(part, "a part of the output");
 }

@@ -44,7 +44,7 @@ std::string text_of(const Error& error) {
 class Entered {
  public:
   Entered(std::map<uint32_t, cuda::driver::Context>& known, const calls::Piece& piece) {
-    if (piece.kind != TOWLINE_VRAM) return;
+    if (piece.kind != TOWLINE_MEMORY_VRAM) return;
     auto found = known.find(piece.device);
     if (found == known.end()) found = known.emplace(piece.device, cuda::nvidia_context(piece.device)).first;
     pushed_ = cuda::nvidia_api().context_push(found->second) == 0;
@@ -77,7 +77,7 @@ Gds::Gds(const plugin::Host& host)
   }
 }
 
-uint32_t Gds::kinds() const noexcept { return plugin::kinds(TOWLINE_DRAM, TOWLINE_VRAM); }
+uint32_t Gds::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM); }
 
 std::unique_ptr<calls::Lane> Gds::make_lane() {
   return std::make_unique<GdsLane>(api_, mode_, 2 * pool_.batch);

@@ -6,8 +6,8 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM, TOWLINE_VRAM), kinds(TOWLINE_FILE), TOWLINE_WHERE_SAME_PROCESS)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                                           kinds(TOWLINE_MEMORY_FILE), TOWLINE_WHERE_SAME_PROCESS)};
 
 }  // namespace
 

@@ -35,7 +35,7 @@ Hf3fs::Hf3fs(const plugin::Host& host)
       mount_point_(read_mount_point(host)),
       api_(Api::load(host.config("hf3fs.library", kLibrary))) {}
 
-uint32_t Hf3fs::kinds() const noexcept { return plugin::kinds(TOWLINE_DRAM); }
+uint32_t Hf3fs::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM); }
 
 std::unique_ptr<calls::Lane> Hf3fs::make_lane() {
   return std::make_unique<Hf3fsLane>(

@@ -17,8 +17,8 @@ namespace {
 [[noreturn]] void refuse(Status status, std::string text) { throw plugin::Failure(status, std::move(text)); }
 
 void fill(const Version& version, towline_storage_attributes& attributes) {
-  attributes = {sizeof attributes, version.exists ? 1u : 0u, version.exists ? uint32_t{TOWLINE_OBJECT} : 0u,
-                version.bytes, version.modified_ns};
+  attributes = {sizeof attributes, version.exists ? 1u : 0u,
+                version.exists ? uint32_t{TOWLINE_MEMORY_OBJECT} : 0u, version.bytes, version.modified_ns};
 }
 
 Object& object_of(towline_storage* storage) noexcept { return *reinterpret_cast<Object*>(storage); }
@@ -114,7 +114,7 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
   }
   if ((args.access & TOWLINE_ACCESS_WRITE) != 0) reap_old_uploads(name);
   fill(version, attributes);
-  attributes.kind = TOWLINE_OBJECT;
+  attributes.kind = TOWLINE_MEMORY_OBJECT;
   std::unique_lock lock(objects_mutex_);
   const uint64_t id = ++last_object_;
   lock.unlock();
@@ -185,8 +185,8 @@ int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found
     if (!listing) refuse(Status::kProtocol, fmt::format("{}: the listing makes no sense", shown(prefix)));
     for (const ListedObject& object : listing->objects) {
       const std::string uri = ObjectName{name.bucket, object.key, name.scheme}.text();
-      const towline_storage_attributes attributes = {sizeof attributes, 1, TOWLINE_OBJECT, object.bytes,
-                                                     object.modified_ns};
+      const towline_storage_attributes attributes = {sizeof attributes, 1, TOWLINE_MEMORY_OBJECT,
+                                                     object.bytes, object.modified_ns};
       if (found(argument, uri.c_str(), &attributes) != 0) return TOWLINE_OK;
     }
     next = listing->next;

@@ -16,7 +16,7 @@ Connection::Connection(Backend& backend, uint32_t worker, void* peer)
 
 int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
                            towline_import** import, char how[64]) {
-  if (args.region.kind != TOWLINE_OBJECT)
+  if (args.region.kind != TOWLINE_MEMORY_OBJECT)
     return host().refuse(Status::kUnsupported, "object: only objects are reached");
   uint64_t id = 0;
   if (const int32_t status = read_token(token, token_bytes, id); status != TOWLINE_OK) return status;

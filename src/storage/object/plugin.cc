@@ -9,8 +9,8 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_OBJECT), TOWLINE_WHERE_SAME_PROCESS)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM),
+                                           kinds(TOWLINE_MEMORY_OBJECT), TOWLINE_WHERE_SAME_PROCESS)};
 
 template <class Backend>
 towline_plugin_v1_t described(const char* name, const char* text) {

@@ -24,7 +24,7 @@ Connection::Connection(Backend& backend, uint32_t worker, void* peer)
 
 int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
                            towline_import** import, char how[64]) {
-  if (args.region.kind != TOWLINE_FILE && args.region.kind != TOWLINE_BLOCK)
+  if (args.region.kind != TOWLINE_MEMORY_FILE && args.region.kind != TOWLINE_MEMORY_BLOCK)
     return host().refuse(Status::kUnsupported, "posix: only files and block devices are reached");
   uint64_t id = 0;
   if (const int32_t status = read_token(token, token_bytes, id); status != TOWLINE_OK) return status;

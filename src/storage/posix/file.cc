@@ -93,9 +93,9 @@ towline_storage_attributes attributes_of(const struct stat& found, const std::st
                            static_cast<uint64_t>(found.st_mtim.tv_nsec);
   attributes.bytes = static_cast<uint64_t>(found.st_size);
   if (S_ISREG(found.st_mode))
-    attributes.kind = TOWLINE_FILE;
+    attributes.kind = TOWLINE_MEMORY_FILE;
   else if (S_ISBLK(found.st_mode))
-    attributes.kind = TOWLINE_BLOCK;
+    attributes.kind = TOWLINE_MEMORY_BLOCK;
   else
     refuse(Status::kInvalidArgument, "{} is {}, neither a file nor a block device", name,
            S_ISDIR(found.st_mode) ? "a directory" : "something else");
@@ -211,7 +211,7 @@ void File::examine(const towline_storage_args& args) {
   struct stat found = {};
   if (::fstat(plain_.get(), &found) != 0) refuse_errno(errno, "looking at {}", name_);
   attributes_ = attributes_of(found, name_);
-  if (attributes_.kind == TOWLINE_BLOCK) {
+  if (attributes_.kind == TOWLINE_MEMORY_BLOCK) {
     attributes_.bytes = block_device_bytes(plain_.get());
     // Opening such a device for writing succeeds.
     int read_only = 0;
@@ -243,7 +243,7 @@ towline_storage_attributes File::query(const char* uri) {
     return nothing;
   }
   towline_storage_attributes attributes = attributes_of(found, path);
-  if (attributes.kind == TOWLINE_BLOCK) {
+  if (attributes.kind == TOWLINE_MEMORY_BLOCK) {
     const UniqueFd device(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (device) attributes.bytes = block_device_bytes(device.get());
   }

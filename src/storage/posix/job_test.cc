@@ -46,8 +46,8 @@ class JobResult : public ::testing::Test {
   std::vector<std::byte> memory_ = std::vector<std::byte>(kBlocks * kBlock);
   std::vector<towline_flat_block> local_;
   std::vector<towline_flat_block> remote_;
-  towline_region_ref memory_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
-  towline_region_ref file_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_FILE, TOWLINE_ACCESS_ALL, 0, 0};
+  towline_region_ref memory_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
+  towline_region_ref file_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_MEMORY_FILE, TOWLINE_ACCESS_ALL, 0, 0};
   towline_run run_ = {0, 0, kBlocks, 0};
   towline_list local_list_ = {};
   towline_list remote_list_ = {};

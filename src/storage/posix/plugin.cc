@@ -9,8 +9,9 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_FILE, TOWLINE_BLOCK), TOWLINE_WHERE_SAME_PROCESS)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM),
+                                           kinds(TOWLINE_MEMORY_FILE, TOWLINE_MEMORY_BLOCK),
+                                           TOWLINE_WHERE_SAME_PROCESS)};
 
 }  // namespace
 

@@ -42,7 +42,7 @@ class FileConnection final : public storing::OwnConnection {
 
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]) {
-    if (args.region.kind != TOWLINE_FILE)
+    if (args.region.kind != TOWLINE_MEMORY_FILE)
       return host().refuse(Status::kUnsupported,
                            std::string(Mine::kNames.backend) + ": only files are reached");
     uint64_t id = 0;
@@ -118,7 +118,7 @@ class Backend final : public storing::OwnBackend<Backend<Mine>, FileConnection<M
   // ---- memory: GPU memory is told to the library
   int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
               size_t* token_bytes) {
-    const bool plain = args.region.kind == TOWLINE_DRAM || args.storage != nullptr ||
+    const bool plain = args.region.kind == TOWLINE_MEMORY_DRAM || args.storage != nullptr ||
                        (library_.kinds() >> args.region.kind & 1) == 0;
     if (plain) return Base::add(args, registration, token, token_bytes);
     auto kept = std::make_unique<towline_region_ref>(args.region);

@@ -64,7 +64,7 @@ towline_storage_attributes attributes_of(const struct stat& found, const std::st
   auto attributes = plugin::sized<towline_storage_attributes>();
   if (!S_ISREG(found.st_mode)) refuse_file(Status::kUnsupported, path + " is not a regular file");
   attributes.exists = 1;
-  attributes.kind = TOWLINE_FILE;
+  attributes.kind = TOWLINE_MEMORY_FILE;
   attributes.bytes = static_cast<uint64_t>(found.st_size);
   attributes.modified_ns = static_cast<uint64_t>(found.st_mtim.tv_sec) * 1'000'000'000 +
                            static_cast<uint64_t>(found.st_mtim.tv_nsec);

@@ -125,12 +125,12 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   *token_bytes = 0;
   auto region = std::make_unique<Region>();
   region->args = args;
-  if (args.region.kind == TOWLINE_VRAM) {
+  if (args.region.kind == TOWLINE_MEMORY_VRAM) {
     region->gpu = check_vram(args.region);
     const std::vector<uint8_t> bytes = encode(Token{device_.gpus()[region->gpu].uuid});
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();
-  } else if (args.region.kind == TOWLINE_DRAM) {
+  } else if (args.region.kind == TOWLINE_MEMORY_DRAM) {
     region->host = std::make_shared<HostPin>(device_, settings_.pin, args.region.address, args.region.bytes);
   } else {
     return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");

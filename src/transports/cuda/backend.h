@@ -32,7 +32,7 @@ struct Region {
   towline_region_args args = {};
   uint32_t gpu = 0;               // of vram
   std::shared_ptr<HostPin> host;  // of dram
-  [[nodiscard]] bool vram() const noexcept { return args.region.kind == TOWLINE_VRAM; }
+  [[nodiscard]] bool vram() const noexcept { return args.region.kind == TOWLINE_MEMORY_VRAM; }
 };
 
 class Backend : public plugin::BackendBase, private CarrierOwner {

@@ -37,8 +37,8 @@ bool is_to_host(const towline_plan& plan, bool read) noexcept {
     return std::all_of(list.regions, list.regions + list.region_count,
                        [kind](const towline_region_ref& region) { return region.kind == kind; });
   };
-  return all(read ? *plan.remote : *plan.local, TOWLINE_VRAM) &&
-         all(read ? *plan.local : *plan.remote, TOWLINE_DRAM);
+  return all(read ? *plan.remote : *plan.local, TOWLINE_MEMORY_VRAM) &&
+         all(read ? *plan.local : *plan.remote, TOWLINE_MEMORY_DRAM);
 }
 
 const Region* region_of(const towline_registration* registration) noexcept {
@@ -150,7 +150,7 @@ std::string Connection::needs_detour(const Import& import) const {
   if (backend_.settings().detour == DetourUse::kNever) return {};
   if (backend_.settings().detour == DetourUse::kAlways) return "asked for";
   if ((import.region.flags & TOWLINE_REGION_GUARDED) != 0) return "guarded";
-  if (import.region.kind != TOWLINE_VRAM || !backend_.no_path_to(import.gpu)) return {};
+  if (import.region.kind != TOWLINE_MEMORY_VRAM || !backend_.no_path_to(import.gpu)) return {};
   return fmt::format("no P2P to {:.16}", uuid_text(import.gpu));
 }
 
@@ -177,8 +177,8 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
   if (!up_) return host().refuse(Status::kPeerLost, "cuda: the connection is down");
   auto* import = reinterpret_cast<Import*>(*out);
   if (import == nullptr) {
-    const bool vram = args.region.kind == TOWLINE_VRAM;
-    if (!vram && args.region.kind != TOWLINE_DRAM)
+    const bool vram = args.region.kind == TOWLINE_MEMORY_VRAM;
+    if (!vram && args.region.kind != TOWLINE_MEMORY_DRAM)
       return host().refuse(Status::kUnsupported, "cuda: only vram and dram are moved");
     const auto decoded = decode_token({static_cast<const uint8_t*>(token), token_bytes});
     if (vram && !decoded)
@@ -216,7 +216,7 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
                           : import->parts->front().sharing == Sharing::kDescriptor ? "VMM descriptor"
                           : import->parts->front().sharing == Sharing::kHandle     ? "cudaIpc"
                                                                                    : "pinned memfd";
-  if (import->region.kind == TOWLINE_VRAM)
+  if (import->region.kind == TOWLINE_MEMORY_VRAM)
     std::snprintf(how, 64, "%s, %.16s", way, uuid_text(import->gpu).c_str());
   else
     std::snprintf(how, 64, "%s, dram", way);
@@ -234,7 +234,7 @@ std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) 
   const towline_list& local = *args.plan->local;
   std::optional<uint32_t> chosen;
   for (uint64_t i = 0; i < local.region_count; ++i) {
-    if (local.regions[i].kind != TOWLINE_VRAM) continue;
+    if (local.regions[i].kind != TOWLINE_MEMORY_VRAM) continue;
     if (chosen && *chosen != local.regions[i].device)
       fail(Status::kUnsupported, "cuda: the local list lies on GPUs {} and {}: make one transfer for each",
            *chosen, local.regions[i].device);
@@ -303,7 +303,7 @@ void Connection::check_local(const towline_prepare_args& args) const {
     const towline_region_ref& region = local.regions[i];
     if (region_of(args.local[i]) == nullptr)
       fail(Status::kUnsupported, "cuda: a local region was not registered with this transport");
-    if (region.kind == TOWLINE_VRAM && backend_.device().look_up(region.address).where != Where::kGpu)
+    if (region.kind == TOWLINE_MEMORY_VRAM && backend_.device().look_up(region.address).where != Where::kGpu)
       fail(Status::kStale,
            "cuda: there is no GPU memory at {:#x} any more (freed, unmapped or put to sleep since it was "
            "registered)",
@@ -353,10 +353,10 @@ bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepare
   const Use use = prepared.read ? Use::kWrite : Use::kRead;
   // The pool takes host memory alone, to and from a peer's GPU.
   const bool pool = settings.detour != DetourUse::kNever && !local_gpu(args) &&
-                    reinterpret_cast<const Import*>(args.remote[0])->region.kind == TOWLINE_VRAM;
+                    reinterpret_cast<const Import*>(args.remote[0])->region.kind == TOWLINE_MEMORY_VRAM;
   for (uint64_t i = 0; i < local.region_count; ++i) {
     uint64_t& delta = deltas.emplace_back(0);
-    if (local.regions[i].kind == TOWLINE_VRAM) continue;
+    if (local.regions[i].kind == TOWLINE_MEMORY_VRAM) continue;
     prepared.host_memory = true;
     const std::shared_ptr<HostPin>& host = region_of(args.local[i])->host;
     try {
@@ -441,7 +441,7 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
                                 const std::string& why) {
   const towline_plan& plan = *args.plan;
   const std::optional<uint32_t> gpu = local_gpu(args);
-  const auto is_vram = [](const towline_region_ref& region) { return region.kind == TOWLINE_VRAM; };
+  const auto is_vram = [](const towline_region_ref& region) { return region.kind == TOWLINE_MEMORY_VRAM; };
   const bool vram =
       gpu || std::any_of(plan.remote->regions, plan.remote->regions + plan.remote->region_count, is_vram);
   if (!vram) fail(Status::kUnsupported, "cuda: only GPU memory goes through host memory ({})", why);

@@ -66,7 +66,7 @@ void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepar
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     auto& import = *reinterpret_cast<Import*>(args.remote[i]);
     const towline_region_ref& region = import.region;
-    const bool vram = region.kind == TOWLINE_VRAM;
+    const bool vram = region.kind == TOWLINE_MEMORY_VRAM;
     prepared.host_memory = prepared.host_memory || !vram;
     uint64_t& delta = prepared.remote_deltas.emplace_back(0);
     if (!import.direct) {

@@ -8,8 +8,8 @@
 namespace towline::cuda {
 
 inline constexpr towline_move_v1 kMoves[] = {
-    plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_DRAM, TOWLINE_VRAM),
-                 plugin::kinds(TOWLINE_DRAM, TOWLINE_VRAM), TOWLINE_WHERE_SAME_HOST)};
+    plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                 plugin::kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM), TOWLINE_WHERE_SAME_HOST)};
 
 inline constexpr plugin::Description kDescription = {
     .name = "cuda",

@@ -122,8 +122,8 @@ uint32_t LoopBackend::progress(uint32_t, uint64_t) noexcept {
 
 const towline_plugin_v1_t* loop_plugin() {
   static constexpr towline_move_v1 kMoves[] = {
-      plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_DRAM), plugin::kinds(TOWLINE_DRAM),
-                   TOWLINE_WHERE_ANY_HOST)};
+      plugin::move(plugin::kReadAndWrite, plugin::kinds(TOWLINE_MEMORY_DRAM),
+                   plugin::kinds(TOWLINE_MEMORY_DRAM), TOWLINE_WHERE_ANY_HOST)};
   static const towline_plugin_v1_t plugin =
       plugin::describe<LoopBackend>({"loop", "1", "loops", TOWLINE_TRAIT_ONE_SIDED, kMoves, 10, 0, "nothing"},
                                     [](char*, size_t) { return 0; });

@@ -80,7 +80,7 @@ framing::FaultOptions Backend::next_faults() noexcept {
 
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
                      size_t* token_bytes) {
-  if (args.region.kind != TOWLINE_DRAM)
+  if (args.region.kind != TOWLINE_MEMORY_DRAM)
     return host().refuse(Status::kUnsupported, "memory: only dram is reached");
   *token_bytes = 0;
   *registration =

@@ -249,7 +249,7 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
   if (state_ == State::kDown) return host().refuse(Status::kPeerLost, "memory: the connection is down");
   auto* import = reinterpret_cast<Import*>(*out);
   if (import == nullptr) {
-    if (args.region.kind != TOWLINE_DRAM)
+    if (args.region.kind != TOWLINE_MEMORY_DRAM)
       return host().refuse(Status::kUnsupported, "memory: only dram is reached");
     import = new Import;
     import->region = args.region;

@@ -10,7 +10,7 @@ namespace {
 using namespace towline::plugin;  // NOLINT: short names for the list
 
 constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_DRAM), TOWLINE_WHERE_SAME_PROCESS)};
+    move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM), kinds(TOWLINE_MEMORY_DRAM), TOWLINE_WHERE_SAME_PROCESS)};
 
 }  // namespace
 

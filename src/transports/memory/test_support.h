@@ -98,7 +98,7 @@ class TestAgent {
   TestRegion& add(void* address, uint64_t bytes, uint32_t access = TOWLINE_ACCESS_ALL, uint32_t flags = 0) {
     auto region = std::make_unique<TestRegion>();
     region->ref = {
-        ++last_key_, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_DRAM, access, flags, 0};
+        ++last_key_, reinterpret_cast<uint64_t>(address), bytes, 0, TOWLINE_MEMORY_DRAM, access, flags, 0};
     const towline_region_args args = {sizeof args, region->ref, -1, 0, nullptr};
     size_t token_bytes = 0;
     failure.clear();
@@ -366,7 +366,7 @@ class TestPlan {
   std::vector<towline_run> runs_;
   std::vector<towline_region_ref> remote_regions_;
   std::vector<towline_import*> imports_;
-  towline_region_ref local_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
+  towline_region_ref local_region_ = {0, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0, 0};
   towline_registration* registration_ = nullptr;
   towline_list local_list_ = {};
   towline_list remote_list_ = {};

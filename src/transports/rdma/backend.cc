@@ -115,7 +115,7 @@ void Backend::watch_rails(uint32_t index) {
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
                      size_t* token_bytes) try {
   *token_bytes = 0;
-  if (args.region.kind != TOWLINE_DRAM)
+  if (args.region.kind != TOWLINE_MEMORY_DRAM)
     return refuse(Status::kUnsupported,
                   "only dram is registered; GPU memory goes through pinned memory beside it");
   auto region = std::make_unique<Registered>();

@@ -231,7 +231,7 @@ int32_t Connection::refuse(Status status, const std::string& text) const {
 int32_t Connection::import(const towline_region_args& args, const void*, size_t, towline_import** out,
                            char how[64]) {
   if (!up_) return refuse(Status::kPeerLost, "the connection is down");
-  if (args.region.kind != TOWLINE_DRAM && args.region.kind != TOWLINE_VRAM)
+  if (args.region.kind != TOWLINE_MEMORY_DRAM && args.region.kind != TOWLINE_MEMORY_VRAM)
     return refuse(Status::kUnsupported, "only dram and vram are moved");
   if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0)
     return refuse(Status::kPermissionDenied, "the region is guarded, and a NIC asks its owner for no access");

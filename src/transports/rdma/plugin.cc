@@ -8,8 +8,9 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_DRAM, TOWLINE_VRAM),
-                                           kinds(TOWLINE_DRAM, TOWLINE_VRAM), TOWLINE_WHERE_ANY_HOST)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                                           kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                                           TOWLINE_WHERE_ANY_HOST)};
 
 // Which rails there are depends on the settings: opening it tells.
 int32_t usable(char*, size_t) { return TOWLINE_OK; }

@@ -61,7 +61,7 @@ Backend::~Backend() {
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
                      size_t* token_bytes) {
   *token_bytes = 0;
-  if (args.region.kind != TOWLINE_DRAM)
+  if (args.region.kind != TOWLINE_MEMORY_DRAM)
     return host().refuse(Status::kUnsupported, "shm: only dram can be shared");
   auto region = std::make_unique<Region>(Region{args, {}});
   *registration = reinterpret_cast<towline_registration*>(region.get());

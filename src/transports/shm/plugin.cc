@@ -14,7 +14,7 @@ namespace {
 using namespace towline::plugin;  // NOLINT: short names for the list
 
 constexpr towline_move_v1 kMoves[] = {
-    move(kReadAndWrite, kinds(TOWLINE_DRAM), kinds(TOWLINE_DRAM), TOWLINE_WHERE_SAME_HOST)};
+    move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM), kinds(TOWLINE_MEMORY_DRAM), TOWLINE_WHERE_SAME_HOST)};
 
 int32_t usable(char* reason, size_t capacity) {
   try {

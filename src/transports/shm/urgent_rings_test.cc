@@ -82,7 +82,7 @@ TEST(ShmExpress, AnOlderPeerIsSentNoFlagsAndOffersNothing) {
     theirs.key = 77;
     theirs.address = 4096;
     theirs.bytes = 1 << 20;
-    theirs.kind = TOWLINE_DRAM;
+    theirs.kind = TOWLINE_MEMORY_DRAM;
     theirs.access = TOWLINE_ACCESS_ALL;
     TestAgent::Imported imported;
     EXPECT_TRUE(turn_until({&agent}, [&] {

@@ -41,13 +41,13 @@ Backend::~Backend() {
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,
                      size_t* token_bytes) {
   *token_bytes = 0;
-  if (args.region.kind == TOWLINE_VRAM) {
+  if (args.region.kind == TOWLINE_MEMORY_VRAM) {
     const int32_t status = check_landing(args.region);
     if (status != TOWLINE_OK) return status;
     const std::vector<uint8_t> bytes = pack(LandingToken{framing::kLandingSlotBytes});
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();
-  } else if (args.region.kind != TOWLINE_DRAM) {
+  } else if (args.region.kind != TOWLINE_MEMORY_DRAM) {
     return host().refuse(Status::kUnsupported, fmt::format("{} moves dram and vram only", name_));
   }
   *registration =

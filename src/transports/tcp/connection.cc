@@ -348,7 +348,7 @@ uint64_t Connection::next_ns() const noexcept {
 int32_t Connection::import(const towline_region_args& args, const void* token, size_t token_bytes,
                            towline_import** import, char how[64]) {
   uint64_t most_bytes = UINT64_MAX;
-  if (args.region.kind == TOWLINE_VRAM) {
+  if (args.region.kind == TOWLINE_MEMORY_VRAM) {
     LandingToken landing;
     if (token_bytes == 0)
       return host().refuse(
@@ -357,7 +357,7 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
     if (const char* wrong = unpack({static_cast<const uint8_t*>(token), token_bytes}, landing))
       return host().refuse(Status::kProtocol, fmt::format("the peer's token of GPU memory: {}", wrong));
     most_bytes = landing.most_frame_bytes;
-  } else if (args.region.kind != TOWLINE_DRAM) {
+  } else if (args.region.kind != TOWLINE_MEMORY_DRAM) {
     return host().refuse(Status::kUnsupported, "tcp reaches dram and vram only");
   }
   // Frames name regions by key: what is kept is how large those may be.
@@ -367,7 +367,7 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
   std::string text = address_.is_unix() ? "frames over a Unix socket" : "frames over tcp";
   if (backend_.flows() != nullptr)
     text += ", " + backend_.flows()->how();
-  else if (args.region.kind == TOWLINE_VRAM)
+  else if (args.region.kind == TOWLINE_MEMORY_VRAM)
     text += ", by host memory of its owner";
   std::snprintf(how, 64, "%s", text.c_str());
   return TOWLINE_OK;
@@ -383,7 +383,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const towline_plan& plan = *args.plan;
   for (uint64_t i = 0; args.local != nullptr && i < plan.local->region_count; ++i) {
     const towline_region_ref& region = plan.local->regions[i];
-    if (region.kind != TOWLINE_VRAM || args.local[i] != nullptr) continue;
+    if (region.kind != TOWLINE_MEMORY_VRAM || args.local[i] != nullptr) continue;
     if (const int32_t status = backend_.check_landing(region); status != TOWLINE_OK) return status;
     return host().refuse(Status::kUnsupported,
                          "tcp did not take this agent's GPU memory when it was registered");

@@ -16,8 +16,9 @@ namespace {
 
 using namespace towline::plugin;  // NOLINT: short names for the list
 
-constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_DRAM, TOWLINE_VRAM),
-                                           kinds(TOWLINE_DRAM, TOWLINE_VRAM), TOWLINE_WHERE_ANY_HOST)};
+constexpr towline_move_v1 kMoves[] = {move(kReadAndWrite, kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                                           kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM),
+                                           TOWLINE_WHERE_ANY_HOST)};
 
 int32_t usable(char* reason, size_t capacity) {
   for (const int family : {AF_INET, AF_INET6, AF_UNIX}) {

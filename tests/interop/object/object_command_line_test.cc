@@ -149,8 +149,8 @@ TEST_F(ObjectCommandLine, SaysWhatIsWrong) {
 }
 
 TEST_F(ObjectCommandLine, AReplaySpillsEvictedBlocksToObjectsAndGetsThemBack) {
-  const Ended ended = towline(
-      "replay --spill s3://bucket/spilled --layers 1 --dtype fp8 --memory 56MiB --requests 24 --json");
+  const Ended ended =
+      towline("replay --spill s3://bucket/spilled --layers 1 --dtype fp8 --pool 56MiB --requests 24 --json");
   ASSERT_EQ(ended.code, 0) << ended.output;
   const json summary = json::parse(ended.output);
   ASSERT_TRUE(summary.contains("spill")) << ended.output;

@@ -346,7 +346,7 @@ TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
   const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
   const Region object = register_storage(agent, "s3://bucket/shared");
   const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
-                                       agent.block_list(storage_blocks(object, 0, kBytes)), {.threads = 3});
+                                       agent.block_list(storage_blocks(object, 0, kBytes)), {.workers = 3});
   std::atomic<int> reads{0};
   proxy.judge([&](const Request& request) -> Fault {
     if (request.method == "GET" && reads++ == 1) make_object("shared", kBytes, 13);

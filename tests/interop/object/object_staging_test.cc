@@ -25,7 +25,7 @@ class ObjectStaging : public ObjectTest {
     ObjectTest::SetUp();
     if (IsSkipped()) return;
     port_ = free_port();
-    peer_process_.start({TOWLINE_TOOL, "serve", "--memory", "32MiB", "--listen", address()}, {},
+    peer_process_.start({TOWLINE_TOOL, "serve", "--region", "32MiB", "--listen", address()}, {},
                         folder_ / "peer.log", port_);
 #endif
   }

@@ -140,9 +140,9 @@ TEST_F(Objects, WorkSplitOverWorkersArrivesWhole) {
   const BlockList theirs = agent.block_list(storage_blocks(object, 0, 20 * kMib));
   stamp_bytes(memory_.data(), 20 * kMib, 8);
   for (int i = 0; i < 2; ++i)
-    ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.threads = 3})), Status::kOk);
+    ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.workers = 3})), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
-  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.threads = 3})), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.workers = 3})), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 20 * kMib, 8), 20 * kMib);
 }
 

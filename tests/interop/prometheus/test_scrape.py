@@ -92,14 +92,14 @@ class Scrape(unittest.TestCase):
         self.assertEqual(kinds, {"histogram"})
         self.assertEqual(self.value(samples, "towline_agent_info", agent=NEAR), 1)
 
-    def test_an_agent_serves_its_own_counters(self) -> None:
+    def test_an_agent_serves_its_own_metrics(self) -> None:
         for address in (self.started, self.configured):
             samples = scrape(address)
             self.check_near(samples)
             self.assertFalse([s for s in samples["towline_agent_info"] if s[1]["agent"] == "far"])
 
     def test_the_command_line_serves_the_hosts(self) -> None:
-        command = [TOWLINE, "counters", "--prometheus", "127.0.0.1:0"]
+        command = [TOWLINE, "metrics", "--prometheus", "127.0.0.1:0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 address = server.stdout.readline().split("http://")[1].split("/")[0]
@@ -114,27 +114,27 @@ class Scrape(unittest.TestCase):
             self.assertEqual(server.wait(TIMEOUT), 0)
 
     def test_a_taken_address_says_so(self) -> None:
-        command = [TOWLINE, "counters", "--prometheus", self.configured]
+        command = [TOWLINE, "metrics", "--prometheus", self.configured]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         self.assertEqual(done.returncode, 1)
         self.assertIn(self.configured, done.stderr)
         for bad in ("nonsense", "127.0.0.1:1,127.0.0.1:2"):
-            done = subprocess.run([TOWLINE, "counters", "--prometheus", bad], capture_output=True, text=True)
+            done = subprocess.run([TOWLINE, "metrics", "--prometheus", bad], capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
             self.assertIn("host:port", done.stderr)
 
     def test_the_table_and_json_say_the_same(self) -> None:
-        table = subprocess.run([TOWLINE, "counters"], capture_output=True, text=True, check=True).stdout
+        table = subprocess.run([TOWLINE, "metrics"], capture_output=True, text=True, check=True).stdout
         line = next(line for line in table.splitlines() if line.startswith(NEAR) and f" {self.agents.pid} " in line and " tx " in line)
         self.assertIn("160 KiB", line)
-        agents = json.loads(subprocess.run([TOWLINE, "counters", "--json"], capture_output=True, check=True).stdout)
+        agents = json.loads(subprocess.run([TOWLINE, "metrics", "--json"], capture_output=True, check=True).stdout)
         near = next(agent for agent in agents if agent["agent"] == NEAR and agent["pid"] == self.agents.pid)
         sent = next(one for one in near["series"] if one["direction"] == "tx")
         self.assertEqual((sent["bytes"], sent["transfers"]), (BYTES, TRANSFERS))
         self.assertEqual(sum(count for _, count in sent["latency_buckets"]), TRANSFERS)
 
     def test_watching_prints_again_and_again(self) -> None:
-        command = [TOWLINE, "counters", "--watch", "--json", "--interval", "50ms"]
+        command = [TOWLINE, "metrics", "--watch", "--json", "--interval", "50ms"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
             for _ in range(3):
                 self.assertIn(self.agents.pid, [agent["pid"] for agent in json.loads(watching.stdout.readline())])

@@ -139,7 +139,7 @@ class CollectiveRank {
     const Contender& ours = options_.vram ? *on_gpu_ : *ours_;
 
     nlohmann::json row = {
-        {"op", operation}, {"size", call.op == TOWLINE_OP_BARRIER ? 0 : size}, {"ranks", size_}};
+        {"op", operation}, {"size", call.op == TOWLINE_COLLECTIVE_BARRIER ? 0 : size}, {"ranks", size_}};
     std::ranges::fill(out_, -1.0F);
     if (options_.vram) buffers_->put_out(out_);
     do_once(operation, one, ours);
@@ -177,7 +177,7 @@ class CollectiveRank {
       if (track.most == 0) continue;
       // For every sample the time of the slowest rank.
       need(towline_all_reduce(world_, track.times.data(), track.times.data(), track.times.size(),
-                              TOWLINE_FLOAT64, TOWLINE_MAX, nullptr, nullptr),
+                              TOWLINE_FLOAT64, TOWLINE_REDUCE_MAX, nullptr, nullptr),
            "collecting times");
       const Samples all(std::move(track.times));
       nlohmann::json& into = track.name.empty() ? row : row["peers"][track.name];
@@ -188,7 +188,7 @@ class CollectiveRank {
       into["max_s"] = all.max();
     }
     if (rank_ != 0) return;
-    const double bytes = call.op == TOWLINE_OP_BARRIER
+    const double bytes = call.op == TOWLINE_COLLECTIVE_BARRIER
                              ? 0
                              : static_cast<double>((one.whole ? call.count : call.count * size_) * 4);
     const double median = row["p50_s"];
@@ -198,44 +198,44 @@ class CollectiveRank {
   }
 
   void prepare(const std::string& operation, uint64_t size, Operation& one) {
-    uint32_t op = TOWLINE_OP_BARRIER;
-    if (operation == "send_recv") op = TOWLINE_OP_SEND;
-    while (op != TOWLINE_OP_SEND && operation != towline_collective_op_name(op)) ++op;
-    one.whole = op == TOWLINE_OP_ALL_REDUCE || op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_BROADCAST ||
-                op == TOWLINE_OP_SEND;
+    uint32_t op = TOWLINE_COLLECTIVE_BARRIER;
+    if (operation == "send_recv") op = TOWLINE_COLLECTIVE_SEND;
+    while (op != TOWLINE_COLLECTIVE_SEND && operation != towline_collective_op_name(op)) ++op;
+    one.whole = op == TOWLINE_COLLECTIVE_ALL_REDUCE || op == TOWLINE_COLLECTIVE_REDUCE ||
+                op == TOWLINE_COLLECTIVE_BROADCAST || op == TOWLINE_COLLECTIVE_SEND;
     const uint64_t elements = std::max<uint64_t>(size / sizeof(float), 1);
     const uint64_t count = one.whole ? elements : std::max<uint64_t>(elements / size_, 1);
     towline_collective_t& call = one.call;
     call.struct_size = sizeof call;
     call.op = op;
     call.datatype = TOWLINE_FLOAT32;
-    call.reduction = TOWLINE_SUM;
-    call.count = op == TOWLINE_OP_BARRIER ? 0 : count;
+    call.reduction = TOWLINE_REDUCE_SUM;
+    call.count = op == TOWLINE_COLLECTIVE_BARRIER ? 0 : count;
     call.input = options_.vram ? buffers_->in() : in_.data();
     call.output = options_.vram ? buffers_->out() : out_.data();
     const std::vector<uint64_t> parts = uneven_parts(count, size_);
-    if (op == TOWLINE_OP_ALL_GATHER_V) {
+    if (op == TOWLINE_COLLECTIVE_ALL_GATHER_V) {
       one.sends = {parts[rank_]};
       one.receives = parts;
-    } else if (op == TOWLINE_OP_REDUCE_SCATTER_V) {
+    } else if (op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V) {
       one.sends = parts;
       one.receives = {parts[rank_]};
-    } else if (op == TOWLINE_OP_ALL_TO_ALL_V) {
+    } else if (op == TOWLINE_COLLECTIVE_ALL_TO_ALL_V) {
       // Rank r sends uneven part (r + i) to rank i, and receives as much from it.
       for (uint32_t other = 0; other < size_; ++other) one.sends.push_back(parts[(rank_ + other) % size_]);
       one.receives = one.sends;
     }
     call.input_counts = one.sends.empty() ? nullptr : one.sends.data();
     call.output_counts = one.receives.empty() ? nullptr : one.receives.data();
-    if (op != TOWLINE_OP_SEND) return;
+    if (op != TOWLINE_COLLECTIVE_SEND) return;
     one.receive = call;
-    one.receive.op = TOWLINE_OP_RECV;
+    one.receive.op = TOWLINE_COLLECTIVE_RECV;
     call.root = static_cast<int32_t>((rank_ + 1) % size_);
     one.receive.root = static_cast<int32_t>((rank_ + size_ - 1) % size_);
   }
 
   static void do_once(const std::string& operation, const Operation& one, const Contender& who) {
-    if (one.call.op != TOWLINE_OP_SEND)
+    if (one.call.op != TOWLINE_COLLECTIVE_SEND)
       return need(towline_collective(who.world(), &one.call, nullptr, nullptr), operation);
     need(towline_batch_add(who.batch(), &one.call), operation);
     need(towline_batch_add(who.batch(), &one.receive), operation);
@@ -269,7 +269,7 @@ class CollectiveRank {
   }
 
   double slowest(double value) {
-    need(towline_all_reduce(world_, &value, &value, 1, TOWLINE_FLOAT64, TOWLINE_MAX, nullptr, nullptr),
+    need(towline_all_reduce(world_, &value, &value, 1, TOWLINE_FLOAT64, TOWLINE_REDUCE_MAX, nullptr, nullptr),
          "collecting times");
     return value;
   }
@@ -284,25 +284,25 @@ class CollectiveRank {
     };
     uint32_t from = 0;
     switch (one.call.op) {
-      case TOWLINE_OP_BROADCAST:
+      case TOWLINE_COLLECTIVE_BROADCAST:
         return {0, i};
-      case TOWLINE_OP_SCATTER:
+      case TOWLINE_COLLECTIVE_SCATTER:
         return {0, rank_ * count + i};
-      case TOWLINE_OP_GATHER:
-      case TOWLINE_OP_ALL_GATHER:
+      case TOWLINE_COLLECTIVE_GATHER:
+      case TOWLINE_COLLECTIVE_ALL_GATHER:
         return {part, i % count};
-      case TOWLINE_OP_ALL_TO_ALL:
+      case TOWLINE_COLLECTIVE_ALL_TO_ALL:
         return {part, rank_ * count + i % count};
-      case TOWLINE_OP_SEND:
+      case TOWLINE_COLLECTIVE_SEND:
         return {(rank_ + size_ - 1) % size_, i};
-      case TOWLINE_OP_REDUCE_SCATTER:
+      case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
         return {size_, rank_ * count + i};
-      case TOWLINE_OP_REDUCE_SCATTER_V:
+      case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
         return {size_, before(one.sends, rank_) + i};
-      case TOWLINE_OP_ALL_GATHER_V:
-      case TOWLINE_OP_ALL_TO_ALL_V:
+      case TOWLINE_COLLECTIVE_ALL_GATHER_V:
+      case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
         while (i >= one.receives[from]) i -= one.receives[from++];
-        if (one.call.op == TOWLINE_OP_ALL_GATHER_V) return {from, i};
+        if (one.call.op == TOWLINE_COLLECTIVE_ALL_GATHER_V) return {from, i};
         for (uint32_t other = 0; other < rank_; ++other)  // what `from` sends to the ranks before this one
           i += uneven_parts(count, size_)[(from + other) % size_];
         return {from, i};
@@ -324,9 +324,10 @@ class CollectiveRank {
   // findings.
   void check(const std::string& operation, const Operation& one, nlohmann::json& row) {
     const uint32_t op = one.call.op;
-    const bool at_root = op == TOWLINE_OP_REDUCE || op == TOWLINE_OP_GATHER;
-    const bool has_result = op != TOWLINE_OP_BARRIER && (!at_root || rank_ == 0) && options_.check;
-    const bool parts = op == TOWLINE_OP_ALL_GATHER || op == TOWLINE_OP_GATHER || op == TOWLINE_OP_ALL_TO_ALL;
+    const bool at_root = op == TOWLINE_COLLECTIVE_REDUCE || op == TOWLINE_COLLECTIVE_GATHER;
+    const bool has_result = op != TOWLINE_COLLECTIVE_BARRIER && (!at_root || rank_ == 0) && options_.check;
+    const bool parts = op == TOWLINE_COLLECTIVE_ALL_GATHER || op == TOWLINE_COLLECTIVE_GATHER ||
+                       op == TOWLINE_COLLECTIVE_ALL_TO_ALL;
     uint64_t length = one.call.count * (parts ? size_ : 1);
     if (operation.ends_with("_v"))
       length = std::accumulate(one.receives.begin(), one.receives.end(), uint64_t{0});
@@ -341,7 +342,7 @@ class CollectiveRank {
       if (!(off <= tolerance)) ++totals[1];
       if (right != 0) error = std::max(error, off / right);
     }
-    need(towline_all_reduce(world_, totals, totals, 2, TOWLINE_FLOAT64, TOWLINE_SUM, nullptr, nullptr),
+    need(towline_all_reduce(world_, totals, totals, 2, TOWLINE_FLOAT64, TOWLINE_REDUCE_SUM, nullptr, nullptr),
          "collecting errors");
     row["checked_elements"] = static_cast<uint64_t>(totals[0]);
     row["wrong_elements"] = static_cast<uint64_t>(totals[1]);

@@ -63,11 +63,11 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--op", setup.op, "read: decode pulls; write: prefill pushes")->capture_default_str();
   command
-      ->add_option("--memory", (*texts)["memory"],
+      ->add_option("--pool", (*texts)["memory"],
                    "Each side's pool, over its ranks; by default by the largest request")
       ->type_name("SIZE");
   command
-      ->add_option("--memory-kind", setup.memory_kind,
+      ->add_option("--memory", setup.memory_kind,
                    "shared (peers map it), private (as malloc gives it), or vram: decode takes GPUs from the "
                    "first on, "
                    "prefill from the last back")
@@ -77,7 +77,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
   command
       ->add_option("--spill", setup.spill, "Storage for blocks that do not fit into the prefill ranks' pools")
       ->type_name("file:DIR|s3://BUCKET");
-  command->add_option("--threads", setup.threads, "Threads a transfer is split over")
+  command->add_option("--split", setup.threads, "Workers a transfer is split over")
       ->capture_default_str()
       ->check(CLI::Range(1, 8));
   command->add_option("--in-flight", setup.in_flight, "Requests a decode rank fetches at once")

@@ -425,7 +425,7 @@ class DecodeRank {
             {"handover_latencies_s", handover_latencies_.values()},
             {"copy_bytes_per_s", copy_rate},
             {"route", mover_->route()},
-            {"counters", rank_.agent().counters()}};
+            {"counters", rank_.agent().metrics()}};
   }
 
   Setup setup_;

@@ -57,7 +57,7 @@ void Mover::start(const PoolPair& pools, uint32_t request, uint32_t consumer, Me
                                           {.notice = notice,
                                            .timeout = options_.timeout,
                                            .backend = options_.backend,
-                                           .threads = options_.threads,
+                                           .workers = options_.threads,
                                            .queue_completion = true,
                                            .user_data = reinterpret_cast<void*>(id)}),
               .group = group,

@@ -111,7 +111,7 @@ class PrefillRank {
                     {"latencies_s", mover_.latencies().values()},
                     {"route", mover_.route()},
                     {"spill", spill_report()},
-                    {"counters", rank_.agent().counters()}}}});
+                    {"counters", rank_.agent().metrics()}}}});
     while (true) {
       if (!receive()) rank_.wait(milliseconds{1000});
     }

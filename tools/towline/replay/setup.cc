@@ -86,7 +86,7 @@ PoolLayout make_layout(const CacheShape& shape, uint32_t ranks, uint32_t rank, u
   if (needed > memory) {
     throw Failure{
         fmt::format("the {} side's pool of {} is too small: its largest request has {} tokens and needs {}. "
-                    "Give --memory {} or "
+                    "Give --pool {} or "
                     "more, fewer --layers, or fewer --requests",
                     side, format_size(as_double(memory)), format_count(largest_tokens),
                     format_size(as_double(needed)), needed)};

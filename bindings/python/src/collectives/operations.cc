@@ -38,7 +38,7 @@ class Call {
     if (!factor.is_none()) {
       call_.factor = PyFloat_AsDouble(factor.ptr());
       if (call_.factor == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-    } else if (call_.reduction == TOWLINE_PREMUL_SUM) {
+    } else if (call_.reduction == TOWLINE_REDUCE_PREMUL_SUM) {
       raise(TOWLINE_INVALID_ARGUMENT, "premul_sum needs a factor");
     }
   }
@@ -186,7 +186,7 @@ void need_size(const char* what, uint64_t has, uint64_t needs) {
 
 nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::handle output, nb::handle factor,
                       bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_ALL_REDUCE, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_ALL_REDUCE, async_op, stream);
   call.reduce_with(op, factor);
   const bool in_place = output.is_none();
   const View in = in_place ? call.output(tensor, "tensor") : call.input(tensor, "tensor");
@@ -198,7 +198,7 @@ nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::han
 
 nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handle op, nb::handle output,
                   nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_REDUCE, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_REDUCE, async_op, stream);
   call.reduce_with(op, factor);
   call->root = nb::cast<int>(root);
   const bool at_root = call.is(root);
@@ -212,7 +212,7 @@ nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handl
 
 nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool async_op, nb::handle timeout,
                      nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_BROADCAST, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_BROADCAST, async_op, stream);
   call->root = nb::cast<int>(root);
   const View view = call.is(root) ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
   call->input = view.data;
@@ -223,7 +223,7 @@ nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool a
 
 nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool async_op, nb::handle timeout,
                       nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_ALL_GATHER, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_ALL_GATHER, async_op, stream);
   const View in = call.input(input, "input");
   call->count = call.scaled(in.count);
   if (!is_list(output)) {
@@ -232,7 +232,7 @@ nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool
   }
   Counts counts = call.outputs(output, "output");
   if (!all_equal(counts, in.count)) {
-    call->op = TOWLINE_OP_ALL_GATHER_V;
+    call->op = TOWLINE_COLLECTIVE_ALL_GATHER_V;
     need_size("the input", in.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
     call->output_counts = call.keep(std::move(counts));
     call->count = 0;
@@ -243,7 +243,7 @@ nb::object all_gather(nb::handle self, nb::handle output, nb::handle input, bool
 // Sizes may differ between ranks, so every rank uses the uneven operation, even if its own sizes are equal.
 nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bool async_op,
                         nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_ALL_GATHER_V, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_ALL_GATHER_V, async_op, stream);
   const View in = call.input(input, "input");
   Counts counts = call.outputs(output, "output");
   need_size("the input", in.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
@@ -254,7 +254,7 @@ nb::object all_gather_v(nb::handle self, nb::handle output, nb::handle input, bo
 nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
                           nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints,
                           nb::handle stream) {
-  Call call(self, TOWLINE_OP_REDUCE_SCATTER, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_REDUCE_SCATTER, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
   call->count = out.count;
@@ -264,7 +264,7 @@ nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, 
   }
   Counts counts = call.inputs(input, "input");
   if (!all_equal(counts, out.count)) {
-    call->op = TOWLINE_OP_REDUCE_SCATTER_V;
+    call->op = TOWLINE_COLLECTIVE_REDUCE_SCATTER_V;
     need_size("the output", out.count, counts[static_cast<size_t>(communicator_of(self).rank)]);
     call->input_counts = call.keep(std::move(counts));
     call->count = 0;
@@ -275,7 +275,7 @@ nb::object reduce_scatter(nb::handle self, nb::handle output, nb::handle input, 
 nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input, nb::handle op,
                             nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints,
                             nb::handle stream) {
-  Call call(self, TOWLINE_OP_REDUCE_SCATTER_V, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, async_op, stream);
   call.reduce_with(op, factor);
   const View out = call.output(output, "output");
   Counts counts = call.inputs(input, "input");
@@ -286,7 +286,7 @@ nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input
 
 nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
                   nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_GATHER, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_GATHER, async_op, stream);
   call->root = nb::cast<int>(root);
   const View in = call.input(input, "input");
   call->count = call.scaled(in.count);
@@ -304,7 +304,7 @@ nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::hand
 
 nb::object scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
                    nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_SCATTER, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_SCATTER, async_op, stream);
   call->root = nb::cast<int>(root);
   const View out = call.output(output, "output");
   call->count = call.scaled(out.count);
@@ -353,12 +353,12 @@ Counts take_splits(nb::handle splits, nb::handle tensor, const View& view, uint6
 nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::handle output_splits,
                       nb::handle input_splits, bool async_op, nb::handle timeout, nb::handle hints,
                       nb::handle stream) {
-  Call call(self, TOWLINE_OP_ALL_TO_ALL, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_ALL_TO_ALL, async_op, stream);
   if (is_list(output) != is_list(input))
     raise(TOWLINE_INVALID_ARGUMENT, "output and input are both lists of tensors, or both tensors");
   if (is_list(output)) {
     // Sizes that are equal on one rank may differ on another, so lists always use the operation with sizes.
-    call->op = TOWLINE_OP_ALL_TO_ALL_V;
+    call->op = TOWLINE_COLLECTIVE_ALL_TO_ALL_V;
     Counts in = call.inputs(input, "input");
     Counts out = call.outputs(output, "output");
     call->input_counts = call.keep(std::move(in));
@@ -376,7 +376,7 @@ nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::
     call->count = call.scaled(in.count / call.size());
     return call.issue(timeout, hints);
   }
-  call->op = TOWLINE_OP_ALL_TO_ALL_V;
+  call->op = TOWLINE_COLLECTIVE_ALL_TO_ALL_V;
   const auto counts = [&](nb::handle splits, nb::handle tensor, const View& view, const char* what) {
     if (!splits.is_none()) return take_splits(splits, tensor, view, call.size(), what);
     if (view.count % call.size() != 0)
@@ -390,7 +390,7 @@ nb::object all_to_all(nb::handle self, nb::handle output, nb::handle input, nb::
 
 void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
   const View view =
-      call->op == TOWLINE_OP_SEND ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
+      call->op == TOWLINE_COLLECTIVE_SEND ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
   call->count = call.scaled(view.count);
   call->root = peer;
   call->tag = tag;
@@ -401,20 +401,20 @@ int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : nb::
 
 nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
                 nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_SEND, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_SEND, async_op, stream);
   set_message(call, tensor, peer, tag);
   return call.issue(timeout, hints);
 }
 
 nb::object recv(nb::handle self, nb::handle tensor, nb::handle peer, uint64_t tag, bool async_op,
                 nb::handle timeout, nb::handle hints, nb::handle stream) {
-  Call call(self, TOWLINE_OP_RECV, async_op, stream);
+  Call call(self, TOWLINE_COLLECTIVE_RECV, async_op, stream);
   set_message(call, tensor, source_of(peer), tag);
   return call.issue(timeout, hints);
 }
 
 nb::object barrier(nb::handle self, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
-  return Call(self, TOWLINE_OP_BARRIER, async_op, stream).issue(timeout, hints);
+  return Call(self, TOWLINE_COLLECTIVE_BARRIER, async_op, stream).issue(timeout, hints);
 }
 
 // ---- batches
@@ -446,8 +446,8 @@ nb::object make_batch(nb::handle self) {
 void add(Batch& batch, uint32_t op, nb::handle tensor, int peer, uint64_t tag) {
   Call call(batch.communicator, op, true, nb::none());
   set_message(call, tensor, peer, tag);
-  (void)(op == TOWLINE_OP_SEND ? batch.held.view(tensor, "tensor")
-                               : batch.held.writable_view(tensor, "tensor"));
+  (void)(op == TOWLINE_COLLECTIVE_SEND ? batch.held.view(tensor, "tensor")
+                                       : batch.held.writable_view(tensor, "tensor"));
   (void)communicator_of(batch.communicator).use();
   check(towline_batch_add(batch.native, call.operator->()), "towline_batch_add");
   ++batch.operations;
@@ -474,9 +474,10 @@ nb::object issue(Batch& batch, bool async_op, nb::handle timeout, nb::handle hin
 uint32_t reduction_of(nb::handle op) {
   if (PyLong_Check(op.ptr())) {
     const long value = PyLong_AsLong(op.ptr());
-    if (value >= TOWLINE_SUM && value <= TOWLINE_PREMUL_SUM) return static_cast<uint32_t>(value);
+    if (value >= TOWLINE_REDUCE_SUM && value <= TOWLINE_REDUCE_PREMUL_SUM)
+      return static_cast<uint32_t>(value);
   } else if (PyUnicode_Check(op.ptr())) {
-    for (uint32_t one = TOWLINE_SUM; one <= TOWLINE_PREMUL_SUM; ++one) {
+    for (uint32_t one = TOWLINE_REDUCE_SUM; one <= TOWLINE_REDUCE_PREMUL_SUM; ++one) {
       if (PyUnicode_CompareWithASCIIString(op.ptr(), towline_reduction_name(one)) == 0) return one;
     }
   }
@@ -524,13 +525,13 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
       .def(
           "send",
           [](Batch& batch, nb::handle one, int peer, uint64_t tag) {
-            add(batch, TOWLINE_OP_SEND, one, peer, tag);
+            add(batch, TOWLINE_COLLECTIVE_SEND, one, peer, tag);
           },
           tensor, arg("peer"), arg("tag") = 0)
       .def(
           "recv",
           [](Batch& batch, nb::handle one, int peer, uint64_t tag) {
-            add(batch, TOWLINE_OP_RECV, one, peer, tag);
+            add(batch, TOWLINE_COLLECTIVE_RECV, one, peer, tag);
           },
           tensor, arg("peer"), arg("tag") = 0)
       .def("issue", &issue, only, async_op, timeout, hints);

@@ -21,7 +21,7 @@ use crate::text;
 pub struct AgentOptions {
     /// Hosted: Towline's own threads make progress. Caller: only calls of the application do.
     pub progress: Progress,
-    /// Progress engines, 1 to 8.
+    /// Threads that make progress, 1 to 8.
     pub workers: u32,
     /// "host:port[,host:port]", "*:0" or "none". Default: "127.0.0.1:0".
     pub listen: String,
@@ -131,11 +131,10 @@ impl Agent {
 
     /// The address for peers, "10.0.0.7:7777"; empty if the agent does not listen.
     pub fn address(&self) -> Result<String> {
-        let mut bytes = [0u8; 1024];
-        // SAFETY: the buffer has the capacity that is given.
-        check(unsafe { sys::towline_agent_address(self.native(), bytes.as_mut_ptr().cast(), bytes.len()) })?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        // SAFETY: buffer and capacity belong together.
+        text::read_text(|buffer, capacity, needed| unsafe {
+            sys::towline_agent_address(self.native(), buffer.cast(), capacity, needed)
+        })
     }
 
     /// Backends with traits and reasons, regions, peers, topology: JSON.
@@ -147,10 +146,10 @@ impl Agent {
     }
 
     /// Counters per peer, backend and direction: JSON.
-    pub fn counters(&self) -> Result<String> {
+    pub fn metrics(&self) -> Result<String> {
         // SAFETY: buffer and capacity belong together.
         text::read_text(|buffer, capacity, needed| unsafe {
-            sys::towline_agent_counters(self.native(), buffer.cast(), capacity, needed)
+            sys::towline_agent_metrics(self.native(), buffer.cast(), capacity, needed)
         })
     }
 

@@ -87,7 +87,7 @@ impl Agent {
         let mut info = sys::towline_region_info_t::default();
         // SAFETY: a successful call gives a handle, which the region takes over.
         unsafe {
-            let described = check(sys::towline_region_info(handle, &mut info));
+            let described = check(sys::towline_region_info(handle, &mut info, std::mem::size_of_val(&info)));
             let region = Region::from_native(self.handle(), handle, ptr::null_mut(), info.bytes as usize, None);
             described.map(|_| region)
         }
@@ -145,7 +145,7 @@ impl Region {
     pub fn info(&self) -> Result<RegionInfo> {
         let mut info = sys::towline_region_info_t::default();
         // SAFETY: the handle is valid.
-        check(unsafe { sys::towline_region_info(self.native(), &mut info) })?;
+        check(unsafe { sys::towline_region_info(self.native(), &mut info, std::mem::size_of_val(&info)) })?;
         Ok(RegionInfo::from(&info))
     }
 

@@ -28,7 +28,7 @@ pub struct TransferOptions {
     /// Forces one backend by name; empty: the planner chooses.
     pub backend: String,
     /// Engines to split the work over; 0: one.
-    pub threads: u32,
+    pub workers: u32,
     /// Allows [`Transfer::run`]. Posts of small transfers into mapped memory are then slower by some 100 ns, since another
     /// thread may have to be told.
     pub awaitable: bool,
@@ -131,7 +131,7 @@ impl Agent {
             counter_add,
             timeout_ns: options.timeout.map_or(0, |time| Timeout::from(time).nanoseconds_not_default()),
             backend: text::pointer(&backend),
-            threads: options.threads,
+            workers: options.workers,
             user_data: shared.as_ref().map_or(ptr::null_mut(), |shared| Arc::as_ptr(shared).cast_mut().cast()),
             callback: shared.as_ref().map(|_| wake::ended as unsafe extern "C" fn(_)),
             ..Default::default()

@@ -1,4 +1,4 @@
-#include "counters.h"
+#include "metrics.h"
 
 #include <fmt/format.h>
 #include <towline/telemetry.h>
@@ -22,15 +22,15 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-struct CountersOptions {
+struct MetricsOptions {
   bool watch = false;
   std::string interval = "1s";
   std::string prometheus;
 };
 
-json read_counters() {
+json read_metrics() {
   return json::parse(towline::detail::read_text([](char* text, size_t capacity, size_t* needed) {
-    return towline_host_counters(text, capacity, needed);
+    return towline_host_metrics(text, capacity, needed);
   }));
 }
 
@@ -75,17 +75,17 @@ std::string latency(const json& series, const char* name) {
 
 void watch(const CommonOptions& common, milliseconds interval) {
   const Signals signals;
-  json before = read_counters();
+  json before = read_metrics();
   auto before_at = steady_clock::now();
   while (signals.wait(static_cast<int>(interval.count()))) {
-    json now = read_counters();
+    json now = read_metrics();
     const auto now_at = steady_clock::now();
     const double seconds = std::chrono::duration<double>(now_at - before_at).count();
     if (common.json) {
       fmt::print("{}\n", now.dump());
     } else {
       if (common.output.interactive()) fmt::print("\033[H\033[J");
-      fmt::print("{}", render_counters(now, &before, seconds, common.output));
+      fmt::print("{}", render_metrics(now, &before, seconds, common.output));
     }
     std::fflush(stdout);
     before = std::move(now);
@@ -101,14 +101,14 @@ void serve(const std::string& address) {
   towline_exporter_t* started = nullptr;
   towline::detail::check(towline_exporter_start(nullptr, address.c_str(), &started));
   const std::unique_ptr<towline_exporter_t, Stop> exporter(started);
-  fmt::print("counters of this host's agents at http://{}/metrics\n", towline_exporter_address(started));
+  fmt::print("metrics of this host's agents at http://{}/metrics\n", towline_exporter_address(started));
   std::fflush(stdout);
   (void)signals.wait(-1);
 }
 
 }  // namespace
 
-std::string render_counters(const json& now, const json* before, double seconds, const Terminal& terminal) {
+std::string render_metrics(const json& now, const json* before, double seconds, const Terminal& terminal) {
   using enum Table::Align;
   const bool rates = before != nullptr;
   if (now.empty()) return "no agents of this user are running here\n";
@@ -147,9 +147,9 @@ std::string render_counters(const json& now, const json* before, double seconds,
   return table.render(terminal);
 }
 
-void add_counters_command(CLI::App& app, CommonOptions& common) {
-  auto* command = app.add_subcommand("counters", "Show the traffic of the agents of this host");
-  auto options = std::make_shared<CountersOptions>();
+void add_metrics_command(CLI::App& app, CommonOptions& common) {
+  auto* command = app.add_subcommand("metrics", "Show the traffic of the agents of this host");
+  auto options = std::make_shared<MetricsOptions>();
   auto* json_flag =
       command->add_flag("--json", common.json, "Print them as JSON, with --watch a line each time");
   auto* watch_flag = command->add_flag("--watch", options->watch, "Show what moves now, again and again");
@@ -157,12 +157,12 @@ void add_counters_command(CLI::App& app, CommonOptions& common) {
   command
       ->add_option(
           "--prometheus", options->prometheus,
-          "Serve the counters to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
+          "Serve the metrics to Prometheus at this address, such as 127.0.0.1:9400, until interrupted")
       ->type_name("HOST:PORT")
       ->excludes(json_flag)
       ->excludes(watch_flag);
   command->footer(
-      "Examples:\n  towline counters\n  towline counters --watch\n  towline counters --prometheus "
+      "Examples:\n  towline metrics\n  towline metrics --watch\n  towline metrics --prometheus "
       "127.0.0.1:9400");
   command->callback([&common, options] {
     if (!options->prometheus.empty()) return serve(options->prometheus);
@@ -170,8 +170,8 @@ void add_counters_command(CLI::App& app, CommonOptions& common) {
       const auto interval = std::chrono::duration_cast<milliseconds>(parse_duration(options->interval));
       return watch(common, std::clamp(interval, milliseconds{10}, milliseconds{3'600'000}));
     }
-    const json now = read_counters();
-    fmt::print("{}", common.json ? now.dump(2) + "\n" : render_counters(now, nullptr, 0, common.output));
+    const json now = read_metrics();
+    fmt::print("{}", common.json ? now.dump(2) + "\n" : render_metrics(now, nullptr, 0, common.output));
   });
 }
 

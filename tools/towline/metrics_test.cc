@@ -1,4 +1,4 @@
-#include "counters.h"
+#include "metrics.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ nlohmann::json host(uint64_t bytes, uint64_t transfers) {
 }
 
 TEST(Counters, TableSaysWhatHasMoved) {
-  const std::string text = render_counters(host(4096, 12), nullptr, 0, kPlain);
+  const std::string text = render_metrics(host(4096, 12), nullptr, 0, kPlain);
   for (const char* part : {"prefill-0", "42", "decode-1", "shm", "tx", "4 KiB", "12", "2.00 us", "9 us",
                            "PEER_LOST 2", "idle"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
@@ -26,13 +26,13 @@ TEST(Counters, TableSaysWhatHasMoved) {
 
 TEST(Counters, WatchedTableSaysWhatMovesNow) {
   const nlohmann::json before = host(1'000'000'000, 100);
-  const std::string text = render_counters(host(5'000'000'000, 300), &before, 2, kPlain);
+  const std::string text = render_metrics(host(5'000'000'000, 300), &before, 2, kPlain);
   EXPECT_NE(text.find("2.00 GB/s"), std::string::npos) << text;
   EXPECT_NE(text.find(" 100 "), std::string::npos) << text;
 }
 
 TEST(Counters, NoAgentsIsSaid) {
-  EXPECT_EQ(render_counters(nlohmann::json::array(), nullptr, 0, kPlain),
+  EXPECT_EQ(render_metrics(nlohmann::json::array(), nullptr, 0, kPlain),
             "no agents of this user are running here\n");
 }
 

@@ -1,0 +1,122 @@
+// Arrays of structs of another version of the headers: callers give the size of their elements.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "towline/collectives.h"
+#include "towline/layout.h"
+#include "towline/towline.hpp"
+
+namespace towline {
+namespace {
+
+struct NewerBlocks {
+  towline_blocks_t blocks;
+  uint64_t later;
+};
+
+struct NewerInfo {
+  towline_region_info_t info;
+  uint64_t later;
+};
+
+class ElementSizes : public ::testing::Test {
+ protected:
+  Agent agent_{"owner", {.listen = "none", .backends = "memory"}};
+  std::vector<std::byte> memory_ = std::vector<std::byte>(8192);
+  Region region_ = agent_.register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kRead});
+
+  int32_t make(const void* blocks, size_t each, size_t count, uint64_t* total) {
+    towline_block_list_t* list = nullptr;
+    const int32_t status = towline_block_list_create(
+        agent_.native(), nullptr, static_cast<const towline_blocks_t*>(blocks), each, count, &list);
+    if (status == TOWLINE_OK) *total = towline_block_list_bytes(list);
+    towline_block_list_destroy(list);
+    return status;
+  }
+};
+
+TEST_F(ElementSizes, BlocksOfANewerVersionAreTakenIfTheySetNothingNew) {
+  std::array<NewerBlocks, 2> blocks = {};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i].blocks.address = reinterpret_cast<uint64_t>(memory_.data()) + i * 4096;
+    blocks[i].blocks.length = 1024 * (i + 1);
+  }
+  uint64_t total = 0;
+  ASSERT_EQ(make(blocks.data(), sizeof blocks[0], blocks.size(), &total), TOWLINE_OK) << towline_last_error();
+  EXPECT_EQ(total, 3072u);
+  blocks[1].later = 7;
+  EXPECT_EQ(make(blocks.data(), sizeof blocks[0], blocks.size(), &total), TOWLINE_UNSUPPORTED);
+  EXPECT_NE(std::string(towline_last_error()).find("blocks[1]"), std::string::npos) << towline_last_error();
+}
+
+TEST_F(ElementSizes, ASizeThatNoVersionHadIsRefused) {
+  towline_blocks_t block = {};
+  uint64_t total = 0;
+  for (const size_t each : {size_t{0}, size_t{8}, sizeof block - 8, size_t{1} << 20})
+    EXPECT_EQ(make(&block, each, 1, &total), TOWLINE_INVALID_ARGUMENT) << each;
+  towline_region_info_t info = {};
+  EXPECT_EQ(towline_region_info(region_.native(), &info, 8), TOWLINE_INVALID_ARGUMENT);
+}
+
+TEST_F(ElementSizes, FieldsOfANewerVersionAreZeroInWhatIsGiven) {
+  NewerInfo info;
+  std::memset(&info, 0xff, sizeof info);
+  ASSERT_EQ(towline_region_info(region_.native(), &info.info, sizeof info), TOWLINE_OK);
+  EXPECT_EQ(info.info.address, reinterpret_cast<uint64_t>(memory_.data()));
+  EXPECT_EQ(info.info.bytes, memory_.size());
+  EXPECT_EQ(info.later, 0u);
+}
+
+TEST_F(ElementSizes, ThePeersRegionsKeepTheCallersStep) {
+  const Region second = agent_.register_memory(dram(memory_.data(), 4096), {.access = Access::kRead});
+  const Agent other{"other", {.listen = "none", .backends = "memory"}};
+  const Peer peer = other.add_peer(agent_.metadata());
+  std::array<NewerInfo, 3> all;
+  std::memset(all.data(), 0xff, sizeof all);
+  size_t count = 2;
+  ASSERT_EQ(towline_peer_regions(peer.native(), &all[0].info, sizeof all[0], &count), TOWLINE_OK);
+  EXPECT_EQ(count, 2u);
+  EXPECT_EQ(all[0].info.bytes, 8192u);
+  EXPECT_EQ(all[1].info.bytes, 4096u);
+  EXPECT_EQ(all[1].later, 0u);
+  EXPECT_EQ(all[2].later, UINT64_MAX);  // room that was not offered
+}
+
+TEST(AgentAddress, TellsHowMuchRoomItNeeds) {
+  const Agent agent{"listens", {.listen = "127.0.0.1:0"}};
+  size_t needed = 0;
+  ASSERT_EQ(towline_agent_address(agent.native(), nullptr, 0, &needed), TOWLINE_OK);
+  EXPECT_EQ(needed, agent.address().size() + 1);
+  std::string text(needed, 'x');
+  ASSERT_EQ(towline_agent_address(agent.native(), text.data(), needed, nullptr), TOWLINE_OK);
+  EXPECT_EQ(text.c_str(), agent.address());
+  EXPECT_NE(towline_agent_address(agent.native(), text.data(), 3, nullptr), TOWLINE_OK);
+}
+
+// Exported, not inline: other languages call them through the library.
+TEST(CollectivesByName, AreFunctionsOfTheLibrary) {
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.size = 1;
+  options.store = nullptr;
+  options.bootstrap = "tcp://127.0.0.1:0";
+  options.backend = "fake";
+  towline_communicator_t* world = nullptr;
+  ASSERT_EQ(towline_communicator_create(&options, &world), TOWLINE_OK) << towline_last_error();
+  float in = 3;
+  float out = 0;
+  int32_t (*volatile all_reduce)(towline_communicator_t*, const void*, void*, uint64_t, uint32_t, uint32_t,
+                                 const towline_collective_options_t*, towline_work_t**) = towline_all_reduce;
+  EXPECT_EQ(all_reduce(world, &in, &out, 1, TOWLINE_FLOAT32, TOWLINE_REDUCE_SUM, nullptr, nullptr),
+            TOWLINE_OK)
+      << towline_last_error();
+  EXPECT_EQ(towline_barrier(world, nullptr, nullptr), TOWLINE_OK);
+  EXPECT_EQ(towline_communicator_destroy(world), TOWLINE_OK);
+}
+
+}  // namespace
+}  // namespace towline
