@@ -24,6 +24,13 @@ typedef void (*towline_log_sink_t)(void* context, uint32_t level, const char* me
 // sink before is no longer in use. The setting log.level says which messages there are.
 TOWLINE_API void towline_set_log_sink(towline_log_sink_t sink, void* context);
 
+// Every setting, with the value that an agent made now with this `config` (TOML text, or null) would read, and where it
+// comes from: JSON, size convention as towline_agent_info.
+//   {"schema": 1, "settings": [{"name", "type", "default", "bounds", "meaning", "promised", "value", "source"}],
+//    "unknown": [{"name", "nearest"}]}
+// Values of secrets are left out. `unknown`: names in the environment, file or `config` that no setting has.
+TOWLINE_API int32_t towline_settings(const char* config, char* json, size_t capacity, size_t* needed);
+
 // One run of a transfer, a plan's post or a copy.
 typedef struct towline_operation_t {
   size_t struct_size;

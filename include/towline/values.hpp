@@ -279,10 +279,11 @@ struct MemoryView {
 struct Blocks : towline_blocks_t {
   Blocks() noexcept : towline_blocks_t{} {}
 
-  [[nodiscard]] static Blocks at(uint64_t address, uint64_t length, Kind kind = Kind::kDram,
+  template <std::integral Address>  // of any integer, so that 0 is a number and no pointer
+  [[nodiscard]] static Blocks at(Address address, uint64_t length, Kind kind = Kind::kDram,
                                  uint64_t device = 0) noexcept {
     Blocks blocks;
-    blocks.address = address;
+    blocks.address = static_cast<uint64_t>(address);
     blocks.length = length;
     blocks.kind = static_cast<uint32_t>(kind);
     blocks.device = device;
@@ -314,9 +315,13 @@ struct Blocks : towline_blocks_t {
 };
 static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are handed to C");
 
-// `bytes` cut into contiguous blocks of `block_bytes`; a remainder is left out.
+// `bytes` cut into contiguous blocks of `block_bytes`, which must divide them: nothing is left out.
 [[nodiscard]] inline Blocks blocks_of(const void* address, uint64_t bytes, uint64_t block_bytes) {
   if (block_bytes == 0) throw Error{Status::kInvalidArgument, "blocks_of: block_bytes is zero"};
+  if (bytes % block_bytes != 0)
+    throw Error{Status::kInvalidArgument, "blocks_of: " + std::to_string(bytes) +
+                                              " bytes are no multiple of the blocks' " +
+                                              std::to_string(block_bytes)};
   return Blocks::at(address, block_bytes).repeat(bytes / block_bytes, block_bytes);
 }
 

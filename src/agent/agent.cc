@@ -13,6 +13,7 @@
 #include "agent/post.h"
 #include "agent/waiter.h"
 #include "base/config/config_file.h"
+#include "base/config/settings_table.h"
 #include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -137,12 +138,11 @@ void Agent::open() {
 // By now all readers of settings have read them, except for parts that this agent does not use, or that its
 // options set.
 void Agent::warn_of_unknown_settings() {
-  options_.config.declare(
-      {"listen", "listen.port_range", "listen.any_user", "advertise", "workers", "backends"});
-  options_.config.declare({"collectives.*", "etcd.*", "telemetry.*", "storage.*"});
-  for (const std::string& name : backends_->names_not_open()) options_.config.declare({name + ".*"});
-  for (const BundledBackend& bundled : bundled_backends())
-    if (backends_->find(bundled.name) == nullptr) options_.config.declare({std::string(bundled.name) + ".*"});
+  options_.config.declare_all_settings();
+  // Those of other people's plugins are known when the plugin reads them.
+  for (const std::string& name : backends_->names_not_open())
+    if (!has_settings(name)) options_.config.declare({name + ".*"});
+  options_.config.refuse_unknown_keys();
   options_.config.warn_unknown_keys();
 }
 

@@ -26,23 +26,55 @@ struct Logged {
 TEST(Observe, TheApplicationGetsTheMessages) {
   Logged first;
   Logged second;
-  // A setting that there is not is worth a warning.
-  const auto warn = [](const char* config) {
-    const Agent agent{"warns", {.listen = "none", .backends = "memory", .config = config}};
+  // A variable of a setting that there is not is worth a warning.
+  const auto warn = [](const char* variable) {
+    setenv(variable, "true", 1);
+    const Agent agent{"warns", {.listen = "none", .backends = "memory"}};
+    unsetenv(variable);
   };
   towline_set_log_sink(&Logged::take, &first);
-  warn("[memory]\nframez = true\n");
+  warn("TOWLINE_MEMORY_FRAMEZ");
   towline_set_log_sink(&Logged::take, &second);
-  warn("[memory]\nringz = true\n");
+  warn("TOWLINE_MEMORY_RINGZ");
   towline_set_log_sink(nullptr, nullptr);
   const auto has = [](const Logged& log, const char* what) {
     return std::any_of(log.lines.begin(), log.lines.end(), [&](const auto& line) {
       return line.first == TOWLINE_LOG_WARNING && line.second.find(what) != std::string::npos;
     });
   };
-  EXPECT_TRUE(has(first, "memory.framez"));
-  EXPECT_TRUE(has(second, "memory.ringz"));
-  EXPECT_FALSE(has(first, "memory.ringz"));
+  EXPECT_TRUE(has(first, "MEMORY_FRAMEZ"));
+  EXPECT_TRUE(has(second, "MEMORY_RINGZ"));
+  EXPECT_FALSE(has(first, "MEMORY_RINGZ"));
+}
+
+TEST(Observe, AMisspeltSettingOfTheProgramIsAnError) {
+  try {
+    const Agent agent{"misspelt",
+                      {.listen = "none", .backends = "memory", .config = "[peer]\nlosst = \"3s\"\n"}};
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("peer.lost is the nearest"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Settings, SayWhatIsInForceAndFromWhere) {
+  const auto read = [](const char* config) {
+    return detail::read_text([&](char* json, size_t capacity, size_t* needed) {
+      return towline_settings(config, json, capacity, needed);
+    });
+  };
+  setenv("TOWLINE_PEER_LOST", "7s", 1);
+  const std::string text = read("[etcd]\npassword = \"open sesame\"\n[peer]\nloss = 1\n");
+  unsetenv("TOWLINE_PEER_LOST");
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(R"("value":"7s")")) << text;
+  EXPECT_TRUE(has("environment TOWLINE_PEER_LOST"));
+  EXPECT_TRUE(has("set by the program"));
+  EXPECT_TRUE(has(R"("schema":1)"));
+  EXPECT_TRUE(has("peer.loss"));
+  EXPECT_FALSE(has("open sesame")) << "secrets are not told";
+  EXPECT_LT(towline_settings("[", nullptr, 0, nullptr), 0);
 }
 
 // Two agents of this process.

@@ -1,4 +1,4 @@
-// The towline command: info, metrics, bench, replay, cp, ls, serve, completions.
+// The towline command: info, metrics, config, bench, replay, cp, ls, serve, completions.
 
 #include <fmt/format.h>
 
@@ -12,6 +12,7 @@
 #include "bench/initiator.h"
 #include "bench/target.h"
 #include "completions.h"
+#include "config.h"
 #include "cp/command.h"
 #include "failure.h"
 #include "info.h"
@@ -69,6 +70,7 @@ int run(int argc, char** argv) {
   });
   tool::add_info_command(app, common);
   tool::add_metrics_command(app, common);
+  tool::add_config_command(app, common);
   tool::bench::add_bench_command(app, common);
   tool::replay::add_replay_command(app, common);
   tool::cp::add_cp_command(app, common);

@@ -74,8 +74,8 @@ def test_settings_come_as_text_or_mappings(make_agent, capfd):
     ):
         make_agent(config=config).close()
     assert capfd.readouterr().err == ""
-    make_agent(config={"peer": {"los": "20s"}}).close()
-    assert "set by the program: unknown setting peer.los" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="set by the program: unknown setting peer.los; peer.lost is the nearest"):
+        make_agent(config={"peer": {"los": "20s"}})
 
 
 def test_objects_say_what_they_are(pair):

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/config/config_file.h"
+#include "base/config/settings_table.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/os/unique_fd.h"
@@ -50,6 +51,12 @@ std::optional<bool> parse_bool(std::string_view text) {
   if (lower == "true" || lower == "yes" || lower == "on" || lower == "1") return true;
   if (lower == "false" || lower == "no" || lower == "off" || lower == "0") return false;
   return std::nullopt;
+}
+
+std::string unknown_text(std::string_view key) {
+  const std::string_view meant = nearest_setting(key);
+  return meant.empty() ? fmt::format("unknown setting {}; `towline config` lists them", key)
+                       : fmt::format("unknown setting {}; {} is the nearest", key, meant);
 }
 
 Config::Environment read_environment() {
@@ -251,6 +258,23 @@ void Config::declare(std::initializer_list<std::string_view> keys) {
   for (const std::string_view key : keys) state_->known.emplace(key);
 }
 
+void Config::declare_all_settings() {
+  constexpr std::string_view kAnyName = "NAME";
+  for (const Setting& setting : all_settings()) {
+    std::string name = setting.name;
+    if (name.ends_with("." + std::string(kAnyName)))
+      name.replace(name.size() - kAnyName.size(), kAnyName.size(), "*");
+    const std::lock_guard lock(state_->mutex);
+    state_->known.insert(std::move(name));
+  }
+}
+
+void Config::refuse_unknown_keys() const {
+  const std::lock_guard lock(state_->mutex);
+  for (const auto& [key, value] : state_->given)
+    if (!state_->is_known(key)) fail(Status::kInvalidArgument, "set by the program: {}", unknown_text(key));
+}
+
 std::vector<std::string> Config::unknown_keys() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<std::string> keys;
@@ -261,7 +285,7 @@ std::vector<std::string> Config::unknown_keys() const {
 void Config::warn_unknown_keys() {
   const std::lock_guard lock(state_->mutex);
   for (const auto& [key, place] : state_->unknown_keys()) {
-    if (state_->warned.insert(key).second) TOWLINE_LOG(kWarning, "{}: unknown setting {}", place, key);
+    if (state_->warned.insert(key).second) TOWLINE_LOG(kWarning, "{}: {}", place, unknown_text(key));
   }
 }
 

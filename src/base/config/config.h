@@ -70,9 +70,13 @@ class Config {
   // it, too.
   void declare(std::initializer_list<std::string_view> keys);
 
+  // The same for every setting that Towline and its plugins have.
+  void declare_all_settings();
+
   // Keys of the file or program, and TOWLINE_ variables, that were never read or declared: most likely
-  // misspelt. warn_ logs each once.
+  // misspelt. refuse_ throws Error for one that the program has set; warn_ logs each of the others once.
   std::vector<std::string> unknown_keys() const;
+  void refuse_unknown_keys() const;
   void warn_unknown_keys();
 
   // A variable that is not a Towline setting (HOME, CUDA_VISIBLE_DEVICES); nullopt if not set.

@@ -1,4 +1,5 @@
 #include "base/config/config.h"
+#include "base/config/settings_table.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -142,24 +143,49 @@ TEST(ConfigTest, UnknownKeysOfTheFileAreWarnedOfOnce) {
   config.warn_unknown_keys();
   config.warn_unknown_keys();
   set_log_sink(nullptr, nullptr);
-  EXPECT_EQ(lines, std::vector<std::string>{"towline.toml line 2: unknown setting tcp.lanez"});
+  EXPECT_EQ(lines, std::vector<std::string>{
+                       "towline.toml line 2: unknown setting tcp.lanez; `towline config` lists them"});
 }
 
-TEST(ConfigTest, UnknownKeysOfTheProgramAreToldAsWell) {
+TEST(ConfigTest, UnknownKeysOfTheProgramAreRefused) {
   Config config = Config::from_sources({}, "[tcp]\nlanez = 1\n");
   config.set("peer.los", "1s");
   config.set("peer.lost", "1s");
   config.set("tcp.lanez", "2");
   config.get_duration_ns("peer.lost", 0);
   EXPECT_EQ(config.unknown_keys(), (std::vector<std::string>{"peer.los", "tcp.lanez"}));
-  std::vector<std::string> lines;
-  set_log_sink([](void* to, LogLevel,
-                  std::string_view line) { static_cast<std::vector<std::string>*>(to)->emplace_back(line); },
-               &lines);
-  config.warn_unknown_keys();
-  set_log_sink(nullptr, nullptr);
-  EXPECT_EQ(lines, (std::vector<std::string>{"set by the program: unknown setting peer.los",
-                                             "set by the program: unknown setting tcp.lanez"}));
+  EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }),
+            "set by the program: unknown setting peer.los; peer.lost is the nearest");
+  config.declare({"peer.los", "tcp.*"});
+  EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }), "no error");
+}
+
+TEST(ConfigTest, EverySettingOfTheTableIsKnownAndNoOther) {
+  Config config;
+  config.declare_all_settings();
+  for (const Setting& setting : all_settings()) {
+    EXPECT_EQ(find_setting(setting.name), &setting) << setting.name;
+    config.set(setting.name, "1");
+  }
+  config.set("collectives.library.mine", "/a");
+  EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{});
+  config.set("cuda.blokcs", "1");
+  EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{"cuda.blokcs"});
+  EXPECT_EQ(nearest_setting("cuda.blokcs"), "cuda.blocks");
+  EXPECT_EQ(nearest_setting("nothing.like.it"), "");
+}
+
+// A default is a value of its type, so that what is documented may be written.
+TEST(ConfigTest, DefaultsOfTheTableAreOfTheirTypes) {
+  for (const Setting& setting : all_settings()) {
+    const std::string_view fallback = setting.fallback;
+    EXPECT_NE(std::string_view(setting.meaning), "") << setting.name;
+    if (fallback.empty() || fallback == "auto") continue;
+    if (setting.type == SettingType::kBytes) EXPECT_TRUE(parse_bytes(fallback)) << setting.name;
+    if (setting.type == SettingType::kDuration) EXPECT_TRUE(parse_duration_ns(fallback)) << setting.name;
+    if (setting.type == SettingType::kBool)
+      EXPECT_TRUE(fallback == "true" || fallback == "false") << setting.name;
+  }
 }
 
 TEST(ConfigTest, UnknownVariablesOfTheEnvironmentAreToldAsWell) {

@@ -1,0 +1,31 @@
+// Every setting of Towline and of the plugins that come with it: the one place for its name, type, default, bounds and
+// meaning. Documentation, `towline config` and the check for misspelt names come from here. A plugin of others
+// keeps to the prefix of its name.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace towline {
+
+enum class SettingType { kText, kList, kBool, kNumber, kBytes, kDuration, kChoice, kSecret };
+
+struct Setting {
+  const char* name;  // "tcp.port_range"; one that ends with ".NAME" stands for any such name
+  SettingType type;
+  const char* fallback;  // "": none, the meaning says what then
+  const char* bounds;    // for people; of a choice, the choices; "": those of the type
+  const char* meaning;   // one line
+  bool promised;         // false: tuning, may change or go in any version
+};
+
+std::span<const Setting> all_settings() noexcept;
+const Setting* find_setting(std::string_view name) noexcept;  // null: there is none
+// Some setting begins with "backend.".
+bool has_settings(std::string_view backend) noexcept;
+const char* setting_type_name(SettingType type) noexcept;
+// The setting whose name is most like this one; "": none is.
+std::string_view nearest_setting(std::string_view name);
+
+}  // namespace towline

@@ -1,0 +1,30 @@
+// Blocks as C++ programs write them.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "towline/towline.hpp"
+
+namespace towline {
+namespace {
+
+TEST(Blocks, ABlockAtZeroIsANumberAndNoPointer) {
+  const Blocks file = Blocks::at(0, 4096, Kind::kFile, 7);
+  EXPECT_EQ(file.address, 0u);
+  EXPECT_EQ(file.device, 7u);
+}
+
+TEST(Blocks, AMemorysRemainderIsRefusedAndNotLeftOut) {
+  std::array<std::byte, 100> memory = {};
+  EXPECT_EQ(blocks_of(memory.data(), 100, 25).count[0], 4u);
+  try {
+    (void)blocks_of(memory.data(), 100, 30);
+    FAIL() << "the last 10 bytes are in no block";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("100"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace towline

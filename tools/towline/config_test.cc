@@ -1,0 +1,40 @@
+#include "config.h"
+
+#include <gtest/gtest.h>
+
+namespace tool {
+namespace {
+
+const Terminal kPlain{stdout, false};
+
+nlohmann::json settings() {
+  return nlohmann::json::parse(R"({"schema": 1, "settings": [
+      {"name": "peer.lost", "type": "duration", "bounds": "", "meaning": "silence", "promised": true,
+       "value": "7s", "source": "environment TOWLINE_PEER_LOST"},
+      {"name": "workers", "type": "number", "bounds": "1 to 8", "meaning": "threads", "promised": true,
+       "value": "1", "source": "default"},
+      {"name": "tcp.bulk_bytes", "type": "bytes", "bounds": "", "meaning": "moved", "promised": false,
+       "value": "1MiB", "source": "default"}],
+      "unknown": [{"name": "peer.los", "nearest": "peer.lost"}]})");
+}
+
+size_t shown(const std::string& filter, bool all, bool set_only) {
+  return chosen_settings(settings(), filter, all, set_only).at("settings").size();
+}
+
+TEST(ConfigCommand, ShowsWhatIsPromisedOrAskedFor) {
+  EXPECT_EQ(shown("", false, false), 2u);
+  EXPECT_EQ(shown("", true, false), 3u);
+  EXPECT_EQ(shown("bulk", false, false), 1u);
+  EXPECT_EQ(shown("", true, true), 1u);
+}
+
+TEST(ConfigCommand, SaysValueSourceAndWhatIsUnknown) {
+  const std::string text = render_config(settings(), kPlain);
+  for (const char* part : {"7s", "environment TOWLINE_PEER_LOST", "threads (1 to 8)", "moved [tuning]",
+                           "unknown: peer.los; peer.lost is the nearest"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+}  // namespace
+}  // namespace tool
