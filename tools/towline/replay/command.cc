@@ -108,7 +108,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       "  towline replay --trace t.jsonl -n 100 --layers 8     a trace of one's own\n"
       "  towline replay --prefill-tp 2 --decode-tp 4          heads are split differently on the two sides\n"
       "  towline replay --model deepseek-v3 --op write        prefill pushes latent pages\n"
-      "  towline replay --spill file:/var/tmp --memory 1GiB   evicted blocks go to files and come back\n"
+      "  towline replay --spill file:/var/tmp --pool 1GiB     evicted blocks go to files and come back\n"
       "  towline replay --role prefill --listen 10.0.0.7:7700 on one host ...\n"
       "  towline replay --role decode --connect 10.0.0.7:7700 ... and on the other");
 

@@ -80,7 +80,16 @@ impl BlockList {
         let of = peer.map_or(ptr::null_mut(), |peer| peer.native());
         let mut list = ptr::null_mut();
         // SAFETY: the blocks outlive the call; `list` is written on success only.
-        check(unsafe { sys::towline_block_list_create(agent.native(), of, native.as_ptr(), std::mem::size_of::<sys::towline_blocks_t>(), native.len(), &mut list) })?;
+        check(unsafe {
+            sys::towline_block_list_create(
+                agent.native(),
+                of,
+                native.as_ptr(),
+                std::mem::size_of::<sys::towline_blocks_t>(),
+                native.len(),
+                &mut list,
+            )
+        })?;
         // SAFETY: a successful call gives a handle.
         let handle = unsafe { NonNull::new_unchecked(list) };
         Ok(BlockList { handle, agent: agent.clone(), _peer: peer.cloned() })

@@ -89,7 +89,14 @@ impl Peer {
         let mut count = 0;
         loop {
             // SAFETY: `count` is the capacity.
-            check(unsafe { sys::towline_peer_regions(self.native(), native.as_mut_ptr(), std::mem::size_of::<sys::towline_region_info_t>(), &mut count) })?;
+            check(unsafe {
+                sys::towline_peer_regions(
+                    self.native(),
+                    native.as_mut_ptr(),
+                    std::mem::size_of::<sys::towline_region_info_t>(),
+                    &mut count,
+                )
+            })?;
             if count <= native.len() {
                 break;
             }
