@@ -65,9 +65,9 @@ class DirectoryCall {
 
  private:
   friend class Directory;
-  DirectoryCall(towline_agent_t* agent, towline_directory_call_t* call) noexcept
-      : agent_(agent), handle_(call) {}
-  towline_agent_t* agent_ = nullptr;
+  DirectoryCall(detail::SharedAgent agent, towline_directory_call_t* call) noexcept
+      : agent_(std::move(agent)), handle_(call) {}
+  detail::SharedAgent agent_;
   detail::Handle<towline_directory_call_t, towline_directory_call_release> handle_;
 };
 
@@ -136,13 +136,13 @@ inline void close_directory(towline_directory_t* directory) noexcept {
 }
 }  // namespace detail
 
-// An open directory of an agent, which must outlive it. Destroying it removes what was published through it,
+// An open directory of an agent. Destroying it removes what was published through it,
 // unless another Directory of the same agent and address is open.
 class Directory {
  public:
-  Directory(const Agent& agent, const std::string& address) : agent_(agent.native()) {
+  Directory(const Agent& agent, const std::string& address) : agent_(agent.handle_.shared()) {
     towline_directory_t* directory = nullptr;
-    detail::check(towline_directory_open(agent_, address.c_str(), &directory));
+    detail::check(towline_directory_open(agent_.get(), address.c_str(), &directory));
     handle_.reset(directory);
   }
 
@@ -218,7 +218,7 @@ class Directory {
     return DirectoryCall{agent_, call};
   }
 
-  towline_agent_t* agent_ = nullptr;
+  detail::SharedAgent agent_;
   detail::Handle<towline_directory_t, detail::close_directory> handle_;
 };
 

@@ -166,7 +166,7 @@ namespace detail {
 // The plans between the last pairs of regions, for copies by view.
 class KeptPlans {
  public:
-  explicit KeptPlans(towline_agent_t* agent) noexcept : agent_(agent) {}
+  explicit KeptPlans(SharedAgent agent) noexcept : agent_(std::move(agent)) {}
 
   // The plan from one view's region to the other's. Throws Error; kMismatch for views of other shapes.
   [[nodiscard]] PlanHandle plan(const View& from, const View& to) {
@@ -180,7 +180,7 @@ class KeptPlans {
     }
     auto options = defaults<towline_plan_options_t>();
     towline_plan_t* made = nullptr;
-    check(towline_plan_create(agent_, from.list().native(), to.list().native(), &options, &made));
+    check(towline_plan_create(agent_.get(), from.list().native(), to.list().native(), &options, &made));
     PlanHandle plan(made, [](towline_plan_t* handle) { destroy(handle); });
     make_room();
     kept_.insert(kept_.begin(), {from.shaped_, to.shaped_, plan});
@@ -220,12 +220,12 @@ class KeptPlans {
     }
   }
 
-  towline_agent_t* const agent_;
+  const SharedAgent agent_;
   std::mutex mutex_;
   std::vector<Kept> kept_;  // the last used first
 };
 
-inline std::shared_ptr<KeptPlans> keep_plans(towline_agent_t* agent) {
+inline std::shared_ptr<KeptPlans> keep_plans(const SharedAgent& agent) {
   return std::make_shared<KeptPlans>(agent);
 }
 

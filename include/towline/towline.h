@@ -66,7 +66,10 @@ typedef struct towline_agent_options_t {
 TOWLINE_API int32_t towline_agent_create(const char* name, const towline_agent_options_t* options,
                                          towline_agent_t** agent);
 // Ends every transfer with TOWLINE_CLOSED, waits for local fences, says goodbye to peers, waits at most half
-// a second until one-sided peers detach from its memory, and joins threads.
+// a second until one-sided peers detach from its memory, and joins threads. Any thread; closing again does nothing.
+TOWLINE_API int32_t towline_agent_close(towline_agent_t* agent);
+// Closes it, and frees the handle. Until then the handle of a closed agent may be used by any thread, and every call
+// answers TOWLINE_CLOSED.
 TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
 TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);
 // 32 hexadecimal digits, new for every agent made.
@@ -146,6 +149,11 @@ TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* addres
 // Refuses new work, tells peers, waits until work in flight is fenced, frees the handle. TOWLINE_TIMED_OUT: a
 // peer has not detached yet (the last error names it); do not reuse the memory, and repeat the call.
 TOWLINE_API int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns);
+// Deregisters without waiting for peers, and frees the handle. Once nothing uses the memory any more, or the agent has
+// closed, calls released(owner), if it is not null: once, during this call or on a thread of the agent's. Until then the
+// memory must stay valid. `released` may call no function of the agent that waits.
+TOWLINE_API int32_t towline_region_release(towline_region_t* region, void (*released)(void* owner),
+                                           void* owner);
 TOWLINE_API uint64_t towline_region_key(const towline_region_t* region);
 
 // Peers and metadata

@@ -92,9 +92,42 @@ struct Deleter {
 template <class T, auto Destroy>
 using Handle = std::unique_ptr<T, Deleter<T, Destroy>>;
 
-inline void deregister(towline_region_t* region) noexcept {
-  (void)towline_region_deregister(region, Deadline{kDestructorTimeout}.remaining_ns());
-}
+// Ends a region: with an owner at once, as the owner lives until the memory is not used any more; else it waits.
+struct RegionEnd {
+  using Owner = std::shared_ptr<const void>;
+  void operator()(towline_region_t* region) noexcept {
+    if (owner == nullptr) {
+      (void)towline_region_deregister(region, Deadline{kDestructorTimeout}.remaining_ns());
+    } else {
+      (void)towline_region_release(
+          region, [](void* held) { delete static_cast<Owner*>(held); }, owner.release());
+    }
+  }
+  std::unique_ptr<Owner> owner;
+};
+
+// An agent's handle, which others share. The agent is closed when the one that owns it ends.
+using SharedAgent = std::shared_ptr<towline_agent_t>;
+class AgentHandle {
+ public:
+  AgentHandle() noexcept = default;
+  explicit AgentHandle(towline_agent_t* agent) : shared_(agent, towline_agent_destroy) {}
+  AgentHandle(AgentHandle&&) noexcept = default;
+  AgentHandle& operator=(AgentHandle&& other) noexcept {
+    if (this != &other) close(), shared_ = std::move(other.shared_);
+    return *this;
+  }
+  ~AgentHandle() { close(); }
+  void close() noexcept {
+    if (shared_ != nullptr) (void)towline_agent_close(shared_.get());
+  }
+  [[nodiscard]] towline_agent_t* get() const noexcept { return shared_.get(); }
+  [[nodiscard]] const SharedAgent& shared() const noexcept { return shared_; }
+
+ private:
+  SharedAgent shared_;
+};
+
 inline void destroy(towline_transfer_t* transfer) noexcept {
   (void)towline_transfer_destroy(transfer, Deadline{kDestructorTimeout}.remaining_ns());
 }
@@ -134,7 +167,8 @@ class Memory {
 
 class View;
 
-// Registered memory. The destructor deregisters it: tells peers and waits for work in flight.
+// Registered memory. The destructor deregisters it. Of memory that was registered with its owner it waits for nothing: the
+// owner lives until the memory is not used any more. Else it tells peers and waits for work in flight.
 class Region {
  public:
   // The key by which peers name it.
@@ -144,7 +178,10 @@ class Region {
   // detached, and last_error() names it; do not reuse the memory, and repeat the call.
   Status deregister(Deadline deadline = kForever) noexcept {
     const Status status = detail::status(towline_region_deregister(handle_.get(), deadline.remaining_ns()));
-    if (status == Status::kOk) (void)handle_.release();
+    if (status == Status::kOk) {
+      (void)handle_.release();
+      handle_.get_deleter().owner.reset();
+    }
     return status;
   }
   explicit Region(towline_region_t* region) noexcept : handle_(region) {}  // takes it over
@@ -157,7 +194,7 @@ class Region {
  private:
   friend class Agent;
   void keep_view(std::string name);
-  detail::Handle<towline_region_t, detail::deregister> handle_;
+  std::unique_ptr<towline_region_t, detail::RegionEnd> handle_;
   std::string name_;
   std::shared_ptr<const View> view_;  // of one with a name; ends before the region
 };
@@ -252,12 +289,12 @@ class Peer {
 
   // Lists over the peer's registered memory.
   [[nodiscard]] BlockList block_list(std::span<const Blocks> blocks) const {
-    return BlockList{agent_, handle_.get(), blocks};
+    return BlockList{agent_.get(), handle_.get(), blocks};
   }
   [[nodiscard]] BlockList block_list(const Blocks& blocks) const { return block_list({&blocks, 1}); }
   [[nodiscard]] BlockList block_list(std::span<const uint64_t> addresses, std::span<const uint64_t> lengths,
                                      Kind kind = Kind::kDram, uint64_t device = 0) const {
-    return BlockList{agent_, handle_.get(), kind, device, addresses, lengths};
+    return BlockList{agent_.get(), handle_.get(), kind, device, addresses, lengths};
   }
 
   // Sends a notice by itself. kAgain: no credit now.
@@ -271,12 +308,12 @@ class Peer {
 
   // Makes the agent forget the peer; transfers in flight to it end with kCancelled.
   void remove() { detail::check(towline_peer_remove(handle_.get())), (void)handle_.release(); }
-  Peer(towline_agent_t* agent, towline_peer_t* peer) noexcept
-      : agent_(agent), handle_(peer) {}  // takes it over
+  Peer(detail::SharedAgent agent, towline_peer_t* peer) noexcept
+      : agent_(std::move(agent)), handle_(peer) {}  // takes it over
   [[nodiscard]] towline_peer_t* native() const noexcept { return handle_.get(); }
 
  private:
-  towline_agent_t* agent_ = nullptr;
+  detail::SharedAgent agent_;
   detail::Handle<towline_peer_t, towline_peer_release> handle_;
 };
 
@@ -367,15 +404,15 @@ static_assert(sizeof(Completion) == sizeof(towline_completion_t), "arrays of Com
 // Notices and counters
 
 // A message that arrived. Its contents are valid as long as the object. Its destructor returns the sender's
-// credit, so copy what you need and destroy it. Destroy it before its agent.
+// credit, so copy what you need and destroy it.
 class Notice {
  public:
   Notice() noexcept = default;
-  Notice(Notice&& other) noexcept : agent_(std::exchange(other.agent_, nullptr)), notice_(other.notice_) {}
+  Notice(Notice&& other) noexcept : agent_(std::move(other.agent_)), notice_(other.notice_) {}
   Notice& operator=(Notice&& other) noexcept {
     if (this != &other) {
       release();
-      agent_ = std::exchange(other.agent_, nullptr);
+      agent_ = std::move(other.agent_);
       notice_ = other.notice_;
     }
     return *this;
@@ -394,12 +431,12 @@ class Notice {
   }
   [[nodiscard]] explicit operator bool() const noexcept { return agent_ != nullptr; }
   void release() noexcept {
-    if (agent_ != nullptr) towline_notice_release(std::exchange(agent_, nullptr), &notice_);
+    if (agent_ != nullptr) towline_notice_release(std::exchange(agent_, nullptr).get(), &notice_);
   }
 
  private:
   friend class Agent;
-  towline_agent_t* agent_ = nullptr;
+  detail::SharedAgent agent_;
   towline_notice_t notice_{};
 };
 
@@ -425,8 +462,9 @@ class Post;
 class Group;
 namespace detail {
 class KeptPlans;
-std::shared_ptr<KeptPlans> keep_plans(towline_agent_t* agent);
+std::shared_ptr<KeptPlans> keep_plans(const SharedAgent& agent);
 }  // namespace detail
+class Directory;
 struct PlanOptions;
 struct PostOptions;
 struct GroupOptions;
@@ -452,9 +490,12 @@ class Agent {
       throw Error{Status::kInvalidArgument, "Agent: the name contains a NUL byte"};
     }
     detail::check(towline_agent_create(name.c_str(), &native, &agent));
-    handle_.reset(agent);
-    plans_ = detail::keep_plans(agent);
+    handle_ = detail::AgentHandle{agent};
+    plans_ = detail::keep_plans(handle_.shared());
   }
+  // What the destructor does, earlier: calls of any thread that use the agent or what was made from it answer kClosed
+  // from then on.
+  void close() noexcept { handle_.close(); }
 
   [[nodiscard]] std::string_view name() const noexcept { return towline_agent_name(handle_.get()); }
   // 32 hexadecimal digits, new for every agent made.
@@ -497,6 +538,19 @@ class Agent {
     if (!options.name.empty()) registered.keep_view(options.name);
     return registered;
   }
+  // The same; `owner` lives until nothing uses the memory any more, and the region's destructor does not wait.
+  [[nodiscard]] Region register_memory(std::shared_ptr<const void> owner, const MemoryView& memory,
+                                       const RegionOptions& options = {}) const {
+    auto held = std::make_unique<detail::RegionEnd::Owner>(std::move(owner));
+    Region registered = register_memory(memory, options);
+    registered.handle_.get_deleter().owner = std::move(held);
+    return registered;
+  }
+  [[nodiscard]] Region register_memory(std::shared_ptr<Memory> memory,
+                                       const RegionOptions& options = {}) const {
+    const MemoryView all_of_it = dram(*memory);
+    return register_memory(std::shared_ptr<const void>{std::move(memory)}, all_of_it, options);
+  }
 
   // This agent's metadata as a blob: with all its regions, or only some.
   [[nodiscard]] std::vector<std::byte> metadata(std::span<const Region* const> regions = {}) const {
@@ -511,13 +565,13 @@ class Agent {
   [[nodiscard]] Peer add_peer(BytesView blob) const {
     towline_peer_t* peer = nullptr;
     detail::check(towline_peer_add(handle_.get(), blob.data(), blob.size(), &peer));
-    return Peer{handle_.get(), peer};
+    return Peer{handle_.shared(), peer};
   }
   // Meets the agent at "host:port", "[v6]:port", "unix:/path", "unix:@name" or "etcd://host:port/name"; blocks.
   [[nodiscard]] Peer connect(const std::string& address, Deadline deadline = std::chrono::seconds{30}) const {
     towline_peer_t* peer = nullptr;
     detail::check(towline_peer_connect(handle_.get(), address.c_str(), deadline.remaining_ns(), &peer));
-    return Peer{handle_.get(), peer};
+    return Peer{handle_.shared(), peer};
   }
   // By name or incarnation, including unsolicited peers. Throws kAlreadyExists if several have the name.
   [[nodiscard]] std::optional<Peer> find_peer(const std::string& name) const {
@@ -525,7 +579,7 @@ class Agent {
     const int32_t status = towline_peer_find(handle_.get(), name.c_str(), &peer);
     if (status == TOWLINE_NOT_FOUND) return std::nullopt;
     detail::check(status);
-    return Peer{handle_.get(), peer};
+    return Peer{handle_.shared(), peer};
   }
 
   // Lists over this agent's own registered memory.
@@ -590,7 +644,7 @@ class Agent {
   [[nodiscard]] Status receive(Notice& notice) const noexcept {
     notice.release();
     const Status status = detail::status(towline_notice_receive(handle_.get(), &notice.notice_));
-    if (status == Status::kOk) notice.agent_ = handle_.get();
+    if (status == Status::kOk) notice.agent_ = handle_.shared();
     return status;
   }
   // Pulls ended transfers that asked for queue_completion: how many, or a negative status. Never blocks.
@@ -610,8 +664,9 @@ class Agent {
   [[nodiscard]] towline_agent_t* native() const noexcept { return handle_.get(); }
 
  private:
-  detail::Handle<towline_agent_t, towline_agent_destroy> handle_;
-  std::shared_ptr<detail::KeptPlans> plans_;  // of copy(); ends before the agent
+  friend class Directory;
+  detail::AgentHandle handle_;
+  std::shared_ptr<detail::KeptPlans> plans_;  // of copy()
 };
 
 }  // namespace v0

@@ -114,6 +114,7 @@ void Agent::open() {
   staging_ = std::make_unique<Staging>(*this, read_staging_settings(options_.config));
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
+  reaper_ = std::make_unique<RegionReaper>(*regions_, in_real_time_);
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const BundledBackend& bundled : bundled_backends()) {
     const auto& wanted = options_.backends;
@@ -167,6 +168,7 @@ void Agent::close() noexcept {
     (void)metadata_service_.release();
     (void)backends_.release();
     (void)blocking_work_.release();
+    (void)reaper_.release();
     for (auto& worker : workers_) (void)worker.release();
     peers_.abandon();
     (void)staging_.release();
@@ -175,6 +177,7 @@ void Agent::close() noexcept {
     return;
   }
   if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  if (reaper_ != nullptr) reaper_->stop();
   if (backends_ == nullptr) return;  // open() did not get far enough for anything to end
   for_each_post([](Post& post) { post.close_gate(static_cast<int32_t>(Status::kClosed)); });
   for (auto& worker : workers_) {
@@ -197,13 +200,16 @@ void Agent::close() noexcept {
   blocking_work_->finish();
   const std::vector<std::shared_ptr<Region>> staging =
       staging_->end();  // before the lock, which joining takes
-  const auto registering = regions_->hold();
-  regions_->end(staging);
-  // Calls that began before may still run; they use backends only under one of these locks, or while they
-  // register.
-  for (auto& worker : workers_) worker->lock();
-  backends_->close();
-  for (auto& worker : workers_) worker->unlock();
+  {
+    const auto registering = regions_->hold();
+    regions_->end(staging);
+    // Calls that began before may still run; they use backends only under one of these locks, or while they
+    // register.
+    for (auto& worker : workers_) worker->lock();
+    backends_->close();
+    for (auto& worker : workers_) worker->unlock();
+  }
+  reaper_->finish();
   activity_.notify();
 }
 

@@ -30,6 +30,7 @@
 #include "agent/pace.h"
 #include "agent/peer.h"
 #include "agent/peer_table.h"
+#include "agent/region_reaper.h"
 #include "agent/staging.h"
 #include "agent/worker.h"
 #include "base/clock.h"
@@ -195,6 +196,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] const Metrics& metrics() const noexcept { return *metrics_; }
   [[nodiscard]] BackendHost& backends() noexcept { return *backends_; }
   [[nodiscard]] BlockingWork& blocking_work() noexcept { return *blocking_work_; }
+  [[nodiscard]] RegionReaper& region_reaper() noexcept { return *reaper_; }
 
   // ---- called by host services, under the worker's lock
   Status accepted(Backend& backend, uint32_t worker, towline_connection* connection,
@@ -263,6 +265,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
   std::unique_ptr<BlockingWork> blocking_work_;
+  std::unique_ptr<RegionReaper> reaper_;  // ends before the regions
   std::unique_ptr<MetadataService> metadata_service_;
   std::unique_ptr<Staging> staging_;
 

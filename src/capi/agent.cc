@@ -88,18 +88,24 @@ int32_t towline_agent_create(const char* name, const towline_agent_options_t* op
   });
 }
 
-int32_t towline_agent_destroy(towline_agent_t* agent) {
+int32_t towline_agent_close(towline_agent_t* agent) {
   return capi::guard(__func__, [&] {
     if (agent == nullptr) return Status::kOk;
     if (agent->agent->usable() == Status::kForked) {
       fail(Status::kForked, "the agent belongs to the parent of this forked process");
     }
+    const std::lock_guard lock(agent->closing);
     agent->exporter.reset();
     agent->directories->close();
     agent->agent->close();
-    delete agent;
     return Status::kOk;
   });
+}
+
+int32_t towline_agent_destroy(towline_agent_t* agent) {
+  const int32_t status = towline_agent_close(agent);
+  if (status == TOWLINE_OK) delete agent;
+  return status;
 }
 
 const char* towline_agent_name(const towline_agent_t* agent) {

@@ -24,6 +24,7 @@ struct towline_agent {
   std::shared_ptr<towline::Agent> agent;
   std::shared_ptr<towline::DirectoryHost> directories;
   std::unique_ptr<towline::Exporter> exporter;  // of the setting telemetry.prometheus
+  std::mutex closing{};
 };
 struct towline_memory {
   std::unique_ptr<towline::SharedMemory> memory;

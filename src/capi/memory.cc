@@ -105,6 +105,18 @@ int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns)
   });
 }
 
+int32_t towline_region_release(towline_region_t* region, void (*released)(void* owner), void* owner) {
+  return capi::guard(__func__, [&] {
+    if (region == nullptr || region->agent->usable() == Status::kForked) {
+      if (released != nullptr) released(owner);
+    } else {
+      region->agent->region_reaper().add(region->region, released, owner);
+    }
+    delete region;
+    return Status::kOk;
+  });
+}
+
 uint64_t towline_region_key(const towline_region_t* region) {
   return region == nullptr ? 0 : region->region->ref.key;
 }

@@ -218,19 +218,40 @@ void Region::let_go() noexcept {
   owner.reset();
 }
 
+namespace {
+
+// What keeps the memory of a dropped region where it is.
+struct Kept {
+  PyObject* owner;
+  PyObject* exported;
+  Py_buffer buffer;
+};
+
+// Nothing uses the memory any more. Any thread, also one that Python has never seen.
+void let_go_of(void* argument) {
+  if (interpreter_ends() || Py_IsInitialized() == 0) return;  // nobody may use Python now: it stays as it is
+  const PyGILState_STATE state = PyGILState_Ensure();
+  auto* const kept = static_cast<Kept*>(argument);
+  PyBuffer_Release(&kept->buffer);
+  Py_XDECREF(kept->exported);
+  Py_XDECREF(kept->owner);
+  delete kept;
+  PyGILState_Release(state);
+}
+
+}  // namespace
+
+// Waits for nobody: the owner lives until no peer, transfer or backend uses the memory.
 Region::~Region() {
-  int32_t status = TOWLINE_OK;
-  if (native != nullptr) {
-    const WithoutGil without_gil;
-    status = towline_region_deregister(native, kDropTimeoutNs);
-  }
-  if (status >= 0) {
-    let_go();
-  } else {  // a peer may still reach the memory, so it must never be reused
-    owner.release();
-    exported.release();
-    buffer = {};
-  }
+  if (native == nullptr) return let_go();
+  auto* const kept = new Kept{owner.release().ptr(), exported.release().ptr(), buffer};
+  // An exporter of the buffer protocol may look at where its Py_buffer lies: bytes and arrays do not.
+  if (buffer.obj != nullptr && buffer.shape == &buffer.len) kept->buffer.shape = &kept->buffer.len;
+  if (buffer.obj != nullptr && buffer.strides == &buffer.itemsize)
+    kept->buffer.strides = &kept->buffer.itemsize;
+  buffer = {};
+  const WithoutGil without_gil;
+  (void)towline_region_release(native, let_go_of, kept);
 }
 
 uint32_t kind_of(nb::handle name) {
