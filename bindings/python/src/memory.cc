@@ -243,7 +243,10 @@ void let_go_of(void* argument) {
 
 // Waits for nobody: the owner lives until no peer, transfer or backend uses the memory.
 Region::~Region() {
-  if (native == nullptr) return let_go();
+  if (native == nullptr) {
+    let_go();
+    return;
+  }
   auto* const kept = new Kept{owner.release().ptr(), exported.release().ptr(), buffer};
   // An exporter of the buffer protocol may look at where its Py_buffer lies: bytes and arrays do not.
   if (buffer.obj != nullptr && buffer.shape == &buffer.len) kept->buffer.shape = &kept->buffer.len;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import time
 import weakref
 
 import numpy as np
@@ -224,3 +225,28 @@ def test_a_region_is_its_agents_own_unless_it_says_what_peers_may_do(pair):
     private[:4096] = 7
     assert pair.far.copy(mine, there).result(timeout=30).bytes == 4096
     assert (private == 7).all()
+
+
+class Watched(np.ndarray):
+    """An array that can be referred to weakly."""
+
+
+def test_what_was_registered_lives_until_peers_have_let_go(make_agent):
+    owner = make_agent("owner", backends="shm")
+    visitor = make_agent("visitor", backends="shm", progress="caller")  # lets go only when it is told to
+    theirs = np.zeros(4096, np.uint8).view(Watched)
+    alive = weakref.ref(theirs)
+    region = owner.register(theirs, access="rw")
+    mine = bytearray(4096)
+    own = visitor.register(mine)
+    blocks = towline.Blocks(region.address, 4096)
+    there = visitor.add_peer(owner.metadata()).block_list(blocks)
+    plan = visitor.plan(visitor.block_list([towline.Blocks(own.address, 4096)]), there)
+    plan.post().result(timeout=30)
+    del theirs, region  # nothing waits
+    gc.collect()
+    assert alive() is not None
+    deadline = time.monotonic() + 60
+    while alive() is not None and time.monotonic() < deadline:
+        visitor.progress()
+    assert alive() is None
