@@ -160,6 +160,20 @@ TEST_F(ZcrxTest, APageGoesBackWhenEveryPieceOfItWasReleased) {
   wait_until_pages_are_back();
 }
 
+TEST_F(ZcrxTest, APageOfWhichAPartIsLeftStaysOutWhenItsPiecesAreReleased) {
+  ZcrxProvider provider(kPool, fake_zcrx_ring(seen));
+  auto [writer, reader] = connected_sockets();
+  const auto source = provider.make(reader.get());
+  const auto sent = pattern(200);
+  write_fully(writer.get(), sent);
+  for (const uint8_t byte : sent) {
+    ASSERT_EQ(poll(*source, 1).io.bytes, 1u);
+    ASSERT_EQ(source->pools()[0].memory[fragments[0].offset], byte);
+    source->release({&fragments[0].token, 1});
+  }
+  wait_until_pages_are_back();
+}
+
 TEST_F(ZcrxTest, ATokenThatIsReturnedTwiceOrWasNeverGivenOutChangesNothing) {
   ZcrxProvider provider(kPool, fake_zcrx_ring(seen));
   auto [writer, reader] = connected_sockets();
