@@ -14,12 +14,14 @@ class TreiberStack {
   TreiberStack(const TreiberStack&) = delete;
   TreiberStack& operator=(const TreiberStack&) = delete;
 
-  // Any thread. True if the stack was empty: the first pusher wakes the consumer.
+  // Any thread. True if the stack was empty: the first pusher wakes the consumer. Sequentially consistent, as
+  // looks_empty() is: a pusher that then looks whether the consumer sleeps, and a consumer that says so and then looks
+  // for nodes, can't miss each other.
   bool push(T* node) noexcept {
     T* top = top_.load(std::memory_order_relaxed);
     do {
       node->*kNext = top;
-    } while (!top_.compare_exchange_weak(top, node, std::memory_order_release, std::memory_order_relaxed));
+    } while (!top_.compare_exchange_weak(top, node, std::memory_order_seq_cst, std::memory_order_relaxed));
     return top == nullptr;
   }
 
@@ -41,7 +43,7 @@ class TreiberStack {
     return reversed;
   }
 
-  bool looks_empty() const noexcept { return top_.load(std::memory_order_relaxed) == nullptr; }
+  bool looks_empty() const noexcept { return top_.load(std::memory_order_seq_cst) == nullptr; }
 
  private:
   std::atomic<T*> top_{nullptr};

@@ -200,16 +200,39 @@ bool Client::room() const noexcept {
 }
 
 void Client::pump() {
-  while (!ready_.empty() && room()) {
-    Call& call = *ready_.front();
-    ready_.pop_front();
+  while (room() && begin_next()) continue;
+}
+
+// False: nothing waits.
+bool Client::begin_next() {
+  const auto any = [this](bool urgent) {
+    return std::any_of(ready_.begin(), ready_.end(),
+                       [&](const Call* call) { return call->urgent == urgent; }) ||
+           std::any_of(feeders_.begin(), feeders_.end(),
+                       [&](const Feeder* feeder) { return feeder->urgent() == urgent; });
+  };
+  const bool urgent = any(true);
+  const bool others = any(false);
+  return (urgent || others) && begin_next(turns_.take(urgent, others));
+}
+
+// A call that waits already, else the next one of a feeder.
+bool Client::begin_next(bool urgent) {
+  const auto ready = std::find_if(ready_.begin(), ready_.end(),
+                                  [urgent](const Call* call) { return call->urgent == urgent; });
+  if (ready != ready_.end()) {
+    Call& call = **ready;
+    ready_.erase(ready);
     attempt(call);
+    return true;
   }
-  while (!feeders_.empty() && room()) {
-    Feeder* feeder = feeders_.front();
-    feeders_.pop_front();
-    if (feeder->feed()) feeders_.push_back(feeder);
-  }
+  const auto found = std::find_if(feeders_.begin(), feeders_.end(),
+                                  [urgent](const Feeder* feeder) { return feeder->urgent() == urgent; });
+  if (found == feeders_.end()) return false;
+  Feeder* const feeder = *found;
+  feeders_.erase(found);
+  if (feeder->feed()) feeders_.push_back(feeder);
+  return true;
 }
 
 void Client::add_feeder(Feeder& feeder) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/sync/urgent_first.h"
 #include "http/thread.h"
 #include "storage/object/credentials.h"
 #include "storage/object/names.h"
@@ -62,6 +63,7 @@ class Call : private http::Receiver {
   std::string payload_hash{};                                  // of the large one; empty: it goes unsigned
   uint64_t cost = 0;  // bytes of the window that it takes up while it is under way
   uint64_t deadline_ns = UINT64_MAX;
+  bool urgent = false;     // goes before calls that are not
   bool effective = false;  // what it does to an object takes effect when the server has all of it
 
   // ---- callbacks An attempt begins: time to set headers anew.
@@ -146,6 +148,8 @@ class Feeder {
   virtual ~Feeder() = default;
   // Starts one call. False: no call to start now; the feeder registers again with Client::add_feeder.
   virtual bool feed() = 0;
+  // Goes before feeders that are not.
+  [[nodiscard]] virtual bool urgent() const noexcept = 0;
 };
 
 class Client {
@@ -185,6 +189,8 @@ class Client {
   [[nodiscard]] static bool all_sent(const Call& call, uint64_t sent_bytes) noexcept;
   [[nodiscard]] bool room() const noexcept;
   void pump();
+  [[nodiscard]] bool begin_next();
+  [[nodiscard]] bool begin_next(bool urgent);
   void begin(Call& call);
   void attempt(Call& call);
   void release(Call& call) noexcept;
@@ -204,6 +210,7 @@ class Client {
   http::Thread thread_;
   std::deque<Call*> ready_;
   std::deque<Feeder*> feeders_;
+  UrgentFirst turns_;
   const uint32_t most_under_way_;
   const uint64_t most_bytes_;
   std::atomic<uint32_t> under_way_{0};

@@ -41,6 +41,7 @@ class Collection final : public Task, public WriteListener {
   void failed(Status status, long http_status, uint64_t begin, uint64_t end) override;
   void moved(uint64_t) override {}  // jobs count what they bring
   void not_fenced() override;
+  [[nodiscard]] bool urgent() const noexcept override { return is_urgent(); }
   void one_over() override { step_soon(); }
   void has_room() override { step_soon(); }
 

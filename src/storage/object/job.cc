@@ -12,6 +12,7 @@ Job::Job(Prepared& prepared_plan, const towline_submit_args& args, std::shared_p
       begin(args.begin),
       end(args.end),
       cookie(args.cookie),
+      urgent((args.flags & TOWLINE_SUBMIT_URGENT) != 0),
       message(static_cast<const uint8_t*>(args.message),
               static_cast<const uint8_t*>(args.message) + args.message_bytes),
       connection(reinterpret_cast<Connection*>(prepared_plan.connection)),
@@ -63,6 +64,10 @@ towline_part_result Job::result() {
 }
 
 // ---- tasks
+
+bool Task::is_urgent() const noexcept {
+  return std::any_of(jobs.begin(), jobs.end(), [](const Job* job) { return job->urgent; });
+}
 
 void Task::start_soon() {
   client.run([self = shared_from_this()] { self->start(); });

@@ -61,6 +61,7 @@ class Job {
   const uint64_t begin;
   const uint64_t end;
   const uint64_t cookie;
+  const bool urgent;  // before those that are not
   const std::vector<uint8_t> message;
   Connection* const connection;
   const std::shared_ptr<Reading> reading;
@@ -94,6 +95,8 @@ class Task : public std::enable_shared_from_this<Task> {
   std::vector<Job*> jobs;
 
  protected:
+  [[nodiscard]] bool is_urgent() const noexcept;  // one of the jobs is
+
   virtual void start() = 0;
   virtual void stop(Status status, bool now) = 0;
   // Once, as the last thing that the task does.

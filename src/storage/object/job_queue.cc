@@ -18,10 +18,7 @@ Service& JobQueue::service() noexcept { return backend_.service(); }
 Reaper& JobQueue::reaper() noexcept { return backend_.reaper(); }
 
 void JobQueue::finished(Job& job) noexcept {
-  Job* first = finished_.load(std::memory_order_relaxed);
-  do {
-    job.finished_next = first;
-  } while (!finished_.compare_exchange_weak(first, &job, std::memory_order_seq_cst));
+  (void)finished_.push(&job);
   backend_.host().wake(worker_);
 }
 
@@ -113,9 +110,8 @@ void JobQueue::cancel(uint64_t cookie) noexcept {
 }
 
 uint32_t JobQueue::progress() noexcept {
-  if (finished_.load(std::memory_order_relaxed) == nullptr) return 0;
   uint32_t done = 0;
-  for (Job* job = finished_.exchange(nullptr, std::memory_order_acq_rel); job != nullptr; ++done) {
+  for (Job* job = finished_.pop_all_in_order(); job != nullptr; ++done) {
     Job* const next = job->finished_next;
     over(*job);
     job = next;

@@ -1,12 +1,12 @@
 // A worker's jobs: taken on, hurried, and given back to the core when their tasks are over.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/sync/treiber_stack.h"
 #include "storage/object/job.h"
 #include "towline/plugin/backend.hpp"
 
@@ -31,9 +31,7 @@ class JobQueue {
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress() noexcept;
-  [[nodiscard]] bool has_work() const noexcept {
-    return finished_.load(std::memory_order_seq_cst) != nullptr;
-  }
+  [[nodiscard]] bool has_work() const noexcept { return !finished_.looks_empty(); }
   // Ends all of a connection's jobs; waits for that.
   void close(const Connection& connection) noexcept;
   [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
@@ -51,7 +49,7 @@ class JobQueue {
   Backend& backend_;
   const uint32_t worker_;
   std::vector<std::unique_ptr<Job>> active_;
-  std::atomic<Job*> finished_{nullptr};
+  TreiberStack<Job, &Job::finished_next> finished_;
 };
 
 }  // namespace towline::object

@@ -80,7 +80,12 @@ void ObjectWrite::put(const Stretch& from) {
     return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
   };
   call_.done = [this](Answer& answer) { wrote(answer); };
-  client_.start(call_);
+  begin(call_);
+}
+
+void ObjectWrite::begin(Call& call) {
+  call.urgent = urgent();
+  client_.start(call);
 }
 
 // ---- collected as it arrives
@@ -157,7 +162,7 @@ void ObjectWrite::head() {
       failed(failure.status(), 0, object_.name().text() + ": " + failure.what());
     }
   };
-  client_.start(call_);
+  begin(call_);
 }
 
 // ---- in parts
@@ -178,7 +183,7 @@ void ObjectWrite::create(std::vector<Piece> pieces) {
     if (stopping_) return over();
     add_parts(pieces, 1);
   };
-  client_.start(call_);
+  begin(call_);
 }
 
 void ObjectWrite::add_parts(const std::vector<Piece>& pieces, uint32_t first_number) {
@@ -232,7 +237,7 @@ void ObjectWrite::ask(PartCall& part, const Piece& piece) {
     call.check = [&part, this](const Answer& answer) { return protocol().check_part(answer, part.part); };
   }
   call.done = [&part, this](Answer& answer) { part_done(part, answer); };
-  client_.start(call);
+  begin(call);
 }
 
 void ObjectWrite::part_done(PartCall& part, Answer& answer) {
@@ -269,7 +274,7 @@ void ObjectWrite::complete() {
   lasting_ = true;
   call_.check = [this](Answer& answer) { return protocol().check_completed(answer); };
   call_.done = [this](Answer& answer) { wrote(answer); };
-  client_.start(call_);
+  begin(call_);
 }
 
 // ---- the end
@@ -314,7 +319,7 @@ void ObjectWrite::settle(const Answer& answer) {
     listener_.not_fenced();
     failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
   };
-  client_.start(call_);
+  begin(call_);
 }
 
 void ObjectWrite::failed(Status status, long http_status, const std::string& text) {

@@ -34,6 +34,8 @@ class WriteListener {
   virtual void not_fenced() = 0;
   // The last call.
   virtual void one_over() = 0;
+  // One of the jobs that it is for is.
+  [[nodiscard]] virtual bool urgent() const noexcept = 0;
   // collect() returned 0 before and may take more now.
   virtual void has_room() {}
 
@@ -76,6 +78,8 @@ class ObjectWrite final : private Feeder {
   void create(std::vector<Piece> pieces);
   void add_parts(const std::vector<Piece>& pieces, uint32_t first_number);
   bool feed() override;
+  [[nodiscard]] bool urgent() const noexcept override { return listener_.urgent(); }
+  void begin(Call& call);
   void ask(PartCall& part, const Piece& piece);
   void part_done(PartCall& part, Answer& answer);
   void parts_done();

@@ -110,6 +110,7 @@ void Reader::ask(Fetch& fetch) {
   call.method = "GET";
   call.name = object.name();
   call.cost = fetch.bytes;
+  call.urgent = job_.urgent;
   // Others tell their checksum unasked.
   const bool asks = reading.checks() && client.settings().kind == ServerKind::kS3;
   call.before = [&fetch, &object, &reading, asks] {

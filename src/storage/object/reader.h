@@ -32,6 +32,7 @@ class Reader final : public Task, private Feeder {
     bool under_way = false;
   };
 
+  [[nodiscard]] bool urgent() const noexcept override { return job_.urgent; }
   void start() override;
   void stop(Status status, bool now) override;
   bool feed() override;

@@ -23,6 +23,7 @@ class Writer final : public Task, public WriteListener {
   void failed(Status status, long http_status, uint64_t begin, uint64_t end) override;
   void moved(uint64_t bytes) override;
   void not_fenced() override;
+  [[nodiscard]] bool urgent() const noexcept override { return is_urgent(); }
   void one_over() override;
   void start() override;
   void stop(Status status, bool now) override;

@@ -31,6 +31,7 @@ void Job::begin(Prepared& prepared, const towline_submit_args& args) {
   stopped_.store(false, std::memory_order_relaxed);
   syncing_ = has_returned_ = pooled = runnable = handed_on = hand_over = handed = false;
   cached = (args.flags & TOWLINE_SUBMIT_CACHED) != 0;
+  urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
   syncs_.clear();
   for (size_t i = 0; prepared.syncs && i < prepared.files.size(); ++i)
     syncs_.push_back({prepared.files[i]->sync_failures()});
@@ -103,7 +104,7 @@ void Job::stop(Status status) noexcept {
 
 // ---- threads of the pool
 
-void Job::help(BounceBuffers& buffers) noexcept {
+bool Job::help(BounceBuffers& buffers) noexcept {
   if (syncing_) {
     // Each file once: neighbours of one file are the rule.
     const File* last = nullptr;
@@ -114,10 +115,12 @@ void Job::help(BounceBuffers& buffers) noexcept {
       if (const int error = file->sync(syncs_[i].failures, syncs_[i].turn); error != 0)
         failed(status_of_failure(error), error, begin_, end_);
     }
-    return;
+    return false;
   }
   Slice slice;
-  while (take(slice, slice_bytes())) run(slice, buffers);
+  if (!take(slice, slice_bytes())) return false;
+  run(slice, buffers);
+  return true;
 }
 
 void Job::run(Slice& slice, BounceBuffers& buffers) noexcept {

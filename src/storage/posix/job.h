@@ -89,8 +89,8 @@ class Job {
   // True: it was the last one. Report the job.
   [[nodiscard]] bool give_share() noexcept { return shares_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-  // A thread of the pool: does slices until none is left, or waits for the device.
-  void help(BounceBuffers& buffers) noexcept;
+  // A thread of the pool: does a slice, or waits for the device. False: nothing is left to do.
+  [[nodiscard]] bool help(BounceBuffers& buffers) noexcept;
 
   // ---- the worker, once it is over
   [[nodiscard]] towline_part_result result() const noexcept;
@@ -105,6 +105,7 @@ class Job {
 
   uint64_t cookie = 0;
   Mode mode = Mode::kDrive;
+  bool urgent = false;     // before those that are not
   bool runnable = false;   // the worker holds a share and works on it in each pass
   bool pooled = false;     // the pool was asked to help
   bool cached = false;     // as the submit was flagged: what is not cached ends it (kAgain)

@@ -292,12 +292,14 @@ void JobQueue::choose_mode(Job& job) noexcept {
 void JobQueue::make_runnable(Job& job) noexcept {
   job.runnable = true;
   runnable_.push_back(&job);
+  urgent_runnable_ += job.urgent ? 1 : 0;
 }
 
 // The worker's share goes; the job goes on without it, or is over.
 void JobQueue::leave(Job& job) noexcept {
   job.runnable = false;
   std::erase(runnable_, &job);
+  urgent_runnable_ -= job.urgent ? 1 : 0;
   if (job.pooled) {
     // What no thread has begun needs none any more, unless threads are all that is to do it.
     const bool all_theirs = job.mode == Job::Mode::kPool && !job.stopped();
@@ -323,17 +325,13 @@ void JobQueue::over(Job& job) noexcept {
 }
 
 void JobQueue::finished(Job& job) noexcept {
-  Job* head = finished_.load(std::memory_order_relaxed);
-  do {
-    job.finished_next = head;
-  } while (!finished_.compare_exchange_weak(head, &job, std::memory_order_seq_cst));
+  (void)finished_.push(&job);
   host_.wake(worker_);
 }
 
 uint32_t JobQueue::collect_finished() noexcept {
-  if (finished_.load(std::memory_order_acquire) == nullptr) return 0;
   uint32_t done = 0;
-  for (Job* job = finished_.exchange(nullptr, std::memory_order_acq_rel); job != nullptr; ++done) {
+  for (Job* job = finished_.pop_all_in_order(); job != nullptr; ++done) {
     Job* const rest = job->finished_next;
     over(*job);
     job = rest;
@@ -384,7 +382,7 @@ void JobQueue::close(const Connection& connection, Status status) noexcept {
 // ---- turning
 
 bool JobQueue::has_work() const noexcept {
-  if (finished_.load(std::memory_order_seq_cst) != nullptr) return true;
+  if (!finished_.looks_empty()) return true;
   // Jobs that wait for room in the kernel are woken by what ends there.
   for (const Job* job : runnable_) {
     const bool waits = job->mode == Job::Mode::kQueue && free_operations_ == nullptr;
@@ -399,19 +397,41 @@ const Job* JobQueue::first_handed() const noexcept {
   return found != runnable_.end() ? *found : nullptr;
 }
 
+// Of the runnable, among which there is one of this kind.
+Job& JobQueue::next_turn(bool urgent) noexcept {
+  size_t& turn = turn_[urgent ? 1 : 0];
+  do {
+    turn = turn + 1 < runnable_.size() ? turn + 1 : 0;
+  } while (runnable_[turn]->urgent != urgent);
+  return *runnable_[turn];
+}
+
 uint32_t JobQueue::progress() noexcept {
   uint32_t done = collect_finished();
   if (in_kernel_ != 0 || again_ != nullptr) done += reap();
   uint64_t budget = kSliceBytes;
-  for (size_t steps = runnable_.size(); steps != 0 && budget != 0 && !runnable_.empty(); --steps) {
-    turn_ = turn_ + 1 < runnable_.size() ? turn_ + 1 : 0;
-    Job& job = *runnable_[turn_];
+  size_t stuck[2] =
+      {};  // in this pass, of the others and of the urgent: they wait for the kernel or a thread
+  for (size_t steps = runnable_.size(); steps != 0 && budget != 0; --steps) {
+    const size_t others = runnable_.size() - urgent_runnable_;
+    const bool urgent_may = urgent_runnable_ > stuck[1];
+    if (!urgent_may && others <= stuck[0]) break;
+    const bool urgent = turns_.next(urgent_may, others > stuck[0]);
+    Job& job = next_turn(urgent);
     // The worker copies only the oldest job that waits for a thread, a little at a time: it has other work.
-    if (job.handed && (done != 0 || &job != first_handed())) continue;
+    if (job.handed && (done != 0 || &job != first_handed())) {
+      ++stuck[urgent ? 1 : 0];
+      continue;
+    }
     const uint64_t before = budget;
     const bool leaves = step(job, budget);
     if (leaves) leave(job);
-    if (leaves || budget != before) ++done;
+    if (leaves || budget != before) {
+      ++done;
+      turns_.took(urgent, others != 0);
+    } else {
+      ++stuck[urgent ? 1 : 0];
+    }
   }
   return done;
 }

@@ -13,6 +13,9 @@
 //           wait; what would have to goes to io_uring with all that is left of its job.
 //   kPool   threads make blocking calls: where the kernel has no queue for us, and for waiting for the
 //   device.
+//
+// Urgent jobs go first in all three, and a thread of the pool does them between two slices of another job; one turn
+// in eight is left to the others. What the kernel has already is not overtaken.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +28,8 @@
 #include <vector>
 
 #include "base/copy/quicker_way.h"
+#include "base/sync/treiber_stack.h"
+#include "base/sync/urgent_first.h"
 #include "storage/posix/batch_reader.h"
 #include "storage/posix/job.h"
 #include "storage/posix/kernel_queue.h"
@@ -68,6 +73,7 @@ class JobQueue {
 
   void choose_mode(Job& job) noexcept;
   void make_runnable(Job& job) noexcept;
+  [[nodiscard]] Job& next_turn(bool urgent) noexcept;
   // True: the job needs no more of this; the worker's share is given back.
   [[nodiscard]] bool step(Job& job, uint64_t& budget) noexcept;
   [[nodiscard]] bool drive(Job& job, uint64_t& budget) noexcept;
@@ -120,11 +126,13 @@ class JobQueue {
   Job* free_jobs_ = nullptr;
   std::vector<Job*> active_;
   std::vector<Job*> runnable_;
-  size_t turn_ = 0;
+  uint32_t urgent_runnable_ = 0;  // of these
+  UrgentFirst turns_;
+  size_t turn_[2] = {};  // in runnable_, of the others and of the urgent
   // Whether help pays for reads of 1, 2, 4, ... slices: what two processors' caches have depends on what was
   // done before, and waking a thread on the machine.
   std::array<QuickerWay<1, 8>, 6> sharing_;
-  std::atomic<Job*> finished_{nullptr};
+  TreiberStack<Job, &Job::finished_next> finished_;
 };
 
 }  // namespace towline::posix

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sync/urgent_first.h"
 #include "storage/posix/bounce.h"
 #include "storage/posix/job.h"
 
@@ -52,10 +53,15 @@ class Pool {
   };
 
   void run() noexcept;
+  void work(const Taken& taken, bool beside) noexcept;
   [[nodiscard]] Taken next() noexcept;
+  void help_urgent() noexcept;
   void handed_ended(const Job& job) noexcept;
   // Under the lock: whether a thread may begin it, how many may be begun, and telling those that look.
   [[nodiscard]] bool may_begin(const Job& job) const noexcept;
+  [[nodiscard]] bool is_written(const Job& job) const noexcept;
+  [[nodiscard]] Taken first(bool urgent, bool beside) const noexcept;
+  void take(const Taken& taken) noexcept;
   void count_waiting() noexcept;
   void start_threads() noexcept;
   void wake(uint32_t threads) noexcept;
@@ -71,7 +77,9 @@ class Pool {
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> started_{0};
   std::atomic<uint32_t> waiting_{0};  // entries that a thread may begin
-  std::atomic<uint32_t> idle_{0};     // threads that look for work or sleep
+  std::atomic<uint32_t> urgent_{0};   // urgent entries
+  UrgentFirst turns_;
+  std::atomic<uint32_t> idle_{0};  // threads that look for work or sleep
   std::atomic<uint32_t> sleeping_{0};
   std::atomic<uint32_t> word_{0};  // futex
   std::atomic<bool> stop_{false};

@@ -23,6 +23,7 @@ Job::Job(Prepared& prepared_plan, const towline_submit_args& args, storing::OwnC
       begin(args.begin),
       end(args.end),
       cookie(args.cookie),
+      urgent((args.flags & TOWLINE_SUBMIT_URGENT) != 0),
       message(static_cast<const uint8_t*>(args.message),
               static_cast<const uint8_t*>(args.message) + args.message_bytes),
       connection(of),
@@ -61,25 +62,25 @@ bool Job::take(const PoolSettings& settings, std::vector<Piece>& pieces) noexcep
   return !pieces.empty();
 }
 
-void Job::work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept {
-  while (take(settings, pieces)) {
-    // A piece that came short goes on where it stopped.
-    while (!pieces.empty()) {
-      lane.move(prepared.write, pieces);
-      for (Piece& piece : pieces) note(piece);
-      std::erase_if(pieces, [](const Piece& piece) {
-        return piece.result <= 0 || static_cast<uint64_t>(piece.result) >= piece.bytes;
-      });
-      for (Piece& piece : pieces) {
-        const auto moved = static_cast<uint64_t>(piece.result);
-        piece.memory += moved;
-        piece.offset += moved;
-        piece.position += moved;
-        piece.bytes -= moved;
-        piece.result = 0;
-      }
+bool Job::work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept {
+  if (!take(settings, pieces)) return false;
+  // A piece that came short goes on where it stopped.
+  while (!pieces.empty()) {
+    lane.move(prepared.write, pieces);
+    for (Piece& piece : pieces) note(piece);
+    std::erase_if(pieces, [](const Piece& piece) {
+      return piece.result <= 0 || static_cast<uint64_t>(piece.result) >= piece.bytes;
+    });
+    for (Piece& piece : pieces) {
+      const auto moved = static_cast<uint64_t>(piece.result);
+      piece.memory += moved;
+      piece.offset += moved;
+      piece.position += moved;
+      piece.bytes -= moved;
+      piece.result = 0;
     }
   }
+  return true;
 }
 
 void Job::note(const Piece& piece) noexcept {

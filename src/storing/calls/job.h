@@ -34,8 +34,8 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   // ---- any thread with a share
-  // Takes pieces and has them moved until nothing is left.
-  void work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept;
+  // Takes a batch of pieces and has them moved. False: nothing was left.
+  [[nodiscard]] bool work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept;
   void add_share() noexcept { shares_.fetch_add(1, std::memory_order_relaxed); }
   // True: it was the last one, and the job's queue is to be told.
   [[nodiscard]] bool give_share() noexcept { return shares_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
@@ -53,6 +53,7 @@ class Job {
   const uint64_t begin;
   const uint64_t end;
   const uint64_t cookie;
+  const bool urgent;  // before those that are not
   const std::vector<uint8_t> message;
   storing::OwnConnection* const connection;
   Job* finished_next = nullptr;

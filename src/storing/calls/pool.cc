@@ -35,6 +35,7 @@ void Pool::add(Job& job) {
   {
     const std::lock_guard lock(mutex_);
     waiting_.insert(waiting_.end(), shares, &job);
+    if (job.urgent) urgent_waiting_.fetch_add(static_cast<uint32_t>(shares), std::memory_order_relaxed);
     for (size_t i = 0; i < shares; ++i) job.add_share();
   }
   shares == 1 ? changed_.notify_one() : changed_.notify_all();
@@ -47,25 +48,48 @@ void Pool::run(Lane& lane) noexcept {
   for (;;) {
     changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
-    Job& job = *waiting_.front();
-    waiting_.pop_front();
+    const uint32_t urgent = urgent_waiting_.load(std::memory_order_relaxed);
+    Job& job = *take(turns_.take(urgent != 0, urgent != waiting_.size()));
     lock.unlock();
-    job.work(lane, settings_, pieces);
-    if (job.give_share()) {
-      if (job.prepared.write && job.prepared.syncs) job.sync_files();
-      job.prepared.queue->finished(job);
-    }
+    work(job, lane, pieces);
     lock.lock();
   }
+}
+
+// Under the lock. Null: there is none.
+Job* Pool::take(bool urgent) noexcept {
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [urgent](const Job* job) { return job->urgent == urgent; });
+  if (found == waiting_.end()) return nullptr;
+  Job* const job = *found;
+  waiting_.erase(found);
+  if (urgent) urgent_waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return job;
+}
+
+void Pool::work(Job& job, Lane& lane, std::vector<Piece>& pieces) noexcept {
+  while (job.work(lane, settings_, pieces))
+    if (!job.urgent) help_urgent(lane, pieces);
+  if (!job.give_share()) return;
+  if (job.prepared.write && job.prepared.syncs) job.sync_files();
+  job.prepared.queue->finished(job);
+}
+
+// Between two batches of another job, so that what is urgent doesn't wait for the whole of it.
+void Pool::help_urgent(Lane& lane, std::vector<Piece>& pieces) noexcept {
+  if (urgent_waiting_.load(std::memory_order_relaxed) == 0) return;
+  Job* job = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    job = take(true);
+  }
+  if (job != nullptr) work(*job, lane, pieces);
 }
 
 // ---- a worker's jobs
 
 void JobQueue::finished(Job& job) noexcept {
-  Job* first = finished_.load(std::memory_order_relaxed);
-  do {
-    job.finished_next = first;
-  } while (!finished_.compare_exchange_weak(first, &job, std::memory_order_seq_cst));
+  (void)finished_.push(&job);
   host_.wake(worker_);
 }
 
@@ -87,9 +111,8 @@ void JobQueue::cancel(uint64_t cookie) noexcept {
 }
 
 uint32_t JobQueue::progress() noexcept {
-  if (finished_.load(std::memory_order_relaxed) == nullptr) return 0;
   uint32_t done = 0;
-  for (Job* job = finished_.exchange(nullptr, std::memory_order_acq_rel); job != nullptr; ++done) {
+  for (Job* job = finished_.pop_all_in_order(); job != nullptr; ++done) {
     Job* const next = job->finished_next;
     over(*job);
     job = next;

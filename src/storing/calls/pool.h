@@ -1,4 +1,5 @@
-// The threads of one backend, each with a lane of the library, and the workers' queues of jobs.
+// The threads of one backend, each with a lane of the library, and the workers' queues of jobs. Urgent jobs go first,
+// also between two batches of another job; one turn in eight is left to the others.
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/sync/treiber_stack.h"
+#include "base/sync/urgent_first.h"
 #include "storing/calls/job.h"
 
 namespace towline::calls {
@@ -29,12 +32,17 @@ class Pool {
 
  private:
   void run(Lane& lane) noexcept;
+  void work(Job& job, Lane& lane, std::vector<Piece>& pieces) noexcept;
+  void help_urgent(Lane& lane, std::vector<Piece>& pieces) noexcept;
+  [[nodiscard]] Job* take(bool urgent) noexcept;
 
   Library& library_;
   const PoolSettings settings_;
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::deque<Job*> waiting_;
+  std::atomic<uint32_t> urgent_waiting_{0};  // of these
+  UrgentFirst turns_;
   bool ends_ = false;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::thread> threads_;
@@ -56,9 +64,7 @@ class JobQueue {
                                storing::OwnConnection* connection) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress() noexcept;
-  [[nodiscard]] bool has_work() const noexcept {
-    return finished_.load(std::memory_order_seq_cst) != nullptr;
-  }
+  [[nodiscard]] bool has_work() const noexcept { return !finished_.looks_empty(); }
   // Ends all of a connection's jobs; waits for that.
   void close(const storing::OwnConnection* connection) noexcept;
   [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
@@ -70,7 +76,7 @@ class JobQueue {
   const uint32_t worker_;
   Pool& pool_;
   std::vector<std::unique_ptr<Job>> active_;
-  std::atomic<Job*> finished_{nullptr};
+  TreiberStack<Job, &Job::finished_next> finished_;
 };
 
 }  // namespace towline::calls

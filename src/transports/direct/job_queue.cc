@@ -9,7 +9,6 @@ namespace towline::direct {
 namespace {
 
 constexpr size_t kMaxQueued = 1024;
-constexpr uint32_t kMostUrgentTurns = 7;  // before one of the others
 
 }  // namespace
 
@@ -96,13 +95,8 @@ bool JobQueue::has_work() const noexcept {
 
 // Null: there is none.
 Job* JobQueue::take_next() noexcept {
-  const bool waits = bulk_.head != nullptr;
-  if (urgent_.head == nullptr || (waits && urgent_turns_ >= kMostUrgentTurns)) {
-    urgent_turns_ = 0;
-    return waits ? bulk_.take() : nullptr;
-  }
-  urgent_turns_ = waits ? urgent_turns_ + 1 : 0;
-  return urgent_.take();
+  if (turns_.take(urgent_.head != nullptr, bulk_.head != nullptr)) return urgent_.take();
+  return bulk_.head != nullptr ? bulk_.take() : nullptr;
 }
 
 // The host may submit again meanwhile: the job is out of the queue, but not free yet.

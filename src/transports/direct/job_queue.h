@@ -1,7 +1,6 @@
 // The parts that a connection copies itself, on its worker, when they are too large for submit: each progress()
 // copies one slice of the part at the head, then lets the next have a turn. Urgent parts go first, but for one
-// turn in eight. Nothing of a part is copied after
-// its completion: both happen on the worker, under its lock.
+// turn in eight. Nothing of a part is copied after its completion: both happen on the worker, under its lock.
 #pragma once
 
 #include <atomic>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/sync/urgent_first.h"
 #include "framing/connection.h"
 #include "plan/direct_copy.h"
 #include "towline/plugin/backend.hpp"
@@ -135,7 +135,7 @@ class JobQueue {
 
   Fifo urgent_;
   Fifo bulk_;
-  uint32_t urgent_turns_ = 0;  // in a row, while others wait
+  UrgentFirst turns_;
   size_t queued_ = 0;
   std::vector<std::unique_ptr<Job>> jobs_;  // all that were ever needed at once
   Job* free_ = nullptr;
