@@ -19,6 +19,7 @@ extern "C" {
 typedef struct towline_plan_handle towline_plan_t;
 typedef struct towline_post_handle towline_post_t;
 typedef struct towline_group_handle towline_group_t;
+typedef struct towline_queue towline_queue_t;  // queue.h
 
 typedef struct towline_plan_options_t {
   size_t struct_size;
@@ -75,6 +76,8 @@ typedef struct towline_post_options_t {
   uint32_t reserved;          // 0
   void* user_data;            // returned with completions and callbacks
   towline_callback_t callback;
+  uint64_t tag;            // of the notice (queue.h); 0: none
+  towline_queue_t* queue;  // gets the outcome (queue.h); null: none, or with queue_completion the agent's own
 } towline_post_options_t;
 
 // Starts a post. TOWLINE_OK: it is done already. TOWLINE_IN_PROGRESS: accepted, exactly one outcome will follow.
@@ -115,6 +118,8 @@ typedef struct towline_group_options_t {
   uint32_t queue_completion;  // as in towline_post_options_t
   void* user_data;
   towline_callback_t callback;
+  uint64_t tag;            // as in towline_post_options_t
+  towline_queue_t* queue;  // the same
 } towline_group_options_t;
 
 TOWLINE_API int32_t towline_group_create(towline_agent_t* agent, const towline_group_options_t* options,

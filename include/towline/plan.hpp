@@ -48,6 +48,8 @@ struct PostOptions {
   bool queue_completion = false;
   void* user_data = nullptr;
   towline_callback_t callback = nullptr;
+  uint64_t tag = 0;                  // of the notice; 0: none
+  towline_queue_t* queue = nullptr;  // gets the outcome: queue.hpp
 };
 
 struct GroupOptions {
@@ -59,6 +61,8 @@ struct GroupOptions {
   bool queue_completion = false;
   void* user_data = nullptr;
   towline_callback_t callback = nullptr;
+  uint64_t tag = 0;
+  towline_queue_t* queue = nullptr;
 };
 
 namespace detail {
@@ -94,6 +98,8 @@ inline towline_post_options_t native(const PostOptions& options, towline_group_t
   native.queue_completion = options.queue_completion ? 1 : 0;
   native.user_data = options.user_data;
   native.callback = options.callback;
+  native.tag = options.tag;
+  native.queue = options.queue;
   return native;
 }
 
@@ -293,6 +299,8 @@ inline Group Agent::group(const GroupOptions& options) const {
   native.queue_completion = options.queue_completion ? 1 : 0;
   native.user_data = options.user_data;
   native.callback = options.callback;
+  native.tag = options.tag;
+  native.queue = options.queue;
   towline_group_t* group = nullptr;
   detail::check(towline_group_create(handle_.get(), &native, &group));
   return Group{group, plans_};

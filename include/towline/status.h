@@ -40,7 +40,8 @@ extern "C" {
   X(UNREACHABLE, Unreachable, -24, "address cannot be reached")               \
   X(ADDRESS_IN_USE, AddressInUse, -25, "address in use")                      \
   X(SHORT, Short, -26, "fewer bytes than asked for")                          \
-  X(INTERNAL, Internal, -27, "internal error")
+  X(INTERNAL, Internal, -27, "internal error")                                \
+  X(NOT_YET, NotYet, -28, "not yet: the wait has ended, what it waits for goes on")
 
 typedef enum towline_status_t {
 #define TOWLINE_STATUS_C(c_name, cpp_name, value, text) TOWLINE_##c_name = value,

@@ -185,6 +185,7 @@ class Region {
     return status;
   }
   explicit Region(towline_region_t* region) noexcept : handle_(region) {}  // takes it over
+  void forget() noexcept { (void)handle_.release(); }                      // the handle is gone
   // Its elements, as the layout says that it was registered with: layout.hpp.
   [[nodiscard]] View view() const;
   template <class Index>

@@ -115,6 +115,7 @@ void Agent::open() {
   for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
   reaper_ = std::make_unique<RegionReaper>(*regions_, in_real_time_);
+  errands_ = std::make_unique<Errands>(in_real_time_);
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const BundledBackend& bundled : bundled_backends()) {
     const auto& wanted = options_.backends;
@@ -169,6 +170,7 @@ void Agent::close() noexcept {
     (void)backends_.release();
     (void)blocking_work_.release();
     (void)reaper_.release();
+    (void)errands_.release();
     for (auto& worker : workers_) (void)worker.release();
     peers_.abandon();
     (void)staging_.release();
@@ -197,6 +199,8 @@ void Agent::close() noexcept {
     while (!retire(*worker)) cpu_pause();
   }
   release_transfers();
+  errands_->finish();
+  counters_.end(Status::kClosed);
   blocking_work_->finish();
   const std::vector<std::shared_ptr<Region>> staging =
       staging_->end();  // before the lock, which joining takes
@@ -210,7 +214,7 @@ void Agent::close() noexcept {
     for (auto& worker : workers_) worker->unlock();
   }
   reaper_->finish();
-  activity_.notify();
+  queues_.notify_all();
 }
 
 // Under one lock, since otherwise another thread could connect again, or accept a connection. False: a thread
@@ -296,20 +300,20 @@ bool Agent::wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uin
       done);
 }
 
-Status Agent::wait_activity(uint64_t timeout_ns) noexcept {
+Status Agent::wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept {
   Status status = Status::kOk;
   const auto done = [&] {
-    if (activity_.there()) return true;
+    if (queue.there()) return true;
     status = usable();
     return status != Status::kOk;
   };
-  if (!wait_until(done, activity_.word(), activity_.waiters(), timeout_ns)) return Status::kTimedOut;
-  return activity_.there() ? Status::kOk : status;
+  if (!wait_until(done, queue.word(), queue.waiters(), timeout_ns)) return Status::kTimedOut;
+  return queue.there() ? Status::kOk : status;
 }
 
 size_t Agent::pull_completions(towline_completion_t* completions, size_t capacity) noexcept {
-  if (activity_.no_completions()) progress();
-  return activity_.pull_completions(completions, capacity);
+  if (own_queue_.no_completions()) progress();
+  return own_queue_.pull_completions(completions, capacity);
 }
 
 // ---- counters
@@ -373,15 +377,15 @@ NoticeNode* Agent::receive_notice() noexcept {
   static thread_local const Agent* just_given = nullptr;
   static thread_local uint32_t first = 0;  // a worker index, from any agent: only a hint
   static thread_local uint32_t looks = 0;
-  NoticeNode* node = inbox_.pull();
+  NoticeNode* node = inbox().pull();
   if (node == nullptr && just_given != this) {
     const bool all = !hosted() || ++looks % kLooksPerFullPass == 0;
     for (size_t i = 0; i < (all ? workers_.size() : 1); ++i) workers_[(first + i) % workers_.size()]->drive();
-    node = inbox_.pull();
+    node = inbox().pull();
   }
   if (node != nullptr) first = node->worker;
   just_given = node == nullptr ? nullptr : this;
-  activity_.settle();
+  own_queue_.settle();
   return node;
 }
 

@@ -3,7 +3,8 @@
 // This class connects the parts, each with its own file: worker (progress), peer and link (other agents and
 // connections to them), route (which way), post (one run), transfer and post_plan (what applications have of both),
 // group (posts that end as one), staging (memory between legs), own_regions (registered memory), inbox (notices),
-// activity (what applications wait for), backend_host (plugins), blocking_work (what of them may block).
+// event_queue (what applications wait for), errands (calls that report there), backend_host (plugins), blocking_work (what
+// of them may block).
 //
 // Locks, in the order they may nest: registration (own_regions), a worker's lock, then control_mutex_, then leaves (peer,
 // region table, inbox, group, routes' details). No callback of the application runs under any.
@@ -19,10 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "agent/activity.h"
 #include "agent/backend_host.h"
 #include "agent/blocking_work.h"
 #include "agent/counter.h"
+#include "agent/errands.h"
+#include "agent/event_queue.h"
 #include "agent/fork_generation.h"
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
@@ -30,6 +32,7 @@
 #include "agent/pace.h"
 #include "agent/peer.h"
 #include "agent/peer_table.h"
+#include "agent/queues.h"
 #include "agent/region_reaper.h"
 #include "agent/staging.h"
 #include "agent/worker.h"
@@ -117,7 +120,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Drives, then waits a little, until `ready` or the deadline; false: the deadline. Control path.
   template <class Ready>
   bool drive_until(Ready&& ready, uint64_t deadline_ns);
-  Status wait_activity(uint64_t timeout_ns) noexcept;
+  // kOk, kTimedOut, kClosed or kForked.
+  Status wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept;
 
   // ---- memory
   [[nodiscard]] Staging& staging() noexcept { return *staging_; }
@@ -136,8 +140,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Adds a peer whose metadata the application brought. This ends a peer of the same name that no longer
   // exists. To find out, it may ask at that peer's address, unless may_ask is false.
   Peer& add_peer(std::span<const uint8_t> blob, bool may_ask = true);
-  Peer& connect_peer(const std::string& address, uint64_t timeout_ns);
-  void refresh_peer(Peer& peer, uint64_t timeout_ns);
+  // `stop`: the call ends soon with kClosed once it is set; null: never.
+  Peer& connect_peer(const std::string& address, Deadline deadline, const std::atomic<bool>* stop = nullptr);
+  void refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>* stop = nullptr);
   // Adds an unsolicited peer from metadata that a stranger brought.
   void offer_peer(std::span<const uint8_t> blob);
   // By name, or by incarnation as text. Empty if there is none; throws Error(kAlreadyExists) if several live
@@ -148,7 +153,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // The limit for the metadata of all unsolicited peers together.
   [[nodiscard]] uint64_t most_unsolicited_bytes() const noexcept { return peers_.limits().bytes; }
   // kAgain without credit or room. The first message to a peer connects; throws Error when that fails.
-  [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes);
+  // `tag`: 0: none.
+  [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes, uint64_t tag = 0);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
 
   // ---- posts
@@ -185,8 +191,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   size_t pull_completions(towline_completion_t* completions, size_t capacity) noexcept;
 
   // ---- notices and counters
-  [[nodiscard]] Inbox& inbox() noexcept { return inbox_; }
-  [[nodiscard]] Activity& activity() noexcept { return activity_; }
+  [[nodiscard]] Inbox& inbox() noexcept { return own_queue_.inbox(); }
+  [[nodiscard]] EventQueue& own_queue() noexcept { return own_queue_; }
+  [[nodiscard]] Queues& queues() noexcept { return queues_; }
+  [[nodiscard]] Errands& errands() noexcept { return *errands_; }
   // Null if there is none; then it makes progress once.
   [[nodiscard]] NoticeNode* receive_notice() noexcept;
   void give_back_notice(NoticeNode* node) noexcept;
@@ -240,7 +248,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void gate_transfers_locked(const Peer& peer, Status why) noexcept;
   // An established connection for messages; connects if there is none. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
-  [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes);
+  [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes,
+                                    bool tagged = false);
   // Everything that a peer may know; for_self: what this agent needs of these regions, as its own peer.
   [[nodiscard]] metadata::PeerMetadata describe_self(const std::vector<uint64_t>* keys, bool for_self);
   [[nodiscard]] std::vector<std::shared_ptr<Region>> described(const std::vector<uint64_t>* keys,
@@ -260,12 +269,15 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::atomic<const towline_hooks_t*> hooks_{nullptr};
   std::vector<std::unique_ptr<const towline_hooks_t>>
       all_hooks_;  // that ever were; a run may be calling them
+  EventQueue own_queue_{*this};
+  Queues queues_{own_queue_};
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<OwnRegions> regions_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<BackendHost> backends_;
   std::unique_ptr<BlockingWork> blocking_work_;
   std::unique_ptr<RegionReaper> reaper_;  // ends before the regions
+  std::unique_ptr<Errands> errands_;
   std::unique_ptr<MetadataService> metadata_service_;
   std::unique_ptr<Staging> staging_;
 
@@ -278,8 +290,6 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::atomic<Peer*> own_peer_{nullptr};  // this agent as its own peer
   std::atomic<uint64_t> last_post_{0};
 
-  Inbox inbox_;
-  Activity activity_{inbox_};
   CounterTable counters_;
 };
 

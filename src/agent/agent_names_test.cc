@@ -83,13 +83,13 @@ TEST(Names, AnAgentThatAnswersWhereItListensIsNotTakenForRestarted) {
   const auto agent = make_agent("agent");
   const auto one = make_agent("x", "127.0.0.1:0");
   auto two = make_agent("x", "127.0.0.1:0");
-  Peer& first = agent->connect_peer(one->address(), kSecondNs);
-  Peer& second = agent->connect_peer(two->address(), kSecondNs);
+  Peer& first = agent->connect_peer(one->address(), Deadline::after(monotonic_now_ns(), kSecondNs));
+  Peer& second = agent->connect_peer(two->address(), Deadline::after(monotonic_now_ns(), kSecondNs));
   EXPECT_EQ(first.ended(), Status::kOk);
   EXPECT_EQ(second.ended(), Status::kOk);
   EXPECT_EQ(status_of_find(*agent, "x"), Status::kAlreadyExists);
   two = make_agent("x", "127.0.0.1:0");
-  Peer& third = agent->connect_peer(two->address(), kSecondNs);
+  Peer& third = agent->connect_peer(two->address(), Deadline::after(monotonic_now_ns(), kSecondNs));
   EXPECT_EQ(first.ended(), Status::kOk);
   EXPECT_EQ(second.ended(), Status::kPeerRestarted);
   EXPECT_EQ(third.ended(), Status::kOk);

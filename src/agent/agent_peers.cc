@@ -77,13 +77,13 @@ Peer& Agent::add_peer(std::span<const uint8_t> blob, bool may_ask) {
   return learn(metadata::decode(blob), may_ask);
 }
 
-Peer& Agent::connect_peer(const std::string& address, uint64_t timeout_ns) {
+Peer& Agent::connect_peer(const std::string& address, Deadline deadline, const std::atomic<bool>* stop) {
   check_usable();
   const std::vector<uint8_t> own = metadata(nullptr);
-  return add_peer(metadata::exchange(address, own, Deadline::after(monotonic_now_ns(), timeout_ns)));
+  return add_peer(metadata::exchange(address, own, deadline, stop));
 }
 
-void Agent::refresh_peer(Peer& peer, uint64_t timeout_ns) {
+void Agent::refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>* stop) {
   check_usable();
   if (peer.ended() != Status::kOk)
     fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
@@ -92,12 +92,11 @@ void Agent::refresh_peer(Peer& peer, uint64_t timeout_ns) {
     fail(Status::kUnreachable, "peer '{}' does not listen: ask it for its metadata and add that",
          peer.name());
   }
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
   std::string reasons;
   for (const std::string& address : addresses) {
     try {
       const metadata::PeerMetadata now =
-          metadata::decode(metadata::exchange(address, metadata(nullptr), deadline));
+          metadata::decode(metadata::exchange(address, metadata(nullptr), deadline, stop));
       if (now.identity.incarnation == peer.incarnation()) {
         peer.merge(now);
         std::lock_guard lock(control_mutex_);
@@ -231,13 +230,18 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
   fail(Status::kUnreachable, "no backend reaches peer '{}':{}", peer.name(), reasons);
 }
 
-Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes) {
+Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes,
+                           bool tagged) {
   check_usable();
   if (peer.ended() != Status::kOk) return peer.ended();
   Link* link = peer.up_link(my_worker().index());
   if (link == nullptr) link = message_link(peer, now_ns() + options_.default_timeout_ns);
+  if (tagged && link->takes_tags() == Status::kAgain)  // its first message says so
+    drive_until([&] { return !link->up() || link->takes_tags() != Status::kAgain; },
+                now_ns() + options_.default_timeout_ns);
   Worker::Guard guard(link->worker());
   if (!link->up()) return Status::kPeerLost;
+  if (const Status status = tagged ? link->takes_tags() : Status::kOk; status != Status::kOk) return status;
   if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
     return Status::kAgain;
   const Status status = link->send(message, bytes);
@@ -246,28 +250,23 @@ Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64
   return status;
 }
 
-Status Agent::send_notice(Peer& peer, const void* data, size_t bytes) {
+Status Agent::send_notice(Peer& peer, const void* data, size_t bytes, uint64_t tag) {
   if (bytes > TOWLINE_MAX_NOTICE_BYTES) {
     fail(Status::kLimitExceeded, "a notice has at most {} bytes, not {}", TOWLINE_MAX_NOTICE_BYTES, bytes);
   }
   thread_local std::vector<uint8_t> message;  // grows to the largest notice this thread has sent
-  message.resize(sizeof(DataMessage) + bytes);
-  const DataMessage header = {
-      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, static_cast<uint32_t>(bytes)},
-      0,
-      0,
-      1,
-      0};
-  std::memcpy(message.data(), &header, sizeof header);
-  if (bytes != 0) std::memcpy(message.data() + sizeof header, data, bytes);
-  return send_message(peer, message.data(), message.size(), bytes);
+  const TaggedMessage header = make_data_message(true, static_cast<uint32_t>(bytes), tag, 0, 0);
+  const size_t header_bytes = bytes_of(header);
+  message.resize(header_bytes + bytes);
+  std::memcpy(message.data(), &header, header_bytes);
+  if (bytes != 0) std::memcpy(message.data() + header_bytes, data, bytes);
+  return send_message(peer, message.data(), message.size(), bytes, tag != 0);
 }
 
 Status Agent::add_to_counter(Peer& peer, uint64_t key, uint64_t amount) {
   if (key == 0) fail(Status::kInvalidArgument, "a counter's key is never 0");
-  const DataMessage message = {
-      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, 0}, key, amount, 0, 0};
-  return send_message(peer, &message, sizeof message, UINT64_MAX);
+  const TaggedMessage message = make_data_message(false, 0, 0, key, amount);
+  return send_message(peer, &message, bytes_of(message), UINT64_MAX);
 }
 
 }  // namespace towline

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -22,15 +23,20 @@ enum class ControlType : uint8_t {
   kBye = 7,              // value: 0; the sender closes
   kEndConnection = 8,    // value: the number of a connection that the sender gave up; end it
   kConnectionEnded = 9,  // value: that number; it writes and reads nothing here any more
+  kTagged = 10,          // kData with a tag; only to a peer that said that it takes them
 };
 
 inline constexpr uint8_t kControlVersion = 1;
+
+// What the sender of a message understands. It is 0 in messages of the versions before tags, which do not read it.
+inline constexpr uint16_t kTakesTags = 1;
+inline constexpr uint16_t kControlFeatures = kTakesTags;
 
 // Every message begins with this. Later versions may be longer; readers use the part they know.
 struct ControlHeader {
   uint8_t type;
   uint8_t version;
-  uint16_t reserved;
+  uint16_t features;
   uint32_t notice_bytes;  // kData: bytes that follow; else 0
 };
 
@@ -43,6 +49,27 @@ struct DataMessage {
 };
 static_assert(sizeof(DataMessage) == 32);
 
+struct TaggedMessage {
+  DataMessage data;
+  uint64_t tag;
+};
+static_assert(sizeof(TaggedMessage) == 40);
+
+// To be sent without its end if it has no tag: see bytes_of().
+inline TaggedMessage make_data_message(bool has_notice, uint32_t notice_bytes, uint64_t tag,
+                                       uint64_t counter_key, uint64_t counter_add) noexcept {
+  const ControlType type = tag != 0 ? ControlType::kTagged : ControlType::kData;
+  return {{{static_cast<uint8_t>(type), kControlVersion, kControlFeatures, notice_bytes},
+           counter_key,
+           counter_add,
+           has_notice ? 1u : 0u,
+           0},
+          tag};
+}
+inline size_t bytes_of(const TaggedMessage& message) noexcept {
+  return message.tag != 0 ? sizeof(TaggedMessage) : sizeof(DataMessage);
+}
+
 struct ValueMessage {
   ControlHeader header;
   uint64_t value;
@@ -50,7 +77,7 @@ struct ValueMessage {
 static_assert(sizeof(ValueMessage) == 16);
 
 inline ValueMessage make_value_message(ControlType type, uint64_t value) noexcept {
-  return {{static_cast<uint8_t>(type), kControlVersion, 0, 0}, value};
+  return {{static_cast<uint8_t>(type), kControlVersion, kControlFeatures, 0}, value};
 }
 
 // The credit that a notice uses: its bytes and its bookkeeping.

@@ -23,11 +23,11 @@ Group::Group(std::shared_ptr<Agent> agent, const PostOptions& options)
                        ? options.deadline_ns
                        : Deadline::after(agent_->now_ns(), agent_->default_timeout_ns()).ns()),
       fork_generation_(fork_generation()),
-      watched_(options.callback != nullptr || options.queue_completion) {
+      watched_(options.callback != nullptr || options.queue != nullptr) {
   build_message(options, message_);
   outcome_.store(static_cast<int32_t>(Status::kInProgress), std::memory_order_relaxed);
   ended_.store(false, std::memory_order_relaxed);
-  if (options_.queue_completion && !agent_->activity().reserve_completion())
+  if (options_.queue != nullptr && !options_.queue->reserve_completion())
     fail(Status::kAgain, "too many completions wait to be pulled");
   if (!watched_) return;
   watch_.owner = this;
@@ -199,6 +199,7 @@ void Group::tell_peers(Worker* worker) noexcept {
 }
 
 Status Group::tell(Link& link) noexcept {
+  if (const Status status = link.may_send(message_); status != Status::kOk) return status;
   if (options_.has_notice) {
     if (const Status status = link.take_notice_credit(options_.notice_bytes); status != Status::kOk)
       return status;
@@ -242,7 +243,7 @@ void Group::deliver() noexcept {
   const towline_completion_t completion = {options_.user_data, nullptr, static_cast<int32_t>(status), 0,
                                            bytes};
   const std::shared_ptr<Agent> agent = agent_;
-  const bool queued = options_.queue_completion;
+  EventQueue* const queue = options_.queue;
   const towline_callback_t callback = options_.callback;
   if (watched_) {
     const Worker::Guard guard(*watch_.worker);
@@ -250,8 +251,13 @@ void Group::deliver() noexcept {
   }
   outcome_.store(static_cast<int32_t>(status), std::memory_order_seq_cst);
   wake_waiters();
+  std::string why;
+  try {
+    if (queue != nullptr && queue != &agent->own_queue()) why = failure();
+  } catch (const std::bad_alloc&) {  // then the status has to say it
+  }
   let_go();
-  if (queued) agent->activity().push_completion(completion);
+  if (queue != nullptr) queue->push_completion(completion, std::move(why));
   if (callback != nullptr) callback(&completion);
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/agent.h"
 #include "agent/ending.h"
 #include "agent/part.h"
 #include "agent/peer.h"
@@ -52,7 +53,10 @@ class Group final : public Ending {
   [[nodiscard]] std::string failure() const;
   void release() noexcept;
 
-  [[nodiscard]] const Agent& agent() const noexcept { return *agent_; }
+  [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
+  void hold() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
+  void let_go() noexcept;
   [[nodiscard]] uint64_t deadline_ns() const noexcept { return deadline_ns_; }
   [[nodiscard]] bool over() const noexcept { return ended_.load(std::memory_order_acquire); }
   [[nodiscard]] bool urgent() const noexcept { return options_.urgent; }
@@ -84,8 +88,6 @@ class Group final : public Ending {
   [[nodiscard]] Status outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));
   }
-  void hold() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
-  void let_go() noexcept;
   void unlink(PlannedPost& post) noexcept;
   void note_peer(PlannedPost& post);
   void note_failure(const PlannedPost& post, Status status, const std::string& why);
@@ -95,7 +97,6 @@ class Group final : public Ending {
   void complete(Worker* worker) noexcept;
   void tell_peers(Worker* worker) noexcept;
   [[nodiscard]] Status tell(Link& link) noexcept;
-  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
   void check_deadline() noexcept;
   template <class Done>
   [[nodiscard]] bool wait_for(Done&& done, uint64_t timeout_ns) noexcept;

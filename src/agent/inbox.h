@@ -24,6 +24,7 @@ struct NoticeNode {
   uint32_t worker = 0;
   uint32_t size_class = 0;
   uint32_t bytes = 0;
+  uint64_t tag = 0;
   unsigned char* data() noexcept { return reinterpret_cast<unsigned char*>(this + 1); }
 };
 

@@ -132,6 +132,7 @@ void Link::close(Status why, std::string_view text) noexcept {
     for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
       other_up = other_up || link->up();
     if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
+    peer_.credit_came(other_up ? Status::kOk : Status::kPeerLost);
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }
@@ -289,6 +290,11 @@ Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
   return Status::kOk;
 }
 
+bool Link::has_room() const noexcept {
+  return notice_bytes_sent_ + notice_credit(TOWLINE_MAX_NOTICE_BYTES) - notice_bytes_credited_ <=
+         kNoticeCreditBytes;
+}
+
 void Link::consumed(uint32_t generation, uint64_t notice_bytes) noexcept {
   peer_.return_notice_room(notice_credit(notice_bytes));
   if (generation != this->generation()) return;
@@ -339,14 +345,19 @@ void Link::handle_message(const uint8_t* data, size_t bytes) {
   ControlHeader header;
   if (bytes < sizeof header) return close(Status::kProtocol, "a control message was cut short");
   std::memcpy(&header, data, sizeof header);
-  if (header.type == static_cast<uint8_t>(ControlType::kData)) {
-    DataMessage message;
-    if (bytes < sizeof message) return close(Status::kProtocol, "a notice was cut short");
-    std::memcpy(&message, data, sizeof message);
-    if (header.notice_bytes != bytes - sizeof message || header.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
+  if (takes_tags() == Status::kAgain)
+    takes_tags_.store((header.features & kTakesTags) != 0 ? Status::kOk : Status::kUnsupported,
+                      std::memory_order_release);
+  const bool tagged = header.type == static_cast<uint8_t>(ControlType::kTagged);
+  if (tagged || header.type == static_cast<uint8_t>(ControlType::kData)) {
+    TaggedMessage message = {};
+    const size_t header_bytes = tagged ? sizeof(TaggedMessage) : sizeof(DataMessage);
+    if (bytes < header_bytes) return close(Status::kProtocol, "a notice was cut short");
+    std::memcpy(&message, data, header_bytes);
+    if (header.notice_bytes != bytes - header_bytes || header.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
       return close(Status::kProtocol, "a notice's length does not fit its message");
     }
-    return on_data(message, data + sizeof message, header.notice_bytes);
+    return on_data(message.data, message.tag, data + header_bytes, header.notice_bytes);
   }
   ValueMessage message;
   if (bytes < sizeof message) return close(Status::kProtocol, "a control message was cut short");
@@ -357,6 +368,7 @@ void Link::handle_message(const uint8_t* data, size_t bytes) {
         return close(Status::kProtocol, "the peer credits notices that were never sent");
       }
       notice_bytes_credited_ = message.value;
+      if (peer_.awaits_credit()) worker_.maintain_soon();
       return;
     case ControlType::kPing:
       pong_due_ = true;
@@ -382,12 +394,13 @@ void Link::handle_message(const uint8_t* data, size_t bytes) {
       if (talks() && !up()) (void)come_up();
       return;
     case ControlType::kData:
+    case ControlType::kTagged:
       break;
   }
   // Unknown types come from later versions; they must be safe to leave out.
 }
 
-void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes) {
+void Link::on_data(const DataMessage& message, uint64_t tag, const uint8_t* notice, uint32_t bytes) {
   Agent& agent = worker_.agent();
   if (message.counter_key != 0 && !agent.remote_counters().add(message.counter_key, message.counter_add)) {
     received_->add_error(worker_.index(), Status::kNotFound);
@@ -411,10 +424,10 @@ void Link::on_data(const DataMessage& message, const uint8_t* notice, uint32_t b
   node->link_generation = generation();
   node->worker = worker_.index();
   node->bytes = bytes;
+  node->tag = tag;
   std::memcpy(node->data(), notice, bytes);
   received_->add_notice(worker_.index());
-  agent.inbox().push(node);
-  agent.activity().notify();
+  agent.queues().deliver(node);
 }
 
 // ---- revocations
@@ -522,9 +535,10 @@ void Link::heartbeat(uint64_t now_ns) {
 }
 
 bool Link::has_chores() const noexcept {
-  return state() == State::kBroken || state() == State::kConnecting || pong_due_ || !waiting_.empty() ||
-         !revoking_here_.empty() || !ending_.empty() || asked_changes_ != peer_.given_up_changes() ||
-         peer_.ended() != Status::kOk || worker_.agent().has_revoked_regions() ||
+  return state() == State::kBroken || state() == State::kConnecting || pong_due_ || peer_.awaits_credit() ||
+         !waiting_.empty() || !revoking_here_.empty() || !ending_.empty() ||
+         asked_changes_ != peer_.given_up_changes() || peer_.ended() != Status::kOk ||
+         worker_.agent().has_revoked_regions() ||
          notice_bytes_consumed_.load(std::memory_order_relaxed) - notice_bytes_reported_ >=
              kNoticeCreditBytes / 8;
 }
@@ -560,6 +574,7 @@ uint32_t Link::do_upkeep(uint64_t now_ns) {
       break;
   }
   if (up()) heartbeat(now_ns);
+  if (up() && peer_.awaits_credit() && has_room()) peer_.credit_came(Status::kOk);
   if (!talks()) return done;
   done += ask_to_end() + answer_endings();
   if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();

@@ -100,6 +100,12 @@ class Link {
   void return_notice_credit(uint64_t notice_bytes) noexcept {
     notice_bytes_sent_ -= notice_credit(notice_bytes);
   }
+  // kOk; kAgain: not yet known, since nothing has come from the peer; kUnsupported. Any thread.
+  [[nodiscard]] Status takes_tags() const noexcept { return takes_tags_.load(std::memory_order_acquire); }
+  // Of a message of a post or group.
+  [[nodiscard]] Status may_send(const std::vector<uint8_t>& message) const noexcept {
+    return message.front() == static_cast<uint8_t>(ControlType::kTagged) ? takes_tags() : Status::kOk;
+  }
   // The application consumed a notice that came over `generation` of this link. Any thread.
   void consumed(uint32_t generation, uint64_t notice_bytes) noexcept;
   // Tells the peer to detach from a region of this agent. If the peer may reach the region without this
@@ -165,7 +171,8 @@ class Link {
   bool teardown(Patience patience = Patience::kYes) noexcept;
   bool release_revoked() noexcept;
   void drop_imports(bool all) noexcept;
-  void on_data(const DataMessage& message, const uint8_t* notice, uint32_t bytes);
+  void on_data(const DataMessage& message, uint64_t tag, const uint8_t* notice, uint32_t bytes);
+  [[nodiscard]] bool has_room() const noexcept;
   void on_revoke(uint64_t key);
   uint32_t answer_revocations();
   uint32_t send_waiting() noexcept;
@@ -214,6 +221,7 @@ class Link {
   std::atomic<uint64_t> notice_bytes_consumed_{0};
   uint64_t notice_bytes_reported_ = 0;
   uint64_t notice_bytes_received_ = 0;
+  std::atomic<Status> takes_tags_{Status::kAgain};
   bool pong_due_ = false;
   bool sending_waiting_ = false;
   uint64_t pong_value_ = 0;

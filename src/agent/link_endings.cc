@@ -29,6 +29,7 @@ void Link::begin_generation() {
   notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = notice_bytes_received_ = 0;
   notice_bytes_consumed_.store(0, std::memory_order_relaxed);
   heard_ = pong_due_ = sending_waiting_ = false;
+  takes_tags_.store(Status::kAgain, std::memory_order_release);
   waiting_.clear();
   ending_.clear();
   asked_changes_ = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/event_queue.h"
 #include "agent/link.h"
 #include "agent/worker.h"
 #include "base/error.h"
@@ -196,6 +197,35 @@ std::vector<std::string> Peer::listen_addresses() const {
 void Peer::end(Status why) noexcept {
   Status expected = Status::kOk;
   ended_.compare_exchange_strong(expected, why, std::memory_order_acq_rel);
+  credit_came(why);
+}
+
+void Peer::set_health(uint32_t health) noexcept {
+  if (health_.exchange(health, std::memory_order_relaxed) != health) agent_.queues().health_changed(*this);
+}
+
+void Peer::await_credit(TicketHold ticket) {
+  {
+    const std::lock_guard lock(mutex_);
+    awaiting_credit_.push_back(std::move(ticket));
+    credit_waits_.store(awaiting_credit_.size(), std::memory_order_seq_cst);
+  }
+  if (ended() != Status::kOk) return credit_came(ended());
+  if (!any_up_link()) return credit_came(Status::kOk);  // a post connects
+  for (const auto& worker : agent_.workers()) {
+    worker->maintain_soon();
+    worker->wake();
+  }
+}
+
+void Peer::credit_came(Status status) noexcept {
+  std::vector<TicketHold> told;
+  {
+    const std::lock_guard lock(mutex_);
+    told.swap(awaiting_credit_);
+    credit_waits_.store(0, std::memory_order_relaxed);
+  }
+  for (TicketHold& ticket : told) EventQueue::tell(std::move(ticket), status);
 }
 
 bool Peer::address(const std::string& backend, std::vector<uint8_t>& address) const {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "agent/pace.h"
+#include "agent/ticket.h"
 #include "base/id.h"
 #include "base/sync/rcu_value.h"
 #include "memory/region_index.h"
@@ -101,7 +102,15 @@ class Peer {
   [[nodiscard]] Pace& pace() noexcept { return pace_; }
 
   [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
-  void set_health(uint32_t health) noexcept { health_.store(health, std::memory_order_relaxed); }
+  // Tells the queues that watch peers.
+  void set_health(uint32_t health) noexcept;
+
+  // Told once a link has credit for any notice, or nothing is to be waited for.
+  void await_credit(TicketHold ticket);
+  [[nodiscard]] bool awaits_credit() const noexcept {
+    return credit_waits_.load(std::memory_order_relaxed) != 0;
+  }
+  void credit_came(Status status) noexcept;
 
   // Takes room for a notice of this peer that the application has not received yet, counted over all its
   // connections, since each new connection grants new credit. Any thread. False: too many wait already.
@@ -233,6 +242,7 @@ class Peer {
   std::atomic<Status> ended_{Status::kOk};
   std::atomic<uint32_t> health_{TOWLINE_HEALTH_UNKNOWN};
   std::atomic<uint64_t> waiting_notice_bytes_{0};
+  std::atomic<std::size_t> credit_waits_{0};
   const std::unique_ptr<std::atomic<Reach>[]> reach_;  // by backend
   // Owned. In the order in which they were made, under the lock; none is destroyed before the peer.
   std::atomic<Link*> first_link_{nullptr};
@@ -243,6 +253,7 @@ class Peer {
   // A ring of connections that may be coming up now; older ones have come up or failed long ago.
   std::array<uint64_t, 64> ended_connections_{};
   std::size_t next_ended_ = 0;
+  std::vector<TicketHold> awaiting_credit_;
   std::vector<std::string> listen_addresses_;
   std::map<std::string, std::vector<uint8_t>> addresses_;  // by backend
   std::map<uint64_t, std::shared_ptr<RemoteRegion>> regions_;

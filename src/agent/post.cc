@@ -63,27 +63,27 @@ Post::~Post() {
 
 void Post::bring(const PostOptions& options) {
   build_message(options, message_);
-  options_ = {options.user_data,        options.callback,     options.timeout_ns,
-              options.deadline_ns,      options.notice_bytes, options.has_notice,
-              options.queue_completion, options.urgent,       options.pace};
+  options_ = {options.user_data,   options.callback,         options.timeout_ns,
+              options.deadline_ns, options.notice_bytes,     options.has_notice,
+              options.urgent,      options.queue != nullptr, options.pace};
+  keep_queue(options.queue);
   if (options_.timeout_ns == 0) options_.timeout_ns = agent().default_timeout_ns();
 }
 
 void build_message(const PostOptions& options, std::vector<uint8_t>& message) {
   message.clear();
   if (!options.has_notice && options.counter_key == 0) return;
-  const DataMessage header = {
-      {static_cast<uint8_t>(ControlType::kData), kControlVersion, 0, options.notice_bytes},
-      options.counter_key,
-      options.counter_add,
-      options.has_notice ? 1u : 0u,
-      0};
+  const TaggedMessage header = make_data_message(options.has_notice, options.notice_bytes, options.tag,
+                                                 options.counter_key, options.counter_add);
   const auto* begin = reinterpret_cast<const uint8_t*>(&header);
   const auto* notice = static_cast<const uint8_t*>(options.notice);
-  message.reserve(sizeof header + options.notice_bytes);
-  message.assign(begin, begin + sizeof header);
+  const size_t header_bytes = bytes_of(header);
+  message.reserve(header_bytes + options.notice_bytes);
+  message.assign(begin, begin + header_bytes);
   message.insert(message.end(), notice, notice + options.notice_bytes);
 }
+
+EventQueue& Post::queue_of_end() const noexcept { return agent().own_queue(); }
 
 void Post::close_gate(int32_t gate) noexcept {
   int32_t seen = gate_.load(std::memory_order_relaxed);
@@ -177,7 +177,8 @@ Status Post::post_with_message() noexcept {
   Link& link = *part.link;
   if (!part.worker->try_lock()) return post_slow();
   bool sent = link.up() && link.generation() == part.link_generation;
-  sent = sent && (!options_.has_notice || link.take_notice_credit(options_.notice_bytes) == Status::kOk);
+  sent = sent && link.may_send(message_) == Status::kOk &&
+         (!options_.has_notice || link.take_notice_credit(options_.notice_bytes) == Status::kOk);
   if (sent) {
     sent = immediate_submit_(immediate_, &immediate_args_) == TOWLINE_OK &&
            link.send(message_.data(), message_.size()) == Status::kOk;
@@ -216,7 +217,7 @@ Status Post::post_slow() noexcept {
 }
 
 Status Post::begin_post(int32_t& outcome_before) noexcept {
-  if (options_.queue_completion && !agent().activity().reserve_completion()) return Status::kAgain;
+  if (options_.queued && !queue_of_end().reserve_completion()) return Status::kAgain;
   outcome_before = outcome_.load(std::memory_order_relaxed);
   const uint64_t now_ns = agent().now_ns();
   const uint64_t deadline_ns =
@@ -231,7 +232,7 @@ Status Post::begin_post(int32_t& outcome_before) noexcept {
 void Post::take_back_post(int32_t outcome_before) noexcept {
   ended_.store(true, std::memory_order_relaxed);
   outcome_.store(outcome_before, std::memory_order_release);
-  if (options_.queue_completion) agent().activity().release_completion();
+  if (options_.queued) queue_of_end().release_completion();
   phase_.store(kReady, std::memory_order_release);
 }
 
@@ -289,7 +290,8 @@ Status Post::start_alone(Part& part) noexcept {
     status = establish_part(part, part.deadline_ns);
     if (is_error(status)) return status;
   }
-  const bool again_later = !usable(part) || (paced_ && !may_begin(part, agent().now_ns()));
+  const bool again_later = !usable(part) || (paced_ && !may_begin(part, agent().now_ns())) ||
+                           (has_message() && part.link->may_send(message_) == Status::kAgain);
   if (again_later)
     part.worker->establish_later(part);
   else
@@ -336,6 +338,9 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
   part.slice_end = paced_ && stream == nullptr ? end_of_slice(part) : part.end;
   const bool message = part_count_ == 1 && has_message() && part.slice_end == part.end;
   const bool notice = message && options_.has_notice;
+  if (message) {
+    if (const Status status = part.link->may_send(message_); status != Status::kOk) return status;
+  }
   if (notice && part.link->take_notice_credit(options_.notice_bytes) != Status::kOk) return Status::kAgain;
   if (options_.urgent) flags |= TOWLINE_SUBMIT_URGENT;
   const towline_submit_args args = {sizeof(towline_submit_args),

@@ -30,6 +30,7 @@
 
 namespace towline {
 
+class EventQueue;
 class Group;
 class Series;
 class StagedTransfer;
@@ -43,8 +44,9 @@ struct PostOptions {
   const void* notice = nullptr;  // valid during the call that takes it
   uint32_t notice_bytes = 0;
   bool has_notice = false;
-  bool queue_completion = false;
-  bool urgent = false;  // before the bytes of posts that are not
+  bool urgent = false;          // before the bytes of posts that are not
+  uint64_t tag = 0;             // of the notice; 0: none
+  EventQueue* queue = nullptr;  // for the end; null: none
   uint64_t counter_key = 0;
   uint64_t counter_add = 0;
   uint64_t timeout_ns = 0;   // from the post
@@ -112,6 +114,8 @@ class Post : public Ending {
   [[nodiscard]] std::string failure() const;
   // The same without what its connection says of it, which needs its worker's lock.
   [[nodiscard]] std::string failure_itself(const std::string& more = {}) const;
+  // The same, before the outcome is known to others; "" without memory.
+  [[nodiscard]] std::string failure_of(Status status) const noexcept;
   [[nodiscard]] Status outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));
   }
@@ -172,8 +176,11 @@ class Post : public Ending {
   [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
 
  protected:  // for Leg and PostPlan
+  // A transfer's is the agent's own, so that it need not keep one.
+  [[nodiscard]] virtual EventQueue& queue_of_end() const noexcept;
+  virtual void keep_queue(EventQueue*) noexcept {}
   [[nodiscard]] bool wants_delivery() const noexcept override {
-    return hooked_ || options_.callback != nullptr || options_.queue_completion;
+    return hooked_ || options_.callback != nullptr || options_.queued;
   }
   // The short path: the bytes have been moved when the backend returns; no clock, lock, locked instruction or
   // allocation. False: not possible for this post, or it failed; then the long path does the work or reports
@@ -269,6 +276,7 @@ class Post : public Ending {
   void enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept;
   [[nodiscard]] Status start_staged() noexcept;
   [[nodiscard]] std::string staged_route() const;
+  [[nodiscard]] std::string sentence(Status status, const std::string& more) const;
   [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
   [[gnu::noinline]] void flush_counts() noexcept;
   void add_to_counts(uint64_t posts, uint64_t bytes, uint64_t blocks) noexcept;
@@ -302,8 +310,8 @@ class Post : public Ending {
     uint64_t deadline_ns = 0;  // instead of the timeout; 0: by that
     uint32_t notice_bytes = 0;
     bool has_notice = false;
-    bool queue_completion = false;
     bool urgent = false;
+    bool queued = false;  // its end, in queue_of_end()
     Pace* pace = nullptr;
   };
   Kept options_;

@@ -17,9 +17,13 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
     if (!over && now_ns >= part.deadline_ns) status = Status::kTimedOut;
     if (!over && status == Status::kAgain) {
       const bool notice = options_.has_notice;
-      if (!notice || part.link->take_notice_credit(options_.notice_bytes) == Status::kOk) {
+      status = part.link->may_send(message_);
+      if (status == Status::kOk &&
+          (!notice || part.link->take_notice_credit(options_.notice_bytes) == Status::kOk)) {
         status = part.link->send(message_.data(), message_.size());
         if (status != Status::kOk && notice) part.link->return_notice_credit(options_.notice_bytes);
+      } else if (status == Status::kOk) {
+        status = Status::kAgain;
       }
       if (status == Status::kAgain) return false;
     }
@@ -149,9 +153,12 @@ void Post::deliver() noexcept {
   const towline_completion_t completion = {options_.user_data, handle_, static_cast<int32_t>(final_status_),
                                            0, bytes_.load(std::memory_order_relaxed)};
   const towline_callback_t callback = options_.callback;
-  const bool queued = options_.queue_completion;
+  EventQueue* const queue = options_.queued ? &queue_of_end() : nullptr;
+  std::string why;
+  if (queue != nullptr && is_error(final_status_) && queue != &agent->own_queue())
+    why = failure_of(final_status_);
   publish(nullptr);  // from here on the application may post again or destroy it
-  if (queued) agent->activity().push_completion(completion);
+  if (queue != nullptr) queue->push_completion(completion, std::move(why));
   if (callback != nullptr) callback(&completion);
 }
 

@@ -39,6 +39,9 @@ class PlannedPost final : public Post {
   [[nodiscard]] PostPlan& its_plan() noexcept { return its_plan_; }
   // The application needs it no more. Any thread, at any time.
   void release() noexcept;
+  // While the application waits for its fence: it stays out of the pool meanwhile.
+  void watch() noexcept { holders_.fetch_add(kWatcher, std::memory_order_acq_rel); }
+  void unwatch() noexcept;
   // Picks for the route to try backends with. Throws Error.
   void probe(const PickPair& picks);
   // A run that was immediate, for the counters; and what has not reached them yet.
@@ -49,11 +52,16 @@ class PlannedPost final : public Post {
   friend class PostPlan;
   static constexpr uint32_t kFlight = 1;
   static constexpr uint32_t kHandle = 2;
+  static constexpr uint32_t kWatcher = 16;  // each
 
   PostPlan& its_plan_;
   const uint32_t index_;
+  [[nodiscard]] EventQueue& queue_of_end() const noexcept override { return *queue_; }
+  void keep_queue(EventQueue* queue) noexcept override { queue_ = queue; }
+
+  EventQueue* queue_ = nullptr;         // of this run; null: none
   Group* group_ = nullptr;              // that it has joined in this run
-  std::atomic<uint32_t> holders_{0};    // kFlight, kHandle; 0: in the pool
+  std::atomic<uint32_t> holders_{0};    // kFlight, kHandle, watchers; 0: in the pool
   std::atomic<uint32_t> next_free_{0};  // its index + 1; 0: none
   uint64_t runs_bytes_ = 0;             // of immediate runs that are not in the counters yet
   uint64_t runs_blocks_ = 0;
@@ -89,6 +97,7 @@ class PostPlan final : public AfterEnding {
   // kBusy: the application still holds posts; `why` says how many.
   [[nodiscard]] Status retire(uint64_t timeout_ns, std::string& why);
 
+  [[nodiscard]] bool closing() const noexcept { return closing_.load(std::memory_order_acquire); }
   [[nodiscard]] Route& route() noexcept { return route_; }
   [[nodiscard]] uint64_t timeout_ns() const noexcept { return timeout_ns_; }
   // The way and the ways not taken, as JSON.
@@ -128,6 +137,10 @@ inline void PlannedPost::release() noexcept {
       holders_.fetch_and(~kHandle, std::memory_order_acq_rel) != kHandle)
     return;
   its_plan_.give_back(*this);
+}
+
+inline void PlannedPost::unwatch() noexcept {
+  if (holders_.fetch_sub(kWatcher, std::memory_order_acq_rel) == kWatcher) its_plan_.give_back(*this);
 }
 
 }  // namespace towline

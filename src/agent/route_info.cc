@@ -139,7 +139,18 @@ std::string Post::failure() const {
 
 std::string Post::failure_itself(const std::string& more) const {
   const Status status = poll_outcome();
-  if (!is_error(status) || status == Status::kNotFound) return {};
+  return !is_error(status) || status == Status::kNotFound ? std::string() : sentence(status, more);
+}
+
+std::string Post::failure_of(Status status) const noexcept {
+  try {
+    return sentence(status, {});
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+std::string Post::sentence(Status status, const std::string& more) const {
   std::string where;
   if (ready() && failed_count_ != 0) where = fmt::format(", first at position {}", failed_[0].first);
   const bool writes = route_.op() == TOWLINE_WRITE;

@@ -127,14 +127,14 @@ int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd) {
     capi::need(agent, "agent");
     capi::need(fd, "fd");
     agent->agent->check_usable();
-    *fd = agent->agent->activity().event_fd();
+    *fd = agent->agent->own_queue().event_fd();
     return Status::kOk;
   });
 }
 
 int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
   if (agent == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(agent->agent->wait_activity(timeout_ns));
+  return static_cast<int32_t>(agent->agent->wait_event(agent->agent->own_queue(), timeout_ns));
 }
 
 int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity, size_t* needed) {

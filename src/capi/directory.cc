@@ -195,6 +195,16 @@ int32_t towline_directory_call_peer(const towline_directory_call_t* call, towlin
   });
 }
 
+int32_t towline_directory_call_wait_async(towline_directory_call_t* call, towline_queue_t* queue,
+                                          void* user_data) {
+  return capi::guard(__func__, [&] {
+    capi::need(call, "call");
+    if (forked(*call)) return Status::kForked;
+    call->call->tell(capi::queue_for(*call->agent, queue).ticket(TOWLINE_EVENT_DIRECTORY, user_data));
+    return Status::kOk;
+  });
+}
+
 void towline_directory_call_release(towline_directory_call_t* call) {
   if (call == nullptr || forked(*call)) return;
   call->call->cancel();
@@ -232,6 +242,15 @@ int32_t towline_watch_status(towline_watch_t* watch) {
   if (watch == nullptr) return TOWLINE_INVALID_ARGUMENT;
   if (forked(*watch)) return TOWLINE_FORKED;
   return static_cast<int32_t>(watch->watch->status());
+}
+
+int32_t towline_watch_wait_async(towline_watch_t* watch, towline_queue_t* queue, void* user_data) {
+  return capi::guard(__func__, [&] {
+    capi::need(watch, "watch");
+    if (forked(*watch)) return Status::kForked;
+    watch->watch->tell(capi::queue_for(*watch->agent, queue).ticket(TOWLINE_EVENT_DIRECTORY, user_data));
+    return Status::kOk;
+  });
 }
 
 void towline_watch_release(towline_watch_t* watch) {

@@ -13,6 +13,7 @@
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
+#include "agent/event_queue.h"
 #include "agent/exporter.h"
 #include "agent/transfer.h"
 #include "base/error.h"
@@ -48,6 +49,11 @@ struct towline_block_list final : towline::BlockList {
       label;                                 // of the region that all of it was made from; null: none
   const towline::Id agent;                   // its incarnation
   std::shared_ptr<towline::BlockList> self;  // until it is destroyed; transfers keep the list longer
+};
+struct towline_queue {
+  std::shared_ptr<towline::Agent> agent;
+  towline::EventQueue* queue;
+  bool own;  // the agent's
 };
 struct towline_counter {
   std::shared_ptr<towline::Agent> agent;
@@ -87,6 +93,9 @@ inline void need(const void* pointer, const char* what) {
 // Throws Error(kMismatch) for lists whose layouts have other elements or numbers of dimensions. "": all of one can be
 // moved to all of the other; else why not.
 [[nodiscard]] std::string check_layouts(const towline_block_list_t& one, const towline_block_list_t& other);
+
+// Null: the agent's own. Throws Error for a queue of another agent.
+[[nodiscard]] EventQueue& queue_for(Agent& agent, const towline_queue_t* queue);
 
 // Throws Error for a list that is null or of another agent.
 void check_list(const Agent& agent, const towline_block_list_t* list, const char* what);
@@ -159,5 +168,13 @@ std::span<const Element> take_elements(const Element* given, size_t element_byte
 // Text and blobs of unknown size: writes what fits (text with NUL) and the whole size. Without `needed` all
 // must fit.
 Status give(const void* data, size_t bytes, bool text, void* out, size_t capacity, size_t* needed);
+
+inline EventQueue& queue_for(Agent& agent, const towline_queue_t* queue) {
+  if (queue == nullptr) return agent.own_queue();
+  if (queue->agent.get() != &agent)
+    fail(Status::kInvalidArgument, "the queue belongs to agent '{}', not to agent '{}'", queue->agent->name(),
+         agent.name());
+  return *queue->queue;
+}
 
 }  // namespace towline::capi

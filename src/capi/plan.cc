@@ -19,7 +19,7 @@ const Group& of(const towline_group_t* group) noexcept { return *reinterpret_cas
 
 // Options of posts and groups that have the same names in both.
 template <class Options>
-PostOptions common_options(const Options& given) {
+PostOptions common_options(Agent& agent, const Options& given) {
   if (given.notice_bytes > TOWLINE_MAX_NOTICE_BYTES)
     fail(Status::kLimitExceeded, "options.notice_bytes is {}; a notice has at most {}", given.notice_bytes,
          TOWLINE_MAX_NOTICE_BYTES);
@@ -35,7 +35,11 @@ PostOptions common_options(const Options& given) {
   options.counter_add = given.counter_add;
   options.deadline_ns = given.deadline_ns;
   options.urgent = given.priority == TOWLINE_PRIORITY_LATENCY;
-  options.queue_completion = given.queue_completion != 0;
+  options.tag = given.tag;
+  if (given.tag != 0 && given.notice == nullptr)
+    fail(Status::kInvalidArgument, "options.tag is {}, but there is no notice that could have it", given.tag);
+  if (given.queue != nullptr || given.queue_completion != 0)
+    options.queue = &capi::queue_for(agent, given.queue);
   options.user_data = given.user_data;
   options.callback = given.callback;
   return options;
@@ -75,7 +79,7 @@ bool reads(const towline_block_list_t& from, const towline_block_list_t& to) {
 }
 
 int32_t post_of(PostPlan& plan, const towline_post_options_t& given, PlannedPost** made) {
-  PostOptions options = common_options(given);
+  PostOptions options = common_options(plan.route().agent(), given);
   options.timeout_ns = plan.timeout_ns();
   options.group = reinterpret_cast<Group*>(given.group);
   check_deadline(plan.route().agent(), given.deadline_ns);
@@ -208,7 +212,8 @@ int32_t towline_group_create(towline_agent_t* agent, const towline_group_options
     agent->agent->check_usable();
     const auto given = capi::take_options(options, "options");
     check_deadline(*agent->agent, given.deadline_ns);
-    *group = reinterpret_cast<towline_group_t*>(Group::create(agent->agent, common_options(given)));
+    *group =
+        reinterpret_cast<towline_group_t*>(Group::create(agent->agent, common_options(*agent->agent, given)));
     return Status::kOk;
   });
 }

@@ -10,7 +10,7 @@ const Transfer& of(const towline_transfer_t* transfer) noexcept {
   return *reinterpret_cast<const Transfer*>(transfer);
 }
 
-PostOptions post_options(const towline_transfer_options_t& given) {
+PostOptions post_options(Agent& agent, const towline_transfer_options_t& given) {
   PostOptions options;
   if (given.notice_bytes > TOWLINE_MAX_NOTICE_BYTES) {
     fail(Status::kLimitExceeded, "options.notice_bytes is {}; a notice has at most {}", given.notice_bytes,
@@ -23,7 +23,7 @@ PostOptions post_options(const towline_transfer_options_t& given) {
   options.counter_key = given.counter_key;
   options.counter_add = given.counter_add;
   options.timeout_ns = given.timeout_ns;
-  options.queue_completion = given.queue_completion != 0;
+  if (given.queue_completion != 0) options.queue = &agent.own_queue();
   options.user_data = given.user_data;
   options.callback = given.callback;
   return options;
@@ -61,7 +61,7 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
     if (const std::string why = capi::check_layouts(*local, *remote);
         !why.empty() && local_picks == nullptr && remote_picks == nullptr)
       fail(Status::kMismatch, "{}", why);
-    const PostOptions wanted = post_options(given);
+    const PostOptions wanted = post_options(owner, given);
     const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
     std::shared_ptr<BlockList> target = remote->self;
     if (target->peer() == nullptr) target = owner.as_remote(target);

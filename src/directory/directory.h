@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/event_queue.h"
 #include "base/error.h"
 #include "towline/directory.h"
 #include "towline/plugin/v1.h"
@@ -57,6 +58,8 @@ class DirectoryCall {
   // kInProgress if the time passes first.
   Status wait(uint64_t timeout_ns);
   void cancel();
+  // Told once it has its outcome.
+  void tell(TicketHold ticket);
   // They do not change after the outcome.
   [[nodiscard]] const std::string& error() const;
   [[nodiscard]] const std::vector<DirectoryEntry>& entries() const;
@@ -88,6 +91,7 @@ class DirectoryCall {
   std::string error_;
   std::vector<DirectoryEntry> entries_;
   Peer* peer_ = nullptr;
+  std::vector<TicketHold> told_;
 };
 
 // Events that wait to be pulled, merged by key; and the keys known to exist, to find changes when the plugin
@@ -104,6 +108,8 @@ class DirectoryWatch {
   // kTimedOut, or why it ended (with `why`).
   Status next(uint64_t timeout_ns, Event& event, std::string& why);
   [[nodiscard]] Status status() const;
+  // Told once next() has something to give.
+  void tell(TicketHold ticket);
 
   // Called by the directory. False: it has ended; send no more events.
   bool on_event(uint32_t kind, const towline_directory_item* item, Status status, const char* text);
@@ -124,6 +130,7 @@ class DirectoryWatch {
   void synced();
   void queue(uint32_t kind, DirectoryEntry entry);
   void end_locked(Status status, const std::string& text);
+  void tell_locked();
 
   const std::shared_ptr<Agent> agent_;
   mutable std::mutex mutex_;
@@ -134,6 +141,7 @@ class DirectoryWatch {
   std::map<std::string, Known, std::less<>> known_;
   uint64_t round_ = 0;
   bool synced_told_ = false;
+  std::vector<TicketHold> told_;
   Status status_ = Status::kInProgress;
   std::string why_;
 };

@@ -75,6 +75,16 @@ void DirectoryCall::part_ended(Status status, std::string text, std::vector<Dire
   if (--parts_left_ != 0) return;
   status_ = part_status_;
   ended_.notify_all();
+  for (TicketHold& ticket : told_) EventQueue::tell(std::move(ticket), status_, error_);
+  told_.clear();
+}
+
+void DirectoryCall::tell(TicketHold ticket) {
+  const std::lock_guard lock(mutex_);
+  if (status_ == Status::kInProgress)
+    told_.push_back(std::move(ticket));
+  else
+    EventQueue::tell(std::move(ticket), status_, error_);
 }
 
 // ---- DirectoryWatch
@@ -82,6 +92,18 @@ void DirectoryCall::part_ended(Status status, std::string text, std::vector<Dire
 Status DirectoryWatch::status() const {
   const std::lock_guard lock(mutex_);
   return status_;
+}
+
+void DirectoryWatch::tell(TicketHold ticket) {
+  const std::lock_guard lock(mutex_);
+  told_.push_back(std::move(ticket));
+  if (!waiting_.empty() || is_error(status_)) tell_locked();
+}
+
+void DirectoryWatch::tell_locked() {
+  news_.notify_all();
+  for (TicketHold& ticket : told_) EventQueue::tell(std::move(ticket), Status::kOk);
+  told_.clear();
 }
 
 Status DirectoryWatch::next(uint64_t timeout_ns, Event& event, std::string& why) {
@@ -163,7 +185,7 @@ void DirectoryWatch::synced() {
   }
   if (std::exchange(synced_told_, true)) return;
   waiting_.push_back({TOWLINE_WATCH_SYNCED, {}});
-  news_.notify_all();
+  tell_locked();
 }
 
 void DirectoryWatch::queue(uint32_t kind, DirectoryEntry entry) {
@@ -182,7 +204,7 @@ void DirectoryWatch::queue(uint32_t kind, DirectoryEntry entry) {
     return end_locked(Status::kLimitExceeded,
                       fmt::format("more than {} bytes of events wait to be taken", kMostWaitingBytes));
   }
-  news_.notify_all();
+  tell_locked();
 }
 
 void DirectoryWatch::end(Status status, const std::string& text) {
@@ -194,7 +216,7 @@ void DirectoryWatch::end_locked(Status status, const std::string& text) {
   status_ = status;
   why_ = text;
   known_.clear();
-  news_.notify_all();
+  tell_locked();
 }
 
 }  // namespace towline

@@ -39,7 +39,7 @@ void raise(nb::handle exception) {
 
 void raise(int32_t status, const std::string& message) { raise(make_exception(status, message)); }
 
-void raise_not_yet(const std::string& what) { raise(TOWLINE_IN_PROGRESS, what); }
+void raise_not_yet(const std::string& what) { raise(TOWLINE_NOT_YET, what); }
 
 nb::object in_thread(nb::handle self, const char* method, nb::args arguments, nb::kwargs keywords) {
   return nb::module_::import_("towline._asyncio")

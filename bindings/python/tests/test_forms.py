@@ -44,7 +44,7 @@ def test_waits_that_gave_up_are_not_yet(make_agent):
     counter = pair.near.counter()
     with pytest.raises(towline.NotYet, match="has not reached 3 yet") as raised:
         counter.wait(3, timeout=0.01)
-    assert raised.value.status == towline.Status.IN_PROGRESS
+    assert raised.value.status == towline.Status.NOT_YET
     assert isinstance(raised.value, TimeoutError)
     group = pair.near.group(timeout=TIMEOUT)
     with pytest.raises(towline.NotYet, match="a group is still in flight"):

@@ -128,7 +128,7 @@ class TimedOut(Error, TimeoutError):
 class NotYet(TimedOut):
     """The wait gave up, and the work goes on: wait again, or cancel it."""
 
-    status = Status.IN_PROGRESS
+    status = Status.NOT_YET
 
 
 class PeerLost(Error, ConnectionError):

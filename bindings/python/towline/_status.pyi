@@ -32,3 +32,4 @@ class Status(IntEnum):
     ADDRESS_IN_USE = -25
     SHORT = -26
     INTERNAL = -27
+    NOT_YET = -28

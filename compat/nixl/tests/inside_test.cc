@@ -397,7 +397,7 @@ TEST(MetadataCalls, TellTheirOutcomeAndAreCancelledAtTheEnd) {
 }
 
 TEST(Statuses, EveryOneOfTowlinesHasOneOfNixls) {
-  for (int32_t status = -27; status <= 1; ++status) {
+  for (int32_t status = -28; status <= 1; ++status) {
     const nixl_status_t mapped = to_nixl(Status{status});
     EXPECT_EQ(mapped < 0, status < 0) << status;
     EXPECT_NE(nixlEnumStrings::statusStr(mapped), "BAD_STATUS");

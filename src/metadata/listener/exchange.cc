@@ -17,16 +17,34 @@ namespace {
 constexpr std::size_t kMaxReplyBytes = 64u << 20;
 constexpr std::size_t kReplyReadBytes = 1u << 20;
 
-// Waits until the stream is ready; throws Error(kTimedOut) at the deadline.
-short wait_ready(const Stream& stream, short events, Deadline deadline, const std::string& what) {
-  const short found = stream.wait(events, deadline);
-  if (found == 0) fail(Status::kTimedOut, "{}: the deadline passed", what);
-  return found;
+constexpr uint64_t kStopLookNs = 100 * kMillisecondNs;
+
+struct Limits {
+  Deadline deadline;
+  const std::atomic<bool>* stop;  // null: nobody stops it
+};
+
+// Waits until the stream is ready; throws Error(kTimedOut) at the deadline, Error(kClosed) when it is stopped.
+short wait_ready(const Stream& stream, short events, const Limits& limits, const std::string& what) {
+  for (;;) {
+    if (limits.stop != nullptr && limits.stop->load(std::memory_order_relaxed))
+      fail(Status::kClosed, "{}: this agent was closed", what);
+    const uint64_t look_ns =
+        limits.stop == nullptr ? kNoDeadline : Deadline::after(monotonic_now_ns(), kStopLookNs).ns();
+    const Deadline until = Deadline::at(std::min(limits.deadline.ns(), look_ns));
+    if (const short found = stream.wait(events, until); found != 0) return found;
+    if (limits.deadline.passed(monotonic_now_ns())) fail(Status::kTimedOut, "{}: the deadline passed", what);
+  }
 }
 
-Stream connect_to(const SocketAddress& address, Deadline deadline, const std::string& what) {
-  Stream stream;
-  const int error = Stream::connect(address, deadline, stream);
+Stream connect_to(const SocketAddress& address, const Limits& limits, const std::string& what) {
+  const Deadline deadline = limits.deadline;
+  Stream stream = Stream::open(address.family());
+  int error = stream.start_connect(address);
+  if (error == EINPROGRESS) {
+    (void)wait_ready(stream, POLLOUT, limits, what);
+    error = stream.finish_connect();
+  }
   // EAGAIN: a Unix socket whose queue is full, which only time cures.
   if (error == EAGAIN) fail(Status::kUnreachable, "{}: its queue of connections is full", what);
   if (error == ETIMEDOUT && deadline.passed(monotonic_now_ns()))
@@ -39,8 +57,8 @@ Stream connect_to(const SocketAddress& address, Deadline deadline, const std::st
 // may come before everything is sent.
 class Conversation {
  public:
-  Conversation(Stream stream, std::span<const uint8_t> own, Deadline deadline, const std::string& what)
-      : stream_(std::move(stream)), own_(own), deadline_(deadline), what_(what) {
+  Conversation(Stream stream, std::span<const uint8_t> own, const Limits& limits, const std::string& what)
+      : stream_(std::move(stream)), own_(own), limits_(limits), what_(what) {
     wire::ExchangeHeader request;
     request.bytes = static_cast<uint32_t>(own.size());
     request_ = wire::pack(request);
@@ -49,7 +67,7 @@ class Conversation {
   std::vector<uint8_t> run() {
     while (!finished()) {
       const bool sending = sent_ < request_.size() + own_.size();
-      const short ready = wait_ready(stream_, sending ? POLLIN | POLLOUT : POLLIN, deadline_, what_);
+      const short ready = wait_ready(stream_, sending ? POLLIN | POLLOUT : POLLIN, limits_, what_);
       if (sending && (ready & POLLOUT) != 0) send();
       if ((ready & (POLLIN | POLLERR | POLLHUP)) != 0) receive();
     }
@@ -115,7 +133,7 @@ class Conversation {
 
   Stream stream_;
   std::span<const uint8_t> own_;
-  Deadline deadline_;
+  Limits limits_;
   const std::string& what_;
   std::array<uint8_t, wire::kExchangeHeaderBytes> request_ = {};
   std::size_t sent_ = 0;  // of request and own blob
@@ -127,7 +145,8 @@ class Conversation {
 
 }  // namespace
 
-std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline) {
+std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline,
+                              const std::atomic<bool>* stop) {
   if (own.size() > kMaxReplyBytes) {
     fail(Status::kLimitExceeded, "exchanging metadata with {}: {} bytes of our own, at most {} are taken",
          address, own.size(), kMaxReplyBytes);
@@ -144,12 +163,12 @@ std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t>
         deadline.is_never() ? kNoDeadline : deadline.remaining_ns(now) / (targets.size() - i);
     Stream stream;
     try {
-      stream = connect_to(targets[i], last ? deadline : Deadline::after(now, share), what);
+      stream = connect_to(targets[i], {last ? deadline : Deadline::after(now, share), stop}, what);
     } catch (const Error&) {
       if (last) throw;
       continue;
     }
-    return Conversation(std::move(stream), own, deadline, what).run();
+    return Conversation(std::move(stream), own, {deadline, stop}, what).run();
   }
 }
 

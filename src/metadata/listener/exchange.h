@@ -1,6 +1,7 @@
 // The client of the built-in exchange of metadata.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -15,6 +16,8 @@ namespace towline::metadata {
 // one after another. Blocks until done or until the deadline, on CLOCK_MONOTONIC. Throws Error:
 // kInvalidArgument, kUnreachable, kTimedOut, kProtocol (who answers there is no Towline agent), or the status
 // with which the peer refused; the text names the address.
-std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline);
+// `stop`: ends it within a tenth of a second with kClosed once it is set; null: never.
+std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline,
+                              const std::atomic<bool>* stop = nullptr);
 
 }  // namespace towline::metadata
