@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -43,6 +44,7 @@ inline void PrintTo(const Store& store, std::ostream* out) { *out << store.name;
 
 // Backends over vendors' libraries, each with a fake of the library.
 #define TOWLINE_GDS "plugins = \"gds\"\n[gds]\nlibrary = \"" TOWLINE_FAKE_CUFILE "\"\n"
+#define TOWLINE_NIXL "plugins = \"nixl\"\n[nixl]\nlibrary = \"" TOWLINE_FAKE_NIXL "\"\n"
 #define TOWLINE_HF3FS "plugins = \"hf3fs\"\n[hf3fs]\nlibrary = \"" TOWLINE_FAKE_USRBIO "\"\n"
 
 // Every way bytes can take to a file today. A new backend, or a new path of one, joins here.
@@ -68,8 +70,24 @@ inline const Store kStores[] = {
     {"gds_small_pieces", TOWLINE_GDS "batch = 4\npiece = \"64KiB\"\n", false, false, "gds"},
     {"gds_calls", TOWLINE_GDS "mode = \"calls\"\n", false, false, "gds"},
     {"hf3fs", TOWLINE_HF3FS, false, false, "hf3fs"},
+    {"nixl", TOWLINE_NIXL, false, false, "nixl"},
+    {"nixl_small_pieces", TOWLINE_NIXL "batch = 4\npiece = \"64KiB\"\n", false, false, "nixl"},
     {"hf3fs_small_pieces", TOWLINE_HF3FS "batch = 4\npiece = \"64KiB\"\n", false, false, "hf3fs"},
 };
+
+// With NIXL's own plugin for files, if TOWLINE_TEST_NIXL_PLUGIN is its path and TOWLINE_TEST_NIXL_PARAMETERS, which may be
+// empty, what it is told.
+inline std::vector<Store> stores() {
+  std::vector<Store> all(std::begin(kStores), std::end(kStores));
+  const char* const plugin = std::getenv("TOWLINE_TEST_NIXL_PLUGIN");
+  if (plugin == nullptr) return all;
+  const char* const parameters = std::getenv("TOWLINE_TEST_NIXL_PARAMETERS");
+  static const std::string config = std::string("plugins = \"nixl\"\n[nixl]\nlibrary = \"") + plugin +
+                                    "\"\nparameters = \"" + (parameters == nullptr ? "" : parameters) +
+                                    "\"\n";
+  all.push_back({"nixl_given", config.c_str(), false, false, "nixl"});
+  return all;
+}
 
 inline void write_file(const std::string& path, const std::vector<std::byte>& bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);

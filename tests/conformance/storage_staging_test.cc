@@ -37,7 +37,7 @@ std::vector<Way> ways() {
         name == "cuda_mapped" || name == "tcp_gpu")
       all.push_back({name + "_auto", transport, kStores[0]});
     if (name != "tcp") continue;
-    for (const Store& store : kStores) {
+    for (const Store& store : stores()) {
       const std::string kind = store.name;
       if (kind == "threads" || kind == "auto_direct") all.push_back({"tcp_" + kind, transport, store});
     }

@@ -9,7 +9,7 @@
 namespace towline::conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(All, StorageTest, ::testing::ValuesIn(kStores),
+INSTANTIATE_TEST_SUITE_P(All, StorageTest, ::testing::ValuesIn(stores()),
                          [](const auto& store) { return std::string(store.param.name); });
 
 // ---- bytes

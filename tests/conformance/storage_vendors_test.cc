@@ -50,6 +50,12 @@ const Vendor kVendors[] = {
      "fake_usrbio",
      {"iov", "ior", "register"},
      {"prepare", "submit", "wait", "io"}},
+    {"nixl",
+     TOWLINE_NIXL,
+     TOWLINE_FAKE_NIXL,
+     "fake_nixl",
+     {"register", "local"},
+     {"prepare", "post", "check", "throw"}},
 };
 
 void PrintTo(const Vendor& vendor, std::ostream* out) { *out << vendor.name; }

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <vector>
 
 #include "log.h"
@@ -185,19 +185,20 @@ ObjectStore::ObjectStore(const StoreType& type, const std::string& name, const n
                 fmt::format("Towline's backend for {}: files is not usable here", type_.scheme)};
 }
 
+// Found out once in a process, with an agent that is made for it.
 nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
   static std::mutex mutex;
-  static std::set<const StoreType*> found;
+  static std::map<const StoreType*, bool> found;
   const std::lock_guard lock(mutex);
-  if (!found.contains(&type)) {
+  const auto [known, is_new] = found.try_emplace(&type, false);
+  if (is_new) {
     try {
-      if (!serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)})) return {};
+      known->second = serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});
     } catch (const Error& error) {
       log(LogLevel::kInfo, fmt::format("{}: {}", type.name, error.what()));
-      return {};
     }
-    if (type.stored == OBJ_SEG) found.insert(&type);  // where a vendor's library is found may change
   }
+  if (!known->second) return {};
   if (type.gpu) return {DRAM_SEG, VRAM_SEG, type.stored};
   return {DRAM_SEG, type.stored};
 }

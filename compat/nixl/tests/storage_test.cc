@@ -210,6 +210,19 @@ TEST_P(VendorFiles, ParametersThatAreWrongAreRefused) {
   }
 }
 
+// An agent is made for finding out, which takes milliseconds: it must not be made for each call.
+TEST_P(VendorFiles, WhetherTheLibraryIsHereIsFoundOutOnce) {
+  const Side side("vendor-once", 4096, nixlAgentConfig{}, false);
+  nixl_b_params_t parameters;
+  nixl_mem_list_t memories;
+  ASSERT_EQ(side.agent->getPluginParams(GetParam().backend, memories, parameters), NIXL_SUCCESS);
+  ::setenv(GetParam().variable, "/nowhere/lib.so",
+           1);  // NOLINT(concurrency-mt-unsafe): no other thread reads it
+  std::vector<nixl_backend_t> plugins;
+  ASSERT_EQ(side.agent->getAvailPlugins(plugins), NIXL_SUCCESS);
+  EXPECT_NE(std::find(plugins.begin(), plugins.end(), GetParam().backend), plugins.end());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Libraries, VendorFiles,
     testing::Values(Library{"GDS",

@@ -49,8 +49,12 @@ std::shared_ptr<Reading> JobQueue::reading_of(Prepared& prepared, const towline_
   if (prepared.objects.size() == 1 && service().settings.checks_reads()) {
     const Version version = prepared.objects[0]->version();
     const bool known = version.looked && !version.crc32c.empty() && bytes == version.bytes;
-    // An object that was not looked up returns its checksum if it is read by a single request.
-    const bool may_tell = !version.looked && post == nullptr && bytes == prepared.plan->bytes;
+    // An object that was not looked up returns its checksum if it is read by a single request; Google sends it with
+    // every range.
+    const bool by_ranges =
+        service().settings.kind == ServerKind::kGcs && bytes == prepared.objects[0]->bytes();
+    const bool may_tell =
+        !version.looked && (by_ranges || (post == nullptr && bytes == prepared.plan->bytes));
     if (known || may_tell) checked = prepared.objects[0];
   }
   if (post == nullptr) return std::make_shared<Reading>(checked);

@@ -158,11 +158,13 @@ Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
               fmt::format("asked for bytes from {} on, it sends '{}'", asked,
                           shown(header(answer.headers, "content-range")))};
     fetch.on_server = range->end - fetch.offset;
-    // A range that is the whole has the whole's checksum.
-    if (job_.reading->checks() && range->begin == 0 && range->end == range->whole)
-      learn(answer, range->whole);
+    // A range that is the whole has the whole's checksum, and so has every range of Google's.
+    const bool is_whole = range->begin == 0 && range->end == range->whole;
+    const bool tells = is_whole || (client.settings().kind == ServerKind::kGcs && range->whole != UINT64_MAX);
+    if (job_.reading->checks() && tells) learn(answer, range->whole);
   }
-  if (!job_.reading->is_version(object, header(answer.headers, "etag")))
+  if (!job_.reading->is_version(object, header(answer.headers, "etag"),
+                                header(answer.headers, "x-goog-generation")))
     return {Status::kStale, false, kReplaced};
   return {};
 }

@@ -9,25 +9,25 @@ namespace towline::object {
 
 std::string Reading::wanted_version(const Object& object) const {
   std::lock_guard lock(mutex_);
-  for (const auto& [known, etag] : etags_) {
+  for (const Pinned& known : pinned_) {
     // A weak one matches nothing.
-    if (known == &object && !etag.starts_with("W/")) return etag;
+    if (known.object == &object && !known.etag.starts_with("W/")) return known.etag;
   }
   return {};
 }
 
-bool Reading::is_version(const Object& object, std::string_view etag) {
+bool Reading::is_version(const Object& object, std::string_view etag, std::string_view generation) {
   std::lock_guard lock(mutex_);
-  for (auto& [known, wanted] : etags_) {
-    if (known == &object) return wanted == etag;
+  for (const Pinned& known : pinned_) {
+    if (known.object == &object) return known.etag == etag && known.generation == generation;
   }
-  etags_.emplace_back(&object, etag);
+  pinned_.push_back({&object, std::string{etag}, std::string{generation}});
   return true;
 }
 
 void Reading::learn(Version version) {
   std::lock_guard lock(mutex_);
-  learned_ = std::move(version);
+  if (!learned_.looked) learned_ = std::move(version);
 }
 
 void Reading::read_stretch(const Object& object, uint64_t begin, uint64_t bytes, uint32_t crc) {
@@ -60,7 +60,7 @@ Status Reading::verify() const {
   const auto wanted = crc32c_value(version.crc32c);
   if (!wanted || overlaps_ || stretches_.size() != 1) return Status::kOk;
   // Of another version the checksum is not known.
-  if (etags_.size() != 1 || etags_[0].second != version.etag) return Status::kOk;
+  if (pinned_.size() != 1 || pinned_[0].etag != version.etag) return Status::kOk;
   const auto& [begin, all] = *stretches_.begin();
   return begin == 0 && all.bytes == version.bytes && all.crc != *wanted ? Status::kCorrupt : Status::kOk;
 }

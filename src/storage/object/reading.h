@@ -29,16 +29,23 @@ class Reading {
 
   // What requests insist on from the first answer on; empty: none has come, or it can't be insisted on.
   [[nodiscard]] std::string wanted_version(const Object& object) const;
-  // False: this is another version than the one that is being read.
-  [[nodiscard]] bool is_version(const Object& object, std::string_view etag);
+  // False: this is another version than the one that is being read, which is the first answer's. `generation`: of
+  // servers that number their versions; else empty.
+  [[nodiscard]] bool is_version(const Object& object, std::string_view etag,
+                                std::string_view generation = {});
   [[nodiscard]] bool checks() const noexcept { return checked_ != nullptr; }
-  // What an answer says of the object that is checked and was not looked at before.
+  // The first answer tells about the object that is checked and was not looked at before; later ones change nothing.
   void learn(Version version);
   void read_stretch(const Object& object, uint64_t begin, uint64_t bytes, uint32_t crc);
   // Not kOk: all of the object has been read, and it is not what was written.
   [[nodiscard]] Status verify() const;
 
  private:
+  struct Pinned {
+    const Object* object;
+    std::string etag;
+    std::string generation;
+  };
   struct Stretch {
     uint64_t bytes;
     uint32_t crc;
@@ -46,7 +53,7 @@ class Reading {
 
   const Object* const checked_;
   mutable std::mutex mutex_;  // of all below
-  std::vector<std::pair<const Object*, std::string>> etags_;
+  std::vector<Pinned> pinned_;
   std::map<uint64_t, Stretch> stretches_;  // by where they begin; neighbours are joined
   bool overlaps_ = false;                  // something was read twice: its checksum says nothing of the whole
   Version learned_;

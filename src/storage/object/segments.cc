@@ -8,6 +8,7 @@
 #include "base/copy/copy.h"
 #include "base/copy/crc32c.h"
 #include "storage/object/signer.h"
+#include "towline/plugin/backend.hpp"
 #include "towline/plugin/cursor.hpp"
 
 namespace towline::object {

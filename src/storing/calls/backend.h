@@ -115,11 +115,12 @@ class Backend final : public storing::OwnBackend<Backend<Mine>, FileConnection<M
       queues_.push_back(std::make_unique<JobQueue>(this->host(), i, pool_));
   }
 
-  // ---- memory: GPU memory is told to the library
+  // ---- memory: GPU memory is told to the library, and the host's if the library wants so
   int32_t add(const towline_region_args& args, towline_registration** registration, void* token,
               size_t* token_bytes) {
-    const bool plain = args.region.kind == TOWLINE_MEMORY_DRAM || args.storage != nullptr ||
-                       (library_.kinds() >> args.region.kind & 1) == 0;
+    const bool skips_host = args.region.kind == TOWLINE_MEMORY_DRAM && !library_.registers_host_memory();
+    const bool plain =
+        skips_host || args.storage != nullptr || (library_.kinds() >> args.region.kind & 1) == 0;
     if (plain) return Base::add(args, registration, token, token_bytes);
     auto kept = std::make_unique<towline_region_ref>(args.region);
     library_.add_memory(*kept);

@@ -89,6 +89,10 @@ void Job::note(const Piece& piece) noexcept {
     moved_ += std::min(static_cast<uint64_t>(piece.result), piece.bytes);
     return;
   }
+  if (!piece.fenced) {
+    const std::lock_guard lock(mutex_);
+    fenced_ = false;
+  }
   const int code = piece.code != 0 ? piece.code : static_cast<int>(-piece.result);
   failed(status_of(piece, prepared.write), code, piece.position, piece.position + piece.bytes);
 }
@@ -131,7 +135,7 @@ towline_part_result Job::result() const noexcept {
   auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(status_);
   result.vendor_code = code_;
-  result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
+  if (fenced_) result.fences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
   result.bytes = std::min(moved_, end - begin);
   result.failed_begin = failed_begin_;
   result.failed_end = failed_end_;

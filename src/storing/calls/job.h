@@ -68,6 +68,7 @@ class Job {
   bool stopped_ = false;
   uint64_t moved_ = 0;
   Status status_ = Status::kOk;
+  bool fenced_ = true;
   int code_ = 0;
   uint64_t failed_begin_ = 0;
   uint64_t failed_end_ = 0;

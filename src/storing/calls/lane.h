@@ -23,6 +23,7 @@ struct Piece {
   uint32_t device = 0;
   int64_t result = 0;  // bytes that were moved, or -errno
   int32_t code = 0;    // the library's own, if it has one for a failure
+  bool fenced = true;  // false, after a failure: the library may still touch the memory or the file
 };
 
 // Belongs to one thread.
@@ -30,7 +31,7 @@ class Lane {
  public:
   virtual ~Lane() = default;
   // Moves every piece and sets its result; may move a part of one. Returns when the library touches none of the memory
-  // any more.
+  // any more, but for pieces that it says are not fenced.
   virtual void move(bool write, std::span<Piece> pieces) noexcept = 0;
 };
 
@@ -45,8 +46,9 @@ class Library {
   // A file is opened, and closed. The result is kept for the library.
   virtual void* attach(const PlainFile& file) = 0;
   virtual void detach(const PlainFile& file, void* handle) noexcept = 0;
-  // Memory other than the host's is registered. What can't be registered is moved nevertheless.
-  virtual void add_memory(const towline_region_ref&) noexcept {}
+  // Memory is registered: the host's too if the library wants so.
+  [[nodiscard]] virtual bool registers_host_memory() const noexcept { return false; }
+  virtual void add_memory(const towline_region_ref&) {}
   virtual void remove_memory(const towline_region_ref&) noexcept {}
 };
 

@@ -1,4 +1,6 @@
 // gs:// before a real S3 server that a proxy makes refuse what Google's XML interface does not have.
+#include <atomic>
+
 #include "fixture.h"
 
 namespace towline::interop {
@@ -101,6 +103,41 @@ TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticed) {
   EXPECT_EQ(move(Op::read, 0, open("checked"), 0, 2 * kMib), Status::kCorrupt);
   use("checksum = \"none\"\n");
   EXPECT_EQ(move(Op::read, 0, open("checked"), 0, 2 * kMib), Status::kOk);
+}
+
+// The application says how large the object is, so that nothing is looked up; it is read in three ranges.
+TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticedWithoutALookUp) {
+  constexpr uint64_t kBytes = 12 * kMib;
+  write("unseen", kBytes, 8);
+  proxy_->forget();
+  proxy_->judge([](const Request& request) -> Fault {
+    Fault fault = google(request);
+    if (request.method == "GET")
+      fault.set_headers["x-goog-hash"] = "md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c=AAAAAA==";
+    return fault;
+  });
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kBytes), Status::kCorrupt);
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kMib), Status::kOk)
+      << "a part has no checksum";
+  for (const Request& request : proxy_->seen()) EXPECT_NE(request.method, "HEAD");
+  proxy_->judge(google);
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kBytes), Status::kOk);
+}
+
+TEST_F(Gcs, RangesOfTwoGenerationsAreNotMixed) {
+  constexpr uint64_t kBytes = 12 * kMib;
+  write("generations", kBytes, 9);
+  std::atomic<unsigned> changes_at{2};
+  std::atomic<unsigned> reads{0};
+  proxy_->judge([&](const Request& request) -> Fault {
+    Fault fault = google(request);
+    if (request.method == "GET") fault.set_headers["x-goog-generation"] = reads++ < changes_at ? "1" : "2";
+    return fault;
+  });
+  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kBytes}), 0, kBytes), Status::kStale);
+  reads = 0;
+  changes_at = 100;
+  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kBytes}), 0, kBytes), Status::kOk);
 }
 
 TEST_F(Gcs, AServerThatIsBusyIsAskedAgain) {

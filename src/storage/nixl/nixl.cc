@@ -1,0 +1,247 @@
+#include "storage/nixl/nixl.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/config/config.h"
+#include "base/error.h"
+#include "storing/calls/pool_settings.h"
+
+// Of the list's virtual functions this one alone is not in NIXL's header.
+template <class T>
+int nixlDescList<T>::getIndex(const nixlBasicDesc& query) const {
+  const auto found = std::ranges::find_if(descs, [&](const T& desc) {
+    return desc.devId == query.devId && desc.addr == query.addr && desc.len == query.len;
+  });
+  return found == descs.end() ? static_cast<int>(NIXL_ERR_NOT_FOUND)
+                              : static_cast<int>(found - descs.begin());
+}
+template class nixlDescList<nixlMetaDesc>;
+
+namespace towline::nixl_files {
+
+namespace {
+
+constexpr uint32_t kMostBatch = 64;  // what a job takes at once
+constexpr uint64_t kSpinNs = 20'000;
+constexpr std::chrono::microseconds kLongestPause{500};
+
+uint64_t read_timeout(const plugin::Host& host) {
+  const std::string text = host.config("nixl.timeout", "30s");
+  const auto parsed = parse_duration_ns(text);
+  if (!parsed || *parsed == 0)
+    throw plugin::Failure(Status::kInvalidArgument,
+                          fmt::format("nixl.timeout = \"{}\": expected a duration such as 30s", text));
+  return *parsed;
+}
+
+std::string read_library(const plugin::Host& host) {
+  std::string file = host.config("nixl.library", "");
+  if (file.empty())
+    throw plugin::Failure(
+        Status::kInvalidArgument,
+        "nixl.library: expected the path of a NIXL plugin, such as /path/libplugin_POSIX.so");
+  return file;
+}
+
+int error_of(nixl_status_t status) noexcept {
+  switch (status) {
+    case NIXL_ERR_INVALID_PARAM:
+    case NIXL_ERR_MISMATCH:
+      return EINVAL;
+    case NIXL_ERR_NOT_FOUND:
+      return ENOENT;
+    case NIXL_ERR_NOT_ALLOWED:
+      return EACCES;
+    case NIXL_ERR_NOT_SUPPORTED:
+      return EOPNOTSUPP;
+    default:
+      return EIO;
+  }
+}
+
+}  // namespace
+
+Nixl::Nixl(const plugin::Host& host)
+    : pool_(calls::read_pool_settings(host, kNames.backend, kMostBatch, "64", "64MiB")),
+      timeout_ns_(read_timeout(host)) {
+  engine_.emplace(read_library(host), host.config("nixl.parameters", ""));
+}
+
+Nixl::~Nixl() = default;
+
+uint32_t Nixl::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM); }
+
+std::unique_ptr<calls::Lane> Nixl::make_lane() { return std::make_unique<NixlLane>(*this); }
+
+// ---- what the engine knows
+
+Known Nixl::add(nixl_mem_t kind, const nixlBlobDesc& desc, bool as_other_side) {
+  Known known;
+  known.bytes = desc.len;
+  const auto engine = engine_->lock();
+  nixl_status_t status = ask([&] { return engine->registerMem(desc, kind, known.metadata); });
+  if (status == NIXL_SUCCESS && as_other_side) {
+    status = ask([&] { return engine->loadLocalMD(known.metadata, known.own); });
+    if (status != NIXL_SUCCESS) (void)ask([&] { return engine->deregisterMem(known.metadata); });
+  }
+  if (status != NIXL_SUCCESS)
+    throw plugin::Failure(
+        status_from_errno(error_of(status)),
+        fmt::format("nixl: the plugin's engine does not take {} of {} bytes: status {}",
+                    kind == FILE_SEG ? "a file" : "memory", desc.len, static_cast<int>(status)));
+  return known;
+}
+
+bool Nixl::remove(const Known& known) noexcept {
+  const auto engine = engine_->lock();
+  if (engine_->abandoned()) return false;
+  if (known.own != nullptr && known.own != known.metadata)
+    (void)ask([&] { return engine->unloadMD(known.own); });
+  (void)ask([&] { return engine->deregisterMem(known.metadata); });
+  return true;
+}
+
+void* Nixl::attach(const calls::PlainFile& file) {
+  UniqueFd fd{::fcntl(file.fd(), F_DUPFD_CLOEXEC, 0)};
+  if (!fd.valid())
+    throw plugin::Failure(status_from_errno(errno),
+                          fmt::format("nixl: {}: {}", file.path(), errno_text(errno)));
+  const nixlBlobDesc desc(0, file.attributes().bytes, static_cast<uint64_t>(fd.get()), nixl_blob_t{});
+  auto known = std::make_unique<Known>(add(FILE_SEG, desc, true));
+  known->fd = std::move(fd);
+  return known.release();
+}
+
+void Nixl::detach(const calls::PlainFile&, void* handle) noexcept {
+  std::unique_ptr<Known> known(static_cast<Known*>(handle));
+  if (!remove(*known)) (void)known.release();  // its descriptor stays open
+}
+
+void Nixl::add_memory(const towline_region_ref& region) {
+  Known known = add(DRAM_SEG, nixlBlobDesc(region.address, region.bytes, 0, nixl_blob_t{}), false);
+  const std::lock_guard lock(mutex_);
+  memory_.emplace(region.address, std::move(known));
+}
+
+void Nixl::remove_memory(const towline_region_ref& region) noexcept {
+  Known known;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [first, last] = memory_.equal_range(region.address);
+    const auto found =
+        std::find_if(first, last, [&](const auto& entry) { return entry.second.bytes == region.bytes; });
+    if (found == last) return;
+    known = std::move(found->second);
+    memory_.erase(found);
+  }
+  (void)remove(known);
+}
+
+std::optional<nixlBackendMD*> Nixl::metadata_of(uint64_t address, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  for (auto next = memory_.upper_bound(address); next != memory_.begin();) {
+    --next;
+    if (address - next->first <= next->second.bytes && bytes <= next->second.bytes - (address - next->first))
+      return next->second.metadata;
+  }
+  return std::nullopt;
+}
+
+// ---- a thread's lane
+
+// What the engine is given stays at its place until the request is released.
+struct NixlLane::Request {
+  explicit Request(bool write) : operation(write ? NIXL_WRITE : NIXL_READ) {}
+
+  const nixl_xfer_op_t operation;
+  const std::string agent = "towline";
+  nixl_meta_dlist_t memory{DRAM_SEG};
+  nixl_meta_dlist_t files{FILE_SEG};
+  nixl_opt_b_args_t args;
+  nixlBackendReqH* handle = nullptr;
+};
+
+// Engines report a READ past the file's end as a success: only what is there is asked for.
+uint64_t NixlLane::bytes_there(const calls::Piece& piece) noexcept {
+  struct stat found = {};
+  if (::fstat(piece.file->fd(), &found) != 0) return piece.bytes;  // the engine will say
+  const auto end = static_cast<uint64_t>(found.st_size);
+  return piece.offset >= end ? 0 : std::min(piece.bytes, end - piece.offset);
+}
+
+nixl_status_t NixlLane::finish(Request& request) {
+  Engine& engine = nixl_.engine();
+  const uint64_t begun = monotonic_now_ns();
+  auto pause = std::chrono::microseconds{10};
+  nixl_status_t status = ask([&] {
+    return engine.lock()->postXfer(request.operation, request.memory, request.files, request.agent,
+                                   request.handle, &request.args);
+  });
+  while (status == NIXL_IN_PROG) {
+    const uint64_t waited = monotonic_now_ns() - begun;
+    if (waited >= nixl_.timeout_ns()) break;
+    if (waited < kSpinNs) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, kLongestPause);
+    }
+    status = ask([&] { return engine.lock()->checkXfer(request.handle); });
+  }
+  return status;
+}
+
+void NixlLane::run(bool write, std::span<calls::Piece> pieces) {
+  auto request = std::make_shared<Request>(write);
+  for (calls::Piece& piece : pieces) {
+    const uint64_t bytes = write ? piece.bytes : bytes_there(piece);
+    piece.result = static_cast<int64_t>(bytes);
+    if (bytes == 0) continue;
+    const std::optional<nixlBackendMD*> metadata = nixl_.metadata_of(piece.memory, bytes);
+    if (!metadata) {
+      for (calls::Piece& each : pieces) each.result = -EFAULT;
+      return;
+    }
+    request->memory.addDesc(nixlMetaDesc(piece.memory, bytes, 0, *metadata));
+    const auto& file = *static_cast<const Known*>(piece.handle);
+    request->files.addDesc(nixlMetaDesc(piece.offset, bytes, static_cast<uint64_t>(file.fd.get()), file.own));
+  }
+  if (request->memory.isEmpty()) return;
+  Engine& engine = nixl_.engine();
+  nixl_status_t status = ask([&] {
+    return engine.lock()->prepXfer(request->operation, request->memory, request->files, request->agent,
+                                   request->handle, &request->args);
+  });
+  if (status == NIXL_SUCCESS) status = finish(*request);
+  bool released = request->handle == nullptr;
+  if (!released) {
+    const auto locked = engine.lock();
+    released =
+        ask([&] { return locked->releaseReqH(request->handle); }) == NIXL_SUCCESS || status != NIXL_IN_PROG;
+    if (!released) engine.abandon(std::move(request));  // which the engine may go on reading
+  }
+  if (status == NIXL_SUCCESS) return;
+  for (calls::Piece& piece : pieces) {
+    piece.result = status == NIXL_IN_PROG ? -ETIMEDOUT : -error_of(status);
+    piece.code = static_cast<int32_t>(status);
+    piece.fenced = status != NIXL_IN_PROG;
+  }
+}
+
+void NixlLane::move(bool write, std::span<calls::Piece> pieces) noexcept try {
+  run(write, pieces);
+} catch (const std::exception&) {  // for want of memory, before anything was posted
+  for (calls::Piece& piece : pieces) piece.result = -ENOMEM;
+}
+
+}  // namespace towline::nixl_files
