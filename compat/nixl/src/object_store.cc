@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "log.h"
@@ -185,12 +186,12 @@ ObjectStore::ObjectStore(const StoreType& type, const std::string& name, const n
                 fmt::format("Towline's backend for {}: files is not usable here", type_.scheme)};
 }
 
-// Found out once in a process, with an agent that is made for it.
+// Found out once in a process, with an agent that is made for it; again when another library is named.
 nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
   static std::mutex mutex;
-  static std::map<const StoreType*, bool> found;
+  static std::map<std::pair<const StoreType*, std::string>, bool> found;
   const std::lock_guard lock(mutex);
-  const auto [known, is_new] = found.try_emplace(&type, false);
+  const auto [known, is_new] = found.try_emplace({&type, vendor_library(type.scheme)}, false);
   if (is_new) {
     try {
       known->second = serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});

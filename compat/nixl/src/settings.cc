@@ -364,6 +364,13 @@ std::optional<std::string> find_setting(const std::string& name) {
   return find_config_file().find(name);
 }
 
+std::string vendor_library(const std::string& scheme) {
+  std::string name = "TOWLINE_" + scheme + "_LIBRARY";
+  std::ranges::transform(name, name.begin(),
+                         [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
+  return variable(name.c_str());
+}
+
 std::string plugin_directory() { return find_setting("NIXL_PLUGIN_DIR").value_or(""); }
 
 std::string default_bucket() { return variable("AWS_DEFAULT_BUCKET"); }

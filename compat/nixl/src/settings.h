@@ -61,6 +61,9 @@ struct Settings {
 // std::runtime_error for a file that can't be read.
 [[nodiscard]] std::optional<std::string> find_setting(const std::string& name);
 
+// The library that the environment names for Towline's backend of this scheme: TOWLINE_GDS_LIBRARY. "" for none.
+[[nodiscard]] std::string vendor_library(const std::string& scheme);
+
 // NIXL_PLUGIN_DIR, from either; "" if it is not set.
 [[nodiscard]] std::string plugin_directory();
 

@@ -1,5 +1,6 @@
 // Incoming connections until a worker has taken them over: worker 0 listens, reads and checks the hello, and
 // puts the connection into the inbox of its worker.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
