@@ -62,7 +62,7 @@ static int prefill(int address_pipe) {
   towline_memory_t* memory = NULL;
   towline_region_t* const cache = make_cache(agent, TOWLINE_ACCESS_READ, &memory);
   char address[256];
-  check(towline_agent_address(agent, address, sizeof address), "address");
+  check(towline_agent_address(agent, address, sizeof address, NULL), "address");
   if (write(address_pipe, address, strlen(address) + 1) < 0) return 1;
 
   towline_notice_t hello = next_notice(agent);

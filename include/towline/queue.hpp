@@ -50,20 +50,20 @@ struct QueueOptions {
 
 class Queue {
  public:
-  explicit Queue(const Agent& agent, const QueueOptions& options = {}) : agent_(agent.native()) {
+  explicit Queue(const Agent& agent, const QueueOptions& options = {}) : agent_(agent.handle_.shared()) {
     auto native = detail::defaults<towline_queue_options_t>();
     native.capacity = options.capacity;
     native.peer_health = options.peer_health ? 1 : 0;
     native.user_data = options.user_data;
     towline_queue_t* queue = nullptr;
-    detail::check(towline_queue_create(agent_, &native, &queue));
+    detail::check(towline_queue_create(agent_.get(), &native, &queue));
     handle_.reset(queue);
   }
   // The agent's own one.
   [[nodiscard]] static Queue of(const Agent& agent) {
     towline_queue_t* queue = nullptr;
     detail::check(towline_agent_queue(agent.native(), &queue));
-    return Queue{agent.native(), queue};
+    return Queue{agent.handle_.shared(), queue};
   }
 
   // Readable while events wait. Owned by the queue.
@@ -132,7 +132,7 @@ class Queue {
   }
   void connect(const std::string& address, Deadline deadline, void* user_data) const {
     detail::check(
-        towline_peer_connect_async(agent_, address.c_str(), deadline.absolute_ns(), native(), user_data));
+        towline_peer_connect_async(agent_.get(), address.c_str(), deadline.absolute_ns(), native(), user_data));
   }
   void refresh(const Peer& peer, Deadline deadline, void* user_data) const {
     detail::check(towline_peer_refresh_async(peer.native(), deadline.absolute_ns(), native(), user_data));
@@ -152,9 +152,10 @@ class Queue {
   operator towline_queue_t*() const noexcept { return native(); }  // NOLINT: implicit on purpose
 
  private:
-  Queue(towline_agent_t* agent, towline_queue_t* queue) noexcept : agent_(agent), handle_(queue) {}
+  Queue(detail::SharedAgent agent, towline_queue_t* queue) noexcept
+      : agent_(std::move(agent)), handle_(queue) {}
 
-  towline_agent_t* agent_;
+  detail::SharedAgent agent_;
   detail::Handle<towline_queue_t, towline_queue_release> handle_;
 };
 

@@ -466,6 +466,7 @@ class KeptPlans;
 std::shared_ptr<KeptPlans> keep_plans(const SharedAgent& agent);
 }  // namespace detail
 class Directory;
+class Queue;
 struct PlanOptions;
 struct PostOptions;
 struct GroupOptions;
@@ -666,6 +667,7 @@ class Agent {
 
  private:
   friend class Directory;
+  friend class Queue;
   detail::AgentHandle handle_;
   std::shared_ptr<detail::KeptPlans> plans_;  // of copy()
 };
