@@ -131,8 +131,8 @@ class Queue {
     towline_counter_forget(counter.native(), native(), user_data);
   }
   void connect(const std::string& address, Deadline deadline, void* user_data) const {
-    detail::check(
-        towline_peer_connect_async(agent_.get(), address.c_str(), deadline.absolute_ns(), native(), user_data));
+    detail::check(towline_peer_connect_async(agent_.get(), address.c_str(), deadline.absolute_ns(), native(),
+                                             user_data));
   }
   void refresh(const Peer& peer, Deadline deadline, void* user_data) const {
     detail::check(towline_peer_refresh_async(peer.native(), deadline.absolute_ns(), native(), user_data));

@@ -155,6 +155,13 @@ Status Agent::usable() const noexcept {
   return closed() ? Status::kClosed : Status::kOk;
 }
 
+// An agent that its caller drives is not driven while it closes, so nobody can wait for that.
+Status Agent::events_usable() const noexcept {
+  const Status status = usable();
+  if (status != Status::kClosed || !hosted() || told_all_.load(std::memory_order_acquire)) return status;
+  return Status::kOk;
+}
+
 void Agent::check_usable() const {
   const Status status = usable();
   if (status == Status::kForked)
@@ -180,6 +187,7 @@ void Agent::close() noexcept {
   }
   if (closed_.exchange(true, std::memory_order_acq_rel)) return;
   if (reaper_ != nullptr) reaper_->stop();
+  told_all_.store(backends_ == nullptr, std::memory_order_release);
   if (backends_ == nullptr) return;  // open() did not get far enough for anything to end
   for_each_post([](Post& post) { post.close_gate(static_cast<int32_t>(Status::kClosed)); });
   for (auto& worker : workers_) {
@@ -214,6 +222,7 @@ void Agent::close() noexcept {
     for (auto& worker : workers_) worker->unlock();
   }
   reaper_->finish();
+  told_all_.store(true, std::memory_order_release);
   queues_.notify_all();
 }
 
@@ -304,7 +313,7 @@ Status Agent::wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept {
   Status status = Status::kOk;
   const auto done = [&] {
     if (queue.there()) return true;
-    status = usable();
+    status = events_usable();
     return status != Status::kOk;
   };
   if (!wait_until(done, queue.word(), queue.waiters(), timeout_ns)) return Status::kTimedOut;

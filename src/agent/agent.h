@@ -95,6 +95,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // kForked in a child of fork, kClosed after close(), else kOk.
   [[nodiscard]] Status usable() const noexcept;
+  // As above, but for events: kClosed when none will come any more.
+  [[nodiscard]] Status events_usable() const noexcept;
   void check_usable() const;  // throws Error
 
   // ---- identity
@@ -264,6 +266,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   towline_identity identity_{};
   const uint64_t fork_generation_;
   std::atomic<bool> closed_{false};
+  std::atomic<bool> told_all_{false};  // closed, and no event will come any more
 
   Limits limits_;
   std::atomic<const towline_hooks_t*> hooks_{nullptr};

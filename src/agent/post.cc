@@ -66,7 +66,6 @@ void Post::bring(const PostOptions& options) {
   options_ = {options.user_data,   options.callback,         options.timeout_ns,
               options.deadline_ns, options.notice_bytes,     options.has_notice,
               options.urgent,      options.queue != nullptr, options.pace};
-  keep_queue(options.queue);
   if (options_.timeout_ns == 0) options_.timeout_ns = agent().default_timeout_ns();
 }
 

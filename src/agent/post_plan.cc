@@ -122,6 +122,7 @@ void PostPlan::is_over(Ending& ending, Worker* worker) noexcept {
 Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
                        void* const* stream) {
   Group* const group = options.group;
+  post.queue_ = options.queue;
   if (group == nullptr) return post.post_with(picks, options, stream);
   if (&group->agent() != &route_.agent())
     fail(Status::kInvalidArgument, "the group belongs to agent '{}', the plan to agent '{}'",

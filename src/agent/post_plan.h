@@ -57,7 +57,6 @@ class PlannedPost final : public Post {
   PostPlan& its_plan_;
   const uint32_t index_;
   [[nodiscard]] EventQueue& queue_of_end() const noexcept override { return *queue_; }
-  void keep_queue(EventQueue* queue) noexcept override { queue_ = queue; }
 
   EventQueue* queue_ = nullptr;         // of this run; null: none
   Group* group_ = nullptr;              // that it has joined in this run

@@ -159,9 +159,9 @@ int32_t towline_queue_next(towline_queue_t* queue, towline_event_t* events, size
                            size_t event_bytes) {
   if (queue == nullptr || (events == nullptr && capacity != 0) || event_bytes < 2 * sizeof(uint32_t))
     return TOWLINE_INVALID_ARGUMENT;
-  const Status usable = queue->agent->usable();
+  const Status usable = queue->agent->events_usable();
   if (usable == Status::kForked) return TOWLINE_FORKED;
-  if (!queue->queue->there() && usable == Status::kOk) queue->agent->progress();
+  if (!queue->queue->there() && queue->agent->usable() == Status::kOk) queue->agent->progress();
   auto* const to = reinterpret_cast<unsigned char*>(events);
   const size_t count = queue->queue->next(to, std::min<size_t>(capacity, INT32_MAX), event_bytes);
   return count == 0 && usable != Status::kOk ? static_cast<int32_t>(usable) : static_cast<int32_t>(count);

@@ -271,8 +271,13 @@ void Config::declare_all_settings() {
 
 void Config::refuse_unknown_keys() const {
   const std::lock_guard lock(state_->mutex);
-  for (const auto& [key, value] : state_->given)
-    if (!state_->is_known(key)) fail(Status::kInvalidArgument, "set by the program: {}", unknown_text(key));
+  for (const auto& [key, value] : state_->given) {
+    const std::string_view section = std::string_view(key).substr(0, key.find('.'));
+    const bool may_be_anothers =
+        section.size() < key.size() && !has_settings(section) && nearest_setting(key).empty();
+    if (!state_->is_known(key) && !may_be_anothers)
+      fail(Status::kInvalidArgument, "set by the program: {}", unknown_text(key));
+  }
 }
 
 std::vector<std::string> Config::unknown_keys() const {

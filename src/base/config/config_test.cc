@@ -158,6 +158,11 @@ TEST(ConfigTest, UnknownKeysOfTheProgramAreRefused) {
             "set by the program: unknown setting peer.los; peer.lost is the nearest");
   config.declare({"peer.los", "tcp.*"});
   EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }), "no error");
+  config.set("another_plugin.lanes", "2");
+  EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }), "no error");
+  config.set("cuad.blocks", "2");
+  EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }),
+            "set by the program: unknown setting cuad.blocks; cuda.blocks is the nearest");
 }
 
 TEST(ConfigTest, EverySettingOfTheTableIsKnownAndNoOther) {
