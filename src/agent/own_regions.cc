@@ -306,13 +306,10 @@ void OwnRegions::register_all_with(const Backend& backend) {
 
 void OwnRegions::end(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
   for (const auto& region : staging) unregister_from_backends(*region);
-  for (const auto& region : table_.published()) {
+  // Also those that are retired and wait for whoever uses them: a file is closed while its backend lives.
+  for (const auto& region : table_.all()) {
     table_.retire(region->ref.key);
     unregister_from_backends(*region);
-  }
-  for (const auto& [key, twin] : twins_) {
-    table_.retire(twin->ref.key);
-    unregister_from_backends(*twin);
   }
 }
 

@@ -101,5 +101,19 @@ TEST_P(StorageUrgentTest, UrgentPostsLeaveTheOthersATurn) {
   EXPECT_LE(seen.find('b'), before + 8 + kUnderWay) << before << " were done when it was posted: " << seen;
 }
 
+// The region can't go while its posts are under way. Whoever holds it and the posts may let go of them after the agent.
+TEST_P(StorageUrgentTest, AFileThatWaitsForItsPostsIsClosedWithTheAgent) {
+  open_file();
+  for (uint32_t i = 0; i < 48; ++i) post(bulk_, Priority::bulk);
+  (void)file_->deregister(Deadline{0ns});
+  agent_->close();
+  for (const Post& post : posts_) EXPECT_NE(post.poll(), Status::kInProgress);
+  posts_.clear();
+  plan_.reset();
+  file_.reset();
+  region_.reset();
+  agent_.reset();
+}
+
 }  // namespace
 }  // namespace towline::conformance
