@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "towline/queue.hpp"
+
 namespace towline::conformance {
 namespace {
 
@@ -512,6 +514,24 @@ TEST_P(StorageTest, AReplacementIsSeenWholeOrNotAtAll) {
   EXPECT_EQ(place_->get("replaced").size(), size_t{1} << 20);
   for (const std::string& name : place_->names())
     EXPECT_TRUE(name == "replaced" || name == "probe") << "left behind: " << name;
+}
+
+TEST_P(StorageTest, ACommitTellsAQueue) {
+  const Region file = open("replaced", {.replace = true, .bytes = 4096});
+  stamp_bytes(memory_.data(), 4096, 33);
+  ASSERT_EQ(move(Op::write, 0, file, 0, 4096), Status::kOk);
+  const Queue queue{*agent_};
+  for (const bool first : {true, false}) {
+    int mark = 0;
+    queue.commit(file, 30s, &mark);
+    std::array<Event, 1> events;
+    while (queue.next(events) == 0) ASSERT_EQ(queue.wait(30s), Status::kOk);
+    EXPECT_EQ(events[0].kind, uint32_t{TOWLINE_EVENT_COMMITTED});
+    EXPECT_EQ(events[0].user_data, &mark);
+    EXPECT_EQ(events[0].outcome() == Status::kOk, first) << events[0].error();
+    EXPECT_EQ(events[0].error().empty(), first);
+    EXPECT_EQ(first_difference(place_->get("replaced").data(), 4096, 33), 4096u);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "support.h"
+#include "towline/queue.hpp"
 
 namespace towline::interop {
 namespace {
@@ -40,6 +41,34 @@ TEST_F(EtcdDirectory, PutsGetsAndDeletes) {
   EXPECT_EQ(code, Status::kNotFound);
   EXPECT_NE(text.find("some/key"), std::string::npos) << text;
   EXPECT_EQ(directory.remove("some/key").wait(), Status::kNotFound);
+}
+
+TEST_F(EtcdDirectory, CallsAndWatchesTellAQueue) {
+  const Agent agent = make_agent("a");
+  const Directory directory(agent, address());
+  const Queue queue{agent};
+  int put_mark = 0;
+  int get_mark = 0;
+  int watch_mark = 0;
+  const auto next_mark = [&]() -> void* {
+    std::array<Event, 1> events;
+    while (queue.next(events) == 0)
+      if (queue.wait(30s) != Status::kOk) return nullptr;
+    EXPECT_EQ(events[0].kind, uint32_t{TOWLINE_EVENT_DIRECTORY});
+    return events[0].user_data;
+  };
+  const DirectoryCall put = directory.put("key", "value");
+  ASSERT_EQ(towline_directory_call_wait_async(put.native(), queue, &put_mark), TOWLINE_OK);
+  EXPECT_EQ(next_mark(), &put_mark);
+  EXPECT_EQ(put.poll(), Status::kOk);
+  const DirectoryCall get = directory.get("nothing");
+  ASSERT_EQ(towline_directory_call_wait_async(get.native(), queue, &get_mark), TOWLINE_OK);
+  EXPECT_EQ(next_mark(), &get_mark);
+  EXPECT_EQ(get.poll(), Status::kNotFound);
+  const Watch watch = directory.watch("");
+  ASSERT_EQ(towline_watch_wait_async(watch.native(), queue, &watch_mark), TOWLINE_OK);
+  EXPECT_EQ(next_mark(), &watch_mark);
+  EXPECT_EQ(next_of(watch, 0s), "put key=value");
 }
 
 TEST_F(EtcdDirectory, APrefixGivesEveryKeyInOrder) {
