@@ -124,7 +124,13 @@ void* Nixl::attach(const calls::PlainFile& file) {
 
 void Nixl::detach(const calls::PlainFile&, void* handle) noexcept {
   std::unique_ptr<Known> known(static_cast<Known*>(handle));
-  if (!remove(*known)) (void)known.release();  // its descriptor stays open
+  if (remove(*known)) return;
+  Known* const kept = known.release();  // its descriptor stays open
+  try {
+    const auto engine = engine_->lock();
+    engine_->abandon({kept, [](void*) {}});
+  } catch (const std::bad_alloc&) {  // it stays all the same
+  }
 }
 
 void Nixl::add_memory(const towline_region_ref& region) {
