@@ -15,14 +15,21 @@ class Alarm {
  public:
   [[nodiscard]] bool is_open() const noexcept { return fd_.valid(); }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-  // False: there is no descriptor for it.
-  [[nodiscard]] bool open() noexcept {
-    fd_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    return fd_.valid();
+  // Sets it; it is opened when it is first needed. `watch(fd, rung, this)` has rung(this, events) called when it is
+  // readable. False, or no descriptor: it can't ring, and the worker's own wake-ups have to do.
+  template <class Watch>
+  void ring_at(uint64_t at_ns, uint64_t now_ns, Watch&& watch) noexcept {
+    if (at_ns == at_ns_) return;
+    if (!is_open()) {
+      fd_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+      if (!is_open()) return;
+      constexpr auto kRung = [](void* alarm, uint32_t) { static_cast<Alarm*>(alarm)->take(); };
+      if (!watch(fd(), kRung, this)) return fd_.reset();
+    }
+    set(at_ns, now_ns);
   }
-  void close() noexcept { fd_.reset(); }
 
-  [[nodiscard]] bool is_set_to(uint64_t at_ns) const noexcept { return at_ns == at_ns_; }
+ private:
   // Readable from then on, which is after `now_ns`, instead of the moment before; kNoDeadline: never.
   void set(uint64_t at_ns, uint64_t now_ns) noexcept {
     itimerspec when = {};  // zero stops it
@@ -39,7 +46,6 @@ class Alarm {
     if (::read(fd_.get(), &expirations, sizeof expirations) > 0) at_ns_ = kNoDeadline;
   }
 
- private:
   UniqueFd fd_;
   uint64_t at_ns_ = kNoDeadline;
 };

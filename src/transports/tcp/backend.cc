@@ -223,15 +223,9 @@ void Backend::disarm(uint32_t index) noexcept {
 
 // Handshakes end by their deadlines also when nothing else wakes the worker.
 void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexcept {
-  Worker& worker = *workers_[index];
-  if (worker.alarm.is_set_to(next_ns)) return;
-  if (!worker.alarm.is_open()) {
-    if (!worker.alarm.open()) return;  // the core's own wake-ups have to do
-    const auto rung = [](void* alarm, uint32_t) { static_cast<Alarm*>(alarm)->take(); };
-    if (host().watch(index, worker.alarm.fd(), EPOLLIN, rung, &worker.alarm) != TOWLINE_OK)
-      return worker.alarm.close();
-  }
-  worker.alarm.set(next_ns, now_ns);
+  workers_[index]->alarm.ring_at(next_ns, now_ns, [&](int fd, auto rung, Alarm* alarm) {
+    return host().watch(index, fd, EPOLLIN, rung, alarm) == TOWLINE_OK;
+  });
 }
 
 // ---- connections' lists
