@@ -23,12 +23,7 @@ std::vector<uint8_t> encode(const PieceNotice& notice) {
   out.u64(notice.offset);
   out.u64(notice.length);
   out.u8(notice.lent ? 1 : 0);
-  out.u64(notice.host.boot_id.hi);
-  out.u64(notice.host.boot_id.lo);
-  out.u32(notice.host.pid);
-  out.u64(notice.host.pid_namespace);
-  out.u64(notice.host.network_namespace);
-  out.u64(notice.host.process_start_time);
+  put(out, notice.host);
   out.raw(std::span<const uint8_t>{reinterpret_cast<const uint8_t*>(notice.gpu.data()), notice.gpu.size()});
   out.string16(notice.socket);
   return bytes;
@@ -44,12 +39,7 @@ std::optional<PieceNotice> decode_piece_notice(std::span<const uint8_t> bytes) {
   notice.length = in.u64();
   const uint8_t lent = in.u8();
   notice.lent = lent != 0;
-  notice.host.boot_id.hi = in.u64();
-  notice.host.boot_id.lo = in.u64();
-  notice.host.pid = in.u32();
-  notice.host.pid_namespace = in.u64();
-  notice.host.network_namespace = in.u64();
-  notice.host.process_start_time = in.u64();
+  notice.host = decode_host_identity(in);
   if (const auto uuid = in.raw(notice.gpu.size()); uuid.size() == notice.gpu.size())
     std::memcpy(notice.gpu.data(), uuid.data(), uuid.size());
   const std::string_view socket = in.string16(kMaxSocketBytes);

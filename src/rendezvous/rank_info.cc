@@ -34,12 +34,7 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   std::vector<uint8_t> bytes;
   WireWriter out(bytes);
   out.u16(kTopologyVersion);
-  out.u64(info.host.boot_id.hi);
-  out.u64(info.host.boot_id.lo);
-  out.u32(info.host.pid);
-  out.u64(info.host.pid_namespace);
-  out.u64(info.host.network_namespace);
-  out.u64(info.host.process_start_time);
+  put(out, info.host);
   out.string16(info.host_name);
   out.string16(info.label);
   out.u32(static_cast<uint32_t>(info.processors.size()));
@@ -55,12 +50,7 @@ RankInfo decode(std::span<const uint8_t> bytes, int rank) {
   WireReader in(bytes);
   RankInfo info;
   const uint16_t version = in.u16();
-  info.host.boot_id.hi = in.u64();
-  info.host.boot_id.lo = in.u64();
-  info.host.pid = in.u32();
-  info.host.pid_namespace = in.u64();
-  info.host.network_namespace = in.u64();
-  info.host.process_start_time = in.u64();
+  info.host = decode_host_identity(in);
   info.host_name = in.string16(255);
   info.label = in.string16(255);
   info.processors.resize(in.count32(kMostProcessors, 4));

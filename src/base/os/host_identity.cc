@@ -65,4 +65,24 @@ bool process_is_gone(const HostIdentity& process) {
 
 uint64_t process_start_time(uint32_t pid) { return start_time_from(fmt::format("/proc/{}/stat", pid)); }
 
+void put(WireWriter& out, const HostIdentity& host) {
+  out.u64(host.boot_id.hi);
+  out.u64(host.boot_id.lo);
+  out.u32(host.pid);
+  out.u64(host.pid_namespace);
+  out.u64(host.network_namespace);
+  out.u64(host.process_start_time);
+}
+
+HostIdentity decode_host_identity(WireReader& in) {
+  HostIdentity host;
+  host.boot_id.hi = in.u64();
+  host.boot_id.lo = in.u64();
+  host.pid = in.u32();
+  host.pid_namespace = in.u64();
+  host.network_namespace = in.u64();
+  host.process_start_time = in.u64();
+  return host;
+}
+
 }  // namespace towline

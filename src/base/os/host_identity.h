@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/id.h"
+#include "base/wire.h"
 
 namespace towline {
 
@@ -41,5 +42,9 @@ uint64_t process_start_time(uint32_t pid);
 // True only if it is certain: the process was seen from this process's pid namespace, and has ended. False if
 // unknown.
 bool process_is_gone(const HostIdentity& process);
+
+// As ranks of a group tell each other.
+void put(WireWriter& out, const HostIdentity& host);
+[[nodiscard]] HostIdentity decode_host_identity(WireReader& in);
 
 }  // namespace towline
