@@ -31,7 +31,7 @@ async def prefill() -> None:
             for page in PRODUCED:  # stands for the model's kernels
                 cache[:, page] = page
             ready = {"request": "req-17", "pages": PRODUCED}
-            await agent.peer(notice.incarnation).send_async(json.dumps(ready).encode())
+            await notice.peer.send_async(json.dumps(ready).encode())
         await region.deregister_async()
 
 
@@ -41,10 +41,10 @@ async def decode(address: str) -> None:
         cache = np.zeros((LAYERS, PAGES, PAGE_ITEMS), np.float16)
         kv = agent.register(cache, name="kv", page_dim=1)  # no access: it is filled by this agent's own copies
         free = list(range(PAGES))
-        await (await agent.connect(address)).send_async(b"hello")
+        await (await agent.connect_async(address)).send_async(b"hello")
         async for notice in agent.notices():
             ready = json.loads(notice.data)
-            there = agent.peer(notice.incarnation)["kv"]
+            there = notice.peer["kv"]
             mine = [free.pop() for _ in ready["pages"]]
             async with agent.group(notice=ready["request"].encode(), timeout=30) as pull:  # waits for outcome and fence,
                 for layer in range(LAYERS):  # also when it is cancelled

@@ -70,7 +70,7 @@ class Towline:
                 ended = [one for one in flying if one[0].poll() == self.towline.Status.OK]
                 for one in ended:
                     flying.remove(one)
-                    latencies.append((one[0].result.ended_at_ns or time.perf_counter_ns()) / 1e9 - one[2])
+                    latencies.append((one[0].result().ended_at_ns or time.perf_counter_ns()) / 1e9 - one[2])
                 if ended:
                     return
                 with contextlib.suppress(self.towline.TimedOut):
@@ -80,12 +80,11 @@ class Towline:
             began = time.perf_counter()
             uri = f"s3://{BUCKET}/{key}"
             if op == "GET":
-                object = agent.register_storage(uri, bytes=size)
-                move = agent.read(mine, place, agent.block_list(object.blocks(0, size)), 0, timeout=300)
+                object = agent.register_storage(uri, nbytes=size)
+                move = agent.plan(agent.block_list(object.blocks(0, size)), mine, timeout=300).post(0, place)
             else:
-                object = agent.register_storage(uri, create=True, truncate=True, bytes=size)
-                move = agent.write(mine, place, agent.block_list(object.blocks(0, size)), 0, timeout=300)
-            move.post()
+                object = agent.register_storage(uri, create=True, truncate=True, nbytes=size)
+                move = agent.plan(mine, agent.block_list(object.blocks(0, size)), timeout=300).post(place, 0)
             flying.append((move, object, began))  # dropped, the object would be deregistered: that waits for its transfer
             if len(flying) >= concurrency:
                 land()

@@ -35,7 +35,7 @@ class Bench:
         self.threads = ThreadPoolExecutor(most)
         mine = self.agent.block_list(self.region.blocks(0, BLOCK, (most, BLOCK)))
         theirs = self.agent.block_list(self.file.blocks(0, BLOCK, (most, BLOCK)))
-        self.moves = [self.agent.write(mine, [i], theirs, [i]) for i in range(most)]
+        self.plan = self.agent.plan(mine, theirs)
 
     def close(self) -> None:
         self.threads.shutdown()
@@ -51,10 +51,8 @@ class Bench:
         os.fdatasync(self.fd)
 
     def by_towline(self, count: int) -> None:
-        for move in self.moves[:count]:
-            move.post()
-        for move in self.moves[:count]:
-            move.wait(60)
+        for post in [self.plan.post([i], [i]) for i in range(count)]:
+            post.wait(60)
 
     def one_by_one(self, count: int) -> None:
         for index in range(count):

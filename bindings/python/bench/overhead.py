@@ -9,6 +9,7 @@ importing in milliseconds over bare Python, interleaved with it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import statistics
@@ -69,33 +70,31 @@ def measure(rounds: int) -> dict[str, list[float]]:
         their_pages = peer.block_list(towline.Blocks(address, PAGE_BYTES, (1024, PAGE_BYTES)))
         some = np.random.default_rng(1).permutation(1024)[:100].astype(np.int32)
         many = np.random.default_rng(1).permutation(PAGES).astype(np.int32)
-        small = agent.write(mine, [7], theirs, [9])
-        page = agent.write(pages, [7], their_pages, [9])
-        noticed = agent.write(mine, [7], theirs, [9], awaitable=True)
-        small.wait()
-        page.wait()
-        noticed.wait()
-        print("backend:", small.route()["backend"], *[region["how"] for region in small.route()["regions"]])
+        small, large = agent.plan(mine, theirs), agent.plan(pages, their_pages)
+        done = small.post([7], [9])
+        done.wait()
+        route = small.route()
+        print("backend:", route["backend"], *[region["how"] for region in route["regions"]])
+        loop = asyncio.new_event_loop()
+
+        async def awaited(calls: int) -> None:
+            for _ in range(calls):
+                await small.post([7], [9])
 
         def empty() -> None:
             pass
 
-        def queued() -> None:
-            noticed.post()
-            noticed.wait()
-            agent._pull()
-
         measured = {
             "an empty Python function": (empty, 100_000),
-            "post 64 B": (small.post, 100_000),
-            "post 4 KiB": (page.post, 100_000),
-            "poll": (small.poll, 100_000),
-            "wait, done": (small.wait, 100_000),
-            "post, wait and pull 64 B, awaitable": (queued, 10_000),
-            "make, 1 block": (lambda: agent.write(mine, 7, theirs, 9), 2_000),
-            "make, 100 random blocks": (lambda: agent.write(pages, some, their_pages, some), 1_000),
-            f"make, {PAGES} random blocks": (lambda: agent.write(mine, many, theirs, many), 5),
-            f"make, {PAGES} regular blocks": (lambda: agent.write(mine, None, theirs, None), 1_000),
+            "post 64 B": (lambda: small.post(7, 9), 100_000),
+            "post 4 KiB": (lambda: large.post(7, 9), 100_000),
+            "poll": (done.poll, 100_000),
+            "wait, done": (done.wait, 100_000),
+            "100 posts of 64 B, each awaited": (lambda: loop.run_until_complete(awaited(100)), 1_000),
+            "copy 1 block": (lambda: agent.copy(mine[7], theirs[9]), 20_000),
+            "post 100 random blocks of 4 KiB": (lambda: large.post(some, some).wait(), 1_000),
+            f"post {PAGES} random blocks": (lambda: small.post(many, many).wait(), 5),
+            f"post {PAGES} regular blocks": (lambda: small.post().wait(), 100),
             "receive(0)": (lambda: agent.receive(0), 10_000),
         }
         for _ in range(rounds):

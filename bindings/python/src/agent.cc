@@ -1,12 +1,10 @@
-// Agents: their life, the GIL, notices, counters.
-#include <pthread.h>
+// Agents: their life, metadata, peers, counters.
 #include <towline/pace.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <ctime>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core.h"
@@ -41,12 +39,14 @@ void Agent::close() {
     native = nullptr;
     return;
   }
+  {
+    const WithoutGil without_gil;
+    (void)towline_agent_close(native);  // which ends the calls that wait
+  }
   for (uint32_t turns = 0; calls != 0;) {
     const WithoutGil without_gil;
     back_off(turns);
   }
-  for (towline_notice_t& notice : stash) towline_notice_release(native, &notice);
-  stash.clear();
   {
     const WithoutGil without_gil;
     (void)towline_agent_destroy(native);
@@ -113,80 +113,6 @@ nb::str read_json(Agent& agent, const char* function, Read read) {
   return text(json.data(), needed - 1);
 }
 
-// ---- notices
-
-struct Notice {
-  nb::object peer;
-  nb::object incarnation;
-  nb::object data;
-};
-
-nb::object give(Agent& agent, towline_notice_t& native) {
-  nb::object data = nb::bytes(native.data, native.bytes);
-  nb::object notice =
-      nb::cast(Notice{text(native.peer_name), text(native.peer_incarnation), std::move(data)});
-  towline_notice_release(agent.native, &native);
-  return notice;
-}
-
-// None if no notice arrives in time.
-nb::object receive(Agent& agent, nb::handle timeout) {
-  const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
-  struct Receiving {
-    explicit Receiving(Agent& agent) : agent(agent) { ++agent.receivers; }
-    ~Receiving() { --agent.receivers; }
-    Agent& agent;
-  } const receiving(agent);
-  while (true) {
-    agent.use();
-    if (!agent.stash.empty()) {
-      towline_notice_t notice = agent.stash.front();
-      agent.stash.pop_front();
-      return give(agent, notice);
-    }
-    towline_notice_t notice{};
-    int32_t status = 0;
-    {
-      const AgentCall call(agent);
-      status = towline_notice_receive(call.native(), &notice);
-      if (status == TOWLINE_AGAIN && deadline.slice() != 0) {
-        (void)towline_agent_wait(call.native(), deadline.slice());
-        status = towline_notice_receive(call.native(), &notice);
-      }
-    }
-    if (status == TOWLINE_OK) return give(agent, notice);
-    if (status != TOWLINE_AGAIN) check(status, "towline_notice_receive");
-    check_signals();
-    if (deadline.passed()) return nb::none();
-  }
-}
-
-// Empties the inbox when the application takes no notices from it, so that the event descriptor is quiet.
-// Notices put aside keep their sender's credit, which bounds them.
-void put_aside(Agent& agent) {
-  if (agent.receivers != 0) return;
-  towline_notice_t notice{};
-  while (towline_notice_receive(agent.use(), &notice) == TOWLINE_OK) agent.stash.push_back(notice);
-}
-
-// The numbers of the transfers that ended since the last call.
-nb::list pull(Agent& agent) {
-  nb::list ended;
-  std::array<towline_completion_t, 64> completions;
-  while (true) {
-    int32_t count = 0;
-    {
-      const AgentCall call(agent);
-      count = towline_completions_pull(call.native(), completions.data(), completions.size());
-    }
-    check(count, "towline_completions_pull");
-    for (int32_t i = 0; i < count; ++i) {
-      ended.append(nb::int_(reinterpret_cast<uintptr_t>(completions[static_cast<size_t>(i)].user_data)));
-    }
-    if (count < static_cast<int32_t>(completions.size())) return ended;
-  }
-}
-
 int progress(Agent& agent) {
   int32_t done = 0;
   {
@@ -228,31 +154,25 @@ nb::object add_peer(nb::handle_t<Agent> self, nb::handle blob) {
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
 }
 
-// Connects in attempts of growing length; the last one takes all the time that is left. So a signal is seen
-// after at most about the time that has already passed, and a slow peer gets enough time to answer. An attempt
-// that used up its time says what it waited for (a peer, a server, a name not yet published: three statuses);
-// only one that ended sooner failed.
+// The library connects on a thread of its own, so that a signal interrupts the wait, and not the attempt.
 nb::object connect(nb::handle_t<Agent> self, nb::handle address, nb::handle timeout) {
-  constexpr uint64_t kFirstAttemptNs = 1'000'000'000;
-  constexpr uint64_t kLongestAttemptNs = 30'000'000'000;
+  Agent& agent = agent_of(self);
   const std::string where = bytes_of_text(address, "address");
-  const Deadline deadline(timeout_ns(timeout, agent_of(self).default_timeout));
+  OwnEvent event(agent);
+  check(towline_peer_connect_async(agent.use(), where.c_str(), deadline_ns(timeout), event.queue(), nullptr),
+        "towline_peer_connect_async");
+  (void)event.wait(Deadline(TOWLINE_FOREVER));
   towline_peer_t* peer = nullptr;
-  int32_t status = TOWLINE_TIMED_OUT;
-  for (uint64_t attempt = kFirstAttemptNs;; attempt = std::min(2 * attempt, kLongestAttemptNs)) {
-    const uint64_t left = deadline.left();
-    const bool last = left <= 2 * attempt;
-    const Deadline attempt_deadline(attempt);
-    {
-      const AgentCall call(agent_of(self));
-      status = towline_peer_connect(call.native(), where.c_str(),
-                                    last ? std::max<uint64_t>(left, 1) : attempt, &peer);
-    }
-    if (status == TOWLINE_OK || last || !attempt_deadline.passed()) break;
-    check_signals();
-  }
-  check(status, "towline_peer_connect");
+  check(towline_event_peer(&event.get(), &peer), "towline_event_peer");
   return nb::cast(new Peer(nb::borrow(self), peer), nb::rv_policy::take_ownership);
+}
+
+void start_connecting(nb::handle_t<Agent> self, nb::handle address, nb::handle timeout, uint64_t number) {
+  const std::string where = bytes_of_text(address, "address");
+  Agent& agent = agent_of(self);
+  check(towline_peer_connect_async(agent.use(), where.c_str(), deadline_ns(timeout), events_of(agent),
+                                   user_data(number)),
+        "towline_peer_connect_async");
 }
 
 nb::object find_peer(nb::handle_t<Agent> self, nb::handle name) {
@@ -327,21 +247,29 @@ void set_limit(const Agent& agent, uint64_t bytes_per_s, std::string_view priori
 }  // namespace
 
 void bind_agent(nb::module_& module) {
-  nb::class_<Notice>(module, "Notice")
-      .def_ro("peer", &Notice::peer)
-      .def_ro("incarnation", &Notice::incarnation)
-      .def_ro("data", &Notice::data)
-      .def("__repr__", [](const Notice& notice) {
-        return nb::str("Notice(peer={!r}, data={!r})").format(notice.peer, notice.data);
-      });
   nb::class_<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
       .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
       .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
       .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none())
       .def("wait_async",
-           [](nb::handle_t<Counter> counter, nb::args arguments, nb::kwargs keywords) {
-             return in_thread(counter, "wait", std::move(arguments), std::move(keywords));
+           [](nb::handle counter, nb::args arguments, nb::kwargs keywords) {
+             return coroutine("wait_counter", counter, std::move(arguments), std::move(keywords));
            })
+      .def_ro("_agent", &Counter::agent)
+      .def("_start",
+           [](const Counter& counter, nb::handle threshold, uint64_t number) {
+             check(towline_counter_wait_async(counter.native, unsigned_integer(threshold, "threshold"),
+                                              events_of(agent_of(counter.agent)), user_data(number)),
+                   "towline_counter_wait_async");
+           })
+      .def("_forget",
+           [](const Counter& counter, uint64_t number) {
+             if (Agent& agent = agent_of(counter.agent); agent.events_native != nullptr)
+               towline_counter_forget(counter.native, agent.events_native, user_data(number));
+           })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Counter& counter,
+                          nb::args) { towline_counter_destroy(std::exchange(counter.native, nullptr)); })
       .def("__repr__", [](const Counter& counter) {
         return nb::str("Counter(key={}, value={})")
             .format(towline_counter_key(counter.native), towline_counter_value(counter.native));
@@ -375,9 +303,10 @@ void bind_agent(nb::module_& module) {
       .def("_metrics",
            [](Agent& agent) { return read_json(agent, "towline_agent_metrics", towline_agent_metrics); })
       .def("progress", &progress)
-      .def("receive", &receive, nb::arg("timeout") = nb::none())
-      .def("_put_aside", &put_aside)
-      .def("_pull", &pull)
+      .def("_start_connecting", &start_connecting, nb::arg("address"), nb::arg("timeout").none(),
+           nb::arg("number"))
+      .def_prop_ro("_timeout",
+                   [](const Agent& agent) { return static_cast<double>(agent.default_timeout) / 1e9; })
       .def("add_backend", &add_backend, nb::arg("plugin"))
       .def(
           "set_limit",
@@ -387,7 +316,7 @@ void bind_agent(nb::module_& module) {
           nb::arg("bytes_per_s"), nb::arg("priority") = "all")
       .def("metadata", &metadata, nb::arg("regions") = nb::none())
       .def("add_peer", &add_peer, nb::arg("blob"))
-      .def("_connect", &connect, nb::arg("address"), nb::arg("timeout").none())
+      .def("connect", &connect, nb::arg("address"), nb::arg("timeout") = nb::none())
       .def("peer", &find_peer, nb::arg("name"))
       .def("counter", &create_counter, nb::arg("initial") = 0)
       .def(

@@ -276,14 +276,13 @@ void bind_blocks(nb::module_& module) {
   list.def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("blocks", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("nbytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
-      .def_prop_ro("bytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
       .def_prop_ro("peer", [](const BlockList& list) { return list.peer; })
       .def("__getitem__",
            [](nb::handle_t<BlockList> list, nb::handle picks) {
              return nb::module_::import_("towline._plan").attr("pick")(list, picks);
            })
       .def("__repr__", [](const BlockList& list) {
-        return nb::str("BlockList(blocks={}, bytes={}, peer={!r})")
+        return nb::str("BlockList(blocks={}, nbytes={}, peer={!r})")
             .format(towline_block_list_blocks(list.native), towline_block_list_bytes(list.native), list.peer);
       });
 }

@@ -2,8 +2,8 @@
 //
 // Three rules hold everywhere.
 //   1. The GIL is held for quick calls (polling, an immediate post) and released (AgentCall, WithoutGil) for
-//      calls that can wait or copy much. Waits without a limit are cut into slices, so that signals are seen
-//      and close() can finish.
+//      calls that can wait or copy much. Waits of the main thread, which runs Python's signal handlers, are cut into
+//      slices, so that signals are seen. close() ends all of them.
 //   2. Objects made from an agent hold a Python reference to it, which the garbage collector sees; the agent
 //      holds none to them.
 //   3. Fields are used only with the GIL held, so that they need no locks of their own.
@@ -11,11 +11,12 @@
 
 #include <nanobind/nanobind.h>
 #include <sys/types.h>
-#include <towline/towline.h>
+#include <towline/queue.h>
+#include <unistd.h>
 
 #include <cstdint>
-#include <deque>
 #include <string>
+#include <utility>
 
 namespace nb = nanobind;
 
@@ -46,14 +47,22 @@ uint64_t now_ns() noexcept;
 // Seconds or None to nanoseconds. Throws for a negative number or something that is not a number.
 uint64_t timeout_ns(nb::handle seconds, uint64_t when_none);
 
-// A point in time to wait for, slice by slice.
+// Only the main thread runs signal handlers.
+inline bool sees_signals() noexcept { return gettid() == getpid(); }
+
+// A point in time to wait for; the main thread does so slice by slice.
 class Deadline {
  public:
   explicit Deadline(uint64_t timeout) noexcept
       : at_(timeout > TOWLINE_FOREVER - now_ns() ? TOWLINE_FOREVER : now_ns() + timeout) {}
   [[nodiscard]] uint64_t slice() const noexcept {
-    const uint64_t now = now_ns();
-    return now >= at_ ? 0 : (at_ - now < kSliceNs ? at_ - now : kSliceNs);
+    const uint64_t most = left();
+    return most > kSliceNs && sees_signals() ? kSliceNs : most;
+  }
+  // The end of the slice, on CLOCK_MONOTONIC.
+  [[nodiscard]] uint64_t slice_end() const noexcept {
+    const uint64_t end = sees_signals() ? now_ns() + kSliceNs : TOWLINE_FOREVER;
+    return end < at_ ? end : at_;
   }
   [[nodiscard]] uint64_t left() const noexcept {
     const uint64_t now = now_ns();
@@ -95,14 +104,15 @@ class WithoutGil {
 
 struct Agent {
   towline_agent_t* native = nullptr;
-  uint32_t calls = 0;      // under way without the GIL; close() waits for them
-  uint32_t receivers = 0;  // threads waiting in receive()
+  uint32_t calls = 0;  // under way without the GIL; close() waits for them
   bool closing = false;
   bool hosted = true;
   uint64_t default_timeout = 30'000'000'000;
   pid_t pid = 0;
-  std::deque<towline_notice_t> stash;  // taken from the inbox; they still use their sender's credit
-  Agent* previous = nullptr;           // in the list of open agents
+  nb::object events;  // the Queue of what is awaited, once there is one
+  towline_queue_t* events_native = nullptr;
+  nb::object own_queue;       // the Queue of notices that nobody subscribed to, once somebody asked
+  Agent* previous = nullptr;  // in the list of open agents
   Agent* next = nullptr;
 
   Agent() = default;
@@ -133,6 +143,51 @@ class AgentCall {
 
 inline Agent& agent_of(nb::handle object) { return *nb::inst_ptr<Agent>(object); }
 void bind_agent(nb::module_& module);
+
+// ---- queue.cc
+
+// Does not keep its agent open. The C API's handle works, and ends, after the agent too.
+struct Queue {
+  towline_queue_t* native = nullptr;
+  uint32_t calls = 0;  // under way without the GIL; the last one releases a closed queue
+  bool closed = false;
+
+  explicit Queue(towline_queue_t* native) noexcept : native(native) {}
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+  ~Queue() { towline_queue_release(native); }
+  void close() noexcept {
+    closed = true;
+    if (calls == 0) towline_queue_release(std::exchange(native, nullptr));
+  }
+};
+// For posts, and for waits that an event loop awaits. Throws Closed.
+towline_queue_t* events_of(Agent& agent);
+// A queue with little room, for one call that waits in this thread.
+class OwnEvent {
+ public:
+  explicit OwnEvent(Agent& agent);
+  ~OwnEvent();
+  OwnEvent(const OwnEvent&) = delete;
+  OwnEvent& operator=(const OwnEvent&) = delete;
+  [[nodiscard]] towline_queue_t* queue() const noexcept { return queue_.native; }
+  // False: the deadline came first. Sees signals.
+  [[nodiscard]] bool wait(const Deadline& deadline);
+  // Throws what the event says.
+  [[nodiscard]] const towline_event_t& get() const;
+
+ private:
+  Queue queue_;
+  towline_event_t event_{};
+};
+// The next notice of a queue; None if none comes in time. Throws Closed.
+nb::object receive(nb::handle agent, Queue& queue, nb::handle timeout);
+// Seconds from now, or None for the agent's default, as the C API's absolute deadlines.
+uint64_t deadline_ns(nb::handle timeout);
+// Numbers that name waits and posts in queues; none is given twice.
+uint64_t next_number() noexcept;
+inline void* user_data(uint64_t number) noexcept { return reinterpret_cast<void*>(number); }
+void bind_queue(nb::module_& module);
 
 // Converts text of the C API, which may contain any byte but NUL, and back.
 nb::str text(const char* bytes);
@@ -171,11 +226,18 @@ void bind_blocks(nb::module_& module);
 void bind_directory(nb::module_& module);
 void bind_peer(nb::module_& module);
 void bind_transfer(nb::module_& module);
+void bind_logging(nb::module_& module);
 void bind_plan(nb::module_& module);
+// "local", "remote" or "both", as TOWLINE_FENCE_*.
+uint32_t fences_of(nb::handle name);
 // A Result.
 nb::object make_result(const towline_result_t& result);
-// A coroutine that calls `method` of `self` on a thread of the event loop's executor.
-nb::object in_thread(nb::handle self, const char* method, nb::args arguments, nb::kwargs keywords);
+// A coroutine: `function` of towline._asyncio, with `self` and what the method was called with.
+nb::object coroutine(const char* function, nb::handle self, nb::args arguments, nb::kwargs keywords);
+// A type of towline._results.
+nb::object named(const char* type);
+// Its iterator, for __await__.
+nb::object awaiting(const char* function, nb::handle self);
 
 // kDram.. by name, and back.
 uint32_t kind_of(nb::handle name);
@@ -210,9 +272,9 @@ struct Region {
   uint64_t bytes = 0;
   uint32_t kind = TOWLINE_MEMORY_DRAM;
   uint64_t device = 0;
-  uint32_t calls = 0;  // under way without the GIL; deregister() refuses meanwhile
-  nb::object view;     // its elements, once somebody asked
-  bool deregistering = false;
+  nb::object view;             // its elements, once somebody asked
+  bool deregistering = false;  // by a thread that waits, or, without a handle, by the library
+  const uint64_t number = next_number();
 
   Region() = default;
   Region(const Region&) = delete;

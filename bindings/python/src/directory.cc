@@ -63,6 +63,7 @@ struct Watch {
   nb::object agent;
   nb::object directory;  // stays open for it
   towline_watch_t* native = nullptr;
+  const uint64_t number = next_number();
 
   Watch() = default;
   Watch(const Watch&) = delete;
@@ -233,7 +234,7 @@ nb::object wait(DirectoryCall& call, nb::handle timeout) {
     check(status, "towline_directory_call_wait");
     if (status == TOWLINE_OK) return result(call);
     check_signals();
-    if (deadline.passed()) raise(TOWLINE_TIMED_OUT, "the call has not ended yet");
+    if (deadline.passed()) raise_not_yet("the call has not ended yet");
   }
 }
 
@@ -262,8 +263,8 @@ nb::object next_event(Watch& watch, nb::handle timeout) {
       status = towline_watch_next(watch.native, deadline.slice(), &event);
     }
     if (status == TOWLINE_OK) {
-      return nb::make_tuple(event.kind < 4 ? kKinds[event.kind] : "", text(event.entry.key),
-                            value_of(event.entry));
+      return named("DirectoryEvent")(event.kind < 4 ? kKinds[event.kind] : "", text(event.entry.key),
+                                     value_of(event.entry));
     }
     if (status != TOWLINE_TIMED_OUT) check(status, "towline_watch_next");
     check_signals();
@@ -286,9 +287,14 @@ void bind_directory(nb::module_& module) {
              return nb::str("DirectoryCall(status={})")
                  .format(towline_status_name(towline_directory_call_poll(call.native)));
            })
-      .def("__await__", [](nb::handle self) {
-        return nb::module_::import_("towline._asyncio").attr("wait_call")(self).attr("__await__")();
-      });
+      .def_ro("_agent", &DirectoryCall::agent)
+      .def("_start",
+           [](const DirectoryCall& call, uint64_t number) {
+             check(towline_directory_call_wait_async(call.native, events_of(agent_of(call.agent)),
+                                                     user_data(number)),
+                   "towline_directory_call_wait_async");
+           })
+      .def("__await__", [](nb::handle self) { return awaiting("wait_call", self); });
   nb::class_<Watch>(module, "Watch", nb::type_slots(collected<Watch>))
       .def("next", &next_event, nb::arg("timeout") = nb::none())
       .def_prop_ro("following",
@@ -296,8 +302,17 @@ void bind_directory(nb::module_& module) {
       .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__next__", [](Watch& watch) { return next_event(watch, nb::none()); })
       .def("__aiter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__anext__",
-           [](nb::handle self) { return nb::module_::import_("towline._asyncio").attr("wait_event")(self); });
+      .def_ro("_agent", &Watch::agent)
+      .def_ro("_number", &Watch::number)
+      .def("_start",
+           [](const Watch& watch, uint64_t number) {
+             check(
+                 towline_watch_wait_async(watch.native, events_of(agent_of(watch.agent)), user_data(number)),
+                 "towline_watch_wait_async");
+           })
+      .def("__anext__", [](nb::handle self) {
+        return nb::module_::import_("towline._asyncio").attr("next_of_watch")(self);
+      });
   nb::class_<Directory>(module, "Directory", nb::type_slots(collected<Directory>),
                         nb::is_weak_referenceable())
       .def("put", &put, nb::arg("key"), nb::arg("value"), nb::kw_only(), nb::arg("leased") = false,

@@ -41,9 +41,14 @@ void raise(int32_t status, const std::string& message) { raise(make_exception(st
 
 void raise_not_yet(const std::string& what) { raise(TOWLINE_NOT_YET, what); }
 
-nb::object in_thread(nb::handle self, const char* method, nb::args arguments, nb::kwargs keywords) {
-  return nb::module_::import_("towline._asyncio")
-      .attr("in_thread")(self.attr(method), *arguments, **keywords);
+nb::object coroutine(const char* function, nb::handle self, nb::args arguments, nb::kwargs keywords) {
+  return nb::module_::import_("towline._asyncio").attr(function)(self, *arguments, **keywords);
+}
+
+nb::object named(const char* type) { return nb::module_::import_("towline._results").attr(type); }
+
+nb::object awaiting(const char* function, nb::handle self) {
+  return nb::module_::import_("towline._asyncio").attr(function)(self).attr("__await__")();
 }
 
 void check(int32_t status, const char* function, const std::string& otherwise) {

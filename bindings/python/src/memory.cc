@@ -44,7 +44,7 @@ PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buff
                               {0, nullptr}};
 
 Memory* allocate(nb::handle_t<Agent>, nb::handle size, bool huge) {
-  const uint64_t bytes = unsigned_integer(size, "bytes");
+  const uint64_t bytes = unsigned_integer(size, "nbytes");
   towline_memory_t* native = nullptr;
   int32_t status = 0;
   {
@@ -188,10 +188,9 @@ nb::object view(nb::handle_t<Region> self) {
 }
 
 void deregister(Region& region, nb::handle timeout) {
-  if (region.native == nullptr) return;
+  if (region.native == nullptr && !region.deregistering) return;
   const uint64_t nanoseconds = timeout_ns(timeout, kDropTimeoutNs);
   towline_region_t* native = region.use();
-  if (region.calls != 0) raise(TOWLINE_BUSY, "the region is being committed");
   region.deregistering = true;
   int32_t status = 0;
   {
@@ -204,11 +203,20 @@ void deregister(Region& region, nb::handle timeout) {
   region.let_go();
 }
 
+// Until _deregistered() the object lives, and this must.
+void start_deregistering(Region& region, uint64_t number) {
+  towline_region_t* const native = region.use();
+  check(towline_region_deregister_async(native, events_of(agent_of(region.agent)), user_data(number)),
+        "towline_region_deregister_async");
+  region.native = nullptr;
+  region.deregistering = true;
+}
+
 }  // namespace
 
 towline_region_t* Region::use() const {
-  if (native == nullptr) raise(TOWLINE_STALE, "the region is deregistered");
   if (deregistering) raise(TOWLINE_BUSY, "the region is being deregistered");
+  if (native == nullptr) raise(TOWLINE_STALE, "the region is deregistered");
   return native;
 }
 
@@ -292,12 +300,11 @@ void bind_memory(nb::module_& module) {
                    [](const Memory& memory) {
                      return reinterpret_cast<uintptr_t>(towline_memory_address(memory.native));
                    })
-      .def_prop_ro("bytes", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
       .def("__len__", [](const Memory& memory) { return towline_memory_bytes(memory.native); })
       .def("__repr__",
            [](const Memory& memory) {
              if (memory.native == nullptr) return nb::str("Memory(freed)");
-             return nb::str("Memory(address={:#x}, bytes={})")
+             return nb::str("Memory(address={:#x}, nbytes={})")
                  .format(reinterpret_cast<uintptr_t>(towline_memory_address(memory.native)), memory.bytes);
            })
       .def("numpy", &as_numpy, nb::arg("dtype") = "uint8", nb::arg("shape") = nb::none())
@@ -313,7 +320,6 @@ void bind_memory(nb::module_& module) {
   nb::class_<Region> region(module, "Region", nb::type_slots(collected<Region>));
   region.def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
       .def_ro("address", &Region::address)
-      .def_ro("bytes", &Region::bytes)
       .def_ro("device", &Region::device)
       .def_prop_ro("kind", [](const Region& one) { return kind_name(one.kind); })
       .def_prop_ro("owner", [](const Region& one) { return one.owner.is_valid() ? one.owner : nb::none(); })
@@ -321,8 +327,17 @@ void bind_memory(nb::module_& module) {
       .def_prop_ro("name", [](const Region& one) { return one.name.is_valid() ? one.name : nb::none(); })
       .def_ro("nbytes", &Region::bytes)
       .def("deregister_async",
-           [](nb::handle_t<Region> self, nb::args arguments, nb::kwargs keywords) {
-             return in_thread(self, "deregister", std::move(arguments), std::move(keywords));
+           [](nb::handle self, nb::args arguments, nb::kwargs keywords) {
+             return coroutine("deregister", self, std::move(arguments), std::move(keywords));
+           })
+      .def_ro("_agent", &Region::agent)
+      .def("_start_deregistering", &start_deregistering)
+      .def_ro("_number", &Region::number)
+      .def_prop_ro("_gone", [](const Region& one) { return one.native == nullptr && !one.deregistering; })
+      .def("_deregistered",
+           [](Region& one) {
+             one.deregistering = false;
+             one.let_go();
            })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](Region& one, nb::args) { deregister(one, nb::none()); })
@@ -331,12 +346,12 @@ void bind_memory(nb::module_& module) {
       .def("__repr__", [](const Region& one) {
         if (one.native == nullptr) return nb::str("Region(deregistered)");
         const std::string named = one.name.is_valid() ? nb::cast<std::string>(nb::repr(one.name)) + ", " : "";
-        return nb::str("Region({}key={}, address={:#x}, bytes={}, kind={!r})")
+        return nb::str("Region({}key={}, address={:#x}, nbytes={}, kind={!r})")
             .format(named.c_str(), towline_region_key(one.native), one.address, one.bytes,
                     kind_name(one.kind));
       });
   bind_storage(module, region);
-  module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("bytes"), nb::arg("huge"));
+  module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("nbytes"), nb::arg("huge"));
   module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
              nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none(), nb::arg("name").none(),
              nb::arg("layout").none(), nb::arg("page_dim").none());

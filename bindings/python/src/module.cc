@@ -7,6 +7,8 @@ NB_MODULE(_core, module) {
   module.attr("version") = nb::str(towline_version());
   towline::python::bind_errors(module);
   towline::python::bind_blocks(module);
+  towline::python::bind_logging(module);
+  towline::python::bind_queue(module);
   towline::python::bind_memory(module);
   towline::python::bind_peer(module);
   towline::python::bind_transfer(module);

@@ -15,9 +15,6 @@ namespace {
 constexpr uint64_t kQuickBytes = 64 << 10;  // the most that is posted with the GIL held
 constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
-// Numbers posts and groups for event loops, far from those of transfers (transfer.cc).
-uint64_t last_id = uint64_t{1} << 62;
-
 struct Plan {
   nb::object agent;
   nb::object from;
@@ -111,18 +108,11 @@ uint32_t priority_of(nb::handle name) {
   raise(TOWLINE_INVALID_ARGUMENT, "priority is 'bulk' or 'latency'");
 }
 
-uint32_t fences_of(nb::handle name) {
-  static constexpr const char* kNames[] = {"", "local", "remote", "both"};
-  for (uint32_t fences = 1; fences <= 3; ++fences)
-    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[fences]) == 0)
-      return fences;
-  raise(TOWLINE_INVALID_ARGUMENT, "fences is 'local', 'remote' or 'both'");
-}
-
 // The options of posts and groups that have the same names in both; holds the notice.
 template <class Options>
 void set_common(Options& options, std::string& its_notice, nb::handle notice, nb::handle counter,
-                nb::handle timeout, nb::handle priority) {
+                nb::handle timeout, nb::handle priority, nb::handle tag) {
+  options.tag = unsigned_integer(tag, "tag");
   if (!notice.is_none()) {
     const BytesView bytes(notice);
     its_notice.assign(static_cast<const char*>(bytes.data()), bytes.size());
@@ -140,11 +130,7 @@ void set_common(Options& options, std::string& its_notice, nb::handle notice, nb
       options.counter_key = unsigned_integer(counter, "counter");
     }
   }
-  if (!timeout.is_none()) {
-    const uint64_t left = timeout_ns(timeout, 0);
-    const uint64_t now = now_ns();
-    options.deadline_ns = left > TOWLINE_FOREVER - now ? TOWLINE_FOREVER : now + left;
-  }
+  options.deadline_ns = deadline_ns(timeout);
   options.priority = priority_of(priority);
 }
 
@@ -205,10 +191,18 @@ int32_t post_patiently(const Plan& plan, const towline_post_options_t& options, 
                        towline_post_t** post, bool in_loop) {
   Agent& agent = agent_of(plan.agent);
   const Deadline own(plan.timeout != 0 ? plan.timeout : agent.default_timeout);
+  bool looked = false;
   uint32_t turns = 0;
   while (true) {
     const int32_t status = post_once(plan.native, options, bytes, post);
-    if (status != TOWLINE_AGAIN || in_loop || own.passed()) return status;
+    if (status != TOWLINE_AGAIN) return status;
+    if (options.queue != nullptr && !looked) {
+      // The queue may be full because the application never awaited anything.
+      looked = true;
+      plan.agent.attr("_hub")().attr("look")();
+      continue;
+    }
+    if (in_loop || own.passed()) return status;
     {
       const AgentCall call(agent);
       if (towline_agent_progress(call.native()) <= 0) back_off(turns);
@@ -223,12 +217,12 @@ uint64_t block_bytes(const nb::object& list, uint64_t blocks) {
 
 nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle notice, nb::handle counter,
                 nb::handle timeout, nb::handle priority, nb::handle stream, nb::handle group,
-                nb::handle awaitable) {
+                nb::handle awaitable, nb::handle tag) {
   Plan& plan = nb::cast<Plan&>(self);
   const bool in_loop = in_event_loop();
   TOWLINE_INIT(towline_post_options_t, options);
   std::string its_notice;
-  set_common(options, its_notice, notice, counter, timeout, priority);
+  set_common(options, its_notice, notice, counter, timeout, priority, tag);
   const Picks sources(from, plan.from_blocks, "from");
   const Picks targets(to, plan.to_blocks, "to");
   if (sources.native() != nullptr) options.from = *sources.native();
@@ -240,7 +234,6 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   if (!group.is_none()) {
     Group& its_group = nb::cast<Group&>(group);
     options.group = its_group.native;
-    its_group.plans.append(self);
   }
   auto* made = new Post;
   nb::object object = nb::cast(made, nb::rv_policy::take_ownership);
@@ -248,14 +241,16 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   made->awaitable =
       group.is_none() && (awaitable.is_none() ? in_loop : PyObject_IsTrue(awaitable.ptr()) == 1);
   made->in_group = !group.is_none();
-  made->id = ++last_id;
-  options.queue_completion = made->awaitable ? 1 : 0;
-  options.user_data = reinterpret_cast<void*>(made->id);
+  made->id = next_number();
+  if (made->awaitable) options.queue = events_of(agent_of(plan.agent));
+  options.user_data = user_data(made->id);
   const uint64_t count = sources.native() == nullptr ? plan.from_blocks : sources.count();
   const uint64_t bytes = count * block_bytes(plan.from, plan.from_blocks);
   const int32_t status = post_patiently(plan, options, bytes, &made->native, in_loop);
   if (status == TOWLINE_AGAIN)
     raise(status, "the peer gives no credit, or too many posts of the plan are in flight");
+  // A refused member counts too.
+  if (!group.is_none()) nb::cast<Group&>(group).plans.append(self);
   check(status, "towline_plan_post");
   made->bytes = bytes;
   made->ended = status == TOWLINE_OK;
@@ -281,14 +276,19 @@ nb::object route_of(const Plan& plan) {
   return nb::module_::import_("json").attr("loads")(text(json.data(), json.size()));
 }
 
-[[noreturn]] void fail(const Post& post, int32_t status) {
-  const std::string why = text_of(post.native, towline_post_error);
-  const Plan& plan = nb::cast<Plan&>(post.plan);
+// What the exception of a post or group says beside its text. `plan`: null: that of no member.
+[[noreturn]] void fail(int32_t status, const std::string& why, const Plan* plan, nb::object result) {
   const nb::object error = make_exception(status, why);
-  error.attr("peer") = peer_of(plan);
-  error.attr("backend") = route_of(plan).attr("get")("backend");
-  error.attr("result") = result_object(post);
+  if (plan != nullptr) {
+    error.attr("peer") = peer_of(*plan);
+    error.attr("backend") = route_of(*plan).attr("get")("backend");
+  }
+  error.attr("result") = std::move(result);
   raise(error);
+}
+
+[[noreturn]] void fail(const Post& post, int32_t status) {
+  fail(status, text_of(post.native, towline_post_error), &nb::cast<Plan&>(post.plan), result_object(post));
 }
 
 int32_t found(Post& post, int32_t status) {
@@ -348,27 +348,23 @@ void wait_fenced(const Post& post, nb::handle fences, nb::handle timeout) {
 nb::str show(const Post& post) {
   TOWLINE_INIT(towline_result_t, result);
   (void)towline_post_result(post.native, &result);
-  return nb::str("Post(bytes={}, status={})").format(post.bytes, towline_status_name(result.status));
-}
-
-nb::object await(nb::handle self) {
-  return nb::module_::import_("towline._asyncio").attr("wait_post")(self).attr("__await__")();
+  return nb::str("Post(nbytes={}, status={})").format(post.bytes, towline_status_name(result.status));
 }
 
 // ---- groups
 
 nb::object make_group(nb::handle agent, nb::handle notice, nb::handle counter, nb::handle timeout,
-                      nb::handle priority, nb::handle awaitable) {
+                      nb::handle priority, nb::handle awaitable, nb::handle tag) {
   auto* group = new Group;
   nb::object made = nb::cast(group, nb::rv_policy::take_ownership);
   group->agent = nb::borrow(agent);
   group->awaitable = awaitable.is_none() ? in_event_loop() : PyObject_IsTrue(awaitable.ptr()) == 1;
-  group->id = ++last_id;
+  group->id = next_number();
   TOWLINE_INIT(towline_group_options_t, options);
   std::string its_notice;
-  set_common(options, its_notice, notice, counter, timeout, priority);
-  options.queue_completion = group->awaitable ? 1 : 0;
-  options.user_data = reinterpret_cast<void*>(group->id);
+  set_common(options, its_notice, notice, counter, timeout, priority, tag);
+  if (group->awaitable) options.queue = events_of(agent_of(agent));
+  options.user_data = user_data(group->id);
   int32_t status = 0;
   {
     const AgentCall call(agent_of(agent));
@@ -378,9 +374,22 @@ nb::object make_group(nb::handle agent, nb::handle notice, nb::handle counter, n
   return made;
 }
 
+struct GroupResult : towline_group_result_t {};
+
+GroupResult group_result(const Group& group) {
+  GroupResult result{{sizeof(towline_group_result_t)}};
+  check(towline_group_result(group.native, &result), "towline_group_result");
+  return result;
+}
+
+// With the peer and backend of the first member that failed.
 [[noreturn]] void fail(const Group& group, int32_t status) {
   const std::string why = text_of(group.native, towline_group_error);
-  raise(status, why.empty() ? towline_status_text(status) : why);
+  const GroupResult result = group_result(group);
+  const bool known = result.failed_member < nb::len(group.plans);
+  const nb::object plan =
+      known ? nb::object(group.plans[static_cast<size_t>(result.failed_member)]) : nb::none();
+  fail(status, why, known ? &nb::cast<Plan&>(plan) : nullptr, nb::cast(result));
 }
 
 nb::object close(const Group& group) {
@@ -428,14 +437,6 @@ void cancel(const Group& group) {
   (void)towline_group_cancel(group.native);
 }
 
-struct GroupResult : towline_group_result_t {};
-
-GroupResult group_result(const Group& group) {
-  GroupResult result{{sizeof(towline_group_result_t)}};
-  check(towline_group_result(group.native, &result), "towline_group_result");
-  return result;
-}
-
 void bind_posts(nb::module_& module) {
   nb::class_<Post>(module, "Post", nb::type_slots(collected<Post>), nb::is_weak_referenceable())
       .def("poll", [](Post& post) { return status_object(found(post, look(post))); })
@@ -450,8 +451,15 @@ void bind_posts(nb::module_& module) {
       .def("result", &result, nb::arg("timeout") = nb::none())
       .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
       .def("wait_fenced_async",
-           [](nb::handle_t<Post> post, nb::args arguments, nb::kwargs keywords) {
-             return in_thread(post, "wait_fenced", std::move(arguments), std::move(keywords));
+           [](nb::handle post, nb::args arguments, nb::kwargs keywords) {
+             return coroutine("wait_fenced", post, std::move(arguments), std::move(keywords));
+           })
+      .def("_start_fence",
+           [](const Post& post, nb::handle fences, uint64_t number) {
+             const nb::object& agent = nb::cast<Plan&>(post.plan).agent;
+             check(towline_post_fence_async(post.native, fences_of(fences), events_of(agent_of(agent)),
+                                            user_data(number)),
+                   "towline_post_fence_async");
            })
       .def("cancel",
            [](Post& post) {
@@ -474,11 +482,19 @@ void bind_posts(nb::module_& module) {
              found(post, look(post));
              return result_object(post);
            })
-      .def("__await__", &await)
+      .def("__await__", [](nb::handle self) { return awaiting("wait_post", self); })
       .def("__repr__", &show);
 }
 
 }  // namespace
+
+uint32_t fences_of(nb::handle name) {
+  static constexpr const char* kNames[] = {"", "local", "remote", "both"};
+  for (uint32_t fences = 1; fences <= 3; ++fences)
+    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[fences]) == 0)
+      return fences;
+  raise(TOWLINE_INVALID_ARGUMENT, "fences is 'local', 'remote' or 'both'");
+}
 
 void bind_plan(nb::module_& module) {
   nb::class_<Plan>(module, "Plan", nb::type_slots(collected<Plan>), nb::is_weak_referenceable())
@@ -486,8 +502,14 @@ void bind_plan(nb::module_& module) {
            nb::kw_only(), nb::arg("notice").none() = nb::none(), nb::arg("counter").none() = nb::none(),
            nb::arg("timeout").none() = nb::none(), nb::arg("priority") = "bulk",
            nb::arg("stream").none() = nb::none(), nb::arg("group").none() = nb::none(),
-           nb::arg("awaitable").none() = nb::none())
+           nb::arg("awaitable").none() = nb::none(), nb::arg("tag") = 0)
+      .def("post_async",
+           [](nb::handle self, nb::args arguments, nb::kwargs keywords) {
+             return coroutine("post", self, std::move(arguments), std::move(keywords));
+           })
       .def("route", &route_of)
+      .def_ro("_agent", &Plan::agent)
+      .def_prop_ro("_peer", &peer_of)
       .def_ro("from_", &Plan::from)
       .def_ro("to", &Plan::to)
       .def("__repr__",
@@ -500,9 +522,14 @@ void bind_plan(nb::module_& module) {
       .def_ro("members", &GroupResult::members)
       .def_ro("nbytes", &GroupResult::bytes)
       .def_ro("total_nbytes", &GroupResult::total_bytes)
-      .def_prop_ro("failed_member", [](const GroupResult& result) -> nb::object {
-        if (result.failed_member == UINT64_MAX) return nb::none();
-        return nb::int_(result.failed_member);
+      .def_prop_ro("failed_member",
+                   [](const GroupResult& result) -> nb::object {
+                     if (result.failed_member == UINT64_MAX) return nb::none();
+                     return nb::int_(result.failed_member);
+                   })
+      .def("__repr__", [](const GroupResult& result) {
+        return nb::str("GroupResult(status={}, members={}, nbytes={} of {})")
+            .format(towline_status_name(result.status), result.members, result.bytes, result.total_bytes);
       });
   nb::class_<Group>(module, "_Group", nb::type_slots(collected<Group>), nb::is_weak_referenceable())
       .def("close", &close)
@@ -517,6 +544,12 @@ void bind_plan(nb::module_& module) {
           },
           nb::arg("bytes_per_s"))
       .def_prop_ro("result", &group_result)
+      .def("_start_fence",
+           [](const Group& group, nb::handle fences, uint64_t number) {
+             check(towline_group_fence_async(group.native, fences_of(fences),
+                                             events_of(agent_of(group.agent)), user_data(number)),
+                   "towline_group_fence_async");
+           })
       .def_ro("awaitable", &Group::awaitable)
       .def_ro("_id", &Group::id)
       .def_ro("_agent", &Group::agent)
@@ -525,7 +558,7 @@ void bind_plan(nb::module_& module) {
              nb::arg("backend").none(), nb::arg("usual_bytes"), nb::arg("recut"));
   module.def("_make_group", &make_group, nb::arg("agent"), nb::arg("notice").none(),
              nb::arg("counter").none(), nb::arg("timeout").none(), nb::arg("priority"),
-             nb::arg("awaitable").none());
+             nb::arg("awaitable").none(), nb::arg("tag"));
 }
 
 }  // namespace towline::python

@@ -34,7 +34,7 @@ nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb
   const uint64_t permissions = unsigned_integer(mode, "mode");
   if (permissions > 07777) raise(TOWLINE_INVALID_ARGUMENT, "mode is an integer from 0 to 0o7777");
   options.mode = static_cast<uint32_t>(permissions);
-  options.bytes = unsigned_integer(bytes, "bytes");
+  options.bytes = unsigned_integer(bytes, "nbytes");
   options.fd = fd;
   const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "storage");
   region->agent = nb::borrow(self);
@@ -102,17 +102,22 @@ nb::object list_storage(nb::handle_t<Agent> self, nb::handle prefix, nb::handle 
   return std::move(result);
 }
 
+uint64_t commit_deadline(nb::handle timeout) {
+  return timeout.is_none() ? now_ns() + kCommitTimeoutNs : deadline_ns(timeout);
+}
+
 void commit(Region& region, nb::handle timeout) {
-  const uint64_t nanoseconds = timeout_ns(timeout, kCommitTimeoutNs);
-  towline_region_t* native = region.use();
-  int32_t status = 0;
-  ++region.calls;
-  {
-    const WithoutGil without_gil;
-    status = towline_storage_commit(native, nanoseconds);
-  }
-  --region.calls;
-  check(status, "towline_storage_commit");
+  OwnEvent event(agent_of(region.agent));
+  check(towline_storage_commit_async(region.use(), commit_deadline(timeout), event.queue(), nullptr),
+        "towline_storage_commit_async");
+  (void)event.wait(Deadline(TOWLINE_FOREVER));
+  (void)event.get();
+}
+
+void start_commit(const Region& region, nb::handle timeout, uint64_t number) {
+  check(towline_storage_commit_async(region.use(), commit_deadline(timeout),
+                                     events_of(agent_of(region.agent)), user_data(number)),
+        "towline_storage_commit_async");
 }
 
 nb::object blocks_of(const Region& region, nb::handle offset, nb::handle length, nb::args dimensions) {
@@ -132,9 +137,14 @@ nb::object blocks_of(const Region& region, nb::handle offset, nb::handle length,
 
 void bind_storage(nb::module_& module, nb::class_<Region>& region) {
   region.def("commit", &commit, nb::arg("timeout") = nb::none())
+      .def("commit_async",
+           [](nb::handle self, nb::args arguments, nb::kwargs keywords) {
+             return coroutine("commit", self, std::move(arguments), std::move(keywords));
+           })
+      .def("_start_commit", &start_commit, nb::arg("timeout").none(), nb::arg("number"))
       .def("blocks", &blocks_of, nb::arg("offset"), nb::arg("length"), nb::arg("dims"));
   module.def("_register_storage", &register_storage, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
-             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("bytes"));
+             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("nbytes"));
   module.def("_query_storage", &query_storage, nb::arg("agent"), nb::arg("uri"));
   module.def("_list_storage", &list_storage, nb::arg("agent"), nb::arg("prefix"), nb::arg("limit"));
   module.attr("_STORAGE_CREATE") = uint32_t{TOWLINE_STORAGE_CREATE};

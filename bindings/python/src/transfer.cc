@@ -15,19 +15,14 @@ constexpr uint64_t kQuickBytes = 64 << 10;
 // How long dropping a transfer waits for its fence. After that the agent owns it.
 constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
-// Numbers transfers, so that the completion of a dropped transfer is recognised.
-uint64_t last_id = 0;
-
 struct Transfer {
   nb::object agent;
   nb::object peer;
   towline_transfer_t* native = nullptr;
   uint64_t bytes = 0;
   uint64_t timeout = 0;  // 0: the agent's default
-  uint64_t id = ++last_id;
   bool posted = false;
   bool ended = false;  // the last post's outcome was seen, so that asking again is quick
-  bool awaitable = false;
 
   Transfer() = default;
   Transfer(const Transfer&) = delete;
@@ -80,12 +75,7 @@ int32_t post_once(const Transfer& transfer) {
 }
 
 int32_t start(Transfer& transfer) {
-  int32_t status = post_once(transfer);
-  if (status == TOWLINE_AGAIN && transfer.awaitable) {
-    // The completion queue may be full because the application never awaited anything.
-    transfer.agent.attr("_hub")().attr("_ready")();
-    status = post_once(transfer);
-  }
+  const int32_t status = post_once(transfer);
   if (status >= 0) {
     transfer.posted = true;
     transfer.ended = status == TOWLINE_OK;
@@ -137,15 +127,6 @@ nb::object wait(Transfer& transfer, nb::handle timeout) {
     if (deadline.passed()) raise_not_yet(describe(transfer) + " is still in flight");
   }
   return status_object(found(transfer, status));
-}
-
-uint32_t fences_of(nb::handle name) {
-  static constexpr const char* kNames[] = {"", "local", "remote", "both"};
-  for (uint32_t fences = 1; fences <= 3; ++fences) {
-    if (PyUnicode_Check(name.ptr()) && PyUnicode_CompareWithASCIIString(name.ptr(), kNames[fences]) == 0)
-      return fences;
-  }
-  raise(TOWLINE_INVALID_ARGUMENT, "fences is 'local', 'remote' or 'both'");
 }
 
 void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
@@ -249,7 +230,8 @@ nb::list failed_ranges(const Result& result) {
   nb::list ranges;
   for (uint32_t i = 0; i < std::min<uint32_t>(result.failed_ranges, 8); ++i) {
     const towline_failed_range_t& range = result.failed[i];
-    ranges.append(nb::make_tuple(range.first, range.count, status_object(range.status), range.vendor_code));
+    ranges.append(
+        named("FailedRange")(range.first, range.count, status_object(range.status), range.vendor_code));
   }
   return ranges;
 }
@@ -257,27 +239,11 @@ nb::list failed_ranges(const Result& result) {
 nb::str show(const Transfer& transfer) {
   Result known{{sizeof(towline_result_t)}};
   if (!transfer.posted || towline_transfer_result(transfer.native, &known) < 0)
-    return nb::str("Transfer(bytes={}, posted=False)").format(transfer.bytes);
-  return nb::str("Transfer(bytes={}, status={})").format(transfer.bytes, towline_status_name(known.status));
+    return nb::str("Transfer(nbytes={}, posted=False)").format(transfer.bytes);
+  return nb::str("Transfer(nbytes={}, status={})").format(transfer.bytes, towline_status_name(known.status));
 }
 
 // ---- making
-
-bool in_event_loop() {
-  static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
-  const nb::object events = nb::steal(PyImport_GetModule(name));
-  if (!events.is_valid()) {
-    PyErr_Clear();
-    return false;
-  }
-  return !events.attr("_get_running_loop")().is_none();
-}
-
-bool is_true(nb::handle object) {
-  const int truth = PyObject_IsTrue(object.ptr());
-  if (truth < 0) throw nb::python_error();
-  return truth != 0;
-}
 
 void set_counter(towline_transfer_options_t& options, nb::handle counter) {
   if (counter.is_none()) return;
@@ -294,12 +260,11 @@ void set_counter(towline_transfer_options_t& options, nb::handle counter) {
 
 nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::handle my_picks,
                   const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                  nb::handle timeout, nb::handle backend, nb::handle workers, nb::handle awaitable) {
+                  nb::handle timeout, nb::handle backend, nb::handle workers) {
   auto* transfer = new Transfer;
   nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
   transfer->agent = nb::borrow(agent);
   transfer->peer = theirs.peer;
-  transfer->awaitable = awaitable.is_none() ? in_event_loop() : is_true(awaitable);
   transfer->timeout = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
 
   TOWLINE_INIT(towline_transfer_options_t, options);
@@ -307,8 +272,6 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
   options.timeout_ns = transfer->timeout;
   options.workers =
       static_cast<uint32_t>(std::min<uint64_t>(unsigned_integer(workers, "workers"), UINT32_MAX));
-  options.queue_completion = transfer->awaitable ? 1 : 0;
-  options.user_data = reinterpret_cast<void*>(transfer->id);
   std::string its_backend;
   if (!backend.is_none()) {
     its_backend = bytes_of_text(backend, "backend");
@@ -342,21 +305,15 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
 template <uint32_t op>
 nb::object make(nb::handle_t<Agent> agent, const BlockList& mine, nb::handle my_picks,
                 const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                nb::handle timeout, nb::handle backend, nb::handle workers, nb::handle awaitable) {
-  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers,
-                awaitable);
+                nb::handle timeout, nb::handle backend, nb::handle workers) {
+  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers);
 }
 
 template <class Function>
 void bind_make(nb::module_& module, const char* name, Function function) {
   module.def(name, function, nb::arg("agent"), nb::arg("mine"), nb::arg("my_picks").none(), nb::arg("theirs"),
              nb::arg("their_picks").none(), nb::arg("notice").none(), nb::arg("counter").none(),
-             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("workers"),
-             nb::arg("awaitable").none());
-}
-
-nb::object await(nb::handle self) {
-  return nb::module_::import_("towline._asyncio").attr("wait_transfer")(self).attr("__await__")();
+             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("workers"));
 }
 
 }  // namespace
@@ -370,14 +327,14 @@ void bind_transfer(nb::module_& module) {
                    [](const Result& result) { return (result.fences & TOWLINE_FENCE_LOCAL) != 0; })
       .def_prop_ro("fenced_remotely",
                    [](const Result& result) { return (result.fences & TOWLINE_FENCE_REMOTE) != 0; })
-      .def_ro("bytes", &Result::bytes)
-      .def_ro("total_bytes", &Result::total_bytes)
+      .def_ro("nbytes", &Result::bytes)
+      .def_ro("total_nbytes", &Result::total_bytes)
       .def_ro("blocks", &Result::blocks)
       .def_ro("posted_at_ns", &Result::posted_at_ns)
       .def_ro("ended_at_ns", &Result::ended_at_ns)
       .def_prop_ro("failed", &failed_ranges)
       .def("__repr__", [](const Result& result) {
-        return nb::str("Result(status={}, bytes={} of {}, blocks={})")
+        return nb::str("Result(status={}, nbytes={} of {}, blocks={})")
             .format(towline_status_name(result.status), result.bytes, result.total_bytes, result.blocks);
       });
   nb::class_<Replays>(module, "Replays")
@@ -400,8 +357,7 @@ void bind_transfer(nb::module_& module) {
       .def("cancel", &cancel)
       .def("set_notice", &set_notice, nb::arg("notice").none())
       .def_prop_ro("result", &result)
-      .def_ro("bytes", &Transfer::bytes)
-      .def_ro("awaitable", &Transfer::awaitable)
+      .def_ro("nbytes", &Transfer::bytes)
       .def_ro("posted", &Transfer::posted)
       .def_prop_ro("timeout",
                    [](const Transfer& transfer) { return static_cast<double>(own_timeout(transfer)) / 1e9; })
@@ -410,10 +366,6 @@ void bind_transfer(nb::module_& module) {
            [](const Transfer& transfer) {
              return nb::module_::import_("json").attr("loads")(route(transfer));
            })
-      .def_ro("_agent", &Transfer::agent)
-      .def_ro("_id", &Transfer::id)
-      .def("_look", [](Transfer& transfer) { return nb::int_(look(transfer)); })
-      .def("__await__", &await)
       .def("__repr__", &show);
   bind_make(module, "_read", &make<TOWLINE_READ>);
   bind_make(module, "_write", &make<TOWLINE_WRITE>);

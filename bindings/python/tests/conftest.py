@@ -81,7 +81,7 @@ def _serve(pipe, pages: int, page_bytes: int, options: dict) -> None:
             pipe.send(array.copy())
         elif command == "receive":
             notice = agent.receive(timeout=TIMEOUT)
-            pipe.send((notice.peer, notice.data))
+            pipe.send((notice.peer.name, notice.data))
         elif command == "counter":
             pipe.send(counter.wait(5, timeout=TIMEOUT))
         elif isinstance(command, tuple):  # send a notice back

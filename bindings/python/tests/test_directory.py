@@ -55,7 +55,7 @@ def test_agents_meet_by_name(make_agent, address):
     region = far.register(memory, access="rw")
 
     async def main():
-        meeting = asyncio.ensure_future(_await(near.connect(f"{address}/far")))  # before it is published
+        meeting = asyncio.ensure_future(near.connect_async(f"{address}/far"))  # before it is published
         await far.publish(address)
         peer = await meeting
         assert (peer.name, peer.incarnation) == ("far", far.incarnation)
@@ -72,7 +72,7 @@ def test_a_name_that_is_published_late_is_waited_for(make_agent, address):
     near, far = make_agent("near"), make_agent("far")
 
     async def main():
-        meeting = asyncio.ensure_future(_await(near.connect(f"{address}/far")))
+        meeting = asyncio.ensure_future(near.connect_async(f"{address}/far"))
         done, _ = await asyncio.wait({meeting}, timeout=1.3)
         assert not done
         await far.publish(address)
@@ -85,18 +85,14 @@ def test_a_server_that_does_not_answer_is_waited_for(make_agent):
     """An attempt in which no server answered ends in Unreachable."""
     agent = make_agent()
     with pytest.raises(towline.Unreachable):
-        agent.connect(f"etcd://127.0.0.1:{free_port()}/late/far", timeout=0.2).wait()
+        agent.connect(f"etcd://127.0.0.1:{free_port()}/late/far", timeout=0.2)
     with socket.socket() as silent:  # takes connections and answers nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         started = time.monotonic()
         with pytest.raises(towline.Unreachable):
-            agent.connect(f"etcd://127.0.0.1:{silent.getsockname()[1]}/late/far", timeout=2.5).wait()
+            agent.connect(f"etcd://127.0.0.1:{silent.getsockname()[1]}/late/far", timeout=2.5)
         assert time.monotonic() - started >= 2.4
-
-
-async def _await(awaitable):
-    return await awaitable
 
 
 def test_keys_are_put_got_deleted_and_watched(make_agent, address):

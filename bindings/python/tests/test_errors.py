@@ -80,18 +80,18 @@ def test_settings_come_as_text_or_mappings(make_agent, capfd):
 
 def test_objects_say_what_they_are(pair):
     region, blocks = pair.my_region, pair.their_blocks
-    assert repr(region) == f"Region(key={region.key}, address={region.address:#x}, bytes=65536, kind='dram')"
-    assert repr(pair.my_blocks) == "BlockList(blocks=16, bytes=65536, peer=None)"
-    assert repr(blocks) == f"BlockList(blocks=16, bytes=65536, peer={pair.peer!r})"
+    assert repr(region) == f"Region(key={region.key}, address={region.address:#x}, nbytes=65536, kind='dram')"
+    assert repr(pair.my_blocks) == "BlockList(blocks=16, nbytes=65536, peer=None)"
+    assert repr(blocks) == f"BlockList(blocks=16, nbytes=65536, peer={pair.peer!r})"
     move = pair.write()
-    assert repr(move) == "Transfer(bytes=65536, posted=False)"
+    assert repr(move) == "Transfer(nbytes=65536, posted=False)"
     status = move.wait(TIMEOUT)
-    assert repr(move) == "Transfer(bytes=65536, status=OK)"
+    assert repr(move) == "Transfer(nbytes=65536, status=OK)"
     assert str(status) == f"{status}" == "Status.OK" and f"{status:d}" == "0"
     counter = pair.near.counter(5)
     assert repr(counter) == f"Counter(key={counter.key}, value=5)"
     memory = pair.near.allocate(4096)
-    assert repr(memory) == f"Memory(address={memory.address:#x}, bytes=4096)"
+    assert repr(memory) == f"Memory(address={memory.address:#x}, nbytes=4096)"
     memory.free()
     assert repr(memory) == "Memory(freed)"
     pair.near.close()
@@ -137,7 +137,7 @@ def test_unreachable_address_and_unknown_peer(make_agent):
         closed_port.bind(("127.0.0.1", 0))
         address = "%s:%d" % closed_port.getsockname()
         with pytest.raises(ConnectionError, match=address.split(":")[1]):
-            agent.connect(address, timeout=TIMEOUT).wait()
+            agent.connect(address, timeout=TIMEOUT)
     with pytest.raises(LookupError, match="nobody"):
         agent.peer("nobody")
     for junk in (b"junk", b"", b"not metadata", agent.metadata()[:-1], agent.metadata() + b"x", bytes(64)):
@@ -240,7 +240,7 @@ def test_numbers_may_be_numpys(make_agent):
     agent = make_agent()
     array = np.zeros(8192, np.uint8)
     region = agent.register((np.uint64(array.ctypes.data), np.int64(8192)))
-    assert (region.address, region.bytes) == (array.ctypes.data, 8192)
+    assert (region.address, region.nbytes) == (array.ctypes.data, 8192)
     with pytest.raises(ValueError):
         towline.Blocks.__new__(towline.Blocks).__setstate__((1,))
 
@@ -275,7 +275,7 @@ def test_closed_agent_refuses_everything(pair):
         lambda: pair.near.register(bytearray(8)),
         lambda: pair.near.info(),
         lambda: pair.near.event_fd,
-        lambda: pair.near.connect("127.0.0.1:1").wait(),
+        lambda: pair.near.connect("127.0.0.1:1"),
         lambda: pair.peer.send(b"x"),
         lambda: move.post(),
         lambda: pair.write(),

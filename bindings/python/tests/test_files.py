@@ -44,10 +44,10 @@ def store(make_agent, tmp_path):
 def test_picked_pages_go_to_a_file_and_back(store, options):
     path = store.folder / "cache"
     try:
-        file = store.agent.register_storage(path, create=True, bytes=BYTES, **options)
+        file = store.agent.register_storage(path, create=True, nbytes=BYTES, **options)
     except towline.Unsupported as error:
         pytest.skip(str(error))
-    assert (file.kind, file.bytes, file.owner) == ("file", BYTES, None)
+    assert (file.kind, file.nbytes, file.owner) == ("file", BYTES, None)
     store.write(file)
     assert (np.fromfile(path, np.uint32).reshape(PAGES, -1) == store.array).all()
     store.array[:] = 77
@@ -78,7 +78,7 @@ def test_files_are_named_in_many_forms(store, form):
 def test_a_replacement_appears_at_commit(store):
     path = store.folder / "weights"
     path.write_bytes(b"old")
-    file = store.agent.register_storage(path, replace=True, bytes=BYTES)
+    file = store.agent.register_storage(path, replace=True, nbytes=BYTES)
     store.write(file)
     assert path.read_bytes() == b"old"
     file.commit()
@@ -86,7 +86,7 @@ def test_a_replacement_appears_at_commit(store):
     with pytest.raises(towline.Error) as raised:
         file.commit(timeout=TIMEOUT)
     assert raised.value.status == towline.Status.ALREADY_EXISTS
-    dropped = store.agent.register_storage(path, replace=True, bytes=BYTES)
+    dropped = store.agent.register_storage(path, replace=True, nbytes=BYTES)
     dropped.deregister()
     assert os.listdir(store.folder) == ["weights"]
     with pytest.raises(towline.Stale):
@@ -98,8 +98,8 @@ def test_what_is_there_is_told(store):
     assert store.agent.query_storage(path) is None
     path.write_bytes(b"12345")
     info = store.agent.query_storage(path)
-    assert (info.kind, info.bytes, info.modified_ns) == ("file", 5, path.stat().st_mtime_ns)
-    assert "bytes=5" in repr(info)
+    assert (info.kind, info.nbytes, info.modified_ns) == ("file", 5, path.stat().st_mtime_ns)
+    assert "nbytes=5" in repr(info)
     with pytest.raises(towline.InvalidArgument, match="directory"):
         store.agent.query_storage(store.folder)
 
@@ -113,7 +113,7 @@ def test_what_can_not_be_is_refused(store):
     for options in ({"sync": "often"}, {"access": "some"}):
         with pytest.raises(towline.InvalidArgument, match=next(iter(options))):
             register(path, **options)
-    for name, values in {"bytes": (-1, 2**64), "mode": (-1, 0o10000, 2**64)}.items():
+    for name, values in {"nbytes": (-1, 2**64), "mode": (-1, 0o10000, 2**64)}.items():
         for value in values:
             with pytest.raises(towline.InvalidArgument, match=f"{name} is an integer from 0 to"):
                 register(path, **{name: value})
@@ -157,7 +157,7 @@ def test_blocks_of_memory_count_from_its_start(store):
 
 
 def test_threads_commit_while_others_run(store):
-    file = store.agent.register_storage(store.folder / "file", create=True, bytes=BYTES)
+    file = store.agent.register_storage(store.folder / "file", create=True, nbytes=BYTES)
     failures = []
 
     def work() -> None:
@@ -181,7 +181,7 @@ def test_an_agent_that_ends_first_leaves_no_mess(tmp_path):
     done = run_script(f"""
         import towline
         agent = towline.Agent("first", listen="none")
-        file = agent.register_storage({str(tmp_path / "file")!r}, create=True, bytes=4096)
+        file = agent.register_storage({str(tmp_path / "file")!r}, create=True, nbytes=4096)
         agent.close()
         try:
             file.commit()

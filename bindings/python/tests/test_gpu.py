@@ -154,7 +154,7 @@ def test_cupy_and_array_interfaces(pair) -> None:
             cupy.cuda.Stream.null.synchronize()
             stream = cupy.cuda.Stream(non_blocking=True)
         regions = [near.register(array, access="rw"), far.register(theirs, access="rw")]
-        assert (regions[0].kind, regions[0].device, regions[0].bytes) == ("vram", 0, 4 << 20)
+        assert (regions[0].kind, regions[0].device, regions[0].nbytes) == ("vram", 0, 4 << 20)
         peer = near.add_peer(far.metadata())
         move = near.write(
             near.block_list(regions[0].blocks(0, 4096, (1024, 4096))), None,
@@ -171,8 +171,8 @@ def test_a_tensor_goes_to_a_file_and_comes_back(make_agent, tmp_path) -> None:
     agent = make_agent("owner", listen="none")
     mine = cache(0, 9, 512, 16384)
     region = agent.register(mine, access="rw")
-    file = agent.register_storage(tmp_path / "pages", create=True, bytes=region.bytes)
-    page = region.bytes // 512
+    file = agent.register_storage(tmp_path / "pages", create=True, nbytes=region.nbytes)
+    page = region.nbytes // 512
     ours = agent.block_list(mine)
     stored = agent.block_list(file.blocks(0, page, (512, page)))
     picks = np.random.default_rng(1).permutation(512).astype(np.uint32)
@@ -221,7 +221,7 @@ def test_a_tensor_of_another_process_is_written(make_agent, environment) -> None
         near = make_agent("near")
         mine = cache(0, 9, 64, 524288)
         region = near.register(mine, access="rw")
-        peer = near.connect(address).wait()
+        peer = near.connect(address)
         there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
         move = near.write(near.block_list(mine), None, there, None)
         assert move.route()["backend"] == "cuda"

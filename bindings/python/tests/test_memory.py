@@ -56,9 +56,9 @@ def test_region_keeps_what_dlpack_exported(make_agent):
 def test_memory_and_indices_come_in_many_forms(pair, wrap):
     pages = np.zeros((4, 1024), np.uint32)
     region = pair.near.register(wrap(pages), access="rw")
-    assert (region.address, region.bytes) == (pages.ctypes.data, pages.nbytes)
+    assert (region.address, region.nbytes) == (pages.ctypes.data, pages.nbytes)
     mine = pair.near.block_list(wrap(pages))
-    assert (mine.blocks, mine.bytes) == (4, pages.nbytes)
+    assert (mine.blocks, mine.nbytes) == (4, pages.nbytes)
     pair.near.read(mine, wrap(np.array([2, 0], np.int32)), pair.their_blocks, wrap(np.array([9, 3]))).wait(TIMEOUT)
     assert (pages[2] == 1009).all() and (pages[0] == 1003).all() and not pages[1].any()
 
@@ -69,7 +69,7 @@ def test_torch_tensors_register():
         cache = torch.zeros(8, 16, dtype=torch.bfloat16)
         region = agent.register(cache, access="rw")
         blocks = agent.block_list(cache)
-        assert (blocks.blocks, blocks.bytes, region.bytes) == (8, 256, 256)
+        assert (blocks.blocks, blocks.nbytes, region.nbytes) == (8, 256, 256)
         cache[1] = 3
         agent.write(blocks, torch.tensor([1, 1]), blocks, torch.tensor([4, 5], dtype=torch.int32)).wait(TIMEOUT)
         assert (cache[4] == 3).all() and (cache[5] == 3).all()
@@ -109,7 +109,7 @@ def test_tensors_are_taken_as_torch_shows_them(pair):
 def test_allocated_memory_is_a_buffer(make_agent):
     agent = make_agent()
     memory = agent.allocate(8192)
-    assert (memory.bytes, len(memory)) == (8192, 8192) and memory.address % 4096 == 0
+    assert (memory.nbytes, len(memory)) == (8192, 8192) and memory.address % 4096 == 0
     assert not any(memoryview(memory))
     array = memory.numpy("float32", (2, -1))
     array[1] = 2.5
@@ -159,9 +159,9 @@ def test_read_only_memory_is_for_reading(make_agent):
     agent = make_agent()
     with pytest.raises(PermissionError, match="read-only"):
         agent.register(bytes(4096), access="rw")
-    assert agent.register(bytes(4096), access="read").bytes == 4096
+    assert agent.register(bytes(4096), access="read").nbytes == 4096
     anonymous = mmap.mmap(-1, 8192)
-    assert agent.register(anonymous, guarded=True, access="rw").bytes == 8192
+    assert agent.register(anonymous, guarded=True, access="rw").nbytes == 8192
 
 
 def test_memory_with_holes_is_refused(make_agent):
@@ -169,7 +169,7 @@ def test_memory_with_holes_is_refused(make_agent):
     array = np.zeros((8, 8))
     with pytest.raises(ValueError, match="holes"):
         agent.register(array[:, :4], access="rw")
-    assert agent.register(array.T, access="rw").bytes == array.nbytes
+    assert agent.register(array.T, access="rw").nbytes == array.nbytes
     with pytest.raises(ValueError, match="contiguous"):
         agent.block_list(array[:, ::2])
 
@@ -191,7 +191,7 @@ def test_metadata_of_chosen_regions(make_agent):
     owner, user = make_agent("owner"), make_agent("user")
     regions = [owner.register(bytearray(4096), access="rw") for _ in range(3)]
     peer = user.add_peer(owner.metadata([regions[1]]))
-    assert [(info.key, info.address, info.bytes) for info in peer.regions()] == [
+    assert [(info.key, info.address, info.nbytes) for info in peer.regions()] == [
         (regions[1].key, regions[1].address, 4096)
     ]
     assert peer.regions()[0].access == "all" and not peer.regions()[0].guarded
@@ -223,7 +223,7 @@ def test_a_region_is_its_agents_own_unless_it_says_what_peers_may_do(pair):
     mine = pair.far.block_list([private[:4096]])  # its own agent copies as it likes
     there = pair.far.block_list([private[4096:]])
     private[:4096] = 7
-    assert pair.far.copy(mine, there).result(timeout=30).bytes == 4096
+    assert pair.far.copy(mine, there).result(timeout=30).nbytes == 4096
     assert (private == 7).all()
 
 

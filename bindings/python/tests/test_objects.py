@@ -76,26 +76,26 @@ def whole(agent, object):
 
 
 def test_an_object_is_written_read_and_found(agent, pages):
-    object = agent.register_storage("s3://bucket/dir/a b", create=True, bytes=BYTES)
-    assert (object.kind, object.bytes) == ("object", BYTES)
+    object = agent.register_storage("s3://bucket/dir/a b", create=True, nbytes=BYTES)
+    assert (object.kind, object.nbytes) == ("object", BYTES)
     mine = agent.block_list(pages)
     agent.write(mine, None, whole(agent, object), None).wait(TIMEOUT)
     pages[:] = 77
     agent.read(mine, [3, 5], whole(agent, object), [11, 0]).wait(TIMEOUT)
     assert (pages[3] == 11).all() and (pages[5] == 0).all() and (pages[4] == 77).all()
     info = agent.query_storage("s3://bucket/dir/a b")
-    assert (info.kind, info.bytes) == ("object", BYTES) and abs(info.modified_ns / 1e9 - time.time()) < 3600
+    assert (info.kind, info.nbytes) == ("object", BYTES) and abs(info.modified_ns / 1e9 - time.time()) < 3600
     assert agent.query_storage("s3://bucket/absent") is None
 
 
 def test_what_there_is_is_listed(agent, pages):
     mine = agent.block_list(pages)
     for name in ("one", "three", "two"):
-        object = agent.register_storage(f"s3://bucket/list/{name}", create=True, bytes=BYTES)
+        object = agent.register_storage(f"s3://bucket/list/{name}", create=True, nbytes=BYTES)
         agent.write(mine, None, whole(agent, object), None).wait(TIMEOUT)
     found = agent.list_storage("s3://bucket/list/")
     assert [uri for uri, _ in found] == [f"s3://bucket/list/{name}" for name in ("one", "three", "two")]
-    assert {info.bytes for _, info in found} == {BYTES}
+    assert {info.nbytes for _, info in found} == {BYTES}
     assert [uri for uri, _ in agent.list_storage("s3://bucket/list/", limit=2)] == [uri for uri, _ in found[:2]]
     assert agent.list_storage("s3://bucket/list/t", limit=0) == []
     with pytest.raises(towline.Unsupported, match="list"):
@@ -104,18 +104,18 @@ def test_what_there_is_is_listed(agent, pages):
 
 def test_a_replacement_appears_at_commit(agent, pages):
     name = "s3://bucket/replaced"
-    anew = agent.register_storage(name, replace=True, bytes=BYTES)
+    anew = agent.register_storage(name, replace=True, nbytes=BYTES)
     agent.write(agent.block_list(pages), None, whole(agent, anew), None).wait(TIMEOUT)
     assert agent.query_storage(name) is None
     anew.commit(timeout=TIMEOUT)
-    assert agent.query_storage(name).bytes == BYTES
+    assert agent.query_storage(name).nbytes == BYTES
 
 
 def test_a_conditional_write_sees_what_others_did(agent, pages):
     name = "s3://bucket/conditional"
     mine = agent.block_list(pages)
-    first = agent.register_storage(name, create=True, conditional=True, bytes=BYTES)
-    second = agent.register_storage(name, create=True, bytes=BYTES)
+    first = agent.register_storage(name, create=True, conditional=True, nbytes=BYTES)
+    second = agent.register_storage(name, create=True, nbytes=BYTES)
     agent.write(mine, None, whole(agent, second), None).wait(TIMEOUT)
     with pytest.raises(towline.Stale):
         agent.write(mine, None, whole(agent, first), None).wait(TIMEOUT)
@@ -127,9 +127,9 @@ def test_an_agent_that_lives_learns_of_objects(make_agent, endpoint):
     array = stamped(PAGES, PAGE_BYTES, 0)
     region = late.register(array, access="rw")
     with pytest.raises(towline.Unsupported):
-        late.register_storage("s3://bucket/late", create=True, bytes=BYTES)
+        late.register_storage("s3://bucket/late", create=True, nbytes=BYTES)
     late.add_backend("object")
-    object = late.register_storage("s3://bucket/late", create=True, bytes=BYTES)
+    object = late.register_storage("s3://bucket/late", create=True, nbytes=BYTES)
     late.write(late.block_list(array), None, whole(late, object), None).wait(TIMEOUT)
     expected = array.copy()
     array[:] = 0
@@ -147,7 +147,7 @@ def test_what_can_not_be_is_refused(agent, make_agent):
     with pytest.raises(towline.NotFound, match="absent"):
         agent.register_storage("s3://bucket/absent")
     with pytest.raises(towline.Error, match="no-such-bucket"):
-        agent.register_storage("s3://no-such-bucket/key", create=True, bytes=1)
+        agent.register_storage("s3://no-such-bucket/key", create=True, nbytes=1)
     bare = make_agent("bare", listen="none")
     with pytest.raises(towline.Unsupported, match='plugins = "object"'):
         bare.register_storage("s3://bucket/key")

@@ -24,7 +24,7 @@ def test_each_post_brings_its_picks(make_agent, backend):
         result = plan.post(there, here).result(TIMEOUT)
         assert result.status == towline.Status.OK
         assert np.array_equal(pair.mine[here], pair.theirs[there])
-        assert result.bytes == pair.mine[here].nbytes
+        assert result.nbytes == pair.mine[here].nbytes
     assert plan.route()["backend"] == backend
 
 
@@ -73,7 +73,7 @@ def test_copies_are_awaited_together(make_agent, server, backend):
     agent = make_agent("client", backends=backend)
 
     async def main():
-        peer = await agent.connect(server.address)
+        peer = await agent.connect_async(server.address)
         pages = np.zeros((server.pages, server.page_bytes), np.uint8)
         region = agent.register(pages, access="rw")
         mine, theirs = agent.block_list(pages), peer.block_list(server.blocks)
@@ -138,7 +138,7 @@ def test_a_group_is_awaited(make_agent, server):
     agent = make_agent("client", backends="tcp")
 
     async def main():
-        peer = await agent.connect(server.address)
+        peer = await agent.connect_async(server.address)
         pages = np.zeros((server.pages, server.page_bytes), np.uint8)
         region = agent.register(pages, access="rw")
         mine, theirs = agent.block_list(pages), peer.block_list(server.blocks)

@@ -69,7 +69,7 @@ import asyncio
 async def main():
     asyncio.ensure_future(anext(agent.notices()))
     await asyncio.sleep(0)
-    await agent.write(blocks, None, blocks, None)
+    await agent.copy(blocks, blocks)
 asyncio.run(main())
 """
     )
@@ -105,7 +105,7 @@ signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 0.05)
 started = time.monotonic()
 try:
-    agent.connect("%s:%d" % silent.getsockname(), timeout=25).wait()
+    agent.connect("%s:%d" % silent.getsockname(), timeout=25)
 except KeyboardInterrupt:
     print("interrupted", time.monotonic() - started < 20)
 """

@@ -20,7 +20,7 @@ def local_pages(agent: towline.Agent, server):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pages_cross_processes_both_ways(make_agent, server, backend):
     agent = make_agent("client")
-    peer = agent.connect(server.address).wait()
+    peer = agent.connect(server.address)
     pages, _region, mine = local_pages(agent, server)
     theirs = peer.block_list(server.blocks)
     before = server.ask("pages")
@@ -59,7 +59,7 @@ def test_notice_follows_its_data_and_counters_count(make_agent, server, backend)
     assert server.ask("counter") >= 5
     server.ask((agent.name, b"back"))
     notice = agent.receive(TIMEOUT)
-    assert (notice.peer, notice.data) == ("server", b"back")
+    assert (notice.peer.name, notice.data) == ("server", b"back")
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
@@ -115,7 +115,7 @@ def test_index_arrays_are_not_copied(make_agent):
     move = pair.near.write(blocks, indices, blocks, indices)
     grown_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown_bytes < indices.nbytes / 2, "ascending indices become a range, and need no memory"
-    assert move.bytes == pages
+    assert move.nbytes == pages
 
 
 def test_transfer_is_posted_again_and_again(pair):
@@ -131,7 +131,7 @@ def test_transfer_is_posted_again_and_again(pair):
     assert move.wait() == towline.Status.OK  # of the last post: it does not post again
     assert (pair.theirs[0] == 4).all()
     result = move.result
-    assert (result.status, result.bytes, result.total_bytes, result.blocks) == (towline.Status.OK, 4096, 4096, 1)
+    assert (result.status, result.nbytes, result.total_nbytes, result.blocks) == (towline.Status.OK, 4096, 4096, 1)
     assert result.fenced_locally and result.fenced_remotely and result.failed == []
 
 
@@ -148,9 +148,9 @@ def test_block_lists_from_arrays_and_tuples(make_agent):
     region = agent.register(cache, access="rw")
     assert agent.block_list(cache).blocks == 2
     pages = agent.block_list(cache, page_dim=1)
-    assert (pages.blocks, pages.bytes, len(pages)) == (16, cache.nbytes, 16)
+    assert (pages.blocks, pages.nbytes, len(pages)) == (16, cache.nbytes, 16)
     assert agent.block_list([cache[0], cache[1]]).blocks == 16
-    assert agent.block_list((region.address, 64)).bytes == 64
+    assert agent.block_list((region.address, 64)).nbytes == 64
     rows = [(region.address, 64), (region.address + 128, 64, 0), towline.Blocks(region.address, 8, (2, 16))]
     assert agent.block_list(rows).blocks == 4
     for columns in (2, 3):
@@ -158,12 +158,12 @@ def test_block_lists_from_arrays_and_tuples(make_agent):
         table[:, 0] = region.address
         table[:, 1] = 32
         listed = agent.block_list(table)
-        assert (listed.blocks, listed.bytes) == (2000, 64000)
-    assert agent.block_list(np.zeros((1, 2), np.int64) + [region.address, 8]).bytes == 8
+        assert (listed.blocks, listed.nbytes) == (2000, 64000)
+    assert agent.block_list(np.zeros((1, 2), np.int64) + [region.address, 8]).nbytes == 8
     tokens = np.zeros((5, 2), np.int64)
     agent_region = agent.register(tokens, access="rw")
-    assert agent.block_list(tokens, page_dim=0).bytes == tokens.nbytes
-    assert agent_region.bytes == tokens.nbytes
+    assert agent.block_list(tokens, page_dim=0).nbytes == tokens.nbytes
+    assert agent_region.nbytes == tokens.nbytes
 
 
 def test_blocks_are_values():

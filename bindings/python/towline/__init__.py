@@ -2,14 +2,14 @@
 
     agent = towline.Agent("decode-0")
     region = agent.register(kv_cache, access="read")
-    peer = await agent.connect("10.0.0.7:7777")
+    peer = await agent.connect_async("10.0.0.7:7777")
     await agent.copy(theirs[their_pages], mine[my_pages], notice=b"req-17")
 
 Any thread may call anything. What fails raises a subclass of `towline.Error`, which knows its `status`. Times are
 seconds. NumPy, torch and asyncio are imported when they are first needed.
 """
 
-from ._agent import Agent, Connecting
+from ._agent import Agent
 from ._core import (
     Blocks,
     BlockList,
@@ -63,7 +63,8 @@ from ._errors import (
     Unsupported,
 )
 from ._layout import Layout, View
-from ._storage import StorageInfo
+from ._logging import log_to
+from ._results import DirectoryEvent, FailedRange, StorageInfo, StoredObject
 
 __all__ = [
     "AddressInUse",
@@ -75,12 +76,13 @@ __all__ = [
     "Busy",
     "Cancelled",
     "Closed",
-    "Connecting",
     "Corrupt",
     "Counter",
     "Directory",
     "DirectoryCall",
+    "DirectoryEvent",
     "Error",
+    "FailedRange",
     "Forked",
     "GroupResult",
     "Internal",
@@ -112,10 +114,12 @@ __all__ = [
     "Stale",
     "Status",
     "StorageInfo",
+    "StoredObject",
     "TimedOut",
     "Transfer",
     "Unreachable",
     "Unsupported",
     "View",
     "Watch",
+    "log_to",
 ]

@@ -6,12 +6,13 @@ import atexit
 import sys
 
 from . import _core, _errors
-from ._storage import StorageInfo, flags_of, place_of
+from ._results import StorageInfo, StoredObject
+from ._storage import flags_of, place_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
     from ._asyncio import Hub, Notices
@@ -75,33 +76,36 @@ class Agent(_core.Agent):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """close() on a thread of the executor: it may wait for peers."""
-        from ._asyncio import in_thread
-
-        await in_thread(self.close)
+        await self.close_async()
 
     def __repr__(self) -> str:
         return "Agent(closed)" if self.closed else f"Agent({self.name!r}, {self.address!r})"
 
     def close(self) -> None:
         """Ends every transfer (their outcome is CLOSED), tells the peers, and waits for threads that are in a call."""
-        hub, self._hub_of_loops = self._hub_of_loops, None
+        hub = self._hub_of_loops
         if hub is not None:
             hub.detach()
         self._close()
         self._directories.clear()
         self._plans.clear()
         if hub is not None:
-            hub.wake_all()
+            hub.finish()
+
+    async def close_async(self) -> None:
+        """The same for event loops; it goes on if the task is cancelled."""
+        from ._asyncio import close
+
+        await close(self)
 
     # ---- memory
 
-    def allocate(self, bytes: int, huge: bool = False) -> _core.Memory:
+    def allocate(self, nbytes: int, huge: bool = False) -> _core.Memory:
         """Zeroed, page-aligned memory that peers on this host can map: the fastest to reach. huge: huge pages, or fail.
 
         It is a buffer; `memory.numpy(dtype, shape)` is an array of it. It is freed when nothing uses it any more.
         """
-        return _core._allocate(self, bytes, huge)
+        return _core._allocate(self, nbytes, huge)
 
     def register(
         self,
@@ -144,7 +148,7 @@ class Agent(_core.Agent):
         conditional: bool = False,
         sync: str = "none",
         mode: int = 0,
-        bytes: int = 0,
+        nbytes: int = 0,
     ) -> _core.Region:
         """Opens a file, block device or object as a region: `region.blocks(offset, length)` says what to read or write.
 
@@ -156,11 +160,11 @@ class Agent(_core.Agent):
         conditional: objects: a write or commit fails (Stale) where somebody else has made, changed or removed it since.
         sync: when a write is done: "none", at once; "data", on the device; "full", with all of the file's attributes.
         mode: permissions of a file that is made, less the umask; 0o666 by default.
-        bytes: the region's size; writes may grow the file up to it. The present size by default.
+        nbytes: the region's size; writes may grow the file up to it. The present size by default.
         """
         uri, descriptor = place_of(what)
         flags = flags_of(create, truncate, direct, replace, conditional)
-        return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, bytes)
+        return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, nbytes)
 
     def query_storage(self, what: str | os.PathLike[str]) -> StorageInfo | None:
         """What is at a path or URI; None when nothing is."""
@@ -170,24 +174,30 @@ class Agent(_core.Agent):
         found = _core._query_storage(self, uri)
         return None if found is None else StorageInfo(*found)
 
-    def list_storage(self, prefix: str, limit: int | None = None) -> list[tuple[str, StorageInfo]]:
+    def list_storage(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
         """(URI, what it is) of everything whose URI begins with `prefix` ("s3://bucket/model/"), in order; at most `limit`.
 
         Raises Unsupported for what can't be listed: files can't.
         """
         found = _core._list_storage(self, prefix, sys.maxsize if limit is None else limit)
-        return [(uri, StorageInfo(kind, bytes, modified_ns)) for uri, kind, bytes, modified_ns in found]
+        return [StoredObject(uri, StorageInfo(kind, nbytes, modified_ns)) for uri, kind, nbytes, modified_ns in found]
 
     # ---- peers
 
-    def connect(self, address: str, timeout: float | None = None) -> Connecting:
+    def connect(self, address: str | bytes, timeout: float | None = None) -> _core.Peer:
         """Meets the agent at "host:port", "[v6]:port", "unix:/path" or "unix:@name", or in a directory as soon as it is
         published there: "etcd://host:port/name".
 
-        `peer = await agent.connect(address)`, or `peer = agent.connect(address).wait()` without asyncio. Nothing happens
-        before that.
+        timeout: seconds for all of it; the agent's by default. Raises Unreachable, NotFound or TimedOut, and says what it
+        waited for.
         """
-        return Connecting(self, address, timeout)
+        return super().connect(address, timeout)
+
+    async def connect_async(self, address: str | bytes, timeout: float | None = None) -> _core.Peer:
+        """The same for event loops."""
+        from ._asyncio import connect
+
+        return await connect(self, address, timeout)
 
     @property
     def peers(self) -> list[_core.Peer]:
@@ -244,18 +254,16 @@ class Agent(_core.Agent):
         timeout: float | None = None,
         backend: str | None = None,
         workers: int = 1,
-        awaitable: bool | None = None,
     ) -> _core.Transfer:
         """Prepares moving picked blocks of theirs into picked blocks of mine, pairwise in order.
 
         picks: None (all), a slice or range, integers, or an array of 4- or 8-byte integers, which is not copied.
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to
         add to then. timeout: seconds from each post. backend: forces one. workers: how many to split the work over.
-        awaitable: whether its end wakes an event loop; by default when it is made inside of one.
+
+        For work of a GPU's stream that is captured in a graph. Anything else: copy() and plan().
         """
-        return _core._read(
-            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers, awaitable
-        )
+        return _core._read(self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers)
 
     def write(
         self,
@@ -269,12 +277,9 @@ class Agent(_core.Agent):
         timeout: float | None = None,
         backend: str | None = None,
         workers: int = 1,
-        awaitable: bool | None = None,
     ) -> _core.Transfer:
         """Prepares moving picked blocks of mine into picked blocks of theirs; for the rest, see read()."""
-        return _core._write(
-            self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers, awaitable
-        )
+        return _core._write(self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers)
 
     # ---- plans, posts and groups
 
@@ -307,6 +312,7 @@ class Agent(_core.Agent):
         timeout: float | None = None,
         priority: Literal["bulk", "latency"] = "bulk",
         stream: Any = None,
+        tag: int = 0,
     ) -> _core.Post:
         """Starts moving `theirs[their_pages]` to `mine[my_pages]`, or the other way round, pairwise in order.
 
@@ -314,7 +320,11 @@ class Agent(_core.Agent):
         until this side's memory is fenced. The plans of the last lists are kept for the next copy.
 
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to add
-        to then. timeout: seconds. priority: "latency" goes before "bulk". stream: of a GPU, in whose order it moves.
+        to then. timeout: seconds. priority: "latency" goes before "bulk". stream: of a GPU, in whose order it moves. tag:
+        of the notice, for the peer's notices(tag).
+
+        Raises OutOfRange, Mismatch and so on for lists and picks that don't fit; and where an event loop runs Again when
+        the peer gives no credit, for which copy_async() waits.
         """
         from ._plan import pair
 
@@ -327,6 +337,34 @@ class Agent(_core.Agent):
             timeout=timeout,
             priority=priority,
             stream=stream,
+            tag=tag,
+        )
+
+    async def copy_async(
+        self,
+        from_: _core.BlockList | PickedBlocks | View,
+        to: _core.BlockList | PickedBlocks | View,
+        *,
+        notice: bytes | None = None,
+        counter: int | tuple[int, int] | None = None,
+        timeout: float | None = None,
+        priority: Literal["bulk", "latency"] = "bulk",
+        stream: Any = None,
+        tag: int = 0,
+    ) -> _core.Post:
+        """copy() that waits for credit and returns the Post, started: `await (await agent.copy_async(..))`."""
+        from ._plan import pair
+
+        source, from_picks, target, to_picks = pair(from_, to)
+        return await self._plan_of(source, target).post_async(
+            from_picks,
+            to_picks,
+            notice=notice,
+            counter=counter,
+            timeout=timeout,
+            priority=priority,
+            stream=stream,
+            tag=tag,
         )
 
     def group(
@@ -335,17 +373,19 @@ class Agent(_core.Agent):
         notice: bytes | None = None,
         counter: int | tuple[int, int] | None = None,
         timeout: float | None = None,
-        priority: str = "bulk",
+        priority: Literal["bulk", "latency"] = "bulk",
         awaitable: bool | None = None,
+        tag: int = 0,
     ) -> Group:
         """Posts that end as one, in a `with` or `async with` block: its end closes the group and waits for its outcome, or,
         after an exception, cancels it and waits until this side's memory is fenced.
 
         notice, counter: to each peer of the members, after the last byte of the last one. timeout: seconds for all of it.
+        tag: of the notice. awaitable: whether its end is told to event loops; by default when it is made where one runs.
         """
         from ._plan import Group
 
-        return Group(self, notice, counter, timeout, priority, awaitable)
+        return Group(self, notice, counter, timeout, priority, awaitable, tag)
 
     def _plan_of(self, from_: _core.BlockList, to: _core.BlockList) -> _core.Plan:
         key = (from_._identity, to._identity)
@@ -357,13 +397,23 @@ class Agent(_core.Agent):
         self._plans[key] = plan  # the plan keeps both lists, so their ids stay theirs
         return plan
 
-    # ---- notices and completions
+    # ---- notices
 
-    def notices(self) -> Notices:
-        """The notices that arrive, for `async for`. It ends when the agent is closed."""
+    def receive(self, timeout: float | None = None) -> _core.Notice | None:
+        """The next notice to which no notices(tag) subscribes; None when none came within the timeout. None waits without
+        end, 0 only looks."""
+        return _core._own_queue(self).receive(self, timeout)
+
+    def notices(self, tag: int | None = None, mask: int | None = None) -> Notices:
+        """The notices that arrive, for `async for`, or one by one for threads: `notices.receive(timeout)`.
+
+        tag: from now on only those with this tag come here, and no longer to receive(), or with a mask those whose tag has
+        the mask's bits of `tag`. The first of several subscriptions gets a notice. close(), or the end of a `with` block,
+        ends it. The iteration ends when the agent is closed.
+        """
         from ._asyncio import Notices
 
-        return Notices(self)
+        return Notices(self, tag, mask)
 
     # ---- information
 
@@ -389,26 +439,6 @@ class Agent(_core.Agent):
             self._hub_of_loops = Hub(self)
             weakref.finalize(self, self._hub_of_loops.detach).atexit = False
         return self._hub_of_loops
-
-
-class Connecting:
-    """A connection to be made, by `await`ing it or by `wait()`."""
-
-    __slots__ = ("_agent", "_address", "_timeout")
-
-    def __init__(self, agent: Agent, address: str, timeout: float | None) -> None:
-        self._agent = agent
-        self._address = address
-        self._timeout = timeout
-
-    def wait(self) -> _core.Peer:
-        """Connects, and blocks this thread until that is done."""
-        return self._agent._connect(self._address, self._timeout)
-
-    def __await__(self) -> Generator[Any, None, _core.Peer]:
-        import asyncio
-
-        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
 
 def _toml(config: Mapping[str, Any], section: str) -> str:

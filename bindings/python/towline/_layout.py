@@ -91,7 +91,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        return self.blocks * (self._list.bytes // max(len(self._list), 1))
+        return self.blocks * (self._list.nbytes // max(len(self._list), 1))
 
     @property
     def list(self) -> _core.BlockList:

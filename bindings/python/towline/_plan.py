@@ -61,9 +61,10 @@ class Group:
         timeout: float | None,
         priority: str,
         awaitable: bool | None,
+        tag: int = 0,
     ) -> None:
         self._agent = agent
-        self._native = _core._make_group(agent, notice, counter, timeout, priority, awaitable)
+        self._native = _core._make_group(agent, notice, counter, timeout, priority, awaitable, tag)
 
     def add(
         self, plan: _core.Plan, from_picks: Any = None, to_picks: Any = None, *, stream: Any = None
@@ -82,6 +83,23 @@ class Group:
         source, from_picks, target, to_picks = pair(from_, to)
         return self.add(self._agent._plan_of(source, target), from_picks, to_picks, stream=stream)
 
+    async def add_async(
+        self, plan: _core.Plan, from_picks: Any = None, to_picks: Any = None, *, stream: Any = None
+    ) -> _core.Post:
+        """add() that waits for credit."""
+        return await plan.post_async(from_picks, to_picks, stream=stream, group=self._native)
+
+    async def copy_async(
+        self,
+        from_: _core.BlockList | PickedBlocks | View,
+        to: _core.BlockList | PickedBlocks | View,
+        *,
+        stream: Any = None,
+    ) -> _core.Post:
+        """copy() that waits for credit."""
+        source, from_picks, target, to_picks = pair(from_, to)
+        return await self.add_async(self._agent._plan_of(source, target), from_picks, to_picks, stream=stream)
+
     def close(self) -> Status:
         """No more members come. OK: all is done; IN_PROGRESS. Raises if it was closed before."""
         return self._native.close()
@@ -95,6 +113,11 @@ class Group:
 
     def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None:
         self._native.wait_fenced(fences, timeout)
+
+    async def wait_fenced_async(self, fences: str = "both", timeout: float | None = None) -> None:
+        from ._asyncio import wait_fenced
+
+        await wait_fenced(self._native, fences, timeout)
 
     def cancel(self) -> None:
         """Ends it, and every member in flight. Wait for the fence before reusing the memory."""

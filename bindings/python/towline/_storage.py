@@ -11,20 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class StorageInfo:
-    """A file, block device or object that is there."""
-
-    __slots__ = ("kind", "bytes", "modified_ns")
-
-    def __init__(self, kind: str, bytes: int, modified_ns: int) -> None:
-        self.kind = kind  # "file", "block" or "object"
-        self.bytes = bytes
-        self.modified_ns = modified_ns  # since 1970
-
-    def __repr__(self) -> str:
-        return f"StorageInfo(kind={self.kind!r}, bytes={self.bytes}, modified_ns={self.modified_ns})"
-
-
 def place_of(what: str | PathLike[str] | int | Any) -> tuple[str | None, int]:
     """(URI, -1), or (None, descriptor). A str that begins like a URI is one; a Path is a path whatever is in it."""
     if isinstance(what, str):
