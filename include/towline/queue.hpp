@@ -114,6 +114,9 @@ class Queue {
     return Peer{agent_, peer};
   }
 
+  // One of no agent, to hand over where there is none: its name is empty.
+  [[nodiscard]] Peer no_peer() const { return Peer{agent_, nullptr}; }
+
   // ---- waits that report here. Each throws Error and gives no event, or gives one event.
 
   void fence(const Post& post, Fence fences, void* user_data) const {
