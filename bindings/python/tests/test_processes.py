@@ -76,38 +76,49 @@ asyncio.run(main())
     assert_clean(done)
 
 
-def test_signals_interrupt_waits():
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "agent.receive()",
+        "agent.notices(tag=7).receive()",
+        "agent.counter().wait(1)",
+        "agent.connect('%s:%d' % silent.getsockname(), timeout=25)",
+        "agent.group().wait()",
+        "held.result()",
+        "held.wait_fenced()",
+    ],
+)
+def test_signals_interrupt_waits(wait):
     done = run_script(
         MAKE_AGENT
-        + """
-import signal
-def interrupt(*_): raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.05)
-try:
-    agent.receive()
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    )
-    assert_clean(done)
-    assert done.stdout == "interrupted\n"
-
-
-def test_signals_interrupt_connecting_to_somebody_silent():
-    done = run_script(
-        MAKE_AGENT
-        + """
+        + f"""
 import signal, socket, time
 silent = socket.create_server(("127.0.0.1", 0))
-def interrupt(*_): raise KeyboardInterrupt
+stopped = towline.Agent("stopped", listen="127.0.0.1:0", backends="tcp", progress="caller")
+theirs = bytearray(4096)
+their_region = stopped.register(theirs, access="rw")
+peer = agent.add_peer(stopped.metadata())
+driving = True
+def drive():
+    while driving: stopped.progress()
+thread = threading.Thread(target=drive)
+thread.start()
+plan = agent.plan(agent.block_list((region.address, 4096)), peer.block_list((their_region.address, 4096)), timeout=25)
+plan.post().wait()
+driving = False
+thread.join()
+held = plan.post()  # nobody drives its target
+class Interrupted(BaseException): pass
+def interrupt(*_): raise Interrupted
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 0.05)
 started = time.monotonic()
 try:
-    agent.connect("%s:%d" % silent.getsockname(), timeout=25)
-except KeyboardInterrupt:
+    {wait}
+except Interrupted:
     print("interrupted", time.monotonic() - started < 20)
+held.cancel()
+stopped.close()
 """
     )
     assert_clean(done)
