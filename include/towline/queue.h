@@ -134,8 +134,9 @@ TOWLINE_API int32_t towline_directory_call_wait_async(towline_directory_call_t* 
                                                       void* user_data);
 // TOWLINE_EVENT_DIRECTORY once towline_watch_next has something to take, or the reason why the watch ended.
 TOWLINE_API int32_t towline_watch_wait_async(towline_watch_t* watch, towline_queue_t* queue, void* user_data);
-// After TOWLINE_AGAIN: TOWLINE_EVENT_CREDIT once the peer has credit for a notice of the largest size, or can't be
-// reached any more. Others may use the credit first: then it is TOWLINE_AGAIN again.
+// After TOWLINE_AGAIN, or before anything is sent: TOWLINE_EVENT_CREDIT once the peer has credit for a notice of the
+// largest size, or can't be reached. Connects if there is no connection, within the agent's default timeout, so that a
+// thread that must not block can send and make plans after it. Others may use the credit first: then it is TOWLINE_AGAIN again.
 TOWLINE_API int32_t towline_peer_credit_async(towline_peer_t* peer, towline_queue_t* queue, void* user_data);
 
 #ifdef __cplusplus

@@ -158,6 +158,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // `tag`: 0: none.
   [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes, uint64_t tag = 0);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
+  // An established connection for messages; connects if there is none, and blocks meanwhile. Throws Error.
+  Link* message_link(Peer& peer, uint64_t deadline_ns);
 
   // ---- posts
   // A list of this agent's regions as the far side of a transfer: this agent as its own peer.
@@ -248,8 +250,6 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] Standing standing_locked(const Peer& peer, const HostIdentity* successor) const;
   [[nodiscard]] Peer* find_locked(const Id& incarnation) const noexcept;
   void gate_transfers_locked(const Peer& peer, Status why) noexcept;
-  // An established connection for messages; connects if there is none. Throws Error.
-  Link* message_link(Peer& peer, uint64_t deadline_ns);
   [[nodiscard]] Status send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes,
                                     bool tagged = false);
   // Everything that a peer may know; for_self: what this agent needs of these regions, as its own peer.

@@ -218,8 +218,11 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
       link.connect(deadline_ns);
     }
     drive_until(
-        [&] { return link.up() || link.state() == Link::State::kDown || peer.ended() != Status::kOk; },
+        [&] {
+          return link.up() || link.state() == Link::State::kDown || peer.ended() != Status::kOk || closed();
+        },
         deadline_ns);
+    check_usable();
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
     if (link.up()) return &link;

@@ -382,10 +382,18 @@ int32_t towline_storage_commit_async(towline_region_t* region, uint64_t deadline
 int32_t towline_peer_credit_async(towline_peer_t* peer, towline_queue_t* queue, void* user_data) {
   return capi::guard(__func__, [&] {
     capi::need(peer, "peer");
-    peer->agent->check_usable();
-    TicketHold ticket = capi::queue_for(*peer->agent, queue).ticket(TOWLINE_EVENT_CREDIT, user_data);
+    Agent& owner = *peer->agent;
+    owner.check_usable();
+    TicketHold ticket = capi::queue_for(owner, queue).ticket(TOWLINE_EVENT_CREDIT, user_data);
     ticket->peer = PeerHold(peer->peer.get());
-    peer->peer->await_credit(std::move(ticket));
+    if (peer->peer->any_up_link()) {
+      peer->peer->await_credit(std::move(ticket));
+      return Status::kOk;
+    }
+    auto work = [&owner, deadline = deadline_of(owner, 0)](Ticket& to, const std::atomic<bool>*) {
+      (void)owner.message_link(*to.peer, deadline.ns());  // a new one has credit
+    };
+    owner.errands().add(std::make_unique<Call>(owner, std::move(ticket), std::move(work)));
     return Status::kOk;
   });
 }

@@ -55,6 +55,29 @@ TEST_P(QueueTest, EndsOfPostsComeToTheQueueTheyName) {
   EXPECT_EQ(left_->pull(std::span<Completion>{}), 0);
 }
 
+// Before anything was sent: whoever must not block learns when that is possible without.
+TEST_P(QueueTest, CreditConnects) {
+  const Queue queue{*left_};
+  EXPECT_EQ(peer_->health(), Health::kUnknown);
+  queue.credit(*peer_, mark(1));
+  const Event event = next_event(queue);
+  ASSERT_EQ(event.kind, uint32_t{TOWLINE_EVENT_CREDIT});
+  EXPECT_EQ(event.outcome(), Status::kOk) << event.error();
+  EXPECT_EQ(peer_->health(), Health::kAlive);
+  EXPECT_EQ(peer_->send("at once"), Status::kOk);
+}
+
+TEST_P(QueueTest, CreditOfAPeerThatIsGoneSaysWhy) {
+  const Queue queue{*left_};
+  right_region_.reset();
+  right_.reset();
+  queue.credit(*peer_, mark(1));
+  const Event event = next_event(queue);
+  ASSERT_EQ(event.kind, uint32_t{TOWLINE_EVENT_CREDIT});
+  EXPECT_TRUE(is_error(event.outcome())) << "it can't be reached";
+  EXPECT_NE(event.error(), "");
+}
+
 TEST_P(QueueTest, AGroupAndItsFenceCome) {
   const BlockList from = mine();
   const BlockList to = theirs();

@@ -179,6 +179,36 @@ def test_what_is_no_longer_awaited_ends_by_itself(held):
     run(main())
 
 
+@pytest.mark.parametrize("what", ["send", "add", "credit", "plan", "copy"])
+def test_a_loop_goes_on_while_a_peer_is_connected(make_agent, what):
+    """The peer does not answer before it is driven, which happens only after the loop has gone on."""
+    held = Held.__new__(Held)
+    held.near, held.far = make_agent("near", backends="tcp"), make_agent("far", backends="tcp", progress="caller")
+    mine, theirs = np.zeros(4096, np.uint8), np.ones(4096, np.uint8)
+    regions = held.near.register(mine), held.far.register(theirs, access="rw")
+    peer = held.near.add_peer(held.far.metadata())
+    from_, to = peer.block_list((regions[1].address, 4096)), held.near.block_list((regions[0].address, 4096))
+
+    async def main():
+        call = {
+            "send": lambda: peer.send_async(b"x"),
+            "add": lambda: peer.add_async(4711),
+            "credit": lambda: peer.credit_async(),
+            "plan": lambda: held.near.plan_async(from_, to),
+            "copy": lambda: held.near.copy_async(from_, to),
+        }[what]()
+        waiting = asyncio.ensure_future(call)
+        await rounds()
+        assert not waiting.done()
+        with held.driving():
+            made = await waiting
+            if what == "copy":
+                await made
+
+    run(main())
+    held.close()
+
+
 def test_waits_that_give_up_are_not_yet(held):
     async def main():
         counter = held.near.counter()

@@ -302,6 +302,23 @@ class Agent(_core.Agent):
         """
         return _core._plan(self, from_, to, timeout, backend, usual_bytes, recut)
 
+    async def plan_async(
+        self,
+        from_: _core.BlockList,
+        to: _core.BlockList,
+        *,
+        timeout: float | None = None,
+        backend: str | None = None,
+        usual_bytes: int = 0,
+        recut: bool = False,
+    ) -> _core.Plan:
+        """The same for event loops: plan() blocks until the peer is connected."""
+        from ._asyncio import make_plan
+
+        return await make_plan(
+            self, from_, to, timeout=timeout, backend=backend, usual_bytes=usual_bytes, recut=recut
+        )
+
     def copy(
         self,
         from_: _core.BlockList | PickedBlocks | View,
@@ -352,10 +369,13 @@ class Agent(_core.Agent):
         stream: Any = None,
         tag: int = 0,
     ) -> _core.Post:
-        """copy() that waits for credit and returns the Post, started: `await (await agent.copy_async(..))`."""
+        """copy() that waits for a connection and for credit, and returns the Post, started: `await (await
+        agent.copy_async(..))`."""
+        from ._asyncio import reach
         from ._plan import pair
 
         source, from_picks, target, to_picks = pair(from_, to)
+        await reach(source, target)
         return await self._plan_of(source, target).post_async(
             from_picks,
             to_picks,

@@ -402,6 +402,18 @@ async def fence(what: _core.Post | _core._Group) -> None:
         raise error
 
 
+async def reach(*lists: _core.BlockList) -> None:
+    """Connects to the peer of these lists if that has never been done, so that making a plan need not."""
+    for blocks in lists:
+        if blocks.peer is not None and blocks.peer.health == "unknown":
+            await credit(blocks.peer)
+
+
+async def make_plan(agent: Agent, from_: _core.BlockList, to: _core.BlockList, **keywords: Any) -> _core.Plan:
+    await reach(from_, to)
+    return agent.plan(from_, to, **keywords)
+
+
 async def post(plan: _core.Plan, *arguments: Any, **keywords: Any) -> _core.Post:
     """Plan.post() that waits for credit, up to the agent's timeout."""
     return await _with_room(plan._agent, lambda: plan._peer, lambda: plan.post(*arguments, **keywords))
@@ -446,7 +458,9 @@ async def add(peer: _core.Peer, key: int, amount: int = 1, *, timeout: float | N
 
 async def _with_credit(peer: _core.Peer, timeout: float | None, attempt: Callable[[], bool]) -> None:
     deadline = time.monotonic() + (peer._agent._timeout if timeout is None else timeout)
-    while not attempt():
+    connected = peer.health != "unknown"  # the first attempt would block until it is
+    while not connected or not attempt():
+        connected = True
         left = deadline - time.monotonic()
         if left <= 0:
             raise _errors.Again("the peer gives no credit now")

@@ -96,8 +96,11 @@ class Group:
         *,
         stream: Any = None,
     ) -> _core.Post:
-        """copy() that waits for credit."""
+        """copy() that waits for a connection and for credit."""
+        from ._asyncio import reach
+
         source, from_picks, target, to_picks = pair(from_, to)
+        await reach(source, target)
         return await self.add_async(self._agent._plan_of(source, target), from_picks, to_picks, stream=stream)
 
     def close(self) -> Status:
