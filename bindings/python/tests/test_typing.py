@@ -79,6 +79,20 @@ def test_the_stubs_have_every_public_member(module):
     assert not missing
 
 
+@pytest.mark.parametrize("file", ["_core.pyi", "_agent.py", "_plan.py", "_layout.py", "_results.py", "_logging.py"])
+def test_what_is_public_says_what_it_is(file):
+    """Units, errors and who may call are said where an editor shows them."""
+    silent = []
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+            continue
+        functions = [item for item in node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        silent += [f"{node.name}.{item.name}" for item in functions if item.name[0] != "_" and not ast.get_docstring(item)]
+        if not ast.get_docstring(node):
+            silent.append(node.name)
+    assert not silent
+
+
 def test_type_checkers_know_the_librarys_statuses():
     (status,) = (node for node in ast.parse((PACKAGE / "_status.pyi").read_text()).body if isinstance(node, ast.ClassDef))
     known = {

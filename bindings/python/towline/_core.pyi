@@ -93,6 +93,8 @@ def _make_group(
 def _open_directory(agent: Agent, address: str) -> Directory: ...
 
 class Agent:
+    """One participant: see towline.Agent."""
+
     def __init__(
         self,
         name: str | bytes,
@@ -105,7 +107,8 @@ class Agent:
         timeout: float | None,
     ) -> None: ...
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As it was given; bytes that are no UTF-8 as surrogates."""
     @property
     def incarnation(self) -> str:
         """32 hexadecimal digits, new for every agent made."""
@@ -113,9 +116,11 @@ class Agent:
     def address(self) -> str:
         """What peers connect to; empty when the agent does not listen."""
     @property
-    def hosted(self) -> bool: ...
+    def hosted(self) -> bool:
+        """Towline's own threads make progress; else the application's calls do."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """It was closed, or is being closed: calls raise Closed."""
     @property
     def event_fd(self) -> int:
         """Polls readable while notices wait for receive(). Owned by the agent."""
@@ -147,7 +152,8 @@ class Agent:
         which must be contiguous. Given, an array is memory whatever its shape and type.
         """
     def _close(self) -> None: ...
-    def connect(self, address: str | bytes, timeout: float | None = None) -> Peer: ...
+    def connect(self, address: str | bytes, timeout: float | None = None) -> Peer:
+        """See towline.Agent."""
     def _start_connecting(self, address: str | bytes, timeout: float | None, number: int) -> None: ...
     def _info(self) -> str: ...
     def _metrics(self) -> str: ...
@@ -171,12 +177,14 @@ class Memory(Buffer):
     """Shared memory that peers on this host can map. A buffer."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where it begins, in this process; a multiple of the page size."""
     def __len__(self) -> int: ...
     def numpy(self, dtype: Any = "uint8", shape: Any = None) -> Any:
         """A NumPy array of it, which keeps it alive."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Its size in bytes."""
     def __dlpack__(self, **keywords: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __enter__(self) -> Memory: ...
@@ -190,11 +198,14 @@ class Region:
     """Registered memory, or a registered file or object. Dropping it deregisters it."""
 
     @property
-    def key(self) -> int: ...
+    def key(self) -> int:
+        """What it is known by among the regions of its agent, until it is deregistered."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where it begins in this process; of a file or object 0."""
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """Where its bytes are."""
     @property
     def device(self) -> int:
         """The number that blocks of it name: of a file, one that the agent gave it."""
@@ -209,9 +220,11 @@ class Region:
     def commit_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """The same for event loops. It goes on if the task is cancelled."""
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """By which peers find it; None without one."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Its size in bytes."""
     def deregister_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """For event loops: the region can't be used any more, and this returns once nothing reaches its memory. NotYet
         after the timeout; then, and if the task is cancelled, it goes on, and `owner` lives until it has ended."""
@@ -239,21 +252,29 @@ class RegionInfo:
     """A peer's region, as far as known."""
 
     @property
-    def key(self) -> int: ...
+    def key(self) -> int:
+        """What its owner knows it by."""
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """By which it is found; None without one."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where it begins in its owner's process."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Its size in bytes."""
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """The number of its GPU in its owner's process, or of its file."""
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """Where its bytes are."""
     @property
-    def access(self) -> Literal["none", "read", "write", "all"]: ...
+    def access(self) -> Literal["none", "read", "write", "all"]:
+        """What its owner allows peers."""
     @property
-    def guarded(self) -> bool: ...
+    def guarded(self) -> bool:
+        """Its owner checks each access."""
 
 @final
 class Blocks:
@@ -266,15 +287,20 @@ class Blocks:
         self, address: int, length: int, *dims: tuple[int, int], kind: Kind = "dram", device: int = 0
     ) -> None: ...
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of the first block: this process's, or the peer's for its lists; in a file or object the offset in bytes."""
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Of each block, in bytes."""
     @property
-    def dims(self) -> tuple[tuple[int, int], ...]: ...
+    def dims(self) -> tuple[tuple[int, int], ...]:
+        """(count, stride in bytes) of each dimension, outermost first."""
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """Where they are."""
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """The GPU or file that they are on."""
     def __len__(self) -> int: ...
 
 @final
@@ -282,11 +308,14 @@ class BlockList:
     """Checked blocks, ours or a peer's. Indices count through its entries."""
 
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """How many there are."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Of all of them, in bytes."""
     @property
-    def peer(self) -> Peer | None: ...
+    def peer(self) -> Peer | None:
+        """Whose memory it is; None: this agent's."""
     @property
     def layout(self) -> Layout | None:
         """The layout of the region that all of it was made from; None: it was made from blocks."""
@@ -303,12 +332,16 @@ class Peer:
     """Another agent as seen from here."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As the peer named itself."""
     @property
-    def incarnation(self) -> str: ...
+    def incarnation(self) -> str:
+        """32 hexadecimal digits; another one after the peer has restarted."""
     @property
-    def health(self) -> Literal["unknown", "alive", "suspect", "lost"]: ...
-    def regions(self) -> list[RegionInfo]: ...
+    def health(self) -> Literal["unknown", "alive", "suspect", "lost"]:
+        """"unknown": never connected. "suspect": silent for a while. "lost": gone for good."""
+    def regions(self) -> list[RegionInfo]:
+        """What it has registered for others, in that order, as far as known: refresh() fetches new ones."""
     def region(self, name: str) -> View:
         """The elements of its region with this name. Raises NotFound, with the names there are; refresh() fetches new ones."""
     def __getitem__(self, name: str) -> View:
@@ -319,13 +352,15 @@ class Peer:
         """Sends a notice of at most 65,536 bytes, with a tag of 64 bits for the peer's notices(tag). Waits for credit up to
         the timeout, the agent's by default, then raises Again. A peer of a version without tags: Unsupported."""
     def add(self, key: int, amount: int = 1, *, timeout: float | None = None) -> None:
-        """Adds to the peer's counter with this key."""
+        """Adds to the peer's counter with this key. A counter that is gone drops it, which the peer's metrics count."""
     def refresh(self, timeout: float | None = None) -> None:
         """Fetches the peer's present regions."""
     def send_async(self, data: Buffer, *, tag: int = 0, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """send() for event loops. `data` must not change until then."""
-    def add_async(self, key: int, amount: int = 1, *, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
-    def refresh_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+    def add_async(self, key: int, amount: int = 1, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """add() for event loops."""
+    def refresh_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """refresh() for event loops. It goes on if the task is cancelled."""
     def credit_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """Waits until the peer has credit for a notice of any size, after Again. Raises NotYet. Others may use it first."""
     def __eq__(self, other: object) -> bool: ...
@@ -346,13 +381,17 @@ class Transfer:
     """A read or write that can be posted as often as wanted, once at a time, and be captured in a GPU's graph."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """What it moves, in bytes."""
     @property
-    def posted(self) -> bool: ...
+    def posted(self) -> bool:
+        """It was posted at least once."""
     @property
-    def timeout(self) -> float: ...
+    def timeout(self) -> float:
+        """Seconds that each post has."""
     @property
-    def result(self) -> Result: ...
+    def result(self) -> Result:
+        """Of the last post."""
     def post(self) -> Status:
         """Starts it. OK: done already. IN_PROGRESS: accepted. AGAIN: no credit or space now. Anything else raises."""
     def poll(self) -> Status:
@@ -387,9 +426,11 @@ class Plan:
     it any more, what is in flight is cancelled, and its memory fenced; a Post refers to its plan."""
 
     @property
-    def from_(self) -> BlockList: ...
+    def from_(self) -> BlockList:
+        """The list that bytes come from."""
     @property
-    def to(self) -> BlockList: ...
+    def to(self) -> BlockList:
+        """The list that they go to."""
     def post(
         self,
         from_picks: Picks = None,
@@ -435,12 +476,15 @@ class Post:
     """One run of a plan. `await post`, or `post.result()`. Dropping it lets it go on as long as its plan is there."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """What it moves, in bytes."""
     @property
-    def awaitable(self) -> bool: ...
+    def awaitable(self) -> bool:
+        """Its end is told to event loops at once."""
     def poll(self) -> Status:
         """OK or IN_PROGRESS; raises if it failed."""
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """It has its outcome. Never raises for it."""
     def wait(self, timeout: float | None = None) -> Status:
         """Waits for the outcome. Raises if it failed, and NotYet when the timeout came first: then
         it is still in flight."""
@@ -452,7 +496,8 @@ class Post:
         """After a failure: waits until no byte of it can land, or be read, any more. Raises NotYet."""
     def wait_fenced_async(
         self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
-    ) -> Coroutine[Any, Any, None]: ...
+    ) -> Coroutine[Any, Any, None]:
+        """wait_fenced() for event loops."""
     def cancel(self) -> None:
         """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
     def __await__(self) -> Generator[Any, None, Result]:
@@ -466,19 +511,26 @@ class Post:
 
 @final
 class GroupResult:
+    """What became of a group."""
+
     @property
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """The outcome; IN_PROGRESS before it."""
     @property
-    def fenced_locally(self) -> bool: ...
+    def fenced_locally(self) -> bool:
+        """Nothing reaches this side's memory any more."""
     @property
-    def fenced_remotely(self) -> bool: ...
+    def fenced_remotely(self) -> bool:
+        """Nothing reaches the peers' memory any more."""
     @property
-    def members(self) -> int: ...
+    def members(self) -> int:
+        """How many have joined, refused ones included."""
     @property
     def nbytes(self) -> int:
         """What has certainly been moved."""
     @property
-    def total_nbytes(self) -> int: ...
+    def total_nbytes(self) -> int:
+        """Of all members, in bytes."""
     @property
     def failed_member(self) -> int | None:
         """The first to fail, in the order of joining."""
@@ -505,9 +557,11 @@ class Replays:
     """How often replayed graphs came to a transfer, and what became of that."""
 
     @property
-    def begun(self) -> int: ...
+    def begun(self) -> int:
+        """How often replayed graphs have reached the transfer."""
     @property
-    def ended(self) -> int: ...
+    def ended(self) -> int:
+        """Of those, how many have ended."""
     @property
     def refused(self) -> int:
         """Of those that ended: nothing was moved."""
@@ -520,22 +574,29 @@ class Result:
     """The last post's outcome."""
 
     @property
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """The outcome; IN_PROGRESS before it."""
     @property
     def nbytes(self) -> int:
         """Moved for certain."""
     @property
-    def total_nbytes(self) -> int: ...
+    def total_nbytes(self) -> int:
+        """What was to be moved, in bytes."""
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """How many blocks that were."""
     @property
-    def fenced_locally(self) -> bool: ...
+    def fenced_locally(self) -> bool:
+        """Nothing reaches this side's memory any more."""
     @property
-    def fenced_remotely(self) -> bool: ...
+    def fenced_remotely(self) -> bool:
+        """Nothing reaches the peer's memory any more."""
     @property
-    def posted_at_ns(self) -> int: ...
+    def posted_at_ns(self) -> int:
+        """Nanoseconds of CLOCK_MONOTONIC; 0: it was done when post() returned."""
     @property
-    def ended_at_ns(self) -> int: ...
+    def ended_at_ns(self) -> int:
+        """Likewise."""
     @property
     def failed(self) -> list[FailedRange]:
         """The first 8 ranges of blocks that were not moved."""
@@ -548,9 +609,11 @@ class Notice:
     def peer(self) -> Peer:
         """That sent it: `notice.peer.send(..)` answers, `notice.peer["kv"]` is its memory."""
     @property
-    def data(self) -> bytes: ...
+    def data(self) -> bytes:
+        """At most 65,536 bytes."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """len(data)."""
     @property
     def tag(self) -> int:
         """0: it was sent without one."""
@@ -563,10 +626,12 @@ class Counter:
     def key(self) -> int:
         """What peers name it by; it travels to them with the application's own data."""
     @property
-    def value(self) -> int: ...
+    def value(self) -> int:
+        """As it is now."""
     def wait(self, threshold: int, timeout: float | None = None) -> int:
         """Waits until the value is at least the threshold, and gives the value. Raises NotYet."""
-    def wait_async(self, threshold: int, timeout: float | None = None) -> Coroutine[Any, Any, int]: ...
+    def wait_async(self, threshold: int, timeout: float | None = None) -> Coroutine[Any, Any, int]:
+        """wait() for event loops."""
     def __enter__(self) -> Counter: ...
     def __exit__(self, *_: object) -> None:
         """Destroys it: what peers add from then on is refused."""
@@ -590,12 +655,14 @@ class Directory:
     ) -> DirectoryCall:
         """Gives the key's bytes, or raises NotFound; with prefix a dict of every key that begins so. wait: until there is
         one."""
-    def delete(self, key: str, *, prefix: bool = False, timeout: float | None = None) -> DirectoryCall: ...
+    def delete(self, key: str, *, prefix: bool = False, timeout: float | None = None) -> DirectoryCall:
+        """Removes a key, or with prefix all that begin so. NotFound if there was no such key."""
     def publish(
         self, *, label: str | None = None, regions: Iterable[Region] | None = None, timeout: float | None = None
     ) -> DirectoryCall:
         """Puts this agent's present metadata, leased."""
-    def unpublish(self, *, label: str | None = None, timeout: float | None = None) -> DirectoryCall: ...
+    def unpublish(self, *, label: str | None = None, timeout: float | None = None) -> DirectoryCall:
+        """Takes back what publish() put under this label, or with None all of it."""
     def fetch(
         self,
         name: str,
@@ -606,8 +673,10 @@ class Directory:
         timeout: float | None = None,
     ) -> DirectoryCall:
         """Gives the Peer that published itself as name. follow: the peer is forgotten once its key is gone."""
-    def watch(self, prefix: str = "") -> Watch: ...
-    def close(self, timeout: float | None = None) -> None: ...
+    def watch(self, prefix: str = "") -> Watch:
+        """What changes below a prefix from now on, after what is there."""
+    def close(self, timeout: float | None = None) -> None:
+        """Takes back what was leased or published, and waits for that, 2 s by default."""
     def _info(self) -> str: ...
     def __enter__(self) -> Directory: ...
     def __exit__(self, *_: object) -> None: ...
@@ -617,10 +686,12 @@ class DirectoryCall:
     """Something that was asked of a directory. `await` it, or wait() for it."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """It has ended; wait() does not block."""
     def wait(self, timeout: float | None = None) -> Any:
         """Its result; raises what failed, and NotYet when the timeout came first: then it goes on."""
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """It ends with Cancelled if it has not ended."""
     def __await__(self) -> Generator[Any, None, Any]: ...
     _agent: Any
     def _start(self, number: int) -> None: ...

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
     class Layout(NamedTuple):
+        """Elements of `element_bytes` in up to four nested dimensions, outermost first. strides: in bytes; None: no gaps."""
+
         element_bytes: int
         counts: tuple[int, ...]
         strides: tuple[int, ...] | None = None
@@ -61,6 +63,7 @@ class View:
 
     @property
     def name(self) -> str:
+        """Of the region."""
         return self._name
 
     @property
@@ -84,6 +87,7 @@ class View:
 
     @property
     def blocks(self) -> int:
+        """How many elements are picked."""
         total = 1
         for count in self.shape:
             total *= count
@@ -91,6 +95,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
+        """Of the picked elements together."""
         return self.blocks * (self._list.nbytes // max(len(self._list), 1))
 
     @property

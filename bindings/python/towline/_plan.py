@@ -108,6 +108,7 @@ class Group:
         return self._native.close()
 
     def poll(self) -> Status:
+        """OK or IN_PROGRESS; raises if it failed."""
         return self._native.poll()
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -115,9 +116,12 @@ class Group:
         return self._native.wait(timeout)
 
     def wait_fenced(self, fences: str = "both", timeout: float | None = None) -> None:
+        """After a failure: waits until no byte of any member can land, or be read, any more. fences: "local", "remote" or
+        "both". Raises NotYet."""
         self._native.wait_fenced(fences, timeout)
 
     async def wait_fenced_async(self, fences: str = "both", timeout: float | None = None) -> None:
+        """wait_fenced() for event loops."""
         from ._asyncio import wait_fenced
 
         await wait_fenced(self._native, fences, timeout)
@@ -132,6 +136,7 @@ class Group:
 
     @property
     def result(self) -> _core.GroupResult:
+        """What has become of it so far."""
         return self._native.result
 
     def __await__(self) -> Generator[Any, None, None]:
