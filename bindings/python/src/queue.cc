@@ -17,9 +17,10 @@ struct PeerHandle {
   ~PeerHandle() { towline_peer_release(native); }
 };
 
-nb::object make_queue(Agent& agent, uint32_t capacity) {
+nb::object make_queue(Agent& agent, uint32_t capacity, bool peer_health = false) {
   TOWLINE_INIT(towline_queue_options_t, options);
   options.capacity = capacity;
+  options.peer_health = peer_health ? 1 : 0;
   towline_queue_t* native = nullptr;
   check(towline_queue_create(agent.use(), &options, &native), "towline_queue_create");
   return nb::cast(new Queue(native), nb::rv_policy::take_ownership);
@@ -60,7 +61,8 @@ int fd_of(Queue& queue) {
 nb::object describe(towline_event_t& event) {
   nb::object peer = nb::none();
   towline_peer_t* native = nullptr;
-  if (event.kind == TOWLINE_EVENT_CONNECTED && towline_event_peer(&event, &native) == TOWLINE_OK)
+  const bool has_peer = event.kind == TOWLINE_EVENT_CONNECTED || event.kind == TOWLINE_EVENT_PEER_HEALTH;
+  if (has_peer && towline_event_peer(&event, &native) == TOWLINE_OK)
     peer = nb::cast(new PeerHandle(native), nb::rv_policy::take_ownership);
   nb::object why = nb::none();
   if (event.status < 0) why = text(towline_event_error(&event));
@@ -224,6 +226,7 @@ void bind_queue(nb::module_& module) {
     }
     return agent.own_queue;
   });
+  module.def("_health_queue", [](nb::handle_t<Agent> self) { return make_queue(agent_of(self), 1, true); });
   module.def(
       "_subscribed_queue",
       [](nb::handle_t<Agent> self, nb::handle tag, nb::handle mask) {

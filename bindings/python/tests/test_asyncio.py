@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import towline
-from conftest import BACKENDS, TIMEOUT, Pair, run_script
+from conftest import BACKENDS, TIMEOUT, Pair, Server, run_script
 from towline import Status
 
 
@@ -430,6 +430,33 @@ def test_sending_waits_for_credit(held):
         assert got == sent
 
     run(main())
+
+
+def test_peers_health_is_iterated(make_agent):
+    server = Server(pages=4, backends="tcp")
+    agent = make_agent("client", backends="tcp")
+
+    async def main():
+        changes = agent.health_changes()
+        peer = await agent.connect_async(server.address)
+        await peer.credit_async()
+        assert await anext(changes) == (peer, "alive")
+        server.process.kill()
+        seen = []
+        async for changed, health in changes:
+            assert changed == peer
+            seen.append(health)
+            if health == "lost":
+                break
+        waiting = asyncio.ensure_future(anext(changes))
+        await rounds()
+        await agent.close_async()
+        with pytest.raises(StopAsyncIteration):
+            await _unwrapped(waiting)
+        return seen
+
+    assert run(main())[-1] == "lost"
+    server.process.join(TIMEOUT)
 
 
 def test_loop_keeps_no_agent_open():

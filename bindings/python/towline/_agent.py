@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
-    from ._asyncio import Hub, Notices
+    from ._asyncio import HealthChanges, Hub, Notices
     from ._layout import Layout, View
     from ._plan import Group, PickedBlocks
 
@@ -434,6 +434,14 @@ class Agent(_core.Agent):
         from ._asyncio import Notices
 
         return Notices(self, tag, mask)
+
+    def health_changes(self) -> HealthChanges:
+        """(peer, health) whenever a peer is connected, goes silent or is lost, from now on, for `async for`: "alive",
+        "suspect" or "lost". Of a peer whose health changes faster than it is read, the last one. It ends when the agent is
+        closed."""
+        from ._asyncio import HealthChanges
+
+        return HealthChanges(self)
 
     # ---- information
 

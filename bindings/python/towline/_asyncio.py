@@ -603,6 +603,42 @@ class Notices:
             await future
 
 
+_HEALTH = ("unknown", "alive", "suspect", "lost")
+
+
+class HealthChanges:
+    """What becomes of an agent's peers, for `async for`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._queue = _core._health_queue(agent)
+        self._told: deque[Event] = deque()
+        self._inbox: _Inbox | None = None
+
+    def __aiter__(self) -> HealthChanges:
+        return self
+
+    async def __anext__(self) -> tuple[_core.Peer, str]:
+        while True:
+            try:
+                future = None
+                if not self._told:
+                    hub = self._agent._hub()
+                    if self._inbox is None:
+                        self._inbox = hub.inbox(self._queue)
+                    future = hub.wait_notice(self._inbox)
+                    self._told.extend(self._queue.take())
+                if self._told:
+                    if future is not None:
+                        future.cancel()
+                    event = self._told.popleft()
+                    return _core._peer(self._agent, event[4]), _HEALTH[event[2]]
+            except _errors.Closed:
+                raise StopAsyncIteration from None
+            assert future is not None
+            await future
+
+
 async def close(agent: Agent) -> None:
     """Agent.close() on a thread of its own, since it waits for peers and for the agent's threads."""
     loop = asyncio.get_running_loop()
