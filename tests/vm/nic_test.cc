@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -94,11 +97,11 @@ Taken take_all(Source& source, int socket, const std::vector<uint8_t>& sent) {
   }
 }
 
-TEST_F(GuestTest, AStreamArrivesInBoundMemoryAndEveryTokenIsReturned) {
+// Sends 64 MiB to a source of this provider; `look` sees the source when all of it was taken.
+void stream_to(Provider& provider, const std::function<void(const Source&, const Taken&)>& look = {}) {
   constexpr uint64_t kBytes = 64u << 20;
-  auto provider = open(0);
   auto [writer, reader] = guest::connect_hosts();
-  auto source = provider->make(reader.get());
+  auto source = provider.make(reader.get());
   const auto sent = pattern(1u << 20);
   std::thread sender([&, fd = writer.get()] {
     for (uint64_t done = 0; done < kBytes; done += sent.size()) write_fully(fd, sent);
@@ -110,10 +113,17 @@ TEST_F(GuestTest, AStreamArrivesInBoundMemoryAndEveryTokenIsReturned) {
   EXPECT_EQ(taken.wrong, 0u);
   EXPECT_EQ(taken.linear, 0u);
   EXPECT_EQ(source->bad_releases(), 0u);
-  const auto& tokens = static_cast<const DeviceMemorySource&>(*source);
-  EXPECT_EQ(tokens.returned(), taken.fragments);
-  EXPECT_EQ(tokens.freed(), taken.fragments);
-  std::printf("%lu fragments\n", static_cast<unsigned long>(taken.fragments));
+  if (look) look(*source, taken);
+  std::printf("%s: %lu fragments\n", source->name(), static_cast<unsigned long>(taken.fragments));
+}
+
+TEST_F(GuestTest, AStreamArrivesInBoundMemoryAndEveryTokenIsReturned) {
+  const auto provider = open(0);
+  stream_to(*provider, [](const Source& source, const Taken& taken) {
+    const auto& tokens = static_cast<const DeviceMemorySource&>(source);
+    EXPECT_EQ(tokens.returned(), taken.fragments);
+    EXPECT_EQ(tokens.freed(), taken.fragments);
+  });
 }
 
 // A pool of which nearly everything is held: it can be filled again only if closing gave it back.
@@ -140,25 +150,6 @@ TEST_F(GuestTest, ASourceThatEndsGivesItsTokensBack) {
     writer.reset();
     sender.join();
   }
-}
-
-// Sends 64 MiB to a source of this provider.
-void stream_to(Provider& provider) {
-  constexpr uint64_t kBytes = 64u << 20;
-  auto [writer, reader] = guest::connect_hosts();
-  auto source = provider.make(reader.get());
-  const auto sent = pattern(1u << 20);
-  std::thread sender([&, fd = writer.get()] {
-    for (uint64_t done = 0; done < kBytes; done += sent.size()) write_fully(fd, sent);
-    ::shutdown(fd, SHUT_WR);
-  });
-  const Taken taken = take_all(*source, reader.get(), sent);
-  sender.join();
-  EXPECT_EQ(taken.bytes, kBytes);
-  EXPECT_EQ(taken.wrong, 0u);
-  EXPECT_EQ(taken.linear, 0u);
-  EXPECT_EQ(source->bad_releases(), 0u);
-  std::printf("%s: %lu fragments\n", source->name(), static_cast<unsigned long>(taken.fragments));
 }
 
 // A pool of 2 MiB: every page is used many times.
@@ -251,7 +242,8 @@ TEST_F(GuestTest, ADeviceWithoutQueueMemoryIsRefusedWithTheReason) {
   }
 }
 
-TEST_F(GuestTest, WhatAKilledProcessLeftAtTheNicIsUndone) {
+// A process that holds the NIC with a source of `take`, and is killed: the next provider of `take` undoes what it left.
+void expect_kill_is_undone(const std::function<std::unique_ptr<Provider>()>& take) {
   enter(0);
   Nic nic_now(this_kernel(), guest::kNic[0]);
   const Rings rings = nic_now.rings();
@@ -260,7 +252,7 @@ TEST_F(GuestTest, WhatAKilledProcessLeftAtTheNicIsUndone) {
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    auto provider = open(0);
+    auto provider = take();
     auto [writer, reader] = guest::connect_hosts();
     auto source = provider->make(reader.get());
     (void)!::write(ready[1], "x", 1);
@@ -275,11 +267,84 @@ TEST_F(GuestTest, WhatAKilledProcessLeftAtTheNicIsUndone) {
   EXPECT_EQ(nic_now.rings().split, Split::kOn);
   EXPECT_NE(nic_now.spread(), spread);
   {
-    const auto provider = open(0);
+    const auto provider = take();
     EXPECT_TRUE(nic_now.rules().empty());
+    stream_to(*provider);
   }
   EXPECT_EQ(nic_now.rings().split, rings.split);
   EXPECT_EQ(nic_now.spread(), spread);
+}
+
+TEST_F(GuestTest, WhatAKilledProcessLeftAtTheNicIsUndone) {
+  expect_kill_is_undone([&] { return open(0); });
+}
+
+TEST_F(GuestTest, WhatAKilledProcessWithAnAreaOfIoUringLeftAtTheNicIsUndone) {
+  expect_kill_is_undone([&] { return std::make_unique<ZcrxProvider>(this_kernel(), nic(0, 2u << 20)); });
+}
+
+// A process of the one way leaves what a process of the other undoes.
+TEST_F(GuestTest, WhatAnAreaOfIoUringLeftIsUndoneByAPoolOfDeviceMemory) {
+  bool first = true;
+  expect_kill_is_undone([&]() -> std::unique_ptr<Provider> {
+    if (!std::exchange(first, false)) return open(0);
+    return std::make_unique<ZcrxProvider>(this_kernel(), nic(0, 2u << 20));
+  });
+}
+
+// Its driver lets go of memory and queues while a source waits.
+TEST_F(GuestTest, ANicThatGoesDownUnderWayEndsNothingButItsStream) {
+  enter(0);
+  auto provider = open(0);
+  {
+    auto [writer, reader] = guest::connect_hosts();
+    auto source = provider->make(reader.get());
+    ASSERT_EQ(std::system(("ip link set " + std::string(guest::kNic[0]) + " down").c_str()), 0);
+    std::vector<uint8_t> linear(64u << 10);
+    std::vector<Fragment> fragments(128);
+    EXPECT_EQ(source->poll(linear.data(), linear.size(), fragments).io.status, Status::kAgain);
+    source.reset();
+  }
+  provider.reset();
+  ASSERT_EQ(std::system(("ip link set " + std::string(guest::kNic[0]) + " up").c_str()), 0);
+  provider = open(0);
+  stream_to(*provider);
+}
+
+// Last of all: scripts/tcpx-guest runs it by itself. What is held then can still be read and given back.
+using NicRemoval = GuestTest;
+
+TEST_F(NicRemoval, UnderWayItEndsItsStreamsAndTheNextStartSaysSo) {
+  auto provider = open(0);
+  auto [writer, reader] = guest::connect_hosts();
+  auto source = provider->make(reader.get());
+  const auto sent = pattern(256u << 10);
+  std::thread sender([&, fd = writer.get()] { write_fully(fd, sent); });
+  std::vector<uint8_t> linear(64u << 10);
+  std::vector<Fragment> fragments(128);
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), 60 * kSecondNs);
+  Polled polled;
+  while (polled.io.status != Status::kOk || polled.count == 0) {
+    ASSERT_LT(monotonic_now_ns(), deadline.ns());
+    polled = source->poll(linear.data(), 4096, fragments);
+  }
+  sender.join();
+  ASSERT_FALSE(fragments[0].linear);
+  const uint8_t* const at = source->pools()[0].memory + fragments[0].offset;
+  ASSERT_EQ(std::system("rmmod towline_test_nic"), 0);
+  EXPECT_EQ(std::memcmp(at, sent.data(), fragments[0].bytes), 0);
+  std::vector<uint32_t> tokens;
+  for (uint32_t i = 0; i < polled.count; ++i) tokens.push_back(fragments[i].token);
+  source->release(tokens);
+  EXPECT_EQ(source->bad_releases(), 0u);
+  source.reset();
+  provider.reset();
+  try {
+    (void)open(0);
+    FAIL() << "a NIC that is gone was opened";
+  } catch (const core::Error& error) {
+    EXPECT_NE(error.message().find(guest::kNic[0]), std::string::npos) << error.message();
+  }
 }
 
 }  // namespace

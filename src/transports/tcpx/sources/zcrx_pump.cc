@@ -184,9 +184,10 @@ bool ZcrxPump::take_returned() noexcept {
     if (channel == nullptr) continue;
     uint32_t slot = 0;
     while (channel->returned.pop(slot)) owed_.push_back(slot);  // within its capacity
-    if (!channel->leaving || channel->armed) continue;
+    if (!channel->leaving) continue;
+    // At once: its last completion is only taken if there is a free slot.
     while (channel->arrived.pop(slot)) owed_.push_back(slot);
-    channel.reset();
+    if (!channel->armed) channel.reset();
   }
   if (owed_.empty()) return false;
   const std::size_t before = owed_.size();

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "transports/tcpx/kernel/refill_ring.h"
 #include "transports/tcpx/sources/fake_zcrx_ring.h"
+#include "transports/tcpx/sources/scripted_zcrx_ring.h"
 #include "transports/tcpx/sources/test_support.h"
 
 namespace towline::tcpx {
@@ -220,6 +221,50 @@ TEST_F(ZcrxTest, ALastRefusalThatNamesNobodyIsIgnored) {
   write_fully(writer.get(), pattern(1));
   ::shutdown(writer.get(), SHUT_WR);
   EXPECT_EQ(poll(*source).io.status, Status::kClosed);
+}
+
+// Every slot lies with a source that takes none: its end makes room for the others' completions, and for its own last one.
+TEST_F(ZcrxTest, ASourceThatEndsWithEverySlotGivesThemToTheOthers) {
+  testing::ZcrxScript script;
+  ZcrxProvider provider(16u << 10, [&](std::span<uint8_t> area, uint32_t) {
+    return std::make_unique<testing::ScriptedZcrxRing>(script, area.size());
+  });
+  auto [writer, reader] = connected_sockets();
+  auto idle = provider.make(reader.get());
+  const auto other = provider.make(reader.get());
+  const uint64_t until = monotonic_now_ns() + 60 * kSecondNs;
+  while (script.received < 2 && monotonic_now_ns() < until) std::this_thread::yield();
+  for (uint64_t piece = 0; piece < 12; ++piece)
+    script.add({{piece < 10 ? 0u : 1u, 512, true, piece * 512}, false});
+  script.wake();
+  while (script.pieces_out() < 8 && monotonic_now_ns() < until) std::this_thread::yield();
+  EXPECT_EQ(script.pieces_out(), 8u);  // as many as there are slots
+  idle.reset();
+  std::size_t got = 0;
+  while (got < 1024 && monotonic_now_ns() < until) {
+    const Polled polled = poll(*other);
+    if (polled.io.status != Status::kOk) continue;
+    got += polled.io.bytes;
+    for (uint32_t i = 0; i < polled.count; ++i) other->release({&fragments[i].token, 1});
+  }
+  EXPECT_EQ(got, 1024u);
+  while (script.pieces_out() != 0 && monotonic_now_ns() < until) std::this_thread::yield();
+  EXPECT_EQ(script.pieces_out(), 0u);
+  EXPECT_EQ(script.bad_refills, 0u);
+}
+
+TEST_F(ZcrxTest, ARingThatBreaksEndsEveryConnectionOfIt) {
+  testing::ZcrxScript script;
+  ZcrxProvider provider(kPool, [&](std::span<uint8_t> area, uint32_t) {
+    return std::make_unique<testing::ScriptedZcrxRing>(script, area.size());
+  });
+  auto [writer, reader] = connected_sockets();
+  const auto one = provider.make(reader.get());
+  const auto other = provider.make(reader.get());
+  script.add({{}, true});
+  script.wake();
+  EXPECT_EQ(poll(*one).io.status, status_from_errno(EIO));
+  EXPECT_EQ(poll(*other).io.status, status_from_errno(EIO));
 }
 
 TEST_F(ZcrxTest, AKernelThatRefusesIsNamedWithItsReason) {
