@@ -224,7 +224,7 @@ uint64_t wait_counter(Counter& counter, uint64_t threshold, nb::handle timeout) 
     int32_t status = 0;
     {
       const AgentCall call(agent_of(counter.agent));
-      status = towline_counter_wait(counter.native, threshold, deadline.slice());
+      status = towline_counter_wait(counter.native, threshold, deadline.signal_slice());
     }
     if (status == TOWLINE_OK) return towline_counter_value(counter.native);
     if (status != TOWLINE_TIMED_OUT) check(status, "towline_counter_wait");

@@ -50,16 +50,19 @@ uint64_t timeout_ns(nb::handle seconds, uint64_t when_none);
 // Only the main thread runs signal handlers.
 inline bool sees_signals() noexcept { return gettid() == getpid(); }
 
-// A point in time to wait for; the main thread does so slice by slice.
+// A point in time to wait for, slice by slice.
 class Deadline {
  public:
   explicit Deadline(uint64_t timeout) noexcept
       : at_(timeout > TOWLINE_FOREVER - now_ns() ? TOWLINE_FOREVER : now_ns() + timeout) {}
+  // For a thread that somebody who closes what it waits for waits for.
   [[nodiscard]] uint64_t slice() const noexcept {
     const uint64_t most = left();
-    return most > kSliceNs && sees_signals() ? kSliceNs : most;
+    return most > kSliceNs ? kSliceNs : most;
   }
-  // The end of the slice, on CLOCK_MONOTONIC.
+  // Where the library ends the wait when its agent closes: only the main thread looks up before.
+  [[nodiscard]] uint64_t signal_slice() const noexcept { return sees_signals() ? slice() : left(); }
+  // The end of a signal_slice(), on CLOCK_MONOTONIC.
   [[nodiscard]] uint64_t slice_end() const noexcept {
     const uint64_t end = sees_signals() ? now_ns() + kSliceNs : TOWLINE_FOREVER;
     return end < at_ ? end : at_;
@@ -181,7 +184,7 @@ class OwnEvent {
   towline_event_t event_{};
 };
 // The next notice of a queue; None if none comes in time. Throws Closed.
-nb::object receive(nb::handle agent, Queue& queue, nb::handle timeout);
+nb::object receive_notice(nb::handle agent, Queue& queue, nb::handle timeout);
 // Seconds from now, or None for the agent's default, as the C API's absolute deadlines.
 uint64_t deadline_ns(nb::handle timeout);
 // Numbers that name waits and posts in queues; none is given twice.

@@ -229,7 +229,7 @@ nb::object wait(DirectoryCall& call, nb::handle timeout) {
     int32_t status = 0;
     {
       const WithoutGil without_gil;
-      status = towline_directory_call_wait(call.native, deadline.slice());
+      status = towline_directory_call_wait(call.native, deadline.signal_slice());
     }
     check(status, "towline_directory_call_wait");
     if (status == TOWLINE_OK) return result(call);
@@ -260,7 +260,7 @@ nb::object next_event(Watch& watch, nb::handle timeout) {
     int32_t status = 0;
     {
       const WithoutGil without_gil;
-      status = towline_watch_next(watch.native, deadline.slice(), &event);
+      status = towline_watch_next(watch.native, deadline.signal_slice(), &event);
     }
     if (status == TOWLINE_OK) {
       return named("DirectoryEvent")(event.kind < 4 ? kKinds[event.kind] : "", text(event.entry.key),

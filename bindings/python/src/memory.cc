@@ -189,15 +189,26 @@ nb::object view(nb::handle_t<Region> self) {
 
 void deregister(Region& region, nb::handle timeout) {
   if (region.native == nullptr && !region.deregistering) return;
-  const uint64_t nanoseconds = timeout_ns(timeout, kDropTimeoutNs);
+  const Deadline deadline(timeout_ns(timeout, kDropTimeoutNs));
   towline_region_t* native = region.use();
-  region.deregistering = true;
-  int32_t status = 0;
+  struct Deregistering {
+    explicit Deregistering(Region& region) : region(region) { region.deregistering = true; }
+    ~Deregistering() { region.deregistering = false; }
+    Region& region;
+  };
+  int32_t status = TOWLINE_TIMED_OUT;
   {
-    const WithoutGil without_gil;
-    status = towline_region_deregister(native, nanoseconds);
+    const Deregistering under_way(region);
+    while (status == TOWLINE_TIMED_OUT || status == TOWLINE_NOT_YET) {
+      const uint64_t slice = deadline.signal_slice();
+      {
+        const WithoutGil without_gil;
+        status = towline_region_deregister(native, slice);
+      }
+      if (slice == 0) break;
+      check_signals();
+    }
   }
-  region.deregistering = false;
   check(status, "towline_region_deregister");
   region.native = nullptr;
   region.let_go();

@@ -311,7 +311,7 @@ int32_t wait_in_slices(const Deadline& deadline, int32_t goes_on, Wait&& wait) {
     int32_t status = 0;
     {
       const WithoutGil without_gil;
-      status = wait(deadline.slice());
+      status = wait(deadline.signal_slice());
     }
     if (status != goes_on || deadline.passed()) return status;
     check_signals();

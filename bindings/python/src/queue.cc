@@ -122,7 +122,7 @@ nb::object give(nb::handle agent, towline_event_t& event) {
 
 }  // namespace
 
-nb::object receive(nb::handle agent, Queue& queue, nb::handle timeout) {
+nb::object receive_notice(nb::handle agent, Queue& queue, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   const QueueCall call(queue);
   while (true) {
@@ -208,7 +208,7 @@ void bind_queue(nb::module_& module) {
       .def(
           "receive",
           [](Queue& queue, nb::handle_t<Agent> agent, nb::handle timeout) {
-            return receive(agent, queue, timeout);
+            return receive_notice(agent, queue, timeout);
           },
           nb::arg("agent"), nb::arg("timeout").none());
   module.def("_next_number", &next_number);

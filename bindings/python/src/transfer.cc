@@ -120,7 +120,7 @@ nb::object wait(Transfer& transfer, nb::handle timeout) {
   while (status == TOWLINE_IN_PROGRESS) {
     {
       const WithoutGil without_gil;
-      status = towline_transfer_wait(transfer.native, deadline.slice());
+      status = towline_transfer_wait(transfer.native, deadline.signal_slice());
     }
     if (status != TOWLINE_IN_PROGRESS) break;
     check_signals();
@@ -136,7 +136,7 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
     int32_t status = 0;
     {
       const WithoutGil without_gil;
-      status = towline_transfer_wait_fenced(transfer.native, wanted, deadline.slice());
+      status = towline_transfer_wait_fenced(transfer.native, wanted, deadline.signal_slice());
     }
     if (status >= 0) return;
     if (status != TOWLINE_TIMED_OUT) fail(transfer, status);

@@ -175,6 +175,22 @@ def test_what_a_dropped_transfer_uses_stays_until_it_is_fenced(make):
         pair.mine.descriptor()
 
 
+def test_closing_ends_the_waits_of_other_threads(make):
+    engine, told = make(), []
+
+    def wait() -> None:
+        try:
+            engine.wait_counter(7, 1)
+        except towline.Error as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    engine.close()
+    waiting.join(LIMIT)
+    assert not waiting.is_alive() and told
+
+
 def test_wrong_arguments_and_closed_engines_are_named(make):
     with pytest.raises(towline.InvalidArgument, match="names no rail"):
         fabric.Engine(["what"])
