@@ -250,11 +250,15 @@ def test_closing_the_agent_ends_every_wait(held):
     run(main())
 
 
-def test_several_loops_wait_at_once(pair):
+@pytest.mark.parametrize("round", range(5))
+def test_several_loops_wait_at_once(pair, round):
+    """From the first wait of the agents on."""
     failures = []
+    begin = threading.Barrier(4)
 
     def work(index: int) -> None:
         async def main():
+            begin.wait()
             for _ in range(50):
                 await pair.near.copy(pair.my_blocks[index], pair.their_blocks[index])
                 counter = pair.far.counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -177,35 +176,6 @@ def test_the_application_may_bring_the_store():
         collectives.Communicator(rank=0, size=2, store=store, timeout=1)
     assert isinstance(raised.value.__cause__, KeyError)
     assert all(isinstance(value, bytes) for value in store.values.values())
-
-
-def test_closing_ends_the_waits_of_other_threads(tmp_path):
-    """A receive that nobody sends to: whoever waits for it is told, and close() does not wait for its timeout."""
-    worlds: dict[int, collectives.Communicator] = {}
-
-    def form(rank: int) -> None:
-        worlds[rank] = collectives.Communicator(rank=rank, size=2, bootstrap=f"file:{tmp_path}", timeout=10 * TIMEOUT)
-
-    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-    work = worlds[0].recv(np.zeros(4, np.float32), 1, async_op=True)
-    told = []
-
-    def wait() -> None:
-        try:
-            work.wait()
-        except towline.Error as error:
-            told.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    worlds[0].close()
-    worlds[1].close()
-    waiting.join(TIMEOUT)
-    assert not waiting.is_alive() and told
 
 
 def test_names():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 
 from . import _core, _errors
 from ._results import StorageInfo, StoredObject
@@ -63,6 +64,7 @@ class Agent(_core.Agent):
             raise _errors.InvalidArgument(f"workers is a number from 1 to 8, not {workers}")
         super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
         self._hub_of_loops: Hub | None = None
+        self._making_hub = threading.Lock()
         self._directories: dict[str, _core.Directory] = {}
         self._plans: dict[tuple[Any, Any], _core.Plan] = {}  # the last used last
 
@@ -464,8 +466,11 @@ class Agent(_core.Agent):
 
             from ._asyncio import Hub
 
-            self._hub_of_loops = Hub(self)
-            weakref.finalize(self, self._hub_of_loops.detach).atexit = False
+            with self._making_hub:  # loops of several threads may come here at once
+                if self._hub_of_loops is None:
+                    hub = Hub(self)
+                    weakref.finalize(self, hub.detach).atexit = False
+                    self._hub_of_loops = hub
         return self._hub_of_loops
 
 

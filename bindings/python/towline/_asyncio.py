@@ -42,6 +42,7 @@ class _Descriptor:
         self.fd = os.dup(queue.fd)
         self._ready = ready
         self._loops: set[asyncio.AbstractEventLoop] = set()
+        self._lock = threading.Lock()
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -50,9 +51,10 @@ class _Descriptor:
         """The running loop, which watches the descriptor from now on."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            self._loops = {other for other in self._loops if not other.is_closed()}
-            loop.add_reader(self.fd, self._woken)
-            self._loops.add(loop)
+            with self._lock:
+                self._loops = {other for other in self._loops if not other.is_closed()}
+                loop.add_reader(self.fd, self._woken)
+                self._loops.add(loop)
         return loop
 
     def _woken(self) -> None:
@@ -61,12 +63,14 @@ class _Descriptor:
     def leave(self) -> None:
         """The running loop watches no more."""
         loop = asyncio.get_running_loop()
-        self._loops.discard(loop)
-        loop.remove_reader(self.fd)
+        with self._lock:
+            self._loops.discard(loop)
+            loop.remove_reader(self.fd)
 
     def detach(self) -> None:
         """No loop watches any more."""
-        loops, self._loops = self._loops, set()
+        with self._lock:
+            loops, self._loops = self._loops, set()
         here = asyncio._get_running_loop()
         for loop in loops:
             if loop.is_closed():
@@ -205,7 +209,8 @@ class Hub:
         """Waits until a post that was refused may be tried again: there is credit, or a post has ended."""
         loop = self._watch()
         end = loop.create_future()
-        self._ends.add(end)
+        with self._lock:
+            self._ends.add(end)
         waits: set[Any] = {end}
         begun = time.monotonic()
         if peer is not None:
@@ -215,7 +220,8 @@ class Hub:
             if time.monotonic() - begun < 0.0002 and not end.done():  # there was credit all the time
                 await asyncio.wait({end}, timeout=_FULL_SECONDS)
         finally:
-            self._ends.discard(end)
+            with self._lock:
+                self._ends.discard(end)
             for wait in waits:
                 if not wait.done():
                     wait.cancel()
@@ -239,9 +245,10 @@ class Hub:
         agent = self._agent()
         if self._closed or agent is None:
             raise _errors.Closed("the agent is closed")
-        if self._own_inbox is None:
-            self._own_inbox = self.inbox(_core._own_queue(agent))
-        return self._own_inbox
+        with self._lock:
+            if self._own_inbox is None:
+                self._own_inbox = self.inbox(_core._own_queue(agent))
+            return self._own_inbox
 
     def inbox(self, queue: _core._Queue) -> _Inbox:
         inbox = _Inbox(queue)
@@ -268,12 +275,13 @@ class Hub:
         with self._lock:
             afterwards = self._done(event[0])
             waiting = tuple(self._waiting.pop(event[0], ()))
+            ends, self._ends = self._ends, set()
         if afterwards is not None:
             afterwards()
         for future in waiting:
             _wake(future, event)
-        while self._ends:
-            _wake(self._ends.pop(), None)
+        for end in ends:
+            _wake(end, None)
 
     def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
         agent = self._agent()
