@@ -117,6 +117,13 @@ bool Engine::State::refill(Transfer& transfer) noexcept {
   return !transfer.exhausted;
 }
 
+// A quarter after each connection in a row that was given up: progress is seen by completions, and over a network that
+// loses many packets a whole slice may take longer than a silent connection is given.
+uint64_t Engine::State::slice_bytes(const Rail& rail, const Transfer& transfer) noexcept {
+  constexpr uint64_t kLeast = 4096;
+  return std::max(rail.slice_bytes >> (2 * transfer.stalls), std::min(rail.slice_bytes, kLeast));
+}
+
 // Fills requests[0, limit) and the connection's ring with slices.
 std::size_t Engine::State::fill(Peer& peer, Transfer& transfer, Connection& connection,
                                 std::size_t limit) noexcept {
@@ -126,7 +133,8 @@ std::size_t Engine::State::fill(Peer& peer, Transfer& transfer, Connection& conn
   const RemoteMemory* const* const remote = transfer.request.remote;
   const RequestKind kind = transfer.op == TransferOp::kRead ? RequestKind::kRead : RequestKind::kWrite;
   // Completions come at least four times a window, so that the rail does not wait for the last of a chain.
-  const uint64_t signal_after = rail.in_order ? rail.window_bytes / 4 : 0;
+  const uint64_t signal_after = rail.in_order && transfer.stalls == 0 ? rail.window_bytes / 4 : 0;
+  const uint64_t most = slice_bytes(rail, transfer);
   uint64_t unsignalled = 0;
   uint64_t bytes = connection.bytes;
   uint64_t position = connection.tail;
@@ -138,15 +146,23 @@ std::size_t Engine::State::fill(Peer& peer, Transfer& transfer, Connection& conn
     if (transfer.retry_head != kNone) {
       RetrySlice& again = retry_pool[transfer.retry_head];
       slice = again.slice;
-      const uint32_t next = again.next;
-      again.next = free_retry;
-      free_retry = transfer.retry_head;
-      transfer.retry_head = next;
+      if (slice.length > most) {
+        slice.length = static_cast<uint32_t>(most);
+        again.slice.local += most;
+        again.slice.remote += most;
+        again.slice.offset += most;
+        again.slice.length -= slice.length;
+      } else {
+        const uint32_t next = again.next;
+        again.next = free_retry;
+        free_retry = transfer.retry_head;
+        transfer.retry_head = next;
+      }
     } else {
       if (transfer.exhausted) break;
       if (transfer.segment == transfer.segments_held && !refill(transfer)) break;
       towline_segment& segment = transfer.segments[transfer.segment];
-      const uint64_t length = std::min(segment.length, rail.slice_bytes);
+      const uint64_t length = std::min(segment.length, most);
       slice = {segment.local,
                segment.remote,
                transfer.issued,

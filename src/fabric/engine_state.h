@@ -199,6 +199,7 @@ struct Engine::State {
   void end(Transfer& transfer, Status status) noexcept;
   void failed_range(const Transfer& transfer, TransferResult& result) noexcept;
   void release(Transfer& transfer) noexcept;
+  static uint64_t slice_bytes(const Rail& rail, const Transfer& transfer) noexcept;
   void push_retry(Transfer& transfer, const Slice& slice) noexcept;
   void drop_retries(Transfer& transfer) noexcept;
 

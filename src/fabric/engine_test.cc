@@ -163,6 +163,21 @@ TEST(FabricEngine, WhatNoConnectionCarriesEndsThoughThePeerAnswers) {
   EXPECT_EQ(buffers.source, buffers.target);
 }
 
+// As over networks that lose every tenth packet.
+TEST(FabricEngine, ANetworkTooSlowForASliceGetsSmallerOnes) {
+  World world;
+  EngineOptions options;
+  options.stall_ns = 50 * kMillisecondNs;
+  options.slice_bytes = kMiB;
+  TestHost& one = world.add_host(1, rated(8'000'000), options);  // a slice takes 131 ms, silence may last 100
+  world.add_host(1, {}, options);
+  Buffers buffers{world, kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, kMiB)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }, 60 * kSecondNs, 10'000));
+  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
 TEST(FabricEngine, APeerThatAnswersOverAStalledConnectionGetsAnotherOne) {
   World world;
   EngineOptions options;

@@ -120,7 +120,25 @@ void PayloadSocket::give_back(std::span<const Fragment> fragments) noexcept {
   if (!released_.empty()) source_->release(released_);
 }
 
+// Of a source without a pool: no byte needs to be anywhere else first.
+IoResult PayloadSocket::read_linear(std::span<const iovec> pieces) noexcept {
+  msghdr message = {};
+  message.msg_iov = const_cast<iovec*>(pieces.data());
+  message.msg_iovlen = std::min<std::size_t>(pieces.size(), IOV_MAX);
+  const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  const IoResult result = n > 0    ? IoResult::moved(static_cast<std::size_t>(n))
+                          : n == 0 ? IoResult::closed()
+                                   : socket_failure(errno);
+  wants_read_ = result.status == Status::kAgain;
+  if (n > 0) {
+    count(&FlowTotals::fragments, 1);
+    count(&FlowTotals::linear_bytes, static_cast<uint64_t>(n));
+  }
+  return result;
+}
+
 IoResult PayloadSocket::read(std::span<const iovec> pieces) noexcept {
+  if (socket_.valid() && source_->pools().empty()) return read_linear(pieces);
   std::size_t most = 0;
   for (const iovec& piece : pieces) most += piece.iov_len;
   const Polled polled = poll(most);

@@ -86,6 +86,7 @@ class PayloadSocket final : public framing::PayloadFlow {
   };
 
   [[nodiscard]] Polled poll(std::size_t most) noexcept;
+  framing::IoResult read_linear(std::span<const iovec> pieces) noexcept;
   [[nodiscard]] const char* check(const Polled& polled, std::size_t most) const noexcept;
   [[nodiscard]] const uint8_t* bytes_of(const Fragment& fragment, std::size_t& linear) const noexcept;
   void count(std::atomic<uint64_t> FlowTotals::*which, uint64_t by) noexcept;
