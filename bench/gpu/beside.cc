@@ -30,6 +30,7 @@ struct Case {
   uint64_t page;
   uint64_t pages;
   uint64_t host_piece;  // pages that lie side by side there, as bytes
+  bool other_gpu = false;
 };
 
 const Case kCases[] = {
@@ -40,6 +41,8 @@ const Case kCases[] = {
     {"host to GPU", Op::read, true, 32768, 4096, 32768},
     {"within the GPU", Op::write, false, 32768, 4096, 32768},
     {"within the GPU", Op::write, false, 4096, 1, 4096},
+    {"to another GPU", Op::write, false, 32768, 4096, 32768, true},
+    {"from another GPU", Op::read, false, 32768, 4096, 32768, true},
 };
 
 struct Way {
@@ -68,20 +71,20 @@ std::vector<uint32_t> draw(uint64_t span, uint64_t page, uint64_t pages, uint64_
 class Copies {
  public:
   Copies(const BesideOptions& options, const Way& way, const Case& one, uint64_t near_gpu, uint64_t far_gpu,
-         void* host)
+         uint64_t far_device, void* host)
       : near_("near", agent_options(options, way)), far_("far", agent_options(options, way)) {
-    regions_.push_back(near_.register_memory(vram(near_gpu), {.access = towline::Access::kAll}));
+    regions_.push_back(near_.register_memory(vram(near_gpu, 0), {.access = towline::Access::kAll}));
     regions_.push_back(far_.register_memory(
-        one.host ? towline::dram(static_cast<std::byte*>(host), kHostSpan) : vram(far_gpu),
+        one.host ? towline::dram(static_cast<std::byte*>(host), kHostSpan) : vram(far_gpu, far_device),
         {.access = towline::Access::kAll}));
     peer_ = std::make_unique<towline::Peer>(near_.add_peer(far_.metadata()));
     const uint64_t far_span = one.host ? kHostSpan : kSpan;
     const auto mine = near_.block_list(
         towline::Blocks::at(near_gpu, one.page, towline::Kind::kVram, 0).repeat(kSpan / one.page, one.page));
-    const auto theirs =
-        peer_->block_list(towline::Blocks::at(one.host ? reinterpret_cast<uint64_t>(host) : far_gpu, one.page,
-                                              one.host ? towline::Kind::kDram : towline::Kind::kVram, 0)
-                              .repeat(far_span / one.page, one.page));
+    const auto theirs = peer_->block_list(
+        towline::Blocks::at(one.host ? reinterpret_cast<uint64_t>(host) : far_gpu, one.page,
+                            one.host ? towline::Kind::kDram : towline::Kind::kVram, far_device)
+            .repeat(far_span / one.page, one.page));
     const auto here = draw(kSpan, one.page, one.pages, one.page, 1);
     const auto there = draw(far_span, one.page, one.pages, one.host_piece, 2);
     // The host's side says which pages are neighbours in the plan.
@@ -105,8 +108,11 @@ class Copies {
   [[nodiscard]] std::string route() const { return move_->route(); }
 
  private:
-  static towline::MemoryView vram(uint64_t address) {
-    return {.address = reinterpret_cast<void*>(address), .bytes = kSpan, .kind = towline::Kind::kVram};
+  static towline::MemoryView vram(uint64_t address, uint64_t device) {
+    return {.address = reinterpret_cast<void*>(address),
+            .bytes = kSpan,
+            .kind = towline::Kind::kVram,
+            .device = device};
   }
   static towline::AgentOptions agent_options(const BesideOptions& options, const Way& way) {
     towline::AgentOptions result;
@@ -129,6 +135,15 @@ int measure_beside(const BesideOptions& options) {
   use(0);
   const uint64_t near_gpu = allocate(kSpan);
   const uint64_t far_gpu = allocate(kSpan);
+  const int gpus = count();
+  const auto last = static_cast<uint64_t>(gpus - 1);
+  uint64_t other_gpu = 0;
+  if (gpus > 1) {
+    use(gpus - 1);
+    other_gpu = allocate(kSpan);
+    stamp(other_gpu, kSpan, 3);
+    use(0);
+  }
   void* const host = allocate_pinned(kHostSpan);
   stamp(near_gpu, kSpan, 1);
   stamp(far_gpu, kSpan, 2);
@@ -152,7 +167,9 @@ int measure_beside(const BesideOptions& options) {
     product.run(false);
     if (whole == 0) whole = alone;
     for (const Case& one : kCases) {
-      Copies copies(options, way, one, near_gpu, far_gpu, host);
+      if (one.other_gpu && gpus < 2) continue;
+      Copies copies(options, way, one, near_gpu, one.other_gpu ? other_gpu : far_gpu,
+                    one.other_gpu ? last : 0, host);
       for (int i = 0; i < 8; ++i) (void)copies.copy();
       const std::vector<double> alone_s = copies.copy_for(options.seconds / 2);
       product.run(true);

@@ -66,6 +66,7 @@ void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Ran
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks.size; ++rank) {
     threads.emplace_back([&, rank] {
+      gpu->be(rank);
       const auto make = [&](const char* name, const char* backend) {
         towline_communicator_options_t options = {};
         options.struct_size = sizeof options;

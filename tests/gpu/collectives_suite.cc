@@ -153,12 +153,21 @@ TEST_P(CollectivesOnGpu, MessagesGoRoundARing) {
   });
 }
 
+#define PUSHED "[collectives]\ngpu_direct = 0\ngpu_push = 1\n"
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesOnGpu,
-    testing::Values(Setup{"One", 1, ""}, Setup{"Two", 2, ""}, Setup{"Four", 4, ""}, Setup{"Eight", 8, ""},
-                    Setup{"ThreeStaged", 3,
-                          "[collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
-                    Setup{"EightStaged", 8, "[collectives]\ngpu_direct = 0\n"}),
+    testing::Values(
+        Setup{"One", 1, ""}, Setup{"Two", 2, ""}, Setup{"Four", 4, ""}, Setup{"Eight", 8, ""},
+        Setup{"ThreeStaged", 3, "[collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
+        Setup{"EightStaged", 8, "[collectives]\ngpu_direct = 0\n"},
+        // As between GPUs: with few blocks in many rounds, and each way of an all_reduce.
+        Setup{"TwoPushed", 2, PUSHED "gpu_marked_bytes = 0\ngpu_blocks = 3\n"},
+        Setup{"TwoInTwoShots", 2, PUSHED "gpu_marked_bytes = 0\ngpu_two_shot_bytes = 0\ngpu_blocks = 1\n"},
+        Setup{"ThreePushed", 3, PUSHED "gpu_marked_bytes = 0\ngpu_blocks = 2\n"},
+        Setup{"ThreeInOneShot", 3,
+              PUSHED "gpu_marked_bytes = 0\ngpu_two_shot_bytes = 1000000000\ngpu_blocks = 5\n"},
+        Setup{"FourMarkedInTwoShots", 4, PUSHED "gpu_marked_bytes = 128\ngpu_marked_two_bytes = 1000000\n"},
+        Setup{"EightPushed", 8, PUSHED}),
     [](const auto& setup) { return setup.param.name; });
 
 // ---- Bad days

@@ -23,6 +23,10 @@ class Platform {
  public:
   virtual ~Platform() = default;
   [[nodiscard]] virtual const char* backend() const = 0;
+  // The calling thread is this rank from now on: what it makes lies on the rank's GPU.
+  virtual void be(int rank) { (void)rank; }
+  // Ranks have GPUs of their own, which don't reach one another's ordinary memory.
+  [[nodiscard]] virtual bool spread() const { return false; }
   virtual void* allocate(uint64_t bytes) = 0;
   virtual void release(void* memory) = 0;
   virtual void put(void* to, const void* from, uint64_t bytes) = 0;

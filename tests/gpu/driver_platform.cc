@@ -1,7 +1,8 @@
-// The tests of collectives over a real GPU: all ranks on the first one.
+// The tests of collectives over real GPUs: all ranks on the first one, or with TOWLINE_TEST_GPUS=all spread over all of them.
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "gpu/collectives_suite.h"
 #include "gpu/cuda.h"
@@ -12,6 +13,9 @@ namespace {
 namespace driver = cuda::driver;
 using ReadyGraph = struct OpaqueReadyGraph*;
 
+// Of the thread, which is a rank.
+thread_local uint32_t gpu = 0;
+
 class DriverPlatform final : public Platform {
  public:
   explicit DriverPlatform(Cuda& cuda) : cuda_(cuda), api_(cuda.api()), copies_(cuda, 0) {
@@ -19,8 +23,16 @@ class DriverPlatform final : public Platform {
         << towline_last_error();
   }
   [[nodiscard]] const char* backend() const override { return "gpu"; }
+  [[nodiscard]] bool spread() const override {
+    const char* const which = std::getenv("TOWLINE_TEST_GPUS");
+    return which != nullptr && std::string_view(which) == "all" && cuda_.gpus() > 1;
+  }
+  void be(int rank) override {
+    if (spread()) gpu = static_cast<uint32_t>(rank) % cuda_.gpus();
+    cuda_.use(gpu);
+  }
   void* allocate(uint64_t bytes) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     driver::Pointer pointer = 0;
     api_.check(api_.memory_alloc(&pointer, bytes), "cuMemAlloc");
     return reinterpret_cast<void*>(pointer);
@@ -30,27 +42,27 @@ class DriverPlatform final : public Platform {
   void put(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
   void get(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
   void* make_stream() override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     driver::Stream stream = nullptr;
     api_.check(api_.stream_create(&stream, driver::kStreamNonBlocking), "cuStreamCreate");
     return stream;
   }
   void drain(void* stream) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     api_.check(api_.stream_synchronize(static_cast<driver::Stream>(stream)), "cuStreamSynchronize");
   }
   void free_stream(void* stream) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     api_.stream_destroy(static_cast<driver::Stream>(stream));
   }
   void record(void* stream) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     api_.check(symbol<driver::Result (*)(driver::Stream, int)>("cuStreamBeginCapture_v2")(
                    static_cast<driver::Stream>(stream), driver::kCaptureRelaxed),
                "cuStreamBeginCapture");
   }
   void* end_record(void* stream) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     driver::Graph graph = nullptr;
     api_.check(symbol<driver::Result (*)(driver::Stream, driver::Graph*)>("cuStreamEndCapture")(
                    static_cast<driver::Stream>(stream), &graph),
@@ -68,14 +80,14 @@ class DriverPlatform final : public Platform {
     return made;
   }
   void replay(void* graph, void* stream) override {
-    cuda_.use(0);
+    cuda_.use(gpu);
     api_.check(symbol<driver::Result (*)(ReadyGraph, driver::Stream)>("cuGraphLaunch")(
                    static_cast<ReadyGraph>(graph), static_cast<driver::Stream>(stream)),
                "cuGraphLaunch");
   }
   void* pool_allocate(uint64_t bytes) override {
-    return plugin_.symbol<void* (*)(int64_t, int, void*)>("towline_gpu_malloc")(static_cast<int64_t>(bytes),
-                                                                                0, nullptr);
+    return plugin_.symbol<void* (*)(int64_t, int, void*)>("towline_gpu_malloc")(
+        static_cast<int64_t>(bytes), static_cast<int>(gpu), nullptr);
   }
   void pool_release(void* memory) override {
     plugin_.symbol<void (*)(void*, int64_t, int, void*)>("towline_gpu_free")(memory, 0, 0, nullptr);

@@ -91,6 +91,11 @@ TEST_P(GpuWindows, MemoryOfTheApplicationAndOfThePoolWillDo) {
     void* const pooled = rank.gpu.pool_allocate(kBytes + 4096);
     ASSERT_NE(pooled, nullptr);
     for (void* const memory : {own.at(), static_cast<void*>(static_cast<uint8_t*>(pooled) + 4096)}) {
+      if (memory == own.at() && rank.gpu.spread() && rank.size > 1) {
+        towline_window_t* refused = nullptr;
+        EXPECT_EQ(towline_window_create(rank.on_gpu, memory, kBytes, &refused), TOWLINE_UNSUPPORTED);
+        continue;
+      }
       const Window window(rank, memory, kBytes);
       EXPECT_EQ(towline_window_address(window.get()), memory);
       Buffer mine(rank.gpu, kBytes);
@@ -172,7 +177,8 @@ TEST_P(GpuWindows, KernelsPutSignalWaitMeetAndGet) {
   run_on_gpus(ranks(), false, [](Rank& rank) {
     cuda::KernelDevice& device = rank.gpu.device();
     device.start();
-    const auto kernels = device.load(0, {device_test_image(), kNames, kModels, sizeof(DeviceTry), 256});
+    const auto kernels =
+        device.load(device.current_gpu(), {device_test_image(), kNames, kModels, sizeof(DeviceTry), 256});
     const Window window(rank, nullptr, kBytes);
     Buffer mine(rank.gpu, kBytes);
     Buffer result(rank.gpu, kBytes + 8);

@@ -547,6 +547,7 @@ class _ProcessGroup(Operations, c10d.ProcessGroup):
         return self
 
     supports_coalescing = property(lambda self: _torch_gpu.gpu.available())
+    supports_splitting = False  # torch asks when the job is bound to a device
 
     @property
     def group_name(self) -> str:

@@ -1,8 +1,9 @@
-"""Communicators on a GPU that two ranks share. Needs one, and a torch that sees it."""
+"""Communicators on a GPU that two ranks share, or with TOWLINE_TEST_GPUS=all on one each. Needs one, and a torch that sees it."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 
 import pytest
 
@@ -15,7 +16,7 @@ import test_gpu_model as ranks_do  # noqa: E402
 
 
 def run(rank: int, folder: str) -> None:
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0)
     torch.set_default_device("cuda")
     ranks_do.operations(rank, folder)
     torch.cuda.synchronize()

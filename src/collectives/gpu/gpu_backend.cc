@@ -40,16 +40,7 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
 
   memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, segment_bytes(size_), words_, rank_, size_,
                                                     board(), Deadline::at(args.deadline_ns));
-  // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
-  const uint32_t share = std::max(1u, device_.gpus()[gpu_].multiprocessors / memory_->ranks_on_gpu());
-  max_blocks_ = static_cast<uint32_t>(
-      number_setting("collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
-  if (max_blocks_ == 0)
-    fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
-  marked_bytes_ = number_setting("collectives.gpu_marked_bytes", kMarkedBytes, kMarkedBytes);
-  // Their kernels' blocks fill a multiprocessor.
-  marked_bytes_ = std::min(marked_bytes_, std::max<uint64_t>(1, max_blocks_ / 2) * kMarkedSlots * 8);
-  direct_ = memory_->together() && number_setting("collectives.gpu_direct", 1, 1) != 0;
+  settle_ways(args);
 
   for (uint32_t rank = 0; rank < size_; ++rank) base_.segment[rank] = memory_->address(rank);
   for (uint32_t rank = 0; rank < size_; ++rank)
@@ -65,6 +56,48 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
     host_->broken(host_->context, static_cast<int32_t>(breakage.status), breakage.text.c_str());
   });
   watcher_ = std::thread([this] { watch(); });
+}
+
+// The least of any rank: GPUs may differ, and ranks may be spread unevenly over them.
+uint32_t GpuBackend::least_share(Deadline deadline) const {
+  const uint32_t mine = std::max(1u, device_.gpus()[gpu_].multiprocessors / memory_->ranks_on_gpu());
+  const cuda::Noticeboard all = board();
+  std::array<uint8_t, 4> said;
+  std::memcpy(said.data(), &mine, said.size());
+  all.set(fmt::format("gpu/share/{}", rank_), said);
+  uint32_t least = mine;
+  for (uint32_t rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const std::vector<uint8_t> heard = all.get(fmt::format("gpu/share/{}", rank), deadline);
+    uint32_t share = 0;
+    if (heard.size() == sizeof share) std::memcpy(&share, heard.data(), sizeof share);
+    if (share == 0) fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", rank);
+    least = std::min(least, share);
+  }
+  return least;
+}
+
+// Ranks must settle alike: from settings, and from what all know.
+void GpuBackend::settle_ways(const towline_collective_open_args& args) {
+  // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
+  const uint32_t share = least_share(Deadline::at(args.deadline_ns));
+  max_blocks_ = static_cast<uint32_t>(
+      number_setting("collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
+  if (max_blocks_ == 0)
+    fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
+  direct_ = memory_->together() && number_setting("collectives.gpu_direct", 1, 1) != 0;
+  const bool spread = memory_->ranks_on_gpu() != size_;
+  push_ = number_setting("collectives.gpu_push", spread ? 1 : 0, 1) != 0;
+  // Blocks of small kernels fill a multiprocessor.
+  const uint64_t most =
+      marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)));
+  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 256 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
+  marked_bytes_ = std::min(number_setting("collectives.gpu_marked_bytes", marked, marked_capacity(64)), most);
+  const uint64_t two = spread && size_ > 2 ? 512 << 10 : 0;
+  marked_two_bytes_ =
+      std::min(number_setting("collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
+  // Two ranks send the same bytes either way: one wait less, or less work on what came.
+  two_shot_bytes_ = number_setting("collectives.gpu_two_shot_bytes", size_ <= 2 ? 4 << 20 : 0, UINT64_MAX);
 }
 
 GpuBackend::~GpuBackend() {
@@ -173,26 +206,63 @@ uint32_t GpuBackend::blocks_for(uint64_t bytes) const noexcept {
 // The same on every rank: from what all know of the operation.
 void GpuBackend::choose(Launch& launch) const {
   Job& job = launch.job;
+  const bool all_reduce = job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE;
   const bool scaled = job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM;
   const bool marks =
-      job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE || job.mark.op == TOWLINE_COLLECTIVE_ALL_GATHER;
+      (all_reduce || job.mark.op == TOWLINE_COLLECTIVE_ALL_GATHER) && size_ > 1 && size_ <= kMarkedRanks;
   const bool direct = direct_ && !scaled;
+  const auto blocks_of = [](uint64_t bytes) {
+    return static_cast<uint32_t>(((bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
+  };
   if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
       (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
-  } else if (marks && size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_) {
+  } else if (marks && job.bytes <= marked_bytes_) {
     job.way = Way::kMarked;
     launch.kernel += kSmallKernels;
-    launch.blocks = static_cast<uint32_t>(((job.bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
-  } else if (job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE) {
-    job.way = direct ? Way::kTwoShot : Way::kStagedTwo;
-    launch.blocks = blocks_for(job.bytes / size_);
+    launch.blocks = blocks_of(job.bytes);
+  } else if (marks && all_reduce && job.bytes <= marked_two_bytes_) {
+    job.way = Way::kMarkedTwo;
+    launch.kernel += kSmallKernels;
+    launch.blocks = blocks_of(((job.bytes + 7) / 8 + size_ - 1) / size_ * 8);
+  } else if (direct) {
+    job.way = all_reduce ? Way::kTwoShot : Way::kDirect;
+    launch.blocks = blocks_for(all_reduce ? job.bytes / size_ : largest_part(job));
+  } else if (push_) {
+    push(launch);
   } else {
-    job.way = direct ? Way::kDirect : Way::kStaged;
-    launch.blocks = job.compare != 0 ? std::min(16u, max_blocks_) : blocks_for(largest_part(job));
+    job.way = all_reduce ? Way::kStagedTwo : Way::kStaged;
+    launch.blocks = blocks_for(all_reduce ? job.bytes / size_ : largest_part(job));
   }
+  if (job.compare != 0) launch.blocks = std::min(16u, max_blocks_);
+}
+
+void GpuBackend::push(Launch& launch) const {
+  Job& job = launch.job;
+  const uint64_t most = pushed_slot_bytes(size_);
+  uint64_t bytes = largest_part(job);
+  uint64_t capacity = most;
+  job.way = Way::kPushed;
+  if (job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE && job.bytes >= two_shot_bytes_) {
+    job.way = Way::kPushedTwo;
+    bytes = job.bytes;
+    capacity = most * size_;
+  } else if (job.mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE) {
+    bytes = job.bytes;
+    for (uint32_t peer = 0; peer < size_; ++peer) {
+      job.in[peer] = job.in[0];
+      job.in_bytes[peer] = bytes;
+    }
+    job.out[rank_] = job.out[0];
+    job.out_bytes[rank_] = bytes;
+    job.receives = 1;
+  }
+  launch.blocks = job.compare != 0 ? std::min(16u, max_blocks_) : blocks_for(bytes);
+  // All blocks get the same, in one round if it fits.
+  const uint64_t each = (bytes + launch.blocks - 1) / launch.blocks;
+  job.slot = job.compare != 0 ? capacity : std::clamp<uint64_t>((each + 255) / 256 * 256, 256, capacity);
 }
 
 void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns,
@@ -295,8 +365,9 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
 
 std::string GpuBackend::describe() const {
   return fmt::format(
-      R"({{"gpu":{},"ranks_on_gpu":{},"direct":{},"max_blocks":{},"marked_bytes":{},"segment_bytes":{}}})",
-      gpu_, memory_->ranks_on_gpu(), direct_, max_blocks_, marked_bytes_, segment_bytes(size_));
+      R"({{"gpu":{},"ranks_on_gpu":{},"direct":{},"push":{},"max_blocks":{},"marked_bytes":{},"marked_two_bytes":{},"two_shot_bytes":{},"segment_bytes":{}}})",
+      gpu_, memory_->ranks_on_gpu(), direct_, push_, max_blocks_, marked_bytes_, marked_two_bytes_,
+      two_shot_bytes_, segment_bytes(size_));
 }
 
 }  // namespace towline::collectives::gpu

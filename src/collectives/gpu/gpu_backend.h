@@ -48,7 +48,10 @@ class GpuBackend final : public StreamBackend {
 
   void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
+  [[nodiscard]] uint32_t least_share(Deadline deadline) const;
+  void settle_ways(const towline_collective_open_args& args);
   void choose(Launch& launch) const;
+  void push(Launch& launch) const;
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
   Channel& build_any(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
   // `graph`: the one that the stream records, or 0.
@@ -62,7 +65,10 @@ class GpuBackend final : public StreamBackend {
   void watch();
 
   uint64_t marked_bytes_ = 0;
+  uint64_t marked_two_bytes_ = 0;
+  uint64_t two_shot_bytes_ = 0;
   bool direct_ = false;
+  bool push_ = false;
   uint32_t max_blocks_ = 0;
   std::unique_ptr<cuda::LoadedKernels> kernels_;
   std::shared_ptr<cuda::Words> words_;

@@ -10,16 +10,22 @@ namespace towline::collectives::gpu {
 using device::kMaxRanks;
 
 inline constexpr uint32_t kThreads = 512;
-inline constexpr uint32_t kMaxBlocks = 64;
+inline constexpr uint32_t kMaxBlocks = 128;
 
 // The smallest all-reduces and all-gathers: data and its mark in one store.
-inline constexpr uint32_t kMarkedBlocks = 16;
 inline constexpr uint32_t kMarkedSlots = 512;  // a block; 16 bytes each, of which 8 are data
-inline constexpr uint64_t kMarkedBytes = uint64_t{kMarkedBlocks} * kMarkedSlots * 8;
 inline constexpr uint32_t kMarkedRanks = 8;
+inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
+constexpr uint32_t marked_blocks(uint32_t size) { return size <= 2 ? 64 : 32; }
+// What so many blocks carry from one rank to another.
+constexpr uint64_t marked_capacity(uint32_t blocks) { return uint64_t{blocks} * kMarkedSlots * 8; }
 
-// Staging: a block's own, two halves and room for results.
+// Staging: a block's own, two halves and room for results; or what others store, twice for each of three turns.
 inline constexpr uint64_t kChunk = 64 << 10;
+inline constexpr uint32_t kPushedTurns = 3;
+inline constexpr uint32_t kStages = 2 * kPushedTurns;
+// What one rank stores for another in a turn of a block.
+constexpr uint64_t pushed_slot_bytes(uint32_t size) { return kChunk / size / 256 * 256; }
 // Messages: chunks on their way from one rank to another.
 inline constexpr uint32_t kRing = 4;
 
@@ -37,6 +43,10 @@ enum class Way : uint32_t {
   kMove = 9,
   kSignal = 10,
   kAwait = 11,
+  // Between GPUs.
+  kMarkedTwo = 12,  // all_reduce: marked stores of inputs, then of results
+  kPushed = 13,     // every rank stores into every other's staging memory, in rounds
+  kPushedTwo = 14,  // all_reduce so, reducing a part each
 };
 
 // What ranks compare, and what a failure's message names.
@@ -104,14 +114,17 @@ struct Control {
   // one signal ahead.
   alignas(16) uint64_t words[2][kMaxRanks][kMaxBlocks][4];
 };
-inline constexpr uint64_t kMarkedAt = 128 << 10;
+inline constexpr uint64_t kMarkedAt = 256 << 10;
 static_assert(sizeof(Control) <= kMarkedAt);
 
 constexpr uint64_t marked_bytes(uint32_t size) {
-  return 2ull * kMarkedBlocks * (size < kMarkedRanks ? size : kMarkedRanks) * kMarkedSlots * 16;
+  return uint64_t{kMarkedTurns} * marked_blocks(size) * (size < kMarkedRanks ? size : kMarkedRanks) *
+         kMarkedSlots * 16;
 }
 constexpr uint64_t staging_at(uint32_t size) { return kMarkedAt + marked_bytes(size); }
-constexpr uint64_t ring_at(uint32_t size) { return staging_at(size) + 3ull * kMaxBlocks * kChunk; }
+constexpr uint64_t ring_at(uint32_t size) {
+  return staging_at(size) + uint64_t{kStages} * kMaxBlocks * kChunk;
+}
 constexpr uint64_t segment_bytes(uint32_t size) { return ring_at(size) + uint64_t{size} * kRing * kChunk; }
 
 struct Job {
@@ -127,6 +140,7 @@ struct Job {
   uint64_t orders;  // the host's Orders
   uint64_t timeout_ns;
   uint64_t bytes;  // of a part; all_reduce: of all; kAwait: with out[0], nanoseconds
+  uint64_t slot;   // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts
   Way way;
   uint32_t rank;
   uint32_t size;

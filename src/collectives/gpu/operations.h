@@ -4,188 +4,14 @@
 // So a block waits for the same block of other ranks only, and what it reads of theirs, the same block wrote.
 #pragma once
 
-#include "collectives/gpu/elements.h"
-#include "collectives/gpu/waiting.h"
+#include "collectives/gpu/marked.h"
+#include "collectives/gpu/pushed.h"
+#include "collectives/gpu/shares.h"
 #include "collectives/gpu/window_operations.h"
 
 namespace towline::collectives::gpu {
 
-// State of one block.
-struct Scratch {
-  uint64_t from[kMaxRanks];
-  uint64_t to[kMaxRanks];
-  uint64_t first[kMaxRanks];
-  uint64_t second[kMaxRanks];
-};
-
-TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
-// Of `bytes` from `offset` on, at most `most`.
-TOWLINE_DEVICE uint64_t rest(uint64_t bytes, uint64_t offset, uint64_t most) {
-  return offset < bytes ? smaller(bytes - offset, most) : 0;
-}
-
-// Moves without combining: the element does not matter.
-struct NoElement {
-  using Bits = uint8_t;
-};
-
-template <class E>
-TOWLINE_DEVICE void contribute(const Job& job, uint64_t to, uint64_t from, uint64_t bytes) {
-  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
-    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM)
-      return scale_range<E>(to, from, bytes / sizeof(typename E::Bits), job.factor);
-  }
-  device::copy(to, from, bytes);
-}
-
-// ---- Data and mark in one store
-
-TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, uint32_t turn, uint32_t block,
-                                    uint32_t slot) {
-  const uint64_t index =
-      ((static_cast<uint64_t>(turn & 1) * kMarkedBlocks + block) * job.size + from) * kMarkedSlots + slot;
-  return job.segment[at] + kMarkedAt + index * 16;
-}
-
-TOWLINE_DEVICE uint64_t load8(uint64_t address, uint64_t bytes) {
-  if (bytes >= 8) return load_any<uint64_t>(address);
-  uint64_t value = 0;
-  for (uint32_t i = 0; i < bytes; ++i)
-    value |= static_cast<uint64_t>(device::load_unit<uint8_t>(address + i)) << (8 * i);
-  return value;
-}
-TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
-  if (bytes >= 8) return store_any<uint64_t>(address, value);
-  for (uint32_t i = 0; i < bytes; ++i)
-    device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
-}
-
-// Every rank's 8 bytes of one slot. The slots are emptied for their next use, which comes two operations later and so
-// after every rank has seen this one's end. False: failed.
-TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
-                                uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
-  uint32_t missing = ((1u << job.size) - 1) & ~(1u << job.rank);
-  Waiter waiter;
-  uint32_t marks[kMarkedRanks][2];
-  TOWLINE_UNROLL
-  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
-    if (peer == job.rank) values[peer] = mine;
-  while (missing != 0) {
-    TOWLINE_UNROLL
-    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
-      if ((missing >> peer & 1) != 0)
-        load_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), values[peer], marks[peer]);
-    uint32_t waited = job.size;
-    TOWLINE_UNROLL
-    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
-      if ((missing >> peer & 1) == 0) continue;
-      const uint32_t a = marks[peer][0];
-      const uint32_t b = marks[peer][1];
-      if (a == job.digest && b == job.digest) {
-        missing &= ~(1u << peer);
-        store_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), 0, 0);
-      } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
-        fail_with(job, Failure::kMismatch, peer, 0, 0);
-        return false;
-      } else {
-        waited = peer;
-      }
-    }
-    if (missing != 0 &&
-        give_up(job, waiter, waited, &control_of(job, job.rank).signal[waited][turn.block], turn.epoch))
-      return false;
-  }
-  return true;
-}
-
-template <class E>
-TOWLINE_DEVICE uint64_t scaled8(const Job& job, uint64_t value) {
-  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
-    using Bits = typename E::Bits;
-    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM) {
-      Bits lanes[8 / sizeof(Bits)];
-      memcpy(lanes, &value, 8);
-      TOWLINE_UNROLL
-      for (Bits& lane : lanes) lane = scale_one<E>(lane, job.factor);
-      memcpy(&value, lanes, 8);
-    }
-  }
-  return value;
-}
-
-template <class E>
-TOWLINE_DEVICE uint64_t reduce8(const Job& job, const uint64_t (&values)[kMarkedRanks]) {
-  using Bits = typename E::Bits;
-  constexpr uint32_t kLanes = 8 / sizeof(Bits);
-  typename E::Sum sums[kLanes] = {};  // peer 0 sets them, which not every compiler sees
-  const bool plain = is_sum(job.mark.reduction);
-  Bits lanes[kLanes];
-  TOWLINE_UNROLL
-  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
-    if (peer >= job.size) continue;
-    memcpy(lanes, &values[peer], 8);
-    TOWLINE_UNROLL
-    for (uint32_t i = 0; i < kLanes; ++i)
-      sums[i] =
-          peer == 0 ? E::widen(lanes[i]) : combine<E>(sums[i], E::widen(lanes[i]), job.mark.reduction, plain);
-  }
-  TOWLINE_UNROLL
-  for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = finish<E>(sums[i], job.mark.reduction, job.size);
-  uint64_t result;
-  memcpy(&result, lanes, 8);
-  return result;
-}
-
-template <class E>
-TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
-  Control& me = control_of(job, job.rank);
-  const uint32_t marked = me.marked[turn.block];
-  const uint64_t units = (job.bytes + 7) / 8;
-  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
-  const auto slots = static_cast<uint32_t>(rest(units, begin, kMarkedSlots));
-  ++turn.epoch;
-  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
-    const uint64_t at = (begin + slot) * 8;
-    const uint64_t value = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
-    for (uint32_t i = 1; i < job.size; ++i) {
-      const uint32_t peer = (job.rank + i) % job.size;
-      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
-    }
-  }
-  // Nobody waits for these, but a rank that is at another operation sees that this one is not.
-  for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
-    device::store_relaxed(&control_of(job, peer).signal[job.rank][turn.block],
-                          static_cast<uint64_t>(turn.epoch) << 32 | job.digest);
-  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
-    const uint64_t at = (begin + slot) * 8;
-    const uint64_t mine = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
-    uint64_t values[kMarkedRanks];
-    if (!take_marked(job, turn, marked, slot, mine, values)) break;
-    if constexpr (!std::is_same_v<E, NoElement>) {
-      store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
-    } else {
-      TOWLINE_UNROLL
-      for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
-        if (peer < job.size) store8(job.out[peer] + at, values[peer], job.bytes - at);
-    }
-  }
-  device::sync();
-  if (device::thread() == 0) me.marked[turn.block] = marked + 1;
-}
-
 // ---- One process, one GPU: no copies
-
-// A block's share of a part.
-struct Share {
-  uint64_t begin;
-  uint64_t bytes;
-};
-TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
-  const uint64_t each = (bytes + parts - 1) / parts;
-  const uint64_t even = (each + 127) / 128 * 128;
-  const uint64_t begin = smaller(bytes, even * index);
-  return {begin, smaller(bytes - begin, even)};
-}
 
 template <class E>
 TOWLINE_DEVICE bool run_direct(const Job& job, Turn& turn, Scratch& scratch) {
@@ -241,16 +67,7 @@ TOWLINE_DEVICE bool run_two_shot(const Job& job, Turn& turn, Scratch& scratch) {
 // ---- Through staging memory
 
 TOWLINE_DEVICE uint64_t stage_of(const Job& job, uint32_t rank, uint32_t block, uint32_t part) {
-  return job.segment[rank] + staging_at(job.size) + (static_cast<uint64_t>(block) * 3 + part) * kChunk;
-}
-
-TOWLINE_DEVICE uint64_t largest_part(const Job& job) {
-  uint64_t most = 0;
-  for (uint32_t peer = 0; peer < job.size; ++peer) {
-    most = job.in_bytes[peer] > most ? job.in_bytes[peer] : most;
-    most = job.out_bytes[peer] > most ? job.out_bytes[peer] : most;
-  }
-  return most;
+  return job.segment[rank] + staging_at(job.size) + (static_cast<uint64_t>(block) * kStages + part) * kChunk;
 }
 
 template <class E>
@@ -258,21 +75,7 @@ TOWLINE_DEVICE bool run_staged(const Job& job, Turn& turn, Scratch& scratch) {
   const uint64_t slot = job.shared != 0 ? kChunk : kChunk / job.size / 256 * 256;
   const uint64_t of_all = slot * turn.blocks;
   uint64_t rounds = (largest_part(job) + of_all - 1) / of_all;
-  if (job.compare != 0) {
-    const uint64_t mine = rounds;
-    if (!swap_words(
-            job, turn, scratch.first, scratch.second, [&](uint32_t peer) { return job.in_bytes[peer]; },
-            [&](uint32_t) { return mine; }))
-      return false;
-    for (uint32_t peer = 0; peer < job.size; ++peer) {
-      if (scratch.first[peer] != job.out_bytes[peer]) {
-        if (device::thread() == 0)
-          fail_with(job, Failure::kBytes, peer, scratch.first[peer], job.out_bytes[peer]);
-        return false;
-      }
-      rounds = scratch.second[peer] > rounds ? scratch.second[peer] : rounds;
-    }
-  }
+  if (job.compare != 0 && !agree_on_parts(job, turn, scratch, rounds)) return false;
   for (uint64_t round = 0; round == 0 || round < rounds; ++round) {
     const uint64_t at = (round * turn.blocks + turn.block) * slot;
     const uint32_t half = (turn.epoch + 1) & 1;  // of the meeting to come
@@ -422,6 +225,12 @@ TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t bloc
     case Way::kStagedTwo:
       (void)run_staged_two<E>(job, turn, scratch);
       break;
+    case Way::kPushed:
+      (void)run_pushed<E>(job, turn, scratch);
+      break;
+    case Way::kPushedTwo:
+      (void)run_pushed_two<E>(job, turn, scratch);
+      break;
     default:
       break;
   }
@@ -432,7 +241,14 @@ TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t bloc
 template <class E>
 TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
-  run_marked<E>(job, turn);
+  if constexpr (std::is_same_v<E, NoElement>) {
+    run_marked<E>(job, turn);
+  } else {
+    if (job.way == Way::kMarked)
+      run_marked<E>(job, turn);
+    else
+      run_marked_two<E>(job, turn);
+  }
   end_turn(job, turn);
 }
 
@@ -450,6 +266,8 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
     (void)meet(job, turn);
   else if (job.way == Way::kDirect)
     (void)run_direct<NoElement>(job, turn, scratch);
+  else if (job.way == Way::kPushed)
+    (void)run_pushed<NoElement>(job, turn, scratch);
   else
     (void)run_staged<NoElement>(job, turn, scratch);
   end_turn(job, turn);

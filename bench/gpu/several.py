@@ -1,0 +1,434 @@
+#!/usr/bin/env python3
+"""Collectives of ranks with a GPU each, in turns with NCCL in CUDA graphs in the same processes; what they and paged copies
+share; training. Needs two GPUs or more, torch with NCCL, and Towline's package. Ends with an error after a wrong byte.
+
+    several.py [collectives] [sharing] [training]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+import towline
+from towline import collectives
+
+KIB, MIB = 1 << 10, 1 << 20
+SMALL = [256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB]
+LARGE = [8 * MIB, 64 * MIB, 512 * MIB]
+# Settings of Towline's that are tried beside its own choice. Only all_reduce has all of them.
+WAYS = {
+    "towline": "",
+    "marked": "gpu_marked_bytes = 262144\ngpu_marked_two_bytes = 0\n",
+    "pushed": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n",
+    "two-shot": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_two_shot_bytes = 0\n",
+    "pulled": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_push = 0\n",
+    "64 blocks": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_blocks = 64\n",
+}
+
+
+class Rank:
+    def __init__(self, rank: int, size: int, folder: str, options) -> None:
+        self.rank, self.size, self.folder, self.options = rank, size, folder, options
+        torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            init_method=f"file://{folder}/torch",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=60),
+            device_id=torch.device("cuda", rank),
+        )
+        self.wrong = 0
+
+    def communicator(self, name: str, settings: str = "") -> collectives.Communicator:
+        return collectives.Communicator(
+            rank=self.rank,
+            size=self.size,
+            name=name,
+            backend="gpu",
+            bootstrap=f"file:{self.folder}/towline",
+            timeout=20.0,
+            config=f"[collectives]\ngpu = {self.rank}\n{settings}",
+        )
+
+    def say(self, *what) -> None:
+        if self.rank == 0:
+            print(*what, flush=True)
+
+    def slowest(self, seconds: float) -> float:
+        told = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return told.item()
+
+    def meet(self) -> None:
+        dist.barrier(device_ids=[self.rank])
+        torch.cuda.synchronize()
+
+
+def everyones(rank: Rank, floats: int) -> list[torch.Tensor]:
+    """Every rank's input: whole numbers, whose sums are exact."""
+    made = []
+    for each in range(rank.size):
+        generator = torch.Generator("cuda").manual_seed(1000 + each)
+        made.append(torch.randint(-9, 9, (floats,), generator=generator, device="cuda").float())
+    return made
+
+
+class Case:
+    """One operation of `bytes` in all, as the larger of input and output."""
+
+    def __init__(self, rank: Rank, operation: str, size: int) -> None:
+        self.rank, self.operation, self.bytes = rank, operation, size
+        floats = size // 4 // rank.size * rank.size
+        part = floats // rank.size
+        inputs = everyones(rank, part if operation == "all_gather" else floats)
+        mine = slice(rank.rank * part, (rank.rank + 1) * part)
+        self.input = inputs[rank.rank].clone()
+        if operation == "all_reduce":
+            self.right = sum(inputs[1:], inputs[0].clone())
+        elif operation == "all_gather":
+            self.right = torch.cat(inputs)
+        elif operation == "reduce_scatter":
+            self.right = sum((one[mine] for one in inputs[1:]), inputs[0][mine].clone())
+        else:
+            self.right = torch.cat([one[mine] for one in inputs])
+        self.output = torch.full_like(self.right, float("nan"))
+
+    def begin(self, world) -> None:
+        """world: a communicator of Towline's, or None: NCCL."""
+        if world is None:
+            if self.operation == "all_reduce":
+                dist.all_reduce(self.output)
+            elif self.operation == "all_gather":
+                dist.all_gather_into_tensor(self.output, self.input)
+            elif self.operation == "reduce_scatter":
+                dist.reduce_scatter_tensor(self.output, self.input)
+            else:
+                dist.all_to_all_single(self.output, self.input)
+            return
+        stream = torch.cuda.current_stream()
+        if self.operation == "all_reduce":
+            world.all_reduce(self.input, output=self.output, stream=stream)
+        else:
+            getattr(world, self.operation)(self.output, self.input, stream=stream)
+
+    def reset(self, world) -> None:
+        # NCCL's through torch is in place.
+        if world is None and self.operation == "all_reduce":
+            self.output.copy_(self.input)
+        else:
+            self.output.fill_(float("nan"))
+
+    def check(self, world) -> bool:
+        self.reset(world)
+        self.begin(world)
+        torch.cuda.synchronize()
+        return torch.equal(self.output, self.right)
+
+    def capture(self, world, count: int) -> torch.cuda.CUDAGraph:
+        self.reset(world)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(count):
+                self.begin(world)
+        return graph
+
+
+def timed(rank: Rank, graph: torch.cuda.CUDAGraph, count: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    rank.meet()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / count
+
+
+def spread(times: list[float]) -> str:
+    return f"{statistics.median(times) * 1e6:9.2f} [{min(times) * 1e6:.2f} {max(times) * 1e6:.2f}]"
+
+
+def run_collectives(rank: Rank) -> list[dict]:
+    worlds = {"nccl": None, **{name: rank.communicator(name.replace(" ", "-"), settings) for name, settings in WAYS.items()}}
+    rank.say("towline:", worlds["towline"].info())
+    rows = []
+    for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for size in SMALL + LARGE:
+            if size > rank.options.most:
+                continue
+            case = Case(rank, operation, size)
+            ways = list(worlds) if operation == "all_reduce" else ["nccl", "towline", "pulled", "64 blocks"]
+            if size > 256 * KIB and "marked" in ways:
+                ways.remove("marked")
+            count = 200 if size <= MIB else 20 if size <= 64 * MIB else 4
+            graphs = {}
+            for way in ways:
+                if not case.check(worlds[way]):
+                    rank.wrong += 1
+                    print(f"WRONG: {way}, {operation} of {size} bytes, rank {rank.rank}", flush=True)
+                graphs[way] = case.capture(worlds[way], count)
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for round in range(-2, rank.options.rounds):
+                for way in ways:
+                    taken = rank.slowest(timed(rank, graphs[way], count))
+                    if round >= 0:
+                        times[way].append(taken)
+            row = {"operation": operation, "bytes": size, "us": {way: [one * 1e6 for one in all] for way, all in times.items()}}
+            rows.append(row)
+            ours, theirs = (statistics.median(times[way]) for way in ("towline", "nccl"))
+            rank.say(
+                f"{operation:>14} {size:>10}  nccl {spread(times['nccl'])}  towline {spread(times['towline'])}"
+                f"  {theirs / ours:.2f} of NCCL's speed, {size / ours / 1e9:.1f} GB/s"
+                + "".join(f"  {way} {statistics.median(all) * 1e6:.2f}" for way, all in times.items() if way not in ("nccl", "towline"))
+            )
+            del graphs, case
+            torch.cuda.synchronize()
+    for world in worlds.values():
+        if world is not None:
+            if world.error[1]:
+                rank.wrong += 1
+                print("broken:", world.error, flush=True)
+            world.close()
+    return rows
+
+
+# ---- Sharing the GPUs
+
+
+def multiply(stop: threading.Event, device: int, told: dict) -> None:
+    size = 8192
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+        left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=f"cuda:{device}") for _ in range(2))
+        out = torch.empty_like(left)
+        torch.cuda.current_stream().synchronize()
+        begun, count = time.perf_counter(), 0
+        while not stop.is_set():
+            for _ in range(5):
+                torch.matmul(left, right, out=out)
+            torch.cuda.current_stream().synchronize()
+            count += 5
+        told["product TFLOP/s"] = 2e-12 * size**3 * count / (time.perf_counter() - begun)
+
+
+def replays(world, device: int, name: str, size: int):
+    """A thread's body that does all_reduces of `size` bytes again and again."""
+
+    def body(stop: threading.Event, told: dict) -> None:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+            tensor = torch.zeros(size // 4, device=f"cuda:{device}")
+            torch.cuda.current_stream().synchronize()
+            begun, count = time.perf_counter(), 0
+            # All ranks do as many: the first says when it is over.
+            more = torch.ones(1, device=f"cuda:{device}")
+            while True:
+                for _ in range(50):
+                    world.all_reduce(tensor, stream=torch.cuda.current_stream())
+                count += 50
+                if stop.is_set():
+                    more.zero_()
+                world.all_reduce(more, "min", stream=torch.cuda.current_stream())
+                if more.item() == 0:
+                    break
+            told[name + " us"] = (time.perf_counter() - begun) / count * 1e6
+
+    return body
+
+
+class Pages:
+    """Pages from this rank's GPU to the next's, by two agents of this process."""
+
+    def __init__(self, rank: Rank, page: int = 32 << 10, pages: int = 4096) -> None:
+        there = (rank.rank + 1) % rank.size
+        self.bytes = page * pages
+        self.mine = torch.randint(0, 255, (pages * 2, page), dtype=torch.uint8, device=f"cuda:{rank.rank}")
+        self.theirs = torch.zeros(pages * 2, page, dtype=torch.uint8, device=f"cuda:{there}")
+        self.near, self.far = towline.Agent("near", listen="none"), towline.Agent("far", listen="none")
+        self.regions = [self.near.register(self.mine, access="rw"), self.far.register(self.theirs, access="rw")]
+        self.peer = self.near.add_peer(self.far.metadata())
+        self.picks = torch.randperm(pages * 2)[:pages]
+        blocks = towline.Blocks(self.theirs.data_ptr(), page, (pages * 2, page), kind="vram", device=there)
+        self.move = self.near.write(self.near.block_list(self.mine), self.picks, self.peer.block_list(blocks), self.picks.flip(0))
+
+    def run(self, stop: threading.Event, told: dict) -> None:
+        times = []
+        while not stop.is_set():
+            begun = time.perf_counter()
+            self.move.post()
+            self.move.wait()
+            times.append(time.perf_counter() - begun)
+        told["pages GB/s"] = self.bytes / statistics.median(times) / 1e9
+
+    def right(self) -> bool:
+        sent = self.mine[self.picks.to(self.mine.device)].cpu()
+        return torch.equal(sent, self.theirs[self.picks.flip(0).to(self.theirs.device)].cpu())
+
+
+def beside(rank: Rank, bodies, seconds: float) -> dict:
+    stop, told = threading.Event(), {}
+    threads = [threading.Thread(target=body, args=(stop, told)) for body in bodies]
+    dist.barrier(device_ids=[rank.rank])
+    torch.cuda.synchronize()
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+        if thread.is_alive():
+            print(f"HANGS: rank {rank.rank}, {told}", flush=True)
+            os._exit(3)
+    return told
+
+
+def run_sharing(rank: Rank) -> list[dict]:
+    first, second = rank.communicator("first"), rank.communicator("second")
+    pages = Pages(rank)
+    product = lambda stop, told: multiply(stop, rank.rank, told)  # noqa: E731
+    parts = {
+        "product": product,
+        "small": replays(first, rank.rank, "all_reduce 64 KiB", 64 * KIB),
+        "large": replays(second, rank.rank, "all_reduce 64 MiB", 64 * MIB),
+        "pages": pages.run,
+    }
+    rows = []
+    for together in (
+        ["product"],
+        ["small"],
+        ["large"],
+        ["pages"],
+        ["product", "pages"],
+        ["product", "small"],
+        ["product", "large"],
+        ["small", "large"],
+        ["small", "large", "pages"],
+        ["product", "small", "large", "pages"],
+    ):
+        told = beside(rank, [parts[part] for part in together], rank.options.seconds)
+        everyone = [None] * rank.size
+        dist.all_gather_object(everyone, told)
+        rows.append({"together": together, "ranks": everyone})
+        rank.say(" + ".join(together) + ": " + ", ".join(f"{key} {value:.1f}" for key, value in sorted(told.items())))
+    if not pages.right():
+        rank.wrong += 1
+        print("WRONG: pages", flush=True)
+    for world in (first, second):
+        if world.error[1]:
+            rank.wrong += 1
+            print("broken:", world.error, flush=True)
+        world.close()
+    return rows
+
+
+# ---- Training
+
+
+def layers(width: int, depth: int) -> torch.nn.Module:
+    torch.manual_seed(5)
+    parts: list[torch.nn.Module] = []
+    for _ in range(depth):
+        parts += [torch.nn.Linear(width, width), torch.nn.GELU()]
+    return torch.nn.Sequential(*parts).cuda()
+
+
+def train(rank: Rank, backend: str, sharded: bool, steps: int) -> tuple[list[float], float]:
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=60))
+    model = layers(2048, 12)
+    if sharded:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, "cuda")
+        for part in model:
+            if isinstance(part, torch.nn.Linear):
+                fully_shard(part, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model, process_group=group, device_ids=[rank.rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    generator = torch.Generator("cuda").manual_seed(rank.rank)
+    losses, times = [], []
+    for _ in range(steps):
+        batch = torch.randn(1024, 2048, generator=generator, device="cuda")
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        loss = (model(batch) - batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+        losses.append(loss.item())
+    return losses, statistics.median(times[3:])
+
+
+def run_training(rank: Rank) -> list[dict]:
+    from towline import torch_distributed
+
+    if "towline" not in dist.Backend.backend_list:
+        torch_distributed.register()
+    rows = []
+    for name, sharded in (("DDP", False), ("FSDP2", True)):
+        theirs, their_step = train(rank, "nccl", sharded, rank.options.steps)
+        ours, our_step = train(rank, "towline", sharded, rank.options.steps)
+        worst = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs))
+        if not worst < 1e-4:
+            rank.wrong += 1
+            print(f"WRONG: losses of {name}: {ours}, not {theirs}", flush=True)
+        steps = {"nccl": rank.slowest(their_step) * 1e3, "towline": rank.slowest(our_step) * 1e3}
+        rows.append({"training": name, "ms a step": steps, "worst difference": worst, "loss": ours[-1]})
+        rank.say(f"{name}: {steps['towline']:.2f} ms a step, nccl {steps['nccl']:.2f}; losses differ by {worst:.1e}, last {ours[-1]:.5f}")
+    return rows
+
+
+def serve(rank: int, size: int, folder: str, options) -> None:
+    mine = Rank(rank, size, folder, options)
+    told = {"machine": f"{size} {torch.cuda.get_device_name(0)}", "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    mine.say(told)
+    for part, run in (("collectives", run_collectives), ("sharing", run_sharing), ("training", run_training)):
+        if part in options.parts:
+            told[part] = run(mine)
+    if rank == 0 and options.json:
+        with open(options.json, "w") as file:
+            json.dump(told, file)
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+    sys.exit(1 if mine.wrong else 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["collectives", "sharing", "training"])
+    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--most", type=int, default=LARGE[-1], help="bytes of the largest operation")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each row of what runs together")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    if options.gpus < 2:
+        print("one GPU: nothing to measure", file=sys.stderr)
+        sys.exit(77)
+    # Multicast over NVLink stays off unless the caller turned it on.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(f"{folder}/towline")
+        multiprocessing.spawn(serve, (options.gpus, folder, options), options.gpus)
+
+
+if __name__ == "__main__":
+    main()

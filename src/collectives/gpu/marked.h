@@ -1,0 +1,200 @@
+// The smallest operations: data and its mark go in one store, so that nobody waits for a signal after them.
+#pragma once
+
+#include "collectives/gpu/shares.h"
+
+namespace towline::collectives::gpu {
+
+TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, uint32_t turn, uint32_t block,
+                                    uint32_t slot) {
+  const uint64_t index =
+      ((static_cast<uint64_t>(turn % kMarkedTurns) * marked_blocks(job.size) + block) * job.size + from) *
+          kMarkedSlots +
+      slot;
+  return job.segment[at] + kMarkedAt + index * 16;
+}
+
+TOWLINE_DEVICE uint64_t load8(uint64_t address, uint64_t bytes) {
+  if (bytes >= 8) return load_any<uint64_t>(address);
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < bytes; ++i)
+    value |= static_cast<uint64_t>(device::load_unit<uint8_t>(address + i)) << (8 * i);
+  return value;
+}
+TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
+  if (bytes >= 8) return store_any<uint64_t>(address, value);
+  for (uint32_t i = 0; i < bytes; ++i)
+    device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
+}
+
+// The 8 bytes of one slot of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
+// and so after every rank has seen this one's end. False: failed.
+TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
+                                uint32_t missing, uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
+  Waiter waiter;
+  uint32_t marks[kMarkedRanks][2];
+  TOWLINE_UNROLL
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+    if (peer == job.rank) values[peer] = mine;
+  while (missing != 0) {
+    TOWLINE_UNROLL
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+      if ((missing >> peer & 1) != 0)
+        load_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), values[peer], marks[peer]);
+    uint32_t waited = job.size;
+    TOWLINE_UNROLL
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
+      if ((missing >> peer & 1) == 0) continue;
+      const uint32_t a = marks[peer][0];
+      const uint32_t b = marks[peer][1];
+      if (a == job.digest && b == job.digest) {
+        missing &= ~(1u << peer);
+        store_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), 0, 0);
+      } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
+        fail_with(job, Failure::kMismatch, peer, 0, 0);
+        return false;
+      } else {
+        waited = peer;
+      }
+    }
+    if (missing != 0 &&
+        give_up(job, waiter, waited, &control_of(job, job.rank).signal[waited][turn.block], turn.epoch))
+      return false;
+  }
+  return true;
+}
+
+template <class E>
+TOWLINE_DEVICE uint64_t scaled8(const Job& job, uint64_t value) {
+  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
+    using Bits = typename E::Bits;
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM) {
+      Bits lanes[8 / sizeof(Bits)];
+      memcpy(lanes, &value, 8);
+      TOWLINE_UNROLL
+      for (Bits& lane : lanes) lane = scale_one<E>(lane, job.factor);
+      memcpy(&value, lanes, 8);
+    }
+  }
+  return value;
+}
+
+template <class E>
+TOWLINE_DEVICE uint64_t reduce8(const Job& job, const uint64_t (&values)[kMarkedRanks]) {
+  using Bits = typename E::Bits;
+  constexpr uint32_t kLanes = 8 / sizeof(Bits);
+  typename E::Sum sums[kLanes] = {};  // peer 0 sets them, which not every compiler sees
+  const bool plain = is_sum(job.mark.reduction);
+  Bits lanes[kLanes];
+  TOWLINE_UNROLL
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
+    if (peer >= job.size) continue;
+    memcpy(lanes, &values[peer], 8);
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i)
+      sums[i] =
+          peer == 0 ? E::widen(lanes[i]) : combine<E>(sums[i], E::widen(lanes[i]), job.mark.reduction, plain);
+  }
+  TOWLINE_UNROLL
+  for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = finish<E>(sums[i], job.mark.reduction, job.size);
+  uint64_t result;
+  memcpy(&result, lanes, 8);
+  return result;
+}
+
+// Nobody waits for these, but a rank that is at another operation sees that this one is not.
+TOWLINE_DEVICE void show_marked(const Job& job, Turn& turn) {
+  ++turn.epoch;
+  for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads())
+    set_signal(job, turn, peer, false);
+}
+
+TOWLINE_DEVICE uint32_t others(const Job& job) { return ((1u << job.size) - 1) & ~(1u << job.rank); }
+
+template <class E>
+TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
+  Control& me = control_of(job, job.rank);
+  const uint32_t marked = me.marked[turn.block];
+  const uint64_t units = (job.bytes + 7) / 8;
+  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
+  const auto slots = static_cast<uint32_t>(rest(units, begin, kMarkedSlots));
+  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
+    const uint64_t at = (begin + slot) * 8;
+    const uint64_t value = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    for (uint32_t i = 1; i < job.size; ++i) {
+      const uint32_t peer = (job.rank + i) % job.size;
+      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
+    }
+  }
+  show_marked(job, turn);
+  for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
+    const uint64_t at = (begin + slot) * 8;
+    const uint64_t mine = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    uint64_t values[kMarkedRanks];
+    if (!take_marked(job, turn, marked, slot, others(job), mine, values)) break;
+    if constexpr (!std::is_same_v<E, NoElement>) {
+      store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
+    } else {
+      TOWLINE_UNROLL
+      for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+        if (peer < job.size) store8(job.out[peer] + at, values[peer], job.bytes - at);
+    }
+  }
+  device::sync();
+  if (device::thread() == 0) me.marked[turn.block] = marked + 1;
+}
+
+// all_reduce: each rank reduces a part and gives all its result, both with marks. A block has the same slots of every part.
+template <class E>
+TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
+  Control& me = control_of(job, job.rank);
+  const uint32_t inputs = me.marked[turn.block];
+  const uint32_t results = inputs + 1;
+  const uint64_t units = (job.bytes + 7) / 8;
+  const uint64_t each = (units + job.size - 1) / job.size;
+  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
+  const auto slots_of = [&](uint32_t part) {
+    return static_cast<uint32_t>(rest(rest(units, part * each, each), begin, kMarkedSlots));
+  };
+  const auto give = [&](uint32_t to, uint32_t turn_of, uint32_t slot, uint64_t value) {
+    store_marked(marked_slot(job, to, job.rank, turn_of, turn.block, slot), value, job.digest);
+  };
+  for (uint32_t i = 1; i < job.size; ++i) {
+    const uint32_t peer = (job.rank + i) % job.size;
+    const uint32_t slots = slots_of(peer);
+    for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
+      const uint64_t at = (peer * each + begin + slot) * 8;
+      give(peer, inputs, slot, scaled8<E>(job, load8(job.in[0] + at, job.bytes - at)));
+    }
+  }
+  show_marked(job, turn);
+  uint64_t values[kMarkedRanks];
+  const uint32_t mine = slots_of(job.rank);
+  bool failed = false;
+  for (uint32_t slot = device::thread(); slot < mine && !failed; slot += device::threads()) {
+    const uint64_t at = (job.rank * each + begin + slot) * 8;
+    failed = !take_marked(job, turn, inputs, slot, others(job),
+                          scaled8<E>(job, load8(job.in[0] + at, job.bytes - at)), values);
+    if (failed) break;
+    const uint64_t result = reduce8<E>(job, values);
+    for (uint32_t i = 1; i < job.size; ++i) give((job.rank + i) % job.size, results, slot, result);
+    store8(job.out[0] + at, result, job.bytes - at);
+  }
+  const uint32_t most = slots_of(0);  // later parts are no larger
+  for (uint32_t slot = device::thread(); slot < most && !failed; slot += device::threads()) {
+    uint32_t expected = 0;
+    for (uint32_t peer = 0; peer < job.size; ++peer)
+      if (peer != job.rank && slot < slots_of(peer)) expected |= 1u << peer;
+    failed = !take_marked(job, turn, results, slot, expected, 0, values);
+    if (failed) break;
+    TOWLINE_UNROLL
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
+      const uint64_t at = (peer * each + begin + slot) * 8;
+      if ((expected >> peer & 1) != 0) store8(job.out[0] + at, values[peer], job.bytes - at);
+    }
+  }
+  device::sync();
+  if (device::thread() == 0) me.marked[turn.block] = inputs + 2;
+}
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,58 @@
+// What the operations share: a block's state, and how bytes are divided among ranks and blocks.
+#pragma once
+
+#include "collectives/gpu/elements.h"
+#include "collectives/gpu/waiting.h"
+
+namespace towline::collectives::gpu {
+
+// State of one block.
+struct Scratch {
+  uint64_t from[kMaxRanks];
+  uint64_t to[kMaxRanks];
+  uint64_t first[kMaxRanks];
+  uint64_t second[kMaxRanks];
+};
+
+TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+// Of `bytes` from `offset` on, at most `most`.
+TOWLINE_DEVICE uint64_t rest(uint64_t bytes, uint64_t offset, uint64_t most) {
+  return offset < bytes ? smaller(bytes - offset, most) : 0;
+}
+
+// Moves without combining: the element does not matter.
+struct NoElement {
+  using Bits = uint8_t;
+};
+
+template <class E>
+TOWLINE_DEVICE void contribute(const Job& job, uint64_t to, uint64_t from, uint64_t bytes) {
+  if constexpr (!std::is_same_v<E, NoElement> && !std::is_same_v<E, BoolElement>) {
+    if (job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM)
+      return scale_range<E>(to, from, bytes / sizeof(typename E::Bits), job.factor);
+  }
+  device::copy(to, from, bytes);
+}
+
+// A block's share of a part.
+struct Share {
+  uint64_t begin;
+  uint64_t bytes;
+};
+TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
+  const uint64_t each = (bytes + parts - 1) / parts;
+  const uint64_t even = (each + 127) / 128 * 128;
+  const uint64_t begin = smaller(bytes, even * index);
+  return {begin, smaller(bytes - begin, even)};
+}
+
+TOWLINE_DEVICE uint64_t largest_part(const Job& job) {
+  uint64_t most = 0;
+  for (uint32_t peer = 0; peer < job.size; ++peer) {
+    most = job.in_bytes[peer] > most ? job.in_bytes[peer] : most;
+    most = job.out_bytes[peer] > most ? job.out_bytes[peer] : most;
+  }
+  return most;
+}
+
+}  // namespace towline::collectives::gpu
