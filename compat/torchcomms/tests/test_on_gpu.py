@@ -16,7 +16,9 @@ import test_gpu_model as ranks_do  # noqa: E402
 
 
 def run(rank: int, folder: str) -> None:
-    torch.cuda.set_device(rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0)
+    gpu = rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0
+    torch.cuda.set_device(gpu)
+    ranks_do.GPU = torch.device("cuda", gpu)
     torch.set_default_device("cuda")
     ranks_do.operations(rank, folder)
     torch.cuda.synchronize()
