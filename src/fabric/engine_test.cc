@@ -80,10 +80,10 @@ class NarrowDomain final : public Domain {
 };
 
 TEST(FabricEngine, AFullDomainIsAskedAgainOnlyAfterACompletion) {
+  uint64_t early_posts = 0;  // outlives the domain that counts
   World world;
   LoopbackOptions port;
   port.traits.completes_in_order = false;
-  uint64_t early_posts = 0;
   TestHost& one = world.add_host(
       1, port, {}, [&](auto to) { return std::make_unique<NarrowDomain>(std::move(to), early_posts); });
   world.add_host(1, port);
