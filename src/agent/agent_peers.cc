@@ -243,7 +243,7 @@ Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64
     drive_until([&] { return !link->up() || link->takes_tags() != Status::kAgain; },
                 now_ns() + options_.default_timeout_ns);
   Worker::Guard guard(link->worker());
-  if (!link->up()) return Status::kPeerLost;
+  if (!link->up()) return link->why_not_up();
   if (const Status status = tagged ? link->takes_tags() : Status::kOk; status != Status::kOk) return status;
   if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
     return Status::kAgain;

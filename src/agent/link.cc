@@ -132,13 +132,14 @@ void Link::close(Status why, std::string_view text) noexcept {
     for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
       other_up = other_up || link->up();
     if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
-    peer_.credit_came(other_up ? Status::kOk : Status::kPeerLost);
+    peer_.credit_came(other_up ? Status::kOk : why_not_up());
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }
   for (Part* part : prepared_) part->post->close_gate(Post::kRelink);
   // The backend ends the parts and reports fences; the outcome need not wait for that.
-  const Status outcome = why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why;
+  const Status outcome =
+      why == Status::kClosed || why == Status::kOk || worker_.agent().closed() ? why_not_up() : why;
   for (Part* part : prepared_) {
     if (part->submitted) part->post->end(outcome, &worker_);
   }
@@ -272,8 +273,12 @@ std::string Link::describe() const {
 
 // ---- messages
 
+Status Link::why_not_up() const noexcept {
+  return worker_.agent().closed() ? Status::kClosed : Status::kPeerLost;
+}
+
 Status Link::send(const void* message, size_t bytes) noexcept {
-  if (!up()) return Status::kPeerLost;
+  if (!up()) return why_not_up();
   return transmit(message, bytes);
 }
 

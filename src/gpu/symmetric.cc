@@ -21,7 +21,8 @@ namespace towline::cuda {
 namespace {
 
 constexpr uint8_t kGoodbye[] = {0};
-constexpr std::size_t kMostStrangers = 16;  // sockets more than ranks
+constexpr std::size_t kMostStrangers = 16;     // sockets more than ranks
+constexpr std::size_t kLongestFailure = 1024;  // bytes of a text on the board
 
 // The pieces of this process that ranks of it may take.
 struct Local {
@@ -90,22 +91,51 @@ SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, 
     all.pieces[key_] = {pieces_[rank_], words_[rank_]};
   }
   listen();
-  std::vector<PieceNotice> notices(size);
-  notices[rank] = describe(gpu);
-  board.set(fmt::format("{}{}", prefix, rank), encode(notices[rank]));
-  for (uint32_t other = 0; other < size; ++other) {
-    if (other == rank) continue;
+  std::string failure;  // of this rank
+  const auto tell = [&] {
+    const std::string_view text = std::string_view(failure).substr(0, kLongestFailure);
+    board.set(fmt::format("{}{}/in", prefix, rank),
+              {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  };
+  try {
+    exchange(gpu, board, deadline, prefix);
+  } catch (const core::Error& error) {
+    failure = error.message();
+    tell();
+    throw;
+  }
+  tell();
+  end_together(board, deadline, prefix);
+}
+
+// A rank that is through could otherwise leave at once, and take its memory along before another one has mapped it.
+void SymmetricMemory::end_together(const Noticeboard& board, Deadline deadline, const std::string& prefix) {
+  for (uint32_t other = 0; other < size_; ++other) {
+    if (other == rank_) continue;
+    const std::vector<uint8_t> failure = board.get(fmt::format("{}{}/in", prefix, other), deadline);
+    if (!failure.empty())
+      fail(Status::kPeerLost, "rank {} failed: {}", other, std::string(failure.begin(), failure.end()));
+  }
+}
+
+void SymmetricMemory::exchange(uint32_t gpu, const Noticeboard& board, Deadline deadline,
+                               const std::string& prefix) {
+  std::vector<PieceNotice> notices(size_);
+  notices[rank_] = describe(gpu);
+  board.set(fmt::format("{}{}", prefix, rank_), encode(notices[rank_]));
+  for (uint32_t other = 0; other < size_; ++other) {
+    if (other == rank_) continue;
     auto notice = decode_piece_notice(board.get(fmt::format("{}{}", prefix, other), deadline));
     if (!notice) fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", other);
-    if (!notice->host.same_host(notices[rank].host))
+    if (!notice->host.same_host(notices[rank_].host))
       fail(Status::kUnsupported, "gpu: rank {} is on another host: ranks on GPUs must share one", other);
     notices[other] = std::move(*notice);
     offsets_[other] = notices[other].offset;
     bytes_[other] = notices[other].length;
   }
   // Every rank sees alike that one's memory can't be shared.
-  for (uint32_t one = 0; one < size; ++one)
-    for (uint32_t other = 0; other < size; ++other)
+  for (uint32_t one = 0; one < size_; ++one)
+    for (uint32_t other = 0; other < size_; ++other)
       if (notices[one].lent &&
           (!notices[other].host.same_process(notices[one].host) || notices[other].gpu != notices[one].gpu))
         fail(Status::kUnsupported,

@@ -29,7 +29,8 @@ struct Noticeboard {
 
 class SymmetricMemory {
  public:
-  // Collective. Throws Error: kUnsupported if a rank is on another host.
+  // Collective: returns when every rank has mapped the memory of all. Throws Error: kUnsupported if a rank is on
+  // another host; kPeerLost, with its words, if another rank failed.
   // `words` are this rank's, which ranks of its process may use as long as they have its memory.
   SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes, std::shared_ptr<Words> words,
                   uint32_t rank, uint32_t size, const Noticeboard& board, Deadline deadline);
@@ -61,6 +62,8 @@ class SymmetricMemory {
  private:
   [[nodiscard]] PieceNotice describe(uint32_t gpu) const;
   void listen();
+  void exchange(uint32_t gpu, const Noticeboard& board, Deadline deadline, const std::string& prefix);
+  void end_together(const Noticeboard& board, Deadline deadline, const std::string& prefix);
   void swap(uint32_t gpu, std::span<const PieceNotice> notices, Deadline deadline);
   void send_to(uint32_t rank, const PieceNotice& notice, Deadline deadline);
   void receive(uint32_t gpu, std::span<const PieceNotice> notices, uint32_t missing, Deadline deadline);
