@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <span>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
 
 #include "../src/explain.h"
+#include "../src/split.h"
+#include "calls.h"
 
 namespace towline_plugin {
 
@@ -17,7 +17,6 @@ namespace {
 using towline::Status;
 
 constexpr uint64_t kDefaultTimeoutNs = 30'000'000'000;  // Towline's
-constexpr uint64_t kCancelNs = 5'000'000'000;
 
 struct OwnMemory final : nixlBackendMD {
   OwnMemory() : nixlBackendMD(true) {}
@@ -28,120 +27,8 @@ struct PeerMemory final : nixlBackendMD {
   PeerMemory() : nixlBackendMD(false) {}
 };
 
-struct Request final : nixlBackendReqH {
-  ~Request() override {
-    if (transfer != nullptr) (void)towline_transfer_destroy(transfer, TOWLINE_FOREVER);
-  }
-  towline_transfer_t* transfer = nullptr;
-  std::shared_ptr<towline::Peer> with;
-  std::string notif;
-  bool has_notif = false;
-  bool to_self = false;  // the notification is for this agent: told when the data is there
-  bool wanted = false;   // Towline had no credit: post again when asked
-  uint64_t wanted_until = 0;
-};
-
-uint64_t now_ns() noexcept {
-  return static_cast<uint64_t>(
-      std::chrono::nanoseconds{std::chrono::steady_clock::now().time_since_epoch()}.count());
-}
-
-uint32_t kind_of(nixl_mem_t kind) noexcept {
-  return kind == VRAM_SEG ? TOWLINE_MEMORY_VRAM : TOWLINE_MEMORY_DRAM;
-}
-
-nixl_status_t to_nixl(int32_t status) noexcept {
-  switch (Status{status}) {
-    case Status::kOk:
-      return NIXL_SUCCESS;
-    case Status::kInProgress:
-      return NIXL_IN_PROG;
-    case Status::kInvalidArgument:
-    case Status::kOutOfRange:
-    case Status::kMismatch:
-    case Status::kLimitExceeded:
-      return NIXL_ERR_INVALID_PARAM;
-    case Status::kNotFound:
-    case Status::kStale:
-      return NIXL_ERR_NOT_FOUND;
-    case Status::kUnsupported:
-      return NIXL_ERR_NOT_SUPPORTED;
-    case Status::kBusy:
-      return NIXL_ERR_REPOST_ACTIVE;
-    case Status::kCancelled:
-      return NIXL_ERR_CANCELED;
-    case Status::kPeerLost:
-    case Status::kPeerRestarted:
-    case Status::kUnreachable:
-      return NIXL_ERR_REMOTE_DISCONNECT;
-    default:
-      return NIXL_ERR_BACKEND;
-  }
-}
-
-// A peer that leaves takes its memory back first; NIXL's users need to know that it is gone.
-nixl_status_t status_of(const Request& request, int32_t status) noexcept {
-  const bool left =
-      status == TOWLINE_STALE && request.with != nullptr && request.with->health() == towline::Health::kLost;
-  return left ? NIXL_ERR_REMOTE_DISCONNECT : to_nixl(status);
-}
-
-void say(const char* what, const char* why) noexcept {
-  std::fprintf(stderr, "towline in nixl: %s: %s\n", what, why);
-}
-
-// NIXL's agent does not expect exceptions.
-template <class Work>
-nixl_status_t guard(const char* what, Work work) noexcept {
-  try {
-    return work();
-  } catch (const towline::Error& error) {
-    say(what, error.what());
-    return to_nixl(static_cast<int32_t>(error.code()));
-  } catch (const std::exception& error) {
-    say(what, error.what());
-    return NIXL_ERR_BACKEND;
-  }
-}
-
-// Towline reads addresses and lengths where NIXL has them.
-towline_block_list_t* make_list(towline_agent_t* agent, towline_peer_t* peer,
-                                const nixl_meta_dlist_t& metas) {
-  static_assert(sizeof(size_t) == sizeof(uint64_t) && sizeof(uintptr_t) == sizeof(uint64_t));
-  const auto count = static_cast<size_t>(metas.descCount());
-  if (count == 0) throw towline::Error{Status::kInvalidArgument, "the list is empty"};
-  const uint32_t kind = kind_of(metas.getType());
-  const uint64_t device = kind == TOWLINE_MEMORY_DRAM ? 0 : metas[0].devId;
-  const bool one_device =
-      kind == TOWLINE_MEMORY_DRAM ||
-      std::all_of(metas.begin(), metas.end(), [&](const auto& desc) { return desc.devId == device; });
-  towline_block_list_t* list = nullptr;
-  if (one_device) {
-    towline::detail::check(towline_block_list_create_flat(
-        agent, peer, kind, reinterpret_cast<const uint64_t*>(&metas[0].addr), sizeof(nixlMetaDesc),
-        reinterpret_cast<const uint64_t*>(&metas[0].len), sizeof(nixlMetaDesc), device, count, &list));
-    return list;
-  }
-  std::vector<towline_blocks_t> blocks(count);
-  for (size_t i = 0; i < count; ++i) {
-    blocks[i].address = metas[i].addr;
-    blocks[i].length = metas[i].len;
-    blocks[i].device = metas[i].devId;
-    blocks[i].kind = kind;
-  }
-  towline::detail::check(
-      towline_block_list_create(agent, peer, blocks.data(), sizeof blocks[0], count, &list));
-  return list;
-}
-
 std::string as_text(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-void check_notif(const std::string& text) {
-  if (text.size() > TOWLINE_MAX_NOTICE_BYTES)
-    throw towline::Error{Status::kLimitExceeded,
-                         "a notification has at most 65,536 bytes, not " + std::to_string(text.size())};
 }
 
 }  // namespace
@@ -196,6 +83,8 @@ Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) 
   timeout_ns_ = std::stoull(given("timeout_ms")) * 1'000'000;
   if (timeout_ns_ == 0) timeout_ns_ = kDefaultTimeoutNs;
   options.default_timeout = std::chrono::nanoseconds{timeout_ns_};
+  splits_ = options.config.find("workers") == std::string::npos && std::thread::hardware_concurrency() > 1;
+  if (splits_) options.config.insert(0, towline::nixl::kSplitConfig);
   agent_.emplace(localAgent, options);
   memories_ = towline::nixl::memories_of_info(agent_->info());
   std::erase(memories_, FILE_SEG);
@@ -315,124 +204,6 @@ nixl_status_t Engine::disconnect(const std::string& agent) {
     }
     if (std::optional<towline::Peer> removed = agent_->find_peer(std::string{known->incarnation()}))
       removed->remove();
-    return NIXL_SUCCESS;
-  });
-}
-
-// ---- Requests
-
-nixl_status_t Engine::prepXfer(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local,
-                               const nixl_meta_dlist_t& remote, const std::string& agent,
-                               nixlBackendReqH*& handle, const nixl_opt_b_args_t* args) const {
-  return guard("prepXfer", [&] {
-    using List = towline::detail::Handle<towline_block_list_t, towline_block_list_destroy>;
-    auto made = std::make_unique<Request>();
-    made->with = peer(agent);
-    const List here{make_list(agent_->native(), nullptr, local)};
-    const List there{
-        make_list(agent_->native(), made->with == nullptr ? nullptr : made->with->native(), remote)};
-    auto options = towline::detail::defaults<towline_transfer_options_t>();
-    options.timeout_ns = timeout_ns_;
-    made->to_self = made->with == nullptr;
-    if (args != nullptr && args->hasNotif) {
-      check_notif(args->notifMsg);
-      made->has_notif = true;
-      made->notif = args->notifMsg;
-      if (!made->to_self) {
-        options.notice = made->notif.data();
-        options.notice_bytes = made->notif.size();
-      }
-    }
-    towline::detail::check(
-        towline_transfer_create(agent_->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ,
-                                here.get(), nullptr, there.get(), nullptr, &options, &made->transfer));
-    handle = made.release();
-    return NIXL_SUCCESS;
-  });
-}
-
-namespace {
-
-// The notification of this post; NIXL gives it again with each.
-int32_t set_notif(Request& request, const nixl_opt_b_args_t* args) {
-  const bool wants = args != nullptr && args->hasNotif;
-  if (wants == request.has_notif && (!wants || args->notifMsg == request.notif)) return TOWLINE_OK;
-  if (wants) check_notif(args->notifMsg);
-  if (!request.to_self) {
-    const int32_t status =
-        wants ? towline_transfer_set_notice(request.transfer, args->notifMsg.data(), args->notifMsg.size())
-              : towline_transfer_set_notice(request.transfer, nullptr, 0);
-    if (status < 0) return status;
-  }
-  request.has_notif = wants;
-  request.notif = wants ? args->notifMsg : std::string{};
-  return TOWLINE_OK;
-}
-
-}  // namespace
-
-nixl_status_t Engine::postXfer(const nixl_xfer_op_t& /*operation*/, const nixl_meta_dlist_t& /*local*/,
-                               const nixl_meta_dlist_t& /*remote*/, const std::string& /*agent*/,
-                               nixlBackendReqH*& handle, const nixl_opt_b_args_t* args) const {
-  return guard("postXfer", [&] {
-    auto& request = static_cast<Request&>(*handle);
-    int32_t status = set_notif(request, args);
-    if (status >= 0) status = towline_transfer_post(request.transfer);
-    if (status == TOWLINE_AGAIN) {
-      request.wanted = true;
-      request.wanted_until = now_ns() + timeout_ns_;
-      return NIXL_IN_PROG;
-    }
-    if (status != TOWLINE_OK) return status_of(request, status);
-    if (!request.to_self || !request.has_notif) return NIXL_SUCCESS;
-    const std::lock_guard lock(mutex_);
-    to_self_.push_back(request.notif);
-    return NIXL_SUCCESS;
-  });
-}
-
-nixl_status_t Engine::checkXfer(nixlBackendReqH* handle) const {
-  return guard("checkXfer", [&] {
-    auto& request = static_cast<Request&>(*handle);
-    int32_t status = TOWLINE_IN_PROGRESS;
-    if (request.wanted) {
-      status = towline_transfer_post(request.transfer);
-      if (status == TOWLINE_AGAIN && now_ns() < request.wanted_until) return NIXL_IN_PROG;
-      request.wanted = false;
-    } else {
-      status = towline_transfer_poll(request.transfer);
-    }
-    if (status != TOWLINE_OK) return status_of(request, status);
-    if (!request.to_self || !request.has_notif) return NIXL_SUCCESS;
-    const std::lock_guard lock(mutex_);
-    to_self_.push_back(request.notif);
-    return NIXL_SUCCESS;
-  });
-}
-
-nixl_status_t Engine::releaseReqH(nixlBackendReqH* handle) const {
-  auto* request = static_cast<Request*>(handle);
-  if (towline_transfer_destroy(request->transfer, kCancelNs) < 0) return NIXL_ERR_BACKEND;
-  request->transfer = nullptr;
-  delete request;
-  return NIXL_SUCCESS;
-}
-
-nixl_status_t Engine::estimateXferCost(const nixl_xfer_op_t& /*operation*/,
-                                       const nixl_meta_dlist_t& /*local*/,
-                                       const nixl_meta_dlist_t& /*remote*/, const std::string& /*agent*/,
-                                       nixlBackendReqH* const& handle, std::chrono::microseconds& duration,
-                                       std::chrono::microseconds& margin, nixl_cost_t& method,
-                                       const nixl_opt_args_t* /*extra*/) const {
-  return guard("estimateXferCost", [&] {
-    const auto* request = static_cast<const Request*>(handle);
-    const std::string route = towline::detail::read_text([&](char* json, size_t capacity, size_t* needed) {
-      return towline_transfer_route(request->transfer, json, capacity, needed);
-    });
-    const towline::nixl::RoutePrice price = towline::nixl::price_of_route(route);
-    duration = std::chrono::ceil<std::chrono::microseconds>(price.duration);
-    margin = std::chrono::ceil<std::chrono::microseconds>(price.error);
-    method = nixl_cost_t::ANALYTICAL_BACKEND;
     return NIXL_SUCCESS;
   });
 }

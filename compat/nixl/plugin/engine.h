@@ -70,6 +70,7 @@ class Engine final : public nixlBackendEngine {
   std::optional<towline::Agent> agent_;
   nixl_mem_list_t memories_;
   uint64_t timeout_ns_ = 0;
+  bool splits_ = false;  // the agent has a second engine for large requests
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<towline::Peer>> peers_;
   mutable std::vector<std::string> to_self_;  // notifications of this agent to itself

@@ -8,6 +8,7 @@
 #include "engine_requests.h"
 #include "explain.h"
 #include "notif.h"
+#include "split.h"
 
 using namespace towline::nixl;  // NOLINT: this file is that interface's other side
 
@@ -354,11 +355,6 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH* dlist_hndl) const {
 // ---- Making requests
 
 namespace {
-
-// On one host a copy is limited by one core. A request of this size takes longer than waking the second
-// engine; at 1 MiB two engines were slower than one. Over a network both engines would share the same link.
-constexpr uint64_t kSplitBytes = 2 << 20;
-constexpr uint32_t kSplitEngines = 2;
 
 // Judged by the mean length of the list's blocks.
 bool is_large(const Sides& sides) noexcept {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <nixl_types.h>
-#include <towline/status.h>
+#include "status.h"
 
 namespace towline::nixl {
 
@@ -31,11 +31,9 @@ nixl_status_t fail(nixl_status_t status, fmt::format_string<Values...> format, V
   }
 }
 
-// Towline's status as one of NIXL's.
-[[nodiscard]] nixl_status_t to_nixl(Status status) noexcept;
-// The same for lists, where memory that nobody has registered is "not found".
+// As to_nixl, for lists, where memory that nobody has registered is "not found".
 [[nodiscard]] nixl_status_t list_to_nixl(Status status) noexcept;
-// The same for metadata, where unreadable metadata is "mismatch".
+// As to_nixl, for metadata, where unreadable metadata is "mismatch".
 [[nodiscard]] nixl_status_t metadata_to_nixl(Status status) noexcept;
 
 }  // namespace towline::nixl

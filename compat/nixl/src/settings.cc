@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "config_file.h"
+#include "split.h"
 
 namespace towline::nixl {
 
@@ -317,9 +318,8 @@ Settings Settings::read() {
   // background.
   if (variable("TOWLINE_CONNECTION_WAIT").empty()) settings.towline = "connection.wait = \"1s\"\n";
   // A second engine, which sleeps until a large request is split (see agent_lists.cc).
-  if (variable("TOWLINE_WORKERS").empty() && std::thread::hardware_concurrency() > 1) {
-    settings.towline += "workers = 2\n";
-  }
+  if (variable("TOWLINE_WORKERS").empty() && std::thread::hardware_concurrency() > 1)
+    settings.towline += kSplitConfig;
   settings.has_listen = !variable("TOWLINE_LISTEN").empty();
   settings.backends = source.get("TOWLINE_NIXL_BACKENDS").text;
   settings.real_ucx = source.flag("TOWLINE_NIXL_UCX").value_or(false);

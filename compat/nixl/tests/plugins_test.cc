@@ -407,9 +407,13 @@ TEST_F(Plugins, TowlineIsOneForTheRealAgent) {
   EXPECT_EQ(
       here.agent->createXferReq(NIXL_READ, here.blocks(1, 64), there->blocks(1, 64), there->name, own, &args),
       NIXL_ERR_INVALID_PARAM);
+  // An agent that takes its memory back may stay, or be about to leave.
   EXPECT_EQ(there->agent->deregisterMem(there->registered()), NIXL_SUCCESS);
+  EXPECT_EQ(run(*here.agent, made), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(here.agent->postXferReq(made), NIXL_IN_PROG);
   there.reset();
-  EXPECT_TRUE(eventually([&] { return run(*here.agent, made) == NIXL_ERR_REMOTE_DISCONNECT; }));
+  EXPECT_TRUE(eventually([&] { return here.agent->getXferStatus(made) != NIXL_IN_PROG; }));
+  EXPECT_EQ(here.agent->getXferStatus(made), NIXL_ERR_REMOTE_DISCONNECT);
 }
 
 // And tcpx alone, under the name of the plugin that was planned for it.
