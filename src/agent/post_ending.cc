@@ -115,8 +115,11 @@ void Post::finish_part(Part& part, const towline_part_result& result) noexcept {
 void Post::all_parts_ended(Worker& worker) noexcept {
   const uint64_t now_ns = agent().now_ns();
   ended_at_ns_.store(now_ns, std::memory_order_relaxed);
-  const int32_t error = first_error_.load(std::memory_order_acquire);
+  int32_t error = first_error_.load(std::memory_order_acquire);
   if (error != 0 && try_next_backend(worker)) return;
+  // The peer hangs up when this agent says goodbye.
+  if (error == static_cast<int32_t>(Status::kPeerLost) && agent().closed())
+    error = static_cast<int32_t>(Status::kClosed);
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
     const uint64_t took_ns = now_ns - posted_at_ns_.load(std::memory_order_relaxed);
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
