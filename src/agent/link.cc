@@ -285,7 +285,7 @@ Status Link::send(const void* message, size_t bytes) noexcept {
 Status Link::transmit(const void* message, size_t bytes) noexcept {
   const auto status = static_cast<Status>(backend_.data->send(connection_, message, bytes));
   if (status == Status::kOk) last_said_ns_ = worker_.pass_began_ns();
-  return status;
+  return status == Status::kPeerLost ? why_not_up() : status;
 }
 
 Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
