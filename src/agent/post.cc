@@ -367,7 +367,7 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
   part.link->part_ended();
   part.worker->untrack(part);
   if (notice) part.link->return_notice_credit(options_.notice_bytes);
-  return static_cast<Status>(status);
+  return status == TOWLINE_PEER_LOST ? part.link->why_not_up() : static_cast<Status>(status);
 }
 
 }  // namespace towline
