@@ -101,7 +101,6 @@ Connection* Engine::State::choose(Peer& peer, uint32_t mask, bool record) noexce
     const Rail& rail = rails[connection->rail];
     if (connection->under_way() >= rail.send_depth || rail.room() == 0 || connection->full_at == turns)
       continue;
-    if (connection->full && connection->under_way() != 0) continue;
     if (connection->bytes != 0 && connection->bytes >= rail.window_bytes && !record) continue;
     if (record && (connection->sent >= connection->granted || connection->free_buffers == 0)) continue;
     if (best == nullptr || connection->bytes < best->bytes) best = connection;
@@ -344,10 +343,9 @@ void Engine::State::take_back(Connection& connection, std::size_t count) noexcep
       push_retry(transfer, entry.slice);
     }
   }
-  // A domain that can't take more now is tried again when something of the connection has completed, or in the next
-  // turn if nothing is under way.
+  // A domain that can't take more now is tried again in the next turn. Not only after a completion: what is under way may
+  // be unsignalled, and then none comes.
   connection.full_at = turns;
-  connection.full = true;
   if (!rail.in_order) return;
   break_connection(connection, Status::kIo);
 }
@@ -442,7 +440,6 @@ void Engine::State::request_done(Rail& rail, Connection& connection, const Compl
 
 void Engine::State::finish(Rail& rail, Connection& connection, Entry& entry) noexcept {
   entry.done = true;
-  connection.full = false;
   if (connection.state != ConnectionState::kClosing) --rail.under_way;
   if (entry.kind == EntryKind::kCredit || entry.kind == EntryKind::kRecord)
     connection.free_buffers |= uint64_t{1} << entry.slice.local_region;

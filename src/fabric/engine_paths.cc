@@ -394,7 +394,6 @@ void Engine::State::fail_path(Peer& peer, Connection& connection) noexcept {
 void Engine::State::free(Connection& connection) noexcept {
   connection.state = ConnectionState::kFree;
   connection.peer = kNone;
-  connection.full = false;
   connection.head = connection.tail = 0;
 }
 

@@ -103,7 +103,6 @@ struct Connection {
   uint64_t control_wait_ns = 0;
   uint64_t last_progress_ns = 0;
   uint64_t full_at = 0;           // the turn in which the domain took no more
-  bool full = false;              // it did not, and nothing has completed since
   std::vector<uint8_t> endpoint;  // kConnect's, or kAccept's
   Status why = Status::kOk;
 

@@ -35,66 +35,6 @@ uint64_t timed_write(World& world, uint64_t bytes) {
   return host.outcomes[2].at_ns - start;
 }
 
-// Takes eight requests at a time, and counts the posts that come before one of them has completed.
-class NarrowDomain final : public Domain {
- public:
-  NarrowDomain(std::unique_ptr<Domain> to, uint64_t& early_posts)
-      : to_(std::move(to)), early_posts_(early_posts) {}
-
-  const DomainTraits& traits() const noexcept override { return to_->traits(); }
-  std::vector<uint8_t> address() const override { return to_->address(); }
-  Registration register_memory(const MemoryToRegister& memory) override {
-    return to_->register_memory(memory);
-  }
-  void deregister_memory(const Registration& memory) noexcept override { to_->deregister_memory(memory); }
-  std::vector<uint8_t> open(uint32_t connection) override { return to_->open(connection); }
-  void connect(uint32_t connection, std::span<const uint8_t> end) override { to_->connect(connection, end); }
-  void stop(uint32_t connection) noexcept override { to_->stop(connection); }
-  void release(uint32_t connection) noexcept override { to_->release(connection); }
-  std::size_t post(uint32_t connection, const WorkRequest* requests, std::size_t count) noexcept override {
-    early_posts_ += full_ ? 1 : 0;
-    const std::size_t taken = to_->post(connection, requests, std::min(count, 8 - under_way_));
-    under_way_ += taken;
-    full_ = full_ || taken < count;
-    return taken;
-  }
-  std::size_t post_receives(uint32_t connection, const ReceiveRequest* requests,
-                            std::size_t count) noexcept override {
-    return to_->post_receives(connection, requests, count);
-  }
-  std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
-    const std::size_t count = to_->poll(completions, capacity);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (completions[i].kind != CompletionKind::kRequest) continue;
-      --under_way_;
-      full_ = false;
-    }
-    return count;
-  }
-
- private:
-  std::unique_ptr<Domain> to_;
-  uint64_t& early_posts_;
-  std::size_t under_way_ = 0;
-  bool full_ = false;
-};
-
-TEST(FabricEngine, AFullDomainIsAskedAgainOnlyAfterACompletion) {
-  uint64_t early_posts = 0;  // outlives the domain that counts
-  World world;
-  LoopbackOptions port;
-  port.traits.completes_in_order = false;
-  TestHost& one = world.add_host(
-      1, port, {}, [&](auto to) { return std::make_unique<NarrowDomain>(std::move(to), early_posts); });
-  world.add_host(1, port);
-  Buffers buffers{world, 1 * kMiB};
-  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096, 1)), Status::kInProgress);
-  ASSERT_TRUE(world.until([&] { return one.completions == 1; }));
-  EXPECT_EQ(one.outcomes[1].result.status, Status::kOk);
-  EXPECT_EQ(buffers.source, buffers.target);
-  EXPECT_EQ(early_posts, 0u);
-}
-
 TEST(FabricEngine, WritesAndReadsArriveWithTheirCountsAndMessages) {
   World world;
   TestHost& one = world.add_host(2);

@@ -59,17 +59,12 @@ class World {
   explicit World(uint64_t seed = 1) : fabric(seed, [this] { return now_ns; }) {}
 
   // Its ports are numbered on from those of the hosts before.
-  using Wrap = std::function<std::unique_ptr<Domain>(std::unique_ptr<Domain>)>;
-  TestHost& add_host(uint32_t rails, LoopbackOptions port = {}, EngineOptions options = {},
-                     const Wrap& wrap = nullptr) {
+  TestHost& add_host(uint32_t rails, LoopbackOptions port = {}, EngineOptions options = {}) {
     hosts.push_back(std::make_unique<TestHost>());
     TestHost& host = *hosts.back();
     host.now_ns = &now_ns;
     std::vector<std::unique_ptr<Domain>> domains;
-    for (uint32_t i = 0; i < rails; ++i) {
-      auto domain = fabric.make_domain(port);
-      domains.push_back(wrap ? wrap(std::move(domain)) : std::move(domain));
-    }
+    for (uint32_t i = 0; i < rails; ++i) domains.push_back(fabric.make_domain(port));
     host.engine = std::make_unique<Engine>(options, std::move(domains), host);
     for (uint32_t other = 0; other + 1 < hosts.size(); ++other) {
       const auto index = static_cast<uint32_t>(hosts.size() - 1);
