@@ -161,6 +161,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // An established connection for messages; connects if there is none, and blocks meanwhile. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
 
+  // What callers are told of an operation's end: the peer of a closed agent hangs up, and that is no loss of the peer.
+  [[nodiscard]] Status told(Status end) const noexcept {
+    return end == Status::kPeerLost && closed() ? Status::kClosed : end;
+  }
+
   // ---- posts
   // A list of this agent's regions as the far side of a transfer: this agent as its own peer.
   std::shared_ptr<BlockList> as_remote(const std::shared_ptr<BlockList>& list);

@@ -243,11 +243,11 @@ Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64
     drive_until([&] { return !link->up() || link->takes_tags() != Status::kAgain; },
                 now_ns() + options_.default_timeout_ns);
   Worker::Guard guard(link->worker());
-  if (!link->up()) return link->why_not_up();
+  if (!link->up()) return told(Status::kPeerLost);
   if (const Status status = tagged ? link->takes_tags() : Status::kOk; status != Status::kOk) return status;
   if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
     return Status::kAgain;
-  const Status status = link->send(message, bytes);
+  const Status status = told(link->send(message, bytes));
   if (status != Status::kOk && notice_bytes != UINT64_MAX) link->return_notice_credit(notice_bytes);
   if (status == Status::kOk && notice_bytes != UINT64_MAX) link->sent().add_notice(link->worker().index());
   return status;

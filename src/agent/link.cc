@@ -132,14 +132,14 @@ void Link::close(Status why, std::string_view text) noexcept {
     for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
       other_up = other_up || link->up();
     if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
-    peer_.credit_came(other_up ? Status::kOk : why_not_up());
+    peer_.credit_came(other_up ? Status::kOk : worker_.agent().told(Status::kPeerLost));
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }
   for (Part* part : prepared_) part->post->close_gate(Post::kRelink);
   // The backend ends the parts and reports fences; the outcome need not wait for that.
   const Status outcome =
-      why == Status::kClosed || why == Status::kOk || worker_.agent().closed() ? why_not_up() : why;
+      worker_.agent().told(why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why);
   for (Part* part : prepared_) {
     if (part->submitted) part->post->end(outcome, &worker_);
   }
@@ -273,19 +273,15 @@ std::string Link::describe() const {
 
 // ---- messages
 
-Status Link::why_not_up() const noexcept {
-  return worker_.agent().closed() ? Status::kClosed : Status::kPeerLost;
-}
-
 Status Link::send(const void* message, size_t bytes) noexcept {
-  if (!up()) return why_not_up();
+  if (!up()) return Status::kPeerLost;
   return transmit(message, bytes);
 }
 
 Status Link::transmit(const void* message, size_t bytes) noexcept {
   const auto status = static_cast<Status>(backend_.data->send(connection_, message, bytes));
   if (status == Status::kOk) last_said_ns_ = worker_.pass_began_ns();
-  return status == Status::kPeerLost ? why_not_up() : status;
+  return status;
 }
 
 Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {

@@ -127,8 +127,6 @@ class Link {
   // Since when; only while connecting.
   [[nodiscard]] uint64_t connecting_since_ns() const noexcept { return connecting_since_ns_; }
   [[nodiscard]] Status last_error() const noexcept { return last_error_; }
-  // Why nothing can be sent over a link that is not up: the peer is lost, unless this agent has been closed.
-  [[nodiscard]] Status why_not_up() const noexcept;
   [[nodiscard]] const std::string& last_error_text() const noexcept { return last_error_text_; }
   [[nodiscard]] towline_connection* connection() const noexcept { return connection_; }
   [[nodiscard]] Peer& peer() const noexcept { return peer_; }

@@ -103,13 +103,14 @@ Status Post::post_taken() noexcept {
   const bool timed =
       handle_ == nullptr && immediate_posts_.load(std::memory_order_relaxed) >= time_at_ && is_to_be_timed();
   const uint64_t began_ns = timed ? agent().now_ns() : 0;
-  const int32_t status = immediate_submit_(immediate_, &immediate_args_);
+  int32_t status = immediate_submit_(immediate_, &immediate_args_);
   if (status == TOWLINE_AGAIN && immediate_tries_) return post_slow();
   if (timed && status == TOWLINE_OK) {
     time_at_ = kImmediatePostsPerCount - 1;
     prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
   }
   if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
+    status = static_cast<int32_t>(agent().told(static_cast<Status>(status)));
     failed_count_ = 0;
     note_failure({kResultBytes, status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
     bytes_.store(0, std::memory_order_relaxed);
@@ -207,7 +208,7 @@ Status Post::post_slow() noexcept {
     return status;
   }
   if (agent().hooks() != nullptr) call_begin();
-  status = start_parts();
+  status = agent().told(start_parts());
   if (is_error(status)) {
     if (hooked_) call_end(status);
     take_back_post(before);
@@ -367,7 +368,7 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
   part.link->part_ended();
   part.worker->untrack(part);
   if (notice) part.link->return_notice_credit(options_.notice_bytes);
-  return status == TOWLINE_PEER_LOST ? part.link->why_not_up() : static_cast<Status>(status);
+  return static_cast<Status>(status);
 }
 
 }  // namespace towline

@@ -28,7 +28,7 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
       if (status == Status::kAgain) return false;
     }
     part.message_only = false;
-    end(status, part.worker);
+    end(agent().told(status), part.worker);
     drop(part.worker);
     return true;
   }
@@ -115,11 +115,8 @@ void Post::finish_part(Part& part, const towline_part_result& result) noexcept {
 void Post::all_parts_ended(Worker& worker) noexcept {
   const uint64_t now_ns = agent().now_ns();
   ended_at_ns_.store(now_ns, std::memory_order_relaxed);
-  int32_t error = first_error_.load(std::memory_order_acquire);
+  const int32_t error = first_error_.load(std::memory_order_acquire);
   if (error != 0 && try_next_backend(worker)) return;
-  // The peer hangs up when this agent says goodbye.
-  if (error == static_cast<int32_t>(Status::kPeerLost) && agent().closed())
-    error = static_cast<int32_t>(Status::kClosed);
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
     const uint64_t took_ns = now_ns - posted_at_ns_.load(std::memory_order_relaxed);
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
@@ -144,7 +141,7 @@ void Post::all_parts_ended(Worker& worker) noexcept {
       part.message_only = false;
       end(Status::kAgain, &worker);
     } else {
-      end(static_cast<Status>(error), &worker);
+      end(agent().told(static_cast<Status>(error)), &worker);
     }
   }
   drop(&worker);

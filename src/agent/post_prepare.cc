@@ -131,8 +131,7 @@ Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
     if (link.state() == Link::State::kDown) {
       if (part.attempt != 0 && part.attempt == link.attempts()) {
         set_failure_text(link.last_error_text());
-        const Status why = link.last_error();
-        return is_error(why) && why != Status::kPeerLost ? why : link.why_not_up();
+        return is_error(link.last_error()) ? link.last_error() : Status::kPeerLost;
       }
       link.connect(deadline_ns);
       part.attempt = link.attempts();
