@@ -117,7 +117,7 @@ class _Inbox:
 
 
 class Hub:
-    """Who waits for what of one agent. Holds it weakly: a loop must not keep an agent open."""
+    """Knows which future waits for which event of one agent. Holds the agent weakly: a loop must not keep it open."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = weakref.ref(agent)
@@ -138,7 +138,7 @@ class Hub:
     # ---- waiting
 
     def future(self, number: int) -> asyncio.Future[Event]:
-        """Of the event with this number."""
+        """A new future that ends with the event of this number."""
         future = self._watch().create_future()
         with self._lock:
             self._waiting.setdefault(number, []).append(future)

@@ -289,7 +289,7 @@ class Blocks:
     ) -> None: ...
     @property
     def address(self) -> int:
-        """Of the first block: this process's, or the peer's for its lists; in a file or object the offset in bytes."""
+        """The first block's address, in the peer for its lists; in a file or object the offset in bytes."""
     @property
     def length(self) -> int:
         """Of each block, in bytes."""
@@ -392,7 +392,7 @@ class Transfer:
         """Seconds that each post has."""
     @property
     def result(self) -> Result:
-        """Of the last post."""
+        """How the last post ended, and what it moved."""
     def post(self) -> Status:
         """Starts it. OK: done already. IN_PROGRESS: accepted. AGAIN: no credit or space now. Anything else raises."""
     def poll(self) -> Status:
@@ -582,7 +582,7 @@ class Result:
         """Moved for certain."""
     @property
     def total_nbytes(self) -> int:
-        """What was to be moved, in bytes."""
+        """The bytes that the post was to move."""
     @property
     def blocks(self) -> int:
         """How many blocks that were."""
