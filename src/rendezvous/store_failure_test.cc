@@ -33,6 +33,8 @@ TEST_P(StoreWithoutMemory, DropsTheClientThatNeededItAndServesTheOthers) {
   const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());
   const auto good = open_tcp_store(endpoint, false, within(5000));
   good->set("a key that all know, and longer than what a string holds", kValue);
+  // set() does not wait for the server; get() does: only a client that the server has taken is safe from what follows.
+  ASSERT_EQ(good->get("a key that all know, and longer than what a string holds", within(5000)), kValue);
   for (int after = 0;; ++after) {
     ASSERT_LT(after, kMostAllocations);
     support::fail_allocations_anywhere(after, GetParam());
