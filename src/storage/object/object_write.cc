@@ -173,17 +173,20 @@ void ObjectWrite::create(std::vector<Piece> pieces) {
     return add_parts(pieces, 1);
   }
   copies_ = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.copied; });
-  protocol().make_create(call_, object_, checksum());
   lasting_ = false;
-  creating_ = true;
-  call_.check = [this](const Answer& answer) { return check_created(answer, upload_id_); };
-  call_.done = [this, pieces = std::move(pieces)](const Answer& answer) {
-    creating_ = false;
+  beginning_ = std::make_shared<Beginning>(client_);
+  Call& call = beginning_->call;
+  protocol().make_create(call, object_, checksum());
+  call.check = [beginning = beginning_.get()](const Answer& answer) {
+    return check_created(answer, beginning->upload_id);
+  };
+  call.done = [this, pieces = std::move(pieces)](const Answer& answer) {
+    const auto begun = std::move(beginning_);  // its call is on the stack
     if (!answer.ok()) return failed(answer);
-    if (stopping_) return over();
+    upload_id_ = begun->upload_id;
     add_parts(pieces, 1);
   };
-  begin(call_);
+  begin(call);
 }
 
 void ObjectWrite::add_parts(const std::vector<Piece>& pieces, uint32_t first_number) {
@@ -340,10 +343,6 @@ void ObjectWrite::stop(Status status, bool now) {
   }
   if (all_sent || (lasting_ && Client::uncertain(call_))) listener_.not_fenced();
   listener_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
-  if (creating_ && !now && Client::under_way(call_)) {  // its answer names what is to be aborted
-    call_.last_attempt = true;
-    return;
-  }
   over();
 }
 
@@ -352,6 +351,7 @@ void ObjectWrite::over() {
   over_ = true;
   client_.remove_feeder(*this);
   client_.stop(call_);
+  if (beginning_ != nullptr) reaper_.await(std::move(beginning_));
   for (PartCall& part : part_calls_) {
     if (part.under_way) client_.stop(part.call);
     part.under_way = false;

@@ -19,11 +19,10 @@
 
 #include "storage/object/part_memory.h"
 #include "storage/object/protocol.h"
+#include "storage/object/reaper.h"
 #include "storage/object/upload.h"
 
 namespace towline::object {
-
-class Reaper;
 
 // Receives the progress of an object's write, on the client's thread. The write is still on the stack.
 class WriteListener {
@@ -109,11 +108,11 @@ class ObjectWrite final : private Feeder {
   Reaper& reaper_;
   Object& object_;
   const Stretch stretch_;
-  PartMemory* const memory_;  // null: nothing is collected
-  Call call_;                 // put, head, create, complete: one at a time
-  SegmentsBody body_;         // of put
-  bool lasting_ = false;      // call_ is one whose effect lasts
-  bool creating_ = false;     // call_ begins an upload
+  PartMemory* const memory_;              // null: nothing is collected
+  Call call_;                             // put, head, complete: one at a time
+  SegmentsBody body_;                     // of put
+  bool lasting_ = false;                  // call_ is one whose effect lasts
+  std::shared_ptr<Beginning> beginning_;  // of an upload, while its answer is awaited
   bool stopping_ = false;
   bool over_ = false;
   Version before_;  // what is copied from

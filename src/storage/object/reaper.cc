@@ -20,13 +20,34 @@ constexpr uint64_t kLookEveryNs = 10 * kMillisecondNs;
 
 void Reaper::add(const ObjectName& name, const std::string& upload_id) {
   waiting_.fetch_add(1, std::memory_order_relaxed);
-  client_.run([this, name, upload_id] {
-    if (finished_) return;
-    Orphan& orphan = orphans_.emplace_front();
-    orphan.name = name;
-    orphan.upload_id = upload_id;
-    ask(orphans_.begin());
-  });
+  client_.run([this, name, upload_id] { adopt(name, upload_id); });
+}
+
+void Reaper::adopt(const ObjectName& name, const std::string& upload_id) {
+  if (finished_) return;
+  Orphan& orphan = orphans_.emplace_front();
+  orphan.name = name;
+  orphan.upload_id = upload_id;
+  ask(orphans_.begin());
+}
+
+void Reaper::await(std::shared_ptr<Beginning> beginning) {
+  if (!Client::under_way(beginning->call)) return beginning->client.stop(beginning->call);
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  Call& call = beginning->call;
+  call.last_attempt = true;
+  call.done = [this, known = beginning.get()](const Answer& answer) {
+    client_.run([this, known, begun = answer.ok()] {
+      const auto found = std::ranges::find(beginnings_, known, &std::shared_ptr<Beginning>::get);
+      if (found == beginnings_.end()) return;  // given up
+      const std::shared_ptr<Beginning> named = std::move(*found);
+      beginnings_.erase(found);
+      if (begun) return adopt(named->call.name, named->upload_id);
+      waiting_.fetch_sub(1, std::memory_order_relaxed);
+    });
+  };
+  // The answer's command follows this one.
+  client_.run([this, beginning = std::move(beginning)] { beginnings_.push_back(beginning); });
 }
 
 void Reaper::ask(Orphans::iterator orphan) {
@@ -64,7 +85,7 @@ void Reaper::finish(uint64_t deadline_ns) {
   std::function<void()> look = [&] {
     const bool untold =
         std::any_of(orphans_.begin(), orphans_.end(), [](const Orphan& one) { return one.aborted == 0; });
-    if (untold && monotonic_now_ns() < deadline_ns) {
+    if ((untold || !beginnings_.empty()) && monotonic_now_ns() < deadline_ns) {
       client_.timers().after(kLookEveryNs, look);
       return;
     }
@@ -76,6 +97,13 @@ void Reaper::finish(uint64_t deadline_ns) {
                                                  shown(orphan.upload_id), shown(orphan.name.text())));
     }
     orphans_.clear();
+    for (auto& beginning : beginnings_) {
+      client_.service().note_failure(
+          "an upload of " + shown(beginning->call.name.text()) +
+          " that was just begun may stay behind: the server did not name it in time");
+      beginning->client.run([beginning] { beginning->client.stop(beginning->call); });
+    }
+    beginnings_.clear();
     finished_ = true;
     const std::lock_guard lock(mutex);
     over = true;

@@ -10,6 +10,15 @@
 
 namespace towline::object {
 
+// The request that begins an upload. Its answer names the upload.
+struct Beginning {
+  explicit Beginning(Client& its_client) : client(its_client) {}
+
+  Client& client;
+  Call call{};
+  std::string upload_id{};
+};
+
 class Reaper {
  public:
   explicit Reaper(Client& client) : client_(client) {}
@@ -18,6 +27,8 @@ class Reaper {
 
   // Any thread.
   void add(const ObjectName& name, const std::string& upload_id);
+  // An upload that nobody wants any more, whose name may still come. On its client's thread.
+  void await(std::shared_ptr<Beginning> beginning);
   // Waits until all are gone, or the deadline; gives up the rest, naming them in the log. Any thread but the
   // client's.
   void finish(uint64_t deadline_ns);
@@ -34,11 +45,13 @@ class Reaper {
   };
   using Orphans = std::list<Orphan>;
 
+  void adopt(const ObjectName& name, const std::string& upload_id);
   void ask(Orphans::iterator orphan);
   void ended(Orphans::iterator orphan, const Answer& answer);
 
   Client& client_;
-  Orphans orphans_;  // on the client's thread
+  Orphans orphans_;                                   // on the client's thread
+  std::list<std::shared_ptr<Beginning>> beginnings_;  // on the client's thread
   bool finished_ = false;
   std::atomic<uint32_t> waiting_{0};
 };

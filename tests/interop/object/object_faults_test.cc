@@ -461,6 +461,20 @@ TEST_F(ObjectFaults, AFailedUploadIsAborted) {
   EXPECT_TRUE(eventually([&] { return own.unfinished_uploads() == 0; }));
 }
 
+TEST_F(ObjectFaults, AnUploadIsAbortedThatAnAgentEndedBeforeItsNameCame) {
+  const S3Server own({"bucket"});
+  const Proxy proxy(own.port(), [](const Request& request) {
+    return Fault{.late_ms = request.method == "POST" && request.has("?uploads") ? 500u : 0u};
+  });
+  connect(proxy.url());
+  const Region object = open("ended", {.create = true, .bytes = kBytes});
+  const Transfer saving = transfer(Op::write, 0, object, 0, kBytes);
+  ASSERT_EQ(saving.post(), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return own.unfinished_uploads() == 1; }));
+  agent_->close();
+  EXPECT_EQ(own.unfinished_uploads(), 0u);
+}
+
 TEST_F(ObjectFaults, AServerGoneInTheMiddleOfAnUploadIsAnErrorAndItsRestReapedWhenItIsBack) {
   S3Server own({"bucket"});
   Proxy proxy(own.port());

@@ -169,6 +169,10 @@ bool Proxy::forward(int& server, int client, const Request& request, const std::
     (void)read_until(client, ignored, stop_, [] { return false; });
     return false;
   }
+  if (fault.late_ms != 0) {  // unless the client says something or leaves first
+    pollfd watched = {client, POLLIN, 0};
+    (void)poll(&watched, 1, static_cast<int>(fault.late_ms));
+  }
   std::string bytes = answer.substr(body + 4);
   if (fault.flip_byte_at < bytes.size()) bytes[fault.flip_byte_at] ^= 0x40;
   if (fault.shorten_by != 0 && fault.shorten_by <= bytes.size()) {

@@ -33,6 +33,7 @@ struct Fault {
   bool flip_request = false;                         // a byte of the request's body
   size_t shorten_by = 0;                             // of the answer's body, and Content-Length says so
   bool hold = false;                                 // the answer never comes; the connection stays
+  uint32_t late_ms = 0;                              // so much later the answer comes
   std::map<std::string, std::string> set_headers{};  // of the answer
 };
 
