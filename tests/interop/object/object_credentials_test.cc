@@ -116,6 +116,19 @@ TEST_F(ObjectCredentials, InstanceMetadataGivesThemByVersionTwo) {
   EXPECT_GE(tokens, 1);
 }
 
+TEST_F(ObjectCredentials, TheCloudIsNotAskedWithoutSayingSo) {
+  const Variables asks({{"AWS_EC2_METADATA_DISABLED", "false"}, {"AWS_PROFILE", ""}});
+  Proxy metadata(0, [&](const Request& request) -> Fault {
+    if (request.method == "PUT") return {.answer = Proxy::http(200, "t")};
+    if (request.target.ends_with("/")) return {.answer = Proxy::http(200, "role")};
+    return {.answer = Proxy::http(200, keys_json(kAccessKey, kSecretKey, "2099-01-01T00:00:00Z"))};
+  });
+  ::testing::internal::CaptureStderr();
+  expect_works(bare(server_->url(), "metadata_endpoint = \"" + metadata.url() + "\"\n"), "instance metadata");
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("this machine's cloud is asked for them at " + metadata.url()), std::string::npos) << told;
+}
+
 // A new object is not looked up first.
 TEST_F(ObjectCredentials, TheyAreWaitedForWhereTheFirstRequestIsAWrite) {
   Proxy metadata(0, [&](const Request& request) -> Fault {
