@@ -1,4 +1,4 @@
-// What the fabric's engine costs without a NIC: pages over domains that complete at once. Two engines of one
+// Measures the cost of the fabric's engine without a NIC: pages over domains that complete at once. Two engines of one
 // process are connected; one writes lists of pages, and the time of submit() and progress() is all there is.
 //
 //   towline_bench_fabric [runs]
@@ -187,7 +187,7 @@ void measure_rails(const char* name, const std::vector<double>& rates, int kill)
   if (buffers.target != buffers.source) std::abort();
   double sum = 0;
   for (const double rate : rates) sum += rate;
-  // Of a rail that dies when a third has moved: two thirds go over the others.
+  // If a rail dies when a third has moved, two thirds go over the others.
   if (kill >= 0) sum = 3 / (1 / sum + 2 / (sum - rates[static_cast<std::size_t>(kill)]));
   const double reached = static_cast<double>(buffers.source.size()) / ns;
   fmt::print("{:<44} {:>8.2f} {:>8.2f} {:>8.2f}\n", name, sum, reached, reached / sum);

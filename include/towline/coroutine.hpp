@@ -12,7 +12,7 @@
 //   co_await towline::finished(plan, options, here);
 //
 // A coroutine that is destroyed while it waits cancels its post, and waits until this side's memory is fenced. One that was
-// handed to an event loop may only be destroyed once that has let go of it.
+// handed to an event loop may only be destroyed once the loop has released it.
 #pragma once
 
 #include <towline/towline.hpp>

@@ -1,4 +1,4 @@
-// An event queue whose events go to whoever asked for them: what adapters for event loops stand on (await.hpp, asio.hpp).
+// An event queue that hands each event to its waiter. The adapters for event loops use it (await.hpp, asio.hpp).
 #pragma once
 
 #include <towline/queue.hpp>
@@ -45,7 +45,7 @@ class Dispatch {
     return waiters_.erase(number) != 0;
   }
 
-  // A notice to which the queue has subscribed. False: none is there, and the waiter is told of the next one.
+  // A notice to which the queue has subscribed. False: none has come yet; the waiter gets the next one.
   [[nodiscard]] bool take_notice(Waiter& waiter, Event& event) {
     const std::lock_guard lock(mutex_);
     if (!notices_.empty()) {

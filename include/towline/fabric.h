@@ -1,7 +1,7 @@
 // The TransferEngine: RDMA writes, reads, counts and messages between engines, without an agent.
 //
 // An engine has rails (NIC ports), a thread, and a port for control messages. Applications hand over three
-// things by their own means: an engine's address, and descriptors of its memory. Who has an address may
+// things by their own means: an engine's address, and descriptors of its memory. Anyone with an address may
 // connect; who has a descriptor may use the memory as the descriptor's access allows, as the NIC enforces it.
 //
 // Any thread may call anything, except destroying what another call uses. Functions return a towline_status_t;
@@ -151,7 +151,7 @@ TOWLINE_API int32_t towline_fabric_barrier(towline_fabric_t* engine, uint32_t gr
 
 // Sends go into receives that the peer has posted, in the order in which they arrive there. Both are transfers.
 // TOWLINE_OUT_OF_RANGE on both sides if the receive is too short; TOWLINE_AGAIN for a send if too many wait for
-// receives. Of a send's options the count and the message must not be set.
+// receives. A send's options must not set the count or the message.
 TOWLINE_API int32_t towline_fabric_send(towline_fabric_t* engine, towline_fabric_peer_t peer,
                                         towline_fabric_memory_t* local, uint64_t offset, uint64_t bytes,
                                         const towline_fabric_transfer_options_t* options,
@@ -168,7 +168,7 @@ TOWLINE_API int32_t towline_fabric_receive(towline_fabric_t* engine, towline_fab
                                            uint64_t offset, uint64_t bytes,
                                            const towline_fabric_receive_options_t* options,
                                            towline_fabric_transfer_t* transfer);
-// Of a receive that ended well: from whom, and how much.
+// For a receive that succeeded: the sender and the byte count.
 TOWLINE_API int32_t towline_fabric_received(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
                                             towline_fabric_peer_t* peer, uint64_t* bytes);
 

@@ -33,7 +33,7 @@ TOWLINE_API int32_t towline_region_list(const towline_region_t* region, towline_
 // regions that the peer has registered since.
 TOWLINE_API int32_t towline_peer_region_list(const towline_peer_t* peer, const char* name,
                                              towline_block_list_t** list);
-// What is known of the peer's region with this name. `info_bytes`: sizeof(towline_region_info_t).
+// Describes the peer's region with this name, as far as known. `info_bytes`: sizeof(towline_region_info_t).
 TOWLINE_API int32_t towline_peer_region_find(const towline_peer_t* peer, const char* name,
                                              towline_region_info_t* info, size_t info_bytes);
 // The name of the peer's region with this key, "" without one. `capacity` of TOWLINE_MAX_REGION_NAME_BYTES + 1 always

@@ -1,4 +1,4 @@
-// What goes on inside, for the application's own log and tracing.
+// Log and trace hooks for the application.
 #pragma once
 
 #include <towline/plan.h>

@@ -128,7 +128,7 @@ TOWLINE_API int32_t towline_group_create(towline_agent_t* agent, const towline_g
 // call is refused with TOWLINE_INVALID_ARGUMENT. An open group ends by its deadline, by cancel, or by a member.
 //
 // A member that fails, or is refused for anything but TOWLINE_AGAIN, ends the group with its status: the other members
-// are cancelled, and posts that would join are refused. So nobody is told of a group of which a part is missing.
+// are cancelled, and posts that would join are refused. So no peer gets the notice of an incomplete group.
 TOWLINE_API int32_t towline_group_close(towline_group_t* group);
 TOWLINE_API int32_t towline_group_poll(towline_group_t* group);
 TOWLINE_API int32_t towline_group_wait(towline_group_t* group, uint64_t timeout_ns);

@@ -18,7 +18,7 @@
 //     towline_event_release(&events[i]);
 //   }
 //
-// What is asked for by a function with a `queue` gives exactly one event, with the caller's `user_data`. A null queue is
+// Each call of a function with a `queue` gives exactly one event, with the caller's `user_data`. A null queue is
 // the agent's own. A queue holds a bounded number of such events, those to come included: more are refused with
 // TOWLINE_AGAIN when they are asked for, so that no event is ever lost.
 #pragma once
@@ -128,7 +128,7 @@ TOWLINE_API int32_t towline_region_deregister_async(towline_region_t* region, to
 // TOWLINE_EVENT_COMMITTED. The region's handle may be freed meanwhile.
 TOWLINE_API int32_t towline_storage_commit_async(towline_region_t* region, uint64_t deadline_ns,
                                                  towline_queue_t* queue, void* user_data);
-// TOWLINE_EVENT_DIRECTORY once the call has its outcome; the event has its sentence. Of a call that is released
+// TOWLINE_EVENT_DIRECTORY once the call has its outcome; the event has its sentence. If the call is released
 // first: TOWLINE_CANCELLED.
 TOWLINE_API int32_t towline_directory_call_wait_async(towline_directory_call_t* call, towline_queue_t* queue,
                                                       void* user_data);

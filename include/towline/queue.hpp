@@ -107,14 +107,14 @@ class Queue {
   void unsubscribe(uint64_t tag, uint64_t mask = UINT64_MAX) const {
     detail::check(towline_queue_unsubscribe(native(), tag, mask));
   }
-  // Of a notice, a connection, a credit or a health.
+  // The peer of a notice, connection, credit or health event.
   [[nodiscard]] Peer peer(const Event& event) const {
     towline_peer_t* peer = nullptr;
     detail::check(towline_event_peer(&event, &peer));
     return Peer{agent_, peer};
   }
 
-  // One of no agent, to hand over where there is none: its name is empty.
+  // A null peer to hand over; its name is empty.
   [[nodiscard]] Peer no_peer() const { return Peer{agent_, nullptr}; }
 
   // ---- waits that report here. Each throws Error and gives no event, or gives one event.

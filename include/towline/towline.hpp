@@ -269,7 +269,7 @@ class Peer {
     return regions;
   }
 
-  // What is known of its region with this name, and the name of one of regions(), "" without one.
+  // Describes its region with this name, and the name of one of regions(), "" without one.
   [[nodiscard]] RegionInfo region_info(const std::string& name) const {
     RegionInfo info{};
     detail::check(towline_peer_region_find(handle_.get(), name.c_str(), &info, sizeof info));
@@ -495,7 +495,7 @@ class Agent {
     handle_ = detail::AgentHandle{agent};
     plans_ = detail::keep_plans(handle_.shared());
   }
-  // What the destructor does, earlier: calls of any thread that use the agent or what was made from it answer kClosed
+  // Does the destructor's work early: calls of any thread that use the agent or what was made from it answer kClosed
   // from then on.
   void close() noexcept { handle_.close(); }
 

@@ -147,7 +147,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>* stop = nullptr);
   // Adds an unsolicited peer from metadata that a stranger brought.
   void offer_peer(std::span<const uint8_t> blob);
-  // By name, or by incarnation as text. Empty if there is none; throws Error(kAlreadyExists) if several live
+  // By name, or by incarnation as text. Empty if unknown; throws Error(kAlreadyExists) if several live
   // peers have the name.
   [[nodiscard]] PeerHold find_peer(const std::string& name);
   [[nodiscard]] PeerHold find_peer(const Id& incarnation);
@@ -158,7 +158,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // `tag`: 0: none.
   [[nodiscard]] Status send_notice(Peer& peer, const void* data, size_t bytes, uint64_t tag = 0);
   [[nodiscard]] Status add_to_counter(Peer& peer, uint64_t key, uint64_t amount);
-  // An established connection for messages; connects if there is none, and blocks meanwhile. Throws Error.
+  // An established connection for messages; connects first if necessary, which blocks. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
 
   // What callers are told of an operation's end: the peer of a closed agent hangs up, and that is no loss of the peer.
@@ -196,7 +196,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] uint64_t next_post_number() noexcept {
     return last_post_.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  // Makes progress once if there is none.
+  // Makes progress once if none has come.
   size_t pull_completions(towline_completion_t* completions, size_t capacity) noexcept;
 
   // ---- notices and counters
@@ -204,7 +204,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] EventQueue& own_queue() noexcept { return own_queue_; }
   [[nodiscard]] Queues& queues() noexcept { return queues_; }
   [[nodiscard]] Errands& errands() noexcept { return *errands_; }
-  // Null if there is none; then it makes progress once.
+  // Null if none has come; then it makes progress once.
   [[nodiscard]] NoticeNode* receive_notice() noexcept;
   void give_back_notice(NoticeNode* node) noexcept;
   [[nodiscard]] CounterTable& remote_counters() noexcept { return counters_; }

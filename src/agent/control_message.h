@@ -28,7 +28,7 @@ enum class ControlType : uint8_t {
 
 inline constexpr uint8_t kControlVersion = 1;
 
-// What the sender of a message understands. It is 0 in messages of the versions before tags, which do not read it.
+// The features that a message's sender understands. It is 0 in messages of the versions before tags, which do not read it.
 inline constexpr uint16_t kTakesTags = 1;
 inline constexpr uint16_t kControlFeatures = kTakesTags;
 

@@ -52,7 +52,7 @@ std::string Exporter::collect_all() const {
         context,
         [](void* to, const char* json, size_t bytes) { static_cast<std::string*>(to)->assign(json, bytes); },
         &families);
-    // What is no JSON would spoil all of it.
+    // One bad entry would spoil the whole document.
     if (!nlohmann::json::accept(families)) continue;
     all.pop_back();
     all += (all.size() > 1 ? ",{\"families\":" : "{\"families\":") + families + "}]";

@@ -228,7 +228,7 @@ void Group::expire(Part& part) noexcept { end(Status::kTimedOut, part.worker); }
 
 void Group::hurry(Part&) noexcept {}
 
-// Without locks. Whoever has sets the outcome does this once.
+// Takes no locks. Called once, by the thread that sets the outcome.
 void Group::deliver() noexcept {
   const Status status = final_status_;
   if (status != Status::kOk) cancel_members();

@@ -61,7 +61,7 @@ class Inbox {
     count_.fetch_add(1, std::memory_order_relaxed);
     arrived_.push(node);
   }
-  // Null if there is none.
+  // Null if empty.
   NoticeNode* pull() noexcept;
   [[nodiscard]] bool looks_empty() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
 

@@ -81,7 +81,7 @@ class Link {
 
   // Sends a message; kAgain when the backend has no room now.
   [[nodiscard]] Status send(const void* message, size_t bytes) noexcept;
-  // The number by which both ends identify the connection; 0 if there is none, or the backend has no numbers.
+  // The number by which both ends identify the connection; 0 if not connected, or if the backend has no numbers.
   // Any thread.
   [[nodiscard]] uint64_t connection_id() const noexcept {
     return connection_id_.load(std::memory_order_seq_cst);
@@ -102,7 +102,7 @@ class Link {
   }
   // kOk; kAgain: not yet known, since nothing has come from the peer; kUnsupported. Any thread.
   [[nodiscard]] Status takes_tags() const noexcept { return takes_tags_.load(std::memory_order_acquire); }
-  // Of a message of a post or group.
+  // For a message of a post or group.
   [[nodiscard]] Status may_send(const std::vector<uint8_t>& message) const noexcept {
     return message.front() == static_cast<uint8_t>(ControlType::kTagged) ? takes_tags() : Status::kOk;
   }

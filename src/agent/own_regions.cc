@@ -306,7 +306,7 @@ void OwnRegions::register_all_with(const Backend& backend) {
 
 void OwnRegions::end(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
   for (const auto& region : staging) unregister_from_backends(*region);
-  // Also those that are retired and wait for whoever uses them: a file is closed while its backend lives.
+  // Also retired regions that are still in use: a file is closed while its backend lives.
   for (const auto& region : table_.all()) {
     table_.retire(region->ref.key);
     unregister_from_backends(*region);

@@ -176,7 +176,7 @@ class Post : public Ending {
   [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
 
  protected:  // for Leg and PostPlan
-  // Of one that queues its end. A transfer's is the agent's own, so that it need not keep one.
+  // The queue of a post that queues its end. A transfer uses the agent's own and need not keep one.
   [[nodiscard]] virtual EventQueue& queue_of_end() const noexcept;
   [[nodiscard]] bool wants_delivery() const noexcept override {
     return hooked_ || options_.callback != nullptr || options_.queued;

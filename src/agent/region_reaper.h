@@ -1,4 +1,4 @@
-// Regions that the application has let go of while peers, transfers or backends still use them. A thread deregisters
+// Regions that the application has released while peers, transfers or backends still use them. A thread deregisters
 // them and then tells the application that the memory is its own again. It starts when the first one comes, and ends
 // with the agent.
 #pragma once

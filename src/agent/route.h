@@ -59,7 +59,7 @@ class Route {
   // `bytes`: for which prices are compared; 0: those of the post.
   void establish(Post& post, std::string_view forced_backend, LateDeadline deadline, bool within = false,
                  uint64_t bytes = 0);
-  // The backend for a post to whose parts `failed` refused a connection. Null: there is none, or one of the
+  // The backend for a post to whose parts `failed` refused a connection. Null: no such backend, or one of the
   // route's posts has been established.
   [[nodiscard]] Backend* after(const Backend& failed, std::string reason) noexcept;
   // A post is established: the route stays.

@@ -1,4 +1,4 @@
-// The right to one event in a queue (event_queue.h), held by whoever will tell it.
+// The right to one event in a queue (event_queue.h), held by the code that will report it.
 #pragma once
 
 #include <memory>

@@ -203,8 +203,8 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   uint32_t done = drain_queue();
   const uint64_t now_ns = read_clock();
   done += progress_backends(now_ns, woken ? Until::kOneHadWork : Until::kAllHadATurn);
-  // What the thread slept for goes out first. All that a pass does besides is not in the processor's caches, and waits
-  // for the next one.
+  // The work that the thread slept for goes out first. The rest of a pass is not in the processor's caches, and waits for
+  // the next pass.
   if (woken && done != 0) return done;
   if (poll_descriptors) done += handle_events(0);
   if (now_ns >= next_step_ns_) next_step_ns_ = UINT64_MAX;

@@ -26,8 +26,8 @@ struct Sink {
   void* context = nullptr;
 };
 
-// Never destroyed, so that messages work until the very end of the process; and without memory, so that they work when
-// there is none.
+// Never destroyed, so that messages work until the very end of the process; and needs no memory, so that they work when
+// it has run out.
 Sink& current_sink() noexcept {
   alignas(Sink) static unsigned char storage[sizeof(Sink)];
   static Sink& sink = *new (storage) Sink;

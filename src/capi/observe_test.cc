@@ -1,4 +1,4 @@
-// What the application sees of the library: its log, hooks around operations; and options of another version.
+// The application's view of the library: its log, hooks around operations; and options of another version.
 #include "towline/observe.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Logged {
 TEST(Observe, TheApplicationGetsTheMessages) {
   Logged first;
   Logged second;
-  // A variable of a setting that there is not is worth a warning.
+  // A variable that names an unknown setting causes a warning.
   const auto warn = [](const char* variable) {
     setenv(variable, "true", 1);
     const Agent agent{"warns", {.listen = "none", .backends = "memory"}};

@@ -131,7 +131,7 @@ class Connection {
   }  // failed or closed: submit and send answer kPeerLost
   // Nothing in flight or queued, in either direction: may be closed for idleness.
   [[nodiscard]] bool idle() const noexcept;
-  // Of the last progress() that did something.
+  // When progress() last did something.
   [[nodiscard]] uint64_t last_activity_ns() const noexcept { return last_activity_ns_; }
   // When incomplete frames that hold resources will have taken too long: progress() must be called by then.
   // UINT64_MAX: there are none.

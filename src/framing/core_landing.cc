@@ -356,7 +356,7 @@ void Connection::gather_answers(LaneState& lane) noexcept {
   }
 }
 
-// The next DATA frame from a slot. False: there is none, or it is being gathered.
+// The next DATA frame from a slot. False: no frame is there, or it is still being gathered.
 bool Connection::open_gathered_answer(LaneState& lane) noexcept {
   Output& out = lane.out;
   while (!out.gathers.empty() && may_emit(lane, kHeaderBytes)) {

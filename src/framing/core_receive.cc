@@ -299,8 +299,8 @@ bool Connection::take_nack(LaneState& lane) noexcept {
   return true;
 }
 
-// Owners answer in order, but for urgent requests: the one that the frame belongs to becomes the first. False: there
-// is none.
+// Owners answer in order, but for urgent requests: the one that the frame belongs to becomes the first. False: no
+// such request.
 bool Connection::find_request(LaneState& lane) noexcept {
   Input& in = lane.in;
   for (std::size_t i = 0; i < in.reads.size(); ++i) {

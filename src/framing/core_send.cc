@@ -77,7 +77,7 @@ bool Connection::may_emit(const LaneState& lane, std::size_t bytes) const noexce
   return lane.out.queue.room() >= bytes;
 }
 
-// Queues or writes a whole frame, copying it. may_emit() has confirmed that there is room.
+// Queues or writes a whole frame, copying it. may_emit() has confirmed the room.
 void Connection::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
   Output& out = lane.out;
   std::size_t written = 0;

@@ -181,7 +181,7 @@ struct Input {
   }
   // True if frames wait to be counted until bytes before them are placed.
   [[nodiscard]] bool landing() const noexcept { return landed != nullptr && !landed->empty(); }
-  // Of the frame under way, in kPayload.
+  // Payload bytes of the current frame still to come, in kPayload.
   [[nodiscard]] uint64_t payload_to_come() const noexcept {
     return apart && slot != kNoSlot ? payload_left : target.bytes();
   }

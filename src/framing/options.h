@@ -1,4 +1,4 @@
-// What a transport says when it makes a framed connection, and what that counts.
+// The options and counters of a framed connection, given by its transport.
 #pragma once
 
 #include <cstdint>

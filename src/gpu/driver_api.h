@@ -112,7 +112,7 @@ static_assert(sizeof(Resource) == 144);
 inline constexpr int kMultiprocessors = 1;  // a Resource's type
 inline constexpr unsigned kGreenDefaultStream = 1;
 
-// Of a batch of copies, as cuda.h lays it out.
+// The attributes of a batch of copies, as laid out in cuda.h.
 struct CopyAttributes {
   int source_order = 1;  // as the stream orders it
   Location source_hint = {0, 0};

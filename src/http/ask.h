@@ -15,7 +15,7 @@ struct WholeAnswer {
   std::string error;  // why none came
 };
 
-// Ends within request.timeout_ns, or soon after `stop` turns true. An answer of more than most_bytes is none.
+// Ends within request.timeout_ns, or soon after `stop` turns true. An answer of more than most_bytes is an error.
 // Throws Error when it can't even begin.
 WholeAnswer ask(const Options& options, Request request, size_t most_bytes, const std::atomic<bool>& stop);
 

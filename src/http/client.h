@@ -79,7 +79,7 @@ class Client {
   // Nothing is called, read or written for it any more.
   void stop(Exchange& exchange) noexcept;
 
-  // Waits for something to happen, up to `timeout_ns`, and serves it. What a receiver throws from on_later or
+  // Waits for something to happen, up to `timeout_ns`, and serves it. An exception that a receiver throws from on_later or
   // on_end goes to `failed(const char* why)`.
   template <class Failed>
   void poll(uint64_t timeout_ns, const Failed& failed) noexcept {

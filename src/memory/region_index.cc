@@ -53,7 +53,8 @@ Problem problem_of(const towline_region_ref& region) {
   if (region.kind == TOWLINE_MEMORY_DRAM && region.device != 0)
     return invalid("is dram on device {}: dram has device 0 only", region.device);
   if ((region.access & ~uint32_t{TOWLINE_ACCESS_ALL}) != 0)
-    return invalid("has access {:#x}: 0 is none for peers, 1 is read, 2 is write, 3 is both", region.access);
+    return invalid("has access {:#x}: 0 gives peers nothing, 1 is read, 2 is write, 3 is both",
+                   region.access);
   if ((region.flags & ~kKnownFlags) != 0)
     return invalid("has flags {:#x}, of which {:#x} are not known", region.flags,
                    region.flags & ~kKnownFlags);

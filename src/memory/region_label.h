@@ -11,7 +11,7 @@
 
 namespace towline {
 
-// Immutable once made; shared by a region and everything that is told of it.
+// Immutable once made; shared by a region and all descriptions of it.
 struct RegionLabel {
   std::string name;              // 1 to TOWLINE_MAX_REGION_NAME_BYTES bytes of any kind but NUL
   towline_layout_t layout = {};  // dimensions 0: none

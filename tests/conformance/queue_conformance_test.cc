@@ -55,7 +55,7 @@ TEST_P(QueueTest, EndsOfPostsComeToTheQueueTheyName) {
   EXPECT_EQ(left_->pull(std::span<Completion>{}), 0);
 }
 
-// Before anything was sent: whoever must not block learns when that is possible without.
+// Before anything was sent: a caller that must not block learns when sending won't.
 TEST_P(QueueTest, CreditConnects) {
   const Queue queue{*left_};
   EXPECT_EQ(peer_->health(), Health::kUnknown);

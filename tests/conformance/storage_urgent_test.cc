@@ -109,7 +109,7 @@ TEST_P(StorageUrgentTest, UrgentPostsLeaveTheOthersATurn) {
   EXPECT_TRUE(overtakes(urgent_, Priority::latency, bulk_, Priority::bulk)) << order();
 }
 
-// The region can't go while its posts are under way. Whoever holds it and the posts may let go of them after the agent.
+// The region can't go while its posts are under way. It and the posts may be released after the agent.
 TEST_P(StorageUrgentTest, AFileThatWaitsForItsPostsIsClosedWithTheAgent) {
   open_file();
   for (uint32_t i = 0; i < kPosts; ++i) post(bulk_, Priority::bulk);

@@ -166,7 +166,7 @@ TEST(Hostile, TenThousandConnectionsAndBlobsCostLittle) {
 
   std::atomic<bool> over{false};
   std::thread strangers([&] {
-    // Strangers are on other hosts: here they have what the agents leave of the processors.
+    // Strangers are on other hosts: here they only get idle processor time.
     const sched_param none = {};
     sched_setscheduler(0, SCHED_IDLE, &none);
     Malice malice(target, victim.address());

@@ -1,5 +1,5 @@
 // The remote fence between processes of one host: the thread of the owner that serves a connection stands still, the
-// writer gives that connection up, and another thread of the owner serves a new one. What the first connection still
+// writer gives that connection up, and another thread of the owner serves a new one. Bytes that the first connection still
 // holds for the owner may land until the owner says that this connection has ended, and not later.
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ struct HeldWay {
 
 const HeldWay kHeldWays[] = {
     {"ring", "shm", "[shm]\npaths = \"ring\"\n", Kind::kDram},
-    // What the owner lets nobody map is copied by the owner's GPU, out of host memory that the writer has filled.
+    // Memory that may not be mapped is copied by the owner's GPU, out of host memory that the writer has filled.
     {"gpu_through_host", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", Kind::kVram},
 };
 void PrintTo(const HeldWay& way, std::ostream* out) { *out << way.name; }

@@ -19,7 +19,7 @@ struct Way {
   bool shared_memory;
   Kind kind = Kind::kDram;
   const char* listen = "127.0.0.1:0";
-  // Of the other process, where it lives on what could be another host.
+  // For the other process, if it stands for another host.
   const char* there_config = nullptr;  // null: the same
   const char* there_listen = nullptr;
   const char* there_network = "";  // a network namespace's name

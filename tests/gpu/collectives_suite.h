@@ -38,7 +38,7 @@ class Platform {
   virtual void* end_record(void* stream) = 0;
   virtual void replay(void* graph, void* stream) = 0;
   virtual void free_graph(void* graph) = 0;
-  // Of the pool of memory that can be shared.
+  // From the pool of shareable memory.
   virtual void* pool_allocate(uint64_t bytes) = 0;
   virtual void pool_release(void* memory) = 0;
   virtual cuda::KernelDevice& device() = 0;

@@ -13,7 +13,7 @@ namespace {
 namespace driver = cuda::driver;
 using ReadyGraph = struct OpaqueReadyGraph*;
 
-// Of the thread, which is a rank.
+// This thread's; each rank is a thread.
 thread_local uint32_t gpu = 0;
 
 class DriverPlatform final : public Platform {

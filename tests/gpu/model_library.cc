@@ -14,7 +14,7 @@ TOWLINE_API const void* towline_gpu_model_table() {
   return &towline::collectives::gpu::table_over(towline::cuda::fake::fake_kernel_device);
 }
 TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
-// Of the pool; never freed.
+// From the pool; never freed.
 TOWLINE_API void* towline_gpu_model_malloc(uint64_t bytes) {
   return towline::collectives::gpu::pool_allocate(towline::cuda::fake::fake_kernel_device(), 0, bytes);
 }

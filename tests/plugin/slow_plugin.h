@@ -1,4 +1,4 @@
-// What the test and the plugin slow_plugin.cc share: which steps are held, and which hang there now.
+// Shared by the test and the plugin slow_plugin.cc: which steps are held, and which hang there now.
 #pragma once
 
 #include <atomic>

@@ -93,7 +93,7 @@ TEST_F(PeersOfOtherVersions, OneWithTagsGetsThem) {
   EXPECT_EQ(got(ControlType::kTagged)->substr(sizeof header), "seven");
 }
 
-// What a later version says beside, this one ignores.
+// This version ignores fields that a later one adds.
 TEST_F(PeersOfOtherVersions, FeaturesOfLaterVersionsAreIgnored) {
   say_hello(0xFFFF);
   EXPECT_EQ(agent->send_notice(peer(), "seven", 5, 7), Status::kOk);

@@ -311,7 +311,7 @@ TEST_F(GuestTest, ANicThatGoesDownUnderWayEndsNothingButItsStream) {
   stream_to(*provider);
 }
 
-// Last of all: scripts/tcpx-guest runs it by itself. What is held then can still be read and given back.
+// Last of all: scripts/tcpx-guest runs it by itself. Held fragments can still be read and given back.
 using NicRemoval = GuestTest;
 
 TEST_F(NicRemoval, UnderWayItEndsItsStreamsAndTheNextStartSaysSo) {

@@ -276,7 +276,7 @@ nb::object route_of(const Plan& plan) {
   return nb::module_::import_("json").attr("loads")(text(json.data(), json.size()));
 }
 
-// What the exception of a post or group says beside its text. `plan`: the member's; null where no member failed.
+// Raises a post's or group's exception with its fields. `plan`: the member's; null where no member failed.
 [[noreturn]] void fail(int32_t status, const std::string& why, const Plan* plan, nb::object result) {
   const nb::object error = make_exception(status, why);
   if (plan != nullptr) {

@@ -149,7 +149,7 @@ def _exchange(rank: int, folder: str, pipe) -> None:
     "how, said", [(signal.SIGKILL, "rank 1's process is gone"), (signal.SIGSTOP, "rank 1 did not come")], ids=["killed", "stopped"]
 )
 def test_a_process_that_dies_or_stops_is_named(how, said, tmp_path):
-    """Memory that processes share: each keeps what it has mapped, whoever goes."""
+    """Memory that processes share: each keeps what it has mapped, also when others leave."""
     context = multiprocessing.get_context("spawn")
     pipes, ranks = [], []
     for rank in range(2):

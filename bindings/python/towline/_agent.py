@@ -439,7 +439,7 @@ class Agent(_core.Agent):
 
     def health_changes(self) -> HealthChanges:
         """(peer, health) whenever a peer is connected, goes silent or is lost, from now on, for `async for`: "alive",
-        "suspect" or "lost". Of a peer whose health changes faster than it is read, the last one. It ends when the agent is
+        "suspect" or "lost". If a peer's health changes faster than it is read, only the last value comes. It ends when the agent is
         closed."""
         from ._asyncio import HealthChanges
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ._agent import Agent
     from ._results import DirectoryEvent
 
-_FULL_SECONDS = 0.02  # between two attempts to post if neither credit nor the end of a post announces that there is room
+_FULL_SECONDS = 0.02  # between two attempts to post if neither credit nor the end of a post announces room
 
 Event = tuple[int, int, int, "str | None", Any]  # number, status, value, why, the peer's handle
 

@@ -1,4 +1,4 @@
-// What the two ends of a connection tell each other, as notices of Towline. All of it is bounded and checked.
+// The messages between the two ends of a connection, sent as Towline notices. All of it is bounded and checked.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Message {
 };
 
 [[nodiscard]] std::string encode(const Message& message);
-// Its payload points into `bytes`. Empty: it is none of ours.
+// Its payload points into `bytes`. Empty: not one of our messages.
 [[nodiscard]] std::optional<Message> decode(std::span<const std::byte> bytes) noexcept;
 
 }  // namespace towline_tcpx

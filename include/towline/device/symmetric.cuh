@@ -26,7 +26,7 @@
 
 namespace towline::device {
 
-// Of one host.
+// On one host.
 inline constexpr uint32_t kMaxRanks = 16;
 
 // ---- Threads

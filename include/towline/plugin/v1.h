@@ -161,7 +161,7 @@ typedef struct towline_host_v1_t {
   // backend stays open until it has returned. TOWLINE_AGAIN: too much waits, call again. Any thread.
   int32_t (*run)(void* context, uint32_t worker, void (*work)(void* argument), void* argument);
   // A transport that is built into Towline ("shm", "tcp"), for a backend that opens an instance of it to carry its own
-  // messages. Null: there is none of that name. Any thread.
+  // messages. Null: unknown name. Any thread.
   const struct towline_plugin_v1_t* (*builtin)(void* context, const char* name);
 } towline_host_v1_t;
 #define TOWLINE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_host_v1_t, granted)

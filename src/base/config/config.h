@@ -74,7 +74,7 @@ class Config {
   void declare_all_settings();
 
   // Keys of the file or program, and TOWLINE_ variables, that were never read or declared: most likely
-  // misspelt. refuse_ throws Error for one that the program has set, unless its section is none of ours: then it may be
+  // misspelt. refuse_ throws Error for one that the program has set, unless its section is unknown: then it may be
   // of a plugin that is added later. warn_ logs each of the others once.
   std::vector<std::string> unknown_keys() const;
   void refuse_unknown_keys() const;

@@ -21,7 +21,7 @@ struct Setting {
 };
 
 std::span<const Setting> all_settings() noexcept;
-const Setting* find_setting(std::string_view name) noexcept;  // null: there is none
+const Setting* find_setting(std::string_view name) noexcept;  // null: unknown
 // Some setting begins with "backend.".
 bool has_settings(std::string_view backend) noexcept;
 const char* setting_type_name(SettingType type) noexcept;

@@ -33,10 +33,10 @@ UniqueFd listen_on(const Address& address);
 // throws: what can't be looked at stays.
 void sweep_dead_sockets(const std::string& directory) noexcept;
 
-// A descriptor to give up when there is none for a visitor.
+// A descriptor to give up when a visitor needs one and all are taken.
 UniqueFd open_spare() noexcept;
 
-// The next visitor's socket, or why there is none: EAGAIN, or EMFILE when descriptors have run out. Then `spare`
+// The next visitor's socket, or why it can't be had: EAGAIN, or EMFILE when descriptors have run out. Then `spare`
 // was given up for a moment to turn the visitor away: otherwise it would keep the listener readable for ever.
 UniqueFd accept_visitor(int listener, UniqueFd& spare, int& error) noexcept;
 

@@ -44,7 +44,7 @@ struct StreamResult {
   [[nodiscard]] bool over() const noexcept { return kind == Kind::kEnded || kind == Kind::kFailed; }
 };
 
-// What the kernel refuses of it is left as it is.
+// Options that the kernel refuses keep their values.
 struct StreamTuning {
   uint64_t buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   bool keep_alive = false;    // a host that vanished is noticed within half a minute
@@ -89,7 +89,7 @@ class Stream {
 
   // ---- waiting
 
-  // Waits for any of these poll() events; what there is, or 0 at the deadline.
+  // Waits for any of these poll() events; returns those that came, or 0 at the deadline.
   [[nodiscard]] short wait(short events, Deadline deadline) const noexcept;
   [[nodiscard]] bool ready(short events) const noexcept;  // now
   // For epoll, poll and the addresses at both ends. Reading and writing it is this class's alone.

@@ -1,4 +1,4 @@
-// Whose turn it is where urgent work waits beside other work: urgent work goes first, but one turn in eight is
+// Decides between urgent and other work: urgent work goes first, but one turn in eight is
 // left to the rest, so that nothing starves. Not thread-safe.
 #pragma once
 
@@ -8,11 +8,11 @@ namespace towline {
 
 class UrgentFirst {
  public:
-  // Of what is there: whether something urgent has the next turn.
+  // Whether urgent work has the next turn.
   [[nodiscard]] bool next(bool urgent_is_there, bool others_are_there) const noexcept {
     return urgent_is_there && (!others_are_there || in_a_row_ < kMostInARow);
   }
-  // A turn was had; one that came to nothing is none.
+  // Call after a turn that moved something.
   void took(bool urgent, bool others_waited) noexcept {
     in_a_row_ = urgent && others_waited ? in_a_row_ + 1 : 0;
   }

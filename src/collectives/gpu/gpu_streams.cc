@@ -17,7 +17,7 @@ void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeou
   Job& job = launch.job;
   job = base_;
   job.timeout_ns = timeout_ns;
-  // Sender and receiver agree on what there is, not on which of them they are.
+  // Sender and receiver compare all but the direction.
   job.mark = {0, call.count, 0, call.tag, TOWLINE_COLLECTIVE_SEND, call.datatype, 0, 0};
   job.digest = digest_of(job.mark);
   job.mark.op = call.op;

@@ -1,4 +1,4 @@
-// What the operations share: a block's state, and how bytes are divided among ranks and blocks.
+// Shared by the operations: a block's state, and how bytes are divided among ranks and blocks.
 #pragma once
 
 #include "collectives/gpu/elements.h"

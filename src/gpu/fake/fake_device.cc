@@ -200,7 +200,7 @@ class FakeLane final : public Lane {
     thread_.join();
   }
 
-  // Carries out the next thing. False: there is none.
+  // Carries out the next thing. False: nothing is queued.
   bool step() {
     std::unique_lock lock(mutex_);
     if (queue_.empty()) return false;

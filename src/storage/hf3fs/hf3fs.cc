@@ -59,7 +59,7 @@ Hf3fsLane::Hf3fsLane(const Api& api, LaneSettings settings) : api_(api), setting
   completions_.resize(settings_.entries);
   const int error = open();
   if (error == 0) return;
-  close();  // of what there is, since there will be no destructor
+  close();  // the destructor will not run
   throw plugin::Failure(status_from_errno(error),
                         fmt::format("hf3fs: the 3FS client at {} gives no rings: {} (hf3fs.mount_point)",
                                     settings_.mount_point, errno_text(error)));

@@ -29,7 +29,7 @@ std::string block_id(const std::string& upload_id, uint32_t number) {
 
 }  // namespace
 
-// What is signed with an account's key: see "Authorize with Shared Key" of Azure's documentation.
+// The text to be signed with an account's key: see "Authorize with Shared Key" of Azure's documentation.
 std::string azure_text_to_sign(const Outgoing& request, const std::string& account) {
   const auto value = [&](const char* name) {
     const auto found = request.headers.find(name);

@@ -5,7 +5,7 @@
 
 namespace towline::object {
 
-// What a request is signed as with an account's key.
+// The text of a request that an account's key signs.
 std::string azure_text_to_sign(const Outgoing& request, const std::string& account);
 
 class AzureProtocol final : public Protocol {

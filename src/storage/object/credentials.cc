@@ -135,7 +135,7 @@ void Credentials::choose(const Environment& environment) {
   failure_ = "there are no credentials:" + looked_;
 }
 
-// The settings say already what there is; none of this sends a request.
+// Looks at the settings only; sends no request.
 void Credentials::choose_for_azure() {
   const CredentialSettings& given = settings_.credentials;
   switch (given.source) {

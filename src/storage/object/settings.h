@@ -72,7 +72,7 @@ struct Settings {
   Checksum checksum = Checksum::kCrc32c;
   std::optional<bool> sign_payload;  // none: where the line is not encrypted
 
-  // What is read whole is compared with the checksum that the server has of it.
+  // A whole object that is read is compared with the server's checksum.
   [[nodiscard]] bool checks_reads() const noexcept {
     return checksum == Checksum::kCrc32c || (kind == ServerKind::kGcs && checksum != Checksum::kNone);
   }

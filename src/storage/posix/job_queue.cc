@@ -397,7 +397,7 @@ const Job* JobQueue::first_handed() const noexcept {
   return found != runnable_.end() ? *found : nullptr;
 }
 
-// Of the runnable, among which there is one of this kind.
+// The next runnable job of this kind; at least one must be runnable.
 Job& JobQueue::next_turn(bool urgent) noexcept {
   size_t& turn = turn_[urgent ? 1 : 0];
   do {

@@ -15,7 +15,7 @@
 //   device.
 //
 // Urgent jobs go first in all three, and a thread of the pool does them between two slices of another job; one turn
-// in eight is left to the others. What the kernel has already is not overtaken.
+// in eight is left to the others. Nothing overtakes operations that the kernel already has.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a library of a storage vendor is to the backend that calls it: files that it knows, and lanes, by which a thread
+// A storage vendor's library, as the backend that calls it sees it: files, and lanes, by which a thread
 // has it move pieces. The rest (cutting plans, threads, outcomes) is the same for all such libraries: see backend.h.
 #pragma once
 

@@ -56,7 +56,7 @@ void Pool::run(Lane& lane) noexcept {
   }
 }
 
-// Under the lock. Null: there is none.
+// Under the lock. Null: none is free.
 Job* Pool::take(bool urgent) noexcept {
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                   [urgent](const Job* job) { return job->urgent == urgent; });

@@ -39,7 +39,7 @@ class ToHost {
   // Queues the next chunk of [next, end) and moves `next` on. Not of a scattered one.
   Code relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept;
 
-  // Of a scattered one. The end of a chunk from `begin` to `limit` at most that has so many pieces at most.
+  // For scattered pieces: the end of a chunk from `begin` to `limit` at most that has so many pieces at most.
   [[nodiscard]] uint64_t end_of_chunk(uint64_t begin, uint64_t limit, uint32_t pieces) const noexcept;
   // Queues [begin, end), to be sent to one place in pinned memory.
   Code relay_to(Lane& lane, uint32_t blocks, uint64_t to, uint64_t begin, uint64_t end) const noexcept;

@@ -93,7 +93,7 @@ bool JobQueue::has_work() const noexcept {
   });  // what is left waits for room for a message, and the framed engine is woken for that
 }
 
-// Null: there is none.
+// Null: the queue is empty.
 Job* JobQueue::take_next() noexcept {
   if (turns_.take(urgent_.head != nullptr, bulk_.head != nullptr)) return urgent_.take();
   return bulk_.head != nullptr ? bulk_.take() : nullptr;

@@ -55,7 +55,7 @@ Backend::~Backend() {
   carrier_.reset();
 }
 
-// Of the rails that nobody named, those that can't be opened are left out.
+// Rails that can't be opened are left out, unless the settings name them.
 std::vector<std::unique_ptr<fabric::Domain>> Backend::open_rails() {
   std::vector<std::unique_ptr<fabric::Domain>> rails;
   for (std::size_t i = 0; i < settings_.rails.size();) {

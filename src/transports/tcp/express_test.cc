@@ -59,7 +59,7 @@ TEST_F(ExpressSocket, ComesUpForTheAcceptorsUrgentPartsToo) {
       turn([&] { return b->ended(1) && describe(*a, link).find(R"("lanes": 2,)") != std::string::npos; }));
 }
 
-// What a release before features sends: no such field, minor version 0.
+// A hello of a release before features: no such field, minor version 0.
 std::vector<uint8_t> as_older(std::vector<uint8_t> packet) {
   packet.resize(packet.size() - 2 * sizeof(uint32_t));
   packet[5] = 0;

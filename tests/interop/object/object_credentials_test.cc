@@ -126,7 +126,8 @@ TEST_F(ObjectCredentials, TheCloudIsNotAskedWithoutSayingSo) {
   ::testing::internal::CaptureStderr();
   expect_works(bare(server_->url(), "metadata_endpoint = \"" + metadata.url() + "\"\n"), "instance metadata");
   const std::string told = ::testing::internal::GetCapturedStderr();
-  EXPECT_NE(told.find("this machine's cloud is asked for them at " + metadata.url()), std::string::npos) << told;
+  EXPECT_NE(told.find("this machine's cloud is asked for them at " + metadata.url()), std::string::npos)
+      << told;
 }
 
 // A new object is not looked up first.

@@ -119,7 +119,7 @@ FAKE_API void hf3fs_iordestroy(Ior* ior) {
 }
 FAKE_API int hf3fs_reg_fd(int fd, uint64_t) {
   const std::lock_guard lock(mutex);
-  if (fails("register")) return EINVAL;  // a file that is none of 3FS's
+  if (fails("register")) return EINVAL;  // not a 3FS file
   if (!registered.insert(fd).second) return EINVAL;
   return -fd;
 }

@@ -140,7 +140,7 @@ std::string memory_of(const InitiatorOptions& each) {
   return fmt::format("{} against {}", each.memory_kind, each.target_memory_kind);
 }
 
-// Of the first initiator with a product: what all of them would add up to depends on whose GPUs they are.
+// Taken from the first initiator with a product: a sum over all would depend on who owns the GPUs.
 void add_product(json& joined, const std::vector<json>& measured) {
   for (const json& one : measured) {
     if (!one.contains("product") || one.at("product").is_null()) continue;
